@@ -1,0 +1,58 @@
+"""Everything that fisedit raises on purpose. Knows nothing about tensors, models or files.
+
+A message is one line that says what is wrong, what was got, and what to do. `code` is stable and meant for machines.
+"""
+
+
+class FisEditError(Exception):
+    """Root of every error raised on purpose; `code` never changes between releases."""
+
+    code = "fisedit"
+
+
+class InputError(FisEditError, ValueError):
+    """An argument is out of range: steps, size, seed, guidance, scheduler name."""
+
+    code = "input"
+
+
+class PromptError(InputError):
+    """A prompt that cannot be used, such as an empty one."""
+
+    code = "prompt"
+
+
+class MaskError(InputError):
+    """A mask of the wrong size, type or content."""
+
+    code = "mask"
+
+
+class ModelError(FisEditError):
+    """A model that is missing, damaged, unsafe to load, or of another architecture."""
+
+    code = "model"
+
+
+class UnsupportedModuleError(ModelError):
+    """The model's graph holds a layer that the sparse engine has no exact counterpart for."""
+
+    code = "unsupported-module"
+
+
+class SessionError(FisEditError):
+    """The editor is not in a state for this call: no source yet, nothing to undo, a damaged session folder."""
+
+    code = "session"
+
+
+class NumericsError(FisEditError):
+    """NaN or infinity in weights or latents."""
+
+    code = "numerics"
+
+
+class Cancelled(FisEditError):
+    """Raised by an `on_step` callback to stop the work; the editor stays as it was before the call."""
+
+    code = "cancelled"

@@ -1,0 +1,200 @@
+"""Frozen values that cross module borders. Knows numpy and PIL, and neither torch nor any model.
+
+Shape legend, used in every docstring of the package:
+
+    B   batch: guidance branches times edits            h, w  latent grid (image / 8)
+    C   channels                                        H, W  a feature map's grid, or image pixels
+    R   active rows of a level                          T     text tokens
+    G   halo rows of a level (read, not computed)       N     steps
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from PIL.Image import Image
+
+    BoolGrid = NDArray[np.bool_]
+
+OnStep = Callable[[int, int, "Image | None"], None]
+"""Called before every step with (index, number of steps, small preview or None); may raise `Cancelled`."""
+
+LATENT_FACTOR = 8
+"""Image pixels along one side of a latent cell, for every Stable Diffusion 1.x / 2.x autoencoder."""
+
+
+class SchedulerName(StrEnum):
+    """Samplers, each run by diffusers' own class."""
+
+    DDIM = "ddim"
+    DPM_SOLVER = "dpmsolver++"
+    EULER = "euler"
+    EULER_ANCESTRAL = "euler_a"
+    LCM = "lcm"
+
+
+class EditKind(StrEnum):
+    """What a prompt edit is; GLOBAL edits have no region and run dense."""
+
+    IDENTICAL = "identical"
+    REPLACE = "replace"
+    INSERT = "insert"
+    DELETE = "delete"
+    REWEIGHT = "reweight"
+    GLOBAL = "global"
+    MIXED = "mixed"
+
+
+class MaskSource(StrEnum):
+    """Where a mask came from."""
+
+    GIVEN = "given"
+    ATTENTION = "attention"
+    EVERYWHERE = "everywhere"
+    NOWHERE = "nowhere"
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word of a prompt: its text, character span [start, end) and the positions of its tokens in CLIP's sequence
+    (the start token is position 0, so a prompt's first word begins at 1). Truncated words have no tokens."""
+
+    text: str
+    start: int
+    end: int
+    tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Hunk:
+    """One changed place: `old` words of the source prompt become `new` words. `focus_old` and `focus_new` are the words
+    whose attention shows where (the noun for a changed adjective)."""
+
+    kind: EditKind
+    old: tuple[Word, ...]
+    new: tuple[Word, ...]
+    focus_old: tuple[Word, ...]
+    focus_new: tuple[Word, ...]
+
+
+@dataclass(frozen=True)
+class EditScript:
+    """What turns `source_prompt` into `prompt`; empty `hunks` means that nothing changed."""
+
+    source_prompt: str
+    prompt: str
+    kind: EditKind
+    hunks: tuple[Hunk, ...]
+    reason: str = ""
+
+    def __str__(self) -> str:
+        """One line for people: `cat -> dog; + a hat`."""
+        return "; ".join(_describe(h) for h in self.hunks) or self.kind.value
+
+
+def _describe(hunk: Hunk) -> str:
+    old, new = (" ".join(w.text for w in words) for words in (hunk.old, hunk.new))
+    if old and new:
+        return f"{old} -> {new}"
+    return f"+ {new}" if new else f"- {old}"
+
+
+@dataclass(frozen=True, eq=False)
+class EditMask:
+    """Latent cells that may change.
+
+    Args:
+        grid: booleans [h, w], one per latent cell (8x8 pixels).
+        source: where it came from.
+        confidence: 0 to 1; how well the attention separated inside from outside (1 for a given mask).
+        heat: the map behind it, floats [h, w] in 0 to 1, or None.
+    """
+
+    grid: BoolGrid
+    source: MaskSource
+    confidence: float = 1.0
+    heat: NDArray[np.float32] | None = None
+
+    @property
+    def area(self) -> float:
+        """Share of latent cells inside, 0 to 1."""
+        return float(self.grid.mean())
+
+    def image(self) -> Image:
+        """The mask at image size: mode "L", 255 inside, 0 outside, [8h, 8w] pixels."""
+        from PIL import Image as PIL
+
+        cells = np.repeat(np.repeat(self.grid, LATENT_FACTOR, 0), LATENT_FACTOR, 1)
+        return PIL.fromarray(cells.astype(np.uint8) * 255, mode="L")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that determines a generated source.
+
+    Args:
+        prompt, negative_prompt: text; at most 75 words' tokens are read by the text encoder.
+        seed: of the CPU generator that draws the first latents and every later noise.
+        num_inference_steps: 1 to 1000.
+        guidance_scale: classifier-free guidance; 1 or less switches it off.
+        width, height: pixels, divisible by 8.
+        scheduler: the sampler.
+    """
+
+    prompt: str
+    seed: int
+    negative_prompt: str
+    num_inference_steps: int
+    guidance_scale: float
+    width: int
+    height: int
+    scheduler: SchedulerName
+
+    @property
+    def guided(self) -> bool:
+        """Whether the UNet runs both branches of classifier-free guidance."""
+        return self.guidance_scale > 1.0
+
+
+@dataclass(frozen=True)
+class EditStats:
+    """What an edit (or a generation) cost and why.
+
+    Args:
+        mask_area: share of latent cells inside the mask.
+        mask_source: where the mask came from.
+        mask_confidence: 0 to 1.
+        active_rows: active rows of each level at the widest growth, finest level first.
+        growth: latent cells by which the active set exceeds the mask, one number per step.
+        unet_evaluations_dense, unet_evaluations_sparse: calls of the UNet (both guidance branches count as one).
+        macs, macs_dense: multiply-accumulates of the UNet and decoder spent, and what a dense run would have spent.
+        seconds: wall seconds by station: text, mask, plan, denoise, decode, total.
+        recorded_bytes: bytes of features this result holds for later edits (its parents' not counted).
+        fallback: why the edit ran dense, or "".
+        notes: things the user should know, such as a truncated prompt.
+    """
+
+    mask_area: float
+    mask_source: MaskSource
+    mask_confidence: float
+    active_rows: tuple[int, ...]
+    growth: tuple[int, ...]
+    unet_evaluations_dense: int
+    unet_evaluations_sparse: int
+    macs: int
+    macs_dense: int
+    seconds: dict[str, float]
+    recorded_bytes: int
+    fallback: str = ""
+    notes: tuple[str, ...] = field(default=())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON-ready values."""
+        return asdict(self)
