@@ -1,16 +1,16 @@
 """Tiny random Stable Diffusion pipelines, built in memory from a seed. Knows diffusers and nothing of fisedit.
 
 Default initialisation leaves a network half dead: zero biases, unit norms, attention so flat that any bug in it
-averages away. So every parameter is redrawn, and one forward pass scales each conv and linear to a chosen output spread.
+averages away. So every parameter is redrawn, and one forward pass scales each conv and linear to a chosen spread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import torch
 from diffusers import (
@@ -27,8 +27,14 @@ from diffusers import (
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
 START, END = "<|startoftext|>", "<|endoftext|>"
-WORDS = "a an the and on in of with no cat dog cake bird house tree car beach night snow red blue big".split()
+WORDS = (
+    *("a", "an", "the", "and", "on", "in", "of", "with", "no", "cat", "dog", "bird", "cake", "house", "tree", "car"),
+    *("beach", "night", "snow", "red", "blue", "big"),
+)
 """Words that are one token each; any other word is spelled, letter by letter or by a shared beginning."""
 
 PROMPTS = ("a cat and a cake on a beach", "a dog and a cake on a beach", "the red house in snow", "")
@@ -237,7 +243,7 @@ def _calibrating(model: nn.Module) -> Iterator[None]:
 
 
 def _spread(name: str) -> float:
-    """Output spread of the layer `name`: wide queries and keys, so that attention picks; narrow image, so that few clip."""
+    """Output spread of layer `name`: wide queries and keys, so that attention picks; narrow images, so few clip."""
     if name.endswith(("to_q", "to_k", "q_proj", "k_proj")):
         return 1.5
     return 0.4 if name == "decoder.conv_out" else 1.0
