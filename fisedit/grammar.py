@@ -1,0 +1,245 @@
+"""A little English: which noun a changed word belongs to, and which changes have no place in the picture.
+
+Rules and short word lists, no model. It does not know what the other prompt says, nor anything of tokens, attention or
+pictures. A word it has never seen counts as a noun that points at itself.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from fisedit.values import Word
+
+
+def _set(listed: str) -> frozenset[str]:
+    return frozenset(listed.split())
+
+
+_DETERMINERS = _set("a an the this that these those his her its their my your our some any no another")
+_PLACING = _set(  # prepositions of place
+    "on in at by near next under over behind above below beside between inside outside into onto through across along "
+    "around against beneath atop toward towards from upon within among"
+)
+_SMALL = _set(
+    "and or but of with without to for as like while than then which who whose it he she they them him there is are "
+    "was were be been being am has have had do does did not up down out off so very just left right front 's 't 're "
+    "'ve 'm 'll 'd s"
+)
+_STOP = _DETERMINERS | _PLACING | _SMALL
+_AS = _set("in as like into is")
+_ATTACHING = _set("wearing holding carrying wears holds carries")  # their object alone is new, not their subject
+_VERBS = _ATTACHING | _set(
+    "sits sat stands stood runs ran walks walked jumps jumped eats ate drinks sleeps "
+    "slept flies flew plays played rides rode reads looked watches watched chases chased swims swam "
+    "dances danced lies lay smiles smiled laughs cries hugs kisses pulls pushes throws catches drives drove climbs "
+    "climbed leaps crawls hides made dressed covered filled surrounded seated"
+)
+_ING_NOUNS = _set(
+    "building painting drawing wing ring king string thing spring ceiling morning evening wedding clothing earring "
+    "pudding dumpling duckling sibling railing lightning lighting setting during earrings sterling herring sling "
+    "swing offspring stocking icing topping frosting something everything nothing anything viking"
+)
+_ADJECTIVES = _set(  # only those that are no nouns as well: an orange, gold and silver are things
+    "red blue green yellow purple pink black white brown gray grey big small large tiny huge little tall short long "
+    "old young new happy sad angry fluffy furry shiny wet dry hot cold open closed beautiful cute ugly fat thin round "
+    "empty full broken clean dirty one two three four five six seven eight nine ten many several few"
+)
+_STYLES = _set(
+    "anime watercolor watercolour cartoon impressionist impressionism cubist cubism photorealistic realistic surreal "
+    "hyperrealistic monochrome grayscale sepia cinematic pixelated ukiyo lowpoly style styled"
+)
+_LOOKS = _set(  # styles when they stand alone, not before a noun ("a vintage car")
+    "vintage retro noir steampunk cyberpunk vaporwave gothic baroque minimalist abstract realism surrealism "
+    "masterpiece quality detailed artstation hd uhd hdr k mm bokeh resolution lighting mood atmosphere palette tones "
+    "colors colours colorful background backdrop aesthetic pastel isometric"
+)
+_MEDIA = _set(
+    "photo photograph photography picture image painting sketch drawing illustration render rendering portrait print "
+    "watercolor pencil oil charcoal engraving etching mosaic sculpture collage poster comic art artwork doodle shot "
+    "closeup up view canvas fresco woodcut mural animation cgi graffiti"
+)
+_WEATHER = _set(
+    "snowy rainy foggy misty stormy sunny cloudy overcast hazy snowing raining sunlit moonlit wintry nighttime "
+    "daytime underwater"
+)
+_SCENES = _set(
+    "beach snow grass night sunset desert sea ocean forest jungle woods meadow field fields mountains hills city town "
+    "village street park garden kitchen bedroom bathroom room studio space landscape scenery cityscape seascape "
+    "skyline rain fog mist storm thunderstorm snowstorm blizzard sunshine lightning day dawn dusk sunrise noon "
+    "midnight morning evening afternoon twilight hour winter summer autumn fall spring season weather shore coast "
+    "island valley savanna swamp cave farm countryside suburb lawn sand library museum office classroom restaurant "
+    "cafe market stadium candlelight moonlight sunlight daylight wasteland wilderness outdoors indoors rainforest "
+    "canyon tundra"
+)
+
+
+class Role(Enum):
+    """What a word does in a prompt, as far as a mask cares."""
+
+    PUNCTUATION = auto()
+    STOP = auto()
+    VERB = auto()
+    CONTENT = auto()
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """The words of a prompt that the text encoder reads, each with its role."""
+
+    words: tuple[Word, ...]
+    roles: tuple[Role, ...]
+
+    @classmethod
+    def of(cls, every: Iterable[Word]) -> Sentence:
+        """The sentence of a prompt's words; those without tokens are left out."""
+        read = tuple(w for w in every if w.tokens)
+        return cls(read, tuple(_role(read, i) for i in range(len(read))))
+
+    def text(self, i: int) -> str:
+        """The word at i, or "" before the first and after the last."""
+        return self.words[i].text if 0 <= i < len(self.words) else ""
+
+    def role(self, i: int) -> Role:
+        """The role at i; the ends of the prompt count as punctuation."""
+        return self.roles[i] if 0 <= i < len(self.roles) else Role.PUNCTUATION
+
+    def tells(self, span: Iterable[int]) -> bool:
+        """Whether a content word or verb lies in the span."""
+        return any(self.roles[i] in (Role.CONTENT, Role.VERB) for i in span)
+
+    def count(self, *roles: Role) -> Counter[str]:
+        """How often each word of these roles occurs."""
+        return Counter(w.text for w, role in zip(self.words, self.roles, strict=True) if role in roles)
+
+    def pick(self, indices: Iterable[int]) -> tuple[Word, ...]:
+        """The words at these indices, in reading order."""
+        return tuple(self.words[i] for i in sorted(indices))
+
+
+def weight(text: str) -> int:
+    """How much it matters that a word finds its counterpart: one telling word outweighs all stop words together."""
+    return 1 if text in _STOP or not speaks(text) else 1000
+
+
+def speaks(text: str) -> bool:
+    """Whether a word is more than punctuation: letters, digits, or a pictograph."""
+    return any(c.isalnum() or unicodedata.category(c) == "So" for c in text)
+
+
+def _role(read: Sequence[Word], i: int) -> Role:
+    text, before, after = (read[k].text if 0 <= k < len(read) else "" for k in (i, i - 1, i + 1))
+    glued = (before == "-" and read[i - 1].end == read[i].start) or (after == "-" and read[i].end == read[i + 1].start)
+    if not speaks(text):  # the hyphen of "t-shirt" holds a run together
+        inner = text == "-" and 0 < i < len(read) - 1 and read[i - 1].end == read[i].start
+        return Role.CONTENT if inner and read[i].end == read[i + 1].start else Role.PUNCTUATION
+    if text in _STOP and not glued:
+        return Role.STOP
+    verb = text in _VERBS or (text.endswith("ing") and len(text) > 4 and text not in _ING_NOUNS)
+    # "a sleeping cat": between a determiner and a noun a participle is a modifier
+    modifier = before in _DETERMINERS | _ADJECTIVES and speaks(after) and after not in _STOP
+    return Role.VERB if verb and not modifier else Role.CONTENT
+
+
+def _run(s: Sentence, i: int) -> range:
+    """The unbroken content words around i: a noun with its modifiers."""
+    start = stop = i
+    while s.role(start - 1) is Role.CONTENT:
+        start -= 1
+    while s.role(stop + 1) is Role.CONTENT:
+        stop += 1
+    return range(start, stop + 1)
+
+
+def _nearest(s: Sentence, i: int, step: int) -> list[int]:
+    """The head of the closest run to the left (step -1) or right (+1) of word i, as a list of one or none."""
+    i += step
+    while 0 <= i < len(s.words):
+        if s.roles[i] is Role.CONTENT:
+            return _head(s, i, lonely=False)
+        i += step
+    return []
+
+
+def _head(s: Sentence, i: int, lonely: bool = True) -> list[int]:
+    """The noun that content word i belongs to: the last of its run, or, for "is red", the noun before."""
+    run = _run(s, i)
+    nouns = [k for k in run if s.text(k) not in _ADJECTIVES and speaks(s.text(k))]
+    if nouns or not lonely:
+        return nouns[-1:] or [run[-1]]
+    return _nearest(s, run[0], -1) or _nearest(s, run[-1], +1) or [run[-1]]
+
+
+def _actors(s: Sentence, i: int, object_only: bool) -> list[int]:
+    """Subject and direct object of the verb at i."""
+    k = i + 1
+    while s.text(k) in _DETERMINERS:
+        k += 1
+    thing = _head(s, k) if s.role(k) is Role.CONTENT else []
+    return thing if object_only and thing else _nearest(s, i, -1) + thing
+
+
+def _small(s: Sentence, i: int) -> list[int]:
+    """What a stop word concerns: both nouns of a preposition, the noun of a determiner."""
+    right = _nearest(s, i, +1)
+    if s.text(i) in _PLACING:
+        return _nearest(s, i, -1) + right
+    return right or _nearest(s, i, -1)
+
+
+def focus(s: Sentence, span: range, other_tells: bool) -> set[int]:
+    """The nouns that show where one side of a change is.
+
+    A noun shows itself and its modifiers, a verb is shown by subject and object, a preposition by both its nouns.
+
+    Args:
+        s: the prompt of that side.
+        span: indices of the changed words; may be empty.
+        other_tells: whether the change's other side holds a content word or verb.
+
+    Returns:
+        Indices into `s.words`; empty where nothing can be pointed at.
+    """
+    if not s.tells(span):
+        return set() if other_tells else {k for i in span if s.roles[i] is Role.STOP for k in _small(s, i)}
+    content = [i for i in span if s.roles[i] is Role.CONTENT]
+    heads = sorted({k for i in content for k in _head(s, i)})
+    if not other_tells:  # "a hat on his head" is added at the hat
+        heads = [k for n, k in enumerate(heads) if not (n and _placed(s, k, span))]
+    verbs = [i for i in span if s.roles[i] is Role.VERB]
+    return {*heads, *(k for i in verbs for k in _actors(s, i, bool(heads) and s.text(i) in _ATTACHING))}
+
+
+def _placed(s: Sentence, head: int, span: range) -> bool:
+    """Whether a noun of the span only tells the place of another: it follows a preposition of the span."""
+    i = _run(s, head)[0] - 1
+    while s.text(i) in _DETERMINERS:
+        i -= 1
+    return i in span and s.text(i) in _PLACING
+
+
+def placeless(s: Sentence, span: range) -> str:
+    """Why the changed words concern the whole picture and no place in it (style, weather, scene), or ""."""
+    return next(filter(None, (_everywhere(s, i) for i in span if s.roles[i] is Role.CONTENT)), "")
+
+
+def _everywhere(s: Sentence, i: int) -> str:
+    run = _run(s, i)
+    head, before, after = s.text(run[-1]), run[0] - 1, s.text(run[-1] + 1)
+    if s.text(i) in _STYLES or head in _STYLES | _LOOKS:
+        return f'"{s.text(i)}" changes the style'
+    if s.text(before) == "by" or (s.text(before) == "of" and s.text(before - 1) == "style"):
+        return f'"{s.text(i)}" names a style'
+    if s.text(i) in _WEATHER or head in _SCENES:
+        return f'"{s.text(i)}" changes the scene'
+    while s.text(before) in _DETERMINERS | _ADJECTIVES | {"and"}:  # "a black and white photo"
+        before -= 1
+    opens = s.role(before) is Role.PUNCTUATION or s.text(before) in _AS
+    medium = head in _MEDIA and opens and (after in ("of", "showing", "") or not speaks(after))
+    return f'"{s.text(i)}" changes the medium' if medium else ""
