@@ -1,0 +1,94 @@
+"""Recorded features: what a step of a source left behind, and copy-on-write overlays that edits lay over it.
+
+Knows keys, rows and positions; knows nothing about layers, prompts or samplers. Maps are [B, H * W, C]; see
+`fisedit.values` for the legend.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fisedit.plan import SparsePlan
+
+
+@dataclass(eq=False)
+class StepMaps:
+    """Everything one dense step recorded.
+
+    Args:
+        maps: site name -> [B, H * W, C].
+        totals: norm's name -> [B, groups, 2], float64 sums and sums of squares over the whole map.
+    """
+
+    maps: dict[str, Tensor] = field(default_factory=dict)
+    totals: dict[str, Tensor] = field(default_factory=dict)
+
+    def rows(self, key: str, level: int, positions: Tensor) -> Tensor:
+        """The recorded rows [B, len(positions), C], a fresh tensor."""
+        return self.maps[key].index_select(1, positions)
+
+    def whole(self, key: str, level: int) -> Tensor:
+        """The whole recorded map [B, H * W, C], a fresh tensor that the caller may write to."""
+        return self.maps[key].clone()
+
+    def keys(self) -> set[str]:
+        """Names of the recorded maps."""
+        return set(self.maps)
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes held here."""
+        return sum(t.untyped_storage().nbytes() for t in (*self.maps.values(), *self.totals.values()))
+
+
+@dataclass(eq=False)
+class StepOverlay:
+    """What an edit changed of its parent's step: rows at the plan's active positions, totals of the mixed maps."""
+
+    parent: StepMaps | StepOverlay
+    plan: SparsePlan
+    maps: dict[str, Tensor] = field(default_factory=dict)
+    totals: dict[str, Tensor] = field(default_factory=dict)
+
+    def rows(self, key: str, level: int, positions: Tensor) -> Tensor:
+        """The mixed rows [B, len(positions), C]: this overlay's where it has them, else the parent's."""
+        rows = self.parent.rows(key, level, positions)
+        slots = self.plan.levels[level].slot[positions]
+        hit = (slots >= 0).nonzero().squeeze(1)
+        return rows.index_copy_(1, hit, self.maps[key].index_select(1, slots[hit])) if len(hit) else rows
+
+    def whole(self, key: str, level: int) -> Tensor:
+        """The whole mixed map [B, H * W, C], a fresh tensor that the caller may write to."""
+        return self.parent.whole(key, level).index_copy_(1, self.plan.levels[level].active, self.maps[key])
+
+    def keys(self) -> set[str]:
+        """Names of the recorded maps."""
+        return self.parent.keys()
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes held here, the parent's not counted."""
+        return sum(t.untyped_storage().nbytes() for t in (*self.maps.values(), *self.totals.values()))
+
+
+StepFeatures = StepMaps | StepOverlay
+
+
+def recorded_bytes(features: list[StepMaps] | list[StepOverlay]) -> int:
+    """Bytes of all steps together."""
+    return sum(step.own_bytes for step in features)
+
+
+def scatter(base: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+    """A copy of the map [B, C, H, W] with rows [B, R, C] put at flat positions."""
+    mixed = base.flatten(2).clone()
+    mixed.index_copy_(2, positions, rows.transpose(1, 2).to(mixed.dtype))
+    return mixed.view(base.shape)
+
+
+def gather(full: Tensor, positions: Tensor) -> Tensor:
+    """Rows [B, len(positions), C] of a map [B, C, H, W]."""
+    return torch.index_select(full.flatten(2), 2, positions).transpose(1, 2)

@@ -1,0 +1,107 @@
+"""Runs one UNet evaluation: densely while recording, or sparsely over what was recorded.
+
+Both run diffusers' own `UNet2DConditionModel.forward`; `layers` says what the injected layers do. All state of a run
+lives in its `Recording` or `Replay`. Knows nothing about samplers, masks or images.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from threading import RLock
+
+from diffusers import UNet2DConditionModel
+from torch import Tensor
+
+from fisedit import layers
+from fisedit.adapters.base import Forward, injected
+from fisedit.cache import StepFeatures, StepMaps, StepOverlay, gather
+from fisedit.graph import Role, Site, depth, unet_sites
+from fisedit.layers import Recording, Replay
+from fisedit.plan import SparsePlan
+
+
+class Executor:
+    """A UNet that can be recorded and replayed; several editors may share one.
+
+    Raises:
+        UnsupportedModuleError: the UNet has a layer without an exact sparse counterpart.
+    """
+
+    def __init__(self, unet: UNet2DConditionModel) -> None:
+        self.unet = unet
+        self.sites = unet_sites(unet)
+        self.depth = depth(self.sites)
+        self._lock = RLock()
+
+    def record(
+        self,
+        latents: Tensor,
+        timestep: Tensor,
+        text: Tensor,
+        text_cache: dict[str, Tensor],
+        queries: frozenset[str] = frozenset(),
+        timestep_cond: Tensor | None = None,
+    ) -> tuple[Tensor, StepMaps]:
+        """One dense evaluation that remembers what a later sparse one may read.
+
+        Args:
+            latents: [B, 4, h, w], scaled for the model. timestep: scalar. text: [B, T, D].
+            text_cache: the text's keys and values, filled at the first step of a prompt.
+            queries: names of the query projections to remember.
+            timestep_cond: [B, E] for distilled models, or None.
+
+        Returns:
+            The prediction [B, 4, h, w] and the step's maps.
+        """
+        run = Recording(StepMaps(), text_cache, queries)
+        return self._run(layers.RECORD, run, latents, timestep, text, timestep_cond), run.maps
+
+    def replay(
+        self,
+        latents: Tensor,
+        timestep: Tensor,
+        text: Tensor,
+        text_cache: dict[str, Tensor],
+        source: StepFeatures,
+        plan: SparsePlan,
+        timestep_cond: Tensor | None = None,
+    ) -> tuple[Tensor, StepOverlay]:
+        """One sparse evaluation at the plan's active rows over the recorded step.
+
+        Args:
+            latents: [B, 4, h, w], the whole map; only active and halo rows are read.
+
+        Returns:
+            The prediction at the active rows [B, R, 4] and the step's overlay.
+        """
+        run = Replay(plan, source, StepOverlay(source, plan), text_cache)
+        rows = layers.map_of(gather(latents, plan.levels[0].read))
+        out = self._run(layers.REPLAY, run, rows, timestep, text, timestep_cond)
+        return layers.rows_of(out), run.overlay
+
+    def _run(
+        self,
+        table: dict[Role, Forward],
+        run: Recording | Replay,
+        sample: Tensor,
+        timestep: Tensor,
+        text: Tensor,
+        timestep_cond: Tensor | None,
+    ) -> Tensor:
+        replacements = [(s.module, partial(table[s.role], run, s)) for s in self.sites if s.role in table]
+        with self._lock, injected(replacements):
+            (out,) = self.unet(sample, timestep, text, timestep_cond=timestep_cond, return_dict=False)
+        result: Tensor = out
+        return result
+
+
+def mask_queries(sites: tuple[Site, ...], sizes: tuple[int, ...], limit: int = 1100) -> frozenset[str]:
+    """Query projections worth remembering for masks: those of maps with at most `limit` positions but more than 1 / 16
+    of the finest such map.
+
+    Args:
+        sizes: positions of each level, finest first.
+    """
+    usable = [size for size in sizes if size <= limit] or [min(sizes)]
+    wanted = {i for i, size in enumerate(sizes) if max(usable) // 4 <= size <= max(usable)}
+    return frozenset(s.name for s in sites if s.role is Role.QUERY and s.level in wanted)

@@ -1,0 +1,181 @@
+"""What each role's layer does while a source is recorded and while an edit is replayed.
+
+In a replayed forward a feature map is [B, C, R, 1]: the active rows stand where pixels stood, so diffusers' own blocks
+(residuals, skips, activations, time embeddings, transformers) run on them unchanged; only the layers below differ. A
+NORM_HALO layer hands [B, C, R + G, 1] to the activation and the conv behind it, which returns [B, C, R, 1].
+
+GroupNorm is exact: totals of the recorded map, less the recorded active rows, plus the new ones, are the statistics of
+the mixed map in O(active). Knows nothing about samplers or prompts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fisedit.adapters.base import Forward
+from fisedit.cache import StepFeatures, StepMaps, StepOverlay
+from fisedit.graph import Role, Site
+from fisedit.plan import Level, Reads, SparsePlan
+from fisedit.sparse_kernels import ops
+
+
+@dataclass(eq=False)
+class Recording:
+    """The state of one dense forward that records: where maps go, and the text's keys and values."""
+
+    maps: StepMaps
+    text: dict[str, Tensor]
+    queries: frozenset[str] = frozenset()
+
+
+@dataclass(eq=False)
+class Replay:
+    """The state of one sparse forward: the recorded step it reads, the overlay it writes, the text's keys and values."""
+
+    plan: SparsePlan
+    source: StepFeatures
+    overlay: StepOverlay
+    text: dict[str, Tensor] = field(default_factory=dict)
+
+    def level(self, site: Site) -> Level:
+        """The level a site works at."""
+        return self.plan.levels[site.level]
+
+
+def rows_of(x: Tensor) -> Tensor:
+    """[B, C, H, W] -> [B, H * W, C]; free where the map is channels_last."""
+    return x.permute(0, 2, 3, 1).flatten(1, 2).contiguous()
+
+
+def map_of(rows: Tensor) -> Tensor:
+    """[B, R, C] -> [B, C, R, 1], a view."""
+    return rows.transpose(1, 2).unsqueeze(-1)
+
+
+def record_input(run: Recording, site: Site, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Remember a map before its layer runs."""
+    run.maps.maps[site.name] = rows_of(x)
+    return type(site.module).forward(site.module, x, *args, **kwargs)
+
+
+def record_norm(run: Recording, site: Site, x: Tensor) -> Tensor:
+    """Remember a norm's input and its totals."""
+    rows = run.maps.maps[site.name] = rows_of(x)
+    run.maps.totals[site.name] = ops.group_sums(rows, site.module.num_groups)
+    return type(site.module).forward(site.module, x)
+
+
+def record_output(run: Recording, site: Site, x: Tensor) -> Tensor:
+    """Remember what a projection of the tokens gave."""
+    out = run.maps.maps[site.name] = type(site.module).forward(site.module, x)
+    return out
+
+
+def record_query(run: Recording, site: Site, x: Tensor) -> Tensor:
+    """Remember the conditional branch's queries where masks will want them."""
+    out = type(site.module).forward(site.module, x)
+    if site.name in run.queries:
+        run.maps.maps[site.name] = out[-1:].clone()
+    return out
+
+
+def text_once(run: Recording | Replay, site: Site, text: Tensor) -> Tensor:
+    """Project the text at the first step only."""
+    if site.name not in run.text:
+        run.text[site.name] = type(site.module).forward(site.module, text)
+    return run.text[site.name]
+
+
+def replay_norm(run: Replay, site: Site, x: Tensor) -> Tensor:
+    """Exact GroupNorm of the active rows."""
+    rows = rows_of(x)
+    return map_of(_norm(run, site, rows, rows, run.source.rows(site.name, site.level, run.level(site).active)))
+
+
+def replay_norm_halo(run: Replay, site: Site, x: Tensor) -> Tensor:
+    """Exact GroupNorm of the active rows and of the recorded halo rows."""
+    rows = rows_of(x)
+    recorded = run.source.rows(site.name, site.level, run.level(site).read)
+    count = rows.shape[1]
+    return map_of(_norm(run, site, rows, torch.cat([rows, recorded[:, count:]], 1), recorded[:, :count]))
+
+
+def _norm(run: Replay, site: Site, rows: Tensor, wanted: Tensor, replaced: Tensor) -> Tensor:
+    norm = site.module
+    totals = run.source.totals[site.name] - ops.group_sums(replaced, norm.num_groups)
+    totals += ops.group_sums(rows, norm.num_groups)
+    run.overlay.maps[site.name], run.overlay.totals[site.name] = rows, totals
+    count = run.level(site).size * (norm.num_channels // norm.num_groups)
+    return ops.group_norm(wanted, totals, count, norm.weight, norm.bias, norm.eps)
+
+
+def replay_conv(run: Replay, site: Site, x: Tensor) -> Tensor:
+    """3x3 conv of active and halo rows."""
+    return map_of(ops.conv3x3(rows_of(x), run.level(site).same, site.module.weight, site.module.bias))
+
+
+def replay_pointwise(run: Replay, site: Site, x: Tensor) -> Tensor:
+    """A 1x1 conv is a linear layer on rows."""
+    if x.ndim == 3:
+        return type(site.module).forward(site.module, x)
+    return map_of(F.linear(rows_of(x), site.module.weight.flatten(1), site.module.bias))
+
+
+def replay_down(run: Replay, site: Site, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The downsampler's conv at the coarser level's active rows."""
+    return _resample(run, site, x, run.level(site).down)
+
+
+def replay_up(run: Replay, site: Site, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Interpolation and conv in one table, at the finer level's active rows."""
+    return _resample(run, site, x, run.level(site).up)
+
+
+def _resample(run: Replay, site: Site, x: Tensor, reads: Reads | None) -> Tensor:
+    assert reads is not None
+    rows = run.overlay.maps[site.name] = rows_of(x)
+    halo = run.source.rows(site.name, site.level, reads.halo)
+    conv = site.module.conv
+    return map_of(ops.conv3x3(torch.cat([rows, halo], 1), reads, conv.weight, conv.bias))
+
+
+def replay_tokens(run: Replay, site: Site, x: Tensor) -> Tensor:
+    """Keys or values of every position: fresh where active, recorded elsewhere."""
+    rows = run.overlay.maps[site.name] = type(site.module).forward(site.module, x)
+    return run.source.whole(site.name, site.level).index_copy_(1, run.level(site).active, rows)
+
+
+def replay_query(run: Replay, site: Site, x: Tensor) -> Tensor:
+    """Queries of the active rows; remembered where the source remembers them."""
+    out = type(site.module).forward(site.module, x)
+    if site.name in run.source.keys():
+        run.overlay.maps[site.name] = out[-1:].clone()
+    return out
+
+
+RECORD: dict[Role, Forward] = {
+    Role.NORM_HALO: record_norm,
+    Role.NORM: record_norm,
+    Role.DOWN: record_input,
+    Role.UP: record_input,
+    Role.TOKENS: record_output,
+    Role.QUERY: record_query,
+    Role.TEXT: text_once,
+}
+
+REPLAY: dict[Role, Forward] = {
+    Role.CONV: replay_conv,
+    Role.NORM_HALO: replay_norm_halo,
+    Role.NORM: replay_norm,
+    Role.DOWN: replay_down,
+    Role.UP: replay_up,
+    Role.TOKENS: replay_tokens,
+    Role.QUERY: replay_query,
+    Role.TEXT: text_once,
+    Role.POINTWISE: replay_pointwise,
+}

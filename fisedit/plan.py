@@ -1,0 +1,207 @@
+"""EditMask grid -> SparsePlan: which rows of every level are computed, which are read, and how 3x3 convs find them.
+
+Knows index arithmetic only: no features, no model, no mask making. Features of active positions are kept as compact
+matrices of rows, so every linear, norm and activation is plain; only a 3x3 conv needs the neighbour table built here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from fisedit.values import BoolGrid
+
+TAPS = 9
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """The bounding box of a conv's outputs, for the cropped dense conv.
+
+    Args:
+        table: int64 [(sH + 3 - s) * (sW + 3 - s)], rows of [active | halo | zero] that fill the crop, row-major.
+        height, width: size of the crop the conv reads.
+        pick: int64 [R_out], the wanted outputs among the conv's H * W.
+    """
+
+    table: Tensor
+    height: int
+    width: int
+    pick: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Reads:
+    """What a 3x3 conv reads: `table` int64 [R_out * 9] indexes [active rows | halo rows | one zero row].
+
+    Args:
+        table: neighbour rows of every output row, in the weight's (ky, kx) order.
+        halo: int64 [G], positions of the input level that are read but not active.
+        stride: 1 or 2.
+        window: the crop that covers the same outputs.
+    """
+
+    table: Tensor
+    halo: Tensor
+    stride: int
+    window: Window
+
+    @property
+    def rows_out(self) -> int:
+        """Number of output rows."""
+        return self.table.numel() // TAPS
+
+    @property
+    def waste(self) -> float:
+        """Outputs a cropped conv computes per output wanted, at least 1."""
+        height, width = ((n - 3) // self.stride + 1 for n in (self.window.height, self.window.width))
+        return height * width / max(1, self.rows_out)
+
+
+@dataclass(frozen=True, eq=False)
+class Level:
+    """One resolution of the UNet.
+
+    Args:
+        height, width: the map's grid.
+        active: int64 [R], flat positions computed by an edit, ascending.
+        same, down, up: reads of a 3x3 conv at this level, of the downsampler that leaves it and of the upsampler that
+            leaves it (None where there is none).
+    """
+
+    height: int
+    width: int
+    active: Tensor
+    same: Reads
+    down: Reads | None
+    up: Reads | None
+
+    @property
+    def size(self) -> int:
+        """Number of positions, H * W."""
+        return self.height * self.width
+
+    @property
+    def rows(self) -> int:
+        """Number of active rows, R."""
+        return self.active.numel()
+
+    @cached_property
+    def slot(self) -> Tensor:
+        """int64 [H * W]: the active row that holds a position, -1 for inactive ones."""
+        return _slots(self.size, self.active)
+
+    @cached_property
+    def read(self) -> Tensor:
+        """int64 [R + G]: positions of the active rows, then of the halo rows of `same`."""
+        return torch.cat([self.active, self.same.halo])
+
+
+@dataclass(frozen=True, eq=False)
+class SparsePlan:
+    """Active rows and reads for every level, finest first."""
+
+    levels: tuple[Level, ...]
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Active rows of each level."""
+        return tuple(level.rows for level in self.levels)
+
+
+def make_plan(grid: BoolGrid, depth: int, device: torch.device | str = "cpu") -> SparsePlan:
+    """The plan that computes exactly the cells of `grid`.
+
+    Args:
+        grid: booleans [h, w], the latent cells to compute, at least one of them.
+        depth: number of resolutions of the UNet, at least 1.
+        device: where the index tables live.
+
+    Returns:
+        A plan whose level l + 1 is active wherever one of its 2x2 cells of level l is.
+    """
+    active = [torch.from_numpy(grid.copy())]
+    for _ in range(depth - 1):
+        active.append(_any_pool(active[-1]))
+    return SparsePlan(tuple(_level(active, i, torch.device(device)) for i in range(depth)))
+
+
+def _level(active: list[Tensor], i: int, device: torch.device) -> Level:
+    here = active[i]
+    down = _reads(here, active[i + 1], _strided(here.shape, 2), 2) if i + 1 < len(active) else None
+    up = _reads(here, active[i - 1], _nearest(here.shape, active[i - 1].shape), 1) if i else None
+    same = _reads(here, here, _strided(here.shape, 1), 1)
+    level = Level(*here.shape, _positions(here), same, down, up)
+    return _to(level, device)
+
+
+def _any_pool(grid: Tensor) -> Tensor:
+    return F.max_pool2d(grid[None, None].float(), 2, ceil_mode=True)[0, 0] > 0
+
+
+def _positions(grid: Tensor) -> Tensor:
+    return grid.flatten().nonzero().squeeze(1)
+
+
+def _slots(size: int, positions: Tensor) -> Tensor:
+    slots = torch.full((size,), -1, device=positions.device)
+    slots[positions] = torch.arange(positions.numel(), device=positions.device)
+    return slots
+
+
+def _strided(shape: torch.Size, stride: int) -> Tensor:
+    """The grid that a conv slides over, as flat input positions [H, W] (the input itself)."""
+    height, width = shape
+    return torch.arange(height * width).view(height, width)
+
+
+def _nearest(coarse: torch.Size, fine: torch.Size) -> Tensor:
+    """The grid an upsampler's conv slides over: coarse positions [H_fine, W_fine], as torch's nearest puts them."""
+    height, width = coarse
+    positions = torch.arange(height * width, dtype=torch.float64).view(1, 1, height, width)
+    return F.interpolate(positions, size=tuple(fine), mode="nearest")[0, 0].long()
+
+
+def _reads(inputs: Tensor, outputs: Tensor, slid: Tensor, stride: int) -> Reads:
+    """The reads of a padded 3x3 conv that slides over `slid` and computes the active cells of `outputs`."""
+    padded = F.pad(slid, (1, stride + 1, 1, stride + 1), value=-1)
+    out = outputs.nonzero() * stride
+    taps = torch.cartesian_prod(torch.arange(3), torch.arange(3))
+    y, x = (out[:, None, :] + taps[None]).unbind(-1)
+    neighbours = padded[y, x].flatten()
+    active = _positions(inputs)
+    slots = _slots(inputs.numel(), active)
+    needed = neighbours[neighbours >= 0].unique()
+    halo = needed[slots[needed] < 0]
+    slots[halo] = active.numel() + torch.arange(halo.numel())
+    zero = torch.tensor([active.numel() + halo.numel()])
+    slots = torch.cat([torch.where(slots < 0, zero, slots), zero])  # position -1, outside the frame, reads zeros
+    return Reads(slots[neighbours], halo, stride, _window(outputs, padded, slots, stride))
+
+
+def _window(outputs: Tensor, padded: Tensor, slots: Tensor, stride: int) -> Window:
+    cells = outputs.nonzero()
+    if not len(cells):
+        cells = torch.zeros(1, 2, dtype=torch.long)
+    (top, left), (bottom, right) = cells.amin(0).tolist(), cells.amax(0).tolist()
+    crop = padded[top * stride : bottom * stride + 3, left * stride : right * stride + 3]
+    pick = _positions(outputs[top : bottom + 1, left : right + 1])
+    return Window(slots[crop.flatten()], *crop.shape, pick)
+
+
+def _to(level: Level, device: torch.device) -> Level:
+    def reads(r: Reads | None) -> Reads | None:
+        if r is None:
+            return None
+        window = Window(r.window.table.to(device), r.window.height, r.window.width, r.window.pick.to(device))
+        return Reads(r.table.to(device), r.halo.to(device), r.stride, window)
+
+    same = reads(level.same)
+    assert same is not None
+    return Level(level.height, level.width, level.active.to(device), same, reads(level.down), reads(level.up))

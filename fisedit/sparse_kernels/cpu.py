@@ -1,0 +1,53 @@
+"""The fast path on a CPU: gather-then-linear or one cropped dense conv, fp32 statistics.
+
+Same signatures as `reference`. Weights in channels_last are used in place: a [C_out, C_in, 3, 3] tensor laid out that
+way is a [C_out, 9 * C_in] matrix already.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fisedit.plan import TAPS, Reads
+from fisedit.sparse_kernels import tuning
+
+
+def conv3x3(rows: Tensor, reads: Reads, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """See `reference.conv3x3`; the cheaper of the two forms by the measured table in `tuning`."""
+    padded = F.pad(rows, (0, 0, 0, 1))
+    form = cropped if tuning.prefers_crop(reads, rows.shape[-1]) else gathered
+    return form(padded, reads, weight, bias)
+
+
+def gathered(padded: Tensor, reads: Reads, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """One GEMM over gathered neighbours; `padded` is [B, R + G + 1, C_in] with the zero row last."""
+    batch, _, channels = padded.shape
+    patches = padded.index_select(1, reads.table).view(batch, -1, TAPS * channels)
+    return F.linear(patches, weight.permute(0, 2, 3, 1).reshape(len(weight), -1), bias)
+
+
+def cropped(padded: Tensor, reads: Reads, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """One dense conv over the bounding box of the outputs; `padded` as in `gathered`."""
+    window = reads.window
+    crop = padded.index_select(1, window.table).unflatten(1, (window.height, window.width)).permute(0, 3, 1, 2)
+    out = F.conv2d(crop, weight, bias, stride=reads.stride).permute(0, 2, 3, 1).flatten(1, 2)
+    return out if reads.waste == 1 else out.index_select(1, window.pick)
+
+
+def group_sums(rows: Tensor, groups: int) -> Tensor:
+    """See `reference.group_sums`; accumulates in float32, returns float64."""
+    channels = rows.float()
+    sums = torch.stack([channels.sum(1), channels.square().sum(1)], -1).double()  # [B, C, 2]
+    return sums.unflatten(1, (groups, -1)).sum(2)
+
+
+def group_norm(rows: Tensor, totals: Tensor, count: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """See `reference.group_norm`; one multiply-add a row with a scale and shift per channel."""
+    mean, square = (totals / count).unbind(-1)
+    rstd = (square - mean.square()).clamp(min=0).add(eps).rsqrt()
+    width = rows.shape[-1] // totals.shape[1]
+    scale = rstd.float().repeat_interleave(width, 1) * weight.float()  # [B, C]
+    shift = bias.float() - mean.float().repeat_interleave(width, 1) * scale
+    return torch.addcmul(shift[:, None], rows.float(), scale[:, None]).to(rows.dtype)
