@@ -1,0 +1,65 @@
+"""Where and in which precision a model runs. Knows torch and no model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from fisedit.errors import InputError
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "fp32": torch.float32,
+    "float32": torch.float32,
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "fp16": torch.float16,
+    "float16": torch.float16,
+}
+"""The names that `dtype` understands."""
+
+
+def choose_device(device: str | torch.device | None = None) -> torch.device:
+    """Resolve a device; None takes CUDA where there is some, else the CPU.
+
+    Raises:
+        InputError: torch knows no such device, or this machine has none.
+    """
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"device must be cpu, cuda or cuda:N, got {device!r}") from error
+    if chosen.type == "cpu":
+        return torch.device("cpu")
+    available = torch.accelerator.device_count() if _accelerated(chosen) else 0
+    if (chosen.index or 0) >= available:
+        raise InputError(f"device {device} is not on this machine ({available} of its kind found); use cpu")
+    return chosen
+
+
+def choose_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+    """Resolve a precision; None takes fp16 on CUDA, bf16 on CPUs that multiply it in hardware, else fp32.
+
+    Raises:
+        InputError: the precision is unknown, or fp16 on a CPU.
+    """
+    chosen = _best_dtype(device) if dtype is None else DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if chosen is None or chosen not in DTYPES.values():
+        raise InputError(f"dtype must be fp32, bf16 or fp16, got {dtype!r}")
+    if chosen is torch.float16 and device.type == "cpu":
+        raise InputError("dtype fp16 takes minutes a step on a CPU; use bf16 or fp32, or leave dtype out")
+    return chosen
+
+
+def _best_dtype(device: torch.device) -> torch.dtype:
+    if device.type == "cuda":
+        return torch.float16
+    fast = device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001 (torch has no public name)
+    return torch.bfloat16 if fast else torch.float32
+
+
+def _accelerated(device: torch.device) -> bool:
+    current = torch.accelerator.current_accelerator(check_available=True)
+    return current is not None and current.type == device.type

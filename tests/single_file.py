@@ -1,0 +1,91 @@
+"""Writes a Stable Diffusion 1.x pipeline as one file, under the tensor names that such files have had since 2022."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from diffusers import StableDiffusionPipeline
+from safetensors.torch import save_file
+from torch import Tensor
+
+Rules = tuple[tuple[str, str], ...]
+
+_RESNET: Rules = (
+    (r"\.norm1\.", ".in_layers.0."),
+    (r"\.conv1\.", ".in_layers.2."),
+    (r"\.norm2\.", ".out_layers.0."),
+    (r"\.conv2\.", ".out_layers.3."),
+    (r"\.time_emb_proj\.", ".emb_layers.1."),
+    (r"\.conv_shortcut\.", ".skip_connection."),
+)
+_VAE: Rules = (
+    (r"(up|down)_blocks\.", r"\1."),
+    (r"\.(down|up)samplers\.0\.", r".\1sample."),
+    (r"(down|up)\.(\d)\.resnets\.", r"\1.\2.block."),
+    (r"mid_block\.resnets\.0", "mid.block_1"),
+    (r"mid_block\.resnets\.1", "mid.block_2"),
+    (r"mid_block\.attentions\.0", "mid.attn_1"),
+    (r"attn_1\.group_norm", "attn_1.norm"),
+    (r"attn_1\.to_([qkv])", r"attn_1.\1"),
+    (r"attn_1\.to_out\.0", "attn_1.proj_out"),
+    (r"conv_shortcut", "nin_shortcut"),
+    (r"conv_norm_out", "norm_out"),
+)
+_ENDS = {
+    "time_embedding.linear_1": "time_embed.0",
+    "time_embedding.linear_2": "time_embed.2",
+    "conv_in": "input_blocks.0.0",
+    "conv_norm_out": "out.0",
+    "conv_out": "out.2",
+}
+
+
+def save_single_file(pipe: StableDiffusionPipeline, path: Path) -> Path:
+    """Save `pipe`, which has two layers a block, as one safetensors file."""
+    tensors = {f"model.diffusion_model.{_unet_name(pipe, n)}": t for n, t in pipe.unet.state_dict().items()}
+    for name, tensor in pipe.vae.state_dict().items():
+        tensors[f"first_stage_model.{_vae_name(name)}"] = _vae_tensor(name, tensor)
+    for name, tensor in pipe.text_encoder.state_dict().items():
+        tensors[f"cond_stage_model.transformer.text_model.{name.removeprefix('text_model.')}"] = tensor
+    save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, path)
+    return path
+
+
+def _unet_name(pipe: StableDiffusionPipeline, name: str) -> str:
+    for start, ldm in _ENDS.items():
+        if name.startswith(start + "."):
+            return ldm + name.removeprefix(start)
+    if match := re.match(r"mid_block\.(resnets|attentions)\.(\d)(.*)", name):
+        kind, index, rest = match.groups()
+        return f"middle_block.{1 if kind == 'attentions' else 2 * int(index)}{_inside(rest, kind)}"
+    side, block, kind, index, rest = re.match(r"(down|up)_blocks\.(\d)\.(\w+)\.(\d)(.*)", name).groups()
+    first = 3 * int(block) + int(index)
+    if kind == "downsamplers":
+        return f"input_blocks.{3 * int(block) + 3}.0.op{rest.removeprefix('.conv')}"
+    if kind == "upsamplers":
+        place = 2 if hasattr(pipe.unet.up_blocks[int(block)], "attentions") else 1
+        return f"output_blocks.{3 * int(block) + 2}.{place}{rest}"
+    home = f"input_blocks.{first + 1}" if side == "down" else f"output_blocks.{first}"
+    return f"{home}.{1 if kind == 'attentions' else 0}{_inside(rest, kind)}"
+
+
+def _inside(rest: str, kind: str) -> str:
+    return _apply(_RESNET, rest) if kind == "resnets" else rest
+
+
+def _vae_name(name: str) -> str:
+    name = re.sub(r"up_blocks\.(\d)", lambda match: f"up_blocks.{3 - int(match[1])}", name)
+    return _apply(_VAE, name)
+
+
+def _vae_tensor(name: str, tensor: Tensor) -> Tensor:
+    """The attention's linears lie as 1x1 convolutions."""
+    linear = re.search(r"attentions\.0\.to_\w+(\.0)?\.weight", name)
+    return tensor[:, :, None, None] if linear else tensor
+
+
+def _apply(rules: Rules, name: str) -> str:
+    for pattern, ldm in rules:
+        name = re.sub(pattern, ldm, name)
+    return name
