@@ -1,0 +1,5 @@
+"""`python -m fisedit`: the command line."""
+
+from fisedit.cli import main
+
+main()

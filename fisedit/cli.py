@@ -1,0 +1,230 @@
+"""The command line: `fisedit generate`, `edit`, `demo` and `bench`. Verbs hold no torch; what they need they import."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fisedit import __version__, console, files
+from fisedit import options as opt
+from fisedit.errors import InputError
+
+if TYPE_CHECKING:
+    from fisedit.history import EditResult
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+bench = typer.Typer(help="Measure fisedit against dense diffusers.")
+app.add_typer(bench, name="bench")
+
+
+@app.callback()
+def fisedit(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")] = False,  # noqa: ARG001 (`main` takes it)
+) -> None:
+    """Edit a generated picture by changing words, and compute only what changes."""
+    if version:
+        typer.echo(f"fisedit {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def generate(
+    prompt: opt.Prompt,
+    seed: opt.Seed = 0,
+    negative_prompt: opt.NegativePrompt = "",
+    num_inference_steps: opt.Steps = 25,
+    guidance_scale: opt.Guidance = 7.5,
+    width: opt.Width = None,
+    height: opt.Height = None,
+    scheduler: opt.Scheduler = "ddim",
+    model: opt.Model = "demo",
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
+    session: opt.SaveSession = None,
+    output: opt.Output = Path("source.png"),
+    json: opt.Json = False,
+) -> None:
+    """Generate a picture, and a --session to edit it in."""
+    from fisedit import Editor
+
+    files.image_output(output)
+    if session is not None:
+        files.writable(session)
+    with console.progress("Generating") as on_step:
+        editor = Editor.from_pretrained(model, device=device, dtype=dtype, local_files_only=local_files_only)
+        result = editor.generate(
+            prompt,
+            seed=seed,
+            negative_prompt=negative_prompt,
+            num_inference_steps=num_inference_steps,
+            guidance_scale=guidance_scale,
+            width=width,
+            height=height,
+            scheduler=scheduler,
+            on_step=on_step,
+        )
+    if session is not None:
+        editor.save(session)
+    _deliver(result, output, json=json)
+
+
+@app.command()
+def edit(
+    prompt: opt.NewPrompt,
+    session: opt.Session = None,
+    source_prompt: opt.SourcePrompt = None,
+    mask: opt.Mask = None,
+    protect: opt.Protect = None,
+    seed: opt.Seed = 0,
+    negative_prompt: opt.NegativePrompt = "",
+    num_inference_steps: opt.Steps = 25,
+    guidance_scale: opt.Guidance = 7.5,
+    width: opt.Width = None,
+    height: opt.Height = None,
+    scheduler: opt.Scheduler = "ddim",
+    model: opt.Model = "demo",
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
+    output: opt.Output = Path("edit.png"),
+    json: opt.Json = False,
+) -> None:
+    """Change a prompt and what it changes: a saved --session's, or a --source-prompt's."""
+    from fisedit import Editor
+
+    if (session is None) == (source_prompt is None):
+        raise InputError("give either --session or --source-prompt, got both or none; see fisedit edit --help")
+    files.image_output(output, mask, protect)
+    if session is not None:
+        files.writable(session)
+    areas = {"mask": files.read_mask(mask), "protect": files.read_mask(protect)}
+    place: dict[str, Any] = {"device": device, "dtype": dtype, "local_files_only": local_files_only}
+    recipe: dict[str, Any] = {
+        "seed": seed,
+        "negative_prompt": negative_prompt,
+        "num_inference_steps": num_inference_steps,
+    }
+    recipe |= {"guidance_scale": guidance_scale, "width": width, "height": height, "scheduler": scheduler}
+    with console.progress("Editing") as on_step:
+        editor = Editor.from_pretrained(model, **place) if session is None else Editor.resume(session, **place)
+        if source_prompt is not None:
+            editor.generate(source_prompt, on_step=on_step, **recipe)
+        result = editor.edit(prompt, on_step=on_step, **areas)
+    if session is not None:
+        editor.save(session)
+    _deliver(result, output, json=json)
+
+
+@app.command()
+def demo(
+    seed: opt.Seed = 7,
+    num_inference_steps: opt.Steps = 25,
+    model: opt.Model = "demo",
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
+    output: opt.Folder = Path("fisedit-demo"),
+    json: opt.Json = False,
+) -> None:
+    """Draw, edit twice by changing words, prove that nothing else moved."""
+    from fisedit import Editor
+    from fisedit import demo as story
+
+    files.writable(output)
+    with console.progress("Demo") as on_step:
+        editor = Editor.from_pretrained(model, device=device, dtype=dtype, local_files_only=local_files_only)
+        told = story.tell(editor, on_step, seed=seed, num_inference_steps=num_inference_steps)
+    written = story.write(told, output)
+    if json:
+        console.show_json(told.as_dict() | {"files": written})
+    else:
+        console.show_costs(told.results)
+        typer.echo(f"Side by side: {written[0]}\nAll files:    {output}")
+    if not told.passed:
+        status = console.complain_line("moved", f"pixels outside the masks changed: {told.moved}; report this", 1)
+        raise typer.Exit(status)
+    if not json:
+        typer.echo("Every pixel outside the masks is byte-identical.")
+
+
+@bench.command("edit")
+def bench_edit(
+    model: opt.BenchModel = None,
+    areas: opt.Areas = "1,5,15,25,50",
+    size: opt.Size = 512,
+    num_inference_steps: opt.Steps = 20,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    output: opt.BenchOutput = None,
+    json: opt.Json = False,
+) -> None:
+    """Measure steps, decodes and whole edits of given areas."""
+    shares = _shares(areas)
+    if output is not None:
+        files.writable(output.parent)
+    with console.progress("Measuring") as on_step:
+        report = import_module("fisedit.benchmark").run(
+            model=model,
+            areas=shares,
+            size=size,
+            num_inference_steps=num_inference_steps,
+            device=device,
+            dtype=dtype,
+            on_step=on_step,
+        )
+    if output is not None:
+        files.write_json(report, output)
+    console.show_json(report) if json else console.show_rows(report["rows"])
+
+
+def main() -> None:
+    """Run the command line. Every error is one line on stderr; a traceback only with --debug."""
+    arguments = sys.argv[1:] or ["--help"]
+    debug = "--debug" in arguments
+    if debug:
+        arguments.remove("--debug")
+    sys.exit(_run(arguments, debug=debug))
+
+
+def _run(arguments: list[str], *, debug: bool) -> int:
+    try:
+        return int(app(arguments, prog_name="fisedit", standalone_mode=False) or 0)
+    except typer.TyperException as error:
+        return console.complain_line("usage", f"{error.format_message().rstrip('.')}; see fisedit --help", 2)
+    except typer.Abort:
+        return console.complain(KeyboardInterrupt())
+    except Exception as error:  # noqa: BLE001 (the process's border: whatever it is, say it in one line)
+        if debug:
+            traceback.print_exception(error)
+        return console.complain(error)
+
+
+def _deliver(result: EditResult, output: Path, *, json: bool) -> None:
+    """Write a result's image and tell the user."""
+    files.write_image(result.image, output)
+    if json:
+        console.show_json(console.as_json(result) | {"output": output})
+    else:
+        console.show_costs([result])
+        typer.echo(f"Written: {output}")
+
+
+def _shares(areas: str) -> tuple[float, ...]:
+    try:
+        shares = tuple(float(area) / 100 for area in areas.split(","))
+    except ValueError as error:
+        raise InputError(f"areas must be percentages such as 1,5,15, got {areas!r}") from error
+    if not all(0 < share <= 1 for share in shares):
+        raise InputError(f"areas must lie above 0 and up to 100 percent, got {areas!r}")
+    return shares
+
+
+if __name__ == "__main__":
+    main()

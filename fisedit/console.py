@@ -1,0 +1,125 @@
+"""What the command line shows: a progress bar, tables, one JSON object, and errors of one line.
+
+Knows rich, and results only by their public values.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from fisedit.errors import Cancelled, FisEditError, InputError, ModelError, SessionError
+
+if TYPE_CHECKING:
+    from fisedit.history import EditResult
+    from fisedit.values import EditStats, OnStep
+
+_STATUS: tuple[tuple[type[BaseException], str, int], ...] = (
+    (Cancelled, "cancelled", 130),
+    (KeyboardInterrupt, "cancelled", 130),
+    (InputError, "", 2),
+    (ModelError, "", 2),
+    (SessionError, "", 2),
+    (FisEditError, "", 1),
+    (MemoryError, "memory", 1),
+    (OSError, "file", 1),
+    (Exception, "internal", 1),
+)
+"""Exception -> code, where the exception does not carry its own, and the process's exit status."""
+
+
+def complain(error: BaseException) -> int:
+    """Print an error as one line on stderr; returns the exit status that goes with it."""
+    kind, code, status = next(row for row in _STATUS if isinstance(error, row[0]))
+    said = "stopped" if kind is KeyboardInterrupt else str(error) or type(error).__name__
+    if code == "internal":
+        said = f"{type(error).__name__}: {said}; this is a bug: run again with --debug and report what it prints"
+    return complain_line(code or getattr(error, "code", "fisedit"), said, status)
+
+
+def complain_line(code: str, message: str, status: int) -> int:
+    """Print `error[code]: message` on stderr, on one line and without control characters; returns `status`."""
+    line = "".join(letter if letter.isprintable() else " " for letter in " ".join(message.split()))
+    print(f"error[{code}]: {line}", file=sys.stderr)  # noqa: T201
+    return status
+
+
+@contextmanager
+def progress(label: str) -> Iterator[OnStep]:
+    """Show a bar with the time left while the block runs, on a terminal's stderr only; yields its `on_step`."""
+    from rich import progress as bars
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    columns = (
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    with bars.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda step, steps, _: bar.update(task, completed=step, total=steps)
+
+
+def show_json(value: object) -> None:
+    """Print one JSON object on stdout."""
+    print(json.dumps(value, indent=2, default=str))  # noqa: T201
+
+
+def as_json(result: EditResult) -> dict[str, Any]:
+    """A result's plain values."""
+    diff = str(result.diff) if result.diff else None
+    return {
+        "id": result.id,
+        "parent": result.parent,
+        "prompt": result.prompt,
+        "diff": diff,
+        "stats": result.stats.as_dict(),
+    }
+
+
+def show_rows(rows: Sequence[Mapping[str, object]]) -> None:
+    """Print a table of rows that share their keys, which become its head."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()))
+    Console().print(table)
+
+
+def show_costs(results: Sequence[EditResult]) -> None:
+    """Print what each result cost beside what a dense run would have, a row each, and what there is to know."""
+    from rich.console import Console
+    from rich.table import Table
+
+    names = ("edit", "area", "UNet dense", "UNet sparse", "MACs", "dense MACs", "ratio", "seconds")
+    table = Table(*names, title="What it cost", title_justify="left")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for result in results:
+        table.add_row(str(result.diff) if result.diff else "source", *_costs(result.stats))
+    console = Console()
+    console.print(table)
+    for result in results:
+        for note in (result.stats.fallback, *result.stats.notes):
+            if note:
+                console.print(f"note: {note}", markup=False, highlight=False)
+
+
+def _costs(stats: EditStats) -> tuple[str, ...]:
+    ratio = f"{stats.macs_dense / stats.macs:.1f}x" if stats.macs else "-"
+    return (
+        f"{stats.mask_area:.1%}",
+        str(stats.unet_evaluations_dense),
+        str(stats.unet_evaluations_sparse),
+        f"{stats.macs / 1e9:,.1f} G",
+        f"{stats.macs_dense / 1e9:,.1f} G",
+        ratio,
+        f"{stats.seconds.get('total', 0):.2f}",
+    )

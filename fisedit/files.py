@@ -1,0 +1,120 @@
+"""Files that the command line reads and writes. An output is complete or absent; an input is never modified.
+
+Knows Pillow's formats and nothing of editing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from fisedit.errors import InputError, MaskError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_FORMATS: Mapping[str, Mapping[str, Any]] = {
+    ".png": {"format": "PNG"},
+    ".webp": {"format": "WEBP", "lossless": True},
+    ".jpg": {"format": "JPEG", "quality": 95},
+    ".jpeg": {"format": "JPEG", "quality": 95},
+}
+_READABLE = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
+_MOST_PIXELS = 64_000_000
+
+
+def image_output(path: Path, *inputs: Path | None) -> Path:
+    """Check, before any work, that an image can be written to `path` and is none of the `inputs`.
+
+    Raises:
+        InputError: the ending is unknown, the place cannot be written, or it is an input.
+    """
+    if path.suffix.lower() not in _FORMATS:
+        raise InputError(f"output must end in {', '.join(_FORMATS)}, got {path}")
+    if path.is_dir():
+        raise InputError(f"output must be a file, got the folder {path}")
+    if any(given is not None and path.resolve() == given.resolve() for given in inputs):
+        raise InputError(f"output must not be an input, got {path} for both; choose another name")
+    writable(path.parent)
+    return path
+
+
+def writable(folder: Path) -> Path:
+    """Check that `folder` is there, or can be made, and takes files.
+
+    Raises:
+        InputError: it does not.
+    """
+    nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(place))
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(f"output folder must be writable, got {nearest}; choose another place")
+    return folder
+
+
+def write_image(image: Image, path: Path) -> None:
+    """Write an image in the format of its file's ending, whole or not at all."""
+    options = _FORMATS[path.suffix.lower()]
+    _write(path, lambda file: image.save(file, **options))
+
+
+def write_json(value: object, path: Path) -> None:
+    """Write JSON, whole or not at all."""
+    _write(path, lambda file: file.write(json.dumps(value, indent=2, default=str).encode() + b"\n"))
+
+
+def read_mask(path: Path | None) -> Image | None:
+    """Read a mask image as grey levels; None stays None.
+
+    Raises:
+        MaskError: there is no image, or one that is too large to be a mask.
+    """
+    if path is None:
+        return None
+    from PIL import Image, UnidentifiedImageError
+
+    if not path.is_file():
+        raise MaskError(f"mask must be an image file, got {path}: no such file")
+    try:
+        with Image.open(path, formats=_READABLE) as image:
+            if image.width * image.height > _MOST_PIXELS:
+                raise MaskError(f"mask must have the picture's size, got {image.width}x{image.height} pixels")
+            return _grey(image)
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        if isinstance(error, MaskError):
+            raise
+        raise MaskError(
+            f"mask must be a PNG, JPEG, WebP, BMP, TIFF or GIF image, got {path}: damaged or none"
+        ) from error
+
+
+def _grey(image: Image) -> Image:
+    """Grey levels 0 to 255; 16-bit ones are scaled, where Pillow would clip them."""
+    if image.mode.startswith("I"):
+        return image.point(lambda level: level / 257, "F").convert("L")
+    return image.convert("L")
+
+
+def _write(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.stem[:40]}-", suffix=".part", dir=path.parent)
+    part = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        part.chmod(0o666 & ~_umask())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    """The process's mask of file permissions; the system tells it only by setting another."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,34 @@
+"""The command line's options, each said once. Names and meanings are diffusers'."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+Prompt = Annotated[str, Argument(help="What the picture shows.")]
+NewPrompt = Annotated[str, Option("--prompt", help="The changed prompt; what its words change is what may move.")]
+SourcePrompt = Annotated[str | None, Option(help="Generate a source from this prompt first, instead of --session.")]
+Seed = Annotated[int, Option(help="Of the first latents and of every later noise.")]
+NegativePrompt = Annotated[str, Option(help="What the picture should not show.")]
+Steps = Annotated[int, Option("--num-inference-steps", help="Denoising steps.")]
+Guidance = Annotated[float, Option("--guidance-scale", help="Classifier-free guidance; 1 switches it off.")]
+Width = Annotated[int | None, Option(help="Pixels, divisible by 8; the model's own without it.")]
+Height = Annotated[int | None, Option(help="Pixels, divisible by 8; the model's own without it.")]
+Scheduler = Annotated[str, Option(help="ddim, dpmsolver++, euler, euler_a or lcm.")]
+Model = Annotated[str, Option(help='"demo", a diffusers folder, a hub id, or one .safetensors file.')]
+Device = Annotated[str | None, Option(help="cpu, cuda or cuda:N; CUDA where there is some without it.")]
+Dtype = Annotated[str | None, Option(help="fp32, bf16 or fp16; the device's best without it.")]
+LocalFilesOnly = Annotated[bool, Option("--local-files-only", help="Never reach for the network.")]
+Output = Annotated[Path, Option(help="Image to write: .png, .webp or .jpg.")]
+Folder = Annotated[Path, Option("--output", help="Folder to write into.")]
+Mask = Annotated[Path | None, Option(help="Image, white where the edit may change the picture.")]
+Protect = Annotated[Path | None, Option(help="Image, white where the picture must stay.")]
+SaveSession = Annotated[Path | None, Option("--session", help="Save the session into this folder, to edit it later.")]
+Session = Annotated[Path | None, Option(help="Edit the session saved in this folder, and save the edit there.")]
+Json = Annotated[bool, Option("--json", help="Print one JSON object on stdout, and nothing else.")]
+Areas = Annotated[str, Option(help="Edited areas in percent, with commas between.")]
+Size = Annotated[int, Option(help="Side of the square picture in pixels.")]
+BenchModel = Annotated[
+    str | None, Option("--model", help="A model; random weights of Stable Diffusion 1.5 without it.")
+]
+BenchOutput = Annotated[Path | None, Option("--output", help="JSON file to write the figures to.")]

@@ -1,0 +1,64 @@
+"""Pictures about pictures: a mask laid over an image, and a captioned row of images. Knows Pillow alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PIL import Image, ImageChops, ImageDraw, ImageFilter, ImageFont
+from PIL.Image import Resampling
+
+_TINT = (255, 64, 96)
+_PAPER, _INK = (252, 252, 250), (32, 32, 36)
+_SIDE, _GAP, _LINE = 288, 16, 20
+
+
+def overlay(image: Image.Image, mask: Image.Image) -> Image.Image:
+    """Lay a mask over its picture: what may change is tinted and outlined, the rest keeps its colours.
+
+    Args:
+        image: the picture before the edit.
+        mask: mode "L", the same size, 255 where the edit may change it.
+    """
+    tinted = Image.blend(image.convert("RGB"), Image.new("RGB", image.size, _TINT), 0.4)
+    shown = Image.composite(tinted, image.convert("RGB"), mask)
+    outline = ImageChops.subtract(mask, mask.filter(ImageFilter.MinFilter(3)))
+    shown.paste(_TINT, mask=outline)
+    return shown
+
+
+def sheet(columns: Sequence[tuple[str, Image.Image]]) -> Image.Image:
+    """Lay captioned pictures side by side, small ones enlarged.
+
+    Args:
+        columns: caption and picture, from left to right.
+    """
+    font = ImageFont.load_default(15)
+    captions = [_wrapped(caption, font) for caption, _ in columns]
+    pictures = [_shown(picture) for _, picture in columns]
+    top = max(picture.height for picture in pictures) + 2 * _GAP
+    size = (
+        sum(picture.width + _GAP for picture in pictures) + _GAP,
+        top + _LINE * max(len(lines) for lines in captions) + _GAP,
+    )
+    paper = Image.new("RGB", size, _PAPER)
+    draw = ImageDraw.Draw(paper)
+    left = _GAP
+    for lines, picture in zip(captions, pictures, strict=True):
+        paper.paste(picture, (left, _GAP))
+        draw.multiline_text((left, top), "\n".join(lines), _INK, font, spacing=4)
+        left += picture.width + _GAP
+    return paper
+
+
+def _shown(picture: Image.Image) -> Image.Image:
+    factor = _SIDE / max(picture.size)
+    size = (max(1, round(picture.width * factor)), max(1, round(picture.height * factor)))
+    return picture.convert("RGB").resize(size, Resampling.LANCZOS)
+
+
+def _wrapped(caption: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> list[str]:
+    lines = [""]
+    for word in caption.split():
+        longer = f"{lines[-1]} {word}".strip()
+        lines = [*lines[:-1], longer] if font.getlength(longer) <= _SIDE else [*lines, word]
+    return lines
