@@ -1,0 +1,50 @@
+"""What the README shows works: its Python runs, its commands parse, its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from fisedit.cli import app
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "weights/README.md")]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def test_the_python_runs(tmp_path):
+    code = "\n".join(block for block in blocks("python") if "path/to" not in block)
+    assert "Editor.from_pretrained" in code
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert "times less arithmetic" in run.stdout
+    assert (tmp_path / "dog.png").is_file() and (tmp_path / "session").is_dir()
+
+
+def commands() -> list[str]:
+    lines = "".join(block for text in TEXTS for block in blocks("bash", text.read_text(encoding="utf-8"))).splitlines()
+    return [line for line in lines if line.startswith("fisedit ")]
+
+
+@pytest.mark.parametrize("line", commands())
+def test_the_commands_parse(line):
+    command, words = get_command(app), shlex.split(line)[1:]
+    while words and words[0] in getattr(command, "commands", {}):
+        command = command.commands[words.pop(0)]
+    command.make_context("fisedit", words)
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):
+        assert target.startswith("https://") or (path.parent / target).exists(), target
