@@ -214,6 +214,7 @@ def _build_vae() -> AutoencoderKL:
         norm_num_groups=4,
         latent_channels=4,
         sample_size=128,
+        scaling_factor=0.5,  # not SD's own, so that code which takes it for granted fails
     ).eval()
     image = torch.rand(1, 3, 128, 128) * 2 - 1
     _enliven(model, lambda: model(image))
