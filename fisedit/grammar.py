@@ -69,14 +69,17 @@ _WEATHER = _set(
     "snowy rainy foggy misty stormy sunny cloudy overcast hazy snowing raining sunlit moonlit wintry nighttime "
     "daytime underwater"
 )
-_SCENES = _set(
-    "beach snow grass night sunset desert sea ocean forest jungle woods meadow field fields mountains hills city town "
-    "village street park garden kitchen bedroom bathroom room studio space landscape scenery cityscape seascape "
-    "skyline rain fog mist storm thunderstorm snowstorm blizzard sunshine lightning day dawn dusk sunrise noon "
-    "midnight morning evening afternoon twilight hour winter summer autumn fall spring season weather shore coast "
-    "island valley savanna swamp cave farm countryside suburb lawn sand library museum office classroom restaurant "
-    "cafe market stadium candlelight moonlight sunlight daylight wasteland wilderness outdoors indoors rainforest "
-    "canyon tundra"
+_LIT = _set("light lights sky skies")  # "morning light", but "traffic light"
+_TIMES = _set(
+    "night sunset day dawn dusk sunrise noon midnight morning evening afternoon twilight hour winter summer autumn "
+    "fall spring season"
+)
+_SCENES = _TIMES | _set(
+    "beach snow grass desert sea ocean forest jungle woods meadow field fields mountains hills city town village "
+    "street park garden kitchen bedroom bathroom room studio space landscape scenery cityscape seascape skyline rain "
+    "fog mist storm thunderstorm snowstorm blizzard sunshine lightning weather shore coast island valley savanna "
+    "swamp cave farm countryside suburb lawn sand library museum office classroom restaurant cafe market stadium "
+    "candlelight moonlight sunlight daylight wasteland wilderness outdoors indoors rainforest canyon tundra"
 )
 
 
@@ -176,21 +179,25 @@ def _head(s: Sentence, i: int, lonely: bool = True) -> list[int]:
     return _nearest(s, run[0], -1) or _nearest(s, run[-1], +1) or [run[-1]]
 
 
-def _actors(s: Sentence, i: int, object_only: bool) -> list[int]:
-    """Subject and direct object of the verb at i."""
+def _object(s: Sentence, i: int) -> list[int]:
+    """The noun that directly follows word i, determiners aside, as a list of one or none."""
     k = i + 1
     while s.text(k) in _DETERMINERS:
         k += 1
-    thing = _head(s, k) if s.role(k) is Role.CONTENT else []
+    return _head(s, k) if s.role(k) is Role.CONTENT else []
+
+
+def _actors(s: Sentence, i: int, object_only: bool) -> list[int]:
+    """Subject and direct object of the verb at i."""
+    thing = _object(s, i)
     return thing if object_only and thing else _nearest(s, i, -1) + thing
 
 
 def _small(s: Sentence, i: int) -> list[int]:
-    """What a stop word concerns: both nouns of a preposition, the noun of a determiner."""
-    right = _nearest(s, i, +1)
+    """What a stop word concerns: both nouns of a preposition of place, the noun after any other, or else before it."""
     if s.text(i) in _PLACING:
-        return _nearest(s, i, -1) + right
-    return right or _nearest(s, i, -1)
+        return _nearest(s, i, -1) + _nearest(s, i, +1)
+    return _object(s, i) or _nearest(s, i, -1) or _nearest(s, i, +1)
 
 
 def focus(s: Sentence, span: range, other_tells: bool) -> set[int]:
@@ -236,7 +243,7 @@ def _everywhere(s: Sentence, i: int) -> str:
         return f'"{s.text(i)}" changes the style'
     if s.text(before) == "by" or (s.text(before) == "of" and s.text(before - 1) == "style"):
         return f'"{s.text(i)}" names a style'
-    if s.text(i) in _WEATHER or head in _SCENES:
+    if s.text(i) in _WEATHER or head in _SCENES or (head in _LIT and s.text(i) in _TIMES):
         return f'"{s.text(i)}" changes the scene'
     while s.text(before) in _DETERMINERS | _ADJECTIVES | {"and"}:  # "a black and white photo"
         before -= 1

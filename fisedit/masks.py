@@ -37,9 +37,6 @@ SPECK = 0.01
 """Share of the frame below which a separate piece of an automatic mask is dropped."""
 
 
-# --- masks from the user ---
-
-
 def given(mask: object, height: int, width: int) -> BoolGrid:
     """The latent cells that a user's mask marks: those in which any pixel is at least half inside.
 
@@ -105,9 +102,6 @@ def _size(array: NDArray[Any]) -> str:
     if array.ndim == 2:
         return f"{array.shape[1]}x{array.shape[0]}"
     return f"an array of shape {'x'.join(map(str, array.shape)) or 'nothing'}"
-
-
-# --- shaping a grid ---
 
 
 def grow(grid: BoolGrid, cells: int) -> BoolGrid:
@@ -177,9 +171,6 @@ def _pieces(grid: BoolGrid, cells: float) -> BoolGrid:
     sizes[0] = 0
     kept = np.arange(len(sizes)) == sizes.argmax() if sizes.max() < cells else sizes >= cells
     return np.asarray(kept[labels] & grid)
-
-
-# --- masks from attention ---
 
 
 def seed_map(script: EditScript, old_maps: Heat, new_maps: Heat) -> Heat:
@@ -270,7 +261,13 @@ def threshold(heat: Heat) -> tuple[BoolGrid, float]:
 
 
 def predict(
-    script: EditScript, old_maps: Heat, new_maps: Heat, affinity: Heat, affinity_grid: tuple[int, int], growth: int = 1
+    script: EditScript,
+    old_maps: Heat,
+    new_maps: Heat,
+    affinity: Heat,
+    affinity_grid: tuple[int, int],
+    *,
+    growth: int = 1,
 ) -> EditMask:
     """The mask of an edit from what was recorded with its source; no UNet call is spent.
 

@@ -118,9 +118,6 @@ def _whole_reason(old: Sentence, new: Sentence, pointed: list[Hunk]) -> str:
     return "no word of the source prompt is left" if not kept and things > 2 else ""
 
 
-# --- alignment ---
-
-
 @dataclass(frozen=True)
 class _Span:
     """One change: word indices in the source prompt and in the new one."""

@@ -38,8 +38,6 @@ def pixels(grid: np.ndarray) -> np.ndarray:
     return np.kron(grid, np.ones((8, 8), bool))
 
 
-# --- a user's mask ---
-
 CELLS = square(6, 8, 1, 2, 3)  # a picture of 64x48 pixels
 FORMS = {
     "pil L": Image.fromarray(pixels(CELLS).astype(np.uint8) * 255),
@@ -113,9 +111,6 @@ def test_bad_masks_are_refused_in_one_line(mask, message):
     assert ";" in str(caught.value)
 
 
-# --- shaping a grid ---
-
-
 def test_growing_takes_in_diagonals_and_stops_at_the_border():
     assert np.array_equal(masks.grow(square(7, 7, 3, 3, 1), 2), square(7, 7, 1, 1, 5))
     assert np.array_equal(masks.grow(square(5, 5, 0, 0, 1), 1), square(5, 5, 0, 0, 2))
@@ -168,8 +163,6 @@ def test_a_small_object_survives_on_a_small_grid():
     grid = square(16, 16, 14, 14, 2)
     assert np.array_equal(masks.clean(grid, growth=0), grid)
 
-
-# --- attention ---
 
 OLD, NEW = square(32, 32, 4, 4, 9), square(32, 32, 6, 6, 10)  # a cat, and where a dog would look
 CAKE = square(32, 32, 20, 18, 8)
