@@ -1,0 +1,50 @@
+"""Grounding losses and localisation figures on maps whose values are known."""
+
+import numpy as np
+import pytest
+import torch
+from diffusers.models.attention_processor import AttnProcessor2_0
+
+from training.attention import auc, iou
+from training.config import Denoiser, Plan
+from training.grounding import grounding_losses, record_cross_attention
+from training.models import build_unet
+
+PLAN = Plan(batch=2, seconds=1, steps=1, learning_rate=1e-3)
+
+
+def test_perfect_attention_costs_nothing_and_misplaced_attention_does() -> None:
+    masks = torch.zeros(1, 2, 16, 16)
+    masks[0, 0, :8] = 1
+    perfect = torch.zeros(1, 256, 5)
+    perfect[0, :, 3] = masks[0, 0].flatten()
+    positions = torch.tensor([[3, -1]])
+    token, pixel = grounding_losses([perfect], positions, masks, least=8)
+    assert token == pytest.approx(0)
+    assert pixel == pytest.approx(0, abs=1e-5)
+    token, pixel = grounding_losses([perfect.flip(1)], positions, masks, least=8)
+    assert token == pytest.approx(1)
+    assert pixel > 5
+
+
+def test_recording_attention_leaves_the_prediction_as_it_is() -> None:
+    torch.manual_seed(0)
+    unet = build_unet(Denoiser(PLAN, channels=(16, 16, 32), groups=8, heads=2, text_width=16), 16).eval()
+    noised, text = torch.randn(2, 4, 16, 16), torch.randn(2, 77, 16)
+    with torch.no_grad():
+        before = unet(noised, 10, text).sample
+        maps = record_cross_attention(unet)
+        after = unet(noised, 10, text).sample
+    layers = maps.take()
+    assert torch.allclose(before, after, atol=1e-5)
+    assert all(torch.allclose(layer.sum(-1), torch.ones(layer.shape[:2]), atol=1e-5) for layer in layers)
+    assert maps.take() == []
+    unet.set_attn_processor(AttnProcessor2_0())
+
+
+def test_auc_and_iou_of_known_maps() -> None:
+    truth = np.array([True, True, False, False])
+    assert auc(np.array([0.9, 0.8, 0.2, 0.1]), truth) == 1
+    assert auc(np.array([0.1, 0.2, 0.8, 0.9]), truth) == 0
+    assert auc(np.array([0.5, 0.5, 0.5, 0.5]), truth) == 0.5
+    assert iou(np.array([True, True, True, False]), truth) == pytest.approx(2 / 3)

@@ -1,0 +1,51 @@
+"""The tokenizer knows the scenes' words whole and never fails on others."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import CLIPTokenizer
+
+from training.scenes import sample_scene
+from training.tokens import LENGTH, build_tokenizer, encode, grammar_words, learn_merges, token_positions
+
+
+def test_every_grammar_word_is_one_token() -> None:
+    tokenizer = build_tokenizer()
+    assert [tokenizer.tokenize(word) for word in grammar_words()] == [[f"{word}</w>"] for word in grammar_words()]
+
+
+def test_later_words_do_not_break_up_earlier_ones() -> None:
+    merges = learn_merges(("castle", "star", "cast"))
+    assert merges[:2] == [("c", "a"), ("ca", "s")]
+    assert len(merges) == len(set(merges))
+
+
+@pytest.mark.parametrize("text", ["a zebra on mars!", "ünïcode 猫 🙂", "don't 123"])
+def test_any_text_survives_the_round_trip(text: str) -> None:
+    tokenizer = build_tokenizer()
+    ids = tokenizer(text)["input_ids"]
+    assert tokenizer.decode(ids, skip_special_tokens=True).replace(" ", "") == text.replace(" ", "")
+
+
+def test_rows_are_padded_by_the_end_token() -> None:
+    tokenizer = build_tokenizer()
+    row = encode(["a cat"])[0]
+    assert len(row) == LENGTH
+    assert row[0] == tokenizer.bos_token_id
+    assert row[3:] == [tokenizer.eos_token_id] * (LENGTH - 3)
+
+
+def test_positions_are_those_of_the_objects_tokens() -> None:
+    tokenizer = build_tokenizer()
+    for seed in range(30):
+        scene = sample_scene(np.random.default_rng(seed))
+        row = encode([scene.prompt])[0]
+        assert tuple(tokenizer.decode([row[index]]) for index in token_positions(scene)) == scene.words
+
+
+def test_a_saved_tokenizer_comes_back_the_same(tmp_path: Path) -> None:
+    build_tokenizer().save_pretrained(tmp_path)
+    again = CLIPTokenizer.from_pretrained(tmp_path)
+    assert again("a cat and a zebra")["input_ids"] == build_tokenizer()("a cat and a zebra")["input_ids"]
+    assert again.model_max_length == LENGTH

@@ -1,0 +1,108 @@
+"""The denoiser's training stage: text encoder and UNet together, objective and grounding. Knows nothing of drawing."""
+
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKL, UNet2DConditionModel
+from diffusers.models.attention_processor import AttnProcessor2_0
+from torch import Tensor, nn
+from transformers import CLIPTextModel
+
+from training.config import Config
+from training.grounding import grounding_losses, record_cross_attention
+from training.latents import LatentScenes
+from training.loop import generator_for
+from training.models import build_pipeline, build_scheduler, build_text_encoder, build_unet
+from training.pictures import save_sheet
+from training.tokens import encode
+
+SHOWN = (
+    "a cat and a cake on a beach",
+    "a dog and a cake on a beach",
+    "a fox at night under the moon",
+    "a castle and a tree in the snow",
+    "a car in the desert under a rocket",
+    "a panda, a gift and a pumpkin on the grass",
+    "a robot by the sea under the sun",
+    "a frog and a mushroom at sunset under a balloon",
+)
+_HELD_OUT_BATCH = 64
+
+
+class DenoiserStage:
+    """Predicts noise or velocity from noised latents and text, its words taught to attend to their objects."""
+
+    name = "denoiser"
+
+    def __init__(
+        self,
+        config: Config,
+        autoencoder: AutoencoderKL,
+        scenes: LatentScenes,
+        held_out: LatentScenes,
+        device: torch.device,
+    ) -> None:
+        torch.manual_seed(config.seed)
+        self.settings, self.seed, self.device = config.denoiser, config.seed, device
+        self.autoencoder, self.scenes, self.held_out = autoencoder, scenes.to(device), held_out.to(device)
+        unet = build_unet(config.denoiser, scenes.means.shape[-1])
+        self.maps = record_cross_attention(unet)
+        parts: dict[str, nn.Module] = {"text_encoder": build_text_encoder(config.denoiser), "unet": unet}
+        self.model: nn.Module = nn.ModuleDict(parts).to(device)
+        self.kept = build_scheduler(config.denoiser.prediction).alphas_cumprod.to(device)
+        self.no_text = torch.tensor(encode([""]), device=device)
+
+    def losses(self, step: int) -> dict[str, Tensor]:
+        """The weighted denoising loss of one batch, and TokenCompose's two."""
+        settings, noise = self.settings, generator_for(self.seed, step, self.device)
+        batch = settings.plan.batch
+        rows = torch.randint(len(self.scenes), (batch,), generator=noise, device=self.device)
+        dropped = torch.rand(batch, generator=noise, device=self.device) < settings.text_dropout
+        tokens = torch.where(dropped[:, None], self.no_text, self.scenes.tokens[rows])
+        denoising = self._denoising(self.model, self.scenes, rows, tokens, noise)
+        positions = self.scenes.positions[rows].masked_fill(dropped[:, None], -1)
+        least = self.scenes.means.shape[-1] // 2
+        token, pixel = grounding_losses(self.maps.take(), positions, self.scenes.masks[rows], least)
+        loss = denoising + settings.token_weight * token + settings.pixel_weight * pixel
+        return {"loss": loss, "denoising": denoising.detach(), "token": token.detach(), "pixel": pixel.detach()}
+
+    def _denoising(
+        self, model: nn.Module, scenes: LatentScenes, rows: Tensor, tokens: Tensor, noise: torch.Generator
+    ) -> Tensor:
+        """Min-SNR weighted squared error (Hang et al., arXiv 2303.09556); steps spread evenly over the batch."""
+        means = scenes.means[rows]
+        clean = means + scenes.spreads[rows] * torch.randn(means.shape, generator=noise, device=self.device)
+        added = torch.randn(means.shape, generator=noise, device=self.device)
+        shares = (
+            torch.arange(len(rows), device=self.device) + torch.rand(1, generator=noise, device=self.device)
+        ) / len(rows)
+        steps = (shares * len(self.kept)).long().clamp_max(len(self.kept) - 1)
+        kept = self.kept[steps][:, None, None, None]
+        noised = kept.sqrt() * clean + (1 - kept).sqrt() * added
+        text = model.get_submodule("text_encoder")(tokens).last_hidden_state
+        guess = model.get_submodule("unet")(noised.contiguous(memory_format=torch.channels_last), steps, text).sample
+        velocity = self.settings.prediction == "v_prediction"
+        target = kept.sqrt() * added - (1 - kept).sqrt() * clean if velocity else added
+        ratio = kept / (1 - kept)
+        weight = ratio.clamp_max(self.settings.snr_cap) / (ratio + 1 if velocity else ratio)
+        loss: Tensor = (weight * (guess.float() - target).square()).mean()
+        return loss
+
+    @torch.no_grad()
+    def report(self, averaged: nn.Module, sheet: Path) -> dict[str, float]:
+        """Denoising loss on held-out scenes with fixed noise; the sheet shows SHOWN from fixed seeds."""
+        text_encoder = cast(CLIPTextModel, averaged.get_submodule("text_encoder"))
+        unet = cast(UNet2DConditionModel, averaged.get_submodule("unet"))
+        unet.set_attn_processor(AttnProcessor2_0())
+        rows = torch.arange(min(_HELD_OUT_BATCH, len(self.held_out)), device=self.device)
+        noise = generator_for(self.seed, 0, self.device)
+        loss = self._denoising(averaged, self.held_out, rows, self.held_out.tokens[rows], noise)
+        pipeline = build_pipeline(self.autoencoder, text_encoder, unet, self.settings.prediction)
+        pipeline.set_progress_bar_config(disable=True)
+        seeds = [generator_for(self.seed, index, self.device) for index in range(len(SHOWN))]
+        drawn = pipeline(list(SHOWN), num_inference_steps=20, guidance_scale=4.0, generator=seeds, output_type="np")
+        pictures = np.round(drawn.images * 255).astype(np.uint8)
+        save_sheet(sheet, (pictures[:4], pictures[4:]))
+        return {"loss": float(loss)}

@@ -1,0 +1,129 @@
+"""`python -m training.evaluate MODEL`: how good a demo model is, as one table, one JSON file and one contact sheet."""
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKL, DPMSolverMultistepScheduler, StableDiffusionPipeline
+
+from training.attention import measure_localisation
+from training.autoencoder import psnr, reconstruct
+from training.classifier import Classifier, look, trained_classifier
+from training.config import load_config
+from training.drawing import Bytes
+from training.latents import encode_scenes
+from training.loop import generator_for
+from training.pictures import draw_pictures, save_sheet
+from training.scenes import Scene, sample_scene
+from training.train import HERE
+
+_PROMPT_SEED, _BATCH = 2_000_000, 16
+_COUNTS = {1: 67, 2: 67, 3: 66}
+_EDITS = ("a cat and a cake on a beach", "a dog and a cake on a beach", "a fox and a cake on a beach",
+          "a cat and a castle on a beach", "a cat and a cake in the snow")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How pictures are made for the figures."""
+
+    steps: int
+    guidance: float
+
+
+def evaluation_scenes() -> list[Scene]:
+    """200 scenes that no training saw, with one, two and three objects."""
+    scenes = []
+    for count, number in _COUNTS.items():
+        for index in range(number):
+            sky = count > 1 and index % 4 == 0
+            rng = np.random.default_rng((_PROMPT_SEED, count, index))
+            scenes.append(sample_scene(rng, count - sky, sky))
+    return scenes
+
+
+def draw_prompts(pipeline: StableDiffusionPipeline, prompts: list[str], sampling: Sampling, seed: int) -> Bytes:
+    """One picture for each prompt, picture i from noise seeded by (seed, i): uint8 [N, S, S, 3]."""
+    drawn = []
+    for start in range(0, len(prompts), _BATCH):
+        part = prompts[start : start + _BATCH]
+        noise = [generator_for(seed, start + row, torch.device("cpu")) for row in range(len(part))]
+        made = pipeline(part, num_inference_steps=sampling.steps, guidance_scale=sampling.guidance, generator=noise,
+                        output_type="np")  # fmt: skip
+        drawn.append(np.round(made.images * 255).astype(np.uint8))
+    return np.concatenate(drawn)
+
+
+def count_objects(classifier: Classifier, scenes: list[Scene], pictures: Bytes) -> dict[str, float]:
+    """Shares of named objects that are seen, by how many were named, and of backgrounds that are right."""
+    seen = look(classifier, pictures)
+    found = {}
+    for count in _COUNTS:
+        rows = [row for row, scene in enumerate(scenes) if len(scene.objects) == count]
+        found[f"objects_present_{count}"] = float(np.mean([seen.named(row, scenes[row]) for row in rows]))
+    found["all_present"] = float(np.mean([all(seen.named(row, scene)) for row, scene in enumerate(scenes)]))
+    found["background_right"] = float(np.mean([seen.place_right(row, scene) for row, scene in enumerate(scenes)]))
+    return found
+
+
+def contact_sheet(
+    pipeline: StableDiffusionPipeline, pictures: Bytes, sampling: Sampling, seed: int, path: Path
+) -> None:
+    """Eight pictures for each number of objects, then one seed under prompts that differ in a word."""
+    starts = np.cumsum([0, *_COUNTS.values()])[:-1]
+    rows = [pictures[start : start + 8] for start in starts]
+    for offset in range(2):
+        noise = [generator_for(seed, 100 + offset, torch.device("cpu")) for _ in _EDITS]
+        made = pipeline(list(_EDITS), num_inference_steps=sampling.steps, guidance_scale=sampling.guidance,
+                        generator=noise, output_type="np")  # fmt: skip
+        edited = np.round(made.images * 255).astype(np.uint8)
+        rows.append(np.concatenate([edited, np.full_like(pictures[:3], 255)]))
+    save_sheet(path, rows)
+
+
+def evaluate(folder: Path, kept: Path, sampling: Sampling, seed: int, side: int) -> dict[str, float]:
+    """All figures of the model in `folder`; `kept` holds the classifier and receives the contact sheet."""
+    pipeline = StableDiffusionPipeline.from_pretrained(folder)
+    pipeline.scheduler = DPMSolverMultistepScheduler.from_config(pipeline.scheduler.config)
+    pipeline.set_progress_bar_config(disable=True)
+    autoencoder = cast(AutoencoderKL, pipeline.vae)
+    classifier, figures = trained_classifier(kept, seed, side)
+    scenes = evaluation_scenes()
+    pictures = draw_prompts(pipeline, [scene.prompt for scene in scenes], sampling, seed)
+    held_out = draw_pictures(_PROMPT_SEED + 1, 64, side).pixels
+    latents = encode_scenes(autoencoder, _PROMPT_SEED + 1, 64, side)
+    localisation = measure_localisation(pipeline, latents, seed)
+    contact_sheet(pipeline, pictures, sampling, seed, kept / "contact.png")
+    figures = {f"classifier_{name}": value for name, value in figures.items()}
+    figures |= count_objects(classifier, scenes, pictures)
+    figures |= {"autoencoder_psnr": psnr(reconstruct(autoencoder, held_out), held_out)}
+    return figures | {"attention_auc": localisation.auc, "attention_iou": localisation.iou}
+
+
+def main() -> int:
+    """Parses the command line and evaluates."""
+    parser = argparse.ArgumentParser(prog="python -m training.evaluate", description=__doc__)
+    parser.add_argument("model", type=Path, nargs="?", default=Path("weights/demo"))
+    parser.add_argument("--config", type=Path, default=HERE / "shipped.toml")
+    parser.add_argument("--folder", type=Path, default=Path("runs/demo"), help="where classifier and sheet are kept")
+    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--guidance", type=float, default=4.0)
+    parser.add_argument("--threads", type=int, default=None)
+    chosen = parser.parse_args()
+    if chosen.threads:
+        torch.set_num_threads(chosen.threads)
+    config, sampling = load_config(chosen.config), Sampling(chosen.steps, chosen.guidance)
+    figures = evaluate(chosen.model, chosen.folder, sampling, config.seed, config.scenes.side)
+    figures |= {"steps": sampling.steps, "guidance": sampling.guidance}
+    for name, value in figures.items():
+        print(f"{name:34} {value:.4g}")
+    (chosen.folder / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,56 @@
+"""`python -m training.export OUT`: the averaged models of a run as one Stable Diffusion folder in 16 bit."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+from diffusers import StableDiffusionPipeline
+
+from training.autoencoder import AutoencoderStage, DecoderStage
+from training.config import Config, ConfigError, load_config
+from training.denoiser import DenoiserStage
+from training.models import build_pipeline, build_text_encoder, build_unet, export
+from training.train import HERE, MODEL, load_autoencoder
+
+_PREFIX = "module."
+
+
+def load_run(config: Config, folder: Path) -> StableDiffusionPipeline:
+    """The pipeline that a run has come to; the polished decoder if there is one.
+
+    Raises:
+        ConfigError: the autoencoder or the denoiser has no checkpoint yet.
+    """
+    polished = (folder / DecoderStage.name / MODEL).is_dir()
+    autoencoder = load_autoencoder(folder / (DecoderStage if polished else AutoencoderStage).name, torch.device("cpu"))
+    path = folder / DenoiserStage.name / "checkpoint.pt"
+    if not path.is_file():
+        raise ConfigError(f"a denoiser checkpoint is needed, found none at {path}: train that stage first")
+    text_encoder, unet = build_text_encoder(config.denoiser), build_unet(config.denoiser, config.scenes.side // 8)
+    averaged = torch.load(path, map_location="cpu", weights_only=True)["averaged"]
+    for name, model in (("text_encoder", text_encoder), ("unet", unet)):
+        start = f"{_PREFIX}{name}."
+        model.load_state_dict(
+            {key.removeprefix(start): value for key, value in averaged.items() if key.startswith(start)}
+        )
+    return build_pipeline(autoencoder, text_encoder, unet, config.denoiser.prediction)
+
+
+def main() -> int:
+    """Parses the command line and exports."""
+    parser = argparse.ArgumentParser(prog="python -m training.export", description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--config", type=Path, default=HERE / "shipped.toml")
+    parser.add_argument("--folder", type=Path, default=Path("runs/demo"))
+    chosen = parser.parse_args()
+    try:
+        export(load_run(load_config(chosen.config), chosen.folder), chosen.out)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,108 @@
+"""Scenes as the denoiser sees them: latents, token rows, and the objects' masks on the latent grid.
+
+They are computed once and trained on from memory. Knows nothing of the denoiser.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKL
+from torch import Tensor
+from torch.nn import functional as F
+
+from training.pictures import to_tensor
+from training.scenes import Scene, render, sample_scene
+from training.tokens import encode, token_positions
+
+OBJECTS = 4
+_BATCH = 16
+
+
+@dataclass(frozen=True)
+class LatentScenes:
+    """N scenes: scaled `means` and `spreads` [N, 4, h, w], `tokens` [N, 77].
+
+    Per object slot: the word's token index `positions` [N, 4] (-1 for none) and the covered share `masks` [N, 4, h, w].
+    """
+
+    means: Tensor
+    spreads: Tensor
+    tokens: Tensor
+    positions: Tensor
+    masks: Tensor
+
+    def __len__(self) -> int:
+        return len(self.means)
+
+    def to(self, device: torch.device) -> "LatentScenes":
+        """The same scenes on another device."""
+        return LatentScenes(**{name: tensor.to(device) for name, tensor in vars(self).items()})
+
+
+@torch.no_grad()
+def normalise_latents(autoencoder: AutoencoderKL, pixels: Tensor) -> None:
+    """Gives the latent channels mean 0 and one spread, exactly, and sets the scaling factor to match.
+
+    The change is folded into the 1x1 convolutions on both sides of the latents, so reconstructions stay as they are.
+    `pixels` are pictures [B, 3, S, S] to measure on.
+    """
+    latents = torch.cat([autoencoder.encode(part).latent_dist.mode() for part in torch.split(pixels, _BATCH)])
+    middle, spread = latents.mean((0, 2, 3)), latents.std((0, 2, 3))
+    overall = spread.square().mean().sqrt()
+    gain = overall / spread
+    into, out = cast(torch.nn.Conv2d, autoencoder.quant_conv), cast(torch.nn.Conv2d, autoencoder.post_quant_conv)
+    channels = len(gain)
+    assert into.bias is not None
+    assert out.bias is not None
+    out.bias += (out.weight[:, :, 0, 0] * middle).sum(1)
+    out.weight /= gain[None, :, None, None]
+    into.bias[:channels] = (into.bias[:channels] - middle) * gain
+    into.weight[:channels] *= gain[:, None, None, None]
+    into.bias[channels:] += 2 * gain.log()
+    autoencoder.register_to_config(scaling_factor=1 / float(overall))
+
+
+@torch.no_grad()
+def encode_scenes(autoencoder: AutoencoderKL, seed: int, count: int, side: int) -> LatentScenes:
+    """Draws and encodes `count` scenes; scene i depends on (seed, i) alone."""
+    scale = float(autoencoder.config["scaling_factor"])
+    parts: list[LatentScenes] = []
+    for start in range(0, count, _BATCH):
+        scenes = [sample_scene(np.random.default_rng((seed, i))) for i in range(start, min(start + _BATCH, count))]
+        drawings = [render(scene, side) for scene in scenes]
+        pixels = to_tensor(np.stack([drawing.pixels for drawing in drawings])).to(autoencoder.device)
+        posterior = autoencoder.encode(pixels).latent_dist
+        means = posterior.mean.cpu() * scale
+        masks = torch.stack([_slots(torch.from_numpy(drawing.masks).float()) for drawing in drawings])
+        parts.append(
+            LatentScenes(
+                means,
+                posterior.std.cpu() * scale,
+                torch.tensor(encode([scene.prompt for scene in scenes])),
+                torch.tensor([_position_slots(scene) for scene in scenes]),
+                F.adaptive_avg_pool2d(masks, means.shape[-1]),
+            )
+        )
+    return LatentScenes(*(torch.cat(columns) for columns in zip(*(vars(part).values() for part in parts), strict=True)))
+
+
+def load_or_encode(path: Path, autoencoder: AutoencoderKL, seed: int, count: int, side: int) -> LatentScenes:
+    """Encoded scenes from `path`, which is written when it is not there yet."""
+    if path.is_file():
+        return LatentScenes(**torch.load(path, weights_only=True))
+    scenes = encode_scenes(autoencoder, seed, count, side)
+    torch.save(vars(scenes), path)
+    return scenes
+
+
+def _slots(masks: Tensor) -> Tensor:
+    """Masks [objects, S, S] padded with empty ones to [4, S, S]."""
+    return F.pad(masks, (0, 0, 0, 0, 0, OBJECTS - len(masks)))
+
+
+def _position_slots(scene: Scene) -> list[int]:
+    found = token_positions(scene)
+    return [*found, *[-1] * (OBJECTS - len(found))]

@@ -1,0 +1,152 @@
+"""One training loop for every stage: schedule, averaging, checkpoints, log. Knows nothing of what is trained.
+
+Every random draw of step n comes from generators seeded by (seed, n), so a resumed run needs no saved generator and
+repeats the uninterrupted one exactly.
+"""
+
+import csv
+import math
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from training.config import Plan
+
+_CLIP = 1.0
+
+
+class Stage(Protocol):
+    """What the loop needs to know of a stage."""
+
+    name: str
+    model: nn.Module
+
+    def losses(self, step: int) -> dict[str, Tensor]:
+        """The losses of one batch; `loss` is the one to descend."""
+
+    def report(self, averaged: nn.Module, sheet: Path) -> dict[str, float]:
+        """Measures the averaged model on held-out scenes and draws a sample sheet."""
+
+
+@dataclass
+class Progress:
+    """Where a run stands."""
+
+    step: int = 0
+    seconds: float = 0.0
+
+
+def generator_for(seed: int, step: int, device: torch.device) -> torch.Generator:
+    """The source of all noise of one step."""
+    return torch.Generator(device).manual_seed((seed << 32) + step)
+
+
+def train(stage: Stage, plan: Plan, folder: Path, device: torch.device) -> nn.Module:
+    """Trains a stage to the end of its budget, resuming from `folder` when it holds a checkpoint.
+
+    Returns:
+        The averaged model. `folder` receives checkpoint.pt, log.csv and a sample sheet at every report.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    run = _Run(stage, plan, folder, device)
+    run.resume()
+    while run.share_done() < 1:
+        run.step()
+    if run.saved_step != run.progress.step:
+        run.save()
+    return run.averaged.module
+
+
+class _Run:
+    """The state of one training run."""
+
+    def __init__(self, stage: Stage, plan: Plan, folder: Path, device: torch.device) -> None:
+        self.stage, self.plan, self.folder, self.device = stage, plan, folder, device
+        self.trained = [weight for weight in stage.model.parameters() if weight.requires_grad]
+        self.optimizer = torch.optim.AdamW(self.trained, lr=0.0, weight_decay=plan.weight_decay, fused=True)
+        average = get_ema_multi_avg_fn(plan.average)  # type: ignore[no-untyped-call]
+        self.averaged = AveragedModel(stage.model, multi_avg_fn=average)
+        self.progress = Progress()
+        self.saved_step = -1
+        self.started = time.monotonic()
+
+    def share_done(self) -> float:
+        """How much of the budget is spent, 0 to 1 and beyond."""
+        spent = self.progress.seconds + time.monotonic() - self.started
+        return max(self.progress.step / self.plan.steps, spent / self.plan.seconds)
+
+    def step(self) -> None:
+        """One batch: descend, average, and now and then log and save."""
+        rate = self._set_rate()
+        autocast = torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
+        with autocast:
+            losses = self.stage.losses(self.progress.step)
+        self.optimizer.zero_grad()
+        losses["loss"].backward()  # type: ignore[no-untyped-call]
+        norm = nn.utils.clip_grad_norm_(self.trained, _CLIP)
+        self.optimizer.step()
+        self.averaged.update_parameters(self.stage.model)
+        self.progress.step += 1
+        if self.progress.step % self.plan.log_every == 0:
+            self._log(
+                {name: float(value.detach()) for name, value in losses.items()} | {"rate": rate, "norm": float(norm)}
+            )
+        if self.progress.step % self.plan.report_every == 0:
+            self.save()
+
+    def _set_rate(self) -> float:
+        warm = min(1.0, (self.progress.step + 1) / self.plan.warmup)
+        rate = self.plan.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * min(1.0, self.share_done())))
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    def _log(self, row: dict[str, float]) -> None:
+        spent = self.progress.seconds + time.monotonic() - self.started
+        _append(self.folder / "log.csv", {"step": self.progress.step, "seconds": round(spent, 1)} | row)
+
+    def save(self) -> None:
+        """Reports on the averaged model, then writes everything that resuming needs; never half a file."""
+        step = self.progress.step
+        found = self.stage.report(self.averaged.module, self.folder / f"sheet-{step:06d}.png")
+        now = time.monotonic()
+        self.progress.seconds, self.started = self.progress.seconds + now - self.started, now
+        _append(self.folder / "report.csv", {"step": step, "seconds": round(self.progress.seconds, 1)} | found)
+        state = {
+            "model": self.stage.model.state_dict(),
+            "averaged": self.averaged.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "progress": vars(self.progress),
+        }
+        partial = self.folder / "checkpoint.partial"
+        torch.save(state, partial)
+        partial.replace(self.folder / "checkpoint.pt")
+        self.saved_step = step
+
+    def resume(self) -> None:
+        """Takes up a saved run, if there is one."""
+        path = self.folder / "checkpoint.pt"
+        if not path.is_file():
+            return
+        state = torch.load(path, map_location=self.device, weights_only=True)
+        self.stage.model.load_state_dict(state["model"])
+        self.averaged.load_state_dict(state["averaged"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.progress = Progress(**state["progress"])
+        self.saved_step = self.progress.step
+
+
+def _append(path: Path, row: dict[str, float]) -> None:
+    """Adds one line to a CSV file, and its header when the file is new."""
+    fresh = not path.is_file()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(row))
+        if fresh:
+            writer.writeheader()
+        writer.writerow({name: f"{value:.6g}" for name, value in row.items()})

@@ -1,0 +1,78 @@
+"""Drawn scenes in bulk, as arrays and tensors. Knows nothing of models."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from training.drawing import Bytes
+from training.scenes import CELLS, Scene, render, sample_scene
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Scenes and their pixels, uint8 [N, S, S, 3]."""
+
+    scenes: tuple[Scene, ...]
+    pixels: Bytes
+
+    @property
+    def side(self) -> int:
+        """Height and width in pixels."""
+        return int(self.pixels.shape[1])
+
+
+def draw_pictures(seed: int, count: int, side: int) -> Pictures:
+    """Draws `count` scenes; scene i depends on (seed, i) alone."""
+    scenes = tuple(sample_scene(np.random.default_rng((seed, index))) for index in range(count))
+    pixels = np.empty((count, side, side, 3), dtype=np.uint8)
+    for index, scene in enumerate(scenes):
+        pixels[index] = render(scene, side).pixels
+    return Pictures(scenes, pixels)
+
+
+def to_tensor(pixels: Bytes) -> Tensor:
+    """uint8 [B, S, S, 3] to floats in [-1, 1], [B, 3, S, S], channels last."""
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
+
+
+def to_bytes(pixels: Tensor) -> Bytes:
+    """Floats in [-1, 1], [B, 3, S, S], to uint8 [B, S, S, 3]."""
+    scaled = pixels.detach().float().clamp(-1, 1).add(1).mul(127.5).round().to(torch.uint8)
+    found: Bytes = scaled.permute(0, 2, 3, 1).cpu().numpy()
+    return found
+
+
+def sample_crops(pictures: Pictures, rng: np.random.Generator, batch: int, crop: int, on_objects: float) -> Bytes:
+    """Crops on the latent grid, most of them over an object because the rest is flat: uint8 [B, crop, crop, 3]."""
+    crops = np.empty((batch, crop, crop, 3), dtype=np.uint8)
+    for row in range(batch):
+        index = int(rng.integers(len(pictures.scenes)))
+        aimed = rng.random() < on_objects
+        left, top = _corner(pictures.scenes[index], pictures.side, rng, crop, aimed)
+        crops[row] = pictures.pixels[index, top : top + crop, left : left + crop]
+    return crops
+
+
+def _corner(scene: Scene, side: int, rng: np.random.Generator, crop: int, aimed: bool) -> tuple[int, int]:
+    """Left and top of one crop in pixels, a multiple of the cell."""
+    cell = side // CELLS
+    last = (side - crop) // cell
+    if not aimed:
+        left, top = rng.integers(0, last + 1, size=2)
+        return int(left) * cell, int(top) * cell
+    placed = scene.objects[int(rng.integers(len(scene.objects)))]
+    middle = np.array((placed.left + placed.size / 2, placed.bottom - placed.size / 2))
+    corner = middle - crop / cell / 2 + rng.integers(-3, 4, size=2)
+    left, top = np.clip(np.floor(corner), 0, last).astype(int) * cell
+    return int(left), int(top)
+
+
+def save_sheet(path: Path, rows: Sequence[Bytes]) -> None:
+    """Writes rows of pictures, each uint8 [N, S, S, 3], as one PNG."""
+    lines = [np.concatenate(list(row), axis=1) for row in rows]
+    Image.fromarray(np.concatenate(lines, axis=0)).save(path)
