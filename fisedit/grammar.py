@@ -233,7 +233,8 @@ def _placed(s: Sentence, head: int, span: range) -> bool:
 
 def placeless(s: Sentence, span: range) -> str:
     """Why the changed words concern the whole picture and no place in it (style, weather, scene), or ""."""
-    return next(filter(None, (_everywhere(s, i) for i in span if s.roles[i] is Role.CONTENT)), "")
+    telling = (i for i in span if s.roles[i] is Role.CONTENT or s.text(i) in _WEATHER)  # "raining" is a verb
+    return next(filter(None, (_everywhere(s, i) for i in telling)), "")
 
 
 def _everywhere(s: Sentence, i: int) -> str:

@@ -188,6 +188,7 @@ GLOBAL = [
     # weather, time, light
     ("a street lamp", "a street lamp with snow falling", "scene"),
     ("a house", "a house in the rain", "scene"),
+    ("a house", "a house while it is raining", "scene"),
     ("a sunny harbor", "a foggy harbor", "scene"),
     ("a snowy village", "a village", "scene"),
     ("a tower at night", "a tower at dawn", "scene"),
