@@ -1,4 +1,7 @@
-"""The command line: `fisedit generate`, `edit`, `demo` and `bench`. Verbs hold no torch; what they need they import."""
+"""The command line: `fisedit generate`, `edit`, `demo` and `bench`.
+
+Verbs hold no torch, and import what needs it only once their arguments are checked.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ import sys
 import traceback
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fisedit import __version__, console, files
+from fisedit import console, files
 from fisedit import options as opt
 from fisedit.errors import InputError
 
@@ -24,13 +27,10 @@ app.add_typer(bench, name="bench")
 
 @app.callback()
 def fisedit(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")] = False,  # noqa: ARG001 (`main` takes it)
+    version: opt.Version = False,
+    debug: opt.Debug = False,
 ) -> None:
     """Edit a generated picture by changing words, and compute only what changes."""
-    if version:
-        typer.echo(f"fisedit {__version__}")
-        raise typer.Exit
 
 
 @app.command()
@@ -52,11 +52,11 @@ def generate(
     json: opt.Json = False,
 ) -> None:
     """Generate a picture, and a --session to edit it in."""
-    from fisedit import Editor
-
     files.image_output(output)
     if session is not None:
         files.writable(session)
+    from fisedit import Editor
+
     with console.progress("Generating") as on_step:
         editor = Editor.from_pretrained(model, device=device, dtype=dtype, local_files_only=local_files_only)
         result = editor.generate(
@@ -97,8 +97,6 @@ def edit(
     json: opt.Json = False,
 ) -> None:
     """Change a prompt and what it changes: a saved --session's, or a --source-prompt's."""
-    from fisedit import Editor
-
     if (session is None) == (source_prompt is None):
         raise InputError("give either --session or --source-prompt, got both or none; see fisedit edit --help")
     files.image_output(output, mask, protect)
@@ -110,8 +108,13 @@ def edit(
         "seed": seed,
         "negative_prompt": negative_prompt,
         "num_inference_steps": num_inference_steps,
+        "guidance_scale": guidance_scale,
+        "width": width,
+        "height": height,
+        "scheduler": scheduler,
     }
-    recipe |= {"guidance_scale": guidance_scale, "width": width, "height": height, "scheduler": scheduler}
+    from fisedit import Editor
+
     with console.progress("Editing") as on_step:
         editor = Editor.from_pretrained(model, **place) if session is None else Editor.resume(session, **place)
         if source_prompt is not None:
@@ -134,10 +137,10 @@ def demo(
     json: opt.Json = False,
 ) -> None:
     """Draw, edit twice by changing words, prove that nothing else moved."""
+    files.writable(output)
     from fisedit import Editor
     from fisedit import demo as story
 
-    files.writable(output)
     with console.progress("Demo") as on_step:
         editor = Editor.from_pretrained(model, device=device, dtype=dtype, local_files_only=local_files_only)
         told = story.tell(editor, on_step, seed=seed, num_inference_steps=num_inference_steps)

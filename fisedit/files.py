@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -50,9 +51,11 @@ def writable(folder: Path) -> Path:
         InputError: it does not.
     """
     nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(place))
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise InputError(f"output folder must be writable, got {nearest}; choose another place")
-    return folder
+    try:
+        with tempfile.TemporaryFile(dir=nearest):  # permissions alone tell neither read-only disks nor full ones
+            return folder
+    except OSError as error:
+        raise InputError(f"output folder must be writable, got {nearest} ({error.strerror}); choose another") from error
 
 
 def write_image(image: Image, path: Path) -> None:
@@ -78,17 +81,19 @@ def read_mask(path: Path | None) -> Image | None:
 
     if not path.is_file():
         raise MaskError(f"mask must be an image file, got {path}: no such file")
-    try:
-        with Image.open(path, formats=_READABLE) as image:
-            if image.width * image.height > _MOST_PIXELS:
-                raise MaskError(f"mask must have the picture's size, got {image.width}x{image.height} pixels")
-            return _grey(image)
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        if isinstance(error, MaskError):
-            raise
-        raise MaskError(
-            f"mask must be a PNG, JPEG, WebP, BMP, TIFF or GIF image, got {path}: damaged or none"
-        ) from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit here is lower
+        try:
+            with Image.open(path, formats=_READABLE) as image:
+                _check_size(image)
+                return _grey(image)
+        except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
+            raise MaskError(f"mask must be a {', '.join(_READABLE)} image, got {path}: damaged or another") from error
+
+
+def _check_size(image: Image) -> None:
+    if image.width * image.height > _MOST_PIXELS:
+        raise MaskError(f"mask must have the picture's size, got {image.width}x{image.height} pixels")
 
 
 def _grey(image: Image) -> Image:

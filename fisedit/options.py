@@ -3,8 +3,19 @@
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument, Exit, Option, echo
 
+from fisedit import __version__
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        echo(f"fisedit {__version__}")
+        raise Exit
+
+
+Version = Annotated[bool, Option("--version", callback=_tell_version, is_eager=True, help="Print the version.")]
+Debug = Annotated[bool, Option("--debug", help="Show tracebacks; may stand anywhere.")]
 Prompt = Annotated[str, Argument(help="What the picture shows.")]
 NewPrompt = Annotated[str, Option("--prompt", help="The changed prompt; what its words change is what may move.")]
 SourcePrompt = Annotated[str | None, Option(help="Generate a source from this prompt first, instead of --session.")]
