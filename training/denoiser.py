@@ -13,6 +13,7 @@ from transformers import CLIPTextModel
 from training.config import Config
 from training.grounding import grounding_losses, record_cross_attention
 from training.latents import LatentScenes
+from training.linear import convolve_linears
 from training.loop import generator_for
 from training.models import build_pipeline, build_scheduler, build_text_encoder, build_unet
 from training.pictures import save_sheet
@@ -51,6 +52,8 @@ class DenoiserStage:
         self.maps = record_cross_attention(unet)
         parts: dict[str, nn.Module] = {"text_encoder": build_text_encoder(config.denoiser), "unet": unet}
         self.model: nn.Module = nn.ModuleDict(parts).to(device)
+        if device.type == "cpu":
+            convolve_linears(self.model)
         self.kept = build_scheduler(config.denoiser.prediction).alphas_cumprod.to(device)
         self.no_text = torch.tensor(encode([""]), device=device)
 

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 import torch
 from diffusers.models.attention_processor import AttnProcessor2_0
+from torch import nn
 
 from training.attention import auc, iou
 from training.config import Denoiser, Plan
 from training.grounding import grounding_losses, record_cross_attention
+from training.linear import convolve_linears
 from training.models import build_unet
 
 PLAN = Plan(batch=2, seconds=1, steps=1, learning_rate=1e-3)
@@ -40,6 +42,17 @@ def test_recording_attention_leaves_the_prediction_as_it_is() -> None:
     assert all(torch.allclose(layer.sum(-1), torch.ones(layer.shape[:2]), atol=1e-5) for layer in layers)
     assert maps.take() == []
     unet.set_attn_processor(AttnProcessor2_0())
+
+
+def test_convolved_linears_compute_the_same_and_keep_their_names() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(8, 6), nn.GELU(), nn.Linear(6, 4, bias=False))
+    rows, names = torch.randn(2, 5, 8), list(plain.state_dict())
+    before = plain(rows)
+    convolve_linears(plain)
+    assert torch.allclose(plain(rows), before, atol=1e-6)
+    assert plain(rows[0]).shape == (5, 4)
+    assert list(plain.state_dict()) == names
 
 
 def test_auc_and_iou_of_known_maps() -> None:
