@@ -72,14 +72,8 @@ def show_json(value: object) -> None:
 
 def as_json(result: EditResult) -> dict[str, Any]:
     """A result's plain values."""
-    diff = str(result.diff) if result.diff else None
-    return {
-        "id": result.id,
-        "parent": result.parent,
-        "prompt": result.prompt,
-        "diff": diff,
-        "stats": result.stats.as_dict(),
-    }
+    lineage = {"id": result.id, "parent": result.parent, "prompt": result.prompt}
+    return lineage | {"change": _change(result), "stats": result.stats.as_dict()}
 
 
 def show_rows(rows: Sequence[Mapping[str, object]]) -> None:
@@ -95,15 +89,17 @@ def show_rows(rows: Sequence[Mapping[str, object]]) -> None:
 
 def show_costs(results: Sequence[EditResult]) -> None:
     """Print what each result cost beside what a dense run would have, a row each, and what there is to know."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    names = ("edit", "area", "UNet dense", "UNet sparse", "MACs", "dense MACs", "ratio", "seconds")
-    table = Table(*names, title="What it cost", title_justify="left")
+    names = ("change", "area", "UNet dense + sparse", "MACs", "dense MACs", "ratio", "seconds")
+    table = Table(*names, title="What it cost", title_justify="left", box=SIMPLE_HEAD)
     for column in table.columns[1:]:
         column.justify = "right"
     for result in results:
-        table.add_row(str(result.diff) if result.diff else "source", *_costs(result.stats))
+        table.add_row(Text(_change(result)), *_costs(result.stats))
     console = Console()
     console.print(table)
     for result in results:
@@ -112,12 +108,15 @@ def show_costs(results: Sequence[EditResult]) -> None:
                 console.print(f"note: {note}", markup=False, highlight=False)
 
 
+def _change(result: EditResult) -> str:
+    return "source" if result.parent is None else str(result.diff)
+
+
 def _costs(stats: EditStats) -> tuple[str, ...]:
     ratio = f"{stats.macs_dense / stats.macs:.1f}x" if stats.macs else "-"
     return (
         f"{stats.mask_area:.1%}",
-        str(stats.unet_evaluations_dense),
-        str(stats.unet_evaluations_sparse),
+        f"{stats.unet_evaluations_dense} + {stats.unet_evaluations_sparse}",
         f"{stats.macs / 1e9:,.1f} G",
         f"{stats.macs_dense / 1e9:,.1f} G",
         ratio,

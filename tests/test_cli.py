@@ -202,7 +202,7 @@ def test_a_one_shot_edit(fisedit, model, tmp_path):
     options = ("--seed", 3, "--model", model, *SMALL, "--mask", "mask.png", "--output", "out/dog.webp", "--json")
     run = fisedit("edit", "--source-prompt", BEFORE, "--prompt", AFTER, *options)
     assert (run.status, run.err) == (0, "")
-    assert json.loads(run.out)["diff"] == "cat -> dog"
+    assert json.loads(run.out)["change"] == "cat -> dog"
     assert Image.open(tmp_path / "out/dog.webp").size == (64, 64)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["dog.webp"]
 
