@@ -16,9 +16,9 @@ PACKAGE = ROOT / "fisedit"
 
 LAYERS = (
     "errors values",
-    "cache devices grammar graph hub masks model_checks model_files models plan schedule sparse_kernels textdiff",
+    "cache devices grammar graph hub masks model_checks model_files models plan profiling schedule sparse_kernels textdiff",
     "adapters attention decode executor layers",
-    "editor history inversion",
+    "editor history inversion source",
     "files sheet options console demo benchmark cli __main__",
 )
 """From the bottom to the top; a module imports from its own layer and from those below."""
