@@ -114,7 +114,7 @@ def _converted(part: str, shapes: Shapes) -> Shapes:
     convert = {
         "unet": ldm.convert_ldm_unet_checkpoint,
         "vae": ldm.convert_ldm_vae_checkpoint,
-        "text_encoder": lambda checkpoint, config: ldm.convert_ldm_clip_checkpoint(checkpoint),  # noqa: ARG005
+        "text_encoder": lambda checkpoint, config: ldm.convert_ldm_clip_checkpoint(checkpoint),
     }[part]
     try:
         tensors = convert(empty, config=read_json(_SD15 / part / "config.json"))

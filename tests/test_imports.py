@@ -16,7 +16,8 @@ PACKAGE = ROOT / "fisedit"
 
 LAYERS = (
     "errors values",
-    "cache devices grammar graph hub masks model_checks model_files models plan profiling schedule sparse_kernels textdiff",
+    "cache devices grammar graph hub masks model_checks model_files models plan profiling schedule textdiff",
+    "sparse_kernels",
     "adapters attention decode executor layers",
     "editor history inversion source",
     "files sheet options console demo benchmark cli __main__",
