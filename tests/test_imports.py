@@ -16,16 +16,17 @@ PACKAGE = ROOT / "fisedit"
 
 LAYERS = (
     "errors values",
-    "cache devices grammar graph hub masks model_checks model_files models plan profiling schedule textdiff",
+    "devices files grammar graph hub model_checks model_files models recipes",
+    "cache masks plan preview profiling schedule textdiff",
     "sparse_kernels",
     "adapters attention decode executor layers",
-    "editor history inversion source",
-    "files sheet options console demo benchmark cli __main__",
+    "costs editor history inversion memory session source",
+    "sheet options console demo benchmark cli __main__",
 )
 """From the bottom to the top; a module imports from its own layer and from those below."""
 
 FRONT = set(LAYERS[-1].split()) - {"benchmark"}
-PUBLIC = {"", "errors", "values"}
+PUBLIC = {"", "errors", "files", "values"}
 """What front ends may import besides one another; "" is the package itself."""
 
 HEAVY = {"torch", "diffusers", "transformers", "skimage", "scipy", "gradio", "triton", "PIL", "numpy"}
