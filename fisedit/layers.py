@@ -65,9 +65,10 @@ def record_input(run: Recording, site: Site, x: Tensor, *args: Any, **kwargs: An
 
 def record_norm(run: Recording, site: Site, x: Tensor) -> Tensor:
     """Remember a norm's input and its totals."""
-    rows = run.maps.maps[site.name] = rows_of(x)
-    run.maps.totals[site.name] = ops.group_sums(rows, site.module.num_groups)
-    return type(site.module).forward(site.module, x)
+    norm = site.module
+    run.maps.maps[site.name] = rows_of(x)
+    out, run.maps.totals[site.name] = ops.map_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps)
+    return out
 
 
 def record_output(run: Recording, site: Site, x: Tensor) -> Tensor:

@@ -43,6 +43,18 @@ def group_sums(rows: Tensor, groups: int) -> Tensor:
     return sums.unflatten(1, (groups, -1)).sum(2)
 
 
+def map_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """See `reference.map_norm`; torch's kernel computes the statistics anyway, and keeps them in float32 for float32
+    weights, which changes no bit of the output."""
+    batch, channels = x.shape[:2]
+    size = x[0, 0].numel()
+    if not (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and x.stride(0) == x[0].numel()):
+        x = x.contiguous()  # torch's own test for channels_last looks at the stride of a batch of one, too
+    out, mean, rstd = torch.native_group_norm(x, weight.float(), bias.float(), batch, channels, size, groups, eps)
+    mean, square = mean.double(), rstd.double().pow(-2) - eps + mean.double().square()
+    return out, torch.stack([mean, square], -1) * (size * (channels // groups))
+
+
 def group_norm(rows: Tensor, totals: Tensor, count: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """See `reference.group_norm`; one multiply-add a row with a scale and shift per channel."""
     mean, square = (totals / count).unbind(-1)

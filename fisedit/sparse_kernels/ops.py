@@ -53,6 +53,13 @@ def group_sums(rows: Tensor, groups: int) -> Tensor:
     return result
 
 
+def map_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """GroupNorm of a whole map, and its totals; see `reference.map_norm`."""
+    assert x.ndim >= 3 and x.shape[1] % groups == 0, (x.shape, groups)
+    result: tuple[Tensor, Tensor] = _backend.map_norm(x, groups, weight, bias, eps)
+    return result
+
+
 def group_norm(rows: Tensor, totals: Tensor, count: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """GroupNorm under given totals; see `reference.group_norm`."""
     assert totals.shape[0] == rows.shape[0] and rows.shape[2] % totals.shape[1] == 0, (rows.shape, totals.shape)

@@ -35,6 +35,12 @@ def group_sums(rows: Tensor, groups: int) -> Tensor:
     return torch.stack([grouped.sum((1, 3)), grouped.square().sum((1, 3))], -1)
 
 
+def map_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """GroupNorm of a whole map [B, C, ...], and the totals it stands on: float64 [B, groups, 2]."""
+    totals = group_sums(x.flatten(2).transpose(1, 2), groups)
+    return F.group_norm(x, groups, weight, bias, eps), totals
+
+
 def group_norm(rows: Tensor, totals: Tensor, count: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """GroupNorm of rows [B, R, C] under the statistics of a whole map.
 

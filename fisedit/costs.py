@@ -1,0 +1,87 @@
+"""What an edit will cost, from the graph and a mask: active rows, multiply-accumulates, and when dense is cheaper.
+
+Knows shapes and measured constants; runs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from fisedit.decode import box_areas
+from fisedit.plan import make_plan
+from fisedit.masks import grow
+from fisedit.profiling import decoder_macs, text_macs, unet_macs
+from fisedit.source import Engine
+from fisedit.graph import Site
+from fisedit.values import LATENT_FACTOR, Recipe
+
+if TYPE_CHECKING:
+    from fisedit.values import BoolGrid
+
+GROWTH = 2
+"""Latent cells computed beyond the mask by default."""
+
+BREAK_EVEN = 0.85
+"""Share of a dense step's multiply-accumulates from which a sparse step takes as long as a dense one."""
+
+
+def default_growth(steps: int) -> tuple[int, ...]:
+    """Latent cells to compute beyond the mask, for every step."""
+    return (GROWTH,) * steps
+
+
+class Costs:
+    """Prices for one recipe on one engine."""
+
+    def __init__(self, engine: Engine, recipe: Recipe) -> None:
+        self._engine, self._recipe = engine, recipe
+        self.sizes = engine.sizes(recipe)
+
+    def rows(self, grid: BoolGrid, growth: Sequence[int]) -> tuple[int, ...]:
+        """Active rows of every level at the widest growth."""
+        return self._rows(grid, max(growth))
+
+    def dense(self) -> int:
+        """MACs of a dense run: every step and the decode."""
+        step = self._step(self.sizes) + text_macs(self._sites, self._batch, self._tokens)
+        return self._steps * step + self._decode(tuple(self.sizes[0] * 4**i for i in range(4)))
+
+    def sparse(self, grid: BoolGrid, growth: Sequence[int]) -> int:
+        """MACs of a sparse run over a mask."""
+        once = text_macs(self._sites, self._batch, self._tokens) + self._decode(box_areas(grid))
+        steps = {cells: self._step(self._rows(grid, cells)) for cells in set(growth)}
+        return sum(steps[cells] for cells in growth) + once
+
+    def dense_is_cheaper(self, grid: BoolGrid, growth: Sequence[int]) -> str:
+        """Why a mask is too large to be worth a sparse run, or ""."""
+        if grid.all():
+            return "the mask covers everything"
+        share = self._step(self.rows(grid, growth)) / self._step(self.sizes)
+        return f"at {share:.0%} of a dense step, dense is as fast" if share > BREAK_EVEN else ""
+
+    @cached_property
+    def _batch(self) -> int:
+        return self._engine.batch(self._recipe)
+
+    @property
+    def _sites(self) -> tuple[Site, ...]:
+        return self._engine.executor.sites
+
+    @property
+    def _tokens(self) -> int:
+        return int(self._engine.pipe.tokenizer.model_max_length)
+
+    @property
+    def _steps(self) -> int:
+        return self._recipe.num_inference_steps
+
+    def _rows(self, grid: BoolGrid, growth: int) -> tuple[int, ...]:
+        return make_plan(grow(grid, growth), self._engine.executor.depth).rows
+
+    def _step(self, rows: Sequence[int]) -> int:
+        return unet_macs(self._sites, rows, self.sizes, self._batch, self._tokens)
+
+    def _decode(self, areas: Sequence[int]) -> int:
+        return decoder_macs(self._engine.pipe.vae, areas, self.sizes[0])

@@ -1,0 +1,118 @@
+"""The tree of results: what was made, from what, and where the user stands. Knows pictures and lineage, no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, overload
+
+from fisedit.errors import SessionError
+from fisedit.values import EditMask, EditScript, EditStats, Recipe
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+@dataclass(frozen=True, eq=False)
+class EditResult:
+    """One picture of a session.
+
+    Args:
+        id: unique within the session, in the order of making: "0", "1", ...
+        parent: id of the result it was edited from; None for a source.
+        recipe: prompt, seed, sampler and size.
+        image: the picture. mask: the latent cells that may differ from the parent's.
+        diff: what the prompt edit changed. stats: what it cost and why.
+        growth: latent cells computed beyond the mask at each step; empty where the run was dense.
+    """
+
+    id: str
+    parent: str | None
+    recipe: Recipe
+    image: Image
+    mask: EditMask
+    diff: EditScript
+    stats: EditStats
+    growth: tuple[int, ...] = ()
+
+    @property
+    def prompt(self) -> str:
+        """The prompt of this picture."""
+        return self.recipe.prompt
+
+
+class History(Sequence[EditResult]):
+    """All results of a session in the order of making, and the current one; undo and redo walk the tree."""
+
+    def __init__(self) -> None:
+        self._results: dict[str, EditResult] = {}
+        self._visited: dict[str, str] = {}  # parent -> the child that was current last
+        self._current: str | None = None
+
+    @property
+    def current(self) -> EditResult:
+        """Where the user stands.
+
+        Raises:
+            SessionError: nothing was generated yet.
+        """
+        if self._current is None:
+            raise SessionError("there is no source to edit yet; call generate first")
+        return self._results[self._current]
+
+    def next_id(self) -> str:
+        """The id of the next result."""
+        return str(len(self._results))
+
+    def add(self, result: EditResult) -> EditResult:
+        """Append a result and stand on it."""
+        self._results[result.id] = result
+        return self.checkout(result.id)
+
+    def checkout(self, result_id: str) -> EditResult:
+        """Stand on a result; the next edit branches from there.
+
+        Raises:
+            SessionError: no such result.
+        """
+        if result_id not in self._results:
+            raise SessionError(f"no result {result_id!r} in this session; it has {', '.join(self._results) or 'none'}")
+        result = self._results[result_id]
+        self._current = result_id
+        while result.parent is not None:
+            self._visited[result.parent] = result.id
+            result = self._results[result.parent]
+        return self.current
+
+    def undo(self) -> EditResult:
+        """Stand on the parent. Raises SessionError at a source."""
+        if self.current.parent is None:
+            raise SessionError("nothing to undo; this is a source")
+        return self.checkout(self.current.parent)
+
+    def redo(self) -> EditResult:
+        """Stand on the child visited last. Raises SessionError where there is none."""
+        if self.current.id not in self._visited:
+            raise SessionError("nothing to redo; this result has no later edit")
+        return self.checkout(self._visited[self.current.id])
+
+    def lineage(self, result_id: str) -> list[EditResult]:
+        """From the source to the result."""
+        result = self._results[result_id]
+        return [*(self.lineage(result.parent) if result.parent is not None else []), result]
+
+    @overload
+    def __getitem__(self, index: int) -> EditResult: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[EditResult]: ...
+    def __getitem__(self, index: int | slice) -> EditResult | list[EditResult]:
+        """By order of making."""
+        return list(self._results.values())[index]
+
+    def __len__(self) -> int:
+        """Number of results."""
+        return len(self._results)
+
+    def __iter__(self) -> Iterator[EditResult]:
+        """In the order of making."""
+        return iter(self._results.values())

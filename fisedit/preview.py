@@ -1,0 +1,44 @@
+"""Latents -> a small picture at next to no cost, while the sampler is still at work.
+
+A linear map from latent channels to colour, fitted once per model to what its own autoencoder makes of noise.
+"""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from diffusers import AutoencoderKL
+from PIL import Image
+from torch import Tensor
+
+from fisedit.values import LATENT_FACTOR
+
+_fits: WeakKeyDictionary[AutoencoderKL, Tensor] = WeakKeyDictionary()
+
+
+def preview(vae: AutoencoderKL, latents: Tensor) -> Image.Image:
+    """A picture of one pixel per latent cell, w x h, of latents [1, C, h, w]."""
+    fit = _fits.get(vae)
+    if fit is None:
+        fit = _fits[vae] = _fitted(vae)
+    colours = _with_one(latents) @ fit
+    pixels = (colours.clamp(0, 1) * 255).round().byte().view(*latents.shape[-2:], 3)
+    return Image.fromarray(pixels.cpu().numpy())
+
+
+@torch.inference_mode()
+def _fitted(vae: AutoencoderKL) -> Tensor:
+    """The least-squares map [C + 1, 3] from latents to mean colour."""
+    coarse = torch.randn(1, vae.config.latent_channels, 4, 4, generator=torch.Generator().manual_seed(0))
+    latents = F.interpolate(coarse, scale_factor=4, mode="bilinear").to(vae.device, vae.dtype)
+    sample = vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
+    colours = F.avg_pool2d(sample.float() / 2 + 0.5, LATENT_FACTOR)
+    return torch.linalg.lstsq(_with_one(latents), colours[0].flatten(1).T).solution
+
+
+def _with_one(latents: Tensor) -> Tensor:
+    """[1, C, h, w] -> float32 [h * w, C + 1], the last column ones."""
+    rows = latents[0].float().flatten(1).T
+    return F.pad(rows, (0, 1), value=1.0)

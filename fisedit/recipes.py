@@ -1,0 +1,75 @@
+"""Checks what a user asks of a generation before any work is done. Knows ranges, no model."""
+
+from __future__ import annotations
+
+import math
+
+from fisedit.errors import InputError, PromptError
+from fisedit.values import LATENT_FACTOR, Recipe, SchedulerName
+
+STEPS = (1, 1000)
+SIDE = (64, 2048)
+SEEDS = (0, 2**63 - 1)
+
+
+def make_recipe(
+    prompt: str,
+    *,
+    seed: int,
+    negative_prompt: str,
+    num_inference_steps: int,
+    guidance_scale: float,
+    width: int,
+    height: int,
+    scheduler: str,
+) -> Recipe:
+    """A recipe whose every value is in range.
+
+    Raises:
+        PromptError: an empty or all-space prompt, or no text at all.
+        InputError: steps, guidance, size, seed or scheduler out of range.
+    """
+    if not isinstance(negative_prompt, str):
+        raise PromptError(f"negative_prompt must be text, got {type(negative_prompt).__name__}; leave it out for none")
+    guidance = float(guidance_scale)
+    if not (math.isfinite(guidance) and 0 <= guidance <= 100):
+        raise InputError(f"guidance_scale must be in [0, 100], got {guidance_scale}; 7.5 is usual, 1 switches it off")
+    return Recipe(
+        check_prompt(prompt),
+        _integer("seed", seed, SEEDS),
+        negative_prompt,
+        _integer("num_inference_steps", num_inference_steps, STEPS),
+        guidance,
+        _side("width", width),
+        _side("height", height),
+        _scheduler(scheduler),
+    )
+
+
+def check_prompt(prompt: str) -> str:
+    """The prompt, if it says anything. Raises PromptError otherwise."""
+    if not isinstance(prompt, str):
+        raise PromptError(f"prompt must be text, got {type(prompt).__name__}")
+    if not prompt.strip():
+        raise PromptError(f"prompt must say something, got {prompt!r}; describe the picture")
+    return prompt
+
+
+def _integer(name: str, value: int, bounds: tuple[int, int]) -> int:
+    low, high = bounds
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InputError(f"{name} must be a whole number in [{low}, {high}], got {value!r}")
+    return value
+
+
+def _side(name: str, value: int) -> int:
+    if _integer(name, value, SIDE) % LATENT_FACTOR:
+        nearest = round(value / LATENT_FACTOR) * LATENT_FACTOR
+        raise InputError(f"{name} must be divisible by {LATENT_FACTOR}, got {value}; use {nearest}")
+    return value
+
+
+def _scheduler(name: str) -> SchedulerName:
+    if name not in tuple(SchedulerName):
+        raise InputError(f"scheduler must be one of {', '.join(SchedulerName)}, got {name!r}")
+    return SchedulerName(name)

@@ -1,0 +1,119 @@
+"""A session on disk: pictures, masks, and one JSON file with prompts, seeds, lineage and parameters.
+
+What was recorded is not stored: it is rebuilt from the recipes when an edit needs it. Every file is whole or absent, and
+the JSON comes last, so a session that can be read is complete. Knows results, no model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from fisedit.errors import FisEditError, SessionError
+from fisedit.files import write_image, write_json
+from fisedit.history import EditResult, History
+from fisedit.recipes import make_recipe
+from fisedit.values import EditMask, EditScript, EditStats, MaskSource
+
+VERSION = 1
+_INDEX = "session.json"
+
+
+def save(history: History, folder: Path, model: str, dtype: str) -> None:
+    """Write all results of a session.
+
+    Args:
+        folder: made if it is not there; files of a former save are replaced one by one.
+        model, dtype: what to load when the session is resumed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for result in history:
+        write_image(result.image, folder / f"{result.id}.png")
+        write_image(Image.fromarray(result.mask.grid), folder / f"{result.id}.mask.png")
+    index = {"version": VERSION, "model": model, "dtype": dtype, "current": history.current.id}
+    write_json(index | {"results": [_entry(result) for result in history]}, folder / _INDEX)
+
+
+def read_index(folder: Path) -> dict[str, Any]:
+    """The session's JSON.
+
+    Raises:
+        SessionError: there is no session, or one of another version, or a damaged one.
+    """
+    try:
+        index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+        version, _ = index["version"], (index["model"], index["dtype"], index["current"], index["results"])
+    except FileNotFoundError as error:
+        raise SessionError(f"there is no session in {folder} (no {_INDEX}); give a folder written by save") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(folder, _INDEX) from error
+    if version != VERSION:
+        raise SessionError(f"session in {folder} must be of version {VERSION}, got {version}; use a newer fisedit")
+    return dict(index)
+
+
+def load(folder: Path, index: dict[str, Any], diff: Callable[[str, str], EditScript]) -> History:
+    """The results of a session.
+
+    Args:
+        index: from `read_index`. diff: makes the script between two prompts.
+
+    Raises:
+        SessionError: a damaged or missing picture, or an entry that does not fit.
+    """
+    history = History()
+    for entry in index["results"]:
+        try:
+            history.add(_result(folder, entry, history, diff))
+        except (FileNotFoundError, UnidentifiedImageError, OSError, SyntaxError) as error:
+            raise _damaged(folder, f"a picture of result {entry.get('id')}") from error
+        except (KeyError, TypeError, ValueError, FisEditError) as error:
+            raise _damaged(folder, _INDEX) from error
+    history.checkout(index["current"])
+    return history
+
+
+def _entry(result: EditResult) -> dict[str, Any]:
+    return {
+        "id": result.id,
+        "parent": result.parent,
+        "recipe": asdict(result.recipe),
+        "change": str(result.diff),
+        "growth": result.growth,
+        "mask": {"source": result.mask.source, "confidence": result.mask.confidence},
+        "stats": result.stats.as_dict(),
+    }
+
+
+def _result(folder: Path, entry: dict[str, Any], history: History, diff: Callable[[str, str], EditScript]) -> EditResult:
+    name, parent = str(int(entry["id"])), entry["parent"]
+    recipe = make_recipe(**entry["recipe"])
+    before = next(r.prompt for r in history if r.id == parent) if parent is not None else recipe.prompt
+    mask = EditMask(_grid(folder / f"{name}.mask.png"), MaskSource(entry["mask"]["source"]), entry["mask"]["confidence"])
+    image, growth = _picture(folder / f"{name}.png"), tuple(entry["growth"])
+    return EditResult(name, parent, recipe, image, mask, diff(before, recipe.prompt), _stats(entry["stats"]), growth)
+
+
+def _stats(entry: dict[str, Any]) -> EditStats:
+    lists = {key: tuple(value) for key, value in entry.items() if isinstance(value, list)}
+    return EditStats(**(entry | lists | {"mask_source": MaskSource(entry["mask_source"])}))
+
+
+def _picture(path: Path) -> Image.Image:
+    with Image.open(path, formats=["PNG"]) as image:
+        return image.convert("RGB")
+
+
+def _grid(path: Path) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    with Image.open(path, formats=["PNG"]) as image:
+        return np.asarray(image.convert("1"))
+
+
+def _damaged(folder: Path, what: str) -> SessionError:
+    return SessionError(f"the session in {folder} is damaged ({what}); restore it from a copy")

@@ -1,0 +1,178 @@
+"""The story of a picture: latents before every step, predictions, recorded features. Two ways to write one: densely, or
+sparsely over another story.
+
+Knows the UNet, samplers and grids; knows nothing about masks from words, pictures or history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fisedit.cache import StepFeatures, scatter
+from fisedit.executor import Executor, mask_queries
+from fisedit.masks import grow
+from fisedit.plan import SparsePlan, make_plan
+from fisedit.schedule import Sampler, mask_steps, pinned
+from fisedit.values import LATENT_FACTOR, Recipe
+
+if TYPE_CHECKING:
+    from diffusers import StableDiffusionPipeline
+
+    from fisedit.values import BoolGrid
+
+Watch = Callable[[int, int, Tensor], None]
+"""Called before every step with (index, number of steps, estimate of the clean latents [1, 4, h, w])."""
+
+
+@dataclass(eq=False)
+class Story:
+    """Everything the engine knows of a picture's making.
+
+    Args:
+        recipe: how it was made; of an edit, its source's with the new prompt.
+        latents: x_0 to x_N, [1, 4, h, w] each.
+        predictions: the guided prediction of every step, [1, 4, h, w].
+        features: what every step recorded.
+        text: keys and values of the prompt for every cross-attention.
+    """
+
+    recipe: Recipe
+    latents: list[Tensor] = field(default_factory=list)
+    predictions: list[Tensor] = field(default_factory=list)
+    features: list[StepFeatures] = field(default_factory=list)
+    text: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of recorded features and latents held by this story alone."""
+        loose = (*self.latents, *self.predictions, *self.text.values())
+        return sum(step.own_bytes for step in self.features) + sum(t.nbytes for t in loose)
+
+
+class Engine:
+    """A pipeline and its executor; stateless between calls, so that several editors may share it."""
+
+    def __init__(self, pipe: StableDiffusionPipeline) -> None:
+        self.pipe = pipe
+        self.executor = Executor(pipe.unet)
+
+    def guided(self, recipe: Recipe) -> bool:
+        """Whether both branches run; distilled models take guidance as an input instead."""
+        return recipe.guided and self.pipe.unet.config.time_cond_proj_dim is None
+
+    def batch(self, recipe: Recipe) -> int:
+        """B, the branches of one evaluation."""
+        return 2 if self.guided(recipe) else 1
+
+    def grids(self, recipe: Recipe) -> list[tuple[int, int]]:
+        """(height, width) of every level, finest first."""
+        height, width = recipe.height // LATENT_FACTOR, recipe.width // LATENT_FACTOR
+        grids = [(height, width)]
+        for _ in range(self.executor.depth - 1):
+            height, width = -(-height // 2), -(-width // 2)
+            grids.append((height, width))
+        return grids
+
+    def sizes(self, recipe: Recipe) -> tuple[int, ...]:
+        """Positions of every level, finest first."""
+        return tuple(height * width for height, width in self.grids(recipe))
+
+    def sampler(self, recipe: Recipe) -> Sampler:
+        """A fresh run of the recipe's scheduler."""
+        unet = self.pipe.unet
+        return Sampler(recipe, self.pipe.scheduler.config, unet.config.in_channels, unet.device, unet.dtype)
+
+    def encode(self, recipe: Recipe) -> Tensor:
+        """Text embeddings [B, T, D], the negative prompt's first."""
+        guided = self.guided(recipe)
+        positive, negative = self.pipe.encode_prompt(
+            recipe.prompt, self.pipe.unet.device, 1, guided, recipe.negative_prompt
+        )
+        return torch.cat([negative, positive]) if guided else positive
+
+    @torch.inference_mode()
+    def record(
+        self, recipe: Recipe, text: Tensor, watch: Watch, pin: tuple[BoolGrid, Story] | None = None
+    ) -> Story:
+        """Sample densely, as diffusers would, and remember everything.
+
+        Args:
+            text: embeddings [B, T, D]. watch: called before every step.
+            pin: a grid [h, w] and the story that stays outside it.
+        """
+        sampler, story = self.sampler(recipe), Story(recipe)
+        wanted = mask_queries(self.executor.sites, self.sizes(recipe))
+        looks = mask_steps(sampler.timesteps)
+        inside = _inside(pin[0], sampler.latents) if pin else None
+        story.latents.append(sampler.latents)
+        for i, t in enumerate(sampler.timesteps):
+            watch(i, len(sampler.timesteps), sampler.estimate)
+            queries = wanted if i in looks else frozenset()
+            x, extra = self._inputs(sampler, recipe, story.latents[i], t)
+            raw, maps = self.executor.record(x, t, text, story.text, queries, extra)
+            story.predictions.append(self._guide(raw, recipe))
+            story.features.append(maps)
+            following = sampler.step(story.predictions[i], t, story.latents[i])
+            story.latents.append(pinned(following, pin[1].latents[i + 1], inside) if pin else following)
+        return story
+
+    @torch.inference_mode()
+    def replay(
+        self,
+        source: Story,
+        recipe: Recipe,
+        text: Tensor,
+        text_cache: dict[str, Tensor],
+        grid: BoolGrid,
+        growth: Sequence[int],
+        watch: Watch,
+    ) -> Story:
+        """Sample sparsely over a story: compute the grown mask's rows, read the rest, pin what lies outside the mask.
+
+        Args:
+            recipe: the source's with the new prompt. text, text_cache: its embeddings, and keys known already.
+            grid: booleans [h, w]. growth: latent cells to compute beyond the mask, one number per step.
+        """
+        sampler, story = self.sampler(recipe), Story(recipe, text=text_cache)
+        plans = {cells: self.plan(grid, cells) for cells in set(growth)}
+        inside = _inside(grid, sampler.latents)
+        story.latents.append(source.latents[0])
+        for i, t in enumerate(sampler.timesteps):
+            watch(i, len(sampler.timesteps), sampler.estimate)
+            plan = plans[growth[i]]
+            x, extra = self._inputs(sampler, recipe, story.latents[i], t)
+            raw, overlay = self.executor.replay(x, t, text, story.text, source.features[i], plan, extra)
+            rows = self._guide(raw, recipe)
+            story.predictions.append(scatter(source.predictions[i], plan.levels[0].active, rows))
+            story.features.append(overlay)
+            following = sampler.step(story.predictions[i], t, story.latents[i])
+            story.latents.append(pinned(following, source.latents[i + 1], inside))
+        return story
+
+    def plan(self, grid: BoolGrid, growth: int) -> SparsePlan:
+        """The plan that computes the mask and `growth` cells around it."""
+        return make_plan(grow(grid, growth), self.executor.depth, self.pipe.unet.device)
+
+    def _inputs(self, sampler: Sampler, recipe: Recipe, latents: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
+        x = sampler.scaled(torch.cat([latents] * self.batch(recipe)), t)
+        width = self.pipe.unet.config.time_cond_proj_dim
+        if width is None:
+            return x, None
+        scale = torch.tensor([recipe.guidance_scale - 1])
+        return x, self.pipe.get_guidance_scale_embedding(scale, embedding_dim=width).to(x)
+
+    def _guide(self, prediction: Tensor, recipe: Recipe) -> Tensor:
+        """Classifier-free guidance, [B, ...] -> [1, ...]."""
+        if not self.guided(recipe):
+            return prediction
+        without, with_text = prediction.chunk(2)
+        return without + recipe.guidance_scale * (with_text - without)
+
+
+def _inside(grid: BoolGrid, like: Tensor) -> Tensor:
+    return torch.from_numpy(grid.copy()).to(like.device)
