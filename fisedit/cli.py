@@ -20,6 +20,8 @@ from fisedit.errors import InputError
 if TYPE_CHECKING:
     from fisedit.history import EditResult
 
+_INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 bench = typer.Typer(help="Measure fisedit against dense diffusers.")
 app.add_typer(bench, name="bench")
@@ -102,7 +104,7 @@ def edit(
     files.image_output(output, mask, protect)
     if session is not None:
         files.writable(session)
-    areas = {"mask": files.read_mask(mask), "protect": files.read_mask(protect)}
+    areas: dict[str, Any] = {"mask": files.read_mask(mask), "protect": files.read_mask(protect)}
     place: dict[str, Any] = {"device": device, "dtype": dtype, "local_files_only": local_files_only}
     recipe: dict[str, Any] = {
         "seed": seed,
@@ -198,11 +200,10 @@ def main() -> None:
 
 def _run(arguments: list[str], *, debug: bool) -> int:
     try:
-        return int(app(arguments, prog_name="fisedit", standalone_mode=False) or 0)
+        status = int(app(arguments, prog_name="fisedit", standalone_mode=False) or 0)
+        return console.complain(KeyboardInterrupt()) if status == _INTERRUPTED else status
     except typer.TyperException as error:
         return console.complain_line("usage", f"{error.format_message().rstrip('.')}; see fisedit --help", 2)
-    except typer.Abort:
-        return console.complain(KeyboardInterrupt())
     except Exception as error:  # noqa: BLE001 (the process's border: whatever it is, say it in one line)
         if debug:
             traceback.print_exception(error)

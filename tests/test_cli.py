@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -205,6 +207,26 @@ def test_a_one_shot_edit(fisedit, model, tmp_path):
     assert json.loads(run.out)["change"] == "cat -> dog"
     assert Image.open(tmp_path / "out/dog.webp").size == (64, 64)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["dog.webp"]
+
+
+def test_an_interrupt_leaves_nothing(model, tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "fisedit",
+        "generate",
+        BEFORE,
+        "--num-inference-steps",
+        "1000",
+        "--model",
+        str(model),
+    ]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(2)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "error[cancelled]: stopped\n")
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_demo(process, tmp_path):
