@@ -1,0 +1,212 @@
+"""Every backend against float64 torch, in fp32 and bf16.
+
+Errors are in units of the expected values' spread. Largest measured: 2.7e-6 in fp32, 0.024 in bf16 (the rounding of
+an output of four to eight spreads to eight bits); the tolerances leave room for another machine's order of sums.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fisedit.errors import InputError
+from fisedit.plan import make_plan
+from fisedit.sparse_kernels import cpu, ops
+from tests.grids import grids
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.035}
+EPS = 1e-5
+SIZES = [(16, 16), (13, 9)]
+WIDTHS = [(16, 24), (5, 7)]
+
+each_backend = pytest.mark.parametrize("backend", sorted(ops.BACKENDS))
+each_dtype = pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "bf16"])
+each_grid = pytest.mark.parametrize("name", grids(8, 8))
+each_size = pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+
+
+@pytest.fixture
+def close():
+    def check(got, expected, dtype):
+        assert got.dtype == dtype
+        assert (got.double() - expected).abs().max() <= TOLERANCE[dtype] * expected.std(correction=0).clamp(min=0.1)
+
+    return check
+
+
+def rows_at(full, positions):
+    """[B, C, H, W] -> [B, len(positions), C]."""
+    return full.flatten(2)[:, :, positions].transpose(1, 2)
+
+
+class Conv:
+    """A random conv of a random map, its reads at every sampler of a plan, and what each must give."""
+
+    def __init__(self, grid, dtype, *, batch=2, widths=WIDTHS[0], layout=torch.contiguous_format):
+        self.plan, (c_in, c_out) = make_plan(grid, 2), widths
+        self.maps = [torch.randn(batch, c_in, lv.height, lv.width, dtype=dtype) for lv in self.plan.levels]
+        self.weight = torch.randn(c_out, c_in, 3, 3, dtype=dtype).mul_((9 * c_in) ** -0.5).to(memory_format=layout)
+        self.bias = torch.randn(c_out, dtype=dtype)
+
+    def cases(self):
+        """Yields the rows [B, R + G, C], their reads and the expected output."""
+        fine, coarse = self.plan.levels
+        upsampled = F.interpolate(self.maps[1], size=self.maps[0].shape[-2:], mode="nearest")
+        yield self._case(fine, fine.same, fine, self.maps[0], self.maps[0])
+        yield self._case(fine, fine.down, coarse, self.maps[0], self.maps[0])
+        yield self._case(coarse, coarse.up, fine, self.maps[1], upsampled)
+
+    def _case(self, level, reads, out, full, slid):
+        rows = rows_at(full, torch.cat([level.active, reads.halo]))
+        weight, bias = self.weight.double(), self.bias.double()
+        dense = F.conv2d(slid.double(), weight, bias, reads.stride, padding=1)
+        return rows, reads, rows_at(dense, out.active)
+
+
+@each_backend
+@each_dtype
+@each_size
+@each_grid
+def test_conv_of_rows_is_torchs_conv(backend, dtype, size, name, close):
+    conv = Conv(grids(*size)[name], dtype)
+    with ops.use(backend):
+        for rows, reads, expected in conv.cases():
+            close(ops.conv3x3(rows, reads, conv.weight, conv.bias), expected, dtype)
+
+
+@pytest.mark.parametrize("form", [cpu.gathered, cpu.cropped])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize("widths", WIDTHS, ids=str)
+@pytest.mark.parametrize("batch", [1, 2, 3])
+@each_dtype
+@each_grid
+def test_both_forms_of_the_cpu_conv(form, layout, widths, batch, dtype, name, close):
+    conv = Conv(grids(13, 9)[name], dtype, batch=batch, widths=widths, layout=layout)
+    for rows, reads, expected in conv.cases():
+        close(form(F.pad(rows, (0, 0, 0, 1)), reads, conv.weight, conv.bias), expected, dtype)
+
+
+@each_backend
+def test_conv_without_bias(backend, close):
+    conv = Conv(grids(13, 9)["blobs"], torch.float32)
+    conv.bias = torch.zeros_like(conv.bias)
+    with ops.use(backend):
+        for rows, reads, expected in conv.cases():
+            close(ops.conv3x3(rows, reads, conv.weight, None), expected, torch.float32)
+
+
+@each_backend
+@each_dtype
+@pytest.mark.parametrize(("rows", "channels", "groups"), [(1, 8, 8), (7, 12, 3), (130, 40, 4), (4096, 32, 2)])
+def test_group_sums(backend, dtype, rows, channels, groups):
+    x = torch.randn(3, rows, channels, dtype=dtype) + 0.5
+    grouped = x.double().view(3, rows, groups, -1)
+    expected = torch.stack([grouped.sum((1, 3)), grouped.square().sum((1, 3))], -1)
+    with ops.use(backend):
+        got = ops.group_sums(x, groups)
+    assert got.dtype == torch.float64
+    count = rows * channels // groups
+    assert torch.allclose(got / count, expected / count, atol=1e-6, rtol=0)
+
+
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "channels_last": lambda x: x.to(memory_format=torch.channels_last),
+    "rows": lambda x: x.flatten(2).transpose(1, 2).contiguous().transpose(1, 2).unflatten(2, x.shape[2:]),
+    "one_of_many": lambda x: torch.cat([x, x, x]).to(memory_format=torch.channels_last)[-len(x) :],
+}
+
+
+@each_backend
+@each_dtype
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("batch", [1, 2, 3])
+@pytest.mark.parametrize(("channels", "groups"), [(16, 4), (15, 5), (8, 8)])
+def test_norm_of_a_map_and_its_totals(backend, dtype, layout, batch, channels, groups, close):
+    x = LAYOUTS[layout](torch.randn(batch, channels, 13, 9, dtype=dtype) * 3 + 1)
+    weight, bias = torch.randn(2, channels, dtype=dtype)
+    with ops.use(backend):
+        got, totals = ops.map_norm(x, groups, weight, bias, EPS)
+    close(got, F.group_norm(x.double(), groups, weight.double(), bias.double(), EPS), dtype)
+    grouped = x.double().unflatten(1, (groups, -1)).flatten(2)
+    expected = torch.stack([grouped.sum(2), grouped.square().sum(2)], -1)
+    assert totals.dtype == torch.float64
+    assert torch.allclose(totals, expected, rtol=1e-5, atol=1e-3)
+
+
+@each_backend
+@each_dtype
+def test_norm_of_a_constant_map_is_its_bias(backend, dtype):
+    x, (weight, bias) = torch.full((2, 8, 5, 7), 3.0, dtype=dtype), torch.randn(2, 8, dtype=dtype)
+    with ops.use(backend):
+        got, totals = ops.map_norm(x, 4, weight, bias, EPS)
+        rows = ops.group_norm(rows_at(x, torch.arange(6)), totals, 35 * 2, weight, bias, EPS)
+    for out in (rows_at(got, torch.arange(6)), rows):
+        assert torch.allclose(out, bias.expand_as(out), atol=0.02)  # 3 - 3 is not quite 0 beside a deviation of 0.003
+
+
+@each_backend
+@each_dtype
+@each_size
+@each_grid
+@pytest.mark.parametrize(("channels", "groups", "mean"), [(16, 4, 0.0), (15, 5, 3.0)])
+def test_norm_of_mixed_rows_is_the_mixed_maps_own(backend, dtype, size, name, channels, groups, mean, close):
+    """Totals of the recorded map, less the recorded active rows, plus the new ones."""
+    level = make_plan(grids(*size)[name], 1).levels[0]
+    recorded = torch.randn(2, channels, *size, dtype=dtype) + mean
+    mixed = recorded.clone()
+    mixed.flatten(2)[:, :, level.active] = torch.randn(2, channels, level.rows, dtype=dtype) * 2 - mean
+    weight, bias = torch.randn(2, channels, dtype=dtype)
+    with ops.use(backend):
+        _, totals = ops.map_norm(recorded, groups, weight, bias, EPS)
+        totals = totals - ops.group_sums(rows_at(recorded, level.active), groups)
+        totals = totals + ops.group_sums(rows_at(mixed, level.active), groups)
+        count = level.size * channels // groups
+        got = ops.group_norm(rows_at(mixed, level.read), totals, count, weight, bias, EPS)
+    dense = F.group_norm(mixed.double(), groups, weight.double(), bias.double(), EPS)
+    close(got, rows_at(dense, level.read), dtype)
+
+
+@pytest.mark.parametrize("name", ["", "triton", "Fast"])
+@each_backend
+@pytest.mark.parametrize(("mean", "tolerance"), [(3, 1e-5), (30, 1e-3)])
+def test_replacing_every_row_of_a_map_with_a_large_mean(backend, mean, tolerance):
+    """The totals all but cancel. fp32 sums leave 2e-6 at a mean of 3 spreads and 2e-4 at 30, more than any map of SD."""
+    recorded = torch.randn(1, 32, 32, 32) + mean
+    mixed = recorded + 0.01 * torch.randn_like(recorded)
+    everywhere, weight, bias = torch.arange(32 * 32), torch.ones(32), torch.zeros(32)
+    rows = rows_at(mixed, everywhere)
+    with ops.use(backend):
+        _, totals = ops.map_norm(recorded, 8, weight, bias, EPS)
+        totals = totals - ops.group_sums(rows_at(recorded, everywhere), 8) + ops.group_sums(rows, 8)
+        got = ops.group_norm(rows, totals, 32 * 32 * 4, weight, bias, EPS)
+    expected = rows_at(F.group_norm(mixed.double(), 8, eps=EPS), everywhere)
+    assert (got - expected).abs().max() <= tolerance
+
+
+def test_an_unknown_backend_is_refused(name):
+    with pytest.raises(InputError, match="kernels must be one of reference, fast, got"), ops.use(name):
+        pass
+
+
+def test_the_switch_goes_back(monkeypatch):
+    calls = []
+    monkeypatch.setattr(cpu, "group_sums", lambda *_: calls.append("fast"))
+    x = torch.zeros(1, 1, 2)
+    with ops.use("fast"):
+        with pytest.raises(AssertionError), ops.use("reference"):
+            ops.group_sums(x, 3)
+        with ops.use("reference"):
+            ops.group_sums(x, 1)
+        assert not calls
+        ops.group_sums(x, 1)
+    assert calls == ["fast"]
+
+
+def test_shapes_are_checked():
+    reads = make_plan(grids(8, 8)["square"], 1).levels[0].same
+    with pytest.raises(AssertionError):
+        ops.conv3x3(torch.zeros(1, 4, 3), reads, torch.zeros(2, 4, 3, 3), None)
+    with pytest.raises(AssertionError):
+        ops.group_sums(torch.zeros(1, 4, 6), 4)
