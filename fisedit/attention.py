@@ -1,7 +1,7 @@
 """Recorded queries and keys -> attention maps: where words look, and which positions belong together.
 
 Follows DAAM (arXiv 2210.04885): probabilities averaged over heads, layers and a few steps, at the latent grid's size.
-No UNet call is spent; a new prompt's keys meet the queries that the source recorded. Knows features and sites, not masks.
+No UNet call is spent: a new prompt's keys meet the queries that the source recorded. Knows features, not masks.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def affinity(
 
 
 def _recorded(sites: Sequence[Site], step: StepFeatures, *, cross: bool) -> list[Site]:
-    return [s for s in sites if s.role is Role.QUERY and s.cross is cross and s.name in step.keys()]
+    return [s for s in sites if s.role is Role.QUERY and s.cross is cross and s.name in step]
 
 
 def _sibling(site: Site, name: str) -> str:
@@ -95,7 +95,8 @@ def _sibling(site: Site, name: str) -> str:
 def _probabilities(query: Tensor, key: Tensor, heads: int) -> Tensor:
     """Softmax of [1, n, C] over [1, m, C], averaged over heads: float32 [n, m]."""
     q, k = (t[0].float().unflatten(-1, (heads, -1)).transpose(0, 1) for t in (query, key))
-    return (q @ k.transpose(1, 2) * q.shape[-1] ** -0.5).softmax(-1).mean(0)
+    mean: Tensor = (q @ k.transpose(1, 2) * q.shape[-1] ** -0.5).softmax(-1).mean(0)
+    return mean
 
 
 def _resized(maps: Tensor, grid: tuple[int, int], size: tuple[int, int]) -> Tensor:

@@ -34,9 +34,9 @@ class StepMaps:
         """The whole recorded map [B, H * W, C], a fresh tensor that the caller may write to."""
         return self.maps[key].clone()
 
-    def keys(self) -> set[str]:
-        """Names of the recorded maps."""
-        return set(self.maps)
+    def __contains__(self, key: str) -> bool:
+        """Whether a map of that name was recorded."""
+        return key in self.maps
 
     @property
     def own_bytes(self) -> int:
@@ -64,9 +64,9 @@ class StepOverlay:
         """The whole mixed map [B, H * W, C], a fresh tensor that the caller may write to."""
         return self.parent.whole(key, level).index_copy_(1, self.plan.levels[level].active, self.maps[key])
 
-    def keys(self) -> set[str]:
-        """Names of the recorded maps."""
-        return self.parent.keys()
+    def __contains__(self, key: str) -> bool:
+        """Whether a map of that name was recorded."""
+        return key in self.maps
 
     @property
     def own_bytes(self) -> int:
@@ -75,11 +75,6 @@ class StepOverlay:
 
 
 StepFeatures = StepMaps | StepOverlay
-
-
-def recorded_bytes(features: list[StepMaps] | list[StepOverlay]) -> int:
-    """Bytes of all steps together."""
-    return sum(step.own_bytes for step in features)
 
 
 def scatter(base: Tensor, positions: Tensor, rows: Tensor) -> Tensor:

@@ -10,12 +10,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from fisedit.decode import box_areas
-from fisedit.plan import make_plan
+from fisedit.graph import Site
 from fisedit.masks import grow
+from fisedit.plan import make_plan
 from fisedit.profiling import decoder_macs, text_macs, unet_macs
 from fisedit.source import Engine
-from fisedit.graph import Site
-from fisedit.values import LATENT_FACTOR, Recipe
+from fisedit.values import Recipe
 
 if TYPE_CHECKING:
     from fisedit.values import BoolGrid
@@ -43,10 +43,17 @@ class Costs:
         """Active rows of every level at the widest growth."""
         return self._rows(grid, max(growth))
 
+    def dense_step(self) -> int:
+        """MACs of a dense step, projecting the text included."""
+        return self._step(self.sizes) + text_macs(self._sites, self._batch, self._tokens)
+
+    def sparse_step(self, grid: BoolGrid, growth: int) -> int:
+        """MACs of a sparse step; the text was projected before."""
+        return self._step(self._rows(grid, growth))
+
     def dense(self) -> int:
         """MACs of a dense run: every step and the decode."""
-        step = self._step(self.sizes) + text_macs(self._sites, self._batch, self._tokens)
-        return self._steps * step + self._decode(tuple(self.sizes[0] * 4**i for i in range(4)))
+        return self._steps * self.dense_step() + self._decode(tuple(self.sizes[0] * 4**i for i in range(4)))
 
     def sparse(self, grid: BoolGrid, growth: Sequence[int]) -> int:
         """MACs of a sparse run over a mask."""

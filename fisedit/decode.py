@@ -7,7 +7,8 @@ upsampling the halo is trimmed to what the layers ahead can see. Knows autoencod
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from diffusers.models.upsampling import Upsample2D
 from PIL import Image
 from torch import Tensor, nn
 
-from fisedit.adapters.base import injected
+from fisedit.adapters.base import Replacement, injected
 from fisedit.sparse_kernels import ops
 from fisedit.values import LATENT_FACTOR
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from fisedit.values import BoolGrid
 
 HALO = (4, 6, 8, 8)
-"""Cells around a box at 1, 2, 4 and 8 cells per latent cell. From the last upsampling on, eight pixels see everything."""
+"""Cells around a box at 1, 2, 4 and 8 cells per latent cell. After the last upsampling, eight pixels see everything."""
 
 FEATHER = 4
 """Pixels over which an edit fades in, inside the mask's rim."""
@@ -85,15 +86,6 @@ class Box:
         """This rectangle in the coordinates of `outer`."""
         return Box(self.top - outer.top, self.left - outer.left, self.bottom - outer.top, self.right - outer.left)
 
-    def joined(self, other: Box) -> Box:
-        """The smallest rectangle around both."""
-        return Box(
-            min(self.top, other.top),
-            min(self.left, other.left),
-            max(self.bottom, other.bottom),
-            max(self.right, other.right),
-        )
-
 
 def decode(vae: AutoencoderKL, latents: Tensor) -> tuple[Image.Image, DecoderRecord]:
     """Decode densely, exactly as diffusers does, and remember.
@@ -105,7 +97,7 @@ def decode(vae: AutoencoderKL, latents: Tensor) -> tuple[Image.Image, DecoderRec
         The picture, 8h x 8w pixels, and what `decode_boxes` needs.
     """
     record = DecoderRecord()
-    replacements = [(m, partial(_record_norm, record, name, m)) for name, m in _norms(vae)]
+    replacements: list[Replacement] = [(m, partial(_record_norm, record, name, m)) for name, m in _norms(vae)]
     replacements += [(m, partial(_record_tokens, record, name, m)) for name, m in _tokens(vae)]
     with injected(replacements):
         sample = vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
@@ -148,31 +140,56 @@ def composite(source: Image.Image, edited: Image.Image, grid: BoolGrid) -> Image
 
 
 def boxes(grid: BoolGrid) -> list[Box]:
-    """Rectangles of cells that cover the mask; neighbours are joined where one larger box costs less than two."""
-    from scipy.ndimage import find_objects, label
+    """Rectangles of cells that cover the mask, cut where two tight boxes decode faster than one around both.
 
-    labels, _ = label(grid, np.ones((3, 3), int))
-    found = [Box(rows.start, columns.start, rows.stop, columns.stop) for rows, columns in find_objects(labels)]
+    Args:
+        grid: booleans [h, w]. No cell of the mask is in two boxes; an empty mask has none.
+    """
+    return _cut(grid, Box(0, 0, *grid.shape)) if grid.any() else []
+
+
+def _cut(grid: BoolGrid, frame: Box) -> list[Box]:
+    box = _tight(grid, frame)
+    halves = min(_halves(grid, box), key=lambda pair: sum(_cost(half, grid) for half in pair), default=())
+    if not halves or sum(_cost(half, grid) for half in halves) >= _cost(box, grid):
+        return [box]
+    return [piece for half in halves for piece in _cut(grid, half)]
+
+
+def _halves(grid: BoolGrid, box: Box) -> Iterator[tuple[Box, Box]]:
+    """Every way to cut a box in two along a row or a column, each half drawn tight around its cells."""
+    for row in range(box.top + 1, box.bottom):
+        above, below = replace(box, bottom=row), replace(box, top=row)
+        yield _tight(grid, above), _tight(grid, below)
+    for column in range(box.left + 1, box.right):
+        left, right = replace(box, right=column), replace(box, left=column)
+        yield _tight(grid, left), _tight(grid, right)
+
+
+def _tight(grid: BoolGrid, box: Box) -> Box:
+    """The smallest box around the cells within `box`; of no area where there are none."""
+    rows, columns = (np.flatnonzero(grid[box.slices].any(axis)) for axis in (1, 0))
+    if not len(rows):
+        return replace(box, bottom=box.top, right=box.left)
+    top, left = box.top + int(rows[0]), box.left + int(columns[0])
+    return Box(top, left, box.top + int(rows[-1]) + 1, box.left + int(columns[-1]) + 1)
+
+
+def _cost(box: Box, grid: BoolGrid) -> float:
+    """Latent cells decoded for a box, averaged over resolutions: each costs a decoder about the same when full."""
+    return sum(areas / 4**i for i, areas in enumerate(_areas(box, grid))) / len(HALO) if box.area else 0.0
+
+
+def _areas(box: Box, grid: BoolGrid) -> tuple[int, ...]:
     height, width = grid.shape
-    while pair := _worth_joining(found, height, width):
-        first, second = pair
-        found = [box for box in found if box not in pair] + [first.joined(second)]
-    return found
+    factors = [(2**i, halo) for i, halo in enumerate(HALO)]
+    return tuple(box.scaled(f).grown(halo, f * height, f * width).area for f, halo in factors)
 
 
 def box_areas(grid: BoolGrid) -> tuple[int, ...]:
     """Cells decoded at each of the decoder's resolutions, coarsest first."""
-    height, width = grid.shape
-    sizes = [(2**i, halo) for i, halo in enumerate(HALO)]
-    return tuple(sum(b.scaled(f).grown(halo, f * height, f * width).area for b in boxes(grid)) for f, halo in sizes)
-
-
-def _worth_joining(found: list[Box], height: int, width: int) -> tuple[Box, Box] | None:
-    def cost(box: Box) -> int:
-        return box.grown(HALO[1] // 2, height, width).area
-
-    pairs = ((a, b) for i, a in enumerate(found) for b in found[i + 1 :])
-    return next(((a, b) for a, b in pairs if cost(a.joined(b)) <= cost(a) + cost(b)), None)
+    areas = [_areas(box, grid) for box in boxes(grid)]
+    return tuple(map(sum, zip(*areas, strict=True))) if areas else (0,) * len(HALO)
 
 
 @dataclass(eq=False)
@@ -200,7 +217,7 @@ def _decode_box(vae: AutoencoderKL, latents: Tensor, box: Box, record: DecoderRe
     height, width = latents.shape[-2:]
     run = _BoxRun(record, box, (height, width), box.grown(HALO[0], height, width))
     cells = torch.arange(height * width, device=latents.device).view(height, width)[run.outer.slices].flatten()
-    replacements = [(m, partial(_replay_norm, run, name, m)) for name, m in _norms(vae)]
+    replacements: list[Replacement] = [(m, partial(_replay_norm, run, name, m)) for name, m in _norms(vae)]
     replacements += [(m, partial(_replay_tokens, run, name, m, cells)) for name, m in _tokens(vae)]
     replacements += [(m, partial(_replay_upsample, run, m)) for _, m in _upsamplers(vae)]
     rows, columns = run.outer.slices
@@ -253,5 +270,3 @@ def _upsamplers(vae: AutoencoderKL) -> list[tuple[str, Upsample2D]]:
 def _picture(sample: Tensor) -> Image.Image:
     picture: Image.Image = VaeImageProcessor().postprocess(sample, output_type="pil")[0]
     return picture
-
-

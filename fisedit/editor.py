@@ -180,7 +180,7 @@ class Editor:
         return self._sparse(run, area, text, on_step, source, widths)
 
     def save(self, folder: str | Path) -> None:
-        """Write the session: pictures, masks, prompts, seeds, lineage, parameters. Raises SessionError if it is empty."""
+        """Write the session: pictures, masks, prompts, seeds, lineage, parameters. Raises SessionError if empty."""
         session.save(self.history, Path(folder), self.model, str(self.pipe.unet.dtype).removeprefix("torch."))
 
     @classmethod

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
 from diffusers import UNet2DConditionModel
 from diffusers.models.attention import BasicTransformerBlock
@@ -58,7 +59,7 @@ class Site:
     """A layer at work: its dotted name, the module, its role, and the level of the map it reads (0 is the finest)."""
 
     name: str
-    module: nn.Module
+    module: Any
     role: Role
     level: int
 
@@ -66,7 +67,7 @@ class Site:
     def weights(self) -> int:
         """Multiply-accumulates per output row; 0 for norms."""
         conv = getattr(self.module, "conv", self.module)  # samplers hold their conv
-        return 0 if isinstance(conv, nn.GroupNorm) else conv.weight.numel()
+        return 0 if isinstance(conv, nn.GroupNorm) else int(conv.weight.numel())
 
     @property
     def cross(self) -> bool:
@@ -145,7 +146,7 @@ def _transformer(name: str, model: Transformer2DModel, level: int) -> Iterator[S
     yield _pointwise(f"{name}.proj_out", model.proj_out, level)
 
 
-def _transformer_block(name: str, block: nn.Module, level: int) -> Iterator[Site]:
+def _transformer_block(name: str, block: Any, level: int) -> Iterator[Site]:
     if type(block) is not BasicTransformerBlock or block.norm_type != "layer_norm":
         raise _unsupported(name, block)
     for child in ("attn1", "attn2"):

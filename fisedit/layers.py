@@ -35,7 +35,7 @@ class Recording:
 
 @dataclass(eq=False)
 class Replay:
-    """The state of one sparse forward: the recorded step it reads, the overlay it writes, the text's keys and values."""
+    """The state of one sparse forward: the recorded step it reads, the overlay it writes, the text's projections."""
 
     plan: SparsePlan
     source: StepFeatures
@@ -57,10 +57,17 @@ def map_of(rows: Tensor) -> Tensor:
     return rows.transpose(1, 2).unsqueeze(-1)
 
 
+def dense(site: Site, x: Tensor) -> Tensor:
+    """What the layer's own class makes of its input."""
+    out: Tensor = type(site.module).forward(site.module, x)
+    return out
+
+
 def record_input(run: Recording, site: Site, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Remember a map before its layer runs."""
     run.maps.maps[site.name] = rows_of(x)
-    return type(site.module).forward(site.module, x, *args, **kwargs)
+    out: Tensor = type(site.module).forward(site.module, x, *args, **kwargs)
+    return out
 
 
 def record_norm(run: Recording, site: Site, x: Tensor) -> Tensor:
@@ -73,13 +80,13 @@ def record_norm(run: Recording, site: Site, x: Tensor) -> Tensor:
 
 def record_output(run: Recording, site: Site, x: Tensor) -> Tensor:
     """Remember what a projection of the tokens gave."""
-    out = run.maps.maps[site.name] = type(site.module).forward(site.module, x)
+    out = run.maps.maps[site.name] = dense(site, x)
     return out
 
 
 def record_query(run: Recording, site: Site, x: Tensor) -> Tensor:
     """Remember the conditional branch's queries where masks will want them."""
-    out = type(site.module).forward(site.module, x)
+    out = dense(site, x)
     if site.name in run.queries:
         run.maps.maps[site.name] = out[-1:].clone()
     return out
@@ -88,7 +95,7 @@ def record_query(run: Recording, site: Site, x: Tensor) -> Tensor:
 def text_once(run: Recording | Replay, site: Site, text: Tensor) -> Tensor:
     """Project the text at the first step only."""
     if site.name not in run.text:
-        run.text[site.name] = type(site.module).forward(site.module, text)
+        run.text[site.name] = dense(site, text)
     return run.text[site.name]
 
 
@@ -123,7 +130,7 @@ def replay_conv(run: Replay, site: Site, x: Tensor) -> Tensor:
 def replay_pointwise(run: Replay, site: Site, x: Tensor) -> Tensor:
     """A 1x1 conv is a linear layer on rows."""
     if x.ndim == 3:
-        return type(site.module).forward(site.module, x)
+        return dense(site, x)
     return map_of(F.linear(rows_of(x), site.module.weight.flatten(1), site.module.bias))
 
 
@@ -147,14 +154,14 @@ def _resample(run: Replay, site: Site, x: Tensor, reads: Reads | None) -> Tensor
 
 def replay_tokens(run: Replay, site: Site, x: Tensor) -> Tensor:
     """Keys or values of every position: fresh where active, recorded elsewhere."""
-    rows = run.overlay.maps[site.name] = type(site.module).forward(site.module, x)
+    rows = run.overlay.maps[site.name] = dense(site, x)
     return run.source.whole(site.name, site.level).index_copy_(1, run.level(site).active, rows)
 
 
 def replay_query(run: Replay, site: Site, x: Tensor) -> Tensor:
     """Queries of the active rows; remembered where the source remembers them."""
-    out = type(site.module).forward(site.module, x)
-    if site.name in run.source.keys():
+    out = dense(site, x)
+    if site.name in run.source:
         run.overlay.maps[site.name] = out[-1:].clone()
     return out
 

@@ -137,7 +137,8 @@ def _level(active: list[Tensor], i: int, device: torch.device) -> Level:
     down = _reads(here, active[i + 1], _strided(here.shape, 2), 2) if i + 1 < len(active) else None
     up = _reads(here, active[i - 1], _nearest(here.shape, active[i - 1].shape), 1) if i else None
     same = _reads(here, here, _strided(here.shape, 1), 1)
-    level = Level(*here.shape, _positions(here), same, down, up)
+    height, width = here.shape
+    level = Level(height, width, _positions(here), same, down, up)
     return _to(level, device)
 
 
@@ -192,7 +193,8 @@ def _window(outputs: Tensor, padded: Tensor, slots: Tensor, stride: int) -> Wind
     (top, left), (bottom, right) = cells.amin(0).tolist(), cells.amax(0).tolist()
     crop = padded[top * stride : bottom * stride + 3, left * stride : right * stride + 3]
     pick = _positions(outputs[top : bottom + 1, left : right + 1])
-    return Window(slots[crop.flatten()], *crop.shape, pick)
+    height, width = crop.shape
+    return Window(slots[crop.flatten()], height, width, pick)
 
 
 def _to(level: Level, device: torch.device) -> Level:

@@ -35,7 +35,8 @@ def _fitted(vae: AutoencoderKL) -> Tensor:
     latents = F.interpolate(coarse, scale_factor=4, mode="bilinear").to(vae.device, vae.dtype)
     sample = vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
     colours = F.avg_pool2d(sample.float() / 2 + 0.5, LATENT_FACTOR)
-    return torch.linalg.lstsq(_with_one(latents), colours[0].flatten(1).T).solution
+    fit: Tensor = torch.linalg.lstsq(_with_one(latents), colours[0].flatten(1).T).solution
+    return fit
 
 
 def _with_one(latents: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ def decoder_macs(vae: AutoencoderKL, areas: Sequence[int], latent_size: int) -> 
         if isinstance(module, nn.Conv2d | nn.Linear):
             total += module.weight.numel() * areas[level]
         elif isinstance(module, Attention):
-            total += 2 * areas[0] * latent_size * module.inner_dim
+            total += 2 * areas[0] * latent_size * int(module.to_q.weight.shape[0])
     return total
 
 
@@ -89,5 +89,3 @@ class Stopwatch:
     def done(self) -> dict[str, float]:
         """All stations and the total."""
         return self.seconds | {"total": perf_counter() - self._start}
-
-

@@ -44,9 +44,7 @@ class Sampler:
         device, dtype: of the latents.
     """
 
-    def __init__(
-        self, recipe: Recipe, config: Any, channels: int, device: torch.device, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, recipe: Recipe, config: Any, channels: int, device: torch.device, dtype: torch.dtype) -> None:
         self._scheduler = SCHEDULERS[recipe.scheduler].from_config(config)
         self._scheduler.set_timesteps(recipe.num_inference_steps, device=device)
         self._generator = torch.Generator().manual_seed(recipe.seed)
@@ -75,9 +73,8 @@ class Sampler:
         following: Tensor = out.prev_sample
         if not following.isfinite().all():
             raise NumericsError(f"latents turned NaN or infinite at timestep {int(timestep)}; use dtype fp32")
-        self.estimate = getattr(out, "pred_original_sample", None)
-        if self.estimate is None:
-            self.estimate = following
+        clean: Tensor | None = getattr(out, "pred_original_sample", None)
+        self.estimate = following if clean is None else clean
         return following
 
 
@@ -87,8 +84,8 @@ def pinned(latents: Tensor, source: Tensor, inside: Tensor) -> Tensor:
 
 
 def mask_steps(timesteps: Tensor, count: int = 4) -> tuple[int, ...]:
-    """Steps whose attention tells objects apart: at most `count`, evenly over timesteps 150 to 600, where cross-attention
-    of drawn and of photographed objects localises best; the nearest to 400 if none lies there."""
+    """Steps whose attention tells objects apart: at most `count`, evenly over timesteps 150 to 600, where the maps of
+    drawn objects localise best; the nearest to 400 if none lies there."""
     times = timesteps.float()
     good = ((times >= 150) & (times <= 600)).nonzero().flatten().tolist()
     if not good:

@@ -1,7 +1,7 @@
 """A session on disk: pictures, masks, and one JSON file with prompts, seeds, lineage and parameters.
 
-What was recorded is not stored: it is rebuilt from the recipes when an edit needs it. Every file is whole or absent, and
-the JSON comes last, so a session that can be read is complete. Knows results, no model.
+What was recorded is not stored: it is rebuilt from the recipes when an edit needs it. Every file is whole or absent,
+and the JSON comes last, so a session that can be read is complete. Knows results, no model.
 """
 
 from __future__ import annotations
@@ -91,11 +91,15 @@ def _entry(result: EditResult) -> dict[str, Any]:
     }
 
 
-def _result(folder: Path, entry: dict[str, Any], history: History, diff: Callable[[str, str], EditScript]) -> EditResult:
+def _result(
+    folder: Path, entry: dict[str, Any], history: History, diff: Callable[[str, str], EditScript]
+) -> EditResult:
     name, parent = str(int(entry["id"])), entry["parent"]
     recipe = make_recipe(**entry["recipe"])
     before = next(r.prompt for r in history if r.id == parent) if parent is not None else recipe.prompt
-    mask = EditMask(_grid(folder / f"{name}.mask.png"), MaskSource(entry["mask"]["source"]), entry["mask"]["confidence"])
+    mask = EditMask(
+        _grid(folder / f"{name}.mask.png"), MaskSource(entry["mask"]["source"]), entry["mask"]["confidence"]
+    )
     image, growth = _picture(folder / f"{name}.png"), tuple(entry["growth"])
     return EditResult(name, parent, recipe, image, mask, diff(before, recipe.prompt), _stats(entry["stats"]), growth)
 

@@ -96,9 +96,7 @@ class Engine:
         return torch.cat([negative, positive]) if guided else positive
 
     @torch.inference_mode()
-    def record(
-        self, recipe: Recipe, text: Tensor, watch: Watch, pin: tuple[BoolGrid, Story] | None = None
-    ) -> Story:
+    def record(self, recipe: Recipe, text: Tensor, watch: Watch, pin: tuple[BoolGrid, Story] | None = None) -> Story:
         """Sample densely, as diffusers would, and remember everything.
 
         Args:
@@ -108,7 +106,7 @@ class Engine:
         sampler, story = self.sampler(recipe), Story(recipe)
         wanted = mask_queries(self.executor.sites, self.sizes(recipe))
         looks = mask_steps(sampler.timesteps)
-        inside = _inside(pin[0], sampler.latents) if pin else None
+        keep = _keeper(*pin) if pin else lambda _, latents: latents
         story.latents.append(sampler.latents)
         for i, t in enumerate(sampler.timesteps):
             watch(i, len(sampler.timesteps), sampler.estimate)
@@ -117,8 +115,7 @@ class Engine:
             raw, maps = self.executor.record(x, t, text, story.text, queries, extra)
             story.predictions.append(self._guide(raw, recipe))
             story.features.append(maps)
-            following = sampler.step(story.predictions[i], t, story.latents[i])
-            story.latents.append(pinned(following, pin[1].latents[i + 1], inside) if pin else following)
+            story.latents.append(keep(i + 1, sampler.step(story.predictions[i], t, story.latents[i])))
         return story
 
     @torch.inference_mode()
@@ -140,7 +137,7 @@ class Engine:
         """
         sampler, story = self.sampler(recipe), Story(recipe, text=text_cache)
         plans = {cells: self.plan(grid, cells) for cells in set(growth)}
-        inside = _inside(grid, sampler.latents)
+        keep = _keeper(grid, source)
         story.latents.append(source.latents[0])
         for i, t in enumerate(sampler.timesteps):
             watch(i, len(sampler.timesteps), sampler.estimate)
@@ -150,8 +147,7 @@ class Engine:
             rows = self._guide(raw, recipe)
             story.predictions.append(scatter(source.predictions[i], plan.levels[0].active, rows))
             story.features.append(overlay)
-            following = sampler.step(story.predictions[i], t, story.latents[i])
-            story.latents.append(pinned(following, source.latents[i + 1], inside))
+            story.latents.append(keep(i + 1, sampler.step(story.predictions[i], t, story.latents[i])))
         return story
 
     def plan(self, grid: BoolGrid, growth: int) -> SparsePlan:
@@ -174,5 +170,7 @@ class Engine:
         return without + recipe.guidance_scale * (with_text - without)
 
 
-def _inside(grid: BoolGrid, like: Tensor) -> Tensor:
-    return torch.from_numpy(grid.copy()).to(like.device)
+def _keeper(grid: BoolGrid, source: Story) -> Callable[[int, Tensor], Tensor]:
+    """Pins step i's latents to the source's outside the grid."""
+    inside = torch.from_numpy(grid.copy()).to(source.latents[0].device)
+    return lambda i, latents: pinned(latents, source.latents[i], inside)

@@ -13,14 +13,16 @@ from typing import Any
 from torch import Tensor, nn
 
 Forward = Callable[..., Tensor]
+Replacement = tuple[nn.Module, Forward]
+"""A module and the forward it gets."""
 
 
 @contextmanager
-def injected(replacements: Iterable[tuple[nn.Module, Forward]]) -> Iterator[None]:
+def injected(replacements: Iterable[Replacement]) -> Iterator[None]:
     """Run the enclosed code with other forwards; ejects on the way out, exceptions included.
 
     Args:
-        replacements: pairs of a module and the forward it gets. Nesting is allowed: ejecting restores what was there.
+        replacements: what gets which forward. Nesting is allowed: ejecting restores what was there.
     """
     before: list[tuple[nn.Module, Any]] = []
     try:

@@ -40,7 +40,8 @@ def group_sums(rows: Tensor, groups: int) -> Tensor:
     """See `reference.group_sums`; accumulates in float32, returns float64."""
     channels = rows.float()
     sums = torch.stack([channels.sum(1), channels.square().sum(1)], -1).double()  # [B, C, 2]
-    return sums.unflatten(1, (groups, -1)).sum(2)
+    grouped: Tensor = sums.unflatten(1, (groups, -1)).sum(2)
+    return grouped
 
 
 def map_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -56,4 +56,5 @@ def group_norm(rows: Tensor, totals: Tensor, count: int, weight: Tensor, bias: T
     scale = (square - mean.square()).clamp(min=0).add(eps).rsqrt()
     grouped = rows.double().unflatten(-1, (totals.shape[1], -1))
     normed = (grouped - mean[:, None, :, None]) * scale[:, None, :, None]
-    return (normed.flatten(2) * weight + bias).to(rows.dtype)
+    out: Tensor = (normed.flatten(2) * weight + bias).to(rows.dtype)
+    return out
