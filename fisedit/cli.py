@@ -189,6 +189,33 @@ def bench_edit(
     console.show_json(report) if json else console.show_rows(report["rows"])
 
 
+@bench.command("fidelity")
+def bench_fidelity(
+    model: opt.Model = "demo",
+    edits: opt.Edits = 40,
+    num_inference_steps: opt.Steps = 25,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    output: opt.BenchOutput = None,
+    json: opt.Json = False,
+) -> None:
+    """Measure how close sparse edits come to dense blended ones, by growth."""
+    if output is not None:
+        files.writable(output.parent)
+    with console.progress("Measuring") as on_step:
+        report = import_module("fisedit.fidelity").run(
+            model=model,
+            edits=edits,
+            num_inference_steps=num_inference_steps,
+            device=device,
+            dtype=dtype,
+            on_step=on_step,
+        )
+    if output is not None:
+        files.write_json(report, output)
+    console.show_json(report) if json else console.show_rows(report["rows"])
+
+
 def main() -> None:
     """Run the command line. Every error is one line on stderr; a traceback only with --debug."""
     arguments = sys.argv[1:] or ["--help"]

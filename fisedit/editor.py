@@ -32,8 +32,10 @@ from fisedit.values import LATENT_FACTOR, EditKind, EditMask, EditScript, EditSt
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
+    from numpy.typing import NDArray
     from PIL.Image import Image
 
+    from fisedit.cache import StepFeatures
     from fisedit.values import BoolGrid
 
 
@@ -179,6 +181,19 @@ class Editor:
             return self._dense(run, area, text, on_step, source, reason)
         return self._sparse(run, area, text, on_step, source, widths)
 
+    @torch.inference_mode()
+    def attention(self, prompt: str) -> NDArray[np.float32]:
+        """Where the words that would change are looked at in the current picture: floats [h, w], 0 to 1; no UNet call.
+
+        Raises:
+            SessionError: there is no source yet. PromptError: an empty prompt.
+        """
+        parent = self.history.current
+        script = diff(parent.prompt, check_prompt(prompt), self.pipe.tokenizer)
+        run = _Run(replace(parent.recipe, prompt=prompt), parent, script, Stopwatch())
+        old, new = self._maps(run, self._story(parent, None), self._text(run))
+        return masks.seed_map(script, old, new)
+
     def save(self, folder: str | Path) -> None:
         """Write the session: pictures, masks, prompts, seeds, lineage, parameters. Raises SessionError if empty."""
         session.save(self.history, Path(folder), self.model, str(self.pipe.unet.dtype).removeprefix("torch."))
@@ -238,11 +253,20 @@ class Editor:
 
     @torch.inference_mode()
     def _predicted(self, run: _Run, source: Story, text: _Text) -> EditMask:
+        old, new = self._maps(run, source, text)
+        sites, grids = self._engine.executor.sites, self._engine.grids(run.recipe)
+        return masks.predict(run.script, old, new, *affinity(self.pipe.unet, sites, self._looks(run, source), grids))
+
+    def _maps(self, run: _Run, source: Story, text: _Text) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Attention maps [T, h, w] of the source's words, and of the new words on the source's queries."""
         sites, unet, grids = self._engine.executor.sites, self.pipe.unet, self._engine.grids(run.recipe)
-        steps = [source.features[i] for i in mask_steps(self._engine.sampler(run.recipe).timesteps)]
         text_keys(sites, text.embeddings, text.cache)
-        old, new = (cross_maps(unet, sites, steps, cache, grids) for cache in (source.text, text.cache))
-        return masks.predict(run.script, old, new, *affinity(unet, sites, steps, grids))
+        steps = self._looks(run, source)
+        return cross_maps(unet, sites, steps, source.text, grids), cross_maps(unet, sites, steps, text.cache, grids)
+
+    def _looks(self, run: _Run, source: Story) -> list[StepFeatures]:
+        """The recorded steps whose queries were remembered."""
+        return [source.features[i] for i in mask_steps(self._engine.sampler(run.recipe).timesteps)]
 
     def _dense_reason(self, run: _Run, mask: EditMask, wanted: BoolGrid | None, growth: Sequence[int]) -> str:
         """Why this edit should run dense, or ""."""

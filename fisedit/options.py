@@ -43,3 +43,4 @@ BenchModel = Annotated[
     str | None, Option("--model", help="A model; random weights of Stable Diffusion 1.5 without it.")
 ]
 BenchOutput = Annotated[Path | None, Option("--output", help="JSON file to write the figures to.")]
+Edits = Annotated[int, Option(min=1, max=700, help="How many word swaps to measure.")]
