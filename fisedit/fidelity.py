@@ -136,7 +136,7 @@ def inside_psnr(got: Image, expected: Image, grid: BoolGrid) -> float:
     """Peak signal to noise ratio in dB over the pixels inside the mask."""
     mask = np.kron(grid, np.ones((8, 8), bool))
     a, b = (np.asarray(picture, np.float64)[mask] for picture in (got, expected))
-    return float(10 * np.log10(255**2 / max(np.mean((a - b) ** 2), 1e-10)))
+    return float(10 * np.log10(255**2 / max(float(np.mean((a - b) ** 2)), 1e-10)))
 
 
 def spread(halves: Sequence[int], steps: int) -> tuple[int, ...] | None:
@@ -153,5 +153,5 @@ def _row(name: str, psnr: list[float], share: list[float]) -> dict[str, Any]:
         "psnr_median": float(np.median(psnr)),
         "psnr_p10": float(np.percentile(psnr, 10)),
         "psnr_min": float(np.min(psnr)),
-        "macs_ratio": 1 / float(np.mean(share)),
+        "macs_ratio": len(share) / sum(share),
     }

@@ -17,7 +17,7 @@ from fisedit.sparse_kernels import tuning
 def conv3x3(rows: Tensor, reads: Reads, weight: Tensor, bias: Tensor | None) -> Tensor:
     """See `reference.conv3x3`; the cheaper of the two forms by the measured table in `tuning`."""
     padded = F.pad(rows, (0, 0, 0, 1))
-    form = cropped if tuning.prefers_crop(reads, rows.shape[-1]) else gathered
+    form = cropped if tuning.prefers_crop(reads) else gathered
     return form(padded, reads, weight, bias)
 
 
