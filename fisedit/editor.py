@@ -288,7 +288,7 @@ class Editor:
             story = self._engine.replay(source, run.recipe, text.embeddings, text.cache, mask.grid, growth, watch)
         with run.watch.station("decode"), torch.inference_mode():
             decoder = self._decoder(run.parent)
-            image = decode_boxes(self.pipe.vae, story.latents[-1], mask.grid, decoder, run.parent.image)
+            image, decoder = decode_boxes(self.pipe.vae, story.latents[-1], mask.grid, decoder, run.parent.image)
         cost = self._costs(run.recipe).sparse(mask.grid, growth)
         stats = self._stats(run, mask, story, cost, notes=text.notes, growth=growth)
         return self._add(run, image, mask, stats, story, decoder)
@@ -315,12 +315,12 @@ class Editor:
         return self._add(run, image, mask, stats, story, decoder)
 
     def _unchanged(self, run: _Run, why: str) -> EditResult:
-        """The parent's picture, byte for byte, and no UNet call."""
+        """The parent's picture, byte for byte, and no UNet call; its prompt, too, for that is what the picture shows."""
         assert run.parent is not None
         mask = EditMask(np.zeros_like(run.parent.mask.grid), MaskSource.NOWHERE)
         stats = self._stats(run, mask, None, 0, notes=(f"nothing was edited: {why}",))
         result = EditResult(
-            self.history.next_id(), run.parent.id, run.recipe, run.parent.image, mask, run.script, stats
+            self.history.next_id(), run.parent.id, run.parent.recipe, run.parent.image, mask, run.script, stats
         )
         self._memory.share(run.parent.id, result.id)
         return self.history.add(result)

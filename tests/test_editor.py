@@ -1,0 +1,266 @@
+"""The editor from end to end: E1 to E3 on pictures, history without dense calls, sharing, interruptions, fallbacks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fisedit import Cancelled, Editor, masks
+from fisedit.errors import SessionError
+from fisedit.values import EditKind, MaskSource
+from tests import oracle
+from tests.edits import BIRD, CAT, DEFAULTS, DOG, Calls, as_oracle, latents, pixels_outside
+from tests.grids import grids
+from tests.pipelines import SCHEDULERS, SHAPES, with_scheduler
+
+SQUARE, BLOBS, CORNER = (grids(16, 16)[name] for name in ("square", "blobs", "corner"))
+QUICK = {"seed": 7, "num_inference_steps": 3}
+
+each_scheduler = pytest.mark.parametrize("scheduler", SCHEDULERS)
+
+
+@pytest.fixture
+def editor(pipelines):
+    return Editor(pipelines["shallow"])
+
+
+@pytest.fixture
+def source(editor):
+    return editor.generate(CAT, **QUICK)
+
+
+def story(editor, result):
+    return editor._memory.get(result.id)[0]
+
+
+def same(a, b):
+    return a.image.tobytes() == b.image.tobytes()
+
+
+@each_scheduler
+@pytest.mark.parametrize("guidance", [7.5, 1.0], ids=["guided", "unguided"])
+def test_generate_gives_the_bytes_of_diffusers(pipelines, scheduler, guidance):
+    pipe = pipelines["shallow"]
+    options = QUICK | {"scheduler": scheduler, "guidance_scale": guidance, "negative_prompt": DOG}
+    result = Editor(pipe).generate(CAT, height=104, width=136, **options)
+    dense = oracle.dense_generate(with_scheduler(pipe, scheduler), as_oracle(result.recipe))
+    assert result.image.tobytes() == dense.image.tobytes() and result.image.size == (136, 104)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_generate_at_the_models_own_size(pipelines, shape):
+    result = Editor(pipelines[shape]).generate(CAT, num_inference_steps=2)
+    dense = oracle.dense_generate(pipelines[shape], as_oracle(result.recipe))
+    assert result.image.tobytes() == dense.image.tobytes()
+    assert result.recipe.width == result.recipe.height == 128 and result.recipe.guidance_scale == 7.5
+
+
+def test_a_full_mask_gives_the_bytes_of_the_dense_edit(editor, source):
+    """E1 on pictures."""
+    result = editor.edit(DOG, mask=np.ones((16, 16), bool))
+    dense = oracle.dense_generate(editor.pipe, as_oracle(result.recipe))
+    assert result.image.tobytes() == dense.image.tobytes()
+    assert result.stats.fallback == "the mask covers everything"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "why"),
+    [
+        (CAT, {}, "the prompt says the same"),
+        (CAT.upper(), {"mask": SQUARE}, "the prompt says the same"),
+        (DOG, {"mask": np.zeros((16, 16), bool)}, "the mask is empty"),
+        (DOG, {"mask": SQUARE, "protect": np.ones((16, 16), bool)}, "nothing is left of the mask"),
+        (DOG, {"protect": Image.new("L", (128, 128), 255)}, "nothing is left of the mask"),
+    ],
+    ids=["same prompt", "same words", "empty mask", "protected mask", "protected words"],
+)
+def test_nothing_to_do_is_the_source_and_no_call(editor, source, prompt, options, why):
+    """E2."""
+    with Calls(editor.pipe.unet) as calls:
+        result = editor.edit(prompt, **options)
+    assert calls.dense == calls.sparse == 0
+    assert same(result, source) and not result.mask.grid.any() and result.mask.source is MaskSource.NOWHERE
+    assert result.parent == source.id and editor.current is result
+    (note,) = result.stats.notes
+    assert note.startswith(f"nothing was edited: {why}")
+    assert result.stats.macs == result.stats.unet_evaluations_sparse == result.stats.unet_evaluations_dense == 0
+
+
+def test_an_edit_after_nothing_is_an_edit_of_the_source(editor, source):
+    expected = editor.edit(BIRD, mask=SQUARE, growth=1)
+    editor.checkout(source.id)
+    editor.edit(CAT)
+    assert same(editor.edit(BIRD, mask=SQUARE, growth=1), expected)
+
+
+def test_words_left_out_by_an_empty_mask_are_still_to_come(editor, source):
+    """The picture shows the old prompt, so that asking again without the mask is an edit."""
+    expected = editor.edit(DOG)
+    editor.checkout(source.id)
+    editor.edit(DOG, mask=np.zeros((16, 16), bool))
+    again = editor.edit(DOG)
+    assert again.diff.kind is EditKind.REPLACE and same(again, expected)
+
+
+@pytest.mark.parametrize("shape", ["sd15", "sd2", "demo"])
+def test_words_alone_move_only_their_mask(pipelines, shape):
+    """E3 with the automatic mask."""
+    editor = Editor(pipelines[shape])
+    source = editor.generate(CAT, **QUICK)
+    with Calls(editor.pipe.unet) as calls:
+        result = editor.edit(DOG, growth=0)
+    assert result.mask.source is MaskSource.ATTENTION and 0 < result.mask.area < 0.5
+    assert (calls.dense, calls.sparse) == (0, 3)
+    check_outside(editor, result, source)
+
+
+@each_scheduler
+@pytest.mark.parametrize("name", ["one_cell", "corner", "blobs", "checkerboard"])
+def test_a_given_mask_is_where_it_moves(editor, scheduler, name):
+    """E3 with a given mask, also where growth computes everything."""
+    source = editor.generate(CAT, scheduler=scheduler, **QUICK)
+    grid = grids(16, 16)[name]
+    result = editor.edit(DOG, mask=grid, growth=1)
+    assert result.mask.source is MaskSource.GIVEN and np.array_equal(result.mask.grid, grid)
+    check_outside(editor, result, source)
+
+
+def check_outside(editor, result, source):
+    outside = ~torch.from_numpy(result.mask.grid)
+    ours, theirs = latents(story(editor, result)), latents(story(editor, source))
+    assert torch.equal(ours[..., outside], theirs[..., outside])
+    assert pixels_outside(result, source) and not same(result, source)
+
+
+FALLBACKS = {
+    "global": ("a cat and a cake at night", {}, "global edit: "),
+    "large": (DOG, {"mask": grids(16, 16)["all_but_one"]}, "at 100% of a dense step, dense is as fast"),
+    "doubtful": (DOG, {}, "the words point nowhere in particular (confidence 0."),
+}
+
+
+@pytest.mark.parametrize("protect", [None, BLOBS], ids=["", "protected"])
+@pytest.mark.parametrize("case", FALLBACKS)
+def test_dense_fallbacks_say_why_and_keep_what_is_outside(editor, source, monkeypatch, case, protect):
+    prompt, options, why = FALLBACKS[case]
+    monkeypatch.setattr(masks, "LOW_CONFIDENCE", 2.0 if case == "doubtful" else 0.0)
+    with Calls(editor.pipe.unet) as calls:
+        result = editor.edit(prompt, protect=protect, growth=1, **options)
+    assert result.stats.fallback.startswith(why)
+    assert (calls.dense, calls.sparse) == (3, 0)
+    assert (result.stats.unet_evaluations_dense, result.stats.unet_evaluations_sparse) == (3, 0)
+    check_outside(editor, result, source)
+    if protect is not None:
+        assert not result.mask.grid[protect].any()
+
+
+def test_a_blended_fallback_is_the_oracles(editor, source):
+    result = editor.edit(DOG, mask=grids(16, 16)["all_but_one"])
+    expected = oracle.dense_blended(
+        editor.pipe, as_oracle(source.recipe), DOG, torch.from_numpy(grids(16, 16)["all_but_one"])
+    )
+    assert torch.equal(latents(story(editor, result)), expected.latents)
+
+
+@pytest.mark.parametrize("given", [None, SQUARE], ids=["words", "given"])
+def test_what_is_protected_stays(editor, source, given):
+    barred = grids(16, 16)["checkerboard"]
+    result = editor.edit(DOG, mask=given, protect=barred, growth=0)
+    assert result.mask.grid.any() and not result.mask.grid[barred].any()
+    check_outside(editor, result, source)
+
+
+def test_a_given_mask_makes_a_global_edit_local(editor, source):
+    result = editor.edit("a cat and a cake at night", mask=SQUARE, growth=1)
+    assert result.diff.kind is EditKind.GLOBAL and not result.stats.fallback
+    check_outside(editor, result, source)
+
+
+@pytest.mark.parametrize("growth", [0, 3, (2, 1, 0)])
+def test_growth_is_taken_as_given(editor, source, growth):
+    result = editor.edit(DOG, mask=CORNER, growth=growth)
+    steps = (growth,) * 3 if isinstance(growth, int) else growth
+    widest = masks.grow(CORNER, max(steps))
+    assert result.growth == result.stats.growth == steps
+    assert result.stats.active_rows[0] == widest.sum()
+
+
+CHAIN = [(DOG, SQUARE), (BIRD, BLOBS), (CAT, CORNER), ("a car and a cake on a beach", SQUARE), (DOG, CORNER)]
+
+
+def test_a_chain_branches_and_comes_back_without_a_dense_call(editor, source):
+    with Calls(editor.pipe.unet) as calls:
+        results = [editor.edit(prompt, mask=grid, growth=1) for prompt, grid in CHAIN]
+        assert editor.undo() is results[3] and editor.undo() is results[2] and editor.redo() is results[3]
+        editor.checkout(results[1].id)
+        branch = editor.edit(DOG, mask=CORNER, growth=1)
+        assert editor.undo() is results[1] and editor.redo() is branch
+        editor.checkout(results[3].id)
+        again = editor.edit(DOG, mask=CORNER, growth=1)
+    assert (calls.dense, calls.sparse) == (0, 3 * 7)
+    assert same(again, results[4]) and not same(branch, results[4])
+    for result, parent in zip(results, [source, *results], strict=False):
+        assert result.parent == parent.id
+        check_outside(editor, result, parent)
+    assert list(editor.history) == [source, *results, branch, again]
+
+
+def test_a_new_source_starts_another_tree(editor, source):
+    edit = editor.edit(DOG, mask=SQUARE, growth=1)
+    other = editor.generate(BIRD, **QUICK)
+    assert editor.current is other and other.parent is None
+    with pytest.raises(SessionError, match="nothing to undo"):
+        editor.undo()
+    with pytest.raises(SessionError, match="nothing to redo"):
+        editor.redo()
+    editor.checkout(edit.id)
+    assert editor.undo() is source and editor.redo() is edit
+
+
+def test_two_editors_on_one_pipeline_take_turns(pipelines):
+    """E5: one edits between the other's steps."""
+    pipe = pipelines["shallow"]
+    alone = [_session(Editor(pipe), seed, None) for seed in (1, 2)]
+    other = Editor(pipe)
+    other.generate(CAT, seed=2, num_inference_steps=3)
+    interleaved = []
+
+    def on_step(i, *_):
+        if i == 1:
+            interleaved.append(other.edit(DOG, mask=SQUARE, growth=1))
+            other.undo()
+
+    result = _session(Editor(pipe), 1, on_step)
+    assert same(result, alone[0]) and len(interleaved) == 2
+    assert all(same(done, alone[1]) for done in interleaved)
+
+
+def _session(editor, seed, on_step):
+    editor.generate(CAT, seed=seed, num_inference_steps=3, on_step=on_step)
+    return editor.edit(DOG, mask=SQUARE, growth=1, on_step=on_step)
+
+
+def test_a_distilled_scheduler_and_defaults_meet(pipelines):
+    """The recipe keeps what the user asked for, so that a session can be told again."""
+    result = Editor(pipelines["shallow"]).generate(CAT, **(DEFAULTS | {"scheduler": "lcm"}))
+    assert result.recipe.scheduler == "lcm" and result.recipe.num_inference_steps == 4
+    assert result.prompt == CAT and result.diff.kind is EditKind.IDENTICAL and not result.growth
+    assert result.mask.source is MaskSource.EVERYWHERE and result.mask.image().size == (128, 128)
+
+
+def test_on_step_sees_progress_and_may_cancel(editor, source):
+    seen = []
+    editor.edit(DOG, mask=SQUARE, growth=1, on_step=lambda *step: seen.append(step))
+    assert [(i, n) for i, n, _ in seen] == [(0, 3), (1, 3), (2, 3)]
+    assert all(isinstance(p, Image.Image) and p.size == (16, 16) and p.mode == "RGB" for *_, p in seen)
+
+    def cancel(*_):
+        raise Cancelled("enough")
+
+    with pytest.raises(Cancelled, match="enough"):
+        editor.edit(BIRD, on_step=cancel)
+    with pytest.raises(Cancelled, match="enough"):
+        editor.generate(BIRD, on_step=cancel)
+    assert len(editor.history) == 2
