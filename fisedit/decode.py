@@ -1,8 +1,9 @@
 """Latents -> picture: a dense decode that remembers its statistics, and a sparse one that decodes only changed boxes.
 
-A box of latents with a halo goes through diffusers' own decoder; GroupNorms use the source's statistics and the middle
-attention the source's keys and values outside the box (SIGE, arXiv 2211.02048, froze statistics first). After every
-upsampling the halo is trimmed to what the layers ahead can see. Knows autoencoders and boxes, nothing of prompts.
+A box of latents with a halo goes through diffusers' own decoder. A GroupNorm takes the statistics of the whole map: the
+source's sums, kept per latent cell, with the box's cells exchanged for the new ones (SIGE, arXiv 2211.02048, freezes
+the source's, which costs 3 dB inside the mask). The middle attention reads the source's keys and values outside the
+box. After every upsampling the halo is trimmed to what the layers ahead can see. Knows autoencoders and boxes only.
 """
 
 from __future__ import annotations
@@ -23,35 +24,36 @@ from PIL import Image
 from torch import Tensor, nn
 
 from fisedit.adapters.base import Replacement, injected
-from fisedit.sparse_kernels import ops
 from fisedit.values import LATENT_FACTOR
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from fisedit.values import BoolGrid
 
-HALO = (4, 6, 8, 8)
+HALO = (3, 4, 6, 8)
 """Cells around a box at 1, 2, 4 and 8 cells per latent cell. After the last upsampling, eight pixels see everything."""
 
-FEATHER = 4
-"""Pixels over which an edit fades in, inside the mask's rim."""
+FEATHER = 2
+"""Pixels inside the mask's rim over which the difference to the source's pixels outside fades out."""
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class DecoderRecord:
-    """What a dense decode left behind.
+    """What a decode left behind.
 
     Args:
-        moments: norm's name -> (mean, variance) of every channel's group, float32 [2, C].
+        sums: norm's name -> [groups, 2, h, w], float32 sums and sums of squares over the pixels of each latent cell.
         tokens: key or value projection's name -> [1, h * w, C] of the middle attention.
     """
 
-    moments: dict[str, Tensor] = field(default_factory=dict)
+    sums: dict[str, Tensor] = field(default_factory=dict)
     tokens: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def own_bytes(self) -> int:
         """Bytes held here."""
-        return sum(t.nbytes for t in (*self.moments.values(), *self.tokens.values()))
+        return sum(t.nbytes for t in (*self.sums.values(), *self.tokens.values()))
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,9 @@ def decode(vae: AutoencoderKL, latents: Tensor) -> tuple[Image.Image, DecoderRec
         The picture, 8h x 8w pixels, and what `decode_boxes` needs.
     """
     record = DecoderRecord()
-    replacements: list[Replacement] = [(m, partial(_record_norm, record, name, m)) for name, m in _norms(vae)]
+    height, width = latents.shape[-2:]
+    norm = partial(_record_norm, record, (height, width))
+    replacements: list[Replacement] = [(m, partial(norm, name, m)) for name, m in _norms(vae)]
     replacements += [(m, partial(_record_tokens, record, name, m)) for name, m in _tokens(vae)]
     with injected(replacements):
         sample = vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
@@ -106,26 +110,34 @@ def decode(vae: AutoencoderKL, latents: Tensor) -> tuple[Image.Image, DecoderRec
 
 def decode_boxes(
     vae: AutoencoderKL, latents: Tensor, grid: BoolGrid, record: DecoderRecord, source: Image.Image
-) -> Image.Image:
-    """Decode what changed and lay it over the source's picture.
+) -> tuple[Image.Image, DecoderRecord]:
+    """Decode what changed and set it into the source's picture.
 
     Args:
         latents: [1, 4, h, w]. grid: booleans [h, w], the latent cells that changed.
-        record: of a dense decode of the source, or of the picture it was edited from.
-        source: 8h x 8w pixels; outside the mask the result has exactly its pixels.
+        record: of the source's decode. source: its picture, 8h x 8w pixels.
 
     Returns:
-        A picture of the source's size.
+        A picture that outside the mask has exactly the source's pixels, and the record of this decode.
     """
-    canvas = source.copy()
+    edited = np.array(source.convert("RGB"))
+    crops = []
     for box in boxes(grid):
-        crop = _picture(_decode_box(vae, latents, box, record))
-        canvas.paste(crop, (box.left * LATENT_FACTOR, box.top * LATENT_FACTOR))
-    return composite(source, canvas, grid)
+        run = _decode_box(vae, latents, box, record)
+        record = run.record
+        crops.append(run)
+        edited[run.outer.slices] = run.pixels
+    for run in crops:  # a box's own pixels count more than its neighbour's halo
+        there = run.inner.scaled(LATENT_FACTOR)
+        edited[there.slices] = run.pixels[there.within(run.outer).slices]
+    return composite(source, Image.fromarray(edited), grid), record
 
 
 def composite(source: Image.Image, edited: Image.Image, grid: BoolGrid) -> Image.Image:
-    """The edited picture inside the mask, the source's bytes outside, fading over `FEATHER` pixels inside the rim.
+    """The edited picture inside the mask, the source's bytes outside, and no step between them.
+
+    What the edited picture lacks to the source's just outside the rim is added inside it, fading over `FEATHER` pixels:
+    the edit keeps its own content up to the rim, where blending the two pictures would show both.
 
     Args:
         source, edited: pictures of the same size. grid: booleans [h, w] of latent cells.
@@ -133,10 +145,14 @@ def composite(source: Image.Image, edited: Image.Image, grid: BoolGrid) -> Image
     from scipy.ndimage import distance_transform_edt
 
     inside = np.kron(grid, np.ones((LATENT_FACTOR, LATENT_FACTOR), bool))
-    depth = distance_transform_edt(inside) if not inside.all() else np.full(inside.shape, FEATHER)
-    alpha = np.clip(depth / (FEATHER + 1), 0, 1)[..., None]
+    if inside.all():
+        return edited
+    depth, nearest = distance_transform_edt(inside, return_indices=True)
     old, new = (np.asarray(picture.convert("RGB"), np.float32) for picture in (source, edited))
-    return Image.fromarray((old + alpha * (new - old)).round().astype(np.uint8))
+    gap = (old - new)[tuple(nearest)]  # at the nearest pixel outside
+    mended = new + np.clip(1 - depth / (FEATHER + 1), 0, 1)[..., None] * gap
+    pixels = np.where(inside[..., None], mended.clip(0, 255).round(), old)
+    return Image.fromarray(pixels.astype(np.uint8))
 
 
 def boxes(grid: BoolGrid) -> list[Box]:
@@ -194,13 +210,19 @@ def box_areas(grid: BoolGrid) -> tuple[int, ...]:
 
 @dataclass(eq=False)
 class _BoxRun:
-    """The state of one box's way through the decoder."""
+    """The state of one box's way through the decoder; at its end `outer` is what `pixels` [H, W, 3] show."""
 
     record: DecoderRecord
     inner: Box
     shape: tuple[int, int]
     outer: Box
     level: int = 0
+    pixels: NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
+
+    @property
+    def here(self) -> tuple[slice, slice]:
+        """The box itself within what is decoded at this level."""
+        return self.inner.scaled(2**self.level).within(self.outer).slices
 
     def trim(self, sample: Tensor) -> Tensor:
         """Cut a fresh upsampling [1, C, H, W] down to the next level's halo."""
@@ -212,33 +234,48 @@ class _BoxRun:
         return sample[:, :, rows, columns]
 
 
-def _decode_box(vae: AutoencoderKL, latents: Tensor, box: Box, record: DecoderRecord) -> Tensor:
-    """Pixels of the box alone [1, 3, 8H, 8W]."""
+def _decode_box(vae: AutoencoderKL, latents: Tensor, box: Box, record: DecoderRecord) -> _BoxRun:
     height, width = latents.shape[-2:]
-    run = _BoxRun(record, box, (height, width), box.grown(HALO[0], height, width))
-    cells = torch.arange(height * width, device=latents.device).view(height, width)[run.outer.slices].flatten()
+    new = DecoderRecord(dict(record.sums), dict(record.tokens))
+    run = _BoxRun(new, box, (height, width), box.grown(HALO[0], height, width))
+    rows, columns = run.outer.slices
+    cells = torch.arange(height * width, device=latents.device).view(height, width)[rows, columns].flatten()
     replacements: list[Replacement] = [(m, partial(_replay_norm, run, name, m)) for name, m in _norms(vae)]
     replacements += [(m, partial(_replay_tokens, run, name, m, cells)) for name, m in _tokens(vae)]
-    replacements += [(m, partial(_replay_upsample, run, m)) for _, m in _upsamplers(vae)]
-    rows, columns = run.outer.slices
+    replacements += [(m, partial(_replay_upsample, run, m)) for m in vae.decoder.modules() if isinstance(m, Upsample2D)]
     with injected(replacements):
         sample = vae.decode(latents[:, :, rows, columns] / vae.config.scaling_factor, return_dict=False)[0]
-    rows, columns = box.scaled(LATENT_FACTOR).within(run.outer).slices
-    inner: Tensor = sample[:, :, rows, columns]
-    return inner
+    run.pixels = np.asarray(_picture(sample))
+    return run
 
 
-def _record_norm(record: DecoderRecord, name: str, norm: nn.GroupNorm, x: Tensor) -> Tensor:
-    out, totals = ops.map_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps)
-    mean, square = (totals[0] / (x[0, 0].numel() * (norm.num_channels // norm.num_groups))).unbind(-1)
-    moments = torch.stack([mean, square - mean.square()]).float()
-    record.moments[name] = moments.repeat_interleave(norm.num_channels // norm.num_groups, 1)
-    return out
+def _record_norm(record: DecoderRecord, shape: tuple[int, int], name: str, norm: nn.GroupNorm, x: Tensor) -> Tensor:
+    record.sums[name] = _cell_sums(x.unflatten(2, shape) if x.ndim == 3 else x, norm.num_groups, shape)
+    return nn.GroupNorm.forward(norm, x)
 
 
 def _replay_norm(run: _BoxRun, name: str, norm: nn.GroupNorm, x: Tensor) -> Tensor:
-    mean, variance = run.record.moments[name]
+    box, (rows, columns) = run.inner, run.here
+    shape = (run.outer.bottom - run.outer.top, run.outer.right - run.outer.left)
+    inner = (x.unflatten(2, shape) if x.ndim == 3 else x)[:, :, rows, columns]
+    sums = run.record.sums[name].clone()
+    sums[:, :, box.top : box.bottom, box.left : box.right] = _cell_sums(
+        inner, norm.num_groups, (box.bottom - box.top, box.right - box.left)
+    )
+    run.record.sums[name] = sums
+    width = norm.num_channels // norm.num_groups
+    count = run.shape[0] * run.shape[1] * 4**run.level * width
+    mean, square = (sums.double().sum((2, 3)) / count).unbind(1)
+    mean, variance = (t.float().repeat_interleave(width) for t in (mean, (square - mean.square()).clamp(min=0)))
     return F.batch_norm(x, mean, variance, norm.weight.float(), norm.bias.float(), eps=norm.eps).to(x.dtype)
+
+
+def _cell_sums(x: Tensor, groups: int, shape: tuple[int, int]) -> Tensor:
+    """Sums and sums of squares of a map [1, C, H, W] by group and latent cell: float32 [groups, 2, h, w]."""
+    edge, values = x.shape[2] // shape[0], x.float()
+    pooled = torch.stack([F.avg_pool2d(values, edge)[0], F.avg_pool2d(values.square(), edge)[0]], 1) * edge**2
+    sums: Tensor = pooled.unflatten(0, (groups, -1)).sum(1)
+    return sums
 
 
 def _record_tokens(record: DecoderRecord, name: str, linear: nn.Linear, x: Tensor) -> Tensor:
@@ -247,7 +284,9 @@ def _record_tokens(record: DecoderRecord, name: str, linear: nn.Linear, x: Tenso
 
 
 def _replay_tokens(run: _BoxRun, name: str, linear: nn.Linear, cells: Tensor, x: Tensor) -> Tensor:
-    return run.record.tokens[name].clone().index_copy_(1, cells, F.linear(x, linear.weight, linear.bias))
+    mixed = run.record.tokens[name].index_copy(1, cells, F.linear(x, linear.weight, linear.bias))
+    run.record.tokens[name] = mixed
+    return mixed
 
 
 def _replay_upsample(run: _BoxRun, module: Upsample2D, *args: Any, **kwargs: Any) -> Tensor:
@@ -261,10 +300,6 @@ def _norms(vae: AutoencoderKL) -> list[tuple[str, nn.GroupNorm]]:
 def _tokens(vae: AutoencoderKL) -> list[tuple[str, nn.Linear]]:
     attentions = [(name, m) for name, m in vae.decoder.named_modules() if isinstance(m, Attention)]
     return [(f"{name}.{part}", getattr(m, part)) for name, m in attentions for part in ("to_k", "to_v")]
-
-
-def _upsamplers(vae: AutoencoderKL) -> list[tuple[str, Upsample2D]]:
-    return [(name, m) for name, m in vae.decoder.named_modules() if isinstance(m, Upsample2D)]
 
 
 def _picture(sample: Tensor) -> Image.Image:

@@ -137,7 +137,7 @@ class Editor:
             scheduler=scheduler,
         )
         run = _Run(recipe, None, diff(prompt, prompt, self.pipe.tokenizer), Stopwatch())
-        return self._dense(run, self._everywhere(recipe), self._text(run), on_step)
+        return self._made(run, self._everywhere(recipe), self._text(run), on_step)
 
     def edit(
         self,
@@ -177,9 +177,7 @@ class Editor:
             return self._unchanged(run, "nothing is left of the mask")
         with run.watch.station("plan"):
             reason = self._dense_reason(run, area, wanted, widths)
-        if reason:
-            return self._dense(run, area, text, on_step, source, reason)
-        return self._sparse(run, area, text, on_step, source, widths)
+        return self._made(run, area, text, on_step, source, () if reason else widths, reason)
 
     @torch.inference_mode()
     def attention(self, prompt: str) -> NDArray[np.float32]:
@@ -279,43 +277,55 @@ class Editor:
     def _costs(self, recipe: Recipe) -> Costs:
         return Costs(self._engine, recipe)
 
-    def _sparse(
-        self, run: _Run, mask: EditMask, text: _Text, on_step: OnStep | None, source: Story, growth: tuple[int, ...]
-    ) -> EditResult:
-        assert run.parent is not None
-        with run.watch.station("denoise"):
-            watch = self._watch(on_step)
-            story = self._engine.replay(source, run.recipe, text.embeddings, text.cache, mask.grid, growth, watch)
-        with run.watch.station("decode"), torch.inference_mode():
-            decoder = self._decoder(run.parent)
-            image, decoder = decode_boxes(self.pipe.vae, story.latents[-1], mask.grid, decoder, run.parent.image)
-        cost = self._costs(run.recipe).sparse(mask.grid, growth)
-        stats = self._stats(run, mask, story, cost, notes=text.notes, growth=growth)
-        return self._add(run, image, mask, stats, story, decoder)
-
-    def _dense(
+    def _made(
         self,
         run: _Run,
         mask: EditMask,
         text: _Text,
         on_step: OnStep | None,
         source: Story | None = None,
-        reason: str = "",
+        growth: tuple[int, ...] = (),
+        fallback: str = "",
     ) -> EditResult:
-        """Sample everything; where a mask leaves something out, that is pinned and pasted from the source."""
-        pin = (mask.grid, source) if source and not mask.grid.all() else None
+        """Render, account for it, and stand on the result."""
+        story, image, decoder = self._render(run, mask, text, on_step, source, growth)
+        costs = self._costs(run.recipe)
+        macs = costs.sparse(mask.grid, growth) if growth else costs.dense()
+        stats = self._stats(run, mask, story, macs, notes=text.notes, growth=growth, fallback=fallback)
+        parent = run.parent.id if run.parent else None
+        result = EditResult(self.history.next_id(), parent, run.recipe, image, mask, run.script, stats, growth)
+        self._memory.put(result.id, story, decoder, base=parent if growth else None)
+        return self.history.add(result)
+
+    def _render(
+        self,
+        run: _Run,
+        mask: EditMask,
+        text: _Text,
+        on_step: OnStep | None,
+        source: Story | None,
+        growth: tuple[int, ...],
+    ) -> tuple[Story, Image, DecoderRecord]:
+        """Sample and decode: sparsely where `growth` says how far, else densely, pinned to the source where the mask
+        leaves something out."""
+        vae, watch, pin = self.pipe.vae, self._watch(on_step), source if source and not mask.grid.all() else None
         with run.watch.station("denoise"):
-            story = self._engine.record(run.recipe, text.embeddings, self._watch(on_step), pin)
-        with run.watch.station("decode"), torch.inference_mode():
-            image, decoder = decode(self.pipe.vae, story.latents[-1])
-        if pin and run.parent:
-            image = composite(run.parent.image, image, mask.grid)
-        cost = self._costs(run.recipe).dense()
-        stats = self._stats(run, mask, story, cost, notes=text.notes, fallback=reason)
-        return self._add(run, image, mask, stats, story, decoder)
+            if source and growth:
+                prompt = (run.recipe, text.embeddings, text.cache)
+                story = self._engine.replay(source, *prompt, mask.grid, growth, watch)
+            else:
+                story = self._engine.record(run.recipe, text.embeddings, watch, (mask.grid, pin) if pin else None)
+        """The parent's picture, byte for byte, and its prompt, which is what the picture shows; no UNet call."""
+            if run.parent and growth:
+                record = self._memory.get(run.parent.id)[1]
+                return story, *decode_boxes(vae, story.latents[-1], mask.grid, record, run.parent.image)
+            image, record = decode(vae, story.latents[-1])
+            if run.parent and pin:
+                image = composite(run.parent.image, image, mask.grid)
+            return story, image, record
 
     def _unchanged(self, run: _Run, why: str) -> EditResult:
-        """The parent's picture, byte for byte, and no UNet call; its prompt, too, for that is what the picture shows."""
+        """The parent's picture, byte for byte, without a UNet call; and its prompt, for that is what it shows."""
         assert run.parent is not None
         mask = EditMask(np.zeros_like(run.parent.mask.grid), MaskSource.NOWHERE)
         stats = self._stats(run, mask, None, 0, notes=(f"nothing was edited: {why}",))
@@ -354,17 +364,6 @@ class Editor:
             notes=notes,
         )
 
-    def _add(
-        self, run: _Run, image: Image, mask: EditMask, stats: EditStats, story: Story, decoder: DecoderRecord
-    ) -> EditResult:
-        parent = run.parent.id if run.parent else None
-        result = EditResult(self.history.next_id(), parent, run.recipe, image, mask, run.script, stats, stats.growth)
-        self._memory.put(result.id, story, decoder, base=None if not stats.growth else parent)
-        return self.history.add(result)
-
-    def _decoder(self, result: EditResult) -> DecoderRecord:
-        return self._memory.get(result.id)[1]
-
     def _story(self, result: EditResult, on_step: OnStep | None) -> Story:
         """What was recorded with a result, rebuilt along its lineage where it is gone."""
         for past in self.history.lineage(result.id):
@@ -377,19 +376,11 @@ class Editor:
         if result.parent is not None and result.stats.unet_evaluations_dense + len(result.growth) == 0:
             self._memory.share(result.parent, result.id)
             return
-        watch = self._watch(on_step)
-        text = self._text(_Run(result.recipe, None, result.diff, Stopwatch()))
-        parent = self._memory.get(result.parent) if result.parent is not None else None
-        if parent and result.growth:
-            story = self._engine.replay(
-                parent[0], result.recipe, text.embeddings, text.cache, result.mask.grid, result.growth, watch
-            )
-            self._memory.put(result.id, story, parent[1], base=result.parent)
-            return
-        pin = (result.mask.grid, parent[0]) if parent and not result.mask.grid.all() else None
-        story = self._engine.record(result.recipe, text.embeddings, watch, pin)
-        with torch.inference_mode():
-            self._memory.put(result.id, story, decode(self.pipe.vae, story.latents[-1])[1], base=None)
+        parent = next((past for past in self.history if past.id == result.parent), None)
+        run = _Run(result.recipe, parent, result.diff, Stopwatch())
+        source = self._memory.get(parent.id)[0] if parent else None
+        story, _, decoder = self._render(run, result.mask, self._text(run), on_step, source, result.growth)
+        self._memory.put(result.id, story, decoder, base=result.parent if result.growth else None)
 
     def _watch(self, on_step: OnStep | None) -> Callable[[int, int, Tensor], None]:
         def watch(i: int, n: int, estimate: Tensor) -> None:
