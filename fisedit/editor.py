@@ -315,7 +315,7 @@ class Editor:
                 story = self._engine.replay(source, *prompt, mask.grid, growth, watch)
             else:
                 story = self._engine.record(run.recipe, text.embeddings, watch, (mask.grid, pin) if pin else None)
-        """The parent's picture, byte for byte, and its prompt, which is what the picture shows; no UNet call."""
+        with run.watch.station("decode"), torch.inference_mode():
             if run.parent and growth:
                 record = self._memory.get(run.parent.id)[1]
                 return story, *decode_boxes(vae, story.latents[-1], mask.grid, record, run.parent.image)
