@@ -37,7 +37,7 @@ class RecordingProcessor:
         attn: Attention,
         hidden_states: Tensor,
         encoder_hidden_states: Tensor,
-        attention_mask: Tensor | None = None,  # noqa: ARG002 - diffusers passes it to every processor
+        attention_mask: Tensor | None = None,
     ) -> Tensor:
         """Rows [B, rows, channels] attend to text [B, tokens, width]."""
         query, key, value = attn.to_q(hidden_states), attn.to_k(encoder_hidden_states), attn.to_v(encoder_hidden_states)
