@@ -85,8 +85,7 @@ def grounding_losses(maps: list[Tensor], positions: Tensor, masks: Tensor, least
         truth = F.adaptive_avg_pool2d(masks, side).flatten(2)
         inside = (seen * truth).sum(-1) / seen.sum(-1).clamp_min(1e-6)
         token.append(_mean_over(there, (1 - inside).square()))
-        clipped = seen.clamp(1e-6, 1 - 1e-6)
-        pixel.append(_mean_over(there, F.binary_cross_entropy(clipped, truth, reduction="none").mean(-1)))
+        pixel.append(_mean_over(there, _cross_entropy(seen, truth).mean(-1)))
     return torch.stack(token).mean(), torch.stack(pixel).mean()
 
 
@@ -94,6 +93,12 @@ def _word_maps(layer: Tensor, positions: Tensor) -> Tensor:
     """The maps of the objects' words: [B, objects, rows]."""
     index = positions.clamp_min(0)[:, None, :].expand(-1, layer.shape[1], -1)
     return layer.gather(2, index).transpose(1, 2)
+
+
+def _cross_entropy(seen: Tensor, truth: Tensor) -> Tensor:
+    """Binary cross-entropy, written out because torch's refuses to run under CUDA's autocast."""
+    clipped = seen.clamp(1e-6, 1 - 1e-6)
+    return -(truth * clipped.log() + (1 - truth) * (1 - clipped).log())
 
 
 def _mean_over(there: Tensor, values: Tensor) -> Tensor:
