@@ -28,7 +28,7 @@ def text_keys(sites: Sequence[Site], text: Tensor, cache: dict[str, Tensor]) -> 
     """Project a prompt's embeddings [B, T, D] for every cross-attention, into a run's text cache."""
     for site in sites:
         if site.role is Role.TEXT and site.name not in cache:
-            cache[site.name] = site.module(text)
+            cache[site.name] = type(site.module).forward(site.module, text)  # its own, whatever is injected
 
 
 def cross_maps(

@@ -24,6 +24,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from fisedit.adapters.base import Replacement, injected
+from fisedit.errors import NumericsError
 from fisedit.values import LATENT_FACTOR
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 HALO = (3, 4, 6, 8)
 """Cells around a box at 1, 2, 4 and 8 cells per latent cell. After the last upsampling, eight pixels see everything."""
 
-FEATHER = 2
+FEATHER = 1
 """Pixels inside the mask's rim over which the difference to the source's pixels outside fades out."""
 
 
@@ -303,5 +304,7 @@ def _tokens(vae: AutoencoderKL) -> list[tuple[str, nn.Linear]]:
 
 
 def _picture(sample: Tensor) -> Image.Image:
+    if not sample.isfinite().all():
+        raise NumericsError("the decoder gave NaN or infinity; use dtype fp32, or check the autoencoder's weights")
     picture: Image.Image = VaeImageProcessor().postprocess(sample, output_type="pil")[0]
     return picture

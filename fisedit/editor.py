@@ -404,7 +404,7 @@ def _growth(growth: int | Sequence[int] | None, recipe: Recipe) -> tuple[int, ..
     steps = recipe.num_inference_steps
     if growth is None:
         return default_growth(steps)
-    widths = (growth,) * steps if isinstance(growth, int) else tuple(growth)
-    if len(widths) != steps or not all(isinstance(w, int) and 0 <= w <= 64 for w in widths):
+    widths = tuple(growth) if isinstance(growth, Sequence) else (growth,) * steps
+    if len(widths) != steps or not all(type(w) is int and 0 <= w <= 64 for w in widths):
         raise InputError(f"growth must be one number of latent cells in [0, 64], or {steps} of them, got {growth!r}")
     return widths

@@ -7,7 +7,6 @@ lives in its `Recording` or `Replay`. Knows nothing about samplers, masks or ima
 from __future__ import annotations
 
 from functools import partial
-from threading import RLock
 
 from diffusers import UNet2DConditionModel
 from torch import Tensor
@@ -31,7 +30,6 @@ class Executor:
         self.unet = unet
         self.sites = unet_sites(unet)
         self.depth = depth(self.sites)
-        self._lock = RLock()
 
     def record(
         self,
@@ -89,7 +87,7 @@ class Executor:
         timestep_cond: Tensor | None,
     ) -> Tensor:
         replacements = [(s.module, partial(table[s.role], run, s)) for s in self.sites if s.role in table]
-        with self._lock, injected(replacements):
+        with injected(replacements):
             (out,) = self.unet(sample, timestep, text, timestep_cond=timestep_cond, return_dict=False)
         result: Tensor = out
         return result

@@ -97,7 +97,6 @@ _PLAIN: Mapping[str, tuple[object, ...]] = {
     "resnet_skip_time_act": (False,),
     "resnet_time_scale_shift": ("default",),
     "reverse_transformer_layers_per_block": (None,),
-    "time_cond_proj_dim": (None,),
     "time_embedding_act_fn": (None,),
     "time_embedding_type": ("positional",),
     "timestep_post_act": (None,),

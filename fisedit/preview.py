@@ -13,6 +13,7 @@ from diffusers import AutoencoderKL
 from PIL import Image
 from torch import Tensor
 
+from fisedit.adapters.base import injected
 from fisedit.values import LATENT_FACTOR
 
 _fits: WeakKeyDictionary[AutoencoderKL, Tensor] = WeakKeyDictionary()
@@ -33,7 +34,8 @@ def _fitted(vae: AutoencoderKL) -> Tensor:
     """The least-squares map [C + 1, 3] from latents to mean colour."""
     coarse = torch.randn(1, vae.config.latent_channels, 4, 4, generator=torch.Generator().manual_seed(0))
     latents = F.interpolate(coarse, scale_factor=4, mode="bilinear").to(vae.device, vae.dtype)
-    sample = vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
+    with injected(()):  # no other thread's forwards
+        sample = vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
     colours = F.avg_pool2d(sample.float() / 2 + 0.5, LATENT_FACTOR)
     fit: Tensor = torch.linalg.lstsq(_with_one(latents), colours[0].flatten(1).T).solution
     return fit

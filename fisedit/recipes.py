@@ -7,7 +7,7 @@ import math
 from fisedit.errors import InputError, PromptError
 from fisedit.values import LATENT_FACTOR, Recipe, SchedulerName
 
-STEPS = (1, 1000)
+STEPS = (1, 999)
 SIDE = (64, 2048)
 SEEDS = (0, 2**63 - 1)
 
@@ -31,15 +31,12 @@ def make_recipe(
     """
     if not isinstance(negative_prompt, str):
         raise PromptError(f"negative_prompt must be text, got {type(negative_prompt).__name__}; leave it out for none")
-    guidance = float(guidance_scale)
-    if not (math.isfinite(guidance) and 0 <= guidance <= 100):
-        raise InputError(f"guidance_scale must be in [0, 100], got {guidance_scale}; 7.5 is usual, 1 switches it off")
     return Recipe(
         check_prompt(prompt),
         _integer("seed", seed, SEEDS),
         negative_prompt,
         _integer("num_inference_steps", num_inference_steps, STEPS),
-        guidance,
+        _guidance(guidance_scale),
         _side("width", width),
         _side("height", height),
         _scheduler(scheduler),
@@ -60,6 +57,12 @@ def _integer(name: str, value: int, bounds: tuple[int, int]) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InputError(f"{name} must be a whole number in [{low}, {high}], got {value!r}")
     return value
+
+
+def _guidance(value: float) -> float:
+    if not isinstance(value, int | float) or not (math.isfinite(value) and 0 <= value <= 100):
+        raise InputError(f"guidance_scale must be in [0, 100], got {value!r}; 7.5 is usual, 1 switches it off")
+    return float(value)
 
 
 def _side(name: str, value: int) -> int:

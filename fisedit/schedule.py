@@ -19,7 +19,7 @@ from diffusers import (
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
-from fisedit.errors import NumericsError
+from fisedit.errors import InputError, NumericsError
 from fisedit.values import LATENT_FACTOR, Recipe, SchedulerName
 
 SCHEDULERS: dict[SchedulerName, Any] = {
@@ -46,7 +46,11 @@ class Sampler:
 
     def __init__(self, recipe: Recipe, config: Any, channels: int, device: torch.device, dtype: torch.dtype) -> None:
         self._scheduler = SCHEDULERS[recipe.scheduler].from_config(config)
-        self._scheduler.set_timesteps(recipe.num_inference_steps, device=device)
+        try:
+            self._scheduler.set_timesteps(recipe.num_inference_steps, device=device)
+        except ValueError as error:  # LCM takes at most the steps it was distilled from
+            steps, name = recipe.num_inference_steps, recipe.scheduler
+            raise InputError(f"num_inference_steps must suit the scheduler {name}, got {steps}; use fewer") from error
         self._generator = torch.Generator().manual_seed(recipe.seed)
         takes = inspect.signature(self._scheduler.step).parameters
         self._extra = {"generator": self._generator} if "generator" in takes else {}

@@ -142,7 +142,7 @@ class Recipe:
     Args:
         prompt, negative_prompt: text; at most 75 words' tokens are read by the text encoder.
         seed: of the CPU generator that draws the first latents and every later noise.
-        num_inference_steps: 1 to 1000.
+        num_inference_steps: 1 to 999.
         guidance_scale: classifier-free guidance; 1 or less switches it off.
         width, height: pixels, divisible by 8.
         scheduler: the sampler.

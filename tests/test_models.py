@@ -202,7 +202,6 @@ class TestRefusedBeforeWeights:
             ("class_embed_type", "timestep", "class_embed_type"),
             ("num_class_embeds", 1000, "num_class_embeds"),
             ("addition_embed_type", "text_time", "addition_embed_type"),
-            ("time_cond_proj_dim", 256, "time_cond_proj_dim"),
             ("resnet_time_scale_shift", "scale_shift", "resnet_time_scale_shift"),
             ("down_block_types", ["DownBlock2D", "AttnDownBlock2D"], "AttnDownBlock2D"),
             ("cross_attention_dim", 48, "width 48"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,23 +17,27 @@ Forward = Callable[..., Tensor]
 Replacement = tuple[nn.Module, Forward]
 """A module and the forward it gets."""
 
+_turn = RLock()
+"""Modules may be shared by editors in several threads, so one injection lasts at a time."""
+
 
 @contextmanager
 def injected(replacements: Iterable[Replacement]) -> Iterator[None]:
     """Run the enclosed code with other forwards; ejects on the way out, exceptions included.
 
     Args:
-        replacements: what gets which forward. Nesting is allowed: ejecting restores what was there.
+        replacements: what gets which forward. Nesting is allowed: ejecting restores what was there. Other threads wait.
     """
-    before: list[tuple[nn.Module, Any]] = []
-    try:
-        for module, forward in replacements:
-            before.append((module, module.__dict__.get("forward")))
-            module.forward = forward
-        yield
-    finally:
-        for module, old in reversed(before):
-            _restore(module, old)
+    with _turn:
+        before: list[tuple[nn.Module, Any]] = []
+        try:
+            for module, forward in replacements:
+                before.append((module, module.__dict__.get("forward")))
+                module.forward = forward
+            yield
+        finally:
+            for module, old in reversed(before):
+                _restore(module, old)
 
 
 def _restore(module: nn.Module, old: Any) -> None:
