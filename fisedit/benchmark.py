@@ -63,7 +63,7 @@ def run(
         on_step: called before every measurement with (i, n, None).
 
     Returns:
-        {"settings", "dense", "rows"}, ready for JSON; times in seconds, ratios over the best dense run.
+        {"settings", "dense", "rows", "summary"}, ready for JSON; times in seconds, ratios over the best dense run.
     """
     where = choose_device(device)
     precision = choose_dtype(dtype, where)
@@ -73,9 +73,14 @@ def run(
     with torch.inference_mode():
         bench = _Bench(pipe, recipe, repeats, _Progress(on_step, len(grids) + 3))
         dense = bench.dense(plain)
-        rows = [bench.row(name, area, grid) for name, area, grid in grids]
+        rows = []
+        for i, (name, area, grid) in enumerate(grids):
+            rows.append(bench.row(name, area, grid))
+            if (i + 1) % len(areas) == 0:
+                bench.whole(dense)
         bench.finish(dense, rows)
-    return {"settings": _settings(model, recipe, where, precision, repeats), "dense": dense, "rows": rows}
+    settings = _settings(model, recipe, where, precision, repeats)
+    return {"settings": settings, "dense": dense, "rows": rows, "summary": [_summary(row) for row in rows]}
 
 
 def square(area: float, side: int) -> BoolGrid:
@@ -135,9 +140,9 @@ class _Bench:
         row: Row = {"step_seconds": times["dense"], "step_macs": macs, "step_macs_counted_by_torch": counted}
         row["recording_overhead"] = times["recorded"] / times["dense"] - 1
         self.progress.tick()
-        generation = _timed(lambda: self._generate(self.pipe))
-        source = _timed(lambda: self.editor.generate(**self._asked()))
-        row |= {"whole_seconds": [generation], "recorded_whole_seconds": source}
+        row["whole_seconds"] = []
+        self.whole(row)
+        row["recorded_whole_seconds"] = _timed(lambda: self.editor.generate(**self._asked()))
         row["recorded_bytes"] = self.editor.current.stats.recorded_bytes
         self.maps = self._record(self.latents)
         self.picture, self.decoder = decode(self.pipe.vae, self._final())
@@ -180,16 +185,21 @@ class _Bench:
             "overlay_bytes": stats.recorded_bytes,
         }
 
+    def whole(self, dense: Row) -> None:
+        """Run diffusers' dense pipeline once more, between the edits."""
+        dense["whole_seconds"].append(_timed(self._generate))
+
     def finish(self, dense: Row, rows: list[Row]) -> None:
-        """Run the dense whole once more after all edits, and put every edit over the median."""
-        dense["whole_seconds"].append(_timed(lambda: self._generate(self.pipe)))
+        """Put every whole edit over the dense median."""
         whole = median(dense["whole_seconds"])
         for row in rows:
             row["whole_ratio"] = whole / row["whole_seconds"]
+            if "plain_step_seconds" in dense:
+                row["step_ratio_to_plain"] = dense["plain_step_seconds"] / row["step_seconds"]
         dense["peak_memory_bytes"] = _peak_memory(self.pipe.unet.device)
 
     def _plain(self) -> Row:
-        """Diffusers as it comes: float32, contiguous; one step and its share of the whole."""
+        """Diffusers as it comes: float32, contiguous; one step."""
         unet = type(self.pipe.unet).from_config(self.pipe.unet.config).to(self.latents.device)
         latents, text = self.latents.float(), self.text.float()
         seconds = min(_timed(lambda: unet(latents, self.timestep, text)) for _ in range(2))
@@ -200,9 +210,9 @@ class _Bench:
         sizes = {"width": r.width, "height": r.height, "num_inference_steps": r.num_inference_steps}
         return {"prompt": r.prompt, "seed": r.seed, "guidance_scale": r.guidance_scale, **sizes}
 
-    def _generate(self, pipe: StableDiffusionPipeline) -> None:
+    def _generate(self) -> None:
         asked = self._asked()
-        pipe(generator=torch.Generator().manual_seed(asked.pop("seed")), **asked)
+        self.pipe(generator=torch.Generator().manual_seed(asked.pop("seed")), **asked)
 
     def _final(self) -> Tensor:
         return torch.randn(self.latents[:1].shape, generator=torch.Generator().manual_seed(1)).to(self.latents)
@@ -216,6 +226,12 @@ class _Bench:
     def _sparse_step(self, plan: Any) -> Callable[[], object]:
         cache: dict[str, Tensor] = {}
         return lambda: self.engine.executor.replay(self.latents, self.timestep, self.text, cache, self.maps, plan)
+
+
+def _summary(row: Row) -> Row:
+    """What a reader wants first: times faster than the best dense run."""
+    shown = {"MACs": "step_macs_ratio", "step": "step_ratio", "whole edit": "whole_ratio", "decode": "decode_ratio"}
+    return {"mask": row["mask"], "area": f"{row['area']:.1%}"} | {k: f"{row[v]:.1f}x" for k, v in shown.items()}
 
 
 def _interleaved(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:

@@ -186,7 +186,7 @@ def bench_edit(
         )
     if output is not None:
         files.write_json(report, output)
-    console.show_json(report) if json else console.show_rows(report["rows"])
+    console.show_json(report) if json else console.show_rows(report["summary"])
 
 
 @bench.command("fidelity")
