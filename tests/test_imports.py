@@ -17,9 +17,9 @@ PACKAGE = ROOT / "fisedit"
 LAYERS = (
     "errors values",
     "devices files grammar graph hub model_checks model_files models random_model recipes",
-    "cache masks plan preview profiling schedule textdiff",
+    "cache masks plan profiling schedule textdiff",
     "sparse_kernels",
-    "adapters attention decode executor layers",
+    "adapters attention decode executor layers preview",
     "costs editor history inversion memory session source",
     "sheet options console demo benchmark fidelity cli __main__",
 )
