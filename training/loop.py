@@ -70,7 +70,7 @@ class _Run:
         self.stage, self.plan, self.folder, self.device = stage, plan, folder, device
         self.trained = [weight for weight in stage.model.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(self.trained, lr=0.0, weight_decay=plan.weight_decay, fused=True)
-        average = get_ema_multi_avg_fn(plan.average)  # type: ignore[no-untyped-call]
+        average = get_ema_multi_avg_fn(plan.average)
         self.averaged = AveragedModel(stage.model, multi_avg_fn=average)
         self.progress = Progress()
         self.saved_step = -1
@@ -88,7 +88,7 @@ class _Run:
         with autocast:
             losses = self.stage.losses(self.progress.step)
         self.optimizer.zero_grad()
-        losses["loss"].backward()  # type: ignore[no-untyped-call]
+        losses["loss"].backward()
         norm = nn.utils.clip_grad_norm_(self.trained, _CLIP)
         self.optimizer.step()
         self.averaged.update_parameters(self.stage.model)
