@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fisedit import masks, session
+from fisedit.adapters.base import TURN
 from fisedit.attention import affinity, cross_maps, text_keys
 from fisedit.costs import Costs, default_growth
 from fisedit.decode import DecoderRecord, composite, decode, decode_boxes
@@ -136,7 +137,7 @@ class Editor:
             height=own if height is None else height,
             scheduler=scheduler,
         )
-        run = _Run(recipe, None, diff(prompt, prompt, self.pipe.tokenizer), Stopwatch())
+        run = _Run(recipe, None, self._diff(prompt, prompt), Stopwatch())
         return self._made(run, self._everywhere(recipe), self._text(run), on_step)
 
     def edit(
@@ -162,7 +163,7 @@ class Editor:
         """
         parent = self.history.current
         recipe = replace(parent.recipe, prompt=check_prompt(prompt))
-        run = _Run(recipe, parent, diff(parent.prompt, prompt, self.pipe.tokenizer), Stopwatch())
+        run = _Run(recipe, parent, self._diff(parent.prompt, prompt), Stopwatch())
         wanted, barred = (self._given(m, recipe) if m is not None else None for m in (mask, protect))
         widths = _growth(growth, recipe)
         if run.script.kind is EditKind.IDENTICAL:
@@ -187,7 +188,7 @@ class Editor:
             SessionError: there is no source yet. PromptError: an empty prompt.
         """
         parent = self.history.current
-        script = diff(parent.prompt, check_prompt(prompt), self.pipe.tokenizer)
+        script = self._diff(parent.prompt, check_prompt(prompt))
         run = _Run(replace(parent.recipe, prompt=prompt), parent, script, Stopwatch())
         old, new = self._maps(run, self._story(parent, None), self._text(run))
         return masks.seed_map(script, old, new)
@@ -214,13 +215,16 @@ class Editor:
         editor = cls.from_pretrained(
             index["model"], device=device, dtype=dtype or index["dtype"], local_files_only=local_files_only
         )
-        tokenizer = editor.pipe.tokenizer
-        editor.history = session.load(Path(folder), index, lambda old, new: diff(old, new, tokenizer))
+        editor.history = session.load(Path(folder), index, editor._diff)
         return editor
+
+    def _diff(self, old: str, new: str) -> EditScript:
+        with TURN:
+            return diff(old, new, self.pipe.tokenizer)
 
     def _text(self, run: _Run) -> _Text:
         """Encode the prompt; says so where the encoder cannot read all of it."""
-        with run.watch.station("text"), torch.inference_mode():
+        with run.watch.station("text"), torch.inference_mode(), TURN:
             embeddings = self._engine.encode(run.recipe)
             tokenizer = self.pipe.tokenizer
             length = len(tokenizer(run.recipe.prompt, truncation=False, verbose=False).input_ids)

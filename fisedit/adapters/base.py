@@ -17,8 +17,8 @@ Forward = Callable[..., Tensor]
 Replacement = tuple[nn.Module, Forward]
 """A module and the forward it gets."""
 
-_turn = RLock()
-"""Modules may be shared by editors in several threads, so one injection lasts at a time."""
+TURN = RLock()
+"""Held while a model is injected or its tokenizer speaks: both keep state, and editors in several threads share them."""
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def injected(replacements: Iterable[Replacement]) -> Iterator[None]:
     Args:
         replacements: what gets which forward. Nesting is allowed: ejecting restores what was there. Other threads wait.
     """
-    with _turn:
+    with TURN:
         before: list[tuple[nn.Module, Any]] = []
         try:
             for module, forward in replacements:
