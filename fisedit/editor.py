@@ -215,7 +215,7 @@ class Editor:
         editor = cls.from_pretrained(
             index["model"], device=device, dtype=dtype or index["dtype"], local_files_only=local_files_only
         )
-        editor.history = session.load(Path(folder), index, editor._diff)
+        editor.history = session.load(Path(folder), index, editor._diff)  # noqa: SLF001 (its own)
         return editor
 
     def _diff(self, old: str, new: str) -> EditScript:
@@ -369,10 +369,11 @@ class Editor:
         )
 
     def _story(self, result: EditResult, on_step: OnStep | None) -> Story:
-        """What was recorded with a result, rebuilt along its lineage where it is gone."""
-        for past in self.history.lineage(result.id):
-            if past.id not in self._memory:
-                self._rebuild(past, on_step)
+        """What was recorded with a result, rebuilt from its nearest ancestor that is still known."""
+        lineage = self.history.lineage(result.id)
+        known = next((i for i in reversed(range(len(lineage))) if lineage[i].id in self._memory), -1)
+        for past in lineage[known + 1 :]:
+            self._rebuild(past, on_step)
         return self._memory.get(result.id)[0]
 
     def _rebuild(self, result: EditResult, on_step: OnStep | None) -> None:

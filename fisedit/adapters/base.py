@@ -18,7 +18,7 @@ Replacement = tuple[nn.Module, Forward]
 """A module and the forward it gets."""
 
 TURN = RLock()
-"""Held while a model is injected or its tokenizer speaks: both keep state, and editors in several threads share them."""
+"""Held while a model is injected or its tokenizer speaks: both keep state, and editors in threads may share them."""
 
 
 @contextmanager
