@@ -19,7 +19,7 @@ from fisedit.errors import FisEditError, SessionError
 from fisedit.files import write_image, write_json
 from fisedit.history import EditResult, History
 from fisedit.recipes import make_recipe
-from fisedit.values import EditMask, EditScript, EditStats, MaskSource
+from fisedit.values import LATENT_FACTOR, EditMask, EditScript, EditStats, MaskSource
 
 VERSION = 1
 _INDEX = "session.json"
@@ -32,11 +32,12 @@ def save(history: History, folder: Path, model: str, dtype: str) -> None:
         folder: made if it is not there; files of a former save are replaced one by one.
         model, dtype: what to load when the session is resumed.
     """
+    current = history.current.id
     folder.mkdir(parents=True, exist_ok=True)
     for result in history:
         write_image(result.image, folder / f"{result.id}.png")
         write_image(Image.fromarray(result.mask.grid), folder / f"{result.id}.mask.png")
-    index = {"version": VERSION, "model": model, "dtype": dtype, "current": history.current.id}
+    index = {"version": VERSION, "model": model, "dtype": dtype, "current": current}
     write_json(index | {"results": [_entry(result) for result in history]}, folder / _INDEX)
 
 
@@ -48,13 +49,16 @@ def read_index(folder: Path) -> dict[str, Any]:
     """
     try:
         index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
-        version, _ = index["version"], (index["model"], index["dtype"], index["current"], index["results"])
+        version, names, results = index["version"], [index[k] for k in ("model", "dtype", "current")], index["results"]
+        whole = isinstance(results, list) and all(isinstance(name, str) for name in names)
     except FileNotFoundError as error:
         raise SessionError(f"there is no session in {folder} (no {_INDEX}); give a folder written by save") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(folder, _INDEX) from error
     if version != VERSION:
         raise SessionError(f"session in {folder} must be of version {VERSION}, got {version}; use a newer fisedit")
+    if not whole:
+        raise _damaged(folder, _INDEX)
     return dict(index)
 
 
@@ -96,11 +100,14 @@ def _result(
 ) -> EditResult:
     name, parent = str(int(entry["id"])), entry["parent"]
     recipe = make_recipe(**entry["recipe"])
-    before = next(r.prompt for r in history if r.id == parent) if parent is not None else recipe.prompt
-    mask = EditMask(
-        _grid(folder / f"{name}.mask.png"), MaskSource(entry["mask"]["source"]), entry["mask"]["confidence"]
-    )
-    image, growth = _picture(folder / f"{name}.png"), tuple(entry["growth"])
+    before = {r.id: r.prompt for r in history}[parent] if parent is not None else recipe.prompt
+    cells = (recipe.width // LATENT_FACTOR, recipe.height // LATENT_FACTOR)
+    grid = np.asarray(_picture(folder / f"{name}.mask.png", "1", cells))
+    mask = EditMask(grid, MaskSource(entry["mask"]["source"]), entry["mask"]["confidence"])
+    image = _picture(folder / f"{name}.png", "RGB", (recipe.width, recipe.height))
+    growth = tuple(entry["growth"])
+    if growth and [type(cells) for cells in growth] != [int] * recipe.num_inference_steps:
+        raise ValueError(f"growth must be a whole number for each step, got {growth}")
     return EditResult(name, parent, recipe, image, mask, diff(before, recipe.prompt), _stats(entry["stats"]), growth)
 
 
@@ -109,14 +116,11 @@ def _stats(entry: dict[str, Any]) -> EditStats:
     return EditStats(**(entry | lists | {"mask_source": MaskSource(entry["mask_source"])}))
 
 
-def _picture(path: Path) -> Image.Image:
+def _picture(path: Path, mode: str, size: tuple[int, int]) -> Image.Image:
     with Image.open(path, formats=["PNG"]) as image:
-        return image.convert("RGB")
-
-
-def _grid(path: Path) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    with Image.open(path, formats=["PNG"]) as image:
-        return np.asarray(image.convert("1"))
+        if image.size != size:
+            raise OSError(f"{path.name} must have {size} pixels, got {image.size}")
+        return image.convert(mode)
 
 
 def _damaged(folder: Path, what: str) -> SessionError:
