@@ -171,7 +171,9 @@ class Editor:
         if wanted is not None and not wanted.any():
             return self._unchanged(run, "the mask is empty")
         text = self._text(run)
-        source = self._story(parent, on_step)
+        source, rebuilt = self._story(parent, on_step)
+        if rebuilt:
+            text.notes += (f"results rebuilt first, as their features were gone: {rebuilt}",)
         with run.watch.station("mask"):
             area = self._mask(run, source, text, wanted, barred)
         if not area.grid.any():
@@ -190,7 +192,7 @@ class Editor:
         parent = self.history.current
         script = self._diff(parent.prompt, check_prompt(prompt))
         run = _Run(replace(parent.recipe, prompt=prompt), parent, script, Stopwatch())
-        old, new = self._maps(run, self._story(parent, None), self._text(run))
+        old, new = self._maps(run, self._story(parent, None)[0], self._text(run))
         return masks.seed_map(script, old, new)
 
     def save(self, folder: str | Path) -> None:
@@ -295,7 +297,8 @@ class Editor:
         story, image, decoder = self._render(run, mask, text, on_step, source, growth)
         costs = self._costs(run.recipe)
         macs = costs.sparse(mask.grid, growth) if growth else costs.dense()
-        stats = self._stats(run, mask, story, macs, notes=text.notes, growth=growth, fallback=fallback)
+        held = story.own_bytes + decoder.own_bytes
+        stats = self._stats(run, mask, story, macs, held, notes=text.notes, growth=growth, fallback=fallback)
         parent = run.parent.id if run.parent else None
         result = EditResult(self.history.next_id(), parent, run.recipe, image, mask, run.script, stats, growth)
         self._memory.put(result.id, story, decoder, base=parent if growth else None)
@@ -332,7 +335,7 @@ class Editor:
         """The parent's picture, byte for byte, without a UNet call; and its prompt, for that is what it shows."""
         assert run.parent is not None
         mask = EditMask(np.zeros_like(run.parent.mask.grid), MaskSource.NOWHERE)
-        stats = self._stats(run, mask, None, 0, notes=(f"nothing was edited: {why}",))
+        stats = self._stats(run, mask, None, 0, 0, notes=(f"nothing was edited: {why}",))
         result = EditResult(
             self.history.next_id(), run.parent.id, run.parent.recipe, run.parent.image, mask, run.script, stats
         )
@@ -345,6 +348,7 @@ class Editor:
         mask: EditMask,
         story: Story | None,
         macs: int,
+        held: int,
         *,
         notes: tuple[str, ...],
         growth: tuple[int, ...] = (),
@@ -363,18 +367,18 @@ class Editor:
             macs=macs,
             macs_dense=costs.dense(),
             seconds=run.watch.done(),
-            recorded_bytes=story.own_bytes if story else 0,
+            recorded_bytes=held,
             fallback=fallback,
             notes=notes,
         )
 
-    def _story(self, result: EditResult, on_step: OnStep | None) -> Story:
-        """What was recorded with a result, rebuilt from its nearest ancestor that is still known."""
+    def _story(self, result: EditResult, on_step: OnStep | None) -> tuple[Story, int]:
+        """What was recorded with a result, and how many were rebuilt for it from the nearest ancestor still known."""
         lineage = self.history.lineage(result.id)
         known = next((i for i in reversed(range(len(lineage))) if lineage[i].id in self._memory), -1)
         for past in lineage[known + 1 :]:
             self._rebuild(past, on_step)
-        return self._memory.get(result.id)[0]
+        return self._memory.get(result.id)[0], len(lineage) - known - 1
 
     def _rebuild(self, result: EditResult, on_step: OnStep | None) -> None:
         """Run a result's recipe again, over its parent's story where it was sparse."""

@@ -45,8 +45,8 @@ class Memory:
     @property
     def bytes(self) -> int:
         """Bytes of all that is kept."""
-        stories = {id(story): story for story, _ in self._kept.values()}
-        return sum(story.own_bytes for story in stories.values())
+        stories = {id(story): (story, decoder) for story, decoder in self._kept.values()}
+        return sum(story.own_bytes + decoder.own_bytes for story, decoder in stories.values())
 
     def _evict(self, keep: str) -> None:
         while self.bytes > self._max_bytes:

@@ -55,19 +55,18 @@ def decoder_macs(vae: AutoencoderKL, areas: Sequence[int], latent_size: int) -> 
     """
     total = vae.post_quant_conv.weight.numel() * areas[0] if vae.post_quant_conv is not None else 0
     for name, module in vae.decoder.named_modules():
-        level = _decoder_level(name, len(areas))
         if isinstance(module, nn.Conv2d | nn.Linear):
-            total += module.weight.numel() * areas[level]
+            total += module.weight.numel() * _decoder_cells(name, areas)
         elif isinstance(module, Attention):
             total += 2 * areas[0] * latent_size * int(module.to_q.weight.shape[0])
     return total
 
 
-def _decoder_level(name: str, levels: int) -> int:
+def _decoder_cells(name: str, areas: Sequence[int]) -> int:
+    """Cells a layer computes. What an upsampler makes of its block's is trimmed only behind it."""
     if not name.startswith("up_blocks."):
-        return 0 if name.startswith(("conv_in", "mid_block")) else levels - 1
-    block = int(name.split(".")[1])
-    return block + (".upsamplers." in name)
+        return areas[0 if name.startswith(("conv_in", "mid_block")) else -1]
+    return areas[int(name.split(".")[1])] * (4 if ".upsamplers." in name else 1)
 
 
 class Stopwatch:
