@@ -56,6 +56,10 @@ class Seen:
         """Whether each object of a scene is seen in picture `row`."""
         return [bool(self.objects[row, _WORDS.index(word)]) for word in scene.words]
 
+    def unnamed(self, row: int, scene: Scene) -> int:
+        """How many objects are seen in picture `row` that the scene does not name."""
+        return int(self.objects[row].sum()) - sum(self.named(row, scene))
+
     def place_right(self, row: int, scene: Scene) -> bool:
         """Whether picture `row` shows the scene's background."""
         return _PLACES[int(self.places[row])] == scene.background

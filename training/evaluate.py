@@ -36,7 +36,7 @@ class Sampling:
 
 
 def evaluation_scenes() -> list[Scene]:
-    """200 scenes that no training saw, with one, two and three objects."""
+    """200 scenes from seeds of their own, with one, two and three objects."""
     scenes = []
     for count, number in _COUNTS.items():
         for index in range(number):
@@ -66,6 +66,7 @@ def count_objects(classifier: Classifier, scenes: list[Scene], pictures: Bytes) 
         rows = [row for row, scene in enumerate(scenes) if len(scene.objects) == count]
         found[f"objects_present_{count}"] = float(np.mean([seen.named(row, scenes[row]) for row in rows]))
     found["all_present"] = float(np.mean([all(seen.named(row, scene)) for row, scene in enumerate(scenes)]))
+    found["unnamed_per_picture"] = float(np.mean([seen.unnamed(row, scene) for row, scene in enumerate(scenes)]))
     found["background_right"] = float(np.mean([seen.place_right(row, scene) for row, scene in enumerate(scenes)]))
     return found
 

@@ -26,6 +26,8 @@ def test_labels_are_what_a_perfect_judge_would_see() -> None:
     assert seen.named(0, SCENE) == [True, True, True]
     assert seen.place_right(0, SCENE)
     assert seen.named(0, SCENE.replace_object(0, "cat")) == [False, True, True]
+    assert seen.unnamed(0, SCENE) == 0
+    assert seen.unnamed(0, SCENE.replace_object(0, "cat")) == 1
     assert not seen.place_right(0, SCENE.with_background("sea"))
     assert objects.sum() == 3
 
