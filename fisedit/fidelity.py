@@ -38,6 +38,8 @@ SCHEDULES: dict[str, tuple[int, ...]] = {
     "4": (4,),
     "3 then 1": (3, 1),
     "1 then 3": (1, 3),
+    "1 then 4": (1, 4),
+    "2 then 4": (2, 4),
 }
 """Growth in latent cells; two numbers are for the first and the second half of the steps."""
 
@@ -47,6 +49,7 @@ def run(
     model: str = "demo",
     edits: int = 40,
     num_inference_steps: int = 25,
+    guidance_scale: float = 4.0,
     device: str | None = None,
     dtype: str | None = None,
     on_step: OnStep | None = None,
@@ -55,7 +58,7 @@ def run(
 
     Args:
         model: as in `fisedit.models.load`; the prompts name what the demo model can draw.
-        edits: how many word swaps. on_step: called before every edit with (i, n, None).
+        edits: how many word swaps. guidance_scale: 4, which suits the demo model. on_step: called before every edit with (i, n, None).
 
     Returns:
         {"settings", "rows", "values"}: per schedule the median, tenth percentile and worst PSNR in dB, and the share of
@@ -67,7 +70,8 @@ def run(
     for i, (prompt, changed) in enumerate(swaps(edits)):
         if on_step is not None:
             on_step(i, edits, None)
-        source = editor.generate(prompt, seed=1000 + i, num_inference_steps=num_inference_steps)
+        asked = {"num_inference_steps": num_inference_steps, "guidance_scale": guidance_scale}
+        source = editor.generate(prompt, seed=1000 + i, **asked)
         grid = place(editor, changed)
         reference = dense_blended(editor, source, changed, grid)
         for name, halves in SCHEDULES.items():

@@ -44,3 +44,4 @@ BenchModel = Annotated[
 ]
 BenchOutput = Annotated[Path | None, Option("--output", help="JSON file to write the figures to.")]
 Edits = Annotated[int, Option(min=1, max=700, help="How many word swaps to measure.")]
+Repeats = Annotated[int, Option(min=1, max=100, help="Timings of a step or decode, whose median counts.")]

@@ -34,6 +34,13 @@ def vae(pipelines):
     return pipelines["demo"].vae
 
 
+@pytest.fixture(autouse=True)
+def _boxed(monkeypatch, request):
+    """Boxes however large they are."""
+    if "whole" not in request.node.name:
+        monkeypatch.setattr(decoding, "WHOLE_FROM", np.inf)
+
+
 @pytest.fixture
 def far(monkeypatch):
     """A halo that reaches everywhere."""
@@ -240,3 +247,14 @@ def test_decoding_leaves_no_trace(vae):
     decode_boxes(vae, random_latents((16, 16), grid), grid, record, source)
     assert not any("forward" in vars(module) for module in vae.modules())
     assert decode(vae, latents)[0].tobytes() == source.tobytes()
+
+
+def test_boxes_dearer_than_half_a_decode_are_the_whole_frame(vae):
+    """And then the decode is the dense one."""
+    size, grid = (16, 16), grids(16, 16)["blobs"]
+    source, record = decode(vae, random_latents(size))
+    latents = random_latents(size, grid)
+    assert boxes(grid) == [Box(0, 0, 16, 16)] and len(boxes(grids(64, 64)["square"])) == 1
+    assert boxes(grids(64, 64)["square"])[0].area == grids(64, 64)["square"].sum()
+    got = decode_boxes(vae, latents, grid, record, source)[0]
+    assert apart(got, composite(source, decode(vae, latents)[0], grid), grid).max() <= 1
