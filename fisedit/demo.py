@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 STORY = ("a cat and a cake on a beach", "a dog and a cake on a beach", "a dog and a castle on a beach")
 """The source's prompt, and the edits' made one on the other."""
 
+GUIDANCE = 4.0
+"""What suits the demo model: more of it makes a model this small draw worse."""
+
 
 @dataclass(frozen=True)
 class Demo:
@@ -54,7 +57,7 @@ def tell(editor: Editor, on_step: OnStep | None = None, **recipe: Any) -> Demo:
         on_step: told of every step.
         recipe: the other arguments of `Editor.generate`, such as `seed`.
     """
-    source = editor.generate(STORY[0], on_step=on_step, **recipe)
+    source = editor.generate(STORY[0], on_step=on_step, guidance_scale=GUIDANCE, **recipe)
     results = (source, *(editor.edit(prompt, on_step=on_step) for prompt in STORY[1:]))
     return Demo(results, tuple(moved_outside(before, after) for before, after in pairwise(results)))
 

@@ -82,7 +82,8 @@ class Editor:
     ) -> Self:
         """Load a model: "demo", a diffusers folder, a hub id or a .safetensors file. See `fisedit.models.load`."""
         pipe = load(model, device=device, dtype=dtype, local_files_only=local_files_only)
-        return cls(pipe, model=str(model))
+        path = Path(model).expanduser()
+        return cls(pipe, model=str(path.resolve()) if path.exists() and model != "demo" else str(model))
 
     @property
     def current(self) -> EditResult:

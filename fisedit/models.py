@@ -55,7 +55,7 @@ def load(
     where = choose_device(device)
     precision = choose_dtype(dtype, where)
     path = _locate(model)
-    with _quiet():
+    with quiet():
         if path is None:
             pipe = _load_folder(fetch(str(model), _STEMS, _check_texts, local_files_only=local_files_only), precision)
         else:
@@ -227,7 +227,7 @@ def _place(pipe: StableDiffusionPipeline, device: torch.device) -> StableDiffusi
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Hold back the loaders' progress bars and warnings, which no one can act on."""
     levels = {}
     for library in ("transformers", "diffusers"):  # in this order: diffusers' import makes transformers warn

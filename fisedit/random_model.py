@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from fisedit.models import quiet
+
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
@@ -22,20 +24,21 @@ def random_pipeline(device: torch.device, dtype: torch.dtype) -> StableDiffusion
     from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
-    with torch.device("meta"):
-        unet = UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(_SD15 / "unet"))
-        vae = AutoencoderKL.from_config(AutoencoderKL.load_config(_SD15 / "vae"))
-    text_encoder = CLIPTextModel(CLIPTextConfig.from_pretrained(_SD15 / "text_encoder")).eval()
-    pipe = StableDiffusionPipeline(
-        unet=_filled(unet, device, dtype),
-        vae=_filled(vae, device, dtype),
-        text_encoder=text_encoder.to(device, dtype),
-        tokenizer=CLIPTokenizer.from_pretrained(str(_SD15 / "tokenizer")),
-        scheduler=DDIMScheduler.from_pretrained(str(_SD15 / "scheduler")),
-        safety_checker=None,
-        feature_extractor=None,
-        requires_safety_checker=False,
-    )
+    with quiet():
+        with torch.device("meta"):
+            unet = UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(_SD15 / "unet"))
+            vae = AutoencoderKL.from_config(AutoencoderKL.load_config(_SD15 / "vae"))
+        text_encoder = CLIPTextModel(CLIPTextConfig.from_pretrained(_SD15 / "text_encoder")).eval()
+        pipe = StableDiffusionPipeline(
+            unet=_filled(unet, device, dtype),
+            vae=_filled(vae, device, dtype),
+            text_encoder=text_encoder.to(device, dtype),
+            tokenizer=CLIPTokenizer.from_pretrained(str(_SD15 / "tokenizer")),
+            scheduler=DDIMScheduler.from_pretrained(str(_SD15 / "scheduler")),
+            safety_checker=None,
+            feature_extractor=None,
+            requires_safety_checker=False,
+        )
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
