@@ -58,7 +58,8 @@ def run(
 
     Args:
         model: as in `fisedit.models.load`; the prompts name what the demo model can draw.
-        edits: how many word swaps. guidance_scale: 4, which suits the demo model. on_step: called before every edit with (i, n, None).
+        edits: how many word swaps. guidance_scale: 4, which suits the demo model.
+        on_step: called before every edit with (i, n, None).
 
     Returns:
         {"settings", "rows", "values"}: per schedule the median, tenth percentile and worst PSNR in dB, and the share of
@@ -70,7 +71,7 @@ def run(
     for i, (prompt, changed) in enumerate(swaps(edits)):
         if on_step is not None:
             on_step(i, edits, None)
-        asked = {"num_inference_steps": num_inference_steps, "guidance_scale": guidance_scale}
+        asked: dict[str, Any] = {"num_inference_steps": num_inference_steps, "guidance_scale": guidance_scale}
         source = editor.generate(prompt, seed=1000 + i, **asked)
         grid = place(editor, changed)
         reference = dense_blended(editor, source, changed, grid)

@@ -1,7 +1,7 @@
 """Stories and decoder records by result, within a budget of bytes. What is dropped can be rebuilt from its recipe.
 
-A sparse edit's overlay lives on the dense story beneath it, so the unit of dropping is a dense story with everything
-laid over it. Knows nothing of how a story is made.
+A sparse edit's overlay lies over its parent's story, so a story goes only after all that lies over it. Knows nothing of
+how a story is made.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ class Memory:
     def __init__(self, max_bytes: int | None = None) -> None:
         self._max_bytes = _half_of_memory() if max_bytes is None else max_bytes
         self._kept: dict[str, tuple[Story, DecoderRecord]] = {}
-        self._base: dict[str, str] = {}
+        self._under: dict[str, str | None] = {}  # result -> the result its story lies over
 
     def put(self, key: str, story: Story, decoder: DecoderRecord, *, base: str | None) -> None:
         """Keep a result's story; `base` is the result it lies over, None for a dense one."""
-        self._kept[key] = story, decoder
-        self._base[key] = key if base is None else self._base[base]
-        self._evict(keep=self._base[key])
+        self._kept[key], self._under[key] = (story, decoder), base
+        self._evict(keep=key)
 
     def share(self, key: str, other: str) -> None:
         """Let another result stand on the same story, if it is here."""
         if key in self._kept:
-            self._kept[other], self._base[other] = self._kept[key], self._base[key]
+            self._kept[other], self._under[other] = self._kept[key], self._under[key]
 
     def get(self, key: str) -> tuple[Story, DecoderRecord]:
         """A kept story; KeyError if it is gone (see `in`)."""
-        base = self._base[key]
-        for member in [k for k in self._kept if self._base[k] == base]:
-            self._kept[member] = self._kept.pop(member)  # most recently used last
+        used: str | None = key
+        while used is not None:
+            self._kept[used] = self._kept.pop(used)  # most recently used last
+            used = self._under[used]
         return self._kept[key]
 
     def __contains__(self, key: str) -> bool:
@@ -50,10 +50,11 @@ class Memory:
 
     def _evict(self, keep: str) -> None:
         while self.bytes > self._max_bytes:
-            oldest = next((self._base[k] for k in self._kept if self._base[k] != keep), None)
+            beneath = {self._under[key] for key in self._kept}
+            oldest = next((key for key in self._kept if key not in beneath and key != keep), None)
             if oldest is None:
                 return
-            self._kept = {k: v for k, v in self._kept.items() if self._base[k] != oldest}
+            del self._kept[oldest]
 
 
 def _half_of_memory() -> int:

@@ -96,9 +96,7 @@ def test_an_overlay_is_as_good_as_a_recording(pipelines, name):
     got, _ = executor.replay(again, case.timestep, case.texts[0], {}, overlay, make_plan(second, executor.depth))
     base = oracle.record(unet, case.source, case.timestep, case.texts[0])
     mixed = oracle.mix(unet, base, case.edited, case.timestep, case.texts[1], case.inside)
-    expected = oracle.mixed_forward(
-        unet, mixed, again, case.timestep, case.texts[0], torch.from_numpy(second)
-    )
+    expected = oracle.mixed_forward(unet, mixed, again, case.timestep, case.texts[0], torch.from_numpy(second))
     assert torch.allclose(got, rows(expected, second), atol=TOLERANCE, rtol=0)
 
 
@@ -120,9 +118,7 @@ def test_batches_of_edits_equal_one_by_one(pipelines):
     together, _ = case.sparse(executor, plan)
     for i in range(4):
         _, maps = executor.record(case.source[i : i + 1], case.timestep, case.texts[0, i : i + 1], {})
-        alone, _ = executor.replay(
-            case.edited[i : i + 1], case.timestep, case.texts[1, i : i + 1], {}, maps, plan
-        )
+        alone, _ = executor.replay(case.edited[i : i + 1], case.timestep, case.texts[1, i : i + 1], {}, maps, plan)
         assert torch.allclose(together[i], alone[0], atol=TOLERANCE, rtol=0)
 
 

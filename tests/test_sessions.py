@@ -92,6 +92,18 @@ def test_the_least_recently_used_source_goes_first(pipelines):
     assert kept == [first.id, third.id]
 
 
+def test_edits_of_one_source_go_before_it(pipelines):
+    """Siblings are dropped one by one, the oldest first; what the last one lies over stays."""
+    editor = Editor(pipelines["shallow"])
+    source = editor.generate(CAT, **QUICK)
+    first = editor.edit(BIRD, mask=CORNER, growth=0)
+    editor._memory._max_bytes = editor._memory.bytes
+    editor.checkout(source.id)
+    second = editor.edit(DOG, mask=CORNER, growth=0)
+    kept = [result.id for result in (source, first, second) if result.id in editor._memory]
+    assert kept == [source.id, second.id]
+
+
 def test_a_result_outlives_what_was_recorded(pipelines):
     """An edit in hand keeps no features alive, and undo needs none."""
     editor = Editor(pipelines["shallow"], max_recorded_bytes=0)
@@ -114,9 +126,9 @@ def test_a_session_comes_back_whole(folder, tmp_path):
         assert (ours.id, ours.parent, ours.recipe) == (theirs.id, theirs.parent, theirs.recipe)
         assert ours.growth == theirs.growth and ours.stats == theirs.stats and str(ours.diff) == str(theirs.diff)
     assert same(last_edit(again), last_edit(editor))
-    assert same(
-        [again.checkout("1"), again.edit(BIRD)], [editor.checkout("1"), editor.edit(BIRD)]
-    ), "an automatic mask needs the recorded attention"
+    assert same([again.checkout("1"), again.edit(BIRD)], [editor.checkout("1"), editor.edit(BIRD)]), (
+        "an automatic mask needs the recorded attention"
+    )
 
 
 def test_nothing_runs_until_it_is_needed(folder, tmp_path):
