@@ -24,7 +24,8 @@ GROWTH = 2
 """Latent cells computed beyond the mask by default."""
 
 BREAK_EVEN = 0.85
-"""Share of a dense step's multiply-accumulates from which a sparse step takes as long as a dense one."""
+"""Share of a dense step's multiply-accumulates from which a step runs dense. Not measured at this share yet: at 54 % of
+the rows a sparse step was still 1.6 times faster."""
 
 
 def default_growth(steps: int) -> tuple[int, ...]:
