@@ -1,9 +1,10 @@
 """Latents -> picture: a dense decode that remembers its statistics, and a sparse one that decodes only changed boxes.
 
-A box of latents with a halo goes through diffusers' own decoder. A GroupNorm takes the statistics of the whole map: the
-source's sums, kept per latent cell, with the box's cells exchanged for the new ones (SIGE, arXiv 2211.02048, freezes
-the source's; on a first demo model that was .7 dB worse inside the mask, 34.3 for 35.1, median of 12 edits). The middle attention reads the source's keys and values outside the
-box. After every upsampling the halo is trimmed to what the layers ahead can see. Knows autoencoders and boxes only.
+A box of latents with a halo goes through diffusers' own decoder. A GroupNorm takes the statistics of the whole map:
+the source's sums, kept per latent cell, with the box's cells exchanged for the new ones. (SIGE, arXiv 2211.02048,
+freezes the source's; on a first demo model that was .7 dB worse inside the mask: 34.3 for 35.1, medians of 12
+edits.) The middle attention reads the source's keys and values outside the box. After every upsampling the halo is
+trimmed to what the layers ahead can see. Knows autoencoders and boxes only.
 """
 
 from __future__ import annotations
