@@ -45,7 +45,7 @@ Row = dict[str, Any]
 def run(
     *,
     model: str | None = None,
-    areas: Sequence[float] = (0.01, 0.05, 0.15, 0.25, 0.5),
+    areas: Sequence[float] = (0.01, 0.05, 0.15, 0.25, 0.5, 0.8),
     size: int = 512,
     num_inference_steps: int = 20,
     device: str | None = None,

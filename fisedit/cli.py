@@ -162,7 +162,7 @@ def demo(
 @bench.command("edit")
 def bench_edit(
     model: opt.BenchModel = None,
-    areas: opt.Areas = "1,5,15,25,50",
+    areas: opt.Areas = "1,5,15,25,50,80",
     size: opt.Size = 512,
     num_inference_steps: opt.Steps = 20,
     repeats: opt.Repeats = 5,

@@ -56,7 +56,7 @@ class Editor:
         pipe: a Stable Diffusion 1.x or 2.x pipeline. Editors may share one.
         model: its name, for saved sessions.
         max_recorded_bytes: recorded features kept before the least recently used are dropped (they are rebuilt when
-            needed); None for half of the machine's memory.
+            needed); None for a third of the machine's memory.
 
     Raises:
         UnsupportedModuleError: the UNet has a layer without an exact sparse counterpart.

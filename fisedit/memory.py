@@ -16,7 +16,7 @@ class Memory:
     """What was recorded, least recently used first out."""
 
     def __init__(self, max_bytes: int | None = None) -> None:
-        self._max_bytes = _half_of_memory() if max_bytes is None else max_bytes
+        self._max_bytes = _third_of_memory() if max_bytes is None else max_bytes
         self._kept: dict[str, tuple[Story, DecoderRecord]] = {}
         self._under: dict[str, str | None] = {}  # result -> the result its story lies over
 
@@ -57,5 +57,5 @@ class Memory:
             del self._kept[oldest]
 
 
-def _half_of_memory() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+def _third_of_memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 3  # a new story is whole before an old one goes

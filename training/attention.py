@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from skimage.filters import threshold_otsu
 from torch import Tensor
 
-from training.drawing import Mask
+from fisedit.scenes.drawing import Mask
 from training.grounding import record_cross_attention
 from training.latents import LatentScenes
 from training.loop import generator_for

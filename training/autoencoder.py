@@ -10,8 +10,8 @@ from diffusers import AutoencoderKL
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fisedit.scenes.drawing import Bytes
 from training.config import Autoencoder, Config
-from training.drawing import Bytes
 from training.loop import generator_for
 from training.pictures import Pictures, sample_crops, save_sheet, to_bytes, to_tensor
 
@@ -77,7 +77,11 @@ class AutoencoderStage:
         torch.manual_seed(config.seed)
         self.settings, self.seed, self.device = config.autoencoder, config.seed, device
         self.pictures, self.held_out = pictures, held_out
-        self.model: nn.Module = build_autoencoder(config.autoencoder, config.scenes.side).to(device)
+        model = build_autoencoder(config.autoencoder, config.scenes.side)
+        if config.start:
+            known = AutoencoderKL.from_pretrained(config.start, subfolder="vae")
+            model.load_state_dict(known.state_dict())
+        self.model: nn.Module = model.to(device)
 
     def losses(self, step: int) -> dict[str, Tensor]:
         """Picture loss of sampled latents, and a faint pull of the latents towards a unit normal."""

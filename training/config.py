@@ -29,7 +29,7 @@ class Plan:
 class Scenes:
     """The drawn scenes: how many, how large, from which seed (held-out scenes start at `held_out_seed`)."""
 
-    side: int = 128
+    side: int = 256
     count: int = 8000
     seed: int = 1
     held_out: int = 64
@@ -83,13 +83,23 @@ class Denoiser:
 
 
 @dataclass(frozen=True)
+class CloseUps:
+    """Before the denoiser sees whole scenes: single objects in a window of half the side, a fifth of the work."""
+
+    plan: Plan
+    pictures: int = 12000
+
+
+@dataclass(frozen=True)
 class Config:
-    """The whole run."""
+    """The whole run; `start` is a folder with a pipeline whose autoencoder and UNet are trained on, "" for none."""
 
     seed: int
+    start: str
     scenes: Scenes
     autoencoder: Autoencoder
     decoder: Decoder
+    closeups: CloseUps
     denoiser: Denoiser
 
 
@@ -108,9 +118,11 @@ def load_config(path: Path) -> Config:
         raise ConfigError(f"config must be a readable TOML file, got {path}: {error}") from error
     return Config(
         seed=table.get("seed", 0),
+        start=table.get("start", ""),
         scenes=_build(Scenes, table.get("scenes", {})),
         autoencoder=_stage(Autoencoder, table, "autoencoder"),
         decoder=_stage(Decoder, table, "decoder"),
+        closeups=_stage(CloseUps, table, "closeups"),
         denoiser=_stage(Denoiser, table, "denoiser"),
     )
 

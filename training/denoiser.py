@@ -10,7 +10,7 @@ from diffusers.models.attention_processor import AttnProcessor2_0
 from torch import Tensor, nn
 from transformers import CLIPTextModel
 
-from training.config import Config
+from training.config import Config, Plan
 from training.grounding import grounding_losses, record_cross_attention
 from training.latents import LatentScenes
 from training.linear import convolve_linears
@@ -22,12 +22,12 @@ from training.tokens import encode
 SHOWN = (
     "a cat and a cake on a beach",
     "a dog and a cake on a beach",
-    "a fox at night under the moon",
-    "a castle and a tree in the snow",
-    "a car in the desert under a rocket",
+    "a fox wearing a hat at night under the moon",
+    "a castle next to a tree in the snow",
+    "a red car in the desert under a rocket",
     "a panda, a gift and a pumpkin on the grass",
-    "a robot by the sea under the sun",
-    "a frog and a mushroom at sunset under a balloon",
+    "a small robot and a big owl by the sea",
+    "a frog on top of a green mushroom in the forest",
 )
 _HELD_OUT_BATCH = 64
 
@@ -40,16 +40,19 @@ class DenoiserStage:
     def __init__(
         self,
         config: Config,
+        plan: Plan,
         autoencoder: AutoencoderKL,
         scenes: LatentScenes,
         held_out: LatentScenes,
         device: torch.device,
     ) -> None:
         torch.manual_seed(config.seed)
-        self.settings, self.seed, self.device = config.denoiser, config.seed, device
+        self.settings, self.plan, self.seed, self.device = config.denoiser, plan, config.seed, device
         self.autoencoder, self.scenes, self.held_out = autoencoder, scenes.to(device), held_out.to(device)
         unet = build_unet(config.denoiser, scenes.means.shape[-1])
         self.maps = record_cross_attention(unet)
+        if config.start:
+            unet.load_state_dict(UNet2DConditionModel.from_pretrained(config.start, subfolder="unet").state_dict())
         parts: dict[str, nn.Module] = {"text_encoder": build_text_encoder(config.denoiser), "unet": unet}
         self.model: nn.Module = nn.ModuleDict(parts).to(device)
         if device.type == "cpu":
@@ -60,7 +63,7 @@ class DenoiserStage:
     def losses(self, step: int) -> dict[str, Tensor]:
         """The weighted denoising loss of one batch, and TokenCompose's two."""
         settings, noise = self.settings, generator_for(self.seed, step, self.device)
-        batch = settings.plan.batch
+        batch = self.plan.batch
         rows = torch.randint(len(self.scenes), (batch,), generator=noise, device=self.device)
         dropped = torch.rand(batch, generator=noise, device=self.device) < settings.text_dropout
         tokens = torch.where(dropped[:, None], self.no_text, self.scenes.tokens[rows])

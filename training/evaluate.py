@@ -10,21 +10,23 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKL, DPMSolverMultistepScheduler, StableDiffusionPipeline
 
+from fisedit.scenes.drawing import Bytes
+from fisedit.scenes.language import say
+from fisedit.scenes.layout import sample_scene
+from fisedit.scenes.scene import Scene
 from training.attention import measure_localisation
 from training.autoencoder import psnr, reconstruct
-from training.classifier import Classifier, look, trained_classifier
+from training.classifier import Classifier, frechet_distance, look, trained_classifier
 from training.config import load_config
-from training.drawing import Bytes
 from training.latents import encode_scenes
 from training.loop import generator_for
 from training.pictures import draw_pictures, save_sheet
-from training.scenes import Scene, sample_scene
 from training.train import HERE
 
 _PROMPT_SEED, _BATCH = 2_000_000, 16
-_COUNTS = {1: 67, 2: 67, 3: 66}
-_EDITS = ("a cat and a cake on a beach", "a dog and a cake on a beach", "a fox and a cake on a beach",
-          "a cat and a castle on a beach", "a cat and a cake in the snow")  # fmt: skip
+_COUNTS = {1: 100, 2: 100, 3: 100}
+_EDITS = ("a cat and a cake on a beach", "a dog and a cake on a beach", "a cat wearing a crown and a cake on a beach",
+          "a cat and a red car on a beach", "a cat and a cake in the snow")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Sampling:
 
 
 def evaluation_scenes() -> list[Scene]:
-    """200 scenes from seeds of their own, with one, two and three objects."""
+    """300 scenes from seeds of their own, with one, two and three objects."""
     scenes = []
     for count, number in _COUNTS.items():
         for index in range(number):
@@ -65,6 +67,8 @@ def count_objects(classifier: Classifier, scenes: list[Scene], pictures: Bytes) 
     for count in _COUNTS:
         rows = [row for row, scene in enumerate(scenes) if len(scene.objects) == count]
         found[f"objects_present_{count}"] = float(np.mean([seen.named(row, scenes[row]) for row in rows]))
+    adjectives = [right for row, scene in enumerate(scenes) for right in seen.adjectives_right(row, scene)]
+    found["adjectives_right"], found["adjectives"] = float(np.mean(adjectives)), len(adjectives)
     found["all_present"] = float(np.mean([all(seen.named(row, scene)) for row, scene in enumerate(scenes)]))
     found["unnamed_per_picture"] = float(np.mean([seen.unnamed(row, scene) for row, scene in enumerate(scenes)]))
     found["background_right"] = float(np.mean([seen.place_right(row, scene) for row, scene in enumerate(scenes)]))
@@ -94,13 +98,16 @@ def evaluate(folder: Path, kept: Path, sampling: Sampling, seed: int, side: int)
     autoencoder = cast(AutoencoderKL, pipeline.vae)
     classifier, figures = trained_classifier(kept, seed, side)
     scenes = evaluation_scenes()
-    pictures = draw_prompts(pipeline, [scene.prompt for scene in scenes], sampling, seed)
+    pictures = draw_prompts(pipeline, [say(scene).text for scene in scenes], sampling, seed)
     held_out = draw_pictures(_PROMPT_SEED + 1, 64, side).pixels
-    latents = encode_scenes(autoencoder, _PROMPT_SEED + 1, 64, side)
+    latents = encode_scenes(autoencoder, _PROMPT_SEED + 1, 64)
     localisation = measure_localisation(pipeline, latents, seed)
     contact_sheet(pipeline, pictures, sampling, seed, kept / "contact.png")
     figures = {f"classifier_{name}": value for name, value in figures.items()}
     figures |= count_objects(classifier, scenes, pictures)
+    drawn = [draw_pictures(_PROMPT_SEED + 2 + i, len(scenes), side).pixels for i in range(2)]
+    figures |= {"frechet_distance": frechet_distance(classifier, pictures, drawn[0])}
+    figures |= {"frechet_distance_of_drawn_scenes": frechet_distance(classifier, drawn[1], drawn[0])}
     figures |= {"autoencoder_psnr": psnr(reconstruct(autoencoder, held_out), held_out)}
     return figures | {"attention_auc": localisation.auc, "attention_iou": localisation.iou}
 

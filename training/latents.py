@@ -13,11 +13,12 @@ from diffusers import AutoencoderKL
 from torch import Tensor
 from torch.nn import functional as F
 
-from training.pictures import to_tensor
-from training.scenes import Scene, render, sample_scene
+from fisedit.scenes.language import Sentence, say
+from training.pictures import sample_view, to_tensor
 from training.tokens import encode, token_positions
 
-OBJECTS = 4
+PARTS = 7
+"""The most that a scene names: three objects that each wear something, and one in the sky."""
 _BATCH = 16
 
 
@@ -25,7 +26,8 @@ _BATCH = 16
 class LatentScenes:
     """N scenes: scaled `means` and `spreads` [N, 4, h, w], `tokens` [N, 77].
 
-    Per object slot: the word's token index `positions` [N, 4] (-1 for none) and the covered share `masks` [N, 4, h, w].
+    Per slot, one for each part that a prompt names: its noun's token index `positions` [N, 7] (-1 for none) and the
+    covered share `masks` [N, 7, h, w].
     """
 
     means: Tensor
@@ -66,13 +68,14 @@ def normalise_latents(autoencoder: AutoencoderKL, pixels: Tensor) -> None:
 
 
 @torch.no_grad()
-def encode_scenes(autoencoder: AutoencoderKL, seed: int, count: int, side: int) -> LatentScenes:
-    """Draws and encodes `count` scenes; scene i depends on (seed, i) alone."""
+def encode_scenes(autoencoder: AutoencoderKL, seed: int, count: int, close: bool = False) -> LatentScenes:
+    """Draws and encodes `count` scenes, or close-ups of them; scene i depends on (seed, i) alone."""
     scale = float(autoencoder.config["scaling_factor"])
     parts: list[LatentScenes] = []
     for start in range(0, count, _BATCH):
-        scenes = [sample_scene(np.random.default_rng((seed, i))) for i in range(start, min(start + _BATCH, count))]
-        drawings = [render(scene, side) for scene in scenes]
+        rows = range(start, min(start + _BATCH, count))
+        views = [sample_view(np.random.default_rng((seed, i)), close) for i in rows]
+        drawings = [view.draw() for view in views]
         pixels = to_tensor(np.stack([drawing.pixels for drawing in drawings])).to(autoencoder.device)
         posterior = autoencoder.encode(pixels).latent_dist
         means = posterior.mean.cpu() * scale
@@ -81,28 +84,28 @@ def encode_scenes(autoencoder: AutoencoderKL, seed: int, count: int, side: int) 
             LatentScenes(
                 means,
                 posterior.std.cpu() * scale,
-                torch.tensor(encode([scene.prompt for scene in scenes])),
-                torch.tensor([_position_slots(scene) for scene in scenes]),
+                torch.tensor(encode([say(view.scene).text for view in views])),
+                torch.tensor([_position_slots(say(view.scene)) for view in views]),
                 F.adaptive_avg_pool2d(masks, means.shape[-1]),
             )
         )
     return LatentScenes(*(torch.cat(columns) for columns in zip(*(vars(part).values() for part in parts), strict=True)))
 
 
-def load_or_encode(path: Path, autoencoder: AutoencoderKL, seed: int, count: int, side: int) -> LatentScenes:
+def load_or_encode(path: Path, autoencoder: AutoencoderKL, seed: int, count: int, close: bool = False) -> LatentScenes:
     """Encoded scenes from `path`, which is written when it is not there yet."""
     if path.is_file():
         return LatentScenes(**torch.load(path, weights_only=True))
-    scenes = encode_scenes(autoencoder, seed, count, side)
+    scenes = encode_scenes(autoencoder, seed, count, close)
     torch.save(vars(scenes), path)
     return scenes
 
 
 def _slots(masks: Tensor) -> Tensor:
-    """Masks [objects, S, S] padded with empty ones to [4, S, S]."""
-    return F.pad(masks, (0, 0, 0, 0, 0, OBJECTS - len(masks)))
+    """Masks [parts, S, S] padded with empty ones to [7, S, S]."""
+    return F.pad(masks, (0, 0, 0, 0, 0, PARTS - len(masks)))
 
 
-def _position_slots(scene: Scene) -> list[int]:
-    found = token_positions(scene)
-    return [*found, *[-1] * (OBJECTS - len(found))]
+def _position_slots(sentence: Sentence) -> list[int]:
+    found = token_positions(sentence)
+    return [*found, *[-1] * (PARTS - len(found))]

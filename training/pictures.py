@@ -1,7 +1,7 @@
 """Drawn scenes in bulk, as arrays and tensors. Knows nothing of models."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +9,50 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from training.drawing import Bytes
-from training.scenes import CELLS, Scene, render, sample_scene
+from fisedit.scenes.drawing import CELLS, Bytes
+from fisedit.scenes.layout import sample_scene
+from fisedit.scenes.scene import Drawing, Scene, render
+
+PIXELS_PER_CELL = 8
+_CLOSE = 16  # cells of a close-up; what it shows has at most 14
+
+
+@dataclass(frozen=True)
+class View:
+    """A square window of `cells` cells onto a scene, its corner at (left, top)."""
+
+    scene: Scene
+    left: int = 0
+    top: int = 0
+    cells: int = CELLS
+
+    def draw(self) -> Drawing:
+        """What it shows, at 8 pixels per cell."""
+        whole = render(self.scene, CELLS * PIXELS_PER_CELL)
+        rows, columns = (
+            slice(at * PIXELS_PER_CELL, (at + self.cells) * PIXELS_PER_CELL) for at in (self.top, self.left)
+        )
+        return Drawing(whole.pixels[rows, columns], whole.masks[:, rows, columns])
+
+
+def sample_view(rng: np.random.Generator, close: bool) -> View:
+    """A scene at random; if `close`, one of its objects alone, seen in a window of half the side.
+
+    Half the side is a fifth of the work: a denoiser learns there what each word looks like, at the size it will have.
+    """
+    scene = sample_scene(rng)
+    if not close:
+        return View(scene)
+    fit = [i for i, placed in enumerate(scene.objects) if placed.scale != "big"]
+    if not fit:
+        return sample_view(rng, close)
+    placed = scene.objects[int(rng.choice(fit))]
+    alone = replace(scene, objects=(placed,), relation="and")
+    left, top = (
+        int(rng.integers(max(0, stop - _CLOSE), min(start, CELLS - _CLOSE) + 1))
+        for start, stop in ((placed.left, placed.right), (max(placed.top, placed.bottom - _CLOSE), placed.bottom))
+    )
+    return View(alone, left, top, _CLOSE)
 
 
 @dataclass(frozen=True)

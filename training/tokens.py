@@ -9,19 +9,11 @@ from itertools import pairwise
 
 from transformers import CLIPTokenizer
 
-from training.scenes import Scene
-from training.vocabulary import BACKGROUNDS, THINGS
+from fisedit.scenes.language import Sentence, vocabulary
 
 LENGTH = 77
 START, END = "<|startoftext|>", "<|endoftext|>"
 Merge = tuple[str, str]
-
-
-def grammar_words() -> tuple[str, ...]:
-    """Every word that a scene's prompt can hold, in a fixed order."""
-    named = [thing.word for thing in THINGS]
-    phrases = [word for background in BACKGROUNDS for word in background.phrase.split()]
-    return tuple(dict.fromkeys([*named, *phrases, "a", "an", "the", "and", "under"]))
 
 
 def byte_alphabet() -> tuple[str, ...]:
@@ -59,11 +51,11 @@ def _apply(merges: list[Merge], pieces: list[str]) -> list[str]:
 @lru_cache(maxsize=1)
 def build_tokenizer() -> CLIPTokenizer:
     """The demo model's tokenizer; the empty prompt is start, end and padding by end, as in Stable Diffusion."""
-    merges = learn_merges(grammar_words())
+    merges = learn_merges(vocabulary())
     letters = byte_alphabet()
     entries = [*letters, *(letter + "</w>" for letter in letters), *("".join(merge) for merge in merges), START, END]
-    vocabulary = {entry: index for index, entry in enumerate(dict.fromkeys(entries))}
-    return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=LENGTH)
+    numbered = {entry: index for index, entry in enumerate(dict.fromkeys(entries))}
+    return CLIPTokenizer(vocab=numbered, merges=merges, model_max_length=LENGTH)
 
 
 def encode(prompts: list[str]) -> list[list[int]]:
@@ -73,7 +65,7 @@ def encode(prompts: list[str]) -> list[list[int]]:
     return rows
 
 
-def token_positions(scene: Scene) -> tuple[int, ...]:
-    """Where each object's word stands in the token row (the start token is position 0)."""
-    before = (scene.prompt[: span.start] for span in scene.spans)
+def token_positions(sentence: Sentence) -> tuple[int, ...]:
+    """Where each part's noun stands in the token row (the start token is position 0)."""
+    before = (sentence.text[: span.start] for span in sentence.spans)
     return tuple(1 + len(re.findall(r"\w+|[^\w\s]", text)) for text in before)

@@ -8,10 +8,10 @@ from typing import cast
 import torch
 from diffusers import AutoencoderKL
 
+from fisedit.scenes.drawing import FontMissing
 from training.autoencoder import AutoencoderStage, DecoderStage
 from training.config import Config, ConfigError, load_config
 from training.denoiser import DenoiserStage
-from training.drawing import FontMissing
 from training.latents import load_or_encode, normalise_latents
 from training.loop import train
 from training.pictures import Pictures, draw_pictures, to_tensor
@@ -60,13 +60,20 @@ def train_autoencoder(config: Config, folder: Path, device: torch.device) -> Non
 
 
 def train_denoiser(config: Config, folder: Path, device: torch.device) -> None:
-    """Text encoder and UNet, on the autoencoder's latents."""
+    """Text encoder and UNet, on the autoencoder's latents: close-ups first, then whole scenes."""
     autoencoder = load_autoencoder(folder / AutoencoderStage.name, device)
-    shape, kept = config.scenes, folder / DenoiserStage.name
-    kept.mkdir(parents=True, exist_ok=True)
-    scenes = load_or_encode(kept / "scenes.pt", autoencoder, shape.seed, config.denoiser.pictures, shape.side)
-    held_out = load_or_encode(kept / "held-out.pt", autoencoder, shape.held_out_seed, shape.held_out, shape.side)
-    train(DenoiserStage(config, autoencoder, scenes, held_out, device), config.denoiser.plan, kept, device)
+    shape, known = config.scenes, None
+    stages = (("closeups", True, config.closeups.pictures, config.closeups.plan),
+              (DenoiserStage.name, False, config.denoiser.pictures, config.denoiser.plan))  # fmt: skip
+    for name, close, count, plan in stages:
+        kept = folder / name
+        kept.mkdir(parents=True, exist_ok=True)
+        scenes = load_or_encode(kept / "scenes.pt", autoencoder, shape.seed, count, close)
+        held_out = load_or_encode(kept / "held-out.pt", autoencoder, shape.held_out_seed, shape.held_out, close)
+        stage = DenoiserStage(config, plan, autoencoder, scenes, held_out, device)
+        if known is not None:
+            stage.model.load_state_dict(known.state_dict())
+        known = train(stage, plan, kept, device)
 
 
 def train_decoder(config: Config, folder: Path, device: torch.device) -> None:

@@ -1,0 +1,247 @@
+"""The words that a drawn scene may use. Knows nothing of layout, pixels or models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Rgb = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Thing:
+    """One object.
+
+    Args:
+        word: its noun. glyph: its emoji. family: animal, food, vehicle, building, plant, thing or sky.
+        colours: whether it comes in `COLOURS`. wears: whether it can wear `ACCESSORIES`.
+        the: whether there is only one of it ("the sun").
+    """
+
+    word: str
+    glyph: str
+    family: str
+    colours: bool = False
+    wears: bool = False
+    the: bool = False
+
+    @property
+    def in_sky(self) -> bool:
+        """Whether it flies instead of standing on the ground."""
+        return self.family == "sky"
+
+
+@dataclass(frozen=True)
+class Hill:
+    """One layer of ground below the horizon.
+
+    Args:
+        drop: distance below the horizon. swell: height of its waves. Both in cells, 1/32 of the side.
+        waves: how many waves cross the picture. turn: where they start, in turns.
+        shape: wave, peaks or blocks.
+    """
+
+    top: Rgb
+    bottom: Rgb
+    drop: float = 0.0
+    swell: float = 0.0
+    waves: float = 1.0
+    turn: float = 0.0
+    shape: str = "wave"
+
+
+@dataclass(frozen=True)
+class Background:
+    """One place or time of day: its word, ways to say it (the plainest first), and its colours from top to bottom."""
+
+    word: str
+    phrases: tuple[str, ...]
+    sky_top: Rgb
+    sky_bottom: Rgb
+    hills: tuple[Hill, ...]
+    stars: bool = False
+
+
+@dataclass(frozen=True)
+class Weather:
+    """What falls or hangs in the air: its word, ways to say it, and the colour it gives the picture."""
+
+    word: str
+    phrases: tuple[str, ...]
+    tint: Rgb
+
+
+def _all(family: str, glyphs: str, *, colours: str = "", wears: bool = False, the: str = "") -> tuple[Thing, ...]:
+    pairs = [pair.split(":") for pair in glyphs.split()]
+    return tuple(Thing(w, g, family, w in colours.split(), wears, w in the.split()) for w, g in pairs)
+
+
+THINGS = (
+    *_all(
+        "animal",
+        "cat:🐱 dog:🐶 fox:🦊 panda:🐼 frog:🐸 lion:🦁 bear:🐻 rabbit:🐰 monkey:🐵 pig:🐷 cow:🐮 koala:🐨 tiger:🐯",
+        wears=True,
+    ),
+    *_all("animal", "owl:🦉 penguin:🐧 chick:🐤 turtle:🐢 elephant:🐘 fish:🐠"),
+    *_all(
+        "food",
+        "cake:🎂 pumpkin:🎃 mushroom:🍄 apple:🍎 pizza:🍕 burger:🍔 donut:🍩 banana:🍌 strawberry:🍓 pineapple:🍍",
+        colours="apple mushroom",
+    ),
+    *_all("vehicle", "car:🚗 bus:🚌 tractor:🚜 train:🚂 truck:🚚 bicycle:🚲 boat:⛵", colours="car tractor truck"),
+    *_all("building", "castle:🏰 house:🏠 tent:⛺ church:⛪ fountain:⛲"),
+    *_all("plant", "tree:🌳 cactus:🌵 palm:🌴 tulip:🌷 sunflower:🌻 pine:🌲", colours="tulip"),
+    *_all(
+        "thing",
+        "robot:🤖 gift:🎁 guitar:🎸 book:📕 clock:⏰ drum:🥁 chair:🪑 ball:⚽ umbrella:☂ heart:❤ teddy:🧸 snowman:⛄ "
+        "ghost:👻 trophy:🏆 bell:🔔",
+        colours="book heart umbrella guitar clock",
+    ),
+    *_all(
+        "sky",
+        "sun:🌞 moon:🌝 rocket:🚀 balloon:🎈 cloud:☁ rainbow:🌈 plane:🛩 helicopter:🚁 star:⭐ butterfly:🦋",
+        colours="balloon butterfly",
+        the="sun moon",
+    ),
+)
+"""Objects by family."""
+
+ACCESSORIES = {"hat": "🎩", "crown": "👑", "bow": "🎀"}
+"""What sits on a head: word -> emoji."""
+
+COLOURS = {"red": 2.0, "yellow": 50.0, "green": 130.0, "blue": 215.0, "purple": 280.0, "pink": 330.0}
+"""Colour word -> hue in degrees."""
+
+SCALES = ("big", "small")
+"""Words for size; without one a thing has the size of its company."""
+
+BACKGROUNDS = (
+    Background(
+        "beach",
+        ("on a beach", "at the beach", "on a sandy beach"),
+        (90, 176, 240),
+        (196, 230, 250),
+        (
+            Hill((40, 130, 200), (60, 160, 215)),
+            Hill((240, 220, 165), (225, 195, 130), drop=4.0, swell=0.7, waves=0.8),
+        ),
+    ),
+    Background(
+        "snow",
+        ("in the snow", "in a snowy field"),
+        (165, 188, 222),
+        (216, 226, 240),
+        (
+            Hill((222, 231, 244), (226, 234, 246), swell=1.6, waves=1.3, turn=0.4),
+            Hill((246, 249, 253), (226, 234, 246), drop=4.0, swell=1.0, waves=0.9),
+        ),
+    ),
+    Background(
+        "grass",
+        ("on the grass", "on a lawn", "in a meadow"),
+        (100, 178, 242),
+        (190, 224, 250),
+        (
+            Hill((112, 184, 90), (96, 172, 78), swell=1.6, waves=1.1, turn=0.2),
+            Hill((86, 164, 66), (58, 132, 48), drop=3.2, swell=1.0, waves=0.8, turn=0.7),
+        ),
+    ),
+    Background(
+        "night",
+        ("at night", "on a starry night"),
+        (14, 18, 62),
+        (58, 54, 124),
+        (Hill((34, 52, 66), (18, 34, 44), swell=1.0, waves=1.2, turn=0.1),),
+        stars=True,
+    ),
+    Background(
+        "sunset",
+        ("at sunset", "in the evening light"),
+        (250, 112, 84),
+        (255, 206, 128),
+        (
+            Hill((150, 76, 100), (140, 70, 95), swell=1.8, waves=1.4, turn=0.3),
+            Hill((104, 54, 82), (70, 38, 66), drop=3.6, swell=1.0, waves=0.8, turn=0.8),
+        ),
+    ),
+    Background(
+        "desert",
+        ("in the desert", "among sand dunes"),
+        (248, 206, 136),
+        (254, 236, 190),
+        (
+            Hill((226, 160, 86), (220, 150, 80), swell=1.8, waves=1.2, turn=0.6),
+            Hill((206, 130, 66), (176, 102, 52), drop=3.6, swell=1.4, waves=0.7, turn=0.1),
+        ),
+    ),
+    Background(
+        "sea",
+        ("by the sea", "by the ocean"),
+        (120, 200, 244),
+        (214, 240, 252),
+        (
+            Hill((30, 120, 190), (26, 108, 180)),
+            Hill((24, 96, 168), (20, 82, 152), drop=4.4, swell=0.5, waves=3.0),
+            Hill((18, 74, 142), (12, 54, 116), drop=8.8, swell=0.5, waves=3.0, turn=0.5),
+        ),
+    ),
+    Background(
+        "forest",
+        ("in the forest", "in the woods"),
+        (150, 200, 190),
+        (200, 226, 196),
+        (
+            Hill((44, 100, 72), (36, 88, 60), swell=2.6, waves=8.0, turn=0.3, shape="peaks"),
+            Hill((98, 92, 52), (70, 62, 36), drop=4.0, swell=0.6, waves=0.9, turn=0.5),
+        ),
+    ),
+    Background(
+        "mountains",
+        ("in the mountains", "before high mountains"),
+        (120, 176, 226),
+        (206, 224, 240),
+        (
+            Hill((150, 158, 184), (116, 126, 156), swell=4.5, waves=2.5, turn=0.4, shape="peaks"),
+            Hill((122, 160, 98), (84, 124, 70), drop=4.4, swell=0.8, waves=1.1),
+        ),
+    ),
+    Background(
+        "city",
+        ("in the city", "in a town street"),
+        (176, 196, 214),
+        (224, 222, 214),
+        (
+            Hill((122, 120, 138), (104, 104, 124), swell=3.5, waves=8.0, shape="blocks"),
+            Hill((92, 94, 100), (66, 68, 74), drop=5.0),
+        ),
+    ),
+    Background(
+        "space",
+        ("in space", "on a grey planet"),
+        (8, 6, 20),
+        (40, 20, 60),
+        (
+            Hill((128, 122, 134), (104, 98, 112), swell=1.2, waves=1.6, turn=0.2),
+            Hill((152, 146, 156), (110, 104, 116), drop=3.4, swell=0.8, waves=0.7, turn=0.6),
+        ),
+        stars=True,
+    ),
+    Background(
+        "room",
+        ("in a room", "inside a house with a wooden floor"),
+        (240, 214, 176),
+        (248, 228, 198),
+        (Hill((120, 76, 48), (120, 76, 48)), Hill((178, 120, 74), (146, 94, 56), drop=1.0)),
+    ),
+)
+
+WEATHERS = (
+    Weather("rain", ("in the rain", "on a rainy day"), (120, 132, 150)),
+    Weather("snowfall", ("in falling snowflakes", "during a snowfall"), (226, 232, 242)),
+    Weather("fog", ("in the fog", "on a foggy day"), (226, 228, 230)),
+)
+
+THING = {thing.word: thing for thing in THINGS}
+BACKGROUND = {background.word: background for background in BACKGROUNDS}
+WEATHER = {weather.word: weather for weather in WEATHERS}
+GROUND_WORDS = tuple(thing.word for thing in THINGS if not thing.in_sky)
+SKY_WORDS = tuple(thing.word for thing in THINGS if thing.in_sky)
