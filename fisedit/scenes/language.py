@@ -92,8 +92,8 @@ def _pieces(scene: Scene) -> Iterator[tuple[str, tuple[int, str] | None]]:
 
     opening, background = choose(_OPENINGS), choose(BACKGROUND[scene.background].phrases, 0.8)
     wearing, first = choose(_WEARING), choose(("last", "first"), 0.3) == "first"
-    weather = choose(WEATHER[scene.weather].phrases, 0.8) if scene.weather else ""
     under = choose(("under", "below"), 0.3)
+    weather = choose(WEATHER[scene.weather].phrases, 0.8) if scene.weather else ""  # last: the rest is said alike
     ground = [i for i, placed in enumerate(scene.objects) if placed.word not in SKY_WORDS]
     sky = [i for i in range(len(scene.objects)) if i not in ground]
     place = f"{background} {weather}".strip()
