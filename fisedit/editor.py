@@ -21,6 +21,7 @@ from fisedit.costs import Costs, default_growth
 from fisedit.decode import DecoderRecord, composite, decode, decode_boxes
 from fisedit.errors import InputError
 from fisedit.history import EditResult, History
+from fisedit.inversion import encode, inverted
 from fisedit.memory import Memory
 from fisedit.models import load
 from fisedit.preview import preview
@@ -183,6 +184,39 @@ class Editor:
             reason = self._dense_reason(run, area, wanted, widths)
         return self._made(run, area, text, on_step, source, () if reason else widths, reason)
 
+    def open(
+        self,
+        picture: Image,
+        prompt: str,
+        *,
+        negative_prompt: str = "",
+        num_inference_steps: int = 50,
+        guidance_scale: float = 7.5,
+        on_step: OnStep | None = None,
+    ) -> EditResult:
+        """Make a source of a picture that was not generated here: DDIM inversion, with everything recorded.
+
+        Args:
+            picture: sides divisible by 8. prompt: what it shows. guidance_scale: of later edits; inversion has none.
+            on_step: called before every step of inversion and recording with (i, n, preview); may raise `Cancelled`.
+
+        Raises:
+            PromptError, InputError: an argument out of range. NumericsError: the model produced NaN.
+        """
+        recipe = make_recipe(
+            prompt,
+            seed=0,
+            negative_prompt=negative_prompt,
+            num_inference_steps=num_inference_steps,
+            guidance_scale=guidance_scale,
+            width=picture.width,
+            height=picture.height,
+            scheduler="ddim",
+            opened=True,
+        )
+        run = _Run(recipe, None, self._diff(prompt, prompt), Stopwatch())
+        return self._made(run, self._everywhere(recipe), self._text(run), on_step, opened=picture.convert("RGB"))
+
     @torch.inference_mode()
     def attention(self, prompt: str) -> NDArray[np.float32]:
         """Where the words that would change are looked at in the current picture: floats [h, w], 0 to 1; no UNet call.
@@ -293,9 +327,13 @@ class Editor:
         source: Story | None = None,
         growth: tuple[int, ...] = (),
         fallback: str = "",
+        opened: Image | None = None,
     ) -> EditResult:
         """Render, account for it, and stand on the result."""
-        story, image, decoder = self._render(run, mask, text, on_step, source, growth)
+        if opened is None:
+            story, image, decoder = self._render(run, mask, text, on_step, source, growth)
+        else:
+            image, (story, decoder) = opened, self._invert(run, opened, text, on_step)
         costs = self._costs(run.recipe)
         macs = costs.sparse(mask.grid, growth) if growth else costs.dense()
         held = story.own_bytes + decoder.own_bytes
@@ -331,6 +369,21 @@ class Editor:
             if run.parent and pin:
                 image = composite(run.parent.image, image, mask.grid)
             return story, image, record
+
+    def _invert(self, run: _Run, picture: Image, text: _Text, on_step: OnStep | None) -> tuple[Story, DecoderRecord]:
+        """The story that a picture might have had, and what its decoder remembers."""
+        watch, steps = self._watch(on_step), run.recipe.num_inference_steps
+        with run.watch.station("invert"), TURN:
+            latents = encode(self.pipe.vae, picture)
+            path = inverted(
+                self.pipe, run.recipe, text.embeddings[-1:], latents, lambda i, now: watch(i, 2 * steps, now)
+            )
+        with run.watch.station("denoise"):
+            story = self._engine.record(
+                run.recipe, text.embeddings, lambda i, n, now: watch(n + i, 2 * n, now), path=path
+            )
+        with run.watch.station("decode"), torch.inference_mode():
+            return story, decode(self.pipe.vae, latents)[1]
 
     def _unchanged(self, run: _Run, why: str) -> EditResult:
         """The parent's picture, byte for byte, without a UNet call; and its prompt, for that is what it shows."""
@@ -389,7 +442,10 @@ class Editor:
         parent = next((past for past in self.history if past.id == result.parent), None)
         run = _Run(result.recipe, parent, result.diff, Stopwatch())
         source = self._memory.get(parent.id)[0] if parent else None
-        story, _, decoder = self._render(run, result.mask, self._text(run), on_step, source, result.growth)
+        if result.recipe.opened and parent is None:
+            story, decoder = self._invert(run, result.image, self._text(run), on_step)
+        else:
+            story, _, decoder = self._render(run, result.mask, self._text(run), on_step, source, result.growth)
         self._memory.put(result.id, story, decoder, base=result.parent if result.growth else None)
 
     def _watch(self, on_step: OnStep | None) -> Callable[[int, int, Tensor], None]:

@@ -82,11 +82,8 @@ def run(
             share[name].append(result.stats.macs / result.stats.macs_dense)
     rows = [_row(name, psnr[name], share[name]) for name in SCHEDULES]
     settings = {"model": model, "edits": edits, "num_inference_steps": num_inference_steps, "mask_area": AREA}
-    settings |= {
-        "dtype": str(editor.pipe.unet.dtype).removeprefix("torch."),
-        "guidance_scale": 7.5,
-        "scheduler": "ddim",
-    }
+    dtype = str(editor.pipe.unet.dtype).removeprefix("torch.")
+    settings |= {"dtype": dtype, "guidance_scale": guidance_scale, "scheduler": "ddim"}
     return {"settings": settings, "rows": rows, "values": psnr["default"]}
 
 

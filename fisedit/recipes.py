@@ -22,6 +22,7 @@ def make_recipe(
     width: int,
     height: int,
     scheduler: str,
+    opened: bool = False,
 ) -> Recipe:
     """A recipe whose every value is in range.
 
@@ -40,6 +41,7 @@ def make_recipe(
         _side("width", width),
         _side("height", height),
         _scheduler(scheduler),
+        bool(opened),
     )
 
 

@@ -96,18 +96,26 @@ class Engine:
         return torch.cat([negative, positive]) if guided else positive
 
     @torch.inference_mode()
-    def record(self, recipe: Recipe, text: Tensor, watch: Watch, pin: tuple[BoolGrid, Story] | None = None) -> Story:
+    def record(
+        self,
+        recipe: Recipe,
+        text: Tensor,
+        watch: Watch,
+        pin: tuple[BoolGrid, Story] | None = None,
+        path: Sequence[Tensor] | None = None,
+    ) -> Story:
         """Sample densely, as diffusers would, and remember everything.
 
         Args:
             text: embeddings [B, T, D]. watch: called before every step.
             pin: a grid [h, w] and the story that stays outside it.
+            path: latents before every step and at the end [1, 4, h, w], to look at instead of sampling them.
         """
         sampler, story = self.sampler(recipe), Story(recipe)
         wanted = mask_queries(self.executor.sites, self.sizes(recipe))
         looks = mask_steps(sampler.timesteps)
-        keep = _keeper(*pin) if pin else lambda _, latents: latents
-        story.latents.append(sampler.latents)
+        keep = _keeper(*pin) if pin else lambda i, latents: path[i] if path else latents
+        story.latents.append(path[0] if path else sampler.latents)
         for i, t in enumerate(sampler.timesteps):
             watch(i, len(sampler.timesteps), sampler.estimate)
             queries = wanted if i in looks else frozenset()

@@ -146,6 +146,7 @@ class Recipe:
         guidance_scale: classifier-free guidance; 1 or less switches it off.
         width, height: pixels, divisible by 8.
         scheduler: the sampler.
+        opened: whether the source is a picture that was opened; its latents then come from inversion, not the seed.
     """
 
     prompt: str
@@ -156,6 +157,7 @@ class Recipe:
     width: int
     height: int
     scheduler: SchedulerName
+    opened: bool = False
 
     @property
     def guided(self) -> bool:

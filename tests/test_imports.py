@@ -17,7 +17,7 @@ PACKAGE = ROOT / "fisedit"
 LAYERS = (
     "errors values",
     "devices files grammar graph hub model_checks model_files models random_model recipes scenes",
-    "cache masks plan profiling schedule textdiff",
+    "cache judge masks plan profiling schedule textdiff",
     "sparse_kernels",
     "adapters attention decode executor layers preview",
     "costs editor history inversion memory session source",

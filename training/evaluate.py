@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKL, DPMSolverMultistepScheduler, StableDiffusionPipeline
 
+from fisedit.judge import Judge, frechet_distance, look
 from fisedit.scenes.drawing import Bytes
 from fisedit.scenes.language import say
 from fisedit.scenes.layout import sample_scene
 from fisedit.scenes.scene import Scene
 from training.attention import measure_localisation
 from training.autoencoder import psnr, reconstruct
-from training.classifier import Classifier, frechet_distance, look, trained_classifier
+from training.classifier import trained_classifier
 from training.config import load_config
 from training.latents import encode_scenes
 from training.loop import generator_for
@@ -60,7 +61,7 @@ def draw_prompts(pipeline: StableDiffusionPipeline, prompts: list[str], sampling
     return np.concatenate(drawn)
 
 
-def count_objects(classifier: Classifier, scenes: list[Scene], pictures: Bytes) -> dict[str, float]:
+def count_objects(classifier: Judge, scenes: list[Scene], pictures: Bytes) -> dict[str, float]:
     """Shares of named objects that are seen, by how many were named, and of backgrounds that are right."""
     seen = look(classifier, pictures)
     found = {}

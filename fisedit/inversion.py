@@ -1,0 +1,64 @@
+"""A real picture -> the latents that a sampler would have passed through to make it.
+
+DDIM inversion (arXiv 2010.02502) by diffusers' own inverse scheduler. The path found is kept as the source's latents,
+so what inversion loses never shows outside a mask: direct inversion (arXiv 2310.01506) without anything to optimise.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from diffusers import DDIMInverseScheduler
+from diffusers.image_processor import VaeImageProcessor
+
+from fisedit.errors import InputError, NumericsError
+from fisedit.values import SchedulerName
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from diffusers import AutoencoderKL, StableDiffusionPipeline
+    from PIL.Image import Image
+    from torch import Tensor
+
+    from fisedit.values import Recipe
+
+
+@torch.inference_mode()
+def encode(vae: AutoencoderKL, picture: Image) -> Tensor:
+    """Clean latents [1, 4, h, w] of a picture of 8h x 8w pixels: the middle of the encoder's distribution."""
+    pixels = VaeImageProcessor().preprocess(picture.convert("RGB")).to(vae.device, vae.dtype)
+    latents: Tensor = vae.encode(pixels).latent_dist.mode() * vae.config.scaling_factor
+    return latents
+
+
+@torch.inference_mode()
+def inverted(
+    pipe: StableDiffusionPipeline, recipe: Recipe, text: Tensor, latents: Tensor, watch: Callable[[int, Tensor], None]
+) -> list[Tensor]:
+    """The way back from clean latents to noise, without guidance.
+
+    Args:
+        recipe: steps and scheduler. text: the prompt's embeddings [1, T, D]. latents: clean, [1, 4, h, w].
+        watch: called before every step with (index, latents).
+
+    Returns:
+        N + 1 latents, noise first, the given ones last.
+
+    Raises:
+        InputError: a scheduler whose path has no inverse here, or a distilled model.
+        NumericsError: the model predicted NaN or infinity.
+    """
+    if recipe.scheduler is not SchedulerName.DDIM or pipe.unet.config.time_cond_proj_dim is not None:
+        raise InputError(f"a picture is opened with the scheduler ddim and a model made for it, got {recipe.scheduler}")
+    scheduler = DDIMInverseScheduler.from_config(pipe.scheduler.config)
+    scheduler.set_timesteps(recipe.num_inference_steps, device=latents.device)
+    path = [latents]
+    for i, t in enumerate(scheduler.timesteps):
+        watch(i, path[0])
+        prediction = pipe.unet(path[0], t, text, return_dict=False)[0]
+        path.insert(0, scheduler.step(prediction, t, path[0]).prev_sample)
+        if not path[0].isfinite().all():
+            raise NumericsError(f"latents turned NaN or infinite at timestep {int(t)}; use dtype fp32")
+    return path
