@@ -64,9 +64,7 @@ def glyph_pixels(glyph: str, size: int, colour: str = "", hue: float = 0.0) -> B
         size: side of the square in pixels.
         colour: a colour's name, "" to leave the glyph as it is. hue: that colour's, in degrees.
     """
-    canvas = Image.new("RGBA", (_STRIKE * 2, _STRIKE * 2))
-    ImageDraw.Draw(canvas).text((_STRIKE // 2, _STRIKE // 2), glyph, font=emoji_font(), embedded_color=True)
-    ink = canvas.crop(canvas.getbbox())
+    ink = _ink(glyph)
     if colour:
         ink = _recoloured(ink, hue, _PALE.get(colour, 1.0))
     scale = size / max(ink.size)
@@ -76,6 +74,13 @@ def glyph_pixels(glyph: str, size: int, colour: str = "", hue: float = 0.0) -> B
     pixels = np.array(box)
     pixels[pixels[..., 3] < _FAINTEST] = 0
     return pixels
+
+
+@lru_cache(maxsize=128)
+def headroom(glyph: str) -> float:
+    """The share of its square that a fitted glyph leaves empty above itself: some are wider than tall."""
+    ink = _ink(glyph)
+    return 1 - ink.height / max(ink.size)
 
 
 def paste(pixels: Bytes, glyph: Bytes, left: int, top: int) -> Mask:
@@ -108,6 +113,13 @@ def draw_background(background: Background, weather: Weather | None, horizon: in
     if weather is not None:
         pixels = _weathered(pixels, weather, horizon * cell, cell)
     return np.round(pixels).astype(np.uint8)
+
+
+def _ink(glyph: str) -> Image.Image:
+    """A glyph at the font's own size, without empty rows and columns around it."""
+    canvas = Image.new("RGBA", (_STRIKE * 2, _STRIKE * 2))
+    ImageDraw.Draw(canvas).text((_STRIKE // 2, _STRIKE // 2), glyph, font=emoji_font(), embedded_color=True)
+    return canvas.crop(canvas.getbbox())
 
 
 def _recoloured(ink: Image.Image, hue: float, saturation: float) -> Image.Image:

@@ -13,7 +13,7 @@ import numpy as np
 
 from fisedit.scenes.drawing import CELLS, Mask
 from fisedit.scenes.language import RELATIONS, Asked, Request, read, say
-from fisedit.scenes.scene import Placed, Scene, render
+from fisedit.scenes.scene import Placed, Scene, SceneError, render
 from fisedit.scenes.vocabulary import (
     ACCESSORIES,
     BACKGROUNDS,
@@ -28,7 +28,7 @@ from fisedit.scenes.vocabulary import (
 _SIZES = {1: 14, 2: 12, 3: 10, 4: 8}
 _SCALED = {"big": {1: 20, 2: 16}, "small": {1: 8, 2: 7}}
 _STACKED = 10
-_SKY = 8
+_SKY, _FLYING = 8, 2
 _WORDINGS = 1 << 20
 
 
@@ -42,16 +42,25 @@ def scene_for(prompt: str, seed: int) -> Scene:
 
 
 def arrange(request: Request, rng: np.random.Generator) -> Scene:
-    """Puts what is asked for in its place; draws the same numbers whatever the words are."""
+    """Puts what is asked for in its place; draws the same numbers whatever the words are.
+
+    Raises:
+        SceneError: it is more than fits.
+    """
     ground = [asked for asked in request.objects if asked.word not in SKY_WORDS]
+    sky = [asked for asked in request.objects if asked.word in SKY_WORDS]
+    stacked = request.relation == "on top of" and len(ground) > 1
+    room = 2 if stacked else len(_SIZES)
+    if len(ground) > room or len(sky) > _FLYING:
+        words = ", ".join(asked.word for asked in request.objects)
+        raise SceneError(f"a scene has room for {room} objects and {_FLYING} in the sky, got {words}: name fewer")
     horizon = int(rng.integers(16, 19))
     shares = rng.random((len(_SIZES), 2))
-    flying = rng.random((2, 2))
-    if request.relation == "on top of" and len(ground) > 1:
+    flying = rng.random((_FLYING, 2))
+    if stacked:
         placed = _stack(ground, shares)
     else:
-        placed = [_stand(asked, i, len(ground), shares[i], request.relation) for i, asked in enumerate(ground[:4])]
-    sky = [asked for asked in request.objects if asked.word in SKY_WORDS]
+        placed = [_stand(asked, i, len(ground), shares[i], request.relation) for i, asked in enumerate(ground)]
     for asked, share in zip(sky, flying, strict=False):
         placed.append(_fly(asked, placed, share))
     relation = request.relation if len(ground) > 1 else "and"
@@ -77,7 +86,7 @@ def _stack(ground: list[Asked], shares: np.ndarray) -> list[Placed]:
     """The first object stands on the second."""
     left, bottom = int(shares[0, 0] * (CELLS - _STACKED + 1)), 28 + int(shares[0, 1] * 3)
     heights = (bottom - _STACKED, bottom)
-    return [Placed(a.word, left, b, _STACKED, a.colour) for a, b in zip(ground[:2], heights, strict=True)]
+    return [Placed(a.word, left, b, _STACKED, a.colour) for a, b in zip(ground, heights, strict=True)]
 
 
 def _fly(asked: Asked, others: list[Placed], share: np.ndarray) -> Placed:

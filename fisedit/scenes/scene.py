@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fisedit.errors import InputError
-from fisedit.scenes.drawing import CELLS, Bytes, Mask, draw_background, glyph_pixels, paste
+from fisedit.scenes.drawing import CELLS, Bytes, Mask, draw_background, glyph_pixels, headroom, paste
 from fisedit.scenes.vocabulary import ACCESSORIES, BACKGROUND, COLOURS, SCALES, THING, WEATHER
 
 _WORN = 0.55, 0.18
@@ -61,9 +61,15 @@ class Placed:
         return self.left + self.size
 
     @property
+    def worn_size(self) -> int:
+        """The size of its accessory, if it wears one."""
+        return round(self.size * _WORN[0])
+
+    @property
     def top(self) -> int:
-        """The first row of the object, accessory included."""
-        return self.bottom - self.size - (round(self.size * _WORN[0] * (1 - _WORN[1])) if self.accessory else 0)
+        """The first row that it may cover, accessory included; one too tall for the picture is pulled down."""
+        worn = self.worn_size - round(self.worn_size * _WORN[1]) if self.accessory else 0
+        return max(0, self.bottom - self.size - worn)
 
 
 @dataclass(frozen=True)
@@ -156,9 +162,7 @@ def render(scene: Scene, side: int = 256) -> Drawing:
 
 
 def _paste_worn(pixels: Bytes, placed: Placed, cell: int) -> Mask:
-    size = round(placed.size * _WORN[0])
+    size = placed.worn_size
     left = (2 * placed.left + placed.size - size) * cell // 2
-    top = (placed.bottom - placed.size - size + round(size * _WORN[1])) * cell
-    glyph = glyph_pixels(ACCESSORIES[placed.accessory], size * cell)
-    lift = max(0, -top)
-    return paste(pixels, glyph, left, top + lift)
+    top = (placed.top + int(placed.size * headroom(THING[placed.word].glyph))) * cell
+    return paste(pixels, glyph_pixels(ACCESSORIES[placed.accessory], size * cell), left, top)
