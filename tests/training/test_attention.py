@@ -6,9 +6,11 @@ import torch
 from diffusers.models.attention_processor import AttnProcessor2_0
 from torch import nn
 
-from training.attention import auc, iou
+from training import attention
+from training.attention import NOISE_STEPS, Localisation, auc, iou, measure_localisation
 from training.config import Denoiser, Plan
 from training.grounding import grounding_losses, record_cross_attention
+from training.latents import PARTS, LatentScenes
 from training.linear import convolve_linears
 from training.models import build_unet
 
@@ -61,3 +63,20 @@ def test_auc_and_iou_of_known_maps() -> None:
     assert auc(np.array([0.1, 0.2, 0.8, 0.9]), truth) == 0
     assert auc(np.array([0.5, 0.5, 0.5, 0.5]), truth) == 0.5
     assert iou(np.array([True, True, True, False]), truth) == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(("turned", "expected"), [(False, Localisation(1, 1)), (True, Localisation(0, 0))])
+def test_words_that_attend_to_their_objects_localise_perfectly(
+    monkeypatch: pytest.MonkeyPatch, turned: bool, expected: Localisation
+) -> None:
+    masks, positions = torch.zeros(2, PARTS, 16, 16), torch.full((2, PARTS), -1)
+    masks[0, 0, :8], masks[0, 1, 8:, :4], masks[1, 0, 4:12, 4:12] = 1, 1, 1
+    positions[0, 0], positions[0, 1], positions[1, 0] = 2, 5, 3
+    maps = torch.zeros(2, 256, 77)
+    for row, slot in (positions >= 0).nonzero().tolist():
+        seen = masks[row, slot].flatten()
+        maps[row, :, positions[row, slot]] = 1 - seen if turned else seen
+    empty = torch.zeros(2, 4, 16, 16)
+    scenes = LatentScenes(empty, empty, torch.zeros(2, 77, dtype=torch.long), positions, masks)
+    monkeypatch.setattr(attention, "mean_word_maps", lambda *_: [maps] * len(NOISE_STEPS))
+    assert measure_localisation(None, scenes, seed=0) == expected

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 from transformers import CLIPTokenizer
 
-from training.scenes import sample_scene
-from training.tokens import LENGTH, build_tokenizer, encode, grammar_words, learn_merges, token_positions
+from fisedit.scenes.language import say, vocabulary
+from fisedit.scenes.layout import sample_scene
+from training.latents import PARTS
+from training.tokens import LENGTH, build_tokenizer, encode, learn_merges, token_positions
 
 
-def test_every_grammar_word_is_one_token() -> None:
+def test_every_word_of_a_scene_is_one_token() -> None:
     tokenizer = build_tokenizer()
-    assert [tokenizer.tokenize(word) for word in grammar_words()] == [[f"{word}</w>"] for word in grammar_words()]
+    assert [tokenizer.tokenize(word) for word in vocabulary()] == [[f"{word}</w>"] for word in vocabulary()]
 
 
 def test_later_words_do_not_break_up_earlier_ones() -> None:
@@ -38,10 +40,14 @@ def test_rows_are_padded_by_the_end_token() -> None:
 
 def test_positions_are_those_of_the_objects_tokens() -> None:
     tokenizer = build_tokenizer()
-    for seed in range(30):
-        scene = sample_scene(np.random.default_rng(seed))
-        row = encode([scene.prompt])[0]
-        assert tuple(tokenizer.decode([row[index]]) for index in token_positions(scene)) == scene.words
+    scenes = [sample_scene(np.random.default_rng(seed)) for seed in range(300)]
+    sentences = [say(scene) for scene in scenes]
+    for scene, sentence, row in zip(scenes, sentences, encode([s.text for s in sentences]), strict=True):
+        found = token_positions(sentence)
+        assert tuple(tokenizer.decode([row[index]]).strip() for index in found) == scene.words
+        assert row[len(sentence.text.replace(",", " ,").split()) + 1] == tokenizer.eos_token_id
+        assert len(found) <= PARTS
+    assert {len(scene.parts) for scene in scenes} >= {1, 2, 3, 4, 5}
 
 
 def test_a_saved_tokenizer_comes_back_the_same(tmp_path: Path) -> None:
