@@ -233,8 +233,8 @@ def apart(first: float, second: float) -> float:
 class TestLayout:
     def test_objects_stay_in_their_boxes_and_those_on_the_ground_do_not_overlap(self) -> None:
         for scene in scenes():
-            ground = [placed for placed in scene.objects if placed.word in GROUND_WORDS]
-            assert not any((box(one) & box(other)).any() for one, other in combinations(ground, 2))
+            ground = standing(scene)
+            assert not overlap(ground)
             assert all(placed.word in SKY_WORDS for placed in scene.objects[len(ground) :])
             for (index, _), mask in zip(scene.parts, render(scene, SIDE).masks, strict=True):
                 assert not (mask & ~box(scene.objects[index])).any()
@@ -248,7 +248,7 @@ class TestLayout:
 
     def test_objects_stand_from_left_to_right_below_the_horizon(self) -> None:
         for scene in scenes():
-            ground = [placed for placed in scene.objects if placed.word in GROUND_WORDS]
+            ground = standing(scene)
             if scene.relation == "on top of":
                 top, under = ground
                 assert (top.bottom, top.left) == (under.top, under.left)
@@ -298,6 +298,18 @@ class TestLayout:
                     scene = sample_scene(np.random.default_rng(seed), count, sky)
                     flying = [placed.word in SKY_WORDS for placed in scene.objects]
                     assert flying == [False] * count + [True] * sky
+
+    def test_a_relation_ends_with_one_of_its_two(self) -> None:
+        scene = scene_for("a cat next to a dog and a cow in space", 1)
+        assert [scene.without(index).relation for index in range(3)] == ["and", "and", "next to"]
+
+
+def standing(scene: Scene) -> list[Placed]:
+    return [placed for placed in scene.objects if placed.word in GROUND_WORDS]
+
+
+def overlap(ground: list[Placed]) -> bool:
+    return any((box(one) & box(other)).any() for one, other in combinations(ground, 2))
 
 
 def boxes(scene: Scene) -> list[tuple[int, int, int]]:
@@ -405,6 +417,7 @@ class TestChanges:
             assert read(before) == request_of(change.before)
             assert read(after) == request_of(change.after)
             assert change.region(SIDE).any()
+            assert not overlap(standing(change.before)) and not overlap(standing(change.after))
         assert change == sample_change(np.random.default_rng(39), kind)
 
     @pytest.mark.parametrize(

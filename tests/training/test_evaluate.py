@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from fisedit.judge import LOOKS, PLACES, SIDE, WORDS, Judge, Seen, frechet_distance, labels, look
 from fisedit.scenes.scene import Placed, Scene
+from fisedit.scenes.vocabulary import SCALES
 from training.autoencoder import psnr
 from training.evaluate import count_objects, evaluation_scenes
 
@@ -71,6 +73,11 @@ def test_adjectives_are_right_when_their_object_is_there_and_looks_so(shown: Sce
     assert perfectly_seen(shown).adjectives_right(0, SCENE) == right
 
 
+def test_a_thing_of_plain_size_is_neither_big_nor_small() -> None:
+    plain = perfectly_seen(SCENE.change(0, scale=""))
+    assert [plain.adjectives_right(0, SCENE.change(0, scale=scale)) for scale in SCALES] == [[False, True]] * 2
+
+
 @pytest.mark.xfail(raises=ValueError, reason="count_objects averages rows that a hat makes longer than others")
 def test_figures_of_a_judge_that_saw_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     scenes = evaluation_scenes()
@@ -106,6 +113,12 @@ def test_the_frechet_distance_is_nothing_to_itself_and_grows_with_a_shift(judge:
     assert abs(itself) < 0.01 * near
     assert 0 < near < far
     assert frechet_distance(judge, pixels + np.uint8(80), pixels) == pytest.approx(far, rel=1e-3)
+
+
+def test_the_frechet_distance_of_shifted_sets_is_the_square_of_the_shift() -> None:
+    pixels = np.random.default_rng(0).integers(0, 200, (30, 4, 4, 3), dtype=np.uint8)
+    plain = SimpleNamespace(features=lambda pictures: pictures)  # three features: the mean colours, in [-1, 1]
+    assert frechet_distance(plain, pixels, pixels + np.uint8(51)) == pytest.approx(3 * (51 / 127.5) ** 2, rel=1e-4)
 
 
 def test_psnr_of_known_errors() -> None:
