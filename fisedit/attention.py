@@ -37,6 +37,8 @@ def cross_maps(
     steps: Sequence[StepFeatures],
     text_cache: dict[str, Tensor],
     grids: Sequence[tuple[int, int]],
+    *,
+    two_way: bool = False,
 ) -> Heat:
     """Where each token of a prompt is looked at.
 
@@ -44,15 +46,17 @@ def cross_maps(
         sites: the UNet's. steps: recorded steps whose queries were remembered.
         text_cache: the prompt's keys (see `text_keys`).
         grids: (height, width) of every level, finest first.
+        two_way: multiply each by how much the token looks at the position, as in CALIP (arXiv 2209.14169).
 
     Returns:
-        Probabilities [T, h, w] at the finest grid.
+        Probabilities [T, h, w] at the finest grid; two-way ones are products, of no fixed sum.
     """
     maps = []
     for site in _recorded(sites, steps[0], cross=True):
         key = text_cache[_sibling(site, "to_k")][-1:]
         heads = unet.get_submodule(site.name.rpartition(".")[0]).heads
-        mean = torch.stack([_probabilities(step.whole(site.name, site.level), key, heads) for step in steps]).mean(0)
+        look = _both_ways if two_way else _probabilities
+        mean = torch.stack([look(step.whole(site.name, site.level), key, heads) for step in steps]).mean(0)
         maps.append(_resized(mean.T, grids[site.level], grids[0]))
     heat: Heat = torch.stack(maps).mean(0).cpu().numpy()
     return heat
@@ -94,9 +98,22 @@ def _sibling(site: Site, name: str) -> str:
 
 def _probabilities(query: Tensor, key: Tensor, heads: int) -> Tensor:
     """Softmax of [1, n, C] over [1, m, C], averaged over heads: float32 [n, m]."""
-    q, k = (t[0].float().unflatten(-1, (heads, -1)).transpose(0, 1) for t in (query, key))
-    mean: Tensor = (q @ k.transpose(1, 2) * q.shape[-1] ** -0.5).softmax(-1).mean(0)
+    mean: Tensor = _scores(query, key, heads).softmax(-1).mean(0)
     return mean
+
+
+def _both_ways(query: Tensor, key: Tensor, heads: int) -> Tensor:
+    """`_probabilities`, each times the softmax over the n positions and times n."""
+    scores = _scores(query, key, heads)
+    mean: Tensor = (scores.softmax(-1) * scores.softmax(-2)).mean(0) * scores.shape[-2]
+    return mean
+
+
+def _scores(query: Tensor, key: Tensor, heads: int) -> Tensor:
+    """Scaled products by head: float32 [heads, n, m]."""
+    q, k = (t[0].float().unflatten(-1, (heads, -1)).transpose(0, 1) for t in (query, key))
+    scores: Tensor = q @ k.transpose(1, 2) * q.shape[-1] ** -0.5
+    return scores
 
 
 def _resized(maps: Tensor, grid: tuple[int, int], size: tuple[int, int]) -> Tensor:

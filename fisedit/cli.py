@@ -18,6 +18,8 @@ from fisedit import options as opt
 from fisedit.errors import InputError
 
 if TYPE_CHECKING:
+    from fisedit import Editor
+    from fisedit.editor import Preview
     from fisedit.history import EditResult
 
 _INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
@@ -84,6 +86,13 @@ def edit(
     source_prompt: opt.SourcePrompt = None,
     mask: opt.Mask = None,
     protect: opt.Protect = None,
+    grow: opt.Grow = 0,
+    word: opt.Words = None,
+    instance: opt.Instance = None,
+    mask_method: opt.MaskMethod = "new-words",
+    probe_steps: opt.ProbeSteps = 0,
+    verify: opt.Verify = True,
+    preview: opt.PreviewOnly = False,
     seed: opt.Seed = 0,
     negative_prompt: opt.NegativePrompt = "",
     num_inference_steps: opt.Steps = 25,
@@ -104,7 +113,8 @@ def edit(
     files.image_output(output, mask, protect)
     if session is not None:
         files.writable(session)
-    areas: dict[str, Any] = {"mask": files.read_mask(mask), "protect": files.read_mask(protect)}
+    areas: dict[str, Any] = {"mask": files.read_mask(mask), "protect": files.read_mask(protect), "grow": grow}
+    areas |= {"words": word or (), "instance": instance, "mask_method": mask_method, "probe_steps": probe_steps}
     place: dict[str, Any] = {"device": device, "dtype": dtype, "local_files_only": local_files_only}
     recipe: dict[str, Any] = {
         "seed": seed,
@@ -121,7 +131,11 @@ def edit(
         editor = Editor.from_pretrained(model, **place) if session is None else Editor.resume(session, **place)
         if source_prompt is not None:
             editor.generate(source_prompt, on_step=on_step, **recipe)
-        result = editor.edit(prompt, on_step=on_step, **areas)
+        if not preview:
+            result = editor.edit(prompt, on_step=on_step, verify=verify, **areas)
+    if preview:
+        _show_preview(editor, editor.preview(prompt, **areas), output, json=json)
+        return
     if session is not None:
         editor.save(session)
     _deliver(result, output, json=json)
@@ -246,6 +260,26 @@ def _deliver(result: EditResult, output: Path, *, json: bool) -> None:
         console.show_json(console.as_json(result) | {"output": output})
     else:
         console.show_costs([result])
+        typer.echo(f"Written: {output}")
+
+
+def _show_preview(editor: Editor, seen: Preview, output: Path, *, json: bool) -> None:
+    """Write the current picture with a mask over it, and tell what the edit would cost."""
+    from fisedit.sheet import overlay
+
+    files.write_image(overlay(editor.current.image, seen.mask.image()), output)
+    told = {
+        "change": str(seen.diff),
+        "area": seen.mask.area,
+        "confidence": seen.confidence,
+        "macs": seen.macs,
+        "macs_dense": seen.macs_dense,
+        "fallback": seen.fallback or seen.nothing,
+    }
+    if json:
+        console.show_json(told | {"output": output})
+    else:
+        console.show_rows([told])
         typer.echo(f"Written: {output}")
 
 

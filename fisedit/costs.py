@@ -53,6 +53,11 @@ class Costs:
         """MACs of a sparse step; the text was projected before."""
         return self._step(self._rows(grid, growth))
 
+    def check(self, grid: BoolGrid, growth: int, cells: BoolGrid) -> int:
+        """MACs that computing other cells [h, w] besides adds to a sparse step."""
+        both = make_plan(grow(grid, growth) | cells, self._engine.executor.depth).rows
+        return self._step(both) - self.sparse_step(grid, growth)
+
     def dense(self) -> int:
         """MACs of a dense run: every step and the decode."""
         return self._steps * self.dense_step() + self._decode(tuple(self.sizes[0] * 4**i for i in range(4)))

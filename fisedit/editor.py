@@ -5,29 +5,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from fisedit import masks, session
+from fisedit import leaks, masks, session
 from fisedit.adapters.base import TURN
-from fisedit.attention import affinity, cross_maps, text_keys
+from fisedit.attention import text_keys
 from fisedit.costs import Costs, default_growth
-from fisedit.decode import DecoderRecord, composite, decode, decode_boxes
 from fisedit.errors import InputError
 from fisedit.history import EditResult, History
-from fisedit.inversion import encode, inverted
+from fisedit.localise import Search, narrowed, predict, seed_map
 from fisedit.memory import Memory
 from fisedit.models import load
-from fisedit.preview import preview
 from fisedit.profiling import Stopwatch
 from fisedit.recipes import check_prompt, make_recipe
-from fisedit.schedule import mask_steps
+from fisedit.rendering import Made, Renderer, Run, Text
 from fisedit.source import Engine, Story
 from fisedit.textdiff import diff
 from fisedit.values import LATENT_FACTOR, EditKind, EditMask, EditScript, EditStats, MaskSource, OnStep, Recipe
@@ -37,17 +34,68 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
-    from fisedit.cache import StepFeatures
     from fisedit.values import BoolGrid
 
+GROWTH_LIMIT = 64
+"""The most latent cells that a mask, or what is computed around it, may grow by."""
 
-@dataclass(eq=False)
-class _Text:
-    """A prompt, encoded: embeddings [B, T, D] and, as they are needed, every cross-attention's keys and values."""
 
-    embeddings: Tensor
-    cache: dict[str, Tensor]
-    notes: tuple[str, ...]
+HARDLY = 1.0
+"""Mean difference inside the mask, of 255, below which an edit is said to have had no effect."""
+
+
+@dataclass(frozen=True, eq=False)
+class Preview:
+    """What an edit would do, before it is run.
+
+    Args:
+        mask: where it would paint, with heat and confidence. diff: what the words change.
+        macs, macs_dense: multiply-accumulates it would spend, and those of a dense run.
+        fallback: why it would run dense, or "". nothing: why it would do nothing, or "".
+    """
+
+    mask: EditMask
+    diff: EditScript
+    macs: int
+    macs_dense: int
+    fallback: str = ""
+    nothing: str = ""
+
+    @property
+    def confidence(self) -> float:
+        """How well the attention separated inside from outside, 0 to 1."""
+        return self.mask.confidence
+
+
+@dataclass(frozen=True, eq=False)
+class _Wish:
+    """Where the user wants an edit, checked: grids [h, w] or None."""
+
+    mask: BoolGrid | None
+    protect: BoolGrid | None
+    grow: int
+    search: Search
+    growth: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """An edit about to run.
+
+    Args:
+        growth: () where it is dense, and `fallback` says why. nothing: why it need not run.
+        barred: cells [h, w] that no mask may take.
+        spent: MACs on top: of a check, and of a run that it broke off.
+    """
+
+    mask: EditMask
+    growth: tuple[int, ...] = ()
+    fallback: str = ""
+    nothing: str = ""
+    text: Text | None = None
+    notes: tuple[str, ...] = ()
+    barred: BoolGrid | None = None
+    spent: int = 0
 
 
 class Editor:
@@ -57,7 +105,7 @@ class Editor:
         pipe: a Stable Diffusion 1.x or 2.x pipeline. Editors may share one.
         model: its name, for saved sessions.
         max_recorded_bytes: recorded features kept before the least recently used are dropped (they are rebuilt when
-            needed); None for a third of the machine's memory.
+            needed); None for half of the machine's memory.
 
     Raises:
         UnsupportedModuleError: the UNet has a layer without an exact sparse counterpart.
@@ -71,6 +119,7 @@ class Editor:
         self.history = History()
         self._engine = Engine(pipe)
         self._memory = Memory(max_recorded_bytes)
+        self._renderer = Renderer(self._engine)
 
     @classmethod
     def from_pretrained(
@@ -139,8 +188,9 @@ class Editor:
             height=own if height is None else height,
             scheduler=scheduler,
         )
-        run = _Run(recipe, None, self._diff(prompt, prompt), Stopwatch())
-        return self._made(run, self._everywhere(recipe), self._text(run), on_step)
+        run = Run(recipe, None, self._diff(prompt, prompt), Stopwatch(), on_step)
+        text = self._renderer.text(run)
+        return self._keep(run, self._dense_plan(run, text), self._renderer.dense(run, text))
 
     def edit(
         self,
@@ -148,6 +198,12 @@ class Editor:
         *,
         mask: object = None,
         protect: object = None,
+        grow: int = 0,
+        words: Sequence[str] = (),
+        instance: int | None = None,
+        mask_method: str = masks.DEFAULT,
+        probe_steps: int = 0,
+        verify: bool = True,
         growth: int | Sequence[int] | None = None,
         on_step: OnStep | None = None,
     ) -> EditResult:
@@ -156,6 +212,11 @@ class Editor:
         Args:
             mask: where to edit, instead of what the words say: a PIL image or numpy array of the picture's size, or a
                 boolean latent grid [h, w]. protect: where never to edit, likewise.
+            grow: latent cells to grow the mask by, whoever made it; negative shrinks it.
+            words: words of either prompt that say where, instead of the changed ones.
+            instance: which piece of the mask to edit alone, counted from the left and from 0.
+            mask_method: one of `localise.METHODS`, for study. probe_steps: dense steps that "latents" may spend.
+            verify: look once, early on, whether the change leaves a mask that the words made; grow it then.
             growth: latent cells computed beyond the mask, for all steps or each; None for the measured default.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
@@ -163,26 +224,32 @@ class Editor:
             SessionError: there is no source yet. PromptError, MaskError, InputError: an argument out of range.
             NumericsError: the model produced NaN. The editor is as it was, whatever is raised.
         """
-        parent = self.history.current
-        recipe = replace(parent.recipe, prompt=check_prompt(prompt))
-        run = _Run(recipe, parent, self._diff(parent.prompt, prompt), Stopwatch())
-        wanted, barred = (self._given(m, recipe) if m is not None else None for m in (mask, protect))
-        widths = _growth(growth, recipe)
-        if run.script.kind is EditKind.IDENTICAL:
-            return self._unchanged(run, run.script.reason or "the prompt says the same as before")
-        if wanted is not None and not wanted.any():
-            return self._unchanged(run, "the mask is empty")
-        text = self._text(run)
-        source, rebuilt = self._story(parent, on_step)
-        if rebuilt:
-            text.notes += (f"results rebuilt first, as their features were gone: {rebuilt}",)
-        with run.watch.station("mask"):
-            area = self._mask(run, source, text, wanted, barred)
-        if not area.grid.any():
-            return self._unchanged(run, "nothing is left of the mask")
-        with run.watch.station("plan"):
-            reason = self._dense_reason(run, area, wanted, widths)
-        return self._made(run, area, text, on_step, source, () if reason else widths, reason)
+        run = self._run(prompt, on_step)
+        wish = self._wish(run, mask, protect, grow, Search(tuple(words), instance, mask_method, probe_steps), growth)
+        plan = self._plan(run, wish)
+        if plan.nothing:
+            return self._unchanged(run, plan.nothing)
+        return self._edited(run, plan, verify=verify and plan.mask.source is MaskSource.ATTENTION)
+
+    def preview(
+        self,
+        prompt: str,
+        *,
+        mask: object = None,
+        protect: object = None,
+        grow: int = 0,
+        words: Sequence[str] = (),
+        instance: int | None = None,
+        mask_method: str = masks.DEFAULT,
+        probe_steps: int = 0,
+        growth: int | Sequence[int] | None = None,
+    ) -> Preview:
+        """Where `edit` would paint and what it would cost; arguments and errors as there. Nothing is run or kept."""
+        run = self._run(prompt, None)
+        wish = self._wish(run, mask, protect, grow, Search(tuple(words), instance, mask_method, probe_steps), growth)
+        plan, costs = self._plan(run, wish), self._costs(run.recipe)
+        macs = 0 if plan.nothing else costs.sparse(plan.mask.grid, plan.growth) if plan.growth else costs.dense()
+        return Preview(plan.mask, run.script, macs, costs.dense(), plan.fallback, plan.nothing)
 
     def open(
         self,
@@ -214,21 +281,20 @@ class Editor:
             scheduler="ddim",
             opened=True,
         )
-        run = _Run(recipe, None, self._diff(prompt, prompt), Stopwatch())
-        return self._made(run, self._everywhere(recipe), self._text(run), on_step, opened=picture.convert("RGB"))
+        run = Run(recipe, None, self._diff(prompt, prompt), Stopwatch(), on_step)
+        text = self._renderer.text(run)
+        return self._keep(run, self._dense_plan(run, text), self._renderer.opened(run, text, picture.convert("RGB")))
 
-    @torch.inference_mode()
     def attention(self, prompt: str) -> NDArray[np.float32]:
         """Where the words that would change are looked at in the current picture: floats [h, w], 0 to 1; no UNet call.
 
         Raises:
             SessionError: there is no source yet. PromptError: an empty prompt.
         """
-        parent = self.history.current
-        script = self._diff(parent.prompt, check_prompt(prompt))
-        run = _Run(replace(parent.recipe, prompt=prompt), parent, script, Stopwatch())
-        old, new = self._maps(run, self._story(parent, None)[0], self._text(run))
-        return masks.seed_map(script, old, new)
+        run = self._run(prompt, None)
+        text = self._renderer.text(run)
+        text_keys(self._engine.executor.sites, text.embeddings, text.cache)
+        return seed_map(self._engine, self._source(run)[0].story, run.recipe, text.cache, run.script)
 
     def save(self, folder: str | Path) -> None:
         """Write the session: pictures, masks, prompts, seeds, lineage, parameters. Raises SessionError if empty."""
@@ -259,211 +325,193 @@ class Editor:
         with TURN:
             return diff(old, new, self.pipe.tokenizer)
 
-    def _text(self, run: _Run) -> _Text:
-        """Encode the prompt; says so where the encoder cannot read all of it."""
-        with run.watch.station("text"), torch.inference_mode(), TURN:
-            embeddings = self._engine.encode(run.recipe)
-            tokenizer = self.pipe.tokenizer
-            length = len(tokenizer(run.recipe.prompt, truncation=False, verbose=False).input_ids)
-            limit = tokenizer.model_max_length
-            note = f"the prompt has {length} tokens, and only the first {limit} are read; shorten it"
-            return _Text(embeddings, {}, (note,) if length > limit else ())
+    def _run(self, prompt: str, on_step: OnStep | None) -> Run:
+        parent = self.history.current
+        recipe = replace(parent.recipe, prompt=check_prompt(prompt))
+        return Run(recipe, parent, self._diff(parent.prompt, prompt), Stopwatch(), on_step)
 
-    def _given(self, mask: object, recipe: Recipe) -> BoolGrid:
-        return masks.given(mask, recipe.height, recipe.width)
+    def _wish(
+        self, run: Run, mask: object, protect: object, grow: int, search: Search, growth: int | Sequence[int] | None
+    ) -> _Wish:
+        """The user's words on where to edit, checked before any work is done."""
+        wanted, barred = (
+            masks.given(m, run.recipe.height, run.recipe.width) if m is not None else None for m in (mask, protect)
+        )
+        if type(grow) is not int or not -GROWTH_LIMIT <= grow <= GROWTH_LIMIT:
+            raise InputError(f"grow must be latent cells in [-{GROWTH_LIMIT}, {GROWTH_LIMIT}], got {grow!r}")
+        return _Wish(wanted, barred, grow, search, _growth(growth, run.recipe))
+
+    def _plan(self, run: Run, wish: _Wish) -> _Plan:
+        """Where the edit goes and how it will run."""
+        nowhere = EditMask(np.zeros(self._engine.grids(run.recipe)[0], bool), MaskSource.NOWHERE)
+        if run.script.kind is EditKind.IDENTICAL:
+            return _Plan(nowhere, nothing=run.script.reason or "the prompt says the same as before")
+        if wish.mask is not None and not wish.mask.any():
+            return _Plan(nowhere, nothing="the mask is empty")
+        text = self._renderer.text(run)
+        source, rebuilt = self._source(run)
+        notes = (f"results rebuilt first, as their features were gone: {rebuilt}",) if rebuilt else ()
+        with run.watch.station("mask"):
+            mask, reason = self._mask(run, wish, source.story, text)
+        if not mask.grid.any():
+            return _Plan(nowhere, nothing="nothing is left of the mask")
+        with run.watch.station("plan"):
+            reason = reason or self._costs(run.recipe).dense_is_cheaper(mask.grid, wish.growth)
+        growth = () if reason else wish.growth
+        return _Plan(mask, growth, reason, text=text, notes=text.notes + notes, barred=wish.protect)
+
+    def _mask(self, run: Run, wish: _Wish, source: Story, text: Text) -> tuple[EditMask, str]:
+        """The user's mask, or what the words say, never where the user forbids it; and why it is everywhere, or ""."""
+        script = narrowed(run.script, wish.search.words, self._engine) if wish.search.words else run.script
+        reason = ""
+        if wish.mask is not None:
+            mask = EditMask(wish.mask, MaskSource.GIVEN)
+        elif script.kind is EditKind.GLOBAL:
+            mask, reason = self._everywhere(run.recipe), f"global edit: {script.reason}"
+        else:
+            mask = predict(self._engine, source, run.recipe, (text.embeddings, text.cache), script, wish.search)
+            if mask.confidence < masks.LOW_CONFIDENCE:
+                reason = (
+                    f"the words point nowhere in particular (confidence {mask.confidence:.2f}); give a mask to be exact"
+                )
+                mask = replace(self._everywhere(run.recipe), confidence=mask.confidence, heat=mask.heat)
+        grid = mask.grid
+        if wish.grow:
+            grid = masks.grow(grid, wish.grow) if wish.grow > 0 else masks.shrink(grid, -wish.grow)
+        return replace(mask, grid=grid if wish.protect is None else grid & ~wish.protect), reason
+
+    def _edited(self, run: Run, plan: _Plan, *, verify: bool) -> EditResult:
+        """Run a plan, and once more with a larger mask where the change leaves the first."""
+        source, text = self._source(run)[0], plan.text
+        assert text is not None
+        assert run.parent is not None
+        self._memory.make_room(self._expected_bytes(run, plan), keep=run.parent.id)
+        if not plan.growth:
+            pin = None if plan.mask.grid.all() else (plan.mask.grid, source.story)
+            return self._keep(run, plan, self._renderer.dense(run, text, pin))
+        steps, over = run.recipe.num_inference_steps, (source.story, source.decoder)
+        check = leaks.check(plan.mask.grid, steps) if verify and steps > 1 else None
+        if check:
+            extra = self._costs(run.recipe).check(plan.mask.grid, plan.growth[check.step], check.cells)
+            plan = replace(plan, spent=extra)
+        try:
+            made = self._renderer.sparse(run, text, over, plan.mask.grid, plan.growth, check)
+        except leaks.Leak as leak:
+            return self._edited(run, self._grown(run, plan, leak), verify=False)
+        return self._keep(run, plan, made)
+
+    def _expected_bytes(self, run: Run, plan: _Plan) -> int:
+        """About what a plan's story will take: its share of rows of what the source took."""
+        assert run.parent is not None
+        whole, costs = self.history.lineage(run.parent.id)[0].stats.recorded_bytes, self._costs(run.recipe)
+        share = sum(costs.rows(plan.mask.grid, plan.growth)) / sum(costs.sizes) if plan.growth else 1.0
+        return round(whole * share)
+
+    def _grown(self, run: Run, plan: _Plan, leak: leaks.Leak) -> _Plan:
+        """The plan after a leak: a larger mask, or a dense run."""
+        costs = self._costs(run.recipe)
+        lost = sum(costs.sparse_step(plan.mask.grid, cells) for cells in plan.growth[: leak.step + 1])
+        plan = replace(plan, spent=plan.spent + lost)
+        grown = self._everywhere(run.recipe) if leak.everywhere else replace(plan.mask, grid=leak.grid)
+        mask = grown if plan.barred is None else replace(grown, grid=grown.grid & ~plan.barred)
+        if leak.everywhere:
+            reason = f"at step {leak.step} the edit changed the picture everywhere"
+            return replace(plan, mask=mask, growth=(), fallback=reason)
+        before = plan.mask.area
+        note = f"the mask was grown from {before:.1%} to {mask.area:.1%}: at step {leak.step} the edit left it"
+        reason = costs.dense_is_cheaper(mask.grid, plan.growth)
+        return replace(
+            plan, mask=mask, growth=() if reason else plan.growth, fallback=reason, notes=(*plan.notes, note)
+        )
+
+    def _dense_plan(self, run: Run, text: Text) -> _Plan:
+        return _Plan(self._everywhere(run.recipe), notes=text.notes)
 
     def _everywhere(self, recipe: Recipe) -> EditMask:
         return EditMask(np.ones(self._engine.grids(recipe)[0], bool), MaskSource.EVERYWHERE)
 
-    def _mask(
-        self, run: _Run, source: Story, text: _Text, wanted: BoolGrid | None, barred: BoolGrid | None
-    ) -> EditMask:
-        """Where to edit: the user's mask, or what the words say; never where the user forbids it."""
-        if wanted is not None:
-            mask = EditMask(wanted, MaskSource.GIVEN)
-        elif run.script.kind is EditKind.GLOBAL:
-            mask = self._everywhere(run.recipe)
-        else:
-            mask = self._predicted(run, source, text)
-            if mask.confidence < masks.LOW_CONFIDENCE:
-                everywhere = self._everywhere(run.recipe)
-                mask = replace(everywhere, confidence=mask.confidence, heat=mask.heat)
-        return mask if barred is None else replace(mask, grid=mask.grid & ~barred)
-
-    @torch.inference_mode()
-    def _predicted(self, run: _Run, source: Story, text: _Text) -> EditMask:
-        old, new = self._maps(run, source, text)
-        sites, grids = self._engine.executor.sites, self._engine.grids(run.recipe)
-        return masks.predict(run.script, old, new, *affinity(self.pipe.unet, sites, self._looks(run, source), grids))
-
-    def _maps(self, run: _Run, source: Story, text: _Text) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Attention maps [T, h, w] of the source's words, and of the new words on the source's queries."""
-        sites, unet, grids = self._engine.executor.sites, self.pipe.unet, self._engine.grids(run.recipe)
-        text_keys(sites, text.embeddings, text.cache)
-        steps = self._looks(run, source)
-        return cross_maps(unet, sites, steps, source.text, grids), cross_maps(unet, sites, steps, text.cache, grids)
-
-    def _looks(self, run: _Run, source: Story) -> list[StepFeatures]:
-        """The recorded steps whose queries were remembered."""
-        return [source.features[i] for i in mask_steps(self._engine.sampler(run.recipe).timesteps)]
-
-    def _dense_reason(self, run: _Run, mask: EditMask, wanted: BoolGrid | None, growth: Sequence[int]) -> str:
-        """Why this edit should run dense, or ""."""
-        if wanted is None and run.script.kind is EditKind.GLOBAL:
-            return f"global edit: {run.script.reason}"
-        if wanted is None and mask.confidence < masks.LOW_CONFIDENCE:
-            return f"the words point nowhere in particular (confidence {mask.confidence:.2f}); give a mask to be exact"
-        return self._costs(run.recipe).dense_is_cheaper(mask.grid, growth)
-
     def _costs(self, recipe: Recipe) -> Costs:
         return Costs(self._engine, recipe)
 
-    def _made(
-        self,
-        run: _Run,
-        mask: EditMask,
-        text: _Text,
-        on_step: OnStep | None,
-        source: Story | None = None,
-        growth: tuple[int, ...] = (),
-        fallback: str = "",
-        opened: Image | None = None,
-    ) -> EditResult:
-        """Render, account for it, and stand on the result."""
-        if opened is None:
-            story, image, decoder = self._render(run, mask, text, on_step, source, growth)
-        else:
-            image, (story, decoder) = opened, self._invert(run, opened, text, on_step)
+    def _keep(self, run: Run, plan: _Plan, made: Made) -> EditResult:
+        """Account for a picture, remember it, and stand on it."""
         costs = self._costs(run.recipe)
-        macs = costs.sparse(mask.grid, growth) if growth else costs.dense()
-        held = story.own_bytes + decoder.own_bytes
-        stats = self._stats(run, mask, story, macs, held, notes=text.notes, growth=growth, fallback=fallback)
+        macs = plan.spent + (costs.sparse(plan.mask.grid, plan.growth) if plan.growth else costs.dense())
+        if run.parent and (moved := _moved(run.parent.image, made.image, plan.mask)) < HARDLY:
+            note = (
+                f"the picture hardly changed inside the mask (by {moved:.2f} of 255 in the mean); say more, or grow it"
+            )
+            plan = replace(plan, notes=(*plan.notes, note))
+        stats = self._stats(run, plan, macs, len(made.story.predictions), made.own_bytes)
         parent = run.parent.id if run.parent else None
-        result = EditResult(self.history.next_id(), parent, run.recipe, image, mask, run.script, stats, growth)
-        self._memory.put(result.id, story, decoder, base=parent if growth else None)
+        result = EditResult(
+            self.history.next_id(), parent, run.recipe, made.image, plan.mask, run.script, stats, plan.growth
+        )
+        self._memory.put(result.id, made.story, made.decoder, base=parent if plan.growth else None)
         return self.history.add(result)
 
-    def _render(
-        self,
-        run: _Run,
-        mask: EditMask,
-        text: _Text,
-        on_step: OnStep | None,
-        source: Story | None,
-        growth: tuple[int, ...],
-    ) -> tuple[Story, Image, DecoderRecord]:
-        """Sample and decode: sparsely where `growth` says how far, else densely, pinned to the source where the mask
-        leaves something out."""
-        vae, watch, pin = self.pipe.vae, self._watch(on_step), source if source and not mask.grid.all() else None
-        with run.watch.station("denoise"):
-            if source and growth:
-                prompt = (run.recipe, text.embeddings, text.cache)
-                story = self._engine.replay(source, *prompt, mask.grid, growth, watch)
-            else:
-                story = self._engine.record(run.recipe, text.embeddings, watch, (mask.grid, pin) if pin else None)
-        with run.watch.station("decode"), torch.inference_mode():
-            if run.parent and growth:
-                record = self._memory.get(run.parent.id)[1]
-                return story, *decode_boxes(vae, story.latents[-1], mask.grid, record, run.parent.image)
-            image, record = decode(vae, story.latents[-1])
-            if run.parent and pin:
-                image = composite(run.parent.image, image, mask.grid)
-            return story, image, record
-
-    def _invert(self, run: _Run, picture: Image, text: _Text, on_step: OnStep | None) -> tuple[Story, DecoderRecord]:
-        """The story that a picture might have had, and what its decoder remembers."""
-        watch, steps = self._watch(on_step), run.recipe.num_inference_steps
-        with run.watch.station("invert"), TURN:
-            latents = encode(self.pipe.vae, picture)
-            path = inverted(
-                self.pipe, run.recipe, text.embeddings[-1:], latents, lambda i, now: watch(i, 2 * steps, now)
-            )
-        with run.watch.station("denoise"):
-            story = self._engine.record(
-                run.recipe, text.embeddings, lambda i, n, now: watch(n + i, 2 * n, now), path=path
-            )
-        with run.watch.station("decode"), torch.inference_mode():
-            return story, decode(self.pipe.vae, latents)[1]
-
-    def _unchanged(self, run: _Run, why: str) -> EditResult:
+    def _unchanged(self, run: Run, why: str) -> EditResult:
         """The parent's picture, byte for byte, without a UNet call; and its prompt, for that is what it shows."""
         assert run.parent is not None
         mask = EditMask(np.zeros_like(run.parent.mask.grid), MaskSource.NOWHERE)
-        stats = self._stats(run, mask, None, 0, 0, notes=(f"nothing was edited: {why}",))
+        stats = self._stats(run, _Plan(mask, notes=(f"nothing was edited: {why}",)), 0, 0, 0)
         result = EditResult(
             self.history.next_id(), run.parent.id, run.parent.recipe, run.parent.image, mask, run.script, stats
         )
         self._memory.share(run.parent.id, result.id)
         return self.history.add(result)
 
-    def _stats(
-        self,
-        run: _Run,
-        mask: EditMask,
-        story: Story | None,
-        macs: int,
-        held: int,
-        *,
-        notes: tuple[str, ...],
-        growth: tuple[int, ...] = (),
-        fallback: str = "",
-    ) -> EditStats:
-        costs, steps = self._costs(run.recipe), run.recipe.num_inference_steps if story else 0
-        taken = len(story.predictions) if story else steps
+    def _stats(self, run: Run, plan: _Plan, macs: int, steps: int, held: int) -> EditStats:
+        costs, growth = self._costs(run.recipe), plan.growth
         return EditStats(
-            mask_area=mask.area,
-            mask_source=mask.source,
-            mask_confidence=mask.confidence,
-            active_rows=costs.rows(mask.grid, growth) if growth else costs.sizes if story else (),
+            mask_area=plan.mask.area,
+            mask_source=plan.mask.source,
+            mask_confidence=plan.mask.confidence,
+            active_rows=costs.rows(plan.mask.grid, growth) if growth else costs.sizes if steps else (),
             growth=growth,
-            unet_evaluations_dense=0 if growth else taken,
-            unet_evaluations_sparse=taken if growth else 0,
+            unet_evaluations_dense=0 if growth else steps,
+            unet_evaluations_sparse=steps if growth else 0,
             macs=macs,
             macs_dense=costs.dense(),
             seconds=run.watch.done(),
             recorded_bytes=held,
-            fallback=fallback,
-            notes=notes,
+            fallback=plan.fallback,
+            notes=plan.notes,
         )
 
-    def _story(self, result: EditResult, on_step: OnStep | None) -> tuple[Story, int]:
-        """What was recorded with a result, and how many were rebuilt for it from the nearest ancestor still known."""
-        lineage = self.history.lineage(result.id)
+    def _source(self, run: Run) -> tuple[Made, int]:
+        """What was recorded with the parent, and how many results were rebuilt for it from the nearest still known."""
+        assert run.parent is not None
+        lineage = self.history.lineage(run.parent.id)
         known = next((i for i in reversed(range(len(lineage))) if lineage[i].id in self._memory), -1)
         for past in lineage[known + 1 :]:
-            self._rebuild(past, on_step)
-        return self._memory.get(result.id)[0], len(lineage) - known - 1
+            self._rebuild(past, run.on_step)
+        story, decoder = self._memory.get(run.parent.id)
+        return Made(story, run.parent.image, decoder), len(lineage) - known - 1
 
     def _rebuild(self, result: EditResult, on_step: OnStep | None) -> None:
         """Run a result's recipe again, over its parent's story where it was sparse."""
-        if result.parent is not None and result.stats.unet_evaluations_dense + len(result.growth) == 0:
-            self._memory.share(result.parent, result.id)
-            return
         parent = next((past for past in self.history if past.id == result.parent), None)
-        run = _Run(result.recipe, parent, result.diff, Stopwatch())
-        source = self._memory.get(parent.id)[0] if parent else None
-        if result.recipe.opened and parent is None:
-            story, decoder = self._invert(run, result.image, self._text(run), on_step)
+        if parent is not None and result.stats.unet_evaluations_dense + len(result.growth) == 0:
+            self._memory.share(parent.id, result.id)
+            return
+        run = Run(result.recipe, parent, result.diff, Stopwatch(), on_step)
+        text, over = self._renderer.text(run), self._memory.get(parent.id) if parent else None
+        if over is not None and result.growth:
+            made = self._renderer.sparse(run, text, over, result.mask.grid, result.growth)
+        elif parent is None and result.recipe.opened:
+            made = self._renderer.opened(run, text, result.image)
         else:
-            story, _, decoder = self._render(run, result.mask, self._text(run), on_step, source, result.growth)
-        self._memory.put(result.id, story, decoder, base=result.parent if result.growth else None)
-
-    def _watch(self, on_step: OnStep | None) -> Callable[[int, int, Tensor], None]:
-        def watch(i: int, n: int, estimate: Tensor) -> None:
-            if on_step is not None:
-                on_step(i, n, preview(self.pipe.vae, estimate))
-
-        return watch
+            pinned = over is not None and not result.mask.grid.all()
+            made = self._renderer.dense(run, text, (result.mask.grid, over[0]) if over and pinned else None)
+        self._memory.put(result.id, made.story, made.decoder, base=result.parent if result.growth else None)
 
 
-@dataclass(frozen=True, eq=False)
-class _Run:
-    """One call of generate or edit: what is to be made, from what, and the clock."""
-
-    recipe: Recipe
-    parent: EditResult | None
-    script: EditScript
-    watch: Stopwatch
+def _moved(before: Image, after: Image, mask: EditMask) -> float:
+    """Mean absolute difference of the pixels inside a mask, 0 to 255."""
+    inside = np.asarray(mask.image(), bool)
+    old, new = (np.asarray(picture.convert("RGB"), np.float32)[inside] for picture in (before, after))
+    return float(np.abs(old - new).mean())
 
 
 def _growth(growth: int | Sequence[int] | None, recipe: Recipe) -> tuple[int, ...]:
@@ -471,6 +519,8 @@ def _growth(growth: int | Sequence[int] | None, recipe: Recipe) -> tuple[int, ..
     if growth is None:
         return default_growth(steps)
     widths = tuple(growth) if isinstance(growth, Sequence) else (growth,) * steps
-    if len(widths) != steps or not all(type(w) is int and 0 <= w <= 64 for w in widths):
-        raise InputError(f"growth must be one number of latent cells in [0, 64], or {steps} of them, got {growth!r}")
+    if len(widths) != steps or not all(type(w) is int and 0 <= w <= GROWTH_LIMIT for w in widths):
+        raise InputError(
+            f"growth must be one number of latent cells in [0, {GROWTH_LIMIT}], or {steps} of them, got {growth!r}"
+        )
     return widths

@@ -10,6 +10,7 @@ source's queries find words that the source never had. Sharpening by self-attent
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,6 +33,32 @@ LOW_CONFIDENCE = 0.5
 """Below this the attention did not tell inside from outside, and the editor should run dense. Published automatic masks
 have .53 at their 5th percentile and .64 in the median. It catches maps with a few stray peaks, not every map without a
 shape: pure Gaussian noise has .64 too."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to read recorded attention.
+
+    Args:
+        union: whether a replaced word's old map and the new word's are united; otherwise old words count where there
+            are some. rounds: of refinement by self-attention. two_way: whether maps are of two-way attention.
+    """
+
+    union: bool
+    rounds: int = 2
+    two_way: bool = False
+
+
+METHODS = {
+    "cross": Method(union=False, rounds=0),
+    "cross-self": Method(union=False),
+    "new-words": Method(union=True),
+    "two-way": Method(union=True, two_way=True),
+}
+"""Cross-attention alone; refined; with the new words' keys on the recorded queries; and all that with parameter-free
+two-way attention as in CALIP (arXiv 2209.14169)."""
+
+DEFAULT = "new-words"
 
 SPECK = 0.01
 """Share of the frame below which a separate piece of an automatic mask is dropped."""
@@ -196,8 +223,9 @@ def _pointed(script: EditScript) -> list[Hunk]:
     return [hunk for hunk in script.hunks if hunk.focus_old or hunk.focus_new]
 
 
-def _hunk_map(hunk: Hunk, old_maps: Heat, new_maps: Heat) -> Heat:
-    return np.asarray(np.max([*_word_maps(hunk.focus_old, old_maps), *_word_maps(hunk.focus_new, new_maps)], axis=0))
+def _hunk_map(hunk: Hunk, old_maps: Heat, new_maps: Heat, *, union: bool = True) -> Heat:
+    old, new = _word_maps(hunk.focus_old, old_maps), _word_maps(hunk.focus_new, new_maps)
+    return np.asarray(np.max(old + new if union else old or new, axis=0))
 
 
 def _word_maps(words: Sequence[Word], maps: Heat) -> list[Heat]:
@@ -268,6 +296,7 @@ def predict(
     affinity_grid: tuple[int, int],
     *,
     growth: int = 1,
+    method: str = DEFAULT,
 ) -> EditMask:
     """The mask of an edit from what was recorded with its source; no UNet call is spent.
 
@@ -278,7 +307,7 @@ def predict(
         script: the edit.
         old_maps, new_maps: as in `seed_map` [T, h, w]; h and w are the latent grid's.
         affinity, affinity_grid: as in `refine`; [n, n] and (gh, gw).
-        growth: latent cells to grow the cleaned mask by.
+        growth: latent cells to grow the cleaned mask by. method: a key of `METHODS`.
 
     Returns:
         The mask: nowhere for identical prompts, everywhere for a global edit.
@@ -290,8 +319,34 @@ def predict(
         return EditMask(np.zeros(old_maps.shape[1:], bool), MaskSource.NOWHERE)
     if script.kind is EditKind.GLOBAL:
         return EditMask(np.ones(old_maps.shape[1:], bool), MaskSource.EVERYWHERE)
-    seeds = [_hunk_map(hunk, old_maps, new_maps) for hunk in _pointed(script)]
-    heats = [_stretch(refine(seed, affinity, affinity_grid)) for seed in seeds]
+    how = METHODS[method]
+    seeds = [_hunk_map(hunk, old_maps, new_maps, union=how.union) for hunk in _pointed(script)]
+    heats = [_stretch(refine(seed, affinity, affinity_grid, how.rounds)) if how.rounds else seed for seed in seeds]
+    return _thresholded(heats, growth)
+
+
+def from_heat(heat: Heat, growth: int = 1) -> EditMask:
+    """The mask of any map of change [h, w], thresholded and cleaned as an attention map is."""
+    return _thresholded([_stretch(heat)], growth)
+
+
+def instance(grid: BoolGrid, index: int) -> BoolGrid:
+    """One connected piece of a grid, counted from the left and from 0.
+
+    Raises:
+        MaskError: there are not so many.
+    """
+    from scipy.ndimage import find_objects, label
+
+    labels, count = label(grid, np.ones((3, 3), int))
+    if index >= count:
+        raise MaskError(f"instance must be below {count}, the pieces that the mask has, got {index}")
+    places = find_objects(labels)
+    order = sorted(range(count), key=lambda i: places[i][1].start + places[i][1].stop)
+    return np.asarray(labels == order[index] + 1)
+
+
+def _thresholded(heats: Sequence[Heat], growth: int) -> EditMask:
     grids, confidences = zip(*map(threshold, heats), strict=True)
     grid = clean(np.any(grids, axis=0), growth=growth)
     return EditMask(grid, MaskSource.ATTENTION, min(confidences), np.max(heats, axis=0))

@@ -16,14 +16,14 @@ class Memory:
     """What was recorded, least recently used first out."""
 
     def __init__(self, max_bytes: int | None = None) -> None:
-        self._max_bytes = _third_of_memory() if max_bytes is None else max_bytes
+        self._max_bytes = _half_of_memory() if max_bytes is None else max_bytes
         self._kept: dict[str, tuple[Story, DecoderRecord]] = {}
         self._under: dict[str, str | None] = {}  # result -> the result its story lies over
 
     def put(self, key: str, story: Story, decoder: DecoderRecord, *, base: str | None) -> None:
         """Keep a result's story; `base` is the result it lies over, None for a dense one."""
         self._kept[key], self._under[key] = (story, decoder), base
-        self._evict(keep=key)
+        self.make_room(0, keep=key)
 
     def share(self, key: str, other: str) -> None:
         """Let another result stand on the same story, if it is here."""
@@ -48,8 +48,9 @@ class Memory:
         stories = {id(story): (story, decoder) for story, decoder in self._kept.values()}
         return sum(story.own_bytes + decoder.own_bytes for story, decoder in stories.values())
 
-    def _evict(self, keep: str) -> None:
-        while self.bytes > self._max_bytes:
+    def make_room(self, size: int, keep: str) -> None:
+        """Drop what was used least until so many bytes more fit; `keep` and what it lies over stay."""
+        while self.bytes + size > self._max_bytes:
             beneath = {self._under[key] for key in self._kept}
             oldest = next((key for key in self._kept if key not in beneath and key != keep), None)
             if oldest is None:
@@ -57,5 +58,5 @@ class Memory:
             del self._kept[oldest]
 
 
-def _third_of_memory() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 3  # a new story is whole before an old one goes
+def _half_of_memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

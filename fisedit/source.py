@@ -19,10 +19,12 @@ from fisedit.masks import grow
 from fisedit.plan import SparsePlan, make_plan
 from fisedit.schedule import Sampler, mask_steps, pinned
 from fisedit.values import LATENT_FACTOR, Recipe
+from fisedit.weighting import embeddings, parse
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
+    from fisedit.leaks import Check
     from fisedit.values import BoolGrid
 
 Watch = Callable[[int, int, Tensor], None]
@@ -88,10 +90,16 @@ class Engine:
         return Sampler(recipe, self.pipe.scheduler.config, unet.config.in_channels, unet.device, unet.dtype)
 
     def encode(self, recipe: Recipe) -> Tensor:
-        """Text embeddings [B, T, D], the negative prompt's first."""
-        guided = self.guided(recipe)
+        """Text embeddings [B, T, D], the negative prompt's first; diffusers' own where nothing is weighted."""
+        guided, prompt, against = self.guided(recipe), parse(recipe.prompt), parse(recipe.negative_prompt)
         positive, negative = self.pipe.encode_prompt(
-            recipe.prompt, self.pipe.unet.device, 1, guided, recipe.negative_prompt
+            prompt.text,
+            self.pipe.unet.device,
+            1,
+            guided,
+            against.text,
+            prompt_embeds=embeddings(prompt, self.pipe),
+            negative_prompt_embeds=embeddings(against, self.pipe) if guided else None,
         )
         return torch.cat([negative, positive]) if guided else positive
 
@@ -136,12 +144,17 @@ class Engine:
         grid: BoolGrid,
         growth: Sequence[int],
         watch: Watch,
+        check: Check | None = None,
     ) -> Story:
         """Sample sparsely over a story: compute the grown mask's rows, read the rest, pin what lies outside the mask.
 
         Args:
             recipe: the source's with the new prompt. text, text_cache: its embeddings, and keys known already.
             grid: booleans [h, w]. growth: latent cells to compute beyond the mask, one number per step.
+            check: computes some more cells at one step and looks at them.
+
+        Raises:
+            Leak: what `check` found.
         """
         sampler, story = self.sampler(recipe), Story(recipe, text=text_cache)
         plans = {cells: self.plan(grid, cells) for cells in set(growth)}
@@ -149,18 +162,33 @@ class Engine:
         story.latents.append(source.latents[0])
         for i, t in enumerate(sampler.timesteps):
             watch(i, len(sampler.timesteps), sampler.estimate)
-            plan = plans[growth[i]]
+            checking = check is not None and i == check.step
+            plan = self.plan(grid, growth[i], check.cells) if check and checking else plans[growth[i]]
             x, extra = self._inputs(sampler, recipe, story.latents[i], t)
             raw, overlay = self.executor.replay(x, t, text, story.text, source.features[i], plan, extra)
             rows = self._guide(raw, recipe)
             story.predictions.append(scatter(source.predictions[i], plan.levels[0].active, rows))
+            if check and checking:
+                moved = (story.predictions[i] - source.predictions[i]).float().norm(dim=1)[0].cpu().numpy()
+                check.look(moved, grow(grid, growth[i]) | check.cells)
             story.features.append(overlay)
             story.latents.append(keep(i + 1, sampler.step(story.predictions[i], t, story.latents[i])))
         return story
 
-    def plan(self, grid: BoolGrid, growth: int) -> SparsePlan:
-        """The plan that computes the mask and `growth` cells around it."""
-        return make_plan(grow(grid, growth), self.executor.depth, self.pipe.unet.device)
+    @torch.inference_mode()
+    def sample(self, recipe: Recipe, text: Tensor, latents: Tensor, steps: int) -> list[Tensor]:
+        """The first dense steps from given latents [1, 4, h, w], nothing recorded: steps + 1 latents."""
+        sampler, path = self.sampler(recipe), [latents]
+        for t in sampler.timesteps[:steps]:
+            x, extra = self._inputs(sampler, recipe, path[-1], t)
+            raw = self.pipe.unet(x, t, text, timestep_cond=extra, return_dict=False)[0]
+            path.append(sampler.step(self._guide(raw, recipe), t, path[-1]))
+        return path
+
+    def plan(self, grid: BoolGrid, growth: int, besides: BoolGrid | None = None) -> SparsePlan:
+        """The plan that computes the mask, `growth` cells around it, and other cells [h, w] besides."""
+        cells = grow(grid, growth) if besides is None else grow(grid, growth) | besides
+        return make_plan(cells, self.executor.depth, self.pipe.unet.device)
 
     def _inputs(self, sampler: Sampler, recipe: Recipe, latents: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
         x = sampler.scaled(torch.cat([latents] * self.batch(recipe)), t)

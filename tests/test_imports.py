@@ -16,11 +16,11 @@ PACKAGE = ROOT / "fisedit"
 
 LAYERS = (
     "errors values",
-    "devices files grammar graph hub model_checks model_files models random_model recipes scenes",
+    "devices files grammar graph hub model_checks model_files models random_model recipes scenes weighting",
     "cache judge masks plan profiling schedule textdiff",
     "sparse_kernels",
     "adapters attention decode executor layers preview",
-    "costs editor history inversion memory session source",
+    "costs editor history inversion leaks localise memory rendering session source",
     "sheet options console demo benchmark fidelity cli __main__",
 )
 """From the bottom to the top; a module imports from its own layer and from those below."""
@@ -29,7 +29,7 @@ FRONT = set(LAYERS[-1].split()) - {"benchmark", "fidelity"}
 PUBLIC = {"", "errors", "files", "values"}
 """What front ends may import besides one another; "" is the package itself."""
 
-HEAVY = {"torch", "diffusers", "transformers", "skimage", "scipy", "gradio", "triton", "PIL", "numpy"}
+HEAVY = {"torch", "diffusers", "transformers", "skimage", "scipy", "gradio", "triton", "compel", "PIL", "numpy"}
 
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split()}
 FILES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}

@@ -1,0 +1,134 @@
+"""How a picture is made: prompt encoded, latents sampled or inverted, decoded. One run in, story and picture out.
+
+Knows an engine and an autoencoder; neither history nor where masks come from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from fisedit.adapters.base import TURN
+from fisedit.decode import DecoderRecord, composite, decode, decode_boxes
+from fisedit.inversion import encode, inverted
+from fisedit.preview import preview
+from fisedit.weighting import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from PIL.Image import Image
+    from torch import Tensor
+
+    from fisedit.history import EditResult
+    from fisedit.leaks import Check
+    from fisedit.profiling import Stopwatch
+    from fisedit.source import Engine, Story
+    from fisedit.values import BoolGrid, EditScript, OnStep, Recipe
+
+
+@dataclass(eq=False)
+class Text:
+    """A prompt, encoded: embeddings [B, T, D] and, as they are needed, every cross-attention's keys and values."""
+
+    embeddings: Tensor
+    cache: dict[str, Tensor]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One call of the editor: what is to be made, from what, the clock, and who is told of its steps."""
+
+    recipe: Recipe
+    parent: EditResult | None
+    script: EditScript
+    watch: Stopwatch
+    on_step: OnStep | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """A picture with its story and what its decoder remembers."""
+
+    story: Story
+    image: Image
+    decoder: DecoderRecord
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of recorded features held by it alone."""
+        return self.story.own_bytes + self.decoder.own_bytes
+
+
+class Renderer:
+    """The ways to make a picture on one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def text(self, run: Run) -> Text:
+        """Encode the prompt; says so where the encoder cannot read all of it."""
+        with run.watch.station("text"), torch.inference_mode(), TURN:
+            embeddings = self.engine.encode(run.recipe)
+            tokenizer = self.engine.pipe.tokenizer
+            length = len(tokenizer(parse(run.recipe.prompt).text, truncation=False, verbose=False).input_ids)
+            limit = tokenizer.model_max_length
+            note = f"the prompt has {length} tokens, and only the first {limit} are read; shorten it"
+            return Text(embeddings, {}, (note,) if length > limit else ())
+
+    def dense(self, run: Run, text: Text, pin: tuple[BoolGrid, Story] | None = None) -> Made:
+        """Every row of every step; `pin` is a grid [h, w] and the story that stays outside it."""
+        with run.watch.station("denoise"):
+            story = self.engine.record(run.recipe, text.embeddings, self._watch(run), pin)
+        with run.watch.station("decode"), torch.inference_mode():
+            image, decoder = decode(self.engine.pipe.vae, story.latents[-1])
+            if run.parent and pin:
+                image = composite(run.parent.image, image, pin[0])
+            return Made(story, image, decoder)
+
+    def sparse(
+        self,
+        run: Run,
+        text: Text,
+        source: tuple[Story, DecoderRecord],
+        grid: BoolGrid,
+        growth: tuple[int, ...],
+        check: Check | None = None,
+    ) -> Made:
+        """The rows of a mask [h, w] and so many cells around it at each step, over the parent's story.
+
+        Raises:
+            Leak: `check` found the mask too small.
+        """
+        assert run.parent is not None
+        over, record = source
+        with run.watch.station("denoise"):
+            story = self.engine.replay(
+                over, run.recipe, text.embeddings, text.cache, grid, growth, self._watch(run), check
+            )
+        with run.watch.station("decode"), torch.inference_mode():
+            vae = self.engine.pipe.vae
+            return Made(story, *decode_boxes(vae, story.latents[-1], grid, record, run.parent.image))
+
+    def opened(self, run: Run, text: Text, picture: Image) -> Made:
+        """The story that a picture might have had."""
+        watch, steps, pipe = self._watch(run), run.recipe.num_inference_steps, self.engine.pipe
+        with run.watch.station("invert"), TURN:
+            latents = encode(pipe.vae, picture)
+            path = inverted(pipe, run.recipe, text.embeddings[-1:], latents, lambda i, now: watch(i, 2 * steps, now))
+        with run.watch.station("denoise"):
+            story = self.engine.record(
+                run.recipe, text.embeddings, lambda i, n, now: watch(n + i, 2 * n, now), path=path
+            )
+        with run.watch.station("decode"), torch.inference_mode():
+            return Made(story, picture, decode(pipe.vae, latents)[1])
+
+    def _watch(self, run: Run) -> Callable[[int, int, Tensor], None]:
+        def watch(i: int, n: int, estimate: Tensor) -> None:
+            if run.on_step is not None:
+                run.on_step(i, n, preview(self.engine.pipe.vae, estimate))
+
+        return watch

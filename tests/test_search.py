@@ -1,0 +1,212 @@
+"""Where an edit paints, and what the user says in it: words, instances, methods, previews, the check for leaks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fisedit import Editor, leaks, masks
+from fisedit.errors import InputError, MaskError
+from fisedit.localise import METHODS
+from fisedit.values import EditMask, MaskSource
+from tests.edits import CAT, DOG, Calls, latents, pixels_outside
+from tests.grids import grids
+
+QUICK = {"seed": 7, "num_inference_steps": 6, "guidance_scale": 4.0}
+SQUARE = grids(16, 16)["square"]
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    return Editor.from_pretrained("demo", local_files_only=True).pipe
+
+
+@pytest.fixture
+def editor(shipped):
+    editor = Editor(shipped)
+    editor.generate(CAT, **QUICK)
+    return editor
+
+
+def test_words_say_where_instead_of_what_changed(editor):
+    cat, cake, both = (editor.preview(DOG, words=words).mask.grid for words in (["cat"], ["Cake "], ["cat", "cake"]))
+    assert (cat != cake).any() and (both >= cat).all() and (both >= cake).all()
+    assert (cat & editor.preview(DOG).mask.grid).sum() > 0.8 * cat.sum()
+    with pytest.raises(InputError, match="words must be words of the old or the new prompt, got 'horse'"):
+        editor.preview(DOG, words=["horse"])
+
+
+def test_words_make_a_global_edit_local(editor):
+    night = "a cat and a cake at night"
+    assert editor.preview(night).fallback.startswith("global edit")
+    seen = editor.preview(night, words=["cat"])
+    assert seen.mask.source is MaskSource.ATTENTION and not seen.mask.grid.all() and not seen.fallback
+
+
+def test_one_instance_of_several(editor):
+    two = editor.preview(DOG, words=["cat", "cake"]).mask.grid
+    count = masks_of(two)
+    parts = [editor.preview(DOG, words=["cat", "cake"], instance=i).mask.grid for i in range(count)]
+    assert np.array_equal(np.any(parts, axis=0), two) and sum(part.sum() for part in parts) == two.sum()
+    middles = [np.argwhere(part)[:, 1].min() + np.argwhere(part)[:, 1].max() for part in parts]
+    assert middles == sorted(middles)
+    with pytest.raises(MaskError, match=f"instance must be below {count}"):
+        editor.preview(DOG, words=["cat", "cake"], instance=count)
+
+
+def masks_of(grid):
+    from scipy.ndimage import label
+
+    return label(grid, np.ones((3, 3)))[1]
+
+
+def test_instances_are_counted_from_the_left():
+    grid = np.zeros((6, 9), bool)
+    grid[0:2, 6:8], grid[3:6, 0:2], grid[1, 3] = True, True, True
+    found = [np.argwhere(masks.instance(grid, i))[0].tolist() for i in range(3)]
+    assert found == [[3, 0], [1, 3], [0, 6]]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_finds_a_mask(editor, method):
+    with Calls(editor.pipe.unet) as calls:
+        seen = editor.preview(DOG, mask_method=method, probe_steps=2 if method == "latents" else 0)
+    assert seen.mask.grid.any() and calls.dense == (2 if method == "latents" else 0) and calls.sparse == 0
+    assert len(editor.history) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"mask_method": "magic"}, "mask_method must be one of"),
+        ({"mask_method": "latents"}, "give probe_steps"),
+        ({"probe_steps": -1}, "probe_steps must be"),
+        ({"instance": -1}, "instance must be"),
+        ({"grow": 65}, "grow must be"),
+        ({"grow": 1.5}, "grow must be"),
+    ],
+)
+def test_what_cannot_be_asked(editor, options, said):
+    with pytest.raises(InputError, match=said):
+        editor.preview(DOG, **options)
+
+
+def test_a_preview_is_what_the_edit_does(editor):
+    seen = editor.preview(DOG, grow=1)
+    result = editor.edit(DOG, grow=1, verify=False)
+    assert np.array_equal(seen.mask.grid, result.mask.grid) and seen.confidence == result.stats.mask_confidence
+    assert (seen.macs, seen.macs_dense, seen.fallback) == (
+        result.stats.macs,
+        result.stats.macs_dense,
+        result.stats.fallback,
+    )
+    assert seen.diff == result.diff
+
+
+def test_a_preview_of_nothing_costs_nothing(editor):
+    seen = editor.preview(CAT)
+    assert seen.nothing and seen.macs == 0 and not seen.mask.grid.any()
+
+
+@pytest.mark.parametrize("cells", [-1, 0, 2])
+def test_a_given_mask_grows_and_shrinks(pipelines, cells):
+    editor = Editor(pipelines["shallow"])
+    editor.generate(CAT, seed=7, num_inference_steps=2)
+    expected = masks.grow(SQUARE, cells) if cells > 0 else masks.shrink(SQUARE, -cells)
+    assert np.array_equal(editor.preview(DOG, mask=SQUARE, grow=cells).mask.grid, expected)
+
+
+def test_an_edit_without_effect_is_said(pipelines, monkeypatch):
+    editor = Editor(pipelines["shallow"])
+    editor.generate(CAT, seed=7, num_inference_steps=2)
+    loud = editor.edit(DOG, mask=SQUARE)
+    assert not any("hardly changed" in note for note in loud.stats.notes)
+    editor.undo()
+    monkeypatch.setattr("fisedit.editor.HARDLY", 256.0)
+    assert any("hardly changed inside the mask" in note for note in editor.edit(DOG, mask=SQUARE).stats.notes)
+
+
+# ---- leaks ------------------------------------------------------------------------------------------------------
+
+
+def difference(inside: float, outside: float) -> np.ndarray:
+    return np.where(SQUARE, inside, outside).astype(np.float32)
+
+
+def test_change_within_the_mask_is_no_leak():
+    check = leaks.check(SQUARE, 25)
+    check.look(difference(1.0, 0.1), masks.grow(SQUARE, 2) | check.cells)
+    assert check.step == 5 and not (check.cells & SQUARE).any()
+
+
+def test_change_around_the_mask_grows_it():
+    wide, check = masks.grow(SQUARE, 2), leaks.check(SQUARE, 25)
+    with pytest.raises(leaks.Leak) as caught:
+        check.look(np.where(wide, 1.0, 0.1).astype(np.float32), wide | check.cells)
+    assert (caught.value.grid >= wide).all() and not caught.value.everywhere and not caught.value.grid.all()
+
+
+def test_change_everywhere_has_no_mask():
+    check = leaks.check(SQUARE, 25)
+    with pytest.raises(leaks.Leak) as caught:
+        check.look(difference(1.0, 0.9), masks.grow(SQUARE, 2) | check.cells)
+    assert caught.value.everywhere
+
+
+def small(monkeypatch, grid):
+    mask = EditMask(grid, MaskSource.ATTENTION, 1.0)
+    monkeypatch.setattr("fisedit.editor.predict", lambda *_: mask)
+    return mask
+
+
+def test_a_leak_grows_the_mask_and_the_edit_is_that_of_the_larger_mask(editor, monkeypatch):
+    grid = np.zeros((editor.current.mask.grid.shape), bool)
+    grid[8:10, 3:5] = True
+    larger = masks.grow(grid, 3)
+    monkeypatch.setattr("fisedit.leaks.Check.look", leaking(larger, everywhere=False))
+    small(monkeypatch, grid)
+    result = editor.edit(DOG)
+    assert np.array_equal(result.mask.grid, larger) and any("the mask was grown" in note for note in result.stats.notes)
+    kept = latents(editor._memory.get(result.id)[0])
+    source = editor.undo()
+    assert pixels_outside(result, source)
+    again = editor.edit(DOG, mask=larger)
+    assert result.image.tobytes() == again.image.tobytes()
+    assert (kept == latents(editor._memory.get(again.id)[0])).all()
+
+
+def leaking(grid, *, everywhere):
+    def look(self, *_):
+        raise leaks.Leak(grid, self.step, everywhere=everywhere)
+
+    return look
+
+
+def test_a_leak_everywhere_runs_dense_and_says_so(editor, monkeypatch):
+    small(monkeypatch, masks_square(editor))
+    monkeypatch.setattr("fisedit.leaks.Check.look", leaking(None, everywhere=True))
+    result = editor.edit(DOG)
+    assert "changed the picture everywhere" in result.stats.fallback and result.mask.grid.all()
+    assert result.stats.unet_evaluations_sparse == 0
+
+
+def masks_square(editor):
+    grid = np.zeros(editor.current.mask.grid.shape, bool)
+    grid[4:8, 4:8] = True
+    return grid
+
+
+def test_given_masks_are_not_doubted(editor, monkeypatch):
+    monkeypatch.setattr("fisedit.leaks.Check.look", leaking(None, everywhere=True))
+    assert not editor.edit(DOG, mask=masks_square(editor)).stats.fallback
+
+
+def test_the_check_costs_less_than_a_twentyfifth_of_the_edit(editor):
+    from fisedit.costs import Costs
+
+    result = editor.edit(DOG)
+    assert not any("grown" in note for note in result.stats.notes)
+    costs, grid = Costs(editor._engine, result.recipe), result.mask.grid
+    extra = costs.check(grid, 2, leaks.check(grid, 25).cells)
+    assert 0 < extra < 0.04 * costs.sparse(grid, (2,) * 25)
+    assert result.stats.macs == costs.sparse(grid, result.growth) + extra
