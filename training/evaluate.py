@@ -67,7 +67,9 @@ def count_objects(classifier: Judge, scenes: list[Scene], pictures: Bytes) -> di
     found = {}
     for count in _COUNTS:
         rows = [row for row, scene in enumerate(scenes) if len(scene.objects) == count]
-        found[f"objects_present_{count}"] = float(np.mean([seen.named(row, scenes[row]) for row in rows]))
+        found[f"objects_present_{count}"] = float(
+            np.mean([there for row in rows for there in seen.named(row, scenes[row])])
+        )
     adjectives = [right for row, scene in enumerate(scenes) for right in seen.adjectives_right(row, scene)]
     found["adjectives_right"], found["adjectives"] = float(np.mean(adjectives)), len(adjectives)
     found["all_present"] = float(np.mean([all(seen.named(row, scene)) for row, scene in enumerate(scenes)]))
@@ -117,7 +119,7 @@ def main() -> int:
     """Parses the command line and evaluates."""
     parser = argparse.ArgumentParser(prog="python -m training.evaluate", description=__doc__)
     parser.add_argument("model", type=Path, nargs="?", default=Path("weights/demo"))
-    parser.add_argument("--config", type=Path, default=HERE / "shipped.toml")
+    parser.add_argument("--config", type=Path, default=HERE / "demo.toml")
     parser.add_argument("--folder", type=Path, default=Path("runs/demo"), help="where classifier and sheet are kept")
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--guidance", type=float, default=4.0)

@@ -41,7 +41,7 @@ def main() -> int:
     """Parses the command line and exports."""
     parser = argparse.ArgumentParser(prog="python -m training.export", description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--config", type=Path, default=HERE / "shipped.toml")
+    parser.add_argument("--config", type=Path, default=HERE / "demo.toml")
     parser.add_argument("--folder", type=Path, default=Path("runs/demo"))
     chosen = parser.parse_args()
     try:

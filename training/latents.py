@@ -3,6 +3,7 @@
 They are computed once and trained on from memory. Knows nothing of the denoiser.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -12,14 +13,17 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
 
 from fisedit.scenes.language import Sentence, say
+from fisedit.values import LATENT_FACTOR
 from training.pictures import sample_view, to_tensor
 from training.tokens import encode, token_positions
 
 PARTS = 7
 """The most that a scene names: three objects that each wear something, and one in the sky."""
 _BATCH = 16
+_MANY = 1000  # scenes from which drawing is shared out
 
 
 @dataclass(frozen=True)
@@ -67,28 +71,42 @@ def normalise_latents(autoencoder: AutoencoderKL, pixels: Tensor) -> None:
     autoencoder.register_to_config(scaling_factor=1 / float(overall))
 
 
+@dataclass(frozen=True)
+class _Drawn(Dataset[tuple[Tensor, ...]]):
+    """Scenes as batches: pixels, tokens, positions and pooled masks; scene i depends on (seed, i) alone."""
+
+    seed: int
+    count: int
+    close: bool
+
+    def __len__(self) -> int:
+        return -(-self.count // _BATCH)
+
+    def __getitem__(self, batch: int) -> tuple[Tensor, ...]:
+        rows = range(batch * _BATCH, min((batch + 1) * _BATCH, self.count))
+        views = [sample_view(np.random.default_rng((self.seed, i)), self.close) for i in rows]
+        drawings, sentences = [view.draw() for view in views], [say(view.scene) for view in views]
+        masks = torch.stack([_slots(torch.from_numpy(drawing.masks).float()) for drawing in drawings])
+        return (
+            torch.from_numpy(np.stack([drawing.pixels for drawing in drawings])),
+            torch.tensor(encode([sentence.text for sentence in sentences])),
+            torch.tensor([_position_slots(sentence) for sentence in sentences]),
+            F.avg_pool2d(masks, LATENT_FACTOR),
+        )
+
+
 @torch.no_grad()
 def encode_scenes(autoencoder: AutoencoderKL, seed: int, count: int, close: bool = False) -> LatentScenes:
-    """Draws and encodes `count` scenes, or close-ups of them; scene i depends on (seed, i) alone."""
+    """Draws and encodes `count` scenes, or close-ups of them; many are drawn by all cores."""
     scale = float(autoencoder.config["scaling_factor"])
+    workers = len(os.sched_getaffinity(0)) if count >= _MANY and autoencoder.device.type == "cuda" else 0
     parts: list[LatentScenes] = []
-    for start in range(0, count, _BATCH):
-        rows = range(start, min(start + _BATCH, count))
-        views = [sample_view(np.random.default_rng((seed, i)), close) for i in rows]
-        drawings = [view.draw() for view in views]
-        pixels = to_tensor(np.stack([drawing.pixels for drawing in drawings])).to(autoencoder.device)
-        posterior = autoencoder.encode(pixels).latent_dist
-        means = posterior.mean.cpu() * scale
-        masks = torch.stack([_slots(torch.from_numpy(drawing.masks).float()) for drawing in drawings])
-        parts.append(
-            LatentScenes(
-                means,
-                posterior.std.cpu() * scale,
-                torch.tensor(encode([say(view.scene).text for view in views])),
-                torch.tensor([_position_slots(say(view.scene)) for view in views]),
-                F.adaptive_avg_pool2d(masks, means.shape[-1]),
-            )
-        )
+    for pixels, tokens, positions, masks in DataLoader(
+        _Drawn(seed, count, close), batch_size=None, num_workers=workers
+    ):
+        posterior = autoencoder.encode(to_tensor(pixels.numpy()).to(autoencoder.device)).latent_dist
+        means, spreads = posterior.mean.cpu() * scale, posterior.std.cpu() * scale
+        parts.append(LatentScenes(means, spreads, tokens, positions, masks.clone()))
     return LatentScenes(*(torch.cat(columns) for columns in zip(*(vars(part).values() for part in parts), strict=True)))
 
 

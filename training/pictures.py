@@ -14,7 +14,7 @@ from fisedit.scenes.layout import sample_scene
 from fisedit.scenes.scene import Drawing, Scene, render
 
 PIXELS_PER_CELL = 8
-_CLOSE = 16  # cells of a close-up; what it shows has at most 14
+_CLOSE = 16  # cells of a close-up; an undressed object has at most 14
 
 
 @dataclass(frozen=True)

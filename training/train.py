@@ -25,7 +25,7 @@ def main() -> int:
     """Parses the command line and trains."""
     parser = argparse.ArgumentParser(prog="python -m training.train", description=__doc__)
     parser.add_argument("stage", choices=sorted(STAGES))
-    parser.add_argument("--config", type=Path, default=HERE / "shipped.toml")
+    parser.add_argument("--config", type=Path, default=HERE / "demo.toml")
     parser.add_argument("--folder", type=Path, default=Path("runs/demo"), help="checkpoints, logs and sample sheets")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads to use")

@@ -78,7 +78,6 @@ def test_a_thing_of_plain_size_is_neither_big_nor_small() -> None:
     assert [plain.adjectives_right(0, SCENE.change(0, scale=scale)) for scale in SCALES] == [[False, True]] * 2
 
 
-@pytest.mark.xfail(raises=ValueError, reason="count_objects averages rows that a hat makes longer than others")
 def test_figures_of_a_judge_that_saw_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     scenes = evaluation_scenes()
     others = [*scenes[1:], scenes[0]]

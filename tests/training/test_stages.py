@@ -236,16 +236,7 @@ def test_an_export_needs_finished_stages(tmp_path: Path) -> None:
         load_run(CONFIG, tmp_path)
 
 
-NO_CLOSE_UPS = pytest.mark.xfail(raises=ConfigError, reason="it plans no close-ups yet")
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(path, id=path.name, marks=NO_CLOSE_UPS if path.name == "shipped.toml" else ())
-        for path in sorted(HERE.glob("*.toml"))
-    ],
-)
+@pytest.mark.parametrize("path", sorted(HERE.glob("*.toml")), ids=lambda path: path.name)
 def test_the_settings_of_a_run_are_readable(path: Path) -> None:
     config = load_config(path)
     assert min(config.closeups.plan.batch, config.denoiser.plan.batch) > 0
