@@ -3,6 +3,7 @@
 They are computed once and trained on from memory. Knows nothing of the denoiser.
 """
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,7 @@ class _Drawn(Dataset[tuple[Tensor, ...]]):
     close: bool
 
     def __len__(self) -> int:
-        return -(-self.count // _BATCH)
+        return math.ceil(self.count / _BATCH)
 
     def __getitem__(self, batch: int) -> tuple[Tensor, ...]:
         rows = range(batch * _BATCH, min((batch + 1) * _BATCH, self.count))
