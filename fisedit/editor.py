@@ -22,6 +22,7 @@ from fisedit.history import EditResult, History
 from fisedit.localise import Search, narrowed, predict, seed_map
 from fisedit.memory import Memory
 from fisedit.models import load
+from fisedit.pictures import canvas, canvas_size, returned, upright
 from fisedit.profiling import Stopwatch
 from fisedit.recipes import check_prompt, make_recipe
 from fisedit.rendering import Made, Renderer, Run, Text
@@ -254,36 +255,45 @@ class Editor:
     def open(
         self,
         picture: Image,
-        prompt: str,
+        prompt: str | None = None,
         *,
         negative_prompt: str = "",
         num_inference_steps: int = 50,
         guidance_scale: float = 7.5,
+        width: int | None = None,
+        height: int | None = None,
         on_step: OnStep | None = None,
     ) -> EditResult:
         """Make a source of a picture that was not generated here: DDIM inversion, with everything recorded.
 
+        Edits of it have its size, mode, alpha and colour profile, and every pixel outside their masks is its own.
+
         Args:
-            picture: sides divisible by 8. prompt: what it shows. guidance_scale: of later edits; inversion has none.
+            picture: of any size and mode; turned upright as its EXIF says.
+            prompt: what it shows; None where nobody knows, then edits find their place by the new words alone.
+            guidance_scale: of later edits; inversion has none.
+            width, height: of the canvas that the model paints on, divisible by 8; None for what suits the model.
             on_step: called before every step of inversion and recording with (i, n, preview); may raise `Cancelled`.
 
         Raises:
             PromptError, InputError: an argument out of range. NumericsError: the model produced NaN.
         """
+        original = upright(picture)
+        across, down = canvas_size(original.size, self.pipe.unet.config.sample_size * LATENT_FACTOR)
         recipe = make_recipe(
-            prompt,
+            "" if prompt is None else check_prompt(prompt),
             seed=0,
             negative_prompt=negative_prompt,
             num_inference_steps=num_inference_steps,
             guidance_scale=guidance_scale,
-            width=picture.width,
-            height=picture.height,
+            width=across if width is None else width,
+            height=down if height is None else height,
             scheduler="ddim",
             opened=True,
         )
-        run = Run(recipe, None, self._diff(prompt, prompt), Stopwatch(), on_step)
-        text = self._renderer.text(run)
-        return self._keep(run, self._dense_plan(run, text), self._renderer.opened(run, text, picture.convert("RGB")))
+        run = Run(recipe, None, self._diff(recipe.prompt, recipe.prompt), Stopwatch(), on_step)
+        text, seen = self._renderer.text(run), canvas(original, (recipe.width, recipe.height))
+        return self._keep(run, self._dense_plan(run, text), self._renderer.opened(run, text, seen), original)
 
     def attention(self, prompt: str) -> NDArray[np.float32]:
         """Where the words that would change are looked at in the current picture: floats [h, w], 0 to 1; no UNet call.
@@ -433,19 +443,31 @@ class Editor:
     def _costs(self, recipe: Recipe) -> Costs:
         return Costs(self._engine, recipe)
 
-    def _keep(self, run: Run, plan: _Plan, made: Made) -> EditResult:
-        """Account for a picture, remember it, and stand on it."""
+    def _keep(self, run: Run, plan: _Plan, made: Made, original: Image | None = None) -> EditResult:
+        """Account for a picture, remember it, and stand on it; `original` is an opened one's, upright."""
         costs = self._costs(run.recipe)
         macs = plan.spent + (costs.sparse(plan.mask.grid, plan.growth) if plan.growth else costs.dense())
-        if run.parent and (moved := _moved(run.parent.image, made.image, plan.mask)) < HARDLY:
+        if run.parent and (moved := _moved(run.parent.canvas, made.image, plan.mask)) < HARDLY:
             note = (
                 f"the picture hardly changed inside the mask (by {moved:.2f} of 255 in the mean); say more, or grow it"
             )
             plan = replace(plan, notes=(*plan.notes, note))
         stats = self._stats(run, plan, macs, len(made.story.predictions), made.own_bytes)
-        parent = run.parent.id if run.parent else None
+        parent, image = run.parent.id if run.parent else None, made.image
+        if original is not None:
+            image = image if original.mode == "RGB" and original.size == image.size else original
+        elif run.parent and run.parent.painted:
+            image = returned(run.parent.image, made.image, plan.mask.grid)
         result = EditResult(
-            self.history.next_id(), parent, run.recipe, made.image, plan.mask, run.script, stats, plan.growth
+            self.history.next_id(),
+            parent,
+            run.recipe,
+            image,
+            plan.mask,
+            run.script,
+            stats,
+            plan.growth,
+            made.image if image is not made.image else None,
         )
         self._memory.put(result.id, made.story, made.decoder, base=parent if plan.growth else None)
         return self.history.add(result)
@@ -456,7 +478,14 @@ class Editor:
         mask = EditMask(np.zeros_like(run.parent.mask.grid), MaskSource.NOWHERE)
         stats = self._stats(run, _Plan(mask, notes=(f"nothing was edited: {why}",)), 0, 0, 0)
         result = EditResult(
-            self.history.next_id(), run.parent.id, run.parent.recipe, run.parent.image, mask, run.script, stats
+            self.history.next_id(),
+            run.parent.id,
+            run.parent.recipe,
+            run.parent.image,
+            mask,
+            run.script,
+            stats,
+            painted=run.parent.painted,
         )
         self._memory.share(run.parent.id, result.id)
         return self.history.add(result)
@@ -487,7 +516,7 @@ class Editor:
         for past in lineage[known + 1 :]:
             self._rebuild(past, run.on_step)
         story, decoder = self._memory.get(run.parent.id)
-        return Made(story, run.parent.image, decoder), len(lineage) - known - 1
+        return Made(story, run.parent.canvas, decoder), len(lineage) - known - 1
 
     def _rebuild(self, result: EditResult, on_step: OnStep | None) -> None:
         """Run a result's recipe again, over its parent's story where it was sparse."""
@@ -500,7 +529,7 @@ class Editor:
         if over is not None and result.growth:
             made = self._renderer.sparse(run, text, over, result.mask.grid, result.growth)
         elif parent is None and result.recipe.opened:
-            made = self._renderer.opened(run, text, result.image)
+            made = self._renderer.opened(run, text, result.canvas)
         else:
             pinned = over is not None and not result.mask.grid.all()
             made = self._renderer.dense(run, text, (result.mask.grid, over[0]) if over and pinned else None)

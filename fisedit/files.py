@@ -60,13 +60,18 @@ def writable(folder: Path) -> Path:
 
 def write_image(image: Image, path: Path) -> None:
     """Write an image in the format of its file's ending, whole or not at all."""
-    options = _FORMATS[path.suffix.lower()]
+    options = {**_FORMATS[path.suffix.lower()], "icc_profile": image.info.get("icc_profile")}
     _write(path, lambda file: image.save(file, **options))
 
 
 def write_json(value: object, path: Path) -> None:
     """Write JSON, whole or not at all."""
     _write(path, lambda file: file.write(json.dumps(value, indent=2, default=str).encode() + b"\n"))
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write text as UTF-8, whole or not at all."""
+    _write(path, lambda file: file.write(text.encode()))
 
 
 def read_mask(path: Path | None) -> Image | None:

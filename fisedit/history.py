@@ -24,6 +24,7 @@ class EditResult:
         image: the picture. mask: the latent cells that may differ from the parent's.
         diff: what the prompt edit changed. stats: what it cost and why.
         growth: latent cells computed beyond the mask at each step; empty where the run was dense.
+        painted: what the model works on where that is not `image` itself: a canvas of the recipe's size, RGB.
     """
 
     id: str
@@ -34,6 +35,12 @@ class EditResult:
     diff: EditScript
     stats: EditStats
     growth: tuple[int, ...] = ()
+    painted: Image | None = None
+
+    @property
+    def canvas(self) -> Image:
+        """What the model painted: RGB, of the recipe's width and height."""
+        return self.painted or self.image
 
     @property
     def prompt(self) -> str:

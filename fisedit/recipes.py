@@ -24,7 +24,7 @@ def make_recipe(
     scheduler: str,
     opened: bool = False,
 ) -> Recipe:
-    """A recipe whose every value is in range.
+    """A recipe whose every value is in range; an opened picture may have an empty prompt, where nobody knows it.
 
     Raises:
         PromptError: an empty or all-space prompt, or no text at all.
@@ -33,7 +33,7 @@ def make_recipe(
     if not isinstance(negative_prompt, str):
         raise PromptError(f"negative_prompt must be text, got {type(negative_prompt).__name__}; leave it out for none")
     return Recipe(
-        check_prompt(prompt),
+        "" if opened and prompt == "" else check_prompt(prompt),
         _integer("seed", seed, SEEDS),
         negative_prompt,
         _integer("num_inference_steps", num_inference_steps, STEPS),

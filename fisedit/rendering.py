@@ -51,7 +51,7 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """A picture with its story and what its decoder remembers."""
+    """A canvas, RGB, with its story and what its decoder remembers."""
 
     story: Story
     image: Image
@@ -86,7 +86,7 @@ class Renderer:
         with run.watch.station("decode"), torch.inference_mode():
             image, decoder = decode(self.engine.pipe.vae, story.latents[-1])
             if run.parent and pin:
-                image = composite(run.parent.image, image, pin[0])
+                image = composite(run.parent.canvas, image, pin[0])
             return Made(story, image, decoder)
 
     def sparse(
@@ -111,7 +111,7 @@ class Renderer:
             )
         with run.watch.station("decode"), torch.inference_mode():
             vae = self.engine.pipe.vae
-            return Made(story, *decode_boxes(vae, story.latents[-1], grid, record, run.parent.image))
+            return Made(story, *decode_boxes(vae, story.latents[-1], grid, record, run.parent.canvas))
 
     def opened(self, run: Run, text: Text, picture: Image) -> Made:
         """The story that a picture might have had."""

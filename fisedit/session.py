@@ -36,6 +36,8 @@ def save(history: History, folder: Path, model: str, dtype: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for result in history:
         write_image(result.image, folder / f"{result.id}.png")
+        if result.painted is not None:
+            write_image(result.painted, folder / f"{result.id}.canvas.png")
         write_image(Image.fromarray(result.mask.grid), folder / f"{result.id}.mask.png")
     index = {"version": VERSION, "model": model, "dtype": dtype, "current": current}
     write_json(index | {"results": [_entry(result) for result in history]}, folder / _INDEX)
@@ -104,11 +106,15 @@ def _result(
     cells = (recipe.width // LATENT_FACTOR, recipe.height // LATENT_FACTOR)
     grid = np.asarray(_picture(folder / f"{name}.mask.png", "1", cells))
     mask = EditMask(grid, MaskSource(entry["mask"]["source"]), entry["mask"]["confidence"])
-    image = _picture(folder / f"{name}.png", "RGB", (recipe.width, recipe.height))
+    size, aside = (recipe.width, recipe.height), folder / f"{name}.canvas.png"
+    painted = _picture(aside, "RGB", size) if aside.exists() else None
+    image = _picture(folder / f"{name}.png", *((None, None) if painted else ("RGB", size)))
     growth = tuple(entry["growth"])
     if growth and [type(cells) for cells in growth] != [int] * recipe.num_inference_steps:
         raise ValueError(f"growth must be a whole number for each step, got {growth}")
-    return EditResult(name, parent, recipe, image, mask, diff(before, recipe.prompt), _stats(entry["stats"]), growth)
+    return EditResult(
+        name, parent, recipe, image, mask, diff(before, recipe.prompt), _stats(entry["stats"]), growth, painted
+    )
 
 
 def _stats(entry: dict[str, Any]) -> EditStats:
@@ -116,11 +122,12 @@ def _stats(entry: dict[str, Any]) -> EditStats:
     return EditStats(**(entry | lists | {"mask_source": MaskSource(entry["mask_source"])}))
 
 
-def _picture(path: Path, mode: str, size: tuple[int, int]) -> Image.Image:
+def _picture(path: Path, mode: str | None, size: tuple[int, int] | None) -> Image.Image:
+    """A picture of a session; None for any mode or size."""
     with Image.open(path, formats=["PNG"]) as image:
-        if image.size != size:
+        if size is not None and image.size != size:
             raise OSError(f"{path.name} must have {size} pixels, got {image.size}")
-        return image.convert(mode)
+        return image.copy() if mode is None else image.convert(mode)
 
 
 def _damaged(folder: Path, what: str) -> SessionError:

@@ -16,16 +16,16 @@ PACKAGE = ROOT / "fisedit"
 
 LAYERS = (
     "errors values",
-    "devices files grammar graph hub model_checks model_files models random_model recipes scenes weighting",
+    "devices files grammar graph hub model_checks model_files models pictures random_model recipes scenes weighting",
     "cache judge masks plan profiling schedule textdiff",
     "sparse_kernels",
     "adapters attention decode executor layers preview",
     "costs editor history inversion leaks localise memory rendering session source",
-    "sheet options console demo benchmark fidelity cli __main__",
+    "sheet options console demo benchmark fidelity quality cli __main__",
 )
 """From the bottom to the top; a module imports from its own layer and from those below."""
 
-FRONT = set(LAYERS[-1].split()) - {"benchmark", "fidelity"}
+FRONT = set(LAYERS[-1].split()) - {"benchmark", "fidelity", "quality"}
 PUBLIC = {"", "errors", "files", "values"}
 """What front ends may import besides one another; "" is the package itself."""
 
