@@ -42,6 +42,7 @@ class Judge(nn.Module):
         self.objects = nn.Conv2d(widths[-1], len(WORDS), 3, 1, 1)
         self.looks = nn.Conv2d(widths[-1], len(LOOKS), 3, 1, 1)
         self.places = nn.Linear(widths[-1], len(PLACES))
+        nn.init.constant_(self.objects.bias, -6.0)  # hardly anything is anywhere
 
     def features(self, pictures: Tensor) -> Tensor:
         """[B, 160, 8, 8], of which the mean over positions is what Frechet distances compare."""
@@ -50,10 +51,15 @@ class Judge(nn.Module):
 
     def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """An object is there when it is somewhere, and looks as it does there; a background is everywhere."""
+        maps, places, looks = self.maps(pictures)
+        return maps.amax((2, 3)), places, looks
+
+    def maps(self, pictures: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same, with the scores of objects by position: [B, W, 8, 8]."""
         features = self.features(pictures)
-        maps = self.objects(features).flatten(2)
-        looks = maps.softmax(-1) @ self.looks(features).flatten(2).transpose(1, 2)
-        return maps.logsumexp(-1), self.places(features.mean((2, 3))), looks
+        maps = self.objects(features)
+        looks = maps.flatten(2).softmax(-1) @ self.looks(features).flatten(2).transpose(1, 2)
+        return maps, self.places(features.mean((2, 3))), looks
 
 
 @dataclass(frozen=True)

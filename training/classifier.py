@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fisedit.judge import SIDE, Judge, labels, look
+from fisedit.judge import SIDE, WORDS, Judge, labels, look
 from fisedit.scenes.layout import sample_scene
-from fisedit.scenes.scene import render
+from fisedit.scenes.scene import Drawing, Scene, render
 from training.config import Plan
 from training.loop import train
 from training.pictures import draw_pictures, to_tensor
 
 _HELD_OUT_SEED, _HELD_OUT = 3_000_000, 400
-PLAN = Plan(batch=32, seconds=1200, steps=4000, learning_rate=2e-3, warmup=50, average=0.99, report_every=1000)
+PLAN = Plan(batch=32, seconds=1500, steps=4000, learning_rate=2e-3, warmup=50, average=0.99, report_every=1000)
 
 
 class ClassifierStage:
@@ -34,12 +34,13 @@ class ClassifierStage:
         """Cross-entropy of objects, of the background and of what is said about looks."""
         rng = np.random.default_rng((self.seed, step))
         scenes = [sample_scene(rng) for _ in range(PLAN.batch)]
-        pictures = to_tensor(np.stack([render(scene, SIDE).pixels for scene in scenes]))
-        there, places, looks = self.model(_weathered(pictures, rng))
-        truth = labels(scenes)
+        drawings = [render(scene, SIDE) for scene in scenes]
+        pictures = to_tensor(np.stack([drawing.pixels for drawing in drawings]))
+        maps, places, looks = cast(Judge, self.model).maps(_weathered(pictures, rng))
+        truth, where = labels(scenes), _where(scenes, drawings, maps)
         said = truth.looks >= 0
         loss = (
-            F.binary_cross_entropy_with_logits(there, truth.objects)
+            F.binary_cross_entropy_with_logits(maps, where, pos_weight=torch.tensor(4.0)) * len(WORDS)
             + 0.2 * F.cross_entropy(places, truth.places)
             + 0.2 * F.binary_cross_entropy_with_logits(looks[said], truth.looks[said])
         )
@@ -58,6 +59,17 @@ class ClassifierStage:
             "background_accuracy": float((seen.places == truth.places).float().mean()),
             "adjective_accuracy": float(np.mean(adjectives)),
         }
+
+
+def _where(scenes: list[Scene], drawings: list[Drawing], maps: Tensor) -> Tensor:
+    """Where each part is, as a judge's maps [B, W, 8, 8] should say: at positions that it mostly covers."""
+    where = torch.zeros(maps.shape)
+    for row, (scene, drawing) in enumerate(zip(scenes, drawings, strict=True)):
+        shares = F.adaptive_avg_pool2d(torch.from_numpy(drawing.masks).float(), maps.shape[-1])
+        for word, share in zip(scene.words, shares, strict=True):
+            place = where[row, WORDS.index(word)]
+            place.copy_(torch.maximum(place, ((share > 0.5) | (share == share.max())).float()))
+    return where
 
 
 def _weathered(pictures: Tensor, rng: np.random.Generator) -> Tensor:
