@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -42,7 +43,7 @@ class Judge(nn.Module):
         self.objects = nn.Conv2d(widths[-1], len(WORDS), 3, 1, 1)
         self.looks = nn.Conv2d(widths[-1], len(LOOKS), 3, 1, 1)
         self.places = nn.Linear(widths[-1], len(PLACES))
-        nn.init.constant_(self.objects.bias, -6.0)  # hardly anything is anywhere
+        nn.init.constant_(cast(Tensor, self.objects.bias), -6.0)  # hardly anything is anywhere
 
     def features(self, pictures: Tensor) -> Tensor:
         """[B, 160, 8, 8], of which the mean over positions is what Frechet distances compare."""
