@@ -7,7 +7,6 @@ pictures. A word it has never seen counts as a noun that points at itself.
 from __future__ import annotations
 
 import unicodedata
-from collections import Counter
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
@@ -117,16 +116,16 @@ class Sentence:
         """Whether a content word or verb lies in the span."""
         return any(self.roles[i] in (Role.CONTENT, Role.VERB) for i in span)
 
-    def count(self, *roles: Role) -> Counter[str]:
-        """How often each word of these roles occurs."""
-        return Counter(w.text for w, role in zip(self.words, self.roles, strict=True) if role in roles)
+    def having(self, *roles: Role) -> list[Word]:
+        """The words of these roles, in reading order."""
+        return [w for w, role in zip(self.words, self.roles, strict=True) if role in roles]
 
     def pick(self, indices: Iterable[int]) -> tuple[Word, ...]:
         """The words at these indices, in reading order."""
         return tuple(self.words[i] for i in sorted(indices))
 
 
-def weight(text: str) -> int:
+def importance(text: str) -> int:
     """How much it matters that a word finds its counterpart: one telling word outweighs all stop words together."""
     return 1 if text in _STOP or not speaks(text) else 1000
 

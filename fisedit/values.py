@@ -63,13 +63,15 @@ class MaskSource(StrEnum):
 
 @dataclass(frozen=True)
 class Word:
-    """One word of a prompt: its text, character span [start, end) and the positions of its tokens in CLIP's sequence
-    (the start token is position 0, so a prompt's first word begins at 1). Truncated words have no tokens."""
+    """One word of a prompt: its text, character span [start, end), the positions of its tokens in CLIP's sequence (the
+    start token is position 0, so a prompt's first word begins at 1), and how much it counts. Truncated words have no
+    tokens."""
 
     text: str
     start: int
     end: int
     tokens: tuple[int, ...] = ()
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -95,15 +97,19 @@ class EditScript:
     reason: str = ""
 
     def __str__(self) -> str:
-        """One line for people: `cat -> dog; + a hat`."""
+        """One line for people: `cat -> dog; + a hat; cake -> (cake:1.4)`."""
         return "; ".join(_describe(h) for h in self.hunks) or self.kind.value
 
 
 def _describe(hunk: Hunk) -> str:
-    old, new = (" ".join(w.text for w in words) for words in (hunk.old, hunk.new))
+    old, new = (" ".join(map(_shown, words)) for words in (hunk.old, hunk.new))
     if old and new:
         return f"{old} -> {new}"
     return f"+ {new}" if new else f"- {old}"
+
+
+def _shown(word: Word) -> str:
+    return word.text if word.weight == 1 else f"({word.text}:{word.weight:.3g})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +146,7 @@ class Recipe:
     """Everything that determines a generated source.
 
     Args:
-        prompt, negative_prompt: text; at most 75 words' tokens are read by the text encoder.
+        prompt, negative_prompt: text, with weights as in `fisedit.weighting`; the text encoder reads 75 tokens of it.
         seed: of the CPU generator that draws the first latents and every later noise.
         num_inference_steps: 1 to 999.
         guidance_scale: classifier-free guidance; 1 or less switches it off.
