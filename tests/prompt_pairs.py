@@ -101,6 +101,22 @@ REPLACE = [
     ("a catapult near a wall", "a caterpillar near a wall", "catapult", "caterpillar"),
     ("a small-town diner sign", "a big-town diner sign", "sign", "sign"),
     ("a " + "very " * 12 + "red car", "a " + "very " * 12 + "blue car", "car", "car"),
+    ("a cat and " + "many " * 70 + "trees", "a dog and " + "many " * 70 + "trees", "cat", "dog"),
+    ("a cat, " + "a dog, " * 40 + "a house", "a bird, " + "a dog, " * 40 + "a tree", "cat", "bird"),
+    ("a mouse on a shelf", "mice on a shelf", "mouse", "mice"),
+    ("A RED BALLOON above A BOAT", "a red kite above a boat", "balloon", "kite"),
+    ("a niño with a kite", "a niña with a kite", "niño", "niña"),
+    ("“a cat” — and a lamp…", "“a dog” — and a lamp…", "cat", "dog"),
+    # weights beside it, and a changed word with a changed weight
+    ("a (cat:1.2) and a lamp", "a (dog:1.2) and a lamp", "cat", "dog"),
+    ("a cat and a lamp", "a (dog:1.4) and a lamp", "cat", "dog"),
+    ("a (cat:1.2) on a chair", "a [dog] on a chair", "cat", "dog"),
+    ("a (red:1.2) car", "a (blue:1.3) car", "car", "car"),
+    ("a cat and a dog", "(a fox and a wolf:1.2)", "cat dog", "fox wolf"),
+    ("a (big) cat, ((a dog))", "a (big) cat, ((a fox))", "dog", "fox"),
+    (r"a cat \(red\) on a sofa", r"a cat \(blue\) on a sofa", "cat", "cat"),
+    ("a cat (", "a dog (", "cat", "dog"),
+    ("a cat :) on a bench", "a dog :) on a bench", "cat", "dog"),
 ]
 
 INSERT = [
@@ -132,6 +148,13 @@ INSERT = [
     ("a castle", "a castle with a flag!", "", "flag"),
     ("a sheep", "a sheep 🐑", "", "🐑"),
     ("a cat", "a cat and another cat", "", "cat"),
+    ("A CAT.", "a cat, a hat.", "", "hat"),
+    ("un chat", "un chat et un château", "", "château"),
+    ("a cup", "a cup and six cups", "", "cups"),
+    ("a cat", "a cat with a (hat:1.3)", "", "hat"),
+    ("a (cat:1.2)", "a (cat:1.2) and a [lamp]", "", "lamp"),
+    ("a (cat)", "a (fluffy cat)", "cat", "cat"),
+    ("a dog, " * 20 + "a cat", "a bird, " + "a dog, " * 20 + "a cat", "", "bird"),
 ]
 
 DELETE = [
@@ -153,6 +176,40 @@ DELETE = [
     ("a cake with candles, a knife, a fork", "a cake with candles, a fork", "knife", ""),
     ("a woman holding an umbrella", "a woman", "umbrella", ""),
     ("a robot with a wrench!", "a robot!", "wrench", ""),
+    ("A Cat With A HAT", "a cat", "hat", ""),
+    ("a cat and another cat", "a cat", "cat", ""),
+    ("a 🐱 and a 🐶", "a 🐱", "🐶", ""),
+    ("two dogs and three cats", "two dogs", "cats", ""),
+    ("a cat with a (hat:1.3)", "a cat", "hat", ""),
+    ("a ((cat)) with a [[hat]]", "a (cat:1.21)", "hat", ""),
+    ("a (cat:1.2) and a cat", "a cat", "cat", ""),
+]
+
+REWEIGHT = [
+    ("a cat and a cake on a beach", "a (cat:1.4) and a cake on a beach", "cat", "cat"),
+    ("a cat and a cake on a beach", "a cat and a (cake:0.6) on a beach", "cake", "cake"),
+    ("a (cat:1.4) on a chair", "a cat on a chair", "cat", "cat"),
+    ("a (cat:1.4) on a chair", "a (cat:1.2) on a chair", "cat", "cat"),
+    ("a cat with a hat", "a cat with a (hat)", "hat", "hat"),
+    ("a cat with a hat", "a cat with a [hat]", "hat", "hat"),
+    ("a cat with a hat", "a cat with (a hat)", "hat", "hat"),
+    ("a cat (smiling)", "a cat smiling", "cat", "cat"),
+    ("a red car beside a tree", "a (red:1.5) car beside a tree", "car", "car"),
+    ("a red car beside a tree", "a (red car:1.5) beside a tree", "car", "car"),
+    ("a cat and a dog near a lamp", "a (cat:1.2) and a (dog:0.8) near a lamp", "cat dog", "cat dog"),
+    ("a cat near a red lamp", "a (cat:1.2) near a red (lamp:0.8)", "cat lamp", "cat lamp"),
+    ("a cat and a cat", "a (cat:1.3) and a cat", "cat", "cat"),
+    ("a cat and a cat", "a cat and a (cat:1.3)", "cat", "cat"),
+    ("a man riding a horse", "a man (riding:1.3) a horse", "man horse", "man horse"),
+    ("a cat under a table", "a cat (under:1.3) a table", "cat table", "cat table"),
+    ("A Cat, A Cake!", "a ((cat)), a cake!", "cat", "cat"),
+    ("two cats on a sofa", "(two:1.4) cats on a sofa", "cats", "cats"),
+    ("a café sign", "a (cafe\u0301:1.2) sign", "sign", "sign"),
+    ("a 🐱 on a chair", "a (🐱:1.3) on a chair", "🐱", "🐱"),
+    ("猫, 海", "(猫:1.3), 海", "猫", "猫"),
+    ("a cat, " * 20 + "a bird", "a cat, " * 20 + "a (bird:1.2)", "bird", "bird"),
+    ("a (cat:1.2) and " + "word " * 90, "a (cat:1.3) and " + "word " * 90, "cat", "cat"),
+    ("a cat and a dog", "(a cat and a dog:1.2)", "cat dog", "cat dog"),
 ]
 
 MIXED = [
@@ -163,6 +220,13 @@ MIXED = [
     ("a man with a red bike", "a man with a bike and a dog", "bike", "bike dog"),
     ("a bowl beside a plate and a cup", "a blue bowl beside a plate with a fork", "bowl cup", "bowl fork"),
     ("a small cat near a boat", "a cat near a boat with a sail", "cat", "cat sail"),
+    ("a cat on a chair", "a (dog:1.2) on a (chair:1.3)", "cat chair", "dog chair"),
+    ("a red car", "a blue (car:1.3)", "car car", "car car"),
+    ("a cat and a lamp", "a (cat:1.3) and a plant", "cat lamp", "cat plant"),
+    ("a cat and a lamp", "a (cat:1.3) and a lamp with a shade", "cat", "cat shade"),
+    ("a (cat:1.3) with a hat near a lamp", "a cat near a lamp", "cat hat", "cat"),
+    ("A Cat! And two dogs", "a fluffy cat! And two", "cat dogs", "cat"),
+    ("猫 and 犬 beside a lamp and a 🌳", "猫 beside a lamp and a 🌵", "犬 🌳", "🌵"),
 ]
 
 GLOBAL = [
@@ -218,19 +282,30 @@ GLOBAL = [
     ("a photo of a cat", "a black and white photo of a cat", "medium"),
     ("a color photo of a boat", "a sepia photo of a boat", "medium"),
     ("a cat, pastel colors", "a cat, neon colors", "style"),
+    # weights of words without a place
+    ("a cat, anime style", "a cat, (anime style:1.3)", "style"),
+    ("a photo of a cat", "a (photo:1.2) of a cat", "medium"),
+    ("a cat on a beach", "a cat on a (beach:1.3)", "scene"),
+    ("a cat, (masterpiece)", "a cat, ((masterpiece))", "style"),
+    ("a cat on a beach", "a (cat:1.2) on a (beach:1.2)", "scene"),
+    ("a (photo:1.2) of a cat", "a (painting:1.2) of a cat", "medium"),
     # order
     ("a cat and a dog", "a dog and a cat", "order"),
     ("a dog chasing a cat", "a cat chasing a dog", "order"),
     ("a red car and a blue house", "a blue car and a red house", "order"),
     ("cat, dog, bird", "bird, cat, dog", "order"),
+    ("a cat and a dog", "a (dog:1.2) and a cat", "order"),
     # nothing to point at
     ("a cat", "a cat.", "no thing"),
     ("a cat, a dog", "a cat a dog", "no thing"),
     ("", "a cat", "empty"),
     ("a cat", "", "empty"),
     ("   ", "a cat", "empty"),
+    ("()", "a cat", "empty"),
+    ("a cat, a dog", "a cat(,:1.3) a dog", "no thing"),
     # nothing left
     ("a cat sitting on a chair beside a lamp", "an airplane flying above two ships near a tower", "no word"),
+    ("a cat on a chair beside a lamp", "(a cat on a chair beside a lamp:1.2)", "no word"),
 ]
 
 IDENTICAL = [
@@ -245,4 +320,12 @@ IDENTICAL = [
     ("a 🐱", " A 🐱"),
     ("don't", "DON'T"),
     ("word " * 80 + "cat", "word " * 80 + "dog"),
+    ("word " * 80 + "cat", "word " * 80 + "(cat:1.3)"),
+    ("a (cat)", "a (cat:1.1)"),
+    ("a ((cat))", "a (cat:1.21)"),
+    ("a cat", "a (cat:1.0)"),
+    ("a cat", "a [(cat)]"),
+    ("a cat", "a () cat [[]]"),
+    ("a (red car:1.2)", "a (red:1.2) (car:1.2)"),
+    (r"a cat \(red\)", r"a cat \( red \)"),
 ]

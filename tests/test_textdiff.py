@@ -19,13 +19,20 @@ LOCAL = [
     *((EditKind.REPLACE, *row) for row in pairs.REPLACE),
     *((EditKind.INSERT, *row) for row in pairs.INSERT),
     *((EditKind.DELETE, *row) for row in pairs.DELETE),
+    *((EditKind.REWEIGHT, *row) for row in pairs.REWEIGHT),
     *((EditKind.MIXED, *row) for row in pairs.MIXED),
 ]
 SOME_WORDS = "a the red cat dog dog's beach , . and on in snow sleeping hat 🐱 é 42 painting of by".split()
-PROMPTS = st.one_of(st.text(max_size=60), st.lists(st.sampled_from(SOME_WORDS), max_size=12).map(" ".join))
+SYNTAX = r"( ) [ ] :1.3) :0.5) :.7) :-2) : \( \) \[ \] \\ :1e9) :99999999) <|startoftext|> <|endoftext|>".split()
+PHRASES = [*SOME_WORDS, *(f"({word}:{weight})" for word in ("cat", "red dog", "a") for weight in (1, 1.3, 0.5))]
+PROMPTS = st.one_of(
+    st.text(max_size=60),
+    st.lists(st.sampled_from(PHRASES), max_size=12).map(" ".join),
+    st.lists(st.sampled_from([*SOME_WORDS, *SYNTAX, " ", "("]), max_size=20).map("".join),
+)
 
 
-def applied(script: EditScript) -> list[str]:
+def applied(script: EditScript) -> list[tuple[str, float]]:
     """The words that the script makes of the source prompt's: kept words, with each hunk's new ones in their place."""
     gone = {w.tokens for hunk in script.hunks for w in hunk.old}
     come = [w for hunk in script.hunks for w in hunk.new]
@@ -36,11 +43,11 @@ def applied(script: EditScript) -> list[str]:
             position += len(made[-1].tokens)
         made.append(kept)
         position += len(kept.tokens)
-    return [w.text for w in made + come]
+    return [(w.text, w.weight) for w in made + come]
 
 
-def read(prompt: str) -> list[str]:
-    return [w.text for w in words(prompt, TOKENIZER) if w.tokens]
+def read(prompt: str) -> list[tuple[str, float]]:
+    return [(w.text, w.weight) for w in words(prompt, TOKENIZER) if w.tokens]
 
 
 def focus(script: EditScript) -> tuple[str, str]:
@@ -52,6 +59,7 @@ def focus(script: EditScript) -> tuple[str, str]:
 
 def test_the_table_is_large_enough():
     assert len(LOCAL) + len(pairs.GLOBAL) + len(pairs.IDENTICAL) >= 150
+    assert min(len(getattr(pairs, kind.name)) for kind in EditKind) >= 12
 
 
 @pytest.mark.parametrize(("kind", "source", "prompt", "old", "new"), LOCAL, ids=lambda v: v[:40] if v else "-")
@@ -105,11 +113,21 @@ def test_word_tokens_are_the_prompts_tokens(prompt):
     assert [len(ids) for ids in alone] == [len(w.tokens) for w in words(prompt, TOKENIZER)]
 
 
+def test_weighted_words_know_where_they_were_typed():
+    prompt = "a ((Cat:1.2)), \\(x\\) [cafe\u0301:]"
+    found = words(prompt, TOKENIZER)
+    assert [w.text for w in found] == ["a", "cat", ",", "(", "x", ")", "café", ":"]
+    assert [prompt[w.start : w.end] for w in found] == ["a", "Cat", ",", "(", "x", ")", "cafe\u0301", ":"]
+    assert [w.weight for w in found] == [1, 1.32, 1, 1, 1, 1, 0.9091, 0.9091]
+    assert [w.tokens[0] for w in found][:6] == [1, 2, 3, 4, 5, 6]
+
+
 def test_scripts_read_well():
     assert str(diff("a cat on a beach", "a dog on a beach", TOKENIZER)) == "cat -> dog"
     assert str(diff("a cat", "a cat with a hat", TOKENIZER)) == "+ with a hat"
     assert str(diff("a cat", "a dog and a cat", TOKENIZER)) == "+ a dog and"
     assert str(diff("a cat", "a cat", TOKENIZER)) == "identical"
+    assert str(diff("a [cat]", "a (cat:1.4)", TOKENIZER)) == "(cat:0.909) -> (cat:1.4)"
 
 
 @pytest.mark.parametrize(
