@@ -232,6 +232,46 @@ def bench_fidelity(
     console.show_json(report) if json else console.show_rows(report["rows"])
 
 
+@bench.command("quality")
+def bench_quality(
+    model: opt.Model = "demo",
+    edits: opt.QualityEdits = 200,
+    methods: opt.Methods = "",
+    num_inference_steps: opt.Steps = 25,
+    guidance_scale: opt.Guidance = 4.0,
+    seed: opt.EditsSeed = 0,
+    judge: opt.Judge = None,
+    pie_bench: opt.PieBench = None,
+    html: opt.Html = None,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    output: opt.BenchOutput = None,
+    json: opt.Json = False,
+) -> None:
+    """Measure masks and edits whose truth is known, beside other methods."""
+    for folder in (html, output and output.parent):
+        if folder is not None:
+            files.writable(folder)
+    with console.progress("Measuring") as on_step:
+        report = import_module("fisedit.quality.run").run(
+            model=model,
+            edits=edits,
+            methods=[name.strip() for name in methods.split(",") if name.strip()],
+            num_inference_steps=num_inference_steps,
+            guidance_scale=guidance_scale,
+            seed=seed,
+            judge=judge,
+            pie_bench=pie_bench,
+            html=html,
+            device=device,
+            dtype=dtype,
+            on_step=on_step,
+        )
+    if output is not None:
+        files.write_json(report, output)
+    console.show_json(report) if json else _show_quality(report)
+
+
 def main() -> None:
     """Run the command line. Every error is one line on stderr; a traceback only with --debug."""
     arguments = sys.argv[1:] or ["--help"]
@@ -281,6 +321,15 @@ def _show_preview(editor: Editor, seen: Preview, output: Path, *, json: bool) ->
     else:
         console.show_rows([told])
         typer.echo(f"Written: {output}")
+
+
+def _show_quality(report: dict[str, Any]) -> None:
+    """Print the short tables and what there is to know of them."""
+    for name in ("summary", "classes", "whole"):
+        if report[name]:
+            console.show_rows(report[name])
+    for note in report["notes"]:
+        typer.echo(f"note: {note}")
 
 
 def _shares(areas: str) -> tuple[float, ...]:

@@ -81,7 +81,7 @@ def test_importing_is_instant(command):
 
 
 def test_help_is_instant():
-    for verb in ([], ["generate"], ["edit"], ["demo"], ["bench", "edit"]):
+    for verb in ([], ["generate"], ["edit"], ["demo"], ["bench", "edit"], ["bench", "quality"]):
         arguments = ["fisedit", *verb, "--help"]
         command = (
             f"import sys\nsys.argv = {arguments}\nfrom fisedit.cli import main\ntry: main()\nexcept SystemExit: pass"
