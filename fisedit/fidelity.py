@@ -12,16 +12,14 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fisedit.editor import Editor
-from fisedit.history import EditResult
+from fisedit.quality import metrics
+from fisedit.quality.case import Case, story_of
+from fisedit.quality.edits import Edit
 from fisedit.values import OnStep
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from fisedit.values import BoolGrid
 
 THINGS = "cat dog fox panda frog lion cake pumpkin car castle".split()
@@ -74,11 +72,12 @@ def run(
         asked: dict[str, Any] = {"num_inference_steps": num_inference_steps, "guidance_scale": guidance_scale}
         source = editor.generate(prompt, seed=1000 + i, **asked)
         grid = place(editor, changed)
-        reference = dense_blended(editor, source, changed, grid)
+        case = Case(editor, Edit("swap", prompt, changed), source, story_of(editor, source))
+        reference, inside = case.blended(grid), metrics.pixels(grid)
         for name, halves in SCHEDULES.items():
             editor.checkout(source.id)
             result = editor.edit(changed, mask=grid, growth=spread(halves, num_inference_steps))
-            psnr[name].append(inside_psnr(result.image, reference, grid))
+            psnr[name].append(metrics.psnr(result.image, reference, inside))
             share[name].append(result.stats.macs / result.stats.macs_dense)
     rows = [_row(name, psnr[name], share[name]) for name in SCHEDULES]
     settings = {"model": model, "edits": edits, "num_inference_steps": num_inference_steps, "mask_area": AREA}
@@ -106,39 +105,6 @@ def place(editor: Editor, changed: str) -> BoolGrid:
     grid = np.zeros(heat.shape, bool)
     grid[top : top + edge, left : left + edge] = True
     return grid
-
-
-def dense_blended(editor: Editor, source: EditResult, prompt: str, grid: BoolGrid) -> Image:
-    """The reference picture, by diffusers' pipeline and a callback."""
-    recipe, pipe = source.recipe, editor.pipe
-    asked: dict[str, Any] = {
-        "negative_prompt": recipe.negative_prompt,
-        "num_inference_steps": recipe.num_inference_steps,
-        "guidance_scale": recipe.guidance_scale,
-        "width": recipe.width,
-        "height": recipe.height,
-    }
-    kept: list[Tensor] = []
-    inside = torch.from_numpy(grid).to(pipe.unet.device)
-
-    def keep(_: Any, __: int, ___: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        kept.append(state["latents"])
-        return state
-
-    def blend(_: Any, i: int, __: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        return state | {"latents": torch.where(inside, state["latents"], kept[i])}
-
-    for text, hook in ((recipe.prompt, keep), (prompt, blend)):
-        generator = torch.Generator().manual_seed(recipe.seed)
-        picture: Image = pipe(text, generator=generator, callback_on_step_end=hook, **asked).images[0]
-    return picture
-
-
-def inside_psnr(got: Image, expected: Image, grid: BoolGrid) -> float:
-    """Peak signal to noise ratio in dB over the pixels inside the mask."""
-    mask = np.kron(grid, np.ones((8, 8), bool))
-    a, b = (np.asarray(picture, np.float64)[mask] for picture in (got, expected))
-    return float(10 * np.log10(255**2 / max(float(np.mean((a - b) ** 2)), 1e-10)))
 
 
 def spread(halves: Sequence[int], steps: int) -> tuple[int, ...] | None:
