@@ -16,7 +16,7 @@ from training.loop import train
 from training.pictures import draw_pictures, to_tensor
 
 _HELD_OUT_SEED, _HELD_OUT = 3_000_000, 400
-PLAN = Plan(batch=32, seconds=1500, steps=4000, learning_rate=2e-3, warmup=50, average=0.99, report_every=1000)
+PLAN = Plan(batch=32, seconds=6000, steps=2500, learning_rate=2e-3, warmup=50, average=0.99, report_every=1000)
 
 
 class ClassifierStage:
