@@ -1,4 +1,4 @@
-"""The command line: `fisedit generate`, `edit`, `demo` and `bench`.
+"""The command line: `fisedit generate`, `edit`, `batch`, `demo` and `bench`.
 
 Verbs hold no torch, and import what needs it only once their arguments are checked.
 """
@@ -15,6 +15,7 @@ import typer
 
 from fisedit import console, files
 from fisedit import options as opt
+from fisedit.batch.values import Format, Job, OnError, Settings
 from fisedit.errors import InputError
 
 if TYPE_CHECKING:
@@ -171,6 +172,50 @@ def demo(
         raise typer.Exit(status)
     if not json:
         typer.echo("Every pixel outside the masks is byte-identical.")
+
+
+@app.command()
+def batch(
+    folder: opt.BatchIn,
+    output: opt.BatchOut,
+    prompt: opt.BatchPrompt = None,
+    source_prompt: opt.BatchSourcePrompt = None,
+    captions: opt.Captions = None,
+    masks: opt.Masks = None,
+    edits: opt.EditRows = None,
+    recursive: opt.Recursive = False,
+    image_format: opt.BatchFormat = Format.KEEP,
+    workers: opt.Workers = 1,
+    on_error: opt.OnFailure = OnError.SKIP,
+    overwrite: opt.Overwrite = False,
+    dry_run: opt.DryRun = False,
+    report: opt.Report = None,
+    timeout: opt.Timeout = 3600,
+    negative_prompt: opt.NegativePrompt = "",
+    num_inference_steps: opt.Steps = 25,
+    guidance_scale: opt.Guidance = 7.5,
+    model: opt.Model = "demo",
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
+    json: opt.Json = False,
+) -> None:
+    """Edit a folder of pictures; stop it anywhere, run it again, and it goes on."""
+    job = Job(folder, output, prompt, source_prompt, captions, masks, edits, recursive, image_format, overwrite)
+    place = (model, device, dtype, local_files_only)
+    settings = Settings(*place, negative_prompt, num_inference_steps, guidance_scale, timeout)
+    files.page_output(report)
+    from fisedit.batch import page, run
+
+    if dry_run:
+        console.show_plan(run.look(job, settings), json=json)
+        return
+    with console.progress("Editing") as on_step:
+        outcome = run.run(job, settings, workers=workers, on_error=on_error, on_step=on_step)
+    if report is not None:
+        page.write(outcome, report)
+    console.show_outcome(outcome, json=json)
+    raise typer.Exit(outcome.status)
 
 
 @bench.command("edit")

@@ -11,9 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from fisedit.batch.values import one_line
 from fisedit.errors import Cancelled, FisEditError, InputError, ModelError, SessionError
 
 if TYPE_CHECKING:
+    from fisedit.batch.run import Outcome
+    from fisedit.batch.values import Record
     from fisedit.history import EditResult
     from fisedit.values import EditStats, OnStep
 
@@ -29,6 +32,9 @@ _STATUS: tuple[tuple[type[BaseException], str, int], ...] = (
     (Exception, "internal", 1),
 )
 """Exception -> code, where the exception does not carry its own, and the process's exit status."""
+
+
+_MOST_FAILURES = 20
 
 
 def complain(error: BaseException) -> int:
@@ -106,6 +112,74 @@ def show_costs(results: Sequence[EditResult]) -> None:
         for note in (result.stats.fallback, *result.stats.notes):
             if note:
                 console.print(f"note: {note}", markup=False, highlight=False)
+
+
+def show_plan(outcome: Outcome, *, json: bool) -> None:
+    """Print what a batch would do, an item a row."""
+    if json:
+        show_json(_told(outcome))
+        return
+    _show_texts(
+        ("picture", "source prompt", "prompt", "mask", "output", "to do"),
+        [
+            (r.item.name, r.item.source_prompt or "-", r.item.prompt, r.item.mask or "-", r.item.output, _standing(r))
+            for r in outcome.records
+        ],
+    )
+    _show_notes(outcome.notes)
+
+
+def show_outcome(outcome: Outcome, *, json: bool) -> None:
+    """Print how a batch ended: what failed and why, at most twenty of it, then a row of counts."""
+    if json:
+        show_json(_told(outcome))
+        return
+    failures = [record for record in outcome.records if record.reason]
+    if failures:
+        _show_texts(("failed", "why"), [(record.item.name, record.reason) for record in failures[:_MOST_FAILURES]])
+    more = len(failures) - _MOST_FAILURES
+    _show_notes((*outcome.notes, *([f"{more} more failed; see --report or --json"] if more > 0 else [])))
+    show_rows([{str(status): count for status, count in outcome.counts.items()} | {"seconds": outcome.seconds}])
+
+
+def _told(outcome: Outcome) -> dict[str, Any]:
+    items = [
+        {
+            "image": record.item.name,
+            "output": record.item.output,
+            "prompt": record.item.prompt,
+            "source_prompt": record.item.source_prompt,
+            "status": record.status,
+            "reason": record.reason,
+            "change": record.change,
+            "seconds": record.seconds,
+            "notes": record.notes,
+        }
+        for record in outcome.records
+    ]
+    counts = {str(status): count for status, count in outcome.counts.items()}
+    return {"counts": counts, "seconds": outcome.seconds, "notes": outcome.notes, "items": items}
+
+
+def _standing(record: Record) -> str:
+    return {"left": "edit", "done before": "-"}.get(record.status, record.reason)
+
+
+def _show_texts(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table of texts that others wrote: no markup, no control characters."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*head)
+    for row in rows:
+        table.add_row(*(Text(one_line(str(cell))) for cell in row))
+    Console().print(table)
+
+
+def _show_notes(notes: Sequence[str]) -> None:
+    for note in notes:
+        print(f"note: {one_line(note)}")  # noqa: T201
 
 
 def _change(result: EditResult) -> str:

@@ -9,7 +9,7 @@ import json
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ _FORMATS: Mapping[str, Mapping[str, Any]] = {
 }
 _READABLE = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
 _MOST_PIXELS = 64_000_000
+_STEM = 40  # letters of a file's name in that of its unfinished copy
 
 
 def image_output(path: Path, *inputs: Path | None) -> Path:
@@ -42,6 +43,19 @@ def image_output(path: Path, *inputs: Path | None) -> Path:
         raise InputError(f"output must not be an input, got {path} for both; choose another name")
     writable(path.parent)
     return path
+
+
+def page_output(path: Path | None) -> None:
+    """Check, before any work, that an HTML page can be written to `path`, if there is one.
+
+    Raises:
+        InputError: another ending, or a place that cannot be written.
+    """
+    if path is None:
+        return
+    if path.suffix.lower() not in (".html", ".htm") or path.is_dir():
+        raise InputError(f"report must be an .html file, got {path}")
+    writable(path.parent)
 
 
 def writable(folder: Path) -> Path:
@@ -67,6 +81,19 @@ def write_image(image: Image, path: Path) -> None:
 def write_json(value: object, path: Path) -> None:
     """Write JSON, whole or not at all."""
     _write(path, lambda file: file.write(json.dumps(value, indent=2, default=str).encode() + b"\n"))
+
+
+def write_bytes(data: bytes, path: Path) -> None:
+    """Write bytes, whole or not at all."""
+    _write(path, lambda file: file.write(data))
+
+
+def sweep(folder: Path, names: Collection[str]) -> None:
+    """Remove what killed writes of files with these names left in a folder. No write of them may be going on."""
+    stems = {Path(name).stem[:_STEM] for name in names}
+    for part in folder.glob(".*.part"):
+        if part.name[1:].rpartition("-")[0] in stems:
+            part.unlink(missing_ok=True)
 
 
 def write_text(text: str, path: Path) -> None:
@@ -110,7 +137,7 @@ def _grey(image: Image) -> Image:
 
 def _write(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.stem[:40]}-", suffix=".part", dir=path.parent)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.stem[:_STEM]}-", suffix=".part", dir=path.parent)
     part = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -119,8 +146,18 @@ def _write(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             os.fsync(file.fileno())
         part.chmod(0o666 & ~_umask())
         part.replace(path)
+        _sync(path.parent)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _sync(folder: Path) -> None:
+    """Bring a folder's new names to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _umask() -> int:

@@ -39,6 +39,11 @@ def fetch(model_id: str, stems: Mapping[str, str], check: Callable[[Path], objec
     return folder
 
 
+def commit(model_id: str, *, local_files_only: bool) -> str:
+    """The commit that a hub id stands for now. Raises ModelError as `fetch` does."""
+    return _snapshot(model_id, ["model_index.json"], local_files_only).name
+
+
 def _snapshot(model_id: str, patterns: list[str], local_files_only: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError

@@ -18,14 +18,16 @@ from torch import nn
 from fisedit import model_checks as checks
 from fisedit.devices import choose_device, choose_dtype
 from fisedit.errors import ModelError, NumericsError
-from fisedit.hub import HUB_ID, fetch
+from fisedit.hub import fetch
 from fisedit.model_files import Shapes, check_vocabulary, read_json, read_shapes, weights_file
+from fisedit.model_places import demo_folder, locate
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
+__all__ = ["demo_folder", "load", "quiet"]
+
 _HERE = Path(__file__).parent
-_DEMO_HOMES = (_HERE / "_weights" / "demo", _HERE.parent / "weights" / "demo")  # an installed wheel; a checkout
 _SD15 = _HERE / "configs" / "sd15"
 _STEMS = {"unet": "diffusion_pytorch_model", "vae": "diffusion_pytorch_model", "text_encoder": "model"}
 _RENAMED = {".query.": ".to_q.", ".key.": ".to_k.", ".value.": ".to_v.", ".proj_attn.": ".to_out.0."}
@@ -54,7 +56,7 @@ def load(
     """
     where = choose_device(device)
     precision = choose_dtype(dtype, where)
-    path = _locate(model)
+    path = locate(model)
     with quiet():
         if path is None:
             pipe = _load_folder(fetch(str(model), _STEMS, _check_texts, local_files_only=local_files_only), precision)
@@ -62,34 +64,6 @@ def load(
             pipe = (_load_file if path.is_file() else _load_folder)(path, precision)
     _check_finite(pipe)
     return _place(pipe, where)
-
-
-def demo_folder() -> Path:
-    """Find the model that ships with fisedit, in an installed wheel or in a checkout.
-
-    Raises:
-        ModelError: this copy of fisedit came without it.
-    """
-    for folder in _DEMO_HOMES:
-        if (folder / "model_index.json").is_file():
-            return folder
-    raise ModelError("the demo model is not in this copy of fisedit; reinstall it, or give another model")
-
-
-def _locate(model: str | Path) -> Path | None:
-    """The model's file or folder; None stands for a hub id."""
-    if model == "demo":
-        return demo_folder()
-    path = Path(model).expanduser()
-    if path.is_dir() or path.is_file():
-        return path
-    refusal = checks.pickled(path)
-    if isinstance(model, str) and HUB_ID.fullmatch(model) and path.suffix != ".safetensors" and not refusal:
-        return None
-    found = "no file or folder" if path.exists() else "nothing there"
-    raise ModelError(
-        f'model must be "demo", a folder, a .safetensors file or a hub id owner/name, got {model} ({found})'
-    )
 
 
 def _load_file(path: Path, dtype: torch.dtype) -> StableDiffusionPipeline:

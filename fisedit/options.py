@@ -6,6 +6,7 @@ from typing import Annotated
 from typer import Argument, Exit, Option, echo
 
 from fisedit import __version__
+from fisedit.batch.values import Format, OnError
 
 
 def _tell_version(asked: bool) -> None:
@@ -58,3 +59,29 @@ Judge = Annotated[Path | None, Option(help="Weights of the judge of drawn pictur
 PieBench = Annotated[Path | None, Option(help="Make the edits of your own copy of PIE-Bench instead of drawn ones.")]
 Html = Annotated[Path | None, Option(help="Folder to write report.html and its pictures into.")]
 Repeats = Annotated[int, Option(min=1, max=100, help="Timings of a step or decode, whose median counts.")]
+BatchIn = Annotated[Path, Argument(metavar="IN", help="Folder of pictures; none of them is ever changed.")]
+BatchOut = Annotated[Path, Argument(metavar="OUT", help="Folder to write into; run again to go on where it stopped.")]
+BatchPrompt = Annotated[
+    str | None, Option("--prompt", help='What every picture shall show; "{source}" stands for its source prompt.')
+]
+BatchSourcePrompt = Annotated[
+    str | None, Option("--source-prompt", help="What every picture shows; else a .txt beside it may say so.")
+]
+Captions = Annotated[
+    Path | None, Option(help="Source prompts: a .csv with the columns image and caption, or .jsonl with those keys.")
+]
+Masks = Annotated[Path | None, Option(help="Folder of masks named as the pictures are; words decide for the rest.")]
+EditRows = Annotated[
+    Path | None,
+    Option("--edits", help="Instead of --prompt: .jsonl or .csv with image, prompt, source_prompt, mask, output."),
+]
+Recursive = Annotated[bool, Option("--recursive", help="Take the pictures of subfolders as well.")]
+BatchFormat = Annotated[
+    Format, Option("--format", help="Of the outputs; keep is PNG where the input's is not written.")
+]
+Workers = Annotated[int, Option(min=0, max=256, help="Processes, each with its own model; 0 works in this one.")]
+OnFailure = Annotated[OnError, Option("--on-error", help="Whether to go on after a picture that cannot be edited.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Replace files in OUT that no batch wrote.")]
+DryRun = Annotated[bool, Option("--dry-run", help="Say what would be done; write nothing.")]
+Report = Annotated[Path | None, Option(help="HTML page to write: before, after, mask, and why for every picture.")]
+Timeout = Annotated[float, Option(help="Seconds that one picture may take.")]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fisedit import models
+from fisedit import model_places, models
 
 WEIGHTS = Path(__file__).resolve().parents[1] / "weights"
 README = WEIGHTS / "README.md"
@@ -34,17 +34,17 @@ def test_the_readme_tells_the_checksums():
 
 
 def test_the_demo_model_loads_and_is_small():
-    folder = models.demo_folder()
+    folder = model_places.demo_folder()
     assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) <= MOST_BYTES
     pipe = models.load("demo", device="cpu", dtype="fp32")
     assert pipe.unet.config.in_channels == 4
 
 
 def test_the_demo_model_is_found_in_a_wheel_and_in_a_checkout(monkeypatch, tmp_path):
-    assert models.demo_folder() == WEIGHTS / "demo"
-    monkeypatch.setattr(models, "_DEMO_HOMES", (tmp_path,))
+    assert model_places.demo_folder() == WEIGHTS / "demo"
+    monkeypatch.setattr(model_places, "_DEMO_HOMES", (tmp_path,))
     with pytest.raises(models.ModelError, match="not in this copy"):
-        models.demo_folder()
+        model_places.demo_folder()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,183 @@
+"""One loaded model that edits pictures, one item after another, and stands whatever a picture does to it."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass, replace
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import torch
+from PIL import Image
+
+from fisedit.batch import pictures
+from fisedit.batch.digest import of_bytes
+from fisedit.batch.values import Failed, Item, Made, Settings, one_line
+from fisedit.editor import Editor
+from fisedit.errors import Cancelled, FisEditError, NumericsError
+from fisedit.values import MaskSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from diffusers import StableDiffusionPipeline
+
+    from fisedit.history import EditResult
+    from fisedit.values import OnStep
+
+
+@dataclass(frozen=True, eq=False)
+class _Source:
+    """An opened picture: whose, its file's bytes, and where its edits are made."""
+
+    key: tuple[Path, str | None]
+    data: bytes
+    picture: pictures.Picture
+    editor: Editor
+    result: EditResult
+
+
+class Hand:
+    """Edits items with a model that is loaded once; a source stays open while the next item shares it.
+
+    Args:
+        settings: the model, and what every item is edited with.
+
+    Raises:
+        ModelError, InputError, NumericsError: as `Editor.from_pretrained`.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._home = self._pipe = self._load(settings.device, settings.dtype)
+        self._source: _Source | None = None
+
+    def attempt(self, item: Item) -> Made | Failed:
+        """An item's result, or why there is none; nothing that a picture does is raised."""
+        start = monotonic()
+        try:
+            return replace(self._with_relief(item, start + self._settings.timeout), seconds=monotonic() - start)
+        except Cancelled:
+            why, broken = f"took longer than {self._settings.timeout:g} seconds; see --timeout", False
+        except FisEditError as error:
+            why, broken = str(error), False
+        except OSError as error:
+            why, broken = f"cannot be read: {error.strerror or error}", False
+        except Exception as error:  # noqa: BLE001 (one bad picture never stops a batch; the next gets a fresh worker)
+            short = "memory ran out; use a smaller picture or fewer --workers"
+            why, broken = short if _out_of_memory(error) else f"{type(error).__name__}: {error}", True
+        finally:
+            self._pipe = self._home  # a relief is for one picture
+        self._source = None
+        return Failed(one_line(why), monotonic() - start, broken)
+
+    def _with_relief(self, item: Item, deadline: float) -> Made:
+        """Try an item, and again after each relief that there is for what went wrong."""
+        notes: list[str] = []
+        while True:
+            try:
+                made = self._edit(item, deadline)
+                return replace(made, notes=(*made.notes, *notes))
+            except (NumericsError, MemoryError, RuntimeError) as error:
+                relieve = self._relief(error, len(notes))
+                if relieve is None:
+                    raise
+            self._source = None
+            gc.collect()  # out of the handler, whose traceback holds what shall be freed
+            torch.cuda.empty_cache()
+            notes.append(relieve())
+
+    def _relief(self, error: Exception, tries: int) -> Callable[[], str] | None:
+        """What to try against an error that more memory, another device or more digits may cure; None for nothing."""
+        if isinstance(error, NumericsError):
+            return self._use_fp32 if self._pipe.unet.dtype is not torch.float32 else None
+        if not _out_of_memory(error):
+            return None
+        if tries == 0:
+            return lambda: "memory ran out once and was freed"
+        return self._use_cpu if self._pipe.device.type != "cpu" else None
+
+    def _use_cpu(self) -> str:
+        self._pipe = self._load("cpu", "fp32" if self._pipe.unet.dtype is torch.float32 else None)
+        return "made on the CPU, as the device's memory ran out"
+
+    def _use_fp32(self) -> str:
+        self._pipe = self._load(str(self._pipe.device), "fp32")
+        return "made in fp32, as the model gave NaN in less"
+
+    def _load(self, device: str | None, dtype: str | None) -> StableDiffusionPipeline:
+        local = self._settings.local_files_only
+        return Editor.from_pretrained(self._settings.model, device=device, dtype=dtype, local_files_only=local).pipe
+
+    def _edit(self, item: Item, deadline: float) -> Made:
+        on_step = _until(deadline)
+        source = self._open(item, on_step)
+        data = pictures.read_bytes(item.mask) if item.mask else b""
+        recipe = source.result.recipe
+        mask = pictures.levels(data, (recipe.width, recipe.height)) if item.mask else None
+        source.editor.checkout(source.result.id)
+        result = source.editor.edit(item.prompt, mask=mask, on_step=on_step)
+        output, lost = _file(item, source, result)
+        fallback = (f"dense: {result.stats.fallback}",) if result.stats.fallback else ()
+        return Made(
+            data=output,
+            picture=of_bytes(source.data),
+            mask=of_bytes(data) if item.mask else "",
+            area=_area(result),
+            change=str(result.diff),
+            seconds=0.0,
+            notes=(*source.picture.notes, *fallback, *result.stats.notes, *lost),
+        )
+
+    def _open(self, item: Item, on_step: OnStep) -> _Source:
+        """The item's source: the one that is open, where they share it, else a new one in a new editor."""
+        if self._source is not None and self._source.key == item.source:
+            return self._source
+        self._source = None
+        data = pictures.read_bytes(item.picture)
+        picture = pictures.decode(data)
+        editor = Editor(self._pipe)  # nothing recorded for one picture outlives it; the model is shared
+        result = editor.open(
+            picture.image,
+            item.source_prompt,
+            negative_prompt=self._settings.negative_prompt,
+            num_inference_steps=self._settings.num_inference_steps,
+            guidance_scale=self._settings.guidance_scale,
+            on_step=on_step,
+        )
+        self._source = _Source(item.source, data, picture, editor, result)
+        return self._source
+
+
+def _file(item: Item, source: _Source, result: EditResult) -> tuple[bytes, tuple[str, ...]]:
+    """The output's bytes: the input's own where nothing was edited; and what was lost in its format."""
+    own = {"PNG": (".png",), "JPEG": (".jpg", ".jpeg"), "WEBP": (".webp",)}.get(source.picture.format, ())
+    if result.mask.source is MaskSource.NOWHERE and PurePosixPath(item.output).suffix.lower() in own:
+        return source.data, ()
+    return pictures.encode(result.image, item.output)
+
+
+def _area(result: EditResult) -> bytes:
+    """The mask as a PNG with one pixel a latent cell; b"" where nothing was edited."""
+    if result.mask.source is MaskSource.NOWHERE:
+        return b""
+    file = BytesIO()
+    Image.fromarray(result.mask.grid).save(file, "PNG")
+    return file.getvalue()
+
+
+def _until(deadline: float) -> OnStep:
+    """An `on_step` that stops the work at a moment of the monotonic clock."""
+
+    def on_step(step: int, steps: int, preview: Image.Image | None) -> None:
+        if monotonic() > deadline:
+            raise Cancelled("the time for this picture is over")
+
+    return on_step
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out, the device's or the machine's; torch's CPU allocator says so in words alone."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -1,0 +1,151 @@
+"""Bytes -> a picture, and a picture -> bytes. What a file claims is checked before anything of it is decoded.
+
+Knows Pillow's formats and nothing of editing.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import warnings
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from PIL import Image, UnidentifiedImageError
+
+from fisedit.errors import InputError
+
+READABLE = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
+MOST_BYTES = 1 << 30
+MOST_PIXELS = 64_000_000
+
+_JPEG = (("L", "RGB", "CMYK"), {"format": "JPEG", "quality": 95})
+_WRITTEN: Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]] = {
+    ".png": (("1", "L", "LA", "I", "I;16", "RGB", "RGBA"), {"format": "PNG"}),
+    ".webp": (("RGB", "RGBA"), {"format": "WEBP", "lossless": True}),
+    ".jpg": _JPEG,
+    ".jpeg": _JPEG,
+}
+"""Ending -> the modes that it can hold, and how it is written."""
+
+_DAMAGED = (OSError, SyntaxError, ValueError, LookupError, TypeError, OverflowError, EOFError, struct.error, zlib.error)
+"""What Pillow's decoders raise for files that are cut or made up."""
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A decoded file: the image, the format it was in, and what the user should know of it."""
+
+    image: Image.Image
+    format: str
+    notes: tuple[str, ...] = ()
+
+
+def read_bytes(path: Path) -> bytes:
+    """The bytes of a plain file. Pipes and devices are never opened.
+
+    Raises:
+        InputError: no plain file, or one too large to be a picture. OSError: it cannot be read.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise InputError(f"{path.name} must be a plain file")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # it may be a pipe by now
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
+            raise InputError(f"{path.name} must be a plain file of at most 1 GiB, got {status.st_size} bytes")
+        return file.read(MOST_BYTES)
+
+
+def decode(data: bytes, what: str = "picture") -> Picture:
+    """The first picture in a file's bytes, whole.
+
+    Args:
+        what: the word for it in errors.
+
+    Raises:
+        InputError: no picture of a readable format, a damaged one, or one of too many pixels (nothing is decoded then).
+    """
+    if not data:
+        raise InputError(f"{what} must be an image, got an empty file")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the limit here is lower than Pillow's, and doubtful metadata is no news
+        try:
+            with Image.open(BytesIO(data), formats=READABLE) as image:
+                _check_size(image, what)
+                frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)  # a depth map is no frame
+                image.load()
+                notes = (f"animated: the first of {frames} frames was edited",) if frames > 1 else ()
+                return Picture(image.copy(), image.format or "", notes)
+        except InputError:
+            raise
+        except UnidentifiedImageError as error:
+            raise InputError(f"{what} must be a {', '.join(READABLE)} image, got something else") from error
+        except (Image.DecompressionBombError, *_DAMAGED) as error:
+            raise InputError(f"{what} must be whole, got a damaged file ({error}); restore it from a copy") from error
+
+
+def levels(data: bytes, size: tuple[int, int]) -> Image.Image:
+    """A mask's levels, mode "L", resized; what is transparent is outside.
+
+    Raises:
+        InputError: as in `decode`.
+    """
+    image = decode(data, "mask").image
+    colour = (_shallow(image) if image.mode.startswith("I") else image).convert("RGBA")
+    light = Image.composite(colour.convert("L"), Image.new("L", colour.size), colour.getchannel("A"))
+    return light if light.size == size else light.resize(size, Image.Resampling.BOX)
+
+
+def encode(image: Image.Image, name: str) -> tuple[bytes, tuple[str, ...]]:
+    """A file's bytes in the format of its name's ending, colour profile included, and what was lost for it."""
+    modes, options = _WRITTEN[PurePosixPath(name).suffix.lower()]
+    fit = image if image.mode in modes else _fitting(image, modes)
+    profile = image.info.get("icc_profile") if _space(fit) == _space(image) else None
+    file = BytesIO()
+    fit.save(file, **options, icc_profile=profile)
+    if fit is image:
+        return file.getvalue(), ()
+    lost = "transparency laid on white" if _clear(image) and not _clear(fit) else f"{image.mode} written as {fit.mode}"
+    return file.getvalue(), (f"{lost}, as {options['format']} holds no {image.mode}",)
+
+
+def _check_size(image: Image.Image, what: str) -> None:
+    if image.width * image.height > MOST_PIXELS:
+        limit = f"{MOST_PIXELS // 10**6} million pixels"
+        raise InputError(f"{what} must have at most {limit}, got {image.width}x{image.height}; make it smaller")
+
+
+def _fitting(image: Image.Image, modes: tuple[str, ...]) -> Image.Image:
+    """The image in a mode that a format can hold."""
+    if image.mode.startswith("I"):
+        return _shallow(image).convert("L" if "L" in modes else "RGB")
+    if not _clear(image):
+        return image.convert("RGB")
+    clear = image.convert("RGBA")
+    if "RGBA" in modes:
+        return clear
+    white = Image.new("RGB", clear.size, "white")
+    white.paste(clear, mask=clear.getchannel("A"))
+    return white
+
+
+def _shallow(image: Image.Image) -> Image.Image:
+    """16-bit levels as 8-bit ones; scaled, where Pillow would clip them."""
+    return image.point(lambda level: level / 257, "F").convert("L")
+
+
+def _clear(image: Image.Image) -> bool:
+    return "A" in image.getbands()
+
+
+def _space(image: Image.Image) -> str:
+    """The colour space that a profile describes."""
+    if image.mode in ("1", "L", "LA", "F") or image.mode.startswith("I"):
+        return "grey"
+    return "CMYK" if image.mode == "CMYK" else "RGB"

@@ -1,0 +1,275 @@
+"""A job from beginning to end: what is left to do, longest first; hand it out, write what comes back, account for it.
+
+Only this process writes to the output folder. Knows journal and pool, no picture and no model.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import threading
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from fisedit import files
+from fisedit.batch import digest, journal
+from fisedit.batch.items import Plan, make_plan
+from fisedit.batch.journal import Entry, Journal
+from fisedit.batch.pool import Pool, open_pool
+from fisedit.batch.values import Failed, Item, Job, Made, OnError, Record, Settings, Status
+from fisedit.errors import InputError
+from fisedit.model_places import identity
+from fisedit.recipes import make_recipe
+
+if TYPE_CHECKING:
+    from fisedit.values import OnStep
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
+"""Errors after which the output folder takes no other file either."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job stands.
+
+    Args:
+        records: of every item, in the order of the plan. notes: what the user should know.
+        interrupted: whether the user stopped the run. seconds: that it took.
+    """
+
+    records: tuple[Record, ...]
+    notes: tuple[str, ...]
+    interrupted: bool = False
+    seconds: float = 0.0
+
+    @property
+    def counts(self) -> dict[Status, int]:
+        """Items by status."""
+        count = Counter(record.status for record in self.records)
+        return {status: count[status] for status in Status}
+
+    @property
+    def status(self) -> int:
+        """The exit status: 0 all done, 1 some not, 130 interrupted."""
+        unfinished = self.counts[Status.FAILED] + self.counts[Status.LEFT]
+        return 130 if self.interrupted else int(unfinished > 0)
+
+
+def look(job: Job, settings: Settings) -> Outcome:
+    """What `run` would find; nothing is written, loaded or locked. What it would make is `Status.LEFT`.
+
+    Raises:
+        InputError, ModelError: as `run`.
+    """
+    _check(settings)
+    ledger = _Ledger(job, settings, make_plan(job), Journal.read(job.output))
+    return ledger.outcome()
+
+
+def run(job: Job, settings: Settings, *, workers: int, on_error: OnError, on_step: OnStep) -> Outcome:
+    """Do what is left of a job. SIGINT once finishes what is in hand; twice stops at once.
+
+    Args:
+        workers: processes that edit, each with its own model; 0 for this one.
+        on_step: called after each item with (items out, items to do, None).
+
+    Raises:
+        InputError: a job that contradicts itself, or an output folder that cannot be used or is in use.
+        ModelError: the model cannot be loaded. OSError: the journal cannot be written. KeyboardInterrupt: SIGINT twice.
+    """
+    if workers < 0:
+        raise InputError(f"workers must be 0 or more, got {workers}")
+    _check(settings)
+    start, plan = monotonic(), make_plan(job)
+    files.writable(job.output)
+    with _interrupts() as interrupted, Journal.hold(job.output) as held:
+        ledger = _Ledger(job, settings, plan, held)
+        left = ledger.left()
+        _sweep(left)
+        queue = _Queue(left)
+
+        def settle(item: Item, result: Made | Failed) -> None:
+            record = ledger.settle(item, result)
+            on_step(queue.out, len(left), None)
+            if ledger.full or (on_error is OnError.STOP and record.status is Status.FAILED):
+                queue.close()
+
+        if left:
+            with open_pool(min(workers, queue.groups), settings) as pool:
+                _work(pool, queue, settle, interrupted)
+        return replace(ledger.outcome(), interrupted=interrupted(), seconds=monotonic() - start)
+
+
+def _check(settings: Settings) -> None:
+    """Refuse now what every single item would be refused for."""
+    if not settings.timeout > 0:
+        raise InputError(f"timeout must be above 0 seconds, got {settings.timeout:g}")
+    make_recipe(
+        "a picture",
+        seed=0,
+        negative_prompt=settings.negative_prompt,
+        num_inference_steps=settings.num_inference_steps,
+        guidance_scale=settings.guidance_scale,
+        width=512,
+        height=512,
+        scheduler="ddim",
+    )
+
+
+def _work(
+    pool: Pool, queue: _Queue, settle: Callable[[Item, Made | Failed], None], interrupted: Callable[[], bool]
+) -> None:
+    """Hand items out until there are none, or the user wants no more, and wait for those in hand."""
+    while True:
+        for hand in pool.idle():
+            item = None if interrupted() else queue.take(hand)
+            if item:
+                pool.give(hand, item)
+        if not queue.in_hand:
+            return
+        for _, item, result in pool.results():
+            queue.out += 1
+            settle(item, result)
+
+
+class _Queue:
+    """Items to hand out: those of one source to one hand in a row, most work first."""
+
+    def __init__(self, items: Iterable[Item]) -> None:
+        groups = defaultdict[object, deque[Item]](deque)
+        for item in items:
+            groups[item.source].append(item)
+        self._waiting = deque(sorted(groups.values(), key=_work_of, reverse=True))
+        self._held: dict[int, deque[Item]] = {}
+        self.given = self.out = 0
+
+    @property
+    def groups(self) -> int:
+        """Sources that wait."""
+        return len(self._waiting)
+
+    @property
+    def in_hand(self) -> int:
+        """Items that were given and did not come out."""
+        return self.given - self.out
+
+    def take(self, hand: int) -> Item | None:
+        """The next item for a hand: of the source that it has open, else of the next."""
+        if not self._held.get(hand) and self._waiting:
+            self._held[hand] = self._waiting.popleft()
+        if not self._held.get(hand):
+            return None
+        self.given += 1
+        return self._held[hand].popleft()
+
+    def close(self) -> None:
+        """Give nothing more."""
+        self._waiting.clear()
+        self._held.clear()
+
+
+def _work_of(items: deque[Item]) -> tuple[int, int]:
+    """About how much work a source with its edits is: opening costs as an edit does, more for a larger picture."""
+    try:
+        size = items[0].picture.stat().st_size
+    except OSError:
+        size = 0
+    return len(items), size
+
+
+class _Ledger:
+    """What became of every item, in memory and in the journal."""
+
+    def __init__(self, job: Job, settings: Settings, plan: Plan, held: Journal) -> None:
+        self._settings, self._journal, self._overwrite = settings, held, job.overwrite
+        self._model = identity(settings.model, local_files_only=settings.local_files_only)
+        self._records = {item: self._standing(item) for item in plan.items}
+        damaged = (f"lines of the journal that cannot be read, whose items are not taken as done: {held.damaged}",)
+        self._notes = plan.notes + damaged * (held.damaged > 0)
+        self.full = False
+
+    def left(self) -> list[Item]:
+        """Items still to do."""
+        return [item for item, record in self._records.items() if record.status is Status.LEFT]
+
+    def outcome(self) -> Outcome:
+        """How the job stands."""
+        return Outcome(tuple(self._records.values()), self._notes)
+
+    def settle(self, item: Item, result: Made | Failed) -> Record:
+        """Write an output, or why there is none."""
+        if isinstance(result, Failed):
+            entry = journal.failed(item, result.reason, result.seconds)
+            self._journal.append(entry)
+        else:
+            entry = self._write(item, result)
+        record = entry.record(item, Status.FAILED if entry.reason else Status.DONE)
+        self._records[item] = record
+        return record
+
+    def _write(self, item: Item, made: Made) -> Entry:
+        """The line first, then the file: the line counts only where the file is as it says."""
+        key = digest.key(self._settings, self._model, item, made.picture, made.mask)
+        entry = journal.done(item, made, key, digest.of_bytes(made.data))
+        self._journal.append(entry)
+        try:
+            files.write_bytes(made.data, item.target)
+        except OSError as error:
+            self.full = error.errno in _FULL
+            entry = journal.failed(item, f"{item.output} cannot be written: {error.strerror}", made.seconds)
+            self._journal.append(entry)
+        return entry
+
+    def _standing(self, item: Item) -> Record:
+        """Done before, not to be done, or left to do."""
+        if item.problem:
+            return Record(item, Status.FAILED, item.problem)
+        entry = self._journal.entries.get(item.output)
+        there = digest.of_file(item.target)
+        if entry and entry.key and there == entry.sha256 and entry.key == self._key(item):
+            return entry.record(item, Status.BEFORE)
+        if os.path.lexists(item.target) and not self._journal.wrote(item.output, there) and not self._overwrite:
+            why = f"OUT has another {item.output}, which this would replace; use --overwrite, or another folder"
+            return Record(item, Status.FAILED, why)
+        return Record(item, Status.LEFT)
+
+    def _key(self, item: Item) -> str:
+        picture, mask = digest.of_file(item.picture), digest.of_file(item.mask)
+        return digest.key(self._settings, self._model, item, picture, mask)
+
+
+def _sweep(items: Iterable[Item]) -> None:
+    """Remove what a killed run left of unfinished files."""
+    names = defaultdict[Path, list[str]](list)
+    for item in items:
+        names[item.target.parent].append(item.target.name)
+    for folder, within in names.items():
+        files.sweep(folder, within)
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Take SIGINT as a wish to finish, the second time as one to stop; yields whether there was one."""
+    asked = threading.Event()
+
+    def on_signal(number: int, frame: object) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+        print("finishing what is in hand; interrupt again to stop at once", file=sys.stderr)  # noqa: T201
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+    before = signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield asked.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)

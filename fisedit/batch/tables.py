@@ -1,0 +1,141 @@
+"""Captions and edits as users write them: CSV with a head, or one JSON object a line. Knows text, and no pictures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from fisedit.errors import InputError
+
+_IMAGE, _CAPTION = ("image", "file_name", "file"), ("caption", "text", "prompt")
+"""Names that a column may have; the first of each pair is what Hugging Face's image folders use after ours."""
+
+_EDIT = ("image", "prompt", "source_prompt", "mask", "output")
+_MOST_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class EditRow:
+    """One line of an edits file; paths are relative, with slashes between."""
+
+    image: str
+    prompt: str
+    source_prompt: str | None = None
+    mask: str | None = None
+    output: str | None = None
+    line: int = 0
+
+
+def read_captions(path: Path) -> dict[str, str]:
+    """Picture -> caption, from .csv (columns image, caption) or .jsonl (one object a line with those keys).
+
+    Rows that say the same twice count once.
+
+    Raises:
+        InputError: no such file, another ending, no text, a bad line (with its number), or two captions for a picture.
+    """
+    captions: dict[str, tuple[int, str]] = {}
+    for line, row in _rows(path, "captions"):
+        image, caption = (_field(row, names, path, line) for names in (_IMAGE, _CAPTION))
+        name = _relative(image, "image", path, line)
+        first, known = captions.setdefault(name, (line, caption))
+        if known != caption:
+            raise _bad(path, line, f"must not caption {name} again: line {first} says something else; keep one")
+    return {name: caption for name, (_, caption) in captions.items()}
+
+
+def read_edits(path: Path) -> list[EditRow]:
+    """Edits in the order of the file, .jsonl or .csv, each with "image" and "prompt", and where wanted "source_prompt",
+    "mask" and "output". A row that stands there twice counts once.
+
+    Raises:
+        InputError: as in `read_captions`; also for an unknown key.
+    """
+    rows: dict[tuple[object, ...], EditRow] = {}
+    for line, row in _rows(path, "edits"):
+        given = {key: value for key, value in row.items() if value not in (None, "")}
+        if unknown := sorted(set(given) - set(_EDIT)):
+            raise _bad(path, line, f"must hold {', '.join(_EDIT)} only, got {unknown[0]!r}")
+        texts = {key: _field(given, (key,), path, line) for key in ("image", "prompt", *given)}
+        for key in {"image", "mask", "output"} & set(texts):
+            texts[key] = _relative(texts[key], key, path, line)
+        rows.setdefault(tuple(texts.get(key) for key in _EDIT), EditRow(**texts, line=line))
+    if not rows:
+        raise InputError(f"edits must hold at least one line, got the empty {path}")
+    return list(rows.values())
+
+
+def _rows(path: Path, what: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """(line, row) for every row of a table."""
+    readers = {".csv": _csv_rows, ".jsonl": _json_rows}
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise InputError(f"{what} must be a .csv or .jsonl file, got {path}")
+    yield from reader(path, _text(path, what))
+
+
+def _text(path: Path, what: str) -> str:
+    if not path.is_file():
+        raise InputError(f"{what} must be a file, got {path}: {'not one' if path.exists() else 'nothing there'}")
+    if path.stat().st_size > _MOST_BYTES:
+        raise InputError(f"{what} must be a text of at most 1 GiB, got {path}")
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise InputError(f"{what} must be readable, got {path} ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise _bad(path, line, "must be UTF-8 text; save the file as UTF-8") from error
+
+
+def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                raise _bad(path, reader.line_num, f"must have {len(reader.fieldnames or ())} columns, as the head has")
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise _bad(path, reader.line_num, f"must be CSV ({error})") from error
+
+
+def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for line, words in enumerate(text.split("\n"), 1):  # str.splitlines would split inside JSON strings as well
+        if not words.strip():
+            continue
+        try:
+            row = json.loads(words)
+        except (ValueError, RecursionError) as error:
+            raise _bad(path, line, f"must be a JSON object, got {_short(words)}") from error
+        if not isinstance(row, dict):
+            raise _bad(path, line, f"must be a JSON object, got {_short(words)}")
+        yield line, row
+
+
+def _field(row: Mapping[str, Any], names: tuple[str, ...], path: Path, line: int) -> str:
+    value = next((row[name] for name in names if name in row), None)
+    if not isinstance(value, str) or not value.strip():
+        got = "nothing" if value is None or value == "" else _short(repr(value))
+        raise _bad(path, line, f"must say {names[0]!r} as text, got {got}")
+    return value.strip()
+
+
+def _relative(name: str, key: str, path: Path, line: int) -> str:
+    """A relative path that stays where it belongs, in one spelling."""
+    parts = PurePosixPath(name)
+    if parts.is_absolute() or ".." in parts.parts or "\0" in name or not parts.name:
+        raise _bad(path, line, f"must name its {key} by a path inside its folder, got {_short(repr(name))}")
+    return str(parts)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _bad(path: Path, line: int, what: str) -> InputError:
+    return InputError(f"{path} line {line} {what}")
