@@ -19,14 +19,14 @@ from fisedit.attention import text_keys
 from fisedit.costs import Costs, default_growth
 from fisedit.errors import InputError
 from fisedit.history import EditResult, History
-from fisedit.localise import Search, narrowed, predict, seed_map
+from fisedit.localise import Search, kept_tokens, narrowed, predict, seed_map
 from fisedit.memory import Memory
 from fisedit.models import load
-from fisedit.pictures import canvas, canvas_size, returned, upright
+from fisedit.pictures import canvas, canvas_size, is_canvas, returned, upright
 from fisedit.profiling import Stopwatch
 from fisedit.recipes import check_prompt, make_recipe
 from fisedit.rendering import Made, Renderer, Run, Text
-from fisedit.source import Engine, Story
+from fisedit.source import Engine, Story, Structure, kept_steps
 from fisedit.textdiff import diff
 from fisedit.values import LATENT_FACTOR, EditKind, EditMask, EditScript, EditStats, MaskSource, OnStep, Recipe
 
@@ -96,6 +96,7 @@ class _Plan:
     text: Text | None = None
     notes: tuple[str, ...] = ()
     barred: BoolGrid | None = None
+    structure: float = 0.0
     spent: int = 0
 
 
@@ -204,6 +205,7 @@ class Editor:
         instance: int | None = None,
         mask_method: str = masks.DEFAULT,
         probe_steps: int = 0,
+        structure: float = 0.0,
         verify: bool = True,
         growth: int | Sequence[int] | None = None,
         on_step: OnStep | None = None,
@@ -217,6 +219,8 @@ class Editor:
             words: words of either prompt that say where, instead of the changed ones.
             instance: which piece of the mask to edit alone, counted from the left and from 0.
             mask_method: one of `localise.METHODS`, for study. probe_steps: dense steps that "latents" may spend.
+            structure: how long the words that stay attend, inside the mask, as they did in the picture, and self-attention
+                is the picture's: from 0, never, to 1, for the first 40 % of the steps.
             verify: look once, early on, whether the change leaves a mask that the words made; grow it then.
             growth: latent cells computed beyond the mask, for all steps or each; None for the measured default.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
@@ -230,6 +234,9 @@ class Editor:
         plan = self._plan(run, wish)
         if plan.nothing:
             return self._unchanged(run, plan.nothing)
+        if not (isinstance(structure, int | float) and 0 <= structure <= 1):
+            raise InputError(f"structure must be in [0, 1], got {structure!r}")
+        plan = replace(plan, structure=float(structure))
         return self._edited(run, plan, verify=verify and plan.mask.source is MaskSource.ATTENTION)
 
     def preview(
@@ -344,9 +351,9 @@ class Editor:
         self, run: Run, mask: object, protect: object, grow: int, search: Search, growth: int | Sequence[int] | None
     ) -> _Wish:
         """The user's words on where to edit, checked before any work is done."""
-        wanted, barred = (
-            masks.given(m, run.recipe.height, run.recipe.width) if m is not None else None for m in (mask, protect)
-        )
+        assert run.parent is not None
+        sizes = run.recipe.height, run.recipe.width, run.parent.image.size
+        wanted, barred = (masks.given(m, *sizes) if m is not None else None for m in (mask, protect))
         if type(grow) is not int or not -GROWTH_LIMIT <= grow <= GROWTH_LIMIT:
             raise InputError(f"grow must be latent cells in [-{GROWTH_LIMIT}, {GROWTH_LIMIT}], got {grow!r}")
         return _Wish(wanted, barred, grow, search, _growth(growth, run.recipe))
@@ -405,10 +412,16 @@ class Editor:
             extra = self._costs(run.recipe).check(plan.mask.grid, plan.growth[check.step], check.cells)
             plan = replace(plan, spent=extra)
         try:
-            made = self._renderer.sparse(run, text, over, plan.mask.grid, plan.growth, check)
+            kept = self._structure(run, plan.structure)
+            made = self._renderer.sparse(run, text, over, plan.mask.grid, plan.growth, check, kept)
         except leaks.Leak as leak:
             return self._edited(run, self._grown(run, plan, leak), verify=False)
         return self._keep(run, plan, made)
+
+    def _structure(self, run: Run, share: float) -> Structure | None:
+        """What an edit keeps of its source's structure."""
+        steps = round(share * kept_steps(run.recipe))
+        return Structure(steps, kept_tokens(run.script, self._engine)) if steps else None
 
     def _expected_bytes(self, run: Run, plan: _Plan) -> int:
         """About what a plan's story will take: its share of rows of what the source took."""
@@ -455,7 +468,7 @@ class Editor:
         stats = self._stats(run, plan, macs, len(made.story.predictions), made.own_bytes)
         parent, image = run.parent.id if run.parent else None, made.image
         if original is not None:
-            image = image if original.mode == "RGB" and original.size == image.size else original
+            image = image if is_canvas(original, image.size) else original
         elif run.parent and run.parent.painted:
             image = returned(run.parent.image, made.image, plan.mask.grid)
         result = EditResult(
@@ -468,6 +481,7 @@ class Editor:
             stats,
             plan.growth,
             made.image if image is not made.image else None,
+            plan.structure if plan.growth else 0.0,
         )
         self._memory.put(result.id, made.story, made.decoder, base=parent if plan.growth else None)
         return self.history.add(result)
@@ -527,7 +541,8 @@ class Editor:
         run = Run(result.recipe, parent, result.diff, Stopwatch(), on_step)
         text, over = self._renderer.text(run), self._memory.get(parent.id) if parent else None
         if over is not None and result.growth:
-            made = self._renderer.sparse(run, text, over, result.mask.grid, result.growth)
+            kept = self._structure(run, result.structure)
+            made = self._renderer.sparse(run, text, over, result.mask.grid, result.growth, structure=kept)
         elif parent is None and result.recipe.opened:
             made = self._renderer.opened(run, text, result.canvas)
         else:

@@ -63,16 +63,19 @@ class Executor:
         source: StepFeatures,
         plan: SparsePlan,
         timestep_cond: Tensor | None = None,
+        *,
+        structured: bool = False,
     ) -> tuple[Tensor, StepOverlay]:
         """One sparse evaluation at the plan's active rows over the recorded step.
 
         Args:
             latents: [B, 4, h, w], the whole map; only active and halo rows are read.
+            structured: attend as the source did where its queries were remembered, as in prompt-to-prompt.
 
         Returns:
             The prediction at the active rows [B, R, 4] and the step's overlay.
         """
-        run = Replay(plan, source, StepOverlay(source, plan), text_cache)
+        run = Replay(plan, source, StepOverlay(source, plan), text_cache, structured)
         rows = layers.map_of(gather(latents, plan.levels[0].read))
         out = self._run(layers.REPLAY, run, rows, timestep, text, timestep_cond)
         return layers.rows_of(out), run.overlay

@@ -25,6 +25,7 @@ class EditResult:
         diff: what the prompt edit changed. stats: what it cost and why.
         growth: latent cells computed beyond the mask at each step; empty where the run was dense.
         painted: what the model works on where that is not `image` itself: a canvas of the recipe's size, RGB.
+        structure: how much of the parent's structure was kept, 0 to 1.
     """
 
     id: str
@@ -36,6 +37,7 @@ class EditResult:
     stats: EditStats
     growth: tuple[int, ...] = ()
     painted: Image | None = None
+    structure: float = 0.0
 
     @property
     def canvas(self) -> Image:

@@ -35,12 +35,16 @@ class Recording:
 
 @dataclass(eq=False)
 class Replay:
-    """The state of one sparse forward: the recorded step it reads, the overlay it writes, the text's projections."""
+    """The state of one sparse forward: the recorded step it reads, the overlay it writes, the text's projections.
+
+    `structured` lets the conditional branch attend as the source did wherever the source's queries were remembered.
+    """
 
     plan: SparsePlan
     source: StepFeatures
     overlay: StepOverlay
     text: dict[str, Tensor] = field(default_factory=dict)
+    structured: bool = False
 
     def level(self, site: Site) -> Level:
         """The level a site works at."""
@@ -153,15 +157,20 @@ def _resample(run: Replay, site: Site, x: Tensor, reads: Reads | None) -> Tensor
 
 
 def replay_tokens(run: Replay, site: Site, x: Tensor) -> Tensor:
-    """Keys or values of every position: fresh where active, recorded elsewhere."""
-    rows = run.overlay.maps[site.name] = dense(site, x)
+    """Keys or values of every position: fresh where active, recorded elsewhere; a structured run keeps all keys."""
+    rows = dense(site, x)
+    if run.structured and site.name.endswith(".to_k") and f"{site.name.removesuffix('k')}q" in run.source:
+        rows[-1:] = run.source.rows(site.name, site.level, run.level(site).active)[-1:]
+    run.overlay.maps[site.name] = rows
     return run.source.whole(site.name, site.level).index_copy_(1, run.level(site).active, rows)
 
 
 def replay_query(run: Replay, site: Site, x: Tensor) -> Tensor:
-    """Queries of the active rows; remembered where the source remembers them."""
+    """Queries of the active rows, remembered where the source remembers them; a structured run has the source's."""
     out = dense(site, x)
     if site.name in run.source:
+        if run.structured:
+            out[-1:] = run.source.rows(site.name, site.level, run.level(site).active)
         run.overlay.maps[site.name] = out[-1:].clone()
     return out
 

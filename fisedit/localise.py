@@ -82,6 +82,17 @@ def narrowed(script: EditScript, words: Sequence[str], engine: Engine) -> EditSc
     return replace(script, kind=kind, hunks=tuple(hunks))
 
 
+def kept_tokens(script: EditScript, engine: Engine) -> tuple[tuple[int, int], ...]:
+    """Token positions (old, new) of the words that both prompts have, and of the start token."""
+    with TURN:
+        old, new = (split(prompt, engine.pipe.tokenizer) for prompt in (script.source_prompt, script.prompt))
+    gone = {word for hunk in script.hunks for word in hunk.old}
+    fresh = {word for hunk in script.hunks for word in hunk.new}
+    pairs = zip([w for w in old if w not in gone], [w for w in new if w not in fresh], strict=False)
+    tokens = [(i, j) for a, b in pairs if _same(a, b.text) for i, j in zip(a.tokens, b.tokens, strict=False)]
+    return ((0, 0), *tokens)
+
+
 def _same(word: Word, text: str) -> bool:
     return word.text.casefold() == str(text).strip().casefold()
 

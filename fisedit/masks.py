@@ -64,14 +64,14 @@ SPECK = 0.01
 """Share of the frame below which a separate piece of an automatic mask is dropped."""
 
 
-def given(mask: object, height: int, width: int) -> BoolGrid:
+def given(mask: object, height: int, width: int, size: tuple[int, int] | None = None) -> BoolGrid:
     """The latent cells that a user's mask marks: those in which any pixel is at least half inside.
 
     Args:
         mask: of the picture's size, a PIL image (white inside; transparent is outside) or a numpy array [height, width]
             of booleans, floats 0 to 1, or integers (0 and 1, or 0 to 255); or a boolean grid [height / 8, width / 8] of
             latent cells; or an `EditMask`.
-        height, width: of the picture in pixels, divisible by 8.
+        height, width: of the canvas in pixels, divisible by 8. size: width and height of the picture, if it has others.
 
     Returns:
         Booleans [height / 8, width / 8]; possibly all false or all true.
@@ -83,13 +83,23 @@ def given(mask: object, height: int, width: int) -> BoolGrid:
     cells = (height // LATENT_FACTOR, width // LATENT_FACTOR)
     if array.dtype == np.bool_ and array.shape == cells:
         return array.copy()
-    if array.shape != (height, width):
+    across, down = size or (width, height)
+    if array.shape not in ((height, width), (down, across)):
         raise MaskError(
-            f"mask must have the picture's {width}x{height} pixels, or be a boolean grid of {cells[1]}x{cells[0]} "
+            f"mask must have the picture's {across}x{down} pixels, or be a boolean grid of {cells[1]}x{cells[0]} "
             f"latent cells, got {_size(array)}; resize it"
         )
-    pixels = _half(array).reshape(cells[0], LATENT_FACTOR, cells[1], LATENT_FACTOR)
-    return np.asarray(pixels.any(axis=(1, 3)), bool)
+    return _touched(_half(array), cells)
+
+
+def _touched(pixels: BoolGrid, cells: tuple[int, int]) -> BoolGrid:
+    """The cells of a grid in which any pixel lies; a cell smaller than a pixel takes the one at its middle."""
+    down, across = (((np.arange(n) + 0.5) * m / n).astype(int) for n, m in zip(pixels.shape, cells, strict=True))
+    back = (((np.arange(m) + 0.5) * n / m).astype(int) for n, m in zip(pixels.shape, cells, strict=True))
+    grid = pixels[np.ix_(*back)]
+    rows, columns = pixels.nonzero()
+    grid[down[rows], across[columns]] = True
+    return grid
 
 
 def _array(mask: object) -> NDArray[Any]:

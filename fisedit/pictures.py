@@ -1,16 +1,18 @@
 """Pictures of any size and kind, the canvas a model paints on, and the way back.
 
-A canvas is RGB, its sides divisible by 8, about as large as the model likes. What was painted returns at the picture's
-own size, mode and alpha; every pixel outside the mask keeps its value. Knows Pillow and numpy.
+A canvas is RGB in sRGB, its sides divisible by 8, about as large as the model likes. What was painted returns at the
+picture's own size, mode and alpha, in the colours of its profile; every pixel outside the mask keeps its value. Knows
+Pillow and numpy.
 """
 
 from __future__ import annotations
 
 import math
+from io import BytesIO
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageCms, ImageOps
 
 from fisedit.errors import InputError
 from fisedit.values import LATENT_FACTOR
@@ -26,35 +28,28 @@ SMALLEST, LARGEST = 64, 2048
 NEAR = 1.5
 """How many times more or fewer pixels than its own size a model takes before a picture is resized for it."""
 
-_KEPT = {"L", "LA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "I;16", "I", "F"}
-_BECOME = {"1": "L", "PA": "RGBA", "La": "LA", "RGBa": "RGBA", "RGBX": "RGB"}
-_DEEP = {"I;16": 257, "I": 257}
-"""Modes deeper than 8 bits, and what one of 256 levels is in them."""
+_DEEP, _LEVEL = "I;16", 257
+"""The mode with 16 bits, and what one of 256 levels is in it."""
 
 
 def upright(picture: Image.Image) -> Image.Image:
     """A picture that may be edited: turned as its EXIF says, in a mode that can hold any colour.
 
-    A palette, or black and white alone, could not hold what is painted: those become RGB, RGBA or grey, with the same
-    colours. Everything else keeps its mode, alpha and colour profile.
+    L, LA, RGB, RGBA, CMYK and 16-bit grey stay what they are. A palette, or black and white alone, could not hold what
+    is painted: those become RGB or grey of the same colours, and a colour that counts as transparent becomes alpha. Of
+    all metadata the colour profile is kept.
 
     Raises:
-        InputError: not a picture, one of no size, or in a mode without colours that a screen shows.
+        InputError: not a picture, one of no size, or of numbers that are not 8 or 16-bit levels.
     """
     if not isinstance(picture, Image.Image):
         raise InputError(f"picture must be a PIL image, got {type(picture).__name__}; open files with PIL.Image.open")
     if not picture.width or not picture.height:
         raise InputError(f"picture must have pixels, got {picture.width}x{picture.height}")
-    turned = ImageOps.exif_transpose(picture)
-    if turned.mode.startswith("I;16"):
-        return _with_profile(Image.fromarray(np.asarray(turned).astype(np.uint16)), turned)
-    if turned.mode in _KEPT:
-        return turned.copy() if turned is picture else turned
-    try:
-        clear = turned.mode == "P" and "transparency" in turned.info
-        return _with_profile(turned.convert("RGBA" if clear else _BECOME.get(turned.mode, "RGB")), turned)
-    except ValueError as error:
-        raise InputError(f"picture must have colours that a screen shows, got mode {turned.mode}") from error
+    profile = picture.info.get("icc_profile")
+    result = _editable(ImageOps.exif_transpose(picture))
+    result.info = {"icc_profile": profile} if profile else {}
+    return result
 
 
 def canvas_size(size: tuple[int, int], native: int) -> tuple[int, int]:
@@ -67,11 +62,17 @@ def canvas_size(size: tuple[int, int], native: int) -> tuple[int, int]:
     return _side(width * scale), _side(height * scale)
 
 
+def is_canvas(picture: Image.Image, size: tuple[int, int]) -> bool:
+    """Whether a picture from `upright` is a canvas of this size as it stands."""
+    return picture.mode == "RGB" and picture.size == size and not picture.info
+
+
 def canvas(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """What a model sees of a picture: RGB at a canvas' size, the colours of clear pixels included."""
-    levels = _DEEP.get(picture.mode)
-    colours = (_grey(picture, levels) if levels else picture).convert("RGB")
-    return colours if colours.size == size else colours.resize(size, Image.Resampling.LANCZOS)
+    """What a model sees of a picture from `upright`: its colours at a canvas' size, those of clear pixels included."""
+    colours = _shallow(picture)
+    if colours.size != size:
+        colours = colours.resize(size, Image.Resampling.LANCZOS)
+    return _recoloured(colours, picture.info.get("icc_profile"), None, "RGB")
 
 
 def returned(picture: Image.Image, painted: Image.Image, grid: BoolGrid) -> Image.Image:
@@ -83,34 +84,84 @@ def returned(picture: Image.Image, painted: Image.Image, grid: BoolGrid) -> Imag
     Returns:
         A picture of the same size, mode and profile; alpha, and every pixel outside the mask, as they were.
     """
-    if picture.mode == "RGB" and picture.size == painted.size:
-        return painted
     inside = _inside(grid, picture.size)
-    new = painted if painted.size == picture.size else painted.resize(picture.size, Image.Resampling.LANCZOS)
-    pixels, paint = np.array(picture), _as(new, picture)
-    pixels[inside] = paint[inside]
-    result = Image.fromarray(pixels, picture.mode)
+    paint = _recoloured(painted, None, picture.info.get("icc_profile"), _opaque(picture))
+    if paint.size != picture.size:
+        paint = paint.resize(picture.size, Image.Resampling.LANCZOS)
+    pixels, new = np.array(picture), np.asarray(paint)
+    if picture.mode == _DEEP:
+        pixels[inside] = new[inside].astype(np.uint16) * _LEVEL
+    elif picture.mode in ("LA", "RGBA"):
+        pixels[..., :-1][inside] = new.reshape(*inside.shape, -1)[inside]
+    else:
+        pixels[inside] = new[inside]
+    result = Image.fromarray(pixels, "CMYK" if picture.mode == "CMYK" else None)
     result.info = dict(picture.info)
     return result
 
 
-def _as(new: Image.Image, picture: Image.Image) -> NDArray[np.generic]:
-    """Painted pixels [H, W(, bands)] in a picture's mode, with its alpha."""
-    levels = _DEEP.get(picture.mode)
-    if levels:
-        return (np.asarray(new.convert("L"), np.int64) * levels).astype(np.asarray(picture).dtype)
-    if picture.mode == "F":
-        return np.asarray(new.convert("L"), np.float32)
-    bands = picture.getbands()
-    if bands[-1] not in ("A", "a"):
-        return np.asarray(new.convert(picture.mode))
-    colours = np.asarray(new.convert("L" if len(bands) == 2 else "RGB"))
-    alpha = np.asarray(picture.getchannel(bands[-1]))[..., None]
-    return np.concatenate([colours.reshape(*alpha.shape[:2], -1), alpha], axis=-1)
+def on_screen(picture: Image.Image, *, alpha: bool) -> Image.Image:
+    """A picture as a screen shows it: 8-bit sRGB, without a profile; RGBA where it has alpha that may stay, or over
+    white."""
+    shown = canvas(picture, picture.size)
+    if not picture.has_transparency_data:
+        return shown
+    clear = picture.getchannel("A")
+    if alpha:
+        shown.putalpha(clear)
+        return shown
+    return Image.composite(shown, Image.new("RGB", shown.size, "white"), clear)
 
 
-def _grey(picture: Image.Image, levels: int) -> Image.Image:
-    return Image.fromarray((np.asarray(picture).astype(np.int64) // levels).clip(0, 255).astype(np.uint8))
+def _editable(picture: Image.Image) -> Image.Image:
+    mode = picture.mode
+    if mode == "I" or mode.startswith(_DEEP):
+        levels = np.asarray(picture)
+        low, high = levels.min(), levels.max()
+        if low < 0 or high >= 2**16:
+            raise InputError(f"picture must have levels from 0 to 65535, got {low} to {high}; scale them")
+        return Image.fromarray(levels.astype(np.uint16))
+    if mode == "F":
+        raise InputError("picture must have levels of 8 or 16 bits, got floats (mode F); convert it")
+    if mode == "LAB":
+        to_rgb = ImageCms.buildTransform(ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB"), mode, "RGB")
+        return to_rgb.apply(picture)
+    if mode.endswith("a"):  # colours multiplied by their alpha
+        picture = picture.convert("LA" if mode == "La" else "RGBA")
+    grey, clear = mode in ("1", "L", "LA", "La"), picture.has_transparency_data
+    return picture.convert("CMYK" if mode == "CMYK" else ("L" if grey else "RGB") + "A" * clear)
+
+
+def _opaque(picture: Image.Image) -> str:
+    """The mode of a picture's colours alone, in 8 bits."""
+    return "L" if picture.mode == _DEEP else picture.mode.removesuffix("A")
+
+
+def _shallow(picture: Image.Image) -> Image.Image:
+    """A picture's colours alone, in 8 bits."""
+    if picture.mode == _DEEP:
+        return Image.fromarray((np.asarray(picture) / _LEVEL).round().astype(np.uint8))
+    return picture.convert(_opaque(picture))
+
+
+def _recoloured(picture: Image.Image, before: bytes | None, after: bytes | None, mode: str) -> Image.Image:
+    """A picture's colours of one profile in another, None being sRGB; taken as they stand where a profile is damaged or
+    of another kind of colours."""
+    result = _translated(picture, before, after, mode) if before or after else None
+    result = result or picture.convert(mode)
+    result.info = {}
+    return result
+
+
+def _translated(picture: Image.Image, before: bytes | None, after: bytes | None, mode: str) -> Image.Image | None:
+    try:
+        old, new = (
+            ImageCms.ImageCmsProfile(BytesIO(p)) if p else ImageCms.createProfile("sRGB") for p in (before, after)
+        )
+        intent = ImageCms.Intent.RELATIVE_COLORIMETRIC
+        return ImageCms.profileToProfile(picture, old, new, renderingIntent=intent, outputMode=mode)
+    except (OSError, ImageCms.PyCMSError):
+        return None
 
 
 def _inside(grid: BoolGrid, size: tuple[int, int]) -> NDArray[np.bool_]:
@@ -123,9 +174,3 @@ def _inside(grid: BoolGrid, size: tuple[int, int]) -> NDArray[np.bool_]:
 
 def _side(pixels: float) -> int:
     return min(LARGEST, max(SMALLEST, round(pixels / LATENT_FACTOR) * LATENT_FACTOR))
-
-
-def _with_profile(picture: Image.Image, source: Image.Image) -> Image.Image:
-    if "icc_profile" in source.info:
-        picture.info["icc_profile"] = source.info["icc_profile"]
-    return picture

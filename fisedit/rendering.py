@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fisedit.history import EditResult
     from fisedit.leaks import Check
     from fisedit.profiling import Stopwatch
-    from fisedit.source import Engine, Story
+    from fisedit.source import Engine, Story, Structure
     from fisedit.values import BoolGrid, EditScript, OnStep, Recipe
 
 
@@ -97,6 +97,7 @@ class Renderer:
         grid: BoolGrid,
         growth: tuple[int, ...],
         check: Check | None = None,
+        structure: Structure | None = None,
     ) -> Made:
         """The rows of a mask [h, w] and so many cells around it at each step, over the parent's story.
 
@@ -107,7 +108,7 @@ class Renderer:
         over, record = source
         with run.watch.station("denoise"):
             story = self.engine.replay(
-                over, run.recipe, text.embeddings, text.cache, grid, growth, self._watch(run), check
+                over, run.recipe, text.embeddings, text.cache, grid, growth, self._watch(run), check, structure
             )
         with run.watch.station("decode"), torch.inference_mode():
             vae = self.engine.pipe.vae

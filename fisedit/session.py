@@ -18,6 +18,7 @@ from PIL import Image, UnidentifiedImageError
 from fisedit.errors import FisEditError, SessionError
 from fisedit.files import write_image, write_json
 from fisedit.history import EditResult, History
+from fisedit.pictures import upright
 from fisedit.recipes import make_recipe
 from fisedit.values import LATENT_FACTOR, EditMask, EditScript, EditStats, MaskSource
 
@@ -35,7 +36,7 @@ def save(history: History, folder: Path, model: str, dtype: str) -> None:
     current = history.current.id
     folder.mkdir(parents=True, exist_ok=True)
     for result in history:
-        write_image(result.image, folder / f"{result.id}.png")
+        write_image(result.image, folder / f"{result.id}{_ending(result.image)}")
         if result.painted is not None:
             write_image(result.painted, folder / f"{result.id}.canvas.png")
         write_image(Image.fromarray(result.mask.grid), folder / f"{result.id}.mask.png")
@@ -92,6 +93,7 @@ def _entry(result: EditResult) -> dict[str, Any]:
         "recipe": asdict(result.recipe),
         "change": str(result.diff),
         "growth": result.growth,
+        "structure": result.structure,
         "mask": {"source": result.mask.source, "confidence": result.mask.confidence},
         "stats": result.stats.as_dict(),
     }
@@ -108,13 +110,13 @@ def _result(
     mask = EditMask(grid, MaskSource(entry["mask"]["source"]), entry["mask"]["confidence"])
     size, aside = (recipe.width, recipe.height), folder / f"{name}.canvas.png"
     painted = _picture(aside, "RGB", size) if aside.exists() else None
-    image = _picture(folder / f"{name}.png", *((None, None) if painted else ("RGB", size)))
+    image = _original(folder, name) if painted else _picture(folder / f"{name}.png", "RGB", size)
     growth = tuple(entry["growth"])
     if growth and [type(cells) for cells in growth] != [int] * recipe.num_inference_steps:
         raise ValueError(f"growth must be a whole number for each step, got {growth}")
-    return EditResult(
-        name, parent, recipe, image, mask, diff(before, recipe.prompt), _stats(entry["stats"]), growth, painted
-    )
+    structure = float(entry.get("structure", 0.0))
+    script, stats = diff(before, recipe.prompt), _stats(entry["stats"])
+    return EditResult(name, parent, recipe, image, mask, script, stats, growth, painted, structure)
 
 
 def _stats(entry: dict[str, Any]) -> EditStats:
@@ -122,12 +124,24 @@ def _stats(entry: dict[str, Any]) -> EditStats:
     return EditStats(**(entry | lists | {"mask_source": MaskSource(entry["mask_source"])}))
 
 
-def _picture(path: Path, mode: str | None, size: tuple[int, int] | None) -> Image.Image:
-    """A picture of a session; None for any mode or size."""
+def _ending(image: Image.Image) -> str:
+    """Of a format that holds the picture as it is."""
+    return ".tif" if image.mode == "CMYK" else ".png"
+
+
+def _picture(path: Path, mode: str, size: tuple[int, int]) -> Image.Image:
+    """A picture that the model painted, or a mask."""
     with Image.open(path, formats=["PNG"]) as image:
-        if size is not None and image.size != size:
+        if image.size != size:
             raise OSError(f"{path.name} must have {size} pixels, got {image.size}")
-        return image.copy() if mode is None else image.convert(mode)
+        return image.convert(mode)
+
+
+def _original(folder: Path, name: str) -> Image.Image:
+    """A picture that is larger, smaller or of another kind than what the model painted of it."""
+    path = folder / f"{name}.tif"
+    with Image.open(path if path.exists() else folder / f"{name}.png", formats=["PNG", "TIFF"]) as image:
+        return upright(image)
 
 
 def _damaged(folder: Path, what: str) -> SessionError:

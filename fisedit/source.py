@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fisedit.attention import text_keys
 from fisedit.cache import StepFeatures, scatter
 from fisedit.executor import Executor, mask_queries
 from fisedit.masks import grow
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
 Watch = Callable[[int, int, Tensor], None]
 """Called before every step with (index, number of steps, estimate of the clean latents [1, 4, h, w])."""
+
+
+STRUCTURED = 0.4
+"""Share of the steps whose queries are recorded, so that edits may keep their structure."""
 
 
 @dataclass(eq=False)
@@ -54,6 +59,19 @@ class Story:
         """Bytes of recorded features and latents held by this story alone."""
         loose = (*self.latents, *self.predictions, *self.text.values())
         return sum(step.own_bytes for step in self.features) + sum(t.nbytes for t in loose)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """How much of its source's structure an edit keeps, as in prompt-to-prompt (arXiv 2208.01626).
+
+    Args:
+        steps: first steps in which, inside the mask, self-attention is the source's and so are the looks of kept words.
+        tokens: (old, new) positions of the words that both prompts have.
+    """
+
+    steps: int
+    tokens: tuple[tuple[int, int], ...]
 
 
 class Engine:
@@ -126,7 +144,7 @@ class Engine:
         story.latents.append(path[0] if path else sampler.latents)
         for i, t in enumerate(sampler.timesteps):
             watch(i, len(sampler.timesteps), sampler.estimate)
-            queries = wanted if i in looks else frozenset()
+            queries = wanted if i in looks or i < kept_steps(recipe) else frozenset()
             x, extra = self._inputs(sampler, recipe, story.latents[i], t)
             raw, maps = self.executor.record(x, t, text, story.text, queries, extra)
             story.predictions.append(self._guide(raw, recipe))
@@ -145,19 +163,21 @@ class Engine:
         growth: Sequence[int],
         watch: Watch,
         check: Check | None = None,
+        structure: Structure | None = None,
     ) -> Story:
         """Sample sparsely over a story: compute the grown mask's rows, read the rest, pin what lies outside the mask.
 
         Args:
             recipe: the source's with the new prompt. text, text_cache: its embeddings, and keys known already.
             grid: booleans [h, w]. growth: latent cells to compute beyond the mask, one number per step.
-            check: computes some more cells at one step and looks at them.
+            check: computes some more cells at one step and looks at them. structure: what is kept of the source's.
 
         Raises:
             Leak: what `check` found.
         """
         sampler, story = self.sampler(recipe), Story(recipe, text=text_cache)
         plans = {cells: self.plan(grid, cells) for cells in set(growth)}
+        kept = self._kept_text(source, text, text_cache, structure) if structure else {}
         keep = _keeper(grid, source)
         story.latents.append(source.latents[0])
         for i, t in enumerate(sampler.timesteps):
@@ -165,7 +185,11 @@ class Engine:
             checking = check is not None and i == check.step
             plan = self.plan(grid, growth[i], check.cells) if check and checking else plans[growth[i]]
             x, extra = self._inputs(sampler, recipe, story.latents[i], t)
-            raw, overlay = self.executor.replay(x, t, text, story.text, source.features[i], plan, extra)
+            structured = structure is not None and i < structure.steps
+            known = kept if structured else story.text
+            raw, overlay = self.executor.replay(
+                x, t, text, known, source.features[i], plan, extra, structured=structured
+            )
             rows = self._guide(raw, recipe)
             story.predictions.append(scatter(source.predictions[i], plan.levels[0].active, rows))
             if check and checking:
@@ -174,6 +198,18 @@ class Engine:
             story.features.append(overlay)
             story.latents.append(keep(i + 1, sampler.step(story.predictions[i], t, story.latents[i])))
         return story
+
+    def _kept_text(
+        self, source: Story, text: Tensor, cache: dict[str, Tensor], structure: Structure
+    ) -> dict[str, Tensor]:
+        """The prompt's keys and values [B, T, C], with the source's keys for the words that both prompts have."""
+        text_keys(self.executor.sites, text, cache)
+        old, new = (list(tokens) for tokens in zip(*structure.tokens, strict=True))
+        kept = dict(cache)
+        for name in (name for name in cache if name.endswith(".to_k")):
+            kept[name] = cache[name].clone()
+            kept[name][-1:, new] = source.text[name][-1:, old]
+        return kept
 
     @torch.inference_mode()
     def sample(self, recipe: Recipe, text: Tensor, latents: Tensor, steps: int) -> list[Tensor]:
@@ -204,6 +240,11 @@ class Engine:
             return prediction
         without, with_text = prediction.chunk(2)
         return without + recipe.guidance_scale * (with_text - without)
+
+
+def kept_steps(recipe: Recipe) -> int:
+    """The first steps, of which an edit may keep the structure."""
+    return round(STRUCTURED * recipe.num_inference_steps)
 
 
 def _keeper(grid: BoolGrid, source: Story) -> Callable[[int, Tensor], Tensor]:

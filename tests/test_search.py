@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from fisedit import Editor, leaks, masks
 from fisedit.errors import InputError, MaskError
-from fisedit.localise import METHODS
+from fisedit.localise import METHODS, kept_tokens
+from fisedit.source import Structure, kept_steps
 from fisedit.values import EditMask, MaskSource
 from tests.edits import CAT, DOG, Calls, latents, pixels_outside
 from tests.grids import grids
@@ -210,3 +212,59 @@ def test_the_check_costs_less_than_a_twentyfifth_of_the_edit(editor):
     extra = costs.check(grid, 2, leaks.check(grid, 25).cells)
     assert 0 < extra < 0.04 * costs.sparse(grid, (2,) * 25)
     assert result.stats.macs == costs.sparse(grid, result.growth) + extra
+
+
+# ---- structure --------------------------------------------------------------------------------------------------
+
+
+def test_structure_is_kept_by_degrees(editor):
+    """More of it is nearer to the picture; none is an ordinary edit; outside the mask nothing moves."""
+    source, mask = editor.current, editor.preview(DOG).mask.grid
+    pictures = []
+    for structure in (0.0, 0.5, 1.0):
+        editor.checkout(source.id)
+        result = editor.edit(DOG, mask=mask, structure=structure)
+        assert pixels_outside(result, source) and result.structure == structure
+        pictures.append(result.image)
+    plain, half, full = pictures
+    editor.checkout(source.id)
+    assert editor.edit(DOG, mask=mask).image.tobytes() == plain.tobytes()
+    inside = np.kron(mask, np.ones((8, 8), bool))
+    away = [np.abs(np.asarray(p, float) - np.asarray(source.image, float))[inside].mean() for p in pictures]
+    assert away[2] < away[0] and plain.tobytes() != half.tobytes() != full.tobytes()
+
+
+def test_all_structure_and_the_same_words_attend_as_the_source_did(editor):
+    """With every query, key and text of the source's, a structured step is the source's step."""
+    engine, result = editor._engine, editor.current
+    story = editor._memory.get(result.id)[0]
+    grid = masks_square(editor)
+    kept = Structure(kept_steps(result.recipe), tuple((i, i) for i in range(77)))
+    with torch.inference_mode():
+        text = engine.encode(result.recipe)
+        again = engine.replay(story, result.recipe, text, {}, grid, (1,) * 6, lambda *_: None, structure=kept)
+    assert kept.steps == 2
+    for ours, theirs in zip(again.latents, story.latents, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-3 if ours.dtype == torch.float32 else 0.1)
+
+
+def test_structure_survives_a_rebuild(editor):
+    result = editor.edit(DOG, mask=masks_square(editor), structure=1.0)
+    kept = latents(editor._memory.get(result.id)[0]).clone()
+    editor._memory._kept.clear()
+    editor.edit(CAT, mask=masks_square(editor))
+    assert torch.equal(latents(editor._memory.get(result.id)[0]), kept)
+
+
+def test_kept_tokens_are_those_of_words_in_both_prompts(editor):
+    two = "a robot and a cat on a beach", "a robot, a gift and a cat on a beach"
+    ids = [editor.pipe.tokenizer(prompt).input_ids for prompt in two]
+    pairs = kept_tokens(editor._diff(*two), editor._engine)
+    assert all(ids[0][i] == ids[1][j] for i, j in pairs) and [i for i, _ in pairs] == list(range(9))
+    assert dict(pairs)[5] == ids[1].index(ids[0][5]) == 8
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, "much"])
+def test_structure_out_of_range(editor, share):
+    with pytest.raises(InputError, match="structure must be in"):
+        editor.edit(DOG, structure=share)
