@@ -356,6 +356,21 @@ def test_prompt_to_prompt_of_the_same_prompt_is_the_source(generated):
     assert levels(prompt_to_prompt(fresh(generated, prompt=CAT), 1, 1), generated.source.image) <= 1
 
 
+def test_prompt_to_prompt_replaces_for_a_share_of_the_steps(generated):
+    none, some, all_steps = (prompt_to_prompt(generated, 0, own) for own in (0, 2 / 7, 1))
+    assert levels(some, none) > 10 and levels(some, all_steps) > 10
+
+
+def test_prompt_to_prompts_source_stays_on_its_path(opened):
+    seen = []
+    watched = opened.editor.pipe.unet.register_forward_pre_hook(lambda _, args: seen.append(args[0].clone()))
+    prompt_to_prompt(opened)
+    watched.remove()
+    old, new, old_guided, new_guided = torch.stack(seen).unbind(1)
+    assert torch.equal(old, torch.cat(opened.story.latents[:-1])) and torch.equal(old, old_guided)
+    assert torch.equal(new, new_guided) and not torch.equal(new[1:], old[1:])
+
+
 def test_prompt_to_prompt_leaves_the_model_as_it_was(generated):
     layers = [m for m in generated.editor.pipe.unet.modules() if isinstance(m, Attention)]
     assert layers and not any("forward" in layer.__dict__ for layer in layers)
