@@ -18,12 +18,24 @@ from fisedit.errors import InputError, MaskError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+_JPEG = {"format": "JPEG", "quality": 95}
+_TIFF = {"format": "TIFF", "compression": "tiff_adobe_deflate"}
 _FORMATS: Mapping[str, Mapping[str, Any]] = {
     ".png": {"format": "PNG"},
     ".webp": {"format": "WEBP", "lossless": True},
-    ".jpg": {"format": "JPEG", "quality": 95},
-    ".jpeg": {"format": "JPEG", "quality": 95},
+    ".jpg": _JPEG,
+    ".jpeg": _JPEG,
+    ".tif": _TIFF,
+    ".tiff": _TIFF,
 }
+_MODES = {
+    "PNG": ("1", "L", "LA", "RGB", "RGBA", "I;16"),
+    "WEBP": ("RGB", "RGBA"),
+    "JPEG": ("L", "RGB", "CMYK"),
+    "TIFF": ("L", "LA", "RGB", "RGBA", "CMYK", "I;16"),
+}
+"""What a format holds without loss of depth, alpha or colours."""
+
 _READABLE = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
 _MOST_PIXELS = 64_000_000
 _STEM = 40  # letters of a file's name in that of its unfinished copy
@@ -73,9 +85,16 @@ def writable(folder: Path) -> Path:
 
 
 def write_image(image: Image, path: Path) -> None:
-    """Write an image in the format of its file's ending, whole or not at all."""
-    options = {**_FORMATS[path.suffix.lower()], "icc_profile": image.info.get("icc_profile")}
-    _write(path, lambda file: image.save(file, **options))
+    """Write an image in the format of its file's ending, with its colour profile, whole or not at all.
+
+    What the format cannot hold is written as a screen shows it: 8-bit sRGB, and in a JPEG over white.
+    """
+    options = _FORMATS[path.suffix.lower()]
+    if image.mode not in _MODES[options["format"]]:
+        from fisedit.pictures import on_screen
+
+        image = on_screen(image, alpha=options["format"] != "JPEG")
+    _write(path, lambda file: image.save(file, **options, icc_profile=image.info.get("icc_profile")))
 
 
 def write_json(value: object, path: Path) -> None:

@@ -282,7 +282,9 @@ class TestFiles:
         path = tmp_path / "a.png"
         path.write_text("old")
 
-        class Broken:
+        class Broken(Image.Image):
+            mode, info = "RGB", {}
+
             def save(self, file, **_: object) -> None:
                 file.write(b"half")
                 raise OSError("disk full")
