@@ -19,7 +19,7 @@ from fisedit.attention import text_keys
 from fisedit.costs import Costs, default_growth
 from fisedit.errors import InputError
 from fisedit.history import EditResult, History
-from fisedit.localise import Search, kept_tokens, narrowed, predict, seed_map
+from fisedit.localise import Search, kept_tokens, narrowed, predict, seed_map, undescribed
 from fisedit.memory import Memory
 from fisedit.models import load
 from fisedit.pictures import canvas, canvas_size, is_canvas, returned, upright
@@ -277,7 +277,8 @@ class Editor:
 
         Args:
             picture: of any size and mode; turned upright as its EXIF says.
-            prompt: what it shows; None where nobody knows, then edits find their place by the new words alone.
+            prompt: what it shows; None where nobody knows. Then the things that the next prompt names say where, and
+                one that names a scene or style too runs dense.
             guidance_scale: of later edits; inversion has none.
             width, height: of the canvas that the model paints on, divisible by 8; None for what suits the model.
             on_step: called before every step of inversion and recording with (i, n, preview); may raise `Cancelled`.
@@ -310,7 +311,8 @@ class Editor:
         """
         run = self._run(prompt, None)
         text = self._renderer.text(run)
-        text_keys(self._engine.executor.sites, text.embeddings, text.cache)
+        with torch.inference_mode():
+            text_keys(self._engine.executor.sites, text.embeddings, text.cache)
         return seed_map(self._engine, self._source(run)[0].story, run.recipe, text.cache, run.script)
 
     def save(self, folder: str | Path) -> None:
@@ -340,7 +342,8 @@ class Editor:
 
     def _diff(self, old: str, new: str) -> EditScript:
         with TURN:
-            return diff(old, new, self.pipe.tokenizer)
+            script = diff(old, new, self.pipe.tokenizer)
+        return undescribed(script) if script.hunks and not old else script
 
     def _run(self, prompt: str, on_step: OnStep | None) -> Run:
         parent = self.history.current

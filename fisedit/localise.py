@@ -82,6 +82,18 @@ def narrowed(script: EditScript, words: Sequence[str], engine: Engine) -> EditSc
     return replace(script, kind=kind, hunks=tuple(hunks))
 
 
+def undescribed(script: EditScript) -> EditScript:
+    """The script of a prompt for a picture that nobody described: every word is new, and the things it names say where.
+
+    A prompt that also names a style or a scene is global: what of it is there already, nobody knows.
+    """
+    hunks = script.hunks
+    if any(hunk.kind is EditKind.GLOBAL for hunk in hunks) or not any(hunk.focus_new for hunk in hunks):
+        why = f"{script.reason}, and nobody said what the picture shows; open it with a prompt, or give words or a mask"
+        return replace(script, kind=EditKind.GLOBAL, reason=why)
+    return replace(script, kind=EditKind.INSERT, reason="")
+
+
 def kept_tokens(script: EditScript, engine: Engine) -> tuple[tuple[int, int], ...]:
     """Token positions (old, new) of the words that both prompts have, and of the start token."""
     with TURN:

@@ -15,7 +15,7 @@ from fisedit import Editor, files
 from fisedit.errors import InputError, MaskError, PromptError, SessionError
 from fisedit.inversion import encode
 from fisedit.pictures import canvas, on_screen, upright
-from fisedit.values import LATENT_FACTOR, MaskSource
+from fisedit.values import LATENT_FACTOR, EditKind, MaskSource
 from tests import oracle
 from tests.edits import BIRD, CAT, DOG, Calls, latents
 from tests.grids import grids
@@ -114,6 +114,63 @@ def test_what_lies_outside_keeps_its_latents(editor):
     ours, theirs = latents(story(editor, result)), latents(story(editor, source))
     outside = ~torch.from_numpy(BLOBS)
     assert torch.equal(ours[..., outside], theirs[..., outside]) and not torch.equal(ours, theirs)
+
+
+class TestWithoutCaption:
+    @pytest.fixture
+    def source(self, editor):
+        return editor.open(scene(), **QUICK)
+
+    def test_it_is_recorded_with_the_empty_prompt(self, editor, source):
+        assert source.prompt == "" and source.recipe.opened
+        with torch.no_grad():
+            empty, _ = editor.pipe.encode_prompt("", editor.pipe.device, 1, False)
+        key = editor.pipe.unet.mid_block.attentions[0].transformer_blocks[0].attn2.to_k
+        recorded = story(editor, source).text["mid_block.attentions.0.transformer_blocks.0.attn2.to_k"]
+        assert torch.equal(recorded[-1:], key(empty))
+
+    def test_the_things_that_a_prompt_names_say_where(self, editor, source):
+        """What the same words say of a picture whose caption had none of them."""
+        with Calls(editor.pipe.unet) as calls:
+            seen = editor.preview("a dog")
+            heat = editor.attention("a red dog")
+        assert calls.dense == calls.sparse == 0
+        assert str(seen.diff) == "+ a dog" and seen.diff.kind is EditKind.INSERT
+        assert seen.mask.source is MaskSource.ATTENTION and 0 < seen.mask.area < 1
+        assert heat.shape == (16, 16) and 0 <= heat.min() < heat.max() <= 1
+        assert np.array_equal(
+            editor.preview("a red dog", words=["dog"]).mask.grid, editor.preview("a red dog").mask.grid
+        )
+
+    def test_an_edit_of_it(self, editor, source):
+        with Calls(editor.pipe.unet) as calls:
+            result = editor.edit("a dog", growth=0, verify=False)
+        assert calls.sparse + calls.dense == STEPS and result.prompt == "a dog"
+        outside = ~inside_of(result.mask.grid, (128, 128))
+        assert np.array_equal(np.asarray(result.image)[outside], np.asarray(source.image)[outside])
+        assert editor.edit("a bird", growth=0).diff.kind is EditKind.REPLACE
+
+    @pytest.mark.parametrize(
+        ("prompt", "why"),
+        [
+            ("a dog on a beach", '"beach" changes the scene'),
+            ("a watercolor of a dog", '"watercolor" changes the style'),
+            ("!!!", "the change points at no thing"),
+        ],
+    )
+    def test_a_scene_runs_dense_and_says_so(self, editor, source, prompt, why):
+        result = editor.edit(prompt)
+        told = "and nobody said what the picture shows; open it with a prompt, or give words or a mask"
+        assert result.stats.fallback == f"global edit: {why}, {told}"
+        assert result.stats.unet_evaluations_dense == STEPS and result.mask.grid.all()
+
+    def test_words_and_masks_make_a_scene_local(self, editor, source):
+        assert not editor.preview("a dog on a beach", words=["dog"]).mask.grid.all()
+        assert np.array_equal(editor.preview("a dog on a beach", mask=SQUARE).mask.grid, SQUARE)
+
+    def test_a_described_picture_is_edited_by_what_changed(self, editor):
+        opened(editor, scene())
+        assert editor.preview(DOG).diff.kind is EditKind.REPLACE
 
 
 def palette(*, clear):
