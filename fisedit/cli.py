@@ -23,6 +23,15 @@ if TYPE_CHECKING:
     from fisedit.editor import Preview
     from fisedit.history import EditResult
 
+_RECIPE = (
+    "seed",
+    "negative_prompt",
+    "num_inference_steps",
+    "guidance_scale",
+    "width",
+    "height",
+    "scheduler",
+)
 _INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -82,6 +91,7 @@ def generate(
 
 @app.command()
 def edit(
+    context: typer.Context,
     prompt: opt.NewPrompt,
     session: opt.Session = None,
     source_prompt: opt.SourcePrompt = None,
@@ -92,6 +102,7 @@ def edit(
     instance: opt.Instance = None,
     mask_method: opt.MaskMethod = "new-words",
     probe_steps: opt.ProbeSteps = 0,
+    structure: opt.Structure = 0.0,
     verify: opt.Verify = True,
     preview: opt.PreviewOnly = False,
     seed: opt.Seed = 0,
@@ -109,23 +120,14 @@ def edit(
     json: opt.Json = False,
 ) -> None:
     """Change a prompt and what it changes: a saved --session's, or a --source-prompt's."""
-    if (session is None) == (source_prompt is None):
-        raise InputError("give either --session or --source-prompt, got both or none; see fisedit edit --help")
+    _check_source(context, session, source_prompt)
     files.image_output(output, mask, protect)
     if session is not None:
         files.writable(session)
     areas: dict[str, Any] = {"mask": files.read_mask(mask), "protect": files.read_mask(protect), "grow": grow}
     areas |= {"words": word or (), "instance": instance, "mask_method": mask_method, "probe_steps": probe_steps}
     place: dict[str, Any] = {"device": device, "dtype": dtype, "local_files_only": local_files_only}
-    recipe: dict[str, Any] = {
-        "seed": seed,
-        "negative_prompt": negative_prompt,
-        "num_inference_steps": num_inference_steps,
-        "guidance_scale": guidance_scale,
-        "width": width,
-        "height": height,
-        "scheduler": scheduler,
-    }
+    recipe = {name: context.params[name] for name in _RECIPE}
     from fisedit import Editor
 
     with console.progress("Editing") as on_step:
@@ -133,7 +135,7 @@ def edit(
         if source_prompt is not None:
             editor.generate(source_prompt, on_step=on_step, **recipe)
         if not preview:
-            result = editor.edit(prompt, on_step=on_step, verify=verify, **areas)
+            result = editor.edit(prompt, on_step=on_step, verify=verify, structure=structure, **areas)
     if preview:
         _show_preview(editor, editor.preview(prompt, **areas), output, json=json)
         return
@@ -346,6 +348,21 @@ def _deliver(result: EditResult, output: Path, *, json: bool) -> None:
     else:
         console.show_costs([result])
         typer.echo(f"Written: {output}")
+
+
+def _check_source(context: typer.Context, session: Path | None, source_prompt: str | None) -> None:
+    """Whether one source is given, and nothing that it would not listen to."""
+    if (session is None) == (source_prompt is None):
+        raise InputError("give either --session or --source-prompt, got both or none; see fisedit edit --help")
+    told = [name for name in (*_RECIPE, "model") if name in _typed(context)]
+    if session is not None and told:
+        raise InputError(f"a session has its own {', '.join(told)}; leave that out, or start from --source-prompt")
+
+
+def _typed(context: typer.Context) -> set[str]:
+    """Parameters that stood on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
 def _show_preview(editor: Editor, seen: Preview, output: Path, *, json: bool) -> None:

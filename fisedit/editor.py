@@ -17,7 +17,7 @@ from fisedit import leaks, masks, session
 from fisedit.adapters.base import TURN
 from fisedit.attention import text_keys
 from fisedit.costs import Costs, default_growth
-from fisedit.errors import InputError
+from fisedit.errors import InputError, SessionError
 from fisedit.history import EditResult, History
 from fisedit.localise import Search, kept_tokens, narrowed, predict, seed_map, undescribed
 from fisedit.memory import Memory
@@ -219,8 +219,8 @@ class Editor:
             words: words of either prompt that say where, instead of the changed ones.
             instance: which piece of the mask to edit alone, counted from the left and from 0.
             mask_method: one of `localise.METHODS`, for study. probe_steps: dense steps that "latents" may spend.
-            structure: how long the words that stay attend, inside the mask, as they did in the picture, and self-attention
-                is the picture's: from 0, never, to 1, for the first 40 % of the steps.
+            structure: how long, inside the mask, the words that stay attend as they did in the picture and
+                self-attention is the picture's: from 0, never, to 1, for the first 40 % of the steps.
             verify: look once, early on, whether the change leaves a mask that the words made; grow it then.
             growth: latent cells computed beyond the mask, for all steps or each; None for the measured default.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
@@ -316,7 +316,15 @@ class Editor:
         return seed_map(self._engine, self._source(run)[0].story, run.recipe, text.cache, run.script)
 
     def save(self, folder: str | Path) -> None:
-        """Write the session: pictures, masks, prompts, seeds, lineage, parameters. Raises SessionError if empty."""
+        """Write the session: pictures, masks, prompts, seeds, lineage, parameters.
+
+        Raises:
+            SessionError: there is nothing to save, or the model has no name to load it by again.
+        """
+        if not self.model and len(self.history):
+            raise SessionError(
+                "a saved session names its model, and this editor's has no name; use Editor(pipe, model=)"
+            )
         session.save(self.history, Path(folder), self.model, str(self.pipe.unet.dtype).removeprefix("torch."))
 
     @classmethod

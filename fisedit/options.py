@@ -40,6 +40,7 @@ Words = Annotated[list[str] | None, Option("--word", help="A word that says wher
 Instance = Annotated[int | None, Option(help="Edit one piece of the mask alone, counted from the left and from 0.")]
 MaskMethod = Annotated[str, Option(help="cross, cross-self, new-words, two-way, or latents (needs --probe-steps).")]
 ProbeSteps = Annotated[int, Option(help="Dense steps that the mask method latents may spend.")]
+Structure = Annotated[float, Option(help="0 to 1: how long what is inside the mask keeps its structure.")]
 Verify = Annotated[bool, Option(help="Look once whether the change leaves its mask, and grow it then.")]
 PreviewOnly = Annotated[bool, Option("--preview", help="Write the source with the mask laid over it; edit nothing.")]
 SaveSession = Annotated[Path | None, Option("--session", help="Save the session into this folder, to edit it later.")]

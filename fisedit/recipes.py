@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from operator import index
+from typing import SupportsIndex
 
 from fisedit.errors import InputError, PromptError
 from fisedit.values import LATENT_FACTOR, Recipe, SchedulerName
@@ -56,9 +58,10 @@ def check_prompt(prompt: str) -> str:
 
 def _integer(name: str, value: int, bounds: tuple[int, int]) -> int:
     low, high = bounds
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+    whole = isinstance(value, SupportsIndex) and not isinstance(value, bool)  # numpy's integers are
+    if not whole or not low <= index(value) <= high:
         raise InputError(f"{name} must be a whole number in [{low}, {high}], got {value!r}")
-    return value
+    return index(value)
 
 
 def _guidance(value: float) -> float:

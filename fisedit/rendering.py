@@ -74,10 +74,15 @@ class Renderer:
         with run.watch.station("text"), torch.inference_mode(), TURN:
             embeddings = self.engine.encode(run.recipe)
             tokenizer = self.engine.pipe.tokenizer
-            length = len(tokenizer(parse(run.recipe.prompt).text, truncation=False, verbose=False).input_ids)
-            limit = tokenizer.model_max_length
-            note = f"the prompt has {length} tokens, and only the first {limit} are read; shorten it"
-            return Text(embeddings, {}, (note,) if length > limit else ())
+            limit, prompts = tokenizer.model_max_length, {"prompt": run.recipe.prompt}
+            if run.recipe.guided:
+                prompts["negative prompt"] = run.recipe.negative_prompt
+            notes = []
+            for name, prompt in prompts.items():
+                length = len(tokenizer(parse(prompt).text, truncation=False, verbose=False).input_ids)
+                if length > limit:
+                    notes.append(f"the {name} has {length} tokens, and only the first {limit} are read; shorten it")
+            return Text(embeddings, {}, tuple(notes))
 
     def dense(self, run: Run, text: Text, pin: tuple[BoolGrid, Story] | None = None) -> Made:
         """Every row of every step; `pin` is a grid [h, w] and the story that stays outside it."""

@@ -215,3 +215,16 @@ def test_two_threads_on_one_pipeline(pipelines, expected):
     assert sorted(results) == [0, 1, 2]
     for edits in results.values():
         assert all(edit.image.tobytes() == expected.image.tobytes() for edit in edits[::2])
+
+
+def test_numpys_integers_are_whole_numbers(pipelines):
+    editor = Editor(pipelines["shallow"])
+    ours = editor.generate(CAT, seed=np.int64(7), num_inference_steps=np.int32(2))
+    assert ours.recipe == editor.generate(CAT, seed=7, num_inference_steps=2).recipe
+    with pytest.raises(InputError, match="seed must be a whole number"):
+        editor.generate(CAT, seed=np.float64(7), num_inference_steps=2)
+
+
+def test_a_long_negative_prompt_is_told(pipelines):
+    said = Editor(pipelines["shallow"]).generate(CAT, negative_prompt="blue " * 90, num_inference_steps=1).stats.notes
+    assert any(note.startswith("the negative prompt has") for note in said)

@@ -112,6 +112,10 @@ class TestUsage:
         fisedit("edit", "--prompt", "a dog").refused("input", "--session", "--source-prompt")
         fisedit("edit", "--prompt", "a dog", "--session", "s", "--source-prompt", "a cat").refused("input", "both")
 
+    def test_a_session_has_its_own_recipe(self, fisedit):
+        words = ["--prompt", "a dog", "--session", "s", "--seed", "7", "--model", "demo"]
+        fisedit("edit", *words).refused("input", "a session has its own seed, model")
+
     @pytest.mark.parametrize("areas", ["1,x", "0", "101", ""])
     def test_areas(self, fisedit, areas):
         fisedit("bench", "edit", "--areas", areas).refused("input", "areas")
@@ -129,8 +133,9 @@ class TestBeforeTheModelLoads:
         ("verb", "option"), [("demo", "--output"), ("generate", "--session"), ("edit", "--session")]
     )
     def test_a_folder_that_cannot_be_written(self, fisedit, verb, option):
-        words = {"demo": [], "generate": ["a cat"], "edit": ["--prompt", "a dog"]}[verb]
-        fisedit(verb, *words, "--model", "./nowhere", option, "/proc/folder").refused("input", "writable")
+        nowhere = ["--model", "./nowhere"]
+        words = {"demo": nowhere, "generate": ["a cat", *nowhere], "edit": ["--prompt", "a dog"]}[verb]
+        fisedit(verb, *words, option, "/proc/folder").refused("input", "writable")
 
     def test_an_output_that_is_an_input(self, fisedit, tmp_path):
         before = half_mask(tmp_path / "mask.png").read_bytes()

@@ -162,6 +162,14 @@ def test_saving_again_replaces(folder, tmp_path):
     ]
 
 
+def test_a_session_that_could_not_be_resumed_is_not_saved(pipelines, tmp_path):
+    editor = Editor(pipelines["shallow"])
+    editor.generate(CAT, seed=7, num_inference_steps=2)
+    with pytest.raises(SessionError, match="a saved session names its model"):
+        editor.save(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 def test_an_empty_session_is_not_saved(pipelines, tmp_path):
     with pytest.raises(SessionError, match="call generate first"):
         Editor(pipelines["shallow"]).save(tmp_path / "new")
