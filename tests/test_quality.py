@@ -27,7 +27,7 @@ from fisedit.quality.prompt_to_prompt import Control, prompt_to_prompt, unchange
 from fisedit.quality.prompts import prompt_pairs
 from fisedit.quality.scores import achieved, score
 from fisedit.scenes.drawing import FontMissing, emoji_font
-from fisedit.scenes.layout import KINDS, Change
+from fisedit.scenes.layout import KINDS, Change, sample_change
 from fisedit.scenes.scene import Placed, Scene
 from fisedit.scenes.vocabulary import BACKGROUND, THING
 from tests import pipelines as tiny
@@ -151,16 +151,24 @@ def test_edits_are_of_all_kinds_from_a_seed(words):
 
 
 @needs_font
-def test_the_truth_holds_every_pixel_that_differs(words):
-    for edit in edits.sample_edits(64, 128, words, KINDS):
-        if edit.kind in edits.WHOLE or edit.picture is None:
-            assert edit.truth is None and edit.whole is (edit.kind in edits.WHOLE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_truth_holds_every_pixel_that_differs(kind):
+    rng = np.random.default_rng(0)
+    for change in (sample_change(rng, kind) for _ in range(30)):
+        truth, differs = edits.truth(change, 64), change.region(64)
+        if kind in edits.WHOLE:
+            assert truth is None
             continue
-        differs = edit.change.region(128)
-        assert (edit.truth | ~differs).all() and differs.sum() > 0.3 * edit.truth.sum() and edit.whole is False
-        if edit.kind == "insert":
-            rows, columns = edit.truth.any(1).sum(), edit.truth.any(0).sum()
-            assert edit.truth.sum() == rows * columns
+        assert (truth | ~differs).all() and differs.sum() > 0.3 * truth.sum()
+        if kind == "insert":
+            assert truth.sum() == truth.any(1).sum() * truth.any(0).sum()
+
+
+@needs_font
+def test_only_opened_sources_have_a_truth(words):
+    for edit in edits.sample_edits(32, 64, words, KINDS):
+        assert edit.whole is (edit.kind in edits.WHOLE)
+        assert (edit.truth is None) is (edit.whole or edit.picture is None)
 
 
 def test_a_small_vocabulary_is_kept_to(monkeypatch):
