@@ -58,15 +58,16 @@ class Costs:
         both = make_plan(grow(grid, growth) | cells, self._engine.executor.depth).rows
         return self._step(both) - self.sparse_step(grid, growth)
 
-    def dense(self) -> int:
-        """MACs of a dense run: every step and the decode."""
-        return self._steps * self.dense_step() + self._decode(tuple(self.sizes[0] * 4**i for i in range(4)))
+    def dense(self, start: int = 0) -> int:
+        """MACs of a dense run: every step from `start` on, and the decode."""
+        steps = self._steps - start
+        return steps * self.dense_step() + self._decode(tuple(self.sizes[0] * 4**i for i in range(4)))
 
-    def sparse(self, grid: BoolGrid, growth: Sequence[int]) -> int:
-        """MACs of a sparse run over a mask."""
+    def sparse(self, grid: BoolGrid, growth: Sequence[int], start: int = 0) -> int:
+        """MACs of a sparse run over a mask, from step `start` on."""
         once = text_macs(self._sites, self._batch, self._tokens) + self._decode(box_areas(grid))
         steps = {cells: self._step(self._rows(grid, cells)) for cells in set(growth)}
-        return sum(steps[cells] for cells in growth) + once
+        return sum(steps[cells] for cells in growth[start:]) + once
 
     def dense_is_cheaper(self, grid: BoolGrid, growth: Sequence[int]) -> str:
         """Why a mask is too large to be worth a sparse run, or ""."""

@@ -24,7 +24,7 @@ from fisedit.memory import Memory
 from fisedit.models import load
 from fisedit.pictures import canvas, canvas_size, is_canvas, returned, upright
 from fisedit.profiling import Stopwatch
-from fisedit.recipes import check_prompt, make_recipe
+from fisedit.recipes import check_prompt, first_step, make_recipe
 from fisedit.rendering import Made, Renderer, Run, Text
 from fisedit.source import Engine, Story, Structure, kept_steps
 from fisedit.textdiff import diff
@@ -87,6 +87,7 @@ class _Plan:
         growth: () where it is dense, and `fallback` says why. nothing: why it need not run.
         barred: cells [h, w] that no mask may take.
         spent: MACs on top: of a check, and of a run that it broke off.
+        structure: how much of the source's is kept. start: the first step to run.
     """
 
     mask: EditMask
@@ -97,6 +98,7 @@ class _Plan:
     notes: tuple[str, ...] = ()
     barred: BoolGrid | None = None
     structure: float = 0.0
+    start: int = 0
     spent: int = 0
 
 
@@ -206,6 +208,7 @@ class Editor:
         mask_method: str = masks.DEFAULT,
         probe_steps: int = 0,
         structure: float = 0.0,
+        strength: float = 1.0,
         verify: bool = True,
         growth: int | Sequence[int] | None = None,
         on_step: OnStep | None = None,
@@ -221,6 +224,8 @@ class Editor:
             mask_method: one of `localise.METHODS`, for study. probe_steps: dense steps that "latents" may spend.
             structure: how long, inside the mask, the words that stay attend as they did in the picture and
                 self-attention is the picture's: from 0, never, to 1, for the first 40 % of the steps.
+            strength: share of the steps to run, from the last; the first ones are the picture's own, so that less keeps
+                more of its layout and colours.
             verify: look once, early on, whether the change leaves a mask that the words made; grow it then.
             growth: latent cells computed beyond the mask, for all steps or each; None for the measured default.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
@@ -230,13 +235,14 @@ class Editor:
             NumericsError: the model produced NaN. The editor is as it was, whatever is raised.
         """
         run = self._run(prompt, on_step)
+        start = first_step(strength, run.recipe.num_inference_steps)
         wish = self._wish(run, mask, protect, grow, Search(tuple(words), instance, mask_method, probe_steps), growth)
         plan = self._plan(run, wish)
         if plan.nothing:
             return self._unchanged(run, plan.nothing)
         if not (isinstance(structure, int | float) and 0 <= structure <= 1):
             raise InputError(f"structure must be in [0, 1], got {structure!r}")
-        plan = replace(plan, structure=float(structure))
+        plan = replace(plan, structure=float(structure), start=start)
         return self._edited(run, plan, verify=verify and plan.mask.source is MaskSource.ATTENTION)
 
     def preview(
@@ -250,14 +256,16 @@ class Editor:
         instance: int | None = None,
         mask_method: str = masks.DEFAULT,
         probe_steps: int = 0,
+        strength: float = 1.0,
         growth: int | Sequence[int] | None = None,
     ) -> Preview:
         """Where `edit` would paint and what it would cost; arguments and errors as there. Nothing is run or kept."""
         run = self._run(prompt, None)
         wish = self._wish(run, mask, protect, grow, Search(tuple(words), instance, mask_method, probe_steps), growth)
-        plan, costs = self._plan(run, wish), self._costs(run.recipe)
-        macs = 0 if plan.nothing else costs.sparse(plan.mask.grid, plan.growth) if plan.growth else costs.dense()
-        return Preview(plan.mask, run.script, macs, costs.dense(), plan.fallback, plan.nothing)
+        start = first_step(strength, run.recipe.num_inference_steps)
+        plan, costs = replace(self._plan(run, wish), start=start), self._costs(run.recipe)
+        macs = 0 if plan.nothing else _macs(plan, costs)
+        return Preview(plan.mask, run.script, macs, costs.dense(start), plan.fallback, plan.nothing)
 
     def open(
         self,
@@ -415,16 +423,16 @@ class Editor:
         assert run.parent is not None
         self._memory.make_room(self._expected_bytes(run, plan), keep=run.parent.id)
         if not plan.growth:
-            pin = None if plan.mask.grid.all() else (plan.mask.grid, source.story)
-            return self._keep(run, plan, self._renderer.dense(run, text, pin))
-        steps, over = run.recipe.num_inference_steps, (source.story, source.decoder)
-        check = leaks.check(plan.mask.grid, steps) if verify and steps > 1 else None
+            pin = plan.mask.grid, source.story
+            return self._keep(run, plan, self._renderer.dense(run, text, pin, plan.start))
+        steps, over = run.recipe.num_inference_steps - plan.start, (source.story, source.decoder)
+        check = leaks.check(plan.mask.grid, steps, plan.start) if verify and steps > 1 else None
         if check:
             extra = self._costs(run.recipe).check(plan.mask.grid, plan.growth[check.step], check.cells)
             plan = replace(plan, spent=extra)
         try:
             kept = self._structure(run, plan.structure)
-            made = self._renderer.sparse(run, text, over, plan.mask.grid, plan.growth, check, kept)
+            made = self._renderer.sparse(run, text, over, plan.mask.grid, plan.growth, check, kept, plan.start)
         except leaks.Leak as leak:
             return self._edited(run, self._grown(run, plan, leak), verify=False)
         return self._keep(run, plan, made)
@@ -444,7 +452,7 @@ class Editor:
     def _grown(self, run: Run, plan: _Plan, leak: leaks.Leak) -> _Plan:
         """The plan after a leak: a larger mask, or a dense run."""
         costs = self._costs(run.recipe)
-        lost = sum(costs.sparse_step(plan.mask.grid, cells) for cells in plan.growth[: leak.step + 1])
+        lost = sum(costs.sparse_step(plan.mask.grid, cells) for cells in plan.growth[plan.start : leak.step + 1])
         plan = replace(plan, spent=plan.spent + lost)
         grown = self._everywhere(run.recipe) if leak.everywhere else replace(plan.mask, grid=leak.grid)
         mask = grown if plan.barred is None else replace(grown, grid=grown.grid & ~plan.barred)
@@ -470,13 +478,13 @@ class Editor:
     def _keep(self, run: Run, plan: _Plan, made: Made, original: Image | None = None) -> EditResult:
         """Account for a picture, remember it, and stand on it; `original` is an opened one's, upright."""
         costs = self._costs(run.recipe)
-        macs = plan.spent + (costs.sparse(plan.mask.grid, plan.growth) if plan.growth else costs.dense())
+        macs = plan.spent + _macs(plan, costs)
         if run.parent and (moved := _moved(run.parent.canvas, made.image, plan.mask)) < HARDLY:
             note = (
                 f"the picture hardly changed inside the mask (by {moved:.2f} of 255 in the mean); say more, or grow it"
             )
             plan = replace(plan, notes=(*plan.notes, note))
-        stats = self._stats(run, plan, macs, len(made.story.predictions), made.own_bytes)
+        stats = self._stats(run, plan, macs, len(made.story.predictions) - plan.start, made.own_bytes)
         parent, image = run.parent.id if run.parent else None, made.image
         if original is not None:
             image = image if is_canvas(original, image.size) else original
@@ -493,8 +501,9 @@ class Editor:
             plan.growth,
             made.image if image is not made.image else None,
             plan.structure if plan.growth else 0.0,
+            plan.start,
         )
-        self._memory.put(result.id, made.story, made.decoder, base=parent if plan.growth else None)
+        self._memory.put(result.id, made.story, made.decoder, base=parent if plan.growth or plan.start else None)
         return self.history.add(result)
 
     def _unchanged(self, run: Run, why: str) -> EditResult:
@@ -526,11 +535,12 @@ class Editor:
             unet_evaluations_dense=0 if growth else steps,
             unet_evaluations_sparse=steps if growth else 0,
             macs=macs,
-            macs_dense=costs.dense(),
+            macs_dense=costs.dense(plan.start),
             seconds=run.watch.done(),
             recorded_bytes=held,
             fallback=plan.fallback,
             notes=plan.notes,
+            steps_shared=plan.start,
         )
 
     def _source(self, run: Run) -> tuple[Made, int]:
@@ -551,15 +561,21 @@ class Editor:
             return
         run = Run(result.recipe, parent, result.diff, Stopwatch(), on_step)
         text, over = self._renderer.text(run), self._memory.get(parent.id) if parent else None
+        grid, start = result.mask.grid, result.start
         if over is not None and result.growth:
             kept = self._structure(run, result.structure)
-            made = self._renderer.sparse(run, text, over, result.mask.grid, result.growth, structure=kept)
+            made = self._renderer.sparse(run, text, over, grid, result.growth, structure=kept, start=start)
         elif parent is None and result.recipe.opened:
             made = self._renderer.opened(run, text, result.canvas)
         else:
-            pinned = over is not None and not result.mask.grid.all()
-            made = self._renderer.dense(run, text, (result.mask.grid, over[0]) if over and pinned else None)
-        self._memory.put(result.id, made.story, made.decoder, base=result.parent if result.growth else None)
+            made = self._renderer.dense(run, text, (grid, over[0]) if over else None, start)
+        self._memory.put(result.id, made.story, made.decoder, base=result.parent if result.growth or start else None)
+
+
+def _macs(plan: _Plan, costs: Costs) -> int:
+    """Multiply-accumulates of a plan's run."""
+    grid, growth, start = plan.mask.grid, plan.growth, plan.start
+    return costs.sparse(grid, growth, start) if growth else costs.dense(start)
 
 
 def _moved(before: Image, after: Image, mask: EditMask) -> float:

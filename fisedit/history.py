@@ -26,6 +26,7 @@ class EditResult:
         growth: latent cells computed beyond the mask at each step; empty where the run was dense.
         painted: what the model works on where that is not `image` itself: a canvas of the recipe's size, RGB.
         structure: how much of the parent's structure was kept, 0 to 1.
+        start: so many first steps are the parent's.
     """
 
     id: str
@@ -38,6 +39,7 @@ class EditResult:
     growth: tuple[int, ...] = ()
     painted: Image | None = None
     structure: float = 0.0
+    start: int = 0
 
     @property
     def canvas(self) -> Image:

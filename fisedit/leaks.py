@@ -66,8 +66,8 @@ class Check:
             raise Leak(self.mask | grow(changed & grow(self.mask, 2), 1), self.step, everywhere=everywhere)
 
 
-def check(mask: BoolGrid, steps: int) -> Check:
-    """The check of an edit of so many steps over a mask [h, w]."""
+def check(mask: BoolGrid, steps: int, start: int = 0) -> Check:
+    """The check of an edit of so many steps, the first of them `start`, over a mask [h, w]."""
     lattice = np.zeros(mask.shape, bool)
     lattice[SPACING // 2 :: SPACING, SPACING // 2 :: SPACING] = True
-    return Check(mask, lattice & ~mask, max(1, round(AT * steps)))
+    return Check(mask, lattice & ~mask, start + max(1, round(AT * steps)))

@@ -47,6 +47,19 @@ def make_recipe(
     )
 
 
+def first_step(strength: float, steps: int) -> int:
+    """The index of the first step that an edit of this strength runs, as in diffusers' image-to-image.
+
+    Raises:
+        InputError: a strength out of range, or one that leaves no step to run.
+    """
+    if not isinstance(strength, int | float) or not 0 < strength <= 1:
+        raise InputError(f"strength must be in (0, 1], got {strength!r}; 1 repaints, less keeps more")
+    if int(steps * strength) < 1:
+        raise InputError(f"strength must leave a step of {steps} to run, got {strength!r}; use {1 / steps:.3g} or more")
+    return steps - int(steps * strength)
+
+
 def check_prompt(prompt: str) -> str:
     """The prompt, if it says anything. Raises PromptError otherwise."""
     if not isinstance(prompt, str):

@@ -84,10 +84,10 @@ class Renderer:
                     notes.append(f"the {name} has {length} tokens, and only the first {limit} are read; shorten it")
             return Text(embeddings, {}, tuple(notes))
 
-    def dense(self, run: Run, text: Text, pin: tuple[BoolGrid, Story] | None = None) -> Made:
-        """Every row of every step; `pin` is a grid [h, w] and the story that stays outside it."""
+    def dense(self, run: Run, text: Text, pin: tuple[BoolGrid, Story] | None = None, start: int = 0) -> Made:
+        """Every row of every step from `start` on; `pin` is a grid [h, w] and the story that stays outside it."""
         with run.watch.station("denoise"):
-            story = self.engine.record(run.recipe, text.embeddings, self._watch(run), pin)
+            story = self.engine.record(run.recipe, text.embeddings, self._watch(run), pin, start=start)
         with run.watch.station("decode"), torch.inference_mode():
             image, decoder = decode(self.engine.pipe.vae, story.latents[-1])
             if run.parent and pin:
@@ -103,8 +103,9 @@ class Renderer:
         growth: tuple[int, ...],
         check: Check | None = None,
         structure: Structure | None = None,
+        start: int = 0,
     ) -> Made:
-        """The rows of a mask [h, w] and so many cells around it at each step, over the parent's story.
+        """The rows of a mask [h, w] and so many cells around it at each step from `start` on, over the parent's story.
 
         Raises:
             Leak: `check` found the mask too small.
@@ -113,7 +114,7 @@ class Renderer:
         over, record = source
         with run.watch.station("denoise"):
             story = self.engine.replay(
-                over, run.recipe, text.embeddings, text.cache, grid, growth, self._watch(run), check, structure
+                over, run.recipe, text.embeddings, text.cache, grid, growth, self._watch(run), check, structure, start
             )
         with run.watch.station("decode"), torch.inference_mode():
             vae = self.engine.pipe.vae

@@ -94,6 +94,7 @@ def _entry(result: EditResult) -> dict[str, Any]:
         "change": str(result.diff),
         "growth": result.growth,
         "structure": result.structure,
+        "start": result.start,
         "mask": {"source": result.mask.source, "confidence": result.mask.confidence},
         "stats": result.stats.as_dict(),
     }
@@ -114,9 +115,11 @@ def _result(
     growth = tuple(entry["growth"])
     if growth and [type(cells) for cells in growth] != [int] * recipe.num_inference_steps:
         raise ValueError(f"growth must be a whole number for each step, got {growth}")
-    structure = float(entry.get("structure", 0.0))
+    structure, start = float(entry.get("structure", 0.0)), int(entry.get("start", 0))
+    if not 0 <= start < recipe.num_inference_steps:
+        raise ValueError(f"start must leave a step to run, got {start}")
     script, stats = diff(before, recipe.prompt), _stats(entry["stats"])
-    return EditResult(name, parent, recipe, image, mask, script, stats, growth, painted, structure)
+    return EditResult(name, parent, recipe, image, mask, script, stats, growth, painted, structure, start)
 
 
 def _stats(entry: dict[str, Any]) -> EditStats:

@@ -46,6 +46,7 @@ class Story:
         predictions: the guided prediction of every step, [1, 4, h, w].
         features: what every step recorded.
         text: keys and values of the prompt for every cross-attention.
+        start: so many first steps are another story's, taken over as they were.
     """
 
     recipe: Recipe
@@ -53,12 +54,22 @@ class Story:
     predictions: list[Tensor] = field(default_factory=list)
     features: list[StepFeatures] = field(default_factory=list)
     text: dict[str, Tensor] = field(default_factory=dict)
+    start: int = 0
 
     @property
     def own_bytes(self) -> int:
         """Bytes of recorded features and latents held by this story alone."""
-        loose = (*self.latents, *self.predictions, *self.text.values())
-        return sum(step.own_bytes for step in self.features) + sum(t.nbytes for t in loose)
+        loose = (*self.latents[self.start :], *self.predictions[self.start :], *self.text.values())
+        return sum(step.own_bytes for step in self.features[self.start :]) + sum(t.nbytes for t in loose)
+
+    def take_over(self, source: Story, steps: int, sampler: Sampler) -> None:
+        """Begin as another story does, with its first steps; the sampler is left as it was after them."""
+        self.start = steps
+        self.latents += source.latents[: steps + 1]
+        self.predictions += source.predictions[:steps]
+        self.features += source.features[:steps]
+        for i, t in enumerate(sampler.timesteps[:steps]):
+            sampler.step(self.predictions[i], t, self.latents[i])
 
 
 @dataclass(frozen=True)
@@ -129,20 +140,25 @@ class Engine:
         watch: Watch,
         pin: tuple[BoolGrid, Story] | None = None,
         path: Sequence[Tensor] | None = None,
+        start: int = 0,
     ) -> Story:
         """Sample densely, as diffusers would, and remember everything.
 
         Args:
             text: embeddings [B, T, D]. watch: called before every step.
-            pin: a grid [h, w] and the story that stays outside it.
+            pin: a grid [h, w] and the story that stays outside it, whose first latents are those of this one.
             path: latents before every step and at the end [1, 4, h, w], to look at instead of sampling them.
+            start: so many first steps are taken over from the pinned story.
         """
         sampler, story = self.sampler(recipe), Story(recipe)
         wanted = mask_queries(self.executor.sites, self.sizes(recipe))
         looks = mask_steps(sampler.timesteps)
         keep = _keeper(*pin) if pin else lambda i, latents: path[i] if path else latents
-        story.latents.append(path[0] if path else sampler.latents)
-        for i, t in enumerate(sampler.timesteps):
+        if pin:
+            story.take_over(pin[1], start, sampler)
+        else:
+            story.latents.append(path[0] if path else sampler.latents)
+        for i, t in enumerate(sampler.timesteps[start:], start):
             watch(i, len(sampler.timesteps), sampler.estimate)
             queries = wanted if i in looks or i < kept_steps(recipe) else frozenset()
             x, extra = self._inputs(sampler, recipe, story.latents[i], t)
@@ -164,6 +180,7 @@ class Engine:
         watch: Watch,
         check: Check | None = None,
         structure: Structure | None = None,
+        start: int = 0,
     ) -> Story:
         """Sample sparsely over a story: compute the grown mask's rows, read the rest, pin what lies outside the mask.
 
@@ -171,6 +188,7 @@ class Engine:
             recipe: the source's with the new prompt. text, text_cache: its embeddings, and keys known already.
             grid: booleans [h, w]. growth: latent cells to compute beyond the mask, one number per step.
             check: computes some more cells at one step and looks at them. structure: what is kept of the source's.
+            start: so many first steps are taken over.
 
         Raises:
             Leak: what `check` found.
@@ -179,8 +197,8 @@ class Engine:
         plans = {cells: self.plan(grid, cells) for cells in set(growth)}
         kept = self._kept_text(source, text, text_cache, structure) if structure else {}
         keep = _keeper(grid, source)
-        story.latents.append(source.latents[0])
-        for i, t in enumerate(sampler.timesteps):
+        story.take_over(source, start, sampler)
+        for i, t in enumerate(sampler.timesteps[start:], start):
             watch(i, len(sampler.timesteps), sampler.estimate)
             checking = check is not None and i == check.step
             plan = self.plan(grid, growth[i], check.cells) if check and checking else plans[growth[i]]

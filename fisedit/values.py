@@ -186,6 +186,7 @@ class EditStats:
         seconds: wall seconds by station: text, mask, plan, denoise, decode, total.
         recorded_bytes: bytes of features this result holds for later edits (its parents' not counted).
         fallback: why the edit ran dense, or "".
+        steps_shared: first steps that were taken over from the parent, without a call.
         notes: things the user should know, such as a truncated prompt.
     """
 
@@ -202,6 +203,7 @@ class EditStats:
     recorded_bytes: int
     fallback: str = ""
     notes: tuple[str, ...] = field(default=())
+    steps_shared: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON-ready values."""
