@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from math import ceil
 from typing import TYPE_CHECKING
 
 from fisedit.decode import box_areas
@@ -20,8 +21,9 @@ from fisedit.values import Recipe
 if TYPE_CHECKING:
     from fisedit.values import BoolGrid
 
-GROWTH = 2
-"""Latent cells computed beyond the mask by default."""
+GROWTH = (3, 1)
+"""Latent cells computed beyond the mask by default, in the first and the second half of the steps. Of the schedules
+that `fisedit bench fidelity` compares, this one costs what 2 throughout does, with a tenth percentile 3 dB better."""
 
 BREAK_EVEN = 0.78
 """Share of a dense step's multiply-accumulates from which a step runs dense. On two Zen 5 cores (bf16, 512 px) a sparse
@@ -31,7 +33,8 @@ blobs: from there dense costs no more and is exact."""
 
 def default_growth(steps: int) -> tuple[int, ...]:
     """Latent cells to compute beyond the mask, for every step."""
-    return (GROWTH,) * steps
+    first = ceil(steps / 2)
+    return (GROWTH[0],) * first + (GROWTH[1],) * (steps - first)
 
 
 class Costs:

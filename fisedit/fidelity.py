@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fisedit.costs import GROWTH
 from fisedit.editor import Editor
 from fisedit.quality import metrics
 from fisedit.quality.case import Case, story_of
@@ -82,7 +83,7 @@ def run(
     rows = [_row(name, psnr[name], share[name]) for name in SCHEDULES]
     settings = {"model": model, "edits": edits, "num_inference_steps": num_inference_steps, "mask_area": AREA}
     dtype = str(editor.pipe.unet.dtype).removeprefix("torch.")
-    settings |= {"dtype": dtype, "guidance_scale": guidance_scale, "scheduler": "ddim"}
+    settings |= {"default_growth": GROWTH, "dtype": dtype, "guidance_scale": guidance_scale, "scheduler": "ddim"}
     return {"settings": settings, "rows": rows, "values": psnr["default"]}
 
 
