@@ -10,6 +10,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Collection, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -35,6 +36,9 @@ _MODES = {
     "TIFF": ("L", "LA", "RGB", "RGBA", "CMYK", "I;16"),
 }
 """What a format holds without loss of depth, alpha or colours."""
+
+IMAGE_SUFFIXES = tuple(_FORMATS)
+"""Endings of images that are written."""
 
 _READABLE = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
 _MOST_PIXELS = 64_000_000
@@ -89,12 +93,19 @@ def write_image(image: Image, path: Path) -> None:
 
     What the format cannot hold is written as a screen shows it: 8-bit sRGB, and in a JPEG over white.
     """
-    options = _FORMATS[path.suffix.lower()]
-    if image.mode not in _MODES[options["format"]]:
-        from fisedit.pictures import on_screen
+    _write(path, lambda file: _save(image, path.suffix, file))
 
-        image = on_screen(image, alpha=options["format"] != "JPEG")
-    _write(path, lambda file: image.save(file, **options, icc_profile=image.info.get("icc_profile")))
+
+def image_bytes(image: Image, suffix: str) -> bytes:
+    """The bytes that `write_image` writes into a file with this ending."""
+    file = BytesIO()
+    _save(image, suffix, file)
+    return file.getvalue()
+
+
+def holds(suffix: str, image: Image) -> bool:
+    """Whether the format of an ending holds an image as it is."""
+    return image.mode in _MODES[_FORMATS[suffix.lower()]["format"]]
 
 
 def write_json(value: object, path: Path) -> None:
@@ -152,6 +163,15 @@ def _grey(image: Image) -> Image:
     if image.mode.startswith("I"):
         return image.point(lambda level: level / 257, "F").convert("L")
     return image.convert("L")
+
+
+def _save(image: Image, suffix: str, file: IO[bytes]) -> None:
+    options = _FORMATS[suffix.lower()]
+    if not holds(suffix, image):
+        from fisedit.pictures import on_screen
+
+        image = on_screen(image, alpha=options["format"] != "JPEG")
+    image.save(file, **options, icc_profile=image.info.get("icc_profile"))
 
 
 def _write(path: Path, write: Callable[[IO[bytes]], object]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from dataclasses import dataclass, replace
 from io import BytesIO
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,18 @@ if TYPE_CHECKING:
 
     from fisedit.history import EditResult
     from fisedit.values import OnStep
+
+
+_OWN = {
+    "PNG": (".png",),
+    "JPEG": (".jpg", ".jpeg"),
+    "MPO": (".jpg", ".jpeg"),
+    "WEBP": (".webp",),
+    "TIFF": (".tif", ".tiff"),
+    "BMP": (),
+    "GIF": (),
+}
+"""Format -> endings of outputs that are written in it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,8 +165,7 @@ class Hand:
 
 def _file(item: Item, source: _Source, result: EditResult) -> tuple[bytes, tuple[str, ...]]:
     """The output's bytes: the input's own where nothing was edited; and what was lost in its format."""
-    own = {"PNG": (".png",), "JPEG": (".jpg", ".jpeg"), "WEBP": (".webp",)}.get(source.picture.format, ())
-    if result.mask.source is MaskSource.NOWHERE and PurePosixPath(item.output).suffix.lower() in own:
+    if result.mask.source is MaskSource.NOWHERE and Path(item.output).suffix.lower() in _OWN[source.picture.format]:
         return source.data, ()
     return pictures.encode(result.image, item.output)
 

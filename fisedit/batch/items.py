@@ -12,11 +12,12 @@ from pathlib import Path, PurePosixPath
 from fisedit.batch.tables import EditRow, read_captions, read_edits
 from fisedit.batch.values import Format, Item, Job
 from fisedit.errors import InputError
+from fisedit.files import IMAGE_SUFFIXES
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 """Endings of what is taken for a picture; hidden files are not."""
 
-_WRITTEN = {".png": Format.PNG, ".jpg": Format.JPG, ".jpeg": Format.JPG, ".webp": Format.WEBP}
+_MEANS = {".png": Format.PNG, ".jpg": Format.JPG, ".jpeg": Format.JPG, ".webp": Format.WEBP}
 _MOST_BYTES = 1 << 16  # of a caption beside a picture
 
 
@@ -110,17 +111,16 @@ def _outputs(rows: Sequence[EditRow], kind: Format) -> list[str]:
 def _suffix(image: str, kind: Format) -> str:
     """The ending of an output: the picture's own wherever that means the wanted format."""
     own = PurePosixPath(image).suffix
-    means = _WRITTEN.get(own.lower())
-    if means and kind in (Format.KEEP, means):
-        return own
-    return ".png" if kind is Format.KEEP else f".{kind}"
+    if kind is Format.KEEP:
+        return own if own.lower() in IMAGE_SUFFIXES else ".png"
+    return own if _MEANS.get(own.lower()) is kind else f".{kind}"
 
 
 def _item(job: Job, row: EditRow, output: str, captions: dict[str, str]) -> Item:
     picture = job.folder / row.image
     problem = _no_file(picture, "picture")
-    if not problem and PurePosixPath(output).suffix.lower() not in _WRITTEN:
-        problem = f"output must end in {', '.join(_WRITTEN)}, got {output}"
+    if not problem and PurePosixPath(output).suffix.lower() not in IMAGE_SUFFIXES:
+        problem = f"output must end in {', '.join(IMAGE_SUFFIXES)}, got {output}"
     source, why = _source_prompt(job, row, captions)
     mask = _mask(job, row)
     problem = problem or why or (_no_file(mask, "mask") if mask else "")

@@ -10,28 +10,18 @@ import stat
 import struct
 import warnings
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
+from fisedit import files
 from fisedit.errors import InputError
 
 READABLE = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
 MOST_BYTES = 1 << 30
 MOST_PIXELS = 64_000_000
-
-_JPEG = (("L", "RGB", "CMYK"), {"format": "JPEG", "quality": 95})
-_WRITTEN: Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]] = {
-    ".png": (("1", "L", "LA", "I", "I;16", "RGB", "RGBA"), {"format": "PNG"}),
-    ".webp": (("RGB", "RGBA"), {"format": "WEBP", "lossless": True}),
-    ".jpg": _JPEG,
-    ".jpeg": _JPEG,
-}
-"""Ending -> the modes that it can hold, and how it is written."""
 
 _DAMAGED = (OSError, SyntaxError, ValueError, LookupError, TypeError, OverflowError, EOFError, struct.error, zlib.error)
 """What Pillow's decoders raise for files that are cut or made up."""
@@ -103,16 +93,10 @@ def levels(data: bytes, size: tuple[int, int]) -> Image.Image:
 
 
 def encode(image: Image.Image, name: str) -> tuple[bytes, tuple[str, ...]]:
-    """A file's bytes in the format of its name's ending, colour profile included, and what was lost for it."""
-    modes, options = _WRITTEN[PurePosixPath(name).suffix.lower()]
-    fit = image if image.mode in modes else _fitting(image, modes)
-    profile = image.info.get("icc_profile") if _space(fit) == _space(image) else None
-    file = BytesIO()
-    fit.save(file, **options, icc_profile=profile)
-    if fit is image:
-        return file.getvalue(), ()
-    lost = "transparency laid on white" if _clear(image) and not _clear(fit) else f"{image.mode} written as {fit.mode}"
-    return file.getvalue(), (f"{lost}, as {options['format']} holds no {image.mode}",)
+    """A file's bytes in the format of its name's ending, and what was lost for it."""
+    suffix = PurePosixPath(name).suffix
+    lost = () if files.holds(suffix, image) else (f"{suffix} holds no {image.mode}: written as a screen shows it",)
+    return files.image_bytes(image, suffix), lost
 
 
 def _check_size(image: Image.Image, what: str) -> None:
@@ -121,31 +105,6 @@ def _check_size(image: Image.Image, what: str) -> None:
         raise InputError(f"{what} must have at most {limit}, got {image.width}x{image.height}; make it smaller")
 
 
-def _fitting(image: Image.Image, modes: tuple[str, ...]) -> Image.Image:
-    """The image in a mode that a format can hold."""
-    if image.mode.startswith("I"):
-        return _shallow(image).convert("L" if "L" in modes else "RGB")
-    if not _clear(image):
-        return image.convert("RGB")
-    clear = image.convert("RGBA")
-    if "RGBA" in modes:
-        return clear
-    white = Image.new("RGB", clear.size, "white")
-    white.paste(clear, mask=clear.getchannel("A"))
-    return white
-
-
 def _shallow(image: Image.Image) -> Image.Image:
     """16-bit levels as 8-bit ones; scaled, where Pillow would clip them."""
     return image.point(lambda level: level / 257, "F").convert("L")
-
-
-def _clear(image: Image.Image) -> bool:
-    return "A" in image.getbands()
-
-
-def _space(image: Image.Image) -> str:
-    """The colour space that a profile describes."""
-    if image.mode in ("1", "L", "LA", "F") or image.mode.startswith("I"):
-        return "grey"
-    return "CMYK" if image.mode == "CMYK" else "RGB"
