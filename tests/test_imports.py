@@ -16,7 +16,8 @@ PACKAGE = ROOT / "fisedit"
 
 LAYERS = (
     "errors values",
-    "devices files grammar graph hub model_checks model_files model_places models pictures random_model recipes scenes weighting",
+    "devices files grammar graph hub model_checks model_files model_places models pictures random_model recipes scenes "
+    "weighting",
     "cache judge masks plan profiling schedule textdiff",
     "sparse_kernels",
     "adapters attention decode executor layers preview",
