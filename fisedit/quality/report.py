@@ -99,13 +99,16 @@ def _relative(mine: Sequence[Score], reference: Sequence[Score | None]) -> Row:
 
 
 def table(found: Sequence[Row], columns: Sequence[str], names: Sequence[str] = SHOWN) -> list[dict[str, str]]:
-    """Rows to read: `columns` as they are, then figures as "median (tail)" and shares in percent."""
-    names = [name for name in names if any(_told(row[name]) != "-" for row in found)]
-    return [{c: str(row[c]) for c in columns} | {name: _told(row[name]) for name in names} for row in found]
+    """Rows to read: `columns` as they are, figures as "median (tail)", shares in percent, "of n" where not of all."""
+    told = [{name: _told(row[name], row["edits"]) for name in names} for row in found]
+    shown = [name for name in names if any(row[name] != "-" for row in told)]
+    return [{c: str(row[c]) for c in columns} | {n: t[n] for n in shown} for row, t in zip(found, told, strict=True)]
 
 
-def _told(figure: Row) -> str:
+def _told(figure: Row, edits: int) -> str:
     value = figure.get("median", figure.get("mean"))
     if value is None:
         return "-"
-    return f"{value:.0%}" if "mean" in figure else f"{value:.3g} ({figure['tail']:.3g})"
+    if "median" in figure:
+        return f"{value:.3g} ({figure['tail']:.3g})"
+    return f"{value:.0%}" if figure["edits"] == edits else f"{value:.0%} of {figure['edits']}"
