@@ -16,9 +16,8 @@ PACKAGE = ROOT / "fisedit"
 
 LAYERS = (
     "errors values",
-    "devices files grammar graph hub model_checks model_files model_places models pictures random_model recipes scenes "
-    "weighting",
-    "cache judge masks plan profiling schedule textdiff",
+    "devices files grammar graph hub model_checks model_files model_places models pictures random_model recipes scenes",
+    "cache judge masks plan profiling schedule textdiff weighting",
     "sparse_kernels",
     "adapters attention decode executor layers preview",
     "costs editor history inversion leaks localise memory rendering session source",
