@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -25,11 +24,12 @@ from fisedit.batch import pool
 from fisedit.batch import run as running
 from fisedit.batch.hand import Hand
 from fisedit.batch.items import make_plan
-from fisedit.batch.journal import NAME, Journal
+from fisedit.batch.journal import Journal
 from fisedit.batch.pictures import MOST_PIXELS, decode, encode, levels
 from fisedit.batch.tables import read_captions, read_edits
 from fisedit.batch.values import Failed, Job, Made, OnError, Settings
 from fisedit.errors import InputError, NumericsError
+from tests.folders import JOURNAL, half, lines, picture, pictures, tree, whole
 from tests.pipelines import build_pipeline
 
 BEFORE, AFTER = "a cat and a cake on a beach", "a dog and a cake on a beach"
@@ -119,116 +119,6 @@ def ended(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def picture(path: Path, seed: int = 0, size: tuple[int, int] = (64, 64)) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.random.default_rng(seed).integers(0, 256, (*reversed(size), 3), np.uint8)
-    Image.fromarray(pixels).save(path)
-    return path
-
-
-def pictures(folder: Path, count: int = 3) -> Path:
-    for n in range(count):
-        picture(folder / f"{n}.png", n)
-    return folder
-
-
-def tree(folder: Path) -> dict[str, str]:
-    """Every file of a folder but the journal, by its content."""
-    found = {path.relative_to(folder): path for path in folder.rglob("*") if not path.is_dir()}
-    return {
-        str(name): hashlib.sha256(path.read_bytes()).hexdigest() for name, path in found.items() if name.name != NAME
-    }
-
-
-def lines(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / NAME).read_text().splitlines()]
-
-
-def half(path: Path, size: tuple[int, int] = (64, 64)) -> Path:
-    pixels = np.zeros((size[1], size[0]), np.uint8)
-    pixels[:, : size[0] // 2] = 255
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels).save(path)
-    return path
-
-
-class TestAFolder:
-    def test_every_picture_is_edited_and_no_input_touched(self, batch, tmp_path):
-        pictures(tmp_path / "in")
-        picture(tmp_path / "in/deep/odd.jpg", 5, (70, 97))
-        before = tree(tmp_path / "in")
-        run = batch("in", "out", *SAID, "--recursive", "--json")
-        assert (run.status, run.err, run.counts) == (0, "", {"done": 4})
-        assert tree(tmp_path / "in") == before
-        assert set(tree(tmp_path / "out")) == set(before)
-        assert Image.open(tmp_path / "out/deep/odd.jpg").size == (70, 97)
-        assert all(tree(tmp_path / "out")[name] != before[name] for name in before)
-
-    def test_a_summary_for_people(self, batch, tmp_path):
-        pictures(tmp_path / "in", 1)
-        (tmp_path / "in/[red]bad.png").write_text("no picture")
-        run = batch("in", "out", *SAID)
-        assert run.status == 1 and run.err == ""
-        assert "[red]bad.png" in run.out and "must be a PNG" in run.out and "done before" in run.out
-
-    def test_subfolders_are_left_alone_unless_asked_for(self, batch, tmp_path):
-        pictures(tmp_path / "in", 1)
-        picture(tmp_path / "in/deep/a.png")
-        assert batch("in", "out", *SAID, "--json").counts == {"done": 1}
-
-    def test_a_second_run_does_nothing(self, batch, tmp_path, monkeypatch):
-        pictures(tmp_path / "in")
-        batch("in", "out", *SAID)
-        made, told = tree(tmp_path / "out"), lines(tmp_path / "out")
-        monkeypatch.setattr(Editor, "from_pretrained", None)
-        again = batch("in", "out", *SAID, "--json")
-        assert (again.status, again.counts) == (0, {"done before": 3})
-        assert tree(tmp_path / "out") == made and lines(tmp_path / "out") == told
-
-    def test_most_work_first_and_a_source_is_opened_once(self, batch, tmp_path, monkeypatch):
-        pictures(tmp_path / "in")
-        rows = [("0.png", AFTER), ("2.png", AFTER), ("2.png", "a bird and a cake on a beach"), ("1.png", AFTER)]
-        text = "\n".join(json.dumps({"image": image, "prompt": prompt}) for image, prompt in rows)
-        (tmp_path / "edits.jsonl").write_text(text)
-        opened = []
-        really = Editor.open
-
-        def count(editor, image, *given, **options):
-            opened.append(image.tobytes())
-            return really(editor, image, *given, **options)
-
-        monkeypatch.setattr(Editor, "open", count)
-        run = batch("in", "out", "--edits", "edits.jsonl", "--source-prompt", BEFORE, "--json")
-        assert run.counts == {"done": 4} and len(opened) == len(set(opened)) == 3
-        assert [line["output"] for line in lines(tmp_path / "out")][:2] == ["2-1.png", "2-2.png"]
-        made = tree(tmp_path / "out")
-        assert set(made) == {"0.png", "1.png", "2-1.png", "2-2.png"}
-        alone = batch("in", "alone", *SAID, "--json")
-        assert alone.status == 0 and tree(tmp_path / "alone")["2.png"] == made["2-1.png"]
-
-    def test_a_mask_says_where(self, batch, tmp_path):
-        pictures(tmp_path / "in", 4)
-        half(tmp_path / "masks/0.png")
-        half(tmp_path / "masks/1.jpg", (256, 256))
-        Image.new("L", (64, 64)).save(tmp_path / "masks/2.png")
-        (tmp_path / "masks/3.png").write_bytes(b"")
-        run = batch("in", "out", *SAID, "--masks", "masks", "--json")
-        assert run.reasons == {"3.png": "mask must be an image, got an empty file"} and run.status == 1
-        for name in ("0.png", "1.png"):
-            before, after = (np.asarray(Image.open(tmp_path / where / name)) for where in ("in", "out"))
-            assert (before[:, 32:] == after[:, 32:]).all() and (before[:, :32] != after[:, :32]).any()
-        assert tree(tmp_path / "in")["2.png"] == tree(tmp_path / "out")["2.png"], "nothing to do: the same bytes"
-
-    def test_source_prompts_from_beside_or_from_nobody(self, batch, tmp_path):
-        pictures(tmp_path / "in", 3)
-        (tmp_path / "in/0.txt").write_bytes(b"\xef\xbb\xbfa cat on a beach\r\n")
-        (tmp_path / "in/1.txt").write_bytes(b"\xff\xfe bad")
-        run = batch("in", "out", "--prompt", "{source}, a dog", "--json")
-        said = {item["image"]: (item["source_prompt"], item["prompt"]) for item in run.told["items"]}
-        assert said["0.png"] == ("a cat on a beach", "a cat on a beach, a dog") and said["2.png"] == (None, ", a dog")
-        assert run.reasons == {"1.png": "1.txt beside it must be UTF-8 text"}
-
-
 @pytest.fixture(scope="module")
 def uninterrupted(model, tmp_path_factory) -> Path:
     """A folder with "in" and what an uninterrupted run makes of it, "clean"."""
@@ -272,17 +162,16 @@ class TestResuming:
             setattr(place, name, trapped)
 
         assert ended(forked("in", "out", *SAID, spoil=spoil)) == -signal.SIGKILL
-        survived = tree(tmp_path / "out")
-        assert all(digest == clean[name] for name, digest in survived.items() if not name.endswith(".part"))
+        survived = whole(tmp_path / "out")
+        assert survived.items() <= clean.items()
         before = len(lines(tmp_path / "out"))
         again = batch("in", "out", *SAID, "--json")
         assert (again.status, tree(tmp_path / "out")) == (0, clean)
         assert len(lines(tmp_path / "out")) - before == again.counts.get("done", 0), "nothing is done twice"
-        whole = {name for name in survived if not name.endswith(".part")}
-        assert again.counts.get("done before", 0) == len(whole) >= 1
+        assert again.counts.get("done before", 0) == len(survived) >= 1
 
     def test_a_torn_last_line_and_a_damaged_one(self, batch, tmp_path, clean):
-        journal = tmp_path / "clean" / NAME
+        journal = tmp_path / "clean" / JOURNAL
         first, second, third = journal.read_bytes().splitlines(keepends=True)
         journal.write_bytes(first + b"{damaged\n" + second + third[:50])
         (tmp_path / "clean" / json.loads(third)["output"]).unlink()  # a line is on the disk before its file
@@ -413,6 +302,20 @@ class TestBadFiles:
         run = batch("in", "out", *SAID, "--json")
         assert run.counts == {"done": 2, "failed": 1} and run.reasons == {"1.png": "KeyError: 'a bug'"}
 
+    def test_a_picture_that_vanishes(self, batch, tmp_path, monkeypatch):
+        pictures(tmp_path / "in")
+        really = Editor.open
+
+        def last(*given, **options):
+            for path in (tmp_path / "in").iterdir():
+                path.unlink()
+            return really(*given, **options)
+
+        monkeypatch.setattr(Editor, "open", last)
+        run = batch("in", "out", *SAID, "--json")
+        assert run.counts == {"done": 1, "failed": 2}
+        assert set(run.reasons.values()) == {"cannot be read: No such file or directory"}
+
     def test_an_item_that_takes_too_long(self, batch, tmp_path):
         pictures(tmp_path / "in", 1)
         run = batch("in", "out", *SAID, "--json", "--timeout", "1e-9")
@@ -514,6 +417,22 @@ class TestBeforeTheModelLoads:
         assert (
             run.status == 1 and "would replace an input" in run.reasons["a.png"] and tree(tmp_path / "all/in") == before
         )
+
+    def test_an_output_that_is_an_input_behind_a_link(self, batch, tmp_path):
+        picture(tmp_path / "in/deep/a.png")
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out/deep").symlink_to(tmp_path / "in/deep")
+        before = tree(tmp_path / "in")
+        run = batch("in", "out", *SAID, "--recursive", "--json", "--overwrite")
+        assert "would replace an input" in run.reasons["deep/a.png"] and tree(tmp_path / "in") == before
+
+    def test_links_that_lead_nowhere(self, batch, tmp_path):
+        pictures(tmp_path / "in", 1)
+        (tmp_path / "masks").mkdir()
+        (tmp_path / "masks/0.png").symlink_to("0.png")
+        (tmp_path / "in/self").symlink_to(tmp_path / "in")
+        run = batch("in", "out", *SAID, "--masks", "masks", "--recursive", "--json")
+        assert run.reasons == {"0.png": "mask cannot be read: Too many levels of symbolic links"}
 
 
 class TestTables:

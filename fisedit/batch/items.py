@@ -7,6 +7,7 @@ import stat
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 from fisedit.batch.tables import EditRow, read_captions, read_edits
@@ -67,7 +68,7 @@ def _check(job: Job) -> None:
             raise InputError(f"{name} must be a folder, got {folder}: {'a file' if folder.exists() else 'not there'}")
     if os.path.lexists(job.output) and not job.output.is_dir():
         raise InputError(f"OUT must be a folder, got the file {job.output}")
-    if job.output.resolve() in {folder.resolve() for folder in (job.folder, job.masks) if folder}:
+    if os.path.realpath(job.output) in {os.path.realpath(folder) for folder in (job.folder, job.masks) if folder}:
         raise InputError(f"OUT must not be a folder of inputs, got {job.output} for both; choose another")
 
 
@@ -185,12 +186,18 @@ def _mask(job: Job, row: EditRow) -> Path | None:
 
 def _apart(job: Job, items: Sequence[Item]) -> Iterator[Item]:
     """The items, with a problem for those whose output is an input or another item's output."""
-    inputs = {job.folder.resolve() / item.name for item in items} | {item.mask.resolve() for item in items if item.mask}
-    folder, takers = job.output.resolve(), defaultdict[str, list[Item]](list)
+    folder = cache(os.path.realpath)  # of a hundred thousand files in a few folders
+
+    def place(path: Path) -> Path:
+        return Path(folder(path.parent), path.name)  # whatever links lead to its folder; a link is its own file
+
+    given = [path for item in items for path in (item.picture, item.mask) if path]
+    inputs = {place(path) for path in given} | {Path(os.path.realpath(path)) for path in given}
+    takers = defaultdict[str, list[Item]](list)
     for item in items:
         first = next(iter(takers[item.output]), None)
         takers[item.output].append(item)
-        if not item.problem and folder / item.output in inputs:
+        if not item.problem and place(item.target) in inputs:
             yield replace(item, problem=f"its output {item.output} would replace an input; choose another folder")
         elif not item.problem and first:
             yield replace(item, problem=f"its output {item.output} is that of {first.name} as well; rename one of them")

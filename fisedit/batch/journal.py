@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 from base64 import b64decode, b64encode
 from collections import defaultdict
 from collections.abc import Iterator
@@ -83,9 +84,7 @@ class Journal:
     def read(cls, folder: Path) -> Journal:
         """What a folder's journal says now, to look at only; empty where there is none."""
         try:
-            return cls((folder / NAME).read_bytes())
-        except FileNotFoundError:
-            return cls(b"")
+            return cls((folder / NAME).read_bytes() if (folder / NAME).is_file() else b"")
         except OSError as error:
             raise _unusable(folder, error) from error
 
@@ -104,6 +103,8 @@ class Journal:
             raise _unusable(folder, error) from error
         try:
             _lock(file, folder)
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise InputError(f"OUT must hold a journal that is a plain file, got {folder / NAME}; remove it")
             lines = (folder / NAME).read_bytes()
             whole = lines.rfind(b"\n") + 1
             if whole < len(lines):

@@ -1,0 +1,54 @@
+"""Folders of small pictures, and what is in a folder. Knows Pillow and nothing of fisedit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+JOURNAL = ".fisedit-batch.jsonl"
+
+
+def picture(path: Path, seed: int = 0, size: tuple[int, int] = (64, 64)) -> Path:
+    """Write a picture of noise."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (*reversed(size), 3), np.uint8)
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def pictures(folder: Path, count: int = 3) -> Path:
+    """Write so many pictures: 0.png, 1.png, ..."""
+    for n in range(count):
+        picture(folder / f"{n}.png", n)
+    return folder
+
+
+def half(path: Path, size: tuple[int, int] = (64, 64)) -> Path:
+    """Write a mask of the left half."""
+    pixels = np.zeros((size[1], size[0]), np.uint8)
+    pixels[:, : size[0] // 2] = 255
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """Every file of a folder but the journal, with its SHA-256."""
+    found = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(name): hashlib.sha256(path.read_bytes()).hexdigest() for name, path in found.items() if name.name != JOURNAL
+    }
+
+
+def whole(folder: Path) -> dict[str, str]:
+    """The same without the unfinished files that a kill may leave, which the next run removes."""
+    return {name: digest for name, digest in tree(folder).items() if not name.endswith(".part")}
+
+
+def lines(folder: Path) -> list[dict]:
+    """The journal's lines."""
+    return [json.loads(line) for line in (folder / JOURNAL).read_text().splitlines()]
