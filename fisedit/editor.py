@@ -272,6 +272,8 @@ class Editor:
         picture: Image,
         prompt: str | None = None,
         *,
+        inversion: str = "ddim",
+        seed: int = 0,
         negative_prompt: str = "",
         num_inference_steps: int = 50,
         guidance_scale: float = 7.5,
@@ -279,7 +281,7 @@ class Editor:
         height: int | None = None,
         on_step: OnStep | None = None,
     ) -> EditResult:
-        """Make a source of a picture that was not generated here: DDIM inversion, with everything recorded.
+        """Make a source of a picture that was not generated here: it is inverted, with everything recorded.
 
         Edits of it have its size, mode, alpha and colour profile, and every pixel outside their masks is its own.
 
@@ -287,7 +289,9 @@ class Editor:
             picture: of any size and mode; turned upright as its EXIF says.
             prompt: what it shows; None where nobody knows. Then the things that the next prompt names say where, and
                 one that names a scene or style too runs dense.
-            guidance_scale: of later edits; inversion has none.
+            inversion: "ddim", or "ddpm" for edit-friendly noise maps (arXiv 2304.06140), with which the sampler finds
+                its own way back to the picture, exactly and in one pass. seed: of the noise of "ddpm".
+            guidance_scale: of later edits; DDIM's inversion has none.
             width, height: of the canvas that the model paints on, divisible by 8; None for what suits the model.
             on_step: called before every step of inversion and recording with (i, n, preview); may raise `Cancelled`.
 
@@ -298,14 +302,14 @@ class Editor:
         across, down = canvas_size(original.size, self.pipe.unet.config.sample_size * LATENT_FACTOR)
         recipe = make_recipe(
             "" if prompt is None else check_prompt(prompt),
-            seed=0,
+            seed=seed,
             negative_prompt=negative_prompt,
             num_inference_steps=num_inference_steps,
             guidance_scale=guidance_scale,
             width=across if width is None else width,
             height=down if height is None else height,
             scheduler="ddim",
-            opened=True,
+            inversion=str(inversion),
         )
         run = Run(recipe, None, self._diff(recipe.prompt, recipe.prompt), Stopwatch(), on_step)
         text, seen = self._renderer.text(run), canvas(original, (recipe.width, recipe.height))

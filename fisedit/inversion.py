@@ -1,7 +1,8 @@
 """A real picture -> the latents that a sampler would have passed through to make it.
 
-DDIM inversion (arXiv 2010.02502) by diffusers' own inverse scheduler. The path found is kept as the source's latents,
-so what inversion loses never shows outside a mask: direct inversion (arXiv 2310.01506) without anything to optimise.
+DDIM inversion (arXiv 2010.02502) by diffusers' own inverse scheduler, or the independent noising of edit-friendly DDPM
+inversion (arXiv 2304.06140). The path found is kept as the source's latents, so what inversion loses never shows
+outside a mask: direct inversion (arXiv 2310.01506) without anything to optimise.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from diffusers import DDIMInverseScheduler
+from diffusers import DDIMInverseScheduler, DDIMScheduler
 from diffusers.image_processor import VaeImageProcessor
+from diffusers.utils.torch_utils import randn_tensor
 
 from fisedit.errors import InputError, NumericsError
 from fisedit.values import SchedulerName
@@ -50,8 +52,7 @@ def inverted(
         InputError: a scheduler whose path has no inverse here, or a distilled model.
         NumericsError: the model predicted NaN or infinity.
     """
-    if recipe.scheduler is not SchedulerName.DDIM or pipe.unet.config.time_cond_proj_dim is not None:
-        raise InputError(f"a picture is opened with the scheduler ddim and a model made for it, got {recipe.scheduler}")
+    _check(pipe, recipe)
     scheduler = DDIMInverseScheduler.from_config(pipe.scheduler.config)
     scheduler.set_timesteps(recipe.num_inference_steps, device=latents.device)
     path = [latents]
@@ -62,3 +63,29 @@ def inverted(
         if not path[0].isfinite().all():
             raise NumericsError(f"latents turned NaN or infinite at timestep {int(t)}; use dtype fp32")
     return path
+
+
+@torch.inference_mode()
+def noised(pipe: StableDiffusionPipeline, recipe: Recipe, latents: Tensor) -> list[Tensor]:
+    """Clean latents [1, 4, h, w] with the noise of every step's time, drawn anew for each from the recipe's seed.
+
+    Independent noise keeps the picture's structure in the noise that then leads from one to the next, where a path that
+    a sampler could have taken hides it.
+
+    Returns:
+        N + 1 latents, the noisiest first, the given ones last.
+
+    Raises:
+        InputError: as `inverted`.
+    """
+    _check(pipe, recipe)
+    scheduler, generator = DDIMScheduler.from_config(pipe.scheduler.config), torch.Generator().manual_seed(recipe.seed)
+    scheduler.set_timesteps(recipe.num_inference_steps, device=latents.device)
+    noises = (randn_tensor(latents.shape, generator, latents.device, latents.dtype) for _ in scheduler.timesteps)
+    path = [scheduler.add_noise(latents, noise, t[None]) for noise, t in zip(noises, scheduler.timesteps, strict=True)]
+    return [*path, latents]
+
+
+def _check(pipe: StableDiffusionPipeline, recipe: Recipe) -> None:
+    if recipe.scheduler is not SchedulerName.DDIM or pipe.unet.config.time_cond_proj_dim is not None:
+        raise InputError(f"a picture is opened with the scheduler ddim and a model made for it, got {recipe.scheduler}")

@@ -154,7 +154,7 @@ def _looks(engine: Engine, source: Story, recipe: Recipe) -> list[StepFeatures]:
 
 def _moved(engine: Engine, source: Story, recipe: Recipe, text: Tensor, steps: int) -> Heat:
     """How far dense steps on the new prompt leave the source's latents, summed over the steps: floats [h, w]."""
-    path = engine.sample(recipe, text, source.latents[0], steps)
+    path = engine.sample(recipe, text, source, steps)
     away = [(new - old).float().abs().mean(1)[0] for new, old in zip(path[1:], source.latents[1:], strict=False)]
     total: Heat = torch.stack(away).sum(0).cpu().numpy()
     return total

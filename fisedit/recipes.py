@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from enum import StrEnum
 from operator import index
-from typing import SupportsIndex
+from typing import SupportsIndex, TypeVar
 
 from fisedit.errors import InputError, PromptError
-from fisedit.values import LATENT_FACTOR, Recipe, SchedulerName
+from fisedit.values import LATENT_FACTOR, Inversion, Recipe, SchedulerName
+
+E = TypeVar("E", bound=StrEnum)
 
 STEPS = (1, 999)
 SIDE = (64, 2048)
@@ -24,26 +27,26 @@ def make_recipe(
     width: int,
     height: int,
     scheduler: str,
-    opened: bool = False,
+    inversion: str | None = None,
 ) -> Recipe:
     """A recipe whose every value is in range; an opened picture may have an empty prompt, where nobody knows it.
 
     Raises:
         PromptError: an empty or all-space prompt, or no text at all.
-        InputError: steps, guidance, size, seed or scheduler out of range.
+        InputError: steps, guidance, size, seed, scheduler or inversion out of range.
     """
     if not isinstance(negative_prompt, str):
         raise PromptError(f"negative_prompt must be text, got {type(negative_prompt).__name__}; leave it out for none")
     return Recipe(
-        "" if opened and prompt == "" else check_prompt(prompt),
+        "" if inversion and prompt == "" else check_prompt(prompt),
         _integer("seed", seed, SEEDS),
         negative_prompt,
         _integer("num_inference_steps", num_inference_steps, STEPS),
         _guidance(guidance_scale),
         _side("width", width),
         _side("height", height),
-        _scheduler(scheduler),
-        bool(opened),
+        _one_of("scheduler", scheduler, SchedulerName),
+        None if inversion is None else _one_of("inversion", inversion, Inversion),
     )
 
 
@@ -90,7 +93,7 @@ def _side(name: str, value: int) -> int:
     return value
 
 
-def _scheduler(name: str) -> SchedulerName:
-    if name not in tuple(SchedulerName):
-        raise InputError(f"scheduler must be one of {', '.join(SchedulerName)}, got {name!r}")
-    return SchedulerName(name)
+def _one_of(name: str, value: str, kind: type[E]) -> E:
+    if value not in tuple(kind):
+        raise InputError(f"{name} must be one of {', '.join(kind)}, got {value!r}")
+    return kind(value)

@@ -12,8 +12,9 @@ import torch
 
 from fisedit.adapters.base import TURN
 from fisedit.decode import DecoderRecord, composite, decode, decode_boxes
-from fisedit.inversion import encode, inverted
+from fisedit.inversion import encode, inverted, noised
 from fisedit.preview import preview
+from fisedit.values import Inversion
 from fisedit.weighting import parse
 
 if TYPE_CHECKING:
@@ -122,13 +123,19 @@ class Renderer:
 
     def opened(self, run: Run, text: Text, picture: Image) -> Made:
         """The story that a picture might have had."""
-        watch, steps, pipe = self._watch(run), run.recipe.num_inference_steps, self.engine.pipe
+        watch, recipe, pipe = self._watch(run), run.recipe, self.engine.pipe
+        alone = recipe.inversion is Inversion.DDPM  # its path needs no UNet
+        before, every = (0 if alone else recipe.num_inference_steps), recipe.num_inference_steps * (2 - alone)
         with run.watch.station("invert"), TURN:
             latents = encode(pipe.vae, picture)
-            path = inverted(pipe, run.recipe, text.embeddings[-1:], latents, lambda i, now: watch(i, 2 * steps, now))
+            path = (
+                noised(pipe, recipe, latents)
+                if alone
+                else inverted(pipe, recipe, text.embeddings[-1:], latents, lambda i, now: watch(i, every, now))
+            )
         with run.watch.station("denoise"):
             story = self.engine.record(
-                run.recipe, text.embeddings, lambda i, n, now: watch(n + i, 2 * n, now), path=path
+                recipe, text.embeddings, lambda i, _, now: watch(before + i, every, now), path=path
             )
         with run.watch.station("decode"), torch.inference_mode():
             return Made(story, picture, decode(pipe.vae, latents)[1])

@@ -6,6 +6,7 @@ Knows schedulers and latents; knows nothing about the UNet, features or prompts.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -42,9 +43,18 @@ class Sampler:
         config: the model's scheduler config (betas, prediction type, offsets).
         channels: latent channels.
         device, dtype: of the latents.
+        noises: [1, C, h, w] of every step, which then is DDPM's (DDIM's with eta 1); () for the scheduler's own.
     """
 
-    def __init__(self, recipe: Recipe, config: Any, channels: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        config: Any,
+        channels: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        noises: Sequence[Tensor] = (),
+    ) -> None:
         self._scheduler = SCHEDULERS[recipe.scheduler].from_config(config)
         try:
             self._scheduler.set_timesteps(recipe.num_inference_steps, device=device)
@@ -54,6 +64,7 @@ class Sampler:
         self._generator = torch.Generator().manual_seed(recipe.seed)
         takes = inspect.signature(self._scheduler.step).parameters
         self._extra = {"generator": self._generator} if "generator" in takes else {}
+        self._noises = noises
         self.timesteps: Tensor = self._scheduler.timesteps
         shape = (1, channels, recipe.height // LATENT_FACTOR, recipe.width // LATENT_FACTOR)
         noise = randn_tensor(shape, generator=self._generator, device=device, dtype=dtype)
@@ -73,13 +84,34 @@ class Sampler:
         Raises:
             NumericsError: the model predicted NaN or infinity.
         """
-        out = self._scheduler.step(prediction, timestep, latents, **self._extra)
+        known = self._noises[self._index(timestep)] if self._noises else None
+        extra = self._extra if known is None else {"eta": 1.0, "variance_noise": known}
+        out = self._scheduler.step(prediction, timestep, latents, **extra)
         following: Tensor = out.prev_sample
         if not following.isfinite().all():
             raise NumericsError(f"latents turned NaN or infinite at timestep {int(timestep)}; use dtype fp32")
         clean: Tensor | None = getattr(out, "pred_original_sample", None)
         self.estimate = following if clean is None else clean
         return following
+
+    def noise_between(self, prediction: Tensor, timestep: Tensor, latents: Tensor, following: Tensor) -> Tensor:
+        """The noise with which a step of DDPM leads from latents to the next ones, all [1, C, h, w].
+
+        Zero where the step has none, as the last one of some schedules; it then leads to the mean.
+        """
+        still = torch.zeros_like(latents, dtype=torch.float32)
+        mean, further = (
+            self._scheduler.step(
+                prediction.float(), timestep, latents.float(), eta=1.0, variance_noise=noise
+            ).prev_sample
+            for noise in (still, still + 1)
+        )
+        spread = (further - mean).mean()
+        noise: Tensor = (following - mean) / spread if spread > 0 else still
+        return noise.to(latents.dtype)
+
+    def _index(self, timestep: Tensor) -> int:
+        return int((self.timesteps == timestep).nonzero())
 
 
 def pinned(latents: Tensor, source: Tensor, inside: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from fisedit.executor import Executor, mask_queries
 from fisedit.masks import grow
 from fisedit.plan import SparsePlan, make_plan
 from fisedit.schedule import Sampler, mask_steps, pinned
-from fisedit.values import LATENT_FACTOR, Recipe
+from fisedit.values import LATENT_FACTOR, Inversion, Recipe
 from fisedit.weighting import embeddings, parse
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Story:
         features: what every step recorded.
         text: keys and values of the prompt for every cross-attention.
         start: so many first steps are another story's, taken over as they were.
+        noises: [1, 4, h, w] of every step, where inversion found them; edits step with the same ones.
     """
 
     recipe: Recipe
@@ -55,16 +56,17 @@ class Story:
     features: list[StepFeatures] = field(default_factory=list)
     text: dict[str, Tensor] = field(default_factory=dict)
     start: int = 0
+    noises: list[Tensor] = field(default_factory=list)
 
     @property
     def own_bytes(self) -> int:
         """Bytes of recorded features and latents held by this story alone."""
-        loose = (*self.latents[self.start :], *self.predictions[self.start :], *self.text.values())
+        loose = (*self.latents[self.start :], *self.predictions[self.start :], *self.text.values(), *self.noises)
         return sum(step.own_bytes for step in self.features[self.start :]) + sum(t.nbytes for t in loose)
 
     def take_over(self, source: Story, steps: int, sampler: Sampler) -> None:
         """Begin as another story does, with its first steps; the sampler is left as it was after them."""
-        self.start = steps
+        self.start, self.noises = steps, source.noises
         self.latents += source.latents[: steps + 1]
         self.predictions += source.predictions[:steps]
         self.features += source.features[:steps]
@@ -113,10 +115,10 @@ class Engine:
         """Positions of every level, finest first."""
         return tuple(height * width for height, width in self.grids(recipe))
 
-    def sampler(self, recipe: Recipe) -> Sampler:
-        """A fresh run of the recipe's scheduler."""
-        unet = self.pipe.unet
-        return Sampler(recipe, self.pipe.scheduler.config, unet.config.in_channels, unet.device, unet.dtype)
+    def sampler(self, recipe: Recipe, source: Story | None = None) -> Sampler:
+        """A fresh run of the recipe's scheduler, with the noise that inversion found for its source."""
+        unet, noises = self.pipe.unet, source.noises if source else ()
+        return Sampler(recipe, self.pipe.scheduler.config, unet.config.in_channels, unet.device, unet.dtype, noises)
 
     def encode(self, recipe: Recipe) -> Tensor:
         """Text embeddings [B, T, D], the negative prompt's first; diffusers' own where nothing is weighted."""
@@ -147,13 +149,15 @@ class Engine:
         Args:
             text: embeddings [B, T, D]. watch: called before every step.
             pin: a grid [h, w] and the story that stays outside it, whose first latents are those of this one.
-            path: latents before every step and at the end [1, 4, h, w], to look at instead of sampling them.
+            path: latents before every step and at the end [1, 4, h, w], to look at instead of sampling them; of DDPM
+                inversion, to find the noise that leads from each to the next.
             start: so many first steps are taken over from the pinned story.
         """
-        sampler, story = self.sampler(recipe), Story(recipe)
+        story = Story(recipe)
+        sampler, maps_noise = self.sampler(recipe, pin[1] if pin else story), path and recipe.inversion is Inversion.DDPM
         wanted = mask_queries(self.executor.sites, self.sizes(recipe))
         looks = mask_steps(sampler.timesteps)
-        keep = _keeper(*pin) if pin else lambda i, latents: path[i] if path else latents
+        keep = _keeper(*pin) if pin else lambda i, latents: path[i] if path and not maps_noise else latents
         if pin:
             story.take_over(pin[1], start, sampler)
         else:
@@ -165,6 +169,8 @@ class Engine:
             raw, maps = self.executor.record(x, t, text, story.text, queries, extra)
             story.predictions.append(self._guide(raw, recipe))
             story.features.append(maps)
+            if path and maps_noise:  # the sampler steps with it, so that rounding never adds up
+                story.noises.append(sampler.noise_between(story.predictions[i], t, story.latents[i], path[i + 1]))
             story.latents.append(keep(i + 1, sampler.step(story.predictions[i], t, story.latents[i])))
         return story
 
@@ -193,7 +199,7 @@ class Engine:
         Raises:
             Leak: what `check` found.
         """
-        sampler, story = self.sampler(recipe), Story(recipe, text=text_cache)
+        sampler, story = self.sampler(recipe, source), Story(recipe, text=text_cache)
         plans = {cells: self.plan(grid, cells) for cells in set(growth)}
         kept = self._kept_text(source, text, text_cache, structure) if structure else {}
         keep = _keeper(grid, source)
@@ -230,9 +236,9 @@ class Engine:
         return kept
 
     @torch.inference_mode()
-    def sample(self, recipe: Recipe, text: Tensor, latents: Tensor, steps: int) -> list[Tensor]:
-        """The first dense steps from given latents [1, 4, h, w], nothing recorded: steps + 1 latents."""
-        sampler, path = self.sampler(recipe), [latents]
+    def sample(self, recipe: Recipe, text: Tensor, source: Story, steps: int) -> list[Tensor]:
+        """The first dense steps from where a story begins, nothing recorded: steps + 1 latents [1, 4, h, w]."""
+        sampler, path = self.sampler(recipe, source), [source.latents[0]]
         for t in sampler.timesteps[:steps]:
             x, extra = self._inputs(sampler, recipe, path[-1], t)
             raw = self.pipe.unet(x, t, text, timestep_cond=extra, return_dict=False)[0]

@@ -40,6 +40,13 @@ class SchedulerName(StrEnum):
     LCM = "lcm"
 
 
+class Inversion(StrEnum):
+    """Ways from an opened picture to the latents of a source."""
+
+    DDIM = "ddim"
+    DDPM = "ddpm"
+
+
 class EditKind(StrEnum):
     """What a prompt edit is; GLOBAL edits have no region and run dense."""
 
@@ -152,7 +159,7 @@ class Recipe:
         guidance_scale: classifier-free guidance; 1 or less switches it off.
         width, height: pixels, divisible by 8.
         scheduler: the sampler.
-        opened: whether the source is a picture that was opened; its latents then come from inversion, not the seed.
+        inversion: how the latents of a source that was opened were found; None for a generated one.
     """
 
     prompt: str
@@ -163,7 +170,12 @@ class Recipe:
     width: int
     height: int
     scheduler: SchedulerName
-    opened: bool = False
+    inversion: Inversion | None = None
+
+    @property
+    def opened(self) -> bool:
+        """Whether the source is a picture that was opened."""
+        return self.inversion is not None
 
     @property
     def guided(self) -> bool:

@@ -70,7 +70,7 @@ def fisedit_recipe(case: Case, probes: int = PROBES) -> Outcome:
     story, engine = case.story, case.engine
     probes = min(probes, case.steps)
     text = engine.encode(case.recipe)
-    path = engine.sample(case.recipe, text, story.latents[0], probes)
+    path = engine.sample(case.recipe, text, story, probes)
     away = [(new - old).float().abs().mean(1)[0] for new, old in zip(path[1:], story.latents[1:], strict=False)]
     grid = blocks(threshold(torch.stack(away).sum(0).cpu().numpy())[0])
     latents = _sparse_steps(case, text, path[-1], probes, grid)
