@@ -154,7 +154,8 @@ class Engine:
             start: so many first steps are taken over from the pinned story.
         """
         story = Story(recipe)
-        sampler, maps_noise = self.sampler(recipe, pin[1] if pin else story), path and recipe.inversion is Inversion.DDPM
+        sampler = self.sampler(recipe, pin[1] if pin else story)
+        maps_noise = path is not None and recipe.inversion is Inversion.DDPM
         wanted = mask_queries(self.executor.sites, self.sizes(recipe))
         looks = mask_steps(sampler.timesteps)
         keep = _keeper(*pin) if pin else lambda i, latents: path[i] if path and not maps_noise else latents
