@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from fisedit import Editor, cli, files
 from fisedit.batch import pool
@@ -117,6 +118,83 @@ def forked(tmp_path, monkeypatch, arguments):
 def ended(child: int) -> int:
     """The exit status of a process, negative for a signal."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+class TestAFolder:
+    def test_every_picture_is_edited_and_no_input_touched(self, batch, tmp_path):
+        pictures(tmp_path / "in")
+        picture(tmp_path / "in/deep/odd.jpg", 5, (70, 97))
+        before = tree(tmp_path / "in")
+        run = batch("in", "out", *SAID, "--recursive", "--json")
+        assert (run.status, run.err, run.counts) == (0, "", {"done": 4})
+        assert tree(tmp_path / "in") == before
+        assert set(tree(tmp_path / "out")) == set(before)
+        assert Image.open(tmp_path / "out/deep/odd.jpg").size == (70, 97)
+        assert all(tree(tmp_path / "out")[name] != before[name] for name in before)
+
+    def test_a_summary_for_people(self, batch, tmp_path):
+        pictures(tmp_path / "in", 1)
+        (tmp_path / "in/[red]bad.png").write_text("no picture")
+        run = batch("in", "out", *SAID)
+        assert run.status == 1 and run.err == ""
+        assert "[red]bad.png" in run.out and "must be a PNG" in run.out and "done before" in run.out
+
+    def test_subfolders_are_left_alone_unless_asked_for(self, batch, tmp_path):
+        pictures(tmp_path / "in", 1)
+        picture(tmp_path / "in/deep/a.png")
+        assert batch("in", "out", *SAID, "--json").counts == {"done": 1}
+
+    def test_a_second_run_does_nothing(self, batch, tmp_path, monkeypatch):
+        pictures(tmp_path / "in")
+        batch("in", "out", *SAID)
+        made, told = tree(tmp_path / "out"), lines(tmp_path / "out")
+        monkeypatch.setattr(Editor, "from_pretrained", None)
+        again = batch("in", "out", *SAID, "--json")
+        assert (again.status, again.counts) == (0, {"done before": 3})
+        assert tree(tmp_path / "out") == made and lines(tmp_path / "out") == told
+
+    def test_most_work_first_and_a_source_is_opened_once(self, batch, tmp_path, monkeypatch):
+        pictures(tmp_path / "in")
+        rows = [("0.png", AFTER), ("2.png", AFTER), ("2.png", "a bird and a cake on a beach"), ("1.png", AFTER)]
+        text = "\n".join(json.dumps({"image": image, "prompt": prompt}) for image, prompt in rows)
+        (tmp_path / "edits.jsonl").write_text(text)
+        opened = []
+        really = Editor.open
+
+        def count(editor, image, *given, **options):
+            opened.append(image.tobytes())
+            return really(editor, image, *given, **options)
+
+        monkeypatch.setattr(Editor, "open", count)
+        run = batch("in", "out", "--edits", "edits.jsonl", "--source-prompt", BEFORE, "--json")
+        assert run.counts == {"done": 4} and len(opened) == len(set(opened)) == 3
+        assert [line["output"] for line in lines(tmp_path / "out")][:2] == ["2-1.png", "2-2.png"]
+        made = tree(tmp_path / "out")
+        assert set(made) == {"0.png", "1.png", "2-1.png", "2-2.png"}
+        alone = batch("in", "alone", *SAID, "--json")
+        assert alone.status == 0 and tree(tmp_path / "alone")["2.png"] == made["2-1.png"]
+
+    def test_a_mask_says_where(self, batch, tmp_path):
+        pictures(tmp_path / "in", 4)
+        half(tmp_path / "masks/0.png")
+        half(tmp_path / "masks/1.jpg", (256, 256))
+        Image.new("L", (64, 64)).save(tmp_path / "masks/2.png")
+        (tmp_path / "masks/3.png").write_bytes(b"")
+        run = batch("in", "out", *SAID, "--masks", "masks", "--json")
+        assert run.reasons == {"3.png": "mask must be an image, got an empty file"} and run.status == 1
+        for name in ("0.png", "1.png"):
+            before, after = (np.asarray(Image.open(tmp_path / where / name)) for where in ("in", "out"))
+            assert (before[:, 32:] == after[:, 32:]).all() and (before[:, :32] != after[:, :32]).any()
+        assert tree(tmp_path / "in")["2.png"] == tree(tmp_path / "out")["2.png"], "nothing to do: the same bytes"
+
+    def test_source_prompts_from_beside_or_from_nobody(self, batch, tmp_path):
+        pictures(tmp_path / "in", 3)
+        (tmp_path / "in/0.txt").write_bytes(b"\xef\xbb\xbfa cat on a beach\r\n")
+        (tmp_path / "in/1.txt").write_bytes(b"\xff\xfe bad")
+        run = batch("in", "out", "--prompt", "{source}, a dog", "--json")
+        said = {item["image"]: (item["source_prompt"], item["prompt"]) for item in run.told["items"]}
+        assert said["0.png"] == ("a cat on a beach", "a cat on a beach, a dog") and said["2.png"] == (None, ", a dog")
+        assert run.reasons == {"1.png": "1.txt beside it must be UTF-8 text"}
 
 
 @pytest.fixture(scope="module")
@@ -525,6 +603,14 @@ class TestPictures:
             with pytest.raises(InputError):
                 decode(changed)
             assert time.perf_counter() - start < 0.1 and side**2 > MOST_PIXELS
+
+    def test_metadata_that_unpacks_to_too_much(self, tmp_path):
+        said = PngInfo()
+        said.add_text("Comment", "x" * 100_000_000, zip=True)
+        Image.new("L", (64, 64)).save(tmp_path / "a.png", pnginfo=said)
+        assert (tmp_path / "a.png").stat().st_size < 200_000
+        with pytest.raises(InputError, match="damaged"):
+            decode((tmp_path / "a.png").read_bytes())
 
     def test_the_first_of_many_frames(self, tmp_path):
         frames = [Image.new("RGB", (64, 64), colour) for colour in ("red", "blue")]

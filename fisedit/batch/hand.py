@@ -127,8 +127,7 @@ class Hand:
         on_step = _until(deadline)
         source = self._open(item, on_step)
         data = pictures.read_bytes(item.mask) if item.mask else b""
-        recipe = source.result.recipe
-        mask = pictures.levels(data, (recipe.width, recipe.height)) if item.mask else None
+        mask = pictures.levels(data, source.result.image.size) if item.mask else None
         source.editor.checkout(source.result.id)
         result = source.editor.edit(item.prompt, mask=mask, on_step=on_step)
         output, lost = _file(item, source, result)
