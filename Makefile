@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := demo
-.PHONY: demo test lint clean
+.PHONY: demo test fault lint clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -14,6 +14,10 @@ demo: $(STAMP)
 
 test: lint $(EMOJI)
 	$(BIN)/python -m pytest
+
+# Kills, hangs, full and read-only disks, crowds; writes docs/reliability.md.
+fault: $(STAMP)
+	$(BIN)/python -m tests.reliability_table
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
