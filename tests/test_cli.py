@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
