@@ -83,14 +83,17 @@ def as_json(result: EditResult) -> dict[str, Any]:
 
 
 def show_rows(rows: Sequence[Mapping[str, object]]) -> None:
-    """Print a table of rows that share their keys, which become its head."""
+    """Print a table of rows that share their keys, which become its head; as wide as it is, so that it can be read."""
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table
 
     table = Table(*rows[0])
     for row in rows:
         table.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()))
-    Console().print(table)
+    console = Console()
+    wanted = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+    Console(width=max(console.width, wanted)).print(table, crop=False)
 
 
 def show_costs(results: Sequence[EditResult]) -> None:
