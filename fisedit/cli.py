@@ -20,8 +20,10 @@ from fisedit.errors import InputError
 
 if TYPE_CHECKING:
     from fisedit import Editor
+    from fisedit.batch.pictures import Picture
     from fisedit.editor import Preview
     from fisedit.history import EditResult
+    from fisedit.values import OnStep
 
 _RECIPE = (
     "seed",
@@ -95,6 +97,9 @@ def edit(
     prompt: opt.NewPrompt,
     session: opt.Session = None,
     source_prompt: opt.SourcePrompt = None,
+    picture: opt.Picture = None,
+    caption_model: opt.CaptionModel = None,
+    inversion: opt.Inversion = "ddim",
     mask: opt.Mask = None,
     protect: opt.Protect = None,
     grow: opt.Grow = 0,
@@ -103,6 +108,7 @@ def edit(
     mask_method: opt.MaskMethod = "new-words",
     probe_steps: opt.ProbeSteps = 0,
     structure: opt.Structure = 0.0,
+    strength: opt.Strength = 1.0,
     verify: opt.Verify = True,
     preview: opt.PreviewOnly = False,
     seed: opt.Seed = 0,
@@ -119,21 +125,17 @@ def edit(
     output: opt.Output = Path("edit.png"),
     json: opt.Json = False,
 ) -> None:
-    """Change a prompt and what it changes: a saved --session's, or a --source-prompt's."""
-    _check_source(context, session, source_prompt)
-    files.image_output(output, mask, protect)
+    """Change a prompt and what it changes: a saved --session's, a --source-prompt's, or a --picture of your own."""
+    _check_source(context)
+    files.image_output(output, mask, protect, picture)
     if session is not None:
         files.writable(session)
+    opened = _read_picture(picture)
     areas: dict[str, Any] = {"mask": files.read_mask(mask), "protect": files.read_mask(protect), "grow": grow}
     areas |= {"words": word or (), "instance": instance, "mask_method": mask_method, "probe_steps": probe_steps}
-    place: dict[str, Any] = {"device": device, "dtype": dtype, "local_files_only": local_files_only}
-    recipe = {name: context.params[name] for name in _RECIPE}
-    from fisedit import Editor
-
+    areas |= {"strength": strength}
     with console.progress("Editing") as on_step:
-        editor = Editor.from_pretrained(model, **place) if session is None else Editor.resume(session, **place)
-        if source_prompt is not None:
-            editor.generate(source_prompt, on_step=on_step, **recipe)
+        editor = _begun(context, opened, on_step)
         if not preview:
             result = editor.edit(prompt, on_step=on_step, verify=verify, structure=structure, **areas)
     if preview:
@@ -141,7 +143,7 @@ def edit(
         return
     if session is not None:
         editor.save(session)
-    _deliver(result, output, json=json)
+    _deliver(result, output, _notes(editor, opened, caption_model), json=json)
 
 
 @app.command()
@@ -340,23 +342,79 @@ def _run(arguments: list[str], *, debug: bool) -> int:
         return console.complain(error)
 
 
-def _deliver(result: EditResult, output: Path, *, json: bool) -> None:
-    """Write a result's image and tell the user."""
+def _deliver(result: EditResult, output: Path, notes: tuple[str, ...] = (), *, json: bool) -> None:
+    """Write a result's image and tell the user, with what there is to know of its file."""
     files.write_image(result.image, output)
     if json:
-        console.show_json(console.as_json(result) | {"output": output})
+        console.show_json(console.as_json(result) | {"output": output, "notes": notes})
     else:
         console.show_costs([result])
+        for note in notes:
+            typer.echo(f"note: {note}")
         typer.echo(f"Written: {output}")
 
 
-def _check_source(context: typer.Context, session: Path | None, source_prompt: str | None) -> None:
+def _check_source(context: typer.Context) -> None:
     """Whether one source is given, and nothing that it would not listen to."""
-    if (session is None) == (source_prompt is None):
-        raise InputError("give either --session or --source-prompt, got both or none; see fisedit edit --help")
-    told = [name for name in (*_RECIPE, "model") if name in _typed(context)]
-    if session is not None and told:
-        raise InputError(f"a session has its own {', '.join(told)}; leave that out, or start from --source-prompt")
+    typed = _typed(context)
+    if {"session", "source_prompt", "picture"} & typed in (set(), {"session", "source_prompt"}):
+        raise InputError(
+            "give one of --session, --source-prompt and --picture, got both or none; see fisedit edit --help"
+        )
+    told = [name for name in (*_RECIPE, "model") if name in typed]
+    if "picture" not in typed:
+        if "session" in typed and told:
+            raise InputError(f"a session has its own {', '.join(told)}; leave that out, or start from --source-prompt")
+        told = [name for name in ("caption_model", "inversion") if name in typed]
+        if told:
+            raise InputError(f"{', '.join(told)} is for a --picture; give one, or leave that out")
+    elif {"source_prompt", "caption_model"} <= typed:
+        raise InputError("give --source-prompt or --caption-model, got both; the first says what the picture shows")
+    elif "scheduler" in typed:
+        raise InputError("a picture is opened with the scheduler ddim; leave --scheduler out")
+    elif "session" in typed and (Path(context.params["session"]) / "session.json").exists():
+        raise InputError(f"{context.params['session']} holds a session; leave --picture out to go on with it")
+
+
+def _read_picture(path: Path | None) -> Picture | None:
+    """A picture of the user's; None stays None."""
+    if path is None:
+        return None
+    from fisedit.batch.pictures import decode, read_bytes
+
+    if not path.is_file():
+        raise InputError(f"picture must be an image file, got {path}: no such file")
+    return decode(read_bytes(path), f"picture {path}")
+
+
+def _notes(editor: Editor, opened: Picture | None, caption_model: str | None) -> tuple[str, ...]:
+    """What there is to know of a picture that was opened."""
+    said = (f'taken for "{editor.history[0].prompt}"',) if caption_model else ()
+    return (*opened.notes, *said) if opened else ()
+
+
+def _begun(context: typer.Context, opened: Picture | None, on_step: OnStep) -> Editor:
+    """An editor that stands on the source that was asked for."""
+    from fisedit import Editor
+
+    given = context.params
+    place = {name: given[name] for name in ("device", "dtype", "local_files_only")}
+    if given["session"] is not None and opened is None:
+        return Editor.resume(Path(given["session"]), **place)
+    editor = Editor.from_pretrained(given["model"], **place)
+    recipe = {name: given[name] for name in _RECIPE}
+    if opened is None:
+        editor.generate(given["source_prompt"], on_step=on_step, **recipe)
+        return editor
+    del recipe["scheduler"]
+    caption = given["source_prompt"]
+    if given["caption_model"] is not None:
+        from fisedit import captions
+
+        local = given["local_files_only"]
+        caption = captions.caption(opened.image, given["caption_model"], local_files_only=local)
+    editor.open(opened.image, caption, inversion=given["inversion"], on_step=on_step, **recipe)
+    return editor
 
 
 def _typed(context: typer.Context) -> set[str]:
@@ -369,7 +427,7 @@ def _show_preview(editor: Editor, seen: Preview, output: Path, *, json: bool) ->
     """Write the current picture with a mask over it, and tell what the edit would cost."""
     from fisedit.sheet import overlay
 
-    files.write_image(overlay(editor.current.image, seen.mask.image()), output)
+    files.write_image(overlay(editor.current.canvas, seen.mask.image()), output)
     told = {
         "change": str(seen.diff),
         "area": seen.mask.area,

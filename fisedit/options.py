@@ -19,7 +19,15 @@ Version = Annotated[bool, Option("--version", callback=_tell_version, is_eager=T
 Debug = Annotated[bool, Option("--debug", help="Show tracebacks; may stand anywhere.")]
 Prompt = Annotated[str, Argument(help="What the picture shows.")]
 NewPrompt = Annotated[str, Option("--prompt", help="The changed prompt; what its words change is what may move.")]
-SourcePrompt = Annotated[str | None, Option(help="Generate a source from this prompt first, instead of --session.")]
+SourcePrompt = Annotated[
+    str | None, Option(help="Generate a source from this prompt first; with --picture, what that shows.")
+]
+Picture = Annotated[Path | None, Option(help="Edit this picture: it is inverted first.")]
+Inversion = Annotated[str, Option(help="How a --picture is inverted: ddim, or ddpm.")]
+CaptionModel = Annotated[
+    str | None, Option(help="Image-to-text model (BLIP or alike) that says what a --picture shows: a folder or hub id.")
+]
+Strength = Annotated[float, Option(help="Above 0, to 1: share of the steps to run; less keeps more of the picture.")]
 Seed = Annotated[int, Option(help="Of the first latents and of every later noise.")]
 NegativePrompt = Annotated[str, Option(help="What the picture should not show.")]
 Steps = Annotated[int, Option("--num-inference-steps", help="Denoising steps.")]
@@ -44,7 +52,10 @@ Structure = Annotated[float, Option(help="0 to 1: how long what is inside the ma
 Verify = Annotated[bool, Option(help="Look once whether the change leaves its mask, and grow it then.")]
 PreviewOnly = Annotated[bool, Option("--preview", help="Write the source with the mask laid over it; edit nothing.")]
 SaveSession = Annotated[Path | None, Option("--session", help="Save the session into this folder, to edit it later.")]
-Session = Annotated[Path | None, Option(help="Edit the session saved in this folder, and save the edit there.")]
+Session = Annotated[
+    Path | None,
+    Option(help="Edit the session saved in this folder, and save the edit there; with --picture, start one there."),
+]
 Json = Annotated[bool, Option("--json", help="Print one JSON object on stdout, and nothing else.")]
 Areas = Annotated[str, Option(help="Edited areas in percent, with commas between.")]
 Size = Annotated[int, Option(help="Side of the square picture in pixels.")]

@@ -6,8 +6,10 @@ Heavy libraries are imported by the fixtures that need them, so that a test of p
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,7 @@ import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from diffusers import StableDiffusionPipeline
 
@@ -52,3 +55,57 @@ def _seeded() -> None:
     """Start every test that has torch from the same random state."""
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a process left behind."""
+
+    status: int
+    out: str
+    err: str
+
+    def refused(self, code: str, *words: str, status: int = 2) -> None:
+        """Check that it said one line on stderr and nothing on stdout."""
+        assert (self.status, self.out) == (status, "")
+        assert self.err.startswith(f"error[{code}]: ") and self.err.count("\n") == 1, self.err
+        assert all(word in self.err for word in words), self.err
+
+
+@pytest.fixture
+def process(tmp_path):
+    """Runs the command line as a process of its own, in an empty folder."""
+
+    def run(*arguments: object) -> Run:
+        command = [sys.executable, "-m", "fisedit", *map(str, arguments)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+        return Run(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def fisedit(tmp_path, monkeypatch, capfd):
+    """Runs the same in this process, which has torch already."""
+    from fisedit import cli
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> Run:
+        capfd.readouterr()
+        monkeypatch.setattr(sys, "argv", ["fisedit", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return Run(int(ended.value.code), *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory) -> Path:
+    """A tiny random model on disk."""
+    from tests.pipelines import build_pipeline
+
+    folder = tmp_path_factory.mktemp("cli") / "model"
+    build_pipeline("demo").save_pretrained(folder)
+    return folder

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,60 +19,9 @@ from PIL import Image
 from fisedit import cli, console, demo, files
 from fisedit.errors import Cancelled, FisEditError, InputError, MaskError, ModelError, NumericsError
 from fisedit.values import EditMask, MaskSource, SchedulerName
-from tests.pipelines import build_pipeline
 
 SMALL = ("--num-inference-steps", "2", "--width", "64", "--height", "64")
 BEFORE, AFTER = "a cat and a cake on a beach", "a dog and a cake on a beach"
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a process left behind."""
-
-    status: int
-    out: str
-    err: str
-
-    def refused(self, code: str, *words: str, status: int = 2) -> None:
-        """Check that it said one line on stderr and nothing on stdout."""
-        assert (self.status, self.out) == (status, "")
-        assert self.err.startswith(f"error[{code}]: ") and self.err.count("\n") == 1, self.err
-        assert all(word in self.err for word in words), self.err
-
-
-@pytest.fixture
-def process(tmp_path):
-    """Runs the command line as a process of its own, in an empty folder."""
-
-    def run(*arguments: object) -> Run:
-        command = [sys.executable, "-m", "fisedit", *map(str, arguments)]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
-        return Run(done.returncode, done.stdout, done.stderr)
-
-    return run
-
-
-@pytest.fixture
-def fisedit(tmp_path, monkeypatch, capfd):
-    """Runs the same in this process, which has torch already."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> Run:
-        capfd.readouterr()
-        monkeypatch.setattr(sys, "argv", ["fisedit", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return Run(int(ended.value.code), *capfd.readouterr())
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory) -> Path:
-    """A tiny random model on disk."""
-    folder = tmp_path_factory.mktemp("cli") / "model"
-    build_pipeline("demo").save_pretrained(folder)
-    return folder
 
 
 def half_mask(path: Path) -> Path:

@@ -22,7 +22,7 @@ LAYERS = (
     "adapters attention decode executor layers preview",
     "costs editor history inversion leaks localise memory rendering session source",
     "batch",
-    "sheet options console demo benchmark fidelity quality cli __main__",
+    "sheet options console captions demo benchmark fidelity quality cli __main__",
 )
 """From the bottom to the top; a module imports from its own layer and from those below."""
 
