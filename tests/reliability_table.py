@@ -176,10 +176,11 @@ CASES: Mapping[str, Sequence[Case]] = {
             (f"{FAULT}::test_a_worker_that_hangs", f"{BATCH}::TestBadFiles::test_an_item_that_takes_too_long"),
         ),
         (
-            "Out of memory: freed and tried again, else named; the next item unharmed",
+            "Out of memory: freed and tried again, on the CPU at last, else named; the next item unharmed",
             (
                 f"{BATCH}::TestRelief::test_memory_that_ran_out_once",
                 f"{BATCH}::TestRelief::test_memory_that_stays_out",
+                f"{BATCH}::TestRelief::test_a_device_that_stays_full",
                 f"{FAULT}::test_little_memory",
             ),
         ),

@@ -69,8 +69,8 @@ def look(job: Job, settings: Settings) -> Outcome:
         InputError, ModelError: as `run`.
     """
     _check(settings)
-    ledger = _Ledger(job, settings, make_plan(job), Journal.read(job.output))
-    return ledger.outcome()
+    plan, model = make_plan(job), _model(settings)
+    return _Ledger(job, settings, model, plan, Journal.read(job.output)).outcome()
 
 
 def run(job: Job, settings: Settings, *, workers: int, on_error: OnError, on_step: OnStep) -> Outcome:
@@ -89,8 +89,9 @@ def run(job: Job, settings: Settings, *, workers: int, on_error: OnError, on_ste
     _check(settings)
     start, plan = monotonic(), make_plan(job)
     files.writable(job.output)
+    model = _model(settings)
     with _interrupts() as interrupted, Journal.hold(job.output) as held:
-        ledger = _Ledger(job, settings, plan, held)
+        ledger = _Ledger(job, settings, model, plan, held)
         left = ledger.left()
         _sweep(left)
         queue = _Queue(left)
@@ -105,6 +106,10 @@ def run(job: Job, settings: Settings, *, workers: int, on_error: OnError, on_ste
             with open_pool(min(workers, queue.groups), settings) as pool:
                 _work(pool, queue, settle, interrupted)
         return replace(ledger.outcome(), interrupted=interrupted(), seconds=monotonic() - start)
+
+
+def _model(settings: Settings) -> str:
+    return identity(settings.model, local_files_only=settings.local_files_only)
 
 
 def _check(settings: Settings) -> None:
@@ -187,9 +192,8 @@ def _work_of(items: deque[Item]) -> tuple[int, int]:
 class _Ledger:
     """What became of every item, in memory and in the journal."""
 
-    def __init__(self, job: Job, settings: Settings, plan: Plan, held: Journal) -> None:
-        self._settings, self._journal, self._overwrite = settings, held, job.overwrite
-        self._model = identity(settings.model, local_files_only=settings.local_files_only)
+    def __init__(self, job: Job, settings: Settings, model: str, plan: Plan, held: Journal) -> None:
+        self._settings, self._model, self._journal, self._overwrite = settings, model, held, job.overwrite
         self._records = {item: self._standing(item) for item in plan.items}
         damaged = (f"lines of the journal that cannot be read, whose items are not taken as done: {held.damaged}",)
         self._notes = plan.notes + damaged * (held.damaged > 0)

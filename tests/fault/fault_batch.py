@@ -213,12 +213,16 @@ def test_few_file_descriptors(tmp_path, batch, clean):
     assert tree(tmp_path / "out") == clean
 
 
-def test_little_memory(tmp_path, batch, clean):
+def test_little_memory(tmp_path, batch, started, clean):
     """A picture within the limits of size, but not of this machine, fails; those after it do not."""
+    process = started("in", "measured", *SAID)
+    until(lambda: (tmp_path / "measured").exists() and len(whole(tmp_path / "measured")) >= 1)
+    enough = worker_of(process).memory_info().vms + (400 << 20)
+    process.communicate()
     Image.new("RGBA", (8000, 7900)).save(tmp_path / "in/large.png")
 
     def little() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+        resource.setrlimit(resource.RLIMIT_AS, (enough, enough))
 
     run = batch("in", "out", *SAID, "--json", preexec_fn=little)
     failed = {item["image"]: item["reason"] for item in told(run)["items"] if item["status"] == "failed"}
