@@ -23,7 +23,7 @@ _JPEG = {"format": "JPEG", "quality": 95}
 _TIFF = {"format": "TIFF", "compression": "tiff_adobe_deflate"}
 _FORMATS: Mapping[str, Mapping[str, Any]] = {
     ".png": {"format": "PNG"},
-    ".webp": {"format": "WEBP", "lossless": True},
+    ".webp": {"format": "WEBP", "lossless": True, "exact": True},
     ".jpg": _JPEG,
     ".jpeg": _JPEG,
     ".tif": _TIFF,
