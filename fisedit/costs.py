@@ -10,7 +10,7 @@ from functools import cached_property
 from math import ceil
 from typing import TYPE_CHECKING
 
-from fisedit.decode import box_areas
+from fisedit.boxes import Areas, box_areas, frame_areas
 from fisedit.graph import Site
 from fisedit.masks import grow
 from fisedit.plan import make_plan
@@ -64,7 +64,7 @@ class Costs:
     def dense(self, start: int = 0) -> int:
         """MACs of a dense run: every step from `start` on, and the decode."""
         steps = self._steps - start
-        return steps * self.dense_step() + self._decode(tuple(self.sizes[0] * 4**i for i in range(4)))
+        return steps * self.dense_step() + self._decode(frame_areas(self.sizes[0]))
 
     def sparse(self, grid: BoolGrid, growth: Sequence[int], start: int = 0) -> int:
         """MACs of a sparse run over a mask, from step `start` on."""
@@ -101,5 +101,5 @@ class Costs:
     def _step(self, rows: Sequence[int]) -> int:
         return unet_macs(self._sites, rows, self.sizes, self._batch, self._tokens)
 
-    def _decode(self, areas: Sequence[int]) -> int:
+    def _decode(self, areas: Areas) -> int:
         return decoder_macs(self._engine.pipe.vae, areas, self.sizes[0])

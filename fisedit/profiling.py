@@ -19,6 +19,8 @@ from fisedit.graph import Role, Site
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL
 
+    from fisedit.boxes import Areas
+
 SHIFT = {Role.DOWN: 1, Role.UP: -1}
 """Levels between a sampler's input and its output."""
 
@@ -46,27 +48,28 @@ def text_macs(sites: Sequence[Site], batch: int, tokens: int) -> int:
     return batch * tokens * sum(site.weights for site in sites if site.role is Role.TEXT)
 
 
-def decoder_macs(vae: AutoencoderKL, areas: Sequence[int], latent_size: int) -> int:
+def decoder_macs(vae: AutoencoderKL, areas: Areas, latent_size: int) -> int:
     """Multiply-accumulates of a decode.
 
     Args:
-        areas: cells decoded at each resolution, coarsest first (all of them for a dense decode).
+        areas: cells upsampled and computed at each resolution.
         latent_size: h * w, the keys of the middle attention.
     """
-    total = vae.post_quant_conv.weight.numel() * areas[0] if vae.post_quant_conv is not None else 0
+    total = vae.post_quant_conv.weight.numel() * areas[0][1] if vae.post_quant_conv is not None else 0
     for name, module in vae.decoder.named_modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             total += module.weight.numel() * _decoder_cells(name, areas)
         elif isinstance(module, Attention):
-            total += 2 * areas[0] * latent_size * int(module.to_q.weight.shape[0])
+            total += 2 * areas[0][1] * latent_size * int(module.to_q.weight.shape[0])
     return total
 
 
-def _decoder_cells(name: str, areas: Sequence[int]) -> int:
-    """Cells a layer computes. What an upsampler makes of its block's is trimmed only behind it."""
+def _decoder_cells(name: str, areas: Areas) -> int:
+    """Cells a layer computes."""
     if not name.startswith("up_blocks."):
-        return areas[0 if name.startswith(("conv_in", "mid_block")) else -1]
-    return areas[int(name.split(".")[1])] * (4 if ".upsamplers." in name else 1)
+        return areas[0 if name.startswith(("conv_in", "mid_block")) else -1][1]
+    level = int(name.split(".")[1])
+    return areas[level + 1][0] if ".upsamplers." in name else areas[level][1]
 
 
 class Stopwatch:

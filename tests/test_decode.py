@@ -11,8 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
+from fisedit import boxes as boxing
 from fisedit import decode as decoding
-from fisedit.decode import FEATHER, HALO, Box, box_areas, boxes, composite, decode, decode_boxes
+from fisedit.boxes import HALO, Box, before_upsampling, box_areas, boxes, cut, frame_areas, with_halo
+from fisedit.decode import FEATHER, composite, decode, decode_boxes
 from tests import oracle
 from tests.grids import grids
 
@@ -38,13 +40,13 @@ def vae(pipelines):
 def _boxed(monkeypatch, request):
     """Boxes however large they are."""
     if "whole" not in request.node.name:
-        monkeypatch.setattr(decoding, "WHOLE_FROM", np.inf)
+        monkeypatch.setattr(boxing, "WHOLE_FROM", np.inf)
 
 
 @pytest.fixture
 def far(monkeypatch):
     """A halo that reaches everywhere."""
-    monkeypatch.setattr(decoding, "HALO", FAR)
+    monkeypatch.setattr(boxing, "HALO", FAR)
 
 
 def random_latents(size, inside=None, seed=0):
@@ -93,6 +95,7 @@ def test_with_nothing_changed_boxes_give_the_source(vae, size, name):
 def test_one_box_with_all_halo_is_a_dense_decode(vae, monkeypatch, size, name):
     """Changed latents all over the box: statistics, keys and values are those of the mixed maps, which here are all."""
     monkeypatch.setattr(decoding, "boxes", lambda grid: [Box(0, 0, *size)])
+    monkeypatch.setattr(decoding, "cut", lambda grid, box, level: [box])
     grid = grids(*size)[name]
     source, record = decode(vae, random_latents(size))
     latents = random_latents(size, grid)
@@ -145,10 +148,10 @@ def test_a_wider_halo_is_nearer(vae, monkeypatch):
     latents = random_latents(size)
     source, record = decode(vae, latents)
     errors = []
-    for factor in (0, 1, 2, 16):
-        monkeypatch.setattr(decoding, "HALO", tuple(factor * halo for halo in HALO))
+    for halo in ((1, 1, 1, 1), HALO, tuple(2 * cells for cells in HALO), FAR):
+        monkeypatch.setattr(boxing, "HALO", halo)
         errors.append(apart(decode_boxes(vae, latents, grid, record, source)[0], source, grid).mean())
-    assert errors == sorted(errors, reverse=True) and errors[0] > 2 * errors[1] > errors[-1]
+    assert errors == sorted(errors, reverse=True) and errors[0] > errors[1] > errors[-1]
 
 
 @each_size
@@ -187,11 +190,37 @@ def test_boxes_are_cut_where_that_is_cheaper(grid, expected):
 
 
 def test_areas_count_every_box_with_its_halo():
-    assert box_areas(np.ones((8, 8), bool)) == (64, 256, 1024, 4096)
+    assert box_areas(np.ones((8, 8), bool)) == frame_areas(64)
     one, other = spots((5, 5)), spots((60, 60))
-    both = tuple(a + b for a, b in zip(box_areas(one), box_areas(other), strict=True))
-    assert box_areas(one | other) == both
-    assert box_areas(spots((30, 30)))[0] == (2 + 2 * HALO[0]) ** 2
+    both = [tuple(map(sum, zip(a, b, strict=True))) for a, b in zip(box_areas(one), box_areas(other), strict=True)]
+    assert box_areas(one | other) == tuple(both)
+    alone = [(2 * 2**level + 2 * halo) ** 2 for level, halo in enumerate(HALO)]
+    assert [computed for _, computed in box_areas(spots((30, 30)))] == alone
+
+
+@each_size
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_an_upsampler_sees_what_a_box_needs_and_has_it(size, level):
+    """One cell around what is wanted behind it, within what was computed before it."""
+    factor = 2**level
+    for top, left in np.ndindex(*size):
+        box = Box(top, left, min(top + 3, size[0]), min(left + 2, size[1]))
+        seen, before = before_upsampling(box, level, size), with_halo(box, level - 1, size)
+        wanted = with_halo(box, level, size).grown(1, factor * size[0], factor * size[1])
+        assert covers(before, seen) and covers(seen.scaled(2), wanted)
+
+
+def covers(one, other):
+    return one.top <= other.top and one.left <= other.left and one.bottom >= other.bottom and one.right >= other.right
+
+
+def test_a_box_is_cut_finer_where_cells_are_dear():
+    """Two blobs that a halo of three cells would join and one of a quarter would not."""
+    grid = np.zeros((64, 64), bool)
+    grid[5:11, 5:11] = grid[11:17, 11:17] = True
+    (box,) = boxes(grid)
+    pieces = cut(grid, box, 3)
+    assert len(pieces) == 2 and sum(piece.area for piece in pieces) == grid.sum()
 
 
 def test_box_arithmetic():
@@ -237,7 +266,7 @@ def test_the_rim_is_as_wide_as_it_says():
 
 def test_the_record_counts_its_bytes(vae):
     _, record = decode(vae, random_latents((16, 16)))
-    tensors = (*record.sums.values(), *record.tokens.values())
+    tensors = (*record.sums.values(), *record.totals.values(), *record.tokens.values())
     assert record.own_bytes == sum(t.numel() * t.element_size() for t in tensors) > 0
 
 

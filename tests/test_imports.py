@@ -16,8 +16,9 @@ PACKAGE = ROOT / "fisedit"
 
 LAYERS = (
     "errors values",
-    "devices files grammar graph hub model_checks model_files model_places models pictures random_model recipes scenes",
-    "cache judge masks plan profiling schedule textdiff weighting",
+    "devices files grammar graph hub metadata model_checks model_files model_places models origin pictures random_model "
+    "recipes scenes",
+    "boxes cache judge masks plan profiling schedule textdiff weighting",
     "sparse_kernels",
     "adapters attention decode executor layers preview",
     "costs editor history inversion leaks localise memory rendering session source",
@@ -27,7 +28,7 @@ LAYERS = (
 """From the bottom to the top; a module imports from its own layer and from those below."""
 
 FRONT = set(LAYERS[-1].split()) - {"benchmark", "fidelity", "quality"}
-PUBLIC = {"", "batch", "errors", "files", "values"}
+PUBLIC = {"", "batch", "errors", "files", "metadata", "origin", "values"}
 """What front ends may import besides one another; "" is the package itself."""
 
 HEAVY = {"torch", "diffusers", "transformers", "skimage", "scipy", "gradio", "triton", "compel", "PIL", "numpy"}

@@ -13,7 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fisedit import Editor
 from fisedit.costs import Costs
-from fisedit.decode import box_areas, decode, decode_boxes
+from fisedit.boxes import box_areas, frame_areas
+from fisedit.decode import decode, decode_boxes
 from fisedit.executor import Executor
 from fisedit.plan import make_plan
 from fisedit.profiling import decoder_macs, text_macs, unet_macs
@@ -87,8 +88,7 @@ def test_a_sparse_step_costs_what_torch_counts(pipelines, shape, name):
 
 def test_a_dense_decode_costs_what_torch_counts(pipelines):
     vae, latents = pipelines["sd15"].vae, torch.randn(1, 4, HEIGHT, WIDTH)
-    areas = tuple(HEIGHT * WIDTH * 4**i for i in range(4))
-    assert decoder_macs(vae, areas, HEIGHT * WIDTH) == counted(lambda: decode(vae, latents))
+    assert decoder_macs(vae, frame_areas(HEIGHT * WIDTH), HEIGHT * WIDTH) == counted(lambda: decode(vae, latents))
 
 
 @pytest.mark.parametrize("name", ["one_cell", "corner", "blobs", "row", "everything"])
@@ -109,7 +109,7 @@ def test_an_edit_costs_its_steps_its_text_and_its_decode(pipelines):
     steps = sum(costs.sparse_step(SQUARE, growth) for growth in (2, 1, 0))
     sites = editor._engine.executor.sites
     assert stats.macs == steps + text_macs(sites, 2, 77) + decoder_macs(pipe.vae, box_areas(SQUARE), 256)
-    assert stats.macs_dense == 3 * costs.dense_step() + decoder_macs(pipe.vae, (256, 1024, 4096, 16384), 256)
+    assert stats.macs_dense == 3 * costs.dense_step() + decoder_macs(pipe.vae, frame_areas(256), 256)
     assert stats.macs < 0.6 * stats.macs_dense
 
 
