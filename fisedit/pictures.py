@@ -8,6 +8,7 @@ Pillow and numpy.
 from __future__ import annotations
 
 import math
+import struct
 from io import BytesIO
 from typing import TYPE_CHECKING
 
@@ -47,9 +48,17 @@ def upright(picture: Image.Image) -> Image.Image:
     if not picture.width or not picture.height:
         raise InputError(f"picture must have pixels, got {picture.width}x{picture.height}")
     profile = picture.info.get("icc_profile")
-    result = _editable(ImageOps.exif_transpose(picture))
+    result = _editable(_turned(picture))
     result.info = {"icc_profile": profile} if profile else {}
     return result
+
+
+def _turned(picture: Image.Image) -> Image.Image:
+    """Turned as its EXIF says, where that can be read."""
+    try:
+        return ImageOps.exif_transpose(picture)
+    except (SyntaxError, ValueError, LookupError, TypeError, OSError, struct.error):
+        return picture.copy()
 
 
 def canvas_size(size: tuple[int, int], native: int) -> tuple[int, int]:

@@ -10,9 +10,11 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -62,14 +64,6 @@ class Run:
     @property
     def reasons(self) -> dict[str, str]:
         return {item["image"]: item["reason"] for item in self.told["items"] if item["reason"]}
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory) -> Path:
-    """A tiny random model on disk."""
-    folder = tmp_path_factory.mktemp("batch") / "model"
-    build_pipeline("demo").save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture
@@ -340,6 +334,8 @@ class TestBadFiles:
         (folder / "text.png").write_text("hello")
         (folder / "psd.png").write_bytes(b"8BPS\0\1" + bytes(100))
         (folder / "eps.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n")
+        (folder / "svg.png").write_bytes(b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>')
+        (folder / "real.psd").write_bytes(b"8BPS\0\1" + bytes(100))
         (folder / "loop.png").symlink_to("loop.png")
         (folder / "nowhere.png").symlink_to("not-there.png")
         (folder / "device.png").symlink_to("/dev/zero")
@@ -348,18 +344,19 @@ class TestBadFiles:
             (folder / f"cut{n}.png").write_bytes(whole[: len(whole) * n // 10])
         (folder / "-rf.png").write_bytes(whole)
         (folder / "a b\nc.png").write_bytes(whole)
-        (folder / ("ü" * 125 + ".png")).write_bytes(whole)
+        (folder / ("ü" * 125 + "x.png")).write_bytes(whole)  # 255 bytes, the most that a name may have
         (folder / "\N{CAT FACE}.png").write_bytes(whole)
         Path(os.fsdecode(os.fsencode(folder) + b"/\xff\xfe.png")).write_bytes(whole)
         before = {name: (folder / name).stat().st_mtime_ns for name in ("0.png", "zero.png", "cut5.png")}
         run = batch("in", "out", *SAID, "--json", "--report", "r.html")
-        assert run.status == 1 and run.counts == {"done": 6, "failed": 17}
+        assert run.status == 1 and run.counts == {"done": 6, "failed": 18}
+        assert run.told["notes"] == ["left out, as they are of other formats: 1, such as real.psd; save them as PNG"]
         assert all(reason and "\n" not in reason for reason in run.reasons.values())
         assert "pipe" in run.reasons["pipe.png"] and "device" in run.reasons["device.png"]
         assert "empty" in run.reasons["zero.png"] and "damaged" in run.reasons["cut7.png"]
         assert len(tree(tmp_path / "out")) == 6
         assert before == {name: (folder / name).stat().st_mtime_ns for name in before}
-        assert well_formed(tmp_path / "r.html") == 23
+        assert well_formed(tmp_path / "r.html") == 24
 
     def test_stop_stops(self, batch, tmp_path):
         pictures(tmp_path / "in")
@@ -424,8 +421,9 @@ class TestBadFiles:
 
             patch.setattr(place, error, fail)
             run = batch("in", "out", *SAID, "--json")
-        assert run.status == 1 and len(tree(tmp_path / "out")) == 1
-        assert "No space left" in run.out + run.err
+        assert (run.status, run.err) == (1, "") and len(tree(tmp_path / "out")) == 1
+        assert run.counts == {"done": 1, "failed": 1, "left": 1}
+        assert all("cannot be written: No space left on device" in why for why in run.reasons.values())
         assert batch("in", "out", *SAID, "--json").counts == {"done": 2, "done before": 1}
 
 
@@ -679,12 +677,57 @@ class TestRelief:
         made = hand.attempt(item)
         assert made.data == expected.data and made.notes == (*expected.notes, "memory ran out once and was freed")
 
+    def test_each_rung_helps_a_little_more(self, hand, item, monkeypatch):
+        """Freed, evicted, sliced; then the model and the next source are as if nothing had been."""
+        expected = hand.attempt(item)
+        really, tried = Editor.edit, []
+
+        def scarce(editor, *given, **options):
+            tried.append((editor, {type(one).__name__ for one in editor.pipe.unet.attn_processors.values()}))
+            if len(tried) < 4:
+                raise MemoryError
+            return really(editor, *given, **options)
+
+        monkeypatch.setattr(Editor, "edit", scarce)
+        made = hand.attempt(item)
+        assert made.notes == (*expected.notes, "made with sliced attention, as memory ran out")
+        ours, theirs = (np.asarray(decode(one.data).image).astype(int) for one in (made, expected))
+        assert np.abs(ours - theirs).max() <= 2
+        editors, processors = zip(*tried, strict=True)
+        assert editors[0] is editors[1] and len(set(map(id, editors[1:]))) == 3, "the open source is kept at first"
+        assert processors[:3] == ({"AttnProcessor2_0"},) * 3 and processors[3] == {"SlicedAttnProcessor"}
+        assert hand.attempt(item) == replace(expected, seconds=ANY) and tried[4][1] == {"AttnProcessor2_0"}
+
+    def test_what_lacks_memory_in_a_crowd_is_tried_alone(self, model, tmp_path, monkeypatch):
+        pictures(tmp_path / "in")
+        crowds = []
+
+        @contextmanager
+        def crowd(workers: int, settings: Settings):
+            crowds.append(workers)
+            with pool.open_pool(0, settings) as one:
+                really = one._hand.attempt
+                lacking = Failed("memory ran out", broken=True, memory=True)
+                one._hand.attempt = lambda item: lacking if workers > 1 and item.name != "1.png" else really(item)
+                yield one
+
+        monkeypatch.setattr(running, "open_pool", crowd)
+        job, settings = (
+            Job(tmp_path / "in", tmp_path / "out", AFTER, BEFORE),
+            Settings(str(model), num_inference_steps=2),
+        )
+        steps = []
+        done = running.run(job, settings, workers=2, on_error=OnError.STOP, on_step=lambda *told: steps.append(told))
+        assert done.status == 0 and crowds == [2, 1] and len(lines(tmp_path / "out")) == 3
+        assert steps == [(1, 3, None), (2, 3, None), (3, 3, None)]
+
     def test_memory_that_stays_out(self, hand, item, monkeypatch):
         expected = hand.attempt(item)
         with monkeypatch.context() as patch:
             patch.setattr(Editor, "edit", lambda *_, **__: bytes(1 << 60))
             failed = hand.attempt(item)
-        assert isinstance(failed, Failed) and failed.reason.startswith("memory ran out") and failed.broken
+        assert isinstance(failed, Failed) and failed.reason.startswith("memory ran out")
+        assert failed.broken and failed.memory
         assert hand.attempt(item).data == expected.data
 
     def test_a_device_that_stays_full(self, hand, item, monkeypatch):
@@ -703,8 +746,9 @@ class TestRelief:
         monkeypatch.setattr(Editor, "open", full)
         hand._source = None
         made = hand.attempt(item)
-        assert made.data == expected.data and tried == [True, True, False]
-        assert made.notes[-1] == "made on the CPU, as the device's memory ran out" and hand._pipe is home
+        assert made.data == expected.data and tried == [True, True, True, True, False]
+        assert made.notes[-1] == "made on the CPU, as the device's memory ran out"
+        assert hand._pipe is home and hand._source is None
 
     def test_nan_is_tried_in_fp32(self, model, item, monkeypatch):
         hand = Hand(Settings(str(model), num_inference_steps=2, device="cpu", dtype="bf16"))

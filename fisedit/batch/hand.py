@@ -10,6 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 import torch
+from diffusers.models.attention_processor import SlicedAttnProcessor
 from PIL import Image
 
 from fisedit.batch import pictures
@@ -20,7 +21,7 @@ from fisedit.errors import Cancelled, FisEditError, NumericsError
 from fisedit.values import MaskSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from diffusers import StableDiffusionPipeline
 
@@ -68,7 +69,7 @@ class Hand:
 
     def attempt(self, item: Item) -> Made | Failed:
         """An item's result, or why there is none; nothing that a picture does is raised."""
-        start = monotonic()
+        start, memory = monotonic(), False
         try:
             return replace(self._with_relief(item, start + self._settings.timeout), seconds=monotonic() - start)
         except Cancelled:
@@ -78,46 +79,69 @@ class Hand:
         except OSError as error:
             why, broken = f"cannot be read: {error.strerror or error}", False
         except Exception as error:  # noqa: BLE001 (one bad picture never stops a batch; the next gets a fresh worker)
+            memory = _out_of_memory(error)
             short = "memory ran out; use a smaller picture or fewer --workers"
-            why, broken = short if _out_of_memory(error) else f"{type(error).__name__}: {error}", True
-        finally:
-            self._pipe = self._home  # a relief is for one picture
+            why, broken = short if memory else f"{type(error).__name__}: {error}", True
         self._source = None
-        return Failed(one_line(why), monotonic() - start, broken)
+        return Failed(one_line(why), monotonic() - start, broken, memory)
 
     def _with_relief(self, item: Item, deadline: float) -> Made:
         """Try an item, and again after each relief that there is for what went wrong."""
-        notes: list[str] = []
-        while True:
-            try:
-                made = self._edit(item, deadline)
-                return replace(made, notes=(*made.notes, *notes))
-            except (NumericsError, MemoryError, RuntimeError) as error:
-                relieve = self._relief(error, len(notes))
-                if relieve is None:
-                    raise
-            self._source = None
-            gc.collect()  # out of the handler, whose traceback holds what shall be freed
-            torch.cuda.empty_cache()
-            notes.append(relieve())
+        rungs, notes = self._ladder(), dict[bool, str]()  # of digits and of memory, the last one each
+        try:
+            while True:
+                try:
+                    made = self._edit(item, deadline)
+                    return replace(made, notes=(*made.notes, *notes.values()))
+                except (NumericsError, MemoryError, RuntimeError) as error:
+                    digits, relieve = isinstance(error, NumericsError), self._relief(error, rungs)
+                    if relieve is None:
+                        raise
+                gc.collect()  # out of the handler, whose traceback holds what shall be freed
+                torch.cuda.empty_cache()
+                notes[digits] = relieve()
+        finally:
+            if notes:
+                self._as_before()
 
-    def _relief(self, error: Exception, tries: int) -> Callable[[], str] | None:
+    def _relief(self, error: Exception, rungs: Iterator[Callable[[], str]]) -> Callable[[], str] | None:
         """What to try against an error that more memory, another device or more digits may cure; None for nothing."""
         if isinstance(error, NumericsError):
             return self._use_fp32 if self._pipe.unet.dtype is not torch.float32 else None
-        if not _out_of_memory(error):
-            return None
-        if tries == 0:
-            return lambda: "memory ran out once and was freed"
-        return self._use_cpu if self._pipe.device.type != "cpu" else None
+        return next(rungs, None) if _out_of_memory(error) else None
+
+    def _ladder(self) -> Iterator[Callable[[], str]]:
+        """What helps where memory ran out, the cheapest first."""
+        yield lambda: "memory ran out once and was freed"
+        yield self._evict
+        yield self._slice
+        if self._pipe.device.type != "cpu":
+            yield self._use_cpu
+
+    def _evict(self) -> str:
+        self._source = None
+        return "memory ran out, and what was recorded was dropped"
+
+    def _slice(self) -> str:
+        self._source = None
+        self._pipe.enable_attention_slicing("max")
+        return "made with sliced attention, as memory ran out"
 
     def _use_cpu(self) -> str:
+        self._source = None
         self._pipe = self._load("cpu", "fp32" if self._pipe.unet.dtype is torch.float32 else None)
         return "made on the CPU, as the device's memory ran out"
 
     def _use_fp32(self) -> str:
+        self._source = None
         self._pipe = self._load(str(self._pipe.device), "fp32")
         return "made in fp32, as the model gave NaN in less"
+
+    def _as_before(self) -> None:
+        """A relief is for one picture: the next has the model as it was, and a source of its own."""
+        self._source, self._pipe = None, self._home
+        if any(isinstance(one, SlicedAttnProcessor) for one in self._pipe.unet.attn_processors.values()):
+            self._pipe.disable_attention_slicing()
 
     def _load(self, device: str | None, dtype: str | None) -> StableDiffusionPipeline:
         local = self._settings.local_files_only

@@ -18,6 +18,9 @@ from fisedit.files import IMAGE_SUFFIXES
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 """Endings of what is taken for a picture; hidden files are not."""
 
+_STRANGE = (".psd", ".eps", ".svg", ".pdf", ".heic", ".avif", ".jxl", ".ico", ".tga")
+"""Endings of pictures that are never opened."""
+
 _MEANS = {".png": Format.PNG, ".jpg": Format.JPG, ".jpeg": Format.JPG, ".webp": Format.WEBP}
 _MOST_BYTES = 1 << 16  # of a caption beside a picture
 
@@ -75,6 +78,7 @@ def _check(job: Job) -> None:
 def _pictures(job: Job, notes: list[str]) -> Iterator[str]:
     """Names of what looks like a picture; links to folders are not followed, outputs and masks are not inputs."""
     inner = {folder.resolve() for folder in (job.output, job.masks) if folder}
+    strange = []
 
     def unreadable(error: OSError) -> None:
         if Path(error.filename) == job.folder:
@@ -87,6 +91,10 @@ def _pictures(job: Job, notes: list[str]) -> Iterator[str]:
         for name in names:
             if name.lower().endswith(SUFFIXES) and not name.startswith("."):
                 yield str(PurePosixPath(Path(root, name).relative_to(job.folder)))
+            elif name.lower().endswith(_STRANGE):
+                strange.append(name)
+    if strange:
+        notes.append(f"left out, as they are of other formats: {len(strange)}, such as {strange[0]}; save them as PNG")
 
 
 def _outputs(rows: Sequence[EditRow], kind: Format) -> list[str]:

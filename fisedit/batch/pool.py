@@ -153,15 +153,17 @@ class _Workers:
         worker = self._workers[n]
         assert worker is not None
         worker.process.join(0.2)  # its pipe ends a little before it does
-        ending = _ending(self._stop(n))
+        code = self._stop(n)
         if worker.item is None:
             return
         if worker.ready:
-            yield n, worker.item, Failed(why or f"its worker ended with {ending}", monotonic() - worker.since)
+            killed = not why and code == -signal.SIGKILL  # as the system does when memory runs out
+            reason, seconds = why or f"its worker ended with {_ending(code)}", monotonic() - worker.since
+            yield n, worker.item, Failed(reason, seconds, memory=killed)
             return
         self._stillborn += 1
         if self._stillborn > 1:
-            raise ModelError(f"workers must live to load the model, got {ending} twice; use fewer --workers")
+            raise ModelError(f"workers must live to load the model, got {_ending(code)} twice; use fewer --workers")
         self.give(n, worker.item)
 
     def _stop(self, n: int) -> int | None:

@@ -82,7 +82,7 @@ def run(job: Job, settings: Settings, *, workers: int, on_error: OnError, on_ste
 
     Raises:
         InputError: a job that contradicts itself, or an output folder that cannot be used or is in use.
-        ModelError: the model cannot be loaded. OSError: the journal cannot be written. KeyboardInterrupt: SIGINT twice.
+        ModelError: the model cannot be loaded. KeyboardInterrupt: SIGINT twice.
     """
     if workers < 0:
         raise InputError(f"workers must be 0 or more, got {workers}")
@@ -94,17 +94,18 @@ def run(job: Job, settings: Settings, *, workers: int, on_error: OnError, on_ste
         ledger = _Ledger(job, settings, model, plan, held)
         left = ledger.left()
         _sweep(left)
-        queue = _Queue(left)
 
-        def settle(item: Item, result: Made | Failed) -> None:
+        def settle(item: Item, result: Made | Failed) -> bool:
             record = ledger.settle(item, result)
-            on_step(queue.out, len(left), None)
-            if ledger.full or (on_error is OnError.STOP and record.status is Status.FAILED):
-                queue.close()
+            on_step(ledger.settled, len(left), None)
+            return not ledger.full and (on_error is OnError.SKIP or record.status is not Status.FAILED)
 
-        if left:
-            with open_pool(min(workers, queue.groups), settings) as pool:
-                _work(pool, queue, settle, interrupted)
+        queue = _Queue(left)
+        while queue.groups:
+            workers = min(workers, queue.groups)
+            with open_pool(workers, settings) as pool:
+                queue = _Queue(_work(pool, queue, settle, interrupted, crowded=workers > 1))
+            workers = min(workers, 1)
         return replace(ledger.outcome(), interrupted=interrupted(), seconds=monotonic() - start)
 
 
@@ -129,19 +130,35 @@ def _check(settings: Settings) -> None:
 
 
 def _work(
-    pool: Pool, queue: _Queue, settle: Callable[[Item, Made | Failed], None], interrupted: Callable[[], bool]
-) -> None:
-    """Hand items out until there are none, or the user wants no more, and wait for those in hand."""
+    pool: Pool,
+    queue: _Queue,
+    settle: Callable[[Item, Made | Failed], bool],
+    interrupted: Callable[[], bool],
+    *,
+    crowded: bool,
+) -> list[Item]:
+    """Hand items out until there are none, or no more are wanted, and wait for those in hand.
+
+    Args:
+        settle: takes what came out; whether more is wanted. crowded: whether hands share the machine's memory.
+
+    Returns:
+        Items that lacked memory in a crowd, to be tried again alone.
+    """
+    again: list[Item] = []
     while True:
         for hand in pool.idle():
             item = None if interrupted() else queue.take(hand)
             if item:
                 pool.give(hand, item)
         if not queue.in_hand:
-            return
+            return [] if queue.closed or interrupted() else again
         for _, item, result in pool.results():
             queue.out += 1
-            settle(item, result)
+            if crowded and isinstance(result, Failed) and result.memory:
+                again.append(item)
+            elif not settle(item, result):
+                queue.close()
 
 
 class _Queue:
@@ -154,6 +171,7 @@ class _Queue:
         self._waiting = deque(sorted(groups.values(), key=_work_of, reverse=True))
         self._held: dict[int, deque[Item]] = {}
         self.given = self.out = 0
+        self.closed = False
 
     @property
     def groups(self) -> int:
@@ -176,6 +194,7 @@ class _Queue:
 
     def close(self) -> None:
         """Give nothing more."""
+        self.closed = True
         self._waiting.clear()
         self._held.clear()
 
@@ -198,6 +217,7 @@ class _Ledger:
         damaged = (f"lines of the journal that cannot be read, whose items are not taken as done: {held.damaged}",)
         self._notes = plan.notes + damaged * (held.damaged > 0)
         self.full = False
+        self.settled = 0
 
     def left(self) -> list[Item]:
         """Items still to do."""
@@ -209,12 +229,14 @@ class _Ledger:
 
     def settle(self, item: Item, result: Made | Failed) -> Record:
         """Write an output, or why there is none."""
-        if isinstance(result, Failed):
-            entry = journal.failed(item, result.reason, result.seconds)
-            self._journal.append(entry)
-        else:
-            entry = self._write(item, result)
-        record = entry.record(item, Status.FAILED if entry.reason else Status.DONE)
+        self.settled += 1
+        try:
+            entry = self._failed(item, result) if isinstance(result, Failed) else self._write(item, result)
+            record = entry.record(item, Status.FAILED if entry.reason else Status.DONE)
+        except OSError as error:
+            self.full = True
+            why = f"the journal in OUT cannot be written: {error.strerror}; make room and run again"
+            record = Record(item, Status.FAILED, why)
         self._records[item] = record
         return record
 
@@ -227,8 +249,12 @@ class _Ledger:
             files.write_bytes(made.data, item.target)
         except OSError as error:
             self.full = error.errno in _FULL
-            entry = journal.failed(item, f"{item.output} cannot be written: {error.strerror}", made.seconds)
-            self._journal.append(entry)
+            return self._failed(item, Failed(f"{item.output} cannot be written: {error.strerror}", made.seconds))
+        return entry
+
+    def _failed(self, item: Item, failed: Failed) -> Entry:
+        entry = journal.failed(item, failed.reason, failed.seconds)
+        self._journal.append(entry)
         return entry
 
     def _standing(self, item: Item) -> Record:

@@ -122,11 +122,17 @@ class Made:
 
 @dataclass(frozen=True)
 class Failed:
-    """Why an item has no result, in one line; `broken` where its worker should not be trusted with another."""
+    """Why an item has no result.
+
+    Args:
+        reason: one line. broken: its worker should not be trusted with another.
+        memory: there was too little of it, so that it may go well where no other worker holds any.
+    """
 
     reason: str
     seconds: float = 0.0
     broken: bool = False
+    memory: bool = False
 
 
 @dataclass(frozen=True)
