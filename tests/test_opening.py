@@ -312,7 +312,9 @@ def test_pictures_are_turned_upright(orientation, ending):
     assert not result.info and np.array_equal(np.asarray(upright(result)), np.asarray(result))
 
 
-@pytest.mark.parametrize("exif", [b"Exif\0\0no exif", b"Exif\0\0" + bytes(90), b"Exif\0\0II*\0\x08\0\0\0\xff\xff" + b"\xff" * 40])
+@pytest.mark.parametrize(
+    "exif", [b"Exif\0\0no exif", b"Exif\0\0" + bytes(90), b"Exif\0\0II*\0\x08\0\0\0\xff\xff" + b"\xff" * 40]
+)
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")
 def test_damaged_exif_says_nothing(exif):
     file = BytesIO()
