@@ -21,6 +21,7 @@ import pytest
 import torch
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
+from safetensors.torch import load_file, save_file
 
 from fisedit import Editor, cli, files
 from fisedit.batch import pool
@@ -427,6 +428,37 @@ class TestBadFiles:
         assert batch("in", "out", *SAID, "--json").counts == {"done": 2, "done before": 1}
 
 
+UNET = "unet/diffusion_pytorch_model.safetensors"
+
+
+def told_as(name: str) -> Callable[[Path], object]:
+    """Makes a model say that it is another."""
+
+    def spoil(folder: Path) -> None:
+        index = folder / "model_index.json"
+        index.write_text(json.dumps(json.loads(index.read_text()) | {"_class_name": name}))
+
+    return spoil
+
+
+def no_numbers(folder: Path) -> None:
+    tensors = load_file(folder / UNET)
+    tensors["conv_in.weight"].view(-1)[0] = torch.nan
+    save_file(tensors, folder / UNET)
+
+
+MODEL_FAULTS = {
+    "truncated": (lambda folder: os.truncate(folder / UNET, 1000), "truncated"),
+    "LFS pointer": (lambda folder: (folder / UNET).write_text("version https://git-lfs.github.com/spec/v1\n"), "LFS"),
+    "NaN": (no_numbers, "conv_in.weight", "NaN"),
+    "SDXL": (told_as("StableDiffusionXLPipeline"), "Stable Diffusion XL"),
+    "inpainting": (told_as("StableDiffusionInpaintPipeline"), "inpainting"),
+    "a pickle": (lambda folder: torch.save(os.mkdir, (folder / UNET).with_suffix(".bin")) or (folder / UNET).unlink(),
+                 "run code"),
+}  # fmt: skip
+"""Fault -> what brings it about in a model's folder, and words of the refusal."""
+
+
 class TestBeforeTheModelLoads:
     """Refusals that need no model: the one named here does not exist, and is not what is complained of."""
 
@@ -468,6 +500,14 @@ class TestBeforeTheModelLoads:
     def test_the_model_itself(self, early, tmp_path):
         early("in", "out", *SAID).refused("./nowhere")
         assert not (tmp_path / "out").exists()
+
+    @pytest.mark.parametrize("fault", [*MODEL_FAULTS])
+    def test_a_model_that_cannot_be_loaded(self, batch, tmp_path, model, fault):
+        pictures(tmp_path / "in", 1)
+        spoil, *words = MODEL_FAULTS[fault]
+        spoil(Path(shutil.copytree(model, tmp_path / "model")))
+        batch("in", "out", *SAID, "--model", "model").refused(*words)
+        assert tree(tmp_path / "out") == {} and lines(tmp_path / "out") == []
 
     def test_a_dry_run_writes_nothing(self, batch, tmp_path):
         pictures(tmp_path / "in")

@@ -15,10 +15,13 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from fisedit.batch.values import Failed, Item, Made, Settings
-from fisedit.errors import FisEditError, ModelError
+from fisedit.errors import FisEditError, ModelError, NumericsError
+
+if TYPE_CHECKING:
+    from fisedit.batch.hand import Hand
 
 GRACE = 10.0
 """Seconds after its time that an item which does not stop by itself is stopped with its process."""
@@ -60,9 +63,7 @@ class _Here:
     """One hand in this process. It cannot be stopped in the middle of a step, nor replaced."""
 
     def __init__(self, settings: Settings) -> None:
-        from fisedit.batch.hand import Hand
-
-        self._hand = Hand(settings)
+        self._hand = _load(settings)
         self._item: Item | None = None
 
     def idle(self) -> list[int]:
@@ -198,10 +199,8 @@ def _serve(pipe: Connection, settings: Settings, threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's interrupt reaches all; the parent decides
     threading.Thread(target=_die_with_parent, daemon=True).start()
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # before torch; workers share the machine's cores
-    from fisedit.batch.hand import Hand
-
     try:
-        hand = Hand(settings)
+        hand = _load(settings)
     except FisEditError as error:
         pipe.send(error)
         return
@@ -212,6 +211,16 @@ def _serve(pipe: Connection, settings: Settings, threads: int) -> None:
     with suppress(EOFError, OSError):
         while True:
             pipe.send(hand.attempt(pipe.recv()))
+
+
+def _load(settings: Settings) -> Hand:
+    """The model, and what edits with it. Weights that are NaN are the model's fault: the run cannot start."""
+    from fisedit.batch.hand import Hand
+
+    try:
+        return Hand(settings)
+    except NumericsError as error:
+        raise ModelError(str(error)) from error
 
 
 def _die_with_parent() -> None:
