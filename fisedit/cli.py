@@ -105,8 +105,8 @@ def edit(
     grow: opt.Grow = 0,
     word: opt.Words = None,
     instance: opt.Instance = None,
-    mask_method: opt.MaskMethod = "new-words",
-    probe_steps: opt.ProbeSteps = 0,
+    mask_method: opt.MaskMethod = "things",
+    probe_steps: opt.ProbeSteps = None,
     structure: opt.Structure = 0.0,
     strength: opt.Strength = 1.0,
     verify: opt.Verify = True,
@@ -281,6 +281,37 @@ def bench_fidelity(
     console.show_json(report) if json else console.show_rows(report["rows"])
 
 
+@bench.command("masks")
+def bench_masks(
+    model: opt.Model = "demo",
+    edits: opt.QualityEdits = 120,
+    num_inference_steps: opt.Steps = 25,
+    guidance_scale: opt.Guidance = 4.0,
+    seed: opt.EditsSeed = 0,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    output: opt.BenchOutput = None,
+    json: opt.Json = False,
+) -> None:
+    """Measure the masks that every recipe makes of words, beside the truth."""
+    if output is not None:
+        files.writable(output.parent)
+    with console.progress("Measuring") as on_step:
+        report = import_module("fisedit.quality.finding").run(
+            model=model,
+            edits=edits,
+            num_inference_steps=num_inference_steps,
+            guidance_scale=guidance_scale,
+            seed=seed,
+            device=device,
+            dtype=dtype,
+            on_step=on_step,
+        )
+    if output is not None:
+        files.write_json(report, output)
+    console.show_json(report) if json else _show_report(report, "summary", "classes")
+
+
 @bench.command("quality")
 def bench_quality(
     model: opt.Model = "demo",
@@ -318,7 +349,7 @@ def bench_quality(
         )
     if output is not None:
         files.write_json(report, output)
-    console.show_json(report) if json else _show_quality(report)
+    console.show_json(report) if json else _show_report(report, "summary", "classes", "whole")
 
 
 def main() -> None:
@@ -443,9 +474,9 @@ def _show_preview(editor: Editor, seen: Preview, output: Path, *, json: bool) ->
         typer.echo(f"Written: {output}")
 
 
-def _show_quality(report: dict[str, Any]) -> None:
+def _show_report(report: dict[str, Any], *tables: str) -> None:
     """Print the short tables and what there is to know of them."""
-    for name in ("summary", "classes", "whole"):
+    for name in tables:
         if report[name]:
             console.show_rows(report[name])
     for note in report["notes"]:

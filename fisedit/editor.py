@@ -19,7 +19,7 @@ from fisedit.attention import text_keys
 from fisedit.costs import Costs, default_growth
 from fisedit.errors import InputError, SessionError
 from fisedit.history import EditResult, History
-from fisedit.localise import Search, kept_tokens, narrowed, predict, seed_map, undescribed
+from fisedit.localise import DEFAULT, THINGS, Search, kept_tokens, narrowed, predict, probes, seed_map, undescribed
 from fisedit.memory import Memory
 from fisedit.models import load
 from fisedit.pictures import canvas, canvas_size, is_canvas, returned, upright
@@ -86,7 +86,8 @@ class _Plan:
     Args:
         growth: () where it is dense, and `fallback` says why. nothing: why it need not run.
         barred: cells [h, w] that no mask may take.
-        spent: MACs on top: of a check, and of a run that it broke off.
+        spent: MACs on top: of looking for the mask, of a check, and of a run that it broke off.
+        probes: dense evaluations that looking for the mask took.
         structure: how much of the source's is kept. start: the first step to run.
     """
 
@@ -100,6 +101,7 @@ class _Plan:
     structure: float = 0.0
     start: int = 0
     spent: int = 0
+    probes: int = 0
 
 
 class Editor:
@@ -205,8 +207,8 @@ class Editor:
         grow: int = 0,
         words: Sequence[str] = (),
         instance: int | None = None,
-        mask_method: str = masks.DEFAULT,
-        probe_steps: int = 0,
+        mask_method: str = DEFAULT,
+        probe_steps: int | None = None,
         structure: float = 0.0,
         strength: float = 1.0,
         verify: bool = True,
@@ -221,7 +223,8 @@ class Editor:
             grow: latent cells to grow the mask by, whoever made it; negative shrinks it.
             words: words of either prompt that say where, instead of the changed ones.
             instance: which piece of the mask to edit alone, counted from the left and from 0.
-            mask_method: one of `localise.METHODS`, for study. probe_steps: dense steps that "latents" may spend.
+            mask_method: one of `localise.METHODS`, for study. probe_steps: dense steps on the new prompt to spend on
+                looking; None for one where a thing comes that the picture has not.
             structure: how long, inside the mask, the words that stay attend as they did in the picture and
                 self-attention is the picture's: from 0, never, to 1, for the first 40 % of the steps.
             strength: share of the steps to run, from the last; the first ones are the picture's own, so that less keeps
@@ -254,17 +257,18 @@ class Editor:
         grow: int = 0,
         words: Sequence[str] = (),
         instance: int | None = None,
-        mask_method: str = masks.DEFAULT,
-        probe_steps: int = 0,
+        mask_method: str = DEFAULT,
+        probe_steps: int | None = None,
         strength: float = 1.0,
         growth: int | Sequence[int] | None = None,
     ) -> Preview:
-        """Where `edit` would paint and what it would cost; arguments and errors as there. Nothing is run or kept."""
+        """Where `edit` would paint and what it would cost; arguments and errors as there. Nothing is kept, and nothing
+        is run but what the mask needs."""
         run = self._run(prompt, None)
         wish = self._wish(run, mask, protect, grow, Search(tuple(words), instance, mask_method, probe_steps), growth)
         start = first_step(strength, run.recipe.num_inference_steps)
         plan, costs = replace(self._plan(run, wish), start=start), self._costs(run.recipe)
-        macs = 0 if plan.nothing else _macs(plan, costs)
+        macs = 0 if plan.nothing else plan.spent + _macs(plan, costs)
         return Preview(plan.mask, run.script, macs, costs.dense(start), plan.fallback, plan.nothing)
 
     def open(
@@ -392,24 +396,27 @@ class Editor:
         source, rebuilt = self._source(run)
         notes = (f"results rebuilt first, as their features were gone: {rebuilt}",) if rebuilt else ()
         with run.watch.station("mask"):
-            mask, reason = self._mask(run, wish, source.story, text)
+            mask, reason, probed = self._mask(run, wish, source.story, text)
         if not mask.grid.any():
             return _Plan(nowhere, nothing="nothing is left of the mask")
         with run.watch.station("plan"):
             reason = reason or self._costs(run.recipe).dense_is_cheaper(mask.grid, wish.growth)
         growth = () if reason else wish.growth
-        return _Plan(mask, growth, reason, text=text, notes=text.notes + notes, barred=wish.protect)
+        spent = self._probing(run, wish.search, probed)
+        return _Plan(mask, growth, reason, "", text, text.notes + notes, wish.protect, spent=spent, probes=probed)
 
-    def _mask(self, run: Run, wish: _Wish, source: Story, text: Text) -> tuple[EditMask, str]:
-        """The user's mask, or what the words say, never where the user forbids it; and why it is everywhere, or ""."""
+    def _mask(self, run: Run, wish: _Wish, source: Story, text: Text) -> tuple[EditMask, str, int]:
+        """The user's mask, or what the words say, never where the user forbids it; why it is everywhere, or ""; and how
+        many dense evaluations were spent on looking."""
         script = narrowed(run.script, wish.search.words, self._engine) if wish.search.words else run.script
-        reason = ""
+        reason, probed = "", 0
         if wish.mask is not None:
             mask = EditMask(wish.mask, MaskSource.GIVEN)
         elif script.kind is EditKind.GLOBAL:
             mask, reason = self._everywhere(run.recipe), f"global edit: {script.reason}"
         else:
             mask = predict(self._engine, source, run.recipe, (text.embeddings, text.cache), script, wish.search)
+            probed = probes(script, wish.search)
             if mask.confidence < masks.LOW_CONFIDENCE:
                 reason = (
                     f"the words point nowhere in particular (confidence {mask.confidence:.2f}); give a mask to be exact"
@@ -418,7 +425,13 @@ class Editor:
         grid = mask.grid
         if wish.grow:
             grid = masks.grow(grid, wish.grow) if wish.grow > 0 else masks.shrink(grid, -wish.grow)
-        return replace(mask, grid=grid if wish.protect is None else grid & ~wish.protect), reason
+        return replace(mask, grid=grid if wish.protect is None else grid & ~wish.protect), reason, probed
+
+    def _probing(self, run: Run, search: Search, calls: int) -> int:
+        """MACs of so many dense evaluations for a mask; "things" runs one branch of the last."""
+        step = self._costs(run.recipe).dense_step()
+        saved = step - step // self._engine.batch(run.recipe) if calls and search.method == THINGS else 0
+        return calls * step - saved
 
     def _edited(self, run: Run, plan: _Plan, *, verify: bool) -> EditResult:
         """Run a plan, and once more with a larger mask where the change leaves the first."""
@@ -433,7 +446,7 @@ class Editor:
         check = leaks.check(plan.mask.grid, steps, plan.start) if verify and steps > 1 else None
         if check:
             extra = self._costs(run.recipe).check(plan.mask.grid, plan.growth[check.step], check.cells)
-            plan = replace(plan, spent=extra)
+            plan = replace(plan, spent=plan.spent + extra)
         try:
             kept = self._structure(run, plan.structure)
             made = self._renderer.sparse(run, text, over, plan.mask.grid, plan.growth, check, kept, plan.start)
@@ -536,7 +549,7 @@ class Editor:
             mask_confidence=plan.mask.confidence,
             active_rows=costs.rows(plan.mask.grid, growth) if growth else costs.sizes if steps else (),
             growth=growth,
-            unet_evaluations_dense=0 if growth else steps,
+            unet_evaluations_dense=plan.probes + (0 if growth else steps),
             unet_evaluations_sparse=steps if growth else 0,
             macs=macs,
             macs_dense=costs.dense(plan.start),

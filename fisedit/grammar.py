@@ -230,6 +230,12 @@ def _placed(s: Sentence, head: int, span: range) -> bool:
     return i in span and s.text(i) in _PLACING
 
 
+def named_things(s: Sentence) -> tuple[Word, ...]:
+    """The nouns that name a thing in a place of its own; styles, media, scenes and times are none."""
+    content = (i for i in range(len(s.words)) if s.roles[i] is Role.CONTENT and not _everywhere(s, i))
+    return s.pick({k for i in content for k in _head(s, i)})
+
+
 def placeless(s: Sentence, span: range) -> str:
     """Why the changed words concern the whole picture and no place in it (style, weather, scene), or ""."""
     telling = (i for i in span if s.roles[i] is Role.CONTENT or s.text(i) in _WEATHER)  # "raining" is a verb

@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fisedit import masks
+from fisedit import heat, masks, things
 from fisedit.adapters.base import TURN
 from fisedit.attention import affinity, cross_maps, text_keys
 from fisedit.errors import InputError
+from fisedit.grammar import Sentence, named_things
 from fisedit.schedule import mask_steps
+from fisedit.source import kept_steps
 from fisedit.textdiff import words as split
 from fisedit.values import EditKind, EditMask, EditScript, Hunk, Word
 
@@ -31,10 +33,13 @@ if TYPE_CHECKING:
 
     Heat = NDArray[np.float32]
 
-LATENTS = "latents"
-"""The one method that needs dense steps: FISEdit's difference of latents (arXiv 2305.17423)."""
+THINGS = DEFAULT = "things"
+"""The recipe of `things`, which `fisedit bench masks` compares with the others."""
 
-METHODS = (*masks.METHODS, LATENTS)
+LATENTS = "latents"
+"""FISEdit's difference of latents (arXiv 2305.17423); it needs dense steps."""
+
+METHODS = (THINGS, *heat.METHODS, LATENTS)
 
 
 @dataclass(frozen=True)
@@ -45,23 +50,38 @@ class Search:
         words: look for these instead of what the diff points at; () for the diff's.
         instance: which piece of the mask to keep, counted from the left and from 0; None for all.
         method: one of `METHODS`.
-        probe_steps: dense steps to spend on looking; only "latents" needs any.
+        probe_steps: dense steps on the new prompt to spend on looking; None for one where "things" has a thing to look
+            for that the source has not. "latents" needs some, the others need none.
     """
 
     words: tuple[str, ...] = ()
     instance: int | None = None
-    method: str = masks.DEFAULT
-    probe_steps: int = 0
+    method: str = DEFAULT
+    probe_steps: int | None = None
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise InputError(f"mask_method must be one of {', '.join(METHODS)}, got {self.method!r}")
-        if type(self.probe_steps) is not int or self.probe_steps < 0:
+        if self.probe_steps is not None and (type(self.probe_steps) is not int or self.probe_steps < 0):
             raise InputError(f"probe_steps must be a whole number from 0, got {self.probe_steps!r}")
         if self.method == LATENTS and not self.probe_steps:
             raise InputError("mask_method latents compares dense steps; give probe_steps, for example 10")
         if self.instance is not None and (type(self.instance) is not int or self.instance < 0):
             raise InputError(f"instance must be a whole number from 0, counted from the left, got {self.instance!r}")
+
+
+def probes(script: EditScript, how: Search) -> int:
+    """How many dense evaluations `predict` spends; the last one of "things" runs the prompt's own branch alone."""
+    if how.method == LATENTS:
+        return how.probe_steps or 0
+    if how.method != THINGS or not _comes(script):
+        return 0
+    return 1 if how.probe_steps is None else how.probe_steps
+
+
+def _comes(script: EditScript) -> bool:
+    """Whether a thing comes that the source has not; of a picture that nobody described, nobody knows."""
+    return bool(script.source_prompt) and any(h.focus_new and not h.focus_old for h in script.hunks)
 
 
 def narrowed(script: EditScript, words: Sequence[str], engine: Engine) -> EditScript:
@@ -114,7 +134,7 @@ def seed_map(engine: Engine, source: Story, recipe: Recipe, text: dict[str, Tens
     """Where the words that would change are looked at: floats [h, w], 0 to 1; `text` as in `predict`."""
     steps, grids = _looks(engine, source, recipe), engine.grids(recipe)
     unet, sites = engine.pipe.unet, engine.executor.sites
-    return masks.seed_map(script, *(cross_maps(unet, sites, steps, keys, grids) for keys in (source.text, text)))
+    return heat.seed_map(script, *(cross_maps(unet, sites, steps, keys, grids) for keys in (source.text, text)))
 
 
 @torch.inference_mode()
@@ -135,16 +155,40 @@ def predict(
     Raises:
         NumericsError: NaN in what was recorded. MaskError: fewer pieces than `how.instance` asks for.
     """
-    sites, unet, grids = engine.executor.sites, engine.pipe.unet, engine.grids(recipe)
+    text_keys(engine.executor.sites, *text)
     if how.method == LATENTS:
-        heat = _moved(engine, source, recipe, text[0], how.probe_steps)
-        mask = masks.from_heat(heat)
+        mask = heat.from_heat(_moved(engine, source, recipe, text[0], how.probe_steps or 0))
+    elif how.method == THINGS:
+        mask = _things(engine, source, recipe, text, script, probes(script, how))
     else:
-        text_keys(sites, *text)
-        steps, two_way = _looks(engine, source, recipe), masks.METHODS[how.method].two_way
+        sites, unet, grids = engine.executor.sites, engine.pipe.unet, engine.grids(recipe)
+        steps, two_way = _looks(engine, source, recipe), heat.METHODS[how.method].two_way
         old, new = (cross_maps(unet, sites, steps, keys, grids, two_way=two_way) for keys in (source.text, text[1]))
-        mask = masks.predict(script, old, new, *affinity(unet, sites, steps, grids), method=how.method)
+        mask = heat.predict(script, old, new, *affinity(unet, sites, steps, grids), method=how.method)
     return mask if how.instance is None else replace(mask, grid=masks.instance(mask.grid, how.instance))
+
+
+def _things(
+    engine: Engine,
+    source: Story,
+    recipe: Recipe,
+    text: tuple[Tensor, dict[str, Tensor]],
+    script: EditScript,
+    evaluations: int,
+) -> EditMask:
+    """The mask by "things"; what comes is looked for in the last of so many dense evaluations."""
+    sites, unet, grids = engine.executor.sites, engine.pipe.unet, engine.grids(recipe)
+    steps = _looks(engine, source, recipe)
+    where = steps
+    if evaluations:
+        where = [engine.look(recipe, text[0], source, evaluations - 1)]
+    elif _comes(script) and kept_steps(recipe):  # the earlier, the less is settled of what is where
+        where = source.features[:1]
+    with TURN:
+        named = named_things(Sentence.of(split(script.source_prompt, engine.pipe.tokenizer)))
+    maps = cross_maps(unet, sites, steps, source.text, grids)
+    scene = things.Scene(maps, *affinity(unet, sites, steps, grids), named)
+    return things.predict(script, scene, cross_maps(unet, sites, where, text[1], grids))
 
 
 def _looks(engine: Engine, source: Story, recipe: Recipe) -> list[StepFeatures]:

@@ -1,25 +1,19 @@
-"""Where an edit may paint: a user's mask or recorded attention becomes a boolean grid of latent cells.
+"""Grids of latent cells where an edit may paint: a user's mask in any form, maps cut in two, grids cleaned and grown.
 
-Pure functions on numpy arrays. The module does not know the UNet, how attention was recorded, or how a prompt was
-split; what an empty, full or doubtful mask means is the editor's to decide.
-
-The maps follow DAAM (arXiv 2210.04885) and prompt-to-prompt (arXiv 2208.01626); the new words' keys against the
-source's queries find words that the source never had. Sharpening by self-attention follows DiffSegmenter (arXiv
-2309.02773). FISEdit (arXiv 2305.17423) thresholds a difference of latents instead, after dense steps.
+Pure functions on numpy arrays. The module knows neither prompts nor attention; what an empty, full or doubtful mask
+means is the editor's to decide.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fisedit.errors import InputError, MaskError, NumericsError
-from fisedit.values import LATENT_FACTOR, EditKind, EditMask, EditScript, Hunk, MaskSource, Word
+from fisedit.errors import InputError, MaskError
+from fisedit.values import LATENT_FACTOR, EditMask
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any
 
     from numpy.typing import NDArray
@@ -33,32 +27,6 @@ LOW_CONFIDENCE = 0.5
 """Below this the attention did not tell inside from outside, and the editor should run dense. Published automatic masks
 have .53 at their 5th percentile and .64 in the median. It catches maps with a few stray peaks, not every map without a
 shape: pure Gaussian noise has .64 too."""
-
-
-@dataclass(frozen=True)
-class Method:
-    """One way to read recorded attention.
-
-    Args:
-        union: whether a replaced word's old map and the new word's are united; otherwise old words count where there
-            are some. rounds: of refinement by self-attention. two_way: whether maps are of two-way attention.
-    """
-
-    union: bool
-    rounds: int = 2
-    two_way: bool = False
-
-
-METHODS = {
-    "cross": Method(union=False, rounds=0),
-    "cross-self": Method(union=False),
-    "new-words": Method(union=True),
-    "two-way": Method(union=True, two_way=True),
-}
-"""Cross-attention alone; refined; with the new words' keys on the recorded queries; and all that with parameter-free
-two-way attention as in CALIP (arXiv 2209.14169)."""
-
-DEFAULT = "new-words"
 
 SPECK = 0.01
 """Share of the frame below which a separate piece of an automatic mask is dropped."""
@@ -210,71 +178,30 @@ def _pieces(grid: BoolGrid, cells: float) -> BoolGrid:
     return np.asarray(kept[labels] & grid)
 
 
-def seed_map(script: EditScript, old_maps: Heat, new_maps: Heat) -> Heat:
-    """Where the changed words attend: the union of all hunks' maps.
+def instance(grid: BoolGrid, index: int) -> BoolGrid:
+    """One connected piece of a grid, counted from the left and from 0.
 
-    A hunk's map is the union of its focus words' maps, the old ones' as recorded and the new ones' as they would have
-    attended: for a replaced word both, for an inserted one the new, for a deleted one the old. Each map is first
-    stretched to 0 to 1, so that a word with a flat map cannot cover the frame.
-
-    Args:
-        script: whose hunks name the words.
-        old_maps: attention probabilities of the source prompt's tokens [T, h, w].
-        new_maps: those of the new prompt's keys against the source's recorded queries [T, h, w].
-
-    Returns:
-        Floats [h, w], 0 to 1; all zeros if no hunk points at a word.
+    Raises:
+        MaskError: there are not so many.
     """
-    maps = [_hunk_map(hunk, old_maps, new_maps) for hunk in _pointed(script)]
-    return np.max(maps, axis=0) if maps else np.zeros(old_maps.shape[1:], np.float32)
+    from scipy.ndimage import find_objects, label
+
+    labels, count = label(grid, np.ones((3, 3), int))
+    if index >= count:
+        raise MaskError(f"instance must be below {count}, the pieces that the mask has, got {index}")
+    places = find_objects(labels)
+    order = sorted(range(count), key=lambda i: places[i][1].start + places[i][1].stop)
+    return np.asarray(labels == order[index] + 1)
 
 
-def _pointed(script: EditScript) -> list[Hunk]:
-    return [hunk for hunk in script.hunks if hunk.focus_old or hunk.focus_new]
+def boxed(grid: BoolGrid) -> BoolGrid:
+    """The upright box around every connected piece of a grid [h, w], diagonals connecting."""
+    from scipy.ndimage import find_objects, label
 
-
-def _hunk_map(hunk: Hunk, old_maps: Heat, new_maps: Heat, *, union: bool = True) -> Heat:
-    old, new = _word_maps(hunk.focus_old, old_maps), _word_maps(hunk.focus_new, new_maps)
-    return np.asarray(np.max(old + new if union else old or new, axis=0))
-
-
-def _word_maps(words: Sequence[Word], maps: Heat) -> list[Heat]:
-    return [_stretch(maps[list(word.tokens)].mean(axis=0)) for word in words]
-
-
-def _stretch(heat: Heat) -> Heat:
-    """The map shifted and scaled to 0 to 1; zeros for a constant one."""
-    low, high = float(heat.min()), float(heat.max())
-    if not np.isfinite(low + high):
-        raise NumericsError("recorded attention must be finite, got NaN or infinity; check the model's weights")
-    return ((heat - low) / ((high - low) or 1.0)).astype(np.float32)
-
-
-def refine(heat: Heat, affinity: Heat, affinity_grid: tuple[int, int], rounds: int = 2) -> Heat:
-    """The map after diffusing along self-attention: M <- 0.5 M + 0.5 A M, as often as asked.
-
-    Args:
-        heat: floats [h, w].
-        affinity: A, self-attention between cells [n, n] with n = gh * gw; each row sums to 1.
-        affinity_grid: (gh, gw), the grid of those cells in row-major order.
-        rounds: 0 or more; 0 gives the map at the affinity's resolution.
-
-    Returns:
-        Floats [h, w] within the range of `heat`.
-    """
-    assert affinity.shape == (affinity_grid[0] * affinity_grid[1],) * 2, "one row of affinity per cell of its grid"
-    flat = _resize(heat, affinity_grid).ravel()
-    for _ in range(rounds):
-        flat = 0.5 * flat + 0.5 * (affinity @ flat)
-    return _resize(flat.reshape(affinity_grid), (heat.shape[0], heat.shape[1]))
-
-
-def _resize(heat: Heat, size: tuple[int, int]) -> Heat:
-    """Bilinear, with cells (not corners) aligned."""
-    from scipy.ndimage import zoom
-
-    factors = (size[0] / heat.shape[0], size[1] / heat.shape[1])
-    return np.asarray(zoom(heat, factors, order=1, mode="nearest", grid_mode=True), np.float32)
+    boxes = np.zeros_like(grid)
+    for place in find_objects(label(grid, np.ones((3, 3), int))[0]):
+        boxes[place] = True
+    return boxes
 
 
 def threshold(heat: Heat) -> tuple[BoolGrid, float]:
@@ -296,67 +223,3 @@ def threshold(heat: Heat) -> tuple[BoolGrid, float]:
     share = float(inside.mean())
     apart = float(heat[inside].mean() - heat[~inside].mean())
     return inside, min(1.0, share * (1 - share) * apart**2 / variance)
-
-
-def predict(
-    script: EditScript,
-    old_maps: Heat,
-    new_maps: Heat,
-    affinity: Heat,
-    affinity_grid: tuple[int, int],
-    *,
-    growth: int = 1,
-    method: str = DEFAULT,
-) -> EditMask:
-    """The mask of an edit from what was recorded with its source; no UNet call is spent.
-
-    Each hunk is sought, refined and thresholded by itself, so that a large change does not hide a small one; the
-    confidence is that of the worst hunk. Below `LOW_CONFIDENCE` the mask should not be trusted.
-
-    Args:
-        script: the edit.
-        old_maps, new_maps: as in `seed_map` [T, h, w]; h and w are the latent grid's.
-        affinity, affinity_grid: as in `refine`; [n, n] and (gh, gw).
-        growth: latent cells to grow the cleaned mask by. method: a key of `METHODS`.
-
-    Returns:
-        The mask: nowhere for identical prompts, everywhere for a global edit.
-
-    Raises:
-        NumericsError: NaN or infinity in the maps.
-    """
-    if script.kind is EditKind.IDENTICAL:
-        return EditMask(np.zeros(old_maps.shape[1:], bool), MaskSource.NOWHERE)
-    if script.kind is EditKind.GLOBAL:
-        return EditMask(np.ones(old_maps.shape[1:], bool), MaskSource.EVERYWHERE)
-    how = METHODS[method]
-    seeds = [_hunk_map(hunk, old_maps, new_maps, union=how.union) for hunk in _pointed(script)]
-    heats = [_stretch(refine(seed, affinity, affinity_grid, how.rounds)) if how.rounds else seed for seed in seeds]
-    return _thresholded(heats, growth)
-
-
-def from_heat(heat: Heat, growth: int = 1) -> EditMask:
-    """The mask of any map of change [h, w], thresholded and cleaned as an attention map is."""
-    return _thresholded([_stretch(heat)], growth)
-
-
-def instance(grid: BoolGrid, index: int) -> BoolGrid:
-    """One connected piece of a grid, counted from the left and from 0.
-
-    Raises:
-        MaskError: there are not so many.
-    """
-    from scipy.ndimage import find_objects, label
-
-    labels, count = label(grid, np.ones((3, 3), int))
-    if index >= count:
-        raise MaskError(f"instance must be below {count}, the pieces that the mask has, got {index}")
-    places = find_objects(labels)
-    order = sorted(range(count), key=lambda i: places[i][1].start + places[i][1].stop)
-    return np.asarray(labels == order[index] + 1)
-
-
-def _thresholded(heats: Sequence[Heat], growth: int) -> EditMask:
-    grids, confidences = zip(*map(threshold, heats), strict=True)
-    grid = clean(np.any(grids, axis=0), growth=growth)
-    return EditMask(grid, MaskSource.ATTENTION, min(confidences), np.max(heats, axis=0))

@@ -120,11 +120,11 @@ def pinned(latents: Tensor, source: Tensor, inside: Tensor) -> Tensor:
 
 
 def mask_steps(timesteps: Tensor, count: int = 4) -> tuple[int, ...]:
-    """Steps whose attention tells objects apart: at most `count`, evenly over timesteps 150 to 600, where the maps of
-    drawn objects localise best; the nearest to 400 if none lies there."""
+    """Steps whose attention tells objects apart: at most `count`, evenly over timesteps 150 to 350, where the maps of
+    drawn objects localise best; the nearest to 250 if none lies there."""
     times = timesteps.float()
-    good = ((times >= 150) & (times <= 600)).nonzero().flatten().tolist()
+    good = ((times >= 150) & (times <= 350)).nonzero().flatten().tolist()
     if not good:
-        return (int((times - 400).abs().argmin()),)
+        return (int((times - 250).abs().argmin()),)
     picks = torch.linspace(0, len(good) - 1, min(count, len(good))).round().int().tolist()
     return tuple(good[i] for i in picks)

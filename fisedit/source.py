@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fisedit.attention import text_keys
-from fisedit.cache import StepFeatures, scatter
+from fisedit.cache import StepFeatures, StepMaps, scatter
 from fisedit.executor import Executor, mask_queries
 from fisedit.masks import grow
 from fisedit.plan import SparsePlan, make_plan
@@ -245,6 +245,14 @@ class Engine:
             raw = self.pipe.unet(x, t, text, timestep_cond=extra, return_dict=False)[0]
             path.append(sampler.step(self._guide(raw, recipe), t, path[-1]))
         return path
+
+    @torch.inference_mode()
+    def look(self, recipe: Recipe, text: Tensor, source: Story, step: int) -> StepMaps:
+        """What one step of a dense run from where a story begins would remember, of the prompt's own branch."""
+        sampler, path = self.sampler(recipe, source), self.sample(recipe, text, source, step)
+        t, queries = sampler.timesteps[step], mask_queries(self.executor.sites, self.sizes(recipe))
+        x, extra = self._inputs(sampler, recipe, path[-1], t)
+        return self.executor.record(x[-1:], t, text[-1:], {}, queries, extra)[1]
 
     def plan(self, grid: BoolGrid, growth: int, besides: BoolGrid | None = None) -> SparsePlan:
         """The plan that computes the mask, `growth` cells around it, and other cells [h, w] besides."""

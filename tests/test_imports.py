@@ -18,7 +18,7 @@ LAYERS = (
     "errors values",
     "devices files grammar graph hub metadata model_checks model_files model_places models origin pictures random_model "
     "recipes scenes",
-    "boxes cache judge masks plan profiling schedule textdiff weighting",
+    "boxes cache heat judge masks plan profiling schedule textdiff things weighting",
     "sparse_kernels",
     "adapters attention decode executor layers preview",
     "costs editor history inversion leaks localise memory rendering session source",

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from PIL import Image
 
-from fisedit import masks
+from fisedit import heat, masks, things
 from fisedit.errors import InputError, MaskError, NumericsError
+from fisedit.grammar import Sentence, named_things
 from fisedit.textdiff import diff, words
 from fisedit.values import EditKind, EditMask, MaskSource
 from tests.pipelines import build_tokenizer
@@ -190,7 +191,7 @@ def affinity(*places: np.ndarray, size: int = 16) -> np.ndarray:
 def predicted(prompt: str, old: dict, new: dict, source: str = SOURCE, noise: float = 0.2, **options) -> EditMask:
     script = diff(source, prompt, TOKENIZER)
     old_maps, new_maps = attention(source, old, noise), attention(prompt, new, noise, seed=1)
-    return masks.predict(script, old_maps, new_maps, affinity(OLD | NEW, CAKE), (16, 16), **options)
+    return heat.predict(script, old_maps, new_maps, affinity(OLD | NEW, CAKE), (16, 16), **options)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.2, 0.5])
@@ -217,7 +218,7 @@ def test_a_large_change_does_not_hide_a_small_one():
     small = square(32, 32, 26, 4, 3)
     script = diff(source, prompt, TOKENIZER)
     old, new = attention(source, {"cat": CAKE, "bird": small}), attention(prompt, {"dog": CAKE, "house": small}, seed=1)
-    mask = masks.predict(script, old, new, affinity(CAKE, small), (16, 16))
+    mask = heat.predict(script, old, new, affinity(CAKE, small), (16, 16))
     assert len(script.hunks) == 2
     assert (mask.grid & small).sum() / small.sum() > 0.8
     assert (mask.grid & CAKE).sum() / CAKE.sum() > 0.95
@@ -227,7 +228,7 @@ def test_objects_at_the_border_stay_inside_the_frame():
     corner = square(32, 32, 24, 24, 8)
     script = diff("a cat", "a dog", TOKENIZER)
     maps = attention("a cat", {"cat": corner}), attention("a dog", {"dog": corner}, seed=1)
-    mask = masks.predict(script, *maps, affinity(corner), (16, 16), growth=0)
+    mask = heat.predict(script, *maps, affinity(corner), (16, 16), growth=0)
     assert iou(mask.grid, corner) > 0.9
 
 
@@ -237,7 +238,7 @@ def test_prediction_works_on_oblong_and_odd_grids():
     place[20:40, 10:30] = True
     maps = np.zeros((77, 63, 65), np.float32) + place
     near = np.eye(32 * 33, dtype=np.float32)
-    assert iou(masks.predict(script, maps, maps, near, (32, 33), growth=0).grid, place) > 0.85
+    assert iou(heat.predict(script, maps, maps, near, (32, 33), growth=0).grid, place) > 0.85
 
 
 def test_heat_is_shown_from_0_to_1():
@@ -255,28 +256,28 @@ def test_global_and_identical_scripts_need_no_attention():
 def test_constant_attention_gives_no_confidence_and_nan_is_refused():
     script = diff("a cat", "a dog", TOKENIZER)
     flat = np.ones((77, 32, 32), np.float32)
-    mask = masks.predict(script, flat, flat, affinity(OLD), (16, 16))
+    mask = heat.predict(script, flat, flat, affinity(OLD), (16, 16))
     assert (mask.area, mask.confidence) == (0.0, 0.0)
     with pytest.raises(NumericsError):
-        masks.predict(script, flat * np.nan, flat, affinity(OLD), (16, 16))
+        heat.predict(script, flat * np.nan, flat, affinity(OLD), (16, 16))
 
 
 def test_the_seed_is_the_union_over_words_and_hunks():
     script = diff("a cat on a house", "a dog on a house with a cake", TOKENIZER)
     assert script.kind is EditKind.MIXED
     old, new = attention("a cat on a house", {"cat": OLD}, 0), attention(script.prompt, {"dog": NEW, "cake": CAKE}, 0)
-    seed = masks.seed_map(script, old, new)
+    seed = heat.seed_map(script, old, new)
     assert np.array_equal(seed > 0.5, OLD | NEW | CAKE)
-    assert not masks.seed_map(replace(script, hunks=()), old, new).any()
+    assert not heat.seed_map(replace(script, hunks=()), old, new).any()
 
 
 def test_refinement_fills_a_place_and_keeps_the_range():
     spotted = (OLD * (np.indices(OLD.shape).sum(0) % 4 == 0)).astype(np.float32)
-    refined = masks.refine(spotted, affinity(OLD), (16, 16), rounds=3)
+    refined = heat.refine(spotted, affinity(OLD), (16, 16), rounds=3)
     assert refined[OLD].min() > 3 * refined[~masks.grow(OLD, 2)].max()
     assert 0 <= refined.min() <= refined.max() <= 1
     flat = np.full((32, 32), 0.3, np.float32)
-    assert np.allclose(masks.refine(flat, affinity(OLD), (16, 16)), 0.3)
+    assert np.allclose(heat.refine(flat, affinity(OLD), (16, 16)), 0.3)
 
 
 def test_confidence_is_otsus_share_of_variance():
@@ -292,6 +293,77 @@ def test_confidence_is_otsus_share_of_variance():
     assert masks.threshold(stray)[1] < masks.LOW_CONFIDENCE
 
 
+# ---- things, the recipe that ships ----------------------------------------------------------------------------------
+
+ELL = square(32, 32, 4, 4, 10) & ~square(32, 32, 4, 8, 6)
+
+
+def found(prompt: str, old: dict, coming: dict | None = None, source: str = SOURCE, noise: float = 0.1) -> EditMask:
+    named = named_things(Sentence.of(words(source, TOKENIZER)))
+    near = affinity(*(place > 0.5 for place in old.values()))
+    scene = things.Scene(attention(source, old, noise), near, (16, 16), named)
+    maps = None if coming is None else attention(prompt, coming, noise, seed=1)
+    return things.predict(diff(source, prompt, TOKENIZER), scene, maps)
+
+
+def test_boxes_stand_around_every_piece():
+    assert np.array_equal(masks.boxed(ELL | CAKE), square(32, 32, 4, 4, 10) | CAKE)
+    assert not masks.boxed(np.zeros((4, 5), bool)).any()
+
+
+def test_another_thing_gets_the_box_and_a_changed_or_removed_one_its_outline():
+    where = {"cat": ELL, "cake": CAKE}
+    swapped, removed = found("a dog and a cake on a beach", where), found("a cake on a beach", where)
+    recoloured = found("a red cat and a cake on a beach", where)
+    box, notch = square(32, 32, 4, 4, 10), square(32, 32, 5, 11, 3)
+    assert (swapped.grid >= box).all() and (swapped.grid <= masks.grow(box, 2)).all()
+    assert (removed.grid >= ELL).all() and (removed.grid <= masks.grow(ELL, 2)).all()
+    assert not (removed.grid & notch).any() and np.array_equal(removed.grid, recoloured.grid)
+    assert (swapped.source, removed.source) == (MaskSource.ATTENTION,) * 2
+    assert min(swapped.confidence, removed.confidence) > masks.LOW_CONFIDENCE
+
+
+def test_things_that_stay_keep_the_cells_that_they_own():
+    near = square(32, 32, 2, 10, 6)  # beside the cat, within its box
+    mask = found("a dog and a cake on a beach", {"cat": np.maximum(ELL, 0.4 * near), "cake": near})
+    assert (mask.grid & ELL).sum() > 0.9 * ELL.sum()
+    assert not (mask.grid & near).any()
+
+
+def test_what_comes_is_where_it_would_look_and_beside_what_stays():
+    source, prompt = "a cat on a beach", "a cat and a cake on a beach"
+    beside = found(prompt, {"cat": OLD}, {"cake": CAKE | OLD & square(32, 32, 10, 10, 3), "cat": OLD}, source)
+    assert iou(beside.grid, CAKE) > 0.75 and not (beside.grid & masks.shrink(OLD, 1)).any()
+
+
+def test_what_sits_on_a_thing_that_stays_may_take_its_cells():
+    head = square(32, 32, 4, 5, 6)
+    worn = found("a cat wearing a hat on a beach", {"cat": OLD}, {"hat": head}, "a cat on a beach")
+    assert iou(worn.grid, head) > 0.6
+
+
+def test_places_and_times_own_nothing():
+    named = named_things(Sentence.of(words("a red cat, a cake in a box on a beach at night in the snow", TOKENIZER)))
+    assert [word.text for word in named] == ["cat", "cake", "box"]
+
+
+def test_the_root_finds_the_flanks_of_a_thing_that_the_plain_threshold_cuts_off():
+    rows, columns = np.indices((32, 32)) - 15.5
+    bump = np.exp(-(rows**2 + columns**2) / 2 / 4**2).astype(np.float32)
+    plain, core, rim = masks.threshold(bump)[0], things.core(bump), things.rim(bump)
+    assert (core >= plain).all() and (rim >= plain).all()
+    assert 1.3 * plain.sum() < core.sum() < 3 * plain.sum() and plain.sum() < rim.sum()
+
+
+def test_things_of_flat_maps_are_nowhere_and_nan_is_refused():
+    scene = things.Scene(np.ones((77, 32, 32), np.float32), affinity(OLD), (16, 16))
+    script = diff("a cat", "a dog", TOKENIZER)
+    nothing = things.predict(script, scene)
+    assert (nothing.area, nothing.confidence) == (0.0, 0.0)
+    with pytest.raises(NumericsError):
+        things.predict(script, replace(scene, maps=scene.maps * np.nan))
+
+
 def test_the_import_is_light():
-    code = "import sys, fisedit.masks; print({'torch', 'transformers', 'scipy', 'skimage'} & set(sys.modules))"
+    code = "import sys, fisedit.things; print({'torch', 'transformers', 'scipy', 'skimage'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

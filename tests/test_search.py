@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from fisedit import Editor, leaks, masks
+from fisedit.costs import Costs
 from fisedit.errors import InputError, MaskError
 from fisedit.localise import METHODS, kept_tokens
-from fisedit.source import Structure, kept_steps
+from fisedit.source import Engine, Structure, kept_steps
 from fisedit.values import EditMask, MaskSource
 from tests.edits import CAT, DOG, Calls, latents, pixels_outside
 from tests.grids import grids
@@ -75,6 +76,21 @@ def test_every_method_finds_a_mask(editor, method):
         seen = editor.preview(DOG, mask_method=method, probe_steps=2 if method == "latents" else 0)
     assert seen.mask.grid.any() and calls.dense == (2 if method == "latents" else 0) and calls.sparse == 0
     assert len(editor.history) == 1
+
+
+ADDED = "a cat and a cake and a dog on a beach"
+
+
+@pytest.mark.parametrize(("options", "calls"), [({}, 1), ({"probe_steps": 0}, 0), ({"probe_steps": 3}, 3)])
+def test_a_thing_that_comes_is_looked_for_in_dense_steps_that_are_counted(editor, options, calls):
+    with Calls(editor.pipe.unet) as seen:
+        result = editor.edit(ADDED, verify=False, **options)
+    assert (seen.dense, seen.sparse) == (result.stats.unet_evaluations_dense, result.stats.unet_evaluations_sparse)
+    assert seen.dense == calls and result.stats.growth
+    editor.undo()
+    spent = result.stats.macs - editor.edit(ADDED, mask=result.mask.grid).stats.macs
+    step = Costs(Engine(editor.pipe), result.recipe).dense_step()
+    assert spent == pytest.approx(max(0, calls - 0.5) * step, rel=1e-6)  # the last one runs one branch of two
 
 
 @pytest.mark.parametrize(
