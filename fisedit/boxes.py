@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from fisedit.values import BoolGrid
 
 HALO = (3, 3, 2, 2)
-"""Cells around a box at 1, 2, 4 and 8 cells per latent cell. Coarse ones matter: over 14 edits of the demo model a decode
-by boxes was 43.1 dB from a dense one (median, inside the mask), at (3, 4, 6, 8) 43.3, at (2, 2, 2, 2) 37.9."""
+"""Cells around a box at 1, 2, 4 and 8 cells per latent cell. Coarse ones matter: over 14 edits of the demo model boxes
+were 43.1 dB from a dense decode (median, inside the mask), with (3, 4, 6, 8) 43.3, with (2, 2, 2, 2) 37.9."""
 
 SHARES = (0.1, 0.2, 0.35, 0.35)
 """Of a dense decode's multiply-accumulates at each resolution, about, for SD 1.5's autoencoder."""

@@ -16,8 +16,8 @@ PACKAGE = ROOT / "fisedit"
 
 LAYERS = (
     "errors values",
-    "devices files grammar graph hub metadata model_checks model_files model_places models origin pictures random_model "
-    "recipes scenes",
+    "devices files grammar graph heap hub metadata pictures scenes",
+    "model_checks model_files model_places models origin random_model recipes",
     "boxes cache heat judge masks plan profiling schedule textdiff things weighting",
     "sparse_kernels",
     "adapters attention decode executor layers preview",
@@ -28,7 +28,7 @@ LAYERS = (
 """From the bottom to the top; a module imports from its own layer and from those below."""
 
 FRONT = set(LAYERS[-1].split()) - {"benchmark", "fidelity", "quality"}
-PUBLIC = {"", "batch", "errors", "files", "metadata", "origin", "values"}
+PUBLIC = {"", "batch", "errors", "files", "heap", "metadata", "origin", "values"}
 """What front ends may import besides one another; "" is the package itself."""
 
 HEAVY = {"torch", "diffusers", "transformers", "skimage", "scipy", "gradio", "triton", "compel", "PIL", "numpy"}

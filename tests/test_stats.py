@@ -12,8 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from fisedit import Editor
-from fisedit.costs import Costs
 from fisedit.boxes import box_areas, frame_areas
+from fisedit.costs import Costs
 from fisedit.decode import decode, decode_boxes
 from fisedit.executor import Executor
 from fisedit.plan import make_plan
