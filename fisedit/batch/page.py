@@ -66,7 +66,7 @@ _PAGE = """<!DOCTYPE html>
 body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem; color: #202024; background: #fcfcfa; }}
 table {{ border-collapse: collapse; }}
 th, td {{ padding: .3rem .7rem; border-bottom: 1px solid #ddd; text-align: left; vertical-align: top; }}
-img {{ width: 12rem; }}
+img {{ width: 12rem; max-height: 18rem; object-fit: contain; object-position: top left; }}
 .mask {{ image-rendering: pixelated; border: 1px solid #ddd; }}
 .failed b {{ color: #b00020; }}
 </style>
