@@ -216,9 +216,9 @@ def batch(
         return
     with console.progress("Editing") as on_step:
         outcome = run.run(job, settings, workers=workers, on_error=on_error, on_step=on_step)
+    console.show_outcome(outcome, json=json)
     if report is not None:
         page.write(outcome, report)
-    console.show_outcome(outcome, json=json)
     raise typer.Exit(outcome.status)
 
 
