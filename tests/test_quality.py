@@ -19,7 +19,7 @@ from fisedit import cli
 from fisedit.errors import InputError, ModelError
 from fisedit.executor import Executor
 from fisedit.judge import COLOURS, LOOKS, PLACES, WORDS, Judge
-from fisedit.quality import detection, edits, metrics, pie, published, report, run
+from fisedit.quality import detection, edits, finding, metrics, pie, published, report, run
 from fisedit.quality.case import Case, make_case
 from fisedit.quality.edits import Edit
 from fisedit.quality.methods import METHODS, named
@@ -533,6 +533,15 @@ def test_our_own_score(generated):
     assert (told.fit.cells.iou, told.fit.pixels.recall, told.fit.coverage) == (1, 1, 1)
     assert told.exact and told.success is None and told.background_psnr == pytest.approx(148.13, abs=0.01)
     assert told.inside_psnr > 20 and told.seam > 0 and told.dense_psnr is None and told.published
+    nothing = score(case, replace(case.edited(SQUARE), picture=case.source.image), None)
+    assert nothing.kept_psnr == pytest.approx(148.13, abs=0.01) and told.kept_psnr < 60
+
+
+def test_structure_is_the_editors_own(generated):
+    case = fresh(generated)
+    held = METHODS["structure-1.0"](case)
+    case.editor.checkout(case.source.id)
+    assert held.picture.tobytes() == case.editor.edit(case.edit.prompt, structure=1.0).image.tobytes()
 
 
 def test_the_references_score(generated):
@@ -554,7 +563,8 @@ def test_a_dense_fallback_is_compared_with_the_dense_run(generated):
 
 
 def scored(kind: str, success: bool | None, *, drawn: bool = True, macs: int = 2 * 10**9) -> object:
-    blank = dict.fromkeys(("area", "whole", "fit", "background_psnr", "exact", "inside_psnr", "seam", "dense_psnr"))
+    figures = ("background_psnr", "inside_psnr", "seam", "dense_psnr", "kept_psnr")
+    blank = dict.fromkeys(("area", "whole", "fit", "exact", *figures))
     return run.Score(kind, drawn, 5, macs, "", success=success, published=None, **blank)
 
 
@@ -669,3 +679,34 @@ def test_the_command_line_hands_everything_on(monkeypatch, tmp_path, capsys):
     assert (asked["html"], asked["judge"], asked["guidance_scale"]) == (tmp_path, None, 4.0)
     assert json.loads((tmp_path / "report.json").read_text()) == told
     assert "0.9 (0.8)" in (said := capsys.readouterr().out) and "note: a note" in said
+
+
+# masks by every recipe
+
+
+def test_recipes_rows_by_hand():
+    def one(iou: float, gmacs: float, fell_back: bool = False) -> finding.Found:
+        overlap = metrics.Overlap(iou, 1.0, iou)
+        return finding.Found(metrics.Fit(overlap, overlap, 2.0), gmacs, fell_back)
+
+    found = [
+        {"a": one(0.2, 1), "b": one(1, 1)},
+        {"a": one(0.6, 3), "b": one(1, 1)},
+        {"a": one(1, 9, True), "b": one(1, 1)},
+    ]
+    every = finding.rows(["swap", "swap", "insert"], found)
+    assert [(row["kind"], row["recipe"], row["edits"]) for row in every] == [
+        *(("all", "a", 3), ("all", "b", 3), ("swap", "a", 2), ("swap", "b", 2), ("insert", "a", 1), ("insert", "b", 1))
+    ]
+    assert every[0]["IoU"]["median"] == 0.6 and every[0]["GMACs"]["median"] == 3
+    assert every[0]["fell back"]["mean"] == pytest.approx(1 / 3) and every[2]["IoU"]["median"] == pytest.approx(0.4)
+
+
+def test_every_recipe_is_measured_on_the_same_edits():
+    report = finding.run(edits=3, num_inference_steps=4, seed=3)
+    assert {row["recipe"] for row in report["rows"]} == set(finding.RECIPES) and json.dumps(report)
+    assert [edit["kind"] for edit in report["edits"]] == ["swap", "insert", "delete"]
+    for row in report["rows"]:
+        assert (
+            all(0 <= row[name]["median"] <= 1 for name in ("IoU", "recall", "precision")) and row["GMACs"]["median"] > 0
+        )

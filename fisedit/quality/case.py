@@ -116,13 +116,13 @@ class Case:
         """What the editor makes of the prompt alone."""
         return self.edited()
 
-    def edited(self, mask: BoolGrid | None = None) -> Outcome:
-        """What the editor makes of the prompt, in a given mask [h, w] or in its own."""
+    def edited(self, mask: BoolGrid | None = None, **options: Any) -> Outcome:
+        """What the editor makes of the prompt, in a given mask [h, w] or in its own; `options` as of `Editor.edit`."""
         self.editor.checkout(self.source.id)
         calls: list[None] = []  # counted here: an edit's stats leave out a run that a leak broke off
         watched = self.editor.pipe.unet.register_forward_pre_hook(lambda *_: calls.append(None))
         try:
-            result = self.editor.edit(self.edit.prompt, mask=mask)
+            result = self.editor.edit(self.edit.prompt, mask=mask, **options)
         finally:
             watched.remove()
         stats = result.stats

@@ -28,6 +28,11 @@ def ours_given(case: Case) -> Outcome | None:
     return None if case.true_grid is None else case.edited(case.true_grid)
 
 
+def structured(case: Case, share: float) -> Outcome:
+    """The editor, told the prompt and to keep the structure for so long."""
+    return case.edited(structure=share)
+
+
 def reprompt(case: Case) -> Outcome:
     """A dense run of the new prompt from the source's first latents."""
     return Outcome(case.blended(case.everywhere), None, case.steps, case.dense_macs(case.steps))
@@ -63,9 +68,13 @@ def no_edit(case: Case) -> Outcome:
 
 OURS = "ours"
 
+STRUCTURES = (0.3, 0.6, 1.0)
+"""Values of `structure` that are measured; ours has 0."""
+
 METHODS: dict[str, Method] = {
     OURS: ours,
     "ours-given": ours_given,
+    **{f"structure-{share}": partial(structured, share=share) for share in STRUCTURES},
     f"fisedit-{PROBES}": fisedit_recipe,
     f"fisedit-{PROBES // 2}": partial(fisedit_recipe, probes=PROBES // 2),
     "diffedit": diffedit,

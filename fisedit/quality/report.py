@@ -30,6 +30,7 @@ FIGURES: dict[str, tuple[str, bool]] = {
     "inside dB": ("inside_psnr", True),
     "seam": ("seam", False),
     "dense dB": ("dense_psnr", True),
+    "kept dB": ("kept_psnr", True),
     "PIE PSNR": ("published.psnr", True),
     "PIE MSE": ("published.mse", False),
     "PIE SSIM": ("published.ssim", True),
@@ -43,7 +44,7 @@ SHARES = {"success": "success", "exact outside": "exact", "fell back": "fell_bac
 
 SHOWN = (
     *("IoU", "recall", "coverage", "success", "relative success", "background dB", "exact outside", "inside dB"),
-    *("seam", "dense dB", "PIE PSNR", "PIE MSE", "PIE SSIM", "fell back", "GMACs", "evaluations"),
+    *("seam", "dense dB", "kept dB", "PIE PSNR", "PIE MSE", "PIE SSIM", "fell back", "GMACs", "evaluations"),
 )
 """What the short tables show, where there is any."""
 

@@ -37,6 +37,7 @@ NOTES = (
     "IoU, precision and recall are by latent cells of 8x8 pixels; one is true if any of its pixels is",
     "inside dB and seam are to the dense blended edit with the method's own mask, of edits that ran sparsely",
     "dense dB is the same of our edits that fell back to dense runs: it tells whether those are what they should be",
+    "kept dB is to the source, inside the method's own mask: structure= trades it for success",
     "dense methods decode the whole picture: their background comes no nearer to an opened picture than no-edit's",
     "nobody knows the true region of a generated source: its background is what lies outside our own mask",
     "FISEdit's recipe runs in our engine with stale GroupNorm statistics: its own kernels and cache are not measured",

@@ -40,6 +40,7 @@ class Score:
         exact: whether all bytes outside the method's own mask are the source's.
         inside_psnr, seam: in dB and as a ratio, to the dense blended edit with the method's own mask; of sparse runs.
         dense_psnr: the same in dB, of the editor's runs that fell back to dense ones: they should be the same.
+        kept_psnr: dB to the source inside the method's own mask: how much of what was there it keeps.
         published: PIE-Bench's own background metrics.
     """
 
@@ -57,6 +58,7 @@ class Score:
     inside_psnr: float | None
     seam: float | None
     dense_psnr: float | None
+    kept_psnr: float | None
     published: pie.Background | None
 
     @property
@@ -91,6 +93,7 @@ def score(case: Case, outcome: Outcome, judge: Judge | None) -> Score:
         inside_psnr=inside if outcome.sparse else None,
         seam=metrics.seam(picture, reference, grid) if grid is not None and reference and outcome.sparse else None,
         dense_psnr=None if outcome.sparse else inside,
+        kept_psnr=metrics.psnr(picture, source, metrics.pixels(grid)) if grid is not None and grid.any() else None,
         published=pie.background(picture, source, truth) if truth is not None and edit.change is None else None,
     )
 
