@@ -459,6 +459,18 @@ MODEL_FAULTS = {
 """Fault -> what brings it about in a model's folder, and words of the refusal."""
 
 
+def test_a_page_that_cannot_be_written_takes_nothing_with_it(batch, tmp_path, monkeypatch):
+    pictures(tmp_path / "in", 1)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "write_text", full)
+    run = batch("in", "out", *SAID, "--json", "--report", "r.html")
+    assert (run.status, run.counts) == (1, {"done": 1}) and len(tree(tmp_path / "out")) == 1
+    assert "No space left" in run.err and run.err.count("\n") == 1
+
+
 class TestBeforeTheModelLoads:
     """Refusals that need no model: the one named here does not exist, and is not what is complained of."""
 
