@@ -28,7 +28,17 @@ from fisedit.recipes import check_prompt, first_step, make_recipe
 from fisedit.rendering import Made, Renderer, Run, Text
 from fisedit.source import Engine, Story, Structure, kept_steps
 from fisedit.textdiff import diff
-from fisedit.values import LATENT_FACTOR, EditKind, EditMask, EditScript, EditStats, MaskSource, OnStep, Recipe
+from fisedit.values import (
+    LATENT_FACTOR,
+    EditKind,
+    EditMask,
+    EditScript,
+    EditStats,
+    Inversion,
+    MaskSource,
+    OnStep,
+    Recipe,
+)
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
@@ -86,8 +96,8 @@ class _Plan:
     Args:
         growth: () where it is dense, and `fallback` says why. nothing: why it need not run.
         barred: cells [h, w] that no mask may take.
-        spent: MACs on top: of looking for the mask, of a check, and of a run that it broke off.
-        probes: dense evaluations that looking for the mask took.
+        probes: dense evaluations besides the steps'.
+        spent: MACs on top: of such evaluations, of a check, and of a run that it broke off.
         structure: how much of the source's is kept. start: the first step to run.
     """
 
@@ -297,7 +307,7 @@ class Editor:
                 its own way back to the picture, exactly and in one pass. seed: of the noise of "ddpm".
             guidance_scale: of later edits; DDIM's inversion has none.
             width, height: of the canvas that the model paints on, divisible by 8; None for what suits the model.
-            on_step: called before every step of inversion and recording with (i, n, preview); may raise `Cancelled`.
+            on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
         Raises:
             PromptError, InputError: an argument out of range. NumericsError: the model produced NaN.
@@ -317,7 +327,10 @@ class Editor:
         )
         run = Run(recipe, None, self._diff(recipe.prompt, recipe.prompt), Stopwatch(), on_step)
         text, seen = self._renderer.text(run), canvas(original, (recipe.width, recipe.height))
-        return self._keep(run, self._dense_plan(run, text), self._renderer.opened(run, text, seen), original)
+        plan = self._dense_plan(run, text)
+        if recipe.inversion is Inversion.DDIM:  # whose way back begins with one look, of one branch
+            plan = replace(plan, probes=1, spent=self._costs(recipe).dense_step() // self._engine.batch(recipe))
+        return self._keep(run, plan, self._renderer.opened(run, text, seen), original)
 
     def attention(self, prompt: str) -> NDArray[np.float32]:
         """Where the words that would change are looked at in the current picture: floats [h, w], 0 to 1; no UNet call.

@@ -14,6 +14,7 @@ from diffusers import DDIMInverseScheduler, DDIMScheduler
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.utils.torch_utils import randn_tensor
 
+from fisedit.adapters.base import TURN
 from fisedit.errors import InputError, NumericsError
 from fisedit.values import SchedulerName
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
     from fisedit.values import Recipe
 
+SPACINGS = ("leading", "trailing")
+"""Ways to space timesteps that diffusers can invert."""
+
 
 @torch.inference_mode()
 def encode(vae: AutoencoderKL, picture: Image) -> Tensor:
@@ -37,31 +41,41 @@ def encode(vae: AutoencoderKL, picture: Image) -> Tensor:
 
 @torch.inference_mode()
 def inverted(
-    pipe: StableDiffusionPipeline, recipe: Recipe, text: Tensor, latents: Tensor, watch: Callable[[int, Tensor], None]
+    pipe: StableDiffusionPipeline, recipe: Recipe, text: Tensor, latents: Tensor, look: Callable[[int, Tensor], Tensor]
 ) -> list[Tensor]:
     """The way back from clean latents to noise, without guidance.
 
+    The model is asked about latents at the time whose noise they have, as a sampler that passes there will ask it, so
+    that one evaluation serves both. (diffusers' pipelines ask at the time that a step leads to: no sampler does.)
+
     Args:
         recipe: steps and scheduler. text: the prompt's embeddings [1, T, D]. latents: clean, [1, 4, h, w].
-        watch: called before every step with (index, latents).
+        look: asks the model what the sampler's i-th step will ask, from the last to the first: called with (i, latents
+            [1, 4, h, w]), it gives the prediction [1, 4, h, w].
 
     Returns:
         N + 1 latents, noise first, the given ones last.
 
     Raises:
-        InputError: a scheduler whose path has no inverse here, or a distilled model.
+        InputError: a scheduler whose path has no inverse here, timesteps whose spacing has none, or a distilled model.
         NumericsError: the model predicted NaN or infinity.
     """
     _check(pipe, recipe)
     scheduler = DDIMInverseScheduler.from_config(pipe.scheduler.config)
-    scheduler.set_timesteps(recipe.num_inference_steps, device=latents.device)
+    steps, spacing = recipe.num_inference_steps, scheduler.config.timestep_spacing
+    if spacing not in SPACINGS:
+        told = f"a model whose timesteps are spaced {' or '.join(SPACINGS)}, got {spacing}"
+        raise InputError(f'inversion="ddim" takes {told}; use inversion="ddpm"')
+    scheduler.set_timesteps(steps, device=latents.device)
+    before = scheduler.timesteps[0] - scheduler.config.num_train_timesteps // steps
+    with TURN:
+        prediction = pipe.unet(latents, before.clamp(min=0), text, return_dict=False)[0]
     path = [latents]
-    for i, t in enumerate(scheduler.timesteps):
-        watch(i, path[0])
-        prediction = pipe.unet(path[0], t, text, return_dict=False)[0]
+    for i, t in zip(reversed(range(steps)), scheduler.timesteps, strict=True):
         path.insert(0, scheduler.step(prediction, t, path[0]).prev_sample)
         if not path[0].isfinite().all():
             raise NumericsError(f"latents turned NaN or infinite at timestep {int(t)}; use dtype fp32")
+        prediction = look(i, path[0])
     return path
 
 
@@ -76,7 +90,7 @@ def noised(pipe: StableDiffusionPipeline, recipe: Recipe, latents: Tensor) -> li
         N + 1 latents, the noisiest first, the given ones last.
 
     Raises:
-        InputError: as `inverted`.
+        InputError: a scheduler other than DDIM, or a distilled model.
     """
     _check(pipe, recipe)
     scheduler, generator = DDIMScheduler.from_config(pipe.scheduler.config), torch.Generator().manual_seed(recipe.seed)

@@ -12,7 +12,7 @@ import torch
 
 from fisedit.adapters.base import TURN
 from fisedit.decode import DecoderRecord, composite, decode, decode_boxes
-from fisedit.inversion import encode, inverted, noised
+from fisedit.inversion import encode, noised
 from fisedit.preview import preview
 from fisedit.values import Inversion
 from fisedit.weighting import parse
@@ -123,20 +123,14 @@ class Renderer:
 
     def opened(self, run: Run, text: Text, picture: Image) -> Made:
         """The story that a picture might have had."""
-        watch, recipe, pipe = self._watch(run), run.recipe, self.engine.pipe
-        alone = recipe.inversion is Inversion.DDPM  # its path needs no UNet
-        before, every = (0 if alone else recipe.num_inference_steps), recipe.num_inference_steps * (2 - alone)
-        with run.watch.station("invert"), TURN:
+        recipe, pipe, watch = run.recipe, self.engine.pipe, self._watch(run)
+        with run.watch.station("encode"), TURN:
             latents = encode(pipe.vae, picture)
-            path = (
-                noised(pipe, recipe, latents)
-                if alone
-                else inverted(pipe, recipe, text.embeddings[-1:], latents, lambda i, now: watch(i, every, now))
-            )
         with run.watch.station("denoise"):
-            story = self.engine.record(
-                recipe, text.embeddings, lambda i, _, now: watch(before + i, every, now), path=path
-            )
+            if recipe.inversion is Inversion.DDPM:
+                story = self.engine.record(recipe, text.embeddings, watch, path=noised(pipe, recipe, latents))
+            else:
+                story = self.engine.invert(recipe, text.embeddings, latents, watch)
         with run.watch.station("decode"), torch.inference_mode():
             return Made(story, picture, decode(pipe.vae, latents)[1])
 

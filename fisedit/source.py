@@ -16,10 +16,11 @@ from torch import Tensor
 from fisedit.attention import text_keys
 from fisedit.cache import StepFeatures, StepMaps, scatter
 from fisedit.executor import Executor, mask_queries
+from fisedit.inversion import inverted
 from fisedit.masks import grow
 from fisedit.plan import SparsePlan, make_plan
 from fisedit.schedule import Sampler, mask_steps, pinned
-from fisedit.values import LATENT_FACTOR, Inversion, Recipe
+from fisedit.values import LATENT_FACTOR, Recipe
 from fisedit.weighting import embeddings, parse
 
 if TYPE_CHECKING:
@@ -149,30 +150,47 @@ class Engine:
         Args:
             text: embeddings [B, T, D]. watch: called before every step.
             pin: a grid [h, w] and the story that stays outside it, whose first latents are those of this one.
-            path: latents before every step and at the end [1, 4, h, w], to look at instead of sampling them; of DDPM
-                inversion, to find the noise that leads from each to the next.
+            path: of DDPM inversion, latents before every step and at the end [1, 4, h, w]: the noise that leads from
+                each to the next is found.
             start: so many first steps are taken over from the pinned story.
         """
         story = Story(recipe)
         sampler = self.sampler(recipe, pin[1] if pin else story)
-        maps_noise = path is not None and recipe.inversion is Inversion.DDPM
-        wanted = mask_queries(self.executor.sites, self.sizes(recipe))
-        looks = mask_steps(sampler.timesteps)
-        keep = _keeper(*pin) if pin else lambda i, latents: path[i] if path and not maps_noise else latents
+        keep = _keeper(*pin) if pin else lambda i, latents: latents
         if pin:
             story.take_over(pin[1], start, sampler)
         else:
             story.latents.append(path[0] if path else sampler.latents)
         for i, t in enumerate(sampler.timesteps[start:], start):
             watch(i, len(sampler.timesteps), sampler.estimate)
-            queries = wanted if i in looks or i < kept_steps(recipe) else frozenset()
-            x, extra = self._inputs(sampler, recipe, story.latents[i], t)
-            raw, maps = self.executor.record(x, t, text, story.text, queries, extra)
+            raw, maps = self._evaluate(story, sampler, text, i, story.latents[i])
             story.predictions.append(self._guide(raw, recipe))
             story.features.append(maps)
-            if path and maps_noise:  # the sampler steps with it, so that rounding never adds up
+            if path:  # the sampler steps with it, so that rounding never adds up
                 story.noises.append(sampler.noise_between(story.predictions[i], t, story.latents[i], path[i + 1]))
             story.latents.append(keep(i + 1, sampler.step(story.predictions[i], t, story.latents[i])))
+        return story
+
+    @torch.inference_mode()
+    def invert(self, recipe: Recipe, text: Tensor, clean: Tensor, watch: Watch) -> Story:
+        """DDIM inversion, and everything remembered on the way: a sampler that passed there would see the same.
+
+        Args:
+            text: embeddings [B, T, D]. clean: latents [1, 4, h, w]. watch: called before every step.
+
+        Raises:
+            InputError, NumericsError: as `inversion.inverted`.
+        """
+        story, sampler, steps = Story(recipe), self.sampler(recipe), recipe.num_inference_steps
+
+        def look(i: int, latents: Tensor) -> Tensor:
+            watch(steps - 1 - i, steps, latents)
+            raw, maps = self._evaluate(story, sampler, text, i, latents)
+            story.predictions.insert(0, self._guide(raw, recipe))
+            story.features.insert(0, maps)
+            return raw[-1:]
+
+        story.latents = inverted(self.pipe, recipe, text[-1:], clean, look)
         return story
 
     @torch.inference_mode()
@@ -258,6 +276,16 @@ class Engine:
         """The plan that computes the mask, `growth` cells around it, and other cells [h, w] besides."""
         cells = grow(grid, growth) if besides is None else grow(grid, growth) | besides
         return make_plan(cells, self.executor.depth, self.pipe.unet.device)
+
+    def _evaluate(
+        self, story: Story, sampler: Sampler, text: Tensor, i: int, latents: Tensor
+    ) -> tuple[Tensor, StepMaps]:
+        """The i-th step's predictions [B, 4, h, w], and what of it later edits and masks may read."""
+        recipe, t = story.recipe, sampler.timesteps[i]
+        wanted = i < kept_steps(recipe) or i in mask_steps(sampler.timesteps)
+        queries = mask_queries(self.executor.sites, self.sizes(recipe)) if wanted else frozenset()
+        x, extra = self._inputs(sampler, recipe, latents, t)
+        return self.executor.record(x, t, text, story.text, queries, extra)
 
     def _inputs(self, sampler: Sampler, recipe: Recipe, latents: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
         x = sampler.scaled(torch.cat([latents] * self.batch(recipe)), t)

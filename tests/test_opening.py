@@ -8,20 +8,22 @@ from io import BytesIO
 import numpy as np
 import pytest
 import torch
-from diffusers import DDIMInverseScheduler, StableDiffusionDiffEditPipeline
+from diffusers import DDIMInverseScheduler, DDIMScheduler, StableDiffusionDiffEditPipeline, StableDiffusionPipeline
 from PIL import Image, ImageCms
 
 from fisedit import Editor, files
+from fisedit.costs import Costs
 from fisedit.errors import InputError, MaskError, PromptError, SessionError
 from fisedit.inversion import encode
 from fisedit.pictures import canvas, on_screen, upright
 from fisedit.values import LATENT_FACTOR, EditKind, MaskSource
 from tests import oracle
-from tests.edits import BIRD, CAT, DOG, Calls, latents
+from tests.edits import BIRD, CAT, DOG, Calls, latents, unwatched
 from tests.grids import grids
 from tests.pipelines import SHAPES
 
 SQUARE, BLOBS, CORNER = (grids(16, 16)[name] for name in ("square", "blobs", "corner"))
+NOWHERE = np.zeros((16, 16), bool)
 STEPS = 3
 QUICK = {"num_inference_steps": STEPS}
 
@@ -55,19 +57,48 @@ class TestInversion:
     @pytest.mark.parametrize("shape", SHAPES)
     @pytest.mark.parametrize(("steps", "size"), [(3, (128, 128)), (7, (136, 104))])
     def test_the_path_is_that_of_diffedit(self, pipelines, shape, steps, size):
-        """diffusers' own pipeline, from the same clean latents."""
+        """diffusers' own pipeline, from the same clean latents, its UNet told the time that its latents have."""
         pipe = pipelines[shape]
         editor = Editor(pipe)
         result = opened(editor, scene(*size), num_inference_steps=steps)
         with torch.no_grad():
             ours = latents(story(editor, result))
             clean = pipe.vae.encode(pixels(result.image)).latent_dist.mode() * pipe.vae.config.scaling_factor
-        expected = diffedit(pipe).invert(
-            CAT, ours[-1:], num_inference_steps=steps, inpaint_strength=1.0, guidance_scale=1.0, output_type="latent"
-        )
+
+        def on_time(_, given):
+            return given[0], (given[1] - 1000 // steps).clamp(min=0), *given[2:]
+
+        watched = pipe.unet.register_forward_pre_hook(on_time)
+        try:
+            expected = diffedit(pipe).invert(
+                *(CAT, ours[-1:]), num_inference_steps=steps, inpaint_strength=1.0, guidance_scale=1.0,
+                output_type="latent",
+            )  # fmt: skip
+        finally:
+            watched.remove()
         assert oracle.deviation(ours[-1:], clean) <= 1e-4
         assert ours[:-1].shape == expected.latents[0].shape
         assert oracle.deviation(ours[:-1], expected.latents[0]) <= 1e-4
+
+    @pytest.mark.parametrize("guidance", [4.0, 1.0])
+    def test_it_is_recorded_in_one_pass(self, editor, guidance):
+        """One evaluation of every latents, the clean ones included; and what is recorded with them is what the engine
+        records when it passes there."""
+        seen = []
+        with Calls(editor.pipe.unet) as calls:
+            source = opened(editor, scene(), guidance_scale=guidance, on_step=lambda i, n, _: seen.append((i, n)))
+        assert calls.dense == source.stats.unet_evaluations_dense == STEPS + 1
+        assert source.stats.macs - source.stats.macs_dense == Costs(editor._engine, source.recipe).dense_step() // (
+            1 + (guidance > 1)
+        )
+        assert seen == [(i, STEPS) for i in range(STEPS)]
+        told, engine = story(editor, source), editor._engine
+        again = engine.record(source.recipe, engine.encode(source.recipe), unwatched, (NOWHERE, told))
+        assert torch.equal(latents(again), latents(told)) and len(told.features) == STEPS
+        for ours, theirs in zip(again.features, told.features, strict=True):
+            assert ours.maps.keys() == theirs.maps.keys() and ours.totals.keys() == theirs.totals.keys()
+            assert all(torch.equal(ours.maps[key], theirs.maps[key]) for key in ours.maps)
+            assert all(torch.equal(ours.totals[key], theirs.totals[key]) for key in ours.totals)
 
     def test_the_record_is_the_samplers_along_the_path(self, pipelines):
         """Predictions are those that a guided sampler makes of the path's latents."""
@@ -80,6 +111,16 @@ class TestInversion:
             for x, t, ours in zip(told.latents, pipe.scheduler.timesteps, told.predictions, strict=False):
                 without, with_text = (pipe.unet(x, t, each)[0] for each in (empty, text))
                 assert oracle.deviation(ours, without + 4 * (with_text - without)) <= 1e-4
+
+    def test_timesteps_without_an_inverse(self, pipelines):
+        pipe = pipelines["demo"]
+        scheduler = DDIMScheduler.from_config(pipe.scheduler.config, timestep_spacing="linspace")
+        editor = Editor(
+            StableDiffusionPipeline(**pipe.components | {"scheduler": scheduler}, requires_safety_checker=False)
+        )
+        with pytest.raises(InputError, match=r'spaced leading or trailing, got linspace; use inversion="ddpm"'):
+            opened(editor, scene())
+        assert opened(editor, scene(), inversion="ddpm").recipe.inversion == "ddpm"
 
 
 def diffedit(pipe):
