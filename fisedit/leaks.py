@@ -1,7 +1,7 @@
 """Looking for change where none should be: a check of an edit under way, by a few rows outside its mask.
 
 An edit's prediction is compared with its source's on the cells computed beyond the mask, which cost nothing, and on a
-sparse lattice of others. Where they differ as inside the mask, the mask is too small. Pure arithmetic on grids.
+sparse lattice of others. Where much of the difference lies outside, the mask is too small. Pure arithmetic on grids.
 """
 
 from __future__ import annotations
@@ -26,10 +26,17 @@ AT = 0.2
 SPACING = 6
 """Cells between two samples outside the mask."""
 
-LEAK = 0.5
-"""Difference to the source, in units of the mean difference inside the mask, that counts as a change. On the demo model
-the mean of the cells around a mask is .29 of that (.44 at the 90th percentile); once the mask is shrunk by a cell it is
-.66 (.45 at the 10th), by two 1.4; cells far from any mask have .04."""
+REACH = 2
+"""Cells around a mask in which a change belongs to it."""
+
+LEAK = 0.6
+"""How much of the change that a mask holds may lie around it, in cells that change as much as the mask does on average.
+Of 36 edits of drawn scenes two have more with the true mask, two with our own, and 29 with half of the true one. (A
+mean around the mask above half of that inside it, alone, would stop 15, 10 and 31 of them.)"""
+
+EVERYWHERE = 0.5
+"""Difference to the source far from the mask, in units of the mean inside it, from which the whole picture changes. In
+those edits it is .06 in the median, and .29 at most with our own mask."""
 
 
 class Leak(Exception):
@@ -57,13 +64,12 @@ class Check:
         Raises:
             Leak: the mask is too small.
         """
-        inside = float(difference[self.mask].mean())
-        changed = computed & ~self.mask & (difference > LEAK * inside)
-        samples = self.cells & ~grow(self.mask, 2)
-        rim = grow(self.mask, 1) & ~self.mask & computed
-        everywhere = bool(samples.any()) and float(difference[samples].mean()) > LEAK * inside
-        if everywhere or (rim.any() and float(difference[rim].mean()) > LEAK * inside):
-            raise Leak(self.mask | grow(changed & grow(self.mask, 2), 1), self.step, everywhere=everywhere)
+        inside, around = difference[self.mask], grow(self.mask, REACH) & ~self.mask
+        changed = around & computed & (difference >= inside.mean())
+        samples = self.cells & ~self.mask & ~around
+        everywhere = bool(samples.any()) and float(difference[samples].mean()) > EVERYWHERE * float(inside.mean())
+        if everywhere or float(difference[changed].sum()) > LEAK * float(inside.sum()):
+            raise Leak(self.mask | (grow(changed, 1) & (self.mask | around)), self.step, everywhere=everywhere)
 
 
 def check(mask: BoolGrid, steps: int, start: int = 0) -> Check:
