@@ -20,6 +20,7 @@ from fisedit.errors import InputError, ModelError
 from fisedit.executor import Executor
 from fisedit.judge import COLOURS, LOOKS, PLACES, WORDS, Judge
 from fisedit.quality import detection, edits, finding, metrics, pie, published, report, run
+from fisedit.quality import pipelines as by_diffusers
 from fisedit.quality.case import Case, make_case
 from fisedit.quality.edits import Edit
 from fisedit.quality.methods import METHODS, named
@@ -354,6 +355,44 @@ def test_blending_nothing_gives_the_source(generated, opened):
     assert levels(generated.blended(SQUARE), generated.source.image) > 10
 
 
+def decoded_by(name: str, case: Case) -> torch.Tensor:
+    """The latents [4, h, w] that a method decodes in the end."""
+    seen: list[torch.Tensor] = []
+    vae = case.editor.pipe.vae
+    watched = vae.post_quant_conv.register_forward_pre_hook(lambda _, args: seen.append(args[0][0]))
+    METHODS[name](case)
+    watched.remove()
+    return seen[-1] * vae.config.scaling_factor
+
+
+def test_inpainting_paints_the_true_mask_and_nothing_else(opened):
+    """With the same noise, two prompts differ in all of it and nowhere else."""
+    dog, bird = (decoded_by("inpaint-true", fresh(opened, prompt=prompt)) for prompt in (DOG, BIRD))
+    moved = (dog != bird).any(0).numpy()
+    assert moved[SQUARE].all() and not moved[~SQUARE].any()
+    assert np.array_equal(METHODS["inpaint-true"](fresh(opened)).grid, SQUARE)
+    assert METHODS["inpaint-true"](fresh(opened, truth=None)) is None
+
+
+def test_image_to_image_begins_at_the_picture(opened, monkeypatch):
+    """The less it runs, the more of the picture stays."""
+    moved = []
+    for strength in (0.15, 0.5, by_diffusers.STRENGTH):
+        monkeypatch.setattr(by_diffusers, "STRENGTH", strength)
+        moved.append(float((decoded_by("img2img", fresh(opened)) - opened.story.latents[-1][0]).norm()))
+        assert METHODS["img2img"](fresh(opened)).evaluations == int(7 * strength)
+    assert moved[0] < moved[1] < moved[2]
+
+
+def test_a_source_sampled_again(generated, opened):
+    """A generated one comes back; an opened one does not, and less so with guidance."""
+    again, unguided = ("resampled", "resampled-unguided")
+    assert levels(METHODS[again](generated).picture, generated.source.image) <= 1
+    told = {name: score(opened, METHODS[name](opened), None).again_psnr for name in (again, unguided, "no-edit")}
+    assert told[again] < told[unguided] < told["no-edit"] < 60
+    assert score(opened, opened.ours, None).again_psnr is None
+
+
 def test_prompt_to_prompt_replacing_nothing_is_reprompting(generated, opened):
     for case in (generated, opened):
         assert levels(prompt_to_prompt(case, 0, 0), case.blended(case.everywhere)) <= 1
@@ -563,7 +602,7 @@ def test_a_dense_fallback_is_compared_with_the_dense_run(generated):
 
 
 def scored(kind: str, success: bool | None, *, drawn: bool = True, macs: int = 2 * 10**9) -> object:
-    figures = ("background_psnr", "inside_psnr", "seam", "dense_psnr", "kept_psnr")
+    figures = ("background_psnr", "inside_psnr", "seam", "dense_psnr", "kept_psnr", "again_psnr")
     blank = dict.fromkeys(("area", "whole", "fit", "exact", *figures))
     return run.Score(kind, drawn, 5, macs, "", success=success, published=None, **blank)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +47,7 @@ class Outcome:
         macs: multiply-accumulates of UNet and decoder.
         sparse: whether part of the rows was computed, so that the dense blended edit is the truth of the rest.
         reason: why it fell back to a dense run, or "".
+        again: whether it means to show the source again, and to edit nothing.
     """
 
     picture: Image
@@ -54,6 +56,7 @@ class Outcome:
     macs: int
     sparse: bool = False
     reason: str = ""
+    again: bool = False
 
 
 @dataclass(eq=False)
@@ -138,37 +141,39 @@ class Case:
             self._blended[key] = self.dense([self.edit.prompt], lambda i, x: torch.where(inside, x, path[i + 1]))
         return self._blended[key]
 
-    def dense(self, prompts: Sequence[str], hook: Hook = lambda i, latents: latents) -> Image:
-        """The last prompt's picture by diffusers' pipeline; all prompts in one batch from the first latents."""
+    def dense(
+        self, prompts: Sequence[str], hook: Hook = lambda i, latents: latents, guidance_scale: float | None = None
+    ) -> Image:
+        """The last prompt's picture by diffusers' pipeline; all prompts in one batch from the first latents.
+
+        Args:
+            guidance_scale: None for the source's.
+        """
         recipe = self.source.recipe
 
         def after(_: Any, i: int, __: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
             return {"latents": hook(i, state["latents"])}
 
-        pictures: list[Image] = self._pipeline(
+        pictures: list[Image] = self.pipeline("StableDiffusionPipeline")(
             list(prompts),
             negative_prompt=[recipe.negative_prompt] * len(prompts),
             latents=torch.cat([self.story.latents[0]] * len(prompts)),
             num_inference_steps=recipe.num_inference_steps,
-            guidance_scale=recipe.guidance_scale,
+            guidance_scale=recipe.guidance_scale if guidance_scale is None else guidance_scale,
             width=recipe.width,
             height=recipe.height,
             callback_on_step_end=after,
         ).images
         return pictures[-1]
 
-    @cached_property
-    def _pipeline(self) -> StableDiffusionPipeline:
-        """The editor's modules with a DDIM scheduler, as its sources have."""
+    def pipeline(self, name: str) -> Any:
+        """A pipeline of diffusers', by name: the editor's modules with a DDIM scheduler, as its sources have."""
         pipe = self.editor.pipe
-        scheduler = DDIMScheduler.from_config(pipe.scheduler.config)
+        modules = pipe.components | {"scheduler": DDIMScheduler.from_config(pipe.scheduler.config)}
         with quiet():
-            from diffusers import StableDiffusionPipeline
-
-            modules = pipe.components | {"scheduler": scheduler}
-            dense = StableDiffusionPipeline(**modules, requires_safety_checker=False)
-        dense.set_progress_bar_config(disable=True)
-        return dense
+            made = getattr(import_module("diffusers"), name)(**modules, requires_safety_checker=False)
+        made.set_progress_bar_config(disable=True)
+        return made
 
 
 def make_case(pipe: StableDiffusionPipeline, edit: Edit, *, num_inference_steps: int, guidance_scale: float) -> Case:

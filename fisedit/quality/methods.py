@@ -1,4 +1,4 @@
-"""Who edits: ourselves, published recipes and dense references, each a function of one `Case`."""
+"""Who edits: ourselves, published recipes, diffusers and dense references, each a function of one `Case`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from fisedit.decode import decode
 from fisedit.errors import InputError
 from fisedit.quality.case import Case, Outcome
+from fisedit.quality.pipelines import img2img, inpaint_true, resampled
 from fisedit.quality.prompt_to_prompt import prompt_to_prompt
 from fisedit.quality.published import PROBES, diffedit, fisedit_recipe
 
@@ -63,7 +64,7 @@ def p2p(case: Case) -> Outcome:
 def no_edit(case: Case) -> Outcome:
     """The source, encoded and decoded: what the autoencoder alone loses, and what the judge sees in no edit."""
     picture = decode(case.editor.pipe.vae, case.story.latents[-1])[0]
-    return Outcome(picture, None, 0, case.decode_macs)
+    return Outcome(picture, None, 0, case.decode_macs, again=True)
 
 
 OURS = "ours"
@@ -78,11 +79,15 @@ METHODS: dict[str, Method] = {
     f"fisedit-{PROBES}": fisedit_recipe,
     f"fisedit-{PROBES // 2}": partial(fisedit_recipe, probes=PROBES // 2),
     "diffedit": diffedit,
+    "img2img": img2img,
+    "inpaint-true": inpaint_true,
     "reprompt": reprompt,
     "prompt-to-prompt": p2p,
     "blended-true": blended_true,
     "blended-ours": blended_ours,
     "no-edit": no_edit,
+    "resampled": resampled,
+    "resampled-unguided": partial(resampled, guidance_scale=1.0),
 }
 """By the name that users give and reports show. A fifth of the steps, as FISEdit's 10 of 50, are 5 of 25."""
 

@@ -31,6 +31,7 @@ FIGURES: dict[str, tuple[str, bool]] = {
     "seam": ("seam", False),
     "dense dB": ("dense_psnr", True),
     "kept dB": ("kept_psnr", True),
+    "again dB": ("again_psnr", True),
     "PIE PSNR": ("published.psnr", True),
     "PIE MSE": ("published.mse", False),
     "PIE SSIM": ("published.ssim", True),
@@ -44,7 +45,18 @@ SHARES = {"success": "success", "exact outside": "exact", "fell back": "fell_bac
 
 SHOWN = (
     *("IoU", "recall", "coverage", "success", "relative success", "background dB", "exact outside", "inside dB"),
-    *("seam", "dense dB", "kept dB", "PIE PSNR", "PIE MSE", "PIE SSIM", "fell back", "GMACs", "evaluations"),
+    *(
+        "seam",
+        "dense dB",
+        "kept dB",
+        "again dB",
+        "PIE PSNR",
+        "PIE MSE",
+        "PIE SSIM",
+        "fell back",
+        "GMACs",
+        "evaluations",
+    ),
 )
 """What the short tables show, where there is any."""
 

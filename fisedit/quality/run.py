@@ -38,6 +38,8 @@ NOTES = (
     "inside dB and seam are to the dense blended edit with the method's own mask, of edits that ran sparsely",
     "dense dB is the same of our edits that fell back to dense runs: it tells whether those are what they should be",
     "kept dB is to the source, inside the method's own mask: structure= trades it for success",
+    "again dB is of the whole picture to the source: its latents decoded, or its prompt sampled again, nothing pinned",
+    "img2img and inpaint-true are diffusers' pipelines, at strength .8 and 1, inpainting with the true cells",
     "dense methods decode the whole picture: their background comes no nearer to an opened picture than no-edit's",
     "nobody knows the true region of a generated source: its background is what lies outside our own mask",
     "FISEdit's recipe runs in our engine with stale GroupNorm statistics: its own kernels and cache are not measured",

@@ -41,6 +41,7 @@ class Score:
         inside_psnr, seam: in dB and as a ratio, to the dense blended edit with the method's own mask; of sparse runs.
         dense_psnr: the same in dB, of the editor's runs that fell back to dense ones: they should be the same.
         kept_psnr: dB to the source inside the method's own mask: how much of what was there it keeps.
+        again_psnr: dB to the source of the whole picture, of methods that mean to show it again.
         published: PIE-Bench's own background metrics.
     """
 
@@ -59,6 +60,7 @@ class Score:
     seam: float | None
     dense_psnr: float | None
     kept_psnr: float | None
+    again_psnr: float | None
     published: pie.Background | None
 
     @property
@@ -94,6 +96,7 @@ def score(case: Case, outcome: Outcome, judge: Judge | None) -> Score:
         seam=metrics.seam(picture, reference, grid) if grid is not None and reference and outcome.sparse else None,
         dense_psnr=None if outcome.sparse else inside,
         kept_psnr=metrics.psnr(picture, source, metrics.pixels(grid)) if grid is not None and grid.any() else None,
+        again_psnr=metrics.psnr(picture, source, metrics.pixels(case.everywhere)) if outcome.again else None,
         published=pie.background(picture, source, truth) if truth is not None and edit.change is None else None,
     )
 
