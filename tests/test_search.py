@@ -164,6 +164,16 @@ def test_change_around_the_mask_grows_it():
     assert (caught.value.grid >= wide).all() and not caught.value.everywhere and not caught.value.grid.all()
 
 
+def test_a_rim_that_changes_less_than_the_mask_is_no_leak_however_wide():
+    check, wide = leaks.check(SQUARE, 25), masks.grow(SQUARE, leaks.REACH)
+    check.look(np.where(SQUARE, 1.0, np.where(wide, 0.95, 0.1)).astype(np.float32), wide | check.cells)
+
+
+def test_change_that_is_not_known_is_no_leak():
+    check, wide = leaks.check(SQUARE, 25), masks.grow(SQUARE, leaks.REACH)
+    check.look(np.where(wide, 1.0, 0.1).astype(np.float32), SQUARE | check.cells & ~wide)
+
+
 def test_change_everywhere_has_no_mask():
     check = leaks.check(SQUARE, 25)
     with pytest.raises(leaks.Leak) as caught:
