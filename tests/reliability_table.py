@@ -18,13 +18,13 @@ from xml.etree import ElementTree as ET
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reliability.md"
 
-BATCH, FAULT, OPENING, MODELS, CLI, MASKS, BAD = (
+BATCH, KINDS, FAULT, OPENING, MODELS, CLI, BAD = (
     "tests/test_batch.py",
+    "tests/test_batch_files.py",
     "tests/fault/fault_batch.py",
     "tests/test_opening.py",
     "tests/test_models.py",
     "tests/test_cli.py",
-    "tests/test_masks.py",
     "tests/test_bad_input.py",
 )
 
@@ -33,7 +33,7 @@ Case = tuple[str, tuple[str, ...]]
 CASES: Mapping[str, Sequence[Case]] = {
     "Images": (
         (
-            "Empty, a text, PSD or EPS under another name, cut at every tenth: named, never handed to another decoder",
+            "Empty, a text, PSD, EPS or SVG under another name, cut at every tenth: named, never decoded as such",
             (f"{BATCH}::TestBadFiles::test_each_is_named_and_the_good_are_done",),
         ),
         (
@@ -45,20 +45,35 @@ CASES: Mapping[str, Sequence[Case]] = {
         ),
         ("A text chunk that unpacks to too much", (f"{BATCH}::TestPictures::test_metadata_that_unpacks_to_too_much",)),
         (
-            "1x1, 7x300, 1x2000, sides not divisible by 8: the output has the input's size",
-            (f"{OPENING}::test_any_size_comes_back",),
+            "1x1, 7x9, 1x20000, 20000x1, sides not divisible by 8: the output has the input's size",
+            (f"{KINDS}::test_sizes", f"{OPENING}::test_any_size_comes_back"),
         ),
         (
             "CMYK, palettes, 1-bit, LA, alpha, 16-bit (scaled, not clipped), Lab",
             (
+                f"{KINDS}::test_modes",
+                f"{KINDS}::test_sixteen_bits_stay",
+                f"{KINDS}::test_lab_is_shown_in_rgb",
                 f"{OPENING}::test_outside_every_pixel_is_the_originals",
                 f"{OPENING}::test_paint_has_the_pictures_depth",
                 f"{OPENING}::test_lab_becomes_rgb",
             ),
         ),
-        ("Animated: the first frame, and it is said", (f"{BATCH}::TestPictures::test_the_first_of_many_frames",)),
-        ("EXIF orientations 1 to 8", (f"{OPENING}::test_pictures_are_turned_upright",)),
-        ("Broken EXIF", (f"{OPENING}::test_damaged_exif_says_nothing",)),
+        (
+            "Animated: the first frame, and it is said",
+            (
+                f"{KINDS}::test_of_an_animation_the_first_frame",
+                f"{BATCH}::TestPictures::test_the_first_of_many_frames",
+            ),
+        ),
+        (
+            "EXIF orientations 1 to 8",
+            (f"{KINDS}::test_orientations", f"{OPENING}::test_pictures_are_turned_upright"),
+        ),
+        (
+            "EXIF, comments, texts and profiles, damaged and huge",
+            (f"{KINDS}::test_metadata_damaged_and_huge", f"{OPENING}::test_damaged_exif_says_nothing"),
+        ),
         (
             "Colour profiles, also damaged ones",
             (
@@ -78,6 +93,11 @@ CASES: Mapping[str, Sequence[Case]] = {
         (
             "Masks: another size, all black (the input's bytes come back), empty file, JPEG",
             (f"{BATCH}::TestAFolder::test_a_mask_says_where",),
+        ),
+        ("Masks: all white (dense, and it is said)", (f"{KINDS}::test_a_mask_of_everything_is_dense",)),
+        (
+            "Masks: soft, in grey, RGB, alpha or 16 bits: cut at their half",
+            (f"{KINDS}::test_a_soft_mask_is_cut_at_its_half",),
         ),
         (
             "Masks: 16-bit, 1-bit, transparent, of the picture's own size",
@@ -129,6 +149,7 @@ CASES: Mapping[str, Sequence[Case]] = {
             "Disk full at an output or the journal",
             (
                 f"{FAULT}::test_a_disk_that_is_full_and_then_is_not",
+                f"{FAULT}::test_a_journal_whose_disk_is_full",
                 f"{BATCH}::TestBadFiles::test_a_full_disk_stops_the_run_and_loses_nothing",
                 f"{CLI}::TestFiles::test_a_failed_write_leaves_what_was_there",
             ),
@@ -176,12 +197,20 @@ CASES: Mapping[str, Sequence[Case]] = {
             (f"{FAULT}::test_a_worker_that_hangs", f"{BATCH}::TestBadFiles::test_an_item_that_takes_too_long"),
         ),
         (
-            "Out of memory: freed and tried again, on the CPU at last, else named; the next item unharmed",
+            "Out of memory: freed, evicted, sliced, on the CPU at last, else named; the next item unharmed",
             (
                 f"{BATCH}::TestRelief::test_memory_that_ran_out_once",
+                f"{BATCH}::TestRelief::test_each_rung_helps_a_little_more",
                 f"{BATCH}::TestRelief::test_memory_that_stays_out",
                 f"{BATCH}::TestRelief::test_a_device_that_stays_full",
                 f"{FAULT}::test_little_memory",
+            ),
+        ),
+        (
+            "Out of memory beside other workers, or killed for it: tried again alone",
+            (
+                f"{BATCH}::TestRelief::test_what_lacks_memory_in_a_crowd_is_tried_alone",
+                f"{FAULT}::test_a_worker_that_is_killed_in_a_crowd",
             ),
         ),
         ("NaN in half precision: tried in fp32, else named", (f"{BATCH}::TestRelief::test_nan_is_tried_in_fp32",)),
@@ -202,10 +231,29 @@ CASES: Mapping[str, Sequence[Case]] = {
         ),
         ("1 and 4 workers, with one thread each: the same bytes", (f"{FAULT}::test_one_and_four_workers",)),
         ("A dry run writes nothing", (f"{BATCH}::TestBeforeTheModelLoads::test_a_dry_run_writes_nothing",)),
-        ("500 mixed files, one in five broken", (f"{FAULT}::test_five_hundred_mixed_files",)),
+        (
+            "Most work first; a source opened once for all its edits",
+            (f"{BATCH}::TestAFolder::test_most_work_first_and_a_source_is_opened_once",),
+        ),
+        (
+            "Progress with the time left, a table at the end",
+            (f"{FAULT}::test_what_a_terminal_shows", f"{BATCH}::TestAFolder::test_a_summary_for_people"),
+        ),
+        (
+            "500 mixed files, 20 % of them broken: every good one done, every bad one named, no input touched",
+            (f"{FAULT}::test_five_hundred_mixed_files",),
+        ),
         ("HTML in names and prompts", (f"{BATCH}::test_the_page_escapes_and_links",)),
     ),
     "Models": (
+        (
+            "Given to `fisedit batch`: exit 2, one line, no output",
+            (
+                f"{BATCH}::TestBeforeTheModelLoads::test_a_model_that_cannot_be_loaded",
+                f"{BATCH}::TestBeforeTheModelLoads::test_the_model_itself",
+                f"{FAULT}::test_a_model_that_its_worker_cannot_load",
+            ),
+        ),
         (
             "Missing",
             (
@@ -225,7 +273,7 @@ CASES: Mapping[str, Sequence[Case]] = {
         ("Git LFS pointers", (f"{MODELS}::TestRefusedBeforeWeights::test_a_git_lfs_pointer",)),
         ("NaN weights", (f"{MODELS}::test_weights_that_are_no_numbers", f"{BAD}::test_nan_in_weights_is_told")),
         (
-            "SDXL, inpainting, LoRA and others given as a model: named, before allocation",
+            "SDXL, SD 2 as one file, inpainting, LoRA and others given as a model: named, before allocation",
             (
                 f"{MODELS}::TestRefusedBeforeWeights::test_another_pipeline",
                 f"{MODELS}::TestRefusedBeforeWeights::test_other_files",
