@@ -15,8 +15,7 @@ from fisedit.batch.values import one_line
 from fisedit.errors import Cancelled, FisEditError, InputError, ModelError, SessionError
 
 if TYPE_CHECKING:
-    from fisedit.batch.run import Outcome
-    from fisedit.batch.values import Record
+    from fisedit.batch.values import Outcome, Record
     from fisedit.history import EditResult
     from fisedit.values import EditStats, OnStep
 

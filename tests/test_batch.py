@@ -649,10 +649,10 @@ class TestPictures:
         for side in (12_000, 100_000):
             header = side.to_bytes(4, "big") * 2
             changed = data[:16] + header + data[24:]
-            start = time.perf_counter()
+            start = time.process_time()
             with pytest.raises(InputError):
                 decode(changed)
-            assert time.perf_counter() - start < 0.1 and side**2 > MOST_PIXELS
+            assert time.process_time() - start < 0.1 and side**2 > MOST_PIXELS
 
     def test_metadata_that_unpacks_to_too_much(self, tmp_path):
         said = PngInfo()

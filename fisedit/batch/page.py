@@ -13,8 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fisedit import files
-from fisedit.batch.run import Outcome
-from fisedit.batch.values import Record, Status, one_line
+from fisedit.batch.values import Outcome, Record, Status, one_line
 
 
 def write(outcome: Outcome, path: Path) -> None:

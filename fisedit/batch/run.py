@@ -1,65 +1,32 @@
-"""A job from beginning to end: what is left to do, longest first; hand it out, write what comes back, account for it.
+"""A job from beginning to end: what is left to do, longest first; hand it out, and let what comes back be written.
 
-Only this process writes to the output folder. Knows journal and pool, no picture and no model.
+Knows ledger and pool, no picture and no model.
 """
 
 from __future__ import annotations
 
-import errno
-import os
 import signal
 import sys
 import threading
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from fisedit import files
-from fisedit.batch import digest, journal
-from fisedit.batch.items import Plan, make_plan
-from fisedit.batch.journal import Entry, Journal
+from fisedit.batch.items import make_plan
+from fisedit.batch.journal import Journal
+from fisedit.batch.ledger import Ledger, sweep
 from fisedit.batch.pool import Pool, open_pool
-from fisedit.batch.values import Failed, Item, Job, Made, OnError, Record, Settings, Status
+from fisedit.batch.values import Failed, Item, Job, Made, OnError, Outcome, Settings, Status
 from fisedit.errors import InputError
 from fisedit.model_places import identity
 from fisedit.recipes import make_recipe
 
 if TYPE_CHECKING:
     from fisedit.values import OnStep
-
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
-"""Errors after which the output folder takes no other file either."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a job stands.
-
-    Args:
-        records: of every item, in the order of the plan. notes: what the user should know.
-        interrupted: whether the user stopped the run. seconds: that it took.
-    """
-
-    records: tuple[Record, ...]
-    notes: tuple[str, ...]
-    interrupted: bool = False
-    seconds: float = 0.0
-
-    @property
-    def counts(self) -> dict[Status, int]:
-        """Items by status."""
-        count = Counter(record.status for record in self.records)
-        return {status: count[status] for status in Status}
-
-    @property
-    def status(self) -> int:
-        """The exit status: 0 all done, 1 some not, 130 interrupted."""
-        unfinished = self.counts[Status.FAILED] + self.counts[Status.LEFT]
-        return 130 if self.interrupted else int(unfinished > 0)
 
 
 def look(job: Job, settings: Settings) -> Outcome:
@@ -70,7 +37,7 @@ def look(job: Job, settings: Settings) -> Outcome:
     """
     _check(settings)
     plan, model = make_plan(job), _model(settings)
-    return _Ledger(job, settings, model, plan, Journal.read(job.output)).outcome()
+    return Ledger(job, settings, model, plan, Journal.read(job.output)).outcome()
 
 
 def run(job: Job, settings: Settings, *, workers: int, on_error: OnError, on_step: OnStep) -> Outcome:
@@ -91,9 +58,9 @@ def run(job: Job, settings: Settings, *, workers: int, on_error: OnError, on_ste
     files.writable(job.output)
     model = _model(settings)
     with _interrupts() as interrupted, Journal.hold(job.output) as held:
-        ledger = _Ledger(job, settings, model, plan, held)
+        ledger = Ledger(job, settings, model, plan, held)
         left = ledger.left()
-        _sweep(left)
+        sweep(left)
 
         def settle(item: Item, result: Made | Failed) -> bool:
             record = ledger.settle(item, result)
@@ -206,82 +173,6 @@ def _work_of(items: deque[Item]) -> tuple[int, int]:
     except OSError:
         size = 0
     return len(items), size
-
-
-class _Ledger:
-    """What became of every item, in memory and in the journal."""
-
-    def __init__(self, job: Job, settings: Settings, model: str, plan: Plan, held: Journal) -> None:
-        self._settings, self._model, self._journal, self._overwrite = settings, model, held, job.overwrite
-        self._records = {item: self._standing(item) for item in plan.items}
-        damaged = (f"lines of the journal that cannot be read, whose items are not taken as done: {held.damaged}",)
-        self._notes = plan.notes + damaged * (held.damaged > 0)
-        self.full = False
-        self.settled = 0
-
-    def left(self) -> list[Item]:
-        """Items still to do."""
-        return [item for item, record in self._records.items() if record.status is Status.LEFT]
-
-    def outcome(self) -> Outcome:
-        """How the job stands."""
-        return Outcome(tuple(self._records.values()), self._notes)
-
-    def settle(self, item: Item, result: Made | Failed) -> Record:
-        """Write an output, or why there is none."""
-        self.settled += 1
-        try:
-            entry = self._failed(item, result) if isinstance(result, Failed) else self._write(item, result)
-            record = entry.record(item, Status.FAILED if entry.reason else Status.DONE)
-        except OSError as error:
-            self.full = True
-            why = f"the journal in OUT cannot be written: {error.strerror}; make room and run again"
-            record = Record(item, Status.FAILED, why)
-        self._records[item] = record
-        return record
-
-    def _write(self, item: Item, made: Made) -> Entry:
-        """The line first, then the file: the line counts only where the file is as it says."""
-        key = digest.key(self._settings, self._model, item, made.picture, made.mask)
-        entry = journal.done(item, made, key, digest.of_bytes(made.data))
-        self._journal.append(entry)
-        try:
-            files.write_bytes(made.data, item.target)
-        except OSError as error:
-            self.full = error.errno in _FULL
-            return self._failed(item, Failed(f"{item.output} cannot be written: {error.strerror}", made.seconds))
-        return entry
-
-    def _failed(self, item: Item, failed: Failed) -> Entry:
-        entry = journal.failed(item, failed.reason, failed.seconds)
-        self._journal.append(entry)
-        return entry
-
-    def _standing(self, item: Item) -> Record:
-        """Done before, not to be done, or left to do."""
-        if item.problem:
-            return Record(item, Status.FAILED, item.problem)
-        entry = self._journal.entries.get(item.output)
-        there = digest.of_file(item.target)
-        if entry and entry.key and there == entry.sha256 and entry.key == self._key(item):
-            return entry.record(item, Status.BEFORE)
-        if os.path.lexists(item.target) and not self._journal.wrote(item.output, there) and not self._overwrite:
-            why = f"OUT has another {item.output}, which this would replace; use --overwrite, or another folder"
-            return Record(item, Status.FAILED, why)
-        return Record(item, Status.LEFT)
-
-    def _key(self, item: Item) -> str:
-        picture, mask = digest.of_file(item.picture), digest.of_file(item.mask)
-        return digest.key(self._settings, self._model, item, picture, mask)
-
-
-def _sweep(items: Iterable[Item]) -> None:
-    """Remove what a killed run left of unfinished files."""
-    names = defaultdict[Path, list[str]](list)
-    for item in items:
-        names[item.target.parent].append(item.target.name)
-    for folder, within in names.items():
-        files.sweep(folder, within)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -150,6 +151,33 @@ class Record:
     seconds: float = 0.0
     area: bytes = b""
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job stands.
+
+    Args:
+        records: of every item, in the order of the plan. notes: what the user should know.
+        interrupted: whether the user stopped the run. seconds: that it took.
+    """
+
+    records: tuple[Record, ...]
+    notes: tuple[str, ...]
+    interrupted: bool = False
+    seconds: float = 0.0
+
+    @property
+    def counts(self) -> dict[Status, int]:
+        """Items by status."""
+        count = Counter(record.status for record in self.records)
+        return {status: count[status] for status in Status}
+
+    @property
+    def status(self) -> int:
+        """The exit status: 0 all done, 1 some not, 130 interrupted."""
+        unfinished = self.counts[Status.FAILED] + self.counts[Status.LEFT]
+        return 130 if self.interrupted else int(unfinished > 0)
 
 
 def one_line(text: str) -> str:
