@@ -22,7 +22,7 @@ from fisedit.history import EditResult, History
 from fisedit.localise import DEFAULT, THINGS, Search, kept_tokens, narrowed, predict, probes, seed_map, undescribed
 from fisedit.memory import Memory
 from fisedit.models import load
-from fisedit.pictures import canvas, canvas_size, is_canvas, returned, upright
+from fisedit.pictures import canvas, canvas_size, coarseness, is_canvas, returned, upright
 from fisedit.profiling import Stopwatch
 from fisedit.recipes import check_prompt, first_step, make_recipe
 from fisedit.rendering import Made, Renderer, Run, Text
@@ -306,7 +306,9 @@ class Editor:
             inversion: "ddim", or "ddpm" for edit-friendly noise maps (arXiv 2304.06140), with which the sampler finds
                 its own way back to the picture, exactly and in one pass. seed: of the noise of "ddpm".
             guidance_scale: of later edits; DDIM's inversion has none.
-            width, height: of the canvas that the model paints on, divisible by 8; None for what suits the model.
+            width, height: of the canvas that the model paints on, divisible by 8; None for what suits the model. The
+                picture is resized to it as a whole, and paint is resized back: of a photograph of 3000x2000 a model of
+                512x512 sees 624x416. Crop what matters, or give more, for finer paint.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
         Raises:
@@ -514,6 +516,8 @@ class Editor:
                 f"the picture hardly changed inside the mask (by {moved:.2f} of 255 in the mean); say more, or grow it"
             )
             plan = replace(plan, notes=(*plan.notes, note))
+        if run.parent and (coarse := coarseness(run.parent.image.size, made.image.size)):
+            plan = replace(plan, notes=(*plan.notes, coarse))
         stats = self._stats(run, plan, macs, len(made.story.predictions) - plan.start, made.own_bytes)
         parent, image = run.parent.id if run.parent else None, made.image
         if original is not None:

@@ -29,6 +29,9 @@ SMALLEST, LARGEST = 64, 2048
 NEAR = 1.5
 """How many times more or fewer pixels than its own size a model takes before a picture is resized for it."""
 
+COARSE = 2.0
+"""How many times larger than its canvas a picture is before its user is told."""
+
 _DEEP, _LEVEL = "I;16", 257
 """The mode with 16 bits, and what one of 256 levels is in it."""
 
@@ -62,13 +65,23 @@ def _turned(picture: Image.Image) -> Image.Image:
 
 
 def canvas_size(size: tuple[int, int], native: int) -> tuple[int, int]:
-    """Width and height that a model of `native` x `native` pixels paints a picture of this size on."""
+    """Width and height that a model of `native` x `native` pixels paints a picture of this size on.
+
+    A picture of about as many pixels is painted as it is; any other is resized as a whole, never tiled, to as many.
+    """
     width, height = size
     fits = not (width % LATENT_FACTOR or height % LATENT_FACTOR) and min(size) >= SMALLEST and max(size) <= LARGEST
     if fits and 1 / NEAR <= width * height / native**2 <= NEAR:
         return size
     scale = native / math.sqrt(width * height)
     return _side(width * scale), _side(height * scale)
+
+
+def coarseness(size: tuple[int, int], canvas: tuple[int, int]) -> str:
+    """What to tell where paint from a canvas is enlarged so much that it shows, or ""."""
+    times = math.sqrt(math.prod(size) / math.prod(canvas))
+    told = f"painted on {canvas[0]}x{canvas[1]} pixels and enlarged {times:.1f} times"
+    return f"{told}; open a part of the picture, or give width and height, for finer paint" if times > COARSE else ""
 
 
 def is_canvas(picture: Image.Image, size: tuple[int, int]) -> bool:

@@ -310,6 +310,16 @@ def test_any_size_comes_back(editor, size):
     assert (np.asarray(result.image)[inside] != np.asarray(picture)[inside]).any()
 
 
+@pytest.mark.parametrize(("size", "told"), [((250, 250), False), ((420, 280), True), ((128, 128), False)])
+def test_coarse_paint_is_told(editor, size, told):
+    """Once the picture is twice as large as what the model paints on; a larger canvas helps."""
+    opened(editor, scene(*size))
+    notes = editor.edit(DOG, mask=BLOBS if size[0] == size[1] else grids(13, 20)["blobs"], growth=1).stats.notes
+    assert any("painted on 160x104 pixels and enlarged 2.7 times; open a part" in note for note in notes) is told
+    opened(editor, scene(*size), width=216, height=144)
+    assert not any("enlarged" in note for note in editor.edit(DOG, mask=grids(18, 27)["square"]).stats.notes)
+
+
 @pytest.mark.parametrize("size", [(128, 128), (100, 50), (500, 260), (5, 3)])
 def test_a_mask_of_the_pictures_own_size(editor, size):
     width, height = size
