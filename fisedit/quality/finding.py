@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice, product
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -110,10 +110,14 @@ def run(
         "classes": table([row for row in every if row["kind"] != ALL], ("kind", "recipe", "edits"), names),
         "rows": every,
         "edits": [
-            edit | {"found": {name: asdict(one) for name, one in by.items()}}
+            edit | {"found": {name: _told(one) for name, one in by.items()}}
             for edit, by in zip(told, found, strict=True)
         ],
     }
+
+
+def _told(found: Found) -> dict[str, Any]:
+    return {name: round(read(found), 4) for name, (read, _) in FIGURES.items()} | {"fell back": found.fell_back}
 
 
 def _drawn(tokenizer: Any, count: int, side: int, seed: int) -> Iterator[Edit]:
