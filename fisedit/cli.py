@@ -1,4 +1,4 @@
-"""The command line: `fisedit generate`, `edit`, `batch`, `demo` and `bench`.
+"""The command line: `fisedit generate`, `edit`, `show`, `batch`, `demo` and `bench`.
 
 Verbs hold no torch, and import what needs it only once their arguments are checked.
 """
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from fisedit import Editor
     from fisedit.batch.pictures import Picture
     from fisedit.editor import Preview
-    from fisedit.history import EditResult
     from fisedit.values import OnStep
 
 _RECIPE = (
@@ -34,6 +33,13 @@ _RECIPE = (
     "height",
     "scheduler",
 )
+_TOGETHER = (
+    {"session", "picture"},
+    {"source_prompt", "picture"},
+    {"session", "source_prompt", "picture"},
+    {"session", "origin"},
+)
+_DIFFERENT = "made again, but not every pixel is the file's: another device or version made it, or it was changed since"
 _INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -65,6 +71,7 @@ def generate(
     local_files_only: opt.LocalFilesOnly = False,
     session: opt.SaveSession = None,
     output: opt.Output = Path("source.png"),
+    metadata: opt.Metadata = True,
     json: opt.Json = False,
 ) -> None:
     """Generate a picture, and a --session to edit it in."""
@@ -75,7 +82,7 @@ def generate(
 
     with console.progress("Generating") as on_step:
         editor = Editor.from_pretrained(model, device=device, dtype=dtype, local_files_only=local_files_only)
-        result = editor.generate(
+        editor.generate(
             prompt,
             seed=seed,
             negative_prompt=negative_prompt,
@@ -87,8 +94,8 @@ def generate(
             on_step=on_step,
         )
     if session is not None:
-        editor.save(session)
-    _deliver(result, output, json=json)
+        editor.save(session, metadata=metadata)
+    _deliver(editor, output, metadata=metadata, json=json)
 
 
 @app.command()
@@ -98,6 +105,7 @@ def edit(
     session: opt.Session = None,
     source_prompt: opt.SourcePrompt = None,
     picture: opt.Picture = None,
+    origin: opt.From = None,
     caption_model: opt.CaptionModel = None,
     inversion: opt.Inversion = "ddim",
     mask: opt.Mask = None,
@@ -123,27 +131,41 @@ def edit(
     dtype: opt.Dtype = None,
     local_files_only: opt.LocalFilesOnly = False,
     output: opt.Output = Path("edit.png"),
+    metadata: opt.Metadata = True,
     json: opt.Json = False,
 ) -> None:
-    """Change a prompt and what it changes: a saved --session's, a --source-prompt's, or a --picture of your own."""
+    """Change a prompt and what it changes: of a saved --session, a --source-prompt, a --picture, or --from a file."""
     _check_source(context)
-    files.image_output(output, mask, protect, picture)
+    files.image_output(output, mask, protect, picture, origin)
     if session is not None:
         files.writable(session)
-    opened = _read_picture(picture)
+    opened = _read_picture(picture or origin)
     areas: dict[str, Any] = {"mask": files.read_mask(mask), "protect": files.read_mask(protect), "grow": grow}
     areas |= {"words": word or (), "instance": instance, "mask_method": mask_method, "probe_steps": probe_steps}
     areas |= {"strength": strength}
     with console.progress("Editing") as on_step:
         editor = _begun(context, opened, on_step)
+        notes = _notes(context, editor, opened)
         if not preview:
-            result = editor.edit(prompt, on_step=on_step, verify=verify, structure=structure, **areas)
+            editor.edit(prompt, on_step=on_step, verify=verify, structure=structure, **areas)
     if preview:
         _show_preview(editor, editor.preview(prompt, **areas), output, json=json)
         return
     if session is not None:
-        editor.save(session)
-    _deliver(result, output, _notes(editor, opened, caption_model), json=json)
+        editor.save(session, metadata=metadata)
+    _deliver(editor, output, notes, metadata=metadata, json=json)
+
+
+@app.command()
+def show(picture: opt.Shown, json: opt.Json = False) -> None:
+    """Print what a picture's file tells of how it was made."""
+    opened = _read_picture(picture)
+    assert opened is not None
+    from fisedit import metadata, origin
+
+    made = metadata.read(opened.image)
+    past = origin.of(made)
+    console.show_making(made if made.parameters else origin.metadata(past), past, json=json)
 
 
 @app.command()
@@ -155,6 +177,7 @@ def demo(
     dtype: opt.Dtype = None,
     local_files_only: opt.LocalFilesOnly = False,
     output: opt.Folder = Path("fisedit-demo"),
+    metadata: opt.Metadata = True,
     json: opt.Json = False,
 ) -> None:
     """Draw, edit twice by changing words, prove that nothing else moved."""
@@ -165,7 +188,7 @@ def demo(
     with console.progress("Demo") as on_step:
         editor = Editor.from_pretrained(model, device=device, dtype=dtype, local_files_only=local_files_only)
         told = story.tell(editor, on_step, seed=seed, num_inference_steps=num_inference_steps)
-    written = story.write(told, output)
+    written = story.write(told, output, editor.metadata if metadata else lambda _: None)
     if json:
         console.show_json(told.as_dict() | {"files": written})
     else:
@@ -198,6 +221,7 @@ def batch(
     negative_prompt: opt.NegativePrompt = "",
     num_inference_steps: opt.Steps = 25,
     guidance_scale: opt.Guidance = 7.5,
+    metadata: opt.Metadata = True,
     model: opt.Model = "demo",
     device: opt.Device = None,
     dtype: opt.Dtype = None,
@@ -207,7 +231,7 @@ def batch(
     """Edit a folder of pictures; stop it anywhere, run it again, and it goes on."""
     job = Job(folder, output, prompt, source_prompt, captions, masks, edits, recursive, image_format, overwrite)
     place = (model, device, dtype, local_files_only)
-    settings = Settings(*place, negative_prompt, num_inference_steps, guidance_scale, timeout)
+    settings = Settings(*place, negative_prompt, num_inference_steps, guidance_scale, timeout, metadata)
     files.page_output(report)
     from fisedit.batch import page, run
 
@@ -373,13 +397,13 @@ def _run(arguments: list[str], *, debug: bool) -> int:
         return console.complain(error)
 
 
-def _deliver(result: EditResult, output: Path, notes: tuple[str, ...] = (), *, json: bool) -> None:
-    """Write a result's image and tell the user, with what there is to know of its file."""
-    files.write_image(result.image, output)
+def _deliver(editor: Editor, output: Path, notes: tuple[str, ...] = (), *, metadata: bool, json: bool) -> None:
+    """Write the current picture and tell the user, with what there is to know of its file."""
+    notes += editor.write(output, metadata=metadata)
     if json:
-        console.show_json(console.as_json(result) | {"output": output, "notes": notes})
+        console.show_json(console.as_json(editor.current) | {"output": output, "notes": notes})
     else:
-        console.show_costs([result])
+        console.show_costs([editor.current])
         for note in notes:
             typer.echo(f"note: {note}")
         typer.echo(f"Written: {output}")
@@ -388,12 +412,16 @@ def _deliver(result: EditResult, output: Path, notes: tuple[str, ...] = (), *, j
 def _check_source(context: typer.Context) -> None:
     """Whether one source is given, and nothing that it would not listen to."""
     typed = _typed(context)
-    if {"session", "source_prompt", "picture"} & typed in (set(), {"session", "source_prompt"}):
+    given = {"session", "source_prompt", "picture", "origin"} & typed
+    if len(given) != 1 and given not in _TOGETHER:
         raise InputError(
-            "give one of --session, --source-prompt and --picture, got both or none; see fisedit edit --help"
+            "give one of --session, --source-prompt, --picture and --from, got several or none; see fisedit edit --help"
         )
     told = [name for name in (*_RECIPE, "model") if name in typed]
-    if "picture" not in typed:
+    if "origin" in typed:
+        if "caption_model" in typed:
+            raise InputError("a picture says itself what it shows; leave --caption-model out, or give it as --picture")
+    elif "picture" not in typed:
         if "session" in typed and told:
             raise InputError(f"a session has its own {', '.join(told)}; leave that out, or start from --source-prompt")
         told = [name for name in ("caption_model", "inversion") if name in typed]
@@ -403,8 +431,8 @@ def _check_source(context: typer.Context) -> None:
         raise InputError("give --source-prompt or --caption-model, got both; the first says what the picture shows")
     elif "scheduler" in typed:
         raise InputError("a picture is opened with the scheduler ddim; leave --scheduler out")
-    elif "session" in typed and (Path(context.params["session"]) / "session.json").exists():
-        raise InputError(f"{context.params['session']} holds a session; leave --picture out to go on with it")
+    if {"session"} < given and (Path(context.params["session"]) / "session.json").exists():
+        raise InputError(f"{context.params['session']} holds a session; give it alone to go on with it")
 
 
 def _read_picture(path: Path | None) -> Picture | None:
@@ -418,10 +446,16 @@ def _read_picture(path: Path | None) -> Picture | None:
     return decode(read_bytes(path), f"picture {path}")
 
 
-def _notes(editor: Editor, opened: Picture | None, caption_model: str | None) -> tuple[str, ...]:
-    """What there is to know of a picture that was opened."""
-    said = (f'taken for "{editor.history[0].prompt}"',) if caption_model else ()
-    return (*opened.notes, *said) if opened else ()
+def _notes(context: typer.Context, editor: Editor, opened: Picture | None) -> tuple[str, ...]:
+    """What there is to know of a picture that was opened, or made again."""
+    said = ""
+    if opened and (context.params["caption_model"] or (context.params["origin"] and editor.history[0].recipe.opened)):
+        said = f'taken for "{editor.history[0].prompt}"'
+    elif opened and context.params["origin"] and not _changes(context):
+        from fisedit.batch.pictures import shows
+
+        said = "made again: every pixel is the file's" if shows(opened, editor.current.image) else _DIFFERENT
+    return (*opened.notes, *filter(None, [said])) if opened else ()
 
 
 def _begun(context: typer.Context, opened: Picture | None, on_step: OnStep) -> Editor:
@@ -432,6 +466,9 @@ def _begun(context: typer.Context, opened: Picture | None, on_step: OnStep) -> E
     place = {name: given[name] for name in ("device", "dtype", "local_files_only")}
     if given["session"] is not None and opened is None:
         return Editor.resume(Path(given["session"]), **place)
+    if given["origin"] is not None and opened is not None:
+        model = given["model"] if "model" in _typed(context) else None
+        return Editor.remake(opened.image, model=model, changes=_changes(context), on_step=on_step, **place)
     editor = Editor.from_pretrained(given["model"], **place)
     recipe = {name: given[name] for name in _RECIPE}
     if opened is None:
@@ -446,6 +483,11 @@ def _begun(context: typer.Context, opened: Picture | None, on_step: OnStep) -> E
         caption = captions.caption(opened.image, given["caption_model"], local_files_only=local)
     editor.open(opened.image, caption, inversion=given["inversion"], on_step=on_step, **recipe)
     return editor
+
+
+def _changes(context: typer.Context) -> dict[str, Any]:
+    """What the user wants otherwise than a picture's file tells it."""
+    return {name: context.params[name] for name in (*_RECIPE, "inversion") if name in _typed(context)}
 
 
 def _typed(context: typer.Context) -> set[str]:

@@ -17,6 +17,8 @@ from fisedit.errors import Cancelled, FisEditError, InputError, ModelError, Sess
 if TYPE_CHECKING:
     from fisedit.batch.values import Outcome, Record
     from fisedit.history import EditResult
+    from fisedit.metadata import Metadata
+    from fisedit.origin import Origin
     from fisedit.values import EditStats, OnStep
 
 _STATUS: tuple[tuple[type[BaseException], str, int], ...] = (
@@ -116,6 +118,19 @@ def show_costs(results: Sequence[EditResult]) -> None:
                 console.print(f"note: {note}", markup=False, highlight=False)
 
 
+def show_making(made: Metadata, past: Origin, *, json: bool) -> None:
+    """Print how a picture was made: the text that web UIs read, then the source and every edit, a row each."""
+    if json:
+        show_json({"parameters": made.parameters, "fisedit": _parsed(made.origin) if made.origin else None})
+        return
+    for line in made.parameters.split("\n"):
+        print(one_line(line))  # noqa: T201
+    if made.origin:
+        source = ("opened" if past.recipe.opened else "generated", past.recipe.prompt, "", "")
+        edits = [("edited", edit.prompt, edit.change, f"{edit.mask.area:.1%}") for edit in past.edits]
+        _show_texts(("", "prompt", "change", "area"), [source, *edits])
+
+
 def show_plan(outcome: Outcome, *, json: bool) -> None:
     """Print what a batch would do, an item a row."""
     if json:
@@ -161,6 +176,10 @@ def _told(outcome: Outcome) -> dict[str, Any]:
     ]
     counts = {str(status): count for status, count in outcome.counts.items()}
     return {"counts": counts, "seconds": outcome.seconds, "notes": outcome.notes, "items": items}
+
+
+def _parsed(text: str) -> object:
+    return json.loads(text) if text else None
 
 
 def _standing(record: Record) -> str:

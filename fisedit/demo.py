@@ -5,6 +5,7 @@ Uses the public face alone, as any program could.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ from fisedit.sheet import overlay, sheet
 
 if TYPE_CHECKING:
     from fisedit import Editor, EditResult
+    from fisedit.metadata import Metadata
     from fisedit.values import OnStep
 
 STORY = ("a cat and a cake on a beach", "a dog and a cake on a beach", "a dog and a castle on a beach")
@@ -69,17 +71,25 @@ def moved_outside(before: EditResult, after: EditResult) -> int:
     return int((changed & outside).sum())
 
 
-def write(demo: Demo, folder: Path) -> list[Path]:
-    """Write a told story's pictures, sheet and figures into `folder`; returns the files, the sheet first."""
+def write(demo: Demo, folder: Path, made: Callable[[EditResult], Metadata | None]) -> list[Path]:
+    """Write a told story's pictures, sheet and figures into `folder`.
+
+    Args:
+        made: what a result's picture tells of its making.
+
+    Returns:
+        The files, the sheet first.
+    """
     source = demo.results[0]
     columns = [(f"source: {source.prompt}", source.image)]
-    pictures = {"0-source.png": source.image}
+    pictures, told = {"0-source.png": source.image}, {"0-source.png": made(source)}
     for number, (before, after) in enumerate(pairwise(demo.results), 1):
         where = overlay(before.image, after.mask.image())
         pictures |= {f"{number}-mask.png": where, f"{number}-edit.png": after.image}
+        told |= {f"{number}-edit.png": made(after)}
         columns += [(f"{after.diff}: {after.mask.area:.0%} may change", where), (after.prompt, after.image)]
     pictures = {"sheet.png": sheet(columns)} | pictures
     for name, picture in pictures.items():
-        files.write_image(picture, folder / name)
+        files.write_image(picture, folder / name, told.get(name))
     files.write_json(demo.as_dict(), folder / "report.json")
     return [folder / name for name in (*pictures, "report.json")]

@@ -5,23 +5,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 
-from fisedit import leaks, masks, session
+from fisedit import leaks, masks, origin, session
 from fisedit.adapters.base import TURN
 from fisedit.attention import text_keys
 from fisedit.costs import Costs, default_growth
 from fisedit.errors import InputError, SessionError
+from fisedit.files import image_output, write_image
 from fisedit.history import EditResult, History
 from fisedit.localise import DEFAULT, THINGS, Search, kept_tokens, narrowed, predict, probes, seed_map, undescribed
 from fisedit.memory import Memory
+from fisedit.metadata import Metadata, read
 from fisedit.models import load
+from fisedit.origin import Origin, PastEdit
 from fisedit.pictures import canvas, canvas_size, coarseness, is_canvas, returned, upright
 from fisedit.profiling import Stopwatch
 from fisedit.recipes import check_prompt, first_step, make_recipe
@@ -99,6 +103,7 @@ class _Plan:
         probes: dense evaluations besides the steps'.
         spent: MACs on top: of such evaluations, of a check, and of a run that it broke off.
         structure: how much of the source's is kept. start: the first step to run.
+        checked: whether the run looks for a leak.
     """
 
     mask: EditMask
@@ -112,6 +117,7 @@ class _Plan:
     start: int = 0
     spent: int = 0
     probes: int = 0
+    checked: bool = False
 
 
 class Editor:
@@ -346,8 +352,28 @@ class Editor:
             text_keys(self._engine.executor.sites, text.embeddings, text.cache)
         return seed_map(self._engine, self._source(run)[0].story, run.recipe, text.cache, run.script)
 
-    def save(self, folder: str | Path) -> None:
+    def metadata(self, result: EditResult | None = None) -> Metadata:
+        """How a result, the current one without it, was made, for its picture's file."""
+        lineage = self.history.lineage((result or self.current).id)
+        return origin.metadata(origin.origin(lineage, self.model, self._dtype, self.pipe.unet.device.type))
+
+    def write(self, path: str | Path, *, metadata: bool = True) -> tuple[str, ...]:
+        """Write the current picture in the format of its file's ending, whole or not at all.
+
+        Args:
+            metadata: tell in the file how it was made, for web UIs to read and for `remake`. An opened picture's own
+                metadata stays either way.
+
+        Returns:
+            What the format could not hold.
+        """
+        return write_image(self.current.image, image_output(Path(path)), self.metadata() if metadata else None)
+
+    def save(self, folder: str | Path, *, metadata: bool = True) -> None:
         """Write the session: pictures, masks, prompts, seeds, lineage, parameters.
+
+        Args:
+            metadata: tell in every picture's file how it was made.
 
         Raises:
             SessionError: there is nothing to save, or the model has no name to load it by again.
@@ -356,7 +382,7 @@ class Editor:
             raise SessionError(
                 "a saved session names its model, and this editor's has no name; use Editor(pipe, model=)"
             )
-        session.save(self.history, Path(folder), self.model, str(self.pipe.unet.dtype).removeprefix("torch."))
+        session.save(self.history, Path(folder), self.model, self._dtype, self.metadata if metadata else lambda _: None)
 
     @classmethod
     def resume(
@@ -378,6 +404,63 @@ class Editor:
         )
         editor.history = session.load(Path(folder), index, editor._diff)  # noqa: SLF001 (its own)
         return editor
+
+    @classmethod
+    def remake(
+        cls,
+        picture: Image,
+        *,
+        model: str | Path | None = None,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        local_files_only: bool = False,
+        changes: Mapping[str, Any] = MappingProxyType({}),
+        on_step: OnStep | None = None,
+    ) -> Self:
+        """Make a picture again as its file tells, source and every edit, so that it can be edited further.
+
+        What was opened, or made by another program, no words can make: it is opened as it is, its prompt being what it
+        shows. With another model or other values every edit finds its own place again, but for masks that were given.
+
+        Args:
+            picture: as Pillow opens it. model: None for the one that it names, if that is on this machine.
+            changes: values to use instead of those told, named as in `generate` or, for what is opened, in `open`.
+            on_step: as there.
+
+        Raises:
+            InputError: the file tells nothing or damaged things, or a change is out of range.
+            ModelError: the model cannot be loaded.
+        """
+        past = origin.of(read(picture))
+        arguments, name = origin.arguments(past, changes), origin.model(past, model)
+        local = local_files_only or model is None  # a picture is no reason to bring a model from the network
+        editor = cls.from_pretrained(name, device=device, dtype=dtype or past.dtype or None, local_files_only=local)
+        if past.recipe.opened:
+            editor.open(picture, on_step=on_step, **arguments)
+            return editor
+        editor.generate(on_step=on_step, **arguments)
+        again = not changes and origin.model_name(editor.model) == past.model
+        for edit in past.edits:
+            editor._again(edit, on_step) if again else editor._anew(edit, past, on_step)  # noqa: SLF001 (its own)
+        return editor
+
+    def _again(self, edit: PastEdit, on_step: OnStep | None) -> EditResult:
+        """An edit just as it was: the same cells at every step."""
+        run = self._run(edit.prompt, on_step)
+        text, dense = self._renderer.text(run), "" if edit.growth else "it ran dense when it was made first"
+        plan = _Plan(edit.mask, edit.growth, dense, text=text, notes=text.notes)
+        return self._edited(run, replace(plan, structure=edit.structure, start=edit.start), verify=edit.checked)
+
+    def _anew(self, edit: PastEdit, past: Origin, on_step: OnStep | None) -> EditResult:
+        """An edit with the same words, in the place that was given, or that they find."""
+        given = edit.mask.source is MaskSource.GIVEN
+        mask = edit.mask.image().resize(self.current.image.size, 0) if given else None
+        strength = 1 - edit.start / past.recipe.num_inference_steps
+        return self.edit(edit.prompt, mask=mask, structure=edit.structure, strength=strength, on_step=on_step)
+
+    @property
+    def _dtype(self) -> str:
+        return str(self.pipe.unet.dtype).removeprefix("torch.")
 
     def _diff(self, old: str, new: str) -> EditScript:
         with TURN:
@@ -459,6 +542,7 @@ class Editor:
             return self._keep(run, plan, self._renderer.dense(run, text, pin, plan.start))
         steps, over = run.recipe.num_inference_steps - plan.start, (source.story, source.decoder)
         check = leaks.check(plan.mask.grid, steps, plan.start) if verify and steps > 1 else None
+        plan = replace(plan, checked=check is not None)
         if check:
             extra = self._costs(run.recipe).check(plan.mask.grid, plan.growth[check.step], check.cells)
             plan = replace(plan, spent=plan.spent + extra)
@@ -485,7 +569,7 @@ class Editor:
         """The plan after a leak: a larger mask, or a dense run."""
         costs = self._costs(run.recipe)
         lost = sum(costs.sparse_step(plan.mask.grid, cells) for cells in plan.growth[plan.start : leak.step + 1])
-        plan = replace(plan, spent=plan.spent + lost)
+        plan = replace(plan, spent=plan.spent + lost, checked=False)
         grown = self._everywhere(run.recipe) if leak.everywhere else replace(plan.mask, grid=leak.grid)
         mask = grown if plan.barred is None else replace(grown, grid=grown.grid & ~plan.barred)
         if leak.everywhere:
@@ -536,6 +620,7 @@ class Editor:
             made.image if image is not made.image else None,
             plan.structure if plan.growth else 0.0,
             plan.start,
+            plan.checked,
         )
         self._memory.put(result.id, made.story, made.decoder, base=parent if plan.growth or plan.start else None)
         return self.history.add(result)
@@ -597,8 +682,9 @@ class Editor:
         text, over = self._renderer.text(run), self._memory.get(parent.id) if parent else None
         grid, start = result.mask.grid, result.start
         if over is not None and result.growth:
-            kept = self._structure(run, result.structure)
-            made = self._renderer.sparse(run, text, over, grid, result.growth, structure=kept, start=start)
+            kept, steps = self._structure(run, result.structure), result.recipe.num_inference_steps - start
+            check = leaks.check(grid, steps, start, passed=True) if result.checked else None
+            made = self._renderer.sparse(run, text, over, grid, result.growth, check, kept, start)
         elif parent is None and result.recipe.opened:
             made = self._renderer.opened(run, text, result.canvas)
         else:

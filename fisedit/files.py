@@ -12,12 +12,16 @@ import warnings
 from collections.abc import Callable, Collection, Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from fisedit.errors import InputError, MaskError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    from fisedit.metadata import Metadata
+
+T = TypeVar("T")
 
 _JPEG = {"format": "JPEG", "quality": 95}
 _TIFF = {"format": "TIFF", "compression": "tiff_adobe_deflate"}
@@ -88,19 +92,25 @@ def writable(folder: Path) -> Path:
         raise InputError(f"output folder must be writable, got {nearest} ({error.strerror}); choose another") from error
 
 
-def write_image(image: Image, path: Path) -> None:
-    """Write an image in the format of its file's ending, with its colour profile, whole or not at all.
+def write_image(image: Image, path: Path, made: Metadata | None = None) -> tuple[str, ...]:
+    """Write an image in the format of its file's ending, with its colour profile and metadata, whole or not at all.
 
     What the format cannot hold is written as a screen shows it: 8-bit sRGB, and in a JPEG over white.
+
+    Args:
+        made: how it was made, to be told as well.
+
+    Returns:
+        What was lost.
     """
-    _write(path, lambda file: _save(image, path.suffix, file))
+    return _write(path, lambda file: _save(image, path.suffix, file, made))
 
 
-def image_bytes(image: Image, suffix: str) -> bytes:
-    """The bytes that `write_image` writes into a file with this ending."""
+def image_bytes(image: Image, suffix: str, made: Metadata | None = None) -> tuple[bytes, tuple[str, ...]]:
+    """The bytes that `write_image` writes into a file with this ending, and what was lost."""
     file = BytesIO()
-    _save(image, suffix, file)
-    return file.getvalue()
+    lost = _save(image, suffix, file, made)
+    return file.getvalue(), lost
 
 
 def holds(suffix: str, image: Image) -> bool:
@@ -165,27 +175,34 @@ def _grey(image: Image) -> Image:
     return image.convert("L")
 
 
-def _save(image: Image, suffix: str, file: IO[bytes]) -> None:
-    options = _FORMATS[suffix.lower()]
+def _save(image: Image, suffix: str, file: IO[bytes], made: Metadata | None) -> tuple[str, ...]:
+    from fisedit import metadata
+
+    options, shown = _FORMATS[suffix.lower()], image
+    lost: tuple[str, ...] = ()
     if not holds(suffix, image):
         from fisedit.pictures import on_screen
 
-        image = on_screen(image, alpha=options["format"] != "JPEG")
-    image.save(file, **options, icc_profile=image.info.get("icc_profile"))
+        shown = on_screen(image, alpha=options["format"] != "JPEG")
+        lost = (f"{suffix} holds no {image.mode}: written as a screen shows it",)
+    told, left = metadata.options(image, options["format"], made or metadata.Metadata())
+    shown.save(file, **{**options, **told}, icc_profile=shown.info.get("icc_profile"))
+    return lost + left
 
 
-def _write(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+def _write(path: Path, write: Callable[[IO[bytes]], T]) -> T:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.stem[:_STEM]}-", suffix=".part", dir=path.parent)
     part = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            write(file)
+            result = write(file)
             file.flush()
             os.fsync(file.fileno())
         part.chmod(0o666 & ~_umask())
         part.replace(path)
         _sync(path.parent)
+        return result
     finally:
         part.unlink(missing_ok=True)
 

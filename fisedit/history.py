@@ -27,6 +27,7 @@ class EditResult:
         painted: what the model works on where that is not `image` itself: a canvas of the recipe's size, RGB.
         structure: how much of the parent's structure was kept, 0 to 1.
         start: so many first steps are the parent's.
+        checked: whether the run looked for a leak, which moves roundings.
     """
 
     id: str
@@ -40,6 +41,7 @@ class EditResult:
     painted: Image | None = None
     structure: float = 0.0
     start: int = 0
+    checked: bool = False
 
     @property
     def canvas(self) -> Image:

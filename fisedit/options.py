@@ -24,6 +24,11 @@ SourcePrompt = Annotated[
 ]
 Picture = Annotated[Path | None, Option(help="Edit this picture: it is inverted first.")]
 Inversion = Annotated[str, Option(help="How a --picture is inverted: ddim, or ddpm.")]
+From = Annotated[
+    Path | None, Option("--from", help="Make this picture again as its file tells, and edit it; see fisedit show.")
+]
+Shown = Annotated[Path, Argument(metavar="PICTURE", help="A picture that fisedit or a web UI wrote.")]
+Metadata = Annotated[bool, Option(help="Tell in the picture's file how it was made.")]
 CaptionModel = Annotated[
     str | None, Option(help="Image-to-text model (BLIP or alike) that says what a --picture shows: a folder or hub id.")
 ]

@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image, ImageCms, ImageOps
 
 from fisedit.errors import InputError
+from fisedit.metadata import kept
 from fisedit.values import LATENT_FACTOR
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ def upright(picture: Image.Image) -> Image.Image:
     """A picture that may be edited: turned as its EXIF says, in a mode that can hold any colour.
 
     L, LA, RGB, RGBA, CMYK and 16-bit grey stay what they are. A palette, or black and white alone, could not hold what
-    is painted: those become RGB or grey of the same colours, and a colour that counts as transparent becomes alpha. Of
-    all metadata the colour profile is kept.
+    is painted: those become RGB or grey of the same colours, and a colour that counts as transparent becomes alpha.
+    Its `info` is what `metadata.kept` keeps.
 
     Raises:
         InputError: not a picture, one of no size, or of numbers that are not 8 or 16-bit levels.
@@ -50,9 +51,8 @@ def upright(picture: Image.Image) -> Image.Image:
         raise InputError(f"picture must be a PIL image, got {type(picture).__name__}; open files with PIL.Image.open")
     if not picture.width or not picture.height:
         raise InputError(f"picture must have pixels, got {picture.width}x{picture.height}")
-    profile = picture.info.get("icc_profile")
-    result = _editable(_turned(picture))
-    result.info = {"icc_profile": profile} if profile else {}
+    info, result = kept(picture), _editable(_turned(picture))
+    result.info = info
     return result
 
 

@@ -18,6 +18,7 @@ from PIL import Image, UnidentifiedImageError
 from fisedit.errors import FisEditError, SessionError
 from fisedit.files import write_image, write_json
 from fisedit.history import EditResult, History
+from fisedit.metadata import Metadata
 from fisedit.pictures import upright
 from fisedit.recipes import make_recipe
 from fisedit.values import LATENT_FACTOR, EditMask, EditScript, EditStats, MaskSource
@@ -26,17 +27,17 @@ VERSION = 1
 _INDEX = "session.json"
 
 
-def save(history: History, folder: Path, model: str, dtype: str) -> None:
+def save(history: History, folder: Path, model: str, dtype: str, made: Callable[[EditResult], Metadata | None]) -> None:
     """Write all results of a session.
 
     Args:
         folder: made if it is not there; files of a former save are replaced one by one.
-        model, dtype: what to load when the session is resumed.
+        model, dtype: what to load when the session is resumed. made: what a picture tells of its making.
     """
     current = history.current.id
     folder.mkdir(parents=True, exist_ok=True)
     for result in history:
-        write_image(result.image, folder / f"{result.id}{_ending(result.image)}")
+        write_image(result.image, folder / f"{result.id}{_ending(result.image)}", made(result))
         if result.painted is not None:
             write_image(result.painted, folder / f"{result.id}.canvas.png")
         write_image(Image.fromarray(result.mask.grid), folder / f"{result.id}.mask.png")
@@ -95,6 +96,7 @@ def _entry(result: EditResult) -> dict[str, Any]:
         "growth": result.growth,
         "structure": result.structure,
         "start": result.start,
+        "checked": result.checked,
         "mask": {"source": result.mask.source, "confidence": result.mask.confidence},
         "stats": result.stats.as_dict(),
     }
@@ -119,7 +121,8 @@ def _result(
     if not 0 <= start < recipe.num_inference_steps:
         raise ValueError(f"start must leave a step to run, got {start}")
     script, stats = diff(before, recipe.prompt), _stats(entry["stats"])
-    return EditResult(name, parent, recipe, image, mask, script, stats, growth, painted, structure, start)
+    checked = bool(entry.get("checked", False))
+    return EditResult(name, parent, recipe, image, mask, script, stats, growth, painted, structure, start, checked)
 
 
 def _stats(entry: dict[str, Any]) -> EditStats:
@@ -137,7 +140,9 @@ def _picture(path: Path, mode: str, size: tuple[int, int]) -> Image.Image:
     with Image.open(path, formats=["PNG"]) as image:
         if image.size != size:
             raise OSError(f"{path.name} must have {size} pixels, got {image.size}")
-        return image.convert(mode)
+        result = image.convert(mode)
+        result.info = {}
+        return result
 
 
 def _original(folder: Path, name: str) -> Image.Image:

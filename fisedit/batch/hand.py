@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
     from fisedit.history import EditResult
+    from fisedit.metadata import Metadata
     from fisedit.values import OnStep
 
 
@@ -154,7 +155,8 @@ class Hand:
         mask = pictures.levels(data, source.result.image.size) if item.mask else None
         source.editor.checkout(source.result.id)
         result = source.editor.edit(item.prompt, mask=mask, on_step=on_step)
-        output, lost = _file(item, source, result)
+        made = source.editor.metadata(result) if self._settings.metadata else None
+        output, lost = _file(item, source, result, made)
         fallback = (f"dense: {result.stats.fallback}",) if result.stats.fallback else ()
         return Made(
             data=output,
@@ -173,7 +175,7 @@ class Hand:
         self._source = None
         data = pictures.read_bytes(item.picture)
         picture = pictures.decode(data)
-        editor = Editor(self._pipe)  # nothing recorded for one picture outlives it; the model is shared
+        editor = Editor(self._pipe, model=self._settings.model)  # what is recorded ends with it; the model is shared
         result = editor.open(
             picture.image,
             item.source_prompt,
@@ -186,11 +188,11 @@ class Hand:
         return self._source
 
 
-def _file(item: Item, source: _Source, result: EditResult) -> tuple[bytes, tuple[str, ...]]:
+def _file(item: Item, source: _Source, result: EditResult, made: Metadata | None) -> tuple[bytes, tuple[str, ...]]:
     """The output's bytes: the input's own where nothing was edited; and what was lost in its format."""
     if result.mask.source is MaskSource.NOWHERE and Path(item.output).suffix.lower() in _OWN[source.picture.format]:
         return source.data, ()
-    return pictures.encode(result.image, item.output)
+    return pictures.encode(result.image, item.output, made)
 
 
 def _area(result: EditResult) -> bytes:

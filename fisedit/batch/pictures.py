@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 
+import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from fisedit import files
+from fisedit import files, metadata
 from fisedit.errors import InputError
+from fisedit.metadata import Metadata
 
 READABLE = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
 MOST_BYTES = 1 << 30
@@ -71,7 +73,10 @@ def decode(data: bytes, what: str = "picture") -> Picture:
                 frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)  # a depth map is no frame
                 image.load()
                 notes = (f"animated: the first of {frames} frames was edited",) if frames > 1 else ()
-                return Picture(image.copy(), image.format or "", notes)
+                whole = image.copy()
+                if image.format == "TIFF":
+                    whole.info["exif"] = metadata.tags(image)
+                return Picture(whole, image.format or "", notes)
         except InputError:
             raise
         except UnidentifiedImageError as error:
@@ -92,11 +97,15 @@ def levels(data: bytes, size: tuple[int, int]) -> Image.Image:
     return light if light.size == size else light.resize(size, Image.Resampling.BOX)
 
 
-def encode(image: Image.Image, name: str) -> tuple[bytes, tuple[str, ...]]:
-    """A file's bytes in the format of its name's ending, and what was lost for it."""
-    suffix = PurePosixPath(name).suffix
-    lost = () if files.holds(suffix, image) else (f"{suffix} holds no {image.mode}: written as a screen shows it",)
-    return files.image_bytes(image, suffix), lost
+def encode(image: Image.Image, name: str, made: Metadata | None = None) -> tuple[bytes, tuple[str, ...]]:
+    """A file's bytes in the format of its name's ending, with how it was made if that is to be told; what was lost."""
+    return files.image_bytes(image, PurePosixPath(name).suffix, made)
+
+
+def shows(picture: Picture, image: Image.Image) -> bool:
+    """Whether a picture is what an image looks like once it is written in the picture's format."""
+    name = {"JPEG": "a.jpg", "WEBP": "a.webp"}.get(picture.format, "a.png")
+    return np.array_equal(np.asarray(decode(encode(image, name)[0]).image), np.asarray(picture.image))
 
 
 def _check_size(image: Image.Image, what: str) -> None:

@@ -62,7 +62,7 @@ class Settings:
     """What every item is edited with; arguments as of `Editor.from_pretrained` and `Editor.open`.
 
     Args:
-        timeout: seconds that one item may take.
+        timeout: seconds that one item may take. metadata: tell in the outputs how they were made.
     """
 
     model: str = "demo"
@@ -73,6 +73,7 @@ class Settings:
     num_inference_steps: int = 25
     guidance_scale: float = 7.5
     timeout: float = 3600.0
+    metadata: bool = True
 
 
 @dataclass(frozen=True)
