@@ -237,11 +237,15 @@ def plain(grey, size=128):
 
 @each_grid
 def test_a_composite_has_no_step_at_the_rim(name):
+<<<<<<< HEAD
     """The difference just outside fades out inside: at the rim the old level, behind `FEATHER` more the new one."""
+=======
+    """The difference just outside fades out inside: at the rim the old level, within `FEATHER` pixels the new one."""
+>>>>>>> parent of 8d8961e (The rim's own pixels are mended whole: a seam shows no more than in a dense edit)
     grid = grids(16, 16)[name]
     mixed = levels(composite(plain(0), plain(240), grid))[..., 0]
     assert (mixed[~pixels_of(grid)] == 0).all()
-    assert mixed[pixels_of(grid)].min() == (240 if grid.all() else 0)
+    assert mixed[pixels_of(grid)].min() >= 240 // (FEATHER + 1)
     assert mixed.max() == 240
 
 
@@ -254,7 +258,7 @@ def test_a_composite_keeps_an_edit_that_fits(name):
 
 
 def test_the_rim_is_as_wide_as_it_says():
-    ramp = [0, *(round(240 * depth / (FEATHER + 1)) for depth in range(FEATHER + 2))]  # the last pixel outside first
+    ramp = [round(240 * depth / (FEATHER + 1)) for depth in range(FEATHER + 2)]  # the last pixel outside first
     across = levels(composite(plain(0, 64), plain(240, 64), grids(8, 8)["row"]))[31:41, 30, 0].tolist()
     assert across[: len(ramp)] == ramp == across[::-1][: len(ramp)] and ramp[-1] == across[4] == 240
     corner = np.zeros((8, 8), bool)
