@@ -17,6 +17,7 @@ from fisedit import console, files
 from fisedit import options as opt
 from fisedit.batch.values import Format, Job, OnError, Settings
 from fisedit.errors import InputError
+from fisedit.heap import keep_freed_memory
 
 if TYPE_CHECKING:
     from fisedit import Editor
@@ -378,6 +379,7 @@ def bench_quality(
 
 def main() -> None:
     """Run the command line. Every error is one line on stderr; a traceback only with --debug."""
+    keep_freed_memory()
     arguments = sys.argv[1:] or ["--help"]
     debug = "--debug" in arguments
     if debug:

@@ -18,6 +18,7 @@ from fisedit.batch.digest import of_bytes
 from fisedit.batch.values import Failed, Item, Made, Settings, one_line
 from fisedit.editor import Editor
 from fisedit.errors import Cancelled, FisEditError, NumericsError
+from fisedit.heap import keep_freed_memory
 from fisedit.values import MaskSource
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Hand:
     """
 
     def __init__(self, settings: Settings) -> None:
+        keep_freed_memory()
         self._settings = settings
         self._home = self._pipe = self._load(settings.device, settings.dtype)
         self._source: _Source | None = None
