@@ -237,11 +237,7 @@ def plain(grey, size=128):
 
 @each_grid
 def test_a_composite_has_no_step_at_the_rim(name):
-<<<<<<< HEAD
-    """The difference just outside fades out inside: at the rim the old level, behind `FEATHER` more the new one."""
-=======
     """The difference just outside fades out inside: at the rim the old level, within `FEATHER` pixels the new one."""
->>>>>>> parent of 8d8961e (The rim's own pixels are mended whole: a seam shows no more than in a dense edit)
     grid = grids(16, 16)[name]
     mixed = levels(composite(plain(0), plain(240), grid))[..., 0]
     assert (mixed[~pixels_of(grid)] == 0).all()
