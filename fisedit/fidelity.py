@@ -6,7 +6,6 @@ the source's after every step. PSNR is taken over the pixels inside the mask alo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import cycle, islice, permutations
 from math import ceil
 from typing import TYPE_CHECKING, Any
@@ -28,19 +27,14 @@ PLACES = ("on a beach", "in the snow", "on the grass", "at sunset")
 AREA = 0.19
 """Share of the picture that the given square masks cover."""
 
-SCHEDULES: dict[str, tuple[int, ...]] = {
-    "default": (),
-    "0": (0,),
-    "1": (1,),
-    "2": (2,),
-    "3": (3,),
-    "4": (4,),
-    "3 then 1": (3, 1),
-    "1 then 3": (1, 3),
-    "1 then 4": (1, 4),
-    "2 then 4": (2, 4),
+SCHEDULES: dict[str, tuple[int, int, float] | None] = {
+    "default": None,
+    **{str(cells): (cells, cells, 1) for cells in range(4)},
+    "3, then 1 from 1/4": (3, 1, 1 / 4),
+    "3, then 1 from 1/2": (3, 1, 1 / 2),
+    "2, then 1 from 1/2": (2, 1, 1 / 2),
 }
-"""Growth in latent cells; two numbers are for the first and the second half of the steps."""
+"""Growth in latent cells, at first and then, and the share of the steps that is at first."""
 
 
 def run(
@@ -75,9 +69,10 @@ def run(
         grid = place(editor, changed)
         case = Case(editor, Edit("swap", prompt, changed), source, story_of(editor, source))
         reference, inside = case.blended(grid), metrics.pixels(grid)
-        for name, halves in SCHEDULES.items():
+        for name, schedule in SCHEDULES.items():
             editor.checkout(source.id)
-            result = editor.edit(changed, mask=grid, growth=spread(halves, num_inference_steps))
+            growth = None if schedule is None else spread(*schedule, num_inference_steps)
+            result = editor.edit(changed, mask=grid, growth=growth)
             psnr[name].append(metrics.psnr(result.image, reference, inside))
             share[name].append(result.stats.macs / result.stats.macs_dense)
     rows = [_row(name, psnr[name], share[name]) for name in SCHEDULES]
@@ -108,12 +103,10 @@ def place(editor: Editor, changed: str) -> BoolGrid:
     return grid
 
 
-def spread(halves: Sequence[int], steps: int) -> tuple[int, ...] | None:
-    """One growth per step from one or two numbers; None, the default, from none."""
-    if not halves:
-        return None
-    first = ceil(steps / 2)
-    return (halves[0],) * first + (halves[-1],) * (steps - first)
+def spread(first: int, then: int, share: float, steps: int) -> tuple[int, ...]:
+    """One growth per step: `first` for a share of them, 0 to 1, `then` for the rest."""
+    changes = ceil(share * steps)
+    return (first,) * changes + (then,) * (steps - changes)
 
 
 def _row(name: str, psnr: list[float], share: list[float]) -> dict[str, Any]:
