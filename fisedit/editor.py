@@ -14,45 +14,38 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
-from fisedit import leaks, masks, origin, session
+from fisedit import leaks, origin, session
 from fisedit.adapters.base import TURN
 from fisedit.attention import text_keys
-from fisedit.costs import Costs, default_growth
 from fisedit.errors import InputError, SessionError
 from fisedit.files import image_output, write_image
 from fisedit.history import EditResult, History
-from fisedit.localise import DEFAULT, THINGS, Search, kept_tokens, narrowed, predict, probes, seed_map, undescribed
+from fisedit.localise import DEFAULT, Search, kept_tokens, seed_map, undescribed
 from fisedit.memory import Memory
 from fisedit.metadata import Metadata, read
 from fisedit.models import load
 from fisedit.origin import Origin, PastEdit
 from fisedit.pictures import canvas, canvas_size, coarseness, is_canvas, returned, upright
+from fisedit.planning import Plan, Planner, Wish
 from fisedit.profiling import Stopwatch
 from fisedit.recipes import check_prompt, first_step, make_recipe
-from fisedit.rendering import Made, Renderer, Run, Text
-from fisedit.source import Engine, Story, Structure, kept_steps
+from fisedit.rendering import Made, Renderer, Run
+from fisedit.source import Engine, Structure, kept_steps
 from fisedit.textdiff import diff
 from fisedit.values import (
     LATENT_FACTOR,
-    EditKind,
     EditMask,
     EditScript,
     EditStats,
     Inversion,
     MaskSource,
     OnStep,
-    Recipe,
 )
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
     from numpy.typing import NDArray
     from PIL.Image import Image
-
-    from fisedit.values import BoolGrid
-
-GROWTH_LIMIT = 64
-"""The most latent cells that a mask, or what is computed around it, may grow by."""
 
 
 HARDLY = 1.0
@@ -82,44 +75,6 @@ class Preview:
         return self.mask.confidence
 
 
-@dataclass(frozen=True, eq=False)
-class _Wish:
-    """Where the user wants an edit, checked: grids [h, w] or None."""
-
-    mask: BoolGrid | None
-    protect: BoolGrid | None
-    grow: int
-    search: Search
-    growth: tuple[int, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class _Plan:
-    """An edit about to run.
-
-    Args:
-        growth: () where it is dense, and `fallback` says why. nothing: why it need not run.
-        barred: cells [h, w] that no mask may take.
-        probes: dense evaluations besides the steps'.
-        spent: MACs on top: of such evaluations, of a check, and of a run that it broke off.
-        structure: how much of the source's is kept. start: the first step to run.
-        checked: whether the run looks for a leak.
-    """
-
-    mask: EditMask
-    growth: tuple[int, ...] = ()
-    fallback: str = ""
-    nothing: str = ""
-    text: Text | None = None
-    notes: tuple[str, ...] = ()
-    barred: BoolGrid | None = None
-    structure: float = 0.0
-    start: int = 0
-    spent: int = 0
-    probes: int = 0
-    checked: bool = False
-
-
 class Editor:
     """Generates a picture and edits it, computing only what the words change.
 
@@ -141,7 +96,7 @@ class Editor:
         self.history = History()
         self._engine = Engine(pipe)
         self._memory = Memory(max_recorded_bytes)
-        self._renderer = Renderer(self._engine)
+        self._renderer, self._planner = Renderer(self._engine), Planner(self._engine)
 
     @classmethod
     def from_pretrained(
@@ -212,7 +167,7 @@ class Editor:
         )
         run = Run(recipe, None, self._diff(prompt, prompt), Stopwatch(), on_step)
         text = self._renderer.text(run)
-        return self._keep(run, self._dense_plan(run, text), self._renderer.dense(run, text))
+        return self._keep(run, self._planner.dense(run, text), self._renderer.dense(run, text))
 
     def edit(
         self,
@@ -255,7 +210,9 @@ class Editor:
         """
         run = self._run(prompt, on_step)
         start = first_step(strength, run.recipe.num_inference_steps)
-        wish = self._wish(run, mask, protect, grow, Search(tuple(words), instance, mask_method, probe_steps), growth)
+        wish = self._planner.wish(
+            run, mask, protect, grow, Search(tuple(words), instance, mask_method, probe_steps), growth
+        )
         plan = self._plan(run, wish)
         if plan.nothing:
             return self._unchanged(run, plan.nothing)
@@ -281,10 +238,12 @@ class Editor:
         """Where `edit` would paint and what it would cost; arguments and errors as there. Nothing is kept, and nothing
         is run but what the mask needs."""
         run = self._run(prompt, None)
-        wish = self._wish(run, mask, protect, grow, Search(tuple(words), instance, mask_method, probe_steps), growth)
+        wish = self._planner.wish(
+            run, mask, protect, grow, Search(tuple(words), instance, mask_method, probe_steps), growth
+        )
         start = first_step(strength, run.recipe.num_inference_steps)
-        plan, costs = replace(self._plan(run, wish), start=start), self._costs(run.recipe)
-        macs = 0 if plan.nothing else plan.spent + _macs(plan, costs)
+        plan, costs = replace(self._plan(run, wish), start=start), self._planner.costs(run.recipe)
+        macs = 0 if plan.nothing else self._planner.macs(plan, run.recipe)
         return Preview(plan.mask, run.script, macs, costs.dense(start), plan.fallback, plan.nothing)
 
     def open(
@@ -335,9 +294,9 @@ class Editor:
         )
         run = Run(recipe, None, self._diff(recipe.prompt, recipe.prompt), Stopwatch(), on_step)
         text, seen = self._renderer.text(run), canvas(original, (recipe.width, recipe.height))
-        plan = self._dense_plan(run, text)
+        plan = self._planner.dense(run, text)
         if recipe.inversion is Inversion.DDIM:  # whose way back begins with one look, of one branch
-            plan = replace(plan, probes=1, spent=self._costs(recipe).dense_step() // self._engine.batch(recipe))
+            plan = replace(plan, probes=1, spent=self._planner.costs(recipe).dense_step() // self._engine.batch(recipe))
         return self._keep(run, plan, self._renderer.opened(run, text, seen), original)
 
     def attention(self, prompt: str) -> NDArray[np.float32]:
@@ -448,7 +407,7 @@ class Editor:
         """An edit just as it was: the same cells at every step."""
         run = self._run(edit.prompt, on_step)
         text, dense = self._renderer.text(run), "" if edit.growth else "it ran dense when it was made first"
-        plan = _Plan(edit.mask, edit.growth, dense, text=text, notes=text.notes)
+        plan = Plan(edit.mask, edit.growth, dense, text=text, notes=text.notes)
         return self._edited(run, replace(plan, structure=edit.structure, start=edit.start), verify=edit.checked)
 
     def _anew(self, edit: PastEdit, past: Origin, on_step: OnStep | None) -> EditResult:
@@ -472,66 +431,17 @@ class Editor:
         recipe = replace(parent.recipe, prompt=check_prompt(prompt))
         return Run(recipe, parent, self._diff(parent.prompt, prompt), Stopwatch(), on_step)
 
-    def _wish(
-        self, run: Run, mask: object, protect: object, grow: int, search: Search, growth: int | Sequence[int] | None
-    ) -> _Wish:
-        """The user's words on where to edit, checked before any work is done."""
-        assert run.parent is not None
-        sizes = run.recipe.height, run.recipe.width, run.parent.image.size
-        wanted, barred = (masks.given(m, *sizes) if m is not None else None for m in (mask, protect))
-        if type(grow) is not int or not -GROWTH_LIMIT <= grow <= GROWTH_LIMIT:
-            raise InputError(f"grow must be latent cells in [-{GROWTH_LIMIT}, {GROWTH_LIMIT}], got {grow!r}")
-        return _Wish(wanted, barred, grow, search, _growth(growth, run.recipe))
-
-    def _plan(self, run: Run, wish: _Wish) -> _Plan:
-        """Where the edit goes and how it will run."""
-        nowhere = EditMask(np.zeros(self._engine.grids(run.recipe)[0], bool), MaskSource.NOWHERE)
-        if run.script.kind is EditKind.IDENTICAL:
-            return _Plan(nowhere, nothing=run.script.reason or "the prompt says the same as before")
-        if wish.mask is not None and not wish.mask.any():
-            return _Plan(nowhere, nothing="the mask is empty")
+    def _plan(self, run: Run, wish: Wish) -> Plan:
+        """Where the edit goes and how it will run; what was recorded is rebuilt for it where it is gone."""
+        if nothing := self._planner.nothing(run, wish):
+            return self._planner.none(run, nothing)
         text = self._renderer.text(run)
         source, rebuilt = self._source(run)
         notes = (f"results rebuilt first, as their features were gone: {rebuilt}",) if rebuilt else ()
-        with run.watch.station("mask"):
-            mask, reason, probed = self._mask(run, wish, source.story, text)
-        if not mask.grid.any():
-            return _Plan(nowhere, nothing="nothing is left of the mask")
-        with run.watch.station("plan"):
-            reason = reason or self._costs(run.recipe).dense_is_cheaper(mask.grid, wish.growth)
-        growth = () if reason else wish.growth
-        spent = self._probing(run, wish.search, probed)
-        return _Plan(mask, growth, reason, "", text, text.notes + notes, wish.protect, spent=spent, probes=probed)
+        plan = self._planner.plan(run, wish, text, source.story)
+        return replace(plan, notes=plan.notes + notes)
 
-    def _mask(self, run: Run, wish: _Wish, source: Story, text: Text) -> tuple[EditMask, str, int]:
-        """The user's mask, or what the words say, never where the user forbids it; why it is everywhere, or ""; and how
-        many dense evaluations were spent on looking."""
-        script = narrowed(run.script, wish.search.words, self._engine) if wish.search.words else run.script
-        reason, probed = "", 0
-        if wish.mask is not None:
-            mask = EditMask(wish.mask, MaskSource.GIVEN)
-        elif script.kind is EditKind.GLOBAL:
-            mask, reason = self._everywhere(run.recipe), f"global edit: {script.reason}"
-        else:
-            mask = predict(self._engine, source, run.recipe, (text.embeddings, text.cache), script, wish.search)
-            probed = probes(script, wish.search)
-            if mask.confidence < masks.LOW_CONFIDENCE:
-                reason = (
-                    f"the words point nowhere in particular (confidence {mask.confidence:.2f}); give a mask to be exact"
-                )
-                mask = replace(self._everywhere(run.recipe), confidence=mask.confidence, heat=mask.heat)
-        grid = mask.grid
-        if wish.grow:
-            grid = masks.grow(grid, wish.grow) if wish.grow > 0 else masks.shrink(grid, -wish.grow)
-        return replace(mask, grid=grid if wish.protect is None else grid & ~wish.protect), reason, probed
-
-    def _probing(self, run: Run, search: Search, calls: int) -> int:
-        """MACs of so many dense evaluations for a mask; "things" runs one branch of the last."""
-        step = self._costs(run.recipe).dense_step()
-        saved = step - step // self._engine.batch(run.recipe) if calls and search.method == THINGS else 0
-        return calls * step - saved
-
-    def _edited(self, run: Run, plan: _Plan, *, verify: bool) -> EditResult:
+    def _edited(self, run: Run, plan: Plan, *, verify: bool) -> EditResult:
         """Run a plan, and once more with a larger mask where the change leaves the first."""
         source, text = self._source(run)[0], plan.text
         assert text is not None
@@ -544,13 +454,13 @@ class Editor:
         check = leaks.check(plan.mask.grid, steps, plan.start) if verify and steps > 1 else None
         plan = replace(plan, checked=check is not None)
         if check:
-            extra = self._costs(run.recipe).check(plan.mask.grid, plan.growth[check.step], check.cells)
+            extra = self._planner.costs(run.recipe).check(plan.mask.grid, plan.growth[check.step], check.cells)
             plan = replace(plan, spent=plan.spent + extra)
         try:
             kept = self._structure(run, plan.structure)
             made = self._renderer.sparse(run, text, over, plan.mask.grid, plan.growth, check, kept, plan.start)
         except leaks.Leak as leak:
-            return self._edited(run, self._grown(run, plan, leak), verify=False)
+            return self._edited(run, self._planner.grown(run, plan, leak), verify=False)
         return self._keep(run, plan, made)
 
     def _structure(self, run: Run, share: float) -> Structure | None:
@@ -558,43 +468,16 @@ class Editor:
         steps = round(share * kept_steps(run.recipe))
         return Structure(steps, kept_tokens(run.script, self._engine)) if steps else None
 
-    def _expected_bytes(self, run: Run, plan: _Plan) -> int:
+    def _expected_bytes(self, run: Run, plan: Plan) -> int:
         """About what a plan's story will take: its share of rows of what the source took."""
         assert run.parent is not None
-        whole, costs = self.history.lineage(run.parent.id)[0].stats.recorded_bytes, self._costs(run.recipe)
+        whole, costs = self.history.lineage(run.parent.id)[0].stats.recorded_bytes, self._planner.costs(run.recipe)
         share = sum(costs.rows(plan.mask.grid, plan.growth)) / sum(costs.sizes) if plan.growth else 1.0
         return round(whole * share)
 
-    def _grown(self, run: Run, plan: _Plan, leak: leaks.Leak) -> _Plan:
-        """The plan after a leak: a larger mask, or a dense run."""
-        costs = self._costs(run.recipe)
-        lost = sum(costs.sparse_step(plan.mask.grid, cells) for cells in plan.growth[plan.start : leak.step + 1])
-        plan = replace(plan, spent=plan.spent + lost, checked=False)
-        grown = self._everywhere(run.recipe) if leak.everywhere else replace(plan.mask, grid=leak.grid)
-        mask = grown if plan.barred is None else replace(grown, grid=grown.grid & ~plan.barred)
-        if leak.everywhere:
-            reason = f"at step {leak.step} the edit changed the picture everywhere"
-            return replace(plan, mask=mask, growth=(), fallback=reason)
-        before = plan.mask.area
-        note = f"the mask was grown from {before:.1%} to {mask.area:.1%}: at step {leak.step} the edit left it"
-        reason = costs.dense_is_cheaper(mask.grid, plan.growth)
-        return replace(
-            plan, mask=mask, growth=() if reason else plan.growth, fallback=reason, notes=(*plan.notes, note)
-        )
-
-    def _dense_plan(self, run: Run, text: Text) -> _Plan:
-        return _Plan(self._everywhere(run.recipe), notes=text.notes)
-
-    def _everywhere(self, recipe: Recipe) -> EditMask:
-        return EditMask(np.ones(self._engine.grids(recipe)[0], bool), MaskSource.EVERYWHERE)
-
-    def _costs(self, recipe: Recipe) -> Costs:
-        return Costs(self._engine, recipe)
-
-    def _keep(self, run: Run, plan: _Plan, made: Made, original: Image | None = None) -> EditResult:
+    def _keep(self, run: Run, plan: Plan, made: Made, original: Image | None = None) -> EditResult:
         """Account for a picture, remember it, and stand on it; `original` is an opened one's, upright."""
-        costs = self._costs(run.recipe)
-        macs = plan.spent + _macs(plan, costs)
+        macs = self._planner.macs(plan, run.recipe)
         if run.parent and (moved := _moved(run.parent.canvas, made.image, plan.mask)) < HARDLY:
             note = (
                 f"the picture hardly changed inside the mask (by {moved:.2f} of 255 in the mean); say more, or grow it"
@@ -629,7 +512,7 @@ class Editor:
         """The parent's picture, byte for byte, without a UNet call; and its prompt, for that is what it shows."""
         assert run.parent is not None
         mask = EditMask(np.zeros_like(run.parent.mask.grid), MaskSource.NOWHERE)
-        stats = self._stats(run, _Plan(mask, notes=(f"nothing was edited: {why}",)), 0, 0, 0)
+        stats = self._stats(run, Plan(mask, notes=(f"nothing was edited: {why}",)), 0, 0, 0)
         result = EditResult(
             self.history.next_id(),
             run.parent.id,
@@ -643,8 +526,8 @@ class Editor:
         self._memory.share(run.parent.id, result.id)
         return self.history.add(result)
 
-    def _stats(self, run: Run, plan: _Plan, macs: int, steps: int, held: int) -> EditStats:
-        costs, growth = self._costs(run.recipe), plan.growth
+    def _stats(self, run: Run, plan: Plan, macs: int, steps: int, held: int) -> EditStats:
+        costs, growth = self._planner.costs(run.recipe), plan.growth
         return EditStats(
             mask_area=plan.mask.area,
             mask_source=plan.mask.source,
@@ -692,26 +575,8 @@ class Editor:
         self._memory.put(result.id, made.story, made.decoder, base=result.parent if result.growth or start else None)
 
 
-def _macs(plan: _Plan, costs: Costs) -> int:
-    """Multiply-accumulates of a plan's run."""
-    grid, growth, start = plan.mask.grid, plan.growth, plan.start
-    return costs.sparse(grid, growth, start) if growth else costs.dense(start)
-
-
 def _moved(before: Image, after: Image, mask: EditMask) -> float:
     """Mean absolute difference of the pixels inside a mask, 0 to 255."""
     inside = np.asarray(mask.image(), bool)
     old, new = (np.asarray(picture.convert("RGB"), np.float32)[inside] for picture in (before, after))
     return float(np.abs(old - new).mean())
-
-
-def _growth(growth: int | Sequence[int] | None, recipe: Recipe) -> tuple[int, ...]:
-    steps = recipe.num_inference_steps
-    if growth is None:
-        return default_growth(steps)
-    widths = tuple(growth) if isinstance(growth, Sequence) else (growth,) * steps
-    if len(widths) != steps or not all(type(w) is int and 0 <= w <= GROWTH_LIMIT for w in widths):
-        raise InputError(
-            f"growth must be one number of latent cells in [0, {GROWTH_LIMIT}], or {steps} of them, got {growth!r}"
-        )
-    return widths

@@ -21,7 +21,7 @@ LAYERS = (
     "boxes cache heat judge masks plan profiling schedule textdiff things weighting",
     "sparse_kernels",
     "adapters attention decode executor layers preview",
-    "costs editor history inversion leaks localise memory rendering session source",
+    "costs editor history inversion leaks localise memory planning rendering session source",
     "batch",
     "sheet options console captions demo benchmark fidelity quality cli __main__",
 )

@@ -183,7 +183,7 @@ def test_change_everywhere_has_no_mask():
 
 def small(monkeypatch, grid):
     mask = EditMask(grid, MaskSource.ATTENTION, 1.0)
-    monkeypatch.setattr("fisedit.editor.predict", lambda *_: mask)
+    monkeypatch.setattr("fisedit.planning.predict", lambda *_: mask)
     return mask
 
 

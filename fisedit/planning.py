@@ -1,0 +1,183 @@
+"""Where an edit goes and how it will run: what the user wants and what the words say become a plan.
+
+Spends no UNet call but those that look for a mask; keeps nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fisedit import masks
+from fisedit.costs import Costs, default_growth
+from fisedit.errors import InputError
+from fisedit.localise import THINGS, Search, narrowed, predict, probes
+from fisedit.values import EditKind, EditMask, MaskSource, Recipe
+
+if TYPE_CHECKING:
+    from fisedit.leaks import Leak
+    from fisedit.rendering import Run, Text
+    from fisedit.source import Engine, Story
+    from fisedit.values import BoolGrid
+
+GROWTH_LIMIT = 64
+"""The most latent cells that a mask, or what is computed around it, may grow by."""
+
+
+@dataclass(frozen=True, eq=False)
+class Wish:
+    """Where the user wants an edit, checked: grids [h, w] or None."""
+
+    mask: BoolGrid | None
+    protect: BoolGrid | None
+    grow: int
+    search: Search
+    growth: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """An edit about to run.
+
+    Args:
+        growth: () where it is dense, and `fallback` says why. nothing: why it need not run.
+        barred: cells [h, w] that no mask may take.
+        probes: dense evaluations besides the steps'.
+        spent: MACs on top: of such evaluations, of a check, and of a run that it broke off.
+        structure: how much of the source's is kept. start: the first step to run.
+        checked: whether the run looks for a leak.
+    """
+
+    mask: EditMask
+    growth: tuple[int, ...] = ()
+    fallback: str = ""
+    nothing: str = ""
+    text: Text | None = None
+    notes: tuple[str, ...] = ()
+    barred: BoolGrid | None = None
+    structure: float = 0.0
+    start: int = 0
+    spent: int = 0
+    probes: int = 0
+    checked: bool = False
+
+
+class Planner:
+    """Plans on one engine; stateless between calls.
+
+    Args:
+        engine: whose costs count, and whose attention is read.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def wish(
+        self, run: Run, mask: object, protect: object, grow: int, search: Search, growth: int | Sequence[int] | None
+    ) -> Wish:
+        """The user's words on where to edit, checked before any work is done."""
+        assert run.parent is not None
+        sizes = run.recipe.height, run.recipe.width, run.parent.image.size
+        wanted, barred = (masks.given(m, *sizes) if m is not None else None for m in (mask, protect))
+        if type(grow) is not int or not -GROWTH_LIMIT <= grow <= GROWTH_LIMIT:
+            raise InputError(f"grow must be latent cells in [-{GROWTH_LIMIT}, {GROWTH_LIMIT}], got {grow!r}")
+        return Wish(wanted, barred, grow, search, _widths(growth, run.recipe))
+
+    def nothing(self, run: Run, wish: Wish) -> str:
+        """Why an edit need not run, or ""."""
+        if run.script.kind is EditKind.IDENTICAL:
+            return run.script.reason or "the prompt says the same as before"
+        return "" if wish.mask is None or wish.mask.any() else "the mask is empty"
+
+    def plan(self, run: Run, wish: Wish, text: Text, source: Story) -> Plan:
+        """The plan of an edit over its source's story; `nothing` was asked before."""
+        with run.watch.station("mask"):
+            mask, reason, probed = self._mask(run, wish, source, text)
+        if not mask.grid.any():
+            return self.none(run, "nothing is left of the mask")
+        with run.watch.station("plan"):
+            reason = reason or self.costs(run.recipe).dense_is_cheaper(mask.grid, wish.growth)
+        growth = () if reason else wish.growth
+        spent = self._probing(run, wish.search, probed)
+        return Plan(mask, growth, reason, "", text, text.notes, wish.protect, spent=spent, probes=probed)
+
+    def none(self, run: Run, why: str) -> Plan:
+        """The plan of an edit that need not run."""
+        return Plan(EditMask(np.zeros(self._engine.grids(run.recipe)[0], bool), MaskSource.NOWHERE), nothing=why)
+
+    def _mask(self, run: Run, wish: Wish, source: Story, text: Text) -> tuple[EditMask, str, int]:
+        """The user's mask, or what the words say, never where the user forbids it; why it is everywhere, or ""; and how
+        many dense evaluations were spent on looking."""
+        script = narrowed(run.script, wish.search.words, self._engine) if wish.search.words else run.script
+        reason, probed = "", 0
+        if wish.mask is not None:
+            mask = EditMask(wish.mask, MaskSource.GIVEN)
+        elif script.kind is EditKind.GLOBAL:
+            mask, reason = self.everywhere(run.recipe), f"global edit: {script.reason}"
+        else:
+            mask = predict(self._engine, source, run.recipe, (text.embeddings, text.cache), script, wish.search)
+            probed = probes(script, wish.search)
+            if mask.confidence < masks.LOW_CONFIDENCE:
+                reason = (
+                    f"the words point nowhere in particular (confidence {mask.confidence:.2f}); give a mask to be exact"
+                )
+                mask = replace(self.everywhere(run.recipe), confidence=mask.confidence, heat=mask.heat)
+        grid = mask.grid
+        if wish.grow:
+            grid = masks.grow(grid, wish.grow) if wish.grow > 0 else masks.shrink(grid, -wish.grow)
+        return replace(mask, grid=grid if wish.protect is None else grid & ~wish.protect), reason, probed
+
+    def _probing(self, run: Run, search: Search, calls: int) -> int:
+        """MACs of so many dense evaluations for a mask; "things" runs one branch of the last."""
+        step = self.costs(run.recipe).dense_step()
+        saved = step - step // self._engine.batch(run.recipe) if calls and search.method == THINGS else 0
+        return calls * step - saved
+
+    def grown(self, run: Run, plan: Plan, leak: Leak) -> Plan:
+        """The plan after a leak: a larger mask, or a dense run."""
+        costs = self.costs(run.recipe)
+        lost = sum(costs.sparse_step(plan.mask.grid, cells) for cells in plan.growth[plan.start : leak.step + 1])
+        plan = replace(plan, spent=plan.spent + lost, checked=False)
+        grown = self.everywhere(run.recipe) if leak.everywhere else replace(plan.mask, grid=leak.grid)
+        mask = grown if plan.barred is None else replace(grown, grid=grown.grid & ~plan.barred)
+        if leak.everywhere:
+            reason = f"at step {leak.step} the edit changed the picture everywhere"
+            return replace(plan, mask=mask, growth=(), fallback=reason)
+        before = plan.mask.area
+        note = f"the mask was grown from {before:.1%} to {mask.area:.1%}: at step {leak.step} the edit left it"
+        reason = costs.dense_is_cheaper(mask.grid, plan.growth)
+        return replace(
+            plan, mask=mask, growth=() if reason else plan.growth, fallback=reason, notes=(*plan.notes, note)
+        )
+
+    def dense(self, run: Run, text: Text) -> Plan:
+        """The plan of a dense run."""
+        return Plan(self.everywhere(run.recipe), notes=text.notes)
+
+    def everywhere(self, recipe: Recipe) -> EditMask:
+        """The mask of all latent cells."""
+        return EditMask(np.ones(self._engine.grids(recipe)[0], bool), MaskSource.EVERYWHERE)
+
+    def costs(self, recipe: Recipe) -> Costs:
+        """Prices of a recipe."""
+        return Costs(self._engine, recipe)
+
+    def macs(self, plan: Plan, recipe: Recipe) -> int:
+        """Multiply-accumulates of a plan's run, what looking took included."""
+        grid, growth, start, costs = plan.mask.grid, plan.growth, plan.start, self.costs(recipe)
+        return plan.spent + (costs.sparse(grid, growth, start) if growth else costs.dense(start))
+
+
+def _widths(growth: int | Sequence[int] | None, recipe: Recipe) -> tuple[int, ...]:
+    steps = recipe.num_inference_steps
+    if growth is None:
+        return default_growth(steps)
+    widths = tuple(growth) if isinstance(growth, Sequence) else (growth,) * steps
+    if len(widths) != steps or not all(type(w) is int and 0 <= w <= GROWTH_LIMIT for w in widths):
+        raise InputError(
+            f"growth must be one number of latent cells in [0, {GROWTH_LIMIT}], or {steps} of them, got {growth!r}"
+        )
+    return widths
