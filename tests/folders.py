@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -38,15 +40,24 @@ def half(path: Path, size: tuple[int, int] = (64, 64)) -> Path:
 
 def tree(folder: Path) -> dict[str, str]:
     """Every file of a folder but the journal, with its SHA-256."""
-    found = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
-    return {
-        str(name): hashlib.sha256(path.read_bytes()).hexdigest() for name, path in found.items() if name.name != JOURNAL
-    }
+    return _digests(folder, lambda path: path.name != JOURNAL)
 
 
 def whole(folder: Path) -> dict[str, str]:
     """The same without the unfinished files that a kill may leave, which the next run removes."""
-    return {name: digest for name, digest in tree(folder).items() if not name.endswith(".part")}
+    return _digests(folder, lambda path: path.name != JOURNAL and path.suffix != ".part")
+
+
+def _digests(folder: Path, wanted: Callable[[Path], bool]) -> dict[str, str]:
+    """Name -> SHA-256 of the wanted files; the others are not opened, for a run may be writing them."""
+    found = [path for path in folder.rglob("*") if wanted(path) and path.is_file()]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+
+
+def claims(png: bytes, side: int) -> bytes:
+    """A PNG whose header says that it has so many pixels across and down, with the right check sum."""
+    header = png[12:16] + side.to_bytes(4, "big") * 2 + png[24:29]
+    return png[:12] + header + zlib.crc32(header).to_bytes(4, "big") + png[33:]
 
 
 def lines(folder: Path) -> list[dict]:

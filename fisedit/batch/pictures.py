@@ -81,7 +81,9 @@ def decode(data: bytes, what: str = "picture") -> Picture:
             raise
         except UnidentifiedImageError as error:
             raise InputError(f"{what} must be a {', '.join(READABLE)} image, got something else") from error
-        except (Image.DecompressionBombError, *_DAMAGED) as error:
+        except Image.DecompressionBombError as error:
+            raise _too_large(what, "many more") from error
+        except _DAMAGED as error:
             raise InputError(f"{what} must be whole, got a damaged file ({error}); restore it from a copy") from error
 
 
@@ -110,8 +112,12 @@ def shows(picture: Picture, image: Image.Image) -> bool:
 
 def _check_size(image: Image.Image, what: str) -> None:
     if image.width * image.height > MOST_PIXELS:
-        limit = f"{MOST_PIXELS // 10**6} million pixels"
-        raise InputError(f"{what} must have at most {limit}, got {image.width}x{image.height}; make it smaller")
+        raise _too_large(what, f"{image.width}x{image.height}")
+
+
+def _too_large(what: str, got: str) -> InputError:
+    limit = f"{MOST_PIXELS // 10**6} million pixels"
+    return InputError(f"{what} must have at most {limit}, got {got}; make it smaller")
 
 
 def _shallow(image: Image.Image) -> Image.Image:

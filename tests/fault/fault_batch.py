@@ -29,7 +29,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from safetensors.torch import load_file, save_file
 
-from tests.folders import JOURNAL, half, lines, picture, pictures, tree, whole
+from tests.folders import JOURNAL, claims, half, lines, picture, pictures, tree, whole
 
 SAID = ("--prompt", "a dog and a cake on a beach", "--source-prompt", "a cat and a cake on a beach")
 ITEMS = 8
@@ -424,9 +424,9 @@ SPOILT: Mapping[str, tuple[Callable[[bytes], bytes], str]] = {
     "head.png": (lambda good: good[:20], ""),
     "tenth.png": (lambda good: good[: len(good) // 10], "damaged"),
     "half.png": (lambda good: good[: len(good) // 2], "damaged"),
-    "half.jpg": (lambda good: as_jpeg(good)[: len(good) // 4], "damaged"),
+    "half.jpg": (lambda good: as_jpeg(good)[:3000], "damaged"),
     "flipped.png": (lambda good: good[:60] + bytes(byte ^ 255 for byte in good[60:200]) + good[200:], "damaged"),
-    "bomb.png": (lambda good: good[:16] + (100_000).to_bytes(4, "big") * 2 + good[24:], "pixels"),
+    "bomb.png": (lambda good: claims(good, 100_000), "64 million pixels"),
     "large.png": (large, "64 million pixels"),
     "zipped.png": (zipped, "damaged"),
 }
