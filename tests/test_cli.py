@@ -58,8 +58,8 @@ class TestUsage:
         fisedit(*arguments).refused("usage", "see fisedit --help")
 
     def test_a_session_or_a_source(self, fisedit):
-        fisedit("edit", "--prompt", "a dog").refused("input", "--session", "--source-prompt")
-        fisedit("edit", "--prompt", "a dog", "--session", "s", "--source-prompt", "a cat").refused("input", "both")
+        fisedit("edit", "--prompt", "a dog").refused("input", "--session", "--source-prompt", "got several or none")
+        fisedit("edit", "--prompt", "a dog", "--session", "s", "--source-prompt", "a cat").refused("input", "several")
 
     def test_a_session_has_its_own_recipe(self, fisedit):
         words = ["--prompt", "a dog", "--session", "s", "--seed", "7", "--model", "demo"]

@@ -141,7 +141,7 @@ BROKEN = {
     "EPS": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "got something else"),
     "cut": (png()[:900], "got a damaged file"),
     "large": (bomb(12_000), "at most 64 million pixels, got 12000x12000"),
-    "bomb": (bomb(100_000), "exceeds limit"),
+    "bomb": (bomb(100_000), "at most 64 million pixels, got many more"),
 }
 
 
