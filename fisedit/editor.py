@@ -21,6 +21,7 @@ from fisedit.errors import InputError, SessionError
 from fisedit.files import image_output, write_image
 from fisedit.history import EditResult, History
 from fisedit.localise import DEFAULT, Search, kept_tokens, seed_map, undescribed
+from fisedit.masks import pieces
 from fisedit.memory import Memory
 from fisedit.metadata import Metadata, read
 from fisedit.models import load
@@ -74,6 +75,11 @@ class Preview:
         """How well the attention separated inside from outside, 0 to 1."""
         return self.mask.confidence
 
+    @property
+    def pieces(self) -> int:
+        """Connected pieces of the mask, which `instance` counts."""
+        return pieces(self.mask.grid)
+
 
 class Editor:
     """Generates a picture and edits it, computing only what the words change.
@@ -94,6 +100,7 @@ class Editor:
         self.pipe = pipe
         self.model = model
         self.history = History()
+        self._saved: tuple[Path, frozenset[str]] | None = None
         self._engine = Engine(pipe)
         self._memory = Memory(max_recorded_bytes)
         self._renderer, self._planner = Renderer(self._engine), Planner(self._engine)
@@ -106,11 +113,31 @@ class Editor:
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         local_files_only: bool = False,
+        max_recorded_bytes: int | None = None,
     ) -> Self:
         """Load a model: "demo", a diffusers folder, a hub id or a .safetensors file. See `fisedit.models.load`."""
         pipe = load(model, device=device, dtype=dtype, local_files_only=local_files_only)
         path = Path(model).expanduser()
-        return cls(pipe, model=str(path.resolve()) if path.exists() and model != "demo" else str(model))
+        name = str(path.resolve()) if path.exists() and model != "demo" else str(model)
+        return cls(pipe, model=name, max_recorded_bytes=max_recorded_bytes)
+
+    def beside(self) -> Self:
+        """Another editor over the same model, with a history and memory of its own."""
+        return type(self)(self.pipe, model=self.model, max_recorded_bytes=self._memory.max_bytes)
+
+    @property
+    def max_recorded_bytes(self) -> int:
+        """Bytes of recorded features beyond which the least recently used are dropped."""
+        return self._memory.max_bytes
+
+    @property
+    def recorded_bytes(self) -> int:
+        """Bytes of recorded features that are kept now."""
+        return self._memory.bytes
+
+    def forget(self) -> None:
+        """Drop all recorded features; an edit that needs them rebuilds them. Pictures stay."""
+        self._memory = Memory(self._memory.max_bytes)
 
     @property
     def current(self) -> EditResult:
@@ -128,6 +155,20 @@ class Editor:
     def checkout(self, result_id: str) -> EditResult:
         """Stand on any result; the next edit branches there. Raises SessionError for an unknown id."""
         return self.history.checkout(result_id)
+
+    def delete(self, result_id: str) -> tuple[str, ...]:
+        """Remove a result and all edits that began there; who stood on one of them stands on its parent, or on the
+        newest result where it was a source. Ids are never given again.
+
+        Returns:
+            The ids that are gone.
+
+        Raises:
+            SessionError: an unknown id.
+        """
+        gone = self.history.delete(result_id)
+        self._memory.drop(gone)
+        return gone
 
     def generate(
         self,
@@ -246,6 +287,25 @@ class Editor:
         macs = 0 if plan.nothing else self._planner.macs(plan, run.recipe)
         return Preview(plan.mask, run.script, macs, costs.dense(start), plan.fallback, plan.nothing)
 
+    def dense(self, result_id: str, on_step: OnStep | None = None) -> tuple[Image, float]:
+        """What a dense run makes of a result's prompt, seed and settings, and how long it takes; nothing is kept.
+
+        Args:
+            on_step: called before every step with (i, n, preview); may raise `Cancelled`.
+
+        Returns:
+            A picture of the recipe's size, and seconds from prompt to picture.
+
+        Raises:
+            SessionError: no such result.
+        """
+        result = self.history.find(result_id)
+        run = Run(result.recipe, result, result.diff, Stopwatch(), on_step)
+        source = self._source(run)[0].story
+        run = replace(run, watch=Stopwatch())
+        picture = self._renderer.plain(run, self._renderer.text(run), source)
+        return picture, run.watch.done()["total"]
+
     def open(
         self,
         picture: Image,
@@ -341,7 +401,12 @@ class Editor:
             raise SessionError(
                 "a saved session names its model, and this editor's has no name; use Editor(pipe, model=)"
             )
-        session.save(self.history, Path(folder), self.model, self._dtype, self.metadata if metadata else lambda _: None)
+        place = Path(folder).resolve()
+        before = self._saved[1] if self._saved and self._saved[0] == place else frozenset()
+        session.save(
+            self.history, place, self.model, self._dtype, self.metadata if metadata else lambda _: None, before
+        )
+        self._saved = place, frozenset(result.id for result in self.history)
 
     @classmethod
     def resume(
@@ -361,8 +426,21 @@ class Editor:
         editor = cls.from_pretrained(
             index["model"], device=device, dtype=dtype or index["dtype"], local_files_only=local_files_only
         )
-        editor.history = session.load(Path(folder), index, editor._diff)  # noqa: SLF001 (its own)
+        editor.load(folder)
         return editor
+
+    def load(self, folder: str | Path) -> None:
+        """Take up a saved session of this editor's model, instead of what is here.
+
+        Raises:
+            SessionError: no session there, a damaged one, or another model's. The editor is as it was then.
+        """
+        index = session.read_index(Path(folder))
+        if index["model"] != self.model:
+            raise SessionError(f"the session is of the model {index['model']!r}, got {self.model!r}; start that one")
+        history = session.load(Path(folder), index, self._diff)
+        self.forget()
+        self.history, self._saved = history, (Path(folder).resolve(), frozenset(result.id for result in history))
 
     @classmethod
     def remake(

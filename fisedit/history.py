@@ -61,6 +61,7 @@ class History(Sequence[EditResult]):
         self._results: dict[str, EditResult] = {}
         self._visited: dict[str, str] = {}  # parent -> the child that was current last
         self._current: str | None = None
+        self._next = 0
 
     @property
     def current(self) -> EditResult:
@@ -74,13 +75,20 @@ class History(Sequence[EditResult]):
         return self._results[self._current]
 
     def next_id(self) -> str:
-        """The id of the next result."""
-        return str(len(self._results))
+        """The id of the next result; no id comes twice, whatever is deleted."""
+        return str(self._next)
 
     def add(self, result: EditResult) -> EditResult:
         """Append a result and stand on it."""
         self._results[result.id] = result
+        self._next = max(self._next, int(result.id) + 1)
         return self.checkout(result.id)
+
+    def find(self, result_id: str) -> EditResult:
+        """A result. Raises SessionError where there is no such."""
+        if result_id not in self._results:
+            raise SessionError(f"no result {result_id!r} in this session; it has {', '.join(self._results) or 'none'}")
+        return self._results[result_id]
 
     def checkout(self, result_id: str) -> EditResult:
         """Stand on a result; the next edit branches from there.
@@ -88,14 +96,34 @@ class History(Sequence[EditResult]):
         Raises:
             SessionError: no such result.
         """
-        if result_id not in self._results:
-            raise SessionError(f"no result {result_id!r} in this session; it has {', '.join(self._results) or 'none'}")
-        result = self._results[result_id]
+        result = self.find(result_id)
         self._current = result_id
         while result.parent is not None:
             self._visited[result.parent] = result.id
             result = self._results[result.parent]
         return self.current
+
+    def delete(self, result_id: str) -> tuple[str, ...]:
+        """Remove a result and all that was made from it; stand on its parent where the current one is gone.
+
+        Returns:
+            The ids that are gone.
+
+        Raises:
+            SessionError: no such result.
+        """
+        here, parent = self.current.id, self.checkout(result_id).parent
+        gone: list[str] = []
+        for result in self:  # parents come before their children
+            if result.id == result_id or result.parent in gone:
+                gone.append(result.id)
+        for name in gone:
+            del self._results[name]
+            self._visited.pop(name, None)
+        self._visited = {name: child for name, child in self._visited.items() if child not in gone}
+        stays = here if here not in gone else parent if parent is not None else next(reversed(self._results), None)
+        self._current = None if stays is None else self.checkout(stays).id
+        return tuple(gone)
 
     def undo(self) -> EditResult:
         """Stand on the parent. Raises SessionError at a source."""

@@ -194,6 +194,13 @@ def instance(grid: BoolGrid, index: int) -> BoolGrid:
     return np.asarray(labels == order[index] + 1)
 
 
+def pieces(grid: BoolGrid) -> int:
+    """How many connected pieces a grid [h, w] has, diagonals connecting."""
+    from scipy.ndimage import label
+
+    return int(label(grid, np.ones((3, 3), int))[1])
+
+
 def boxed(grid: BoolGrid) -> BoolGrid:
     """The upright box around every connected piece of a grid [h, w], diagonals connecting."""
     from scipy.ndimage import find_objects, label

@@ -7,6 +7,7 @@ how a story is made.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 from fisedit.decode import DecoderRecord
 from fisedit.source import Story
@@ -16,7 +17,7 @@ class Memory:
     """What was recorded, least recently used first out."""
 
     def __init__(self, max_bytes: int | None = None) -> None:
-        self._max_bytes = _half_of_memory() if max_bytes is None else max_bytes
+        self.max_bytes = _half_of_memory() if max_bytes is None else max_bytes
         self._kept: dict[str, tuple[Story, DecoderRecord]] = {}
         self._under: dict[str, str | None] = {}  # result -> the result its story lies over
 
@@ -48,9 +49,15 @@ class Memory:
         stories = {id(story): (story, decoder) for story, decoder in self._kept.values()}
         return sum(story.own_bytes + decoder.own_bytes for story, decoder in stories.values())
 
+    def drop(self, keys: Iterable[str]) -> None:
+        """Drop results and what lies over them: a story goes with all that needs it."""
+        for key in keys:
+            self._kept.pop(key, None)
+            self._under.pop(key, None)
+
     def make_room(self, size: int, keep: str) -> None:
         """Drop what was used least until so many bytes more fit; `keep` and what it lies over stay."""
-        while self.bytes + size > self._max_bytes:
+        while self.bytes + size > self.max_bytes:
             beneath = {self._under[key] for key in self._kept}
             oldest = next((key for key in self._kept if key not in beneath and key != keep), None)
             if oldest is None:

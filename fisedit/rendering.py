@@ -95,6 +95,14 @@ class Renderer:
                 image = composite(run.parent.canvas, image, pin[0])
             return Made(story, image, decoder)
 
+    def plain(self, run: Run, text: Text, source: Story) -> Image:
+        """What a dense run makes from where a story begins, nothing recorded."""
+        steps = run.recipe.num_inference_steps
+        with run.watch.station("denoise"):
+            latents = self.engine.sample(run.recipe, text.embeddings, source, steps, self._watch(run))[-1]
+        with run.watch.station("decode"), torch.inference_mode():
+            return decode(self.engine.pipe.vae, latents)[0]
+
     def sparse(
         self,
         run: Run,

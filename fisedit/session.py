@@ -7,7 +7,7 @@ and the JSON comes last, so a session that can be read is complete. Knows result
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,22 +27,35 @@ VERSION = 1
 _INDEX = "session.json"
 
 
-def save(history: History, folder: Path, model: str, dtype: str, made: Callable[[EditResult], Metadata | None]) -> None:
+def save(
+    history: History,
+    folder: Path,
+    model: str,
+    dtype: str,
+    made: Callable[[EditResult], Metadata | None],
+    before: Collection[str] = (),
+) -> None:
     """Write all results of a session.
 
     Args:
         folder: made if it is not there; files of a former save are replaced one by one.
         model, dtype: what to load when the session is resumed. made: what a picture tells of its making.
+        before: ids of the results that this session wrote there before; those that it has no more are removed.
     """
     current = history.current.id
     folder.mkdir(parents=True, exist_ok=True)
     for result in history:
+        if result.id in before:
+            continue
         write_image(result.image, folder / f"{result.id}{_ending(result.image)}", made(result))
         if result.painted is not None:
             write_image(result.painted, folder / f"{result.id}.canvas.png")
         write_image(Image.fromarray(result.mask.grid), folder / f"{result.id}.mask.png")
     index = {"version": VERSION, "model": model, "dtype": dtype, "current": current}
     write_json(index | {"results": [_entry(result) for result in history]}, folder / _INDEX)
+    for name in set(before) - {result.id for result in history}:
+        for ending in (".png", ".tif", ".canvas.png", ".mask.png"):
+            (folder / f"{name}{ending}").unlink(missing_ok=True)
 
 
 def read_index(folder: Path) -> dict[str, Any]:

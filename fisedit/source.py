@@ -255,10 +255,14 @@ class Engine:
         return kept
 
     @torch.inference_mode()
-    def sample(self, recipe: Recipe, text: Tensor, source: Story, steps: int) -> list[Tensor]:
+    def sample(
+        self, recipe: Recipe, text: Tensor, source: Story, steps: int, watch: Watch | None = None
+    ) -> list[Tensor]:
         """The first dense steps from where a story begins, nothing recorded: steps + 1 latents [1, 4, h, w]."""
         sampler, path = self.sampler(recipe, source), [source.latents[0]]
-        for t in sampler.timesteps[:steps]:
+        for i, t in enumerate(sampler.timesteps[:steps]):
+            if watch:
+                watch(i, steps, sampler.estimate)
             x, extra = self._inputs(sampler, recipe, path[-1], t)
             raw = self.pipe.unet(x, t, text, timestep_cond=extra, return_dict=False)[0]
             path.append(sampler.step(self._guide(raw, recipe), t, path[-1]))

@@ -1,0 +1,1 @@
+"""The app: iterative editing in a browser."""

@@ -1,0 +1,179 @@
+"""Several people over one shared model: each has an editor, a folder and a turn of their own.
+
+Knows editors and folders; neither gradio nor pages. Whoever calls is known by a name that their connection brings
+(gradio's session hash); a session by its key, which its owner alone knows, so that a page finds it after a reload.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import tempfile
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Lock, RLock
+from typing import TYPE_CHECKING
+
+from fisedit import Editor
+from fisedit.errors import Cancelled, FisEditError
+
+if TYPE_CHECKING:
+    from fisedit.editor import Preview
+
+CAPACITY = 32
+"""Sessions in memory at once; others wait on disk."""
+
+_KEY = re.compile(r"[0-9a-f]{32}")
+_CALLERS = 64
+"""Connections that are remembered, for each session in memory."""
+
+
+class Busy(FisEditError):
+    """Everybody is at work, or the session is: try again in a moment."""
+
+    code = "busy"
+
+
+class Session:
+    """One person's pictures.
+
+    Args:
+        editor: their own, over the shared model. folder: theirs alone, named by their key.
+
+    Attributes:
+        seen: the last preview and what it was asked with, for an edit that is asked the same.
+    """
+
+    def __init__(self, editor: Editor, folder: Path) -> None:
+        self.editor, self.folder, self.key = editor, folder, folder.name
+        self.seen: tuple[object, Preview] | None = None
+        self._turn, self._stop = Lock(), Event()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being done here."""
+        return not self._turn.locked()
+
+    def stop(self) -> None:
+        """Ask the work that goes on here to end before its next step."""
+        self._stop.set()
+
+    def check(self) -> None:
+        """Raise Cancelled if the work that goes on here was asked to end."""
+        if self._stop.is_set():
+            raise Cancelled("stopped; nothing was changed")
+
+    @contextmanager
+    def work(self) -> Iterator[Editor]:
+        """The editor, for one piece of work at a time. Raises Busy while there is another."""
+        if not self._turn.acquire(blocking=False):
+            raise Busy("this session is at work; stop that or wait for it")
+        self._stop.clear()
+        try:
+            yield self.editor
+        finally:
+            self._turn.release()
+
+    def save(self) -> None:
+        """Write what is new into the session's folder."""
+        if len(self.editor.history):
+            self.editor.save(self.folder)
+
+
+class Studio:
+    """The shared model and everybody's sessions.
+
+    Args:
+        model, device, dtype: as in `Editor.from_pretrained`; loaded at once.
+        capacity: sessions in memory. One more puts the one that has been idle longest on disk, where its pictures are.
+        feature_bytes: recorded features of all sessions together; beyond that those of the session that has been idle
+            longest are dropped, and rebuilt when an edit needs them. None for half of the machine's memory.
+        folder: where sessions live, each in a folder of its own; None for a temporary one that goes with the studio.
+
+    Raises:
+        ModelError: it cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "demo",
+        *,
+        device: str | None = None,
+        dtype: str | None = None,
+        capacity: int = CAPACITY,
+        feature_bytes: int | None = None,
+        folder: str | Path | None = None,
+    ) -> None:
+        self.first = Editor.from_pretrained(model, device=device, dtype=dtype, max_recorded_bytes=feature_bytes)
+        self.capacity, self.feature_bytes = capacity, self.first.max_recorded_bytes
+        self._temporary = tempfile.TemporaryDirectory(prefix="fisedit-") if folder is None else None
+        self.folder = Path(self._temporary.name if self._temporary else str(folder)).resolve()
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = RLock()
+        self._sessions: OrderedDict[str, Session] = OrderedDict()  # by key, longest idle first
+        self._callers: OrderedDict[str, str] = OrderedDict()  # caller -> key
+
+    def session(self, caller: str) -> Session:
+        """The session of a caller, a new one for a new caller.
+
+        Raises:
+            Busy: every session in memory is at work.
+        """
+        with self._lock:
+            return self._open(caller, self._callers.get(caller) or secrets.token_hex(16))
+
+    def adopt(self, caller: str, key: str) -> Session:
+        """The session of a key, for a page that was loaded again; a new one where nobody knows the key.
+
+        Raises:
+            Busy: as above.
+        """
+        with self._lock:
+            known = bool(_KEY.fullmatch(key)) and (key in self._sessions or (self.folder / key).is_dir())
+            return self._open(caller, key) if known else self.session(caller)
+
+    def leave(self, caller: str) -> None:
+        """A caller is gone: its session's work ends before the next step, unless others have the session open."""
+        with self._lock:
+            key = self._callers.pop(caller, None)
+            if key and key in self._sessions and key not in self._callers.values():
+                self._sessions[key].stop()
+
+    def make_room(self) -> None:
+        """Drop recorded features of idle sessions, longest idle first, until all of them are within the bound."""
+        with self._lock:
+            held = {key: session.editor.recorded_bytes for key, session in self._sessions.items()}
+            for key, session in self._sessions.items():
+                if sum(held.values()) <= self.feature_bytes:
+                    return
+                if session.idle:
+                    session.editor.forget()
+                    held[key] = 0
+
+    def __len__(self) -> int:
+        """Sessions in memory."""
+        return len(self._sessions)
+
+    def _open(self, caller: str, key: str) -> Session:
+        self._callers[caller] = key
+        self._callers.move_to_end(caller)
+        while len(self._callers) > _CALLERS * self.capacity:
+            self._callers.popitem(last=False)
+        if key not in self._sessions:
+            self._put_aside()
+            editor, folder = self.first.beside(), self.folder / key
+            if folder.is_dir():
+                editor.load(folder)
+            self._sessions[key] = Session(editor, folder)
+        self._sessions.move_to_end(key)
+        return self._sessions[key]
+
+    def _put_aside(self) -> None:
+        """Make room for one more session."""
+        while len(self._sessions) >= self.capacity:
+            longest = next((key for key, session in self._sessions.items() if session.idle), None)
+            if longest is None:
+                raise Busy(f"all {self.capacity} sessions are at work; try again in a moment")
+            del self._sessions[longest]
