@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import shutil
 import tempfile
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from pathlib import Path
 from threading import Event, Lock, RLock
 from typing import TYPE_CHECKING
 
+from app.pace import Pace
 from fisedit import Editor
 from fisedit.errors import Cancelled, FisEditError
 
@@ -43,12 +45,12 @@ class Session:
         editor: their own, over the shared model. folder: theirs alone, named by their key.
 
     Attributes:
-        seen: the last preview and what it was asked with, for an edit that is asked the same.
+        key: what its owner finds it again by. seen: the last preview.
     """
 
     def __init__(self, editor: Editor, folder: Path) -> None:
         self.editor, self.folder, self.key = editor, folder, folder.name
-        self.seen: tuple[object, Preview] | None = None
+        self.seen: Preview | None = None
         self._turn, self._stop = Lock(), Event()
 
     @property
@@ -65,21 +67,32 @@ class Session:
         if self._stop.is_set():
             raise Cancelled("stopped; nothing was changed")
 
-    @contextmanager
-    def work(self) -> Iterator[Editor]:
-        """The editor, for one piece of work at a time. Raises Busy while there is another."""
+    def take(self) -> Editor:
+        """The editor, for one piece of work at a time, until `release`. Raises Busy while there is another."""
         if not self._turn.acquire(blocking=False):
             raise Busy("this session is at work; stop that or wait for it")
         self._stop.clear()
+        return self.editor
+
+    def release(self) -> None:
+        """The work is over, in whatever thread."""
+        self._turn.release()
+
+    @contextmanager
+    def work(self) -> Iterator[Editor]:
+        """The editor for as long as the block runs. Raises Busy as `take`."""
+        editor = self.take()
         try:
-            yield self.editor
+            yield editor
         finally:
-            self._turn.release()
+            self.release()
 
     def save(self) -> None:
-        """Write what is new into the session's folder."""
+        """Write what is new into the session's folder; a session without pictures has none."""
         if len(self.editor.history):
             self.editor.save(self.folder)
+        elif self.folder.exists():
+            shutil.rmtree(self.folder)
 
 
 class Studio:
@@ -107,6 +120,7 @@ class Studio:
         folder: str | Path | None = None,
     ) -> None:
         self.first = Editor.from_pretrained(model, device=device, dtype=dtype, max_recorded_bytes=feature_bytes)
+        self.pace = Pace()
         self.capacity, self.feature_bytes = capacity, self.first.max_recorded_bytes
         self._temporary = tempfile.TemporaryDirectory(prefix="fisedit-") if folder is None else None
         self.folder = Path(self._temporary.name if self._temporary else str(folder)).resolve()

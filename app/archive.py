@@ -1,0 +1,85 @@
+"""A session as one file, to keep and to take up again: a zip of its pictures, masks and index.
+
+Knows files; neither pages nor models. A zip that comes back is believed in nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zipfile
+from pathlib import Path
+
+from fisedit import origin
+from fisedit.errors import FisEditError, InputError, SessionError
+from fisedit.files import write_bytes
+
+MOST_BYTES, MOST_UNPACKED, MOST_FILES = 256 << 20, 512 << 20, 2_000
+
+_MEMBER = re.compile(r"session\.json|\d{1,6}(\.mask|\.canvas)?\.(png|tif)")
+_INDEX = "session.json"
+
+
+def pack(folder: Path) -> bytes:
+    """A saved session as a zip, without the place of its model on this machine."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as packed:
+        for path in sorted(folder.iterdir()):
+            if _MEMBER.fullmatch(path.name):
+                packed.writestr(path.name, _told(path))
+    return file.getvalue()
+
+
+def unpack(data: bytes, folder: Path, model: str) -> None:
+    """Write what `pack` made into a new folder.
+
+    Args:
+        model: this machine's, which the index gets if it is of that name.
+
+    Raises:
+        InputError: another file, or one too large. SessionError: a damaged index.
+    """
+    _write(data, folder)
+    _name_model(folder / _INDEX, model)
+
+
+def _told(path: Path) -> bytes:
+    """A file of a session as it may leave this machine: without the place of a model on it."""
+    if path.name != _INDEX:
+        return path.read_bytes()
+    index = json.loads(path.read_bytes())
+    return json.dumps(index | {"model": origin.model_name(index["model"])}, indent=2).encode()
+
+
+def _name_model(path: Path, model: str) -> None:
+    """Let an index name this machine's model, if it is of that name."""
+    try:
+        index = json.loads(path.read_bytes())
+        if index["model"] == origin.model_name(model):
+            write_bytes(json.dumps(index | {"model": model}).encode(), path)
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise SessionError("the saved session is damaged (session.json); save it again") from error
+
+
+def _write(data: bytes, folder: Path) -> None:
+    """The files of a saved session, and no others; nothing is believed of what the zip says."""
+    if len(data) > MOST_BYTES:
+        raise InputError(f"a saved session must have at most {MOST_BYTES >> 20} MiB, got {len(data) / 2**20:.0f}")
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as packed:
+            members = packed.infolist()
+            if len(members) > MOST_FILES or not all(_MEMBER.fullmatch(member.filename) for member in members):
+                raise InputError("a saved session must be a zip that was downloaded here, got one with other files")
+            left = MOST_UNPACKED
+            for member in members:
+                with packed.open(member) as file:
+                    content = file.read(left + 1)
+                left -= len(content)
+                if left < 0:
+                    raise InputError(f"a saved session must have at most {MOST_UNPACKED >> 20} MiB unpacked, got more")
+                write_bytes(content, folder / member.filename)
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, EOFError, ValueError) as error:
+        if isinstance(error, FisEditError):
+            raise
+        raise InputError("a saved session must be a zip that was downloaded here, got something else") from error

@@ -1,0 +1,321 @@
+"""What a page or a program may ask for, as plain functions over a session.
+
+Every argument is checked here, whoever sends it: limits are the server's, not the page's. Knows sessions and pictures;
+neither gradio nor torch.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from app.archive import pack, unpack
+from app.limits import MOST_RESULTS, Region, Settings, checked_picture, checked_prompt, checked_region, checked_settings
+from fisedit import origin
+from fisedit.errors import FisEditError, InputError, SessionError
+from fisedit.files import image_bytes, write_bytes
+from fisedit.metadata import read
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from app.sessions import Session, Studio
+    from fisedit import Editor, EditResult
+    from fisedit.editor import Preview
+    from fisedit.values import OnStep, Recipe
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Progress:
+    """Where a run stands.
+
+    Args:
+        step, steps: steps done, and all. left: seconds to come, None where nobody knows yet.
+        picture: a small preview of one pixel per latent cell, or None. result: at the end, what was made.
+        seconds: at the end of a dense run to compare, what it took.
+    """
+
+    step: int
+    steps: int
+    left: float | None = None
+    picture: Image | None = None
+    result: EditResult | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Outlook:
+    """What an edit would do: the editor's preview, its seconds and those of a dense run, None where nobody knows."""
+
+    preview: Preview
+    seconds: float | None
+    dense_seconds: float | None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a dropped picture tells of its making.
+
+    Args:
+        prompt, settings: of the picture. words: one line on what was found, or that nothing was.
+    """
+
+    prompt: str = ""
+    settings: Settings = field(default_factory=Settings)
+    words: str = ""
+
+
+def generate(studio: Studio, session: Session, prompt: str, settings: Settings) -> Iterator[Progress]:
+    """Make a source of words; the last progress has it.
+
+    Raises:
+        InputError: an argument out of range. Busy: the session is at work. Cancelled: it was stopped.
+    """
+    text, arguments = checked_prompt(prompt), _arguments(settings)
+    arguments |= {"width": settings.width, "height": settings.height, "scheduler": settings.scheduler}
+    return _run(studio, session, lambda editor, on_step: editor.generate(text, **arguments, on_step=on_step))
+
+
+def open_picture(
+    studio: Studio, session: Session, data: bytes, prompt: str = "", settings: Settings | None = None
+) -> Iterator[Progress]:
+    """Make a source of a picture's file, which is inverted; `prompt` says what it shows, "" where nobody knows.
+
+    Raises:
+        InputError: no picture, one too large, or an argument out of range. Busy, Cancelled: as in `generate`.
+    """
+    picture = checked_picture(data)
+    text = checked_prompt(prompt) if prompt.strip() else None
+    arguments = _arguments(settings or Settings())
+    arguments |= {"width": (settings or Settings()).width, "height": (settings or Settings()).height}
+    return _run(studio, session, lambda editor, on_step: editor.open(picture, text, **arguments, on_step=on_step))
+
+
+def preview(studio: Studio, session: Session, prompt: str, region: Region | None = None) -> Outlook:
+    """Where an edit would paint and what it would cost. Nothing is kept.
+
+    Raises:
+        SessionError: there is no source. InputError: an argument out of range. Busy: the session is at work.
+    """
+    text, wish = checked_prompt(prompt), checked_region(region or Region())
+    with session.work() as editor:
+        seen = editor.preview(text, **_where(editor, text, wish))
+    dense = studio.pace.dense(seen.macs_dense)
+    seconds = dense if seen.fallback else studio.pace.sparse(seen.macs, seen.macs_dense)
+    session.seen = seen
+    return Outlook(seen, 0.0 if seen.nothing else seconds, dense)
+
+
+def edit(studio: Studio, session: Session, prompt: str, region: Region | None = None) -> Iterator[Progress]:
+    """Change the current picture to fit a new prompt; the last progress has the result.
+
+    Raises:
+        SessionError: there is no source. InputError: an argument out of range. Busy, Cancelled: as in `generate`.
+    """
+    text, wish = checked_prompt(prompt), checked_region(region or Region())
+    return _run(
+        studio, session, lambda editor, on_step: editor.edit(text, **_where(editor, text, wish), on_step=on_step)
+    )
+
+
+def dense(studio: Studio, session: Session, result_id: str) -> Iterator[Progress]:
+    """Run a result's recipe densely, to compare; the last progress has the seconds it took."""
+    editor = session.editor
+    editor.history.find(result_id)
+    return _run(studio, session, lambda editor, on_step: editor.dense(result_id, on_step)[1])
+
+
+def undo(session: Session) -> EditResult:
+    """Go back to the parent. Raises SessionError at a source, Busy while the session is at work."""
+    return _moved(session, lambda editor: editor.undo())
+
+
+def redo(session: Session) -> EditResult:
+    """Go forward to the edit visited last. Raises SessionError where there is none, Busy."""
+    return _moved(session, lambda editor: editor.redo())
+
+
+def checkout(session: Session, result_id: str) -> EditResult:
+    """Stand on any result; the next edit branches there. Raises SessionError for an unknown id, Busy."""
+    return _moved(session, lambda editor: editor.checkout(result_id))
+
+
+def delete(session: Session, result_id: str) -> tuple[str, ...]:
+    """Remove a result and what was made from it; returns the ids that are gone. Raises SessionError, Busy."""
+    return _moved(session, lambda editor: editor.delete(result_id))
+
+
+def picture_file(session: Session, result_id: str, suffix: str = ".png") -> Path:
+    """A file of a result in the session's own folder, which tells how it was made.
+
+    Args:
+        suffix: ".png", ".webp" or ".jpg".
+
+    Raises:
+        SessionError: no such result. InputError: another format.
+    """
+    if suffix not in (".png", ".webp", ".jpg"):
+        raise InputError(f"format must be .png, .webp or .jpg, got {suffix!r:.20}")
+    result = session.editor.history.find(result_id)
+    data, _ = image_bytes(result.image, suffix, session.editor.metadata(result))
+    return _out(session, f"{_slug(result.prompt)}-{result.id}{suffix}", data)
+
+
+def archive(session: Session) -> Path:
+    """All pictures as a zip in the session's own folder, which `reopen` takes up again. Raises SessionError, Busy."""
+    with session.work() as editor:
+        if not len(editor.history):
+            raise SessionError("there is nothing to save yet; make a picture first")
+        session.save()
+        return _out(session, f"{_slug(editor.history[0].prompt)}-session.zip", pack(session.folder))
+
+
+def reopen(session: Session, data: bytes) -> EditResult:
+    """Take up a session from what `archive` made of it, instead of what is here; where it stood then.
+
+    Raises:
+        InputError: no such file, or one too large. SessionError: a damaged one, or of another model. Busy.
+    """
+    with session.work() as editor, tempfile.TemporaryDirectory(prefix=".reopened-", dir=session.folder.parent) as name:
+        folder = Path(name) / "session"
+        unpack(data, folder, editor.model)
+        editor.load(folder)
+        if session.folder.exists():
+            shutil.rmtree(session.folder)
+        session.save()
+        session.seen = None
+        return editor.current
+
+
+def restore(data: bytes) -> Found:
+    """Prompt and settings that a picture's file tells; of one that tells nothing, or damaged things, that.
+
+    Raises:
+        InputError: no picture, or one too large.
+    """
+    picture = checked_picture(data)
+    made = read(picture)
+    if not (made.parameters or made.origin):
+        return Found(words="The picture does not say how it was made.")
+    try:
+        past = origin.of(made)
+        settings = _settings(past.recipe, sized=bool(made.origin) and not past.recipe.opened)
+        return Found(checked_prompt(past.prompt), settings, "Its prompt and settings were found in the picture.")
+    except FisEditError as error:
+        return Found(words=f"What it says of its making cannot be used: {error}")
+
+
+def _settings(recipe: Recipe, *, sized: bool) -> Settings:
+    """A recipe as settings; of another program's picture the size is nobody's business."""
+    settings = Settings(
+        recipe.num_inference_steps,
+        recipe.guidance_scale,
+        recipe.seed,
+        recipe.width if sized else None,
+        recipe.height if sized else None,
+        recipe.scheduler,
+        recipe.negative_prompt,
+    )
+    return checked_settings(settings)
+
+
+def _arguments(settings: Settings) -> dict[str, Any]:
+    """What generating and opening have in common, as the editor calls it."""
+    checked_settings(settings)
+    return {
+        "seed": settings.seed,
+        "num_inference_steps": settings.steps,
+        "guidance_scale": float(settings.guidance),
+        "negative_prompt": settings.negative_prompt,
+    }
+
+
+def _where(editor: Editor, prompt: str, region: Region) -> dict[str, Any]:
+    """A region as the editor's arguments: what is painted joins what the words find, where they find something."""
+    found: dict[str, Any] = {
+        "words": region.words,
+        "instance": region.instance,
+        "grow": region.grow,
+        "protect": region.protect,
+    }
+    if region.add is None:
+        return found
+    given: dict[str, Any] = {"mask": region.add, "protect": region.protect, "grow": region.grow}
+    if region.only:
+        return given
+    seen = editor.preview(prompt, **found)
+    if seen.nothing or seen.fallback:
+        return given
+    words = np.asarray(seen.mask.image().resize(editor.current.image.size, 0)) > 0
+    painted = np.asarray(region.add.convert("L").resize(editor.current.image.size, 0)) > 127
+    return {"mask": words | painted, "protect": region.protect}
+
+
+def _run(studio: Studio, session: Session, job: Callable[[Editor, OnStep], EditResult | float]) -> Iterator[Progress]:
+    """Work in a thread of its own, told step by step; whoever stops listening stops it."""
+    if len(session.editor.history) >= MOST_RESULTS:
+        raise SessionError(f"a session holds {MOST_RESULTS} pictures; delete some, or save it and begin another")
+    editor, told, began = session.take(), SimpleQueue[Progress | BaseException](), perf_counter()
+
+    def on_step(i: int, n: int, picture: Image | None) -> None:
+        session.check()
+        left = (perf_counter() - began) / i * (n - i) if i else None
+        told.put(Progress(i, n, left, picture))
+
+    def work() -> None:
+        try:
+            studio.make_room()
+            made = job(editor, on_step)
+            last = Progress(1, 1, 0.0, seconds=made) if isinstance(made, float) else Progress(1, 1, 0.0, result=made)
+            if last.result:
+                studio.pace.saw(last.result.stats)
+                session.save()
+            studio.make_room()
+            end: Progress | BaseException = last
+        except BaseException as error:  # noqa: BLE001 (it is raised where it is listened for)
+            end = error
+        session.release()
+        told.put(end)
+
+    Thread(target=work, daemon=True).start()
+    try:
+        while True:
+            news = told.get()
+            if isinstance(news, BaseException):
+                raise news
+            yield news
+            if news.result or news.seconds is not None:
+                return
+    finally:
+        session.stop()
+
+
+def _moved(session: Session, move: Callable[[Editor], T]) -> T:
+    with session.work() as editor:
+        moved = move(editor)
+        session.save()
+        return moved
+
+
+def _out(session: Session, name: str, data: bytes) -> Path:
+    """A file for the browser to fetch; the one before it goes."""
+    folder = session.folder / "out"
+    shutil.rmtree(folder, ignore_errors=True)
+    write_bytes(data, folder / name)
+    return folder / name
+
+
+def _slug(prompt: str) -> str:
+    return "-".join(re.findall(r"[a-z0-9]+", prompt.lower()))[:60].strip("-") or "picture"
