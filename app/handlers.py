@@ -22,8 +22,8 @@ import numpy as np
 from app.archive import pack, unpack
 from app.limits import MOST_RESULTS, Region, Settings, checked_picture, checked_prompt, checked_region, checked_settings
 from fisedit import origin
-from fisedit.errors import FisEditError, InputError, SessionError
-from fisedit.files import image_bytes, write_bytes
+from fisedit.errors import FisEditError, SessionError
+from fisedit.files import holds, image_bytes, write_bytes
 from fisedit.metadata import read
 
 if TYPE_CHECKING:
@@ -132,9 +132,13 @@ def edit(studio: Studio, session: Session, prompt: str, region: Region | None = 
 
 def dense(studio: Studio, session: Session, result_id: str) -> Iterator[Progress]:
     """Run a result's recipe densely, to compare; the last progress has the seconds it took."""
-    editor = session.editor
-    editor.history.find(result_id)
-    return _run(studio, session, lambda editor, on_step: editor.dense(result_id, on_step)[1])
+    session.editor.history.find(result_id)
+
+    def job(editor: Editor, on_step: OnStep) -> float:
+        session.measured[result_id] = editor.dense(result_id, on_step)[1]
+        return session.measured[result_id]
+
+    return _run(studio, session, job)
 
 
 def undo(session: Session) -> EditResult:
@@ -157,20 +161,38 @@ def delete(session: Session, result_id: str) -> tuple[str, ...]:
     return _moved(session, lambda editor: editor.delete(result_id))
 
 
-def picture_file(session: Session, result_id: str, suffix: str = ".png") -> Path:
-    """A file of a result in the session's own folder, which tells how it was made.
+def delete_current(session: Session) -> tuple[str, ...]:
+    """Remove the result one stands on; returns the ids that are gone. Raises SessionError where there is none, Busy."""
+    return delete(session, session.editor.current.id)
 
-    Args:
-        suffix: ".png", ".webp" or ".jpg".
 
-    Raises:
-        SessionError: no such result. InputError: another format.
-    """
-    if suffix not in (".png", ".webp", ".jpg"):
-        raise InputError(f"format must be .png, .webp or .jpg, got {suffix!r:.20}")
-    result = session.editor.history.find(result_id)
-    data, _ = image_bytes(result.image, suffix, session.editor.metadata(result))
-    return _out(session, f"{_slug(result.prompt)}-{result.id}{suffix}", data)
+def followers(session: Session) -> int:
+    """How many results were made from the current one, or from those."""
+    history, line = session.editor.history, [session.editor.current.id]
+    for result in history:  # parents come before their children
+        if result.parent in line:
+            line.append(result.id)
+    return len(line) - 1
+
+
+def compare(session: Session, other_id: str) -> tuple[EditResult, EditResult]:
+    """Any other result and the current one. Raises SessionError: no such result, or one of another size."""
+    current, other = session.editor.current, session.editor.history.find(other_id)
+    if other.image.size != current.image.size:
+        sizes = " and ".join(f"{r.image.width}x{r.image.height}" for r in (other, current))
+        raise SessionError(f"pictures must be of one size to be compared, got {sizes}")
+    return other, current
+
+
+def picture_bytes(session: Session, result: EditResult) -> bytes:
+    """A result as a PNG that tells how it was made (a TIFF where a PNG cannot hold it)."""
+    return image_bytes(result.image, _ending(result), session.editor.metadata(result))[0]
+
+
+def picture_file(session: Session) -> Path:
+    """The current picture as a file in the session's own folder, which tells how it was made. Raises SessionError."""
+    result = session.editor.current
+    return _out(session, f"{_slug(result.prompt)}-{result.id}{_ending(result)}", picture_bytes(session, result))
 
 
 def archive(session: Session) -> Path:
@@ -315,6 +337,10 @@ def _out(session: Session, name: str, data: bytes) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     write_bytes(data, folder / name)
     return folder / name
+
+
+def _ending(result: EditResult) -> str:
+    return ".png" if holds(".png", result.image) else ".tif"
 
 
 def _slug(prompt: str) -> str:

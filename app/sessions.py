@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from app.pace import Pace
 from fisedit import Editor
 from fisedit.errors import Cancelled, FisEditError
+from fisedit.origin import model_name
 
 if TYPE_CHECKING:
     from fisedit.editor import Preview
@@ -46,11 +47,13 @@ class Session:
 
     Attributes:
         key: what its owner finds it again by. seen: the last preview.
+        measured: seconds of dense runs, by the result they were compared with.
     """
 
     def __init__(self, editor: Editor, folder: Path) -> None:
         self.editor, self.folder, self.key = editor, folder, folder.name
         self.seen: Preview | None = None
+        self.measured: dict[str, float] = {}
         self._turn, self._stop = Lock(), Event()
 
     @property
@@ -128,6 +131,17 @@ class Studio:
         self._lock = RLock()
         self._sessions: OrderedDict[str, Session] = OrderedDict()  # by key, longest idle first
         self._callers: OrderedDict[str, str] = OrderedDict()  # caller -> key
+
+    @property
+    def name(self) -> str:
+        """What is loaded, for people: no place on this machine."""
+        unet = self.first.pipe.unet
+        return f"{model_name(self.first.model)}, {str(unet.dtype).removeprefix('torch.')} on {unet.device.type}"
+
+    @property
+    def guidance(self) -> float:
+        """The guidance to begin with; strong guidance hurts a model as small as the demo model."""
+        return 4.0 if self.first.model == "demo" else 7.5
 
     def session(self, caller: str) -> Session:
         """The session of a caller, a new one for a new caller.

@@ -126,6 +126,11 @@ class Editor:
         return type(self)(self.pipe, model=self.model, max_recorded_bytes=self._memory.max_bytes)
 
     @property
+    def native_size(self) -> int:
+        """The side in pixels of the square that the model was made for."""
+        return int(self.pipe.unet.config.sample_size) * LATENT_FACTOR
+
+    @property
     def max_recorded_bytes(self) -> int:
         """Bytes of recorded features beyond which the least recently used are dropped."""
         return self._memory.max_bytes
@@ -195,7 +200,7 @@ class Editor:
             PromptError, InputError: an argument out of range.
             NumericsError: the model produced NaN.
         """
-        own = self.pipe.unet.config.sample_size * LATENT_FACTOR
+        own = self.native_size
         recipe = make_recipe(
             prompt,
             seed=seed,
@@ -340,7 +345,7 @@ class Editor:
             PromptError, InputError: an argument out of range. NumericsError: the model produced NaN.
         """
         original = upright(picture)
-        across, down = canvas_size(original.size, self.pipe.unet.config.sample_size * LATENT_FACTOR)
+        across, down = canvas_size(original.size, self.native_size)
         recipe = make_recipe(
             "" if prompt is None else check_prompt(prompt),
             seed=seed,

@@ -1,0 +1,292 @@
+"""What the page's events do: a handler is called, and its outcome becomes updates of components.
+
+Knows components by name and handlers by what they return; lays nothing out and computes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gradio as gr
+
+from app import handlers, views
+from app.limits import Region, Settings
+from fisedit.errors import Cancelled, FisEditError, SessionError
+from fisedit.values import SchedulerName
+
+if TYPE_CHECKING:
+    from app.handlers import Progress
+    from app.main import Page
+    from app.sessions import Session, Studio
+    from fisedit import EditResult
+
+Updates = dict[Any, Any]
+
+SAMPLERS = {
+    "DDIM": SchedulerName.DDIM,
+    "DPM++ 2M": SchedulerName.DPM_SOLVER,
+    "Euler": SchedulerName.EULER,
+    "Euler a": SchedulerName.EULER_ANCESTRAL,
+    "LCM": SchedulerName.LCM,
+}
+"""Names that people know."""
+
+ALL_PIECES = ("All pieces", "all")
+
+
+class Answers:
+    """The events of a page.
+
+    Args:
+        studio: whose sessions are meant. page: whose components are updated.
+    """
+
+    def __init__(self, studio: Studio, page: Page) -> None:
+        self.studio, self.page = studio, page
+
+    def arrive(self, request: gr.Request, key: str) -> Updates:
+        """A page is there: its session, or a new one."""
+        try:
+            session = self.studio.adopt(_caller(request), key if isinstance(key, str) else "")
+        except FisEditError as error:
+            return {self.page.status: views.said(str(error), "error")}
+        return {self.page.key: session.key, **self._stands(session, view="edit")}
+
+    def leave(self, request: gr.Request) -> None:
+        """A page is gone: its work ends."""
+        self.studio.leave(_caller(request))
+
+    def make(self, request: gr.Request, prompt: str, *recipe: Any) -> Iterator[Updates]:
+        """A new picture from words."""
+        yield from self._run(
+            request, lambda session: handlers.generate(self.studio, session, prompt, _settings(*recipe))
+        )
+
+    def open(self, request: gr.Request, data: bytes | None, prompt: str, *recipe: Any) -> Iterator[Updates]:
+        """A new picture from a file."""
+        yield from self._run(
+            request,
+            lambda session: handlers.open_picture(
+                self.studio, session, data or b"", prompt, replace(_settings(*recipe), width=None, height=None)
+            ),
+        )
+
+    def edit(self, request: gr.Request, prompt: str, *wish: Any) -> Iterator[Updates]:
+        """An edit of the picture on the stage."""
+        yield from self._run(
+            request, lambda session: handlers.edit(self.studio, session, prompt, _region(session, *wish)), over=True
+        )
+
+    def measure(self, request: gr.Request) -> Iterator[Updates]:
+        """A dense run of the result on the stage, to compare."""
+        yield from self._run(
+            request, lambda session: handlers.dense(self.studio, session, session.editor.current.id), over=True
+        )
+
+    def stop(self, request: gr.Request) -> str:
+        """The run that goes on ends before its next step."""
+        self.studio.session(_caller(request)).stop()
+        return views.said("Stopping ...")
+
+    def words(self, request: gr.Request, prompt: str, chosen: list[str]) -> Updates:
+        """The changed words, as they are typed."""
+        history = self.studio.session(_caller(request)).editor.history
+        if not len(history):
+            return {self.page.words_line: "", self.page.facts: ""}
+        old, new = history.current.prompt, str(prompt)[: views.MOST_SHOWN]
+        known = list(dict.fromkeys(re.findall(r"\w+", f"{old} {new}".lower())))
+        return {
+            self.page.words_line: views.changes(old, new) if old != new else "",
+            self.page.words: gr.update(choices=known, value=[word for word in chosen or [] if word in known]),
+        }
+
+    def look(self, request: gr.Request, prompt: str, paint: str, *wish: Any) -> Updates:
+        """Where an edit would paint, and what it would cost."""
+        page = self.page
+        try:
+            session = self.studio.session(_caller(request))
+            if not len(session.editor.history) or not prompt.strip():
+                return {page.facts: ""}
+            seen = handlers.preview(self.studio, session, prompt, _region(session, paint, *wish))
+        except FisEditError as error:
+            return {page.facts: views.said(str(error), "error"), page.stage: gr.update(region="")}
+        pieces = [ALL_PIECES] + [(f"{n + 1}. from the left", str(n)) for n in range(seen.preview.pieces)]
+        whole = wish[1] == ALL_PIECES[1]
+        return {
+            page.stage: gr.update(region="" if seen.preview.nothing else views.region(seen.preview.mask)),
+            page.facts: views.outlook(seen),
+            page.instance: gr.update(choices=pieces) if whole else gr.skip(),
+        }
+
+    def moves(self, move: Callable[[Session], object]) -> Callable[..., Updates]:
+        """An event that goes elsewhere in the history."""
+
+        def moved(request: gr.Request) -> Updates:
+            return self._quick(request, move)
+
+        return moved
+
+    def select(self, request: gr.Request, event: gr.EventData) -> Updates:
+        """A picture of the history was chosen."""
+        chosen = str(getattr(event, "id", ""))
+        return self._quick(request, lambda session: handlers.checkout(session, chosen))
+
+    def compare(self, request: gr.Request, other: str) -> Updates:
+        """Another picture to compare the one on the stage with."""
+        session = self.studio.session(_caller(request))
+        try:
+            before, after = handlers.compare(session, str(other))
+        except FisEditError as error:
+            return {self.page.status: views.said(str(error), "error")}
+        return {self.page.stage: gr.update(picture=self._picture(after, before, "compare", others=True))}
+
+    def fetches(self, job: Callable[[Session], Path]) -> Callable[..., Updates]:
+        """An event that gives the browser a file."""
+
+        def fetched(request: gr.Request) -> Updates:
+            try:
+                return {self.page.fetch: str(job(self.studio.session(_caller(request))))}
+            except FisEditError as error:
+                return {self.page.status: views.said(str(error), "error")}
+
+        return fetched
+
+    def file(self, request: gr.Request, data: bytes) -> Updates:
+        """A file was dropped: a saved session is taken up, of a picture the settings are."""
+        page = self.page
+        try:
+            session = self.studio.session(_caller(request))
+            if data[:2] == b"PK":
+                handlers.reopen(session, data)
+                return {**self._stands(session, view="edit"), page.found: views.said("The session is open.")}
+            found = handlers.restore(data)
+        except FisEditError as error:
+            return {page.found: views.said(str(error), "error"), page.open: gr.update(interactive=False)}
+        told: Updates = {page.found: views.said(found.words), page.open: gr.update(interactive=True)}
+        if not found.prompt:
+            return told
+        settings = found.settings
+        return told | {
+            page.prompt: found.prompt,
+            page.steps: settings.steps,
+            page.guidance: settings.guidance,
+            page.seed: settings.seed,
+            page.width: settings.width or gr.skip(),
+            page.height: settings.height or gr.skip(),
+            page.scheduler: next(name for name, value in SAMPLERS.items() if value == settings.scheduler),
+            page.negative: settings.negative_prompt,
+        }
+
+    def reuse(self, request: gr.Request) -> Any:
+        """The seed of the picture on the stage."""
+        history = self.studio.session(_caller(request)).editor.history
+        return history.current.recipe.seed if len(history) else gr.skip()
+
+    def _run(
+        self, request: gr.Request, start: Callable[[Session], Iterator[Progress]], *, over: bool = False
+    ) -> Iterator[Updates]:
+        """Show a run as it goes, and where the session stands after it; `over` lays its previews over the picture."""
+        page, session = self.page, None
+        try:
+            session = self.studio.session(_caller(request))
+            under = session.editor.current.image if over else None
+            yield {**self._buttons(session, busy=True), page.status: views.said("Starting ...")}
+            for news in start(session):
+                if news.picture is not None:
+                    mask = session.seen.mask if session.seen else None
+                    live = views.live(news.picture, under, mask)
+                    yield {page.stage: gr.update(live=live), page.status: views.status(news)}
+            yield self._stands(session, view="compare")
+        except Cancelled:
+            yield self._stays(session, views.said("Stopped. Nothing was changed."))
+        except FisEditError as error:
+            yield self._stays(session, views.said(str(error), "error"))
+
+    def _quick(self, request: gr.Request, move: Callable[[Session], object]) -> Updates:
+        session = None
+        try:
+            session = self.studio.session(_caller(request))
+            move(session)
+            return self._stands(session, view="edit")
+        except FisEditError as error:
+            return {self.page.status: views.said(str(error), "error")}
+
+    def _stays(self, session: Session | None, status: str) -> Updates:
+        """After a run that came to nothing: all as it was, and why."""
+        buttons = self._buttons(session) if session else {}
+        return {**buttons, self.page.stage: gr.update(live=""), self.page.status: status}
+
+    def _stands(self, session: Session, view: str) -> Updates:
+        """Everything that shows where a session stands."""
+        page, history = self.page, session.editor.history
+        cleared: Updates = {page.words_line: "", page.facts: "", page.status: "", **self._buttons(session)}
+        if not len(history):
+            none = {page.stage: gr.update(picture={}, region="", live=""), page.truth: "", page.tree: ""}
+            return cleared | none | {page.before: gr.update(choices=[], value=None, visible=False)}
+        current = history.current
+        parent = history.find(current.parent) if current.parent is not None else None
+        others = [(f"{n}. {views.caption(r)}", r.id) for n, r in enumerate(history, 1) if r is not current]
+        return cleared | {
+            page.stage: gr.update(picture=self._picture(current, parent, view), region="", live=""),
+            page.truth: self._truth(session, current, parent),
+            page.tree: views.tree(history, current.id),
+            page.before: gr.update(choices=others, value=current.parent, visible=bool(others)),
+            page.prompt: current.prompt,
+            page.words: gr.update(choices=re.findall(r"\w+", current.prompt.lower()), value=[]),
+            page.instance: gr.update(choices=[ALL_PIECES], value=ALL_PIECES[1]),
+            page.follow: handlers.followers(session),
+        }
+
+    def _buttons(self, session: Session, *, busy: bool = False) -> Updates:
+        """What may be pressed."""
+        page, history = self.page, session.editor.history
+        some = bool(len(history)) and not busy
+        child = some and history.current.parent is not None
+        may = {page.undo: child, page.redo: some, page.delete: some, page.measure: child, page.run: some}
+        may |= {page.download: some, page.save: some, page.make: not busy}
+        updates = {button: gr.update(interactive=bool(allowed)) for button, allowed in may.items()}
+        kinds = {page.run: "primary", page.make: "secondary"} if len(history) else {page.make: "primary"}
+        for button, kind in kinds.items():
+            updates[button] = gr.update(interactive=bool(may[button]), variant=kind, visible=not busy)
+        return updates | {page.stop: gr.update(visible=busy)}
+
+    def _truth(self, session: Session, result: EditResult, parent: EditResult | None) -> str:
+        measured = session.measured.get(result.id)
+        dense = measured or self.studio.pace.dense(result.stats.macs_dense)
+        return views.truth(result, parent, dense, measured=measured is not None)
+
+    def _picture(self, after: EditResult, before: EditResult | None, view: str, *, others: bool = False) -> Updates:
+        """What the stage shows: a result, what it is compared with, and its mask."""
+        size = after.image.size
+        told = {"id": after.id, "url": views.shown(after.image), "width": size[0], "height": size[1]}
+        told |= {"alt": after.prompt, "view": view}
+        if before is None or before.image.size != size:
+            return told
+        mask = "" if others and after.parent != before.id else views.region(after.mask)
+        label = "before" if after.parent == before.id else views.caption(before)
+        return told | {"before": views.shown(before.image), "mask": mask, "label": label}
+
+
+def _caller(request: gr.Request) -> str:
+    if not request.session_hash:
+        raise SessionError("a request must say its session: send session_hash")
+    return str(request.session_hash)[:64]
+
+
+def _settings(steps: Any, guidance: Any, seed: Any, width: Any, height: Any, scheduler: Any, negative: Any) -> Settings:
+    """The page's settings; sliders give floats."""
+    whole = [int(value) if isinstance(value, float) and value.is_integer() else value for value in (steps, seed)]
+    sides = [int(side) if isinstance(side, float) and side.is_integer() else side for side in (width, height)]
+    return Settings(whole[0], guidance, whole[1], *sides, SAMPLERS.get(scheduler, str(scheduler)), str(negative or ""))
+
+
+def _region(session: Session, paint: Any, words: Any, instance: Any, grow: Any, only: Any) -> Region:
+    """The page's wish for where."""
+    add, protect = views.strokes(paint, session.editor.current.image.size)
+    piece = None if instance == ALL_PIECES[1] else int(instance)
+    chosen = tuple(str(word) for word in words or ())
+    return Region(chosen, piece, int(grow or 0), add, protect, bool(only) and add is not None)

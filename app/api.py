@@ -1,0 +1,209 @@
+"""The HTTP API beside the page: generate, open, edit, preview, history. Typed; gradio describes it at /gradio_api/info.
+
+A program's session is its connection's (`session_hash`). Runs send {"step", "steps", "seconds_left"} as they go, and
+at the end {"id", "parent", "prompt", "picture", ...}: the picture is a PNG, as base64, that tells how it was made.
+"""
+
+# Annotations are read by gradio as they stand: no `from __future__ import annotations` here.
+import base64
+import binascii
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import gradio as gr
+from PIL import Image
+
+from app import handlers
+from app.limits import Region, Settings
+from fisedit import EditResult
+from fisedit.batch import pictures
+from fisedit.errors import FisEditError, InputError, MaskError
+
+if TYPE_CHECKING:
+    from app.handlers import Progress
+    from app.sessions import Session, Studio
+
+MOST_MASK = 1 << 20
+"""Letters of a mask."""
+
+
+def add(studio: "Studio", runs: dict[str, Any]) -> None:
+    """Add the endpoints to the page that is being built; `runs` names the queue that long ones wait in."""
+
+    def session(request: gr.Request) -> "Session":
+        if not request.session_hash:
+            raise gr.Error("error[session]: a request must say its session: send session_hash")
+        return studio.session(request.session_hash[:64])
+
+    def generate(
+        request: gr.Request,
+        prompt: str,
+        seed: int = 0,
+        steps: int = 25,
+        guidance: float = studio.guidance,
+        width: int = studio.first.native_size,
+        height: int = studio.first.native_size,
+        scheduler: str = "ddim",
+        negative_prompt: str = "",
+    ) -> Iterator[dict[str, Any]]:
+        """Make a picture of words, to be edited in the same session."""
+        settings = Settings(steps, guidance, seed, width, height, scheduler, negative_prompt)
+        yield from _told(session, request, lambda own: handlers.generate(studio, own, prompt, settings))
+
+    def open_picture(
+        request: gr.Request, picture: bytes | None, prompt: str, seed: float, steps: float, guidance: float
+    ) -> Iterator[dict[str, Any]]:
+        """Open a picture to edit it in the same session; the prompt says what it shows, "" where nobody knows."""
+        settings = Settings(_whole(steps), guidance, _whole(seed))
+        data = picture or b""
+        yield from _told(session, request, lambda own: handlers.open_picture(studio, own, data, prompt, settings))
+
+    def edit(
+        request: gr.Request,
+        prompt: str,
+        mask: str = "",
+        protect: str = "",
+        words: list[str] = [],  # noqa: B006 (gradio shows the default)
+        instance: int = -1,
+        grow: int = 0,
+    ) -> Iterator[dict[str, Any]]:
+        """Change the session's current picture to fit another prompt. mask, protect: base64 images, white inside; ""
+        for what the words say. instance: a piece of the mask alone, from the left and 0; -1 for all."""
+        wish = _wish(words, instance, grow, mask, protect)
+        yield from _told(session, request, lambda own: handlers.edit(studio, own, prompt, wish()))
+
+    def preview(
+        request: gr.Request,
+        prompt: str,
+        mask: str = "",
+        protect: str = "",
+        words: list[str] = [],  # noqa: B006
+        instance: int = -1,
+        grow: int = 0,
+    ) -> dict[str, Any]:
+        """Where an edit would paint and what it would cost, before it runs; arguments as in edit."""
+        wish = _wish(words, instance, grow, mask, protect)
+        with _errors():
+            return _seen(handlers.preview(studio, session(request), prompt, wish()))
+
+    def history(request: gr.Request, checkout: str = "", pictures: bool = False) -> dict[str, Any]:
+        """All results of the session, and the current one. checkout: the id of a result to go back to first."""
+        with _errors():
+            own = session(request)
+            if checkout:
+                handlers.checkout(own, str(checkout))
+            results = list(own.editor.history)
+            current = own.editor.current.id if results else None
+            return {"current": current, "results": [_result(own, result, pictures=pictures) for result in results]}
+
+    for endpoint in (generate, edit):
+        gr.api(endpoint, api_name=endpoint.__name__, **runs)
+    gr.api(preview, api_name="preview", concurrency_id="look", concurrency_limit=2)
+    gr.api(history, api_name="history", concurrency_limit=4)
+    _open(open_picture, studio, runs)
+
+
+def _open(handler: Callable[..., Any], studio: "Studio", runs: dict[str, Any]) -> None:
+    """The endpoint that takes a file, which gradio's own component checks to be an uploaded one."""
+    with gr.Column(visible=False):
+        picture = gr.File(label="picture", type="binary")
+        prompt = gr.Textbox(label="prompt")
+        seed, steps = gr.Number(0, label="seed", precision=0), gr.Number(25, label="steps", precision=0)
+        guidance = gr.Number(studio.guidance, label="guidance")
+        answer = gr.JSON(label="result")
+        gr.Button().click(handler, [picture, prompt, seed, steps, guidance], answer, api_name="open", **runs)
+
+
+class _errors:  # noqa: N801 (reads as a block)
+    """Our errors as gradio's, of one line that begins with their code."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, FisEditError):
+            raise gr.Error(f"error[{error.code}]: {error}", print_exception=False) from error
+
+
+def _told(
+    session: "Callable[[gr.Request], Session]",
+    request: gr.Request,
+    start: "Callable[[Session], Iterator[Progress]]",
+) -> Iterator[dict[str, Any]]:
+    """A run as a program is told of it."""
+    with _errors():
+        own = session(request)
+        for news in start(own):
+            if news.result is None:
+                yield {"step": news.step, "steps": news.steps, "seconds_left": news.left}
+            else:
+                yield _result(own, news.result, pictures=True)
+
+
+def _result(own: "Session", result: EditResult, *, pictures: bool) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "id": result.id,
+        "parent": result.parent,
+        "prompt": result.prompt,
+        "change": "" if result.parent is None else str(result.diff),
+        "recipe": asdict(result.recipe),
+        "mask_area": result.mask.area,
+        "stats": result.stats.as_dict(),
+    }
+    if pictures:
+        told["picture"] = base64.b64encode(handlers.picture_bytes(own, result)).decode()
+        told["mask"] = _png(result.mask.image())
+    return told
+
+
+def _seen(outlook: handlers.Outlook) -> dict[str, Any]:
+    plan = outlook.preview
+    return {
+        "change": str(plan.diff),
+        "mask": _png(plan.mask.image()),
+        "mask_area": plan.mask.area,
+        "confidence": plan.confidence,
+        "pieces": plan.pieces,
+        "seconds": outlook.seconds,
+        "seconds_dense": outlook.dense_seconds,
+        "macs": plan.macs,
+        "macs_dense": plan.macs_dense,
+        "fallback": plan.fallback,
+        "nothing": plan.nothing,
+    }
+
+
+def _wish(words: list[str], instance: int, grow: int, mask: str, protect: str) -> Callable[[], Region]:
+    """A region from a program's arguments, read when the run begins, so that errors are told alike."""
+
+    def region() -> Region:
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise InputError("words must be a list of words of a prompt")
+        add = _image(mask, "mask")
+        piece = None if instance == -1 else instance
+        return Region(tuple(words), piece, grow, add, _image(protect, "protect"), only=add is not None)
+
+    return region
+
+
+def _image(text: str, what: str) -> Image.Image | None:
+    if not text:
+        return None
+    if not isinstance(text, str) or len(text) > MOST_MASK:
+        raise MaskError(f"{what} must be an image as base64 of at most {MOST_MASK} letters")
+    try:
+        return pictures.decode(base64.b64decode(text, validate=True), what).image
+    except binascii.Error as error:
+        raise MaskError(f"{what} must be an image as base64, got something else") from error
+
+
+def _png(image: Image.Image) -> str:
+    file = BytesIO()
+    image.save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _whole(number: float) -> Any:
+    return int(number) if isinstance(number, float) and number.is_integer() else number

@@ -1,0 +1,66 @@
+/* The page: keys, a pause after typing, dropped files, and the key by which a tab finds its session again. */
+(() => {
+  const PAUSE = 150;
+  const press = (id) => { const button = document.querySelector(`#${id}`); if (button && !button.disabled) button.click(); };
+  let timer = 0;
+
+  document.addEventListener("input", (event) => {
+    if (!event.target.closest || !event.target.closest("#prompt")) return;
+    clearTimeout(timer);
+    timer = setTimeout(() => press("look"), PAUSE);
+  }, true);
+
+  document.addEventListener("keydown", (event) => {
+    if (!(event.ctrlKey || event.metaKey)) return;
+    const key = event.key.toLowerCase();
+    if (key === "enter") {
+      event.preventDefault();
+      clearTimeout(timer);
+      press(document.querySelector("#run").disabled ? "make" : "run");
+    }
+    const typing = event.target.matches("textarea, input:not([type=range]):not([type=checkbox]):not([type=radio])");
+    if (key !== "z" && key !== "y" || typing) return;
+    event.preventDefault();
+    if (key === "y" || event.shiftKey) press("redo");
+    else if (!(window.fisedit && window.fisedit.undoStroke())) press("undo");
+  });
+
+  for (const name of ["dragover", "drop"]) {
+    document.addEventListener(name, (event) => {
+      if (!event.dataTransfer || ![...event.dataTransfer.types].includes("Files") || event.target.closest("#file")) return;
+      event.preventDefault();
+      const input = document.querySelector("#file input[type=file]");
+      if (name === "drop" && input) {
+        input.files = event.dataTransfer.files;
+        input.dispatchEvent(new Event("change", { bubbles: true }));
+      }
+    });
+  }
+
+  const KEY = "fisedit-session";
+  const held = async (key) => {
+    if (!navigator.locks) return true;
+    return new Promise((answer) => {
+      navigator.locks.request(`${KEY}-${key}`, { ifAvailable: true }, (lock) => {
+        answer(Boolean(lock));
+        return lock ? new Promise(() => {}) : undefined;
+      });
+    });
+  };
+  window.fisedit = Object.assign(window.fisedit || {}, {
+    /* A tab takes up its own session after a reload; a new tab the last one, unless another tab has it open. */
+    key: async () => {
+      const last = sessionStorage.getItem(KEY) || (navigator.locks ? localStorage.getItem(KEY) : "");
+      return last && await held(last) ? last : "";
+    },
+    keep: (key) => {
+      sessionStorage.setItem(KEY, key);
+      localStorage.setItem(KEY, key);
+      held(key);
+    },
+    remove: (follow) => {
+      if (!follow || window.confirm(`Delete this picture and ${follow} made from it?`)) press("delete-now");
+    },
+    fetch: () => setTimeout(() => { const link = document.querySelector("#fetch a, a#fetch, #fetch"); if (link) link.click(); }, 60),
+  });
+})();
