@@ -43,8 +43,8 @@ def add(studio: "Studio", runs: dict[str, Any]) -> None:
         seed: int = 0,
         steps: int = 25,
         guidance: float = studio.guidance,
-        width: int = studio.first.native_size,
-        height: int = studio.first.native_size,
+        width: int = studio.native_size,
+        height: int = studio.native_size,
         scheduler: str = "ddim",
         negative_prompt: str = "",
     ) -> Iterator[dict[str, Any]]:

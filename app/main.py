@@ -55,7 +55,7 @@ class Page:
 
     def __init__(self, studio: Studio) -> None:
         self.studio = studio
-        self.native = studio.first.native_size
+        self.native = studio.native_size
 
     def lay_out(self) -> None:
         """Header, stage and panel side by side, history below."""

@@ -12,10 +12,13 @@ import shutil
 import tempfile
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Lock, RLock
-from typing import TYPE_CHECKING
+from time import perf_counter
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
 
 from app.pace import Pace
 from fisedit import Editor
@@ -123,6 +126,33 @@ class Studio:
         folder: str | Path | None = None,
     ) -> None:
         self.first = Editor.from_pretrained(model, device=device, dtype=dtype, max_recorded_bytes=feature_bytes)
+        self._begin(capacity, folder)
+
+    def warm(self, patience: float = 0.5) -> None:
+        """Draw a small picture, so that nobody waits for what only the first run does; where that takes less than
+        `patience` seconds, draw and edit one of the model's own size as well, to learn the pace."""
+        editor, began = self.first.beside(), perf_counter()
+        editor.generate("a cat", num_inference_steps=2, width=64, height=64)
+        if perf_counter() - began < patience:
+            for prompt in ("a cat", "a dog"):
+                self.pace.saw(editor.generate(prompt, num_inference_steps=4).stats)
+            half = np.zeros((self.native_size, self.native_size), bool)
+            half[: self.native_size // 2] = True
+            self.pace.saw(editor.edit("a fox", mask=half).stats)
+
+    @property
+    def native_size(self) -> int:
+        """The side in pixels of the square that the model was made for."""
+        return self.first.native_size
+
+    def another(self, folder: str | Path | None = None) -> Self:
+        """Another studio over the same model, with other sessions."""
+        studio = object.__new__(type(self))
+        studio.first = self.first
+        studio._begin(self.capacity, folder)
+        return studio
+
+    def _begin(self, capacity: int, folder: str | Path | None) -> None:
         self.pace = Pace()
         self.capacity, self.feature_bytes = capacity, self.first.max_recorded_bytes
         self._temporary = tempfile.TemporaryDirectory(prefix="fisedit-") if folder is None else None
@@ -131,6 +161,13 @@ class Studio:
         self._lock = RLock()
         self._sessions: OrderedDict[str, Session] = OrderedDict()  # by key, longest idle first
         self._callers: OrderedDict[str, str] = OrderedDict()  # caller -> key
+
+    def close(self) -> None:
+        """Stop all work; a temporary folder goes."""
+        for session in self._sessions.values():
+            session.stop()
+        if self._temporary:
+            self._temporary.cleanup()
 
     @property
     def name(self) -> str:
@@ -176,8 +213,8 @@ class Studio:
             for key, session in self._sessions.items():
                 if sum(held.values()) <= self.feature_bytes:
                     return
-                if session.idle:
-                    session.editor.forget()
+                with suppress(Busy), session.work() as editor:
+                    editor.forget()
                     held[key] = 0
 
     def __len__(self) -> int:

@@ -16,7 +16,8 @@
     if (key === "enter") {
       event.preventDefault();
       clearTimeout(timer);
-      press(document.querySelector("#run").disabled ? "make" : "run");
+      const run = document.querySelector("#run");
+      press(run && !run.disabled ? "run" : "make");
     }
     const typing = event.target.matches("textarea, input:not([type=range]):not([type=checkbox]):not([type=radio])");
     if (key !== "z" && key !== "y" || typing) return;

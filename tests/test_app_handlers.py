@@ -1,0 +1,463 @@
+"""The app without a browser: what its handlers do, what they refuse, and that sessions do not meet."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from app import handlers, views
+from app.limits import MOST_BYTES, MOST_LETTERS, Region, Settings
+from app.sessions import Busy, Studio
+from fisedit import Cancelled, Editor
+from fisedit.errors import FisEditError, InputError, MaskError, PromptError, SessionError
+from fisedit.values import MaskSource
+
+CAT, DOG, FOX = "a cat and a cake on a beach", "a dog and a cake on a beach", "a fox and a cake on a beach"
+QUICK = Settings(steps=4, seed=7)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    return Studio(folder=tmp_path_factory.mktemp("studio"))
+
+
+@pytest.fixture
+def studio(shared, tmp_path):
+    """A studio of its own over the one loaded model."""
+    return shared.another(tmp_path)
+
+
+@pytest.fixture
+def session(studio):
+    return studio.session("me")
+
+
+def last(steps):
+    return list(steps)[-1].result
+
+
+def made(studio, session, prompt=CAT, settings=QUICK):
+    return last(handlers.generate(studio, session, prompt, settings))
+
+
+def png(image, **options):
+    file = io.BytesIO()
+    image.save(file, "PNG", **options)
+    return file.getvalue()
+
+
+def same(a, b):
+    return np.array_equal(np.asarray(a.image), np.asarray(b.image))
+
+
+def test_generating_and_editing_are_the_editors(studio, session):
+    editor = Editor(studio.first.pipe)
+    source = editor.generate(CAT, seed=7, num_inference_steps=4, guidance_scale=4.0)
+    steps = list(handlers.generate(studio, session, CAT, QUICK))
+    assert [news.step for news in steps[:-1]] == [0, 1, 2, 3] and {news.steps for news in steps[:-1]} == {4}
+    assert steps[0].left is None and all(news.left >= 0 for news in steps[1:])
+    assert all(news.picture.size == (16, 16) for news in steps[:-1])
+    assert same(steps[-1].result, source)
+    assert same(last(handlers.edit(studio, session, DOG)), editor.edit(DOG))
+
+
+def test_a_preview_says_what_the_edit_does_and_keeps_nothing(studio, session):
+    made(studio, session)
+    seen = handlers.preview(studio, session, DOG)
+    assert len(session.editor.history) == 1 and session.idle
+    result = last(handlers.edit(studio, session, DOG))
+    assert np.array_equal(seen.preview.mask.grid, result.mask.grid) and seen.seconds > 0 and seen.dense_seconds > 0
+    assert handlers.preview(studio, session, DOG).seconds == 0
+
+
+def test_paint_joins_what_the_words_find_or_stands_alone(studio, session):
+    made(studio, session)
+    found = handlers.preview(studio, session, DOG).preview.mask.grid
+    corner = np.zeros((128, 128), np.uint8)
+    corner[-16:, -16:] = 255
+    painted = Image.fromarray(corner)
+    cells = corner[::8, ::8] > 0
+    joined = handlers.preview(studio, session, DOG, Region(add=painted)).preview.mask
+    alone = handlers.preview(studio, session, DOG, Region(add=painted, only=True)).preview.mask
+    barred = handlers.preview(studio, session, DOG, Region(protect=painted)).preview.mask
+    assert np.array_equal(joined.grid, found | cells) and joined.source is MaskSource.GIVEN
+    assert np.array_equal(alone.grid, cells)
+    assert np.array_equal(barred.grid, found & ~cells)
+
+
+def test_stop_ends_a_run_before_its_next_step(studio, session):
+    source = made(studio, session)
+    running = handlers.generate(studio, session, DOG, Settings(steps=150))
+    assert next(running).step == 0
+    session.stop()
+    with pytest.raises(Cancelled):
+        list(running)
+    assert session.editor.current is source and session.idle
+
+
+def test_who_stops_listening_stops_the_work(studio, session):
+    running = handlers.generate(studio, session, CAT, Settings(steps=150))
+    next(running)
+    running.close()
+    idle(session)
+    assert len(session.editor.history) == 0
+
+
+def idle(session):
+    for _ in range(1000):
+        if session.idle:
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("the work goes on")
+
+
+def test_a_page_that_is_left_stops_the_work_unless_another_has_the_session(studio):
+    session = studio.session("first")
+    assert studio.adopt("second", session.key) is session
+    running = handlers.generate(studio, session, CAT, Settings(steps=12))
+    next(running)
+    studio.leave("first")
+    session.check()
+    studio.leave("second")
+    with pytest.raises(Cancelled):
+        list(running)
+
+
+def test_a_session_does_one_thing_at_a_time(studio, session):
+    made(studio, session)
+    running = handlers.generate(studio, session, DOG, Settings(steps=50))
+    next(running)
+    for ask in (
+        lambda: handlers.undo(session),
+        lambda: handlers.preview(studio, session, DOG),
+        lambda: next(handlers.edit(studio, session, DOG)),
+        lambda: handlers.archive(session),
+    ):
+        with pytest.raises(Busy, match="at work"):
+            ask()
+    running.close()
+    idle(session)
+
+
+def test_history_is_a_tree(studio, session):
+    source = made(studio, session)
+    dog = last(handlers.edit(studio, session, DOG))
+    castle = last(handlers.edit(studio, session, DOG.replace("cake", "castle")))
+    handlers.checkout(session, source.id)
+    fox = last(handlers.edit(studio, session, FOX))
+    assert views.layout(session.editor.history) == {"0": (0, 0), "1": (1, 0), "2": (2, 0), "3": (1, 1)}
+    assert handlers.undo(session) is source and handlers.redo(session) is fox
+    assert handlers.compare(session, dog.id) == (dog, fox)
+    handlers.checkout(session, dog.id)
+    assert handlers.followers(session) == 1
+    assert handlers.delete_current(session) == (dog.id, castle.id)
+    assert [result.id for result in session.editor.history] == ["0", "3"] and session.editor.current is source
+    assert last(handlers.edit(studio, session, DOG)).id == "4"
+    with pytest.raises(SessionError, match="no result '1'"):
+        handlers.checkout(session, dog.id)
+
+
+def test_deleting_the_last_picture_leaves_an_empty_session(studio, session):
+    made(studio, session)
+    assert handlers.delete_current(session) == ("0",)
+    assert not session.folder.exists()
+    with pytest.raises(SessionError, match="no source"):
+        next(handlers.edit(studio, session, DOG))
+
+
+def test_a_picture_is_opened_and_edited(studio, session):
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (90, 140, 3), np.uint8))
+    source = last(handlers.open_picture(studio, session, png(photo), CAT, QUICK))
+    assert source.image.size == (140, 90) and source.recipe.opened
+    corner = Image.new("L", photo.size)
+    corner.paste(255, (0, 0, 40, 40))
+    edited = last(handlers.edit(studio, session, DOG, Region(add=corner, only=True)))
+    assert views.kept(source, edited) == "outside the mask: identical"
+
+
+def test_a_picture_tells_its_settings(studio, session):
+    made(studio, session)
+    result = last(handlers.edit(studio, session, DOG))
+    path = handlers.picture_file(session)
+    assert path.is_relative_to(session.folder)
+    with Image.open(path) as image:
+        assert np.array_equal(np.asarray(image), np.asarray(result.image))
+    found = handlers.restore(path.read_bytes())
+    assert found.prompt == DOG
+    assert found.settings == Settings(4, 4.0, 7, 128, 128, "ddim", "")
+    assert handlers.restore(png(result.image)).prompt == ""
+
+
+def test_a_session_is_downloaded_and_taken_up_by_another(studio, session):
+    made(studio, session)
+    dog = last(handlers.edit(studio, session, DOG))
+    packed = handlers.archive(session)
+    assert packed.is_relative_to(session.folder)
+    other = studio.session("other")
+    assert same(handlers.reopen(other, packed.read_bytes()), dog)
+    assert [result.prompt for result in other.editor.history] == [CAT, DOG]
+    assert same(last(handlers.edit(studio, other, FOX)), last(handlers.edit(studio, session, FOX)))
+
+
+def test_an_archive_names_no_place_on_this_machine(studio, session, tmp_path):
+    made(studio, session)
+    session.editor.model = str(tmp_path / "my-model")
+    with zipfile.ZipFile(handlers.archive(session)) as packed:
+        assert json.loads(packed.read("session.json"))["model"] == "./my-model"
+        assert str(tmp_path) not in "".join(packed.read(name).decode("latin-1") for name in packed.namelist())
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        (["../session.json"], "other files"),
+        (["/etc/passwd"], "other files"),
+        (["session.json", "run.sh"], "other files"),
+        (["session.json"], "damaged"),
+        ([], "damaged"),
+    ],
+)
+def test_a_zip_is_not_believed(studio, session, names, why):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as packed:
+        for name in names:
+            packed.writestr(name, "{}")
+    source = made(studio, session)
+    with pytest.raises(FisEditError, match=why):
+        handlers.reopen(session, file.getvalue())
+    assert session.editor.current is source and session.idle
+    assert {path.name for path in studio.folder.iterdir()} == {session.key}
+
+
+def test_no_zip_unpacks_beyond_its_bound(studio, session, monkeypatch):
+    from app import archive
+
+    monkeypatch.setattr(archive, "MOST_UNPACKED", 1000)
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("0.png", b"\0" * 5000)
+    with pytest.raises(InputError, match="unpacked"):
+        handlers.reopen(session, file.getvalue())
+    with pytest.raises(InputError, match="something else"):
+        handlers.reopen(session, b"PK no zip")
+
+
+def test_a_dense_run_is_measured_and_kept_out_of_the_history(studio, session):
+    made(studio, session)
+    dog = last(handlers.edit(studio, session, DOG))
+    end = list(handlers.dense(studio, session, dog.id))[-1]
+    assert end.result is None and end.seconds == session.measured[dog.id] > 0
+    assert len(session.editor.history) == 2
+
+
+def test_a_dense_run_is_the_dense_picture(studio, session):
+    source = made(studio, session)
+    assert np.array_equal(np.asarray(session.editor.dense(source.id)[0]), np.asarray(source.image))
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (Settings(steps=0), "steps"),
+        (Settings(steps=151), "steps"),
+        (Settings(steps=2.5), "steps"),
+        (Settings(steps=True), "steps"),
+        (Settings(guidance=float("nan")), "guidance"),
+        (Settings(guidance=1e9), "guidance"),
+        (Settings(seed=-1), "seed"),
+        (Settings(seed=2**70), "seed"),
+        (Settings(width=4096), "width"),
+        (Settings(height=100), "divisible by 8"),
+        (Settings(scheduler="../../etc/passwd"), "scheduler"),
+        (Settings(negative_prompt="x" * (MOST_LETTERS + 1)), "negative prompt"),
+    ],
+)
+def test_settings_out_of_range_are_refused_before_any_work(studio, session, settings, why):
+    with pytest.raises(InputError, match=why) as refused:
+        handlers.generate(studio, session, CAT, settings)
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize("prompt", ["", " \n\t", "x" * 100_000, "\x1b\x00", None, 5])
+def test_prompts_that_cannot_be_used(studio, session, prompt):
+    with pytest.raises(PromptError):
+        handlers.generate(studio, session, prompt, QUICK)
+
+
+def test_control_characters_become_spaces(studio, session):
+    assert made(studio, session, "a cat\x1b[31m\r\non a beach").prompt == "a cat [31m  on a beach"
+
+
+@pytest.mark.parametrize(
+    ("region", "why"),
+    [
+        (Region(words=("cat",) * 17), "words"),
+        (Region(grow=17), "grow"),
+        (Region(grow=1.5), "grow"),
+        (Region(instance=-1), "instance"),
+        (Region(instance=5), "instance"),
+    ],
+)
+def test_regions_out_of_range(studio, session, region, why):
+    made(studio, session)
+    with pytest.raises(FisEditError, match=why):
+        handlers.preview(studio, session, DOG, region)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "empty"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "something else"),
+        (b"\0" * (MOST_BYTES + 1), "32 MiB"),
+        (png(Image.new("L", (12_001, 8))), "12000"),
+        (png(Image.new("L", (8, 8)))[:40], "picture must be"),
+    ],
+    ids=["nothing", "svg", "bytes", "sides", "cut"],
+)
+def test_pictures_that_are_refused(studio, session, data, why):
+    with pytest.raises(InputError, match=why):
+        handlers.open_picture(studio, session, data)
+    with pytest.raises(InputError, match=why):
+        handlers.restore(data)
+
+
+def test_strokes_become_two_areas():
+    painted = Image.new("RGBA", (64, 32))
+    painted.paste((255, 64, 96, 255), (0, 0, 8, 8))
+    painted.paste((48, 112, 255, 255), (32, 16, 64, 32))
+    sent = views.shown_as(painted)
+    add, protect = views.strokes(sent, (128, 64))
+    assert np.asarray(add)[:16, :16].all() and np.asarray(add).sum() == 255 * 16 * 16
+    assert np.asarray(protect)[32:, 64:].all() and np.asarray(protect).sum() == 255 * 32 * 64
+    assert views.strokes("", (8, 8)) == views.strokes(views.shown_as(Image.new("RGBA", (8, 8))), (8, 8)) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    ["data:image/svg+xml;base64,AAAA", "data:image/png;base64,AAAA", "data:image/png;base64,%", {"a": 1}, "x" * 2**21],
+)
+def test_strokes_that_are_none(sent):
+    with pytest.raises((MaskError, InputError)):
+        views.strokes(sent, (8, 8))
+
+
+def test_changed_words_are_marked_and_nothing_else_becomes_html():
+    assert views.changes(CAT, DOG) == "a <del>cat</del> <ins>dog</ins> and a cake on a beach"
+    assert views.changes("a cat", "a cat in a hat") == "a cat<ins> in a hat</ins>"
+    assert views.changes("<b>cat", "<b><script>x") == "&lt;b&gt;<del>cat</del> <ins>&lt;script&gt;x</ins>"
+
+
+def test_names_in_the_history_are_escaped(studio, session):
+    made(studio, session, '"><img src=x onerror=alert(1)>')
+    drawn = views.tree(session.editor.history, "0")
+    assert "<img src=x" not in drawn and drawn.count("<button") == 1
+
+
+def test_the_line_of_truth(studio, session):
+    source = made(studio, session)
+    dog = last(handlers.edit(studio, session, DOG))
+    seconds, rows = dog.stats.seconds["total"], dog.stats.active_rows[0] / 256
+    told = views.truth(dog, source, seconds * 3, measured=False)
+    assert f"{seconds:.1f} s" in told and "3.0 times faster than dense (predicted)" in told
+    assert f"{rows:.0%} of the rows computed" in told and "outside the mask: identical" in told
+    assert "2.0 times dense's time (measured)" in views.truth(dog, source, seconds / 2, measured=True)
+    night = last(handlers.edit(studio, session, "a dog and a cake at night"))
+    assert "ran dense: " in views.truth(night, dog, None, measured=False)
+
+
+# Several people
+
+
+def test_people_do_not_see_each_other(studio):
+    a, b = studio.session("a"), studio.session("b")
+    made(studio, a)
+    assert len(b.editor.history) == 0 and a.folder != b.folder and a.key != b.key
+    assert studio.session("a") is a and studio.adopt("c", b.key) is b
+
+
+@pytest.mark.parametrize("key", ["", "0" * 32, "../a", "/etc", "a/../b", "A" * 32, "..", "é" * 32])
+def test_a_key_that_nobody_has_opens_a_new_session(studio, session, key):
+    made(studio, session)
+    opened = studio.adopt("stranger", key)
+    assert opened is not session and len(opened.editor.history) == 0
+    assert opened.folder.parent == studio.folder
+
+
+def test_work_at_once_gives_what_work_alone_gives(studio):
+    alone = [made(studio, studio.session(f"alone {seed}"), CAT, Settings(4, seed=seed)) for seed in range(3)]
+    together = {}
+
+    def work(seed):
+        together[seed] = made(studio, studio.session(str(seed)), CAT, Settings(4, seed=seed))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(same(alone[seed], together[seed]) for seed in range(3))
+
+
+def test_features_of_the_longest_idle_go_first_and_come_back(studio):
+    a, b = studio.session("a"), studio.session("b")
+    made(studio, a)
+    expected = last(handlers.edit(studio, a, DOG))
+    handlers.undo(a)
+    studio.feature_bytes = a.editor.recorded_bytes
+    studio.session("a")
+    made(studio, b)
+    assert a.editor.recorded_bytes == 0 < b.editor.recorded_bytes <= studio.feature_bytes
+    assert len(a.editor.history) == 2
+    again = last(handlers.edit(studio, a, DOG))
+    assert same(again, expected) and "rebuilt" in " ".join(again.stats.notes)
+    assert b.editor.recorded_bytes == 0
+
+
+def test_who_is_put_aside_finds_everything_again(studio):
+    studio.capacity = 2
+    a = studio.session("a")
+    source = made(studio, a)
+    studio.session("b"), studio.session("c")
+    assert len(studio) == 2
+    back = studio.session("a")
+    assert back is not a and back.key == a.key and same(back.editor.current, source)
+    assert last(handlers.edit(studio, back, DOG)).parent == source.id
+
+
+def test_nobody_at_work_is_put_aside(studio):
+    studio.capacity = 1
+    running = handlers.generate(studio, studio.session("a"), CAT, Settings(steps=50))
+    next(running)
+    with pytest.raises(Busy, match="try again"):
+        studio.session("b")
+    running.close()
+    idle(studio.session("a"))
+    assert studio.session("b").idle
+
+
+def test_a_temporary_studio_leaves_nothing(shared):
+    studio = shared.another(None)
+    made(studio, studio.session("a"))
+    folder = studio.folder
+    assert list(folder.iterdir())
+    studio.close()
+    assert not folder.exists()
+
+
+def test_errors_are_one_line_and_name_no_place(studio, session):
+    made(studio, session)
+    (session.folder / "session.json").write_text("{")
+    studio.capacity = 1
+    studio.session("other")
+    with pytest.raises(SessionError) as refused:
+        studio.session("me")
+    assert "\n" not in str(refused.value)
+    assert Path(studio.folder).name
