@@ -71,6 +71,8 @@ def checked_prompt(prompt: str) -> str:
 
 def checked_settings(settings: Settings) -> Settings:
     """Settings within the server's limits. Raises InputError."""
+    if not isinstance(settings.negative_prompt, str):
+        raise PromptError(f"negative prompt must be text, got {type(settings.negative_prompt).__name__}")
     if len(settings.negative_prompt) > MOST_LETTERS:
         raise PromptError(
             f"negative prompt must have at most {MOST_LETTERS} letters, got {len(settings.negative_prompt)}"

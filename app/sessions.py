@@ -127,6 +127,7 @@ class Studio:
     ) -> None:
         self.first = Editor.from_pretrained(model, device=device, dtype=dtype, max_recorded_bytes=feature_bytes)
         self._begin(capacity, folder)
+        self.warm()
 
     def warm(self, patience: float = 0.5) -> None:
         """Draw a small picture, so that nobody waits for what only the first run does; where that takes less than
