@@ -78,13 +78,13 @@ class Answers:
     def edit(self, request: gr.Request, prompt: str, *wish: Any) -> Iterator[Updates]:
         """An edit of the picture on the stage."""
         yield from self._run(
-            request, lambda session: handlers.edit(self.studio, session, prompt, _region(session, *wish)), over=True
+            request, lambda session: handlers.edit(self.studio, session, prompt, _region(session, *wish)), prompt
         )
 
     def measure(self, request: gr.Request) -> Iterator[Updates]:
         """A dense run of the result on the stage, to compare."""
         yield from self._run(
-            request, lambda session: handlers.dense(self.studio, session, session.editor.current.id), over=True
+            request, lambda session: handlers.dense(self.studio, session, session.editor.current.id), None
         )
 
     def stop(self, request: gr.Request) -> str:
@@ -187,19 +187,24 @@ class Answers:
         return history.current.recipe.seed if len(history) else gr.skip()
 
     def _run(
-        self, request: gr.Request, start: Callable[[Session], Iterator[Progress]], *, over: bool = False
+        self, request: gr.Request, start: Callable[[Session], Iterator[Progress]], prompt: str | None = ""
     ) -> Iterator[Updates]:
-        """Show a run as it goes, and where the session stands after it; `over` lays its previews over the picture."""
+        """Show a run as it goes, and where the session stands after it.
+
+        Args:
+            prompt: an edit's, whose previews lie in its region where that was looked for; "" for a new picture, whose
+                previews lie over all; None for a run without previews.
+        """
         page, session = self.page, None
         try:
             session = self.studio.session(_caller(request))
-            under = session.editor.current.image if over else None
             yield {**self._buttons(session, busy=True), page.status: views.said("Starting ...")}
             for news in start(session):
-                if news.picture is not None:
-                    mask = session.seen.mask if session.seen else None
-                    live = views.live(news.picture, under, mask)
-                    yield {page.stage: gr.update(live=live), page.status: views.status(news)}
+                if news.picture is None:
+                    continue
+                seen = session.seen if session.seen and session.seen.diff.prompt == prompt else None
+                live = "" if prompt is None else views.live(news.picture, seen.mask if seen else None)
+                yield {page.stage: gr.update(live=live), page.status: views.status(news)}
             yield self._stands(session, view="compare")
         except Cancelled:
             yield self._stays(session, views.said("Stopped. Nothing was changed."))
@@ -246,7 +251,13 @@ class Answers:
         page, history = self.page, session.editor.history
         some = bool(len(history)) and not busy
         child = some and history.current.parent is not None
-        may = {page.undo: child, page.redo: some, page.delete: some, page.measure: child, page.run: some}
+        may = {
+            page.undo: child,
+            page.redo: some and history.later is not None,
+            page.delete: some,
+            page.measure: child,
+            page.run: some,
+        }
         may |= {page.download: some, page.save: some, page.make: not busy}
         updates = {button: gr.update(interactive=bool(allowed)) for button, allowed in may.items()}
         kinds = {page.run: "primary", page.make: "secondary"} if len(history) else {page.make: "primary"}

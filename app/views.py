@@ -181,9 +181,9 @@ def region(mask: EditMask) -> str:
     return _url(picture, "PNG")
 
 
-def live(small: Image.Image, current: Image.Image | None, mask: EditMask | None) -> str:
+def live(small: Image.Image, mask: EditMask | None) -> str:
     """How far a run is, as a data URL: its preview of one pixel per cell, inside the mask alone where that is known."""
-    if current is None or mask is None or not mask.grid.any() or mask.grid.shape != small.size[::-1]:
+    if mask is None or not mask.grid.any() or mask.grid.shape != small.size[::-1]:
         return _url(small, "PNG")
     picture = small.convert("RGBA")
     picture.putalpha(Image.fromarray(mask.grid.astype(np.uint8) * 255))

@@ -133,9 +133,14 @@ class History(Sequence[EditResult]):
 
     def redo(self) -> EditResult:
         """Stand on the child visited last. Raises SessionError where there is none."""
-        if self.current.id not in self._visited:
+        if self.later is None:
             raise SessionError("nothing to redo; this result has no later edit")
-        return self.checkout(self._visited[self.current.id])
+        return self.checkout(self.later)
+
+    @property
+    def later(self) -> str | None:
+        """The child of the current result that was visited last, to which redo goes; None where there is none."""
+        return self._visited.get(self.current.id)
 
     def lineage(self, result_id: str) -> list[EditResult]:
         """From the source to the result."""
