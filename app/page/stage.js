@@ -1,16 +1,25 @@
 /* The stage: a picture, the region over it, strokes, a run's preview, and before / after.
    Python sets `picture`, `region` and `live`; `value` is what was painted, a PNG as a data URL. */
 const find = (selector) => element.querySelector(selector);
-const stage = find(".stage"), frame = find(".frame"), canvas = find("canvas"), pen = canvas.getContext("2d");
+const stage = find(".stage"), frame = find(".frame"), canvas = find("canvas"), pen = canvas.getContext("2d", { willReadFrequently: true });
+const ring = find(".ring");
 const COLOURS = { add: "rgb(255,64,96)", protect: "rgb(48,112,255)" };
 const LONGEST = 512;
-let tool = "add", width = 10, strokes = [], current = null, shown = null, drawing = false;
+const finger = matchMedia("(pointer: coarse)").matches;  // a finger scrolls until a brush is chosen
+let tool = finger ? "" : "add", width = 10, strokes = [], current = null, shown = null, drawing = false;
 
 function choose(group, name, value) {
   for (const button of element.querySelectorAll(`[role=radio][data-${group}]`)) {
     button.setAttribute("aria-checked", String(button.dataset[group] === value));
-    button.tabIndex = button.dataset[group] === value ? 0 : -1;
+    button.tabIndex = button.dataset[group] === value || !value ? 0 : -1;
   }
+}
+
+function take(name) {
+  tool = finger && name === tool ? "" : name;
+  choose("tool", "tool", tool);
+  canvas.style.touchAction = tool ? "none" : "auto";
+  ring.style.display = "none";
 }
 
 function view(name) {
@@ -63,7 +72,7 @@ function place(event) {
 }
 
 canvas.addEventListener("pointerdown", (event) => {
-  if (event.button || !shown) return;
+  if (event.button || !shown || !tool) return;
   canvas.setPointerCapture(event.pointerId);
   drawing = true;
   strokes.push({ tool, width, points: [place(event)] });
@@ -71,10 +80,14 @@ canvas.addEventListener("pointerdown", (event) => {
   event.preventDefault();
 });
 canvas.addEventListener("pointermove", (event) => {
+  const [x, y] = place(event);
+  Object.assign(ring.style, { display: tool && shown && event.pointerType === "mouse" ? "block" : "none" });
+  Object.assign(ring.style, { left: `${x * 100}%`, top: `${y * 100}%`, width: `${width}%` });
   if (!drawing) return;
   for (const part of event.getCoalescedEvents ? event.getCoalescedEvents() : [event]) strokes.at(-1).points.push(place(part));
   redraw();
 });
+canvas.addEventListener("pointerleave", () => { ring.style.display = "none"; });
 for (const over of ["pointerup", "pointercancel"]) {
   canvas.addEventListener(over, () => { if (drawing) { drawing = false; tell(); } });
 }
@@ -87,7 +100,7 @@ element.addEventListener("click", (event) => {
   const button = event.target.closest("button");
   if (!button) return;
   if (button.dataset.view) view(button.dataset.view);
-  if (button.dataset.tool) { tool = button.dataset.tool; choose("tool", "tool", tool); view("edit"); }
+  if (button.dataset.tool) { take(button.dataset.tool); view("edit"); }
   if (button.dataset.do) DO[button.dataset.do]();
 });
 element.addEventListener("input", (event) => {
@@ -135,4 +148,5 @@ watch("region", () => { source(".region", props.region); if (props.region) view(
 watch("live", () => { source(".live", props.live); if (props.live) view("edit"); });
 window.fisedit = Object.assign(window.fisedit || {}, { undoStroke: undo, view });
 choose("tool", "tool", tool);
+canvas.style.touchAction = tool ? "none" : "auto";
 picture();
