@@ -83,7 +83,7 @@ def test_only_what_is_gone_is_rebuilt(pipelines):
 def test_the_least_recently_used_source_goes_first(pipelines):
     editor = Editor(pipelines["shallow"])
     first = editor.generate(CAT, **QUICK)
-    editor._memory._max_bytes = int(2.5 * first.stats.recorded_bytes)
+    editor._memory.max_bytes = int(2.5 * first.stats.recorded_bytes)
     second = editor.generate(DOG, **QUICK)
     editor.checkout(first.id)
     editor.edit(BIRD, mask=CORNER, growth=0)
@@ -97,7 +97,7 @@ def test_edits_of_one_source_go_before_it(pipelines):
     editor = Editor(pipelines["shallow"])
     source = editor.generate(CAT, **QUICK)
     first = editor.edit(BIRD, mask=CORNER, growth=0)
-    editor._memory._max_bytes = editor._memory.bytes
+    editor._memory.max_bytes = editor._memory.bytes
     editor.checkout(source.id)
     second = editor.edit(DOG, mask=CORNER, growth=0)
     kept = [result.id for result in (source, first, second) if result.id in editor._memory]
