@@ -1,0 +1,176 @@
+"""Starts the app: an address that nobody else has, the page, and doors before it.
+
+Everything of gradio's that would reach out, share or tell others is off. Knows uvicorn and gradio; no editing.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fisedit.errors import InputError
+
+if TYPE_CHECKING:
+    import gradio
+    import uvicorn
+
+    from app.doors import Doors
+
+MOST_WAITING = 20
+"""Jobs in the queue before others are told that the app is busy."""
+
+AT_ONCE = 2
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{16,}")
+_LOCAL = ("127.0.0.1", "localhost", "::1")
+_QUIET = {
+    "GRADIO_ANALYTICS_ENABLED": "False",
+    "GRADIO_RUN_HISTORY": "False",
+    "GRADIO_SSR_MODE": "False",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the app listens, and who may ask for it.
+
+    Args:
+        listener: a bound socket. host: as it was given. token: what every request must know; "" for none.
+        hosts: names and addresses that requests may call this machine by.
+    """
+
+    listener: socket.socket
+    host: str
+    token: str
+    hosts: frozenset[str]
+
+    @property
+    def url(self) -> str:
+        """What to open in a browser."""
+        host, port = self.host, self.listener.getsockname()[1]
+        name = f"[{host}]" if ":" in host else {"0.0.0.0": socket.gethostname()}.get(host, host)  # noqa: S104
+        return f"http://{name}:{port}/" + (f"?token={self.token}" if self.token else "")
+
+
+def listen(host: str = "127.0.0.1", port: int = 7860, token: str = "", allowed_hosts: Sequence[str] = ()) -> Address:
+    """Take a port, before anything heavy is loaded.
+
+    Args:
+        host: an address of this machine, or a name of it. port: 0 for any free one.
+        token: at least 16 letters, digits, `-` or `_`. allowed_hosts: other names that this machine is reached by.
+
+    Raises:
+        InputError: others could come in without a token, or the port cannot be had.
+    """
+    if token and not _TOKEN.fullmatch(token):
+        raise InputError(f"token must have at least 16 letters, digits, - or _, got {len(token)} signs")
+    family, where = _resolve(host, port)
+    if not ipaddress.ip_address(where[0]).is_loopback and not token:
+        raise InputError(f"others could reach {host}: give --token, or leave --host out for this machine alone")
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(where)
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        why = os.strerror(error.errno) if error.errno else error
+        raise InputError(f"port {port} of {host} cannot be had ({why}); give another --port, or 0 for any") from error
+    names = {host.lower(), where[0], *map(str.lower, allowed_hosts)}
+    if ipaddress.ip_address(where[0]).is_unspecified:
+        names |= {socket.gethostname().lower()}
+    return Address(listener, host, token, frozenset({*names, *_LOCAL}))
+
+
+def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
+    try:
+        family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise InputError(f"host must be an address or name of this machine, got {host!r} and port {port}") from error
+    return family, where
+
+
+@contextmanager
+def surroundings(*, offline: bool) -> Iterator[Path]:
+    """What gradio, the hub and Pillow go by, set before they are imported; yields the folder that uploads lie in.
+
+    Raises:
+        InputError: gradio is not installed.
+    """
+    if find_spec("gradio") is None:
+        raise InputError("the app needs gradio, which is not installed: pip install 'fisedit[app]'")
+    from PIL import Image
+
+    from fisedit.batch.pictures import MOST_PIXELS
+
+    with tempfile.TemporaryDirectory(prefix="fisedit-app-") as folder:
+        uploads = Path(folder).resolve()
+        os.environ.update(_QUIET | {"GRADIO_TEMP_DIR": str(uploads)} | ({"HF_HUB_OFFLINE": "1"} if offline else {}))
+        most, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, MOST_PIXELS // 2  # Pillow refuses twice as many
+        try:
+            yield uploads
+        finally:
+            Image.MAX_IMAGE_PIXELS = most
+
+
+def prepared(
+    page: gradio.Blocks,
+    address: Address,
+    uploads: Path,
+    looks: Mapping[str, Any],
+) -> uvicorn.Server:
+    """A server of the page; `run([address.listener])` answers requests until it is told to stop.
+
+    Args:
+        looks: the page's theme, css, js and head. uploads: from `surroundings`.
+    """
+    import uvicorn
+
+    return uvicorn.Server(
+        uvicorn.Config(
+            application(page, address, uploads, looks),
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            ws="none",
+            timeout_graceful_shutdown=1,
+        )
+    )
+
+
+def application(page: gradio.Blocks, address: Address, uploads: Path, looks: Mapping[str, Any]) -> Doors:
+    """The page behind its doors, as an ASGI application."""
+    import gradio as gr
+    from fastapi import FastAPI
+
+    from app import doors
+
+    page.queue(max_size=MOST_WAITING, default_concurrency_limit=AT_ONCE, api_open=False)
+    page.has_launched = True  # else gradio does not look where a request's files lie
+    outer = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    gr.mount_gradio_app(
+        outer,
+        page,
+        path="/",
+        footer_links=["api"],
+        run_history=False,
+        allowed_paths=[],
+        blocked_paths=[],
+        show_error=True,
+        max_file_size=doors.MOST_UPLOADED,
+        ssr_mode=False,
+        enable_monitoring=False,
+        mcp_server=False,
+        **looks,
+    )
+    return doors.Doors(outer, address.hosts, address.token, uploads)

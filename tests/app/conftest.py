@@ -1,0 +1,112 @@
+"""The app on the demo model, served once for all tests of this folder, and browsers that look at it.
+
+Every page that a test opens is watched: a request to another machine or an error in its console fails the test.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from threading import Thread
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
+
+    from app.sessions import Studio
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking")
+
+
+@dataclass(frozen=True)
+class Site:
+    """The app as it runs: where, in which folder its uploads lie, and what stands behind the page."""
+
+    url: str
+    uploads: Path
+    studio: Studio
+
+
+@pytest.fixture(scope="package")
+def site() -> Iterator[Site]:
+    """The app on the demo model, in a thread of this process, where tests can look behind the page."""
+    from app import server
+
+    address = server.listen(port=0)
+    with server.surroundings(offline=True) as uploads:
+        from app import main
+        from app.sessions import Studio
+
+        studio = Studio()
+        running = server.prepared(main.build(studio), address, uploads, main.looks())
+        thread = Thread(target=running.run, args=([address.listener],))
+        thread.start()
+        yield Site(address.url, uploads, studio)
+        running.should_exit = True
+        thread.join()
+
+
+@dataclass
+class Watched:
+    """A browser's context, and what it did that a page of this app must not do."""
+
+    context: BrowserContext
+    bad: list[str] = field(default_factory=list)
+
+    def open(self, url: str) -> Page:
+        """Opens the app and waits for it to be drawn."""
+        page = self.context.new_page()
+        page.on("console", self._heard)
+        page.on("pageerror", lambda error: self.bad.append(f"error: {error}"))
+        page.goto(url)
+        return page
+
+    def _heard(self, message: ConsoleMessage) -> None:
+        if message.type == "error":
+            self.bad.append(f"console: {message.text}")
+
+
+@pytest.fixture(scope="package")
+def chromium() -> Iterator[Browser]:
+    """One browser process."""
+    from playwright.sync_api import sync_playwright
+
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium: `make test` installs it where there is apt-get")
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def browser(chromium, site) -> Iterator[Callable[..., Watched]]:
+    """Opens browsers that know nothing of one another."""
+    opened: list[Watched] = []
+
+    def new(**options: object) -> Watched:
+        watched = Watched(chromium.new_context(accept_downloads=True, **options))
+        watched.context.set_default_timeout(60_000)
+        here = urlsplit(site.url).netloc
+        watched.context.on(
+            "request",
+            lambda request: (
+                request.url.startswith(("data:", "blob:"))
+                or urlsplit(request.url).netloc == here
+                or watched.bad.append(f"request: {request.url}")
+            ),
+        )
+        opened.append(watched)
+        return watched
+
+    yield new
+    for watched in opened:
+        watched.context.close()
+    assert [bad for watched in opened for bad in watched.bad] == []

@@ -1,0 +1,146 @@
+"""The page in a real browser, on the demo model. Whatever else a test looks at, no page may reach another machine or
+complain in its console: `conftest` sees to that."""
+
+from __future__ import annotations
+
+import base64
+import re
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
+from playwright.sync_api import expect
+
+from fisedit import metadata
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+CAT, DOG, CASTLE = "a cat and a cake on a beach", "a dog and a cake on a beach", "a cat and a castle on a beach"
+STEPS = 5
+
+
+def make(page: Page, prompt: str = CAT, steps: int = STEPS) -> None:
+    """Types a prompt, and makes a picture of it in a few steps."""
+    page.locator("#prompt textarea").fill(prompt)
+    page.get_by_text("Settings of new pictures").click()
+    page.locator("#steps input[type=number]").fill(str(steps))
+    page.locator("#steps input[type=number]").blur()
+    page.locator("#make").click()
+
+
+def run(page: Page, prompt: str, pictures: int) -> None:
+    """Changes the prompt, waits for the region, runs the edit."""
+    page.locator("#prompt textarea").fill(prompt)
+    expect(page.locator("#facts")).to_contain_text("of the picture")
+    page.locator("#run").click()
+    expect(nodes(page)).to_have_count(pictures)
+    expect(page.locator("#run")).to_be_visible()
+
+
+def nodes(page: Page):
+    return page.locator("#history [data-id]")
+
+
+def here(page: Page):
+    return page.locator("#history [aria-current=true]")
+
+
+def pixels(page: Page, selector: str, mode: str = "RGB") -> np.ndarray:
+    """A picture on the stage, as the page shows it."""
+    image = page.locator(f"#stage {selector}")
+    expect(image).to_have_attribute("src", re.compile("^data:image/png"))
+    data = (image.get_attribute("src") or "").partition(",")[2]
+    return np.asarray(Image.open(BytesIO(base64.b64decode(data))).convert(mode))
+
+
+def test_from_words_to_a_file(browser, tmp_path):
+    page = browser().open()
+    expect(page.locator("#stage .empty")).to_be_visible()
+    make(page)
+    expect(nodes(page)).to_have_count(1)
+    source = pixels(page, ".picture")
+
+    page.locator("#prompt textarea").fill(DOG)
+    expect(page.locator("#words-line del")).to_have_text("cat")
+    expect(page.locator("#words-line ins")).to_have_text("dog")
+    expect(page.locator("#facts")).to_contain_text(re.compile(r"\d+% of the picture.*confidence \d+%.*about [\d.]+ s"))
+    region = pixels(page, ".region", "RGBA")[..., 3] > 0
+    assert 0.01 < region.mean() < 0.9
+
+    page.locator("#run").click()
+    expect(nodes(page)).to_have_count(2)
+    expect(page.locator("#truth")).to_contain_text("outside the mask: identical")
+    expect(page.locator("#truth")).to_contain_text(re.compile(r"[\d.]+ s.*of the rows computed"))
+    edited, mask = pixels(page, ".picture"), pixels(page, ".mask", "RGBA")[..., 3] > 0
+    assert (edited != source).any() and (edited[~mask] == source[~mask]).all()
+    assert (pixels(page, ".before") == source).all()
+
+    split = page.locator("#stage .split")
+    split.focus()
+    split.press("Home")
+    assert page.locator("#stage .frame").evaluate("frame => frame.style.getPropertyValue('--at')") == "0%"
+    split.press("End")
+    assert page.locator("#stage .frame").evaluate("frame => frame.style.getPropertyValue('--at')") == "100%"
+
+    nodes(page).first.click()
+    expect(here(page)).to_have_attribute("data-id", "0")
+    expect(page.locator("#prompt textarea")).to_have_value(CAT)
+    run(page, CASTLE, 3)
+    branch = pixels(page, ".picture")
+    assert (branch != edited).any()
+    rows = [node.evaluate("node => node.style.gridRow") for node in nodes(page).all()]
+    assert len(set(rows)) == 2
+
+    page.locator("#undo").click()
+    expect(here(page)).to_have_attribute("data-id", "0")
+    assert (pixels(page, ".picture") == source).all()
+    page.locator("#redo").click()
+    expect(here(page)).to_have_attribute("data-id", "2")
+
+    with page.expect_download() as told:
+        page.locator("#download").click()
+    told.value.save_as(tmp_path / "castle.png")
+    with Image.open(tmp_path / "castle.png") as image:
+        assert (np.asarray(image.convert("RGB")) == branch).all()
+        assert metadata.read(image).prompt == CASTLE
+
+
+def test_painting(browser):
+    page = browser().open()
+    make(page)
+    expect(nodes(page)).to_have_count(1)
+    page.locator("#prompt textarea").fill(DOG)
+    expect(page.locator("#facts")).to_contain_text("confidence")
+    page.get_by_text("Region", exact=True).click()
+    page.get_by_label("Only where I paint").check()
+
+    stroke(page, (0.2, 0.2), (0.4, 0.2))
+    expect(page.locator("#facts")).to_contain_text("where you painted")
+    region = pixels(page, ".region", "RGBA")[..., 3] > 0
+    side = len(region)
+    assert region[side // 5, side * 3 // 10] and not region[side // 2 :].any() and not region[:, side * 3 // 5 :].any()
+    assert painted(page, 0.3, 0.2) == [255, 64, 96, 255] and painted(page, 0.7, 0.7)[3] == 0
+
+    page.get_by_role("radio", name="Protect").click()
+    stroke(page, (0.2, 0.2), (0.25, 0.2))
+    page.get_by_role("radio", name="Eraser").click()
+
+
+def stroke(page: Page, *points: tuple[float, float]) -> None:
+    """Draws on the picture with the mouse; points are shares of its width and height."""
+    box = page.locator("#stage canvas").bounding_box()
+    assert box is not None
+    places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
+    page.mouse.move(*places[0])
+    page.mouse.down()
+    for place in places:
+        page.mouse.move(*place, steps=5)
+    page.mouse.up()
+
+
+def painted(page: Page, x: float, y: float) -> list[int]:
+    """Red, green, blue, alpha of the strokes at a place."""
+    look = "(c, [x, y]) => [...c.getContext('2d').getImageData(x * c.width, y * c.height, 1, 1).data]"
+    return page.locator("#stage canvas").evaluate(look, [x, y])

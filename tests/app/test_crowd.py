@@ -1,0 +1,14 @@
+"""More people than may wait: who is let in gets the right picture, and the rest is told so."""
+
+from __future__ import annotations
+
+from app.server import MOST_WAITING
+from tests.app import crowd
+
+PEOPLE = 30
+
+
+def test_everybody_gets_their_own_or_is_told(site):
+    wanted = crowd.expected(site.studio.first, PEOPLE)
+    got = crowd.ask(site.url, PEOPLE)
+    assert crowd.served(got, wanted) >= MOST_WAITING

@@ -1,0 +1,171 @@
+"""What the doors let in and what they refuse, before an application that says yes to everything."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from starlette.responses import PlainTextResponse
+from starlette.testclient import TestClient
+
+from app.doors import COOKIE, MOST_SAID, Doors
+
+TOKEN = "0123456789abcdef"
+HOSTS = frozenset({"127.0.0.1", "::1", "studio.local"})
+
+
+@pytest.fixture
+def uploads(tmp_path):
+    folder = tmp_path / "uploads"
+    (folder / "abc").mkdir(parents=True)
+    (folder / "abc" / "cat.png").write_bytes(b"cat")
+    (tmp_path / "secret").write_text("secret")
+    (folder / "link.png").symlink_to(tmp_path / "secret")
+    return folder
+
+
+def client(uploads, token="", base="http://127.0.0.1:7860") -> TestClient:
+    return TestClient(Doors(PlainTextResponse("in"), HOSTS, token, uploads), base_url=base, follow_redirects=False)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:7860", "[::1]:7860", "studio.local", "STUDIO.local:80"])
+def test_hosts_of_this_machine(uploads, host):
+    assert client(uploads).get("/", headers={"host": host}).text == "in"
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "evil.example:7860", "", "[", "a@b@c", "studio.local.", "::1"]
+)
+def test_forged_hosts(uploads, host):
+    answer = client(uploads).get("/", headers={"host": host})
+    assert answer.status_code == 400 and answer.text != "in"
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://127.0.0.1:1", "http://127.0.0.1.evil.example:7860"]
+)
+def test_pages_of_other_sites(uploads, origin):
+    here = client(uploads)
+    assert here.post("/gradio_api/cancel", json={}, headers={"origin": origin}).status_code == 403
+    assert here.post("/gradio_api/cancel", json={}, headers={"origin": "http://127.0.0.1:7860"}).text == "in"
+
+
+class TestToken:
+    def test_nothing_without_it(self, uploads):
+        here = client(uploads, TOKEN)
+        for path in (
+            "/",
+            "/config",
+            "/assets/a.js",
+            "/gradio_api/info",
+            "/?token=wrong",
+            "/?token=",
+            "/config?token=" + TOKEN,
+        ):
+            assert here.get(path).status_code == 401
+        assert here.post("/gradio_api/upload", content=b"").status_code == 401
+        assert here.get("/", headers={"authorization": f"Bearer {TOKEN}x"}).status_code == 401
+        assert here.get("/", headers={"cookie": f"{COOKIE}=é".encode()}).status_code == 401
+
+    def test_in_a_header(self, uploads):
+        assert client(uploads, TOKEN).get("/config", headers={"authorization": f"Bearer {TOKEN}"}).text == "in"
+
+    def test_from_the_address_into_a_cookie(self, uploads):
+        here = client(uploads, TOKEN)
+        answer = here.get(f"/?token={TOKEN}")
+        assert (answer.status_code, answer.headers["location"]) == (303, "/")
+        assert "httponly" in answer.headers["set-cookie"].lower()
+        assert here.get("/").text == "in"
+
+
+NOWHERE = """/gradio_api/proxy=http://127.0.0.1/ /gradio_api/file/etc/passwd /gradio_api/deep_link /gradio_api/runs
+/gradio_api/vibe-code /gradio_api/dev/reload /gradio_api/stream/a/b/c/playlist.m3u8 /monitoring /monitoring/summary
+/gradio_api/component_server /gradio_api/custom_component/1/client/component/style.css /docs /openapi.json /login
+/nowhere"""
+
+
+@pytest.mark.parametrize("path", NOWHERE.split())
+def test_other_routes_are_not_there(uploads, path):
+    here = client(uploads)
+    assert here.get(path).status_code == here.post(path, json={}).status_code == 404
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_other_methods_are_not_there(uploads, method):
+    assert client(uploads).request(method, "/").status_code == 404
+
+
+def outside(uploads) -> list[object]:
+    return [
+        *(
+            "/etc/passwd",
+            "file:///etc/passwd",
+            "http://127.0.0.1/",
+            "https://169.254.169.254/",
+            "http://example.com/a.png",
+        ),
+        *(f"{uploads}{end}" for end in " /abc /link.png /abc/../../secret /../secret /abc/none.png -x/a".split(" ")),
+        *("abc/cat.png", ".", "/" + "a" * 5000, "data:image/png;base64,AAAA", "\\\\host\\share"),
+        *("", f"{uploads}/abc/cat.png\0", 7, ["/etc/passwd"], {"path": "/etc/passwd"}),
+    ]
+
+
+def test_files_of_others(uploads):
+    here = client(uploads)
+    own = str(uploads / "abc" / "cat.png")
+    assert here.get(f"/gradio_api/file={own}").text == "in"
+    assert here.post("/gradio_api/queue/join", json={"data": [[{"image": {"path": own}}]]}).text == "in"
+    for path in outside(uploads):
+        for told in (
+            {"path": path},
+            {"path": path, "meta": {"_type": "gradio.FileData"}},
+            {"deep": [[{"path": path}]]},
+        ):
+            for route in ("queue/join", "run/predict", "api/predict", "call/edit", "call/v2/edit"):
+                assert here.post(f"/gradio_api/{route}", json={"data": [told]}).status_code == 403, path
+    for path in outside(uploads)[:16]:
+        assert here.get(f"/gradio_api/file={path}").status_code in (403, 404), path
+
+
+ELSEWHERE = """http://127.0.0.1:1/gradio_api/file=x http://169.254.169.254/ file:///etc/passwd /etc/passwd http://[
+data:image/png;base64,AAAA //evil.example/gradio_api/file=x ftp://127.0.0.1:7860/gradio_api/file=x"""
+
+
+@pytest.mark.parametrize("url", [*ELSEWHERE.split(), 7])
+def test_addresses(uploads, url):
+    here, own = client(uploads), str(uploads / "abc" / "cat.png")
+    for told in ({"url": url}, {"path": None, "url": url}, {"path": own, "url": url}):
+        assert here.post("/gradio_api/queue/join", json={"data": [told]}).status_code in (400, 403)
+    told = {"path": own, "url": f"http://127.0.0.1:7860/gradio_api/file={own}"}
+    assert here.post("/gradio_api/queue/join", json={"data": [told]}).text == "in"
+
+
+def test_too_much(uploads):
+    here = client(uploads)
+    assert here.post("/gradio_api/queue/join", content=b" " * (MOST_SAID + 1)).status_code == 413
+    assert here.post("/gradio_api/upload", content=b"", headers={"content-length": str(10**12)}).status_code == 413
+    assert here.post("/gradio_api/upload", content=iter([b"a"])).status_code == 411
+
+
+@pytest.mark.parametrize("body", [b"", b"no", b"\xff", b"[" * 100_000, b'{"a": NaN', b"1" * 10_000])
+def test_what_is_no_json(uploads, body):
+    assert client(uploads).post("/gradio_api/queue/join", content=body).status_code == 400
+
+
+def test_what_is_sent_arrives(uploads):
+    async def echo(scope, receive, send):
+        message = await receive()
+        await PlainTextResponse(message["body"])(scope, receive, send)
+
+    here = TestClient(Doors(echo, HOSTS, "", uploads), base_url="http://127.0.0.1")
+    told = {"data": ["ä" * 1000, None, 1.5]}
+    assert here.post("/gradio_api/queue/join", content=json.dumps(told)).json() == told
+
+
+def test_no_page_may_frame_it_or_reach_out(uploads):
+    headers = client(uploads).get("/").headers
+    assert (
+        "frame-ancestors 'none'" in headers["content-security-policy"]
+        and "http" not in headers["content-security-policy"]
+    )
+    assert headers["referrer-policy"] == "no-referrer" and headers["x-content-type-options"] == "nosniff"
