@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -245,6 +246,34 @@ def batch(
     if report is not None:
         page.write(outcome, report)
     raise typer.Exit(outcome.status)
+
+
+@app.command("app")
+def browse(
+    model: opt.Model = "demo",
+    host: opt.Host = "127.0.0.1",
+    port: opt.Port = 7860,
+    token: opt.Token = "",
+    allowed_host: opt.AllowedHosts = None,
+    sessions: opt.Sessions = None,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
+) -> None:
+    """Edit pictures in a browser."""
+    if sessions is not None:
+        files.writable(sessions)
+    from app import server
+
+    address = server.listen(host, port, token, allowed_host or ())
+    offline = local_files_only or model == "demo" or Path(model).expanduser().exists()
+    with server.surroundings(offline=offline) as uploads:
+        studio = import_module("app.sessions").Studio(model, device=device, dtype=dtype, folder=sessions)
+        page = import_module("app.main")
+        running = server.prepared(page.build(studio), address, uploads, page.looks())
+        typer.echo(f"The app is at {address.url} (Ctrl+C ends it)")
+        with suppress(KeyboardInterrupt):
+            running.run([address.listener])
 
 
 @bench.command("edit")

@@ -61,6 +61,15 @@ Session = Annotated[
     Path | None,
     Option(help="Edit the session saved in this folder, and save the edit there; with --picture, start one there."),
 ]
+Host = Annotated[str, Option(help="Address to listen on; any that others can reach needs a --token.")]
+Port = Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 for any free one.")]
+Token = Annotated[
+    str, Option(envvar="FISEDIT_TOKEN", help="What every request must know: 16 or more letters, digits, - and _.")
+]
+AllowedHosts = Annotated[
+    list[str] | None, Option("--allowed-host", help="Another name that this machine is reached by.")
+]
+Sessions = Annotated[Path | None, Option(help="Folder to keep sessions in; without it they go with the app.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON object on stdout, and nothing else.")]
 Areas = Annotated[str, Option(help="Edited areas in percent, with commas between.")]
 Size = Annotated[int, Option(help="Side of the square picture in pixels.")]
