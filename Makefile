@@ -2,17 +2,22 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := demo
-.PHONY: demo test fault lint clean
+.PHONY: demo app test fault lint clean
 
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/fisedit-ready
 EMOJI := /usr/share/fonts/truetype/noto/NotoColorEmoji.ttf
+CHROMIUM := $(or $(firstword $(foreach name,chromium chromium-browser google-chrome,$(shell command -v $(name)))),/usr/bin/chromium)
 
 demo: $(STAMP)
 	$(BIN)/fisedit demo
 
-test: lint $(EMOJI)
+# Opens at http://127.0.0.1:7860; PORT=... takes another.
+app: $(STAMP)
+	$(BIN)/fisedit app --port $(or $(PORT),7860)
+
+test: lint $(EMOJI) $(CHROMIUM)
 	$(BIN)/python -m pytest
 
 # Kills, hangs, full and read-only disks, crowds; writes docs/reliability.md.
@@ -32,11 +37,13 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
-# The font that the demo model's scenes are drawn with; only the tests of the training need it.
-$(EMOJI):
+# Only tests need these: the font that the demo model's scenes are drawn with, and the browser that opens the app.
+$(EMOJI): PACKAGE := fonts-noto-color-emoji
+$(CHROMIUM): PACKAGE := chromium
+$(EMOJI) $(CHROMIUM):
 	@if command -v apt-get > /dev/null; then \
 	  sudo=$$([ "$$(id -u)" = 0 ] || command -v sudo || true); \
-	  $$sudo apt-get update -qq && $$sudo apt-get install -qq -y fonts-noto-color-emoji; \
+	  $$sudo apt-get update -qq && $$sudo apt-get install -qq -y $(PACKAGE); \
 	else \
-	  echo "Install the font Noto Color Emoji: the tests of the training need $@"; \
+	  echo "There is no apt-get here. Tests need $@: install $(PACKAGE) in your system's way; without it they are skipped"; \
 	fi
