@@ -48,7 +48,7 @@ class Answers:
     def __init__(self, studio: Studio, page: Page) -> None:
         self.studio, self.page = studio, page
 
-    def arrive(self, request: gr.Request, key: str) -> Updates:
+    def on_arrive(self, request: gr.Request, key: str) -> Updates:
         """A page is there: its session, or a new one."""
         try:
             session = self.studio.adopt(_caller(request), key if isinstance(key, str) else "")
@@ -56,17 +56,17 @@ class Answers:
             return {self.page.status: views.said(str(error), "error")}
         return {self.page.key: session.key, **self._stands(session, view="edit")}
 
-    def leave(self, request: gr.Request) -> None:
+    def on_leave(self, request: gr.Request) -> None:
         """A page is gone: its work ends."""
         self.studio.leave(_caller(request))
 
-    def make(self, request: gr.Request, prompt: str, *recipe: Any) -> Iterator[Updates]:
+    def on_make(self, request: gr.Request, prompt: str, *recipe: Any) -> Iterator[Updates]:
         """A new picture from words."""
         yield from self._run(
             request, lambda session: handlers.generate(self.studio, session, prompt, _settings(*recipe))
         )
 
-    def open(self, request: gr.Request, data: bytes | None, prompt: str, *recipe: Any) -> Iterator[Updates]:
+    def on_open(self, request: gr.Request, data: bytes | None, prompt: str, *recipe: Any) -> Iterator[Updates]:
         """A new picture from a file."""
         yield from self._run(
             request,
@@ -75,24 +75,24 @@ class Answers:
             ),
         )
 
-    def edit(self, request: gr.Request, prompt: str, *wish: Any) -> Iterator[Updates]:
+    def on_edit(self, request: gr.Request, prompt: str, *wish: Any) -> Iterator[Updates]:
         """An edit of the picture on the stage."""
         yield from self._run(
             request, lambda session: handlers.edit(self.studio, session, prompt, _region(session, *wish)), prompt
         )
 
-    def measure(self, request: gr.Request) -> Iterator[Updates]:
+    def on_measure(self, request: gr.Request) -> Iterator[Updates]:
         """A dense run of the result on the stage, to compare."""
         yield from self._run(
             request, lambda session: handlers.dense(self.studio, session, session.editor.current.id), None
         )
 
-    def stop(self, request: gr.Request) -> str:
+    def on_stop(self, request: gr.Request) -> str:
         """The run that goes on ends before its next step."""
         self.studio.session(_caller(request)).stop()
         return views.said("Stopping ...")
 
-    def words(self, request: gr.Request, prompt: str, chosen: list[str]) -> Updates:
+    def on_words(self, request: gr.Request, prompt: str, chosen: list[str]) -> Updates:
         """The changed words, as they are typed."""
         history = self.studio.session(_caller(request)).editor.history
         if not len(history):
@@ -104,7 +104,7 @@ class Answers:
             self.page.words: gr.update(choices=known, value=[word for word in chosen or [] if word in known]),
         }
 
-    def look(self, request: gr.Request, prompt: str, paint: str, *wish: Any) -> Updates:
+    def on_look(self, request: gr.Request, prompt: str, paint: str, *wish: Any) -> Updates:
         """Where an edit would paint, and what it would cost."""
         page = self.page
         try:
@@ -125,17 +125,17 @@ class Answers:
     def moves(self, move: Callable[[Session], object]) -> Callable[..., Updates]:
         """An event that goes elsewhere in the history."""
 
-        def moved(request: gr.Request) -> Updates:
+        def on_move(request: gr.Request) -> Updates:
             return self._quick(request, move)
 
-        return moved
+        return on_move
 
-    def select(self, request: gr.Request, event: gr.EventData) -> Updates:
+    def on_select(self, request: gr.Request, event: gr.EventData) -> Updates:
         """A picture of the history was chosen."""
         chosen = str(getattr(event, "id", ""))
         return self._quick(request, lambda session: handlers.checkout(session, chosen))
 
-    def compare(self, request: gr.Request, other: str) -> Updates:
+    def on_compare(self, request: gr.Request, other: str) -> Updates:
         """Another picture to compare the one on the stage with."""
         session = self.studio.session(_caller(request))
         try:
@@ -147,15 +147,15 @@ class Answers:
     def fetches(self, job: Callable[[Session], Path]) -> Callable[..., Updates]:
         """An event that gives the browser a file."""
 
-        def fetched(request: gr.Request) -> Updates:
+        def on_fetch(request: gr.Request) -> Updates:
             try:
                 return {self.page.fetch: str(job(self.studio.session(_caller(request))))}
             except FisEditError as error:
                 return {self.page.status: views.said(str(error), "error")}
 
-        return fetched
+        return on_fetch
 
-    def file(self, request: gr.Request, data: bytes) -> Updates:
+    def on_file(self, request: gr.Request, data: bytes) -> Updates:
         """A file was dropped: a saved session is taken up, of a picture the settings are."""
         page = self.page
         try:
@@ -181,7 +181,7 @@ class Answers:
             page.negative: settings.negative_prompt,
         }
 
-    def reuse(self, request: gr.Request) -> Any:
+    def on_reuse(self, request: gr.Request) -> Any:
         """The seed of the picture on the stage."""
         history = self.studio.session(_caller(request)).editor.history
         return history.current.recipe.seed if len(history) else gr.skip()

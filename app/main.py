@@ -80,10 +80,10 @@ class Page:
                     self.measure = gr.Button("Measure dense", size="sm", interactive=False, elem_id="measure")
                     self.download = gr.Button("Download", size="sm", interactive=False, elem_id="download")
                     self.save = gr.Button("Download all", size="sm", interactive=False, elem_id="save")
+                self.tree = gr.HTML(elem_id="history", js_on_load=_read("tree.js"), apply_default_css=False)
+                self.before = gr.Dropdown([], label="Compare with", visible=False, elem_id="before", filterable=False)
             with gr.Column(scale=5, min_width=320, elem_id="right"):
                 self._panel()
-        self.tree = gr.HTML(elem_id="history", js_on_load=_read("tree.js"), apply_default_css=False)
-        self.before = gr.Dropdown([], label="Compare with", visible=False, elem_id="before", filterable=False)
         self._hidden()
 
     def _panel(self) -> None:
@@ -97,11 +97,11 @@ class Page:
             autofocus=True,
         )
         self.words_line = gr.HTML(elem_id="words-line", elem_classes="line")
-        self.facts = gr.HTML(elem_id="facts", elem_classes="line")
         with gr.Row(elem_id="actions"):
             self.run = gr.Button("Run edit", variant="secondary", interactive=False, elem_id="run")
             self.make = gr.Button("New picture", variant="primary", elem_id="make")
             self.stop = gr.Button("Stop", variant="stop", visible=False, elem_id="stop")
+        self.facts = gr.HTML(elem_id="facts", elem_classes="line")
         self.status = gr.HTML(elem_id="status")
         with gr.Accordion("Region", open=False, elem_id="region-panel"):
             self.words = gr.Dropdown(
@@ -145,6 +145,7 @@ class Page:
 
     def _hidden(self) -> None:
         """What scripts press and the browser fetches."""
+        self.tell = gr.Button(visible="hidden", elem_id="tell")
         self.look = gr.Button(visible="hidden", elem_id="look")
         self.delete_now = gr.Button(visible="hidden", elem_id="delete-now")
         self.fetch = gr.DownloadButton(visible="hidden", elem_id="fetch")
@@ -174,32 +175,22 @@ class Page:
         quick: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         still = quick | {"queue": False}
         long = _RUNS | {"api_visibility": "private", "show_progress": "minimal", "show_progress_on": self.status}
-        blocks.load(do.arrive, self.key, [self.key, *self.state], js="() => window.fisedit.key()", **still).then(
+        blocks.load(do.on_arrive, self.key, [self.key, *self.state], js="() => window.fisedit.key()", **still).then(
             None, self.key, js="(key) => { window.fisedit.keep(key); }", **quick
         )
-        blocks.unload(do.leave)
-        self.make.click(do.make, [self.prompt, *self.recipe], self.state, **long)
-        self.open.click(do.open, [self.file, self.prompt, *self.recipe], self.state, **long)
-        self.run.click(do.edit, self.wish, self.state, **long)
-        self.measure.click(do.measure, None, self.state, **long)
-        self.stop.click(do.stop, None, self.status, **still)
-        self.prompt.input(
-            do.words,
-            [self.prompt, self.words],
-            [self.words_line, self.words, self.facts],
-            trigger_mode="always_last",
-            **still,
+        blocks.unload(do.on_leave)
+        self.make.click(do.on_make, [self.prompt, *self.recipe], self.state, **long)
+        self.open.click(do.on_open, [self.file, self.prompt, *self.recipe], self.state, **long)
+        self.run.click(do.on_edit, self.wish, self.state, **long)
+        self.measure.click(do.on_measure, None, self.state, **long)
+        self.stop.click(do.on_stop, None, self.status, **still)
+        self.tell.click(
+            do.on_words, [self.prompt, self.words], [self.words_line, self.words], trigger_mode="always_last", **still
         )
+        wishes = [self.stage.input, self.words.input, self.instance.input, self.grow.release, self.only.input]
         gr.on(
-            [
-                self.look.click,
-                self.stage.input,
-                self.words.input,
-                self.instance.input,
-                self.grow.release,
-                self.only.input,
-            ],
-            do.look,
+            [self.look.click, *wishes],
+            do.on_look,
             self.wish,
             [self.stage, self.facts, self.instance],
             concurrency_id="look",
@@ -207,22 +198,19 @@ class Page:
             trigger_mode="always_last",
             **quick,
         )
-        for button, move in (
-            (self.undo, handlers.undo),
-            (self.redo, handlers.redo),
-            (self.delete_now, handlers.delete_current),
-        ):
+        moves = {self.undo: handlers.undo, self.redo: handlers.redo, self.delete_now: handlers.delete_current}
+        for button, move in moves.items():
             button.click(do.moves(move), None, self.state, **still)
-        self.tree.select(do.select, None, self.state, **still)
-        self.before.input(do.compare, self.before, [self.stage, self.truth], **still)
+        self.tree.select(do.on_select, None, self.state, **still)
+        self.before.input(do.on_compare, self.before, [self.stage, self.truth], **still)
         self.delete.click(None, self.follow, js="(follow) => { window.fisedit.remove(follow); }", **quick)
         for button, job in ((self.download, handlers.picture_file), (self.save, handlers.archive)):
             fetched = button.click(do.fetches(job), None, [self.fetch, self.status], **still)
             fetched.success(None, js="() => { window.fisedit.fetch(); }", **quick)
-        self.file.upload(do.file, self.file, [*self.state, *self.recipe, self.found], **quick)
+        self.file.upload(do.on_file, self.file, [*self.state, *self.recipe, self.found], **quick)
         self.file.clear(lambda: ("", gr.update(interactive=False)), None, [self.found, self.open], **still)
         self.dice.click(lambda: SystemRandom().randrange(2**32), None, self.seed, **still)
-        self.reuse.click(do.reuse, None, self.seed, **still)
+        self.reuse.click(do.on_reuse, None, self.seed, **still)
 
 
 def _header(studio: Studio) -> str:

@@ -122,9 +122,10 @@ def tree(results: Iterable[EditResult], current: str | None) -> str:
         name = escape(f"Picture {number}, {origin}: {result.prompt}", quote=True)
         short = escape(caption(result))
         up = row - places[result.parent][1] if result.parent is not None else 0
+        way = "root" if result.parent is None else "branch" if up else "on"
         parts.append(
             f'<button type="button" class="node" data-id="{result.id}" title="{name}" aria-label="{name}"{here} '
-            f'style="grid-column:{column + 1};grid-row:{row + 1};--up:{up}" data-root="{result.parent is None}">'
+            f'style="grid-column:{column + 1};grid-row:{row + 1};--up:{up}" data-way="{way}">'
             f'<img src="{thumbnail(result)}" alt="" loading="lazy"><span>{short}</span></button>'
         )
     return f'<div class="tree" role="group" aria-label="History">{"".join(parts)}</div>' if parts else ""
@@ -240,13 +241,13 @@ def _times(dense: float | None, seconds: float | None) -> str:
     if not dense or not seconds:
         return ""
     times = dense / seconds
-    return f"{times:.1f} times faster than dense" if times >= 1.05 else f"{1 / times:.1f} times dense's time"
+    return f"{times:.1f} times faster than dense" if times >= 1.05 else f"{1 / times:.1f} times slower than dense"
 
 
 def caption(result: EditResult) -> str:
     """A caption of a few letters."""
     words = result.prompt if result.parent is None or result.diff.kind is EditKind.IDENTICAL else str(result.diff)
-    return words or "a picture"
+    return words.replace(" -> ", " \N{RIGHTWARDS ARROW} ") or "a picture"
 
 
 def _rgb(image: Image.Image) -> Image.Image:

@@ -368,7 +368,7 @@ def test_the_line_of_truth(studio, session):
     told = views.truth(dog, source, seconds * 3, measured=False)
     assert f"{seconds:.1f} s" in told and "3.0 times faster than dense (predicted)" in told
     assert f"{rows:.0%} of the rows computed" in told and "outside the mask: identical" in told
-    assert "2.0 times dense's time (measured)" in views.truth(dog, source, seconds / 2, measured=True)
+    assert "2.0 times slower than dense (measured)" in views.truth(dog, source, seconds / 2, measured=True)
     night = last(handlers.edit(studio, session, "a dog and a cake at night"))
     assert "ran dense: " in views.truth(night, dog, None, measured=False)
 

@@ -1,12 +1,14 @@
 /* The page: keys, a pause after typing, dropped files, and the key by which a tab finds its session again. */
 (() => {
-  const PAUSE = 150;
+  const PAUSE = 150, SOON = 20;
   const press = (id) => { const button = document.querySelector(`#${id}`); if (button && !button.disabled) button.click(); };
-  let timer = 0;
+  let timer = 0, soon = 0;
 
   document.addEventListener("input", (event) => {
     if (!event.target.closest || !event.target.closest("#prompt")) return;
     clearTimeout(timer);
+    clearTimeout(soon);
+    soon = setTimeout(() => press("tell"), SOON);
     timer = setTimeout(() => press("look"), PAUSE);
   }, true);
 
