@@ -16,7 +16,7 @@ import typer
 
 from fisedit import console, files
 from fisedit import options as opt
-from fisedit.batch.values import Format, Job, OnError, Settings
+from fisedit.batch.values import Executor, Format, Job, OnError, Settings
 from fisedit.errors import InputError
 from fisedit.heap import keep_freed_memory
 
@@ -215,6 +215,7 @@ def batch(
     recursive: opt.Recursive = False,
     image_format: opt.BatchFormat = Format.KEEP,
     workers: opt.Workers = 1,
+    executor: opt.Executors = Executor.LOCAL,
     on_error: opt.OnFailure = OnError.SKIP,
     overwrite: opt.Overwrite = False,
     dry_run: opt.DryRun = False,
@@ -241,7 +242,7 @@ def batch(
         console.show_plan(run.look(job, settings), json=json)
         return
     with console.progress("Editing") as on_step:
-        outcome = run.run(job, settings, workers=workers, on_error=on_error, on_step=on_step)
+        outcome = run.run(job, settings, workers=workers, on_error=on_error, on_step=on_step, executor=executor)
     console.show_outcome(outcome, json=json)
     if report is not None:
         page.write(outcome, report)

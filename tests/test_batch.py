@@ -31,7 +31,7 @@ from fisedit.batch.items import make_plan
 from fisedit.batch.journal import Journal
 from fisedit.batch.pictures import MOST_PIXELS, decode, encode, levels
 from fisedit.batch.tables import read_captions, read_edits
-from fisedit.batch.values import Failed, Job, Made, OnError, Settings
+from fisedit.batch.values import Executor, Failed, Job, Made, OnError, Settings
 from fisedit.errors import InputError, NumericsError
 from tests.folders import JOURNAL, claims, half, lines, picture, pictures, tree, whole
 from tests.pipelines import build_pipeline
@@ -761,7 +761,7 @@ class TestRelief:
                 one._hand.attempt = lambda item: lacking if workers > 1 and item.name != "1.png" else really(item)
                 yield one
 
-        monkeypatch.setattr(running, "open_pool", crowd)
+        monkeypatch.setitem(running._POOLS, Executor.LOCAL, crowd)
         job, settings = (
             Job(tmp_path / "in", tmp_path / "out", AFTER, BEFORE),
             Settings(str(model), num_inference_steps=2),

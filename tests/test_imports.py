@@ -31,7 +31,7 @@ FRONT = set(LAYERS[-1].split()) - {"benchmark", "fidelity", "quality"}
 PUBLIC = {"", "batch", "errors", "files", "heap", "metadata", "origin", "values"}
 """What front ends may import besides one another; "" is the package itself."""
 
-HEAVY = {"torch", "diffusers", "transformers", "skimage", "scipy", "gradio", "triton", "compel", "PIL", "numpy"}
+HEAVY = {"torch", "diffusers", "transformers", "skimage", "scipy", "gradio", "triton", "compel", "PIL", "numpy", "ray"}
 
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split()}
 FILES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}

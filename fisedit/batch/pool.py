@@ -63,7 +63,7 @@ class _Here:
     """One hand in this process. It cannot be stopped in the middle of a step, nor replaced."""
 
     def __init__(self, settings: Settings) -> None:
-        self._hand = _load(settings)
+        self._hand = load(settings)
         self._item: Item | None = None
 
     def idle(self) -> list[int]:
@@ -200,12 +200,9 @@ def _serve(pipe: Connection, settings: Settings, threads: int) -> None:
     threading.Thread(target=_die_with_parent, daemon=True).start()
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # before torch; workers share the machine's cores
     try:
-        hand = _load(settings)
+        hand = load(settings)
     except FisEditError as error:
         pipe.send(error)
-        return
-    except Exception as error:  # noqa: BLE001 (the process's border: whatever it is, the parent says it in one line)
-        pipe.send(ModelError(f"the model cannot be loaded ({type(error).__name__}: {error}); try --device cpu"))
         return
     pipe.send(_READY)
     with suppress(EOFError, OSError):
@@ -213,14 +210,22 @@ def _serve(pipe: Connection, settings: Settings, threads: int) -> None:
             pipe.send(hand.attempt(pipe.recv()))
 
 
-def _load(settings: Settings) -> Hand:
-    """The model, and what edits with it. Weights that are NaN are the model's fault: the run cannot start."""
+def load(settings: Settings) -> Hand:
+    """The model, and what edits with it.
+
+    Raises:
+        FisEditError: whatever it is that keeps the run from starting; weights that are NaN are the model's fault.
+    """
     from fisedit.batch.hand import Hand
 
     try:
         return Hand(settings)
     except NumericsError as error:
         raise ModelError(str(error)) from error
+    except FisEditError:
+        raise
+    except Exception as error:  # the border of a process: whatever it is, one line says it
+        raise ModelError(f"the model cannot be loaded ({type(error).__name__}: {error}); try --device cpu") from error
 
 
 def _die_with_parent() -> None:

@@ -16,17 +16,20 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from fisedit import files
+from fisedit.batch import ray_pool
 from fisedit.batch.items import make_plan
 from fisedit.batch.journal import Journal
 from fisedit.batch.ledger import Ledger, sweep
 from fisedit.batch.pool import Pool, open_pool
-from fisedit.batch.values import Failed, Item, Job, Made, OnError, Outcome, Settings, Status
+from fisedit.batch.values import Executor, Failed, Item, Job, Made, OnError, Outcome, Settings, Status
 from fisedit.errors import InputError
 from fisedit.model_places import identity
 from fisedit.recipes import make_recipe
 
 if TYPE_CHECKING:
     from fisedit.values import OnStep
+
+_POOLS = {Executor.LOCAL: open_pool, Executor.RAY: ray_pool.open_pool}
 
 
 def look(job: Job, settings: Settings) -> Outcome:
@@ -40,19 +43,31 @@ def look(job: Job, settings: Settings) -> Outcome:
     return Ledger(job, settings, model, plan, Journal.read(job.output)).outcome()
 
 
-def run(job: Job, settings: Settings, *, workers: int, on_error: OnError, on_step: OnStep) -> Outcome:
+def run(
+    job: Job,
+    settings: Settings,
+    *,
+    workers: int,
+    on_error: OnError,
+    on_step: OnStep,
+    executor: Executor = Executor.LOCAL,
+) -> Outcome:
     """Do what is left of a job. SIGINT once finishes what is in hand; twice stops at once.
 
     Args:
         workers: processes that edit, each with its own model; 0 for this one.
         on_step: called after each item with (items out, items to do, None).
+        executor: processes of this machine, or actors of a Ray cluster.
 
     Raises:
         InputError: a job that contradicts itself, or an output folder that cannot be used or is in use.
         ModelError: the model cannot be loaded. KeyboardInterrupt: SIGINT twice.
     """
-    if workers < 0:
-        raise InputError(f"workers must be 0 or more, got {workers}")
+    least = int(executor is Executor.RAY)
+    if workers < least:
+        raise InputError(f"workers must be {least} or more, got {workers}")
+    if executor is Executor.RAY:
+        ray_pool.require()
     _check(settings)
     start, plan = monotonic(), make_plan(job)
     files.writable(job.output)
@@ -70,7 +85,7 @@ def run(job: Job, settings: Settings, *, workers: int, on_error: OnError, on_ste
         queue = _Queue(left)
         while queue.groups:
             workers = min(workers, queue.groups)
-            with open_pool(workers, settings) as pool:
+            with _POOLS[executor](workers, settings) as pool:
                 queue = _Queue(_work(pool, queue, settle, interrupted, crowded=workers > 1))
             workers = min(workers, 1)
         return replace(ledger.outcome(), interrupted=interrupted(), seconds=monotonic() - start)

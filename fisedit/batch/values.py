@@ -24,6 +24,13 @@ class OnError(StrEnum):
     STOP = "stop"
 
 
+class Executor(StrEnum):
+    """Where workers live."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
 class Status(StrEnum):
     """How an item stands at the end of a run."""
 
