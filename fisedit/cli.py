@@ -294,7 +294,7 @@ def bench_edit(
     if output is not None:
         files.writable(output.parent)
     with console.progress("Measuring") as on_step:
-        report = import_module("fisedit.benchmark").run(
+        report = _edit_benchmark(device).run(
             model=model,
             areas=shares,
             size=size,
@@ -555,6 +555,11 @@ def _show_report(report: dict[str, Any], *tables: str) -> None:
             console.show_rows(report[name])
     for note in report["notes"]:
         typer.echo(f"note: {note}")
+
+
+def _edit_benchmark(device: str | None) -> Any:
+    """On a GPU that was asked for, captured graphs are measured; elsewhere the engine as it runs."""
+    return import_module("fisedit.bench_cuda" if (device or "").startswith("cuda") else "fisedit.benchmark")
 
 
 def _shares(areas: str) -> tuple[float, ...]:

@@ -11,18 +11,20 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from diffusers import StableDiffusionPipeline
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tiny tensors lose more to thread hand-over than they gain
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if not Path("/dev/nvidiactl").exists():  # no GPU: Triton's kernels run in its interpreter, chosen when it is imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 class LazyPipelines(Mapping[str, "StableDiffusionPipeline"]):

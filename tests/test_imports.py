@@ -16,18 +16,18 @@ PACKAGE = ROOT / "fisedit"
 
 LAYERS = (
     "errors values",
-    "devices files grammar graph heap hub metadata pictures scenes",
+    "capture devices files grammar graph heap hub metadata pictures scenes",
     "model_checks model_files model_places models origin random_model recipes",
-    "boxes cache heat judge masks plan profiling schedule textdiff things weighting",
+    "boxes buckets cache heat judge masks plan profiling schedule textdiff things weighting",
     "sparse_kernels",
-    "adapters attention decode executor layers preview",
+    "adapters attention captured decode executor fused layers preview",
     "costs editor history inversion leaks localise memory planning rendering session source",
     "batch",
-    "sheet options console captions demo benchmark fidelity quality cli __main__",
+    "sheet options console captions demo bench_cuda benchmark fidelity quality cli __main__",
 )
 """From the bottom to the top; a module imports from its own layer and from those below."""
 
-FRONT = set(LAYERS[-1].split()) - {"benchmark", "fidelity", "quality"}
+FRONT = set(LAYERS[-1].split()) - {"bench_cuda", "benchmark", "fidelity", "quality"}
 PUBLIC = {"", "batch", "errors", "files", "heap", "metadata", "origin", "values"}
 """What front ends may import besides one another; "" is the package itself."""
 

@@ -10,8 +10,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fisedit.buckets import Place
 from fisedit.plan import TAPS, Reads
 from fisedit.sparse_kernels import tuning
+from fisedit.sparse_kernels.reference import affine, norm_geglu, norm_linear
+
+__all__ = [  # the reference's own where torch does it in one go
+    "affine",
+    "attention",
+    "composite",
+    "conv3x3",
+    "group_norm",
+    "group_sums",
+    "map_norm",
+    "norm_conv3x3",
+    "norm_geglu",
+    "norm_linear",
+    "scatter_rows",
+]
 
 
 def conv3x3(rows: Tensor, reads: Reads, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -64,3 +80,67 @@ def group_norm(rows: Tensor, totals: Tensor, count: int, weight: Tensor, bias: T
     scale = rstd.float().repeat_interleave(width, 1) * weight.float()  # [B, C]
     shift = bias.float() - mean.float().repeat_interleave(width, 1) * scale
     return torch.addcmul(shift[:, None], rows.float(), scale[:, None]).to(rows.dtype)
+
+
+def norm_conv3x3(
+    rows: Tensor,
+    halo: Tensor,
+    taps: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm: Tensor | None = None,
+    time: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """See `reference.norm_conv3x3`; one GEMM over gathered neighbours."""
+    x = torch.cat([rows, halo], 1)
+    if norm is not None:
+        x = F.silu(torch.addcmul(norm[:, 1:], x.float(), norm[:, :1])).to(rows.dtype)
+    items, count, channels = x.shape[0], x.shape[1] + 1, x.shape[2]
+    start = torch.arange(items, device=x.device)[:, None, None] * count
+    flat = F.pad(x, (0, 0, 0, 1)).view(-1, channels).index_select(0, (taps + start).flatten())
+    out = F.linear(flat.view(items, -1, TAPS * channels), weight.permute(0, 2, 3, 1).reshape(len(weight), -1), bias)
+    if time is not None:
+        out += time[:, None]
+    return out if residual is None else out.add_(residual)
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    recorded_key: Tensor,
+    recorded_value: Tensor,
+    place: Place,
+    heads: int,
+) -> Tensor:
+    """See `reference.attention`; torch's kernel over one map of keys, into which the fresh ones are copied.
+
+    Padding goes to a position behind the map, so that nothing waits for the number of rows.
+    """
+    each, size = len(query) // len(recorded_key), recorded_key.shape[1]
+    at = place.positions[..., None].expand_as(key)
+    keys, values = (
+        F.pad(recorded, (0, 0, 0, 1)).repeat_interleave(each, 0).scatter_(1, at, rows)[:, :size]
+        for recorded, rows in ((recorded_key, key), (recorded_value, value))
+    )
+    q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (query, keys, values))
+    out: Tensor = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+    return out
+
+
+def scatter_rows(full: Tensor, rows: Tensor, place: Place) -> Tensor:
+    """See `reference.scatter_rows`; waits for nothing."""
+    padded = F.pad(full, (0, 0, 0, 1)).scatter_(1, place.positions[..., None].expand_as(rows), rows)
+    return full.copy_(padded[:, :-1])
+
+
+def composite(base: Tensor, rows: Tensor, place: Place, guidance: float | None) -> Tensor:
+    """See `reference.composite`; waits for nothing."""
+    if guidance is not None:
+        without, with_text = rows.chunk(2)
+        rows = torch.lerp(without, with_text, guidance)
+    at = place.positions[: len(rows), None].expand(-1, rows.shape[2], -1)
+    full = F.pad(base.flatten(2), (0, 1)).expand(len(rows), -1, -1).contiguous()
+    mixed: Tensor = full.scatter(2, at, rows.transpose(1, 2))[..., :-1].unflatten(2, base.shape[2:])
+    return mixed

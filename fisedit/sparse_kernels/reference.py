@@ -9,7 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fisedit.buckets import Place
 from fisedit.plan import TAPS, Reads
+
+LayerNorm = tuple[Tensor, Tensor, float]
+"""Weight [C], bias [C] and eps."""
 
 
 def conv3x3(rows: Tensor, reads: Reads, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -58,3 +62,156 @@ def group_norm(rows: Tensor, totals: Tensor, count: int, weight: Tensor, bias: T
     normed = (grouped - mean[:, None, :, None]) * scale[:, None, :, None]
     out: Tensor = (normed.flatten(2) * weight + bias).to(rows.dtype)
     return out
+
+
+def affine(
+    rows: Tensor, outside: Tensor, valid: Tensor, count: int, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Incremental GroupNorm statistics: the scale and shift of every channel, and the mixed map's totals.
+
+    Args:
+        rows: [B, R, C], the fresh rows. valid: int32 [B], how many of them are not padding.
+        outside: float64 [B, groups, 2], totals of the recorded map less its active rows (see `group_sums`).
+        count: elements of a group in the map, H * W * C / groups.
+        weight, bias: [C]. eps: added to the variance.
+
+    Returns:
+        float32 [B, 2, C], scale and shift; float64 [B, groups, 2], `outside` and the fresh rows.
+    """
+    groups = outside.shape[1]
+    fresh = torch.arange(rows.shape[1], device=rows.device) < valid[:, None]
+    totals = outside + group_sums(torch.where(fresh[..., None], rows, 0), groups)
+    mean, square = (totals / count).unbind(-1)
+    rstd = (square - mean.square()).clamp(min=0).add(eps).rsqrt()
+    width = rows.shape[-1] // groups
+    scale = rstd.repeat_interleave(width, 1) * weight
+    shift = bias - mean.repeat_interleave(width, 1) * scale
+    return torch.stack([scale, shift], 1).float(), totals
+
+
+def norm_conv3x3(
+    rows: Tensor,
+    halo: Tensor,
+    taps: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm: Tensor | None = None,
+    time: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """GroupNorm's affine and SiLU, a 3x3 convolution of rows, and what is added to it: a ResNet block's half in one.
+
+    Args:
+        rows: [B, R, C_in], fresh. halo: [B, G, C_in], recorded.
+        taps: int [B, R_out, 9] into [rows | halo | one zero row]; what is zero is the conv's padding, after the norm.
+        weight: [C_out, C_in, 3, 3]. bias: [C_out] or None.
+        norm: float32 [B, 2, C_in] of `affine`; None leaves rows as they are, without the SiLU.
+        time: [B, C_out], added to every row. residual: [B, R_out, C_out].
+
+    Returns:
+        [B, R_out, C_out].
+    """
+    x = torch.cat([rows, halo], 1)
+    if norm is not None:
+        x = F.silu(x * norm[:, :1] + norm[:, 1:]).to(rows.dtype)
+    item = torch.arange(len(x), device=x.device)[:, None, None]
+    gathered = F.pad(x, (0, 0, 0, 1))[item, taps]  # [B, R_out, 9, C_in]
+    out = torch.einsum("brtc,oct->bro", gathered, weight.flatten(2))
+    for added in (bias, time if time is None else time[:, None], residual):
+        out = out if added is None else out + added
+    return out
+
+
+def norm_linear(
+    rows: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm: Tensor | None = None,
+    layer: LayerNorm | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """A linear layer, behind a GroupNorm's affine or a LayerNorm: proj_in, or queries, keys and values in one.
+
+    Args:
+        rows: [B, R, C_in]. weight: [C_out, C_in]. bias: [C_out] or None.
+        norm: float32 [B, 2, C_in] of `affine`, or None. layer: weight [C_in], bias [C_in] and eps, or None.
+        residual: [B, R, C_out], added; or None.
+
+    Returns:
+        [B, R, C_out].
+    """
+    if norm is not None:
+        rows = (rows * norm[:, :1] + norm[:, 1:]).to(rows.dtype)
+    if layer is not None:
+        rows = F.layer_norm(rows, rows.shape[-1:], *layer)
+    out = F.linear(rows, weight, bias)
+    return out if residual is None else out + residual
+
+
+def norm_geglu(rows: Tensor, weight: Tensor, bias: Tensor, layer: LayerNorm) -> Tensor:
+    """LayerNorm and the gated half of a feed-forward: linear, then one half times GELU of the other (GEGLU).
+
+    Args:
+        rows: [B, R, C]. weight: [2 * D, C]. bias: [2 * D]. layer: weight [C], bias [C] and eps.
+
+    Returns:
+        [B, R, D].
+    """
+    hidden, gate = norm_linear(rows, weight, bias, layer=layer).chunk(2, -1)
+    return hidden * F.gelu(gate)
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    recorded_key: Tensor,
+    recorded_value: Tensor,
+    place: Place,
+    heads: int,
+) -> Tensor:
+    """Active queries over every position: fresh keys and values where there are some, recorded ones elsewhere.
+
+    Args:
+        query, key, value: [B, R, C], padded rows. place: where they stand.
+        recorded_key, recorded_value: [S, H * W, C], S dividing B: item b reads the record b // (B / S).
+        heads: C is heads * width.
+
+    Returns:
+        [B, R, C]; rows of padding hold something finite.
+    """
+    each = len(query) // len(recorded_key)
+    keys, values = (
+        scatter_rows(recorded.repeat_interleave(each, 0), rows, place)
+        for recorded, rows in ((recorded_key, key), (recorded_value, value))
+    )
+    q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (query, keys, values))
+    out: Tensor = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+    return out
+
+
+def scatter_rows(full: Tensor, rows: Tensor, place: Place) -> Tensor:
+    """Put rows [B, R, C] into the maps [B, H * W, C], in place; padding goes nowhere. Returns `full`."""
+    item, row = place.positions.lt(full.shape[1]).nonzero(as_tuple=True)
+    full[item, place.positions[item, row]] = rows[item, row]
+    return full
+
+
+def composite(base: Tensor, rows: Tensor, place: Place, guidance: float | None) -> Tensor:
+    """Classifier-free guidance of the fresh rows, set into copies of the source's prediction.
+
+    Args:
+        base: [1 or E, 4, h, w], the source's guided prediction. place: of at least E items.
+        rows: [2 * E, R, 4], first all without the prompt, then all with it; [E, R, 4] where `guidance` is None.
+        guidance: the scale of classifier-free guidance, or None.
+
+    Returns:
+        [E, 4, h, w].
+    """
+    if guidance is not None:
+        without, with_text = rows.chunk(2)
+        rows = without + guidance * (with_text - without)
+    full = base.expand(len(rows), -1, -1, -1).flatten(2).transpose(1, 2).clone()  # [E, h * w, 4]
+    here = Place(*(t[: len(rows)] for t in (place.positions, place.taken, place.valid)))
+    mixed: Tensor = scatter_rows(full, rows, here).transpose(1, 2).unflatten(2, base.shape[2:])
+    return mixed

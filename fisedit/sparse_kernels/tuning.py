@@ -1,4 +1,4 @@
-"""The measured table behind `cpu.conv3x3`; written from `python -m fisedit.sparse_kernels.bench`."""
+"""The measured tables behind the fast kernels; written from `python -m fisedit.sparse_kernels.bench`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,15 @@ from fisedit.plan import Reads
 
 CROP_WASTE = ((300, 0.0), (1500, 1.1), (1 << 62, 1.3))
 """(output rows up to, waste up to which one cropped conv beats gather-then-linear): bf16 on two Zen 5 cores."""
+
+TRITON_ROWS: dict[str, int] = {}
+"""Kernel -> rows of all items together up to which Triton was measured to beat torch on CUDA. It is empty: nothing was
+measured on a GPU yet, so torch's kernels run there unless `ops.use("triton")` asks for the others."""
+
+
+def prefers_triton(kernel: str, rows: int) -> bool:
+    """Whether Triton's form of a kernel is the faster one on CUDA for so many rows."""
+    return rows <= TRITON_ROWS.get(kernel, 0)
 
 
 def prefers_crop(reads: Reads) -> bool:

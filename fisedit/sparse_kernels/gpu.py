@@ -1,0 +1,35 @@
+"""The fast path on a GPU: Triton's kernels, and torch's own where nothing is gained.
+
+Same signatures as `reference`. Needs triton, and CUDA or its interpreter; `ops` imports this when it is wanted.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fisedit.plan import TAPS, Reads
+from fisedit.sparse_kernels.attention import attention
+from fisedit.sparse_kernels.conv import norm_conv3x3
+from fisedit.sparse_kernels.cpu import group_norm, group_sums, map_norm
+from fisedit.sparse_kernels.feedforward import norm_geglu
+from fisedit.sparse_kernels.norm import affine, norm_linear
+from fisedit.sparse_kernels.scatter import composite, scatter_rows
+
+__all__ = [
+    "affine",
+    "attention",
+    "composite",
+    "conv3x3",
+    "group_norm",
+    "group_sums",
+    "map_norm",
+    "norm_conv3x3",
+    "norm_geglu",
+    "norm_linear",
+    "scatter_rows",
+]
+
+
+def conv3x3(rows: Tensor, reads: Reads, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """See `reference.conv3x3`."""
+    return norm_conv3x3(rows, rows[:, :0], reads.table.view(1, -1, TAPS), weight, bias)

@@ -1,0 +1,312 @@
+"""Every kernel of the fused path by every backend against float64 torch: masks that break sparse code, padded rows,
+several edits at once.
+
+Without a GPU, Triton's interpreter runs them in fp32 and fp16 at small shapes (bf16 is wrong there); on one, the same
+tests run compiled, in bf16 as well, and at Stable Diffusion's own shapes. What kernels allocate is NaN.
+"""
+
+from __future__ import annotations
+
+from math import nan
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fisedit.errors import InputError
+from fisedit.sparse_kernels import launch, ops, tuning
+from tests.grids import grids
+from tests.padded_edits import DEVICE, TOLERANCE, Edits
+
+pytest.importorskip("triton", reason="the package triton is not installed")
+
+CUDA = DEVICE.type == "cuda"
+BACKENDS = [*ops.BACKENDS, "triton"]
+DTYPES = list(TOLERANCE) if CUDA else [torch.float32, torch.float16]
+SIZES = [(16, 16), (13, 9)]
+EPS = 1e-5
+
+needs_gpu = pytest.mark.skipif(not CUDA, reason="needs CUDA: torch.cuda.is_available() is False")
+each_backend = pytest.mark.parametrize("backend", BACKENDS)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+each_grid = pytest.mark.parametrize("name", grids(8, 8))
+each_size = pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+real = pytest.mark.parametrize(
+    ("side", "channels"), [(64, 320), (32, 640), (16, 1280), (8, 1280)], ids=["64", "32", "16", "8"]
+)
+
+
+@pytest.fixture(autouse=True)
+def _poisoned(monkeypatch):
+    """What a kernel allocates is NaN until it is written."""
+
+    def poisoned(make):
+        def made(*args, **kwargs):
+            tensor = make(*args, **kwargs)
+            return tensor.fill_(nan) if tensor.is_floating_point() else tensor
+
+        return made
+
+    for name in ("empty", "empty_like"):
+        monkeypatch.setattr(torch, name, poisoned(getattr(torch, name)))
+
+
+def half_of_a_block(edits, backend, channels, groups, width, layout=torch.channels_last, *, added=True):
+    """GroupNorm, SiLU and conv of a ResNet block: what a backend gives, and what torch does with the mixed maps."""
+    recorded, mixed = edits.maps(0, channels)
+    gamma, beta, bias = edits.random(channels), edits.random(channels), edits.random(width)
+    weight = edits.random(width, channels, 3, 3, scale=(9 * channels) ** -0.5).to(memory_format=layout)
+    time, (_, residual) = edits.random(edits.items, width), edits.maps(0, width)
+    rows, halo, tables = edits.rows(mixed, 0), edits.halo(mixed, 0), edits.tables.levels[0]
+    count = edits.levels[0].size * channels // groups
+    with ops.use(backend):
+        outside = edits.outside(recorded, 0, groups)
+        norm, totals = ops.affine(rows, outside, tables.place.valid, count, gamma, beta, EPS)
+        more = (time, edits.rows(residual, 0)) if added else (None, None)
+        got = ops.norm_conv3x3(rows, halo, tables.same, weight, bias if added else None, norm, *more)
+    normed = F.group_norm(mixed.double(), groups, gamma.double(), beta.double(), EPS)
+    expected = F.conv2d(F.silu(normed), weight.double(), padding=1)
+    if added:
+        expected += (bias + 0.0).double().view(-1, 1, 1) + time.double()[..., None, None] + residual.double()
+    grouped = mixed.double().unflatten(1, (groups, -1))
+    sums = torch.stack([grouped.sum((2, 3, 4)), grouped.square().sum((2, 3, 4))], -1)
+    assert torch.allclose(totals, sums, rtol=1e-6, atol=1e-3)
+    edits.close(got, expected, 0)
+
+
+@each_backend
+@each_dtype
+@each_size
+@each_grid
+def test_half_of_a_resnet_block(backend, dtype, size, name):
+    half_of_a_block(Edits([grids(*size)[name]], dtype), backend, 16, 4, 24)
+
+
+@each_backend
+@each_dtype
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize(("channels", "groups", "width"), [(5, 5, 7), (36, 3, 33), (8, 2, 4)])
+@pytest.mark.parametrize("added", [False, True])
+def test_odd_widths(backend, dtype, layout, channels, groups, width, added):
+    edits = Edits([grids(13, 9)["blobs"]], dtype, branches=1)
+    half_of_a_block(edits, backend, channels, groups, width, layout, added=added)
+
+
+@each_backend
+@each_dtype
+def test_edits_of_several_masks_in_one_batch(backend, dtype):
+    masks = [grids(13, 9)[name] for name in ("one_cell", "everything", "noise")]
+    half_of_a_block(Edits(masks, dtype), backend, 16, 4, 24)
+
+
+@each_backend
+@each_dtype
+@each_size
+@each_grid
+def test_samplers(backend, dtype, size, name):
+    """The convs that change the level, without a norm before them."""
+    edits = Edits([grids(*size)[name]], dtype)
+    weight, bias = edits.random(12, 16, 3, 3, scale=1 / 12), edits.random(12)
+    (_, fine), (_, coarse) = edits.maps(0, 16), edits.maps(1, 16)
+    first, second = edits.tables.levels
+    with ops.use(backend):
+        down = ops.norm_conv3x3(edits.rows(fine, 0), edits.halo(fine, 0, "down"), first.down, weight, bias)
+        up = ops.norm_conv3x3(edits.rows(coarse, 1), edits.halo(coarse, 1, "up"), second.up, weight, bias)
+    edits.close(down, F.conv2d(fine.double(), weight.double(), bias.double(), 2, 1), 1)
+    larger = F.interpolate(coarse.double(), size=fine.shape[-2:], mode="nearest")
+    edits.close(up, F.conv2d(larger, weight.double(), bias.double(), 1, 1), 0)
+
+
+@each_backend
+@each_dtype
+@each_size
+@each_grid
+def test_attention(backend, dtype, size, name):
+    every = {"square": ["square", "one_cell", "checkerboard"]}.get(name, [name])
+    attend(Edits([grids(*size)[one] for one in every], dtype), backend, 2, 12)
+
+
+def attend(edits, backend, heads, width):
+    (keys, mixed_keys), (values, mixed_values) = (edits.maps(0, heads * width) for _ in range(2))
+    _, queries = edits.maps(0, heads * width)
+    packed = torch.cat([edits.rows(full, 0) for full in (queries, mixed_keys, mixed_values)], -1)
+    records = [full.flatten(2).transpose(1, 2).contiguous() for full in (keys, values)]
+    with ops.use(backend):
+        got = ops.attention(*packed.chunk(3, -1), *records, edits.tables.levels[0].place, heads)
+    tokens = (full.double().flatten(2).transpose(1, 2) for full in (queries, mixed_keys, mixed_values))
+    q, k, v = (t.unflatten(-1, (heads, width)).transpose(1, 2) for t in tokens)
+    weights = (q @ k.mT * width**-0.5).softmax(-1)
+    expected = (weights @ v).transpose(1, 2).flatten(2).transpose(1, 2).unflatten(2, queries.shape[2:])
+    edits.close(got, expected, 0)
+
+
+def tokens(dtype, batch, rows, channels, mean=0.0):
+    return (torch.randn(batch, rows, channels, device=DEVICE) + mean).to(dtype)
+
+
+def near(got, expected):
+    assert got.dtype != torch.float64
+    assert (got.double() - expected).abs().max() <= TOLERANCE[got.dtype] * expected.std()
+
+
+@each_backend
+@each_dtype
+@pytest.mark.parametrize("norm", ["none", "group", "layer"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("batch", "rows", "channels", "width"), [(1, 1, 16, 48), (2, 48, 40, 33), (3, 70, 20, 60)])
+def test_linear_behind_a_norm(backend, dtype, norm, bias, batch, rows, channels, width):
+    linear(backend, dtype, norm, batch, rows, channels, width, bias=bias)
+
+
+def linear(backend, dtype, norm, batch, rows, channels, width, *, bias=True):
+    x, affine = tokens(dtype, batch, rows, channels, mean=3), torch.randn(batch, 2, channels, device=DEVICE)
+    weight, shift = tokens(dtype, 1, width, channels)[0] * channels**-0.5, tokens(dtype, 1, 1, width)[0, 0]
+    layer = (*tokens(dtype, 2, 1, channels).squeeze(1), EPS)
+    with ops.use(backend):
+        got = ops.norm_linear(
+            x,
+            weight,
+            shift if bias else None,
+            norm=affine if norm == "group" else None,
+            layer=layer if norm == "layer" else None,
+        )
+    expected = x.double()
+    if norm == "group":
+        expected = expected * affine.double()[:, :1] + affine.double()[:, 1:]
+    if norm == "layer":
+        expected = F.layer_norm(expected, (channels,), layer[0].double(), layer[1].double(), EPS)
+    near(got, F.linear(expected, weight.double(), shift.double() if bias else None))
+
+
+@each_backend
+@each_dtype
+@pytest.mark.parametrize(("batch", "rows", "channels", "width"), [(1, 1, 16, 20), (2, 48, 40, 70), (3, 7, 70, 33)])
+def test_gated_linear(backend, dtype, batch, rows, channels, width):
+    geglu(backend, dtype, batch, rows, channels, width)
+
+
+def geglu(backend, dtype, batch, rows, channels, width):
+    x, weight = tokens(dtype, batch, rows, channels, mean=1), tokens(dtype, 1, 2 * width, channels)[0]
+    weight, bias = weight * channels**-0.5, tokens(dtype, 1, 1, 2 * width)[0, 0]
+    layer = (*tokens(dtype, 2, 1, channels).squeeze(1), EPS)
+    with ops.use(backend):
+        got = ops.norm_geglu(x, weight, bias, layer)
+    normed = F.layer_norm(x.double(), (channels,), layer[0].double(), layer[1].double(), EPS)
+    hidden, gate = F.linear(normed, weight.double(), bias.double()).chunk(2, -1)
+    near(got, hidden * F.gelu(gate))
+
+
+@each_backend
+@each_dtype
+@each_size
+@each_grid
+def test_scatter_and_composite(backend, dtype, size, name):
+    other = "blobs" if name == "everything" else "everything"
+    edits = Edits([grids(*size)[name], grids(*size)[other]], dtype)
+    recorded, mixed = edits.maps(0, 4)
+    place, rows = edits.tables.levels[0].place, edits.rows(mixed, 0)
+    full = recorded.repeat_interleave(edits.edits, 0).flatten(2).transpose(1, 2).contiguous()
+    with ops.use(backend):
+        assert ops.scatter_rows(full, rows, place) is full
+        guided = ops.composite(recorded[:1], rows, place, 7.5)
+        plain = ops.composite(recorded[:1], rows[: edits.edits], place, None)
+    assert torch.equal(full.transpose(1, 2), mixed.flatten(2))
+    assert torch.equal(plain, mixed[: edits.edits])
+    without, with_text = mixed.double().chunk(2)
+    expected = without + 7.5 * (with_text - without)
+    for e, plan in enumerate(edits.plans):
+        active = plan.levels[0].active
+        kept = torch.ones(plan.levels[0].size, dtype=torch.bool, device=DEVICE).index_fill_(0, active, value=False)
+        got = guided[e].flatten(1)
+        assert torch.equal(got[:, kept], recorded[0].flatten(1)[:, kept])
+        error = (got[:, active].double() - expected[e].flatten(1)[:, active]).abs().max()
+        assert error <= TOLERANCE[dtype] * expected.std()
+
+
+@pytest.mark.parametrize("kernel", ["conv", "affine"])
+def test_programs_that_share_a_sum(kernel, monkeypatch):
+    """K of a conv cut to pieces, rows of a group cut to pieces: the same as in one."""
+    from fisedit.sparse_kernels import norm
+
+    monkeypatch.setattr(launch, "PROGRAMS", 1 if kernel == "affine" else 10**6)
+    monkeypatch.setattr(norm, "CHUNK", 64 if kernel == "affine" else 10**6)
+    edits = Edits([grids(16, 16)["everything"]], torch.float32, branches=1)
+    _, split = launch.split_tile(256, 24, 48, 9, torch.float32)
+    assert (split > 1) == (kernel == "conv")
+    half_of_a_block(edits, "triton", 48, 4, 24)
+
+
+def test_two_runs_give_the_same_bits():
+    edits = Edits([grids(16, 16)["noise"]], torch.float16)
+    _, mixed = edits.maps(0, 48)
+    weight, tables = edits.random(24, 48, 3, 3), edits.tables.levels[0]
+    with ops.use("triton"):
+        first, second = (
+            ops.norm_conv3x3(edits.rows(mixed, 0), edits.halo(mixed, 0), tables.same, weight, None) for _ in range(2)
+        )
+    assert torch.equal(first, second)
+
+
+@each_dtype
+@each_grid
+def test_the_engines_own_conv(dtype, name):
+    """`conv3x3` takes a plan's own table instead of padded ones."""
+    edits = Edits([grids(13, 9)[name]], dtype, branches=2)
+    level, (_, mixed) = edits.levels[0], edits.maps(0, 16)
+    weight, bias = edits.random(12, 16, 3, 3, scale=1 / 12), edits.random(12)
+    rows = mixed.flatten(2)[:, :, level.read].transpose(1, 2)
+    with ops.use("triton"):
+        got = ops.conv3x3(rows, level.same, weight, bias)
+    edits.close(got, F.conv2d(mixed.double(), weight.double(), bias.double(), 1, 1), 0)
+
+
+@needs_gpu
+@real
+@each_dtype
+@pytest.mark.parametrize("name", ["square", "noise"])
+def test_real_shapes(side, channels, dtype, name):
+    edits = Edits([grids(side, side)[name]], dtype)
+    half_of_a_block(edits, "triton", channels, 32, channels)
+    half_of_a_block(edits, "triton", 2 * channels, 32, channels)
+    attend(edits, "triton", 8, channels // 8)
+    rows = edits.bucket.rows[0]
+    linear("triton", dtype, "layer", 2, rows, channels, 3 * channels)
+    linear("triton", dtype, "group", 2, rows, channels, channels)
+    geglu("triton", dtype, 2, rows, channels, 4 * channels)
+
+
+def test_without_cuda_or_interpreter_triton_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(InputError, match="kernels triton need CUDA"), ops.use("triton"):
+        pass
+
+
+def test_without_the_package_triton_is_refused(monkeypatch):
+    import builtins
+    import sys
+
+    real_import = builtins.__import__
+
+    def missing(name, *args, **kwargs):
+        if name == "triton" or name.startswith("triton."):
+            raise ModuleNotFoundError("No module named 'triton'", name="triton")
+        return real_import(name, *args, **kwargs)
+
+    for name in [n for n in sys.modules if n.startswith("fisedit.sparse_kernels.") and n.rsplit(".", 1)[1] in TRITON]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", missing)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(InputError, match="pip install"), ops.use("triton"):
+        pass
+
+
+TRITON = {"gpu", "attention", "conv", "feedforward", "norm", "scatter"}
+
+
+def test_the_table_of_what_was_measured_decides_on_cuda(monkeypatch):
+    assert not tuning.prefers_triton("norm_conv3x3", 1)  # nothing was measured on a GPU yet
+    monkeypatch.setitem(tuning.TRITON_ROWS, "norm_conv3x3", 512)
+    assert tuning.prefers_triton("norm_conv3x3", 512)
+    assert not tuning.prefers_triton("norm_conv3x3", 513)
+    assert not tuning.prefers_triton("attention", 1)

@@ -1,0 +1,37 @@
+"""Triton takes every kernel to machine code for an H200, on any machine; the interpreter would not notice."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="the package triton is not installed")
+
+SHARED_MEMORY = 227 * 1024
+"""Bytes of shared memory that a program may have on compute capability 9.0."""
+
+KERNELS = {"_conv", "_add_parts", "_sums", "_linear", "_geglu", "_attend", "_scatter"}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="Triton's assembler is that of x86-64 machines")
+def test_every_kernel_compiles_for_hopper(tmp_path):
+    settings = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.compile_for_hopper"],
+        cwd=Path(__file__).resolve().parents[1],
+        env=settings | {"TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    made = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {kernel["kernel"] for kernel in made} >= KERNELS
+    assert max(kernel["shared"] for kernel in made) <= SHARED_MEMORY
