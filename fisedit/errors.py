@@ -40,6 +40,12 @@ class UnsupportedModuleError(ModelError):
     code = "unsupported-module"
 
 
+class AdapterError(ModelError):
+    """An adapter that is missing, damaged, of another kind or another model's, or that is in the model already."""
+
+    code = "adapter"
+
+
 class SessionError(FisEditError):
     """The editor is not in a state for this call: no source yet, nothing to undo, a damaged session folder."""
 

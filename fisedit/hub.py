@@ -44,6 +44,11 @@ def commit(model_id: str, *, local_files_only: bool) -> str:
     return _snapshot(model_id, ["model_index.json"], local_files_only).name
 
 
+def bring(model_id: str, patterns: list[str], *, local_files_only: bool) -> Path:
+    """The folder with a hub id's files that match patterns. Raises ModelError as `fetch` does."""
+    return _snapshot(model_id, patterns, local_files_only)
+
+
 def _snapshot(model_id: str, patterns: list[str], local_files_only: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
