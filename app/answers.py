@@ -96,7 +96,7 @@ class Answers:
         """The changed words, as they are typed."""
         history = self.studio.session(_caller(request)).editor.history
         if not len(history):
-            return {self.page.words_line: "", self.page.facts: ""}
+            return {self.page.words_line: ""}
         old, new = history.current.prompt, str(prompt)[: views.MOST_SHOWN]
         known = list(dict.fromkeys(re.findall(r"\w+", f"{old} {new}".lower())))
         return {

@@ -6,6 +6,7 @@ const ring = find(".ring");
 const COLOURS = { add: "rgb(255,64,96)", protect: "rgb(48,112,255)" };
 const LONGEST = 512;
 const finger = matchMedia("(pointer: coarse)").matches;  // a finger scrolls until a brush is chosen
+const masked = { edit: true, compare: false };
 let tool = finger ? "" : "add", width = 10, strokes = [], current = null, shown = null, drawing = false;
 
 function choose(group, name, value) {
@@ -25,6 +26,8 @@ function take(name) {
 function view(name) {
   if (name === "compare" && !(shown && shown.before)) name = "edit";
   stage.dataset.view = name;
+  stage.toggleAttribute("data-bare", !masked[name]);
+  find("[data-do=mask]").checked = masked[name];
   choose("view", "view", name);
 }
 
@@ -106,7 +109,7 @@ element.addEventListener("click", (event) => {
 element.addEventListener("input", (event) => {
   if (event.target.matches(".split")) frame.style.setProperty("--at", `${event.target.value}%`);
   if (event.target.dataset.do === "size") width = Number(event.target.value);
-  if (event.target.dataset.do === "mask") stage.toggleAttribute("data-bare", !event.target.checked);
+  if (event.target.dataset.do === "mask") { masked[stage.dataset.view] = event.target.checked; view(stage.dataset.view); }
   event.stopPropagation();
 });
 element.addEventListener("keydown", (event) => {
@@ -150,3 +153,6 @@ window.fisedit = Object.assign(window.fisedit || {}, { undoStroke: undo, view })
 choose("tool", "tool", tool);
 canvas.style.touchAction = tool ? "none" : "auto";
 picture();
+requestAnimationFrame(() => {  // what changes by itself is read out
+  for (const line of document.querySelectorAll("#words-line, #facts, #status, #truth")) line.setAttribute("aria-live", "polite");
+});
