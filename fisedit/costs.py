@@ -10,6 +10,7 @@ from functools import cached_property
 from math import ceil
 from typing import TYPE_CHECKING
 
+from fisedit.adapters.macs import dense_macs, sparse_macs
 from fisedit.boxes import Areas, box_areas, frame_areas
 from fisedit.graph import Site
 from fisedit.masks import grow
@@ -19,6 +20,7 @@ from fisedit.source import Engine
 from fisedit.values import Recipe
 
 if TYPE_CHECKING:
+    from fisedit.plan import SparsePlan
     from fisedit.values import BoolGrid
 
 GROWTH = (3, 1)
@@ -38,10 +40,14 @@ def default_growth(steps: int) -> tuple[int, ...]:
 
 
 class Costs:
-    """Prices for one recipe on one engine."""
+    """Prices for one recipe on one engine.
 
-    def __init__(self, engine: Engine, recipe: Recipe) -> None:
-        self._engine, self._recipe = engine, recipe
+    Args:
+        recorded: the source was made with the recipe's adapters, so that edits look at all that they recorded.
+    """
+
+    def __init__(self, engine: Engine, recipe: Recipe, *, recorded: bool = False) -> None:
+        self._engine, self._recipe, self._recorded = engine, recipe, recorded
         self.sizes = engine.sizes(recipe)
 
     def rows(self, grid: BoolGrid, growth: Sequence[int]) -> tuple[int, ...]:
@@ -50,16 +56,16 @@ class Costs:
 
     def dense_step(self) -> int:
         """MACs of a dense step, projecting the text included."""
-        return self._step(self.sizes) + text_macs(self._sites, self._batch, self._tokens)
+        text = text_macs(self._sites, self._batch, self._tokens)
+        return self._step(self.sizes) + text + self._guided(None)
 
     def sparse_step(self, grid: BoolGrid, growth: int) -> int:
         """MACs of a sparse step; the text was projected before."""
-        return self._step(self._rows(grid, growth))
+        return self._sparse(grow(grid, growth))
 
     def check(self, grid: BoolGrid, growth: int, cells: BoolGrid) -> int:
         """MACs that computing other cells [h, w] besides adds to a sparse step."""
-        both = make_plan(grow(grid, growth) | cells, self._engine.executor.depth).rows
-        return self._step(both) - self.sparse_step(grid, growth)
+        return self._sparse(grow(grid, growth) | cells) - self.sparse_step(grid, growth)
 
     def dense(self, start: int = 0) -> int:
         """MACs of a dense run: every step from `start` on, and the decode."""
@@ -69,7 +75,7 @@ class Costs:
     def sparse(self, grid: BoolGrid, growth: Sequence[int], start: int = 0) -> int:
         """MACs of a sparse run over a mask, from step `start` on."""
         once = text_macs(self._sites, self._batch, self._tokens) + self._decode(box_areas(grid))
-        steps = {cells: self._step(self._rows(grid, cells)) for cells in set(growth)}
+        steps = {cells: self.sparse_step(grid, cells) for cells in set(growth)}
         return sum(steps[cells] for cells in growth[start:]) + once
 
     def dense_is_cheaper(self, grid: BoolGrid, growth: Sequence[int]) -> str:
@@ -100,6 +106,22 @@ class Costs:
 
     def _step(self, rows: Sequence[int]) -> int:
         return unet_macs(self._sites, rows, self.sizes, self._batch, self._tokens)
+
+    def _sparse(self, cells: BoolGrid) -> int:
+        """MACs of a step that computes these cells [h, w]."""
+        plan = make_plan(cells, self._engine.executor.depth)
+        return self._step(plan.rows) + self._guided(plan)
+
+    def _guided(self, plan: SparsePlan | None) -> int:
+        """MACs of a step's adapters, dense without a plan."""
+        unet, grids, total = self._engine.pipe.unet, self._engine.grids(self._recipe), 0
+        for like in self._recipe.like:
+            adapter = self._engine.references.adapter(like)
+            if plan is None:
+                total += dense_macs(adapter, unet, grids)
+            else:
+                total += sparse_macs(adapter, unet, plan, recorded=self._recorded)
+        return self._batch * total
 
     def _decode(self, areas: Areas) -> int:
         return decoder_macs(self._engine.pipe.vae, areas, self.sizes[0])

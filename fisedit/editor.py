@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
-from fisedit import leaks, origin, session
+from fisedit import leaks, loras, origin, session
 from fisedit.adapters.base import TURN
+from fisedit.adapters.files import load_adapter
 from fisedit.attention import text_keys
-from fisedit.errors import InputError, SessionError
+from fisedit.errors import AdapterError, InputError, SessionError
 from fisedit.files import image_output, write_image
 from fisedit.history import EditResult, History
 from fisedit.localise import DEFAULT, Search, kept_tokens, seed_map, undescribed
@@ -101,6 +102,7 @@ class Editor:
         self.model = model
         self.history = History()
         self._saved: tuple[Path, frozenset[str]] | None = None
+        self._loras: dict[str, float] = {}
         self._engine = Engine(pipe)
         self._memory = Memory(max_recorded_bytes)
         self._renderer, self._planner = Renderer(self._engine), Planner(self._engine)
@@ -123,7 +125,9 @@ class Editor:
 
     def beside(self) -> Self:
         """Another editor over the same model, with a history and memory of its own."""
-        return type(self)(self.pipe, model=self.model, max_recorded_bytes=self._memory.max_bytes)
+        other = type(self)(self.pipe, model=self.model, max_recorded_bytes=self._memory.max_bytes)
+        other._engine.references.adapters |= self._engine.references.adapters  # noqa: SLF001 (its own)
+        return other
 
     @property
     def native_size(self) -> int:
@@ -143,6 +147,52 @@ class Editor:
     def forget(self) -> None:
         """Drop all recorded features; an edit that needs them rebuilds them. Pictures stay."""
         self._memory = Memory(self._memory.max_bytes)
+
+    def load_lora(self, source: str | Path, scale: float = 1.0) -> str:
+        """Load a LoRA, which changes what is painted from now on.
+
+        Args:
+            source: a .safetensors file in kohya's or diffusers' format, or a folder with diffusers' own.
+            scale: how much it counts in the UNet and in the text encoder, -10 to 10. Several LoRAs add up.
+
+        Returns:
+            Its name, for `unload_lora`.
+
+        Raises:
+            AdapterError: it is missing, damaged, no LoRA or made for another model. InputError: a scale out of range.
+        """
+        name = loras.load(self.pipe, source, self._loras, scale)
+        self._loras[name] = float(scale)
+        return name
+
+    def unload_lora(self, name: str) -> None:
+        """Take a LoRA out; the model is as it was before. Raises AdapterError where there is none of that name."""
+        if name not in self._loras:
+            raise AdapterError(f"no LoRA {name!r} is loaded; loaded are {', '.join(self._loras) or 'none'}")
+        del self._loras[name]
+        loras.unload(self.pipe, self._loras, name)
+
+    def load_adapter(self, source: str | Path, scale: float = 1.0, *, local_files_only: bool = False) -> None:
+        """Load a reference adapter (arXiv 2410.22901), so that pictures may take the look of a `reference`.
+
+        Args:
+            source: a published folder, a .safetensors file, or a hub id such as "songkey/hm3_reference".
+            scale: how much of what it finds counts, -10 to 10. Several adapters add up.
+
+        Raises:
+            AdapterError: it is missing, damaged, loaded already, of another architecture or made for another model.
+            InputError: a scale out of range.
+        """
+        adapter = load_adapter(source, local_files_only=local_files_only)
+        self._engine.references.load(adapter, _place(source), scale)
+
+    def unload_adapter(self, source: str | Path | None = None) -> None:
+        """Let go of an adapter, or of all. Edits of a picture that was made with it run without.
+
+        Raises:
+            AdapterError: it is not loaded.
+        """
+        self._engine.references.unload(None if source is None else _place(source))
 
     @property
     def current(self) -> EditResult:
@@ -186,6 +236,7 @@ class Editor:
         width: int | None = None,
         height: int | None = None,
         scheduler: str = "ddim",
+        reference: Image | None = None,
         on_step: OnStep | None = None,
     ) -> EditResult:
         """Make a source: what diffusers' pipeline makes of the same arguments, with everything recorded.
@@ -194,6 +245,7 @@ class Editor:
             seed: of a CPU generator. guidance_scale: 1 or less runs one branch.
             width, height: pixels, divisible by 8; None for the model's own size.
             scheduler: "ddim", "dpmsolver++", "euler", "euler_a" or "lcm".
+            reference: a picture whose look it takes, and all edits of it that name no other; see `load_adapter`.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
         Raises:
@@ -211,6 +263,9 @@ class Editor:
             height=own if height is None else height,
             scheduler=scheduler,
         )
+        self._engine.refresh()
+        if reference is not None:
+            recipe = replace(recipe, like=self._engine.references.likenesses(reference))
         run = Run(recipe, None, self._diff(prompt, prompt), Stopwatch(), on_step)
         text = self._renderer.text(run)
         return self._keep(run, self._planner.dense(run, text), self._renderer.dense(run, text))
@@ -230,6 +285,7 @@ class Editor:
         strength: float = 1.0,
         verify: bool = True,
         growth: int | Sequence[int] | None = None,
+        reference: Image | None = None,
         on_step: OnStep | None = None,
     ) -> EditResult:
         """Change the current picture to fit a new prompt, where the words changed and nowhere else.
@@ -248,13 +304,16 @@ class Editor:
                 more of its layout and colours.
             verify: look once, early on, whether the change leaves a mask that the words made; grow it then.
             growth: latent cells computed beyond the mask, for all steps or each; None for the measured default.
+            reference: a picture whose look the edited things take (see `load_adapter`); with it, and with `mask` or
+                `words`, the prompt may stay the same. None for that of the source, if it has one.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
         Raises:
             SessionError: there is no source yet. PromptError, MaskError, InputError: an argument out of range.
-            NumericsError: the model produced NaN. The editor is as it was, whatever is raised.
+            AdapterError: a reference, and no adapter that reads it. NumericsError: the model produced NaN.
+            The editor is as it was, whatever is raised.
         """
-        run = self._run(prompt, on_step)
+        run = self._run(prompt, on_step, reference)
         start = first_step(strength, run.recipe.num_inference_steps)
         wish = self._planner.wish(
             run, mask, protect, grow, Search(tuple(words), instance, mask_method, probe_steps), growth
@@ -280,10 +339,11 @@ class Editor:
         probe_steps: int | None = None,
         strength: float = 1.0,
         growth: int | Sequence[int] | None = None,
+        reference: Image | None = None,
     ) -> Preview:
         """Where `edit` would paint and what it would cost; arguments and errors as there. Nothing is kept, and nothing
         is run but what the mask needs."""
-        run = self._run(prompt, None)
+        run = self._run(prompt, None, reference)
         wish = self._planner.wish(
             run, mask, protect, grow, Search(tuple(words), instance, mask_method, probe_steps), growth
         )
@@ -357,6 +417,7 @@ class Editor:
             scheduler="ddim",
             inversion=str(inversion),
         )
+        self._engine.refresh()
         run = Run(recipe, None, self._diff(recipe.prompt, recipe.prompt), Stopwatch(), on_step)
         text, seen = self._renderer.text(run), canvas(original, (recipe.width, recipe.height))
         plan = self._planner.dense(run, text)
@@ -408,9 +469,9 @@ class Editor:
             )
         place = Path(folder).resolve()
         before = self._saved[1] if self._saved and self._saved[0] == place else frozenset()
-        session.save(
-            self.history, place, self.model, self._dtype, self.metadata if metadata else lambda _: None, before
-        )
+        looks = self._engine.references.used(like for result in self.history for like in result.recipe.like)
+        told = self.metadata if metadata else lambda _: None
+        session.save(self.history, place, self.model, self._dtype, told, before, looks)
         self._saved = place, frozenset(result.id for result in self.history)
 
     @classmethod
@@ -443,7 +504,11 @@ class Editor:
         index = session.read_index(Path(folder))
         if index["model"] != self.model:
             raise SessionError(f"the session is of the model {index['model']!r}, got {self.model!r}; start that one")
-        history = session.load(Path(folder), index, self._diff)
+        history, looks = session.load(Path(folder), index, self._diff), session.load_looks(Path(folder), index)
+        for source, scale in looks.adapters.items():
+            if not self._engine.references.loaded(source):
+                self.load_adapter(source, scale)
+        self._engine.references.pictures |= looks.references
         self.forget()
         self.history, self._saved = history, (Path(folder).resolve(), frozenset(result.id for result in history))
 
@@ -509,9 +574,15 @@ class Editor:
             script = diff(old, new, self.pipe.tokenizer)
         return undescribed(script) if script.hunks and not old else script
 
-    def _run(self, prompt: str, on_step: OnStep | None) -> Run:
-        parent = self.history.current
-        recipe = replace(parent.recipe, prompt=check_prompt(prompt))
+    def _run(self, prompt: str, on_step: OnStep | None, reference: object = None) -> Run:
+        self._engine.refresh()
+        parent, references = self.history.current, self._engine.references
+        if reference is None:
+            own = self.history.lineage(parent.id)[0].recipe.like
+            like = tuple(one for one in own if one.adapter in references.adapters)
+        else:
+            like = references.likenesses(reference)
+        recipe = replace(parent.recipe, prompt=check_prompt(prompt), like=like)
         return Run(recipe, parent, self._diff(parent.prompt, prompt), Stopwatch(), on_step)
 
     def _plan(self, run: Run, wish: Wish) -> Plan:
@@ -537,7 +608,8 @@ class Editor:
         check = leaks.check(plan.mask.grid, steps, plan.start) if verify and steps > 1 else None
         plan = replace(plan, checked=check is not None)
         if check:
-            extra = self._planner.costs(run.recipe).check(plan.mask.grid, plan.growth[check.step], check.cells)
+            costs = self._planner.costs(run.recipe, recorded=plan.recorded)
+            extra = costs.check(plan.mask.grid, plan.growth[check.step], check.cells)
             plan = replace(plan, spent=plan.spent + extra)
         try:
             kept = self._structure(run, plan.structure)
@@ -656,6 +728,12 @@ class Editor:
         else:
             made = self._renderer.dense(run, text, (grid, over[0]) if over else None, start)
         self._memory.put(result.id, made.story, made.decoder, base=result.parent if result.growth or start else None)
+
+
+def _place(source: str | Path) -> str:
+    """Where something lies, or its hub id."""
+    path = Path(source).expanduser()
+    return str(path.resolve()) if path.exists() else str(source)
 
 
 def _moved(before: Image, after: Image, mask: EditMask) -> float:

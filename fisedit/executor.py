@@ -6,17 +6,24 @@ lives in its `Recording` or `Replay`. Knows nothing about samplers, masks or ima
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
 from fisedit import layers
+from fisedit.adapters import sparse
 from fisedit.adapters.base import Forward, injected
+from fisedit.adapters.guides import Guide, guided
 from fisedit.cache import StepFeatures, StepMaps, StepOverlay, gather
-from fisedit.graph import Role, Site, depth, unet_sites
+from fisedit.graph import Role, Site, depth, loras, unet_sites
 from fisedit.layers import Recording, Replay
 from fisedit.plan import SparsePlan
+
+RECORD: dict[Role, Forward] = {**layers.RECORD, Role.KNIT: sparse.record_knit}
+REPLAY: dict[Role, Forward] = {**layers.REPLAY, Role.KNIT: sparse.replay_knit}
 
 
 class Executor:
@@ -30,6 +37,14 @@ class Executor:
         self.unet = unet
         self.sites = unet_sites(unet)
         self.depth = depth(self.sites)
+        self._loras = loras(unet)
+
+    def refresh(self) -> bool:
+        """Look at the UNet again, as LoRAs may have come, gone or got another scale; whether they did."""
+        if self._loras == (now := loras(self.unet)):
+            return False
+        self.sites, self._loras = unet_sites(self.unet), now
+        return True
 
     def record(
         self,
@@ -39,6 +54,7 @@ class Executor:
         text_cache: dict[str, Tensor],
         queries: frozenset[str] = frozenset(),
         timestep_cond: Tensor | None = None,
+        guides: Sequence[Guide] = (),
     ) -> tuple[Tensor, StepMaps]:
         """One dense evaluation that remembers what a later sparse one may read.
 
@@ -47,12 +63,13 @@ class Executor:
             text_cache: the text's keys and values, filled at the first step of a prompt.
             queries: names of the query projections to remember.
             timestep_cond: [B, E] for distilled models, or None.
+            guides: adapters at work.
 
         Returns:
             The prediction [B, 4, h, w] and the step's maps.
         """
         run = Recording(StepMaps(), text_cache, queries)
-        return self._run(layers.RECORD, run, latents, timestep, text, timestep_cond), run.maps
+        return self._run(RECORD, run, latents, timestep, text, timestep_cond, guides), run.maps
 
     def replay(
         self,
@@ -65,19 +82,21 @@ class Executor:
         timestep_cond: Tensor | None = None,
         *,
         structured: bool = False,
+        guides: Sequence[Guide] = (),
     ) -> tuple[Tensor, StepOverlay]:
         """One sparse evaluation at the plan's active rows over the recorded step.
 
         Args:
             latents: [B, 4, h, w], the whole map; only active and halo rows are read.
             structured: attend as the source did where its queries were remembered, as in prompt-to-prompt.
+            guides: adapters at work, whether the source had them or not.
 
         Returns:
             The prediction at the active rows [B, R, 4] and the step's overlay.
         """
         run = Replay(plan, source, StepOverlay(source, plan), text_cache, structured)
         rows = layers.map_of(gather(latents, plan.levels[0].read))
-        out = self._run(layers.REPLAY, run, rows, timestep, text, timestep_cond)
+        out = self._run(REPLAY, run, rows, timestep, text, timestep_cond, guides)
         return layers.rows_of(out), run.overlay
 
     def _run(
@@ -88,9 +107,15 @@ class Executor:
         timestep: Tensor,
         text: Tensor,
         timestep_cond: Tensor | None,
+        guides: Sequence[Guide],
     ) -> Tensor:
-        replacements = [(s.module, partial(table[s.role], run, s)) for s in self.sites if s.role in table]
-        with injected(replacements):
+        sites = (*self.sites, *sparse.sites(self.unet, guides)) if guides else self.sites
+        with ExitStack() as stack:
+            if guides:
+                stack.enter_context(guided(self.unet, guides, batch=len(sample)))
+            stack.enter_context(
+                injected([(s.module, partial(table[s.role], run, s)) for s in sites if s.role in table])
+            )
             (out,) = self.unet(sample, timestep, text, timestep_cond=timestep_cond, return_dict=False)
         result: Tensor = out
         return result

@@ -26,7 +26,7 @@ from diffusers.models.unets.unet_2d_blocks import (
     UpBlock2D,
 )
 from diffusers.models.upsampling import Upsample2D
-from torch import nn
+from torch import Tensor, nn
 
 from fisedit.errors import UnsupportedModuleError
 
@@ -52,6 +52,8 @@ class Role(Enum):
     """Cross-attention's key or value projection: text only, once per edit."""
     POINTWISE = auto()
     """Linear or 1x1 conv: reads nothing."""
+    KNIT = auto()
+    """An adapter's attention along rows and columns: the recorded keys and values of the rows and columns it closes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,14 +205,41 @@ def _conv(name: str, module: nn.Module, level: int) -> Site:
 
 
 def _is_3x3(module: nn.Module, stride: int) -> bool:
+    module = _bare(module)
     if not isinstance(module, nn.Conv2d):
         return False
     shape = (module.kernel_size, module.stride, module.padding, module.dilation, module.groups)
     return shape == ((3, 3), (stride, stride), (1, 1), (1, 1), 1)
 
 
+def weight_of(module: Any) -> Tensor:
+    """The weight that a linear or convolution works with, LoRAs that are active in it included, with their scales."""
+    bare: Any = _bare(module)
+    weight: Tensor = bare.weight
+    if bare is module or module.disable_adapters or module.merged:
+        return weight
+    for name in module.active_adapters:
+        if name in module.lora_A:
+            weight = weight + module.get_delta_weight(name).to(weight)
+    return weight
+
+
+def loras(model: nn.Module) -> frozenset[tuple[str, float]]:
+    """Names and scales of the LoRAs that are active somewhere in a model."""
+    modules: Iterator[Any] = model.modules()
+    layers = (m for m in modules if hasattr(m, "lora_A") and not m.disable_adapters)
+    return frozenset((name, m.scaling[name]) for m in layers for name in m.active_adapters if name in m.scaling)
+
+
+def _bare(module: nn.Module) -> nn.Module:
+    """The layer within what diffusers' LoRA loader puts around it."""
+    inner = getattr(module, "base_layer", module)
+    return inner if isinstance(inner, nn.Module) else module
+
+
 def _pointwise(name: str, module: nn.Module, level: int) -> Site:
-    if not isinstance(module, nn.Linear | nn.Conv2d) or getattr(module, "kernel_size", (1, 1)) != (1, 1):
+    bare = _bare(module)
+    if not isinstance(bare, nn.Linear | nn.Conv2d) or getattr(bare, "kernel_size", (1, 1)) != (1, 1):
         raise _unsupported(name, module)
     return Site(name, module, Role.POINTWISE, level)
 

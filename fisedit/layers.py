@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fisedit.adapters.base import Forward
 from fisedit.cache import StepFeatures, StepMaps, StepOverlay
-from fisedit.graph import Role, Site
+from fisedit.graph import Role, Site, weight_of
 from fisedit.plan import Level, Reads, SparsePlan
 from fisedit.sparse_kernels import ops
 
@@ -128,14 +128,14 @@ def _norm(run: Replay, site: Site, rows: Tensor, wanted: Tensor, replaced: Tenso
 
 def replay_conv(run: Replay, site: Site, x: Tensor) -> Tensor:
     """3x3 conv of active and halo rows."""
-    return map_of(ops.conv3x3(rows_of(x), run.level(site).same, site.module.weight, site.module.bias))
+    return map_of(ops.conv3x3(rows_of(x), run.level(site).same, weight_of(site.module), site.module.bias))
 
 
 def replay_pointwise(run: Replay, site: Site, x: Tensor) -> Tensor:
     """A 1x1 conv is a linear layer on rows."""
     if x.ndim == 3:
         return dense(site, x)
-    return map_of(F.linear(rows_of(x), site.module.weight.flatten(1), site.module.bias))
+    return map_of(F.linear(rows_of(x), weight_of(site.module).flatten(1), site.module.bias))
 
 
 def replay_down(run: Replay, site: Site, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -153,7 +153,7 @@ def _resample(run: Replay, site: Site, x: Tensor, reads: Reads | None) -> Tensor
     rows = run.overlay.maps[site.name] = rows_of(x)
     halo = run.source.rows(site.name, site.level, reads.halo)
     conv = site.module.conv
-    return map_of(ops.conv3x3(torch.cat([rows, halo], 1), reads, conv.weight, conv.bias))
+    return map_of(ops.conv3x3(torch.cat([rows, halo], 1), reads, weight_of(conv), conv.bias))
 
 
 def replay_tokens(run: Replay, site: Site, x: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ from fisedit import __version__
 from fisedit.errors import FisEditError, InputError
 from fisedit.hub import HUB_ID
 from fisedit.metadata import Metadata
-from fisedit.recipes import make_recipe
-from fisedit.values import LATENT_FACTOR, EditMask, MaskSource, Recipe, SchedulerName
+from fisedit.recipes import likenesses, make_recipe
+from fisedit.values import LATENT_FACTOR, EditMask, Likeness, MaskSource, Recipe, SchedulerName
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,8 +32,8 @@ VERSION = 1
 _LOCAL = "./"
 _MOST_LETTERS, _MOST_EDITS, _MOST_GROWTH = 4_000_000, 1_000, 64
 
-_GENERATED = {field.name for field in fields(Recipe)} - {"inversion"}
-_OPENED = {field.name for field in fields(Recipe)} - {"scheduler"}
+_GENERATED = {field.name for field in fields(Recipe)} - {"inversion", "like"}
+_OPENED = {field.name for field in fields(Recipe)} - {"scheduler", "like"}
 _ELSEWHERE: Mapping[str, Any] = {
     "seed": 0,
     "num_inference_steps": 25,
@@ -61,6 +61,7 @@ class PastEdit:
 
     Args:
         prompt, mask, growth, structure, start, checked: as in `EditResult`. change: what its words changed, for people.
+        like: whose look it took.
     """
 
     prompt: str
@@ -70,6 +71,7 @@ class PastEdit:
     start: int
     checked: bool
     change: str
+    like: tuple[Likeness, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +128,8 @@ def arguments(past: Origin, changes: Mapping[str, Any]) -> dict[str, Any]:
     way, takes = ("opened", _OPENED) if past.recipe.opened else ("generated", _GENERATED)
     if strange := sorted(set(changes) - takes):
         raise InputError(f"the picture was {way}, where {strange[0]} means nothing; leave it out")
+    if past.recipe.like or any(edit.like for edit in past.edits):
+        raise InputError("the picture took the look of another, which its file does not hold; edit it as --picture")
     told = {name: value for name, value in asdict(past.recipe).items() if name in takes}
     if past.recipe.opened:
         told |= {"prompt": past.prompt or None, "width": None, "height": None}  # whatever suits its size now
@@ -141,7 +145,10 @@ def origin(lineage: Sequence[EditResult], model: str, dtype: str, device: str) -
         dtype,
         device,
         source.recipe,
-        tuple(PastEdit(e.prompt, e.mask, e.growth, e.structure, e.start, e.checked, str(e.diff)) for e in past),
+        tuple(
+            PastEdit(e.prompt, e.mask, e.growth, e.structure, e.start, e.checked, str(e.diff), e.recipe.like)
+            for e in past
+        ),
         str(source.image.info.get("before", "")),
     )
 
@@ -205,6 +212,7 @@ def _json(past: Origin) -> str:
             "structure": edit.structure,
             "start": edit.start,
             "checked": edit.checked,
+            **_like(edit.like),
         }
         for edit in past.edits
     ]
@@ -215,10 +223,15 @@ def _json(past: Origin) -> str:
         "model": past.model,
         "dtype": past.dtype,
         "device": past.device,
-        "source": asdict(past.recipe),
+        "source": {k: v for k, v in asdict(past.recipe).items() if k != "like"} | _like(past.recipe.like),
         "edits": edits,
     }
     return json.dumps(told | ({"before": past.before} if past.before else {}))
+
+
+def _like(like: tuple[Likeness, ...]) -> dict[str, Any]:
+    """As pictures without one say nothing of it, older versions read them."""
+    return {"like": [asdict(one) for one in like]} if like else {}
 
 
 def _read(text: str) -> Origin:
@@ -252,6 +265,7 @@ def _edit(told: Any, recipe: Recipe) -> PastEdit:
         _checked(start, type(start) is int and 0 <= start < steps),
         bool(told["checked"]),
         str(told["change"]),
+        likenesses(told.get("like", ())),
     )
 
 

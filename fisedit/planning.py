@@ -48,7 +48,7 @@ class Plan:
         probes: dense evaluations besides the steps'.
         spent: MACs on top: of such evaluations, of a check, and of a run that it broke off.
         structure: how much of the source's is kept. start: the first step to run.
-        checked: whether the run looks for a leak.
+        checked: whether the run looks for a leak. recorded: whether the source was made with the same adapters.
     """
 
     mask: EditMask
@@ -63,6 +63,7 @@ class Plan:
     spent: int = 0
     probes: int = 0
     checked: bool = False
+    recorded: bool = False
 
 
 class Planner:
@@ -88,12 +89,15 @@ class Planner:
 
     def nothing(self, run: Run, wish: Wish) -> str:
         """Why an edit need not run, or ""."""
-        if run.script.kind is EditKind.IDENTICAL:
+        assert run.parent is not None
+        restyled = run.recipe.like != run.parent.recipe.like and (wish.mask is not None or wish.search.words)
+        if run.script.kind is EditKind.IDENTICAL and not restyled:
             return run.script.reason or "the prompt says the same as before"
         return "" if wish.mask is None or wish.mask.any() else "the mask is empty"
 
     def plan(self, run: Run, wish: Wish, text: Text, source: Story) -> Plan:
         """The plan of an edit over its source's story; `nothing` was asked before."""
+        spent = self._reading(run) if run.recipe.like else 0
         with run.watch.station("mask"):
             mask, reason, probed = self._mask(run, wish, source, text)
         if not mask.grid.any():
@@ -101,8 +105,16 @@ class Planner:
         with run.watch.station("plan"):
             reason = reason or self.costs(run.recipe).dense_is_cheaper(mask.grid, wish.growth)
         growth = () if reason else wish.growth
-        spent = self._probing(run, wish.search, probed)
-        return Plan(mask, growth, reason, "", text, text.notes, wish.protect, spent=spent, probes=probed)
+        recorded = self._engine.remembers(source, run.recipe)
+        spent += self._probing(run, wish.search, probed)
+        return Plan(
+            mask, growth, reason, "", text, text.notes, wish.protect, spent=spent, probes=probed, recorded=recorded
+        )
+
+    def _reading(self, run: Run) -> int:
+        """Let the adapters read the recipe's references; the MACs spent, 0 where that was done before."""
+        with run.watch.station("reference"):
+            return self._engine.references.prepare(run.recipe, self._engine.batch(run.recipe))
 
     def none(self, run: Run, why: str) -> Plan:
         """The plan of an edit that need not run."""
@@ -138,7 +150,7 @@ class Planner:
 
     def grown(self, run: Run, plan: Plan, leak: Leak) -> Plan:
         """The plan after a leak: a larger mask, or a dense run."""
-        costs = self.costs(run.recipe)
+        costs = self.costs(run.recipe, recorded=plan.recorded)
         lost = sum(costs.sparse_step(plan.mask.grid, cells) for cells in plan.growth[plan.start : leak.step + 1])
         plan = replace(plan, spent=plan.spent + lost, checked=False)
         grown = self.everywhere(run.recipe) if leak.everywhere else replace(plan.mask, grid=leak.grid)
@@ -155,19 +167,21 @@ class Planner:
 
     def dense(self, run: Run, text: Text) -> Plan:
         """The plan of a dense run."""
-        return Plan(self.everywhere(run.recipe), notes=text.notes)
+        spent = self._reading(run) if run.recipe.like else 0
+        return Plan(self.everywhere(run.recipe), notes=text.notes, spent=spent)
 
     def everywhere(self, recipe: Recipe) -> EditMask:
         """The mask of all latent cells."""
         return EditMask(np.ones(self._engine.grids(recipe)[0], bool), MaskSource.EVERYWHERE)
 
-    def costs(self, recipe: Recipe) -> Costs:
-        """Prices of a recipe."""
-        return Costs(self._engine, recipe)
+    def costs(self, recipe: Recipe, *, recorded: bool = False) -> Costs:
+        """Prices of a recipe, over a source that was made with its adapters or not."""
+        return Costs(self._engine, recipe, recorded=recorded)
 
     def macs(self, plan: Plan, recipe: Recipe) -> int:
         """Multiply-accumulates of a plan's run, what looking took included."""
-        grid, growth, start, costs = plan.mask.grid, plan.growth, plan.start, self.costs(recipe)
+        grid, growth, start = plan.mask.grid, plan.growth, plan.start
+        costs = self.costs(recipe, recorded=plan.recorded)
         return plan.spent + (costs.sparse(grid, growth, start) if growth else costs.dense(start))
 
 

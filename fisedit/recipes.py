@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from operator import index
-from typing import SupportsIndex, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 from fisedit.errors import InputError, PromptError
-from fisedit.values import LATENT_FACTOR, Inversion, Recipe, SchedulerName
+from fisedit.values import LATENT_FACTOR, Inversion, Likeness, Recipe, SchedulerName
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -28,6 +29,7 @@ def make_recipe(
     height: int,
     scheduler: str,
     inversion: str | None = None,
+    like: Sequence[Mapping[str, Any]] = (),
 ) -> Recipe:
     """A recipe whose every value is in range; an opened picture may have an empty prompt, where nobody knows it.
 
@@ -47,6 +49,7 @@ def make_recipe(
         _side("height", height),
         _one_of("scheduler", scheduler, SchedulerName),
         None if inversion is None else _one_of("inversion", inversion, Inversion),
+        likenesses(like),
     )
 
 
@@ -70,6 +73,24 @@ def check_prompt(prompt: str) -> str:
     if not prompt.strip():
         raise PromptError(f"prompt must say something, got {prompt!r}; describe the picture")
     return prompt
+
+
+def likenesses(like: Sequence[Mapping[str, Any]]) -> tuple[Likeness, ...]:
+    """Likenesses as JSON tells them. Raises InputError for a value out of range, TypeError for a missing one."""
+    return tuple(_likeness(**one) for one in like)
+
+
+def _likeness(adapter: str, scale: float, reference: str) -> Likeness:
+    if not (isinstance(adapter, str) and isinstance(reference, str)):
+        raise InputError(f"a likeness must name its adapter and reference, got {adapter!r} and {reference!r}")
+    return Likeness(adapter, check_scale(scale), reference)
+
+
+def check_scale(scale: float) -> float:
+    """An adapter's scale, if it is a number in range. Raises InputError otherwise."""
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not -10 <= scale <= 10:
+        raise InputError(f"scale must be a number in [-10, 10], got {scale!r}; 1 is what an adapter was trained for")
+    return float(scale)
 
 
 def _integer(name: str, value: int, bounds: tuple[int, int]) -> int:

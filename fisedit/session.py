@@ -7,8 +7,8 @@ and the JSON comes last, so a session that can be read is complete. Knows result
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,17 @@ VERSION = 1
 _INDEX = "session.json"
 
 
+@dataclass(frozen=True, eq=False)
+class Looks:
+    """Adapters, by where they came from, with their scales; and reference pictures, by their digests."""
+
+    adapters: Mapping[str, float]
+    references: Mapping[str, Image.Image]
+
+
+NOBODYS = Looks({}, {})
+
+
 def save(
     history: History,
     folder: Path,
@@ -34,6 +45,7 @@ def save(
     dtype: str,
     made: Callable[[EditResult], Metadata | None],
     before: Collection[str] = (),
+    looks: Looks = NOBODYS,
 ) -> None:
     """Write all results of a session.
 
@@ -41,6 +53,7 @@ def save(
         folder: made if it is not there; files of a former save are replaced one by one.
         model, dtype: what to load when the session is resumed. made: what a picture tells of its making.
         before: ids of the results that this session wrote there before; those that it has no more are removed.
+        looks: what its results refer to.
     """
     current = history.current.id
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +64,11 @@ def save(
         if result.painted is not None:
             write_image(result.painted, folder / f"{result.id}.canvas.png")
         write_image(Image.fromarray(result.mask.grid), folder / f"{result.id}.mask.png")
-    index = {"version": VERSION, "model": model, "dtype": dtype, "current": current}
+    for digest, picture in looks.references.items():
+        write_image(picture, folder / f"reference-{digest}.png")
+    index: dict[str, Any] = {"version": VERSION, "model": model, "dtype": dtype, "current": current}
+    if looks.adapters:
+        index["adapters"] = [{"source": source, "scale": scale} for source, scale in looks.adapters.items()]
     write_json(index | {"results": [_entry(result) for result in history]}, folder / _INDEX)
     for name in set(before) - {result.id for result in history}:
         for ending in (".png", ".tif", ".canvas.png", ".mask.png"):
@@ -98,6 +115,25 @@ def load(folder: Path, index: dict[str, Any], diff: Callable[[str, str], EditScr
             raise _damaged(folder, _INDEX) from error
     history.checkout(index["current"])
     return history
+
+
+def load_looks(folder: Path, index: dict[str, Any]) -> Looks:
+    """What a session's results refer to.
+
+    Raises:
+        SessionError: a damaged picture or entry.
+    """
+    try:
+        adapters = {str(one["source"]): float(one["scale"]) for one in index.get("adapters", ())}
+        paths = {path.stem.removeprefix("reference-"): path for path in folder.glob("reference-*.png")}
+        return Looks(adapters, {digest: _opened(path) for digest, path in paths.items()})
+    except (OSError, SyntaxError, KeyError, TypeError, ValueError) as error:
+        raise _damaged(folder, "its adapters or references") from error
+
+
+def _opened(path: Path) -> Image.Image:
+    with Image.open(path, formats=["PNG"]) as image:
+        return image.convert("RGB")
 
 
 def _entry(result: EditResult) -> dict[str, Any]:

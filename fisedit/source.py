@@ -13,19 +13,23 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fisedit.adapters.guides import guided
+from fisedit.adapters.sparse import remembered
 from fisedit.attention import text_keys
 from fisedit.cache import StepFeatures, StepMaps, scatter
 from fisedit.executor import Executor, mask_queries
 from fisedit.inversion import inverted
 from fisedit.masks import grow
 from fisedit.plan import SparsePlan, make_plan
+from fisedit.references import References, level_grids
 from fisedit.schedule import Sampler, mask_steps, pinned
-from fisedit.values import LATENT_FACTOR, Recipe
+from fisedit.values import Recipe
 from fisedit.weighting import embeddings, parse
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
+    from fisedit.adapters.guides import Guide
     from fisedit.leaks import Check
     from fisedit.values import BoolGrid
 
@@ -94,10 +98,24 @@ class Engine:
     def __init__(self, pipe: StableDiffusionPipeline) -> None:
         self.pipe = pipe
         self.executor = Executor(pipe.unet)
+        self.references = References(pipe, self.executor)
 
     def guided(self, recipe: Recipe) -> bool:
         """Whether both branches run; distilled models take guidance as an input instead."""
         return recipe.guided and self.pipe.unet.config.time_cond_proj_dim is None
+
+    def refresh(self) -> None:
+        """Take note of LoRAs that came, went or got another scale."""
+        if self.executor.refresh():
+            self.references.forget()
+
+    def guides(self, recipe: Recipe) -> tuple[Guide, ...]:
+        """The adapters at work, with what they read of the recipe's references. Raises AdapterError without them."""
+        return self.references.guides(recipe, self.batch(recipe)) if recipe.like else ()
+
+    def remembers(self, story: Story, recipe: Recipe) -> bool:
+        """Whether a story recorded what a recipe's adapters saw."""
+        return all(remembered(like.adapter, story.features[0]) for like in recipe.like)
 
     def batch(self, recipe: Recipe) -> int:
         """B, the branches of one evaluation."""
@@ -105,12 +123,7 @@ class Engine:
 
     def grids(self, recipe: Recipe) -> list[tuple[int, int]]:
         """(height, width) of every level, finest first."""
-        height, width = recipe.height // LATENT_FACTOR, recipe.width // LATENT_FACTOR
-        grids = [(height, width)]
-        for _ in range(self.executor.depth - 1):
-            height, width = -(-height // 2), -(-width // 2)
-            grids.append((height, width))
-        return grids
+        return level_grids(recipe, self.executor.depth)
 
     def sizes(self, recipe: Recipe) -> tuple[int, ...]:
         """Positions of every level, finest first."""
@@ -220,6 +233,7 @@ class Engine:
         """
         sampler, story = self.sampler(recipe, source), Story(recipe, text=text_cache)
         plans = {cells: self.plan(grid, cells) for cells in set(growth)}
+        guides = self.guides(recipe)
         kept = self._kept_text(source, text, text_cache, structure) if structure else {}
         keep = _keeper(grid, source)
         story.take_over(source, start, sampler)
@@ -231,7 +245,7 @@ class Engine:
             structured = structure is not None and i < structure.steps
             known = kept if structured else story.text
             raw, overlay = self.executor.replay(
-                x, t, text, known, source.features[i], plan, extra, structured=structured
+                x, t, text, known, source.features[i], plan, extra, structured=structured, guides=guides
             )
             rows = self._guide(raw, recipe)
             story.predictions.append(scatter(source.predictions[i], plan.levels[0].active, rows))
@@ -264,7 +278,8 @@ class Engine:
             if watch:
                 watch(i, steps, sampler.estimate)
             x, extra = self._inputs(sampler, recipe, path[-1], t)
-            raw = self.pipe.unet(x, t, text, timestep_cond=extra, return_dict=False)[0]
+            with guided(self.pipe.unet, self.guides(recipe)):
+                raw = self.pipe.unet(x, t, text, timestep_cond=extra, return_dict=False)[0]
             path.append(sampler.step(self._guide(raw, recipe), t, path[-1]))
         return path
 
@@ -274,7 +289,7 @@ class Engine:
         sampler, path = self.sampler(recipe, source), self.sample(recipe, text, source, step)
         t, queries = sampler.timesteps[step], mask_queries(self.executor.sites, self.sizes(recipe))
         x, extra = self._inputs(sampler, recipe, path[-1], t)
-        return self.executor.record(x[-1:], t, text[-1:], {}, queries, extra)[1]
+        return self.executor.record(x[-1:], t, text[-1:], {}, queries, extra, self.guides(recipe))[1]
 
     def plan(self, grid: BoolGrid, growth: int, besides: BoolGrid | None = None) -> SparsePlan:
         """The plan that computes the mask, `growth` cells around it, and other cells [h, w] besides."""
@@ -289,7 +304,7 @@ class Engine:
         wanted = i < kept_steps(recipe) or i in mask_steps(sampler.timesteps)
         queries = mask_queries(self.executor.sites, self.sizes(recipe)) if wanted else frozenset()
         x, extra = self._inputs(sampler, recipe, latents, t)
-        return self.executor.record(x, t, text, story.text, queries, extra)
+        return self.executor.record(x, t, text, story.text, queries, extra, self.guides(recipe))
 
     def _inputs(self, sampler: Sampler, recipe: Recipe, latents: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
         x = sampler.scaled(torch.cat([latents] * self.batch(recipe)), t)

@@ -149,6 +149,20 @@ class EditMask:
 
 
 @dataclass(frozen=True)
+class Likeness:
+    """Whose look a picture takes.
+
+    Args:
+        adapter: identity of the adapter that reads the reference. scale: how much of what it finds counts.
+        reference: a digest of the reference picture.
+    """
+
+    adapter: str
+    scale: float
+    reference: str
+
+
+@dataclass(frozen=True)
 class Recipe:
     """Everything that determines a generated source.
 
@@ -160,6 +174,7 @@ class Recipe:
         width, height: pixels, divisible by 8.
         scheduler: the sampler.
         inversion: how the latents of a source that was opened were found; None for a generated one.
+        like: whose look it takes; () for nobody's.
     """
 
     prompt: str
@@ -171,6 +186,7 @@ class Recipe:
     height: int
     scheduler: SchedulerName
     inversion: Inversion | None = None
+    like: tuple[Likeness, ...] = ()
 
     @property
     def opened(self) -> bool:

@@ -21,7 +21,7 @@ LAYERS = (
     "boxes buckets cache heat judge masks plan profiling schedule textdiff things weighting",
     "sparse_kernels",
     "adapters attention captured decode executor fused layers preview",
-    "costs editor history inversion leaks localise memory planning rendering session source",
+    "costs editor history inversion leaks localise loras memory planning references rendering session source",
     "batch",
     "sheet options console captions demo bench_cuda benchmark fidelity quality cli __main__",
 )

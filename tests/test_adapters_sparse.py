@@ -1,0 +1,209 @@
+"""E4 with adapters: a sparse step equals a mixed dense forward in which the block's output is the source's outside."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as fn
+
+from fisedit.adapters.guides import Guide
+from fisedit.adapters.macs import dense_macs, reading_macs, sparse_macs
+from fisedit.adapters.places import insertion, places, taps
+from fisedit.adapters.row_column import FAMILIES
+from fisedit.executor import Executor
+from fisedit.plan import make_plan
+from fisedit.profiling import text_macs, unet_macs
+from tests import oracle
+from tests.adapters import lively, naive
+from tests.grids import grids
+from tests.test_stats import counted, time_macs
+
+TOLERANCE = 1e-4
+SHAPES = ["sd15", "demo"]
+T = torch.tensor(500)
+
+
+class Case:
+    """A source, an edit of it, adapters and references, on one UNet."""
+
+    def __init__(self, unet, grid, families, scales=(0.7, -0.4), batch=2):
+        self.unet, self.grid, self.inside = unet, grid, torch.from_numpy(grid)
+        make = torch.Generator().manual_seed(0)
+        self.source = torch.randn(batch, 4, *grid.shape, generator=make)
+        self.texts = torch.randn(2, batch, 11, unet.config.cross_attention_dim, generator=make)
+        self.edited = torch.where(self.inside, torch.randn(self.source.shape, generator=make), self.source)
+        reference = torch.randn(batch, 4, *grid.shape, generator=make)
+        adapters = [lively(unet, family, str(i)) for i, family in enumerate(families)]
+        self.seen = taps(unet, reference, self.texts[0], tuple(places(unet)))
+        self.guides = [
+            Guide(a, a.read(self.seen), s, str(i)) for i, (a, s) in enumerate(zip(adapters, scales, strict=False))
+        ]
+        self.executor = Executor(unet)
+        self.plan = make_plan(grid, self.executor.depth)
+
+    def record(self, guides):
+        return self.executor.record(self.source, T, self.texts[0], {}, guides=guides)[1]
+
+    def replay(self, maps, guides=None, edited=None, plan=None):
+        guides = self.guides if guides is None else guides
+        latents = self.edited if edited is None else edited
+        return self.executor.replay(latents, T, self.texts[1], {}, maps, plan or self.plan, guides=guides)
+
+    def expected(self, *, recorded):
+        """The oracle's prediction: a source with the adapters or without, an edit with them."""
+        outs = {}
+
+        def source(name):
+            def change(x):
+                outs[name] = x + self.gain(name, x) if recorded else x
+                return outs[name]
+
+            return change
+
+        def mixed(name):
+            def change(x):
+                mask = oracle.levels(self.inside)[oracle.grid_of(x)]
+                lines = () if recorded else closed(mask)
+                return torch.where(mask, x + self.gain(name, x, *lines), outs[name])
+
+            return change
+
+        changed = {name for guide in self.guides for name in guide.adapter.channels}
+        with insertion(self.unet, {name: source(name) for name in changed}):
+            recording = oracle.record(self.unet, self.source, T, self.texts[0])
+        with insertion(self.unet, {name: mixed(name) for name in changed}):
+            return oracle.mixed_forward(self.unet, recording, self.edited, T, self.texts[1], self.inside)
+
+    def gain(self, name, x, *lines):
+        blocks = [(g.adapter.blocks[name], g.scale) for g in self.guides if name in g.adapter.channels]
+        return sum(scale * naive(block, x, self.seen[name], *lines) for block, scale in blocks)
+
+    def rows(self, full):
+        return full.flatten(2).transpose(1, 2)[:, self.inside.flatten()]
+
+
+def closed(mask):
+    """Rows and columns of the mask grown by one."""
+    grown = fn.max_pool2d(mask[None, None].float(), 3, 1, 1)[0, 0] > 0
+    return grown.any(1).nonzero().squeeze(1), grown.any(0).nonzero().squeeze(1)
+
+
+@pytest.fixture(autouse=True)
+def _no_grad():
+    with torch.inference_mode():
+        yield
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("recorded", [True, False], ids=["over a guided source", "over a plain source"])
+@pytest.mark.parametrize("name", ["square", "blobs", "one_cell", "border", "checkerboard"])
+def test_sparse_equals_the_oracle(pipelines, family, shape, recorded, name):
+    case = Case(pipelines[shape].unet, grids(16, 24)[name], [family])
+    got, _ = case.replay(case.record(case.guides if recorded else []))
+    assert torch.allclose(got, case.rows(case.expected(recorded=recorded)), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("size", [(13, 17), (16, 16)], ids=str)
+def test_several_adapters_equal_the_oracle(pipelines, recorded, size):
+    case = Case(pipelines["sd15"].unet, grids(*size)["blobs"], ["v1", "v5b"])
+    got, _ = case.replay(case.record(case.guides if recorded else []))
+    assert torch.allclose(got, case.rows(case.expected(recorded=recorded)), atol=TOLERANCE, rtol=0)
+
+
+def test_the_comparison_can_fail(pipelines):
+    """The adapter counts, and so does whether the source had it."""
+    case = Case(pipelines["demo"].unet, grids(16, 16)["square"], ["v3"])
+    guided, plain = (case.rows(case.expected(recorded=recorded)) for recorded in (True, False))
+    got, _ = case.replay(case.record(case.guides))
+    without, _ = case.replay(case.record([]), guides=[])
+    for other in (plain, without):
+        assert not torch.allclose(got, other, atol=100 * TOLERANCE, rtol=0)
+    assert torch.allclose(got, guided, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_replay_of_everything_is_the_guided_forward(pipelines, family, recorded):
+    """E1: whatever the source was."""
+    unet = pipelines["sd15"].unet
+    case = Case(unet, np.ones((13, 17), bool), [family])
+    got, _ = case.replay(case.record(case.guides if recorded else []))
+    with insertion(unet, {n: lambda x, n=n: x + case.gain(n, x) for n in case.guides[0].adapter.channels}):
+        dense = unet(case.edited, T, case.texts[1])[0]
+    assert torch.allclose(got, case.rows(dense), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recording_is_the_guided_forward_itself(pipelines, family):
+    unet = pipelines["sd15"].unet
+    case = Case(unet, grids(13, 17)["square"], [family])
+    got, maps = case.executor.record(case.source, T, case.texts[0], {}, guides=case.guides)
+    with insertion(unet, {n: lambda x, n=n: x + case.gain(n, x) for n in case.guides[0].adapter.channels}):
+        dense = unet(case.source, T, case.texts[0])[0]
+    assert torch.allclose(got, dense, atol=TOLERANCE, rtol=0)
+    kept = {key.rpartition(".")[2] for key in maps.maps if key.startswith("0.")}
+    assert kept == {"x", "row_k", "row_v", "column_k", "column_v"}
+
+
+def test_an_edit_of_an_edit(pipelines):
+    """What an overlay keeps is the block's keys at its active rows. Where the first edit computed everything, that is a
+    recording."""
+    case = Case(pipelines["demo"].unet, np.ones((16, 16), bool), ["v3"])
+    _, overlay = case.replay(case.record(case.guides))
+    again = case.executor.record(case.edited, T, case.texts[1], {}, guides=case.guides)[1]
+    second = grids(16, 16)["blobs"]
+    edited = torch.where(torch.from_numpy(second), torch.randn_like(case.edited), case.edited)
+    plan = make_plan(second, case.executor.depth)
+    over, fresh = (case.replay(maps, edited=edited, plan=plan)[0] for maps in (overlay, again))
+    assert torch.allclose(over, fresh, atol=TOLERANCE, rtol=0)
+
+
+def test_an_edit_over_an_edit_without_the_adapter(pipelines):
+    """Its overlay has no keys, so an edit over it looks at its closure alone; none that reads what is not there."""
+    case = Case(pipelines["demo"].unet, grids(16, 16)["square"], ["v3"])
+    _, overlay = case.replay(case.record(case.guides), guides=[])
+    got, second = case.replay(overlay, plan=make_plan(grids(16, 16)["blobs"], case.executor.depth))
+    assert got.isfinite().all()
+    assert not any(key.startswith("0.") for key in second.maps)
+
+
+def test_the_branch_with_the_prompt_alone(pipelines):
+    """A look at one branch uses the reference of that branch."""
+    case = Case(pipelines["demo"].unet, grids(16, 16)["square"], ["v5"])
+    both, _ = case.executor.record(case.source, T, case.texts[0], {}, guides=case.guides)
+    one, _ = case.executor.record(case.source[-1:], T, case.texts[0][-1:], {}, guides=case.guides)
+    assert torch.allclose(one, both[-1:], atol=TOLERANCE, rtol=0)
+
+
+def test_the_model_is_left_as_it_was(pipelines):
+    """E8, with adapters, also after an exception in the middle of a step."""
+    case = Case(pipelines["demo"].unet, grids(16, 16)["square"], ["v3"])
+    dense = case.unet(case.source, T, case.texts[0])[0]
+    handle = case.unet.conv_out.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        case.record(case.guides)
+    handle.remove()
+    modules = [*case.unet.modules(), *case.guides[0].adapter.modules()]
+    assert not any("forward" in vars(module) for module in modules)
+    assert torch.equal(case.unet(case.source, T, case.texts[0])[0], dense)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", ["one_cell", "blobs"])
+def test_multiply_accumulates_are_what_torch_counts(pipelines, family, name):
+    case = Case(pipelines["sd15"].unet, grids(13, 17)[name], [family])
+    unet, sites, adapter = case.unet, case.executor.sites, case.guides[0].adapter
+    levels = [(level.height, level.width) for level in case.plan.levels]
+    sizes = [height * width for height, width in levels]
+    rest = time_macs(unet, 2) + text_macs(sites, 2, 11)
+    own = unet_macs(sites, sizes, sizes, 2, 11) + 2 * dense_macs(adapter, unet, levels)
+    assert counted(lambda: case.record(case.guides)) == own + rest
+    for guides in (case.guides, []):
+        maps = case.record(guides)
+        step = unet_macs(sites, case.plan.rows, sizes, 2, 11)
+        step += 2 * sparse_macs(adapter, unet, case.plan, recorded=bool(guides))
+        assert counted(lambda maps=maps: case.replay(maps)) == step + rest
+    assert counted(lambda: adapter.read(case.seen)) == 2 * reading_macs(adapter, unet, levels)
