@@ -58,14 +58,15 @@ class Watched:
     """A browser's context, and what it did that a page of this app must not do."""
 
     context: BrowserContext
+    url: str
     bad: list[str] = field(default_factory=list)
 
-    def open(self, url: str) -> Page:
-        """Opens the app and waits for it to be drawn."""
+    def open(self) -> Page:
+        """Opens the app."""
         page = self.context.new_page()
         page.on("console", self._heard)
         page.on("pageerror", lambda error: self.bad.append(f"error: {error}"))
-        page.goto(url)
+        page.goto(self.url)
         return page
 
     def _heard(self, message: ConsoleMessage) -> None:
@@ -76,10 +77,11 @@ class Watched:
 @pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
     """One browser process."""
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
     if CHROMIUM is None:
         pytest.skip("needs Chromium: `make test` installs it where there is apt-get")
+    expect.set_options(timeout=20_000)
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
         yield browser
@@ -92,8 +94,8 @@ def browser(chromium, site) -> Iterator[Callable[..., Watched]]:
     opened: list[Watched] = []
 
     def new(**options: object) -> Watched:
-        watched = Watched(chromium.new_context(accept_downloads=True, **options))
-        watched.context.set_default_timeout(60_000)
+        watched = Watched(chromium.new_context(**options), site.url)
+        watched.context.set_default_timeout(20_000)
         here = urlsplit(site.url).netloc
         watched.context.on(
             "request",
@@ -110,3 +112,15 @@ def browser(chromium, site) -> Iterator[Callable[..., Watched]]:
     for watched in opened:
         watched.context.close()
     assert [bad for watched in opened for bad in watched.bad] == []
+
+
+@pytest.fixture
+def steps(site, monkeypatch) -> list[str]:
+    """What was done, in order: "step" before each step of any run, "stop" where one is asked to end."""
+    from app.sessions import Session
+
+    told: list[str] = []
+    check, stop = Session.check, Session.stop
+    monkeypatch.setattr(Session, "check", lambda self: (told.append("step"), check(self)))
+    monkeypatch.setattr(Session, "stop", lambda self: (told.append("stop"), stop(self)))
+    return told

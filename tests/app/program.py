@@ -8,11 +8,15 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any
+from time import sleep
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import numpy as np
 from PIL import Image
+
+if TYPE_CHECKING:
+    from tests.app.conftest import Site
 
 
 @dataclass(frozen=True)
@@ -31,8 +35,8 @@ class Program:
     session: str
 
     def send(self, name: str, *data: object) -> httpx.Response:
-        """Asks for a run; the answer names it."""
-        told = {"data": data, "session_hash": self.session}
+        """Asks for a run; the answer names it. Arguments that are left out are the usual ones."""
+        told = {"data": [*data, *USUAL[name][len(data) :]], "session_hash": self.session}
         return httpx.post(f"{self.url}gradio_api/call/{name}", content=json.dumps(told), headers=JSON, timeout=60)
 
     def listen(self, name: str, answer: httpx.Response) -> AbstractContextManager[httpx.Response]:
@@ -49,6 +53,8 @@ class Program:
                     kind = value
                 elif field == "data" and kind != "heartbeat":
                     yield Event(kind, json.loads(value))
+                    if kind != "generating":
+                        return  # the stream stays open where the session left another run
 
     def ask(self, name: str, *data: object) -> Event:
         """Runs to the end."""
@@ -59,12 +65,19 @@ class Program:
     def refused(self, code: str, name: str, *data: object) -> str:
         """Checks that a run is refused in one line with a code."""
         event = self.ask(name, *data)
-        assert event.kind == "error", event
+        assert event.kind == "error", str(event)[:500]
         line = str(event.data["error"])
-        assert line.startswith(f"error[{code}]: ") and "\n" not in line, line
+        assert line.startswith(f"error[{code}]: ") and "\n" not in line, line[:500]
         return line
 
 
+USUAL: dict[str, tuple[object, ...]] = {
+    "generate": ("", 0, 25, 4.0, 64, 64, "ddim", ""),
+    "open": (None, "", 0, 25, 4.0),
+    "edit": ("", "", "", [], -1, 0),
+    "preview": ("", "", "", [], -1, 0),
+    "history": ("", False),
+}
 JSON = {"content-type": "application/json"}
 
 
@@ -72,3 +85,12 @@ def picture(event: Event) -> np.ndarray:
     """The picture that a run made, [H, W, 3]."""
     assert event.kind == "complete", event
     return np.asarray(Image.open(BytesIO(base64.b64decode(event.data[0]["picture"]))).convert("RGB"))
+
+
+def settle(site: Site) -> None:
+    """Waits until nobody is at work."""
+    for _ in range(600):
+        if all(session.idle for session in site.studio._sessions.values()):
+            return
+        sleep(0.1)
+    raise AssertionError("somebody is still at work")

@@ -12,7 +12,8 @@ import numpy as np
 from PIL import Image
 from playwright.sync_api import expect
 
-from fisedit import metadata
+from fisedit import metadata, origin
+from tests.app.program import settle
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -104,7 +105,7 @@ def test_from_words_to_a_file(browser, tmp_path):
     told.value.save_as(tmp_path / "castle.png")
     with Image.open(tmp_path / "castle.png") as image:
         assert (np.asarray(image.convert("RGB")) == branch).all()
-        assert metadata.read(image).prompt == CASTLE
+        assert origin.of(metadata.read(image)).prompt == CASTLE
 
 
 def test_painting(browser):
@@ -124,8 +125,70 @@ def test_painting(browser):
     assert painted(page, 0.3, 0.2) == [255, 64, 96, 255] and painted(page, 0.7, 0.7)[3] == 0
 
     page.get_by_role("radio", name="Protect").click()
-    stroke(page, (0.2, 0.2), (0.25, 0.2))
+    stroke(page, (0.2, 0.2), (0.26, 0.2))
+    assert painted(page, 0.2, 0.2) == [48, 112, 255, 255] and painted(page, 0.36, 0.2) == [255, 64, 96, 255]
     page.get_by_role("radio", name="Eraser").click()
+    stroke(page, (0.36, 0.1), (0.36, 0.3))
+    assert painted(page, 0.36, 0.2)[3] == 0
+    page.get_by_role("button", name="Undo stroke").click()
+    assert painted(page, 0.36, 0.2) == [255, 64, 96, 255]
+
+    page.locator("#run").click()
+    expect(nodes(page)).to_have_count(2)
+    mask = pixels(page, ".mask", "RGBA")[..., 3] > 0
+    assert mask.any() and not (mask & ~region).any() and not mask[side // 5, side // 5]
+    assert painted(page, 0.36, 0.2)[3] == 0  # another picture: the strokes were of the last
+
+
+def test_stop(browser, site, steps):
+    page = browser().open()
+    make(page, steps=150)
+    expect(page.locator("#status")).to_contain_text(re.compile(r"step \d+ of 150, "))
+    page.locator("#stop").click()
+    expect(page.locator("#status")).to_contain_text("Stopped")
+    assert steps[steps.index("stop") :].count("step") <= 1 and steps.count("step") < 150
+    expect(nodes(page)).to_have_count(0)
+    expect(page.locator("#make")).to_be_enabled()
+
+
+def test_a_reload_keeps_the_session_and_others_do_not_see_it(browser):
+    mine, other = browser(), browser()
+    page = mine.open()
+    make(page)
+    expect(nodes(page)).to_have_count(1)
+    picture = pixels(page, ".picture")
+    page.reload()
+    expect(nodes(page)).to_have_count(1)
+    assert (pixels(page, ".picture") == picture).all()
+    run(page, DOG, 2)
+
+    page = other.open()
+    expect(page.locator("#stage .empty")).to_be_visible()
+    expect(nodes(page)).to_have_count(0)
+    page.locator("#prompt textarea").fill(DOG)
+    expect(page.locator("#words-line del")).to_have_count(0)
+
+
+def test_leaving_the_page_stops_the_work(browser, site, steps):
+    page = browser().open()
+    make(page, steps=150)
+    expect(page.locator("#status")).to_contain_text(re.compile(r"step \d+ of 150, "))
+    page.close()
+    settle(site)
+    assert "stop" in steps and steps[steps.index("stop") :].count("step") <= 1 and steps.count("step") < 150
+
+
+def test_words_of_users_are_words(browser):
+    page = browser().open()
+    shouted: list[str] = []
+    page.on("dialog", lambda dialog: (shouted.append(dialog.message), dialog.dismiss()))
+    bad = 'a cat <img src=x onerror="alert(1)"><script>alert(2)</script> \x1b[31m & "a cake"'
+    make(page, bad)
+    expect(nodes(page)).to_have_count(1)
+    expect(nodes(page).first).to_have_attribute("title", re.compile(re.escape('<img src=x onerror="alert(1)">')))
+    page.locator("#prompt textarea").fill(bad.replace("cat", "<b id=bold>dog</b>"))
+    expect(page.locator("#words-line")).to_contain_text("<b id=bold>dog</b>")
+    assert page.locator("#bold, img[src=x]").count() == 0 and not shouted
 
 
 def stroke(page: Page, *points: tuple[float, float]) -> None:

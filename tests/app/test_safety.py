@@ -7,15 +7,13 @@ import math
 import uuid
 import zlib
 from io import BytesIO
-from time import sleep
 from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 from PIL import Image
 
-from app.sessions import Session
-from tests.app.program import JSON, Program
+from tests.app.program import JSON, Program, settle
 
 if TYPE_CHECKING:
     from tests.app.conftest import Site
@@ -24,7 +22,7 @@ CAT, DOG = "a cat and a cake on a beach", "a dog and a cake on a beach"
 SMALL = (0, 2, 4.0, 64, 64)
 """Seed, steps, guidance, width, height of a picture that takes no time."""
 
-LONG = 150
+LONG = 60
 
 ELSEWHERE = """/etc/passwd ../../etc/passwd file:///etc/passwd http://127.0.0.1:1/a.png http://169.254.169.254/latest
 http://[::1]/a.png https://example.com/a.png"""
@@ -33,16 +31,6 @@ http://[::1]/a.png https://example.com/a.png"""
 @pytest.fixture
 def program(site) -> Program:
     return Program(site.url, uuid.uuid4().hex)
-
-
-@pytest.fixture
-def steps(monkeypatch) -> list[str]:
-    """What was done, in order: "step" before each step of any run, "stop" where one is asked to end."""
-    told: list[str] = []
-    check, stop = Session.check, Session.stop
-    monkeypatch.setattr(Session, "check", lambda self: (told.append("step"), check(self)))
-    monkeypatch.setattr(Session, "stop", lambda self: (told.append("stop"), stop(self)))
-    return told
 
 
 class TestArguments:
@@ -182,15 +170,6 @@ class TestLeaving:
         settle(site)
         assert steps.count("stop") == 2 and steps.count("step") < LONG
         assert program.ask("history").data[0]["results"] == []
-
-
-def settle(site: Site) -> None:
-    """Waits until nobody is at work."""
-    for _ in range(600):
-        if all(session.idle for session in site.studio._sessions.values()):
-            return
-        sleep(0.1)
-    raise AssertionError("somebody is still at work")
 
 
 def upload(site: Site, data: bytes) -> dict[str, object]:

@@ -1,0 +1,35 @@
+"""What docs/app.md shows is true: its Python and its curl run against the app."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+
+from tests.test_readme import ROOT, blocks
+
+TEXT = (ROOT / "docs" / "app.md").read_text(encoding="utf-8")
+PLACE = "http://127.0.0.1:7860"
+
+
+def test_the_python_runs(site, tmp_path):
+    (code,) = blocks("python", TEXT)
+    code = code.replace(PLACE, site.url)
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert re.search(r"cat -> dog: \d+% of the picture may change", run.stdout)
+    assert "'a dog and a cake on a beach'] now at 0" in run.stdout
+    assert Image.open(tmp_path / "dog.png").info["parameters"].startswith("a dog and a cake on a beach")
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_curl_runs(site):
+    (code,) = [block for block in blocks("bash", TEXT) if "curl" in block]
+    code = code.replace(PLACE, site.url.rstrip("/"))
+    run = subprocess.run(["bash", "-euc", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("event: generating") >= 10 and '"picture":' in run.stdout.partition("event: complete")[2]
