@@ -15,6 +15,7 @@ import gradio as gr
 
 from app import handlers, views
 from app.limits import Region, Settings
+from app.sessions import Busy
 from fisedit.errors import Cancelled, FisEditError, SessionError
 from fisedit.values import SchedulerName
 
@@ -112,6 +113,8 @@ class Answers:
             if not len(session.editor.history) or not prompt.strip():
                 return {page.facts: ""}
             seen = handlers.preview(self.studio, session, prompt, _region(session, paint, *wish))
+        except Busy:
+            return {page.facts: gr.skip()}
         except FisEditError as error:
             return {page.facts: views.said(str(error), "error"), page.stage: gr.update(region="")}
         pieces = [ALL_PIECES] + [(f"{n + 1}. from the left", str(n)) for n in range(seen.preview.pieces)]
@@ -167,6 +170,7 @@ class Answers:
         except FisEditError as error:
             return {page.found: views.said(str(error), "error"), page.open: gr.update(interactive=False)}
         told: Updates = {page.found: views.said(found.words), page.open: gr.update(interactive=True)}
+        told |= {page.open_panel: gr.update(open=True)}
         if not found.prompt:
             return told
         settings = found.settings

@@ -114,7 +114,8 @@ class Page:
             self.only = gr.Checkbox(label="Only where I paint", elem_id="only")
         with gr.Accordion("Settings of new pictures", open=False, elem_id="settings-panel"):
             self._settings()
-        with gr.Accordion("Open a picture or a saved session", open=False, elem_id="open-panel"):
+        self.open_panel = gr.Accordion("Open a picture or a saved session", open=False, elem_id="open-panel")
+        with self.open_panel:
             self.file = gr.File(
                 label="Picture or saved session",
                 type="binary",
@@ -202,12 +203,12 @@ class Page:
         for button, move in moves.items():
             button.click(do.moves(move), None, self.state, **still)
         self.tree.select(do.on_select, None, self.state, **still)
-        self.before.input(do.on_compare, self.before, [self.stage, self.truth], **still)
+        self.before.input(do.on_compare, self.before, [self.stage, self.status], **still)
         self.delete.click(None, self.follow, js="(follow) => { window.fisedit.remove(follow); }", **quick)
         for button, job in ((self.download, handlers.picture_file), (self.save, handlers.archive)):
             fetched = button.click(do.fetches(job), None, [self.fetch, self.status], **still)
             fetched.success(None, js="() => { window.fisedit.fetch(); }", **quick)
-        self.file.upload(do.on_file, self.file, [*self.state, *self.recipe, self.found], **quick)
+        self.file.upload(do.on_file, self.file, [*self.state, *self.recipe, self.found, self.open_panel], **quick)
         self.file.clear(lambda: ("", gr.update(interactive=False)), None, [self.found, self.open], **still)
         self.dice.click(lambda: SystemRandom().randrange(2**32), None, self.seed, **still)
         self.reuse.click(do.on_reuse, None, self.seed, **still)

@@ -32,6 +32,9 @@ CAPACITY = 32
 """Sessions in memory at once; others wait on disk."""
 
 _KEY = re.compile(r"[0-9a-f]{32}")
+_MOMENT = 10.0
+"""Seconds to wait for somebody's brief work."""
+
 _CALLERS = 64
 """Connections that are remembered, for each session in memory."""
 
@@ -57,7 +60,7 @@ class Session:
         self.editor, self.folder, self.key = editor, folder, folder.name
         self.seen: Preview | None = None
         self.measured: dict[str, float] = {}
-        self._turn, self._stop = Lock(), Event()
+        self._turn, self._stop, self._brief = Lock(), Event(), False
 
     @property
     def idle(self) -> bool:
@@ -73,10 +76,18 @@ class Session:
         if self._stop.is_set():
             raise Cancelled("stopped; nothing was changed")
 
-    def take(self) -> Editor:
-        """The editor, for one piece of work at a time, until `release`. Raises Busy while there is another."""
-        if not self._turn.acquire(blocking=False):
+    def take(self, *, brief: bool = False) -> Editor:
+        """The editor, for one piece of work at a time, until `release`.
+
+        Args:
+            brief: whether the work is over in a moment. Who comes meanwhile waits for it.
+
+        Raises:
+            Busy: longer work goes on here.
+        """
+        if not (self._turn.acquire(blocking=False) or (self._brief and self._turn.acquire(timeout=_MOMENT))):
             raise Busy("this session is at work; stop that or wait for it")
+        self._brief = brief
         self._stop.clear()
         return self.editor
 
@@ -86,8 +97,8 @@ class Session:
 
     @contextmanager
     def work(self) -> Iterator[Editor]:
-        """The editor for as long as the block runs. Raises Busy as `take`."""
-        editor = self.take()
+        """The editor for a moment. Raises Busy as `take`."""
+        editor = self.take(brief=True)
         try:
             yield editor
         finally:

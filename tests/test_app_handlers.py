@@ -147,6 +147,18 @@ def test_a_session_does_one_thing_at_a_time(studio, session):
     idle(session)
 
 
+def test_a_run_waits_for_brief_work(studio, session):
+    made(studio, session)
+    results = []
+    with session.work():
+        thread = threading.Thread(target=lambda: results.append(last(handlers.edit(studio, session, DOG))))
+        thread.start()
+        thread.join(0.05)
+        assert thread.is_alive() and not results
+    thread.join()
+    assert results == [session.editor.current]
+
+
 def test_history_is_a_tree(studio, session):
     source = made(studio, session)
     dog = last(handlers.edit(studio, session, DOG))

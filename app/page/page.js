@@ -28,15 +28,21 @@
     else if (!(window.fisedit && window.fisedit.undoStroke())) press("undo");
   });
 
+  /* The panel for files draws its input when it is opened first. */
+  const chooser = async () => {
+    const find = () => document.querySelector("#file input[type=file]");
+    if (!find()) document.querySelector("#open-panel button").click();
+    for (let i = 0; i < 50 && !find(); i += 1) await new Promise((go) => setTimeout(go, 20));
+    return find();
+  };
   for (const name of ["dragover", "drop"]) {
-    document.addEventListener(name, (event) => {
+    document.addEventListener(name, async (event) => {
       if (!event.dataTransfer || ![...event.dataTransfer.types].includes("Files") || event.target.closest("#file")) return;
       event.preventDefault();
-      const input = document.querySelector("#file input[type=file]");
-      if (name === "drop" && input) {
-        input.files = event.dataTransfer.files;
-        input.dispatchEvent(new Event("change", { bubbles: true }));
-      }
+      if (name !== "drop" || !event.dataTransfer.files.length) return;
+      const { files } = event.dataTransfer, input = await chooser();
+      input.files = files;
+      input.dispatchEvent(new Event("change", { bubbles: true }));
     });
   }
 
