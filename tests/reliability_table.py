@@ -27,6 +27,13 @@ BATCH, KINDS, FAULT, OPENING, MODELS, CLI, BAD = (
     "tests/test_cli.py",
     "tests/test_bad_input.py",
 )
+GIVEN, RESUMING, HAND, RAY, FAULT_RAY = (
+    "tests/test_batch_given.py",
+    "tests/test_batch_resuming.py",
+    "tests/test_batch_hand.py",
+    "tests/test_ray.py",
+    "tests/fault/fault_ray.py",
+)
 
 Case = tuple[str, tuple[str, ...]]
 
@@ -39,11 +46,11 @@ CASES: Mapping[str, Sequence[Case]] = {
         (
             "A header of 100,000 x 100,000 pixels, or 12,000 x 12,000 in a small file: refused in 0.1 s, undecoded",
             (
-                f"{BATCH}::TestPictures::test_a_bomb_is_refused_by_its_header",
+                f"{GIVEN}::TestPictures::test_a_bomb_is_refused_by_its_header",
                 f"{CLI}::TestFiles::test_a_huge_mask_is_refused_by_its_header",
             ),
         ),
-        ("A text chunk that unpacks to too much", (f"{BATCH}::TestPictures::test_metadata_that_unpacks_to_too_much",)),
+        ("A text chunk that unpacks to too much", (f"{GIVEN}::TestPictures::test_metadata_that_unpacks_to_too_much",)),
         (
             "1x1, 7x9, 1x20000, 20000x1, sides not divisible by 8: the output has the input's size",
             (f"{KINDS}::test_sizes", f"{OPENING}::test_any_size_comes_back"),
@@ -63,7 +70,7 @@ CASES: Mapping[str, Sequence[Case]] = {
             "Animated: the first frame, and it is said",
             (
                 f"{KINDS}::test_of_an_animation_the_first_frame",
-                f"{BATCH}::TestPictures::test_the_first_of_many_frames",
+                f"{GIVEN}::TestPictures::test_the_first_of_many_frames",
             ),
         ),
         (
@@ -87,7 +94,7 @@ CASES: Mapping[str, Sequence[Case]] = {
             (
                 f"{OPENING}::test_files_hold_what_they_can",
                 f"{OPENING}::test_a_jpeg_shows_what_it_cannot_hold",
-                f"{BATCH}::TestPictures::test_what_a_format_cannot_hold_is_told",
+                f"{GIVEN}::TestPictures::test_what_a_format_cannot_hold_is_told",
             ),
         ),
         (
@@ -102,7 +109,7 @@ CASES: Mapping[str, Sequence[Case]] = {
         (
             "Masks: 16-bit, 1-bit, transparent, of the picture's own size",
             (
-                f"{BATCH}::TestPictures::test_masks_of_every_kind",
+                f"{GIVEN}::TestPictures::test_masks_of_every_kind",
                 f"{CLI}::TestFiles::test_masks_of_every_depth",
                 f"{OPENING}::test_a_mask_of_the_pictures_own_size",
             ),
@@ -117,8 +124,8 @@ CASES: Mapping[str, Sequence[Case]] = {
         (
             "Loops of links, links to nowhere; links that lead an output to an input",
             (
-                f"{BATCH}::TestBeforeTheModelLoads::test_links_that_lead_nowhere",
-                f"{BATCH}::TestBeforeTheModelLoads::test_an_output_that_is_an_input_behind_a_link",
+                f"{GIVEN}::TestBeforeTheModelLoads::test_links_that_lead_nowhere",
+                f"{GIVEN}::TestBeforeTheModelLoads::test_an_output_that_is_an_input_behind_a_link",
             ),
         ),
         (
@@ -135,15 +142,18 @@ CASES: Mapping[str, Sequence[Case]] = {
         (
             "OUT is IN, a file, missing or an input; IN is missing, empty or a file: exit 2 before the model loads",
             (
-                f"{BATCH}::TestBeforeTheModelLoads::test_what_cannot_start",
-                f"{BATCH}::TestBeforeTheModelLoads::test_an_output_that_is_an_input",
+                f"{GIVEN}::TestBeforeTheModelLoads::test_what_cannot_start",
+                f"{GIVEN}::TestBeforeTheModelLoads::test_an_output_that_is_an_input",
             ),
         ),
         (
             "OUT inside IN: outputs are never taken for inputs",
-            (f"{BATCH}::TestBeforeTheModelLoads::test_outputs_within_the_inputs_are_never_inputs",),
+            (f"{GIVEN}::TestBeforeTheModelLoads::test_outputs_within_the_inputs_are_never_inputs",),
         ),
-        ("Files in OUT that no batch wrote stay", (f"{BATCH}::TestResuming::test_a_file_that_no_batch_wrote_stays",)),
+        (
+            "Files in OUT that no batch wrote stay",
+            (f"{RESUMING}::TestResuming::test_a_file_that_no_batch_wrote_stays",),
+        ),
         ("Read-only OUT: said before the model loads", (f"{FAULT}::test_a_disk_that_cannot_be_written",)),
         (
             "Disk full at an output or the journal",
@@ -159,11 +169,11 @@ CASES: Mapping[str, Sequence[Case]] = {
         (
             "Tables: BOM, CRLF, duplicate rows, bad lines (told by number), captions missing or too many",
             (
-                f"{BATCH}::TestTables::test_captions",
-                f"{BATCH}::TestTables::test_a_bad_table_is_told_with_its_line",
-                f"{BATCH}::TestTables::test_edits",
-                f"{BATCH}::TestTables::test_captions_missing_and_too_many",
-                f"{BATCH}::TestTables::test_outputs_of_rows",
+                f"{GIVEN}::TestTables::test_captions",
+                f"{GIVEN}::TestTables::test_a_bad_table_is_told_with_its_line",
+                f"{GIVEN}::TestTables::test_edits",
+                f"{GIVEN}::TestTables::test_captions_missing_and_too_many",
+                f"{GIVEN}::TestTables::test_outputs_of_rows",
             ),
         ),
     ),
@@ -174,23 +184,47 @@ CASES: Mapping[str, Sequence[Case]] = {
         ),
         (
             "kill -9 before and after every write: nothing lost, nothing done twice",
-            (f"{BATCH}::TestResuming::test_killed_anywhere", f"{FAULT}::test_nothing_is_done_twice"),
+            (f"{RESUMING}::TestResuming::test_killed_anywhere", f"{FAULT}::test_nothing_is_done_twice"),
         ),
         (
             "A torn last line of the journal, a damaged one",
-            (f"{BATCH}::TestResuming::test_a_torn_last_line_and_a_damaged_one",),
+            (f"{RESUMING}::TestResuming::test_a_torn_last_line_and_a_damaged_one",),
         ),
         (
             "SIGINT once finishes the item, twice stops at once",
             (
-                f"{BATCH}::TestResuming::test_one_interrupt_finishes_the_item_in_hand",
-                f"{BATCH}::TestResuming::test_two_interrupts_stop_at_once",
+                f"{RESUMING}::TestResuming::test_one_interrupt_finishes_the_item_in_hand",
+                f"{RESUMING}::TestResuming::test_two_interrupts_stop_at_once",
                 f"{FAULT}::test_an_interrupt_from_the_terminal",
             ),
         ),
         (
             "A worker that is killed or crashes: its item alone fails",
-            (f"{FAULT}::test_a_worker_that_dies", f"{BATCH}::test_a_killed_worker_fails_its_item_only"),
+            (f"{FAULT}::test_a_worker_that_dies", f"{HAND}::test_a_killed_worker_fails_its_item_only"),
+        ),
+        (
+            "A Ray cluster's worker or machine that is lost: its items are done elsewhere; an item that kills is named",
+            (
+                f"{RAY}::test_a_lost_workers_item_is_done_elsewhere",
+                f"{FAULT_RAY}::test_a_lost_machine_leaves_its_items_to_the_rest",
+                f"{FAULT_RAY}::test_an_item_that_kills_is_named",
+                f"{FAULT_RAY}::test_a_worker_that_hangs",
+            ),
+        ),
+        (
+            "Ray: a token that does not fit, no cluster there; Ray is not installed",
+            (
+                f"{FAULT_RAY}::test_a_token_that_does_not_fit",
+                f"{FAULT_RAY}::test_no_cluster_there",
+                f"{RAY}::test_no_ray",
+            ),
+        ),
+        (
+            "A Ray cluster of the run's own: nothing of it stays, though the run is killed",
+            (
+                f"{FAULT_RAY}::test_a_cluster_of_ones_own",
+                f"{FAULT_RAY}::test_a_run_that_is_stopped_takes_its_cluster_along",
+            ),
         ),
         (
             "A worker that hangs, an item that takes too long",
@@ -199,38 +233,38 @@ CASES: Mapping[str, Sequence[Case]] = {
         (
             "Out of memory: freed, evicted, sliced, on the CPU at last, else named; the next item unharmed",
             (
-                f"{BATCH}::TestRelief::test_memory_that_ran_out_once",
-                f"{BATCH}::TestRelief::test_each_rung_helps_a_little_more",
-                f"{BATCH}::TestRelief::test_memory_that_stays_out",
-                f"{BATCH}::TestRelief::test_a_device_that_stays_full",
+                f"{HAND}::TestRelief::test_memory_that_ran_out_once",
+                f"{HAND}::TestRelief::test_each_rung_helps_a_little_more",
+                f"{HAND}::TestRelief::test_memory_that_stays_out",
+                f"{HAND}::TestRelief::test_a_device_that_stays_full",
                 f"{FAULT}::test_little_memory",
             ),
         ),
         (
             "Out of memory beside other workers, or killed for it: tried again alone",
             (
-                f"{BATCH}::TestRelief::test_what_lacks_memory_in_a_crowd_is_tried_alone",
+                f"{HAND}::TestRelief::test_what_lacks_memory_in_a_crowd_is_tried_alone",
                 f"{FAULT}::test_a_worker_that_is_killed_in_a_crowd",
             ),
         ),
-        ("NaN in half precision: tried in fp32, else named", (f"{BATCH}::TestRelief::test_nan_is_tried_in_fp32",)),
+        ("NaN in half precision: tried in fp32, else named", (f"{HAND}::TestRelief::test_nan_is_tried_in_fp32",)),
         ("A bug in one item is that item's", (f"{BATCH}::TestBadFiles::test_a_bug_in_one_item_is_that_item_s",)),
         (
             "Two runs on one folder: the second says so",
             (
                 f"{FAULT}::test_two_runs_on_one_folder",
-                f"{BATCH}::TestResuming::test_a_second_run_on_the_folder_is_told",
+                f"{RESUMING}::TestResuming::test_a_second_run_on_the_folder_is_told",
             ),
         ),
         (
             "Changed prompt, parameters, model or input: not taken as done",
             (
-                f"{BATCH}::TestResuming::test_what_changed_is_done_again",
-                f"{BATCH}::TestResuming::test_a_changed_input_model_or_lost_output_is_done_again",
+                f"{RESUMING}::TestResuming::test_what_changed_is_done_again",
+                f"{RESUMING}::TestResuming::test_a_changed_input_model_or_lost_output_is_done_again",
             ),
         ),
         ("1 and 4 workers, with one thread each: the same bytes", (f"{FAULT}::test_one_and_four_workers",)),
-        ("A dry run writes nothing", (f"{BATCH}::TestBeforeTheModelLoads::test_a_dry_run_writes_nothing",)),
+        ("A dry run writes nothing", (f"{GIVEN}::TestBeforeTheModelLoads::test_a_dry_run_writes_nothing",)),
         (
             "Most work first; a source opened once for all its edits",
             (f"{BATCH}::TestAFolder::test_most_work_first_and_a_source_is_opened_once",),
@@ -249,8 +283,8 @@ CASES: Mapping[str, Sequence[Case]] = {
         (
             "Given to `fisedit batch`: exit 2, one line, no output",
             (
-                f"{BATCH}::TestBeforeTheModelLoads::test_a_model_that_cannot_be_loaded",
-                f"{BATCH}::TestBeforeTheModelLoads::test_the_model_itself",
+                f"{GIVEN}::TestBeforeTheModelLoads::test_a_model_that_cannot_be_loaded",
+                f"{GIVEN}::TestBeforeTheModelLoads::test_the_model_itself",
                 f"{FAULT}::test_a_model_that_its_worker_cannot_load",
             ),
         ),
