@@ -171,17 +171,18 @@ class Answers:
             return {page.found: views.said(str(error), "error"), page.open: gr.update(interactive=False)}
         told: Updates = {page.found: views.said(found.words), page.open: gr.update(interactive=True)}
         told |= {page.open_panel: gr.update(open=True)}
-        if not found.prompt:
-            return told
-        settings = found.settings
-        return told | {
-            page.prompt: found.prompt,
+        told |= {page.prompt: found.prompt} if found.prompt else {}
+        return told | (self._recipe(found.settings) if found.settings else {})
+
+    def _recipe(self, settings: Settings) -> Updates:
+        page, known = self.page, {value: name for name, value in SAMPLERS.items()}
+        return {
             page.steps: settings.steps,
             page.guidance: settings.guidance,
             page.seed: settings.seed,
             page.width: settings.width or gr.skip(),
             page.height: settings.height or gr.skip(),
-            page.scheduler: next(name for name, value in SAMPLERS.items() if value == settings.scheduler),
+            page.scheduler: known[SchedulerName(settings.scheduler)],
             page.negative: settings.negative_prompt,
         }
 

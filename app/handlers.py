@@ -10,7 +10,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -72,12 +72,13 @@ class Found:
     """What a dropped picture tells of its making.
 
     Args:
-        prompt, settings: of the picture. words: one line on what was found, or that nothing was.
+        prompt: of the picture, or "". settings: how it was made; None where another program made it, or nobody tells.
+        words: one line on what was found.
     """
 
+    words: str
     prompt: str = ""
-    settings: Settings = field(default_factory=Settings)
-    words: str = ""
+    settings: Settings | None = None
 
 
 def generate(studio: Studio, session: Session, prompt: str, settings: Settings) -> Iterator[Progress]:
@@ -233,23 +234,25 @@ def restore(data: bytes) -> Found:
     picture = checked_picture(data)
     made = read(picture)
     if not (made.parameters or made.origin):
-        return Found(words="The picture does not say how it was made.")
+        return Found("The picture does not say how it was made.")
     try:
         past = origin.of(made)
-        settings = _settings(past.recipe, sized=bool(made.origin) and not past.recipe.opened)
-        return Found(checked_prompt(past.prompt), settings, "Its prompt and settings were found in the picture.")
+        prompt = checked_prompt(past.prompt)
+        if not made.origin:
+            return Found("Its prompt was found in the picture.", prompt)
+        return Found("Its prompt and settings were found in the picture.", prompt, _settings(past.recipe))
     except FisEditError as error:
-        return Found(words=f"What it says of its making cannot be used: {error}")
+        return Found(f"What it says of its making cannot be used: {error}")
 
 
-def _settings(recipe: Recipe, *, sized: bool) -> Settings:
-    """A recipe as settings; of another program's picture the size is nobody's business."""
+def _settings(recipe: Recipe) -> Settings:
+    """A recipe as settings; the canvas of an opened picture follows from the picture."""
     settings = Settings(
         recipe.num_inference_steps,
         recipe.guidance_scale,
         recipe.seed,
-        recipe.width if sized else None,
-        recipe.height if sized else None,
+        None if recipe.opened else recipe.width,
+        None if recipe.opened else recipe.height,
         recipe.scheduler,
         recipe.negative_prompt,
     )

@@ -11,13 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from app import handlers, views
 from app.limits import MOST_BYTES, MOST_LETTERS, Region, Settings
+from app.pace import Pace
 from app.sessions import Busy, Studio
 from fisedit import Cancelled, Editor
 from fisedit.errors import FisEditError, InputError, MaskError, PromptError, SessionError
-from fisedit.values import MaskSource
+from fisedit.values import EditStats, MaskSource
 
 CAT, DOG, FOX = "a cat and a cake on a beach", "a dog and a cake on a beach", "a fox and a cake on a beach"
 QUICK = Settings(steps=4, seed=7)
@@ -205,7 +207,39 @@ def test_a_picture_tells_its_settings(studio, session):
     found = handlers.restore(path.read_bytes())
     assert found.prompt == DOG
     assert found.settings == Settings(4, 4.0, 7, 128, 128, "ddim", "")
-    assert handlers.restore(png(result.image)).prompt == ""
+    bare = handlers.restore(png(result.image))
+    assert (bare.prompt, bare.settings) == ("", None)
+
+
+def test_of_another_programs_picture_the_prompt_is_restored():
+    told = PngInfo()
+    told.add_text(
+        "parameters", "a cat on a beach\nNegative prompt: rain\nSteps: 20, Sampler: Euler a, CFG scale: 7, Seed: 1"
+    )
+    found = handlers.restore(png(Image.new("RGB", (64, 64)), pnginfo=told))
+    assert (found.prompt, found.settings) == ("a cat on a beach", None)
+
+
+def test_seconds_to_come_follow_the_table_and_then_what_was_seen():
+    def ran(seconds, macs, sparse):
+        steps = {"unet_evaluations_dense": 4 * (not sparse), "unet_evaluations_sparse": 4 * sparse}
+        common = {
+            "mask_area": 0.1,
+            "mask_source": MaskSource.GIVEN,
+            "mask_confidence": 1.0,
+            "active_rows": (),
+            "growth": (),
+        }
+        return EditStats(**common, **steps, macs=macs, macs_dense=1000, seconds={"total": seconds}, recorded_bytes=0)
+
+    pace = Pace()
+    assert pace.dense(1000) is None is pace.sparse(200, 1000)
+    pace.saw(ran(10.0, 1000, sparse=False))
+    assert pace.dense(500) == 5 and pace.sparse(200, 1000) == pytest.approx(2.33)
+    pace.saw(ran(4.66, 200, sparse=True))
+    assert pace.sparse(200, 1000) == pytest.approx(4.66) and pace.dense(1000) == 10
+    pace.saw(ran(0.0, 0, sparse=False))
+    assert pace.dense(1000) == 10
 
 
 def test_a_session_is_downloaded_and_taken_up_by_another(studio, session):
