@@ -1,6 +1,7 @@
-"""Rectangles of latent cells: what a decoder computes for a mask, at each of its resolutions.
+"""Rectangles of latent cells: what a decoder computes for a mask at its fine resolutions, and what all of it costs.
 
-A box is cut again at every finer resolution, where halos are thinner and cells dearer. Pure geometry.
+The coarse resolutions are computed row by row over recorded maps, as the UNet is. Fine maps are too large to record:
+there cells lie in rectangles with a halo, and a box is cut again at the finer resolution. Pure geometry.
 """
 
 from __future__ import annotations
@@ -12,12 +13,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fisedit.masks import grow
+
 if TYPE_CHECKING:
     from fisedit.values import BoolGrid
 
-HALO = (3, 3, 2, 2)
-"""Cells around a box at 1, 2, 4 and 8 cells per latent cell. Coarse ones matter: over 14 edits of the demo model boxes
-were 43.1 dB from a dense decode (median, inside the mask), with (3, 4, 6, 8) 43.3, with (2, 2, 2, 2) 37.9."""
+LEVELS = 4
+"""Resolutions of a decoder: 1, 2, 4 and 8 cells per latent cell and side."""
+
+ROWS = 2
+"""How many of them, from the coarsest on, are computed row by row."""
+
+GROWTH = 1
+"""Latent cells around the mask that the rows cover."""
+
+HALO = 2
+"""Cells around a box, at its own resolution."""
 
 SHARES = (0.1, 0.2, 0.35, 0.35)
 """Of a dense decode's multiply-accumulates at each resolution, about, for SD 1.5's autoencoder."""
@@ -26,10 +37,11 @@ CALL = 4.0
 """What one more box costs besides, at one resolution, in latent cells of a dense decode."""
 
 Areas = tuple[tuple[int, int], ...]
-"""For every level, coarsest first: cells that the upsampler before it gives, and cells that its own layers compute."""
+"""For every level, coarsest first: cells that the upsampler before it gives (at the coarsest: latent cells that are read),
+and cells that its own layers compute."""
 
 WHOLE_FROM = 0.5
-"""Share of a dense decode from which boxes are not worth their error: on the demo model dense is 2 dB nearer."""
+"""Share of a dense decode from which a sparse one is not worth its error."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +84,7 @@ class Box:
 def with_halo(box: Box, level: int, shape: tuple[int, int]) -> Box:
     """What is computed for a box at a level, in its cells; `shape` is the frame's (h, w) in latent cells."""
     factor = 2**level
-    return box.scaled(factor).grown(HALO[level], factor * shape[0], factor * shape[1])
+    return box.scaled(factor).grown(HALO, factor * shape[0], factor * shape[1])
 
 
 def before_upsampling(box: Box, level: int, shape: tuple[int, int]) -> Box:
@@ -83,16 +95,22 @@ def before_upsampling(box: Box, level: int, shape: tuple[int, int]) -> Box:
 
 
 def boxes(grid: BoolGrid) -> list[Box]:
-    """Rectangles of cells that cover the mask. Where they cost more than `WHOLE_FROM` of a dense decode it is the whole
-    frame, decoded exactly.
+    """Rectangles of cells that cover the mask at the first fine level. Where the decode they belong to costs more than
+    `WHOLE_FROM` of a dense one it is the whole frame, decoded exactly.
 
     Args:
         grid: booleans [h, w]. No cell of the mask is in two boxes; an empty mask has none.
     """
     frame = Box(0, 0, *grid.shape)
-    found = cut(grid, frame, 0) if grid.any() else []
-    cost = sum(_cost(box, level, grid.shape) for level, at in enumerate(_levels(grid, found)) for box in at)
+    found = cut(grid, frame, ROWS) if grid.any() else []
+    cost = sum(SHARES[:ROWS]) * rows(grid).sum()
+    cost += sum(_cost(box, level, grid.shape) for level, at in _levels(grid, found) for box in at)
     return [frame] if cost > WHOLE_FROM * frame.area else found
+
+
+def rows(grid: BoolGrid) -> BoolGrid:
+    """The latent cells [h, w] that the coarse levels compute."""
+    return grow(grid, GROWTH)
 
 
 def cut(grid: BoolGrid, box: Box, level: int) -> list[Box]:
@@ -129,26 +147,28 @@ def _tight(grid: BoolGrid, box: Box) -> Box:
     return Box(top, left, box.top + int(rows[-1]) + 1, box.left + int(columns[-1]) + 1)
 
 
-def _levels(grid: BoolGrid, found: list[Box]) -> Iterator[list[Box]]:
-    """The boxes at every level, coarsest first, in latent cells."""
-    yield found
-    for level in range(1, len(HALO)):
+def _levels(grid: BoolGrid, found: list[Box]) -> Iterator[tuple[int, list[Box]]]:
+    """Every fine level and its boxes, in latent cells."""
+    yield ROWS, found
+    for level in range(ROWS + 1, LEVELS):
         found = [piece for box in found for piece in cut(grid, box, level)]
-        yield found
+        yield level, found
 
 
 def frame_areas(cells: int) -> Areas:
     """What a dense decode of so many latent cells computes."""
-    return tuple((4**level * cells, 4**level * cells) for level in range(len(HALO)))
+    return tuple((4**level * cells, 4**level * cells) for level in range(LEVELS))
 
 
 def box_areas(grid: BoolGrid) -> Areas:
-    """What a decode of the mask's boxes computes."""
+    """What a sparse decode of the mask computes."""
     found = boxes(grid)
     if found == [Box(0, 0, *grid.shape)]:
         return frame_areas(grid.size)
-    areas = []
-    for level, at in enumerate(_levels(grid, found)):
-        read = sum(before_upsampling(box, level, grid.shape).area for box in at) if level else 0
+    cells = rows(grid)
+    areas = list(frame_areas(int(cells.sum()))[:ROWS])
+    areas[0] = int(grow(cells, 1).sum()), areas[0][1]
+    for level, at in _levels(grid, found):
+        read = sum(before_upsampling(box, level, grid.shape).area for box in at)
         areas.append((4 * read, sum(with_halo(box, level, grid.shape).area for box in at)))
     return tuple(areas)

@@ -1,10 +1,10 @@
-"""Latents -> picture: a dense decode that remembers its statistics, and a sparse one that decodes only changed boxes.
+"""Latents -> picture: a dense decode that remembers, and a sparse one that decodes only what changed.
 
-A box of latents with a halo goes through diffusers' own decoder. A GroupNorm takes the statistics of the whole map:
-the source's sums, kept per latent cell, with the box's cells exchanged for the new ones. (SIGE, arXiv 2211.02048,
-freezes the source's; on a first demo model that was .7 dB worse inside the mask: 34.3 for 35.1, medians of 12
-edits.) The middle attention reads the source's keys and values outside the box. Before every upsampling a box is cut
-into tighter ones with thinner halos. Knows autoencoders and boxes only.
+At its two coarse resolutions the decoder runs row by row over recorded maps, as the UNet does, with exact GroupNorm.
+The fine maps are too large to record: there boxes with a halo go through diffusers' own blocks, cut tighter at the
+finest. Their GroupNorms take the statistics of the whole map: the source's sums, kept per latent cell, with the
+box's cells exchanged for the new ones. (SIGE, arXiv 2211.02048, freezes the source's; on a first demo model that was
+.7 dB worse inside the mask: 34.3 for 35.1, medians of 12 edits.) Knows autoencoders and boxes only.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKL
 from diffusers.image_processor import VaeImageProcessor
-from diffusers.models.attention_processor import Attention
 from diffusers.models.upsampling import Upsample2D
 from PIL import Image
 from torch import Tensor, nn
 
-from fisedit.adapters.base import Replacement, injected
-from fisedit.boxes import Box, before_upsampling, boxes, cut, with_halo
+from fisedit import layers
+from fisedit.adapters.base import Forward, Replacement, injected
+from fisedit.boxes import ROWS, Box, before_upsampling, boxes, cut, rows, with_halo
+from fisedit.cache import StepFeatures, StepMaps, StepOverlay, gather
 from fisedit.errors import NumericsError
+from fisedit.graph import Role, Site, decoder_sites
+from fisedit.plan import make_plan
 from fisedit.values import LATENT_FACTOR
 
 if TYPE_CHECKING:
@@ -42,25 +45,19 @@ class DecoderRecord:
     """What a decode left behind.
 
     Args:
-        sums: norm's name -> [groups, 2, h, w], float32 sums and sums of squares over the pixels of each latent cell.
-        totals: norm's name -> [groups, 2], their float64 sums over the cells.
-        tokens: key or value projection's name -> [1, h * w, C] of the middle attention.
+        maps: the coarse levels' maps and totals.
+        sums: fine norm's name -> [groups, 2, h, w], float32 sums and sums of squares over each latent cell's pixels.
+        totals: fine norm's name -> [groups, 2], their float64 sums over the cells.
     """
 
+    maps: StepFeatures
     sums: dict[str, Tensor] = field(default_factory=dict)
     totals: dict[str, Tensor] = field(default_factory=dict)
-    tokens: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def own_bytes(self) -> int:
-        """Bytes held here."""
-        return sum(t.nbytes for t in (*self.sums.values(), *self.totals.values(), *self.tokens.values()))
-
-    def copy(self) -> DecoderRecord:
-        """One to write into."""
-        return DecoderRecord(
-            *({name: t.clone() for name, t in kept.items()} for kept in (self.sums, self.totals, self.tokens))
-        )
+        """Bytes held here, those of the decode under it not counted."""
+        return self.maps.own_bytes + sum(t.nbytes for t in (*self.sums.values(), *self.totals.values()))
 
 
 def decode(vae: AutoencoderKL, latents: Tensor) -> tuple[Image.Image, DecoderRecord]:
@@ -72,11 +69,9 @@ def decode(vae: AutoencoderKL, latents: Tensor) -> tuple[Image.Image, DecoderRec
     Returns:
         The picture, 8h x 8w pixels, and what `decode_boxes` needs.
     """
-    record = DecoderRecord()
-    height, width = latents.shape[-2:]
-    norm = partial(_record_norm, record, (height, width))
-    replacements: list[Replacement] = [(m, partial(norm, name, m)) for name, m in _norms(vae)]
-    replacements += [(m, partial(_record_tokens, record, name, m)) for name, m in _tokens(vae)]
+    record, shape = DecoderRecord(StepMaps()), (latents.shape[2], latents.shape[3])
+    replacements = _coarse(vae, layers.RECORD, layers.Recording(record.maps, {}))
+    replacements += [(m, partial(_record_norm, record, shape, name, m)) for name, m in _fine_norms(vae)]
     with injected(replacements):
         sample = vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
     return _picture(sample), record
@@ -98,9 +93,8 @@ def decode_boxes(
     if found == [Box(0, 0, *grid.shape)]:
         image, record = decode(vae, latents)
         return composite(source, image, grid), record
-    edited, run = np.array(source.convert("RGB")), _Boxed(vae, grid, record.copy())
-    for box in found:
-        run.decode(latents, box)
+    edited, run = np.array(source.convert("RGB")), _Sparse(vae, grid, found, record)
+    run.decode(latents)
     for _, outer, pixels in run.done:
         edited[outer.slices] = pixels
     for box, outer, pixels in run.done:  # a box's own pixels count more than its neighbour's halo
@@ -131,58 +125,74 @@ def composite(source: Image.Image, edited: Image.Image, grid: BoolGrid) -> Image
     return Image.fromarray(pixels.astype(np.uint8))
 
 
-@dataclass(eq=False)
-class _Boxed:
-    """A decode by boxes: which box it is at, on which level, and what it writes.
+class _Sparse:
+    """A sparse decode: which box it is at, on which level, and what it writes.
 
     Args:
-        record: of the source, to be written into.
+        found: the boxes of the first fine level. source: the record to read.
+
+    Attributes:
+        record: the record to be.
         done: of the finest level's boxes the box, what its pixels show with the halo, and the pixels [H, W, 3].
     """
 
-    vae: AutoencoderKL
-    grid: BoolGrid
-    record: DecoderRecord
-    level: int = field(init=False)
-    box: Box = field(init=False)
-    outer: Box = field(init=False)
-    done: list[tuple[Box, Box, NDArray[np.uint8]]] = field(default_factory=list)
+    def __init__(self, vae: AutoencoderKL, grid: BoolGrid, found: list[Box], source: DecoderRecord) -> None:
+        self.vae, self.grid, self.found = vae, grid, found
+        self.plan = make_plan(rows(grid).repeat(2 ** (ROWS - 1), 0).repeat(2 ** (ROWS - 1), 1), ROWS, vae.device)
+        self.coarse = layers.Replay(self.plan, source.maps, StepOverlay(source.maps, self.plan))
+        kept = ({name: t.clone() for name, t in fine.items()} for fine in (source.sums, source.totals))
+        self.record = DecoderRecord(self.coarse.overlay, *kept)
+        self.done: list[tuple[Box, Box, NDArray[np.uint8]]] = []
+        self.level, self.box, self.outer = 0, Box(0, 0, 0, 0), Box(0, 0, 0, 0)
 
-    def decode(self, latents: Tensor, box: Box) -> None:
-        """One box, from its latents [1, 4, h, w] to pixels."""
+    def decode(self, latents: Tensor) -> None:
+        """From latents [1, 4, h, w] to the pixels of every box."""
         vae = self.vae
-        self.enter(box, 0)
-        upsamplers = [m for m in vae.decoder.modules() if isinstance(m, Upsample2D)]
-        replacements: list[Replacement] = [(m, partial(_replay_norm, self, name, m)) for name, m in _norms(vae)]
-        replacements += [(m, partial(_replay_tokens, self, name, m)) for name, m in _tokens(vae)]
-        replacements += [(m, lambda x, *_, **__: x) for m in upsamplers]  # `descend` calls them, piece by piece
+        read = gather(latents / vae.config.scaling_factor, self.plan.levels[-1].read)
+        replacements = _coarse(vae, layers.REPLAY | {Role.UP: _up}, self.coarse)
+        replacements += [(m, partial(_replay_norm, self, name, m)) for name, m in _fine_norms(vae)]
+        fine = [block.upsamplers[0] for block in vae.decoder.up_blocks[ROWS:-1]]
+        replacements += [(m, lambda x, *_, **__: x) for m in fine]  # `_pieces` calls them, box by box
         with injected([*replacements, (vae.decoder, self._decoder)]):
-            vae.decode(latents[(..., *self.outer.slices)] / vae.config.scaling_factor, return_dict=False)
-
-    def enter(self, box: Box, level: int) -> None:
-        """What is computed from now on."""
-        self.box, self.level, self.outer = box, level, with_halo(box, level, self.grid.shape)
+            vae.decode(layers.map_of(read), return_dict=False)
 
     def _decoder(self, x: Tensor, *_: Any) -> Tensor:
-        """In place of the decoder's own forward: its blocks in their order, but piece by piece."""
-        x = self.vae.decoder.mid_block(self.vae.decoder.conv_in(x))
-        self._descend(x, self.box, 0)
+        """In place of the decoder's own forward: its blocks in their order, the fine ones box by box."""
+        decoder, frame = self.vae.decoder, Box(0, 0, *self.grid.shape)
+        x = decoder.mid_block(decoder.conv_in(x))
+        for block in decoder.up_blocks[:ROWS]:
+            x = block(x)
+        for box in self.found:
+            self._refine(x, frame.scaled(2 ** (ROWS - 1)), box, ROWS)
         return x
 
-    def _descend(self, x: Tensor, box: Box, level: int) -> None:
-        """A box's way from a level's map to pixels, cut into smaller boxes before every upsampling."""
+    def _refine(self, x: Tensor, outer: Box, box: Box, level: int) -> None:
+        """A box's way through the upsampler before a level, and from there to pixels.
+
+        Args:
+            x: the map of the level above [1, C, H, W]. outer: what it shows.
+        """
         decoder = self.vae.decoder
-        self.enter(box, level)
-        outer, block, x = self.outer, decoder.up_blocks[level], decoder.up_blocks[level](x)
+        seen = before_upsampling(box, level, self.grid.shape)
+        fresh = Upsample2D.forward(decoder.up_blocks[level - 1].upsamplers[0], _crop(x, seen.within(outer)))
+        self.box, self.level, self.outer = box, level, with_halo(box, level, self.grid.shape)
+        outer, x = self.outer, decoder.up_blocks[level](_crop(fresh, self.outer.within(seen.scaled(2))))
         if level + 1 == len(decoder.up_blocks):
             sample = decoder.conv_out(decoder.conv_act(decoder.conv_norm_out(x)))
             self.done.append((box, outer, np.asarray(_picture(sample))))
             return
         for piece in cut(self.grid, box, level + 1):
-            seen = before_upsampling(piece, level + 1, self.grid.shape)
-            fresh = Upsample2D.forward(block.upsamplers[0], _crop(x, seen.within(outer)))
-            wanted = with_halo(piece, level + 1, self.grid.shape).within(seen.scaled(2))
-            self._descend(_crop(fresh, wanted), piece, level + 1)
+            self._refine(x, outer, piece, level + 1)
+
+
+def _up(run: layers.Replay, site: Site, x: Tensor) -> Tensor:
+    """The upsampler between two coarse levels; before the first fine one the whole map, for boxes to be cut from."""
+    if site.level:
+        return layers.replay_up(run, site, x)
+    rows, level = layers.rows_of(x), run.level(site)
+    run.overlay.maps[site.name] = rows
+    whole = run.source.whole(site.name, site.level).index_copy_(1, level.active, rows)
+    return whole.transpose(1, 2).unflatten(2, (level.height, level.width))
 
 
 def _crop(x: Tensor, box: Box) -> Tensor:
@@ -191,16 +201,14 @@ def _crop(x: Tensor, box: Box) -> Tensor:
 
 
 def _record_norm(record: DecoderRecord, shape: tuple[int, int], name: str, norm: nn.GroupNorm, x: Tensor) -> Tensor:
-    record.sums[name] = sums = _cell_sums(x.unflatten(2, shape) if x.ndim == 3 else x, norm.num_groups, shape)
+    record.sums[name] = sums = _cell_sums(x, norm.num_groups, shape)
     record.totals[name] = sums.sum((2, 3), dtype=torch.float64)
     return nn.GroupNorm.forward(norm, x)
 
 
-def _replay_norm(run: _Boxed, name: str, norm: nn.GroupNorm, x: Tensor) -> Tensor:
+def _replay_norm(run: _Sparse, name: str, norm: nn.GroupNorm, x: Tensor) -> Tensor:
     box, there = run.box, run.box.scaled(2**run.level).within(run.outer)
-    shape = (run.outer.bottom - run.outer.top, run.outer.right - run.outer.left)
-    inner = _crop(x.unflatten(2, shape) if x.ndim == 3 else x, there)
-    fresh = _cell_sums(inner, norm.num_groups, (box.bottom - box.top, box.right - box.left))
+    fresh = _cell_sums(_crop(x, there), norm.num_groups, (box.bottom - box.top, box.right - box.left))
     kept, totals = run.record.sums[name][(..., *box.slices)], run.record.totals[name]
     totals += (fresh - kept).sum((2, 3), dtype=torch.float64)
     kept.copy_(fresh)
@@ -221,24 +229,15 @@ def _cell_sums(x: Tensor, groups: int, shape: tuple[int, int]) -> Tensor:
     return sums
 
 
-def _record_tokens(record: DecoderRecord, name: str, linear: nn.Linear, x: Tensor) -> Tensor:
-    out = record.tokens[name] = F.linear(x, linear.weight, linear.bias)
-    return out
+def _coarse(vae: AutoencoderKL, table: dict[Role, Forward], run: layers.Recording | layers.Replay) -> list[Replacement]:
+    sites = decoder_sites(vae.decoder, ROWS)
+    return [(site.module, partial(table[site.role], run, site)) for site in sites if site.role in table]
 
 
-def _replay_tokens(run: _Boxed, name: str, linear: nn.Linear, x: Tensor) -> Tensor:
-    rows, columns = run.outer.slices
-    cells = torch.arange(run.grid.size, device=x.device).view(run.grid.shape)[rows, columns].flatten()
-    return run.record.tokens[name].index_copy_(1, cells, F.linear(x, linear.weight, linear.bias))
-
-
-def _norms(vae: AutoencoderKL) -> list[tuple[str, nn.GroupNorm]]:
-    return [(name, m) for name, m in vae.decoder.named_modules() if isinstance(m, nn.GroupNorm)]
-
-
-def _tokens(vae: AutoencoderKL) -> list[tuple[str, nn.Linear]]:
-    attentions = [(name, m) for name, m in vae.decoder.named_modules() if isinstance(m, Attention)]
-    return [(f"{name}.{part}", getattr(m, part)) for name, m in attentions for part in ("to_k", "to_v")]
+def _fine_norms(vae: AutoencoderKL) -> list[tuple[str, nn.GroupNorm]]:
+    coarse = ("mid_block.", *(f"up_blocks.{i}." for i in range(ROWS)))
+    norms = ((name, m) for name, m in vae.decoder.named_modules() if isinstance(m, nn.GroupNorm))
+    return [(name, m) for name, m in norms if not name.startswith(coarse)]
 
 
 def _picture(sample: Tensor) -> Image.Image:

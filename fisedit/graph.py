@@ -15,6 +15,7 @@ from typing import Any
 from diffusers import UNet2DConditionModel
 from diffusers.models.attention import BasicTransformerBlock
 from diffusers.models.attention_processor import Attention
+from diffusers.models.autoencoders.vae import Decoder
 from diffusers.models.downsampling import Downsample2D
 from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.transformers.transformer_2d import Transformer2DModel
@@ -86,6 +87,16 @@ def unet_sites(unet: UNet2DConditionModel) -> tuple[Site, ...]:
     return tuple(_walk(unet))
 
 
+def decoder_sites(decoder: Decoder, levels: int) -> tuple[Site, ...]:
+    """The sites of an autoencoder's decoder at its first `levels` resolutions, up to the upsampler that leaves the last
+    of them, which is level 0.
+
+    Raises:
+        UnsupportedModuleError: as in `unet_sites`.
+    """
+    return tuple(_walk_decoder(decoder, levels))
+
+
 def depth(sites: tuple[Site, ...]) -> int:
     """Number of levels."""
     return 1 + max(site.level for site in sites)
@@ -105,6 +116,23 @@ def _walk(unet: UNet2DConditionModel) -> Iterator[Site]:
     if unet.conv_norm_out is not None:
         yield _norm("conv_norm_out", unet.conv_norm_out, level, Role.NORM_HALO)
     yield _conv("conv_out", unet.conv_out, level)
+
+
+def _walk_decoder(decoder: Decoder, levels: int) -> Iterator[Site]:
+    level, middle = levels - 1, decoder.mid_block
+    yield _conv("conv_in", decoder.conv_in, level)
+    for i, resnet in enumerate(middle.resnets):
+        yield from _layer(f"mid_block.resnets.{i}", resnet, level)
+    for i, attention in enumerate(middle.attentions):
+        name = f"mid_block.attentions.{i}"
+        yield _norm(f"{name}.group_norm", attention.group_norm, level, Role.NORM)
+        yield Site(f"{name}.to_k", attention.to_k, Role.TOKENS, level)
+        yield Site(f"{name}.to_v", attention.to_v, Role.TOKENS, level)
+    for i, block in enumerate(decoder.up_blocks[:levels]):
+        for j, resnet in enumerate(block.resnets):
+            yield from _layer(f"up_blocks.{i}.resnets.{j}", resnet, level)
+        yield from _layer(f"up_blocks.{i}.upsamplers.0", block.upsamplers[0], level)
+        level -= 1
 
 
 BLOCKS = (CrossAttnDownBlock2D, CrossAttnUpBlock2D, DownBlock2D, UNetMidBlock2DCrossAttn, UpBlock2D)

@@ -52,8 +52,8 @@ class Replay:
 
 
 def rows_of(x: Tensor) -> Tensor:
-    """[B, C, H, W] -> [B, H * W, C]; free where the map is channels_last."""
-    return x.permute(0, 2, 3, 1).flatten(1, 2).contiguous()
+    """[B, C, H, W] or [B, C, R] -> [B, rows, C]; free where the map is channels_last."""
+    return x.flatten(2).transpose(1, 2).contiguous()
 
 
 def map_of(rows: Tensor) -> Tensor:
@@ -106,7 +106,8 @@ def text_once(run: Recording | Replay, site: Site, text: Tensor) -> Tensor:
 def replay_norm(run: Replay, site: Site, x: Tensor) -> Tensor:
     """Exact GroupNorm of the active rows."""
     rows = rows_of(x)
-    return map_of(_norm(run, site, rows, rows, run.source.rows(site.name, site.level, run.level(site).active)))
+    out = _norm(run, site, rows, rows, run.source.rows(site.name, site.level, run.level(site).active))
+    return map_of(out) if x.ndim == 4 else out.transpose(1, 2)
 
 
 def replay_norm_halo(run: Replay, site: Site, x: Tensor) -> Tensor:

@@ -52,10 +52,10 @@ def decoder_macs(vae: AutoencoderKL, areas: Areas, latent_size: int) -> int:
     """Multiply-accumulates of a decode.
 
     Args:
-        areas: cells upsampled and computed at each resolution.
+        areas: cells read and computed at each resolution, see `fisedit.boxes.Areas`.
         latent_size: h * w, the keys of the middle attention.
     """
-    total = vae.post_quant_conv.weight.numel() * areas[0][1] if vae.post_quant_conv is not None else 0
+    total = vae.post_quant_conv.weight.numel() * areas[0][0] if vae.post_quant_conv is not None else 0
     for name, module in vae.decoder.named_modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             total += module.weight.numel() * _decoder_cells(name, areas)

@@ -1,7 +1,7 @@
 """The decoder: remembering changes nothing, boxes cover the mask, and a boxed decode is a dense one up to its halo.
 
 A random autoencoder sees much farther than a trained one, and its statistics matter more; so the machinery is proven
-with a halo that reaches everywhere, where it must be exact, and the default halo only has to be better than nothing.
+with rows and a halo that reach everywhere, where it must be exact, and the defaults only have to be better than less.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from PIL import Image
 
 from fisedit import boxes as boxing
 from fisedit import decode as decoding
-from fisedit.boxes import HALO, Box, before_upsampling, box_areas, boxes, cut, frame_areas, with_halo
+from fisedit.boxes import GROWTH, HALO, ROWS, Box, before_upsampling, box_areas, boxes, cut, frame_areas, with_halo
 from fisedit.decode import FEATHER, composite, decode, decode_boxes
 from tests import oracle
 from tests.grids import grids
 
-FAR = (64, 128, 256, 512)
+FAR = 512
 SIZES = [(16, 16), (13, 17)]
 
 each_size = pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
@@ -45,8 +45,9 @@ def _boxed(monkeypatch, request):
 
 @pytest.fixture
 def far(monkeypatch):
-    """A halo that reaches everywhere."""
+    """Rows and a halo that reach everywhere."""
     monkeypatch.setattr(boxing, "HALO", FAR)
+    monkeypatch.setattr(boxing, "GROWTH", FAR)
 
 
 def random_latents(size, inside=None, seed=0):
@@ -93,7 +94,7 @@ def test_with_nothing_changed_boxes_give_the_source(vae, size, name):
 @each_grid
 @pytest.mark.usefixtures("far")
 def test_one_box_with_all_halo_is_a_dense_decode(vae, monkeypatch, size, name):
-    """Changed latents all over the box: statistics, keys and values are those of the mixed maps, which here are all."""
+    """Changed latents all over the box: statistics and maps are those of the mixed maps, which here are all."""
     monkeypatch.setattr(decoding, "boxes", lambda grid: [Box(0, 0, *size)])
     monkeypatch.setattr(decoding, "cut", lambda grid, box, level: [box])
     grid = grids(*size)[name]
@@ -104,8 +105,9 @@ def test_one_box_with_all_halo_is_a_dense_decode(vae, monkeypatch, size, name):
     assert apart(got, composite(source, dense, grid), grid).max() <= 1
     for name_, sums in fresh.sums.items():
         assert torch.allclose(kept.sums[name_], sums, rtol=1e-3, atol=1e-2)
-    for name_, tokens in fresh.tokens.items():
-        assert torch.allclose(kept.tokens[name_], tokens, atol=1e-3)
+    for name_, rows in fresh.maps.maps.items():
+        level = 0 if name_.startswith("up_blocks.1") else 1
+        assert torch.allclose(kept.maps.whole(name_, level), rows, atol=1e-3)
 
 
 @each_grid
@@ -143,14 +145,16 @@ def test_an_edit_on_an_edit_starts_from_its_record(vae):
     assert near < 0.5 * far
 
 
-def test_a_wider_halo_is_nearer(vae, monkeypatch):
+@pytest.mark.parametrize(("name", "default"), [("HALO", HALO), ("GROWTH", GROWTH)])
+def test_farther_is_nearer(vae, monkeypatch, name, default):
     size, grid = (24, 16), grids(24, 16)["square"]
-    latents = random_latents(size)
-    source, record = decode(vae, latents)
-    errors = []
-    for halo in ((1, 1, 1, 1), HALO, tuple(2 * cells for cells in HALO), FAR):
-        monkeypatch.setattr(boxing, "HALO", halo)
-        errors.append(apart(decode_boxes(vae, latents, grid, record, source)[0], source, grid).mean())
+    source, record = decode(vae, random_latents(size))
+    latents = random_latents(size, grid)
+    dense, errors = composite(source, decode(vae, latents)[0], grid), []
+    monkeypatch.setattr(boxing, {"HALO": "GROWTH", "GROWTH": "HALO"}[name], FAR)
+    for cells in (default - 1, default, 2 * default, FAR):
+        monkeypatch.setattr(boxing, name, cells)
+        errors.append(apart(decode_boxes(vae, latents, grid, record, source)[0], dense, grid).mean())
     assert errors == sorted(errors, reverse=True) and errors[0] > errors[1] > errors[-1]
 
 
@@ -194,18 +198,20 @@ def test_areas_count_every_box_with_its_halo():
     one, other = spots((5, 5)), spots((60, 60))
     both = [tuple(map(sum, zip(a, b, strict=True))) for a, b in zip(box_areas(one), box_areas(other), strict=True)]
     assert box_areas(one | other) == tuple(both)
-    alone = [(2 * 2**level + 2 * halo) ** 2 for level, halo in enumerate(HALO)]
-    assert [computed for _, computed in box_areas(spots((30, 30)))] == alone
+    rows = [4**level * (2 + 2 * GROWTH) ** 2 for level in range(ROWS)]
+    alone = [(2 * 2**level + 2 * HALO) ** 2 for level in (2, 3)]
+    assert [computed for _, computed in box_areas(spots((30, 30)))] == rows + alone
 
 
 @each_size
-@pytest.mark.parametrize("level", [1, 2, 3])
+@pytest.mark.parametrize("level", [2, 3])
 def test_an_upsampler_sees_what_a_box_needs_and_has_it(size, level):
     """One cell around what is wanted behind it, within what was computed before it."""
     factor = 2**level
     for top, left in np.ndindex(*size):
         box = Box(top, left, min(top + 3, size[0]), min(left + 2, size[1]))
-        seen, before = before_upsampling(box, level, size), with_halo(box, level - 1, size)
+        rows = Box(0, 0, *size).scaled(2 ** (ROWS - 1))
+        seen, before = before_upsampling(box, level, size), with_halo(box, level - 1, size) if level > ROWS else rows
         wanted = with_halo(box, level, size).grown(1, factor * size[0], factor * size[1])
         assert covers(before, seen) and covers(seen.scaled(2), wanted)
 
@@ -215,9 +221,9 @@ def covers(one, other):
 
 
 def test_a_box_is_cut_finer_where_cells_are_dear():
-    """Two blobs that a halo of three cells would join and one of a quarter would not."""
+    """Two blobs that a halo of half a cell would join and one of a quarter would not."""
     grid = np.zeros((64, 64), bool)
-    grid[5:11, 5:11] = grid[11:17, 11:17] = True
+    grid[5:7, 5:8] = grid[7:9, 8:11] = True
     (box,) = boxes(grid)
     pieces = cut(grid, box, 3)
     assert len(pieces) == 2 and sum(piece.area for piece in pieces) == grid.sum()
@@ -266,7 +272,8 @@ def test_the_rim_is_as_wide_as_it_says():
 
 def test_the_record_counts_its_bytes(vae):
     _, record = decode(vae, random_latents((16, 16)))
-    tensors = (*record.sums.values(), *record.totals.values(), *record.tokens.values())
+    maps = record.maps
+    tensors = (*record.sums.values(), *record.totals.values(), *maps.maps.values(), *maps.totals.values())
     assert record.own_bytes == sum(t.numel() * t.element_size() for t in tensors) > 0
 
 

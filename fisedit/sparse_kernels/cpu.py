@@ -39,8 +39,9 @@ def conv3x3(rows: Tensor, reads: Reads, weight: Tensor, bias: Tensor | None) -> 
 
 def gathered(padded: Tensor, reads: Reads, weight: Tensor, bias: Tensor | None) -> Tensor:
     """One GEMM over gathered neighbours; `padded` is [B, R + G + 1, C_in] with the zero row last."""
-    batch, _, channels = padded.shape
-    patches = padded.index_select(1, reads.table).view(batch, -1, TAPS * channels)
+    batch, count, channels = padded.shape
+    table = (count * torch.arange(batch, device=padded.device)[:, None] + reads.table).flatten()
+    patches = F.embedding(table, padded.reshape(-1, channels)).view(batch, -1, TAPS * channels)
     return F.linear(patches, weight.permute(0, 2, 3, 1).reshape(len(weight), -1), bias)
 
 
