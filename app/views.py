@@ -37,22 +37,27 @@ MOST_STROKES = 1 << 20
 """Letters of painted strokes, as the page sends them."""
 
 _THUMB, _SCREEN = 112, 1280
-_PARTS = re.compile(r"\w+|[^\w\s]|\s+")
+_WORDS = re.compile(r"\s*(?:\w+|[^\w\s])")
 _thumbs: WeakKeyDictionary[EditResult, str] = WeakKeyDictionary()
 
 
 def changes(old: str, new: str) -> str:
     """A prompt as it was and as it is now, in one line of HTML: what goes is struck out, what comes is marked."""
-    before, after = _PARTS.findall(old), _PARTS.findall(new)
+    before, after = _WORDS.findall(old), _WORDS.findall(new)
+    plain = [[word.strip().casefold() for word in words] for words in (before, after)]
     parts = []
-    for kind, i, j, k, m in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
-        gone, come = escape("".join(before[i:j])), escape("".join(after[k:m]))
+    for kind, i, j, k, m in SequenceMatcher(None, *plain, autojunk=False).get_opcodes():
+        gone, come = "".join(before[i:j]), "".join(after[k:m])
         if kind == "equal":
-            parts.append(come)
+            parts.append(escape(come))
             continue
-        parts.append(f"<del>{gone}</del> " if gone.strip() else "")
-        parts.append(f"<ins>{come}</ins>" if come.strip() else come)
+        parts += [_marked(words, tag) for words, tag in ((gone, "del"), (come, "ins")) if words]
     return "".join(parts)
+
+
+def _marked(words: str, tag: str) -> str:
+    bare = words.lstrip()
+    return f"{words[: len(words) - len(bare)]}<{tag}>{escape(bare)}</{tag}>"
 
 
 def outlook(seen: Outlook) -> str:

@@ -398,8 +398,9 @@ def test_strokes_that_are_none(sent):
 
 def test_changed_words_are_marked_and_nothing_else_becomes_html():
     assert views.changes(CAT, DOG) == "a <del>cat</del> <ins>dog</ins> and a cake on a beach"
-    assert views.changes("a cat", "a cat in a hat") == "a cat<ins> in a hat</ins>"
-    assert views.changes("<b>cat", "<b><script>x") == "&lt;b&gt;<del>cat</del> <ins>&lt;script&gt;x</ins>"
+    assert views.changes("a cat", "a cat in a hat") == "a cat <ins>in a hat</ins>"
+    assert views.changes("a big cat", "a cat") == "a <del>big</del> cat"
+    assert views.changes("a <b>", "a <script>x") == "a &lt;<del>b</del><ins>script</ins>&gt;<ins>x</ins>"
 
 
 def test_names_in_the_history_are_escaped(studio, session):
