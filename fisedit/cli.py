@@ -21,6 +21,8 @@ from fisedit.errors import InputError
 from fisedit.heap import keep_freed_memory
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from fisedit import Editor
     from fisedit.batch.pictures import Picture
     from fisedit.editor import Preview
@@ -59,6 +61,7 @@ def fisedit(
 
 @app.command()
 def generate(
+    context: typer.Context,
     prompt: opt.Prompt,
     seed: opt.Seed = 0,
     negative_prompt: opt.NegativePrompt = "",
@@ -67,6 +70,9 @@ def generate(
     width: opt.Width = None,
     height: opt.Height = None,
     scheduler: opt.Scheduler = "ddim",
+    adapter: opt.Adapter = None,
+    adapter_scale: opt.AdapterScale = 1.0,
+    reference: opt.Reference = None,
     model: opt.Model = "demo",
     device: opt.Device = None,
     dtype: opt.Dtype = None,
@@ -77,7 +83,7 @@ def generate(
     json: opt.Json = False,
 ) -> None:
     """Generate a picture, and a --session to edit it in."""
-    files.image_output(output)
+    files.image_output(output, reference)
     if session is not None:
         files.writable(session)
     from fisedit import Editor
@@ -93,6 +99,7 @@ def generate(
             width=width,
             height=height,
             scheduler=scheduler,
+            reference=_referred(context, editor),
             on_step=on_step,
         )
     if session is not None:
@@ -117,6 +124,9 @@ def edit(
     instance: opt.Instance = None,
     mask_method: opt.MaskMethod = "things",
     probe_steps: opt.ProbeSteps = None,
+    adapter: opt.Adapter = None,
+    adapter_scale: opt.AdapterScale = 1.0,
+    reference: opt.Reference = None,
     structure: opt.Structure = 0.0,
     strength: opt.Strength = 1.0,
     verify: opt.Verify = True,
@@ -138,7 +148,7 @@ def edit(
 ) -> None:
     """Change a prompt and what it changes: of a saved --session, a --source-prompt, a --picture, or --from a file."""
     _check_source(context)
-    files.image_output(output, mask, protect, picture, origin)
+    files.image_output(output, mask, protect, picture, origin, reference)
     if session is not None:
         files.writable(session)
     opened = _read_picture(picture or origin)
@@ -148,6 +158,7 @@ def edit(
     with console.progress("Editing") as on_step:
         editor = _begun(context, opened, on_step)
         notes = _notes(context, editor, opened)
+        areas |= {"reference": _referred(context, editor)}
         if not preview:
             editor.edit(prompt, on_step=on_step, verify=verify, structure=structure, **areas)
     if preview:
@@ -476,6 +487,15 @@ def _read_picture(path: Path | None) -> Picture | None:
     if not path.is_file():
         raise InputError(f"picture must be an image file, got {path}: no such file")
     return decode(read_bytes(path), f"picture {path}")
+
+
+def _referred(context: typer.Context, editor: Editor) -> Image | None:
+    """The picture whose look is taken; its adapter is loaded first."""
+    given = context.params
+    if given["adapter"] is not None:
+        editor.load_adapter(given["adapter"], given["adapter_scale"], local_files_only=given["local_files_only"])
+    picture = _read_picture(given["reference"])
+    return picture.image if picture else None
 
 
 def _notes(context: typer.Context, editor: Editor, opened: Picture | None) -> tuple[str, ...]:

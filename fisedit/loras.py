@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from diffusers import StableDiffusionPipeline
+    from torch import nn
 
+_DOWN = ("lora_down.weight", "lora_A.weight", "lora.down.weight", "lora_linear_layer.down.weight", "_lora.down.weight")
 FILE = "pytorch_lora_weights.safetensors"
 """The file that a folder of diffusers' holds."""
 
@@ -40,7 +42,8 @@ def load(pipe: StableDiffusionPipeline, source: str | Path, loaded: Mapping[str,
     """
     if find_spec("peft") is None:
         raise AdapterError("LoRAs need peft; pip install 'fisedit[lora]'")
-    file, scale = _checked(Path(source).expanduser()), check_scale(scale)
+    file, scale = _file(Path(source).expanduser()), check_scale(scale)
+    layers = _layers(file)
     name = f"{file.stem.replace('.', '_')}_{len(loaded)}"
     with TURN, quiet():
         try:
@@ -50,6 +53,10 @@ def load(pipe: StableDiffusionPipeline, source: str | Path, loaded: Mapping[str,
             unload(pipe, loaded, name)
             why = next(iter(str(error).splitlines()), "")[:200]
             raise AdapterError(f"the LoRA {file} does not fit this model ({why}); load what it was made for") from error
+        reached = sum(name in getattr(m, "lora_A", ()) for part in _parts(pipe) for m in part.modules())
+        if reached != layers:
+            unload(pipe, loaded, name)
+            raise AdapterError(f"the LoRA {file} changes {layers} layers, of which {reached} are here; convert it anew")
     return name
 
 
@@ -70,16 +77,26 @@ def unload(pipe: StableDiffusionPipeline, kept: Mapping[str, float], name: str) 
         set_scales(pipe, kept)
 
 
-def _checked(path: Path) -> Path:
+def _parts(pipe: StableDiffusionPipeline) -> tuple[nn.Module, nn.Module]:
+    return pipe.unet, pipe.text_encoder
+
+
+def _file(path: Path) -> Path:
     file = path / FILE if path.is_dir() else path
     if refusal := pickled(file):
         raise AdapterError(str(refusal))
     if not file.is_file():
         raise AdapterError(f"LoRA must be a .safetensors file or a folder with {FILE}, got {path}")
+    return file
+
+
+def _layers(file: Path) -> int:
+    """How many layers a LoRA changes."""
     try:
         names = read_shapes(file)
     except ModelError as error:
         raise AdapterError(str(error)) from error
-    if not any("lora" in name for name in names):
+    layers = sum(name.endswith(_DOWN) for name in names)
+    if not layers:
         raise AdapterError(f"{file} holds no LoRA; load an adapter with load_adapter, a model with from_pretrained")
-    return file
+    return layers

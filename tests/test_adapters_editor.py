@@ -289,3 +289,37 @@ def test_a_reference_of_any_size_and_mode(editor):
     for reference in (RED.resize((37, 200)), RED.convert("L"), RED.convert("RGBA"), RED.convert("P")):
         editor.checkout(source.id)
         assert pixels_outside(editor.edit(DOG, mask=SQUARE, reference=reference), source)
+
+
+class TestCommands:
+    @pytest.fixture
+    def given(self, tmp_path, place):
+        RED.save(tmp_path / "red.png")
+        return ["--adapter", place, "--adapter-scale", 0.5, "--reference", tmp_path / "red.png"]
+
+    def test_an_edit_with_a_reference(self, fisedit, model, given, tmp_path, place):
+        """As in Python."""
+        common = ["--model", model, "--seed", 7, "--num-inference-steps", 3, "--dtype", "fp32", "--device", "cpu"]
+        done = fisedit("edit", "--source-prompt", CAT, "--prompt", DOG, *common, *given, "--output", "dog.png")
+        assert done.status == 0, done.err
+        editor = Editor.from_pretrained(model, dtype="fp32", device="cpu")
+        editor.load_adapter(place, 0.5)
+        editor.generate(CAT, **QUICK)
+        expected = editor.edit(DOG, reference=RED)
+        with Image.open(tmp_path / "dog.png") as made:
+            assert np.array_equal(np.asarray(made), pixels(expected))
+
+    def test_a_session_of_a_guided_source(self, fisedit, model, given, tmp_path):
+        common = ["--model", model, "--num-inference-steps", 2, "--dtype", "fp32", "--device", "cpu"]
+        done = fisedit("generate", CAT, *common, *given, "--session", "s", "--output", "cat.png")
+        assert done.status == 0, done.err
+        done = fisedit("edit", "--session", "s", "--prompt", DOG, "--output", "dog.png")
+        assert done.status == 0, done.err
+
+    def test_refusals(self, fisedit, model, tmp_path):
+        RED.save(tmp_path / "red.png")
+        common = ["edit", "--model", model, "--source-prompt", CAT, "--prompt", DOG, "--num-inference-steps", 1]
+        fisedit(*common, "--reference", "red.png").refused("adapter", "call load_adapter first")
+        fisedit(*common, "--adapter", "nowhere/at/all").refused("adapter", "adapter must be a folder")
+        (tmp_path / "text.png").write_text("no picture")
+        fisedit(*common, "--reference", "text.png").refused("input")
