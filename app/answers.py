@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -35,6 +36,9 @@ SAMPLERS = {
     "LCM": SchedulerName.LCM,
 }
 """Names that people know."""
+
+OFTEN = 0.1
+"""Seconds between two previews of a run: showing every step of a quick one would slow it down."""
 
 ALL_PIECES = ("All pieces", "all")
 
@@ -204,9 +208,11 @@ class Answers:
         try:
             session = self.studio.session(_caller(request))
             yield {**self._buttons(session, busy=True), page.status: views.said("Starting ...")}
+            shown = 0.0
             for news in start(session):
-                if news.picture is None:
+                if news.picture is None or perf_counter() - shown < OFTEN:
                     continue
+                shown = perf_counter()
                 seen = session.seen if session.seen and session.seen.diff.prompt == prompt else None
                 live = "" if prompt is None else views.live(news.picture, seen.mask if seen else None)
                 yield {page.stage: gr.update(live=live), page.status: views.status(news)}

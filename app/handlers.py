@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-OFTEN = 0.1
-"""Seconds between two tellings of a run's progress: showing every step of a quick run would slow it down."""
-
 
 @dataclass(frozen=True, eq=False)
 class Progress:
@@ -318,17 +315,13 @@ def _run(studio: Studio, session: Session, job: Callable[[Editor, OnStep], EditR
         told.put(end)
 
     Thread(target=work, daemon=True).start()
-    shown = -OFTEN
     try:
         while True:
             news = told.get()
             if isinstance(news, BaseException):
                 raise news
-            over = news.result is not None or news.seconds is not None
-            if over or perf_counter() - shown > OFTEN:
-                shown = perf_counter()
-                yield news
-            if over:
+            yield news
+            if news.result or news.seconds is not None:
                 return
     finally:
         session.stop()

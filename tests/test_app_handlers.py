@@ -59,8 +59,7 @@ def same(a, b):
     return np.array_equal(np.asarray(a.image), np.asarray(b.image))
 
 
-def test_generating_and_editing_are_the_editors(studio, session, monkeypatch):
-    monkeypatch.setattr(handlers, "OFTEN", -1)
+def test_generating_and_editing_are_the_editors(studio, session):
     editor = Editor(studio.first.pipe)
     source = editor.generate(CAT, seed=7, num_inference_steps=4, guidance_scale=4.0)
     steps = list(handlers.generate(studio, session, CAT, QUICK))
