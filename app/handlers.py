@@ -98,21 +98,22 @@ def open_picture(
         InputError: no picture, one too large, or an argument out of range. Busy, Cancelled: as in `generate`.
     """
     picture = checked_picture(data)
-    text = checked_prompt(prompt) if prompt.strip() else None
+    text = None if isinstance(prompt, str) and not prompt.strip() else checked_prompt(prompt)
     arguments = _arguments(settings or Settings())
     arguments |= {"width": (settings or Settings()).width, "height": (settings or Settings()).height}
     return _run(studio, session, lambda editor, on_step: editor.open(picture, text, **arguments, on_step=on_step))
 
 
 def preview(studio: Studio, session: Session, prompt: str, region: Region | None = None) -> Outlook:
-    """Where an edit would paint and what it would cost. Nothing is kept.
+    """Where an edit would paint and what it would cost. No result is made.
 
     Raises:
         SessionError: there is no source. InputError: an argument out of range. Busy: the session is at work.
     """
     text, wish = checked_prompt(prompt), checked_region(region or Region())
     with session.work() as editor:
-        seen = editor.preview(text, **_where(editor, text, wish))
+        seen = editor.preview(text, **_where(editor, text, wish), on_step=lambda *_: session.check())
+    studio.make_room()
     dense = studio.pace.dense(seen.macs_dense)
     seconds = dense if seen.fallback else studio.pace.sparse(seen.macs, seen.macs_dense)
     session.seen = seen

@@ -340,10 +340,11 @@ class Editor:
         strength: float = 1.0,
         growth: int | Sequence[int] | None = None,
         reference: Image | None = None,
+        on_step: OnStep | None = None,
     ) -> Preview:
         """Where `edit` would paint and what it would cost; arguments and errors as there. Nothing is kept, and nothing
-        is run but what the mask needs."""
-        run = self._run(prompt, None, reference)
+        is run but what the mask needs: where the source's features are gone, `on_step` is told of their rebuilding."""
+        run = self._run(prompt, on_step, reference)
         wish = self._planner.wish(
             run, mask, protect, grow, Search(tuple(words), instance, mask_method, probe_steps), growth
         )
