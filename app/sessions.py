@@ -225,6 +225,8 @@ class Studio:
             for key, session in self._sessions.items():
                 if sum(held.values()) <= self.feature_bytes:
                     return
+                if not session.idle:
+                    continue
                 with suppress(Busy), session.work() as editor:
                     editor.forget()
                     held[key] = 0
