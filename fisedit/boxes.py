@@ -25,10 +25,11 @@ ROWS = 2
 """How many of them, from the coarsest on, are computed row by row."""
 
 GROWTH = 1
-"""Latent cells around the mask that the rows cover."""
+"""Latent cells around the mask that the rows cover. Over 14 edits of the demo model decodes were 43.1 dB from dense ones
+(median, inside the mask), with two cells 45.3, with none 29.3."""
 
 HALO = 2
-"""Cells around a box, at its own resolution."""
+"""Cells around a box, at its own resolution: one cell was 39.6 dB, three were 43.5."""
 
 SHARES = (0.1, 0.2, 0.35, 0.35)
 """Of a dense decode's multiply-accumulates at each resolution, about, for SD 1.5's autoencoder."""
@@ -37,8 +38,8 @@ CALL = 4.0
 """What one more box costs besides, at one resolution, in latent cells of a dense decode."""
 
 Areas = tuple[tuple[int, int], ...]
-"""For every level, coarsest first: cells that the upsampler before it gives (at the coarsest: latent cells that are read),
-and cells that its own layers compute."""
+"""For every level, coarsest first: cells that the upsampler before it gives (at the coarsest: cells that are read), and
+cells that its own layers compute."""
 
 WHOLE_FROM = 0.5
 """Share of a dense decode from which a sparse one is not worth its error."""

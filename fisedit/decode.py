@@ -69,8 +69,9 @@ def decode(vae: AutoencoderKL, latents: Tensor) -> tuple[Image.Image, DecoderRec
     Returns:
         The picture, 8h x 8w pixels, and what `decode_boxes` needs.
     """
-    record, shape = DecoderRecord(StepMaps()), (latents.shape[2], latents.shape[3])
-    replacements = _coarse(vae, layers.RECORD, layers.Recording(record.maps, {}))
+    maps, shape = StepMaps(), (latents.shape[2], latents.shape[3])
+    record = DecoderRecord(maps)
+    replacements = _coarse(vae, layers.RECORD, layers.Recording(maps, {}))
     replacements += [(m, partial(_record_norm, record, shape, name, m)) for name, m in _fine_norms(vae)]
     with injected(replacements):
         sample = vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
@@ -152,7 +153,7 @@ class _Sparse:
         replacements = _coarse(vae, layers.REPLAY | {Role.UP: _up}, self.coarse)
         replacements += [(m, partial(_replay_norm, self, name, m)) for name, m in _fine_norms(vae)]
         fine = [block.upsamplers[0] for block in vae.decoder.up_blocks[ROWS:-1]]
-        replacements += [(m, lambda x, *_, **__: x) for m in fine]  # `_pieces` calls them, box by box
+        replacements += [(m, lambda x, *_, **__: x) for m in fine]  # `_refine` calls them, box by box
         with injected([*replacements, (vae.decoder, self._decoder)]):
             vae.decode(layers.map_of(read), return_dict=False)
 
@@ -192,7 +193,8 @@ def _up(run: layers.Replay, site: Site, x: Tensor) -> Tensor:
     rows, level = layers.rows_of(x), run.level(site)
     run.overlay.maps[site.name] = rows
     whole = run.source.whole(site.name, site.level).index_copy_(1, level.active, rows)
-    return whole.transpose(1, 2).unflatten(2, (level.height, level.width))
+    mixed: Tensor = whole.transpose(1, 2).unflatten(2, (level.height, level.width))
+    return mixed
 
 
 def _crop(x: Tensor, box: Box) -> Tensor:
