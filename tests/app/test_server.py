@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import socket
+import subprocess
+import sys
+from subprocess import PIPE
 
+import httpx
 import pytest
 
 from app import server
@@ -50,3 +57,42 @@ def test_names_that_are_let_in():
     finally:
         here.listener.close()
         everywhere.listener.close()
+
+
+def test_refusals_are_one_line_before_anything_is_loaded(process):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        process("app", "--port", other.getsockname()[1]).refused("input", "cannot be had", "--port")
+    process("app", "--host", "0.0.0.0").refused("input", "give --token")
+    process("app", "--port", "0", "--model", "nowhere").refused("model", "nowhere")
+
+
+def test_a_whole_life(tmp_path):
+    """Started as a user starts it; what it says, who is let in, and what it leaves behind."""
+    command = [sys.executable, "-m", "fisedit", "app", "--port", "0", "--sessions", "kept"]
+    surroundings = os.environ | {"FISEDIT_TOKEN": TOKEN, "TMPDIR": str(tmp_path)}
+    running = subprocess.Popen(command, cwd=tmp_path, env=surroundings, stdout=PIPE, stderr=PIPE, text=True)
+    try:
+        assert running.stdout is not None
+        url, query = re.search(r"(http://127\.0\.0\.1:\d+/)(\?token=\S+) ", running.stdout.readline()).groups()
+        assert httpx.get(url, timeout=60).status_code == 401
+        with httpx.Client(base_url=url, follow_redirects=True, timeout=60) as browser:
+            page = browser.get(f"/{query}")
+            assert page.status_code == 200 and TOKEN not in page.text and not re.search("https?://(?!127)", shown(page))
+        allowed = {"Authorization": f"Bearer {TOKEN}"}
+        assert httpx.get(f"{url}gradio_api/info", headers=allowed).json()["named_endpoints"].keys() >= ENDPOINTS
+        assert httpx.get(f"{url}gradio_api/openapi.json", headers=allowed).json()["paths"]
+    finally:
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=60)
+    assert (running.returncode, out, err) == (0, "", "")
+    assert [left.name for left in tmp_path.iterdir()] == ["kept"]
+
+
+ENDPOINTS = {"/generate", "/open", "/edit", "/preview", "/history"}
+
+
+def shown(page: httpx.Response) -> str:
+    """What a page makes a browser fetch."""
+    return " ".join(re.findall(r"""<(?:script|link|img|iframe)[^>]+(?:src|href)=["']?([^"' >]+)""", page.text))
