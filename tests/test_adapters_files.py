@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fisedit import hub
-from fisedit.adapters import files
+from fisedit.adapters import families, files
+from fisedit.adapters.families import FAMILIES
 from fisedit.adapters.files import fresh_adapter, identity, load_adapter, save_adapter
 from fisedit.adapters.guides import check_fit
-from fisedit.adapters.row_column import FAMILIES
 from fisedit.errors import AdapterError, NumericsError
 from tests.adapters import lively
 from tests.pipelines import build_pipeline
@@ -47,7 +47,7 @@ def test_every_published_file_is_recognised(kind, named):
     config = {"_class_name": kind.partition("(")[0], "_name_or_path": "x", "num_attention_heads": 8} if named else {}
     if kind.endswith("(v2)") and named:
         config["version"] = "v2"
-    family = files._family(config, shapes, path)
+    family = families.family_of(config, shapes, path)
     adapter = files._empty(family, shapes, config, path)
     own = {name: tuple(tensor.shape) for name, tensor in adapter.state_dict().items()}
     dead = {name for name in shapes if "time_emb_proj" in name or name.startswith("reference_modules_down.3.")}
@@ -65,7 +65,7 @@ def test_every_published_file_fits_stable_diffusion(kind):
     shapes = full_size()[kind]
     with torch.device("meta"):
         unet = UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(_SD15 / "unet"))
-    adapter = files._empty(files._family({}, shapes, KEYS), shapes, {}, KEYS)
+    adapter = files._empty(families.family_of({}, shapes, KEYS), shapes, {}, KEYS)
     check_fit(adapter, unet)
     unet.register_to_config(cross_attention_dim=1024)
     with pytest.raises(AdapterError, match="text of width 768, got 1024"):

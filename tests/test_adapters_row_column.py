@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from fisedit.adapters.cross import MapToTokens
+from fisedit.adapters.families import FAMILIES
 from fisedit.adapters.files import fresh_adapter
 from fisedit.adapters.guides import Guide, changes, guided
 from fisedit.adapters.places import insertion, places, taps
-from fisedit.adapters.row_column import FAMILIES, Knit, Staged
+from fisedit.adapters.row_column import Knit, Staged
 from fisedit.errors import InputError
 from tests.adapters import filled, lively, naive
 

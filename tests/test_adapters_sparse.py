@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as fn
 
+from fisedit.adapters.families import FAMILIES
 from fisedit.adapters.guides import Guide
 from fisedit.adapters.macs import dense_macs, reading_macs, sparse_macs
 from fisedit.adapters.places import insertion, places, taps
-from fisedit.adapters.row_column import FAMILIES
 from fisedit.executor import Executor
 from fisedit.plan import make_plan
 from fisedit.profiling import text_macs, unet_macs

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fisedit import hub
+from fisedit.adapters.families import FAMILIES, WANTED, Family, dead, family_of, indices, kind_of, module_name
 from fisedit.adapters.places import places
-from fisedit.adapters.row_column import FAMILIES, Family, RowColumnAdapter, module_name
+from fisedit.adapters.row_column import RowColumnAdapter
 from fisedit.errors import AdapterError, ModelError, NumericsError
 from fisedit.files import write_bytes, write_json
 from fisedit.model_checks import pickled
@@ -30,22 +30,6 @@ if TYPE_CHECKING:
     from fisedit.model_files import Shapes
 
 STEM = "diffusion_pytorch_model"
-KINDS = tuple(dict.fromkeys(family.kind for family in FAMILIES.values()))
-WANTED = f"a reference adapter ({', '.join(KINDS)})"
-
-_PLACE = re.compile(r"reference_modules_(?:(down|up)\.(\d+)|(mid))\.")
-_DEAD = re.compile(r"reference_modules_\w+\.\d+\.time_emb_proj\.(?:weight|bias)")
-_KNOWN = {
-    "motion_": "a motion adapter",
-    "down_blocks.0.motion_modules": "a motion adapter",
-    "lora_": "a LoRA",
-    "unet.": "a LoRA",
-    "blocks_down.": "a control network",
-    "map": "a control projection",
-    "conv_in.": "a UNet or a control network",
-    "model.diffusion_model.": "a whole model",
-}
-"""Start of a tensor's name -> what a file with such tensors is."""
 
 
 def load_adapter(source: str | Path, *, local_files_only: bool = False) -> RowColumnAdapter:
@@ -124,7 +108,7 @@ def _located(source: str | Path, *, local_files_only: bool) -> Path:
     if isinstance(source, str) and hub.HUB_ID.fullmatch(source) and path.suffix != ".safetensors":
         folder = hub.bring(source, ["config.json"], local_files_only=local_files_only)
         if (folder / "config.json").is_file():
-            _kind(read_json(folder / "config.json"))  # before weights are brought
+            kind_of(read_json(folder / "config.json"))  # before weights are brought
         return hub.bring(source, ["config.json", "*.safetensors"], local_files_only=local_files_only)
     raise AdapterError(
         f"adapter must be a folder, a .safetensors file or a hub id owner/name, got {source} (not there)"
@@ -136,7 +120,7 @@ def _load(path: Path) -> RowColumnAdapter:
 
     if path.is_dir():
         config = read_json(path / "config.json") if (path / "config.json").is_file() else {}
-        _kind(config)
+        kind_of(config)
         file = weights_file(path, STEM)
     else:
         if refusal := pickled(path):
@@ -144,7 +128,7 @@ def _load(path: Path) -> RowColumnAdapter:
         file, config = path, {}
     shapes = read_shapes(file)
     config = config or _told(file)
-    family = _family(config, shapes, path)
+    family = family_of(config, shapes, path)
     adapter = _empty(family, shapes, config, path)
     living = adapter.state_dict()
     weights = load_file(file)
@@ -153,14 +137,6 @@ def _load(path: Path) -> RowColumnAdapter:
             raise NumericsError(f"the adapter's {name} holds NaN or infinity; download it again or use fp32")
     adapter.load_state_dict({name: weights[name] for name in living}, assign=True)
     return adapter.eval().requires_grad_(False)
-
-
-def _kind(config: Mapping[str, Any]) -> str | None:
-    """The class that a configuration names, if it is one of ours."""
-    kind = config.get("_class_name")
-    if kind is not None and kind not in KINDS:
-        raise AdapterError(f"adapter must be {WANTED}, got a {kind}")
-    return kind
 
 
 def _told(file: Path) -> dict[str, Any]:
@@ -176,30 +152,9 @@ def _told(file: Path) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def _family(config: Mapping[str, Any], shapes: Shapes, path: Path) -> Family:
-    if not any(_PLACE.match(name) for name in shapes):
-        found = (what for start, what in _KNOWN.items() if any(name.startswith(start) for name in shapes))
-        raise AdapterError(f"adapter must be {WANTED}, got {next(found, 'tensors of no adapter known here')} ({path})")
-    kind = _kind(config)
-    if kind == "HMReferenceAdapter":
-        version = config.get("version", "v1")
-        if version not in ("v1", "v2"):
-            raise AdapterError(f"the adapter's version must be v1 or v2, got {version!r}; download it again")
-        return FAMILIES[version]
-    if kind:
-        return next(family for family in FAMILIES.values() if family.kind == kind)
-    if any(".attn_ref." in name for name in shapes):
-        return FAMILIES["v5b"]
-    if any(name.startswith("reference_modules_mid.") for name in shapes):
-        return FAMILIES["v1"]
-    if not any(name.endswith(".pos_embed.pe") for name in shapes):
-        return FAMILIES["v5"]
-    return FAMILIES["v2" if len(_indices(shapes, "up")) == 3 else "v3"]
-
-
 def _empty(family: Family, shapes: Shapes, config: Mapping[str, Any], path: Path) -> RowColumnAdapter:
     """The family's adapter, without memory, whose names and shapes are those of the file."""
-    ups = max(_indices(shapes, "up"), default=-1) + 1 + family.first_up
+    ups = max(indices(shapes, "up"), default=-1) + 1 + family.first_up
     channels = {}
     for place in family.places(ups):
         norm = f"{module_name(place, family)}{'.attn' if family.staged else ''}.norm.weight"
@@ -216,7 +171,7 @@ def _empty(family: Family, shapes: Shapes, config: Mapping[str, Any], path: Path
     for name, shape in expected.items():
         if shapes[name] != shape:
             raise AdapterError(f"the adapter's {name} must be {shape}, got {shapes[name]} ({path})")
-    strange = [name for name in shapes if name not in expected and not _dead(name, family, ups)]
+    strange = [name for name in shapes if name not in expected and not dead(name, family, ups)]
     if strange:
         raise AdapterError(f"adapter must be {WANTED} of family {family.name}, which has no {strange[0]} ({path})")
     return adapter
@@ -237,13 +192,3 @@ def _by_place(channels: Mapping[str, int], heads: list[Any]) -> list[Any]:
     sides = [place.partition("_") for place in channels]
     at = [{"mid": -1, "down": int(i or 0), "up": -1 - int(i or 0)}[side] for side, _, i in sides]
     return [heads[i] for i in at]
-
-
-def _indices(shapes: Shapes, side: str) -> set[int]:
-    matches = (_PLACE.match(name) for name in shapes)
-    return {int(match[2]) for match in matches if match and match[1] == side}
-
-
-def _dead(name: str, family: Family, ups: int) -> bool:
-    """Whether published files hold a tensor that nothing reads."""
-    return bool(_DEAD.fullmatch(name)) or (family.down and name.startswith(f"reference_modules_down.{ups - 1}."))

@@ -2,8 +2,9 @@
 
 Follows arXiv 2410.22901 (Zhang et al., HelloMeme). A map's tokens attend along their row to the row itself and to the
 reference's, then along their column likewise; a 3x3 conv that begins at zero adds what they found to the map. Every
-published family of reference adapters is a `Family` of the modules here. The reference's keys and values do not change
-over a picture's steps: `read` makes them once. Only the map's own tokens ask. Knows tensors; neither files nor UNets.
+published family of reference adapters is made of the modules here (see `families`). The reference's keys and values do
+not change over a picture's steps: `read` makes them once. Only the map's own tokens ask. Knows tensors; neither files
+nor UNets.
 
 Maps are [B, C, H, W]; lines of tokens [B, lines, n, C], where a row's tokens stand in the order of x, a column's of y.
 """
@@ -19,55 +20,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fisedit.adapters.families import module_name
 from fisedit.errors import InputError
 from fisedit.values import LATENT_FACTOR
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from fisedit.adapters.families import Family
+
 TABLE = 128
 """Positions that a stored table holds: those of a row of 64 and of its reference's."""
 
 KeyValue = tuple[Tensor, Tensor]
 """Keys and values of lines of tokens, [B, lines, n, C] each."""
-
-
-@dataclass(frozen=True)
-class Family:
-    """What sets one published family of adapters apart.
-
-    Args:
-        name: "v1" to "v5b". kind: the class that its configuration names.
-        down, mid: whether the maps that leave down blocks (but the last) and the middle are changed.
-        first_up: the first up block whose input is changed.
-        table: positions are stored, sine and cosine by turns, and end at 512 pixels.
-        staged: the reference is knitted alone first, and both maps pass a 3x3 conv.
-    """
-
-    name: str
-    kind: str
-    down: bool = False
-    first_up: int = 0
-    table: bool = False
-    staged: bool = False
-
-    def places(self, ups: int) -> tuple[str, ...]:
-        """The places in a UNet of so many up blocks that are changed, in the order the data travels."""
-        down = [*(f"down_{i}" for i in range(ups - 1)), "mid"] if self.down else []
-        return (*down, *(f"up_{i}" for i in range(self.first_up, ups)))
-
-
-FAMILIES = {
-    family.name: family
-    for family in (
-        Family("v1", "HMReferenceAdapter", down=True, first_up=1, table=True),
-        Family("v2", "HMReferenceAdapter", first_up=1, table=True),
-        Family("v3", "HM3ReferenceAdapter", table=True),
-        Family("v5", "HM5ReferenceAdapter"),
-        Family("v5b", "HM5bReferenceAdapter", staged=True),
-    )
-}
-"""By name; v4's files are v3's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,7 +230,7 @@ class RowColumnAdapter(nn.Module):
     """A family's blocks for one UNet, under the names of the published files.
 
     Args:
-        family: of `FAMILIES`. channels: of each of the family's places, by name (see `Family.places`).
+        family: one of `FAMILIES`. channels: of each of the family's places, by name (see `Family.places`).
         heads: of every attention, or of each place. config: settings that its file came with.
 
     A fresh one changes nothing: what it adds is zero until it is trained.
@@ -309,14 +275,6 @@ class RowColumnAdapter(nn.Module):
         if not hasattr(self, parent):
             self.add_module(parent, nn.ModuleDict())
         self.get_submodule(parent).add_module(name, block)
-
-
-def module_name(place: str, family: Family) -> str:
-    """A place's name in files: up blocks count from the first that is changed."""
-    side, _, index = place.partition("_")
-    if side == "mid":
-        return "reference_modules_mid"
-    return f"reference_modules_{side}.{int(index) - (family.first_up if side == 'up' else 0)}"
 
 
 def _span(length: int, like: Tensor) -> Tensor:
