@@ -25,7 +25,7 @@ ROWS = 2
 """How many of them, from the coarsest on, are computed row by row."""
 
 GROWTH = 1
-"""Latent cells around the mask that the rows cover. Over 14 edits of the demo model decodes were 43.1 dB from dense ones
+"""Latent cells around the mask that the rows cover. Over 14 edits of the demo model decodes were 43.1 dB from dense
 (median, inside the mask), with two cells 45.3, with none 29.3."""
 
 HALO = 2
