@@ -46,7 +46,7 @@ class Memory:
     @property
     def bytes(self) -> int:
         """Bytes of all that is kept."""
-        stories = {id(story): (story, decoder) for story, decoder in self._kept.values()}
+        stories = {id(story): (story, decoder) for story, decoder in tuple(self._kept.values())}  # others may be adding
         return sum(story.own_bytes + decoder.own_bytes for story, decoder in stories.values())
 
     def drop(self, keys: Iterable[str]) -> None:
