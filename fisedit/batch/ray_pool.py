@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import socket
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -73,11 +74,34 @@ def _connect(ray: Any, workers: int) -> int | None:
         if "OMP_NUM_THREADS" not in os.environ:
             threads = max(1, (os.cpu_count() or 1) // workers)
     try:
-        ray.init(there, **quiet)
-    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        _reach(there)
+        with _hushed():
+            ray.init(there, **quiet)
+    except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         said = str(error).strip().partition("\n")[0]
         raise InputError(f"{what} ({said})") from error
     return threads
+
+
+def _reach(there: str) -> None:
+    """Raises OSError where nobody listens at an address, which Ray would try for minutes."""
+    host, _, port = there.rpartition(":")
+    if port.isdecimal() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=10).close()
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Keep what Ray's native code writes on stderr, before it heeds any level, off it."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with Path(os.devnull).open("wb") as nothing:
+        os.dup2(nothing.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 class Remote:
@@ -217,7 +241,8 @@ class _Actors:
         return seat.since + self._settings.timeout + GRACE - monotonic()
 
     def _patience(self) -> float:
-        return max(0.0, min([1.0, *(self._left(seat) for seat in self._seats if seat)]))
+        """Seconds to wait for an answer, in which Ray lets no interrupt through."""
+        return max(0.0, min([0.2, *(self._left(seat) for seat in self._seats if seat)]))
 
 
 def _item(seat: _Seat) -> Item:

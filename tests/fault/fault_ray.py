@@ -32,8 +32,8 @@ def test_a_worker_that_hangs(cluster, batch, tmp_path):
     with killer(1, signal.SIGSTOP) as stopped:
         run = batch("ray", *RAY, "--timeout", "15", steps=20)
     assert json.loads(run.out)["counts"]["done"] == 2 and run.status == 1
-    reasons = [line["reason"] for line in lines(tmp_path / "ray") if line["status"] == "failed"]
-    assert reasons == ["took longer than 15 seconds and did not stop"]
+    reasons = {line["reason"] for line in lines(tmp_path / "ray")} - {""}
+    assert reasons == {"took longer than 15 seconds and did not stop"}
     until(lambda: not psutil.pid_exists(stopped[0]))
 
 
@@ -65,21 +65,22 @@ def test_a_lost_machine_leaves_its_items_to_the_rest(cluster, batch, tmp_path):
 
     thread = threading.Thread(target=lose)
     thread.start()
-    run = batch("ray", *RAY, said=edits, steps=40)
+    run = batch("ray", *RAY, said=edits, steps=20)
     thread.join()
     assert run.status == 0 and json.loads(run.out)["counts"]["done"] == 4
-    assert batch("local", "--workers", "0", said=edits, steps=40).status == 0
+    assert batch("local", "--workers", "0", said=edits, steps=20).status == 0
     assert tree(tmp_path / "ray") == tree(tmp_path / "local")
-    again = batch("ray", *RAY, said=edits, steps=40)
+    again = batch("ray", *RAY, said=edits, steps=20)
     assert json.loads(again.out)["counts"]["done before"] == 4
 
 
 @pytest.fixture
 def alone(model, tmp_path, monkeypatch):
-    """Starts a batch by so many steps with a cluster of its own; yields it and its processes once all edit."""
+    """Starts a batch by so many steps with a cluster of its own; returns it and its processes once two edit."""
     for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    started = []
 
     def start(steps: int) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
         pictures(tmp_path / "in", 2)
@@ -87,10 +88,18 @@ def alone(model, tmp_path, monkeypatch):
         command = [sys.executable, "-m", "fisedit", "batch", "in", "out", *map(str, words), *RAY, "--json"]
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
         run = subprocess.Popen(command, cwd=tmp_path, **options)
-        until(lambda: len(working()) == 2)
-        return run, psutil.Process(run.pid).children(recursive=True)
+        started.append(run)
+        until(lambda: len({*working()} & {process.pid for process in children(run)}) == 2)
+        return run, children(run)
 
-    return start
+    yield start
+    for run in started:
+        run.kill()
+        run.communicate()
+
+
+def children(run: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(run.pid).children(recursive=True)
 
 
 def test_a_cluster_of_ones_own(alone, tmp_path):
@@ -98,7 +107,7 @@ def test_a_cluster_of_ones_own(alone, tmp_path):
     run, family = alone(steps=30)
     commands = [" ".join(process.cmdline()) for process in family]
     assert any("gcs_server" in command for command in commands)
-    assert not any("dashboard.py" in command for command in commands)
+    assert all("--disable-frontend" in command for command in commands if "dashboard.py" in command)
     out, err = run.communicate(timeout=120)
     assert (run.returncode, err) == (0, "") and json.loads(out)["counts"]["done"] == 2
     assert psutil.wait_procs(family, timeout=30)[1] == []
@@ -107,7 +116,7 @@ def test_a_cluster_of_ones_own(alone, tmp_path):
 
 @pytest.mark.parametrize(("number", "times", "status"), [(signal.SIGINT, 2, 130), (signal.SIGKILL, 1, -9)])
 def test_a_run_that_is_stopped_takes_its_cluster_along(alone, tmp_path, number, times, status):
-    run, family = alone(steps=900)
+    run, family = alone(steps=400)
     for _ in range(times):
         os.killpg(run.pid, number)
         time.sleep(0.5)
