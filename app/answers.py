@@ -94,12 +94,12 @@ class Answers:
 
     def on_stop(self, request: gr.Request) -> str:
         """The run that goes on ends before its next step."""
-        self.studio.session(_caller(request)).stop()
+        self._session(request).stop()
         return views.said("Stopping ...")
 
     def on_words(self, request: gr.Request, prompt: str, chosen: list[str]) -> Updates:
         """The changed words, as they are typed."""
-        history = self.studio.session(_caller(request)).editor.history
+        history = self._session(request).editor.history
         if not len(history):
             return {self.page.words_line: ""}
         old, new = history.current.prompt, str(prompt)[: views.MOST_SHOWN]
@@ -144,7 +144,7 @@ class Answers:
 
     def on_compare(self, request: gr.Request, other: str) -> Updates:
         """Another picture to compare the one on the stage with."""
-        session = self.studio.session(_caller(request))
+        session = self._session(request)
         try:
             before, after = handlers.compare(session, str(other))
         except FisEditError as error:
@@ -192,7 +192,7 @@ class Answers:
 
     def on_reuse(self, request: gr.Request) -> Any:
         """The seed of the picture on the stage."""
-        history = self.studio.session(_caller(request)).editor.history
+        history = self._session(request).editor.history
         return history.current.recipe.seed if len(history) else gr.skip()
 
     def _run(
@@ -221,9 +221,20 @@ class Answers:
             yield self._stays(session, views.said("Stopped. Nothing was changed."))
         except FisEditError as error:
             yield self._stays(session, views.said(str(error), "error"))
+        except Exception:
+            yield self._stays(
+                session, views.said("That went wrong, and should not have: see the server's log.", "error")
+            )
+            raise
+
+    def _session(self, request: gr.Request) -> Session:
+        """The session of a request; errors as the page shows them beside itself."""
+        try:
+            return self.studio.session(_caller(request))
+        except FisEditError as error:
+            raise gr.Error(str(error), print_exception=False) from error
 
     def _quick(self, request: gr.Request, move: Callable[[Session], object]) -> Updates:
-        session = None
         try:
             session = self.studio.session(_caller(request))
             move(session)
