@@ -222,9 +222,7 @@ class Answers:
         except FisEditError as error:
             yield self._stays(session, views.said(str(error), "error"))
         except Exception:
-            yield self._stays(
-                session, views.said("That went wrong, and should not have: see the server's log.", "error")
-            )
+            yield self._stays(session, views.said("That should not have happened: see the server's log.", "error"))
             raise
 
     def _session(self, request: gr.Request) -> Session:
