@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 import threading
 import zipfile
 from pathlib import Path
@@ -22,6 +24,7 @@ from fisedit.errors import FisEditError, InputError, MaskError, PromptError, Ses
 from fisedit.values import EditStats, MaskSource
 
 CAT, DOG, FOX = "a cat and a cake on a beach", "a dog and a cake on a beach", "a fox and a cake on a beach"
+ROOT = Path(__file__).resolve().parents[1]
 QUICK = Settings(steps=4, seed=7)
 
 
@@ -508,3 +511,9 @@ def test_errors_are_one_line_and_name_no_place(studio, session):
         studio.session("me")
     assert "\n" not in str(refused.value)
     assert Path(studio.folder).name
+
+
+def test_handlers_load_neither_gradio_nor_torch():
+    told = "import app.handlers, app.views, sys; print(*sorted({'gradio', 'torch', 'diffusers'} & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", told], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == ""
