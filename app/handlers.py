@@ -337,10 +337,9 @@ def _moved(session: Session, move: Callable[[Editor], T]) -> T:
 
 def _out(session: Session, name: str, data: bytes) -> Path:
     """A file for the browser to fetch; the one before it goes."""
-    folder = session.folder / "out"
-    shutil.rmtree(folder, ignore_errors=True)
-    write_bytes(data, folder / name)
-    return folder / name
+    shutil.rmtree(session.out, ignore_errors=True)
+    write_bytes(data, session.out / name)
+    return session.out / name
 
 
 def _ending(result: EditResult) -> str:

@@ -49,15 +49,16 @@ class Session:
     """One person's pictures.
 
     Args:
-        editor: their own, over the shared model. folder: theirs alone, named by their key.
+        editor: their own, over the shared model. folder: theirs alone, named by their key. out: where files lie that
+            their browser fetches.
 
     Attributes:
         key: what its owner finds it again by. seen: the last preview.
         measured: seconds of dense runs, by the result they were compared with.
     """
 
-    def __init__(self, editor: Editor, folder: Path) -> None:
-        self.editor, self.folder, self.key = editor, folder, folder.name
+    def __init__(self, editor: Editor, folder: Path, out: Path) -> None:
+        self.editor, self.folder, self.out, self.key = editor, folder, out, folder.name
         self.seen: Preview | None = None
         self.measured: dict[str, float] = {}
         self._turn, self._stop, self._brief = Lock(), Event(), False
@@ -167,19 +168,18 @@ class Studio:
     def _begin(self, capacity: int, folder: str | Path | None) -> None:
         self.pace = Pace()
         self.capacity, self.feature_bytes = capacity, self.first.max_recorded_bytes
-        self._temporary = tempfile.TemporaryDirectory(prefix="fisedit-") if folder is None else None
-        self.folder = Path(self._temporary.name if self._temporary else str(folder)).resolve()
+        self._temporary = tempfile.TemporaryDirectory(prefix="fisedit-")
+        self.folder = Path(self._temporary.name if folder is None else folder).resolve()
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = RLock()
         self._sessions: OrderedDict[str, Session] = OrderedDict()  # by key, longest idle first
         self._callers: OrderedDict[str, str] = OrderedDict()  # caller -> key
 
     def close(self) -> None:
-        """Stop all work; a temporary folder goes."""
+        """Stop all work; what is temporary goes."""
         for session in self._sessions.values():
             session.stop()
-        if self._temporary:
-            self._temporary.cleanup()
+        self._temporary.cleanup()
 
     @property
     def name(self) -> str:
@@ -245,7 +245,7 @@ class Studio:
             editor, folder = self.first.beside(), self.folder / key
             if folder.is_dir():
                 editor.load(folder)
-            self._sessions[key] = Session(editor, folder)
+            self._sessions[key] = Session(editor, folder, Path(self._temporary.name) / "out" / key)
         self._sessions.move_to_end(key)
         return self._sessions[key]
 
