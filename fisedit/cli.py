@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from contextlib import suppress
+from contextlib import closing, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -280,12 +280,12 @@ def browse(
     address = server.listen(host, port, token, allowed_host or ())
     offline = local_files_only or model == "demo" or Path(model).expanduser().exists()
     with server.surroundings(offline=offline) as uploads:
-        studio = import_module("app.sessions").Studio(model, device=device, dtype=dtype, folder=sessions)
-        page = import_module("app.main")
-        running = server.prepared(page.build(studio), address, uploads, page.looks())
-        typer.echo(f"The app is at {address.url} (Ctrl+C ends it)")
-        with suppress(KeyboardInterrupt):
-            running.run([address.listener])
+        page, studios = import_module("app.main"), import_module("app.sessions")
+        with closing(studios.Studio(model, device=device, dtype=dtype, folder=sessions)) as studio:
+            running = server.prepared(page.build(studio), address, uploads, page.looks())
+            typer.echo(f"The app is at {address.url} (Ctrl+C ends it)")
+            with suppress(KeyboardInterrupt):
+                running.run([address.listener])
 
 
 @bench.command("edit")
