@@ -51,6 +51,7 @@ def site() -> Iterator[Site]:
         yield Site(address.url, uploads, studio)
         running.should_exit = True
         thread.join()
+        studio.close()
 
 
 @dataclass

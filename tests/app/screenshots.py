@@ -46,7 +46,7 @@ def main() -> None:
         from app import main as pages
         from app.sessions import Studio
 
-        running = server.prepared(pages.build(Studio()), address, uploads, pages.looks())
+        running = server.prepared(pages.build(studio := Studio()), address, uploads, pages.looks())
         thread = Thread(target=running.run, args=([address.listener],))
         thread.start()
         expect.set_options(timeout=60_000)
@@ -66,6 +66,7 @@ def main() -> None:
         browser.close()
         running.should_exit = True
         thread.join()
+        studio.close()
 
 
 if __name__ == "__main__":
