@@ -59,7 +59,12 @@ class Answers:
             session = self.studio.adopt(_caller(request), key if isinstance(key, str) else "")
         except FisEditError as error:
             return {self.page.status: views.said(str(error), "error")}
-        return {self.page.key: session.key, **self._stands(session, view="edit")}
+        lost = "What was saved of this session cannot be read, and was put aside." if session.lost else ""
+        return {
+            self.page.key: session.key,
+            **self._stands(session, view="edit"),
+            self.page.status: views.said(lost, "error"),
+        }
 
     def on_leave(self, request: gr.Request) -> None:
         """A page is gone: its work ends."""

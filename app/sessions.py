@@ -22,7 +22,7 @@ import numpy as np
 
 from app.pace import Pace
 from fisedit import Editor
-from fisedit.errors import Cancelled, FisEditError
+from fisedit.errors import Cancelled, FisEditError, SessionError
 from fisedit.origin import model_name
 
 if TYPE_CHECKING:
@@ -54,13 +54,14 @@ class Session:
 
     Attributes:
         key: what its owner finds it again by. seen: the last preview.
-        measured: seconds of dense runs, by the result they were compared with.
+        measured: seconds of dense runs, by what they were compared with. lost: whether what was saved could not be read.
     """
 
     def __init__(self, editor: Editor, folder: Path, out: Path) -> None:
         self.editor, self.folder, self.out, self.key = editor, folder, out, folder.name
         self.seen: Preview | None = None
         self.measured: dict[str, float] = {}
+        self.lost = False
         self._turn, self._stop, self._brief = Lock(), Event(), False
 
     @property
@@ -104,6 +105,15 @@ class Session:
             yield editor
         finally:
             self.release()
+
+    def resume(self) -> None:
+        """Take up what was saved; what is damaged, or another model's, is put aside."""
+        try:
+            if self.folder.is_dir():
+                self.editor.load(self.folder)
+        except SessionError:
+            self.lost = True
+            self.folder.replace(self.folder.with_name(f"{self.key}.{secrets.token_hex(4)}"))
 
     def save(self) -> None:
         """Write what is new into the session's folder; a session without pictures has none."""
@@ -242,10 +252,9 @@ class Studio:
             self._callers.popitem(last=False)
         if key not in self._sessions:
             self._put_aside()
-            editor, folder = self.first.beside(), self.folder / key
-            if folder.is_dir():
-                editor.load(folder)
-            self._sessions[key] = Session(editor, folder, Path(self._temporary.name) / "out" / key)
+            session = Session(self.first.beside(), self.folder / key, Path(self._temporary.name) / "out" / key)
+            session.resume()
+            self._sessions[key] = session
         self._sessions.move_to_end(key)
         return self._sessions[key]
 

@@ -203,7 +203,7 @@ def test_a_picture_tells_its_settings(studio, session):
     made(studio, session)
     result = last(handlers.edit(studio, session, DOG))
     path = handlers.picture_file(session)
-    assert path.is_relative_to(session.folder)
+    assert path.is_relative_to(session.out)
     with Image.open(path) as image:
         assert np.array_equal(np.asarray(image), np.asarray(result.image))
     found = handlers.restore(path.read_bytes())
@@ -248,7 +248,7 @@ def test_a_session_is_downloaded_and_taken_up_by_another(studio, session):
     made(studio, session)
     dog = last(handlers.edit(studio, session, DOG))
     packed = handlers.archive(session)
-    assert packed.is_relative_to(session.folder)
+    assert packed.is_relative_to(session.out)
     other = studio.session("other")
     assert same(handlers.reopen(other, packed.read_bytes()), dog)
     assert [result.prompt for result in other.editor.history] == [CAT, DOG]
@@ -502,15 +502,16 @@ def test_a_temporary_studio_leaves_nothing(shared):
     assert not folder.exists()
 
 
-def test_errors_are_one_line_and_name_no_place(studio, session):
+def test_what_is_damaged_is_put_aside(studio, session):
     made(studio, session)
     (session.folder / "session.json").write_text("{")
     studio.capacity = 1
     studio.session("other")
-    with pytest.raises(SessionError) as refused:
-        studio.session("me")
-    assert "\n" not in str(refused.value)
-    assert Path(studio.folder).name
+    back = studio.session("me")
+    assert back.key == session.key and back.lost and len(back.editor.history) == 0
+    (aside,) = studio.folder.glob(f"{session.key}.*")
+    assert (aside / "0.png").exists()
+    assert made(studio, back).id == "0"
 
 
 def test_handlers_load_neither_gradio_nor_torch():
