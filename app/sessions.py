@@ -54,7 +54,8 @@ class Session:
 
     Attributes:
         key: what its owner finds it again by. seen: the last preview.
-        measured: seconds of dense runs, by what they were compared with. lost: whether what was saved could not be read.
+        measured: seconds of dense runs, by what they were compared with.
+        lost: whether what was saved could not be read.
     """
 
     def __init__(self, editor: Editor, folder: Path, out: Path) -> None:
@@ -107,7 +108,7 @@ class Session:
             self.release()
 
     def resume(self) -> None:
-        """Take up what was saved; what is damaged, or another model's, is put aside."""
+        """Take up what was saved; what is damaged is put aside."""
         try:
             if self.folder.is_dir():
                 self.editor.load(self.folder)
@@ -131,7 +132,8 @@ class Studio:
         capacity: sessions in memory. One more puts the one that has been idle longest on disk, where its pictures are.
         feature_bytes: recorded features of all sessions together; beyond that those of the session that has been idle
             longest are dropped, and rebuilt when an edit needs them. None for half of the machine's memory.
-        folder: where sessions live, each in a folder of its own; None for a temporary one that goes with the studio.
+        folder: where sessions live, each in a folder of its own under its model's; None for a temporary one that goes
+            with the studio.
 
     Raises:
         ModelError: it cannot be loaded.
@@ -179,7 +181,8 @@ class Studio:
         self.pace = Pace()
         self.capacity, self.feature_bytes = capacity, self.first.max_recorded_bytes
         self._temporary = tempfile.TemporaryDirectory(prefix="fisedit-")
-        self.folder = Path(self._temporary.name if folder is None else folder).resolve()
+        model = re.sub(r"[^\w.-]+", "-", model_name(self.first.model)).strip(".-") or "model"
+        self.folder = Path(self._temporary.name if folder is None else folder).resolve() / model
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = RLock()
         self._sessions: OrderedDict[str, Session] = OrderedDict()  # by key, longest idle first
