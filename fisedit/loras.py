@@ -5,6 +5,7 @@ The weights stay beside the model's, so that taking them out leaves it exactly a
 
 from __future__ import annotations
 
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ FILE = "pytorch_lora_weights.safetensors"
 
 
 def load(pipe: StableDiffusionPipeline, source: str | Path, loaded: Mapping[str, float], scale: float) -> str:
-    """Put a LoRA in, besides those that are there.
+    """Put a LoRA in, besides those that were loaded here; others that are in the pipeline stop counting.
 
     Args:
         source: a .safetensors file, or a folder with diffusers' own. loaded: names of the others -> their scales.
@@ -45,7 +46,8 @@ def load(pipe: StableDiffusionPipeline, source: str | Path, loaded: Mapping[str,
     file, scale = _file(Path(source).expanduser()), check_scale(scale)
     layers = _layers(file)
     name = f"{file.stem.replace('.', '_')}_{len(loaded)}"
-    with TURN, quiet():
+    with TURN, quiet(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="peft")  # that there are several is meant
         try:
             pipe.load_lora_weights(str(file.parent), weight_name=file.name, adapter_name=name, local_files_only=True)
             set_scales(pipe, {**loaded, name: scale})
@@ -69,10 +71,10 @@ def set_scales(pipe: StableDiffusionPipeline, scales: Mapping[str, float]) -> No
 def unload(pipe: StableDiffusionPipeline, kept: Mapping[str, float], name: str) -> None:
     """Take a LoRA out; of the last, nothing stays."""
     with TURN:
-        if not kept:
+        there = {one for names in pipe.get_list_adapters().values() for one in names}
+        if there <= {name}:
             pipe.unload_lora_weights()
-            return
-        if any(name in names for names in pipe.get_list_adapters().values()):
+        elif name in there:
             pipe.delete_adapters(name)
         set_scales(pipe, kept)
 
