@@ -1,7 +1,7 @@
 """Edits by captured graphs: one graph for every (bucket, batch, size), made on first use, replayed over all steps.
 
-What a step reads of its source is gathered when the mask is known and copied into the graph's buffers before each
-replay. In the loop nothing is allocated and the host waits for nothing. Knows nothing about samplers or masks.
+What a step reads of its source is gathered when the mask is known (see `records`) and copied into the graph's buffers
+before each replay (see `feed`). In the loop nothing is allocated and the host waits for nothing. Knows no samplers.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from fisedit.buckets import Place, bucket_of
-from fisedit.cache import StepFeatures, StepMaps, StepOverlay
+from fisedit.cache import StepFeatures, StepOverlay
 from fisedit.capture import Captured, Once, Outputs, capture
 from fisedit.executor import Executor
+from fisedit.feed import Feed
 from fisedit.fused import Buffers, Fused
 from fisedit.graph import Role
-from fisedit.plan import Reads, SparsePlan
-from fisedit.sparse_kernels import ops
+from fisedit.plan import SparsePlan
+from fisedit.records import Records
 
 PREDICTION = "prediction"
 
@@ -42,15 +43,22 @@ class GraphExecutor:
 
     def __init__(self, executor: Executor) -> None:
         self.executor, self.fused = executor, Fused(executor.unet, executor.sites)
-        self.graphs: Once[Slot] = Once()
+        self.records, self.graphs = Records(executor.sites), Once[Slot]()
 
     @torch.inference_mode()
-    def begin(self, plans: Sequence[SparsePlan], steps: Mapping[int, StepFeatures], text: Tensor) -> GraphEdit:
+    def begin(
+        self,
+        plans: Sequence[SparsePlan],
+        steps: Mapping[int, StepFeatures],
+        text: Tensor,
+        budget: int | None = None,
+    ) -> GraphEdit:
         """Get ready to replay some steps of a source under one plan for each of E edits.
 
         Args:
             plans: of one size, on the model's device. steps: what the source's steps recorded, S branches each.
             text: embeddings [S * E, T, D], branch by branch.
+            budget: bytes of features that may stay on the device (see `feed`); None is no limit.
 
         Returns:
             The edits, in one batch.
@@ -65,7 +73,7 @@ class GraphExecutor:
             return Slot(buffers, capture(lambda: self._outputs(buffers), device))
 
         slot = self.graphs.get((bucket, grids, len(plans), branches, tokens), make)
-        return GraphEdit(self.executor, slot, plans, steps, text)
+        return GraphEdit(self.executor, self.records, slot, plans, steps, text, budget)
 
     def _outputs(self, buffers: Buffers) -> Outputs:
         out, fresh, totals = self.fused(buffers)
@@ -79,14 +87,19 @@ class GraphEdit:
     def __init__(
         self,
         executor: Executor,
+        records: Records,
         slot: Slot,
         plans: Sequence[SparsePlan],
         steps: Mapping[int, StepFeatures],
         text: Tensor,
+        budget: int | None,
     ) -> None:
         self._executor, self._slot, self._plans, self._steps = executor, slot, plans, dict(steps)
         self._text = {s.name: type(s.module).forward(s.module, text) for s in executor.sites if s.role is Role.TEXT}
-        self._loads = {i: self._gathered(step) for i, step in self._steps.items()}
+        buffers = slot.buffers
+        index = records.index(buffers.rows, plans, len(text) // len(plans))
+        loads = {i: records.gather(step, index) for i, step in self._steps.items()}
+        self.feed = Feed(loads, [buffers.totals.flat, buffers.rows.flat, *buffers.tokens.values()], budget)
 
     @property
     def place(self) -> Place:
@@ -103,12 +116,12 @@ class GraphEdit:
         Returns:
             The prediction at the padded active rows [B, R, 4], in the graph's own memory: read it before the next step.
         """
-        buffers, (targets, sources) = self._slot.buffers, self._loads[i]
+        buffers, later = self._slot.buffers, [j for j in self._steps if j > i]
         if self._slot.owner is not self:
             self._enter()
         buffers.latents.copy_(latents)
         buffers.timestep.copy_(timestep)
-        torch._foreach_copy_(targets, sources)
+        self.feed.load(i, min(later, default=None))
         self._slot.captured.replay()
         return self._slot.captured.outputs[PREDICTION]
 
@@ -133,30 +146,3 @@ class GraphEdit:
         for name, rows in self._text.items():
             buffers.text[name].copy_(rows)
         self._slot.owner = self
-
-    def _gathered(self, step: StepFeatures) -> tuple[list[Tensor], list[Tensor]]:
-        """Where in the buffers a step's features go, and the features."""
-        buffers, pairs = self._slot.buffers, []
-        for site in self._executor.sites:
-            if site.role is Role.TOKENS:
-                whole = step.maps[site.name] if isinstance(step, StepMaps) else step.whole(site.name, site.level)
-                pairs.append((buffers.tokens[site.name], whole))
-            for e, plan in enumerate(self._plans):
-                level = plan.levels[site.level]
-                if site.role in {Role.NORM, Role.NORM_HALO}:
-                    recorded = step.rows(site.name, site.level, level.active)
-                    outside = step.totals[site.name] - ops.group_sums(recorded, site.module.num_groups)
-                    pairs.append((self._of(buffers.outside[site.name], e), outside))
-                reads: Reads | None = {Role.NORM_HALO: level.same, Role.DOWN: level.down, Role.UP: level.up}.get(
-                    site.role
-                )
-                if reads is not None and reads.halo.numel():
-                    there = self._of(buffers.halo[site.name], e)[:, : reads.halo.numel()]
-                    pairs.append((there, step.rows(site.name, site.level, reads.halo)))
-        targets, sources = zip(*pairs, strict=True)
-        return list(targets), list(sources)
-
-    def _of(self, buffer: Tensor, edit: int) -> Tensor:
-        """One edit's part [S, ...] of a buffer [B, ...]."""
-        part: Tensor = buffer.unflatten(0, (-1, len(self._plans)))[:, edit]
-        return part

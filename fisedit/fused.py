@@ -7,9 +7,10 @@ lies in a buffer. Knows nothing about steps, samplers or masks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -30,23 +31,37 @@ from fisedit.layers import map_of, rows_of
 from fisedit.sparse_kernels import ops
 
 
+class Packed:
+    """Named tensors side by side in one, so that one copy moves them all."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> None:
+        self.shapes = dict(shapes)
+        sizes = [prod(shape) for shape in self.shapes.values()]
+        self.flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
+        parts = zip(self.shapes.items(), self.flat.split(sizes), strict=True)
+        self._views: dict[str, Tensor] = {name: part.view(shape) for (name, shape), part in parts}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._views[name]
+
+
 @dataclass(eq=False)
 class Buffers:
     """Everything one evaluation reads; B items are S guidance branches times E edits, branch by branch.
 
     Args:
         latents: [B, 4, h, w], scaled for the model. timestep: float32 [1].
-        text: [B, T, C] keys and values of every cross-attention.
-        outside: float64 [B, groups, 2] of every norm: totals of the recorded map less its active rows.
-        halo: [B, G, C], recorded rows around the active ones. tokens: [S, H * W, C], recorded keys and values.
+        totals: float64 [S, groups, 2] of every norm's recorded maps.
+        rows: recorded rows, "active NAME" [B, R, C] of norms and "halo NAME" [B, G, C] of what is before a 3x3 conv.
+        text: [B, T, C], keys and values of every cross-attention. tokens: [S, H * W, C], recorded keys and values.
     """
 
     tables: Tables
     latents: Tensor
     timestep: Tensor
+    totals: Packed
+    rows: Packed
     text: dict[str, Tensor] = field(default_factory=dict)
-    outside: dict[str, Tensor] = field(default_factory=dict)
-    halo: dict[str, Tensor] = field(default_factory=dict)
     tokens: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -68,8 +83,10 @@ class _Run:
     def affine(self, name: str, norm: nn.GroupNorm, rows: Tensor) -> Tensor:
         place = self.tables(name).place
         count = place.taken.shape[1] * (norm.num_channels // norm.num_groups)
-        outside = self.buffers.outside[name]
-        affine, self.totals[name] = ops.affine(rows, outside, place.valid, count, norm.weight, norm.bias, norm.eps)
+        recorded, totals = self.buffers.rows[f"active {name}"], self.buffers.totals[name]
+        affine, self.totals[name] = ops.affine(
+            rows, recorded, totals, place.valid, count, norm.weight, norm.bias, norm.eps
+        )
         self.fresh[name] = rows
         return affine
 
@@ -87,10 +104,7 @@ class Fused:
     def __init__(self, unet: UNet2DConditionModel, sites: Sequence[Site]) -> None:
         self.unet, self._sites = unet, {site.name: site for site in sites}
         blocks = {name: m for name, m in unet.named_modules() if isinstance(m, ResnetBlock2D | Transformer2DModel)}
-        for name, block in blocks.items():
-            _check(name, block)
-        if unet.config.time_cond_proj_dim is not None:
-            raise UnsupportedModuleError("the UNet takes guidance as an input, which has no fused form; run it unfused")
+        _check(unet, sites, blocks)
         resnets = {name: m for name, m in blocks.items() if isinstance(m, ResnetBlock2D)}
         self._time_weight = torch.cat([m.time_emb_proj.weight.detach() for m in resnets.values()])
         self._time_bias = torch.cat([m.time_emb_proj.bias.detach() for m in resnets.values()])
@@ -114,24 +128,32 @@ class Fused:
             edits, branches: E and S. tokens: T.
         """
         sizes, items = [height * width for height, width in grids], edits * branches
-        like = self.unet.conv_in.weight
+        like, sites = self.unet.conv_in.weight, self._sites.items()
+        totals = {name: (branches, site.module.num_groups, 2) for name, site in sites if site.role in NORMS}
         made = Buffers(
             Tables(bucket, sizes, items, like.device),
             like.new_zeros(items, self.unet.config.in_channels, *grids[0]),
             torch.zeros(1, device=like.device),
+            Packed(totals, torch.float64, like.device),
+            Packed({n: (items, *shape) for n, shape in self._recorded(bucket).items()}, like.dtype, like.device),
         )
-        halos = {Role.NORM_HALO: bucket.same, Role.DOWN: bucket.down, Role.UP: bucket.up}
-        for name, site in self._sites.items():
-            if site.role in halos:
-                made.halo[name] = like.new_zeros(items, halos[site.role][site.level], _channels(site.module))
-            if site.role in {Role.NORM, Role.NORM_HALO}:
-                groups = site.module.num_groups
-                made.outside[name] = torch.zeros(items, groups, 2, dtype=torch.float64, device=like.device)
+        for name, site in sites:
             if site.role is Role.TOKENS:
                 made.tokens[name] = like.new_zeros(branches, sizes[site.level], site.module.out_features)
             if site.role is Role.TEXT:
                 made.text[name] = like.new_zeros(items, tokens, site.module.out_features)
         return made
+
+    def _recorded(self, bucket: Bucket) -> dict[str, tuple[int, int]]:
+        """Rows and channels of everything recorded that is read by rows."""
+        halos = {Role.NORM_HALO: bucket.same, Role.DOWN: bucket.down, Role.UP: bucket.up}
+        found = {}
+        for name, site in self._sites.items():
+            if site.role in NORMS:
+                found[f"active {name}"] = bucket.rows[site.level], channels(site)
+            if site.role in halos:
+                found[f"halo {name}"] = halos[site.role][site.level], channels(site)
+        return found
 
     def __call__(self, buffers: Buffers) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """One evaluation.
@@ -160,15 +182,14 @@ class Fused:
         if run.time is None:  # one time for all items and all blocks
             run.time = F.linear(F.silu(temb[:1]), self._time_weight, self._time_bias)
         first, second = f"{name}.norm1", f"{name}.norm2"
-        same, halo = run.tables(first).same, run.buffers.halo
+        same, kept = run.tables(first).same, run.buffers.rows
         norm = run.affine(first, block.norm1, rows)
         time = run.time[:, run.times[name]]
-        hidden = ops.norm_conv3x3(rows, halo[first], same, block.conv1.weight, block.conv1.bias, norm, time)
+        hidden = ops.norm_conv3x3(rows, kept[f"halo {first}"], same, block.conv1.weight, block.conv1.bias, norm, time)
         norm = run.affine(second, block.norm2, hidden)
-        kept = rows if block.conv_shortcut is None else _linear(block.conv_shortcut, rows)
-        return map_of(
-            ops.norm_conv3x3(hidden, halo[second], same, block.conv2.weight, block.conv2.bias, norm, residual=kept)
-        )
+        short = rows if block.conv_shortcut is None else _linear(block.conv_shortcut, rows)
+        weight, bias, halo = block.conv2.weight, block.conv2.bias, kept[f"halo {second}"]
+        return map_of(ops.norm_conv3x3(hidden, halo, same, weight, bias, norm, residual=short))
 
     def transformer(self, run: _Run, name: str, x: Tensor, *_: Any, **__: Any) -> tuple[Tensor]:
         """A transformer model, its norm in proj_in's prologue."""
@@ -185,7 +206,7 @@ class Fused:
         table = tables.down if self._sites[name].role is Role.DOWN else tables.up
         assert table is not None
         run.fresh[name] = rows
-        return map_of(ops.norm_conv3x3(rows, run.buffers.halo[name], table, conv.weight, conv.bias))
+        return map_of(ops.norm_conv3x3(rows, run.buffers.rows[f"halo {name}"], table, conv.weight, conv.bias))
 
     def _block(self, run: _Run, name: str, block: Any, x: Tensor) -> Tensor:
         own, cross = block.attn1, block.attn2
@@ -206,6 +227,8 @@ class Fused:
         return _linear(block.ff.net[2], ops.norm_geglu(x, gate.weight, gate.bias, _layer(block.norm3)), x)
 
 
+NORMS = (Role.NORM, Role.NORM_HALO)
+_ROLES = {Role[name] for name in "CONV NORM_HALO NORM DOWN UP TOKENS QUERY TEXT POINTWISE".split()}
 _QKV = ("to_q", "to_k", "to_v")
 _BLOCKS: dict[type[nn.Module], Callable[..., Any]] = {
     ResnetBlock2D: Fused.resnet,
@@ -230,7 +253,7 @@ def _norm_out(norm: nn.GroupNorm, run: _Run, x: Tensor) -> Tensor:
 
 
 def _conv_out(conv: nn.Conv2d, run: _Run, x: Tensor) -> Tensor:
-    same, halo = run.buffers.tables.levels[0].same, run.buffers.halo["conv_norm_out"]
+    same, halo = run.buffers.tables.levels[0].same, run.buffers.rows["halo conv_norm_out"]
     return map_of(ops.norm_conv3x3(rows_of(x), halo, same, conv.weight, conv.bias, run.last))
 
 
@@ -243,19 +266,38 @@ def _layer(norm: nn.LayerNorm) -> tuple[Tensor, Tensor, float]:
     return norm.weight, norm.bias, norm.eps
 
 
-def _channels(module: Any) -> int:
+def channels(site: Site) -> int:
+    """Channels of the map that a norm or sampler reads."""
+    module = site.module
     return int(module.num_channels if isinstance(module, nn.GroupNorm) else module.conv.in_channels)
 
 
-def _check(name: str, block: Any) -> None:
+def _check(unet: UNet2DConditionModel, sites: Sequence[Site], blocks: Mapping[str, nn.Module]) -> None:
     """Refuse what the fused forms leave out."""
-    if isinstance(block, ResnetBlock2D):
-        plain = isinstance(block.nonlinearity, nn.SiLU) and block.time_embedding_norm == "default"
-        plain = plain and block.time_emb_proj is not None and block.output_scale_factor == 1
-    else:
-        plain = all(map(_plain, block.transformer_blocks))
-    if not plain:
-        raise UnsupportedModuleError(f"the UNet's block {name} has no fused form; run it layer by layer")
+    for name, block in blocks.items():
+        if not (_plain_resnet(block) if isinstance(block, ResnetBlock2D) else _plain_transformer(block)):
+            raise _unfused(f"block {name} is unusual")
+    for name, module in unet.named_modules():
+        if hasattr(module, "base_layer"):
+            raise _unfused(f"layer {name} has a LoRA around it")
+    for site in sites:
+        if site.role not in _ROLES:
+            raise _unfused(f"layer {site.name} belongs to an adapter")
+    if unet.config.time_cond_proj_dim is not None:
+        raise _unfused("time embedding takes the guidance scale")
+
+
+def _unfused(what: str) -> UnsupportedModuleError:
+    return UnsupportedModuleError(f"the UNet's {what} and has no fused form; run it layer by layer")
+
+
+def _plain_resnet(block: ResnetBlock2D) -> bool:
+    plain = isinstance(block.nonlinearity, nn.SiLU) and block.time_embedding_norm == "default"
+    return plain and block.time_emb_proj is not None and bool(block.output_scale_factor == 1)
+
+
+def _plain_transformer(model: Any) -> bool:
+    return all(map(_plain, model.transformer_blocks))
 
 
 def _plain(block: Any) -> bool:

@@ -1,12 +1,13 @@
 """`python -m tests.compile_for_hopper`: compile every Triton kernel for an H200, at SD 1.5's shapes, without one.
 
 The wrappers run on tensors of a CPU; where they would launch a kernel, Triton's compiler is called with the launch's
-own arguments. Prints a JSON line for each kernel: its name, options, and bytes of shared memory.
+own arguments. Prints a JSON line for each kernel: its name, options, loads by width, and bytes of shared memory.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import torch
@@ -50,8 +51,15 @@ def compiled(kernel, *args, grid=None, warmup=None, **kwargs):
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     made = triton.compile(source, target=HOPPER, options=options)
     said = {name: value for name, value in constants.items() if name.isupper()}
-    sys.stdout.write(json.dumps({"kernel": kernel.__name__, **options, **said, "shared": made.metadata.shared}) + "\n")
+    report = {"kernel": kernel.__name__, **options, **said, **loads(made.asm["ptx"]), "shared": made.metadata.shared}
+    sys.stdout.write(json.dumps(report) + "\n")
     assert made.asm["cubin"]
+
+
+def loads(ptx):
+    """Instructions that read memory sixteen bytes at a time, and two at a time."""
+    wide = len(re.findall(r"cp\.async\S* .*, 0x10\b|ld\.global\S*v4", ptx))
+    return {"wide": wide, "narrow": len(re.findall(r"ld\.global\S*b16", ptx))}
 
 
 def resnet(dtype, items, rows, channels, size):
@@ -59,8 +67,8 @@ def resnet(dtype, items, rows, channels, size):
     x, halo = torch.empty(items, rows, channels, dtype=dtype), torch.empty(items, rows // 2, channels, dtype=dtype)
     weight = torch.empty(channels, channels, 3, 3, dtype=dtype).to(memory_format=torch.channels_last)
     gamma, taps = torch.empty(channels, dtype=dtype), torch.empty(items, rows, 9, dtype=torch.int32)
-    valid, outside = torch.empty(items, dtype=torch.int32), torch.empty(items, 32, 2, dtype=torch.float64)
-    norm, _ = gpu.affine(x, outside, valid, size * channels // 32, gamma, gamma, 1e-5)
+    valid, totals = torch.empty(items, dtype=torch.int32), torch.empty(2, 32, 2, dtype=torch.float64)
+    norm, _ = gpu.affine(x, x, totals, valid, size * channels // 32, gamma, gamma, 1e-5)
     gpu.norm_conv3x3(x, halo, taps, weight, gamma, norm, torch.empty(1, channels, dtype=dtype), x)
     return x, norm
 

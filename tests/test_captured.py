@@ -10,6 +10,7 @@ from fisedit.capture import Once, capture
 from fisedit.captured import GraphExecutor
 from fisedit.errors import UnsupportedModuleError
 from fisedit.executor import Executor
+from fisedit.feed import Feed
 from fisedit.plan import make_plan
 from fisedit.sparse_kernels import ops
 from tests.grids import grids
@@ -134,6 +135,35 @@ def test_edits_that_share_a_graph_take_turns(pipelines):
     assert graphs.graphs.made == 1
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 1, 0)])
+def test_features_in_host_memory_are_fetched_ahead(pipelines, order):
+    """A budget too small for them changes nothing, in whatever order the steps come."""
+    case = Case(pipelines["sd15"].unet, [grids(16, 16)["blobs"]])
+    steps, text = {}, case.texts.transpose(0, 1).flatten(0, 1)
+    for i in range(3):
+        _, steps[i] = case.executor.record(torch.randn_like(case.latents[0]), TIME, case.texts[0], {})
+    graphs = GraphExecutor(case.executor)
+    rich, poor = (graphs.begin(case.plans, steps, text, budget) for budget in (None, 1000))
+    assert rich.feed.resident and not poor.feed.resident
+    assert rich.feed.bytes == poor.feed.bytes > 1000
+    for i in order:
+        got, expected = (edit.step(i, case.batch(), TIME).clone() for edit in (poor, rich))
+        assert torch.equal(got, expected)
+        case.check(got, steps[i])
+
+
+def test_a_feed_fetches_one_step_ahead(monkeypatch):
+    steps = {i: [torch.full((2, 3), float(i)), torch.full((4,), i, dtype=torch.float64)] for i in range(4)}
+    targets = [torch.empty(2, 3), torch.empty(4, dtype=torch.float64)]
+    feed, fetched = Feed(steps, targets, budget=0), []
+    fetch = feed._fetch
+    monkeypatch.setattr(feed, "_fetch", lambda i: (fetched.append(i), fetch(i)))
+    for i, following in ((0, 1), (1, 2), (3, None)):
+        feed.load(i, following)
+        assert all((target == i).all() for target in targets)
+    assert fetched == [0, 1, 2, 3]  # 2 was fetched for nothing: another step was asked for
+
+
 def test_a_model_that_was_captured_is_left_as_it_was():
     unet = build_pipeline("sd15").unet
     keys, weights = list(unet.state_dict()), {k: v.clone() for k, v in unet.state_dict().items()}
@@ -147,8 +177,17 @@ def test_a_model_that_was_captured_is_left_as_it_was():
 def test_an_unusual_block_is_refused_by_name():
     unet = build_pipeline("sd15").unet
     unet.mid_block.resnets[1].output_scale_factor = 2.0
-    with pytest.raises(UnsupportedModuleError, match=r"mid_block\.resnets\.1 has no fused form"):
+    with pytest.raises(UnsupportedModuleError, match=r"mid_block\.resnets\.1 is unusual and has no fused form"):
         GraphExecutor(Executor(unet))
+
+
+def test_a_layer_with_a_lora_is_refused_by_name(pipelines):
+    unet = build_pipeline("sd15").unet
+    executor = Executor(unet)
+    query = unet.mid_block.attentions[0].transformer_blocks[0].attn1.to_q
+    query.base_layer = torch.nn.Linear(1, 1)  # where PEFT keeps the layer itself
+    with pytest.raises(UnsupportedModuleError, match=r"mid_block\S*to_q has a LoRA"):
+        GraphExecutor(executor)
 
 
 @pytest.mark.parametrize(
@@ -212,15 +251,16 @@ def test_a_cuda_graph_is_the_engines_own_and_never_waits(backend):
             torch.cuda.set_sync_debug_mode("default")
 
     unet = build_pipeline("sd15").unet.to("cuda")
-    with torch.device("cuda"), ops.use(backend):
-        executor = Executor(unet)
-        source, texts = torch.randn(2, 4, 16, 16), torch.randn(2, 2, 11, unet.config.cross_attention_dim)
-        time, masks = torch.tensor(500), [grids(16, 16)[name] for name in ("square", "row")]
+    make = torch.Generator("cuda").manual_seed(0)
+    with ops.use(backend):
+        executor, time = Executor(unet), torch.tensor(500, device="cuda")
+        source, other = torch.randn(2, 2, 4, 16, 16, generator=make, device="cuda")
+        texts = torch.randn(2, 2, 11, unet.config.cross_attention_dim, generator=make, device="cuda")
         _, maps = executor.record(source, time, texts[0], {})
         graphs, allocated = GraphExecutor(executor), []
-        for mask in masks:
+        for mask in (grids(16, 16)[name] for name in ("square", "row")):
             plan = make_plan(mask, executor.depth, "cuda")
-            latents = torch.where(torch.from_numpy(mask).cuda(), torch.randn_like(source), source)
+            latents = torch.where(torch.from_numpy(mask).cuda(), other, source)
             edit = graphs.begin([plan], {0: maps}, texts[1])
             edit.step(0, latents, time)
             allocated.append(torch.cuda.memory_allocated())

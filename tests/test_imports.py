@@ -16,11 +16,11 @@ PACKAGE = ROOT / "fisedit"
 
 LAYERS = (
     "errors values",
-    "capture devices files grammar graph heap hub metadata pictures scenes",
+    "capture devices feed files grammar graph heap hub metadata pictures scenes",
     "model_checks model_files model_places models origin random_model recipes",
     "boxes buckets cache heat judge masks plan profiling schedule textdiff things weighting",
     "sparse_kernels",
-    "adapters attention captured decode executor fused layers preview",
+    "adapters attention captured decode executor fused layers preview records",
     "costs editor history inversion leaks localise loras memory planning references rendering session source",
     "batch",
     "sheet options console captions demo bench_cuda benchmark fidelity quality cli __main__",

@@ -35,3 +35,6 @@ def test_every_kernel_compiles_for_hopper(tmp_path):
     made = [json.loads(line) for line in done.stdout.splitlines()]
     assert {kernel["kernel"] for kernel in made} >= KERNELS
     assert max(kernel["shared"] for kernel in made) <= SHARED_MEMORY
+    aligned = [kernel for kernel in made if kernel.get("ALIGNED") and kernel["NORM"]]
+    assert len(aligned) == 3
+    assert all(kernel["wide"] and not kernel["narrow"] for kernel in aligned)  # what two tensors' rows easily lose

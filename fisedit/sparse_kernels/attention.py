@@ -46,7 +46,6 @@ def attention(
         count,
         recorded_key.shape[1],
         channels,
-        width,
         heads,
         items // len(recorded_key),
         query.stride(0),
@@ -54,6 +53,7 @@ def attention(
         recorded_key.stride(0),
         recorded_key.stride(1),
         width**-0.5 * LOG2E,
+        WIDTH=width,
         BM=block,
         BN=keys,
         BD=power_of_two(width),
@@ -64,9 +64,9 @@ def attention(
 
 
 @triton.jit
-def _take(acc, total, peak, q, key, value, stride, j, d, wanted, width, scale):
+def _take(acc, total, peak, q, key, value, stride, j, d, wanted, scale, WIDTH: tl.constexpr):
     """One block of keys and values into the running softmax."""
-    inside = wanted[:, None] & (d < width)[None, :]
+    inside = wanted[:, None] & (d < WIDTH)[None, :]
     k = tl.load(key + j[:, None] * stride + d[None, :], mask=inside, other=0.0)
     v = tl.load(value + j[:, None] * stride + d[None, :], mask=inside, other=0.0)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
@@ -82,15 +82,15 @@ def _take(acc, total, peak, q, key, value, stride, j, d, wanted, width, scale):
 @triton.jit
 def _attend(
     query, key, value, recorded_key, recorded_value, taken, valid, out,
-    R, size, C, width, heads, each, item_stride, row_stride, record_stride, position_stride, scale,
-    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
+    R, size, C, heads, each, item_stride, row_stride, record_stride, position_stride, scale,
+    WIDTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """[BM] queries of one head of one item."""
     item = (tl.program_id(1) // heads).to(tl.int64)
-    head = tl.program_id(1) % heads * width
+    head = tl.program_id(1) % heads * WIDTH
     r = tl.program_id(0) * BM + tl.arange(0, BM)
     d = tl.arange(0, BD)
-    inside = (r < R)[:, None] & (d < width)[None, :]
+    inside = (r < R)[:, None] & (d < WIDTH)[None, :]
     q = tl.load(query + item * item_stride + r[:, None] * row_stride + head + d[None, :], mask=inside, other=0.0)
     acc = tl.zeros((BM, BD), tl.float32)
     total = tl.zeros((BM,), tl.float32)
@@ -101,15 +101,15 @@ def _attend(
         there = tl.load(taken + item * size + j, mask=j < size, other=1).to(tl.int32)
         wanted = there == 0
         acc, total, peak = _take(
-            acc, total, peak, q, recorded_key + record, recorded_value + record, position_stride, j, d, wanted, width,
-            scale,
+            acc, total, peak, q, recorded_key + record, recorded_value + record, position_stride, j, d, wanted, scale,
+            WIDTH,
         )  # fmt: skip
     fresh = item * item_stride + head
     live = tl.load(valid + item)
     for start in range(0, live, BN):
         j = start + tl.arange(0, BN)
         acc, total, peak = _take(
-            acc, total, peak, q, key + fresh, value + fresh, row_stride, j, d, j < live, width, scale
+            acc, total, peak, q, key + fresh, value + fresh, row_stride, j, d, j < live, scale, WIDTH
         )
     there = out + (item * R + r[:, None]) * C + head + d[None, :]
     tl.store(there, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)

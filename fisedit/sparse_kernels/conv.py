@@ -27,6 +27,7 @@ def norm_conv3x3(
     residual: Tensor | None = None,
 ) -> Tensor:
     """See `reference.norm_conv3x3`; a weight in channels_last is read in place, row by row."""
+    rows, halo = rows.contiguous(), halo.contiguous()
     items, count, channels = rows.shape
     halo_rows, rows_out, width = halo.shape[1], taps.shape[1], len(weight)
     out = torch.empty(items, rows_out, width, dtype=rows.dtype, device=rows.device)
@@ -43,8 +44,8 @@ def norm_conv3x3(
     flags = {"BIAS": bias is not None, "TIME": time is not None, "RESIDUAL": residual is not None}
     residual = dummy(residual if residual is None else residual.contiguous(), out)
     _conv[tiles, triton.cdiv(width, tile.columns), split](
-        rows.contiguous(),
-        halo.contiguous(),
+        rows,
+        halo,
         taps,
         weight,
         dummy(norm, out),
@@ -65,6 +66,7 @@ def norm_conv3x3(
         NORM=norm is not None,
         MERGED=merged,
         PARTS=split > 1,
+        ALIGNED=channels % 16 == 0 and not (rows.data_ptr() | halo.data_ptr()) % 16,
         **flags,
         BM=tile.rows,
         BN=tile.columns,
@@ -106,8 +108,8 @@ def _epilogue(
 def _conv(
     rows, halo, taps, weight, norm, bias, time, time_stride, residual, out,
     R, G, R_OUT, C, N, items, each, taps_stride, weight_n, weight_c, weight_tap,
-    NORM: tl.constexpr, MERGED: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr, TIME: tl.constexpr,
-    RESIDUAL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    NORM: tl.constexpr, MERGED: tl.constexpr, PARTS: tl.constexpr, ALIGNED: tl.constexpr, BIAS: tl.constexpr,
+    TIME: tl.constexpr, RESIDUAL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """One tile of outputs, or of one part of K: [BM] output rows, [BN] channels."""
     lane = tl.arange(0, BM)
@@ -132,6 +134,8 @@ def _conv(
         at = tl.load(taps + item * taps_stride + r * 9 + tap, mask=live, other=R + G).to(tl.int32)
         known = (at < R + G)[:, None] & (c < C)[None, :]
         start = tl.where(at < R, rows + (item * R + at) * C, halo + (item * G + at - R) * C)
+        if ALIGNED:  # which the compiler does not see through the choice of two tensors
+            start = tl.multiple_of(start, 16)
         x = tl.load(start[:, None] + c[None, :], mask=known, other=0.0)
         if NORM:
             if MERGED:

@@ -22,21 +22,31 @@ CHUNK = 512
 
 
 def affine(
-    rows: Tensor, outside: Tensor, valid: Tensor, count: int, weight: Tensor, bias: Tensor, eps: float
+    rows: Tensor,
+    recorded: Tensor,
+    totals: Tensor,
+    valid: Tensor,
+    count: int,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
 ) -> tuple[Tensor, Tensor]:
     """See `reference.affine`."""
     items, padded, channels = rows.shape
-    groups = outside.shape[1]
+    branches, groups, _ = totals.shape
     out = torch.empty(items, 2, channels, device=rows.device)
-    totals = torch.empty_like(outside, memory_format=torch.contiguous_format)
+    mixed = torch.empty(items, groups, 2, dtype=torch.float64, device=rows.device)
     split = max(1, triton.cdiv(padded, CHUNK))
-    parts = torch.empty(items * groups, split, 2, dtype=torch.float64, device=rows.device) if split > 1 else totals
-    ends = (outside.contiguous(), weight, bias, out, totals, count, eps, channels, groups)
-    lanes = power_of_two(channels // groups)
-    _sums[items * groups, split](rows.contiguous(), valid, parts, *ends, padded, PARTS=split > 1, BR=BLOCK, BW=lanes)
+    parts = torch.empty(items * groups, split, 2, dtype=torch.float64, device=rows.device) if split > 1 else mixed
+    ends = (totals.contiguous(), weight, bias, out, mixed, count, eps, groups, items // branches)
+    width = channels // groups
+    cut = {"W": width, "BW": power_of_two(width)}
+    _sums[items * groups, split](
+        rows.contiguous(), recorded.contiguous(), valid, parts, *ends, padded, PARTS=split > 1, BR=BLOCK, **cut
+    )
     if split > 1:
-        _finish[items * groups,](parts, *ends, split, BW=lanes)
-    return out, totals
+        _finish[items * groups,](parts, *ends, split, **cut)
+    return out, mixed
 
 
 def norm_linear(
@@ -84,58 +94,63 @@ def norm_linear(
 
 
 @triton.jit
-def _write(total, square, outside, weight, bias, out, totals, count, eps, C, groups, BW: tl.constexpr):
+def _write(
+    total, square, totals, weight, bias, out, mixed, count, eps, groups, each, W: tl.constexpr, BW: tl.constexpr,
+):  # fmt: skip
     """One group's totals, and the scale and shift of its channels."""
     index = tl.program_id(0).to(tl.int64)
-    total += tl.load(outside + index * 2)
-    square += tl.load(outside + index * 2 + 1)
-    tl.store(totals + index * 2, total)
-    tl.store(totals + index * 2 + 1, square)
+    recorded = totals + (index // groups // each * groups + index % groups) * 2
+    total += tl.load(recorded)
+    square += tl.load(recorded + 1)
+    tl.store(mixed + index * 2, total)
+    tl.store(mixed + index * 2 + 1, square)
     size = tl.cast(count, tl.float64)
     mean = total / size
     variance = square / size - mean * mean
     rstd = 1.0 / tl.sqrt(tl.maximum(variance, 0.0).to(tl.float32) + eps)
     lane = tl.arange(0, BW)
-    c = index % groups * (C // groups) + lane
-    inside = lane < C // groups
+    c = index % groups * W + lane
+    inside = lane < W
     scale = rstd * tl.load(weight + c, mask=inside, other=0.0).to(tl.float32)
     shift = tl.load(bias + c, mask=inside, other=0.0).to(tl.float32) - mean.to(tl.float32) * scale
-    there = out + index // groups * 2 * C + c
+    there = out + index // groups * 2 * groups * W + c
     tl.store(there, scale, mask=inside)
-    tl.store(there + C, shift, mask=inside)
+    tl.store(there + groups * W, shift, mask=inside)
 
 
 @triton.jit
 def _sums(
-    rows, valid, parts, outside, weight, bias, out, totals, count, eps, C, groups, R,
-    PARTS: tl.constexpr, BR: tl.constexpr, BW: tl.constexpr,
+    rows, recorded, valid, parts, totals, weight, bias, out, mixed, count, eps, groups, each, R,
+    PARTS: tl.constexpr, W: tl.constexpr, BR: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
-    """Sum and sum of squares of one group of one item, or of some of its rows."""
+    """Sum and sum of squares of one group of one item, fresh less recorded, or of some of its rows."""
     index = tl.program_id(0)
     live = tl.load(valid + index // groups)
-    width = C // groups
     lane = tl.arange(0, BW)
-    here = rows + (index // groups * R).to(tl.int64) * C + index % groups * width + lane[None, :]
-    each = tl.cdiv(tl.cdiv(R, BR), tl.num_programs(1)) * BR
-    first = tl.program_id(1) * each
+    here = (index // groups * R).to(tl.int64) * groups * W + index % groups * W + lane[None, :]
+    share = tl.cdiv(tl.cdiv(R, BR), tl.num_programs(1)) * BR
+    first = tl.program_id(1) * share
     total = tl.zeros((), tl.float64)
     square = tl.zeros((), tl.float64)
-    for start in range(first, tl.minimum(first + each, live), BR):
+    for start in range(first, tl.minimum(first + share, live), BR):
         r = start + tl.arange(0, BR)
-        inside = (r < live)[:, None] & (lane < width)[None, :]
-        x = tl.load(here + r[:, None] * C, mask=inside, other=0.0).to(tl.float32)
-        total += tl.sum(tl.sum(x, 1), 0).to(tl.float64)
-        square += tl.sum(tl.sum(x * x, 1), 0).to(tl.float64)
+        inside = (r < live)[:, None] & (lane < W)[None, :]
+        x = tl.load(rows + here + r[:, None] * groups * W, mask=inside, other=0.0).to(tl.float32)
+        y = tl.load(recorded + here + r[:, None] * groups * W, mask=inside, other=0.0).to(tl.float32)
+        total += tl.sum(tl.sum(x, 1), 0).to(tl.float64) - tl.sum(tl.sum(y, 1), 0).to(tl.float64)
+        square += tl.sum(tl.sum(x * x, 1), 0).to(tl.float64) - tl.sum(tl.sum(y * y, 1), 0).to(tl.float64)
     if PARTS:
         there = parts + (index * tl.num_programs(1) + tl.program_id(1)) * 2
         tl.store(there, total)
         tl.store(there + 1, square)
     else:
-        _write(total, square, outside, weight, bias, out, totals, count, eps, C, groups, BW)
+        _write(total, square, totals, weight, bias, out, mixed, count, eps, groups, each, W, BW)
 
 
 @triton.jit
-def _finish(parts, outside, weight, bias, out, totals, count, eps, C, groups, split, BW: tl.constexpr):
+def _finish(
+    parts, totals, weight, bias, out, mixed, count, eps, groups, each, split, W: tl.constexpr, BW: tl.constexpr,
+):  # fmt: skip
     """Add one group's parts in order."""
     here = parts + tl.program_id(0) * split * 2
     total = tl.zeros((), tl.float64)
@@ -143,7 +158,7 @@ def _finish(parts, outside, weight, bias, out, totals, count, eps, C, groups, sp
     for part in range(split):
         total += tl.load(here + part * 2)
         square += tl.load(here + part * 2 + 1)
-    _write(total, square, outside, weight, bias, out, totals, count, eps, C, groups, BW)
+    _write(total, square, totals, weight, bias, out, mixed, count, eps, groups, each, W, BW)
 
 
 @triton.jit

@@ -103,11 +103,19 @@ def group_norm(rows: Tensor, totals: Tensor, count: int, weight: Tensor, bias: T
 
 
 def affine(
-    rows: Tensor, outside: Tensor, valid: Tensor, count: int, weight: Tensor, bias: Tensor, eps: float
+    rows: Tensor,
+    recorded: Tensor,
+    totals: Tensor,
+    valid: Tensor,
+    count: int,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
 ) -> tuple[Tensor, Tensor]:
     """Incremental GroupNorm statistics; see `reference.affine`."""
-    assert outside.shape[::2] == (len(rows), 2) and rows.shape[2] % outside.shape[1] == 0, (rows.shape, outside.shape)
-    result: tuple[Tensor, Tensor] = _kernels("affine", rows).affine(rows, outside, valid, count, weight, bias, eps)
+    assert rows.shape == recorded.shape and not len(rows) % len(totals), (rows.shape, recorded.shape, totals.shape)
+    kernels = _kernels("affine", rows)
+    result: tuple[Tensor, Tensor] = kernels.affine(rows, recorded, totals, valid, count, weight, bias, eps)
     return result
 
 
@@ -138,7 +146,8 @@ def norm_linear(
 ) -> Tensor:
     """A norm, a linear layer and what is added to it; see `reference.norm_linear`."""
     assert rows.ndim == 3 and weight.shape[1] == rows.shape[2], (rows.shape, weight.shape)
-    result: Tensor = _kernels("norm_linear", rows).norm_linear(rows, weight, bias, norm, layer, residual)
+    kernels = _kernels("linear" if norm is None and layer is None else "norm_linear", rows)
+    result: Tensor = kernels.norm_linear(rows, weight, bias, norm, layer, residual)
     return result
 
 

@@ -65,28 +65,37 @@ def group_norm(rows: Tensor, totals: Tensor, count: int, weight: Tensor, bias: T
 
 
 def affine(
-    rows: Tensor, outside: Tensor, valid: Tensor, count: int, weight: Tensor, bias: Tensor, eps: float
+    rows: Tensor,
+    recorded: Tensor,
+    totals: Tensor,
+    valid: Tensor,
+    count: int,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
 ) -> tuple[Tensor, Tensor]:
     """Incremental GroupNorm statistics: the scale and shift of every channel, and the mixed map's totals.
 
     Args:
-        rows: [B, R, C], the fresh rows. valid: int32 [B], how many of them are not padding.
-        outside: float64 [B, groups, 2], totals of the recorded map less its active rows (see `group_sums`).
+        rows, recorded: [B, R, C], the fresh rows, and what was recorded in their places.
+        totals: float64 [S, groups, 2], of the recorded maps (see `group_sums`); item b has those of b // (B / S).
+        valid: int32 [B], how many rows are not padding.
         count: elements of a group in the map, H * W * C / groups.
         weight, bias: [C]. eps: added to the variance.
 
     Returns:
-        float32 [B, 2, C], scale and shift; float64 [B, groups, 2], `outside` and the fresh rows.
+        float32 [B, 2, C], scale and shift; float64 [B, groups, 2], the totals less `recorded`, plus `rows`.
     """
-    groups = outside.shape[1]
-    fresh = torch.arange(rows.shape[1], device=rows.device) < valid[:, None]
-    totals = outside + group_sums(torch.where(fresh[..., None], rows, 0), groups)
-    mean, square = (totals / count).unbind(-1)
+    groups = totals.shape[1]
+    known = (torch.arange(rows.shape[1], device=rows.device) < valid[:, None])[..., None]
+    fresh, old = (group_sums(torch.where(known, x, 0), groups) for x in (rows, recorded))
+    mixed = totals.repeat_interleave(len(rows) // len(totals), 0) - old + fresh
+    mean, square = (mixed / count).unbind(-1)
     rstd = (square - mean.square()).clamp(min=0).add(eps).rsqrt()
     width = rows.shape[-1] // groups
     scale = rstd.repeat_interleave(width, 1) * weight
     shift = bias - mean.repeat_interleave(width, 1) * scale
-    return torch.stack([scale, shift], 1).float(), totals
+    return torch.stack([scale, shift], 1).float(), mixed
 
 
 def norm_conv3x3(

@@ -1,4 +1,4 @@
-"""The measured tables behind the fast kernels; written from `python -m fisedit.sparse_kernels.bench`."""
+"""The measured tables behind the fast kernels; written from `bench` and `bench_gpu` beside this."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ CROP_WASTE = ((300, 0.0), (1500, 1.1), (1 << 62, 1.3))
 """(output rows up to, waste up to which one cropped conv beats gather-then-linear): bf16 on two Zen 5 cores."""
 
 TRITON_ROWS: dict[str, int] = {}
-"""Kernel -> rows of all items together up to which Triton was measured to beat torch on CUDA. It is empty: nothing was
-measured on a GPU yet, so torch's kernels run there unless `ops.use("triton")` asks for the others."""
+"""Kernel, by its name in `ops` ("linear" for one without a norm) -> rows of all items together up to which Triton was
+measured to beat torch on CUDA. It is empty: nothing was measured on a GPU yet, so torch's kernels run there unless
+`ops.use("triton")` asks for the others."""
 
 
 def prefers_triton(kernel: str, rows: int) -> bool:
