@@ -21,6 +21,7 @@ STORY = ("a cat and a cake on a beach", "a dog and a cake on a beach", "a dog an
 def tell(page: Page, url: str) -> None:
     """A picture and two edits, with a third one typed."""
     page.goto(url)
+    page.wait_for_function("sessionStorage.getItem('fisedit-session')")
     for number, prompt in enumerate(STORY):
         page.locator("#prompt textarea").fill(prompt)
         if number:
