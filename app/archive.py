@@ -10,6 +10,7 @@ import json
 import re
 import zipfile
 from pathlib import Path
+from typing import Any
 
 from fisedit import origin
 from fisedit.errors import FisEditError, InputError, SessionError
@@ -19,6 +20,7 @@ MOST_BYTES, MOST_UNPACKED, MOST_FILES = 256 << 20, 512 << 20, 2_000
 
 _MEMBER = re.compile(r"session\.json|\d{1,6}(\.mask|\.canvas)?\.(png|tif)")
 _INDEX = "session.json"
+_TOLD = ("version", "model", "dtype", "current", "results")
 
 
 def pack(folder: Path) -> bytes:
@@ -45,21 +47,26 @@ def unpack(data: bytes, folder: Path, model: str) -> None:
 
 
 def _told(path: Path) -> bytes:
-    """A file of a session as it may leave this machine: without the place of a model on it."""
+    """A file of a session as it may leave this machine: without the places of its model and adapters."""
     if path.name != _INDEX:
         return path.read_bytes()
     index = json.loads(path.read_bytes())
-    return json.dumps(index | {"model": origin.model_name(index["model"])}, indent=2).encode()
+    return json.dumps(_bare(index) | {"model": origin.model_name(index["model"])}, indent=2).encode()
 
 
 def _name_model(path: Path, model: str) -> None:
-    """Let an index name this machine's model, if it is of that name."""
+    """Let an index name this machine's model, if it is of that name, and nothing else that could be loaded."""
     try:
         index = json.loads(path.read_bytes())
-        if index["model"] == origin.model_name(model):
-            write_bytes(json.dumps(index | {"model": model}).encode(), path)
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        same = index["model"] == origin.model_name(model)
+        write_bytes(json.dumps(_bare(index) | ({"model": model} if same else {})).encode(), path)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise SessionError("the saved session is damaged (session.json); save it again") from error
+
+
+def _bare(index: dict[str, Any]) -> dict[str, Any]:
+    """What the results are, without what they were made with."""
+    return {key: index[key] for key in _TOLD if key in index}
 
 
 def _write(data: bytes, folder: Path) -> None:

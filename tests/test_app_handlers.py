@@ -263,6 +263,20 @@ def test_an_archive_names_no_place_on_this_machine(studio, session, tmp_path):
         assert str(tmp_path) not in "".join(packed.read(name).decode("latin-1") for name in packed.namelist())
 
 
+def test_an_archive_brings_no_adapter(studio, session, tmp_path, monkeypatch):
+    made(studio, session)
+    told = io.BytesIO()
+    with zipfile.ZipFile(handlers.archive(session)) as packed, zipfile.ZipFile(told, "w") as changed:
+        for name in packed.namelist():
+            data = packed.read(name)
+            if name == "session.json":
+                adapters = [{"source": str(tmp_path / "adapter"), "scale": 1.0}]
+                data = json.dumps(json.loads(data) | {"adapters": adapters}).encode()
+            changed.writestr(name, data)
+    monkeypatch.setattr(Editor, "load_adapter", lambda *_, **__: pytest.fail("an adapter was loaded"))
+    assert handlers.reopen(studio.session("other"), told.getvalue()).prompt == CAT
+
+
 @pytest.mark.parametrize(
     ("names", "why"),
     [
