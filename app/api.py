@@ -6,7 +6,6 @@ at the end {"id", "parent", "prompt", "picture", ...}: the picture is a PNG, as 
 
 # Annotations are read by gradio as they stand: no `from __future__ import annotations` here.
 import base64
-import binascii
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from io import BytesIO
@@ -193,10 +192,7 @@ def _image(text: str, what: str) -> Image.Image | None:
         return None
     if not isinstance(text, str) or len(text) > MOST_MASK:
         raise MaskError(f"{what} must be an image as base64 of at most {MOST_MASK} letters")
-    try:
-        return pictures.decode(base64.b64decode(text, validate=True), what).image
-    except binascii.Error as error:
-        raise MaskError(f"{what} must be an image as base64, got something else") from error
+    return pictures.decode(views.from_base64(text, what), what).image
 
 
 def _png(image: Image.Image) -> str:

@@ -152,11 +152,6 @@ def layout(results: Iterable[EditResult]) -> dict[str, tuple[int, int]]:
     return places
 
 
-def shown_as(image: Image.Image) -> str:
-    """A picture as the data URL of a PNG, as it is."""
-    return _url(image, "PNG")
-
-
 def thumbnail(result: EditResult) -> str:
     """A small picture of a result, as a data URL."""
     if result not in _thumbs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import subprocess
@@ -56,6 +57,10 @@ def png(image, **options):
     file = io.BytesIO()
     image.save(file, "PNG", **options)
     return file.getvalue()
+
+
+def as_url(image):
+    return f"data:image/png;base64,{base64.b64encode(png(image)).decode()}"
 
 
 def same(a, b):
@@ -396,11 +401,11 @@ def test_strokes_become_two_areas():
     painted = Image.new("RGBA", (64, 32))
     painted.paste((255, 64, 96, 255), (0, 0, 8, 8))
     painted.paste((48, 112, 255, 255), (32, 16, 64, 32))
-    sent = views.shown_as(painted)
+    sent = as_url(painted)
     add, protect = views.strokes(sent, (128, 64))
     assert np.asarray(add)[:16, :16].all() and np.asarray(add).sum() == 255 * 16 * 16
     assert np.asarray(protect)[32:, 64:].all() and np.asarray(protect).sum() == 255 * 32 * 64
-    assert views.strokes("", (8, 8)) == views.strokes(views.shown_as(Image.new("RGBA", (8, 8))), (8, 8)) == (None, None)
+    assert views.strokes("", (8, 8)) == views.strokes(as_url(Image.new("RGBA", (8, 8))), (8, 8)) == (None, None)
 
 
 @pytest.mark.parametrize(
