@@ -315,9 +315,11 @@ def _caller(request: gr.Request) -> str:
 
 def _settings(steps: Any, guidance: Any, seed: Any, width: Any, height: Any, scheduler: Any, negative: Any) -> Settings:
     """The page's settings; sliders give floats."""
-    whole = [int(value) if isinstance(value, float) and value.is_integer() else value for value in (steps, seed)]
-    sides = [int(side) if isinstance(side, float) and side.is_integer() else side for side in (width, height)]
-    return Settings(whole[0], guidance, whole[1], *sides, SAMPLERS.get(scheduler, str(scheduler)), str(negative or ""))
+    steps, seed, width, height = (
+        int(value) if isinstance(value, float) and value.is_integer() else value
+        for value in (steps, seed, width, height)
+    )
+    return Settings(steps, guidance, seed, width, height, SAMPLERS.get(scheduler, str(scheduler)), str(negative or ""))
 
 
 def _region(session: Session, paint: Any, words: Any, instance: Any, grow: Any, only: Any) -> Region:

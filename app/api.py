@@ -12,9 +12,10 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
+from gradio.events import api
 from PIL import Image
 
-from app import handlers
+from app import handlers, views
 from app.limits import Region, Settings
 from fisedit import EditResult
 from fisedit.batch import pictures
@@ -98,9 +99,9 @@ def add(studio: "Studio", runs: dict[str, Any]) -> None:
             return {"current": current, "results": [_result(own, result, pictures=pictures) for result in results]}
 
     for endpoint in (generate, edit):
-        gr.api(endpoint, api_name=endpoint.__name__, **runs)
-    gr.api(preview, api_name="preview", concurrency_id="look", concurrency_limit=2)
-    gr.api(history, api_name="history", concurrency_limit=4)
+        api(endpoint, api_name=endpoint.__name__, **runs)
+    api(preview, api_name="preview", concurrency_id="look", concurrency_limit=2)
+    api(history, api_name="history", concurrency_limit=4)
     _open(open_picture, studio, runs)
 
 

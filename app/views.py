@@ -44,9 +44,9 @@ _thumbs: WeakKeyDictionary[EditResult, str] = WeakKeyDictionary()
 def changes(old: str, new: str) -> str:
     """A prompt as it was and as it is now, in one line of HTML: what goes is struck out, what comes is marked."""
     before, after = _WORDS.findall(old), _WORDS.findall(new)
-    plain = [[word.strip().casefold() for word in words] for words in (before, after)]
+    old_plain, new_plain = ([word.strip().casefold() for word in words] for words in (before, after))
     parts = []
-    for kind, i, j, k, m in SequenceMatcher(None, *plain, autojunk=False).get_opcodes():
+    for kind, i, j, k, m in SequenceMatcher(None, old_plain, new_plain, autojunk=False).get_opcodes():
         gone, come = "".join(before[i:j]), "".join(after[k:m])
         if kind == "equal":
             parts.append(escape(come))
