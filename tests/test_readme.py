@@ -14,7 +14,10 @@ from typer.main import get_command
 from fisedit.cli import app
 
 ROOT = Path(__file__).resolve().parents[1]
-TEXTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "weights/README.md")]
+TEXTS = [
+    ROOT / name
+    for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "docs/app.md", "weights/README.md")
+]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
