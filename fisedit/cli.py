@@ -260,6 +260,45 @@ def batch(
     raise typer.Exit(outcome.status)
 
 
+@app.command("train-adapter")
+def train_adapter(
+    context: typer.Context,
+    folder: opt.Triples,
+    output: opt.RunFolder,
+    model: opt.Model = "demo",
+    family: opt.Family = "v5b",
+    heads: opt.Heads = 8,
+    start: opt.StartAdapter = "",
+    size: opt.TrainSize = 0,
+    steps: opt.TrainSteps = 10_000,
+    batch: opt.TrainBatch = 4,
+    accumulate: opt.Accumulate = 1,
+    learning_rate: opt.LearningRate = 1e-4,
+    warmup: opt.Warmup = 100,
+    region_weight: opt.RegionWeight = 1.0,
+    dropout: opt.Dropout = 0.1,
+    snr_cap: opt.SnrCap = 5.0,
+    ema: opt.Ema = 0.999,
+    seed: opt.TrainSeed = 0,
+    held_out: opt.HeldOut = 4,
+    log_every: opt.LogEvery = 50,
+    save_every: opt.SaveEvery = 500,
+    mixed_precision: opt.MixedPrecision = "no",
+    gradient_checkpointing: opt.GradientCheckpointing = False,
+    device: opt.Device = None,
+    local_files_only: opt.LocalFilesOnly = False,
+    json: opt.Json = False,
+) -> None:
+    """Train a reference adapter; stop it anywhere, run it again, and it goes on from its last checkpoint."""
+    settings = import_module("fisedit.train_adapter.settings").Settings.chosen(context.params)
+    triples = import_module("fisedit.train_adapter.triples").read_triples(folder, held_out)
+    files.writable(output)
+    place = {"device": device, "local_files_only": local_files_only}
+    with console.progress("Training") as on_step:
+        report = import_module("fisedit.train_adapter.run").run(triples, output, settings, on_step=on_step, **place)
+    console.show_json(report) if json else console.show_rows([report])
+
+
 @app.command("app")
 def browse(
     model: opt.Model = "demo",

@@ -23,11 +23,11 @@ LAYERS = (
     "adapters attention captured decode executor fused layers preview records",
     "costs editor history inversion leaks localise loras memory planning references rendering session source",
     "batch",
-    "sheet options console captions demo bench_cuda benchmark fidelity quality cli __main__",
+    "sheet options console captions demo bench_cuda bench_plot benchmark fidelity quality train_adapter cli __main__",
 )
 """From the bottom to the top; a module imports from its own layer and from those below."""
 
-FRONT = set(LAYERS[-1].split()) - {"bench_cuda", "benchmark", "fidelity", "quality"}
+FRONT = set(LAYERS[-1].split()) - {"bench_cuda", "bench_plot", "benchmark", "fidelity", "quality", "train_adapter"}
 PUBLIC = {"", "batch", "errors", "files", "heap", "metadata", "origin", "values"}
 """What front ends may import besides one another; "" is the package itself."""
 

@@ -11,9 +11,9 @@ from skimage.filters import threshold_otsu
 from torch import Tensor
 
 from fisedit.scenes.drawing import Mask
+from fisedit.train_adapter.draws import generator_for
 from training.grounding import record_cross_attention
 from training.latents import LatentScenes
-from training.loop import generator_for
 
 NOISE_STEPS = (150, 300, 450, 600)
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fisedit.scenes.drawing import Bytes
+from fisedit.train_adapter.draws import generator_for
 from training.config import Autoencoder, Config
-from training.loop import generator_for
 from training.pictures import Pictures, sample_crops, save_sheet, to_bytes, to_tensor
 
 _SHOWN = 8

@@ -10,11 +10,11 @@ from diffusers.models.attention_processor import AttnProcessor2_0
 from torch import Tensor, nn
 from transformers import CLIPTextModel
 
+from fisedit.train_adapter.draws import generator_for
 from training.config import Config, Plan
 from training.grounding import grounding_losses, record_cross_attention
 from training.latents import LatentScenes
 from training.linear import convolve_linears
-from training.loop import generator_for
 from training.models import build_pipeline, build_scheduler, build_text_encoder, build_unet
 from training.pictures import save_sheet
 from training.tokens import encode

@@ -15,12 +15,12 @@ from fisedit.scenes.drawing import Bytes
 from fisedit.scenes.language import say
 from fisedit.scenes.layout import sample_scene
 from fisedit.scenes.scene import Scene
+from fisedit.train_adapter.draws import generator_for
 from training.attention import measure_localisation
 from training.autoencoder import psnr, reconstruct
 from training.classifier import trained_classifier
 from training.config import load_config
 from training.latents import encode_scenes
-from training.loop import generator_for
 from training.pictures import draw_pictures, save_sheet
 from training.train import HERE
 

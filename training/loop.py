@@ -4,7 +4,6 @@ Every random draw of step n comes from generators seeded by (seed, n), so a resu
 repeats the uninterrupted one exactly.
 """
 
-import csv
 import math
 import time
 from contextlib import nullcontext
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from fisedit.train_adapter.log import append_row
 from training.config import Plan
 
 _CLIP = 1.0
@@ -40,11 +40,6 @@ class Progress:
 
     step: int = 0
     seconds: float = 0.0
-
-
-def generator_for(seed: int, step: int, device: torch.device) -> torch.Generator:
-    """The source of all noise of one step."""
-    return torch.Generator(device).manual_seed((seed << 32) + step)
 
 
 def train(stage: Stage, plan: Plan, folder: Path, device: torch.device) -> nn.Module:
@@ -109,7 +104,7 @@ class _Run:
 
     def _log(self, row: dict[str, float]) -> None:
         spent = self.progress.seconds + time.monotonic() - self.started
-        _append(self.folder / "log.csv", {"step": self.progress.step, "seconds": round(spent, 1)} | row)
+        append_row(self.folder / "log.csv", {"step": self.progress.step, "seconds": round(spent, 1)} | row)
 
     def save(self) -> None:
         """Reports on the averaged model, then writes everything that resuming needs; never half a file."""
@@ -117,7 +112,7 @@ class _Run:
         found = self.stage.report(self.averaged.module, self.folder / f"sheet-{step:06d}.png")
         now = time.monotonic()
         self.progress.seconds, self.started = self.progress.seconds + now - self.started, now
-        _append(self.folder / "report.csv", {"step": step, "seconds": round(self.progress.seconds, 1)} | found)
+        append_row(self.folder / "report.csv", {"step": step, "seconds": round(self.progress.seconds, 1)} | found)
         state = {
             "model": self.stage.model.state_dict(),
             "averaged": self.averaged.state_dict(),
@@ -140,13 +135,3 @@ class _Run:
         self.optimizer.load_state_dict(state["optimizer"])
         self.progress = Progress(**state["progress"])
         self.saved_step = self.progress.step
-
-
-def _append(path: Path, row: dict[str, float]) -> None:
-    """Adds one line to a CSV file, and its header when the file is new."""
-    fresh = not path.is_file()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(row))
-        if fresh:
-            writer.writeheader()
-        writer.writerow({name: f"{value:.6g}" for name, value in row.items()})

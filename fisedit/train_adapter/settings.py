@@ -1,0 +1,89 @@
+"""How an adapter is trained, as one frozen value that says at once what is wrong with it. Knows no torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from fisedit.errors import InputError
+from fisedit.values import LATENT_FACTOR
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PRECISIONS = ("no", "bf16", "fp16")
+
+_GROWING = {"steps", "mixed_precision", "gradient_checkpointing", "log_every", "save_every"}
+"""What may be another when a run is taken up again: how long, how fast and how watched, not what is learnt."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How an adapter is trained.
+
+    Args:
+        model: the base. start: an adapter to go on from, "" for a fresh one of `family` with so many `heads`.
+        size: side of the square pictures in pixels; 0 for the model's own.
+        steps: updates of the weights. batch: pictures of one pass, per process. accumulate: passes of one update.
+        learning_rate: its peak, after `warmup` steps; a cosine brings it to 0 at the last step.
+        region_weight: what errors within a triple's region count, those outside count 1.
+        dropout: share of pictures that are shown neither prompt nor reference, as guidance's other branch is.
+        snr_cap: of min-SNR weights (Hang et al., arXiv 2303.09556); 0 weighs all noise levels alike.
+        ema: decay of the average of the weights, which is what is saved and shown.
+        held_out: the last triples, never trained on: they are measured and drawn.
+        log_every, save_every: steps between lines of the log, and between checkpoints with a sample sheet.
+
+    Raises:
+        InputError: a value is out of range.
+    """
+
+    model: str = "demo"
+    family: str = "v5b"
+    heads: int = 8
+    start: str = ""
+    size: int = 0
+    steps: int = 10_000
+    batch: int = 4
+    accumulate: int = 1
+    learning_rate: float = 1e-4
+    warmup: int = 100
+    region_weight: float = 1.0
+    dropout: float = 0.1
+    snr_cap: float = 5.0
+    ema: float = 0.999
+    seed: int = 0
+    held_out: int = 4
+    log_every: int = 50
+    save_every: int = 500
+    mixed_precision: str = "no"
+    gradient_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("heads", "steps", "batch", "accumulate", "log_every", "save_every"):
+            _check(name, getattr(self, name), at_least=1)
+        for name in ("size", "warmup", "seed", "snr_cap", "held_out", "region_weight"):
+            _check(name, getattr(self, name), at_least=0)
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+            raise InputError(f"learning_rate must be above 0, got {self.learning_rate}; 1e-4 is a good start")
+        for name in ("dropout", "ema"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(f"{name} must be in [0, 1), got {getattr(self, name)}")
+        if self.size % LATENT_FACTOR:
+            raise InputError(f"size must be a multiple of {LATENT_FACTOR} pixels, got {self.size}")
+        if self.mixed_precision not in PRECISIONS:
+            raise InputError(f"mixed_precision must be one of {', '.join(PRECISIONS)}, got {self.mixed_precision!r}")
+
+    @classmethod
+    def chosen(cls, values: Mapping[str, Any]) -> Settings:
+        """The settings among values by name."""
+        return cls(**{field.name: values[field.name] for field in fields(cls)})
+
+    def lasting(self) -> dict[str, Any]:
+        """What has to stay the same for a run to be taken up again."""
+        return {name: value for name, value in asdict(self).items() if name not in _GROWING}
+
+
+def _check(name: str, value: float, *, at_least: int) -> None:
+    if not (math.isfinite(value) and value >= at_least):
+        raise InputError(f"{name} must be at least {at_least}, got {value}")

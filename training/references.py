@@ -1,0 +1,150 @@
+"""`python -m training.references FOLDER --count N`: drawn triples to train a reference adapter of the demo model on.
+
+An object is painted in colours and patterns that no word names; a reference shows the same look on another picture of
+that object, or on another object. The prompt does not speak of it, so only the reference tells. Knows no models.
+"""
+
+import argparse
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from fisedit.scenes.drawing import Bytes, Floats, Mask
+from fisedit.scenes.language import say
+from fisedit.scenes.layout import sample_scene
+from fisedit.scenes.scene import Scene, render
+
+PATTERNS = ("plain", "stripes", "dots")
+KNOWN = frozenset(
+    """a an and the on in under by at cat dog fox panda frog lion cake pumpkin mushroom car castle tree robot gift sun
+    moon rocket balloon beach snow grass night sunset desert sea""".split()
+)
+"""The words of the demo model that `weights/demo` holds."""
+
+_SATURATION = 0.5, 0.95
+_SAME = 0.5  # share of references that show the target's own kind of object
+_TWO = 0.3  # and of those targets, the share with another object beside it
+
+
+@dataclass(frozen=True)
+class Look:
+    """What an object is painted with: one hue, or two in a pattern.
+
+    Args:
+        hues: in degrees. saturation: 0 to 1. pattern: one of `PATTERNS`.
+        period: of the pattern, as a share of the picture's side. turn: its direction, in radians.
+    """
+
+    hues: tuple[float, float]
+    saturation: float
+    pattern: str = "plain"
+    period: float = 0.08
+    turn: float = 0.0
+
+    def paint(self, pixels: Bytes, mask: Mask) -> Bytes:
+        """Pixels [S, S, 3] with what `mask` [S, S] covers painted; light and shade stay."""
+        hsv = np.array(Image.fromarray(pixels).convert("HSV"))
+        second = self._second(*mask.shape)
+        hues = np.where(second, self.hues[1], self.hues[0]) % 360 * (256 / 360)
+        hsv[..., 0] = hues.astype(np.uint8)
+        hsv[..., 1] = round(255 * self.saturation)
+        hsv[..., 2] = 70 + (hsv[..., 2].astype(np.float32) * (185 / 255)).astype(np.uint8)
+        painted = np.array(Image.fromarray(hsv, "HSV").convert("RGB"))
+        whole: Bytes = np.where(mask[..., None], painted, pixels)
+        return whole
+
+    def _second(self, height: int, width: int) -> Mask:
+        """Where the second hue is."""
+        y, x = np.mgrid[:height, :width].astype(np.float32)
+        along: Floats = (x * np.cos(self.turn) + y * np.sin(self.turn)) / (self.period * width)
+        across: Floats = (y * np.cos(self.turn) - x * np.sin(self.turn)) / (self.period * width)
+        if self.pattern == "plain":
+            return np.zeros((height, width), dtype=bool)
+        if self.pattern == "stripes":
+            stripes: Mask = along % 1 < 0.5
+            return stripes
+        dots: Mask = (along % 1 - 0.5) ** 2 + (across % 1 - 0.5) ** 2 < 0.1
+        return dots
+
+
+@dataclass(frozen=True)
+class Example:
+    """A drawn triple: pixels uint8 [S, S, 3] of target and reference, the prompt, and the object's mask [S, S]."""
+
+    target: Bytes
+    reference: Bytes
+    prompt: str
+    region: Mask
+
+
+def sample_look(rng: np.random.Generator) -> Look:
+    """A look at random."""
+    first = float(rng.uniform(0, 360))
+    second = (first + float(rng.uniform(80, 280))) % 360
+    pattern = str(rng.choice(PATTERNS, p=(0.5, 0.25, 0.25)))
+    low, high = _SATURATION
+    return Look(
+        (first, second),
+        float(rng.uniform(low, high)),
+        pattern,
+        period=float(rng.uniform(0.07, 0.13)),
+        turn=float(rng.uniform(0, np.pi)),
+    )
+
+
+def sample_example(rng: np.random.Generator, side: int) -> Example:
+    """A triple at random; its reference shows one object alone, and a target of two shares the reference's object."""
+    look, same = sample_look(rng), bool(rng.random() < _SAME)
+    scene = _scene(rng, 2 if same and rng.random() < _TWO else 1)
+    index = int(rng.integers(len(scene.objects)))
+    word = scene.objects[index].word
+    other = _scene(rng, 1)
+    if same:
+        other = other.change(0, word=word)
+    part = scene.parts.index((index, word))
+    target, region = _drawn(scene, part, look, side)
+    return Example(target, _drawn(other, 0, look, side)[0], say(scene).text, region)
+
+
+def write_example(example: Example, folder: Path, name: str) -> None:
+    """Put a triple where `fisedit train-adapter` looks for it."""
+    pictures = {"target": example.target, "reference": example.reference, "region": example.region}
+    for kind, pixels in pictures.items():
+        (folder / kind).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / kind / f"{name}.png")
+    (folder / "target" / f"{name}.txt").write_text(f"{example.prompt}\n", encoding="utf-8")
+
+
+def _scene(rng: np.random.Generator, count: int) -> Scene:
+    """A scene of undressed, uncoloured objects in words that the model knows."""
+    while True:
+        scene = sample_scene(rng, count, sky=False)
+        plain = not scene.weather and scene.relation == "and" and not any(placed.accessory for placed in scene.objects)
+        if plain and KNOWN.issuperset(re.findall(r"[a-z]+", say(scene).text)):
+            return scene
+
+
+def _drawn(scene: Scene, part: int, look: Look, side: int) -> tuple[Bytes, Mask]:
+    """A scene with one part painted, and that part's mask."""
+    drawing = render(scene, side)
+    return look.paint(drawing.pixels, drawing.masks[part]), drawing.masks[part]
+
+
+def main() -> None:
+    """Parses the command line and draws."""
+    parser = argparse.ArgumentParser(prog="python -m training.references", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--side", type=int, default=128, help="of a square picture, in pixels: a multiple of 32")
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args()
+    for index in range(chosen.count):
+        example = sample_example(np.random.default_rng((chosen.seed, index)), chosen.side)
+        write_example(example, chosen.folder, f"{index:06d}")
+
+
+if __name__ == "__main__":
+    main()
