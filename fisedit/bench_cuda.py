@@ -59,6 +59,7 @@ def run(
     device: str = "cuda",
     dtype: str | None = None,
     repeats: int = 20,
+    compiled: bool = True,
     on_step: OnStep | None = None,
 ) -> dict[str, Any]:
     """Measure steps, decodes, whole edits and batches.
@@ -66,6 +67,7 @@ def run(
     Args:
         model: as in `fisedit.models.load`; None for SD 1.5's architecture with random weights.
         areas: shares of the picture, 0 to 1. size: pixels, square. repeats: of every measurement.
+        compiled: also measure diffusers under torch.compile, which takes minutes to compile.
         on_step: called before every measurement with (i, n, None).
 
     Returns:
@@ -87,7 +89,7 @@ def run(
     with torch.inference_mode():
         tick(0)
         bench = Bench(pipe, recipe, repeats)
-        dense = bench.dense()
+        dense = bench.dense(compiled=compiled)
         rows, grids = [], [(n, a, make(a, size // LATENT_FACTOR)) for n, make in MASKS.items() for a in areas]
         for i, (name, area, grid) in enumerate(grids, 1):
             tick(i)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from xml.etree import ElementTree as ET
+
 import pytest
 import torch
 
-from fisedit import bench_cuda
+from fisedit import bench_cuda, bench_plot
 from fisedit.benchmark import GUIDANCE, PROMPTS
 from fisedit.captured import GraphExecutor
 from fisedit.costs import default_growth
@@ -55,6 +57,29 @@ def test_a_row_of_the_table(bench, monkeypatch):
     shown = bench_cuda._summary({"mask": "square", **row})
     assert shown["step"] == f"{step * 1000:.2f} ms"
     assert {"step over eager", "whole over eager", "error"} <= shown.keys()
+
+
+def test_a_plot_of_a_report():
+    areas = (0.25, 0.01, 0.05)
+    none = {"mask": "square", "step_roofline_seconds": None}
+    rows = [none | {"area": a, "fast_step_seconds": a, "triton_step_seconds": a / 2} for a in areas]
+    report = {
+        "settings": {"pixels": 512, "dtype": "float16", "device": "A < B"},
+        "dense": {"eager_step_seconds": 0.02},
+        "rows": [*rows, {"mask": "ragged", "area": 0.5, "fast_step_seconds": 9.0}],
+    }
+    assert bench_plot.series(report) == {
+        "eager": [(1, 20), (5, 20), (25, 20)],
+        "fast": [(1, 10), (5, 50), (25, 250)],
+        "triton": [(1, 5), (5, 25), (25, 125)],
+    }
+    svg = ET.fromstring(bench_plot.drawn(report))
+    lines = {line.get("id"): line.get("points").split() for line in svg.iter("{http://www.w3.org/2000/svg}polyline")}
+    assert lines.keys() == {"eager", "fast", "triton"}
+    heights = {name: [float(point.split(",")[1]) for point in points] for name, points in lines.items()}
+    assert len(set(heights["eager"])) == 1
+    assert heights["fast"] == sorted(heights["fast"], reverse=True)  # higher up is slower
+    assert all(fast < triton for fast, triton in zip(heights["fast"], heights["triton"], strict=True))
 
 
 def test_a_batch_of_edits(bench, monkeypatch):
