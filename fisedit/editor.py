@@ -264,6 +264,7 @@ class Editor:
             scheduler=scheduler,
         )
         self._engine.refresh()
+        recipe = replace(recipe, loras=self._engine.executor.loras)
         if reference is not None:
             recipe = replace(recipe, like=self._engine.references.likenesses(reference))
         run = Run(recipe, None, self._diff(prompt, prompt), Stopwatch(), on_step)
@@ -419,6 +420,7 @@ class Editor:
             inversion=str(inversion),
         )
         self._engine.refresh()
+        recipe = replace(recipe, loras=self._engine.executor.loras)
         run = Run(recipe, None, self._diff(recipe.prompt, recipe.prompt), Stopwatch(), on_step)
         text, seen = self._renderer.text(run), canvas(original, (recipe.width, recipe.height))
         plan = self._planner.dense(run, text)
@@ -583,7 +585,7 @@ class Editor:
             like = tuple(one for one in own if one.adapter in references.adapters)
         else:
             like = references.likenesses(reference)
-        recipe = replace(parent.recipe, prompt=check_prompt(prompt), like=like)
+        recipe = replace(parent.recipe, prompt=check_prompt(prompt), like=like, loras=self._engine.executor.loras)
         return Run(recipe, parent, self._diff(parent.prompt, prompt), Stopwatch(), on_step)
 
     def _plan(self, run: Run, wish: Wish) -> Plan:
@@ -717,6 +719,12 @@ class Editor:
         if parent is not None and result.stats.unet_evaluations_dense + len(result.growth) == 0:
             self._memory.share(parent.id, result.id)
             return
+        if result.recipe.loras != self._engine.executor.loras:
+            wanted = ", ".join(dict(result.recipe.loras)) or "no LoRA"
+            raise SessionError(
+                f"result {result.id} must be rebuilt with {wanted}, as it was made, and with the same scales; "
+                "load that, and unload others"
+            )
         run = Run(result.recipe, parent, result.diff, Stopwatch(), on_step)
         text, over = self._renderer.text(run), self._memory.get(parent.id) if parent else None
         grid, start = result.mask.grid, result.start

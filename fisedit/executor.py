@@ -37,13 +37,13 @@ class Executor:
         self.unet = unet
         self.sites = unet_sites(unet)
         self.depth = depth(self.sites)
-        self._loras = loras(unet)
+        self.loras = loras(unet)
 
     def refresh(self) -> bool:
         """Look at the UNet again, as LoRAs may have come, gone or got another scale; whether they did."""
-        if self._loras == (now := loras(self.unet)):
+        if self.loras == (now := loras(self.unet)):
             return False
-        self.sites, self._loras = unet_sites(self.unet), now
+        self.sites, self.loras = unet_sites(self.unet), now
         return True
 
     def record(

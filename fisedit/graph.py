@@ -252,11 +252,12 @@ def weight_of(module: Any) -> Tensor:
     return weight
 
 
-def loras(model: nn.Module) -> frozenset[tuple[str, float]]:
-    """Names and scales of the LoRAs that are active somewhere in a model."""
+def loras(model: nn.Module) -> tuple[tuple[str, float], ...]:
+    """Names and scales of the LoRAs that are active somewhere in a model, sorted."""
     modules: Iterator[Any] = model.modules()
     layers = (m for m in modules if hasattr(m, "lora_A") and not m.disable_adapters)
-    return frozenset((name, m.scaling[name]) for m in layers for name in m.active_adapters if name in m.scaling)
+    found = {(str(name), float(m.scaling[name])) for m in layers for name in m.active_adapters if name in m.scaling}
+    return tuple(sorted(found))
 
 
 def _bare(module: nn.Module) -> nn.Module:

@@ -5,6 +5,7 @@ The weights stay beside the model's, so that taking them out leaves it exactly a
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,8 +45,9 @@ def load(pipe: StableDiffusionPipeline, source: str | Path, loaded: Mapping[str,
     if find_spec("peft") is None:
         raise AdapterError("LoRAs need peft; pip install 'fisedit[lora]'")
     file, scale = _file(Path(source).expanduser()), check_scale(scale)
-    layers = _layers(file)
-    name = f"{file.stem.replace('.', '_')}_{len(loaded)}"
+    layers, name = _layers(file), _name(file)
+    if name in loaded:
+        raise AdapterError(f"the LoRA {file} is loaded already; unload it first, to change its scale")
     with TURN, quiet(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="peft")  # that there are several is meant
         try:
@@ -81,6 +83,12 @@ def unload(pipe: StableDiffusionPipeline, kept: Mapping[str, float], name: str) 
 
 def _parts(pipe: StableDiffusionPipeline) -> tuple[nn.Module, nn.Module]:
     return pipe.unet, pipe.text_encoder
+
+
+def _name(file: Path) -> str:
+    """Tells a LoRA from every other, and people which one it is."""
+    with file.open("rb") as content:
+        return f"{file.stem.replace('.', '_')}_{hashlib.file_digest(content, 'sha256').hexdigest()[:8]}"
 
 
 def _file(path: Path) -> Path:

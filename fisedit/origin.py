@@ -32,8 +32,8 @@ VERSION = 1
 _LOCAL = "./"
 _MOST_LETTERS, _MOST_EDITS, _MOST_GROWTH = 4_000_000, 1_000, 64
 
-_GENERATED = {field.name for field in fields(Recipe)} - {"inversion", "like"}
-_OPENED = {field.name for field in fields(Recipe)} - {"scheduler", "like"}
+_GENERATED = {field.name for field in fields(Recipe)} - {"inversion", "like", "loras"}
+_OPENED = {field.name for field in fields(Recipe)} - {"scheduler", "like", "loras"}
 _ELSEWHERE: Mapping[str, Any] = {
     "seed": 0,
     "num_inference_steps": 25,
@@ -130,6 +130,11 @@ def arguments(past: Origin, changes: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(f"the picture was {way}, where {strange[0]} means nothing; leave it out")
     if past.recipe.like or any(edit.like for edit in past.edits):
         raise InputError("the picture took the look of another, which its file does not hold; edit it as --picture")
+    if past.recipe.loras:
+        names = ", ".join(name for name, _ in past.recipe.loras)
+        raise InputError(
+            f"the picture was made with LoRAs ({names}), which its file does not hold; edit it as --picture"
+        )
     told = {name: value for name, value in asdict(past.recipe).items() if name in takes}
     if past.recipe.opened:
         told |= {"prompt": past.prompt or None, "width": None, "height": None}  # whatever suits its size now
@@ -223,7 +228,7 @@ def _json(past: Origin) -> str:
         "model": past.model,
         "dtype": past.dtype,
         "device": past.device,
-        "source": {k: v for k, v in asdict(past.recipe).items() if k != "like"} | _like(past.recipe.like),
+        "source": {k: v for k, v in asdict(past.recipe).items() if v or k not in ("like", "loras")},
         "edits": edits,
     }
     return json.dumps(told | ({"before": past.before} if past.before else {}))

@@ -30,6 +30,7 @@ def make_recipe(
     scheduler: str,
     inversion: str | None = None,
     like: Sequence[Mapping[str, Any]] = (),
+    loras: Sequence[tuple[str, float]] = (),
 ) -> Recipe:
     """A recipe whose every value is in range; an opened picture may have an empty prompt, where nobody knows it.
 
@@ -50,6 +51,7 @@ def make_recipe(
         _one_of("scheduler", scheduler, SchedulerName),
         None if inversion is None else _one_of("inversion", inversion, Inversion),
         likenesses(like),
+        tuple((str(name), float(scale)) for name, scale in loras),
     )
 
 

@@ -174,7 +174,7 @@ class Recipe:
         width, height: pixels, divisible by 8.
         scheduler: the sampler.
         inversion: how the latents of a source that was opened were found; None for a generated one.
-        like: whose look it takes; () for nobody's.
+        like: whose look it takes; () for nobody's. loras: names and scales of the LoRAs in the model.
     """
 
     prompt: str
@@ -187,6 +187,7 @@ class Recipe:
     scheduler: SchedulerName
     inversion: Inversion | None = None
     like: tuple[Likeness, ...] = ()
+    loras: tuple[tuple[str, float], ...] = ()
 
     @property
     def opened(self) -> bool:

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline
+from PIL import Image
 from safetensors.torch import save_file
 
 from fisedit import Editor, models
 from fisedit.adapters.files import save_adapter
 from fisedit.adapters.places import insertion
-from fisedit.errors import AdapterError, InputError
+from fisedit.errors import AdapterError, InputError, SessionError
 from fisedit.executor import Executor
 from fisedit.plan import make_plan
 from tests import oracle
@@ -226,6 +227,29 @@ def pipe_without(pipe, weights):
     return plain
 
 
+def test_what_was_made_with_a_lora_is_rebuilt_with_it(pipe, tmp_path):
+    """Or not at all: another model's features would not be the picture's."""
+    editor, file = Editor(pipe, model="here"), Lora(pipe).kohya(tmp_path / "style.safetensors")
+    plain = editor.generate(CAT, **QUICK)
+    name = editor.load_lora(file, SCALE)
+    source = editor.generate(CAT, **QUICK)
+    edit = editor.edit(DOG, mask=SQUARE)
+    editor.save(tmp_path / "session")
+    editor.checkout(source.id), editor.forget()
+    assert np.array_equal(pixels(editor.edit(DOG, mask=SQUARE)), pixels(edit))
+    editor.checkout(source.id), editor.forget(), editor.unload_lora(name)
+    with pytest.raises(SessionError, match=f"rebuilt with {name}, as it was made"):
+        editor.edit(DOG, mask=SQUARE)
+    editor.checkout(plain.id)
+    assert pixels_outside(editor.edit(DOG, mask=SQUARE), plain)
+    editor.load(tmp_path / "session")
+    assert editor.current.recipe == edit.recipe
+    with pytest.raises(AdapterError, match="is loaded already"):
+        editor.load_lora(file), editor.load_lora(file, 0.1)
+    with pytest.raises(InputError, match=rf"made with LoRAs \({name}\)"):
+        Editor.remake(Image.open(tmp_path / "session" / f"{edit.id}.png"))
+
+
 def test_a_lora_that_diffusers_loaded_before_the_editor_began(pipe, tmp_path):
     lora = Lora(pipe)
     file = lora.kohya(tmp_path / "style.safetensors")
@@ -250,6 +274,12 @@ def test_a_lora_of_which_a_part_alone_would_count_is_refused(pipe, tmp_path):
     with pytest.raises(AdapterError, match=r"(of which \d+ are here|does not fit)"):
         Editor(pipe).load_lora(tmp_path / "style.safetensors")
     assert list(pipe.unet.state_dict()) == keys
+
+
+def test_without_peft_the_extra_is_named(pipe, tmp_path, monkeypatch):
+    monkeypatch.setattr("fisedit.loras.find_spec", lambda name: None)
+    with pytest.raises(AdapterError, match=r"pip install 'fisedit\[lora\]'"):
+        Editor(pipe).load_lora(Lora(pipe).kohya(tmp_path / "style.safetensors"))
 
 
 def test_what_is_no_lora_is_refused(pipe, place, tmp_path):

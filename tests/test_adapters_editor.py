@@ -107,6 +107,24 @@ def test_an_edit_takes_the_look_inside_its_mask_alone(editor):
     assert [len(result.recipe.like) for result in results] == [0, 1, 1]
 
 
+@pytest.mark.parametrize("inversion", ["ddim", "ddpm"])
+def test_an_opened_picture_takes_the_look_too(editor, inversion):
+    source = editor.open(picture(3), CAT, inversion=inversion, num_inference_steps=3)
+    results = [editor.checkout(source.id) and editor.edit(DOG, mask=SQUARE, reference=r) for r in (None, RED)]
+    assert all(pixels_outside(result, source) for result in results)
+    assert not np.array_equal(pixels(results[0]), pixels(results[1]))
+
+
+@pytest.mark.parametrize("wish", [{"strength": 0.7}, {"structure": 1.0}, {"words": ["cat"]}, {"growth": 0}], ids=str)
+def test_a_reference_goes_with_every_wish(editor, wish):
+    """Where the words say where, too: with the look that notices leaks, and perhaps densely."""
+    source = editor.generate(CAT, **QUICK)
+    place = {} if "words" in wish else {"mask": SQUARE}
+    results = [editor.checkout(source.id) and editor.edit(DOG, reference=r, **place, **wish) for r in (None, RED)]
+    assert all(pixels_outside(result, source) for result in results)
+    assert not np.array_equal(pixels(results[0]), pixels(results[1]))
+
+
 def test_a_reference_is_read_once(pipe, editor):
     editor.generate(CAT, **QUICK)
     for prompt, reads in ((DOG, 1), (CAT, 0)):

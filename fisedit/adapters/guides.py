@@ -1,7 +1,7 @@
 """Adapters at work: which changes a UNet's places get, from several adapters at once, each with its scale.
 
-Every adapter reads the map as it was, and what they find is added up, so their order does not matter. Knows tensors and
-places; neither files nor pictures.
+Every adapter (arXiv 2410.22901) reads the map as it was, and what they find is added up: their order does not matter.
+Knows tensors and places; neither files nor pictures.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Multiply-accumulates of adapters: of reading a reference, and of a step, dense or on a closure. Runs nothing."""
+"""Multiply-accumulates of adapters (arXiv 2410.22901): of reading a reference, and of a step, dense or on a closure.
+
+Counted as in `profiling`. Runs nothing.
+"""
 
 from __future__ import annotations
 
