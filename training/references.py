@@ -24,7 +24,6 @@ KNOWN = frozenset(
 )
 """The words of the demo model that `weights/demo` holds."""
 
-_SATURATION = 0.5, 0.95
 _SAME = 0.5  # share of references that show the target's own kind of object
 _TWO = 0.3  # and of those targets, the share with another object beside it
 
@@ -80,24 +79,34 @@ class Example:
     region: Mask
 
 
-def sample_look(rng: np.random.Generator) -> Look:
-    """A look at random."""
-    first = float(rng.uniform(0, 360))
-    second = (first + float(rng.uniform(80, 280))) % 360
-    pattern = str(rng.choice(PATTERNS, p=(0.5, 0.25, 0.25)))
-    low, high = _SATURATION
+@dataclass(frozen=True)
+class Palette:
+    """Which looks are drawn: from the ranges of hues, in degrees, and of saturations, 0 to 1; and which patterns.
+
+    A small autoencoder can paint only colours that it has met: where it can't, no adapter can.
+    """
+
+    hues: tuple[float, float] = (0, 360)
+    saturations: tuple[float, float] = (0.5, 0.95)
+    patterns: tuple[str, ...] = PATTERNS
+
+
+def sample_look(rng: np.random.Generator, palette: Palette) -> Look:
+    """A look at random; every other one is plain where the palette has that."""
+    first, second = rng.uniform(*palette.hues, size=2)
+    plain = "plain" in palette.patterns and bool(rng.random() < 0.5)
     return Look(
-        (first, second),
-        float(rng.uniform(low, high)),
-        pattern,
+        (float(first), float(second)),
+        float(rng.uniform(*palette.saturations)),
+        "plain" if plain else str(rng.choice(palette.patterns)),
         period=float(rng.uniform(0.07, 0.13)),
         turn=float(rng.uniform(0, np.pi)),
     )
 
 
-def sample_example(rng: np.random.Generator, side: int) -> Example:
+def sample_example(rng: np.random.Generator, side: int, palette: Palette) -> Example:
     """A triple at random; its reference shows one object alone, and a target of two shares the reference's object."""
-    look, same = sample_look(rng), bool(rng.random() < _SAME)
+    look, same = sample_look(rng, palette), bool(rng.random() < _SAME)
     scene = _scene(rng, 2 if same and rng.random() < _TWO else 1)
     index = int(rng.integers(len(scene.objects)))
     word = scene.objects[index].word
@@ -140,9 +149,14 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--side", type=int, default=128, help="of a square picture, in pixels: a multiple of 32")
     parser.add_argument("--seed", type=int, default=0)
+    drawn = Palette()
+    parser.add_argument("--hues", type=float, nargs=2, default=drawn.hues, help="a range, in degrees")
+    parser.add_argument("--saturations", type=float, nargs=2, default=drawn.saturations, help="a range, 0 to 1")
+    parser.add_argument("--patterns", nargs="+", choices=PATTERNS, default=drawn.patterns)
     chosen = parser.parse_args()
+    palette = Palette(tuple(chosen.hues), tuple(chosen.saturations), tuple(chosen.patterns))
     for index in range(chosen.count):
-        example = sample_example(np.random.default_rng((chosen.seed, index)), chosen.side)
+        example = sample_example(np.random.default_rng((chosen.seed, index)), chosen.side, palette)
         write_example(example, chosen.folder, f"{index:06d}")
 
 
