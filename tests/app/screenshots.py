@@ -35,6 +35,7 @@ def tell(page: Page, url: str) -> None:
 
 def shoot(page: Page, name: str, *, whole: bool = False) -> None:
     page.wait_for_timeout(500)
+    page.evaluate("window.scrollTo(0, 0)")
     page.screenshot(path=DOCS / f"app-{name}.png", full_page=whole)
 
 
@@ -60,7 +61,6 @@ def main() -> None:
         expect(page.locator("#history [data-id]")).to_have_count(len(STORY))
         shoot(page, "dark")
         page.set_viewport_size(PHONE)
-        shoot(page, "phone-dark", whole=True)
         page.goto(f"{address.url}?__theme=light")
         expect(page.locator("#history [data-id]")).to_have_count(len(STORY))
         shoot(page, "phone", whole=True)
