@@ -3,6 +3,8 @@ element.addEventListener("click", (event) => {
   if (node) trigger("select", { id: node.dataset.id });
 });
 watch("value", () => {
-  const here = element.querySelector("[aria-current]");
-  if (here) here.scrollIntoView({ block: "nearest", inline: "center" });
+  const here = element.querySelector("[aria-current]"), tree = element.querySelector(".tree");
+  if (!here) return; /* the strip alone moves: the page stays where it is */
+  const box = here.getBoundingClientRect(), all = tree.getBoundingClientRect();
+  tree.scrollLeft += box.left + box.width / 2 - all.left - all.width / 2;
 });
