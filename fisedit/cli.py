@@ -296,7 +296,8 @@ def train_adapter(
     place = {"device": device, "local_files_only": local_files_only}
     with console.progress("Training") as on_step:
         report = import_module("fisedit.train_adapter.run").run(triples, output, settings, on_step=on_step, **place)
-    console.show_json(report) if json else console.show_rows([report])
+    if report:
+        console.show_json(report) if json else console.show_rows([report])
 
 
 @app.command("app")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,7 +61,7 @@ def run(
         triples: from `read_triples`. device: "cpu" keeps a GPU out of it; None: as accelerate chooses.
 
     Returns:
-        Where the adapter is, the step reached, its size, and the last losses.
+        Where the adapter is, the step reached, its size, and the last losses; nothing in processes but the first.
 
     Raises:
         InputError: a picture or control cannot be read, or `output` holds a run of other settings.
@@ -80,7 +81,7 @@ def run(
         going.advance()
         if on_step and accelerator.is_main_process:
             on_step(going.step, settings.steps, None)
-    return going.summary()
+    return going.summary() if accelerator.is_main_process else {}
 
 
 class Run:
@@ -210,7 +211,7 @@ class Run:
         return denoising_loss(self.model, self.scheduler, batch, self.examples.silence, settings, noise)
 
     def _log(self, loss: float, rate: float, norm: float) -> None:
-        if loss != loss:  # noqa: PLR0124 (NaN alone differs from itself)
+        if not math.isfinite(loss):
             raise NumericsError(
                 f"the loss is no number at step {self.step}; lower learning_rate, or train in fp32 or bf16"
             )

@@ -41,14 +41,17 @@ class Samples:
     @torch.no_grad()
     def report(self, adapter: RowColumnAdapter, scheduler: DDPMScheduler, settings: Settings) -> tuple[Image, float]:
         """The sheet, and the error, with an adapter in eval mode."""
-        model = Guided(self._pipe.unet, adapter)
-        rows, device = range(len(self._examples)), self._pipe.device
-        batch, silence = self._examples.batch(rows), self._examples.silence
-        error = denoising_loss(model, scheduler, batch, silence, settings, generator_for(settings.seed, 0, device))
+        model, silence = Guided(self._pipe.unet, adapter), self._examples.silence
+        errors = []
+        for start in range(0, len(self._examples), settings.batch):
+            batch = self._examples.batch(range(start, min(start + settings.batch, len(self._examples))))
+            noise = generator_for(settings.seed, start, self._pipe.device)
+            error = denoising_loss(model, scheduler, batch, silence, settings, noise)
+            errors += [float(error)] * len(batch.targets)
         self._plain = self._plain or self._painted(None)
-        references = batch.references[:_MOST]
+        references = self._examples.batch(range(min(_MOST, len(self._examples)))).references
         both = torch.cat([torch.zeros_like(references), references])
-        return self._sheet(self._painted(model.guide(both, silence))), float(error)
+        return self._sheet(self._painted(model.guide(both, silence))), sum(errors) / len(errors)
 
     def _painted(self, guide: Guide | None) -> list[Image]:
         prompts = [triple.prompt for triple in self._examples.triples[:_MOST]]
