@@ -30,7 +30,7 @@ MOST_WAITING = 20
 
 AT_ONCE = 2
 MOST_REMEMBERED = 128
-"""Connections whose page gradio remembers, 150 KB each; nothing of ours is lost with one."""
+"""Connections whose page gradio remembers (10,000 without it); nothing of ours is lost with one."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,}")
 _LOCAL = ("127.0.0.1", "localhost", "::1")
