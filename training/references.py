@@ -107,10 +107,10 @@ def sample_look(rng: np.random.Generator, palette: Palette) -> Look:
 def sample_example(rng: np.random.Generator, side: int, palette: Palette) -> Example:
     """A triple at random; its reference shows one object alone, and a target of two shares the reference's object."""
     look, same = sample_look(rng, palette), bool(rng.random() < _SAME)
-    scene = _scene(rng, 2 if same and rng.random() < _TWO else 1)
+    scene = sample_plain_scene(rng, 2 if same and rng.random() < _TWO else 1)
     index = int(rng.integers(len(scene.objects)))
     word = scene.objects[index].word
-    other = _scene(rng, 1)
+    other = sample_plain_scene(rng, 1)
     if same:
         other = other.change(0, word=word)
     part = scene.parts.index((index, word))
@@ -127,7 +127,7 @@ def write_example(example: Example, folder: Path, name: str) -> None:
     (folder / "target" / f"{name}.txt").write_text(f"{example.prompt}\n", encoding="utf-8")
 
 
-def _scene(rng: np.random.Generator, count: int) -> Scene:
+def sample_plain_scene(rng: np.random.Generator, count: int) -> Scene:
     """A scene of undressed, uncoloured objects in words that the model knows."""
     while True:
         scene = sample_scene(rng, count, sky=False)

@@ -1,13 +1,16 @@
 """Triples with looks that words do not name: what is painted, what stays, what is said."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from fisedit.scenes import drawing
 from fisedit.train_adapter.triples import read_triples
+from training.gamut import colour_error, drawn_objects
 from training.references import KNOWN, Look, Palette, sample_example, sample_look, write_example
 
 pytestmark = pytest.mark.skipif(
@@ -71,3 +74,19 @@ def test_what_is_written_can_be_trained_on(tmp_path):
     assert triple.prompt == example.prompt
     assert np.array_equal(np.asarray(Image.open(triple.target)), example.target)
     assert np.array_equal(np.asarray(Image.open(triple.region)).astype(bool), example.region)
+
+
+def test_how_far_an_autoencoder_is_off():
+    class Perfect:
+        """Its latents are pixels; of green, 60 levels are lost."""
+
+        def encode(self, pixels):
+            return SimpleNamespace(latent_dist=SimpleNamespace(mode=lambda: pixels))
+
+        def decode(self, latents):
+            return SimpleNamespace(sample=latents - torch.tensor([0, 60 / 127.5, 0])[:, None, None])
+
+    objects = drawn_objects(3, 64)
+    green, bright = Look((120, 120), 0.9), [(np.full_like(pixels, 255), mask) for pixels, mask in objects]
+    assert colour_error(Perfect(), bright, green) == pytest.approx(20, abs=0.5)
+    assert colour_error(Perfect(), bright, Look((0, 0), 1.0)) < 1
