@@ -34,6 +34,14 @@ GIVEN, RESUMING, HAND, RAY, FAULT_RAY = (
     "tests/test_ray.py",
     "tests/fault/fault_ray.py",
 )
+DOORS, SAFETY, SERVER, BROWSER, CROWD, FAULT_APP = (
+    "tests/app/test_doors.py",
+    "tests/app/test_safety.py",
+    "tests/app/test_server.py",
+    "tests/app/test_browser.py",
+    "tests/app/test_crowd.py",
+    "tests/fault/fault_app.py",
+)
 
 Case = tuple[str, tuple[str, ...]]
 
@@ -327,6 +335,100 @@ CASES: Mapping[str, Sequence[Case]] = {
                 f"{MODELS}::TestRefusedBeforeWeights::test_foreign_classes",
                 f"{MODELS}::test_code_beside_a_model_is_never_run",
             ),
+        ),
+    ),
+    "App": (
+        (
+            "A hundred people at once, two runs at a time: who is let in gets their own picture, the rest is told; "
+            "memory flat over ten rounds",
+            (
+                f"{FAULT_APP}::test_a_hundred_people_ten_times_over",
+                f"{CROWD}::test_everybody_gets_their_own_or_is_told",
+            ),
+        ),
+        (
+            "Stop, or the client leaves, while it waits, generates, opens or edits: the work stops within a step",
+            (
+                f"{SAFETY}::TestLeaving::test_while_it_runs",
+                f"{SAFETY}::TestLeaving::test_while_it_waits",
+                f"{BROWSER}::test_leaving_the_page_stops_the_work",
+                f"{BROWSER}::test_stop",
+            ),
+        ),
+        (
+            "A prompt of 100,000 letters, or of none: refused, nothing computed",
+            (
+                f"{SAFETY}::TestArguments::test_a_prompt_of_100000_letters",
+                f"{SAFETY}::TestArguments::test_prompts_that_say_nothing",
+            ),
+        ),
+        (
+            "Numbers, words and masks out of range: refused, nothing computed",
+            (
+                f"{SAFETY}::TestArguments::test_numbers_out_of_range",
+                f"{SAFETY}::TestArguments::test_wishes_out_of_range",
+            ),
+        ),
+        (
+            "Paths and addresses (/etc/passwd, ../, file://, 127.0.0.1, link-local), links among uploads: never read",
+            (
+                f"{SAFETY}::TestPlaces::test_no_path_and_no_address_is_read",
+                f"{SAFETY}::TestPlaces::test_the_servers_own_files",
+                f"{DOORS}::test_files_of_others",
+                f"{DOORS}::test_addresses",
+            ),
+        ),
+        (
+            "Uploads that are no picture, cut, or bombs; requests that are too large or no JSON",
+            (
+                f"{SAFETY}::TestPlaces::test_uploads_are_looked_at_like_any_file",
+                f"{DOORS}::test_too_much",
+                f"{DOORS}::test_what_is_no_json",
+            ),
+        ),
+        (
+            "A forged Host, a page of another site, routes that are not the page's",
+            (
+                f"{SAFETY}::TestPlaces::test_a_forged_host",
+                f"{SAFETY}::TestPlaces::test_a_page_of_another_site",
+                f"{DOORS}::test_forged_hosts",
+                f"{DOORS}::test_pages_of_other_sites",
+                f"{DOORS}::test_other_routes_are_not_there",
+            ),
+        ),
+        (
+            "An address that others reach without a token, or a wrong one",
+            (
+                f"{SERVER}::test_others_need_a_token",
+                f"{DOORS}::TestToken::test_nothing_without_it",
+                f"{SERVER}::test_a_whole_life",
+            ),
+        ),
+        (
+            "Session A reads session B, or guesses keys; two browsers do not see each other",
+            (
+                f"{SAFETY}::TestOthers::test_a_session_is_its_owners",
+                f"{SAFETY}::TestOthers::test_a_key_is_not_guessed",
+                f"{BROWSER}::test_a_reload_keeps_the_session_and_others_do_not_see_it",
+            ),
+        ),
+        (
+            "Port taken, no such model: one line",
+            (
+                f"{SERVER}::test_refusals_are_one_line_before_anything_is_loaded",
+                f"{SERVER}::test_a_port_that_is_taken",
+            ),
+        ),
+        (
+            "HTML and ANSI in prompts",
+            (
+                f"{BROWSER}::test_words_of_users_are_words",
+                f"{SAFETY}::TestArguments::test_control_signs_never_arrive",
+            ),
+        ),
+        (
+            "No request leaves the machine, no error in the browser's console",
+            (f"{BROWSER}::test_from_words_to_a_file", f"{BROWSER}::test_painting"),
         ),
     ),
 }
