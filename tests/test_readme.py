@@ -16,7 +16,15 @@ from fisedit.cli import app
 ROOT = Path(__file__).resolve().parents[1]
 TEXTS = [
     ROOT / name
-    for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "docs/app.md", "weights/README.md")
+    for name in (
+        "README.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "CHANGELOG.md",
+        "docs/app.md",
+        "training/README.md",
+        "weights/README.md",
+    )
 ]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

@@ -268,15 +268,15 @@ def test_controls_are_added(pipe, folder, tmp_path):
         examples.batch([0])
 
 
-def test_gradient_checkpointing_changes_no_weight(begun, pipe):
-    plain, lean = begun("plain"), begun("lean", gradient_checkpointing=True)
-    plain.advance()
-    for run in (plain, lean):
-        run.step = 1
-    assert pipe.unet.is_gradient_checkpointing
-    lean_loss, plain_loss = lean._loss(0), plain._loss(0)
-    torch.testing.assert_close(lean_loss, begun("again")._loss(0))
-    assert lean_loss.requires_grad and plain_loss.requires_grad
+def test_gradient_checkpointing_descends_alike(begun, pipe):
+    found = []
+    for lean in (False, True):
+        run = begun(str(lean), gradient_checkpointing=lean)
+        assert pipe.unet.is_gradient_checkpointing == lean
+        run.advance()
+        run.advance()
+        found.append(weights(run.adapter))
+    torch.testing.assert_close(*found)
 
 
 def test_mixed_precision(begun):
