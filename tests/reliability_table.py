@@ -339,7 +339,7 @@ CASES: Mapping[str, Sequence[Case]] = {
     ),
     "App": (
         (
-            "A hundred people at once, ten times: who is let in gets their own picture, the rest is told; memory is flat",
+            "A hundred people at once, ten times: who is let in gets their own picture, the rest is told; flat memory",
             (
                 f"{FAULT_APP}::test_a_hundred_people_ten_times_over",
                 f"{CROWD}::test_everybody_gets_their_own_or_is_told",
