@@ -429,13 +429,14 @@ def bench_quality(
     judge: opt.Judge = None,
     pie_bench: opt.PieBench = None,
     html: opt.Html = None,
+    journal: opt.BenchJournal = None,
     device: opt.Device = None,
     dtype: opt.Dtype = None,
     output: opt.BenchOutput = None,
     json: opt.Json = False,
 ) -> None:
     """Measure masks and edits whose truth is known, beside other methods."""
-    for folder in (html, output and output.parent):
+    for folder in (html, journal and journal.parent, output and output.parent):
         if folder is not None:
             files.writable(folder)
     with console.progress("Measuring") as on_step:
@@ -449,6 +450,7 @@ def bench_quality(
             judge=judge,
             pie_bench=pie_bench,
             html=html,
+            journal=journal,
             device=device,
             dtype=dtype,
             on_step=on_step,

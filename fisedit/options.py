@@ -86,6 +86,9 @@ Methods = Annotated[str, Option(help="Who edits, with commas between; all withou
 EditsSeed = Annotated[int, Option("--seed", min=0, help="Of the edits that are drawn at random.")]
 Judge = Annotated[Path | None, Option(help="Weights of the judge of drawn pictures; the model folder's without it.")]
 PieBench = Annotated[Path | None, Option(help="Make the edits of your own copy of PIE-Bench instead of drawn ones.")]
+BenchJournal = Annotated[
+    Path | None, Option("--journal", help="File that keeps every edit once it is measured; run again to go on from it.")
+]
 Html = Annotated[Path | None, Option(help="Folder to write report.html and its pictures into.")]
 Repeats = Annotated[int, Option(min=1, max=100, help="Timings of a step or decode, whose median counts.")]
 BatchIn = Annotated[Path, Argument(metavar="IN", help="Folder of pictures; none of them is ever changed.")]

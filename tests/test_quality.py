@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from fisedit import cli
-from fisedit.errors import InputError, ModelError
+from fisedit.errors import Cancelled, InputError, ModelError
 from fisedit.executor import Executor
 from fisedit.judge import COLOURS, LOOKS, PLACES, WORDS, Judge
 from fisedit.quality import detection, edits, finding, metrics, pie, published, report, run
@@ -680,6 +680,23 @@ def test_runs_repeat_and_need_no_judge(loaded, monkeypatch, tmp_path):
     assert first == again
     assert first["edits"][0]["scores"]["reprompt"]["success"] is None and first["classes"] == []
     assert "success is not judged: there is no judge.safetensors" in first["notes"][0]
+
+
+@needs_font
+def test_a_stopped_run_goes_on_from_its_journal(loaded, judge_file, tmp_path):
+    def stop(i, n, preview):
+        if i:
+            raise Cancelled
+
+    steps, kept = [], tmp_path / "kept.jsonl"
+    asked = {"edits": 2, "num_inference_steps": 2, "methods": ["ours", "diffedit", "reprompt"], "judge": judge_file}
+    with pytest.raises(Cancelled):
+        run.run(**asked, journal=kept, on_step=stop)
+    told = run.run(**asked, journal=kept, on_step=lambda i, n, _: steps.append(i))
+    assert steps == [1] and told == run.run(**asked)
+    assert run.run(**asked, journal=kept, on_step=lambda i, n, _: steps.append(i)) == told and steps == [1]
+    with pytest.raises(InputError, match="other settings"):
+        run.run(**asked | {"seed": 1}, journal=kept)
 
 
 def test_a_judge_that_was_named_must_be_there(tmp_path):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,12 @@ from fisedit.models import demo_folder, load
 from fisedit.quality import detection, pie
 from fisedit.quality.case import make_case
 from fisedit.quality.edits import kinds, sample_edits, vocabulary
+from fisedit.quality.journal import Journal
 from fisedit.quality.methods import OURS, named
 from fisedit.quality.page import Page
 from fisedit.quality.prompts import prompt_pairs
 from fisedit.quality.report import ALL, rows, table
-from fisedit.quality.scores import Score, score
+from fisedit.quality.scores import score
 from fisedit.scenes.layout import KINDS
 from fisedit.values import LATENT_FACTOR, OnStep
 
@@ -55,14 +57,6 @@ class _Asked:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class _Done:
-    """Edits without their pictures, and the scores of every method (None where it could not be run)."""
-
-    edits: list[dict[str, Any]] = field(default_factory=list)
-    scores: list[dict[str, Score | None]] = field(default_factory=list)
-
-
 def run(
     *,
     model: str = "demo",
@@ -74,6 +68,7 @@ def run(
     judge: Path | None = None,
     pie_bench: Path | None = None,
     html: Path | None = None,
+    journal: Path | None = None,
     device: str | None = None,
     dtype: str | None = None,
     on_step: OnStep | None = None,
@@ -85,7 +80,9 @@ def run(
         edits: how many; of a dataset the first so many. methods: names of `methods.METHODS`; all for none.
         guidance_scale: 4, which suits the demo model. seed: of the edits.
         judge: weights of the judge; None for those in the model's folder, if it has some.
-        pie_bench: a folder of PIE-Bench, whose edits are made instead of drawn ones. html: folder for a page.
+        pie_bench: a folder of PIE-Bench, whose edits are made instead of drawn ones.
+        html: folder for a page, with pictures of the edits that are made now.
+        journal: file to go on from: edits that it holds are not made again, and it holds every edit once it is made.
         on_step: called before every edit with (i, n, None).
 
     Returns:
@@ -94,7 +91,8 @@ def run(
         figures (see `report.rows`), and every edit's prompts and scores.
 
     Raises:
-        InputError: an unknown method, a model that knows no scene's words, or a folder that is no PIE-Bench.
+        InputError: an unknown method, a model that knows no scene's words, a folder that is no PIE-Bench, or a journal
+            of other settings.
         ModelError: the model, or a judge that was named, cannot be loaded.
     """
     chosen = named(methods)
@@ -107,11 +105,12 @@ def run(
     else:
         asked = _drawn(pipe.tokenizer, edits, side, seed)
     how: dict[str, Any] = {"num_inference_steps": num_inference_steps, "guidance_scale": guidance_scale}
-    page = None if html is None else Page(html)
-    done = _measure(pipe, asked, chosen, critic, page, how, on_step)
-    told = _told(done, pipe.tokenizer, prompt_pairs(0 if entries else edits // 2, seed))
     settings = {"model": model, "pixels": side, "edits": asked.count, "methods": list(chosen), "seed": seed} | how
     settings |= {"dtype": str(pipe.unet.dtype).removeprefix("torch."), "fisedit": __version__}
+    said = {"judge": judge and str(judge), "pie_bench": pie_bench and str(pie_bench)}
+    done, page = Journal(journal, settings | said), None if html is None else Page(html)
+    _measure(pipe, asked, chosen, critic, page, how, done, on_step)
+    told = _told(done, pipe.tokenizer, prompt_pairs(0 if entries else edits // 2, seed))
     report = {"settings": settings, "notes": [*verdict, *asked.notes, *NOTES]} | told
     if page is not None:
         page.write(report)
@@ -144,11 +143,11 @@ def _measure(
     judge: Judge | None,
     page: Page | None,
     how: Mapping[str, Any],
+    done: Journal,
     on_step: OnStep | None,
-) -> _Done:
-    """Every edit by every method; one edit's pictures at a time are held."""
-    done = _Done()
-    for i, edit in enumerate(asked.edits):
+) -> None:
+    """Every edit that is not done yet by every method; one edit's pictures at a time are held."""
+    for i, edit in enumerate(islice(asked.edits, len(done.edits), None), len(done.edits)):
         if on_step is not None:
             on_step(i, asked.count, None)
         case = make_case(pipe, edit, **how)
@@ -158,12 +157,10 @@ def _measure(
             page.show(case, outcomes, scores)
         drawn = edit.picture is not None
         told = {"kind": edit.kind, "source_prompt": edit.source_prompt, "prompt": edit.prompt}
-        done.edits.append(told | {"seed": edit.seed, "drawn": drawn, "whole": edit.whole})
-        done.scores.append(scores)
-    return done
+        done.add(told | {"seed": edit.seed, "drawn": drawn, "whole": edit.whole}, scores)
 
 
-def _told(done: _Done, tokenizer: Tokenizer, pairs: Iterator[tuple[str, str, bool]]) -> dict[str, Any]:
+def _told(done: Journal, tokenizer: Tokenizer, pairs: Iterator[tuple[str, str, bool]]) -> dict[str, Any]:
     """The report's tables, figures and single edits."""
     scores = {name: [of[name] for of in done.scores] for name in done.scores[0]}
     found = rows(scores, tuple(dict.fromkeys(edit["kind"] for edit in done.edits)))
@@ -183,7 +180,7 @@ def _told(done: _Done, tokenizer: Tokenizer, pairs: Iterator[tuple[str, str, boo
 
 
 def _verdicts(
-    done: _Done, tokenizer: Tokenizer, pairs: Iterator[tuple[str, str, bool]]
+    done: Journal, tokenizer: Tokenizer, pairs: Iterator[tuple[str, str, bool]]
 ) -> dict[str, list[detection.Verdict]]:
     """Which edits were taken for ones of the whole picture: by their words, by words alone, and by our editor."""
     pairs_ran = [
