@@ -29,12 +29,17 @@ from fisedit.cache import StepFeatures, StepMaps, StepOverlay, gather
 from fisedit.errors import NumericsError
 from fisedit.graph import Role, Site, decoder_sites
 from fisedit.plan import make_plan
+from fisedit.sparse_kernels import ops
 from fisedit.values import LATENT_FACTOR
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fisedit.values import BoolGrid
+
+SAMPLED = 2
+"""Of a fine map's pixels each way, every how manieth counts when a box's statistics are exchanged: with all of them boxes
+came no nearer to a dense decode (42.7 dB, medians of 6 edits)."""
 
 FEATHER = 1
 """Pixels inside the mask's rim over which the difference to the source's pixels outside fades out."""
@@ -46,8 +51,9 @@ class DecoderRecord:
 
     Args:
         maps: the coarse levels' maps and totals.
-        sums: fine norm's name -> [groups, 2, h, w], float32 sums and sums of squares over each latent cell's pixels.
-        totals: fine norm's name -> [groups, 2], their float64 sums over the cells.
+        sums: fine norm's name -> [groups, 2, h, w], float32 sums and sums of squares over each latent cell's pixels,
+            estimated.
+        totals: fine norm's name -> [groups, 2], float64 sums over the whole map, exact for a dense decode.
     """
 
     maps: StepFeatures
@@ -203,14 +209,15 @@ def _crop(x: Tensor, box: Box) -> Tensor:
 
 
 def _record_norm(record: DecoderRecord, shape: tuple[int, int], name: str, norm: nn.GroupNorm, x: Tensor) -> Tensor:
-    record.sums[name] = sums = _cell_sums(x, norm.num_groups, shape)
-    record.totals[name] = sums.sum((2, 3), dtype=torch.float64)
-    return nn.GroupNorm.forward(norm, x)
+    record.sums[name] = _cell_sums(x, norm.num_groups, shape)
+    out, totals = ops.map_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps)
+    record.totals[name] = totals[0]
+    return out
 
 
 def _replay_norm(run: _Sparse, name: str, norm: nn.GroupNorm, x: Tensor) -> Tensor:
     box, there = run.box, run.box.scaled(2**run.level).within(run.outer)
-    fresh = _cell_sums(_crop(x, there), norm.num_groups, (box.bottom - box.top, box.right - box.left))
+    fresh = _cell_sums(x[(..., *there.slices)], norm.num_groups, (box.bottom - box.top, box.right - box.left))
     kept, totals = run.record.sums[name][(..., *box.slices)], run.record.totals[name]
     totals += (fresh - kept).sum((2, 3), dtype=torch.float64)
     kept.copy_(fresh)
@@ -223,10 +230,13 @@ def _replay_norm(run: _Sparse, name: str, norm: nn.GroupNorm, x: Tensor) -> Tens
 def _cell_sums(x: Tensor, groups: int, shape: tuple[int, int]) -> Tensor:
     """Sums and sums of squares of a map [1, C, H, W] by group and latent cell: float32 [groups, 2, h, w].
 
+    Estimates from every `SAMPLED`th pixel of every `SAMPLED`th row: they only tell how far a box moves exact totals.
     Pooled in the map's own type, three times as fast for 16 bit: a cell's rounding is lost among thousands of cells.
     """
+    size = (x.shape[2] // shape[0]) ** 2
+    x = x[..., ::SAMPLED, ::SAMPLED].contiguous(memory_format=torch.channels_last)
     edge = x.shape[2] // shape[0]
-    pooled = torch.stack([F.avg_pool2d(x, edge)[0], F.avg_pool2d(x.square(), edge)[0]], 1).float() * edge**2
+    pooled = torch.stack([F.avg_pool2d(x, edge)[0], F.avg_pool2d(x.square(), edge)[0]], 1).float() * size
     sums: Tensor = pooled.unflatten(0, (groups, -1)).sum(1)
     return sums
 
