@@ -83,7 +83,16 @@ def test_importing_is_instant(command):
 
 
 def test_help_is_instant():
-    for verb in ([], ["generate"], ["edit"], ["batch"], ["demo"], ["bench", "edit"], ["bench", "quality"]):
+    for verb in (
+        [],
+        ["generate"],
+        ["edit"],
+        ["batch"],
+        ["train-adapter"],
+        ["demo"],
+        ["bench", "edit"],
+        ["bench", "quality"],
+    ):
         arguments = ["fisedit", *verb, "--help"]
         command = (
             f"import sys\nsys.argv = {arguments}\nfrom fisedit.cli import main\ntry: main()\nexcept SystemExit: pass"
