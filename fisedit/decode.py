@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from fisedit.values import BoolGrid
 
 SAMPLED = 2
-"""Of a fine map's pixels each way, every how manieth counts when a box's statistics are exchanged: with all of them boxes
-came no nearer to a dense decode (42.7 dB, medians of 6 edits)."""
+"""Of a fine map's pixels each way, every how manieth counts when a box's statistics are exchanged: with all of them
+boxes came no nearer to a dense decode (42.7 dB, medians of 6 edits)."""
 
 FEATHER = 1
 """Pixels inside the mask's rim over which the difference to the source's pixels outside fades out."""
