@@ -58,7 +58,7 @@ class Answers:
         try:
             session = self.studio.adopt(_caller(request), key if isinstance(key, str) else "")
         except FisEditError as error:
-            return {self.page.status: views.said(str(error), "error")}
+            return {self.page.status: views.said(str(error), "error"), self.page.make: gr.update(interactive=True)}
         lost = "What was saved of this session cannot be read, and was put aside." if session.lost else ""
         return {
             self.page.key: session.key,

@@ -99,7 +99,7 @@ class Page:
         self.words_line = gr.HTML(elem_id="words-line", elem_classes="line")
         with gr.Row(elem_id="actions"):
             self.run = gr.Button("Run edit", variant="secondary", interactive=False, elem_id="run")
-            self.make = gr.Button("New picture", variant="primary", elem_id="make")
+            self.make = gr.Button("New picture", variant="primary", interactive=False, elem_id="make")
             self.stop = gr.Button("Stop", variant="stop", visible=False, elem_id="stop")
         self.facts = gr.HTML(elem_id="facts", elem_classes="line")
         self.status = gr.HTML(elem_id="status")
@@ -194,10 +194,8 @@ class Page:
             do.on_look,
             self.wish,
             [self.stage, self.facts, self.instance],
-            concurrency_id="look",
-            concurrency_limit=2,
             trigger_mode="always_last",
-            **quick,
+            **still,  # a run that joins the queue while a look leaves it may never hear of itself
         )
         moves = {self.undo: handlers.undo, self.redo: handlers.redo, self.delete_now: handlers.delete_current}
         for button, move in moves.items():

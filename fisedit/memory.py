@@ -20,15 +20,18 @@ class Memory:
         self.max_bytes = _half_of_memory() if max_bytes is None else max_bytes
         self._kept: dict[str, tuple[Story, DecoderRecord]] = {}
         self._under: dict[str, str | None] = {}  # result -> the result its story lies over
+        self._sizes: dict[str, int] = {}  # counted once: a story has thousands of tensors
 
     def put(self, key: str, story: Story, decoder: DecoderRecord, *, base: str | None) -> None:
         """Keep a result's story; `base` is the result it lies over, None for a dense one."""
+        self._sizes[key] = story.own_bytes + decoder.own_bytes
         self._kept[key], self._under[key] = (story, decoder), base
         self.make_room(0, keep=key)
 
     def share(self, key: str, other: str) -> None:
         """Let another result stand on the same story, if it is here."""
         if key in self._kept:
+            self._sizes[other] = self._sizes[key]
             self._kept[other], self._under[other] = self._kept[key], self._under[key]
 
     def get(self, key: str) -> tuple[Story, DecoderRecord]:
@@ -46,8 +49,8 @@ class Memory:
     @property
     def bytes(self) -> int:
         """Bytes of all that is kept."""
-        stories = {id(story): (story, decoder) for story, decoder in tuple(self._kept.values())}  # others may be adding
-        return sum(story.own_bytes + decoder.own_bytes for story, decoder in stories.values())
+        kept = tuple(self._kept.items())  # others may be adding
+        return sum({id(story): self._sizes[key] for key, (story, _) in kept}.values())
 
     def drop(self, keys: Iterable[str]) -> None:
         """Drop results and what lies over them: a story goes with all that needs it."""

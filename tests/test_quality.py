@@ -26,7 +26,7 @@ from fisedit.quality.edits import Edit
 from fisedit.quality.methods import METHODS, named
 from fisedit.quality.prompt_to_prompt import Control, prompt_to_prompt, unchanged_tokens
 from fisedit.quality.prompts import prompt_pairs
-from fisedit.quality.scores import achieved, score
+from fisedit.quality.scores import Score, achieved, score
 from fisedit.scenes.drawing import FontMissing, emoji_font
 from fisedit.scenes.layout import KINDS, Change, sample_change
 from fisedit.scenes.scene import Placed, Scene
@@ -604,7 +604,7 @@ def test_a_dense_fallback_is_compared_with_the_dense_run(generated):
 def scored(kind: str, success: bool | None, *, drawn: bool = True, macs: int = 2 * 10**9) -> object:
     figures = ("background_psnr", "inside_psnr", "seam", "dense_psnr", "kept_psnr", "again_psnr")
     blank = dict.fromkeys(("area", "whole", "fit", "exact", *figures))
-    return run.Score(kind, drawn, 5, macs, "", success=success, published=None, **blank)
+    return Score(kind, drawn, 5, macs, "", success=success, published=None, **blank)
 
 
 def test_rows_by_hand():

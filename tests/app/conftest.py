@@ -34,7 +34,7 @@ class Site:
     studio: Studio
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")  # a server lowers Pillow's limit of pixels for the whole process: not for other tests
 def site() -> Iterator[Site]:
     """The app on the demo model, in a thread of this process, where tests can look behind the page."""
     from app import server
@@ -75,7 +75,7 @@ class Watched:
             self.bad.append(f"console: {message.text}")
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
     """One browser process."""
     from playwright.sync_api import expect, sync_playwright
