@@ -9,6 +9,7 @@ import io
 import json
 import re
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,10 @@ def _name_model(path: Path, model: str) -> None:
     try:
         index = json.loads(path.read_bytes())
         same = index["model"] == origin.model_name(model)
-        write_bytes(json.dumps(_bare(index) | ({"model": model} if same else {})).encode(), path)
+        named = json.dumps(_bare(index) | ({"model": model} if same else {})).encode()
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise SessionError("the saved session is damaged (session.json); save it again") from error
+    write_bytes(named, path)
 
 
 def _bare(index: dict[str, Any]) -> dict[str, Any]:
@@ -73,6 +75,12 @@ def _write(data: bytes, folder: Path) -> None:
     """The files of a saved session, and no others; nothing is believed of what the zip says."""
     if len(data) > MOST_BYTES:
         raise InputError(f"a saved session must have at most {MOST_BYTES >> 20} MiB, got {len(data) / 2**20:.0f}")
+    for name, content in _members(data):
+        write_bytes(content, folder / name)
+
+
+def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Names and contents. What writing them fails of is not the zip's fault, so it is done elsewhere."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as packed:
             members = packed.infolist()
@@ -85,8 +93,8 @@ def _write(data: bytes, folder: Path) -> None:
                 left -= len(content)
                 if left < 0:
                     raise InputError(f"a saved session must have at most {MOST_UNPACKED >> 20} MiB unpacked, got more")
-                write_bytes(content, folder / member.filename)
+                yield member.filename, content
+    except FisEditError:
+        raise
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, EOFError, ValueError) as error:
-        if isinstance(error, FisEditError):
-            raise
         raise InputError("a saved session must be a zip that was downloaded here, got something else") from error

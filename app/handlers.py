@@ -316,16 +316,17 @@ def _run(studio: Studio, session: Session, job: Callable[[Editor, OnStep], EditR
         told.put(end)
 
     Thread(target=work, daemon=True).start()
+    over = False
     try:
-        while True:
+        while not over:
             news = told.get()
+            over = isinstance(news, BaseException) or news.result is not None or news.seconds is not None
             if isinstance(news, BaseException):
                 raise news
             yield news
-            if news.result or news.seconds is not None:
-                return
     finally:
-        session.stop()
+        if not over:  # else the session may be at somebody's next work by now
+            session.stop()
 
 
 def _moved(session: Session, move: Callable[[Editor], T]) -> T:

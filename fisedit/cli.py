@@ -355,9 +355,7 @@ def bench_edit(
             dtype=dtype,
             on_step=on_step,
         )
-    if output is not None:
-        files.write_json(report, output)
-    console.show_json(report) if json else console.show_rows(report["summary"])
+    _report(report, output, json, "summary")
 
 
 @bench.command("fidelity")
@@ -382,9 +380,7 @@ def bench_fidelity(
             dtype=dtype,
             on_step=on_step,
         )
-    if output is not None:
-        files.write_json(report, output)
-    console.show_json(report) if json else console.show_rows(report["rows"])
+    _report(report, output, json, "rows")
 
 
 @bench.command("masks")
@@ -413,9 +409,7 @@ def bench_masks(
             dtype=dtype,
             on_step=on_step,
         )
-    if output is not None:
-        files.write_json(report, output)
-    console.show_json(report) if json else _show_report(report, "summary", "classes")
+    _report(report, output, json, "summary", "classes")
 
 
 @bench.command("quality")
@@ -455,9 +449,7 @@ def bench_quality(
             dtype=dtype,
             on_step=on_step,
         )
-    if output is not None:
-        files.write_json(report, output)
-    console.show_json(report) if json else _show_report(report, "summary", "classes", "whole")
+    _report(report, output, json, "summary", "classes", "whole")
 
 
 def main() -> None:
@@ -610,12 +602,17 @@ def _show_preview(editor: Editor, seen: Preview, output: Path, *, json: bool) ->
         typer.echo(f"Written: {output}")
 
 
-def _show_report(report: dict[str, Any], *tables: str) -> None:
-    """Print the short tables and what there is to know of them."""
+def _report(report: dict[str, Any], output: Path | None, json: bool, *tables: str) -> None:
+    """Write a benchmark's report, and print all of it or its short tables and what there is to know of them."""
+    if output is not None:
+        files.write_json(report, output)
+    if json:
+        console.show_json(report)
+        return
     for name in tables:
         if report[name]:
             console.show_rows(report[name])
-    for note in report["notes"]:
+    for note in report.get("notes", ()):
         typer.echo(f"note: {note}")
 
 

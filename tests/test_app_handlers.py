@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import io
 import json
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from app import handlers, views
+from app import archive, handlers, views
 from app.limits import MOST_BYTES, MOST_LETTERS, Region, Settings
 from app.pace import Pace
 from app.sessions import Busy, Studio
@@ -118,6 +119,16 @@ def test_who_stops_listening_stops_the_work(studio, session):
     running.close()
     idle(session)
     assert len(session.editor.history) == 0
+
+
+def test_a_run_that_is_over_stops_nobody_elses_work(studio, session):
+    run = handlers.generate(studio, session, CAT, QUICK)
+    while next(run).result is None:
+        pass
+    session.take()
+    run.close()
+    session.check()
+    session.release()
 
 
 def idle(session):
@@ -315,6 +326,25 @@ def test_no_zip_unpacks_beyond_its_bound(studio, session, monkeypatch):
         handlers.reopen(session, file.getvalue())
     with pytest.raises(InputError, match="something else"):
         handlers.reopen(session, b"PK no zip")
+
+
+@pytest.mark.parametrize("failing", ["a member", "the index"])
+def test_a_full_disk_is_not_taken_for_a_bad_zip(studio, session, tmp_path, monkeypatch, failing):
+    made(studio, session)
+    packed, wrote = archive.pack(session.folder), archive.write_bytes
+    members = len(zipfile.ZipFile(io.BytesIO(packed)).namelist())
+    room = {"a member": members - 1, "the index": members}[failing]
+    written = []
+
+    def full(content, path):
+        if len(written) == room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(path)
+        wrote(content, path)
+
+    monkeypatch.setattr(archive, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        archive.unpack(packed, tmp_path / "there", "demo")
 
 
 def test_a_dense_run_is_measured_and_kept_out_of_the_history(studio, session):
