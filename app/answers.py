@@ -154,7 +154,7 @@ class Answers:
             before, after = handlers.compare(session, str(other))
         except FisEditError as error:
             return {self.page.status: views.said(str(error), "error")}
-        return {self.page.stage: gr.update(picture=self._picture(after, before, "compare", others=True))}
+        return {self.page.stage: gr.update(picture=self._picture(after, before, "compare"))}
 
     def fetches(self, job: Callable[[Session], Path]) -> Callable[..., Updates]:
         """An event that gives the browser a file."""
@@ -295,16 +295,16 @@ class Answers:
         dense = measured or self.studio.pace.dense(result.stats.macs_dense)
         return views.truth(result, parent, dense, measured=measured is not None)
 
-    def _picture(self, after: EditResult, before: EditResult | None, view: str, *, others: bool = False) -> Updates:
+    def _picture(self, after: EditResult, before: EditResult | None, view: str) -> Updates:
         """What the stage shows: a result, what it is compared with, and its mask."""
         size = after.image.size
         told = {"id": after.id, "url": views.shown(after.image), "width": size[0], "height": size[1]}
         told |= {"alt": after.prompt, "view": view}
         if before is None or before.image.size != size:
             return told
-        mask = "" if others and after.parent != before.id else views.region(after.mask)
-        label = "before" if after.parent == before.id else views.caption(before)
-        return told | {"before": views.shown(before.image), "mask": mask, "label": label}
+        mask = after.mask if after.parent == before.id else None
+        told |= {"before": views.shown(before.image), "label": "before" if mask else views.caption(before)}
+        return told | {"mask": views.region(mask) if mask else "", "split": views.border(mask)}
 
 
 def _caller(request: gr.Request) -> str:

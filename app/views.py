@@ -182,6 +182,13 @@ def region(mask: EditMask) -> str:
     return _url(picture, "PNG")
 
 
+def border(mask: EditMask | None) -> float:
+    """Where before and after meet at first, as a percentage from the left: half of the mask lies on either side."""
+    if mask is None or not mask.grid.any():
+        return 50.0
+    return float(np.median(np.nonzero(mask.grid)[1]) + 0.5) / mask.grid.shape[1] * 100
+
+
 def live(small: Image.Image, mask: EditMask | None) -> str:
     """How far a run is, as a data URL: its preview of one pixel per cell, inside the mask alone where that is known."""
     if mask is None or not mask.grid.any() or mask.grid.shape != small.size[::-1]:

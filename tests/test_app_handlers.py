@@ -23,7 +23,7 @@ from app.pace import Pace
 from app.sessions import Busy, Studio
 from fisedit import Cancelled, Editor
 from fisedit.errors import FisEditError, InputError, MaskError, PromptError, SessionError
-from fisedit.values import EditStats, MaskSource
+from fisedit.values import EditMask, EditStats, MaskSource
 
 CAT, DOG, FOX = "a cat and a cake on a beach", "a dog and a cake on a beach", "a fox and a cake on a beach"
 ROOT = Path(__file__).resolve().parents[1]
@@ -445,6 +445,16 @@ def test_strokes_become_two_areas():
 def test_strokes_that_are_none(sent):
     with pytest.raises((MaskError, InputError)):
         views.strokes(sent, (8, 8))
+
+
+def test_before_and_after_meet_within_the_mask():
+    grid = np.zeros((8, 16), bool)
+    assert views.border(None) == views.border(EditMask(grid, MaskSource.NOWHERE)) == 50
+    assert views.border(EditMask(~grid, MaskSource.GIVEN)) == 50
+    grid[2:4, 12:15] = True
+    assert views.border(EditMask(grid, MaskSource.GIVEN)) == 13.5 / 16 * 100
+    grid[:, 0] = True
+    assert views.border(EditMask(grid, MaskSource.GIVEN)) == 0.5 / 16 * 100
 
 
 def test_changed_words_are_marked_and_nothing_else_becomes_html():

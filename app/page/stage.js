@@ -7,7 +7,8 @@ const COLOURS = { add: "rgb(255,64,96)", protect: "rgb(48,112,255)" };
 const LONGEST = 512;
 const finger = matchMedia("(pointer: coarse)").matches;  // a finger scrolls until a brush is chosen
 const masked = { edit: true, compare: false };
-let tool = finger ? "" : "add", width = 10, strokes = [], current = null, shown = null, drawing = false;
+let tool = finger ? "" : "add", width = 10, strokes = [], current = null, shown = null;
+let at = [0.5, 0.5], held = "";  // where the brush is, and what holds it down: "pointer", " ", "Enter" or nothing
 
 function choose(group, name, value) {
   for (const button of element.querySelectorAll(`[role=radio][data-${group}]`)) {
@@ -29,6 +30,11 @@ function view(name) {
   stage.toggleAttribute("data-bare", !masked[name]);
   find("[data-do=mask]").checked = masked[name];
   choose("view", "view", name);
+}
+
+function split(percent) {
+  find(".split").value = percent;
+  frame.style.setProperty("--at", `${percent}%`);
 }
 
 function source(selector, url) {
@@ -64,6 +70,7 @@ function tell() {
 
 function undo() {
   if (!strokes.length) return false;
+  held = "";
   strokes.pop();
   tell();
   return true;
@@ -74,30 +81,79 @@ function place(event) {
   return [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height];
 }
 
-canvas.addEventListener("pointerdown", (event) => {
-  if (event.button || !shown || !tool) return;
-  canvas.setPointerCapture(event.pointerId);
-  drawing = true;
-  strokes.push({ tool, width, points: [place(event)] });
+function ringed(there = ring.style.display === "block") {
+  const [left, top] = at.map((share) => `${share * 100}%`);
+  Object.assign(ring.style, { display: there && tool && shown ? "block" : "none", left, top, width: `${width}%` });
+}
+
+function down(by) {
+  held = by;
+  strokes.push({ tool, width, points: [at] });
   redraw();
+}
+
+function up() {
+  if (!held) return;
+  held = "";
+  tell();
+}
+
+canvas.addEventListener("pointerdown", (event) => {
+  if (event.button || !shown || !tool || held) return;
+  canvas.setPointerCapture(event.pointerId);
+  at = place(event);
+  down("pointer");
   event.preventDefault();
 });
 canvas.addEventListener("pointermove", (event) => {
-  const [x, y] = place(event);
-  Object.assign(ring.style, { display: tool && shown && event.pointerType === "mouse" ? "block" : "none" });
-  Object.assign(ring.style, { left: `${x * 100}%`, top: `${y * 100}%`, width: `${width}%` });
-  if (!drawing) return;
+  if (held && held !== "pointer") return;
+  at = place(event);
+  ringed(event.pointerType === "mouse");
+  if (!held) return;
   for (const part of event.getCoalescedEvents ? event.getCoalescedEvents() : [event]) strokes.at(-1).points.push(place(part));
   redraw();
 });
-canvas.addEventListener("pointerleave", () => { ring.style.display = "none"; });
-for (const over of ["pointerup", "pointercancel"]) {
-  canvas.addEventListener(over, () => { if (drawing) { drawing = false; tell(); } });
+canvas.addEventListener("pointerleave", () => ringed(false));
+for (const over of ["pointerup", "pointercancel", "blur"]) canvas.addEventListener(over, up);
+
+/* By keys: arrows move the brush, Space held or Enter in turns puts it down, [ and ] change its size. */
+const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+const STEP = 1 / 64, SIZES = { "[": -2, "]": 2 };
+const within = (value, low, high) => Math.min(high, Math.max(low, value));
+
+function move([across, below], step) {
+  const [x, y] = at, square = canvas.width / canvas.height;
+  at = [within(x + across * step, 0, 1), within(y + below * step * square, 0, 1)];
+  if (held) strokes.at(-1).points.push(at);
 }
+
+canvas.addEventListener("keydown", (event) => {
+  const { key } = event, press = key === " " || key === "Enter";
+  if (!shown || event.ctrlKey || event.metaKey || event.altKey || !(MOVES[key] || SIZES[key] || press)) return;
+  event.preventDefault();
+  if (!tool) take("add");
+  if (MOVES[key]) move(MOVES[key], event.shiftKey ? 4 * STEP : STEP);
+  if (SIZES[key]) {
+    const size = find("[data-do=size]");
+    size.value = width = within(width + SIZES[key], Number(size.min), Number(size.max));
+  }
+  if (press && !event.repeat) {
+    if (held) up();
+    else down(key);
+  }
+  redraw();
+  ringed(true);
+});
+canvas.addEventListener("keyup", (event) => {
+  if (event.key === " " && held === " ") up();
+  if (shown && MOVES[event.key]) find(".where").textContent = at.map((share) => `${Math.round(share * 100)} %`).join(", ");
+});
+canvas.addEventListener("focus", () => ringed(canvas.matches(":focus-visible")));
+canvas.addEventListener("blur", () => ringed(false));
 
 const DO = {
   undo,
-  clear: () => { strokes = []; tell(); },
+  clear: () => { held = ""; strokes = []; tell(); },
 };
 element.addEventListener("click", (event) => {
   const button = event.target.closest("button");
@@ -107,8 +163,8 @@ element.addEventListener("click", (event) => {
   if (button.dataset.do) DO[button.dataset.do]();
 });
 element.addEventListener("input", (event) => {
-  if (event.target.matches(".split")) frame.style.setProperty("--at", `${event.target.value}%`);
-  if (event.target.dataset.do === "size") width = Number(event.target.value);
+  if (event.target.matches(".split")) split(event.target.value);
+  if (event.target.dataset.do === "size") { width = Number(event.target.value); ringed(); }
   if (event.target.dataset.do === "mask") { masked[stage.dataset.view] = event.target.checked; view(stage.dataset.view); }
   event.stopPropagation();
 });
@@ -132,12 +188,14 @@ function picture() {
   stage.toggleAttribute("data-alone", !(shown && shown.before));
   frame.style.setProperty("--ratio", shown ? shown.width / shown.height : 1);
   if (shown) find(".before-tag").textContent = shown.label || "before";
+  if (shown && shown.before) split(shown.split);
   const key = shown && `${shown.id} ${shown.width} ${shown.height}`;
   if (key !== current) {
     const scale = shown ? LONGEST / Math.max(shown.width, shown.height) : 1;
     canvas.width = shown ? Math.max(1, Math.round(shown.width * scale)) : 1;
     canvas.height = shown ? Math.max(1, Math.round(shown.height * scale)) : 1;
     current = key;
+    held = "";
     strokes = [];
     props.value = "";
     source(".region", "");

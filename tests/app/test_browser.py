@@ -9,6 +9,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 from PIL import Image
 from playwright.sync_api import expect
 
@@ -78,12 +79,14 @@ def test_from_words_to_a_file(browser, tmp_path):
     assert (edited != source).any() and (edited[~mask] == source[~mask]).all()
     assert (pixels(page, ".before") == source).all()
 
-    split = page.locator("#stage .split")
+    column, split = round(border(page) * mask.shape[1]), page.locator("#stage .split")
+    assert 0.4 < mask[:, :column].sum() / mask.sum() < 0.6  # the change lies on both sides
+    assert float(split.input_value()) == pytest.approx(border(page) * 100, abs=0.5)
     split.focus()
     split.press("Home")
-    assert page.locator("#stage .frame").evaluate("frame => frame.style.getPropertyValue('--at')") == "0%"
+    assert border(page) == 0
     split.press("End")
-    assert page.locator("#stage .frame").evaluate("frame => frame.style.getPropertyValue('--at')") == "100%"
+    assert border(page) == 1
 
     nodes(page).first.click()
     expect(here(page)).to_have_attribute("data-id", "0")
@@ -140,6 +143,55 @@ def test_painting(browser):
     assert painted(page, 0.36, 0.2)[3] == 0  # another picture: the strokes were of the last
 
 
+def test_painting_by_keys(browser):
+    page = browser().open()
+    make(page)
+    expect(nodes(page)).to_have_count(1)
+    page.locator("#prompt textarea").fill(DOG)
+    expect(page.locator("#facts")).to_contain_text("confidence")
+
+    canvas, keys = page.locator("#stage canvas"), page.locator("#stage .keys")
+    page.get_by_role("radio", name="Brush").focus()
+    expect(keys).to_have_css("opacity", "0")
+    while not canvas.evaluate("canvas => canvas === document.activeElement"):
+        page.keyboard.press("Tab")
+    expect(keys).to_have_css("opacity", "1")
+    expect(page.locator("#stage .ring")).to_be_visible()
+
+    press(page, "Shift+ArrowLeft", 5)
+    press(page, "Shift+ArrowUp", 5)
+    expect(page.locator("#stage .where")).to_have_text("19 %, 19 %")
+    page.keyboard.down(" ")
+    press(page, "ArrowRight", 12)
+    page.keyboard.up(" ")
+    press(page, "ArrowDown", 16)
+    expect(page.locator("#facts")).to_contain_text("of the picture")
+    assert painted(page, 0.19, 0.19) == painted(page, 0.37, 0.19) == [255, 64, 96, 255]
+    assert painted(page, 0.37, 0.3)[3] == painted(page, 0.6, 0.19)[3] == painted(page, 0.5, 0.5)[3] == 0
+
+    press(page, "]", 5)
+    expect(page.get_by_label("Brush size")).to_have_value("20")
+    press(page, "Enter")
+    press(page, "ArrowDown", 16)
+    press(page, "Enter")
+    press(page, "ArrowDown", 16)
+    assert (
+        painted(page, 0.3, 0.55) == painted(page, 0.45, 0.68) == [255, 64, 96, 255] and painted(page, 0.37, 0.9)[3] == 0
+    )
+    press(page, "[", 7)
+    expect(page.get_by_label("Brush size")).to_have_value("6")
+
+    press(page, "Control+z")
+    assert painted(page, 0.37, 0.55)[3] == 0 and painted(page, 0.37, 0.19) == [255, 64, 96, 255]
+    before = pixels(page, ".region", "RGBA")[..., 3] > 0
+    side = len(before)
+    assert before[side * 3 // 16, side * 5 // 16]
+    press(page, "Control+Enter")
+    expect(nodes(page)).to_have_count(2)
+    mask = pixels(page, ".mask", "RGBA")[..., 3] > 0
+    assert mask[side * 3 // 16, side * 5 // 16]
+
+
 def test_stop(browser, site, steps):
     page = browser().open()
     make(page, steps=150)
@@ -189,6 +241,17 @@ def test_words_of_users_are_words(browser):
     page.locator("#prompt textarea").fill(bad.replace("cat", "<b id=bold>dog</b>"))
     expect(page.locator("#words-line")).to_contain_text("<b id=bold>dog</b>")
     assert page.locator("#bold, img[src=x]").count() == 0 and not shouted
+
+
+def border(page: Page) -> float:
+    """Where before and after meet, as a share of the picture's width."""
+    at = page.locator("#stage .frame").evaluate("frame => getComputedStyle(frame).getPropertyValue('--at')")
+    return float(at.removesuffix("%")) / 100
+
+
+def press(page: Page, key: str, times: int = 1) -> None:
+    for _ in range(times):
+        page.keyboard.press(key)
 
 
 def stroke(page: Page, *points: tuple[float, float]) -> None:
