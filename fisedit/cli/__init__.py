@@ -1,0 +1,58 @@
+"""The command line: `fisedit generate`, `edit`, `show`, `demo`, `batch`, `train-adapter`, `app` and `bench`.
+
+Verbs hold no torch, and import what needs it only once their arguments are checked.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+import typer
+
+from fisedit import console
+from fisedit import options as opt
+from fisedit.cli import making, work
+from fisedit.cli.benches import bench
+from fisedit.heap import keep_freed_memory
+
+_INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def fisedit(
+    version: opt.Version = False,
+    debug: opt.Debug = False,
+) -> None:
+    """Edit a generated picture by changing words, and compute only what changes."""
+
+
+for verb in (making.generate, making.edit, making.show, work.demo, work.batch):
+    app.command()(verb)
+app.command("train-adapter")(work.train_adapter)
+app.command("app")(work.browse)
+app.add_typer(bench, name="bench")
+
+
+def main() -> None:
+    """Run the command line. Every error is one line on stderr; a traceback only with --debug."""
+    keep_freed_memory()
+    arguments = sys.argv[1:] or ["--help"]
+    debug = "--debug" in arguments
+    if debug:
+        arguments.remove("--debug")
+    sys.exit(_run(arguments, debug=debug))
+
+
+def _run(arguments: list[str], *, debug: bool) -> int:
+    try:
+        status = int(app(arguments, prog_name="fisedit", standalone_mode=False) or 0)
+        return console.complain(KeyboardInterrupt()) if status == _INTERRUPTED else status
+    except typer.TyperException as error:
+        return console.complain_line("usage", f"{error.format_message().rstrip('.')}; see fisedit --help", 2)
+    except Exception as error:  # noqa: BLE001 (the process's border: whatever it is, say it in one line)
+        if debug:
+            traceback.print_exception(error)
+        return console.complain(error)

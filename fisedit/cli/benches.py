@@ -1,0 +1,168 @@
+"""The verbs that measure: `bench edit`, `fidelity`, `masks` and `quality`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from fisedit import console, files
+from fisedit import options as opt
+from fisedit.errors import InputError
+
+bench = typer.Typer(help="Measure fisedit against dense diffusers.")
+
+
+@bench.command("edit")
+def bench_edit(
+    model: opt.BenchModel = None,
+    areas: opt.Areas = "1,5,15,25,50,80",
+    size: opt.Size = 512,
+    num_inference_steps: opt.Steps = 20,
+    repeats: opt.Repeats = 5,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    output: opt.BenchOutput = None,
+    json: opt.Json = False,
+) -> None:
+    """Measure steps, decodes and whole edits of given areas."""
+    shares = _shares(areas)
+    if output is not None:
+        files.writable(output.parent)
+    with console.progress("Measuring") as on_step:
+        report = _edit_benchmark(device).run(
+            model=model,
+            areas=shares,
+            size=size,
+            num_inference_steps=num_inference_steps,
+            repeats=repeats,
+            device=device,
+            dtype=dtype,
+            on_step=on_step,
+        )
+    _report(report, output, json, "summary")
+
+
+@bench.command("fidelity")
+def bench_fidelity(
+    model: opt.Model = "demo",
+    edits: opt.Edits = 40,
+    num_inference_steps: opt.Steps = 25,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    output: opt.BenchOutput = None,
+    json: opt.Json = False,
+) -> None:
+    """Measure how close sparse edits come to dense blended ones, by growth."""
+    if output is not None:
+        files.writable(output.parent)
+    with console.progress("Measuring") as on_step:
+        report = import_module("fisedit.fidelity").run(
+            model=model,
+            edits=edits,
+            num_inference_steps=num_inference_steps,
+            device=device,
+            dtype=dtype,
+            on_step=on_step,
+        )
+    _report(report, output, json, "rows")
+
+
+@bench.command("masks")
+def bench_masks(
+    model: opt.Model = "demo",
+    edits: opt.QualityEdits = 120,
+    num_inference_steps: opt.Steps = 25,
+    guidance_scale: opt.Guidance = 4.0,
+    seed: opt.EditsSeed = 0,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    output: opt.BenchOutput = None,
+    json: opt.Json = False,
+) -> None:
+    """Measure the masks that every recipe makes of words, beside the truth."""
+    if output is not None:
+        files.writable(output.parent)
+    with console.progress("Measuring") as on_step:
+        report = import_module("fisedit.quality.finding").run(
+            model=model,
+            edits=edits,
+            num_inference_steps=num_inference_steps,
+            guidance_scale=guidance_scale,
+            seed=seed,
+            device=device,
+            dtype=dtype,
+            on_step=on_step,
+        )
+    _report(report, output, json, "summary", "classes")
+
+
+@bench.command("quality")
+def bench_quality(
+    model: opt.Model = "demo",
+    edits: opt.QualityEdits = 200,
+    methods: opt.Methods = "",
+    num_inference_steps: opt.Steps = 25,
+    guidance_scale: opt.Guidance = 4.0,
+    seed: opt.EditsSeed = 0,
+    judge: opt.Judge = None,
+    pie_bench: opt.PieBench = None,
+    html: opt.Html = None,
+    journal: opt.BenchJournal = None,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    output: opt.BenchOutput = None,
+    json: opt.Json = False,
+) -> None:
+    """Measure masks and edits whose truth is known, beside other methods."""
+    for folder in (html, journal and journal.parent, output and output.parent):
+        if folder is not None:
+            files.writable(folder)
+    with console.progress("Measuring") as on_step:
+        report = import_module("fisedit.quality.run").run(
+            model=model,
+            edits=edits,
+            methods=[name.strip() for name in methods.split(",") if name.strip()],
+            num_inference_steps=num_inference_steps,
+            guidance_scale=guidance_scale,
+            seed=seed,
+            judge=judge,
+            pie_bench=pie_bench,
+            html=html,
+            journal=journal,
+            device=device,
+            dtype=dtype,
+            on_step=on_step,
+        )
+    _report(report, output, json, "summary", "classes", "whole")
+
+
+def _report(report: dict[str, Any], output: Path | None, json: bool, *tables: str) -> None:
+    """Write a benchmark's report, and print all of it or its short tables and what there is to know of them."""
+    if output is not None:
+        files.write_json(report, output)
+    if json:
+        console.show_json(report)
+        return
+    for name in tables:
+        if report[name]:
+            console.show_rows(report[name])
+    for note in report.get("notes", ()):
+        typer.echo(f"note: {note}")
+
+
+def _edit_benchmark(device: str | None) -> Any:
+    """On a GPU that was asked for, captured graphs are measured; elsewhere the engine as it runs."""
+    return import_module("fisedit.bench_cuda" if (device or "").startswith("cuda") else "fisedit.benchmark")
+
+
+def _shares(areas: str) -> tuple[float, ...]:
+    try:
+        shares = tuple(float(area) / 100 for area in areas.split(","))
+    except ValueError as error:
+        raise InputError(f"areas must be percentages such as 1,5,15, got {areas!r}") from error
+    if not all(0 < share <= 1 for share in shares):
+        raise InputError(f"areas must lie above 0 and up to 100 percent, got {areas!r}")
+    return shares
