@@ -17,7 +17,7 @@ from fisedit.cache import StepFeatures, StepOverlay
 from fisedit.capture import Captured, Once, Outputs, capture
 from fisedit.executor import Executor
 from fisedit.feed import Feed
-from fisedit.fused import Buffers, Fused
+from fisedit.fused import SKIPPED, Buffers, Fused
 from fisedit.graph import Role
 from fisedit.plan import SparsePlan
 from fisedit.records import Records
@@ -37,13 +37,18 @@ class Slot:
 class GraphExecutor:
     """Captured graphs of one UNet; editors may share them and take turns.
 
+    Args:
+        executor: of the UNet.
+        coded: recorded keys and values are read in a byte a number, which halves what a step reads and changes results
+            a little.
+
     Raises:
         UnsupportedModuleError: the UNet has a block without a fused form.
     """
 
-    def __init__(self, executor: Executor) -> None:
-        self.executor, self.fused = executor, Fused(executor.unet, executor.sites)
-        self.records, self.graphs = Records(executor.sites), Once[Slot]()
+    def __init__(self, executor: Executor, *, coded: bool = False) -> None:
+        self.executor, self.fused = executor, Fused(executor.unet, executor.sites, coded=coded)
+        self.records, self.graphs = Records(executor.sites, self.fused.heads), Once[Slot]()
 
     @torch.inference_mode()
     def begin(
@@ -99,7 +104,7 @@ class GraphEdit:
         buffers = slot.buffers
         index = records.index(buffers.rows, plans, len(text) // len(plans))
         loads = {i: records.gather(step, index) for i, step in self._steps.items()}
-        self.feed = Feed(loads, [buffers.totals.flat, buffers.rows.flat, *buffers.tokens.values()], budget)
+        self.feed = Feed(loads, buffers.copied, budget, buffers.addresses)
 
     @property
     def place(self) -> Place:
@@ -132,6 +137,8 @@ class GraphEdit:
         made, outputs = StepOverlay(source, plan), self._slot.captured.outputs
         for site in self._executor.sites:
             rows, totals = outputs.get(f"rows {site.name}"), outputs.get(f"totals {site.name}")
+            skipped = outputs.get(f"rows {site.name}{SKIPPED}")
+            rows = rows if rows is None or skipped is None else torch.cat([rows, skipped], 2)
             if rows is not None and site.name in source:
                 kept = rows[-1:] if site.role is Role.QUERY else rows
                 made.maps[site.name] = kept[:, : plan.levels[site.level].rows].clone()

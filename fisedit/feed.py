@@ -8,63 +8,87 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import cycle
 
 import torch
 from torch import Tensor
 
 
 class Feed:
-    """Tensors by step, copied into fixed targets.
+    """Tensors by step: the first ones are copied into fixed targets, of the others it is said where they lie.
 
     Args:
         steps: step -> tensors; the same shapes and dtypes for every step.
         targets: where a step's tensors go, on the device.
         budget: bytes that may stay on the device; all or nothing. None is no limit.
+        addresses: int64 on the device, one for each tensor that has no target; None if there is none.
     """
 
-    def __init__(self, steps: Mapping[int, Sequence[Tensor]], targets: Sequence[Tensor], budget: int | None) -> None:
-        self._targets, self._device = list(targets), targets[0].device
+    def __init__(
+        self,
+        steps: Mapping[int, Sequence[Tensor]],
+        targets: Sequence[Tensor],
+        budget: int | None,
+        addresses: Tensor | None = None,
+    ) -> None:
+        self._targets, self._device, self._addresses = list(targets), targets[0].device, addresses
         self.bytes = sum(t.nbytes for tensors in steps.values() for t in tensors)
         self.resident = budget is None or self.bytes <= budget
         self._steps = {i: [self._kept(t) for t in tensors] for i, tensors in steps.items()}
+        self._where = {i: self._lying(tensors) for i, tensors in self._steps.items()} if self.resident else {}
         self._staged: int | None = None
         if not self.resident:
-            self._stage = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in self._targets]
+            stages = [self._stage() for _ in range(1 if addresses is None else 2)]  # one is read while one is filled
+            self._stages = cycle([(stage, self._lying(stage)) for stage in stages])
             self._lane = _Lane(self._device)
 
     def load(self, i: int, following: int | None = None) -> None:
-        """Copy a step's tensors into the targets; the host does not wait.
+        """Put a step's tensors where they are read; the host does not wait.
 
         Args:
             following: the step that will be asked for next, fetched from now on; None if there is none.
         """
         if self.resident:
-            self._copy(self._steps[i])
+            self._put(self._steps[i], self._where[i])
             return
         if self._staged != i:
             self._fetch(i)
         self._lane.arrived()
-        self._copy(self._stage)
+        self._put(*self._filled)
         self._staged = None
         if following is not None:
             self._fetch(following)
 
-    def _copy(self, sources: list[Tensor]) -> None:
+    def _put(self, sources: list[Tensor], where: Tensor | None) -> None:
         """One precision at a time: then many tensors take few kernels."""
-        for dtype in {t.dtype for t in sources}:
-            alike = [i for i, t in enumerate(sources) if t.dtype is dtype]
-            torch._foreach_copy_([self._targets[i] for i in alike], [sources[i] for i in alike])
+        pairs = list(zip(self._targets, sources, strict=self._addresses is None))
+        for dtype in {source.dtype for _, source in pairs}:
+            alike = [pair for pair in pairs if pair[1].dtype is dtype]
+            torch._foreach_copy_([target for target, _ in alike], [source for _, source in alike])
+        if self._addresses is not None and where is not None:
+            self._addresses.copy_(where)
 
     def _fetch(self, i: int) -> None:
+        self._filled = next(self._stages)
         with self._lane.ahead():
-            for there, here in zip(self._stage, self._steps[i], strict=True):
+            for there, here in zip(self._filled[0], self._steps[i], strict=True):
                 there.copy_(here, non_blocking=True)
         self._staged = i
 
+    def _stage(self) -> list[Tensor]:
+        """Room for a step on the device."""
+        return [torch.empty(t.shape, dtype=t.dtype, device=self._device) for t in next(iter(self._steps.values()))]
+
+    def _lying(self, tensors: list[Tensor]) -> Tensor | None:
+        """Where the tensors without a target lie."""
+        if self._addresses is None:
+            return None
+        return torch.tensor([t.data_ptr() for t in tensors[len(self._targets) :]], device=self._device)
+
     def _kept(self, tensor: Tensor) -> Tensor:
         if self.resident:
-            return tensor.to(self._device)
-        host = tensor.to("cpu")
+            return tensor.to(self._device).contiguous()
+        host = tensor.to("cpu").contiguous()
         return host.pin_memory() if self._device.type == "cuda" else host
 
 

@@ -14,21 +14,21 @@ from math import prod
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from diffusers import UNet2DConditionModel
-from diffusers.models.activations import GEGLU
 from diffusers.models.downsampling import Downsample2D
 from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.transformers.transformer_2d import Transformer2DModel
+from diffusers.models.unets.unet_2d_blocks import CrossAttnUpBlock2D, UpBlock2D
 from diffusers.models.upsampling import Upsample2D
 from torch import Tensor, nn
 
 from fisedit.adapters.base import Replacement, injected
 from fisedit.buckets import Bucket, LevelTables, Tables
-from fisedit.errors import UnsupportedModuleError
+from fisedit.fusible import QKV, Weights
 from fisedit.graph import Role, Site
 from fisedit.layers import map_of, rows_of
 from fisedit.sparse_kernels import ops
+from fisedit.sparse_kernels.reference import LayerNorm, Lying, Recorded, Rows
 
 
 class Packed:
@@ -53,7 +53,9 @@ class Buffers:
         latents: [B, 4, h, w], scaled for the model. timestep: float32 [1].
         totals: float64 [S, groups, 2] of every norm's recorded maps.
         rows: recorded rows, "active NAME" [B, R, C] of norms and "halo NAME" [B, G, C] of what is before a 3x3 conv.
-        text: [B, T, C], keys and values of every cross-attention. tokens: [S, H * W, C], recorded keys and values.
+        text: [B, T, C], keys and values of every cross-attention.
+        tokens: [S, H * W, C], recorded keys and values; where they are coded, NAME + `SCALES` is after every one.
+        addresses: int64, where each of these lies if it is read in place, at first in `blank`; None if it is copied.
     """
 
     tables: Tables
@@ -62,7 +64,14 @@ class Buffers:
     totals: Packed
     rows: Packed
     text: dict[str, Tensor] = field(default_factory=dict)
-    tokens: dict[str, Tensor] = field(default_factory=dict)
+    tokens: dict[str, Recorded] = field(default_factory=dict)
+    addresses: Tensor | None = None
+    blank: Tensor | None = None
+
+    @property
+    def copied(self) -> list[Tensor]:
+        """What a step's features are copied to, in the order of `Records.gather`."""
+        return [self.totals.flat, self.rows.flat, *(t for t in self.tokens.values() if isinstance(t, Tensor))]
 
 
 @dataclass(eq=False)
@@ -71,23 +80,25 @@ class _Run:
 
     buffers: Buffers
     sites: dict[str, Site]
-    times: dict[str, slice]
+    time: Tensor
     fresh: dict[str, Tensor] = field(default_factory=dict)
     totals: dict[str, Tensor] = field(default_factory=dict)
-    time: Tensor | None = None
     last: Tensor | None = None
 
     def tables(self, name: str) -> LevelTables:
         return self.buffers.tables.levels[self.sites[name].level]
 
-    def affine(self, name: str, norm: nn.GroupNorm, rows: Tensor) -> Tensor:
+    def affine(self, name: str, norm: nn.GroupNorm, rows: Rows) -> Tensor:
         place = self.tables(name).place
         count = place.taken.shape[1] * (norm.num_channels // norm.num_groups)
         recorded, totals = self.buffers.rows[f"active {name}"], self.buffers.totals[name]
         affine, self.totals[name] = ops.affine(
             rows, recorded, totals, place.valid, count, norm.weight, norm.bias, norm.eps
         )
-        self.fresh[name] = rows
+        if isinstance(rows, Tensor):
+            self.fresh[name] = rows
+        else:
+            self.fresh[name], self.fresh[f"{name}{SKIPPED}"] = rows
         return affine
 
 
@@ -96,27 +107,20 @@ class Fused:
 
     Args:
         unet: left as it is. sites: its sites.
+        coded: recorded keys and values are read in a byte a number (see `reference.coded`).
 
     Raises:
         UnsupportedModuleError: a block that has no fused form.
+
+    Attributes:
+        heads: of the recorded keys and values that are coded, by site.
     """
 
-    def __init__(self, unet: UNet2DConditionModel, sites: Sequence[Site]) -> None:
+    def __init__(self, unet: UNet2DConditionModel, sites: Sequence[Site], *, coded: bool = False) -> None:
         self.unet, self._sites = unet, {site.name: site for site in sites}
-        blocks = {name: m for name, m in unet.named_modules() if isinstance(m, ResnetBlock2D | Transformer2DModel)}
-        _check(unet, sites, blocks)
-        resnets = {name: m for name, m in blocks.items() if isinstance(m, ResnetBlock2D)}
-        self._time_weight = torch.cat([m.time_emb_proj.weight.detach() for m in resnets.values()])
-        self._time_bias = torch.cat([m.time_emb_proj.bias.detach() for m in resnets.values()])
-        self._times, start = {}, 0
-        for name, resnet in resnets.items():
-            self._times[name] = slice(start, start := start + resnet.time_emb_proj.out_features)
-        self._packed = {
-            f"{name}.transformer_blocks.{i}": torch.cat([getattr(b.attn1, to).weight.detach() for to in _QKV])
-            for name, model in blocks.items()
-            if isinstance(model, Transformer2DModel)
-            for i, b in enumerate(model.transformer_blocks)
-        }
+        tokens = [site.name for site in sites if coded and site.role is Role.TOKENS]
+        self.heads = {name: int(unet.get_submodule(name.rpartition(".")[0]).heads) for name in tokens}
+        self._weights = Weights(unet, sites)
 
     def buffers(
         self, bucket: Bucket, grids: Sequence[tuple[int, int]], edits: int, branches: int, tokens: int
@@ -137,11 +141,22 @@ class Fused:
             Packed(totals, torch.float64, like.device),
             Packed({n: (items, *shape) for n, shape in self._recorded(bucket).items()}, like.dtype, like.device),
         )
+        shapes = {}
         for name, site in sites:
             if site.role is Role.TOKENS:
-                made.tokens[name] = like.new_zeros(branches, sizes[site.level], site.module.out_features)
+                shapes[name] = branches, sizes[site.level], site.module.out_features
+                if name in self.heads:
+                    shapes[name + SCALES] = *shapes[name][:2], self.heads[name]
             if site.role is Role.TEXT:
                 made.text[name] = like.new_zeros(items, tokens, site.module.out_features)
+        types = {name: torch.int8 if name in self.heads else like.dtype for name in shapes}
+        if ops.reads_in_place():
+            made.blank = like.new_zeros(max(prod(shape) for shape in shapes.values()))
+            made.addresses = torch.full((len(shapes),), made.blank.data_ptr(), device=like.device)
+            each = made.addresses.split(1)
+            made.tokens |= {name: Lying(at, shapes[name], types[name]) for name, at in zip(shapes, each, strict=True)}
+        else:
+            made.tokens |= {name: like.new_zeros(shape, dtype=types[name]) for name, shape in shapes.items()}
         return made
 
     def _recorded(self, bucket: Bucket) -> dict[str, tuple[int, int]]:
@@ -159,10 +174,12 @@ class Fused:
         """One evaluation.
 
         Returns:
-            The prediction at padded active rows [B, R, 4]; the fresh rows [B, R, C] by site; totals of the mixed maps
-            [B, groups, 2] by norm. Rows of padding hold nothing of use.
+            The prediction at padded active rows [B, R, 4]; the fresh rows [B, R, C] by site, where a norm reads two
+            maps side by side the second one's by its name and `SKIPPED`; totals of the mixed maps [B, groups, 2] by
+            norm. Rows of padding hold nothing of use.
         """
-        run = _Run(buffers, self._sites, self._times)
+        time = ops.time_rows(buffers.timestep, self._weights.frequencies, self._weights.time)  # of all items and blocks
+        run = _Run(buffers, self._sites, time)
         replacements: list[Replacement] = [
             (module, partial(_BLOCKS[type(module)], self, run, name))
             for name, module in self.unet.named_modules()
@@ -172,69 +189,99 @@ class Fused:
         replacements += [(unet.conv_in, partial(_conv_in, unet.conv_in, run)), (unet.conv_act, lambda x: x)]
         replacements += [(unet.conv_norm_out, partial(_norm_out, unet.conv_norm_out, run))]
         replacements += [(unet.conv_out, partial(_conv_out, unet.conv_out, run))]
+        replacements += [(module, lambda *_: buffers.latents) for module in (unet.time_proj, unet.time_embedding)]
         with injected(replacements):
             (out,) = unet(buffers.latents, buffers.timestep, None, return_dict=False)
         return rows_of(out), run.fresh, run.totals
 
-    def resnet(self, run: _Run, name: str, x: Tensor, temb: Tensor, *_: Any, **__: Any) -> Tensor:
-        """A ResNet block: two norms' statistics, two convs, and the shortcut."""
-        block, rows = self.unet.get_submodule(name), rows_of(x)
-        if run.time is None:  # one time for all items and all blocks
-            run.time = F.linear(F.silu(temb[:1]), self._time_weight, self._time_bias)
-        first, second = f"{name}.norm1", f"{name}.norm2"
-        same, kept = run.tables(first).same, run.buffers.rows
-        norm = run.affine(first, block.norm1, rows)
-        time = run.time[:, run.times[name]]
-        hidden = ops.norm_conv3x3(rows, kept[f"halo {first}"], same, block.conv1.weight, block.conv1.bias, norm, time)
-        norm = run.affine(second, block.norm2, hidden)
-        short = rows if block.conv_shortcut is None else _linear(block.conv_shortcut, rows)
-        weight, bias, halo = block.conv2.weight, block.conv2.bias, kept[f"halo {second}"]
-        return map_of(ops.norm_conv3x3(hidden, halo, same, weight, bias, norm, residual=short))
+    def resnet(self, run: _Run, name: str, x: Tensor, *_: Any, **__: Any) -> Tensor:
+        """A ResNet block of a map."""
+        return map_of(self._resnet(run, name, rows_of(x)))
 
     def transformer(self, run: _Run, name: str, x: Tensor, *_: Any, **__: Any) -> tuple[Tensor]:
-        """A transformer model, its norm in proj_in's prologue."""
-        model, rows = self.unet.get_submodule(name), rows_of(x)
+        """A transformer model of a map."""
+        return (map_of(self._transformer(run, name, rows_of(x))),)
+
+    def sampler(self, run: _Run, name: str, x: Tensor, *_: Any, **__: Any) -> Tensor:
+        """The conv of a downsampler or upsampler, of a map."""
+        return map_of(self._sampler(run, name, rows_of(x)))
+
+    def up(
+        self, run: _Run, name: str, hidden_states: Tensor, res_hidden_states_tuple: tuple[Tensor, ...], **_: Any
+    ) -> Tensor:
+        """A block of the decoder; the maps that skipped the middle are read beside its own, not copied to them."""
+        block, rows = self.unet.get_submodule(name), rows_of(hidden_states)
+        skipped, models = list(res_hidden_states_tuple), getattr(block, "attentions", ())
+        for i in range(len(block.resnets)):
+            rows = self._resnet(run, f"{name}.resnets.{i}", (rows, rows_of(skipped.pop())))
+            if models:
+                rows = self._transformer(run, f"{name}.attentions.{i}", rows)
+        for i in range(len(block.upsamplers or ())):
+            rows = self._sampler(run, f"{name}.upsamplers.{i}", rows)
+        return map_of(rows)
+
+    def _resnet(self, run: _Run, name: str, rows: Rows) -> Tensor:
+        """Two norms' statistics, two convs, the shortcut within the second one."""
+        block = self.unet.get_submodule(name)
+        first, second, short = f"{name}.norm1", f"{name}.norm2", block.conv_shortcut
+        same, kept, time = run.tables(first).same, run.buffers.rows, run.time[:, self._weights.times[name]]
+        norm, conv = run.affine(first, block.norm1, rows), block.conv1
+        hidden = ops.norm_conv3x3(rows, kept[f"halo {first}"], same, conv.weight, conv.bias, norm, time)
+        norm, weight, bias = run.affine(second, block.norm2, hidden), block.conv2.weight, self._weights.second[name]
+        halo = kept[f"halo {second}"]
+        if short is None:
+            assert isinstance(rows, Tensor), name
+            return ops.norm_conv3x3(hidden, halo, same, weight, bias, norm, residual=rows)
+        return ops.norm_conv3x3(hidden, halo, same, weight, bias, norm, shortcut=(rows, short.weight.flatten(1)))
+
+    def _transformer(self, run: _Run, name: str, rows: Tensor) -> Tensor:
+        """Its norm is in proj_in's prologue; its last feed-forward and proj_out are one linear layer."""
+        model = self.unet.get_submodule(name)
         norm = run.affine(f"{name}.norm", model.norm, rows)
         hidden = ops.norm_linear(rows, model.proj_in.weight.flatten(1), model.proj_in.bias, norm=norm)
         for i, block in enumerate(model.transformer_blocks):
-            hidden = self._block(run, f"{name}.transformer_blocks.{i}", block, hidden)
-        return (map_of(_linear(model.proj_out, hidden, rows)),)
+            parts = self._block(run, f"{name}.transformer_blocks.{i}", block, hidden)
+            if block is not model.transformer_blocks[-1]:
+                hidden = _linear(block.ff.net[2], *parts)
+        return ops.norm_linear(parts, *self._weights.ends[name], residual=rows)
 
-    def sampler(self, run: _Run, name: str, x: Tensor, *_: Any, **__: Any) -> Tensor:
-        """The conv of a downsampler or upsampler."""
-        conv, rows, tables = self.unet.get_submodule(name).conv, rows_of(x), run.tables(name)
+    def _sampler(self, run: _Run, name: str, rows: Tensor) -> Tensor:
+        conv, tables = self.unet.get_submodule(name).conv, run.tables(name)
         table = tables.down if self._sites[name].role is Role.DOWN else tables.up
         assert table is not None
         run.fresh[name] = rows
-        return map_of(ops.norm_conv3x3(rows, run.buffers.rows[f"halo {name}"], table, conv.weight, conv.bias))
+        return ops.norm_conv3x3(rows, run.buffers.rows[f"halo {name}"], table, conv.weight, conv.bias)
 
-    def _block(self, run: _Run, name: str, block: Any, x: Tensor) -> Tensor:
+    def _block(self, run: _Run, name: str, block: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        """A transformer block up to its last linear layer: what that takes, and what is added to it."""
         own, cross = block.attn1, block.attn2
-        packed = ops.norm_linear(x, self._packed[name], None, layer=_layer(block.norm1))
+        packed = ops.norm_linear(x, self._weights.packed[name], None, layer=_layer(block.norm1))
         query, key, value = packed.chunk(3, -1)
-        query_name, key_name, value_name = (f"{name}.attn1.{to}" for to in _QKV)
+        query_name, key_name, value_name = (f"{name}.attn1.{to}" for to in QKV)
         tokens, place = run.buffers.tokens, run.tables(key_name).place
         run.fresh |= {query_name: query, key_name: key, value_name: value}
-        mixed = ops.attention(query, key, value, tokens[key_name], tokens[value_name], place, own.heads)
+        scales = (tokens[key_name + SCALES], tokens[value_name + SCALES]) if self.heads else None
+        mixed = ops.attention(query, key, value, tokens[key_name], tokens[value_name], place, own.heads, scales)
         x = _linear(own.to_out[0], mixed, x)
-        query_name, key_name, value_name = (f"{name}.attn2.{to}" for to in _QKV)
-        query = run.fresh[query_name] = ops.norm_linear(x, cross.to_q.weight, None, layer=_layer(block.norm2))
-        text = run.buffers.text
-        heads = (t.unflatten(-1, (cross.heads, -1)).transpose(1, 2) for t in (query, text[key_name], text[value_name]))
-        mixed = F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
-        x = _linear(cross.to_out[0], mixed, x)
-        gate = block.ff.net[0].proj
-        return _linear(block.ff.net[2], ops.norm_geglu(x, gate.weight, gate.bias, _layer(block.norm3)), x)
+        query_name, key_name, value_name = (f"{name}.attn2.{to}" for to in QKV)
+        text, weight = run.buffers.text, cross.to_q.weight
+        mixed, run.fresh[query_name] = ops.cross_attention(
+            x, _layer(block.norm2), weight, text[key_name], text[value_name], cross.heads
+        )
+        x, gate = _linear(cross.to_out[0], mixed, x), block.ff.net[0].proj
+        return ops.norm_geglu(x, gate.weight, gate.bias, _layer(block.norm3)), x
 
 
+SKIPPED = " skipped"
+SCALES = " scales"
 NORMS = (Role.NORM, Role.NORM_HALO)
-_ROLES = {Role[name] for name in "CONV NORM_HALO NORM DOWN UP TOKENS QUERY TEXT POINTWISE".split()}
-_QKV = ("to_q", "to_k", "to_v")
 _BLOCKS: dict[type[nn.Module], Callable[..., Any]] = {
     ResnetBlock2D: Fused.resnet,
     Transformer2DModel: Fused.transformer,
     Downsample2D: Fused.sampler,
     Upsample2D: Fused.sampler,
+    UpBlock2D: Fused.up,
+    CrossAttnUpBlock2D: Fused.up,
 }
 
 
@@ -262,7 +309,7 @@ def _linear(module: Any, rows: Tensor, residual: Tensor | None = None) -> Tensor
     return ops.norm_linear(rows, module.weight.flatten(1), module.bias, residual=residual)
 
 
-def _layer(norm: nn.LayerNorm) -> tuple[Tensor, Tensor, float]:
+def _layer(norm: nn.LayerNorm) -> LayerNorm:
     return norm.weight, norm.bias, norm.eps
 
 
@@ -270,41 +317,3 @@ def channels(site: Site) -> int:
     """Channels of the map that a norm or sampler reads."""
     module = site.module
     return int(module.num_channels if isinstance(module, nn.GroupNorm) else module.conv.in_channels)
-
-
-def _check(unet: UNet2DConditionModel, sites: Sequence[Site], blocks: Mapping[str, nn.Module]) -> None:
-    """Refuse what the fused forms leave out."""
-    for name, block in blocks.items():
-        if not (_plain_resnet(block) if isinstance(block, ResnetBlock2D) else _plain_transformer(block)):
-            raise _unfused(f"block {name} is unusual")
-    for name, module in unet.named_modules():
-        if hasattr(module, "base_layer"):
-            raise _unfused(f"layer {name} has a LoRA around it")
-    for site in sites:
-        if site.role not in _ROLES:
-            raise _unfused(f"layer {site.name} belongs to an adapter")
-    if unet.config.time_cond_proj_dim is not None:
-        raise _unfused("time embedding takes the guidance scale")
-
-
-def _unfused(what: str) -> UnsupportedModuleError:
-    return UnsupportedModuleError(f"the UNet's {what} and has no fused form; run it layer by layer")
-
-
-def _plain_resnet(block: ResnetBlock2D) -> bool:
-    plain = isinstance(block.nonlinearity, nn.SiLU) and block.time_embedding_norm == "default"
-    return plain and block.time_emb_proj is not None and bool(block.output_scale_factor == 1)
-
-
-def _plain_transformer(model: Any) -> bool:
-    return all(map(_plain, model.transformer_blocks))
-
-
-def _plain(block: Any) -> bool:
-    attentions = (block.attn1, block.attn2)
-    if None in attentions or block.attn1.is_cross_attention or not isinstance(block.ff.net[0], GEGLU):
-        return False
-    return all(
-        a.to_q.bias is None and a.rescale_output_factor == 1 and not a.residual_connection and a.norm_q is None
-        for a in attentions
-    )

@@ -6,7 +6,7 @@ plans and positions; knows nothing about what the rows are for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import gcd
 from weakref import WeakKeyDictionary
 
@@ -18,6 +18,7 @@ from fisedit.cache import StepFeatures, StepMaps
 from fisedit.fused import NORMS, Packed, channels
 from fisedit.graph import Role, Site
 from fisedit.plan import SparsePlan
+from fisedit.sparse_kernels.reference import coded
 
 HALOS = {Role.NORM_HALO: "same", Role.DOWN: "down", Role.UP: "up"}
 """Role -> the reads whose halo is recorded."""
@@ -28,22 +29,32 @@ class Records:
 
     Args:
         sites: the UNet's. All maps are cut into pieces of `piece` channels, which divides every map's.
+        heads: of the keys and values, by site, that are kept in a byte a number (see `reference.coded`).
     """
 
-    def __init__(self, sites: Sequence[Site]) -> None:
+    def __init__(self, sites: Sequence[Site], heads: Mapping[str, int] | None = None) -> None:
         self._sites = [site for site in sites if site.role in HALOS or site.role in NORMS]
         self._tokens = [site for site in sites if site.role is Role.TOKENS]
         self.piece = gcd(*map(channels, self._sites))
-        self._packed: WeakKeyDictionary[StepFeatures, tuple[Tensor, Tensor]] = WeakKeyDictionary()
+        self._heads = heads or {}
+        self._packed: WeakKeyDictionary[StepFeatures, tuple[Tensor, Tensor, list[Tensor]]] = WeakKeyDictionary()
 
     def gather(self, step: StepFeatures, index: Tensor) -> list[Tensor]:
-        """Totals of all norms side by side, the rows that `index` finds, and every map of keys and values."""
+        """Totals of all norms side by side, the rows that `index` finds, and every map of keys and values.
+
+        Where these are coded, their scales are after every one.
+        """
         if step not in self._packed:
             totals = torch.cat([step.totals[site.name].flatten() for site in self._sites if site.role in NORMS])
             flat = torch.cat([_whole(step, site).view(-1, self.piece) for site in self._sites])
-            self._packed[step] = totals, flat
-        totals, flat = self._packed[step]
-        return [totals, flat.index_select(0, index).flatten(), *(_whole(step, site) for site in self._tokens)]
+            numbers = [part for site in self._tokens if self._heads for part in self._code(step, site)]
+            self._packed[step] = totals, flat, numbers
+        totals, flat, numbers = self._packed[step]
+        tokens = numbers or [_whole(step, site) for site in self._tokens]
+        return [totals, flat.index_select(0, index).flatten(), *tokens]
+
+    def _code(self, step: StepFeatures, site: Site) -> tuple[Tensor, Tensor]:
+        return coded(_whole(step, site), self._heads[site.name])
 
     def index(self, rows: Packed, plans: Sequence[SparsePlan], branches: int) -> Tensor:
         """Where the rows of some edits lie: int64 [pieces], in the order of `rows`. Padding points anywhere."""

@@ -18,6 +18,7 @@ from triton.runtime.jit import JITFunction
 
 from fisedit.buckets import Place
 from fisedit.sparse_kernels import gpu
+from fisedit.sparse_kernels.reference import Lying
 
 HOPPER = GPUTarget("cuda", 90, 32)
 OPTIONS = ("num_warps", "num_stages")
@@ -26,6 +27,7 @@ TYPES = {
     torch.bfloat16: "bf16",
     torch.float32: "fp32",
     torch.float64: "fp64",
+    torch.int8: "i8",
     torch.int32: "i32",
     torch.int64: "i64",
     torch.bool: "i1",
@@ -51,7 +53,14 @@ def compiled(kernel, *args, grid=None, warmup=None, **kwargs):
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     made = triton.compile(source, target=HOPPER, options=options)
     said = {name: value for name, value in constants.items() if name.isupper()}
-    report = {"kernel": kernel.__name__, **options, **said, **loads(made.asm["ptx"]), "shared": made.metadata.shared}
+    report = {
+        "kernel": kernel.__name__,
+        **options,
+        **said,
+        **loads(made.asm["ptx"]),
+        **arrival(made.asm["ptx"]),
+        "shared": made.metadata.shared,
+    }
     sys.stdout.write(json.dumps(report) + "\n")
     assert made.asm["cubin"]
 
@@ -62,6 +71,19 @@ def loads(ptx):
     return {"wide": wide, "narrow": len(re.findall(r"ld\.global\S*b16", ptx))}
 
 
+def arrival(ptx):
+    """Whether a program counts when all its threads have written, and then reads past stale caches."""
+    before, counted, after = ptx.partition("atom.")
+    if not counted:
+        return {}
+    written, waited, read = before.rfind("st.global"), before.rfind("bar.sync"), after.find("ld.global.cg")
+    return {
+        "counted": after.split()[0],
+        "written_first": 0 <= written < waited,
+        "read_after": "ld.global.cg" not in before and 0 <= after.find("bar.sync") < read,
+    }
+
+
 def resnet(dtype, items, rows, channels, size):
     """Half of a ResNet block."""
     x, halo = torch.empty(items, rows, channels, dtype=dtype), torch.empty(items, rows // 2, channels, dtype=dtype)
@@ -70,7 +92,20 @@ def resnet(dtype, items, rows, channels, size):
     valid, totals = torch.empty(items, dtype=torch.int32), torch.empty(2, 32, 2, dtype=torch.float64)
     norm, _ = gpu.affine(x, x, totals, valid, size * channels // 32, gamma, gamma, 1e-5)
     gpu.norm_conv3x3(x, halo, taps, weight, gamma, norm, torch.empty(1, channels, dtype=dtype), x)
+    beside(dtype, x, valid, totals, taps, size)
     return x, norm
+
+
+def beside(dtype, x, valid, totals, taps, size):
+    """A ResNet block of two maps side by side: statistics, the first conv, the second one with the shortcut."""
+    items, rows, channels = x.shape
+    recorded, gamma = torch.empty(items, rows, 2 * channels, dtype=dtype), torch.empty(2 * channels, dtype=dtype)
+    norm, _ = gpu.affine((x, x.clone()), recorded, totals, valid, size * channels // 16, gamma, gamma, 1e-5)
+    wide = torch.empty(channels, 2 * channels, 3, 3, dtype=dtype).to(memory_format=torch.channels_last)
+    more = torch.empty(channels, 2 * channels, dtype=dtype)
+    gpu.norm_conv3x3((x, x.clone()), recorded, taps, wide, None, norm)
+    weight = torch.empty(channels, channels, 3, 3, dtype=dtype).to(memory_format=torch.channels_last)
+    gpu.norm_conv3x3(x, x, taps, weight, None, norm[..., :channels].contiguous(), shortcut=((x, x.clone()), more))
 
 
 def transformer(dtype, x, norm, size):
@@ -83,15 +118,27 @@ def transformer(dtype, x, norm, size):
     packed = gpu.norm_linear(x, wide[: 3 * channels], None, layer=layer)
     recorded = torch.empty(2, size, channels, dtype=dtype)
     gpu.attention(*packed.chunk(3, -1), recorded, recorded, place, 8)
+    numbers, scales = torch.empty(2, size, channels, dtype=torch.int8), torch.empty(2, size, 8, dtype=dtype)
+    gpu.attention(*packed.chunk(3, -1), numbers, numbers, place, 8, (scales, scales))
+    plain, byte, unit = (
+        Lying(torch.zeros(1, dtype=torch.int64), t.shape, t.dtype) for t in (recorded, numbers, scales)
+    )
+    gpu.attention(*packed.chunk(3, -1), plain, plain, place, 8)
+    gpu.attention(*packed.chunk(3, -1), byte, byte, place, 8, (unit, unit))
     gpu.norm_linear(x, square, gamma, residual=x)
-    gpu.norm_geglu(x, wide, torch.empty(8 * channels, dtype=dtype), layer)
+    gated = gpu.norm_geglu(x, wide, torch.empty(8 * channels, dtype=dtype), layer)
+    gpu.norm_linear((gated, x), torch.empty(channels, 5 * channels, dtype=dtype), gamma, residual=x)
+    text = torch.empty(items, 77, channels, dtype=dtype)
+    gpu.cross_attention(x, layer, square, text, text, 8)
 
 
 def ends(dtype):
-    """The samplers' plain conv, the last conv's four channels, the scatter and the composite."""
+    """The samplers' plain conv, the last conv's four channels, the time, the scatter and the composite."""
     x = torch.empty(2, 256, 320, dtype=dtype)
     taps = torch.empty(2, 256, 9, dtype=torch.int32)
     gpu.norm_conv3x3(x, x[:, :128], taps, torch.empty(4, 320, 3, 3, dtype=dtype), torch.empty(4, dtype=dtype))
+    times = [torch.empty(1280, wide, dtype=dtype) for wide in (320, 1280)]
+    gpu.time_rows(torch.empty(1), torch.empty(160), [(weight, torch.empty(1280, dtype=dtype)) for weight in times])
     place = Place.empty(2, 256, 4096, torch.device("cpu"))
     gpu.scatter_rows(torch.empty(2, 4096, 320, dtype=dtype), x, place)
     rows = torch.empty(2, 256, 4, dtype=dtype)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from fisedit.errors import InputError
-from fisedit.sparse_kernels import launch, ops, tuning
+from fisedit.sparse_kernels import launch, ops, reference, tuning
 from tests.grids import grids
 from tests.padded_edits import DEVICE, TOLERANCE, Edits
 
@@ -54,22 +54,30 @@ def _poisoned(monkeypatch):
         monkeypatch.setattr(torch, name, poisoned(getattr(torch, name)))
 
 
-def half_of_a_block(edits, backend, channels, groups, width, layout=torch.channels_last, *, added=True):
-    """GroupNorm, SiLU and conv of a ResNet block: what a backend gives, and what torch does with the mixed maps."""
+def half_of_a_block(edits, backend, channels, groups, width, layout=torch.channels_last, *, added=True, first=None):
+    """GroupNorm, SiLU and conv of a ResNet block: what a backend gives, and what torch does with the mixed maps.
+
+    With `first`, the rows' first channels are one tensor, the others another, and a shortcut takes them as well.
+    """
     recorded, mixed = edits.maps(0, channels)
     gamma, beta, bias = edits.random(channels), edits.random(channels), edits.random(width)
     weight = edits.random(width, channels, 3, 3, scale=(9 * channels) ** -0.5).to(memory_format=layout)
     time, (_, residual) = edits.random(edits.items, width), edits.maps(0, width)
+    through = edits.random(width, channels, scale=channels**-0.5)
     rows, halo, tables = edits.rows(mixed, 0), edits.halo(mixed, 0), edits.tables.levels[0]
     count = edits.levels[0].size * channels // groups
     with ops.use(backend):
         old = edits.rows(recorded.repeat_interleave(edits.edits, 0), 0)
         known = edits.totals(recorded, groups)
+        rows = rows if first is None else (rows[..., :first].contiguous(), rows[..., first:].contiguous())
         norm, totals = ops.affine(rows, old, known, tables.place.valid, count, gamma, beta, EPS)
         more = (time, edits.rows(residual, 0)) if added else (None, None)
-        got = ops.norm_conv3x3(rows, halo, tables.same, weight, bias if added else None, norm, *more)
+        short = None if first is None else (rows, through)
+        got = ops.norm_conv3x3(rows, halo, tables.same, weight, bias if added else None, norm, *more, short)
     normed = F.group_norm(mixed.double(), groups, gamma.double(), beta.double(), EPS)
     expected = F.conv2d(F.silu(normed), weight.double(), padding=1)
+    if first is not None:
+        expected += F.conv2d(mixed.double(), through.double()[..., None, None])
     if added:
         expected += (bias + 0.0).double().view(-1, 1, 1) + time.double()[..., None, None] + residual.double()
     assert torch.allclose(totals, edits.totals(mixed, groups), rtol=1e-6, atol=1e-3)
@@ -91,6 +99,22 @@ def test_half_of_a_resnet_block(backend, dtype, size, name):
 def test_odd_widths(backend, dtype, layout, channels, groups, width, added):
     edits = Edits([grids(13, 9)["blobs"]], dtype, branches=1)
     half_of_a_block(edits, backend, channels, groups, width, layout, added=added)
+
+
+@each_backend
+@each_dtype
+@each_mask
+def test_a_block_of_two_maps_side_by_side(backend, dtype, size, name):
+    """Read where they lie, by the norm, the conv and the shortcut; groups of six channels straddle the seam."""
+    half_of_a_block(Edits([grids(*size)[name]], dtype), backend, 24, 4, 24, first=16)
+
+
+@each_backend
+@each_dtype
+@pytest.mark.parametrize(("channels", "groups", "width", "first"), [(21, 7, 5, 16), (24, 3, 40, 10), (48, 2, 20, 32)])
+def test_odd_widths_side_by_side(backend, dtype, channels, groups, width, first):
+    edits = Edits([grids(13, 9)["blobs"], grids(13, 9)["one_cell"]], dtype)
+    half_of_a_block(edits, backend, channels, groups, width, added=False, first=first)
 
 
 @each_backend
@@ -125,18 +149,59 @@ def test_attention(backend, dtype, size, name):
     attend(Edits([grids(*size)[one] for one in every], dtype), backend, 2, 12)
 
 
-def attend(edits, backend, heads, width):
+@each_backend
+@each_dtype
+@pytest.mark.parametrize(("coded", "lying"), [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("name", ["one_cell", "blobs", "everything"])
+def test_attention_over_other_records(backend, dtype, name, coded, lying):
+    """Recorded keys and values in a byte a number, and wherever a number says that they lie."""
+    if lying and CUDA and backend != "triton":
+        pytest.skip("a device's memory is read by address in kernels alone")
+    edits = Edits([grids(13, 9)[name], grids(13, 9)["square"]], dtype)
+    attend(edits, backend, 2, 12, coded=coded, lying=lying)
+
+
+def attend(edits, backend, heads, width, *, coded=False, lying=False):
     (keys, mixed_keys), (values, mixed_values) = (edits.maps(0, heads * width) for _ in range(2))
     _, queries = edits.maps(0, heads * width)
     packed = torch.cat([edits.rows(full, 0) for full in (queries, mixed_keys, mixed_values)], -1)
-    records = [full.flatten(2).transpose(1, 2).contiguous() for full in (keys, values)]
+    records, scales = [full.flatten(2).transpose(1, 2).contiguous() for full in (keys, values)], None
+    place = edits.tables.levels[0].place
+    if coded:
+        records, scales = zip(*(reference.coded(record, heads) for record in records), strict=True)
+        mixed_keys, mixed_values = (
+            torch.where(place.taken.view(edits.items, 1, *full.shape[2:]), full, known.transpose(1, 2).view_as(full))
+            for full, known in (
+                (full, reference.decoded(*parts).repeat_interleave(edits.edits, 0))
+                for full, *parts in zip((mixed_keys, mixed_values), records, scales, strict=True)
+            )
+        )
+    there = [(t, torch.tensor([t.data_ptr()], device=DEVICE)) for t in (*records, *(scales or ()))]
+    known = [reference.Lying(at, t.shape, t.dtype) if lying else t for t, at in there]
     with ops.use(backend):
-        got = ops.attention(*packed.chunk(3, -1), *records, edits.tables.levels[0].place, heads)
+        got = ops.attention(*packed.chunk(3, -1), *known[:2], place, heads, tuple(known[2:]) or None)
     tokens = (full.double().flatten(2).transpose(1, 2) for full in (queries, mixed_keys, mixed_values))
     q, k, v = (t.unflatten(-1, (heads, width)).transpose(1, 2) for t in tokens)
     weights = (q @ k.mT * width**-0.5).softmax(-1)
     expected = (weights @ v).transpose(1, 2).flatten(2).transpose(1, 2).unflatten(2, queries.shape[2:])
     edits.close(got, expected, 0, spread=mixed_values.double().std())
+
+
+@each_dtype
+@pytest.mark.parametrize("heads", [1, 3, 12])
+def test_a_byte_a_number(dtype, heads):
+    """Off by half of a 127th of a head's largest number in its row; zeros stay zeros."""
+    rows = tokens(dtype, 2, 40, 12) * torch.logspace(-3, 3, 40, device=DEVICE)[:, None].to(dtype)
+    rows[0, 7] = 0
+    numbers, scales = reference.coded(rows, heads)
+    assert numbers.dtype == torch.int8 and scales.dtype == dtype
+    assert numbers.nbytes + scales.nbytes == rows.numel() + dtype.itemsize * 2 * 40 * heads
+    largest = rows.float().unflatten(-1, (heads, -1)).abs().amax(-1, keepdim=True).expand(-1, -1, -1, 12 // heads)
+    off = (reference.decoded(numbers, scales).float() - rows.float()).abs()
+    rounding = 1e-6 if dtype == torch.float32 else 0.002 if dtype == torch.float16 else 0.01
+    finest = torch.finfo(dtype).tiny * torch.finfo(dtype).eps  # what scales are multiples of
+    assert (off <= largest.flatten(2) * (0.5 / 127 + rounding) + 127 * finest).all()
+    assert not reference.decoded(numbers, scales)[0, 7].any()
 
 
 def tokens(dtype, batch, rows, channels, mean=0.0):
@@ -175,6 +240,58 @@ def linear(backend, dtype, norm, batch, rows, channels, width, *, bias=True):
     if norm == "layer":
         expected = F.layer_norm(expected, (channels,), layer[0].double(), layer[1].double(), EPS)
     near(got, F.linear(expected, weight.double(), shift.double() if bias else None))
+
+
+@each_backend
+@each_dtype
+@pytest.mark.parametrize(("first", "channels"), [(16, 20), (128, 168), (10, 64)])
+def test_linear_of_two_tensors_side_by_side(backend, dtype, first, channels):
+    rows, (weight,) = tokens(dtype, 2, 48, channels), tokens(dtype, 1, 33, channels) * channels**-0.5
+    bias, residual = tokens(dtype, 1, 1, 33)[0, 0], tokens(dtype, 2, 48, 33)
+    with ops.use(backend):
+        got = ops.norm_linear((rows[..., :first], rows[..., first:]), weight, bias, residual=residual)
+    near(got, F.linear(rows.double(), weight.double(), bias.double()) + residual.double())
+
+
+@each_backend
+@each_dtype
+@pytest.mark.parametrize(("rows", "channels", "text", "heads", "width"), [(1, 16, 7, 1, 16), (48, 40, 77, 4, 10)])
+def test_attention_over_the_text(backend, dtype, rows, channels, text, heads, width):
+    cross(backend, dtype, rows, channels, text, heads, width)
+
+
+def cross(backend, dtype, rows, channels, text, heads, width):
+    x, (weight,) = tokens(dtype, 2, rows, channels, mean=2), tokens(dtype, 1, heads * width, channels) * channels**-0.5
+    layer = (*tokens(dtype, 2, 1, channels).squeeze(1), EPS)
+    key, value = (tokens(dtype, 2, text, heads * width) for _ in range(2))
+    with ops.use(backend):
+        got, query = ops.cross_attention(x, layer, weight, key, value, heads)
+    normed = F.layer_norm(x.double(), (channels,), layer[0].double(), layer[1].double(), EPS)
+    near(query, F.linear(normed, weight.double()))
+    q, k, v = (t.double().unflatten(-1, (heads, width)).transpose(1, 2) for t in (query, key, value))
+    expected = ((q @ k.mT * width**-0.5).softmax(-1) @ v).transpose(1, 2).flatten(2)
+    limit = TOLERANCE[dtype] * (value.double().std() + expected.abs())
+    assert ((got.double() - expected).abs() <= limit).all()
+
+
+@each_backend
+@each_dtype
+@pytest.mark.parametrize("time", [0.0, 1.0, 999.0, 500.5])
+def test_time_is_diffusers_own(backend, dtype, time):
+    from diffusers.models.embeddings import TimestepEmbedding, Timesteps
+
+    from fisedit.fusible import frequencies
+
+    waves, embedding = Timesteps(20, flip_sin_to_cos=True, downscale_freq_shift=0), TimestepEmbedding(20, 36)
+    last, embedding = torch.nn.Linear(36, 50).to(DEVICE, dtype), embedding.to(DEVICE, dtype)
+    layers = [(layer.weight.detach(), layer.bias.detach()) for layer in (embedding.linear_1, embedding.linear_2, last)]
+    now = torch.tensor([time], device=DEVICE)
+    with ops.use(backend):
+        got = ops.time_rows(now, frequencies(waves).to(DEVICE), layers)
+    with torch.no_grad():
+        expected = last.double()(F.silu(embedding.double()(waves(now).to(dtype).double())))
+    assert got.dtype == dtype
+    assert ((got.double() - expected).abs() <= TOLERANCE[dtype] * (1 + expected.abs())).all()
 
 
 @each_backend
@@ -222,20 +339,38 @@ def test_scatter_and_composite(backend, dtype, size, name):
         assert (error <= TOLERANCE[dtype] * (expected.std() + there.abs())).all()
 
 
-@pytest.mark.parametrize("kernel", ["conv", "affine"])
-def test_programs_that_share_a_sum(kernel, monkeypatch):
-    """K of a conv cut to pieces, rows of a group cut to pieces: the same as in one."""
+@pytest.fixture
+def shared_sums(monkeypatch):
+    """Every sum cut to pieces, however small; gives the counters, which a kernel leaves at zero."""
     from fisedit.sparse_kernels import norm
 
-    monkeypatch.setattr(launch, "PROGRAMS", 1 if kernel == "affine" else 10**6)
-    monkeypatch.setattr(norm, "CHUNK", 64 if kernel == "affine" else 10**6)
-    edits = Edits([grids(16, 16)["everything"]], torch.float32, branches=1)
-    _, split = launch.split_tile(256, 24, 48, 9, torch.float32)
-    assert (split > 1) == (kernel == "conv")
-    half_of_a_block(edits, "triton", 48, 4, 24)
+    monkeypatch.setattr(launch, "PROGRAMS", 10**6)
+    monkeypatch.setattr(launch, "LEAST", 1)
+    monkeypatch.setattr(norm, "CHUNK", 64)
+    assert launch.share(1, 7) == (7, 1)
+    yield
+    assert not launch.counters(DEVICE).any()
 
 
-def test_two_runs_give_the_same_bits():
+@pytest.mark.usefixtures("shared_sums")
+@each_dtype
+@each_mask
+def test_programs_that_share_a_sum(dtype, size, name):
+    """K of a conv and its shortcut cut to pieces, rows of a group cut to pieces: the same as in one."""
+    half_of_a_block(Edits([grids(*size)[name]], dtype), "triton", 48, 4, 24, first=32)
+
+
+@pytest.mark.usefixtures("shared_sums")
+@each_dtype
+@pytest.mark.parametrize("norm", ["none", "group", "layer"])
+def test_linear_layers_that_share_a_sum(dtype, norm):
+    linear("triton", dtype, norm, 3, 70, 200, 33)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_two_runs_give_the_same_bits(shared, request):
+    if shared:
+        request.getfixturevalue("shared_sums")
     edits = Edits([grids(16, 16)["noise"]], torch.float16)
     _, mixed = edits.maps(0, 48)
     weight, tables = edits.random(24, 48, 3, 3), edits.tables.levels[0]
@@ -266,12 +401,13 @@ def test_the_engines_own_conv(dtype, name):
 def test_real_shapes(side, channels, dtype, name):
     edits = Edits([grids(side, side)[name]], dtype)
     half_of_a_block(edits, "triton", channels, 32, channels)
-    half_of_a_block(edits, "triton", 2 * channels, 32, channels)
+    half_of_a_block(edits, "triton", 2 * channels, 32, channels, first=channels)
     attend(edits, "triton", 8, channels // 8)
     rows = edits.bucket.rows[0]
     linear("triton", dtype, "layer", 2, rows, channels, 3 * channels)
     linear("triton", dtype, "group", 2, rows, channels, channels)
     geglu("triton", dtype, 2, rows, channels, 4 * channels)
+    cross("triton", dtype, rows, channels, 77, 8, channels // 8)
 
 
 def test_without_cuda_or_interpreter_triton_is_refused(monkeypatch):
@@ -300,7 +436,7 @@ def test_without_the_package_triton_is_refused(monkeypatch):
         pass
 
 
-TRITON = {"gpu", "attention", "conv", "feedforward", "norm", "scatter"}
+TRITON = {"gpu", "attention", "conv", "feedforward", "linear", "norm", "parts", "scatter"}
 
 
 def test_the_table_of_what_was_measured_decides_on_cuda(monkeypatch):

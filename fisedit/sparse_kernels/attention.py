@@ -13,6 +13,8 @@ from torch import Tensor
 
 from fisedit.buckets import Place
 from fisedit.sparse_kernels.launch import power_of_two
+from fisedit.sparse_kernels.linear import layer_norm, layer_stats
+from fisedit.sparse_kernels.reference import LayerNorm, Lying, Recorded
 
 LOG2E = 1.4426950408889634
 
@@ -21,39 +23,39 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    recorded_key: Tensor,
-    recorded_value: Tensor,
+    recorded_key: Recorded,
+    recorded_value: Recorded,
     place: Place,
     heads: int,
+    scales: tuple[Recorded, Recorded] | None = None,
 ) -> Tensor:
     """See `reference.attention`; query, key and value may be slices of one packed tensor."""
     items, count, channels = query.shape
     assert query.stride() == key.stride() == value.stride() and query.stride(2) == 1, "slices of one packed tensor"
-    assert recorded_key.stride() == recorded_value.stride() and recorded_key.stride(2) == 1, "records of one layout"
-    width = channels // heads
+    branches, size, _ = recorded_key.shape
     out = torch.empty(items, count, channels, dtype=query.dtype, device=query.device)
-    wide = power_of_two(width) > 128 or query.dtype.itemsize > 2
-    block, keys = (32 if wide else 64), (32 if wide else 64)
+    known = [_pointer(t) for t in (recorded_key, recorded_value, *(scales or (out, out)))]
+    width = channels // heads
+    block = keys = _block(width, query.dtype)
     _attend[triton.cdiv(count, block), items * heads](
         query,
         key,
         value,
-        recorded_key,
-        recorded_value,
+        *known,
         place.taken,
         place.valid,
         out,
         count,
-        recorded_key.shape[1],
+        size,
         channels,
         heads,
-        items // len(recorded_key),
+        items // branches,
         query.stride(0),
         query.stride(1),
-        recorded_key.stride(0),
-        recorded_key.stride(1),
         width**-0.5 * LOG2E,
         WIDTH=width,
+        CODED=scales is not None,
+        LYING=isinstance(recorded_key, Lying),
         BM=block,
         BN=keys,
         BD=power_of_two(width),
@@ -63,13 +65,65 @@ def attention(
     return out
 
 
+def cross_attention(
+    rows: Tensor, layer: LayerNorm, weight: Tensor, key: Tensor, value: Tensor, heads: int
+) -> tuple[Tensor, Tensor]:
+    """See `reference.cross_attention`."""
+    items, count, channels = rows.shape
+    _, tokens, inner = key.shape
+    width = inner // heads
+    out, query = (torch.empty(items, count, inner, dtype=rows.dtype, device=rows.device) for _ in range(2))
+    block = _block(width, rows.dtype)
+    _cross[triton.cdiv(count, block), items * heads](
+        rows.contiguous(),
+        *layer,
+        weight,
+        key.contiguous(),
+        value.contiguous(),
+        out,
+        query,
+        count,
+        channels,
+        tokens,
+        heads,
+        weight.stride(0),
+        weight.stride(1),
+        width**-0.5 * LOG2E,
+        WIDTH=width,
+        BM=min(block, power_of_two(count)),
+        BN=block,
+        BK=min(64, power_of_two(channels)),
+        BD=power_of_two(width),
+        num_warps=4,
+        num_stages=2,
+    )
+    return out, query
+
+
+def _pointer(recorded: Recorded) -> Tensor:
+    """What a kernel is given: the map, or the number that says where it lies."""
+    return recorded.address if isinstance(recorded, Lying) else recorded.contiguous()
+
+
+def _block(width: int, dtype: torch.dtype) -> int:
+    """Queries of one program, and keys that it takes at once."""
+    return 32 if power_of_two(width) > 128 or dtype.itemsize > 2 else 64
+
+
 @triton.jit
-def _take(acc, total, peak, q, key, value, stride, j, d, wanted, scale, WIDTH: tl.constexpr):
-    """One block of keys and values into the running softmax."""
+def _take(
+    acc, total, peak, q, key, value, key_scales, value_scales, stride, heads, j, d, wanted, scale,
+    WIDTH: tl.constexpr, CODED: tl.constexpr,
+):  # fmt: skip
+    """One block of keys and values into the running softmax; scales of coded ones lie `heads` apart."""
     inside = wanted[:, None] & (d < WIDTH)[None, :]
-    k = tl.load(key + j[:, None] * stride + d[None, :], mask=inside, other=0.0)
-    v = tl.load(value + j[:, None] * stride + d[None, :], mask=inside, other=0.0)
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    k = tl.load(key + j[:, None] * stride + d[None, :], mask=inside, other=0)
+    v = tl.load(value + j[:, None] * stride + d[None, :], mask=inside, other=0)
+    scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * scale
+    if CODED:
+        scores *= tl.load(key_scales + j * heads, mask=wanted, other=0.0).to(tl.float32)[None, :]
+        worth = tl.load(value_scales + j * heads, mask=wanted, other=0.0).to(tl.float32)
+        v = (v.to(tl.float32) * worth[:, None]).to(q.dtype)
     scores = tl.where(wanted[None, :], scores, float("-inf"))
     higher = tl.maximum(peak, tl.max(scores, 1))
     safe = tl.where(higher == float("-inf"), 0.0, higher)  # no key yet
@@ -80,10 +134,16 @@ def _take(acc, total, peak, q, key, value, stride, j, d, wanted, scale, WIDTH: t
 
 
 @triton.jit
+def _there(address, kind: tl.constexpr):
+    """The map that lies where a number says."""
+    return tl.multiple_of(tl.load(address).to(tl.pointer_type(kind)), 16)
+
+
+@triton.jit
 def _attend(
-    query, key, value, recorded_key, recorded_value, taken, valid, out,
-    R, size, C, heads, each, item_stride, row_stride, record_stride, position_stride, scale,
-    WIDTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
+    query, key, value, recorded_key, recorded_value, key_scales, value_scales, taken, valid, out,
+    R, size, C, heads, each, item_stride, row_stride, scale,
+    WIDTH: tl.constexpr, CODED: tl.constexpr, LYING: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """[BM] queries of one head of one item."""
     item = (tl.program_id(1) // heads).to(tl.int64)
@@ -95,21 +155,69 @@ def _attend(
     acc = tl.zeros((BM, BD), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     peak = tl.full((BM,), float("-inf"), tl.float32)
-    record = item // each * record_stride + head
+    if LYING:
+        kind = tl.int8 if CODED else out.dtype.element_ty
+        recorded_key = _there(recorded_key, kind)
+        recorded_value = _there(recorded_value, kind)
+        if CODED:
+            key_scales = _there(key_scales, out.dtype.element_ty)
+            value_scales = _there(value_scales, out.dtype.element_ty)
+    record = item // each * size * C + head
+    worth = item // each * size * heads + head // WIDTH
     for start in range(0, size, BN):
         j = start + tl.arange(0, BN)
         there = tl.load(taken + item * size + j, mask=j < size, other=1).to(tl.int32)
         wanted = there == 0
         acc, total, peak = _take(
-            acc, total, peak, q, recorded_key + record, recorded_value + record, position_stride, j, d, wanted, scale,
-            WIDTH,
+            acc, total, peak, q, recorded_key + record, recorded_value + record, key_scales + worth,
+            value_scales + worth, C, heads, j, d, wanted, scale, WIDTH, CODED,
         )  # fmt: skip
     fresh = item * item_stride + head
     live = tl.load(valid + item)
     for start in range(0, live, BN):
         j = start + tl.arange(0, BN)
         acc, total, peak = _take(
-            acc, total, peak, q, key + fresh, value + fresh, row_stride, j, d, j < live, scale, WIDTH
-        )
+            acc, total, peak, q, key + fresh, value + fresh, key, value, row_stride, heads, j, d, j < live, scale,
+            WIDTH, False,
+        )  # fmt: skip
     there = out + (item * R + r[:, None]) * C + head + d[None, :]
     tl.store(there, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _cross(
+    rows, gamma, beta, eps, weight, key, value, out, query, R, C, T, heads, weight_n, weight_c, scale,
+    WIDTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """[BM] queries of one head of one item, from rows to what they find in the text."""
+    item = tl.program_id(1) // heads
+    head = tl.program_id(1) % heads * WIDTH
+    inner = heads * WIDTH
+    r = tl.program_id(0) * BM + tl.arange(0, BM)
+    live = r < R
+    row = item * R + r
+    d = tl.arange(0, BD)
+    inside = live[:, None] & (d < WIDTH)[None, :]
+    mean, rstd = layer_stats(rows, row, live, C, eps, BM, BK)
+    q = tl.zeros((BM, BD), tl.float32)
+    for start in range(0, C, BK):
+        c = start + tl.arange(0, BK)
+        x = tl.load(rows + row[:, None] * C + c[None, :], mask=live[:, None] & (c < C)[None, :], other=0.0)
+        x = layer_norm(x, gamma, beta, mean, rstd, c, C)
+        known = (c < C)[:, None] & (d < WIDTH)[None, :]
+        w = tl.load(weight + (head + d)[None, :] * weight_n + c[:, None] * weight_c, mask=known, other=0.0)
+        q = tl.dot(x, w, q, input_precision="ieee")
+    there = row[:, None] * inner + head + d[None, :]
+    narrow = q.to(query.dtype.element_ty)
+    tl.store(query + there, narrow, mask=inside)
+    acc = tl.zeros((BM, BD), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    peak = tl.full((BM,), float("-inf"), tl.float32)
+    text = item * T * inner + head
+    for start in range(0, T, BN):
+        j = start + tl.arange(0, BN)
+        acc, total, peak = _take(
+            acc, total, peak, narrow, key + text, value + text, key, value, inner, heads, j, d, j < T, scale,
+            WIDTH, False,
+        )  # fmt: skip
+    tl.store(out + there, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)

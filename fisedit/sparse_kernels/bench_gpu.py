@@ -16,6 +16,7 @@ from fisedit.buckets import Place
 from fisedit.capture import capture
 from fisedit.devices import choose_device
 from fisedit.sparse_kernels import cpu, gpu
+from fisedit.sparse_kernels.reference import coded
 
 LEVELS = ((64, 320), (32, 640), (16, 1280), (8, 1280))
 """(side of the map, channels) of SD 1.5 at 512 pixels."""
@@ -32,13 +33,13 @@ def main() -> None:
     """Measure and print."""
     device = choose_device("cuda")
     print(f"{torch.cuda.get_device_name(device)}, fp16, {ITEMS} items")
-    print("kernel        side  channels  rows  triton/torch")
+    print("kernel           side  channels  rows  triton/torch")
     with torch.inference_mode(), torch.device(device):
         for side, channels in LEVELS:
             for share in SHARES:
                 rows = max(16, round(share * side * side) // 16 * 16)
                 for name, (theirs, ours) in cases(rows, side, channels).items():
-                    print(f"{name:12}  {side:4}  {channels:8}  {ITEMS * rows:4}  {ratio(theirs, ours, device)}")
+                    print(f"{name:15}  {side:4}  {channels:8}  {ITEMS * rows:4}  {ratio(theirs, ours, device)}")
 
 
 def cases(rows: int, side: int, channels: int, dtype: torch.dtype = torch.float16) -> dict[str, tuple[Call, Call]]:
@@ -64,7 +65,8 @@ def cases(rows: int, side: int, channels: int, dtype: torch.dtype = torch.float1
     weight = (random(channels, channels, 3, 3) * (9 * channels) ** -0.5).to(memory_format=torch.channels_last)
     taps = torch.randint(0, rows + halo.shape[1] + 1, (ITEMS, rows, 9), dtype=torch.int32)
     norm, packed = torch.randn(ITEMS, 2, channels), random(ITEMS, rows, 3 * channels)
-    recorded = random(ITEMS, side * side, channels)
+    recorded, text = random(ITEMS, side * side, channels), random(ITEMS, 77, channels)
+    (numbers, scales), five = coded(recorded, 8), random(channels, 5 * channels) * channels**-0.5
     place = Place.empty(ITEMS, rows, side * side, x.device)
     place.positions[:] = torch.arange(rows)
     place.taken[:, :rows] = True
@@ -77,6 +79,9 @@ def cases(rows: int, side: int, channels: int, dtype: torch.dtype = torch.float1
         "norm_linear": each("norm_linear", x, wide[: 3 * channels], None, None, layer),
         "norm_geglu": each("norm_geglu", x, wide, random(8 * channels), layer),
         "attention": each("attention", *packed.chunk(3, -1), recorded, recorded, place, 8),
+        "in a byte": each("attention", *packed.chunk(3, -1), numbers, numbers, place, 8, (scales, scales)),
+        "cross_attention": each("cross_attention", x, layer, square, text, text, 8),
+        "two to linear": each("norm_linear", (random(ITEMS, rows, 4 * channels), x), five, gamma, None, None, x),
         "linear": each("norm_linear", x, square, gamma, None, None, x),
     }
 

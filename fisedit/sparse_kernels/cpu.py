@@ -12,14 +12,25 @@ from torch import Tensor
 
 from fisedit.buckets import Place
 from fisedit.plan import TAPS, Reads
-from fisedit.sparse_kernels import tuning
-from fisedit.sparse_kernels.reference import affine, norm_geglu, norm_linear
+from fisedit.sparse_kernels import reference, tuning
+from fisedit.sparse_kernels.reference import (
+    LayerNorm,
+    Recorded,
+    Rows,
+    affine,
+    cross_attention,
+    joined,
+    known,
+    norm_geglu,
+    time_rows,
+)
 
 __all__ = [  # the reference's own where torch does it in one go
     "affine",
     "attention",
     "composite",
     "conv3x3",
+    "cross_attention",
     "group_norm",
     "group_sums",
     "map_norm",
@@ -27,6 +38,7 @@ __all__ = [  # the reference's own where torch does it in one go
     "norm_geglu",
     "norm_linear",
     "scatter_rows",
+    "time_rows",
 ]
 
 
@@ -84,7 +96,7 @@ def group_norm(rows: Tensor, totals: Tensor, count: int, weight: Tensor, bias: T
 
 
 def norm_conv3x3(
-    rows: Tensor,
+    rows: Rows,
     halo: Tensor,
     taps: Tensor,
     weight: Tensor,
@@ -92,17 +104,37 @@ def norm_conv3x3(
     norm: Tensor | None = None,
     time: Tensor | None = None,
     residual: Tensor | None = None,
+    shortcut: tuple[Rows, Tensor] | None = None,
 ) -> Tensor:
     """See `reference.norm_conv3x3`; one GEMM over gathered neighbours."""
-    x = torch.cat([rows, halo], 1)
+    x = torch.cat([joined(rows), halo], 1)
     if norm is not None:
-        x = F.silu(torch.addcmul(norm[:, 1:], x.float(), norm[:, :1])).to(rows.dtype)
+        x = F.silu(torch.addcmul(norm[:, 1:], x.float(), norm[:, :1])).to(halo.dtype)
     items, count, channels = x.shape[0], x.shape[1] + 1, x.shape[2]
     start = torch.arange(items, device=x.device)[:, None, None] * count
     flat = F.pad(x, (0, 0, 0, 1)).view(-1, channels).index_select(0, (taps + start).flatten())
     out = F.linear(flat.view(items, -1, TAPS * channels), weight.permute(0, 2, 3, 1).reshape(len(weight), -1), bias)
     if time is not None:
         out += time[:, None]
+    if shortcut is not None:
+        out += norm_linear(*shortcut, None)
+    return out if residual is None else out.add_(residual)
+
+
+def norm_linear(
+    rows: Rows,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm: Tensor | None = None,
+    layer: LayerNorm | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """See `reference.norm_linear`; two tensors side by side are two GEMMs, not a third tensor."""
+    if isinstance(rows, Tensor) or norm is not None or layer is not None:
+        return reference.norm_linear(rows, weight, bias, norm, layer, residual)
+    first, second = rows
+    one, other = weight.split([first.shape[-1], second.shape[-1]], 1)
+    out = F.linear(first, one, bias).add_(F.linear(second, other))
     return out if residual is None else out.add_(residual)
 
 
@@ -110,24 +142,29 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    recorded_key: Tensor,
-    recorded_value: Tensor,
+    recorded_key: Recorded,
+    recorded_value: Recorded,
     place: Place,
     heads: int,
+    scales: tuple[Recorded, Recorded] | None = None,
 ) -> Tensor:
-    """See `reference.attention`; torch's kernel over one map of keys, into which the fresh ones are copied.
-
-    Padding goes to a position behind the map, so that nothing waits for the number of rows.
-    """
-    each, size = len(query) // len(recorded_key), recorded_key.shape[1]
-    at = place.positions[..., None].expand_as(key)
-    keys, values = (
-        F.pad(recorded, (0, 0, 0, 1)).repeat_interleave(each, 0).scatter_(1, at, rows)[:, :size]
-        for recorded, rows in ((recorded_key, key), (recorded_value, value))
-    )
+    """See `reference.attention`; torch's kernel over one map of keys, into which the fresh ones are copied."""
+    key_scales, value_scales = scales or (None, None)
+    keys = mixed_tokens(known(recorded_key, key_scales), key, place)
+    values = mixed_tokens(known(recorded_value, value_scales), value, place)
     q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (query, keys, values))
     out: Tensor = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
     return out
+
+
+def mixed_tokens(recorded: Tensor, rows: Tensor, place: Place) -> Tensor:
+    """Recorded keys or values [S, P, C] of every item with its fresh rows [B, R, C] among them: [B, P, C].
+
+    Padding goes to a position behind the map, so that nothing waits for the number of rows.
+    """
+    each, size = len(rows) // len(recorded), recorded.shape[1]
+    at = place.positions[..., None].expand_as(rows)
+    return F.pad(recorded, (0, 0, 0, 1)).repeat_interleave(each, 0).scatter_(1, at, rows)[:, :size]
 
 
 def scatter_rows(full: Tensor, rows: Tensor, place: Place) -> Tensor:

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fisedit.sparse_kernels.launch import tile_for
-from fisedit.sparse_kernels.norm import layer_stats
+from fisedit.sparse_kernels.linear import layer_norm, layer_stats
 from fisedit.sparse_kernels.reference import LayerNorm
 
 
@@ -56,10 +56,7 @@ def _geglu(
     for start in range(0, C, BK):
         c = start + tl.arange(0, BK)
         x = tl.load(rows + row[:, None] * C + c[None, :], mask=live[:, None] & (c < C)[None, :], other=0.0)
-        scale = tl.load(gamma + c, mask=c < C, other=0.0).to(tl.float32)
-        shift = tl.load(beta + c, mask=c < C, other=0.0).to(tl.float32)
-        z = (x.to(tl.float32) - mean[:, None]) * rstd[:, None]
-        x = (z * scale[None, :] + shift[None, :]).to(rows.dtype.element_ty)
+        x = layer_norm(x, gamma, beta, mean, rstd, c, C)
         inside = (c < C)[:, None] & (n < N)[None, :]
         here = weight + n[None, :] * weight_n + c[:, None] * weight_c
         hidden = tl.dot(x, tl.load(here, mask=inside, other=0.0), hidden, input_precision="ieee")

@@ -8,11 +8,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from fisedit.plan import TAPS, Reads
-from fisedit.sparse_kernels.attention import attention
+from fisedit.sparse_kernels.attention import attention, cross_attention
 from fisedit.sparse_kernels.conv import norm_conv3x3
 from fisedit.sparse_kernels.cpu import group_norm, group_sums, map_norm
 from fisedit.sparse_kernels.feedforward import norm_geglu
-from fisedit.sparse_kernels.norm import affine, norm_linear
+from fisedit.sparse_kernels.linear import norm_linear, time_rows
+from fisedit.sparse_kernels.norm import affine
 from fisedit.sparse_kernels.scatter import composite, scatter_rows
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "attention",
     "composite",
     "conv3x3",
+    "cross_attention",
     "group_norm",
     "group_sums",
     "map_norm",
@@ -27,6 +29,7 @@ __all__ = [
     "norm_geglu",
     "norm_linear",
     "scatter_rows",
+    "time_rows",
 ]
 
 

@@ -5,13 +5,19 @@ Knows shapes and dtypes; needs no triton.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fisedit.sparse_kernels.reference import Rows, joined
+
 PROGRAMS = 264
 """Programs that fill an H200: two for each of its 132 multiprocessors."""
+
+LEAST = 4
+"""Blocks of K that a program takes at least where programs share it."""
 
 
 class Tile(NamedTuple):
@@ -34,12 +40,52 @@ def tile_for(rows: int, width: int, channels: int, dtype: torch.dtype) -> Tile:
     return Tile(tall, wide, deep, 8 if tall * wide > 64 * 64 else 4, 3 if dtype.itemsize == 2 else 2)
 
 
-def split_tile(rows: int, width: int, channels: int, taps: int, dtype: torch.dtype) -> tuple[Tile, int]:
-    """The tile of a conv over `taps` neighbours, and among how many programs each tile's K is shared."""
-    tile = tile_for(rows, width, channels, dtype)
-    tiles = -(-rows // tile.rows) * -(-width // tile.columns)
-    blocks = taps * -(-channels // tile.depth)
-    return tile, max(1, min(PROGRAMS // tiles, blocks // 4))
+class Share(NamedTuple):
+    """Among how many programs a tile's K is shared, and how many blocks of K each takes."""
+
+    programs: int
+    blocks: int
+
+
+def share(tiles: int, blocks: int) -> Share:
+    """How `tiles` with `blocks` of K each fill the chip."""
+    each = cdiv(blocks, max(1, min(PROGRAMS // tiles, blocks // LEAST)))
+    return Share(cdiv(blocks, each), each)
+
+
+COUNTERS = 1 << 16
+
+
+@cache
+def counters(device: torch.device) -> Tensor:
+    """Int32 zeros, one for each tile whose programs share K: they count who is done, and the last one sets zero again.
+
+    All kernels of a device use the same ones, so kernels that share K run one after another there, as on one stream.
+    """
+    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+
+
+def pair(rows: Rows, block: int) -> tuple[Tensor, Tensor]:
+    """Rows as two tensors side by side, the first ending at a multiple of `block` channels; the same twice if one."""
+    if isinstance(rows, tuple) and rows[0].shape[-1] % block:
+        rows = joined(rows)
+    first, second = rows if isinstance(rows, tuple) else (rows, rows)
+    return dense(first), dense(second)
+
+
+def dense(rows: Tensor) -> Tensor:
+    """Rows [B, R, C] that follow one another within each item, in place where they do."""
+    return rows if rows.stride(2) == 1 and rows.stride(1) == rows.shape[2] else rows.contiguous()
+
+
+def aligned(*tensors: Tensor) -> bool:
+    """Whether every row [B, R, C] of these begins at a multiple of sixteen bytes and of sixteen elements."""
+    return all(not (t.shape[2] | t.stride(0)) % 16 and not t.data_ptr() % 16 for t in tensors)
+
+
+def cdiv(count: int, size: int) -> int:
+    """How many blocks of a size hold a count."""
+    return -(-count // size)
 
 
 def power_of_two(count: int) -> int:

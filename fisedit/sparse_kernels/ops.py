@@ -1,13 +1,14 @@
 """The face of the kernels: shape checks, and the only switch between reference and fast paths.
 
 `use("reference")` (or FISEDIT_KERNELS=reference) runs the specification; anything else is an optimisation of it. "fast"
-is torch's kernels, and on CUDA Triton's where the table in `tuning` says so; "triton" is Triton's everywhere.
+is torch's kernels, and on CUDA Triton's where the table in `tuning` says so; "triton" is Triton's everywhere, and
+"xformers" is torch's with attention by xFormers.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import import_module
@@ -20,29 +21,39 @@ from fisedit.buckets import Place
 from fisedit.errors import InputError
 from fisedit.plan import Reads
 from fisedit.sparse_kernels import cpu, reference, tuning
-from fisedit.sparse_kernels.reference import LayerNorm
+from fisedit.sparse_kernels.reference import LayerNorm, Recorded, Rows
 
 BACKENDS: dict[str, ModuleType] = {"reference": reference, "fast": cpu}
-TRITON = "triton"
-
+TRITON, XFORMERS = "triton", "xformers"
 
 _DEFAULT = os.environ.get("FISEDIT_KERNELS", "fast")
 _backend: ContextVar[str] = ContextVar("kernels", default=_DEFAULT)
 
 
-def _kernels(kernel: str, rows: Tensor) -> ModuleType:
+def _kernels(kernel: str, rows: Rows) -> ModuleType:
     """The module that computes a kernel for rows [B, R, C] or a map."""
+    rows = rows if isinstance(rows, Tensor) else rows[0]
     name = _backend.get()
     if name == "fast" and rows.is_cuda and tuning.prefers_triton(kernel, rows[..., 0].numel()):
         name = TRITON
     return _module(name)
 
 
+def _shape(rows: Rows) -> tuple[int, ...]:
+    """[B, R, C] of rows, whether they are in one tensor or two."""
+    if isinstance(rows, Tensor):
+        return tuple(rows.shape)
+    assert rows[0].shape[:-1] == rows[1].shape[:-1], (rows[0].shape, rows[1].shape)
+    return *rows[0].shape[:-1], sum(part.shape[-1] for part in rows)
+
+
 def _module(name: str) -> ModuleType:
     if name == TRITON:
         return _triton()
+    if name == XFORMERS:
+        return _optional("memory_efficient", XFORMERS, "xformers")
     if name not in BACKENDS:
-        names = ", ".join((*BACKENDS, TRITON))
+        names = ", ".join((*BACKENDS, TRITON, XFORMERS))
         raise InputError(f"kernels must be one of {names}, got {name!r}; unset FISEDIT_KERNELS or fix it")
     return BACKENDS[name]
 
@@ -51,20 +62,26 @@ def _triton() -> ModuleType:
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if not torch.cuda.is_available() and not interpreted:
         raise InputError("kernels triton need CUDA, and torch found none; use fast, or set TRITON_INTERPRET=1 to test")
+    return _optional("gpu", TRITON, "gpu")
+
+
+def _optional(module: str, package: str, extra: str) -> ModuleType:
+    """Kernels that need a package which may be missing."""
     try:
-        return import_module("fisedit.sparse_kernels.gpu")
+        return import_module(f"fisedit.sparse_kernels.{module}")
     except ModuleNotFoundError as error:
-        if error.name != "triton":
+        if str(error.name).partition(".")[0] != package:
             raise
-        raise InputError("kernels triton need the package triton; pip install 'fisedit[gpu]', or use fast") from error
+        line = f"kernels {package} need the package {package}; pip install 'fisedit[{extra}]', or use fast"
+        raise InputError(line) from error
 
 
 @contextmanager
 def use(name: str) -> Iterator[None]:
-    """Run the enclosed calls with the named backend: "reference", "fast" or "triton".
+    """Run the enclosed calls with the named backend: "reference", "fast", "triton" or "xformers".
 
     Raises:
-        InputError: another name, or Triton where it cannot run.
+        InputError: another name, or Triton or xFormers where they cannot run.
     """
     token = _backend.set(name)
     try:
@@ -72,6 +89,11 @@ def use(name: str) -> Iterator[None]:
         yield
     finally:
         _backend.reset(token)
+
+
+def reads_in_place() -> bool:
+    """Whether attention reads recorded keys and values wherever they lie (see `reference.Lying`), on any device."""
+    return _backend.get() == TRITON
 
 
 def conv3x3(rows: Tensor, reads: Reads, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -103,7 +125,7 @@ def group_norm(rows: Tensor, totals: Tensor, count: int, weight: Tensor, bias: T
 
 
 def affine(
-    rows: Tensor,
+    rows: Rows,
     recorded: Tensor,
     totals: Tensor,
     valid: Tensor,
@@ -113,14 +135,14 @@ def affine(
     eps: float,
 ) -> tuple[Tensor, Tensor]:
     """Incremental GroupNorm statistics; see `reference.affine`."""
-    assert rows.shape == recorded.shape and not len(rows) % len(totals), (rows.shape, recorded.shape, totals.shape)
+    assert _shape(rows) == recorded.shape and not len(recorded) % len(totals), (recorded.shape, totals.shape)
     kernels = _kernels("affine", rows)
     result: tuple[Tensor, Tensor] = kernels.affine(rows, recorded, totals, valid, count, weight, bias, eps)
     return result
 
 
 def norm_conv3x3(
-    rows: Tensor,
+    rows: Rows,
     halo: Tensor,
     taps: Tensor,
     weight: Tensor,
@@ -128,16 +150,18 @@ def norm_conv3x3(
     norm: Tensor | None = None,
     time: Tensor | None = None,
     residual: Tensor | None = None,
+    shortcut: tuple[Rows, Tensor] | None = None,
 ) -> Tensor:
     """Norm, SiLU, 3x3 convolution and what is added to it; see `reference.norm_conv3x3`."""
-    assert rows.shape[::2] == halo.shape[::2] and weight.shape[1:] == (rows.shape[2], 3, 3), (rows.shape, halo.shape)
+    shape = _shape(rows)
+    assert shape[::2] == halo.shape[::2] and weight.shape[1:] == (shape[2], 3, 3), (shape, halo.shape, weight.shape)
     kernels = _kernels("norm_conv3x3", rows)
-    result: Tensor = kernels.norm_conv3x3(rows, halo, taps, weight, bias, norm, time, residual)
+    result: Tensor = kernels.norm_conv3x3(rows, halo, taps, weight, bias, norm, time, residual, shortcut)
     return result
 
 
 def norm_linear(
-    rows: Tensor,
+    rows: Rows,
     weight: Tensor,
     bias: Tensor | None,
     norm: Tensor | None = None,
@@ -145,7 +169,8 @@ def norm_linear(
     residual: Tensor | None = None,
 ) -> Tensor:
     """A norm, a linear layer and what is added to it; see `reference.norm_linear`."""
-    assert rows.ndim == 3 and weight.shape[1] == rows.shape[2], (rows.shape, weight.shape)
+    shape = _shape(rows)
+    assert len(shape) == 3 and weight.shape[1] == shape[2], (shape, weight.shape)
     kernels = _kernels("linear" if norm is None and layer is None else "norm_linear", rows)
     result: Tensor = kernels.norm_linear(rows, weight, bias, norm, layer, residual)
     return result
@@ -159,13 +184,38 @@ def norm_geglu(rows: Tensor, weight: Tensor, bias: Tensor, layer: LayerNorm) -> 
 
 
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, recorded_key: Tensor, recorded_value: Tensor, place: Place, heads: int
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    recorded_key: Recorded,
+    recorded_value: Recorded,
+    place: Place,
+    heads: int,
+    scales: tuple[Recorded, Recorded] | None = None,
 ) -> Tensor:
     """Active queries over recorded and fresh keys and values; see `reference.attention`."""
     assert query.shape == key.shape == value.shape and query.shape[2] % heads == 0, (query.shape, key.shape, heads)
-    assert recorded_key.shape == recorded_value.shape and not len(query) % len(recorded_key), recorded_key.shape
+    assert recorded_key.shape == recorded_value.shape and not len(query) % recorded_key.shape[0], recorded_key.shape
     kernels = _kernels("attention", query)
-    result: Tensor = kernels.attention(query, key, value, recorded_key, recorded_value, place, heads)
+    result: Tensor = kernels.attention(query, key, value, recorded_key, recorded_value, place, heads, scales)
+    return result
+
+
+def cross_attention(
+    rows: Tensor, layer: LayerNorm, weight: Tensor, key: Tensor, value: Tensor, heads: int
+) -> tuple[Tensor, Tensor]:
+    """LayerNorm, queries and their attention over the text; see `reference.cross_attention`."""
+    assert key.shape == value.shape and len(key) == len(rows), (rows.shape, key.shape, value.shape)
+    assert weight.shape == (key.shape[2], rows.shape[2]) and not len(weight) % heads, (weight.shape, heads)
+    kernels = _kernels("cross_attention", rows)
+    result: tuple[Tensor, Tensor] = kernels.cross_attention(rows, layer, weight, key, value, heads)
+    return result
+
+
+def time_rows(timestep: Tensor, frequencies: Tensor, layers: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """What every ResNet block adds for a time; see `reference.time_rows`."""
+    assert timestep.shape == (1,) and layers[0][0].shape[1] == 2 * len(frequencies), (timestep.shape, len(frequencies))
+    result: Tensor = _kernels("time_rows", layers[0][0]).time_rows(timestep, frequencies, layers)
     return result
 
 

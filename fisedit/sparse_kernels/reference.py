@@ -5,6 +5,11 @@ Rows are [B, R, C]; see `fisedit.values` for the legend.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from ctypes import c_byte
+from math import prod
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,6 +19,54 @@ from fisedit.plan import TAPS, Reads
 
 LayerNorm = tuple[Tensor, Tensor, float]
 """Weight [C], bias [C] and eps."""
+
+Rows = Tensor | tuple[Tensor, Tensor]
+"""Rows [B, R, C]; or two [B, R, C1] and [B, R, C2] that stand for both side by side, C = C1 + C2."""
+
+
+class Lying(NamedTuple):
+    """A tensor of a known shape, contiguous, that lies where a number on its device says: read, not copied."""
+
+    address: Tensor
+    """int64 [1]."""
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def here(self) -> Tensor:
+        """The tensor; of a CPU's memory alone, as a device's may be asked by kernels only."""
+        assert self.address.device.type == "cpu", self.address.device
+        size = prod(self.shape) * self.dtype.itemsize
+        memory = (c_byte * size).from_address(int(self.address))
+        return torch.frombuffer(memory, dtype=self.dtype).view(self.shape)
+
+
+Recorded = Tensor | Lying
+"""A recorded map [S, P, C], or where it lies."""
+
+
+def joined(rows: Rows) -> Tensor:
+    """Rows as one tensor."""
+    return rows if isinstance(rows, Tensor) else torch.cat(rows, -1)
+
+
+def coded(rows: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """Rows [B, R, C] in a byte a number: int8 [B, R, C], and what a unit is worth, [B, R, heads], by row and head."""
+    grouped = rows.float().unflatten(-1, (heads, -1))
+    scales = (grouped.abs().amax(-1) / 127).to(rows.dtype)
+    steps = scales.float().clamp(min=torch.finfo(torch.float32).tiny)[..., None]
+    return (grouped / steps).round().clamp(-127, 127).to(torch.int8).flatten(2), scales
+
+
+def known(recorded: Recorded, scales: Recorded | None) -> Tensor:
+    """A recorded map, wherever it lies, `decoded` if it has scales."""
+    recorded, scales = (t.here() if isinstance(t, Lying) else t for t in (recorded, scales))
+    assert recorded is not None
+    return recorded if scales is None else decoded(recorded, scales)
+
+
+def decoded(numbers: Tensor, scales: Tensor) -> Tensor:
+    """What `coded` made of rows, as rows again: in the scales' dtype, off by half a unit at most."""
+    return (numbers.unflatten(-1, (scales.shape[-1], -1)) * scales[..., None]).flatten(2)
 
 
 def conv3x3(rows: Tensor, reads: Reads, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -65,7 +118,7 @@ def group_norm(rows: Tensor, totals: Tensor, count: int, weight: Tensor, bias: T
 
 
 def affine(
-    rows: Tensor,
+    rows: Rows,
     recorded: Tensor,
     totals: Tensor,
     valid: Tensor,
@@ -86,7 +139,7 @@ def affine(
     Returns:
         float32 [B, 2, C], scale and shift; float64 [B, groups, 2], the totals less `recorded`, plus `rows`.
     """
-    groups = totals.shape[1]
+    rows, groups = joined(rows), totals.shape[1]
     known = (torch.arange(rows.shape[1], device=rows.device) < valid[:, None])[..., None]
     fresh, old = (group_sums(torch.where(known, x, 0), groups) for x in (rows, recorded))
     mixed = totals.repeat_interleave(len(rows) // len(totals), 0) - old + fresh
@@ -99,7 +152,7 @@ def affine(
 
 
 def norm_conv3x3(
-    rows: Tensor,
+    rows: Rows,
     halo: Tensor,
     taps: Tensor,
     weight: Tensor,
@@ -107,6 +160,7 @@ def norm_conv3x3(
     norm: Tensor | None = None,
     time: Tensor | None = None,
     residual: Tensor | None = None,
+    shortcut: tuple[Rows, Tensor] | None = None,
 ) -> Tensor:
     """GroupNorm's affine and SiLU, a 3x3 convolution of rows, and what is added to it: a ResNet block's half in one.
 
@@ -115,24 +169,26 @@ def norm_conv3x3(
         taps: int [B, R_out, 9] into [rows | halo | one zero row]; what is zero is the conv's padding, after the norm.
         weight: [C_out, C_in, 3, 3]. bias: [C_out] or None.
         norm: float32 [B, 2, C_in] of `affine`; None leaves rows as they are, without the SiLU.
-        time: [B, C_out], added to every row. residual: [B, R_out, C_out].
+        time: [B, C_out], added to every row. residual: [B, R_out, C_out], added.
+        shortcut: rows [B, R_out, C] and the weight [C_out, C] that they go through, added.
 
     Returns:
         [B, R_out, C_out].
     """
-    x = torch.cat([rows, halo], 1)
+    x = torch.cat([joined(rows), halo], 1)
     if norm is not None:
-        x = F.silu(x * norm[:, :1] + norm[:, 1:]).to(rows.dtype)
+        x = F.silu(x * norm[:, :1] + norm[:, 1:]).to(halo.dtype)
     item = torch.arange(len(x), device=x.device)[:, None, None]
     gathered = F.pad(x, (0, 0, 0, 1))[item, taps]  # [B, R_out, 9, C_in]
     out = torch.einsum("brtc,oct->bro", gathered, weight.flatten(2))
-    for added in (bias, time if time is None else time[:, None], residual):
+    short = None if shortcut is None else F.linear(joined(shortcut[0]), shortcut[1])
+    for added in (bias, time if time is None else time[:, None], residual, short):
         out = out if added is None else out + added
     return out
 
 
 def norm_linear(
-    rows: Tensor,
+    rows: Rows,
     weight: Tensor,
     bias: Tensor | None,
     norm: Tensor | None = None,
@@ -149,6 +205,7 @@ def norm_linear(
     Returns:
         [B, R, C_out].
     """
+    rows = joined(rows)
     if norm is not None:
         rows = (rows * norm[:, :1] + norm[:, 1:]).to(rows.dtype)
     if layer is not None:
@@ -174,10 +231,11 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    recorded_key: Tensor,
-    recorded_value: Tensor,
+    recorded_key: Recorded,
+    recorded_value: Recorded,
     place: Place,
     heads: int,
+    scales: tuple[Recorded, Recorded] | None = None,
 ) -> Tensor:
     """Active queries over every position: fresh keys and values where there are some, recorded ones elsewhere.
 
@@ -185,18 +243,54 @@ def attention(
         query, key, value: [B, R, C], padded rows. place: where they stand.
         recorded_key, recorded_value: [S, H * W, C], S dividing B: item b reads the record b // (B / S).
         heads: C is heads * width.
+        scales: of recorded keys and of recorded values, where these are `coded`; None where they are not.
 
     Returns:
         [B, R, C]; rows of padding hold something finite.
     """
-    each = len(query) // len(recorded_key)
+    each, (key_scales, value_scales) = len(query) // recorded_key.shape[0], scales or (None, None)
     keys, values = (
         scatter_rows(recorded.repeat_interleave(each, 0), rows, place)
-        for recorded, rows in ((recorded_key, key), (recorded_value, value))
+        for recorded, rows in ((known(recorded_key, key_scales), key), (known(recorded_value, value_scales), value))
     )
     q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (query, keys, values))
     out: Tensor = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
     return out
+
+
+def cross_attention(
+    rows: Tensor, layer: LayerNorm, weight: Tensor, key: Tensor, value: Tensor, heads: int
+) -> tuple[Tensor, Tensor]:
+    """LayerNorm, the queries' projection, and their attention over the text.
+
+    Args:
+        rows: [B, R, C_in]. layer: weight [C_in], bias [C_in] and eps. weight: [C, C_in].
+        key, value: [B, T, C]. heads: C is heads * width.
+
+    Returns:
+        [B, R, C], what is attended to; [B, R, C], the queries.
+    """
+    query = norm_linear(rows, weight, None, layer=layer)
+    q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (query, key, value))
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2), query
+
+
+def time_rows(timestep: Tensor, frequencies: Tensor, layers: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """What every ResNet block adds for a time: its cosines and sines through linear layers, SiLU between them.
+
+    Args:
+        timestep: float32 [1]. frequencies: float32 [F]. layers: weights [C_out, C_in] and biases, the first C_in 2 * F.
+
+    Returns:
+        [1, C_out] of the last layer, in the weights' dtype.
+    """
+    angles = timestep[:, None] * frequencies
+    x = torch.cat([angles.cos(), angles.sin()], 1).to(layers[0][0].dtype)
+    first, *later = layers
+    x = F.linear(x, *first)
+    for layer in later:
+        x = F.linear(F.silu(x), *layer)
+    return x
 
 
 def scatter_rows(full: Tensor, rows: Tensor, place: Place) -> Tensor:

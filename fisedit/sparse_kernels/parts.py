@@ -1,0 +1,55 @@
+"""The end of a GEMM's tile in Triton. Programs may share K: each writes its part, and the last adds all, in order.
+
+So there is no second kernel, and every run gives the same bits, whoever was last. A counter for each tile begins and
+ends at zero. Needs triton.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def last_to_arrive(counter, programs):
+    """Whether all other programs of a tile have written their parts; called by all, once each."""
+    tl.debug_barrier()  # one thread counts for all: theirs must be written
+    last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == programs - 1
+    if last:
+        tl.store(counter, 0)
+    return last
+
+
+@triton.jit
+def add_parts(here, step, programs, mask):
+    """The sum of all parts of a tile; `here` points into the first one, `step` elements lie between two."""
+    total = tl.load(here, mask=mask, other=0.0, cache_modifier=".cg")  # not from a multiprocessor's own stale cache
+    for part in range(1, programs):
+        total += tl.load(here + part * step, mask=mask, other=0.0, cache_modifier=".cg")
+    return total
+
+
+@triton.jit
+def finish(
+    acc, out, there, stored, parts, counters, step, bias, n, N, time, residual,
+    PARTS: tl.constexpr, BIAS: tl.constexpr, TIME: tl.constexpr, RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """Write a tile, with what is added to it, `there` in `out`; if programs share it, the last one does.
+
+    `bias` is of columns, `time` are pointers of the tile, `residual` lies as `out` does, `step` is between parts.
+    """
+    last = True
+    if PARTS:
+        tl.store(parts + tl.program_id(2) * step + there, acc, mask=stored)
+        tile = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+        last = last_to_arrive(counters + tile, tl.num_programs(2))
+        if last:
+            acc = add_parts(parts + there, step, tl.num_programs(2), stored)
+    if last:
+        if BIAS:
+            acc += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+        if TIME:
+            acc += tl.load(time, mask=stored, other=0.0).to(tl.float32)
+        if RESIDUAL:
+            acc += tl.load(residual + there, mask=stored, other=0.0).to(tl.float32)
+        tl.store(out + there, acc.to(out.dtype.element_ty), mask=stored)
