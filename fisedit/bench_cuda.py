@@ -1,13 +1,15 @@
 """`fisedit bench edit --device cuda`: edits by captured graphs beside dense diffusers, eager and compiled, on one GPU.
 
 Times are medians by device events. Masks are given, weights are those of SD 1.5's shapes, and the source is recorded.
-Every sparse step is also compared with the engine's own, by the reference kernels in the same precision.
+Single steps are timed alone, with every set of kernels, and compared with the engine's own by the reference kernels in
+the same precision; whole edits are `Editor.edit`, from prompt to picture, as a user would call it.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,18 +24,19 @@ from torch import Tensor
 from fisedit import __version__
 from fisedit.benchmark import GUIDANCE, MASKS, PROMPTS, STEP_GROWTH, square
 from fisedit.captured import GraphExecutor
-from fisedit.costs import Costs, default_growth
-from fisedit.decode import decode, decode_boxes
+from fisedit.costs import Costs
 from fisedit.devices import choose_device, choose_dtype
+from fisedit.editor import Editor
 from fisedit.models import load
 from fisedit.random_model import random_pipeline
-from fisedit.source import Engine, Story
+from fisedit.source import Engine
 from fisedit.sparse_kernels import ops
 from fisedit.values import LATENT_FACTOR, OnStep, Recipe, SchedulerName
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
+    from fisedit.history import EditResult
     from fisedit.values import BoolGrid
 
 Row = dict[str, Any]
@@ -41,10 +44,16 @@ Row = dict[str, Any]
 BACKENDS = ("fast", "triton")
 """Torch's kernels in a graph, and ours in a graph."""
 
+WHOLE_STEPS = (20, 50)
+"""Steps of whole edits."""
+
 BATCHES = (1, 4, 16)
 """Edits in one batch, of `BATCH_AREA` of the picture each, in different places."""
 
 BATCH_AREA = 0.05
+
+OFTEN = 10
+"""How many times more often a single step is timed than a whole edit."""
 
 PEAKS = {"H200": (989e12, 4.8e12), "H100": (989e12, 3.35e12), "A100": (312e12, 2.0e12)}
 """GPU -> (16-bit operations a second, bytes a second), by the maker's data sheets of the SXM boards."""
@@ -58,7 +67,7 @@ def run(
     num_inference_steps: int = 50,
     device: str = "cuda",
     dtype: str | None = None,
-    repeats: int = 20,
+    repeats: int = 5,
     compiled: bool = True,
     on_step: OnStep | None = None,
 ) -> dict[str, Any]:
@@ -66,7 +75,9 @@ def run(
 
     Args:
         model: as in `fisedit.models.load`; None for SD 1.5's architecture with random weights.
-        areas: shares of the picture, 0 to 1. size: pixels, square. repeats: of every measurement.
+        areas: shares of the picture, 0 to 1. size: pixels, square.
+        num_inference_steps: of the source whose middle step is timed; whole edits have `WHOLE_STEPS`.
+        repeats: of whole edits; single steps are timed `OFTEN` times as often.
         compiled: also measure diffusers under torch.compile, which takes minutes to compile.
         on_step: called before every measurement with (i, n, None).
 
@@ -114,40 +125,45 @@ class Bench:
         self.text = self.engine.encode(replace(recipe, prompt=PROMPTS[1]))
         self.middle = recipe.num_inference_steps // 2
         self.times = self.engine.sampler(recipe).timesteps
-        self.picture, self.decoder = decode(pipe.vae, self.source.latents[-1])
+        self.editors: dict[tuple[str, int], Editor] = {}
 
     def dense(self, *, compiled: bool = True) -> Row:
-        """Diffusers' step, decode and whole pictures, eager and compiled with graphs; fp16 weights in channels_last."""
-        latents, vae = self._doubled(self.source.latents[self.middle]), self.pipe.vae
+        """Diffusers' step, decode and whole pictures, eager and compiled with graphs; weights in channels_last."""
+        row = self._dense("eager")
+        row["step_roofline_seconds"] = self._roofline(self.costs.dense_step())
+        if compiled:
+            with self._compiled():
+                row |= self._dense("compiled")
+        return row
+
+    def _dense(self, name: str) -> Row:
+        latents, vae, unet = self._doubled(self.source.latents[self.middle]), self.pipe.vae, self.pipe.unet
         time = self.times[self.middle]
 
-        def step(unet: Callable[..., Any]) -> Callable[[], object]:
-            return lambda: unet(latents, time, self.text, return_dict=False)
+        def step() -> object:
+            return unet(latents, time, self.text, return_dict=False)
 
         def decoded() -> object:
             return vae.decode(self.source.latents[-1] / vae.config.scaling_factor, return_dict=False)
 
-        eager = self.pipe.unet
-        row: Row = {
-            "eager_step_seconds": self.timed(step(eager)),
-            "eager_kernels": self.kernels(step(eager)),
-            "decode_seconds": self.timed(decoded),
-            "eager_whole_seconds": self.timed(self._pictured, few=True),
-            "step_roofline_seconds": self._roofline(self.costs.dense_step()),
-        }
-        if compiled:
-            fast = torch.compile(eager, mode="max-autotune")
-            row["compiled_step_seconds"] = self.timed(step(fast))
-            row["compiled_kernels"] = self.kernels(step(fast))
-            self.pipe.unet = fast
-            try:
-                row["compiled_whole_seconds"] = self.timed(self._pictured, few=True)
-            finally:
-                self.pipe.unet = eager
+        row: Row = {f"{name}_step_seconds": self.timed(step), f"{name}_kernels": self.kernels(step)}
+        row[f"{name}_decode_seconds"] = self.timed(decoded)
+        for steps in WHOLE_STEPS:
+            row[f"{name}_whole_{steps}_seconds"] = self.timed(partial(self._pictured, steps), whole=True)
         return row
 
+    @contextmanager
+    def _compiled(self) -> Iterator[None]:
+        """The UNet and the decoder compiled, with graphs; the text encoder is less than a hundredth of a whole run."""
+        pipe, unet, decoder = self.pipe, self.pipe.unet, self.pipe.vae.decoder
+        pipe.unet, pipe.vae.decoder = (torch.compile(part, mode="max-autotune") for part in (unet, decoder))
+        try:
+            yield
+        finally:
+            pipe.unet, pipe.vae.decoder = unet, decoder
+
     def row(self, grid: BoolGrid, dense: Row) -> Row:
-        """One mask: a step by every backend, the decode, the whole edit."""
+        """One mask: a step by every backend, and whole edits by the faster one."""
         plan = self.engine.plan(grid, STEP_GROWTH)
         row: Row = {"area": float(grid.mean()), "active_rows": plan.rows, "growth": STEP_GROWTH}
         row["step_roofline_seconds"] = self._roofline(self.costs.sparse_step(grid, STEP_GROWTH))
@@ -164,16 +180,31 @@ class Bench:
                 row[f"{backend}_error"] = float((got - expected).norm() / expected.float().norm())
                 row[f"{backend}_step_seconds"] = self.timed(step)
                 row[f"{backend}_kernels"] = self.kernels(step)
-        row["backend"] = best = min(BACKENDS, key=lambda name: row[f"{name}_step_seconds"])
-        with ops.use(best):
-            graphs = GraphExecutor(self.engine.executor)
-            row["decode_seconds"] = self.timed(lambda: self._decoded(self.source.latents[-1], grid))
-            row["whole_seconds"] = self.timed(lambda: self._whole(graphs, grid), few=True)
+        row["backend"] = best = min(BACKENDS, key=lambda name: float(row[f"{name}_step_seconds"]))
+        for steps in WHOLE_STEPS:
+            row |= self.whole(grid, steps, best)
         for name in ("eager", "compiled"):
             if f"{name}_step_seconds" in dense:
                 row[f"step_ratio_to_{name}"] = dense[f"{name}_step_seconds"] / row[f"{best}_step_seconds"]
-                row[f"whole_ratio_to_{name}"] = dense[f"{name}_whole_seconds"] / row["whole_seconds"]
+                for whole in (f"whole_{steps}" for steps in WHOLE_STEPS):
+                    row[f"{whole}_ratio_to_{name}"] = dense[f"{name}_{whole}_seconds"] / row[f"{whole}_seconds"]
         return row
+
+    def whole(self, grid: BoolGrid, steps: int, backend: str) -> Row:
+        """Whole edits through the public face, of a mask that comes for the first time and again."""
+        editor, name = self._editor(backend, steps), f"whole_{steps}"
+        with ops.use(backend):
+            first = self.timed(partial(self._edited, editor, grid, fresh=True), whole=True)
+            again = self.timed(partial(self._edited, editor, grid), whole=True)
+            result = self._edited(editor, grid)
+        stats = result.stats
+        return {
+            f"{name}_seconds": again,
+            f"{name}_new_mask_seconds": first,
+            f"{name}_stations": stats.seconds,
+            f"{name}_captured": stats.unet_evaluations_captured,
+            f"{name}_fallback": stats.fallback or stats.uncaptured,
+        }
 
     def batch(self, edits: int) -> Row:
         """A step of several edits of one source at once, each a square somewhere else."""
@@ -189,29 +220,17 @@ class Bench:
                 edit = GraphExecutor(self.engine.executor).begin(plans, features, text)
                 seconds = self.timed(partial(edit.step, self.middle, latents, self.times[self.middle]))
             row[f"{backend}_step_seconds"], row[f"{backend}_edit_steps_a_second"] = seconds, edits / seconds
+        row["backend"] = best = min(BACKENDS, key=lambda name: float(row[f"{name}_step_seconds"]))
+        for steps in WHOLE_STEPS:
+            with ops.use(best):
+                seconds = self.timed(partial(self._edited_many, self._editor(best, steps), grids), whole=True)
+            row[f"whole_{steps}_seconds"], row[f"whole_{steps}_edits_a_second"] = seconds, edits / seconds
         return row
 
-    def edited(self, graphs: GraphExecutor, grid: BoolGrid) -> list[Tensor]:
-        """A whole DDIM edit by captured graphs, default growth: N + 1 latents [1, 4, h, w]; the loop never waits."""
-        growth, source = default_growth(len(self.times)), self.source
-        edits = {}
-        for cells in set(growth):
-            steps = {i: source.features[i] for i, g in enumerate(growth) if g == cells}
-            edits[cells] = graphs.begin([self.engine.plan(grid, cells)], steps, self.text)
-        inside = torch.from_numpy(grid.copy()).to(self.device)
-        path, guidance = [source.latents[0]], self.recipe.guidance_scale
-        for i, ((keep, add), t) in enumerate(zip(self._coefficients(source), self.times, strict=True)):
-            edit = edits[growth[i]]
-            rows = edit.step(i, self._doubled(path[-1]), t)
-            prediction = ops.composite(source.predictions[i], rows, edit.place, guidance)
-            following = (keep * path[-1].float() + add * prediction.float()).to(prediction.dtype)
-            path.append(torch.where(inside, following, source.latents[i + 1]))
-        return path
-
-    def timed(self, call: Callable[[], object], *, few: bool = False) -> float:
-        """Median seconds of a call after warm-up; a fifth as often where it is long."""
-        repeats = max(3, self.repeats // 5) if few else self.repeats
-        for _ in range(2 if few else 3):
+    def timed(self, call: Callable[[], object], *, whole: bool = False) -> float:
+        """Median seconds of a call after warm-up."""
+        repeats = self.repeats if whole else OFTEN * self.repeats
+        for _ in range(2 if whole else 3):
             call()
         return median(self._once(call) for _ in range(repeats))
 
@@ -239,34 +258,47 @@ class Bench:
         names = (e.name for e in seen.events() if e.device_type.name == "CUDA")
         return sum(not name.startswith(("Memcpy", "Memset")) for name in names)
 
-    def _coefficients(self, source: Story) -> list[tuple[float, float]]:
-        """What DDIM makes of latents and prediction at every step: a sum of both, found by asking."""
-        sampler, shape = self.engine.sampler(self.recipe), source.latents[0]
-        one, none = (torch.full_like(shape, value, dtype=torch.float32) for value in (1.0, 0.0))
-        found = []
-        for t in sampler.timesteps:
-            keep, add = sampler.step(none, t, one), sampler.step(one, t, none)
-            found.append((float(keep.flatten()[0]), float(add.flatten()[0])))
-        return found
+    def _editor(self, backend: str, steps: int) -> Editor:
+        """An editor that stands on a source of so many steps. Graphs belong to one set of kernels."""
+        if (backend, steps) not in self.editors:
+            alike = next((e for (name, _), e in self.editors.items() if name == backend), None)
+            editor = alike.beside() if alike else Editor(self.pipe, graphs=True)
+            r = self.recipe
+            self.editors[backend, steps] = editor
+            editor.generate(
+                r.prompt,
+                seed=r.seed,
+                num_inference_steps=steps,
+                guidance_scale=r.guidance_scale,
+                width=r.width,
+                height=r.height,
+            )
+        return self.editors[backend, steps]
+
+    def _edited(self, editor: Editor, grid: BoolGrid, *, fresh: bool = False) -> EditResult:
+        """One edit of the source, which then is where it was; `fresh` forgets that the mask was decoded before."""
+        if fresh:
+            editor._engine.graphs.ends.forget()  # noqa: SLF001 (its own)
+        result = editor.edit(PROMPTS[1], mask=grid)
+        editor.delete(result.id)
+        return result
+
+    def _edited_many(self, editor: Editor, grids: Sequence[BoolGrid]) -> tuple[EditResult, ...]:
+        results = editor.edit_many([PROMPTS[1]] * len(grids), grids)
+        for result in results:
+            editor.delete(result.id)
+        return results
 
     def _doubled(self, latents: Tensor) -> Tensor:
         return torch.cat([latents] * self.engine.batch(self.recipe))
 
-    def _whole(self, graphs: GraphExecutor, grid: BoolGrid) -> object:
-        """Everything between a prompt and a picture, with a mask that is given."""
-        self.text = self.engine.encode(replace(self.recipe, prompt=PROMPTS[1]))
-        return self._decoded(self.edited(graphs, grid)[-1], grid)
-
-    def _decoded(self, latents: Tensor, grid: BoolGrid) -> object:
-        return decode_boxes(self.pipe.vae, latents, grid, self.decoder, self.picture)
-
-    def _pictured(self) -> object:
+    def _pictured(self, steps: int) -> object:
         r = self.recipe
         return self.pipe(
             prompt=r.prompt,
             width=r.width,
             height=r.height,
-            num_inference_steps=r.num_inference_steps,
+            num_inference_steps=steps,
             guidance_scale=r.guidance_scale,
             generator=torch.Generator().manual_seed(r.seed),
         )
@@ -288,9 +320,9 @@ def _summary(row: Row) -> Row:
     shown["step"] = f"{row[f'{best}_step_seconds'] * 1000:.2f} ms"
     shown["launched"] = str(row[f"{best}_kernels"])
     for name in ("eager", "compiled"):
-        for what in ("step", "whole"):
+        for what in ("step", *(f"whole_{steps}" for steps in WHOLE_STEPS)):
             if f"{what}_ratio_to_{name}" in row:
-                shown[f"{what} over {name}"] = f"{row[f'{what}_ratio_to_{name}']:.1f}x"
+                shown[f"{what} over {name}".replace("_", " ")] = f"{row[f'{what}_ratio_to_{name}']:.1f}x"
     return shown | {"error": f"{row[f'{best}_error']:.1e}"}
 
 
@@ -304,11 +336,15 @@ def _settings(
         "model": model or "SD 1.5 architecture, random weights",
         "pixels": recipe.width,
         "num_inference_steps": recipe.num_inference_steps,
+        "whole_steps": WHOLE_STEPS,
         "guidance_scale": recipe.guidance_scale,
         "scheduler": recipe.scheduler.value,
         "dtype": str(dtype).removeprefix("torch."),
+        "memory_format": "channels_last",
         "step_growth": STEP_GROWTH,
-        "cache": "warm: the source is recorded, in the GPU's memory",
+        "cache": "warm: the source is recorded, in the GPU's memory; graphs are captured before timing",
+        "whole": "from prompt to picture by Editor.edit, text and decode included; the mask is given and was decoded "
+        "before (new_mask: was not, so that its decode runs uncaptured)",
         "repeats": repeats,
         "device": torch.cuda.get_device_name(device),
         "commit": _commit(),

@@ -6,6 +6,7 @@ Knows keys, rows and positions; knows nothing about layers, prompts or samplers.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -41,17 +42,19 @@ class StepMaps:
     @property
     def own_bytes(self) -> int:
         """Bytes held here."""
-        return sum(t.untyped_storage().nbytes() for t in (*self.maps.values(), *self.totals.values()))
+        return held_bytes((*self.maps.values(), *self.totals.values()))
 
 
 @dataclass(eq=False)
 class StepOverlay:
-    """What an edit changed of its parent's step: rows at the plan's active positions, totals of the mixed maps."""
+    """What an edit changed of its parent's step: rows at the plan's active positions, totals of the mixed maps; `share`
+    edits lie in the same memory."""
 
     parent: StepMaps | StepOverlay
     plan: SparsePlan
     maps: dict[str, Tensor] = field(default_factory=dict)
     totals: dict[str, Tensor] = field(default_factory=dict)
+    share: int = 1
 
     def rows(self, key: str, level: int, positions: Tensor) -> Tensor:
         """The mixed rows [B, len(positions), C]: this overlay's where it has them, else the parent's."""
@@ -71,10 +74,15 @@ class StepOverlay:
     @property
     def own_bytes(self) -> int:
         """Bytes held here, the parent's not counted."""
-        return sum(t.untyped_storage().nbytes() for t in (*self.maps.values(), *self.totals.values()))
+        return held_bytes((*self.maps.values(), *self.totals.values())) // self.share
 
 
 StepFeatures = StepMaps | StepOverlay
+
+
+def held_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the memory that tensors lie in, shared memory counted once."""
+    return sum({s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors)}.values())
 
 
 def scatter(base: Tensor, positions: Tensor, rows: Tensor) -> Tensor:

@@ -10,7 +10,9 @@ from collections.abc import Callable, Hashable
 from typing import Generic, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from fisedit.graph import loras
 
 T = TypeVar("T")
 Outputs = dict[str, Tensor]
@@ -52,7 +54,7 @@ class Graph:
                 function()
         torch.cuda.current_stream().wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):  # other threads may go on
             self.outputs = function()
 
     def replay(self) -> None:
@@ -66,18 +68,59 @@ def capture(function: Callable[[], Outputs], device: torch.device) -> Captured:
 
 
 class Once(Generic[T]):
-    """What is made on the first call for a key and kept for every later one; `made` counts."""
+    """What is made on the first call for a key and kept for later ones.
 
-    def __init__(self) -> None:
+    Args:
+        limit: how many are kept; the least recently used goes first.
+
+    Attributes:
+        made: how many were made.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
         self._kept: dict[Hashable, T] = {}
+        self._limit, self.made = limit, 0
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What was made for a key."""
-        if key not in self._kept:
-            self._kept[key] = make()
-        return self._kept[key]
+        """What was made for a key, or is made now."""
+        if key in self._kept:
+            self._kept[key] = self._kept.pop(key)  # most recently used last
+            return self._kept[key]
+        while self._limit is not None and len(self._kept) >= self._limit:
+            del self._kept[next(iter(self._kept))]
+        self._kept[key] = made = make()
+        self.made += 1
+        return made
 
-    @property
-    def made(self) -> int:
-        """How many keys were seen."""
-        return len(self._kept)
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether what was made for a key is still here."""
+        return key in self._kept
+
+
+def snapshot(outputs: Outputs) -> Outputs:
+    """Copies in memory of their own. Tensors that share memory go on sharing it, and few kernels move it all."""
+    wholes = {_memory(t): _whole(t) for t in outputs.values()}
+    copies = {key: torch.empty_like(whole) for key, whole in wholes.items()}
+    for dtype in {whole.dtype for whole in wholes.values()}:
+        keys = [key for key, whole in wholes.items() if whole.dtype is dtype]
+        torch._foreach_copy_([copies[key] for key in keys], [wholes[key] for key in keys])
+    return {name: copies[_memory(t)].as_strided(t.shape, t.stride(), t.storage_offset()) for name, t in outputs.items()}
+
+
+def state_of(module: nn.Module) -> object:
+    """What changes when a capture no longer shows a module: where its weights lie, what was written, what is injected
+    into its layers, its LoRAs' scales."""
+    version = "_version"  # torch has no public name for how often a tensor was written
+    weights = tuple((p.data_ptr(), 0 if p.is_inference() else getattr(p, version)) for p in module.parameters())
+    layers = (m for m in module.modules() if m is not module)
+    return weights, loras(module), tuple((id(m), id(vars(m)["forward"])) for m in layers if "forward" in vars(m))
+
+
+def _memory(tensor: Tensor) -> int:
+    """What tells the memory of one tensor from another's, on any device."""
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 (addresses are 0 on the meta device)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """All the memory that a tensor is a view of, as numbers of its type."""
+    return tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fisedit.attention import text_keys
 from fisedit.buckets import Place, bucket_of
 from fisedit.cache import StepFeatures, StepOverlay
-from fisedit.capture import Captured, Once, Outputs, capture
+from fisedit.capture import Captured, Once, Outputs, capture, snapshot
 from fisedit.executor import Executor
 from fisedit.feed import Feed
 from fisedit.fused import SKIPPED, Buffers, Fused
@@ -24,14 +25,17 @@ from fisedit.records import Records
 
 PREDICTION = "prediction"
 
+KEPT = 24
+"""Graphs kept with their buffers; an edit takes one for each of its two growths, and one for its check."""
+
 
 @dataclass(eq=False)
 class Slot:
-    """A captured graph, its buffers, and whose tables lie in them."""
+    """A captured graph, its buffers, and the mark of the edit whose tables lie in them."""
 
     buffers: Buffers
     captured: Captured
-    owner: GraphEdit | None = None
+    owner: object = None
 
 
 class GraphExecutor:
@@ -48,7 +52,7 @@ class GraphExecutor:
 
     def __init__(self, executor: Executor, *, coded: bool = False) -> None:
         self.executor, self.fused = executor, Fused(executor.unet, executor.sites, coded=coded)
-        self.records, self.graphs = Records(executor.sites, self.fused.heads), Once[Slot]()
+        self.records, self.graphs = Records(executor.sites, self.fused.heads), Once[Slot](KEPT)
 
     @torch.inference_mode()
     def begin(
@@ -57,6 +61,7 @@ class GraphExecutor:
         steps: Mapping[int, StepFeatures],
         text: Tensor,
         budget: int | None = None,
+        known: dict[str, Tensor] | None = None,
     ) -> GraphEdit:
         """Get ready to replay some steps of a source under one plan for each of E edits.
 
@@ -64,6 +69,7 @@ class GraphExecutor:
             plans: of one size, on the model's device. steps: what the source's steps recorded, S branches each.
             text: embeddings [S * E, T, D], branch by branch.
             budget: bytes of features that may stay on the device (see `feed`); None is no limit.
+            known: the text's keys and values, as far as somebody has them; filled.
 
         Returns:
             The edits, in one batch.
@@ -78,7 +84,9 @@ class GraphExecutor:
             return Slot(buffers, capture(lambda: self._outputs(buffers), device))
 
         slot = self.graphs.get((bucket, grids, len(plans), branches, tokens), make)
-        return GraphEdit(self.executor, self.records, slot, plans, steps, text, budget)
+        known = {} if known is None else known
+        text_keys(self.executor.sites, text, known)
+        return GraphEdit(self.executor, self.records, slot, plans, steps, known, branches, budget)
 
     def _outputs(self, buffers: Buffers) -> Outputs:
         out, fresh, totals = self.fused(buffers)
@@ -96,13 +104,13 @@ class GraphEdit:
         slot: Slot,
         plans: Sequence[SparsePlan],
         steps: Mapping[int, StepFeatures],
-        text: Tensor,
+        text: Mapping[str, Tensor],
+        branches: int,
         budget: int | None,
     ) -> None:
         self._executor, self._slot, self._plans, self._steps = executor, slot, plans, dict(steps)
-        self._text = {s.name: type(s.module).forward(s.module, text) for s in executor.sites if s.role is Role.TEXT}
-        buffers = slot.buffers
-        index = records.index(buffers.rows, plans, len(text) // len(plans))
+        self._text, self._mark, buffers = text, object(), slot.buffers
+        index = records.index(buffers.rows, plans, branches)
         loads = {i: records.gather(step, index) for i, step in self._steps.items()}
         self.feed = Feed(loads, buffers.copied, budget, buffers.addresses)
 
@@ -122,7 +130,7 @@ class GraphEdit:
             The prediction at the padded active rows [B, R, 4], in the graph's own memory: read it before the next step.
         """
         buffers, later = self._slot.buffers, [j for j in self._steps if j > i]
-        if self._slot.owner is not self:
+        if self._slot.owner is not self._mark:
             self._enter()
         buffers.latents.copy_(latents)
         buffers.timestep.copy_(timestep)
@@ -131,25 +139,34 @@ class GraphEdit:
         return self._slot.captured.outputs[PREDICTION]
 
     @torch.inference_mode()
-    def overlay(self, i: int) -> StepOverlay:
-        """What the last step, which was the i-th, changed of its source, in memory of its own; for one edit alone."""
-        (plan,), source = self._plans, self._steps[i]
-        made, outputs = StepOverlay(source, plan), self._slot.captured.outputs
+    def overlays(self, i: int) -> list[StepOverlay]:
+        """What the last step, which was the i-th, changed of its source, for each edit; in memory of their own, which
+        those of a batch share."""
+        source, outputs, each = self._steps[i], self._slot.captured.outputs, len(self._plans)
+        maps: Outputs = {}
+        totals: Outputs = {}
         for site in self._executor.sites:
-            rows, totals = outputs.get(f"rows {site.name}"), outputs.get(f"totals {site.name}")
-            skipped = outputs.get(f"rows {site.name}{SKIPPED}")
-            rows = rows if rows is None or skipped is None else torch.cat([rows, skipped], 2)
-            if rows is not None and site.name in source:
-                kept = rows[-1:] if site.role is Role.QUERY else rows
-                made.maps[site.name] = kept[:, : plan.levels[site.level].rows].clone()
-            if totals is not None:
-                made.totals[site.name] = totals.clone()
+            parts = (f"rows {site.name}", f"rows {site.name}{SKIPPED}")
+            rows = [outputs[part] for part in parts if part in outputs]
+            if len(rows) == 2:
+                maps[site.name] = torch.cat(rows, 2)
+            elif rows and site.name in source:
+                maps[site.name] = rows[0][-each:] if site.role is Role.QUERY else rows[0]
+            if (sums := outputs.get(f"totals {site.name}")) is not None:
+                totals[site.name] = sums
+        maps, totals = snapshot(maps), snapshot(totals)
+        made = [StepOverlay(source, plan, share=each) for plan in self._plans]
+        for e, overlay in enumerate(made):
+            for site in self._executor.sites:
+                if site.name in maps:
+                    overlay.maps[site.name] = maps[site.name][e::each, : overlay.plan.levels[site.level].rows]
+            overlay.totals |= {name: sums[e::each] for name, sums in totals.items()}
         return made
 
     def _enter(self) -> None:
         """Write tables and text into buffers that another edit wrote last."""
         buffers = self._slot.buffers
         buffers.tables.write(self._plans)
-        for name, rows in self._text.items():
-            buffers.text[name].copy_(rows)
-        self._slot.owner = self
+        for name, rows in buffers.text.items():
+            rows.copy_(self._text[name])
+        self._slot.owner = self._mark

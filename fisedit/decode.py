@@ -9,6 +9,7 @@ box's cells exchanged for the new ones. (SIGE, arXiv 2211.02048, freezes the sou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,13 +29,11 @@ from fisedit.boxes import ROWS, Box, before_upsampling, boxes, cut, rows, with_h
 from fisedit.cache import StepFeatures, StepMaps, StepOverlay, gather
 from fisedit.errors import NumericsError
 from fisedit.graph import Role, Site, decoder_sites
-from fisedit.plan import make_plan
+from fisedit.plan import SparsePlan, make_plan
 from fisedit.sparse_kernels import ops
 from fisedit.values import LATENT_FACTOR
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from fisedit.values import BoolGrid
 
 SAMPLED = 2
@@ -100,14 +99,21 @@ def decode_boxes(
     if found == [Box(0, 0, *grid.shape)]:
         image, record = decode(vae, latents)
         return composite(source, image, grid), record
-    edited, run = np.array(source.convert("RGB")), _Sparse(vae, grid, found, record)
+    run = SparseDecode(vae, grid, found, record)
     run.decode(latents)
-    for _, outer, pixels in run.done:
-        edited[outer.slices] = pixels
-    for box, outer, pixels in run.done:  # a box's own pixels count more than its neighbour's halo
+    return set_in(source, run.done, grid), run.record
+
+
+def set_in(source: Image.Image, done: Sequence[tuple[Box, Box, Tensor]], grid: BoolGrid) -> Image.Image:
+    """The source's picture with what a `SparseDecode` has done. Here the host waits."""
+    edited = np.array(source.convert("RGB"))
+    pixels = [np.asarray(_picture(sample)) for *_, sample in done]
+    for (_, outer, _), shown in zip(done, pixels, strict=True):
+        edited[outer.slices] = shown
+    for (box, outer, _), shown in zip(done, pixels, strict=True):  # its own count more than its neighbour's halo
         there = box.scaled(LATENT_FACTOR)
-        edited[there.slices] = pixels[there.within(outer).slices]
-    return composite(source, Image.fromarray(edited), grid), run.record
+        edited[there.slices] = shown[there.within(outer).slices]
+    return composite(source, Image.fromarray(edited), grid)
 
 
 def composite(source: Image.Image, edited: Image.Image, grid: BoolGrid) -> Image.Image:
@@ -132,24 +138,36 @@ def composite(source: Image.Image, edited: Image.Image, grid: BoolGrid) -> Image
     return Image.fromarray(pixels.astype(np.uint8))
 
 
-class _Sparse:
-    """A sparse decode: which box it is at, on which level, and what it writes.
+def coarse_plan(vae: AutoencoderKL, grid: BoolGrid) -> SparsePlan:
+    """The rows that the two coarse levels compute for a mask [h, w]."""
+    return make_plan(rows(grid).repeat(2 ** (ROWS - 1), 0).repeat(2 ** (ROWS - 1), 1), ROWS, vae.device)
+
+
+class SparseDecode:
+    """A sparse decode: which box it is at, on which level, and what it writes. The host never waits.
 
     Args:
-        found: the boxes of the first fine level. source: the record to read.
+        found: the boxes of the first fine level. source: the record to read. plan: `coarse_plan`'s, if it is known.
 
     Attributes:
         record: the record to be.
-        done: of the finest level's boxes the box, what its pixels show with the halo, and the pixels [H, W, 3].
+        done: of the finest level's boxes the box, what its pixels show with the halo, and these [1, 3, H, W].
     """
 
-    def __init__(self, vae: AutoencoderKL, grid: BoolGrid, found: list[Box], source: DecoderRecord) -> None:
+    def __init__(
+        self,
+        vae: AutoencoderKL,
+        grid: BoolGrid,
+        found: list[Box],
+        source: DecoderRecord,
+        plan: SparsePlan | None = None,
+    ) -> None:
         self.vae, self.grid, self.found = vae, grid, found
-        self.plan = make_plan(rows(grid).repeat(2 ** (ROWS - 1), 0).repeat(2 ** (ROWS - 1), 1), ROWS, vae.device)
+        self.plan = coarse_plan(vae, grid) if plan is None else plan
         self.coarse = layers.Replay(self.plan, source.maps, StepOverlay(source.maps, self.plan))
         kept = ({name: t.clone() for name, t in fine.items()} for fine in (source.sums, source.totals))
         self.record = DecoderRecord(self.coarse.overlay, *kept)
-        self.done: list[tuple[Box, Box, NDArray[np.uint8]]] = []
+        self.done: list[tuple[Box, Box, Tensor]] = []
         self.level, self.box, self.outer = 0, Box(0, 0, 0, 0), Box(0, 0, 0, 0)
 
     def decode(self, latents: Tensor) -> None:
@@ -186,7 +204,7 @@ class _Sparse:
         outer, x = self.outer, decoder.up_blocks[level](_crop(fresh, self.outer.within(seen.scaled(2))))
         if level + 1 == len(decoder.up_blocks):
             sample = decoder.conv_out(decoder.conv_act(decoder.conv_norm_out(x)))
-            self.done.append((box, outer, np.asarray(_picture(sample))))
+            self.done.append((box, outer, sample))
             return
         for piece in cut(self.grid, box, level + 1):
             self._refine(x, outer, piece, level + 1)
@@ -215,7 +233,7 @@ def _record_norm(record: DecoderRecord, shape: tuple[int, int], name: str, norm:
     return out
 
 
-def _replay_norm(run: _Sparse, name: str, norm: nn.GroupNorm, x: Tensor) -> Tensor:
+def _replay_norm(run: SparseDecode, name: str, norm: nn.GroupNorm, x: Tensor) -> Tensor:
     box, there = run.box, run.box.scaled(2**run.level).within(run.outer)
     fresh = _cell_sums(x[(..., *there.slices)], norm.num_groups, (box.bottom - box.top, box.right - box.left))
     kept, totals = run.record.sums[name][(..., *box.slices)], run.record.totals[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 import torch
@@ -17,6 +18,13 @@ DTYPES: Mapping[str, torch.dtype] = {
     "float16": torch.float16,
 }
 """The names that `dtype` understands."""
+
+
+def memory_bytes(device: torch.device) -> int:
+    """All the memory of a GPU, or of the machine for another device."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def choose_device(device: str | torch.device | None = None) -> torch.device:

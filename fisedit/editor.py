@@ -14,44 +14,40 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
-from fisedit import leaks, loras, origin, session
-from fisedit.adapters.base import TURN
+from fisedit import loras, origin, session
 from fisedit.adapters.files import load_adapter
 from fisedit.attention import text_keys
+from fisedit.devices import memory_bytes
 from fisedit.errors import AdapterError, InputError, SessionError
 from fisedit.files import image_output, write_image
 from fisedit.history import EditResult, History
-from fisedit.localise import DEFAULT, Search, kept_tokens, seed_map, undescribed
+from fisedit.localise import DEFAULT, Search, seed_map
 from fisedit.masks import pieces
 from fisedit.memory import Memory
 from fisedit.metadata import Metadata, read
 from fisedit.models import load
 from fisedit.origin import Origin, PastEdit
-from fisedit.pictures import canvas, canvas_size, coarseness, is_canvas, returned, upright
-from fisedit.planning import Plan, Planner, Wish
+from fisedit.pictures import canvas, canvas_size, upright
+from fisedit.planning import Plan
 from fisedit.profiling import Stopwatch
 from fisedit.recipes import check_prompt, first_step, make_recipe
-from fisedit.rendering import Made, Renderer, Run
-from fisedit.source import Engine, Structure, kept_steps
-from fisedit.textdiff import diff
+from fisedit.rendering import Run
+from fisedit.source import Engine
+from fisedit.stepping import Graphs
 from fisedit.values import (
     LATENT_FACTOR,
     EditMask,
     EditScript,
-    EditStats,
     Inversion,
     MaskSource,
     OnStep,
 )
+from fisedit.workshop import Workshop
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
     from numpy.typing import NDArray
     from PIL.Image import Image
-
-
-HARDLY = 1.0
-"""Mean difference inside the mask, of 255, below which an edit is said to have had no effect."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,23 +85,29 @@ class Editor:
         pipe: a Stable Diffusion 1.x or 2.x pipeline. Editors may share one.
         model: its name, for saved sessions.
         max_recorded_bytes: recorded features kept before the least recently used are dropped (they are rebuilt when
-            needed); None for half of the machine's memory.
+            needed); None for half of the memory of the GPU, or of the machine without one.
+        graphs: replay sparse steps from captured graphs of fused kernels; None for on CUDA devices. Elsewhere a
+            stand-in runs in their place, which shows that they are right and saves no time. A UNet or an edit that
+            they cannot do runs layer by layer, and `stats.uncaptured` says why.
 
     Raises:
         UnsupportedModuleError: the UNet has a layer without an exact sparse counterpart.
     """
 
     def __init__(
-        self, pipe: StableDiffusionPipeline, *, model: str = "", max_recorded_bytes: int | None = None
+        self,
+        pipe: StableDiffusionPipeline,
+        *,
+        model: str = "",
+        max_recorded_bytes: int | None = None,
+        graphs: bool | None = None,
     ) -> None:
         self.pipe = pipe
         self.model = model
-        self.history = History()
         self._saved: tuple[Path, frozenset[str]] | None = None
         self._loras: dict[str, float] = {}
-        self._engine = Engine(pipe)
-        self._memory = Memory(max_recorded_bytes)
-        self._renderer, self._planner = Renderer(self._engine), Planner(self._engine)
+        limit = memory_bytes(pipe.unet.device) // 2 if max_recorded_bytes is None else max_recorded_bytes
+        self._workshop = Workshop(pipe, Memory(limit), Graphs(graphs))
 
     @classmethod
     def from_pretrained(
@@ -116,18 +118,33 @@ class Editor:
         dtype: str | torch.dtype | None = None,
         local_files_only: bool = False,
         max_recorded_bytes: int | None = None,
+        graphs: bool | None = None,
     ) -> Self:
         """Load a model: "demo", a diffusers folder, a hub id or a .safetensors file. See `fisedit.models.load`."""
         pipe = load(model, device=device, dtype=dtype, local_files_only=local_files_only)
         path = Path(model).expanduser()
         name = str(path.resolve()) if path.exists() and model != "demo" else str(model)
-        return cls(pipe, model=name, max_recorded_bytes=max_recorded_bytes)
+        return cls(pipe, model=name, max_recorded_bytes=max_recorded_bytes, graphs=graphs)
 
     def beside(self) -> Self:
         """Another editor over the same model, with a history and memory of its own."""
         other = type(self)(self.pipe, model=self.model, max_recorded_bytes=self._memory.max_bytes)
         other._engine.references.adapters |= self._engine.references.adapters  # noqa: SLF001 (its own)
+        other._engine.graphs = self._engine.graphs  # noqa: SLF001 (its own)
         return other
+
+    @property
+    def history(self) -> History:
+        """All results, in the order of making."""
+        return self._workshop.history
+
+    @property
+    def _engine(self) -> Engine:
+        return self._workshop.engine
+
+    @property
+    def _memory(self) -> Memory:
+        return self._workshop.memory
 
     @property
     def native_size(self) -> int:
@@ -146,7 +163,7 @@ class Editor:
 
     def forget(self) -> None:
         """Drop all recorded features; an edit that needs them rebuilds them. Pictures stay."""
-        self._memory = Memory(self._memory.max_bytes)
+        self._workshop.memory = Memory(self._memory.max_bytes)
 
     def load_lora(self, source: str | Path, scale: float = 1.0) -> str:
         """Load a LoRA, which changes what is painted from now on.
@@ -267,9 +284,11 @@ class Editor:
         recipe = replace(recipe, loras=self._engine.executor.loras)
         if reference is not None:
             recipe = replace(recipe, like=self._engine.references.likenesses(reference))
-        run = Run(recipe, None, self._diff(prompt, prompt), Stopwatch(), on_step)
-        text = self._renderer.text(run)
-        return self._keep(run, self._planner.dense(run, text), self._renderer.dense(run, text))
+        run = Run(recipe, None, self._workshop.diff(prompt, prompt), Stopwatch(), on_step)
+        text = self._workshop.renderer.text(run)
+        return self._workshop.keep(
+            run, self._workshop.planner.dense(run, text), self._workshop.renderer.dense(run, text)
+        )
 
     def edit(
         self,
@@ -314,18 +333,46 @@ class Editor:
             AdapterError: a reference, and no adapter that reads it. NumericsError: the model produced NaN.
             The editor is as it was, whatever is raised.
         """
-        run = self._run(prompt, on_step, reference)
+        run = self._workshop.run(prompt, on_step, reference)
         start = first_step(strength, run.recipe.num_inference_steps)
-        wish = self._planner.wish(
+        wish = self._workshop.planner.wish(
             run, mask, protect, grow, Search(tuple(words), instance, mask_method, probe_steps), growth
         )
-        plan = self._plan(run, wish)
+        plan = self._workshop.plan(run, wish)
         if plan.nothing:
-            return self._unchanged(run, plan.nothing)
+            return self._workshop.unchanged(run, plan.nothing)
         if not (isinstance(structure, int | float) and 0 <= structure <= 1):
             raise InputError(f"structure must be in [0, 1], got {structure!r}")
         plan = replace(plan, structure=float(structure), start=start)
-        return self._edited(run, plan, verify=verify and plan.mask.source is MaskSource.ATTENTION)
+        return self._workshop.edited(run, plan, verify=verify and plan.mask.source is MaskSource.ATTENTION)
+
+    def edit_many(
+        self,
+        prompts: Sequence[str],
+        masks: Sequence[object],
+        *,
+        growth: int | Sequence[int] | None = None,
+        on_step: OnStep | None = None,
+    ) -> tuple[EditResult, ...]:
+        """Several edits of the current picture, each with a prompt and a mask of its own; you stay where you stand.
+
+        Where there are captured graphs those that run sparse share one batch; else they run one after another.
+
+        Args:
+            prompts, masks: as many of each, as in `edit`. The others as there; a batch has one `on_step`.
+
+        Returns:
+            The results, in that order.
+
+        Raises:
+            InputError: not as many masks as prompts. The others as in `edit`; results that were made before stay.
+        """
+        if len(prompts) != len(masks):
+            raise InputError(f"masks must be as many as prompts, {len(prompts)}, got {len(masks)}")
+        search, runs = Search((), None, DEFAULT, None), [self._workshop.run(prompt, on_step) for prompt in prompts]
+        wish = self._workshop.planner.wish
+        wishes = [wish(run, mask, None, 0, search, growth) for run, mask in zip(runs, masks, strict=True)]
+        return self._workshop.many(runs, wishes)
 
     def preview(
         self,
@@ -345,13 +392,13 @@ class Editor:
     ) -> Preview:
         """Where `edit` would paint and what it would cost; arguments and errors as there. Nothing is kept, and nothing
         is run but what the mask needs: where the source's features are gone, `on_step` is told of their rebuilding."""
-        run = self._run(prompt, on_step, reference)
-        wish = self._planner.wish(
+        run = self._workshop.run(prompt, on_step, reference)
+        wish = self._workshop.planner.wish(
             run, mask, protect, grow, Search(tuple(words), instance, mask_method, probe_steps), growth
         )
         start = first_step(strength, run.recipe.num_inference_steps)
-        plan, costs = replace(self._plan(run, wish), start=start), self._planner.costs(run.recipe)
-        macs = 0 if plan.nothing else self._planner.macs(plan, run.recipe)
+        plan, costs = replace(self._workshop.plan(run, wish), start=start), self._workshop.planner.costs(run.recipe)
+        macs = 0 if plan.nothing else self._workshop.planner.macs(plan, run.recipe)
         return Preview(plan.mask, run.script, macs, costs.dense(start), plan.fallback, plan.nothing)
 
     def dense(self, result_id: str, on_step: OnStep | None = None) -> tuple[Image, float]:
@@ -368,9 +415,9 @@ class Editor:
         """
         result = self.history.find(result_id)
         run = Run(result.recipe, result, result.diff, Stopwatch(), on_step)
-        source = self._source(run)[0].story
+        source = self._workshop.source(run)[0].story
         run = replace(run, watch=Stopwatch())
-        picture = self._renderer.plain(run, self._renderer.text(run), source)
+        picture = self._workshop.renderer.plain(run, self._workshop.renderer.text(run), source)
         return picture, run.watch.done()["total"]
 
     def open(
@@ -421,12 +468,16 @@ class Editor:
         )
         self._engine.refresh()
         recipe = replace(recipe, loras=self._engine.executor.loras)
-        run = Run(recipe, None, self._diff(recipe.prompt, recipe.prompt), Stopwatch(), on_step)
-        text, seen = self._renderer.text(run), canvas(original, (recipe.width, recipe.height))
-        plan = self._planner.dense(run, text)
+        run = Run(recipe, None, self._workshop.diff(recipe.prompt, recipe.prompt), Stopwatch(), on_step)
+        text, seen = self._workshop.renderer.text(run), canvas(original, (recipe.width, recipe.height))
+        plan = self._workshop.planner.dense(run, text)
         if recipe.inversion is Inversion.DDIM:  # whose way back begins with one look, of one branch
-            plan = replace(plan, probes=1, spent=self._planner.costs(recipe).dense_step() // self._engine.batch(recipe))
-        return self._keep(run, plan, self._renderer.opened(run, text, seen), original)
+            plan = replace(
+                plan,
+                probes=1,
+                spent=self._workshop.planner.costs(recipe).dense_step() // self._engine.batch(recipe),
+            )
+        return self._workshop.keep(run, plan, self._workshop.renderer.opened(run, text, seen), original)
 
     def attention(self, prompt: str) -> NDArray[np.float32]:
         """Where the words that would change are looked at in the current picture: floats [h, w], 0 to 1; no UNet call.
@@ -434,11 +485,11 @@ class Editor:
         Raises:
             SessionError: there is no source yet. PromptError: an empty prompt.
         """
-        run = self._run(prompt, None)
-        text = self._renderer.text(run)
+        run = self._workshop.run(prompt, None)
+        text = self._workshop.renderer.text(run)
         with torch.inference_mode():
             text_keys(self._engine.executor.sites, text.embeddings, text.cache)
-        return seed_map(self._engine, self._source(run)[0].story, run.recipe, text.cache, run.script)
+        return seed_map(self._engine, self._workshop.source(run)[0].story, run.recipe, text.cache, run.script)
 
     def metadata(self, result: EditResult | None = None) -> Metadata:
         """How a result, the current one without it, was made, for its picture's file."""
@@ -507,13 +558,14 @@ class Editor:
         index = session.read_index(Path(folder))
         if index["model"] != self.model:
             raise SessionError(f"the session is of the model {index['model']!r}, got {self.model!r}; start that one")
-        history, looks = session.load(Path(folder), index, self._diff), session.load_looks(Path(folder), index)
+        history, looks = session.load(Path(folder), index, self._workshop.diff), session.load_looks(Path(folder), index)
         for source, scale in looks.adapters.items():
             if not self._engine.references.loaded(source):
                 self.load_adapter(source, scale)
         self._engine.references.pictures |= looks.references
         self.forget()
-        self.history, self._saved = history, (Path(folder).resolve(), frozenset(result.id for result in history))
+        self._workshop.history = history
+        self._saved = Path(folder).resolve(), frozenset(result.id for result in history)
 
     @classmethod
     def remake(
@@ -556,10 +608,12 @@ class Editor:
 
     def _again(self, edit: PastEdit, on_step: OnStep | None) -> EditResult:
         """An edit just as it was: the same cells at every step."""
-        run = self._run(edit.prompt, on_step)
-        text, dense = self._renderer.text(run), "" if edit.growth else "it ran dense when it was made first"
+        run = self._workshop.run(edit.prompt, on_step)
+        text, dense = self._workshop.renderer.text(run), "" if edit.growth else "it ran dense when it was made first"
         plan = Plan(edit.mask, edit.growth, dense, text=text, notes=text.notes)
-        return self._edited(run, replace(plan, structure=edit.structure, start=edit.start), verify=edit.checked)
+        return self._workshop.edited(
+            run, replace(plan, structure=edit.structure, start=edit.start), verify=edit.checked
+        )
 
     def _anew(self, edit: PastEdit, past: Origin, on_step: OnStep | None) -> EditResult:
         """An edit with the same words, in the place that was given, or that they find."""
@@ -572,181 +626,8 @@ class Editor:
     def _dtype(self) -> str:
         return str(self.pipe.unet.dtype).removeprefix("torch.")
 
-    def _diff(self, old: str, new: str) -> EditScript:
-        with TURN:
-            script = diff(old, new, self.pipe.tokenizer)
-        return undescribed(script) if script.hunks and not old else script
-
-    def _run(self, prompt: str, on_step: OnStep | None, reference: object = None) -> Run:
-        self._engine.refresh()
-        parent, references = self.history.current, self._engine.references
-        if reference is None:
-            own = self.history.lineage(parent.id)[0].recipe.like
-            like = tuple(one for one in own if one.adapter in references.adapters)
-        else:
-            like = references.likenesses(reference)
-        recipe = replace(parent.recipe, prompt=check_prompt(prompt), like=like, loras=self._engine.executor.loras)
-        return Run(recipe, parent, self._diff(parent.prompt, prompt), Stopwatch(), on_step)
-
-    def _plan(self, run: Run, wish: Wish) -> Plan:
-        """Where the edit goes and how it will run; what was recorded is rebuilt for it where it is gone."""
-        if nothing := self._planner.nothing(run, wish):
-            return self._planner.none(run, nothing)
-        text = self._renderer.text(run)
-        source, rebuilt = self._source(run)
-        notes = (f"results rebuilt first, as their features were gone: {rebuilt}",) if rebuilt else ()
-        plan = self._planner.plan(run, wish, text, source.story)
-        return replace(plan, notes=plan.notes + notes)
-
-    def _edited(self, run: Run, plan: Plan, *, verify: bool) -> EditResult:
-        """Run a plan, and once more with a larger mask where the change leaves the first."""
-        source, text = self._source(run)[0], plan.text
-        assert text is not None
-        assert run.parent is not None
-        self._memory.make_room(self._expected_bytes(run, plan), keep=run.parent.id)
-        if not plan.growth:
-            pin = plan.mask.grid, source.story
-            return self._keep(run, plan, self._renderer.dense(run, text, pin, plan.start))
-        steps, over = run.recipe.num_inference_steps - plan.start, (source.story, source.decoder)
-        check = leaks.check(plan.mask.grid, steps, plan.start) if verify and steps > 1 else None
-        plan = replace(plan, checked=check is not None)
-        if check:
-            costs = self._planner.costs(run.recipe, recorded=plan.recorded)
-            extra = costs.check(plan.mask.grid, plan.growth[check.step], check.cells)
-            plan = replace(plan, spent=plan.spent + extra)
-        try:
-            kept = self._structure(run, plan.structure)
-            made = self._renderer.sparse(run, text, over, plan.mask.grid, plan.growth, check, kept, plan.start)
-        except leaks.Leak as leak:
-            return self._edited(run, self._planner.grown(run, plan, leak), verify=False)
-        return self._keep(run, plan, made)
-
-    def _structure(self, run: Run, share: float) -> Structure | None:
-        """What an edit keeps of its source's structure."""
-        steps = round(share * kept_steps(run.recipe))
-        return Structure(steps, kept_tokens(run.script, self._engine)) if steps else None
-
-    def _expected_bytes(self, run: Run, plan: Plan) -> int:
-        """About what a plan's story will take: its share of rows of what the source took."""
-        assert run.parent is not None
-        whole, costs = self.history.lineage(run.parent.id)[0].stats.recorded_bytes, self._planner.costs(run.recipe)
-        share = sum(costs.rows(plan.mask.grid, plan.growth)) / sum(costs.sizes) if plan.growth else 1.0
-        return round(whole * share)
-
-    def _keep(self, run: Run, plan: Plan, made: Made, original: Image | None = None) -> EditResult:
-        """Account for a picture, remember it, and stand on it; `original` is an opened one's, upright."""
-        macs = self._planner.macs(plan, run.recipe)
-        if run.parent and (moved := _moved(run.parent.canvas, made.image, plan.mask)) < HARDLY:
-            note = (
-                f"the picture hardly changed inside the mask (by {moved:.2f} of 255 in the mean); say more, or grow it"
-            )
-            plan = replace(plan, notes=(*plan.notes, note))
-        if run.parent and (coarse := coarseness(run.parent.image.size, made.image.size)):
-            plan = replace(plan, notes=(*plan.notes, coarse))
-        stats = self._stats(run, plan, macs, len(made.story.predictions) - plan.start, made.own_bytes)
-        parent, image = run.parent.id if run.parent else None, made.image
-        if original is not None:
-            image = image if is_canvas(original, image.size) else original
-        elif run.parent and run.parent.painted:
-            image = returned(run.parent.image, made.image, plan.mask.grid)
-        result = EditResult(
-            self.history.next_id(),
-            parent,
-            run.recipe,
-            image,
-            plan.mask,
-            run.script,
-            stats,
-            plan.growth,
-            made.image if image is not made.image else None,
-            plan.structure if plan.growth else 0.0,
-            plan.start,
-            plan.checked,
-        )
-        self._memory.put(result.id, made.story, made.decoder, base=parent if plan.growth or plan.start else None)
-        return self.history.add(result)
-
-    def _unchanged(self, run: Run, why: str) -> EditResult:
-        """The parent's picture, byte for byte, without a UNet call; and its prompt, for that is what it shows."""
-        assert run.parent is not None
-        mask = EditMask(np.zeros_like(run.parent.mask.grid), MaskSource.NOWHERE)
-        stats = self._stats(run, Plan(mask, notes=(f"nothing was edited: {why}",)), 0, 0, 0)
-        result = EditResult(
-            self.history.next_id(),
-            run.parent.id,
-            run.parent.recipe,
-            run.parent.image,
-            mask,
-            run.script,
-            stats,
-            painted=run.parent.painted,
-        )
-        self._memory.share(run.parent.id, result.id)
-        return self.history.add(result)
-
-    def _stats(self, run: Run, plan: Plan, macs: int, steps: int, held: int) -> EditStats:
-        costs, growth = self._planner.costs(run.recipe), plan.growth
-        return EditStats(
-            mask_area=plan.mask.area,
-            mask_source=plan.mask.source,
-            mask_confidence=plan.mask.confidence,
-            active_rows=costs.rows(plan.mask.grid, growth) if growth else costs.sizes if steps else (),
-            growth=growth,
-            unet_evaluations_dense=plan.probes + (0 if growth else steps),
-            unet_evaluations_sparse=steps if growth else 0,
-            macs=macs,
-            macs_dense=costs.dense(plan.start),
-            seconds=run.watch.done(),
-            recorded_bytes=held,
-            fallback=plan.fallback,
-            notes=plan.notes,
-            steps_shared=plan.start,
-        )
-
-    def _source(self, run: Run) -> tuple[Made, int]:
-        """What was recorded with the parent, and how many results were rebuilt for it from the nearest still known."""
-        assert run.parent is not None
-        lineage = self.history.lineage(run.parent.id)
-        known = next((i for i in reversed(range(len(lineage))) if lineage[i].id in self._memory), -1)
-        for past in lineage[known + 1 :]:
-            self._rebuild(past, run.on_step)
-        story, decoder = self._memory.get(run.parent.id)
-        return Made(story, run.parent.canvas, decoder), len(lineage) - known - 1
-
-    def _rebuild(self, result: EditResult, on_step: OnStep | None) -> None:
-        """Run a result's recipe again, over its parent's story where it was sparse."""
-        parent = next((past for past in self.history if past.id == result.parent), None)
-        if parent is not None and result.stats.unet_evaluations_dense + len(result.growth) == 0:
-            self._memory.share(parent.id, result.id)
-            return
-        if result.recipe.loras != self._engine.executor.loras:
-            wanted = ", ".join(dict(result.recipe.loras)) or "no LoRA"
-            raise SessionError(
-                f"result {result.id} must be rebuilt with {wanted}, as it was made, and with the same scales; "
-                "load that, and unload others"
-            )
-        run = Run(result.recipe, parent, result.diff, Stopwatch(), on_step)
-        text, over = self._renderer.text(run), self._memory.get(parent.id) if parent else None
-        grid, start = result.mask.grid, result.start
-        if over is not None and result.growth:
-            kept, steps = self._structure(run, result.structure), result.recipe.num_inference_steps - start
-            check = leaks.check(grid, steps, start, passed=True) if result.checked else None
-            made = self._renderer.sparse(run, text, over, grid, result.growth, check, kept, start)
-        elif parent is None and result.recipe.opened:
-            made = self._renderer.opened(run, text, result.canvas)
-        else:
-            made = self._renderer.dense(run, text, (grid, over[0]) if over else None, start)
-        self._memory.put(result.id, made.story, made.decoder, base=result.parent if result.growth or start else None)
-
 
 def _place(source: str | Path) -> str:
     """Where something lies, or its hub id."""
     path = Path(source).expanduser()
     return str(path.resolve()) if path.exists() else str(source)
-
-
-def _moved(before: Image, after: Image, mask: EditMask) -> float:
-    """Mean absolute difference of the pixels inside a mask, 0 to 255."""
-    inside = np.asarray(mask.image(), bool)
-    old, new = (np.asarray(picture.convert("RGB"), np.float32)[inside] for picture in (before, after))
-    return float(np.abs(old - new).mean())

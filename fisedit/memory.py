@@ -6,7 +6,6 @@ how a story is made.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 from fisedit.decode import DecoderRecord
@@ -16,8 +15,8 @@ from fisedit.source import Story
 class Memory:
     """What was recorded, least recently used first out."""
 
-    def __init__(self, max_bytes: int | None = None) -> None:
-        self.max_bytes = _half_of_memory() if max_bytes is None else max_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
         self._kept: dict[str, tuple[Story, DecoderRecord]] = {}
         self._under: dict[str, str | None] = {}  # result -> the result its story lies over
         self._sizes: dict[str, int] = {}  # counted once: a story has thousands of tensors
@@ -66,7 +65,3 @@ class Memory:
             if oldest is None:
                 return
             del self._kept[oldest]
-
-
-def _half_of_memory() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from fisedit.adapters.base import TURN
-from fisedit.decode import DecoderRecord, composite, decode, decode_boxes
+from fisedit.decode import DecoderRecord, composite, decode
 from fisedit.inversion import encode, noised
 from fisedit.preview import preview
+from fisedit.source import Beginning
 from fisedit.values import Inversion
 from fisedit.weighting import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from PIL.Image import Image
     from torch import Tensor
@@ -65,10 +66,14 @@ class Made:
 
 
 class Renderer:
-    """The ways to make a picture on one engine."""
+    """The ways to make a picture on one engine.
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    Args:
+        budget: bytes that captured graphs may gather on the device for an edit; None is no limit.
+    """
+
+    def __init__(self, engine: Engine, budget: int | None = None) -> None:
+        self.engine, self.budget = engine, budget
 
     def text(self, run: Run) -> Text:
         """Encode the prompt; says so where the encoder cannot read all of it."""
@@ -123,11 +128,46 @@ class Renderer:
         over, record = source
         with run.watch.station("denoise"):
             story = self.engine.replay(
-                over, run.recipe, text.embeddings, text.cache, grid, growth, self._watch(run), check, structure, start
+                over,
+                run.recipe,
+                text.embeddings,
+                text.cache,
+                grid,
+                growth,
+                self._watch(run),
+                check,
+                structure,
+                start,
+                self.budget,
             )
         with run.watch.station("decode"), torch.inference_mode():
-            vae = self.engine.pipe.vae
-            return Made(story, *decode_boxes(vae, story.latents[-1], grid, record, run.parent.canvas))
+            vae, ends = self.engine.pipe.vae, self.engine.graphs.ends
+            return Made(story, *ends.decode(vae, story.latents[-1], grid, record, run.parent.canvas))
+
+    def many(
+        self,
+        runs: Sequence[Run],
+        texts: Sequence[Text],
+        source: tuple[Story, DecoderRecord],
+        grids: Sequence[BoolGrid],
+        growth: tuple[int, ...],
+    ) -> list[Made] | None:
+        """`sparse` for several edits of one picture in one batch, by captured graphs; None where that cannot be."""
+        over, record = source
+        edits = [
+            Beginning(run.recipe, text.embeddings, text.cache, grid)
+            for run, text, grid in zip(runs, texts, grids, strict=True)
+        ]
+        with runs[0].watch.station("denoise"):
+            stories = self.engine.replay_many(over, edits, growth, self._watch(runs[0]), self.budget)
+        if stories is None:
+            return None
+        vae, decode_one, made = self.engine.pipe.vae, self.engine.graphs.ends.decode, []
+        for run, story, grid in zip(runs, stories, grids, strict=True):
+            assert run.parent is not None
+            with run.watch.station("decode"), torch.inference_mode():
+                made.append(Made(story, *decode_one(vae, story.latents[-1], grid, record, run.parent.canvas)))
+        return made
 
     def opened(self, run: Run, text: Text, picture: Image) -> Made:
         """The story that a picture might have had."""

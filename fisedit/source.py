@@ -10,19 +10,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fisedit.adapters.guides import guided
 from fisedit.adapters.sparse import remembered
 from fisedit.attention import text_keys
-from fisedit.cache import StepFeatures, StepMaps, scatter
+from fisedit.cache import StepFeatures, StepMaps
 from fisedit.executor import Executor, mask_queries
 from fisedit.inversion import inverted
+from fisedit.linear import Coefficients, LinearSampler, coefficients
 from fisedit.masks import grow
 from fisedit.plan import SparsePlan, make_plan
 from fisedit.references import References, level_grids
 from fisedit.schedule import Sampler, mask_steps, pinned
+from fisedit.stepping import Batch, Captured, Graphs, Work
 from fisedit.values import Recipe
 from fisedit.weighting import embeddings, parse
 
@@ -53,6 +56,7 @@ class Story:
         text: keys and values of the prompt for every cross-attention.
         start: so many first steps are another story's, taken over as they were.
         noises: [1, 4, h, w] of every step, where inversion found them; edits step with the same ones.
+        captured: so many of its steps were replayed from captured graphs. uncaptured: why others were not, or "".
     """
 
     recipe: Recipe
@@ -62,6 +66,8 @@ class Story:
     text: dict[str, Tensor] = field(default_factory=dict)
     start: int = 0
     noises: list[Tensor] = field(default_factory=list)
+    captured: int = 0
+    uncaptured: str = ""
 
     @property
     def own_bytes(self) -> int:
@@ -92,13 +98,30 @@ class Structure:
     tokens: tuple[tuple[int, int], ...]
 
 
-class Engine:
-    """A pipeline and its executor; stateless between calls, so that several editors may share it."""
+@dataclass(frozen=True, eq=False)
+class Beginning:
+    """An edit that is to be run with others: its recipe, text [B, T, D] with what is known of its keys and values, and
+    mask [h, w]."""
 
-    def __init__(self, pipe: StableDiffusionPipeline) -> None:
+    recipe: Recipe
+    text: Tensor
+    cache: dict[str, Tensor]
+    grid: BoolGrid
+
+
+class Engine:
+    """A pipeline and its executor; stateless between calls, so that several editors may share it.
+
+    Args:
+        graphs: of the pipeline's UNet, if others have some already; None for the default, on CUDA devices.
+    """
+
+    def __init__(self, pipe: StableDiffusionPipeline, graphs: Graphs | None = None) -> None:
         self.pipe = pipe
         self.executor = Executor(pipe.unet)
         self.references = References(pipe, self.executor)
+        self.graphs = Graphs() if graphs is None else graphs
+        self._coefficients: dict[object, tuple[Coefficients, ...] | None] = {}
 
     def guided(self, recipe: Recipe) -> bool:
         """Whether both branches run; distilled models take guidance as an input instead."""
@@ -129,23 +152,35 @@ class Engine:
         """Positions of every level, finest first."""
         return tuple(height * width for height, width in self.grids(recipe))
 
-    def sampler(self, recipe: Recipe, source: Story | None = None) -> Sampler:
-        """A fresh run of the recipe's scheduler, with the noise that inversion found for its source."""
-        unet, noises = self.pipe.unet, source.noises if source else ()
-        return Sampler(recipe, self.pipe.scheduler.config, unet.config.in_channels, unet.device, unet.dtype, noises)
+    def sampler(self, recipe: Recipe, source: Story | None = None, *, linear: bool = False) -> Sampler:
+        """A fresh run of the recipe's scheduler, with the noise that inversion found for its source.
+
+        Args:
+            linear: where its steps are sums, as one that never makes the host wait.
+        """
+        unet, noises, config = self.pipe.unet, source.noises if source else [], self.pipe.scheduler.config
+        rest = recipe, config, unet.config.in_channels, unet.device, unet.dtype, noises
+        if not linear:
+            return Sampler(*rest)
+        key = recipe.scheduler, recipe.num_inference_steps, bool(noises), str(config)
+        if key not in self._coefficients:
+            self._coefficients[key] = coefficients(recipe, config, noisy=bool(noises))
+        steps = self._coefficients[key]
+        return Sampler(*rest) if steps is None else LinearSampler(steps, *rest)
 
     def encode(self, recipe: Recipe) -> Tensor:
         """Text embeddings [B, T, D], the negative prompt's first; diffusers' own where nothing is weighted."""
         guided, prompt, against = self.guided(recipe), parse(recipe.prompt), parse(recipe.negative_prompt)
-        positive, negative = self.pipe.encode_prompt(
-            prompt.text,
-            self.pipe.unet.device,
-            1,
-            guided,
-            against.text,
-            prompt_embeds=embeddings(prompt, self.pipe),
-            negative_prompt_embeds=embeddings(against, self.pipe) if guided else None,
-        )
+        with self.graphs.ends.reading(self.pipe.text_encoder):
+            positive, negative = self.pipe.encode_prompt(
+                prompt.text,
+                self.pipe.unet.device,
+                1,
+                guided,
+                against.text,
+                prompt_embeds=embeddings(prompt, self.pipe),
+                negative_prompt_embeds=embeddings(against, self.pipe) if guided else None,
+            )
         return torch.cat([negative, positive]) if guided else positive
 
     @torch.inference_mode()
@@ -219,6 +254,7 @@ class Engine:
         check: Check | None = None,
         structure: Structure | None = None,
         start: int = 0,
+        budget: int | None = None,
     ) -> Story:
         """Sample sparsely over a story: compute the grown mask's rows, read the rest, pin what lies outside the mask.
 
@@ -226,35 +262,87 @@ class Engine:
             recipe: the source's with the new prompt. text, text_cache: its embeddings, and keys known already.
             grid: booleans [h, w]. growth: latent cells to compute beyond the mask, one number per step.
             check: computes some more cells at one step and looks at them. structure: what is kept of the source's.
-            start: so many first steps are taken over.
+            start: so many first steps are taken over. budget: bytes that captured graphs may gather on the device.
 
         Raises:
             Leak: what `check` found.
         """
-        sampler, story = self.sampler(recipe, source), Story(recipe, text=text_cache)
-        plans = {cells: self.plan(grid, cells) for cells in set(growth)}
-        guides = self.guides(recipe)
+        plans = self._plans(grid, growth, check, start)
         kept = self._kept_text(source, text, text_cache, structure) if structure else {}
+        guidance = recipe.guidance_scale if self.guided(recipe) else None
+        work = Work(
+            plans,
+            source.features,
+            source.predictions,
+            text,
+            text_cache,
+            kept,
+            structure.steps if structure else 0,
+            guidance,
+            self.guides(recipe),
+            budget,
+        )
+        ways, why = self.graphs.steps(self.executor, work)
+        captured = sum(isinstance(way, Captured) for way in ways.values())
+        sampler = self.sampler(recipe, source, linear=bool(captured))
+        story = Story(recipe, text=text_cache, captured=captured, uncaptured=why)
         keep = _keeper(grid, source)
         story.take_over(source, start, sampler)
         for i, t in enumerate(sampler.timesteps[start:], start):
             watch(i, len(sampler.timesteps), sampler.estimate)
-            checking = check is not None and i == check.step
-            plan = self.plan(grid, growth[i], check.cells) if check and checking else plans[growth[i]]
             x, extra = self._inputs(sampler, recipe, story.latents[i], t)
-            structured = structure is not None and i < structure.steps
-            known = kept if structured else story.text
-            raw, overlay = self.executor.replay(
-                x, t, text, known, source.features[i], plan, extra, structured=structured, guides=guides
-            )
-            rows = self._guide(raw, recipe)
-            story.predictions.append(scatter(source.predictions[i], plan.levels[0].active, rows))
-            if check and checking:
-                moved = (story.predictions[i] - source.predictions[i]).float().norm(dim=1)[0].cpu().numpy()
+            prediction, overlay = ways[i].step(i, x, t, extra)
+            story.predictions.append(prediction)
+            if check and i == check.step:
+                moved = (prediction - source.predictions[i]).float().norm(dim=1)[0].cpu().numpy()
                 check.look(moved, grow(grid, growth[i]) | check.cells)
             story.features.append(overlay)
-            story.latents.append(keep(i + 1, sampler.step(story.predictions[i], t, story.latents[i])))
+            story.latents.append(keep(i + 1, sampler.step(prediction, t, story.latents[i])))
+        if isinstance(sampler, LinearSampler):
+            sampler.check()
         return story
+
+    @torch.inference_mode()
+    def replay_many(
+        self, source: Story, edits: Sequence[Beginning], growth: Sequence[int], watch: Watch, budget: int | None = None
+    ) -> list[Story] | None:
+        """`replay` of several edits of one source in one batch, by captured graphs; None where that cannot be.
+
+        Args:
+            edits: they agree in everything but prompts and masks. The others as in `replay`.
+        """
+        recipe = edits[0].recipe
+        sampler, graphs = self.sampler(recipe, source, linear=True), self.graphs.of(self.executor)
+        if isinstance(graphs, str) or not isinstance(sampler, LinearSampler) or recipe.like:
+            return None
+        guidance = recipe.guidance_scale if self.guided(recipe) else None
+        plans = [self._plans(edit.grid, growth, None, 0) for edit in edits]
+        shared = source.features, source.predictions
+        works = [
+            Work(plan, *shared, edit.text, edit.cache, {}, 0, guidance, budget=budget)
+            for plan, edit in zip(plans, edits, strict=True)
+        ]
+        batch, count = Batch(graphs, works), len(sampler.timesteps)
+        stories = [Story(e.recipe, text=e.cache, noises=source.noises, captured=count) for e in edits]
+        keep = _keeper(np.stack([edit.grid for edit in edits])[:, None], source)
+        latents = source.latents[0].expand(len(edits), -1, -1, -1)
+        for i, t in enumerate(sampler.timesteps):
+            watch(i, count, sampler.estimate[:1])
+            x, _ = self._inputs(sampler, recipe, latents, t)
+            predictions, overlays = batch.step(i, x, t)
+            _tell(stories, latents, predictions, overlays)
+            latents = keep(i + 1, sampler.step(predictions, t, latents))
+        sampler.check()
+        _tell(stories, latents)
+        return stories
+
+    def _plans(self, grid: BoolGrid, growth: Sequence[int], check: Check | None, start: int) -> dict[int, SparsePlan]:
+        """Of every step from `start` on; one object for steps that compute the same cells."""
+        made = {cells: self.plan(grid, cells) for cells in set(growth[start:])}
+        plans = {i: made[growth[i]] for i in range(start, len(growth))}
+        if check and check.step in plans:
+            plans[check.step] = self.plan(grid, growth[check.step], check.cells)
+        return plans
 
     def _kept_text(
         self, source: Story, text: Tensor, cache: dict[str, Tensor], structure: Structure
@@ -325,6 +413,17 @@ class Engine:
 def kept_steps(recipe: Recipe) -> int:
     """The first steps, of which an edit may keep the structure."""
     return round(STRUCTURED * recipe.num_inference_steps)
+
+
+def _tell(
+    stories: Sequence[Story], latents: Tensor, predictions: Tensor | None = None, overlays: Sequence[StepFeatures] = ()
+) -> None:
+    """Write a step [E, 4, h, w] of a batch into its stories."""
+    for e, story in enumerate(stories):
+        story.latents.append(latents[e : e + 1])
+        if predictions is not None:
+            story.predictions.append(predictions[e : e + 1])
+            story.features.append(overlays[e])
 
 
 def _keeper(grid: BoolGrid, source: Story) -> Callable[[int, Tensor], Tensor]:

@@ -217,6 +217,8 @@ class EditStats:
         fallback: why the edit ran dense, or "".
         steps_shared: first steps that were taken over from the parent, without a call.
         notes: things the user should know, such as a truncated prompt.
+        unet_evaluations_captured: of the sparse calls, those replayed from captured graphs.
+        uncaptured: why the others were not, or "" where no graphs were wanted.
     """
 
     mask_area: float
@@ -233,6 +235,8 @@ class EditStats:
     fallback: str = ""
     notes: tuple[str, ...] = field(default=())
     steps_shared: int = 0
+    unet_evaluations_captured: int = 0
+    uncaptured: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON-ready values."""

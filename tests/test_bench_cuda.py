@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
+import numpy as np
 import pytest
 import torch
 
-from fisedit import bench_cuda, bench_plot
+from fisedit import Editor, bench_cuda, bench_plot
 from fisedit.benchmark import GUIDANCE, PROMPTS
-from fisedit.captured import GraphExecutor
-from fisedit.costs import default_growth
 from fisedit.values import Recipe, SchedulerName
 from tests.grids import grids
 from tests.pipelines import build_pipeline
@@ -31,17 +30,10 @@ def test_it_is_refused_in_one_line_where_there_is_no_gpu(fisedit):
     fisedit("bench", "edit", "--device", "cuda").refused("input", "cuda", "not on this machine")
 
 
-def test_an_edit_by_graphs_is_the_engines_edit(bench):
-    """A whole run: DDIM from its own coefficients, growth that changes, latents pinned."""
-    grid = grids(16, 16)["blobs"]
-    path = bench.edited(GraphExecutor(bench.engine.executor), grid)
-    growth = default_growth(RECIPE.num_inference_steps)
-    expected = bench.engine.replay(bench.source, RECIPE, bench.text, {}, grid, growth, lambda *_: None)
-    assert len(path) == len(expected.latents)
-    for mine, theirs in zip(path, expected.latents, strict=True):
-        assert torch.allclose(mine, theirs, atol=1e-3, rtol=0)
-    inside = torch.from_numpy(grid)
-    assert all(torch.equal(a[..., ~inside], b[..., ~inside]) for a, b in zip(path, bench.source.latents, strict=True))
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    monkeypatch.setattr(bench_cuda, "WHOLE_STEPS", (3, 4))
+    monkeypatch.setattr(bench_cuda, "OFTEN", 2)
 
 
 def test_a_row_of_the_table(bench, monkeypatch):
@@ -53,10 +45,45 @@ def test_a_row_of_the_table(bench, monkeypatch):
     assert row["backend"] in {"reference", "fast"}
     step = row[f"{row['backend']}_step_seconds"]
     assert row["step_ratio_to_eager"] == dense["eager_step_seconds"] / step
-    assert row["whole_ratio_to_eager"] == dense["eager_whole_seconds"] / row["whole_seconds"]
+    for steps in (3, 4):
+        whole = row[f"whole_{steps}_seconds"]
+        assert row[f"whole_{steps}_ratio_to_eager"] == dense[f"eager_whole_{steps}_seconds"] / whole
+        assert row[f"whole_{steps}_captured"] == steps and row[f"whole_{steps}_fallback"] == ""
+        assert {"text", "denoise", "decode", "total"} <= row[f"whole_{steps}_stations"].keys()
     shown = bench_cuda._summary({"mask": "square", **row})
     assert shown["step"] == f"{step * 1000:.2f} ms"
-    assert {"step over eager", "whole over eager", "error"} <= shown.keys()
+    assert {"step over eager", "whole 3 over eager", "whole 4 over eager", "error"} <= shown.keys()
+
+
+def test_a_whole_edit_is_the_editors_and_leaves_its_source_where_it_was(bench):
+    editor = bench._editor("fast", 3)
+    source, grid = editor.current, grids(16, 16)["one_cell"]
+    first = bench._edited(editor, grid, fresh=True)
+    assert list(editor.history) == [source] and editor.current is source
+    assert editor._engine.graphs.ends.decodes.made == 0
+    again = bench._edited(editor, grid)
+    assert editor._engine.graphs.ends.decodes.made == 1
+    plain = Editor(bench.pipe)
+    plain.generate(PROMPTS[0], seed=7, num_inference_steps=3, guidance_scale=GUIDANCE, width=128, height=128)
+    expected = np.asarray(plain.edit(PROMPTS[1], mask=grid).image, int)
+    assert all(np.abs(np.asarray(result.image, int) - expected).max() <= 1 for result in (first, again))
+    assert bench._editor("fast", 4)._engine.graphs is editor._engine.graphs
+
+
+def test_an_edit_that_is_better_dense_says_so(bench):
+    row = bench.whole(grids(16, 16)["all_but_one"], 3, "fast")
+    assert row["whole_3_captured"] == 0 and "dense is as fast" in row["whole_3_fallback"]
+
+
+def test_the_compiled_run_leaves_the_pipeline_as_it_was(bench, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda part, mode: compiled.append((part, mode)) or part)
+    unet, decoder = bench.pipe.unet, bench.pipe.vae.decoder
+    row = bench.dense()
+    assert compiled == [(unet, "max-autotune"), (decoder, "max-autotune")]
+    assert bench.pipe.unet is unet and bench.pipe.vae.decoder is decoder
+    kinds = ("step", "decode", "whole_3", "whole_4")
+    assert {f"{name}_{kind}_seconds" for name in ("eager", "compiled") for kind in kinds} <= row.keys()
 
 
 def test_a_plot_of_a_report():
@@ -87,6 +114,11 @@ def test_a_batch_of_edits(bench, monkeypatch):
     row = bench.batch(3)
     assert row["edits"] == 3
     assert row["fast_edit_steps_a_second"] == 3 / row["fast_step_seconds"]
+    assert row["backend"] == "fast" and row["whole_4_edits_a_second"] == 3 / row["whole_4_seconds"]
+    editor = bench._editor("fast", 3)
+    results = bench._edited_many(editor, [grids(16, 16)[name] for name in ("square", "corner")])
+    assert [result.stats.unet_evaluations_captured for result in results] == [3, 3]
+    assert len(editor.history) == 1
 
 
 def test_the_roofline_is_the_slower_of_arithmetic_and_weights(bench, monkeypatch):

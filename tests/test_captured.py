@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
 from fisedit.buckets import bucket_of, padded
-from fisedit.capture import Once, capture
+from fisedit.cache import held_bytes
+from fisedit.capture import Once, capture, snapshot
 from fisedit.captured import GraphExecutor
 from fisedit.errors import UnsupportedModuleError
 from fisedit.executor import Executor
 from fisedit.feed import Feed
+from fisedit.graph import Role
 from fisedit.plan import make_plan
 from fisedit.sparse_kernels import ops
 from tests.grids import grids
@@ -99,7 +104,7 @@ def test_its_overlay_is_the_engines_own(pipelines):
     case = Case(unet, [grids(16, 16)["blobs"]], queries=queries)
     edit = case.begin(GraphExecutor(case.executor))
     edit.step(0, case.batch(), TIME)
-    got, (_, expected) = edit.overlay(0), case.alone(0)
+    (got,), (_, expected) = edit.overlays(0), case.alone(0)
     for mine, theirs in ((got.maps, expected.maps), (got.totals, expected.totals)):
         assert mine.keys() == theirs.keys()
         for name, tensor in theirs.items():
@@ -234,7 +239,46 @@ def test_the_stand_in_keeps_a_graphs_contract():
 def test_what_is_made_once():
     once = Once()
     assert [once.get(key, lambda key=key: [key]) for key in "aba"] == [["a"], ["b"], ["a"]]
-    assert once.made == 2
+    assert once.made == 2 and "a" in once and "c" not in once
+
+
+def test_of_many_the_least_used_goes():
+    once = Once(2)
+    for key in "abaca":
+        once.get(key, object)
+    assert once.made == 3 and "a" in once and "b" not in once and "c" in once
+
+
+def test_a_snapshot_has_memory_of_its_own_and_shares_as_before():
+    packed, alone = torch.randn(2, 5, 12), torch.randn(3, dtype=torch.float64)
+    one, two, three = packed.chunk(3, -1)
+    taken = snapshot({"one": one, "two": two[-1:], "three": three[:, :2], "alone": alone})
+    expected = {"one": one.clone(), "two": two[-1:].clone(), "three": three[:, :2].clone(), "alone": alone.clone()}
+    packed.zero_(), alone.zero_()
+    assert all(torch.equal(taken[name], tensor) for name, tensor in expected.items())
+    assert held_bytes(taken.values()) == packed.nbytes + alone.nbytes
+
+
+def test_an_edit_that_is_over_holds_no_features(pipelines):
+    """A graph knows whose tables lie in its buffers, and keeps nothing else of an edit."""
+    case = Case(pipelines["sd15"].unet, [grids(16, 16)["blobs"]])
+    graphs = GraphExecutor(case.executor)
+    edit = case.begin(graphs)
+    edit.step(0, case.batch(), TIME)
+    gone = weakref.ref(edit.feed)
+    del edit
+    gc.collect()
+    assert gone() is None
+
+
+def test_text_that_is_known_is_projected_once(pipelines):
+    case = Case(pipelines["sd15"].unet, [grids(16, 16)["blobs"]])
+    graphs, known, text = GraphExecutor(case.executor), {}, case.texts.transpose(0, 1).flatten(0, 1)
+    edits = [graphs.begin(case.plans, {0: case.maps}, text, None, known) for _ in range(2)]
+    assert len(known) == sum(site.role is Role.TEXT for site in case.executor.sites)
+    before = dict(known)
+    case.check(edits[1].step(0, case.batch(), TIME))
+    assert all(known[name] is tensor for name, tensor in before.items())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: torch.cuda.is_available() is False")

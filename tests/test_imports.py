@@ -20,8 +20,8 @@ LAYERS = (
     "model_checks model_files model_places models origin random_model recipes",
     "boxes buckets cache heat judge masks plan profiling schedule textdiff things weighting",
     "sparse_kernels",
-    "adapters attention captured decode executor fused fusible layers preview records",
-    "costs editor history inversion leaks localise loras memory planning references rendering session source",
+    "adapters attention captured decode ends executor fused fusible layers linear preview records stepping",
+    "costs editor history inversion leaks localise loras memory planning references rendering session source workshop",
     "batch",
     "sheet options console captions demo bench_cuda bench_plot benchmark fidelity quality train_adapter cli __main__",
 )

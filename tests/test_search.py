@@ -140,7 +140,7 @@ def test_an_edit_without_effect_is_said(pipelines, monkeypatch):
     loud = editor.edit(DOG, mask=SQUARE)
     assert not any("hardly changed" in note for note in loud.stats.notes)
     editor.undo()
-    monkeypatch.setattr("fisedit.editor.HARDLY", 256.0)
+    monkeypatch.setattr("fisedit.workshop.HARDLY", 256.0)
     assert any("hardly changed inside the mask" in note for note in editor.edit(DOG, mask=SQUARE).stats.notes)
 
 
@@ -286,7 +286,7 @@ def test_structure_survives_a_rebuild(editor):
 def test_kept_tokens_are_those_of_words_in_both_prompts(editor):
     two = "a robot and a cat on a beach", "a robot, a gift and a cat on a beach"
     ids = [editor.pipe.tokenizer(prompt).input_ids for prompt in two]
-    pairs = kept_tokens(editor._diff(*two), editor._engine)
+    pairs = kept_tokens(editor._workshop.diff(*two), editor._engine)
     assert all(ids[0][i] == ids[1][j] for i, j in pairs) and [i for i, _ in pairs] == list(range(9))
     assert dict(pairs)[5] == ids[1].index(ids[0][5]) == 8
 

@@ -1,0 +1,118 @@
+"""The host never waits inside the loop: on torch's meta device there is nothing to read, and whoever asks is refused.
+
+Reading a number, finding nonzero positions or copying to the host are errors there; tensors of the host that come in
+are found by watching every operation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fisedit import ends
+from fisedit.boxes import boxes
+from fisedit.cache import StepMaps
+from fisedit.capture import capture
+from fisedit.decode import DecoderRecord, SparseDecode, coarse_plan, decode
+from fisedit.linear import LinearSampler
+from fisedit.source import Engine, Story
+from fisedit.stepping import Graphs
+from tests.edits import CAT, DOG, recipe_of, record
+from tests.grids import grids
+from tests.pipelines import build_pipeline
+
+META = torch.device("meta")
+SQUARE = grids(16, 16)["square"]
+WAITS = {"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::equal", "aten::is_nonzero"}
+
+
+class Watched(TorchDispatchMode):
+    """While `on`, notes every operation that makes the host wait, or moves tensors of the host."""
+
+    def __init__(self):
+        super().__init__()
+        self.on, self.seen, self.count = False, [], 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if self.on:
+            self.count += 1
+            tensors = [t for t in tree_leaves((args, kwargs, out)) if isinstance(t, torch.Tensor)]
+            if function._schema.name in WAITS or any(t.device != META and t.ndim for t in tensors):
+                self.seen.append(function._schema.name)
+        return out
+
+
+def on_meta(story):
+    """A story whose tensors have shapes alone."""
+    steps = [StepMaps(*({n: t.to(META) for n, t in d.items()} for d in (s.maps, s.totals))) for s in story.features]
+    paths = [[t.to(META) for t in tensors] for tensors in (story.latents, story.predictions)]
+    return Story(story.recipe, *paths, steps)
+
+
+@pytest.mark.parametrize("growth", ["one", "two"])
+@pytest.mark.parametrize("scheduler", ["ddim", "dpmsolver++"])
+def test_the_loop_of_steps(monkeypatch, scheduler, growth):
+    """From the first step to the check at the end, with overlays made, tables written anew and the plans changing."""
+    pipe = build_pipeline("sd15")
+    recipe = recipe_of(CAT, scheduler=scheduler, num_inference_steps=4)
+    engine = Engine(pipe, Graphs(True))
+    source, edit = on_meta(record(engine, recipe)), replace(recipe, prompt=DOG)
+    with torch.inference_mode():
+        text = engine.encode(edit).to(META)
+    pipe.unet.to(META)
+    watched = Watched()
+    monkeypatch.setattr(LinearSampler, "check", lambda _: setattr(watched, "on", False))
+    engine = Engine(pipe, Graphs(True))
+    steps = (1,) * 4 if growth == "one" else (2, 2, 1, 1)
+    with torch.inference_mode(), watched:
+        story = engine.replay(source, edit, text, {}, SQUARE, steps, lambda *_: setattr(watched, "on", True))
+    assert story.captured == 4 and len(story.latents) == 5 and not watched.on
+    assert watched.count > 400 and watched.seen == []
+
+
+def test_the_watch_sees_who_waits():
+    watched = Watched()
+    watched.on, on_device = True, torch.zeros(3, device=META)
+    with watched:
+        on_device + torch.zeros(3).to(META)
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            on_device.sum().item()
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            on_device.cpu()
+    assert watched.seen
+
+
+def test_the_text_encoder():
+    encoder = build_pipeline("sd15").text_encoder.to(META)
+    watched = Watched()
+    with torch.inference_mode(), watched:
+        reader = ends._Reader(encoder, torch.zeros(1, 77, dtype=torch.long, device=META))
+        watched.on = True
+        (out,) = reader.read(torch.ones(1, 77, dtype=torch.long, device=META))
+    assert out.shape == (1, 77, 32) and watched.count > 20 and watched.seen == []
+
+
+def test_a_sparse_decode():
+    vae = build_pipeline("sd15").vae
+    with torch.inference_mode():
+        _, record = decode(vae, torch.randn(1, 4, 16, 16))
+        maps = StepMaps(*({n: t.to(META) for n, t in d.items()} for d in (record.maps.maps, record.maps.totals)))
+        fine = ({n: t.to(META) for n, t in d.items()} for d in (record.sums, record.totals))
+        vae, moved = vae.to(META), DecoderRecord(maps, *fine)
+        plan, latents, watched = coarse_plan(vae, SQUARE), torch.zeros(1, 4, 16, 16, device=META), Watched()
+
+        def run():
+            sparse = SparseDecode(vae, SQUARE, boxes(SQUARE), moved, plan)
+            sparse.decode(latents)
+            return {str(i): sample for i, (*_, sample) in enumerate(sparse.done)}
+
+        captured = capture(run, META)
+        watched.on = True
+        with watched:
+            captured.replay()
+    assert captured.outputs and watched.count > 100 and watched.seen == []
