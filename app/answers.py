@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
-from app import handlers, views
-from app.limits import Region, Settings
-from app.sessions import Busy
+from app import handlers, keeping, views
+from app.limits import Busy, Look, Region, Settings
 from fisedit.errors import Cancelled, FisEditError, SessionError
 from fisedit.values import SchedulerName
 
@@ -70,10 +69,13 @@ class Answers:
         """A page is gone: its work ends."""
         self.studio.leave(_caller(request))
 
-    def on_make(self, request: gr.Request, prompt: str, *recipe: Any) -> Iterator[Updates]:
+    def on_make(
+        self, request: gr.Request, prompt: str, reference: bytes | None, scale: float, *recipe: Any
+    ) -> Iterator[Updates]:
         """A new picture from words."""
+        look = _look(reference, scale)
         yield from self._run(
-            request, lambda session: handlers.generate(self.studio, session, prompt, _settings(*recipe))
+            request, lambda session: handlers.generate(self.studio, session, prompt, _settings(*recipe), look)
         )
 
     def on_open(self, request: gr.Request, data: bytes | None, prompt: str, *recipe: Any) -> Iterator[Updates]:
@@ -85,10 +87,13 @@ class Answers:
             ),
         )
 
-    def on_edit(self, request: gr.Request, prompt: str, *wish: Any) -> Iterator[Updates]:
+    def on_edit(
+        self, request: gr.Request, prompt: str, reference: bytes | None, scale: float, *wish: Any
+    ) -> Iterator[Updates]:
         """An edit of the picture on the stage."""
+        look = _look(reference, scale)
         yield from self._run(
-            request, lambda session: handlers.edit(self.studio, session, prompt, _region(session, *wish)), prompt
+            request, lambda session: handlers.edit(self.studio, session, prompt, _region(session, *wish), look), prompt
         )
 
     def on_measure(self, request: gr.Request) -> Iterator[Updates]:
@@ -114,14 +119,17 @@ class Answers:
             self.page.words: gr.update(choices=known, value=[word for word in chosen or [] if word in known]),
         }
 
-    def on_look(self, request: gr.Request, prompt: str, paint: str, *wish: Any) -> Updates:
+    def on_look(
+        self, request: gr.Request, prompt: str, reference: bytes | None, scale: float, paint: str, *wish: Any
+    ) -> Updates:
         """Where an edit would paint, and what it would cost."""
         page = self.page
         try:
             session = self.studio.session(_caller(request))
             if not len(session.editor.history) or not prompt.strip():
                 return {page.facts: ""}
-            seen = handlers.preview(self.studio, session, prompt, _region(session, paint, *wish))
+            region, look = _region(session, paint, *wish), _look(reference, scale)
+            seen = handlers.preview(self.studio, session, prompt, region, look)
         except Busy:
             return {page.facts: gr.skip()}
         except FisEditError as error:
@@ -173,9 +181,9 @@ class Answers:
         try:
             session = self.studio.session(_caller(request))
             if data[:2] == b"PK":
-                handlers.reopen(session, data)
+                keeping.reopen(session, data)
                 return {**self._stands(session, view="edit"), page.found: views.said("The session is open.")}
-            found = handlers.restore(data)
+            found = keeping.restore(self.studio, data)
         except FisEditError as error:
             return {page.found: views.said(str(error), "error"), page.open: gr.update(interactive=False)}
         told: Updates = {page.found: views.said(found.words), page.open: gr.update(interactive=True)}
@@ -193,6 +201,8 @@ class Answers:
             page.height: settings.height or gr.skip(),
             page.scheduler: known[SchedulerName(settings.scheduler)],
             page.negative: settings.negative_prompt,
+            page.lora: settings.lora,
+            page.lora_scale: settings.lora_scale,
         }
 
     def on_reuse(self, request: gr.Request) -> Any:
@@ -293,7 +303,8 @@ class Answers:
     def _truth(self, session: Session, result: EditResult, parent: EditResult | None) -> str:
         measured = session.measured.get(result.id)
         dense = measured or self.studio.pace.dense(result.stats.macs_dense)
-        return views.truth(result, parent, dense, measured=measured is not None)
+        loras = self.studio.wardrobe.words(result.recipe.loras)
+        return views.truth(result, parent, dense, measured=measured is not None, loras=loras)
 
     def _picture(self, after: EditResult, before: EditResult | None, view: str) -> Updates:
         """What the stage shows: a result, what it is compared with, and its mask."""
@@ -313,13 +324,21 @@ def _caller(request: gr.Request) -> str:
     return str(request.session_hash)[:64]
 
 
-def _settings(steps: Any, guidance: Any, seed: Any, width: Any, height: Any, scheduler: Any, negative: Any) -> Settings:
+def _look(reference: bytes | None, scale: float) -> Look | None:
+    """The page's wish for a look."""
+    return Look(reference, scale) if reference else None
+
+
+def _settings(
+    steps: Any, guidance: Any, seed: Any, width: Any, height: Any, scheduler: Any, negative: Any, lora: Any, scale: Any
+) -> Settings:
     """The page's settings; sliders give floats."""
     steps, seed, width, height = (
         int(value) if isinstance(value, float) and value.is_integer() else value
         for value in (steps, seed, width, height)
     )
-    return Settings(steps, guidance, seed, width, height, SAMPLERS.get(scheduler, str(scheduler)), str(negative or ""))
+    sampler = SAMPLERS.get(scheduler, str(scheduler))
+    return Settings(steps, guidance, seed, width, height, sampler, str(negative or ""), str(lora or ""), scale)
 
 
 def _region(session: Session, paint: Any, words: Any, instance: Any, grow: Any, only: Any) -> Region:

@@ -15,7 +15,7 @@ import gradio as gr
 from gradio.events import api
 from PIL import Image
 
-from app import handlers, views
+from app import handlers, keeping, views
 from app.limits import Region, Settings
 from fisedit import EditResult
 from fisedit.batch import pictures
@@ -153,7 +153,7 @@ def _result(own: "Session", result: EditResult, *, pictures: bool) -> dict[str, 
         "stats": result.stats.as_dict(),
     }
     if pictures:
-        told["picture"] = base64.b64encode(handlers.picture_bytes(own, result)).decode()
+        told["picture"] = base64.b64encode(keeping.picture_bytes(own, result)).decode()
         told["mask"] = _png(result.mask.image())
     return told
 

@@ -19,7 +19,7 @@ from fisedit.files import write_bytes
 
 MOST_BYTES, MOST_UNPACKED, MOST_FILES = 256 << 20, 512 << 20, 2_000
 
-_MEMBER = re.compile(r"session\.json|\d{1,6}(\.mask|\.canvas)?\.(png|tif)")
+_MEMBER = re.compile(r"session\.json|\d{1,6}(\.mask|\.canvas)?\.(png|tif)|reference-[0-9a-f]{16}\.png")
 _INDEX = "session.json"
 _TOLD = ("version", "model", "dtype", "current", "results")
 

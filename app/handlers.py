@@ -6,12 +6,8 @@ neither gradio nor torch.
 
 from __future__ import annotations
 
-import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from time import perf_counter
@@ -19,22 +15,32 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from app.archive import pack, unpack
-from app.limits import MOST_RESULTS, Region, Settings, checked_picture, checked_prompt, checked_region, checked_settings
-from fisedit import origin
-from fisedit.errors import FisEditError, SessionError
-from fisedit.files import holds, image_bytes, write_bytes
-from fisedit.metadata import read
+from app.limits import (
+    MOST_RESULTS,
+    Look,
+    Region,
+    Settings,
+    checked_look,
+    checked_picture,
+    checked_prompt,
+    checked_region,
+    checked_settings,
+)
+from fisedit.errors import InputError, SessionError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from app.sessions import Session, Studio
+    from app.wardrobe import Scales
     from fisedit import Editor, EditResult
     from fisedit.editor import Preview
-    from fisedit.values import OnStep, Recipe
+    from fisedit.values import OnStep
 
 T = TypeVar("T")
+
+PATIENCE = 1.0
+"""Seconds that a preview waits for people who paint with other LoRAs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,29 +70,23 @@ class Outlook:
     dense_seconds: float | None
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a dropped picture tells of its making.
-
-    Args:
-        prompt: of the picture, or "". settings: how it was made; None where another program made it, or nobody tells.
-        words: one line on what was found.
-    """
-
-    words: str
-    prompt: str = ""
-    settings: Settings | None = None
-
-
-def generate(studio: Studio, session: Session, prompt: str, settings: Settings) -> Iterator[Progress]:
-    """Make a source of words; the last progress has it.
+def generate(
+    studio: Studio, session: Session, prompt: str, settings: Settings, look: Look | None = None
+) -> Iterator[Progress]:
+    """Make a source of words, with the look of a picture if there is one; the last progress has it.
 
     Raises:
         InputError: an argument out of range. Busy: the session is at work. Cancelled: it was stopped.
     """
     text, arguments = checked_prompt(prompt), _arguments(settings)
     arguments |= {"width": settings.width, "height": settings.height, "scheduler": settings.scheduler}
-    return _run(studio, session, lambda editor, on_step: editor.generate(text, **arguments, on_step=on_step))
+    like, chosen = _like(studio, look), studio.wardrobe.chosen(settings.lora, settings.lora_scale)
+    return _run(
+        studio,
+        session,
+        lambda editor, on_step: editor.generate(text, **arguments, **like(editor), on_step=on_step),
+        lambda _: chosen,
+    )
 
 
 def open_picture(
@@ -97,22 +97,33 @@ def open_picture(
     Raises:
         InputError: no picture, one too large, or an argument out of range. Busy, Cancelled: as in `generate`.
     """
-    picture = checked_picture(data)
+    picture, settings = checked_picture(data), settings or Settings()
     text = None if isinstance(prompt, str) and not prompt.strip() else checked_prompt(prompt)
-    arguments = _arguments(settings or Settings())
-    arguments |= {"width": (settings or Settings()).width, "height": (settings or Settings()).height}
-    return _run(studio, session, lambda editor, on_step: editor.open(picture, text, **arguments, on_step=on_step))
+    arguments = _arguments(settings) | {"width": settings.width, "height": settings.height}
+    chosen = studio.wardrobe.chosen(settings.lora, settings.lora_scale)
+    return _run(
+        studio,
+        session,
+        lambda editor, on_step: editor.open(picture, text, **arguments, on_step=on_step),
+        lambda _: chosen,
+    )
 
 
-def preview(studio: Studio, session: Session, prompt: str, region: Region | None = None) -> Outlook:
+def preview(
+    studio: Studio, session: Session, prompt: str, region: Region | None = None, look: Look | None = None
+) -> Outlook:
     """Where an edit would paint and what it would cost. No result is made.
 
     Raises:
-        SessionError: there is no source. InputError: an argument out of range. Busy: the session is at work.
+        SessionError: there is no source. InputError: an argument out of range.
+        Busy: the session is at work, or others paint with other LoRAs.
     """
-    text, wish = checked_prompt(prompt), checked_region(region or Region())
+    text, wish, like = checked_prompt(prompt), checked_region(region or Region()), _like(studio, look)
     with session.work() as editor:
-        seen = editor.preview(text, **_where(editor, text, wish), on_step=lambda *_: session.check())
+        own = studio.wardrobe.told(editor.current.recipe.loras)
+        with studio.wardrobe.worn(own, session.check, PATIENCE):
+            where = _where(editor, text, wish) | like(editor)
+            seen = editor.preview(text, **where, on_step=lambda *_: session.check())
     studio.make_room()
     dense = studio.pace.dense(seen.macs_dense)
     seconds = dense if seen.fallback else studio.pace.sparse(seen.macs, seen.macs_dense)
@@ -120,27 +131,31 @@ def preview(studio: Studio, session: Session, prompt: str, region: Region | None
     return Outlook(seen, 0.0 if seen.nothing else seconds, dense)
 
 
-def edit(studio: Studio, session: Session, prompt: str, region: Region | None = None) -> Iterator[Progress]:
-    """Change the current picture to fit a new prompt; the last progress has the result.
+def edit(
+    studio: Studio, session: Session, prompt: str, region: Region | None = None, look: Look | None = None
+) -> Iterator[Progress]:
+    """Change the current picture to fit a new prompt, or the look of another; the last progress has the result.
 
     Raises:
         SessionError: there is no source. InputError: an argument out of range. Busy, Cancelled: as in `generate`.
     """
-    text, wish = checked_prompt(prompt), checked_region(region or Region())
-    return _run(
-        studio, session, lambda editor, on_step: editor.edit(text, **_where(editor, text, wish), on_step=on_step)
-    )
+    text, wish, like = checked_prompt(prompt), checked_region(region or Region()), _like(studio, look)
+
+    def job(editor: Editor, on_step: OnStep) -> EditResult:
+        return editor.edit(text, **_where(editor, text, wish), **like(editor), on_step=on_step)
+
+    return _run(studio, session, job, lambda editor: studio.wardrobe.told(editor.current.recipe.loras))
 
 
 def dense(studio: Studio, session: Session, result_id: str) -> Iterator[Progress]:
     """Run a result's recipe densely, to compare; the last progress has the seconds it took."""
-    session.editor.history.find(result_id)
+    recipe = session.editor.history.find(result_id).recipe
 
     def job(editor: Editor, on_step: OnStep) -> float:
         session.measured[result_id] = editor.dense(result_id, on_step)[1]
         return session.measured[result_id]
 
-    return _run(studio, session, job)
+    return _run(studio, session, job, lambda _: studio.wardrobe.told(recipe.loras))
 
 
 def undo(session: Session) -> EditResult:
@@ -186,77 +201,6 @@ def compare(session: Session, other_id: str) -> tuple[EditResult, EditResult]:
     return other, current
 
 
-def picture_bytes(session: Session, result: EditResult) -> bytes:
-    """A result as a PNG that tells how it was made (a TIFF where a PNG cannot hold it)."""
-    return image_bytes(result.image, _ending(result), session.editor.metadata(result))[0]
-
-
-def picture_file(session: Session) -> Path:
-    """The current picture as a file in the session's own folder, which tells how it was made. Raises SessionError."""
-    result = session.editor.current
-    return _out(session, f"{_slug(result.prompt)}-{result.id}{_ending(result)}", picture_bytes(session, result))
-
-
-def archive(session: Session) -> Path:
-    """All pictures as a zip in the session's own folder, which `reopen` takes up again. Raises SessionError, Busy."""
-    with session.work() as editor:
-        if not len(editor.history):
-            raise SessionError("there is nothing to save yet; make a picture first")
-        session.save()
-        return _out(session, f"{_slug(editor.history[0].prompt)}-session.zip", pack(session.folder))
-
-
-def reopen(session: Session, data: bytes) -> EditResult:
-    """Take up a session from what `archive` made of it, instead of what is here; where it stood then.
-
-    Raises:
-        InputError: no such file, or one too large. SessionError: a damaged one, or of another model. Busy.
-    """
-    with session.work() as editor, tempfile.TemporaryDirectory(prefix=".reopened-", dir=session.folder.parent) as name:
-        folder = Path(name) / "session"
-        unpack(data, folder, editor.model)
-        editor.load(folder)
-        if session.folder.exists():
-            shutil.rmtree(session.folder)
-        session.save()
-        session.seen = None
-        return editor.current
-
-
-def restore(data: bytes) -> Found:
-    """Prompt and settings that a picture's file tells; of one that tells nothing, or damaged things, that.
-
-    Raises:
-        InputError: no picture, or one too large.
-    """
-    picture = checked_picture(data)
-    made = read(picture)
-    if not (made.parameters or made.origin):
-        return Found("The picture does not say how it was made.")
-    try:
-        past = origin.of(made)
-        prompt = checked_prompt(past.prompt)
-        if not made.origin:
-            return Found("Its prompt was found in the picture.", prompt)
-        return Found("Its prompt and settings were found in the picture.", prompt, _settings(past.recipe))
-    except FisEditError as error:
-        return Found(f"What it says of its making cannot be used: {error}")
-
-
-def _settings(recipe: Recipe) -> Settings:
-    """A recipe as settings; the canvas of an opened picture follows from the picture."""
-    settings = Settings(
-        recipe.num_inference_steps,
-        recipe.guidance_scale,
-        recipe.seed,
-        None if recipe.opened else recipe.width,
-        None if recipe.opened else recipe.height,
-        recipe.scheduler,
-        recipe.negative_prompt,
-    )
-    return checked_settings(settings)
-
-
 def _arguments(settings: Settings) -> dict[str, Any]:
     """What generating and opening have in common, as the editor calls it."""
     checked_settings(settings)
@@ -266,6 +210,22 @@ def _arguments(settings: Settings) -> dict[str, Any]:
         "guidance_scale": float(settings.guidance),
         "negative_prompt": settings.negative_prompt,
     }
+
+
+def _like(studio: Studio, look: Look | None) -> Callable[[Editor], dict[str, Any]]:
+    """A look as an editor's arguments, for when its turn has come. Raises InputError."""
+    reference = checked_look(look)
+    if look is None:
+        return lambda _: {}
+    if not studio.reads_looks:
+        raise InputError("a look needs an adapter that reads it; start the app with --adapter")
+    scale = look.scale
+
+    def like(editor: Editor) -> dict[str, Any]:
+        editor.scale_adapter(scale)
+        return {"reference": reference}
+
+    return like
 
 
 def _where(editor: Editor, prompt: str, region: Region) -> dict[str, Any]:
@@ -289,8 +249,13 @@ def _where(editor: Editor, prompt: str, region: Region) -> dict[str, Any]:
     return {"mask": words | painted, "protect": region.protect}
 
 
-def _run(studio: Studio, session: Session, job: Callable[[Editor, OnStep], EditResult | float]) -> Iterator[Progress]:
-    """Work in a thread of its own, told step by step; whoever stops listening stops it."""
+def _run(
+    studio: Studio,
+    session: Session,
+    job: Callable[[Editor, OnStep], EditResult | float],
+    wears: Callable[[Editor], Scales],
+) -> Iterator[Progress]:
+    """Work in a thread of its own, with the LoRAs that it wears, told step by step; who stops listening stops it."""
     if len(session.editor.history) >= MOST_RESULTS:
         raise SessionError(f"a session holds {MOST_RESULTS} pictures; delete some, or save it and begin another")
     editor, told, began = session.take(), SimpleQueue[Progress | BaseException](), perf_counter()
@@ -303,7 +268,8 @@ def _run(studio: Studio, session: Session, job: Callable[[Editor, OnStep], EditR
     def work() -> None:
         try:
             studio.make_room()
-            made = job(editor, on_step)
+            with studio.wardrobe.worn(wears(editor), session.check):
+                made = job(editor, on_step)
             last = Progress(1, 1, 0.0, seconds=made) if isinstance(made, float) else Progress(1, 1, 0.0, result=made)
             if last.result:
                 studio.pace.saw(last.result.stats)
@@ -334,18 +300,3 @@ def _moved(session: Session, move: Callable[[Editor], T]) -> T:
         moved = move(editor)
         session.save()
         return moved
-
-
-def _out(session: Session, name: str, data: bytes) -> Path:
-    """A file for the browser to fetch; the one before it goes."""
-    shutil.rmtree(session.out, ignore_errors=True)
-    write_bytes(data, session.out / name)
-    return session.out / name
-
-
-def _ending(result: EditResult) -> str:
-    return ".png" if holds(".png", result.image) else ".tif"
-
-
-def _slug(prompt: str) -> str:
-    return "-".join(re.findall(r"[a-z0-9]+", prompt.lower()))[:60].strip("-") or "picture"

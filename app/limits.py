@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fisedit.batch import pictures
-from fisedit.errors import InputError, PromptError
+from fisedit.errors import FisEditError, InputError, PromptError
 from fisedit.values import SchedulerName
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MOST_LETTERS, MOST_WORDS = 2_000, 16
 STEPS, GUIDANCE, SEEDS, SIDES, GROW = (1, 150), (0.0, 30.0), (0, 2**32 - 1), (64, 1024), (-16, 16)
+LORA_SCALE, LOOK_SCALE = (-2.0, 2.0), (0.0, 2.0)
 MOST_BYTES, MOST_PIXELS, MOST_SIDE = 32 << 20, 32_000_000, 12_000
 """Of an uploaded picture."""
 
@@ -24,9 +25,18 @@ MOST_RESULTS = 200
 """Pictures of a session."""
 
 
+class Busy(FisEditError):
+    """Everybody is at work, or the session is: try again in a moment."""
+
+    code = "busy"
+
+
 @dataclass(frozen=True)
 class Settings:
-    """How a source is made. None for width and height: the model's own size, or what suits an opened picture."""
+    """How a source is made. None for width and height: the model's own size, or what suits an opened picture.
+
+    `lora` is the label of one that the studio offers, or "".
+    """
 
     steps: int = 25
     guidance: float = 4.0
@@ -35,6 +45,8 @@ class Settings:
     height: int | None = None
     scheduler: str = "ddim"
     negative_prompt: str = ""
+    lora: str = ""
+    lora_scale: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +65,14 @@ class Region:
     add: Image | None = None
     protect: Image | None = None
     only: bool = False
+
+
+@dataclass(frozen=True)
+class Look:
+    """A picture whose look is taken, as its file's bytes, and how much of it."""
+
+    picture: bytes
+    scale: float = 1.0
 
 
 def checked_prompt(prompt: str) -> str:
@@ -83,6 +103,7 @@ def checked_settings(settings: Settings) -> Settings:
     for name, side in (("width", settings.width), ("height", settings.height)):
         if side is not None and _within(name, side, SIDES, whole=True) % 8:
             raise InputError(f"{name} must be divisible by 8, got {side}; use {round(side / 8) * 8}")
+    _within("lora scale", settings.lora_scale, LORA_SCALE)
     if settings.scheduler not in tuple(SchedulerName):
         raise InputError(f"scheduler must be one of {', '.join(SchedulerName)}, got {settings.scheduler!r:.40}")
     return settings
@@ -96,6 +117,14 @@ def checked_region(region: Region) -> Region:
     if region.instance is not None:
         _within("instance", region.instance, (0, 999), whole=True)
     return region
+
+
+def checked_look(look: Look | None) -> Image | None:
+    """A look's picture. Raises InputError as `checked_picture`, and for a scale out of range."""
+    if look is None:
+        return None
+    _within("scale of the look", look.scale, LOOK_SCALE)
+    return checked_picture(look.picture)
 
 
 def checked_picture(data: bytes) -> Image:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
-from app import api, handlers, limits
+from app import api, handlers, keeping, limits
 from app.answers import ALL_PIECES, SAMPLERS, Answers
 
 if TYPE_CHECKING:
@@ -114,6 +114,15 @@ class Page:
             self.only = gr.Checkbox(label="Only where I paint", elem_id="only")
         with gr.Accordion("Settings of new pictures", open=False, elem_id="settings-panel"):
             self._settings()
+        with gr.Accordion("Look of another picture", open=False, visible=self.studio.reads_looks, elem_id="look-panel"):
+            self.reference = gr.File(
+                label="Picture whose look is taken",
+                type="binary",
+                file_types=["image"],
+                height=120,
+                elem_id="reference",
+            )
+            self.likeness = gr.Slider(*limits.LOOK_SCALE, value=1, step=0.05, label="Scale", elem_id="likeness")
         self.open_panel = gr.Accordion("Open a picture or a saved session", open=False, elem_id="open-panel")
         with self.open_panel:
             self.file = gr.File(
@@ -142,12 +151,19 @@ class Page:
             self.width = gr.Slider(*limits.SIDES, value=self.native, step=8, label="Width", elem_id="width")
             self.height = gr.Slider(*limits.SIDES, value=self.native, step=8, label="Height", elem_id="height")
         self.scheduler = gr.Dropdown(list(SAMPLERS), value="DDIM", label="Scheduler", elem_id="scheduler")
+        offered = self.studio.wardrobe.labels
+        with gr.Row(visible=bool(offered)):
+            self.lora = gr.Dropdown([("None", ""), *offered], value="", label="LoRA", elem_id="lora")
+            self.lora_scale = gr.Slider(
+                *limits.LORA_SCALE, value=1, step=0.05, label="LoRA scale", elem_id="lora-scale"
+            )
         self.negative = gr.Textbox(label="Negative prompt", lines=1, max_length=limits.MOST_LETTERS, elem_id="negative")
 
     def _hidden(self) -> None:
         """What scripts press and the browser fetches."""
         self.tell = gr.Button(visible="hidden", elem_id="tell")
         self.look = gr.Button(visible="hidden", elem_id="look")
+        self.listen = gr.Button(visible="hidden", elem_id="listen")
         self.delete_now = gr.Button(visible="hidden", elem_id="delete-now")
         self.fetch = gr.DownloadButton(visible="hidden", elem_id="fetch")
         self.key = gr.Textbox(visible="hidden", elem_id="key")
@@ -156,12 +172,18 @@ class Page:
     @property
     def wish(self) -> list[Any]:
         """What says how an edit is wanted."""
-        return [self.prompt, self.stage, self.words, self.instance, self.grow, self.only]
+        return [self.prompt, *self.taken, self.stage, self.words, self.instance, self.grow, self.only]
+
+    @property
+    def taken(self) -> list[Any]:
+        """What says whose look is taken."""
+        return [self.reference, self.likeness]
 
     @property
     def recipe(self) -> list[Any]:
         """What says how a new picture is made."""
-        return [self.steps, self.guidance, self.seed, self.width, self.height, self.scheduler, self.negative]
+        size = [self.steps, self.guidance, self.seed, self.width, self.height]
+        return [*size, self.scheduler, self.negative, self.lora, self.lora_scale]
 
     @property
     def state(self) -> list[Any]:
@@ -180,15 +202,17 @@ class Page:
             None, self.key, js="(key) => { window.fisedit.keep(key); }", **quick
         )
         blocks.unload(do.on_leave)
-        self.make.click(do.on_make, [self.prompt, *self.recipe], self.state, **long)
+        self.make.click(do.on_make, [self.prompt, *self.taken, *self.recipe], self.state, **long)
         self.open.click(do.on_open, [self.file, self.prompt, *self.recipe], self.state, **long)
         self.run.click(do.on_edit, self.wish, self.state, **long)
         self.measure.click(do.on_measure, None, self.state, **long)
+        self.listen.click(lambda: None, **quick)
         self.stop.click(do.on_stop, None, self.status, **still)
         self.tell.click(
             do.on_words, [self.prompt, self.words], [self.words_line, self.words], trigger_mode="always_last", **still
         )
         wishes = [self.stage.input, self.words.input, self.instance.input, self.grow.release, self.only.input]
+        wishes += [self.reference.upload, self.reference.clear, self.likeness.release]
         gr.on(
             [self.look.click, *wishes],
             do.on_look,
@@ -203,10 +227,10 @@ class Page:
         self.tree.select(do.on_select, None, self.state, **still)
         self.before.input(do.on_compare, self.before, [self.stage, self.status], **still)
         self.delete.click(None, self.follow, js="(follow) => { window.fisedit.remove(follow); }", **quick)
-        for button, job in ((self.download, handlers.picture_file), (self.save, handlers.archive)):
+        for button, job in ((self.download, keeping.picture_file), (self.save, keeping.archive)):
             fetched = button.click(do.fetches(job), None, [self.fetch, self.status], **still)
             fetched.success(None, js="() => { window.fisedit.fetch(); }", **quick)
-        self.file.upload(do.on_file, self.file, [*self.state, *self.recipe, self.found, self.open_panel], **quick)
+        self.file.upload(do.on_file, self.file, [*self.state, *self.recipe, self.found, self.open_panel], **still)
         self.file.clear(lambda: ("", gr.update(interactive=False)), None, [self.found, self.open], **still)
         self.dice.click(lambda: SystemRandom().randrange(2**32), None, self.seed, **still)
         self.reuse.click(do.on_reuse, None, self.seed, **still)

@@ -11,7 +11,7 @@ import secrets
 import shutil
 import tempfile
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Lock, RLock
@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from app.limits import Busy
 from app.pace import Pace
+from app.wardrobe import Wardrobe
 from fisedit import Editor
-from fisedit.errors import Cancelled, FisEditError, SessionError
+from fisedit.errors import Cancelled, SessionError
 from fisedit.origin import model_name
 
 if TYPE_CHECKING:
@@ -37,12 +39,6 @@ _MOMENT = 10.0
 
 _CALLERS = 64
 """Connections that are remembered, for each session in memory."""
-
-
-class Busy(FisEditError):
-    """Everybody is at work, or the session is: try again in a moment."""
-
-    code = "busy"
 
 
 class Session:
@@ -134,9 +130,10 @@ class Studio:
             longest are dropped, and rebuilt when an edit needs them. None for half of the machine's memory.
         folder: where sessions live, each in a folder of its own under its model's; None for a temporary one that goes
             with the studio.
+        loras, adapter: what people may choose, as `Editor.load_lora` and `Editor.load_adapter` take them.
 
     Raises:
-        ModelError: it cannot be loaded.
+        ModelError, AdapterError: one of these cannot be loaded. InputError: two LoRAs of one name.
     """
 
     def __init__(
@@ -148,8 +145,13 @@ class Studio:
         capacity: int = CAPACITY,
         feature_bytes: int | None = None,
         folder: str | Path | None = None,
+        loras: Sequence[str | Path] = (),
+        adapter: str | Path | None = None,
     ) -> None:
         self.first = Editor.from_pretrained(model, device=device, dtype=dtype, max_recorded_bytes=feature_bytes)
+        if adapter is not None:
+            self.first.load_adapter(adapter)
+        self.reads_looks, self.wardrobe = adapter is not None, Wardrobe(self.first, loras)
         self._begin(capacity, folder)
         self.warm()
 
@@ -173,7 +175,7 @@ class Studio:
     def another(self, folder: str | Path | None = None) -> Self:
         """Another studio over the same model, with other sessions."""
         studio = object.__new__(type(self))
-        studio.first = self.first
+        studio.first, studio.wardrobe, studio.reads_looks = self.first, self.wardrobe, self.reads_looks
         studio._begin(self.capacity, folder)
         return studio
 

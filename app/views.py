@@ -73,16 +73,19 @@ def outlook(seen: Outlook) -> str:
     return _line(f"{plan.mask.area:.0%} of the picture", sure, cost, f"{times} (predicted)" if times else "")
 
 
-def truth(result: EditResult, parent: EditResult | None, dense: float | None, *, measured: bool) -> str:
+def truth(
+    result: EditResult, parent: EditResult | None, dense: float | None, *, measured: bool, loras: str = ""
+) -> str:
     """What a result took and what it kept, in one line of HTML.
 
     Args:
         parent: what it was made from. dense: seconds of a dense run, measured or predicted; None where nobody knows.
+        loras: what it was made with.
     """
     stats = result.stats
     took = stats.seconds["total"]
     if parent is None:
-        return _line("A new picture", _seconds(took, "in "), *stats.notes)
+        return _line("A new picture", _seconds(took, "in "), f"with {loras}" if loras else "", *stats.notes)
     if not (stats.unet_evaluations_sparse or stats.unet_evaluations_dense):
         return _line(*stats.notes, kept(parent, result))
     how = "measured" if measured else "predicted"
@@ -186,7 +189,7 @@ def border(mask: EditMask | None) -> float:
     """Where before and after meet at first, as a percentage from the left: half of the mask lies on either side."""
     if mask is None or not mask.grid.any():
         return 50.0
-    return float(np.median(np.nonzero(mask.grid)[1]) + 0.5) / mask.grid.shape[1] * 100
+    return float((np.median(np.nonzero(mask.grid)[1]) + 0.5) / mask.grid.shape[1] * 100)
 
 
 def live(small: Image.Image, mask: EditMask | None) -> str:

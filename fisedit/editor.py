@@ -30,7 +30,7 @@ from fisedit.origin import Origin, PastEdit
 from fisedit.pictures import canvas, canvas_size, upright
 from fisedit.planning import Plan
 from fisedit.profiling import Stopwatch
-from fisedit.recipes import check_prompt, first_step, make_recipe
+from fisedit.recipes import check_prompt, check_scale, first_step, make_recipe
 from fisedit.rendering import Run
 from fisedit.source import Engine
 from fisedit.stepping import Graphs
@@ -182,10 +182,24 @@ class Editor:
         self._loras[name] = float(scale)
         return name
 
+    def scale_loras(self, scales: Mapping[str, float]) -> None:
+        """Let loaded LoRAs count anew in what is painted from now on, with all editors of the model.
+
+        Args:
+            scales: their names, from `load_lora`, -> -10 to 10. Who is left out stays loaded and does not count.
+
+        Raises:
+            AdapterError: one that is not loaded. InputError: a scale out of range.
+        """
+        for name in scales:
+            self._check_lora(name)
+        self._loras = dict.fromkeys(self._loras, 0.0) | {name: check_scale(scale) for name, scale in scales.items()}
+        if self._loras:
+            loras.set_scales(self.pipe, self._loras)
+
     def unload_lora(self, name: str) -> None:
         """Take a LoRA out; the model is as it was before. Raises AdapterError where there is none of that name."""
-        if name not in self._loras:
-            raise AdapterError(f"no LoRA {name!r} is loaded; loaded are {', '.join(self._loras) or 'none'}")
+        self._check_lora(name)
         del self._loras[name]
         loras.unload(self.pipe, self._loras, name)
 
@@ -202,6 +216,18 @@ class Editor:
         """
         adapter = load_adapter(source, local_files_only=local_files_only)
         self._engine.references.load(adapter, _place(source), scale)
+
+    def _check_lora(self, name: str) -> None:
+        if name not in self._loras:
+            raise AdapterError(f"no LoRA {name!r} is loaded; loaded are {', '.join(self._loras) or 'none'}")
+
+    def scale_adapter(self, scale: float, source: str | Path | None = None) -> None:
+        """Let a loaded adapter count anew in looks that are given from now on; all of them where no source is named.
+
+        Raises:
+            AdapterError: it is not loaded. InputError: a scale outside -10 to 10.
+        """
+        self._engine.references.weigh(None if source is None else _place(source), scale)
 
     def unload_adapter(self, source: str | Path | None = None) -> None:
         """Let go of an adapter, or of all. Edits of a picture that was made with it run without.

@@ -47,7 +47,7 @@ def load(pipe: StableDiffusionPipeline, source: str | Path, loaded: Mapping[str,
     file, scale = _file(Path(source).expanduser()), check_scale(scale)
     layers, name = _layers(file), _name(file)
     if name in loaded:
-        raise AdapterError(f"the LoRA {file} is loaded already; unload it first, to change its scale")
+        raise AdapterError(f"the LoRA {file} is loaded already; change its scale with scale_loras")
     with TURN, quiet(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="peft")  # that there are several is meant
         try:
@@ -65,9 +65,15 @@ def load(pipe: StableDiffusionPipeline, source: str | Path, loaded: Mapping[str,
 
 
 def set_scales(pipe: StableDiffusionPipeline, scales: Mapping[str, float]) -> None:
-    """Let every LoRA count as much as its scale says, in the UNet and in the text encoder."""
-    if scales:
-        pipe.set_adapters(list(scales), list(scales.values()))
+    """Let every LoRA count as much as its scale says, in the UNet and in the text encoder, and others not at all."""
+    from diffusers.utils.peft_utils import set_adapter_layers
+
+    heard = {name: scale for name, scale in scales.items() if scale}
+    with TURN:
+        for part in _parts(pipe):
+            set_adapter_layers(part, enabled=bool(heard))
+        if heard:
+            pipe.set_adapters(list(heard), list(heard.values()))
 
 
 def unload(pipe: StableDiffusionPipeline, kept: Mapping[str, float], name: str) -> None:
@@ -78,7 +84,8 @@ def unload(pipe: StableDiffusionPipeline, kept: Mapping[str, float], name: str) 
             pipe.unload_lora_weights()
         elif name in there:
             pipe.delete_adapters(name)
-        set_scales(pipe, kept)
+        if kept:
+            set_scales(pipe, kept)
 
 
 def _parts(pipe: StableDiffusionPipeline) -> tuple[nn.Module, nn.Module]:

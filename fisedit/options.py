@@ -72,6 +72,8 @@ Token = Annotated[
 AllowedHosts = Annotated[
     list[str] | None, Option("--allowed-host", help="Another name that this machine is reached by.")
 ]
+Loras = Annotated[list[Path] | None, Option("--lora", help="LoRA to choose on the page; may be said again.")]
+PageAdapter = Annotated[str | None, Option("--adapter", help="Adapter, so that pictures may take another one's look.")]
 Sessions = Annotated[Path | None, Option(help="Folder to keep sessions in; without it they go with the app.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON object on stdout, and nothing else.")]
 Areas = Annotated[str, Option(help="Edited areas in percent, with commas between.")]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import PIL.Image
@@ -73,7 +73,7 @@ class References:
         check_fit(adapter, self._pipe.unet)
         name = identity(adapter)
         if name in self.adapters:
-            raise AdapterError(f"the adapter {source} is loaded already; unload it first, to change its scale")
+            raise AdapterError(f"the adapter {source} is loaded already; change its scale with scale_adapter")
         unet = self._pipe.unet
         self.adapters[name] = Loaded(adapter.to(unet.device, unet.dtype), source, scale)
         return name
@@ -88,13 +88,22 @@ class References:
         Raises:
             AdapterError: no such adapter is loaded.
         """
-        gone = [name for name, loaded in self.adapters.items() if source in (None, loaded.source, name)]
-        if not gone:
-            there = ", ".join(loaded.source for loaded in self.adapters.values()) or "none"
-            raise AdapterError(f"no adapter {source} is loaded; loaded are {there}")
-        for name in gone:
+        for name in self._named(source):
             del self.adapters[name]
         self.forget()
+
+    def weigh(self, source: str | None, scale: float) -> None:
+        """Let an adapter count anew, by where it came from; None for all. Raises as `load` and `unload`."""
+        scale = check_scale(scale)
+        for name in self._named(source):
+            self.adapters[name] = replace(self.adapters[name], scale=scale)
+
+    def _named(self, source: str | None) -> list[str]:
+        named = [name for name, loaded in self.adapters.items() if source in (None, loaded.source, name)]
+        if not named:
+            there = ", ".join(loaded.source for loaded in self.adapters.values()) or "none"
+            raise AdapterError(f"no adapter {source} is loaded; loaded are {there}")
+        return named
 
     def forget(self) -> None:
         """Drop what was read, as when the model's weights changed."""

@@ -17,10 +17,10 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from app import archive, handlers, views
-from app.limits import MOST_BYTES, MOST_LETTERS, Region, Settings
+from app import archive, handlers, keeping, views
+from app.limits import MOST_BYTES, MOST_LETTERS, Busy, Region, Settings
 from app.pace import Pace
-from app.sessions import Busy, Studio
+from app.sessions import Studio
 from fisedit import Cancelled, Editor
 from fisedit.errors import FisEditError, InputError, MaskError, PromptError, SessionError
 from fisedit.values import EditMask, EditStats, MaskSource
@@ -159,7 +159,7 @@ def test_a_session_does_one_thing_at_a_time(studio, session):
         lambda: handlers.undo(session),
         lambda: handlers.preview(studio, session, DOG),
         lambda: next(handlers.edit(studio, session, DOG)),
-        lambda: handlers.archive(session),
+        lambda: keeping.archive(session),
     ):
         with pytest.raises(Busy, match="at work"):
             ask()
@@ -218,23 +218,23 @@ def test_a_picture_is_opened_and_edited(studio, session):
 def test_a_picture_tells_its_settings(studio, session):
     made(studio, session)
     result = last(handlers.edit(studio, session, DOG))
-    path = handlers.picture_file(session)
+    path = keeping.picture_file(session)
     assert path.is_relative_to(session.out)
     with Image.open(path) as image:
         assert np.array_equal(np.asarray(image), np.asarray(result.image))
-    found = handlers.restore(path.read_bytes())
+    found = keeping.restore(studio, path.read_bytes())
     assert found.prompt == DOG
     assert found.settings == Settings(4, 4.0, 7, 128, 128, "ddim", "")
-    bare = handlers.restore(png(result.image))
+    bare = keeping.restore(studio, png(result.image))
     assert (bare.prompt, bare.settings) == ("", None)
 
 
-def test_of_another_programs_picture_the_prompt_is_restored():
+def test_of_another_programs_picture_the_prompt_is_restored(studio):
     told = PngInfo()
     told.add_text(
         "parameters", "a cat on a beach\nNegative prompt: rain\nSteps: 20, Sampler: Euler a, CFG scale: 7, Seed: 1"
     )
-    found = handlers.restore(png(Image.new("RGB", (64, 64)), pnginfo=told))
+    found = keeping.restore(studio, png(Image.new("RGB", (64, 64)), pnginfo=told))
     assert (found.prompt, found.settings) == ("a cat on a beach", None)
 
 
@@ -263,10 +263,10 @@ def test_seconds_to_come_follow_the_table_and_then_what_was_seen():
 def test_a_session_is_downloaded_and_taken_up_by_another(studio, session):
     made(studio, session)
     dog = last(handlers.edit(studio, session, DOG))
-    packed = handlers.archive(session)
+    packed = keeping.archive(session)
     assert packed.is_relative_to(session.out)
     other = studio.session("other")
-    assert same(handlers.reopen(other, packed.read_bytes()), dog)
+    assert same(keeping.reopen(other, packed.read_bytes()), dog)
     assert [result.prompt for result in other.editor.history] == [CAT, DOG]
     assert same(last(handlers.edit(studio, other, FOX)), last(handlers.edit(studio, session, FOX)))
 
@@ -274,7 +274,7 @@ def test_a_session_is_downloaded_and_taken_up_by_another(studio, session):
 def test_an_archive_names_no_place_on_this_machine(studio, session, tmp_path):
     made(studio, session)
     session.editor.model = str(tmp_path / "my-model")
-    with zipfile.ZipFile(handlers.archive(session)) as packed:
+    with zipfile.ZipFile(keeping.archive(session)) as packed:
         assert json.loads(packed.read("session.json"))["model"] == "./my-model"
         assert str(tmp_path) not in "".join(packed.read(name).decode("latin-1") for name in packed.namelist())
 
@@ -282,7 +282,7 @@ def test_an_archive_names_no_place_on_this_machine(studio, session, tmp_path):
 def test_an_archive_brings_no_adapter(studio, session, tmp_path, monkeypatch):
     made(studio, session)
     told = io.BytesIO()
-    with zipfile.ZipFile(handlers.archive(session)) as packed, zipfile.ZipFile(told, "w") as changed:
+    with zipfile.ZipFile(keeping.archive(session)) as packed, zipfile.ZipFile(told, "w") as changed:
         for name in packed.namelist():
             data = packed.read(name)
             if name == "session.json":
@@ -290,7 +290,7 @@ def test_an_archive_brings_no_adapter(studio, session, tmp_path, monkeypatch):
                 data = json.dumps(json.loads(data) | {"adapters": adapters}).encode()
             changed.writestr(name, data)
     monkeypatch.setattr(Editor, "load_adapter", lambda *_, **__: pytest.fail("an adapter was loaded"))
-    assert handlers.reopen(studio.session("other"), told.getvalue()).prompt == CAT
+    assert keeping.reopen(studio.session("other"), told.getvalue()).prompt == CAT
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_a_zip_is_not_believed(studio, session, names, why):
             packed.writestr(name, "{}")
     source = made(studio, session)
     with pytest.raises(FisEditError, match=why):
-        handlers.reopen(session, file.getvalue())
+        keeping.reopen(session, file.getvalue())
     assert session.editor.current is source and session.idle
     assert {path.name for path in studio.folder.iterdir()} == {session.key}
 
@@ -323,9 +323,9 @@ def test_no_zip_unpacks_beyond_its_bound(studio, session, monkeypatch):
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr("0.png", b"\0" * 5000)
     with pytest.raises(InputError, match="unpacked"):
-        handlers.reopen(session, file.getvalue())
+        keeping.reopen(session, file.getvalue())
     with pytest.raises(InputError, match="something else"):
-        handlers.reopen(session, b"PK no zip")
+        keeping.reopen(session, b"PK no zip")
 
 
 @pytest.mark.parametrize("failing", ["a member", "the index"])
@@ -424,7 +424,7 @@ def test_pictures_that_are_refused(studio, session, data, why):
     with pytest.raises(InputError, match=why):
         handlers.open_picture(studio, session, data)
     with pytest.raises(InputError, match=why):
-        handlers.restore(data)
+        keeping.restore(studio, data)
 
 
 def test_strokes_become_two_areas():
@@ -574,6 +574,7 @@ def test_what_is_damaged_is_put_aside(studio, session):
 
 
 def test_handlers_load_neither_gradio_nor_torch():
-    told = "import app.handlers, app.views, sys; print(*sorted({'gradio', 'torch', 'diffusers'} & set(sys.modules)))"
+    heavy = {"gradio", "torch", "diffusers"}
+    told = f"import app.handlers, app.keeping, app.views, sys; print({heavy} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", told], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == ""
+    assert run.stdout.strip() == "set()"

@@ -1,6 +1,6 @@
 /* The page: keys, a pause after typing, dropped files, and the key by which a tab finds its session again. */
 (() => {
-  const PAUSE = 150, SOON = 20;
+  const PAUSE = 150, SOON = 20, SILENT = 2000;
   const press = (id) => { const button = document.querySelector(`#${id}`); if (button && !button.disabled) button.click(); };
   let timer = 0, soon = 0;
 
@@ -27,6 +27,16 @@
     if (key === "y" || event.shiftKey) press("redo");
     else if (!(window.fisedit && window.fisedit.undoStroke())) press("undo");
   });
+
+  /* gradio's stream may close in the very moment in which a run is asked for, of which the page then never hears. Whatever
+     else is asked for opens it again, and it tells all. */
+  document.addEventListener("click", (event) => {
+    if (event.target.closest("#run, #make, #open, #measure")) setTimeout(listen, SILENT);
+  });
+  const listen = () => {
+    const stop = document.querySelector("#stop"), waits = /queue: /.test(document.querySelector("#status").textContent);
+    if (!waits && !(stop && stop.offsetParent)) press("listen");
+  };
 
   /* The panel for files draws its input when it is opened first. */
   const chooser = async () => {

@@ -84,6 +84,7 @@ function place(event) {
 function ringed(there = ring.style.display === "block") {
   const [left, top] = at.map((share) => `${share * 100}%`);
   Object.assign(ring.style, { display: there && tool && shown ? "block" : "none", left, top, width: `${width}%` });
+  find(".keys").toggleAttribute("data-above", at[1] > 0.6);  // out of the brush's way
 }
 
 function down(by) {
@@ -129,7 +130,8 @@ function move([across, below], step) {
 
 canvas.addEventListener("keydown", (event) => {
   const { key } = event, press = key === " " || key === "Enter";
-  if (!shown || event.ctrlKey || event.metaKey || event.altKey || !(MOVES[key] || SIZES[key] || press)) return;
+  const chord = (event.ctrlKey || event.altKey || event.metaKey) && !event.getModifierState("AltGraph");
+  if (!shown || chord || !(MOVES[key] || SIZES[key] || press)) return;
   event.preventDefault();
   if (!tool) take("add");
   if (MOVES[key]) move(MOVES[key], event.shiftKey ? 4 * STEP : STEP);

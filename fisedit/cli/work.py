@@ -136,6 +136,8 @@ def browse(
     token: opt.Token = "",
     allowed_host: opt.AllowedHosts = None,
     sessions: opt.Sessions = None,
+    lora: opt.Loras = None,
+    adapter: opt.PageAdapter = None,
     device: opt.Device = None,
     dtype: opt.Dtype = None,
     local_files_only: opt.LocalFilesOnly = False,
@@ -146,10 +148,12 @@ def browse(
     from app import server
 
     address = server.listen(host, port, token, allowed_host or ())
-    offline = local_files_only or model == "demo" or Path(model).expanduser().exists()
+    named = {model, adapter} - {"demo", None}
+    offline = local_files_only or all(Path(str(place)).expanduser().exists() for place in named)
     with server.surroundings(offline=offline) as uploads:
         page, studios = import_module("app.main"), import_module("app.sessions")
-        with closing(studios.Studio(model, device=device, dtype=dtype, folder=sessions)) as studio:
+        offers = {"loras": lora or (), "adapter": adapter}
+        with closing(studios.Studio(model, device=device, dtype=dtype, folder=sessions, **offers)) as studio:
             running = server.prepared(page.build(studio), address, uploads, page.looks())
             typer.echo(f"The app is at {address.url} (Ctrl+C ends it)")
             with suppress(KeyboardInterrupt):

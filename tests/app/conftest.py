@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -37,6 +38,13 @@ class Site:
 @pytest.fixture(scope="module")  # a server lowers Pillow's limit of pixels for the whole process: not for other tests
 def site() -> Iterator[Site]:
     """The app on the demo model, in a thread of this process, where tests can look behind the page."""
+    with served() as site:
+        yield site
+
+
+@contextmanager
+def served(**studio: Any) -> Iterator[Site]:
+    """Serves an app while the block runs; arguments as of `Studio`."""
     from app import server
 
     address = server.listen(port=0)
@@ -44,14 +52,15 @@ def site() -> Iterator[Site]:
         from app import main
         from app.sessions import Studio
 
-        studio = Studio()
-        running = server.prepared(main.build(studio), address, uploads, main.looks())
-        thread = Thread(target=running.run, args=([address.listener],))
-        thread.start()
-        yield Site(address.url, uploads, studio)
-        running.should_exit = True
-        thread.join()
-        studio.close()
+        with closing(Studio(**studio)) as behind:
+            running = server.prepared(main.build(behind), address, uploads, main.looks())
+            thread = Thread(target=running.run, args=([address.listener],))
+            thread.start()
+            try:
+                yield Site(address.url, uploads, behind)
+            finally:
+                running.should_exit = True
+                thread.join()
 
 
 @dataclass

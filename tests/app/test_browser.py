@@ -17,7 +17,7 @@ from fisedit import metadata, origin
 from tests.app.program import settle
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 CAT, DOG, CASTLE = "a cat and a cake on a beach", "a dog and a cake on a beach", "a cat and a castle on a beach"
 STEPS = 5
@@ -230,6 +230,25 @@ def test_leaving_the_page_stops_the_work(browser, site, steps):
     assert "stop" in steps and steps[steps.index("stop") :].count("step") <= 1 and steps.count("step") < 150
 
 
+def test_a_run_whose_stream_closed_as_it_was_asked_for(browser):
+    """What gradio's page does where a stream's end and the answer to a request cross: it waits for nobody."""
+    page, closed = browser().open(), []
+
+    def close_once(route: Route) -> None:
+        if closed:
+            route.continue_()
+            return
+        closed.append(route.request.url)
+        route.fulfill(content_type="text/event-stream", body='data: {"msg": "close_stream"}\n\n')
+
+    page.route("**/gradio_api/queue/data*", close_once)
+    make(page)
+    expect(nodes(page)).to_have_count(1)
+    assert closed
+    run(page, DOG, 2)
+    expect(page.locator("#truth")).to_contain_text("outside the mask: identical")
+
+
 def test_words_of_users_are_words(browser):
     page = browser().open()
     shouted: list[str] = []
@@ -256,6 +275,7 @@ def press(page: Page, key: str, times: int = 1) -> None:
 
 def stroke(page: Page, *points: tuple[float, float]) -> None:
     """Draws on the picture with the mouse; points are shares of its width and height."""
+    page.locator("#stage canvas").scroll_into_view_if_needed()
     box = page.locator("#stage canvas").bounding_box()
     assert box is not None
     places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]

@@ -1,0 +1,269 @@
+"""LoRAs and an adapter that the app offers: what one person chooses changes nobody else's picture."""
+
+from __future__ import annotations
+
+import threading
+from io import BytesIO
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from app import handlers, keeping
+from app.limits import Busy, Look, Region, Settings
+from app.sessions import Studio
+from app.wardrobe import Wardrobe
+from fisedit import Cancelled, Editor
+from fisedit.adapters.files import save_adapter
+from fisedit.errors import AdapterError, InputError, SessionError
+from tests.adapters import lively
+from tests.test_adapters_derivatives import Lora
+from tests.test_adapters_editor import BLUE, RED
+
+CAT, DOG = "a cat and a cake on a beach", "a dog and a cake on a beach"
+QUICK = {"seed": 7, "num_inference_steps": 4, "guidance_scale": 4.0}
+PLAIN, INK, OIL = Settings(4, seed=7), Settings(4, seed=7, lora="ink", lora_scale=0.6), Settings(4, seed=7, lora="oil")
+SQUARE = np.zeros((128, 128), bool)
+SQUARE[32:96, 32:96] = True
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """Two LoRAs and an adapter for the demo model."""
+    folder, pipe = tmp_path_factory.mktemp("offers"), Editor.from_pretrained("demo").pipe
+    files = {name: Lora(pipe, seed).kohya(folder / f"{name}.safetensors") for seed, name in enumerate(("ink", "oil"))}
+    save_adapter(lively(pipe.unet, "v3"), folder / "adapter")
+    return files | {"adapter": folder / "adapter"}
+
+
+@pytest.fixture(scope="module")
+def shared(places, tmp_path_factory):
+    return Studio(
+        loras=[places["ink"], places["oil"]], adapter=places["adapter"], folder=tmp_path_factory.mktemp("studio")
+    )
+
+
+@pytest.fixture
+def studio(shared, tmp_path):
+    return shared.another(tmp_path)
+
+
+@pytest.fixture
+def session(studio):
+    return studio.session("me")
+
+
+@pytest.fixture
+def plain():
+    """An editor over a model of its own."""
+    return Editor.from_pretrained("demo")
+
+
+def last(steps):
+    return list(steps)[-1].result
+
+
+def same(a, b):
+    return np.array_equal(np.asarray(a.image), np.asarray(b.image))
+
+
+def file(picture):
+    data = BytesIO()
+    picture.save(data, "PNG")
+    return data.getvalue()
+
+
+def test_what_nobody_chose_changes_nothing(studio, session, plain):
+    made = last(handlers.generate(studio, session, CAT, PLAIN))
+    assert same(made, plain.generate(CAT, **QUICK)) and made.recipe.loras == ()
+    assert same(last(handlers.edit(studio, session, DOG)), plain.edit(DOG))
+
+
+def test_a_chosen_lora_paints_a_picture_and_its_edits(studio, session, places, plain):
+    without = last(handlers.generate(studio, session, CAT, PLAIN))
+    source = last(handlers.generate(studio, session, CAT, INK))
+    edit = last(handlers.edit(studio, session, DOG))
+    seen = handlers.preview(studio, session, "a fox and a cake on a beach").preview
+    plain.load_lora(places["ink"], 0.6)
+    assert same(source, plain.generate(CAT, **QUICK)) and not same(source, without)
+    assert same(edit, plain.edit(DOG)) and source.recipe.loras == edit.recipe.loras != ()
+    assert np.array_equal(seen.mask.grid, plain.preview("a fox and a cake on a beach").mask.grid)
+    assert studio.wardrobe.words(edit.recipe.loras) == "ink at 0.6" and studio.wardrobe.words(()) == ""
+
+    handlers.checkout(session, without.id)
+    assert last(handlers.edit(studio, session, DOG)).recipe.loras == ()
+    handlers.checkout(session, source.id)
+    session.editor.forget()
+    assert same(last(handlers.edit(studio, session, DOG)), edit)
+    assert list(handlers.dense(studio, session, edit.id))[-1].seconds > 0
+
+
+def test_a_picture_tells_its_lora(shared, studio, session):
+    data = keeping.picture_bytes(session, last(handlers.generate(studio, session, CAT, INK)))
+    side = studio.native_size
+    assert keeping.restore(studio, data).settings == Settings(4, 4.0, 7, side, side, lora="ink", lora_scale=0.6)
+    fewer = shared.another(None)
+    fewer.wardrobe = Wardrobe(shared.first, [])
+    found = keeping.restore(fewer, data)
+    assert found.settings is None and "start the app with it" in found.words
+    fewer.close()
+
+
+def test_people_who_chose_differently_at_once(studio):
+    choices = {"none": PLAIN, "ink": INK, "oil": OIL, "more ink": Settings(4, seed=7, lora="ink", lora_scale=0.9)}
+
+    def work(name, into):
+        session = studio.session(f"{name} {id(into)}")
+        source = last(handlers.generate(studio, session, CAT, choices[name]))
+        into[name] = source, last(handlers.edit(studio, session, DOG))
+
+    alone, together = {}, {}
+    for name in choices:
+        work(name, alone)
+    threads = [threading.Thread(target=work, args=(name, together)) for name in choices]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(same(a, b) for name in choices for a, b in zip(alone[name], together[name], strict=True))
+    assert len({np.asarray(source.image).tobytes() for source, _ in alone.values()}) == len(choices)
+
+
+def test_an_opened_picture_has_its_lora_too(studio, session):
+    source = last(handlers.open_picture(studio, session, file(RED), CAT, OIL))
+    edit = last(handlers.edit(studio, session, DOG, Region(add=Image.fromarray(SQUARE), only=True)))
+    assert source.recipe.loras == edit.recipe.loras and studio.wardrobe.words(edit.recipe.loras) == "oil at 1"
+
+
+def test_who_comes_back_to_an_app_that_does_not_offer_it(shared, studio, session):
+    last(handlers.generate(studio, session, CAT, INK))
+    fewer = shared.another(studio.folder.parent)
+    fewer.wardrobe = Wardrobe(shared.first, [])
+    back = fewer.adopt("me", session.key)
+    assert len(back.editor.history) == 1 and fewer.wardrobe.words(back.editor.current.recipe.loras) == ""
+    for refused in (lambda: last(handlers.edit(fewer, back, DOG)), lambda: handlers.preview(fewer, back, DOG)):
+        with pytest.raises(SessionError, match=r"made with the LoRA ink_\w+; start the app with it, as --lora"):
+            refused()
+    back.editor.forget()
+    assert last(handlers.edit(studio, studio.adopt("you", session.key), DOG)).parent == "0"
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (Settings(4, lora="../ink"), "lora must be one of ink, oil, got '../ink'"),
+        (Settings(4, lora="ink", lora_scale=2.5), r"lora scale must be a number in \[-2, 2\]"),
+        (Settings(4, lora="ink", lora_scale=float("nan")), "lora scale"),
+        (Settings(4, lora="ink", lora_scale=True), "lora scale"),
+    ],
+)
+def test_choices_that_are_none(studio, session, settings, why):
+    for ask in (
+        lambda: handlers.generate(studio, session, CAT, settings),
+        lambda: handlers.open_picture(studio, session, file(RED), CAT, settings),
+    ):
+        with pytest.raises(InputError, match=why):
+            list(ask())
+
+
+def test_loras_that_cannot_be_offered(places, tmp_path, plain):
+    (tmp_path / "ink.safetensors").write_bytes(places["ink"].read_bytes())
+    with pytest.raises(InputError, match="two LoRAs are called ink"):
+        Wardrobe(plain, [places["ink"], tmp_path / "ink.safetensors"])
+    with pytest.raises(AdapterError, match=r"nowhere\.safetensors"):
+        Wardrobe(plain, [tmp_path / "nowhere.safetensors"])
+    words = Lora(plain.pipe)
+    words.parts = {(part, name): halves for (part, name), halves in words.parts.items() if part == "text_encoder"}
+    with pytest.raises(InputError, match="changes no layer of the UNet"):
+        Wardrobe(plain, [words.kohya(tmp_path / "words.safetensors")])
+
+
+# Turns
+
+
+class Model:
+    """What the wardrobe is told of, in order."""
+
+    def __init__(self):
+        self.told = []
+
+    def scale_loras(self, scales):
+        self.told.append(scales)
+
+
+@pytest.fixture
+def wardrobe():
+    return Wardrobe(Model(), [])
+
+
+def test_who_wants_the_same_goes_together_and_others_wait(wardrobe):
+    done, waits = [], threading.Event()
+
+    def other():
+        with wardrobe.worn({"b": 1.0}, waits.set):
+            done.append("b")
+
+    with wardrobe.worn({"a": 1.0}), wardrobe.worn({"a": 1.0}):
+        thread = threading.Thread(target=other)
+        thread.start()
+        assert waits.wait(60) and not done
+        with pytest.raises(Busy, match="other LoRAs"), wardrobe.worn({"a": 1.0}, patience=0.2):
+            done.append("jumped the line")
+    thread.join()
+    assert done == ["b"] and wardrobe._editor.told == [{"a": 1.0}, {"b": 1.0}]
+
+
+def test_who_waits_can_be_stopped(wardrobe):
+    def stop():
+        raise Cancelled("stopped")
+
+    with wardrobe.worn({"a": 1.0}):
+        with pytest.raises(Cancelled), wardrobe.worn({}, stop):
+            pass
+        with wardrobe.worn({"a": 1.0}):
+            pass
+    with wardrobe.worn({}):
+        pass
+    assert wardrobe._editor.told == [{"a": 1.0}, {}]
+
+
+# Looks
+
+
+def test_a_look_is_taken_from_an_uploaded_picture(studio, session, places, plain):
+    plain.load_adapter(places["adapter"], 0.5)
+    source = last(handlers.generate(studio, session, CAT, PLAIN))
+    region, look = Region(add=Image.fromarray(SQUARE), only=True), Look(file(RED), 0.5)
+    assert not handlers.preview(studio, session, CAT, region, look).preview.nothing
+    painted = last(handlers.edit(studio, session, CAT, region, look))
+    assert same(source, plain.generate(CAT, **QUICK))
+    assert same(painted, plain.edit(CAT, mask=SQUARE, reference=RED)) and not same(painted, source)
+    assert [one.scale for one in painted.recipe.like] == [0.5]
+
+
+def test_a_look_stays_with_a_picture_and_with_its_owner(studio, session, tmp_path):
+    mine = last(handlers.generate(studio, session, CAT, PLAIN, Look(file(RED), 0.5)))
+    other = studio.session("you")
+    theirs = last(handlers.generate(studio, other, CAT, PLAIN, Look(file(BLUE), 1.0)))
+    assert not same(mine, theirs)
+    edit = last(handlers.edit(studio, session, DOG))
+    assert edit.recipe.like == mine.recipe.like != theirs.recipe.like
+    packed = keeping.archive(session).read_bytes()
+    back = studio.session("back")
+    keeping.reopen(back, packed)
+    handlers.checkout(back, mine.id)
+    assert same(last(handlers.edit(studio, back, DOG)), edit)
+
+
+def test_looks_that_are_none(studio, session):
+    last(handlers.generate(studio, session, CAT, PLAIN))
+    for look, why in (
+        (Look(b"no"), "picture"),
+        (Look(file(RED), 3), "scale of the look"),
+        (Look(file(RED), True), "scale"),
+    ):
+        with pytest.raises(InputError, match=why):
+            handlers.edit(studio, session, DOG, None, look)
+    studio.reads_looks = False
+    with pytest.raises(InputError, match="start the app with --adapter"):
+        handlers.edit(studio, session, DOG, None, Look(file(RED)))
