@@ -64,12 +64,14 @@ def frequencies(embedding: Any) -> Tensor:
     """How fast each cosine and sine of the time turns: float32 [F]."""
     half = embedding.num_channels // 2
     power = torch.arange(half, dtype=torch.float32) / (half - embedding.downscale_freq_shift)
-    return torch.exp(-log(10000) * power) * embedding.scale
+    waves: Tensor = torch.exp(-log(10000) * power) * embedding.scale
+    return waves
 
 
 def _second_bias(block: ResnetBlock2D) -> Tensor:
     """The second conv's bias and the shortcut's, which is within it."""
-    bias, short = block.conv2.bias.detach(), block.conv_shortcut
+    short = block.conv_shortcut
+    bias: Tensor = block.conv2.bias.detach()
     return bias if short is None or short.bias is None else bias + short.bias.detach()
 
 

@@ -90,4 +90,4 @@ def test_what_a_byte_a_number_costs_on_the_demo_model():
         errors[coded] = float((got - expected).norm() / expected.norm())
     sys.stdout.write(f"relative errors of a step's prediction: {errors}\n")
     assert errors[False] < 1e-5
-    assert 10 * errors[False] < errors[True] < 1e-2
+    assert 10 * errors[False] < errors[True] < 1e-3  # measured: 6e-5

@@ -36,11 +36,12 @@ def norm_conv3x3(
     if not out.numel():
         return out
     tile = tile_for(items * rows_out, width, channels, halo.dtype)
-    first, second = pair(rows, tile.depth)
+    first, second = pair(rows, tile.depth, dense)
     halo = dense(halo)
-    short_rows, short_weight = shortcut if shortcut is not None else (first, out[0])
-    short, more = (part.contiguous() for part in pair(short_rows, tile.depth))
-    short_channels = short_weight.shape[1] if shortcut is not None else 0
+    short, more, short_weight, short_channels = first, second, out[0], 0
+    if shortcut is not None:
+        short, more = pair(shortcut[0], tile.depth, Tensor.contiguous)
+        short_weight, short_channels = shortcut[1], shortcut[1].shape[1]
     merged = rows_out < tile.rows  # then a tile holds rows of several items
     tiles = triton.cdiv(items * rows_out, tile.rows) if merged else items * triton.cdiv(rows_out, tile.rows)
     columns = triton.cdiv(width, tile.columns)

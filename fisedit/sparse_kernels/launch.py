@@ -5,6 +5,7 @@ Knows shapes and dtypes; needs no triton.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
@@ -65,12 +66,18 @@ def counters(device: torch.device) -> Tensor:
     return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
 
-def pair(rows: Rows, block: int) -> tuple[Tensor, Tensor]:
-    """Rows as two tensors side by side, the first ending at a multiple of `block` channels; the same twice if one."""
+def pair(rows: Rows, block: int, lay: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Rows as two tensors side by side, the first ending at a multiple of `block` channels; the same twice if one.
+
+    Args:
+        lay: what lays a tensor as the kernel wants it.
+    """
     if isinstance(rows, tuple) and rows[0].shape[-1] % block:
         rows = joined(rows)
-    first, second = rows if isinstance(rows, tuple) else (rows, rows)
-    return dense(first), dense(second)
+    if isinstance(rows, tuple):
+        return lay(rows[0]), lay(rows[1])
+    one = lay(rows)
+    return one, one
 
 
 def dense(rows: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ def norm_linear(
         rows = joined(rows)
     width, channels = weight.shape
     tile = tile_for(0, width, channels, weight.dtype)
-    first, second = (part.contiguous() for part in pair(rows, tile.depth))
+    first, second = pair(rows, tile.depth, Tensor.contiguous)
     items, count, _ = first.shape
     out = torch.empty(items, count, width, dtype=first.dtype, device=first.device)
     if norm is None:  # then items do not matter

@@ -39,7 +39,7 @@ def affine(
     mixed = torch.empty(items, groups, 2, dtype=torch.float64, device=recorded.device)
     programs = max(1, triton.cdiv(padded, CHUNK))
     parts = torch.empty(items * groups, programs, 2, dtype=torch.float64, device=out.device) if programs > 1 else mixed
-    first, second = (part.contiguous() for part in pair(rows, 1))
+    first, second = pair(rows, 1, Tensor.contiguous)
     width = channels // groups
     _sums[items * groups, programs](
         first,

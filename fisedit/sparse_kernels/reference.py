@@ -59,14 +59,16 @@ def coded(rows: Tensor, heads: int) -> tuple[Tensor, Tensor]:
 
 def known(recorded: Recorded, scales: Recorded | None) -> Tensor:
     """A recorded map, wherever it lies, `decoded` if it has scales."""
-    recorded, scales = (t.here() if isinstance(t, Lying) else t for t in (recorded, scales))
-    assert recorded is not None
-    return recorded if scales is None else decoded(recorded, scales)
+    numbers = recorded.here() if isinstance(recorded, Lying) else recorded
+    if scales is None:
+        return numbers
+    return decoded(numbers, scales.here() if isinstance(scales, Lying) else scales)
 
 
 def decoded(numbers: Tensor, scales: Tensor) -> Tensor:
     """What `coded` made of rows, as rows again: in the scales' dtype, off by half a unit at most."""
-    return (numbers.unflatten(-1, (scales.shape[-1], -1)) * scales[..., None]).flatten(2)
+    rows: Tensor = numbers.unflatten(-1, (scales.shape[-1], -1)) * scales[..., None]
+    return rows.flatten(2)
 
 
 def conv3x3(rows: Tensor, reads: Reads, weight: Tensor, bias: Tensor | None) -> Tensor:
