@@ -22,6 +22,7 @@ from fisedit.fused import SKIPPED, Buffers, Fused
 from fisedit.graph import Role
 from fisedit.plan import SparsePlan
 from fisedit.records import Records
+from fisedit.sparse_kernels import tuning
 
 PREDICTION = "prediction"
 
@@ -44,13 +45,15 @@ class GraphExecutor:
     Args:
         executor: of the UNet.
         coded: recorded keys and values are read in a byte a number, which halves what a step reads and changes results
-            a little.
+            a little; None for what FISEDIT_CODED says (0 or 1), or else no.
 
     Raises:
         UnsupportedModuleError: the UNet has a block without a fused form.
+        InputError: FISEDIT_CODED says something else.
     """
 
-    def __init__(self, executor: Executor, *, coded: bool = False) -> None:
+    def __init__(self, executor: Executor, *, coded: bool | None = None) -> None:
+        coded = tuning.wants_coded() if coded is None else coded
         self.executor, self.fused = executor, Fused(executor.unet, executor.sites, coded=coded)
         self.records, self.graphs = Records(executor.sites, self.fused.heads), Once[Slot](KEPT)
 

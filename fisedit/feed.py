@@ -83,7 +83,9 @@ class Feed:
         """Where the tensors without a target lie."""
         if self._addresses is None:
             return None
-        return torch.tensor([t.data_ptr() for t in tensors[len(self._targets) :]], device=self._device)
+        where = [t.data_ptr() for t in tensors[len(self._targets) :]]
+        assert not any(address % 16 for address in where), "kernels read sixteen bytes at a time"
+        return torch.tensor(where, device=self._device)
 
     def _kept(self, tensor: Tensor) -> Tensor:
         if self.resident:

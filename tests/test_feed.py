@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from fisedit.captured import GraphExecutor
+from fisedit.errors import InputError
+from fisedit.executor import Executor
 from fisedit.feed import Feed
 from fisedit.graph import Role
 from fisedit.models import load
@@ -70,6 +72,18 @@ def test_bytes_of_keys_and_values_in_a_byte_a_number(pipelines):
     tokens = [case.maps.maps[site.name] for site in case.executor.sites if site.role is Role.TOKENS]
     numbers, scales = sum(t.numel() for t in tokens), sum(8 * t[..., 0].numel() for t in tokens)  # eight heads
     assert feeds[False] - feeds[True] == 4 * numbers - (numbers + 4 * scales)
+
+
+def test_a_byte_a_number_by_a_word_in_the_environment(pipelines, monkeypatch):
+    executor = Executor(pipelines["shallow"].unet)
+    monkeypatch.delenv("FISEDIT_CODED", raising=False)
+    assert not GraphExecutor(executor).fused.heads
+    monkeypatch.setenv("FISEDIT_CODED", "1")
+    assert set(GraphExecutor(executor).fused.heads.values()) == {4}
+    assert not GraphExecutor(executor, coded=False).fused.heads
+    monkeypatch.setenv("FISEDIT_CODED", "int8")
+    with pytest.raises(InputError, match="FISEDIT_CODED must be 0 or 1, got 'int8'"):
+        GraphExecutor(executor)
 
 
 def test_what_a_byte_a_number_costs_on_the_demo_model():

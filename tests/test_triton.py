@@ -50,6 +50,8 @@ def _poisoned(monkeypatch):
 
         return made
 
+    with torch.device(DEVICE):
+        torch.empty(0)  # torch notes its constructors on first use, for good: the real ones
     for name in ("empty", "empty_like"):
         monkeypatch.setattr(torch, name, poisoned(getattr(torch, name)))
 
@@ -349,7 +351,7 @@ def shared_sums(monkeypatch):
     monkeypatch.setattr(norm, "CHUNK", 64)
     assert launch.share(1, 7) == (7, 1)
     yield
-    assert not launch.counters(DEVICE).any()
+    assert not launch.counters(0, DEVICE).any()
 
 
 @pytest.mark.usefixtures("shared_sums")
@@ -358,6 +360,24 @@ def shared_sums(monkeypatch):
 def test_programs_that_share_a_sum(dtype, size, name):
     """K of a conv and its shortcut cut to pieces, rows of a group cut to pieces: the same as in one."""
     half_of_a_block(Edits([grids(*size)[name]], dtype), "triton", 48, 4, 24, first=32)
+
+
+def test_streams_and_graphs_have_counters_of_their_own(monkeypatch):
+    """Kernels that may run at once must not count together; zeros are not made while a graph is captured."""
+    from types import SimpleNamespace
+
+    made, capturing, stream, card = [], False, 7, torch.device("cuda", 5)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=stream))
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: made.append(len(made)) or made[-1])
+    first = launch.counters(1, card)
+    stream = 8
+    second, before = launch.counters(1, card), len(made)
+    capturing = True
+    captured, stream = launch.counters(1, card), 9
+    assert len({first, second, captured}) == 3
+    assert launch.counters(1, card) == captured and len(made) == before
+    launch._zeros.cache_clear()
 
 
 @pytest.mark.usefixtures("shared_sums")

@@ -95,7 +95,7 @@ def cross_attention(
         BK=min(64, power_of_two(channels)),
         BD=power_of_two(width),
         num_warps=4,
-        num_stages=2,
+        num_stages=3 if rows.dtype.itemsize == 2 else 2,
     )
     return out, query
 

@@ -64,7 +64,7 @@ def norm_conv3x3(
         short_weight,
         out,
         parts,
-        counters(out.device),
+        counters(tiles * columns if programs > 1 else 0, out.device),
         first.shape[1],
         halo_rows,
         rows_out,

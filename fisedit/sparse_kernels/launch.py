@@ -55,14 +55,25 @@ def share(tiles: int, blocks: int) -> Share:
 
 
 COUNTERS = 1 << 16
+"""Tiles whose programs may share a sum at once."""
+
+
+def counters(tiles: int, device: torch.device) -> Tensor:
+    """Int32 zeros, one for each tile whose programs share a sum: who is done counts, the last one sets zero again.
+
+    Kernels that have the same ones must not run at once: each stream has its own, and all captured graphs of a device
+    have theirs, as they are replayed on one stream.
+    """
+    assert tiles <= COUNTERS, tiles
+    for_graphs = _zeros(device, None)  # made before the first capture
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return for_graphs
+    return _zeros(device, torch.cuda.current_stream(device).cuda_stream)
 
 
 @cache
-def counters(device: torch.device) -> Tensor:
-    """Int32 zeros, one for each tile whose programs share K: they count who is done, and the last one sets zero again.
-
-    All kernels of a device use the same ones, so kernels that share K run one after another there, as on one stream.
-    """
+def _zeros(device: torch.device, stream: int | None) -> Tensor:
+    """Counters of a stream; its number is of the key alone."""
     return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
 

@@ -54,7 +54,7 @@ def norm_linear(
         dummy(residual if residual is None else residual.contiguous(), out),
         out,
         torch.empty(programs, items * count, width, device=out.device) if programs > 1 else out,
-        counters(out.device),
+        counters(tiles * columns if programs > 1 else 0, out.device),
         count,
         first.shape[2],
         channels,

@@ -47,7 +47,7 @@ def affine(
         recorded.contiguous(),
         valid,
         parts,
-        counters(out.device),
+        counters(items * groups if programs > 1 else 0, out.device),
         totals.contiguous(),
         weight,
         bias,
@@ -107,10 +107,7 @@ def _sums(
     c = index % groups * W + lane
     old = recorded + item * R * channels + c
     new = first + item * R * A + c
-    pitch = A
-    if PAIR:
-        new = tl.where(c < A, new, second + item * R * (channels - A) + c - A)
-        pitch = tl.where(c < A, A, channels - A)[None, :]
+    more = second + item * R * (channels - A) + c - A
     share = tl.cdiv(tl.cdiv(R, BR), tl.num_programs(1)) * BR
     begin = tl.program_id(1) * share
     total = tl.zeros((), tl.float64)
@@ -118,7 +115,12 @@ def _sums(
     for start in range(begin, tl.minimum(begin + share, live), BR):
         r = start + tl.arange(0, BR)
         inside = (r < live)[:, None] & (lane < W)[None, :]
-        x = tl.load(new[None, :] + r[:, None] * pitch, mask=inside, other=0.0).to(tl.float32)
+        if PAIR:  # two loads: a choice of pointers would be read two bytes at a time
+            x = tl.load(new[None, :] + r[:, None] * A, mask=inside & (c < A)[None, :], other=0.0).to(tl.float32)
+            there = more[None, :] + r[:, None] * (channels - A)
+            x += tl.load(there, mask=inside & (c >= A)[None, :], other=0.0).to(tl.float32)
+        else:
+            x = tl.load(new[None, :] + r[:, None] * A, mask=inside, other=0.0).to(tl.float32)
         y = tl.load(old[None, :] + r[:, None] * channels, mask=inside, other=0.0).to(tl.float32)
         total += tl.sum(tl.sum(x, 1), 0).to(tl.float64) - tl.sum(tl.sum(y, 1), 0).to(tl.float64)
         square += tl.sum(tl.sum(x * x, 1), 0).to(tl.float64) - tl.sum(tl.sum(y * y, 1), 0).to(tl.float64)

@@ -1,7 +1,10 @@
-"""The measured tables behind the fast kernels; written from `bench` and `bench_gpu` beside this."""
+"""The measured tables behind the fast kernels, written from `bench` and `bench_gpu` beside this; and one wish."""
 
 from __future__ import annotations
 
+import os
+
+from fisedit.errors import InputError
 from fisedit.plan import Reads
 
 CROP_WASTE = ((300, 0.0), (1500, 1.1), (1 << 62, 1.3))
@@ -16,6 +19,20 @@ measured to beat torch on CUDA. It is empty: nothing was measured on a GPU yet, 
 def prefers_triton(kernel: str, rows: int) -> bool:
     """Whether Triton's form of a kernel is the faster one on CUDA for so many rows."""
     return rows <= TRITON_ROWS.get(kernel, 0)
+
+
+def wants_coded() -> bool:
+    """Whether FISEDIT_CODED asks for recorded keys and values in a byte a number (see `reference.coded`).
+
+    Raises:
+        InputError: it says neither 0 nor 1.
+    """
+    said = os.environ.get("FISEDIT_CODED", "")
+    if said not in ("", "0", "1"):
+        raise InputError(
+            f"FISEDIT_CODED must be 0 or 1, got {said!r}; unset it for keys and values as they were recorded"
+        )
+    return said == "1"
 
 
 def prefers_crop(reads: Reads) -> bool:
