@@ -148,7 +148,7 @@ canvas.addEventListener("keydown", (event) => {
 });
 canvas.addEventListener("keyup", (event) => {
   if (event.key === " " && held === " ") up();
-  if (shown && MOVES[event.key]) find(".where").textContent = at.map((share) => `${Math.round(share * 100)} %`).join(", ");
+  if (shown && MOVES[event.key]) find(".where").textContent = `· at ${at.map((share) => `${Math.round(share * 100)} %`).join(", ")}`;
 });
 canvas.addEventListener("focus", () => ringed(canvas.matches(":focus-visible")));
 canvas.addEventListener("blur", () => ringed(false));

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect, sync_playwright
 
-from tests.app.conftest import CHROMIUM, FLAGS
+from tests.app.conftest import CHROMIUM, FLAGS, served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -33,41 +32,29 @@ def tell(page: Page, url: str) -> None:
         page.wait_for_timeout(500)
 
 
-def shoot(page: Page, name: str, *, whole: bool = False) -> None:
+def shoot(page: Page, name: str) -> None:
     page.wait_for_timeout(500)
-    page.evaluate("window.scrollTo(0, 0)")
-    page.screenshot(path=DOCS / f"app-{name}.png", full_page=whole)
+    page.evaluate("window.scrollTo({ top: 0, behavior: 'instant' })")
+    page.screenshot(path=DOCS / f"app-{name}.png", full_page=True)
 
 
 def main() -> None:
     """Serve the app on the demo model, and look at it."""
-    from app import server
-
-    address = server.listen(port=0)
-    with server.surroundings(offline=True) as uploads, sync_playwright() as driver:
-        from app import main as pages
-        from app.sessions import Studio
-
-        running = server.prepared(pages.build(studio := Studio()), address, uploads, pages.looks())
-        thread = Thread(target=running.run, args=([address.listener],))
-        thread.start()
-        expect.set_options(timeout=60_000)
+    expect.set_options(timeout=60_000)
+    with served() as site, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
         page = browser.new_context(viewport=DESK, color_scheme="light").new_page()
-        tell(page, address.url)
+        tell(page, site.url)
         shoot(page, "after")
         page.emulate_media(color_scheme="dark")
-        page.goto(f"{address.url}?__theme=dark")
+        page.goto(f"{site.url}?__theme=dark")
         expect(page.locator("#history [data-id]")).to_have_count(len(STORY))
         shoot(page, "dark")
         page.set_viewport_size(PHONE)
-        page.goto(f"{address.url}?__theme=light")
+        page.goto(f"{site.url}?__theme=light")
         expect(page.locator("#history [data-id]")).to_have_count(len(STORY))
-        shoot(page, "phone", whole=True)
+        shoot(page, "phone")
         browser.close()
-        running.should_exit = True
-        thread.join()
-        studio.close()
 
 
 if __name__ == "__main__":

@@ -160,7 +160,7 @@ def test_painting_by_keys(browser):
 
     press(page, "Shift+ArrowLeft", 5)
     press(page, "Shift+ArrowUp", 5)
-    expect(page.locator("#stage .where")).to_have_text("19 %, 19 %")
+    expect(page.locator("#stage .where")).to_have_text("· at 19 %, 19 %")
     page.keyboard.down(" ")
     press(page, "ArrowRight", 12)
     page.keyboard.up(" ")
