@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
     from fisedit.history import EditResult
+    from fisedit.plan import SparsePlan
     from fisedit.values import BoolGrid
 
 Row = dict[str, Any]
@@ -173,14 +174,12 @@ class Bench:
             expected, _ = self.engine.executor.replay(latents, time, self.text, {}, features, plan)
         for backend in BACKENDS:
             with ops.use(backend):
-                edit = GraphExecutor(self.engine.executor).begin([plan], {self.middle: features}, self.text)
-
-                step = partial(edit.step, self.middle, latents, time)
-                got = step()[:, : plan.rows[0]].float()
-                row[f"{backend}_error"] = float((got - expected).norm() / expected.float().norm())
-                row[f"{backend}_step_seconds"] = self.timed(step)
-                row[f"{backend}_kernels"] = self.kernels(step)
+                measured = self._step(plan, latents, expected)
+            row |= {f"{backend}_{name}": value for name, value in measured.items()}
         row["backend"] = best = min(BACKENDS, key=lambda name: float(row[f"{name}_step_seconds"]))
+        with ops.use(best):
+            measured = self._step(plan, latents, expected, coded=True)
+        row |= {f"coded_{name}": value for name, value in measured.items()}
         for steps in WHOLE_STEPS:
             row |= self.whole(grid, steps, best)
         for name in ("eager", "compiled"):
@@ -189,6 +188,19 @@ class Bench:
                 for whole in (f"whole_{steps}" for steps in WHOLE_STEPS):
                     row[f"{whole}_ratio_to_{name}"] = dense[f"{name}_{whole}_seconds"] / row[f"{whole}_seconds"]
         return row
+
+    def _step(self, plan: SparsePlan, latents: Tensor, expected: Tensor, *, coded: bool = False) -> Row:
+        """One step, its keys and values perhaps in a byte a number; the error is relative to the engine's own."""
+        features, executor = {self.middle: self.source.features[self.middle]}, self.engine.executor
+        edit = GraphExecutor(executor, coded=coded).begin([plan], features, self.text)
+        step = partial(edit.step, self.middle, latents, self.times[self.middle])
+        got = step()[:, : plan.rows[0]].float()
+        return {
+            "error": float((got - expected).norm() / expected.float().norm()),
+            "step_seconds": self.timed(step),
+            "kernels": self.kernels(step),
+            "feature_bytes": edit.feed.bytes,
+        }
 
     def whole(self, grid: BoolGrid, steps: int, backend: str) -> Row:
         """Whole edits through the public face, of a mask that comes for the first time and again."""

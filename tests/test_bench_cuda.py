@@ -42,6 +42,8 @@ def test_a_row_of_the_table(bench, monkeypatch):
     row = bench.row(grids(16, 16)["square"], dense)
     assert row["area"] == 16 / 256
     assert row["reference_error"] < 1e-5 and row["fast_error"] < 1e-5
+    assert row["reference_error"] < row["coded_error"] < 1e-3
+    assert 0 < row["coded_feature_bytes"] < row["fast_feature_bytes"] == row["reference_feature_bytes"]
     assert row["backend"] in {"reference", "fast"}
     step = row[f"{row['backend']}_step_seconds"]
     assert row["step_ratio_to_eager"] == dense["eager_step_seconds"] / step
