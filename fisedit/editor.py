@@ -86,9 +86,10 @@ class Editor:
         model: its name, for saved sessions.
         max_recorded_bytes: recorded features kept before the least recently used are dropped (they are rebuilt when
             needed); None for half of the memory of the GPU, or of the machine without one.
-        graphs: replay sparse steps from captured graphs of fused kernels; None for on CUDA devices. Elsewhere a
-            stand-in runs in their place, which shows that they are right and saves no time. A UNet or an edit that
-            they cannot do runs layer by layer, and `stats.uncaptured` says why.
+        graphs: replay sparse steps from captured graphs of fused kernels; None for what the environment's
+            FISEDIT_GRAPHS says, 0 or 1, or else on CUDA devices. Elsewhere a stand-in runs in their place, which shows
+            that they are right and saves no time. A UNet or an edit that they cannot do runs layer by layer, and
+            `stats.uncaptured` says why.
 
     Raises:
         UnsupportedModuleError: the UNet has a layer without an exact sparse counterpart.

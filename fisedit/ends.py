@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from fisedit.adapters.base import TURN, injected
@@ -22,7 +23,6 @@ from fisedit.decode import DecoderRecord, SparseDecode, coarse_plan, decode_boxe
 from fisedit.graph import decoder_sites
 
 if TYPE_CHECKING:
-    import torch
     from diffusers import AutoencoderKL
     from PIL.Image import Image
 
@@ -56,6 +56,7 @@ class Ends:
             return nullcontext()
         return injected([(encoder, partial(self._read, encoder, state_of(encoder)))])
 
+    @torch.inference_mode()
     def _read(self, encoder: nn.Module, state: object, input_ids: Tensor, *args: Any, **options: Any) -> Any:
         if args or any(value is not None for value in options.values()):
             return type(encoder).forward(encoder, input_ids, *args, **options)
@@ -89,6 +90,7 @@ class _Reader:
 
         self._captured = capture(read, tokens.device)
 
+    @torch.inference_mode()
     def read(self, tokens: Tensor) -> tuple[Tensor]:
         """The last hidden state [B, T, D], in memory of its own, where the encoder has its outputs."""
         self._tokens.copy_(tokens)
@@ -109,6 +111,7 @@ class _Decoder:
         self._boxes: list[tuple[Box, Box]] = []
         self._captured: Captured = capture(self._run, vae.device)
 
+    @torch.inference_mode()
     def decode(self, latents: Tensor, record: DecoderRecord, source: Image) -> tuple[Image, DecoderRecord]:
         """See `decode.decode_boxes`."""
         self._latents.copy_(latents)

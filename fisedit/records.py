@@ -25,7 +25,7 @@ HALOS = {Role.NORM_HALO: "same", Role.DOWN: "down", Role.UP: "up"}
 
 
 class Records:
-    """Steps, packed on first use and kept as long as the step itself is.
+    """Steps, packed on first use; recorded ones are kept so as long as the step itself is.
 
     Args:
         sites: the UNet's. All maps are cut into pieces of `piece` channels, which divides every map's.
@@ -44,14 +44,21 @@ class Records:
 
         Where these are coded, their scales are after every one.
         """
-        if step not in self._packed:
-            totals = torch.cat([step.totals[site.name].flatten() for site in self._sites if site.role in NORMS])
-            flat = torch.cat([_whole(step, site).view(-1, self.piece) for site in self._sites])
-            numbers = [part for site in self._tokens if self._heads for part in self._code(step, site)]
-            self._packed[step] = totals, flat, numbers
-        totals, flat, numbers = self._packed[step]
+        totals, flat, numbers = self._packed.get(step) or self._pack(step)
         tokens = numbers or [_whole(step, site) for site in self._tokens]
         return [totals, flat.index_select(0, index).flatten(), *tokens]
+
+    def _pack(self, step: StepFeatures) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """A step side by side. What was recorded is kept so, and its maps are views of it from then on; an edit's step
+        is packed anew for every edit over it, as it would hold all that its source holds."""
+        totals = torch.cat([step.totals[site.name].flatten() for site in self._sites if site.role in NORMS])
+        flat = torch.cat([_whole(step, site).view(-1, self.piece) for site in self._sites])
+        numbers = [part for site in self._tokens if self._heads for part in self._code(step, site)]
+        if isinstance(step, StepMaps):
+            self._packed[step], maps = (totals, flat, numbers), [step.maps[site.name] for site in self._sites]
+            parts = flat.split([old.numel() // self.piece for old in maps])
+            step.maps |= {s.name: part.view(old.shape) for s, part, old in zip(self._sites, parts, maps, strict=True)}
+        return totals, flat, numbers
 
     def _code(self, step: StepFeatures, site: Site) -> tuple[Tensor, Tensor]:
         return coded(_whole(step, site), self._heads[site.name])

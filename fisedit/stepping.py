@@ -6,6 +6,7 @@ a UNet with a LoRA) runs layer by layer, and the reason is told. Knows steps and
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from fisedit.cache import StepFeatures, StepOverlay, scatter
 from fisedit.capture import state_of
 from fisedit.captured import GraphEdit, GraphExecutor
 from fisedit.ends import Ends
-from fisedit.errors import UnsupportedModuleError
+from fisedit.errors import InputError, UnsupportedModuleError
 from fisedit.executor import Executor
 from fisedit.plan import SparsePlan
 from fisedit.sparse_kernels import ops
@@ -143,12 +144,15 @@ class Graphs:
     """The captured graphs of one pipeline: made when an edit first wants them, and anew when the UNet was changed.
 
     Args:
-        wanted: whether edits use them; None for on CUDA devices. On others a stand-in runs in their place, which saves
-            nothing, and shows that they are right.
+        wanted: whether edits use them; None for what FISEDIT_GRAPHS says (0 or 1), or else on CUDA devices. On others
+            a stand-in runs in their place, which saves nothing, and shows that they are right.
+
+    Raises:
+        InputError: FISEDIT_GRAPHS says something else.
     """
 
     def __init__(self, wanted: bool | None = None) -> None:
-        self.wanted = wanted
+        self.wanted = _wanted() if wanted is None else wanted
         self.ends = Ends(self.on)
         self._made: tuple[object, GraphExecutor | str] = None, ""
 
@@ -180,6 +184,13 @@ class Graphs:
         if free:
             ways |= dict.fromkeys(free, Captured(graphs, work, free))
         return ways, f"the first {kept} steps keep the source's structure, layer by layer" if kept else ""
+
+
+def _wanted() -> bool | None:
+    said = os.environ.get("FISEDIT_GRAPHS", "")
+    if said not in ("", "0", "1"):
+        raise InputError(f"FISEDIT_GRAPHS must be 0 or 1, got {said!r}; unset it for graphs on CUDA devices alone")
+    return said == "1" if said else None
 
 
 def _made(executor: Executor) -> GraphExecutor | str:

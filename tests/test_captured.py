@@ -271,6 +271,19 @@ def test_an_edit_that_is_over_holds_no_features(pipelines):
     assert gone() is None
 
 
+def test_packing_takes_no_more_memory(pipelines):
+    """A recorded step's maps lie in its packed form; an edit's step is not kept packed."""
+    case = Case(pipelines["sd15"].unet, [grids(16, 16)["blobs"]])
+    maps, before = {name: t.clone() for name, t in case.maps.maps.items()}, case.maps.own_bytes
+    graphs = GraphExecutor(case.executor)
+    edit = case.begin(graphs)
+    assert case.maps.own_bytes <= before and all(torch.equal(case.maps.maps[name], t) for name, t in maps.items())
+    case.check(edit.step(0, case.batch(), TIME))
+    (overlay,) = edit.overlays(0)
+    case.begin(graphs, overlay)
+    assert list(graphs.records._packed) == [case.maps]
+
+
 def test_text_that_is_known_is_projected_once(pipelines):
     case = Case(pipelines["sd15"].unet, [grids(16, 16)["blobs"]])
     graphs, known, text = GraphExecutor(case.executor), {}, case.texts.transpose(0, 1).flatten(0, 1)

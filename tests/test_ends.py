@@ -112,6 +112,14 @@ def test_text_is_encoded_by_one_graph_bit_for_bit(pipelines, prompt):
     assert editors[0]._engine.graphs.ends.texts.made == 0
 
 
+def test_text_may_be_encoded_outside_inference_mode(pipelines):
+    editor = Editor(pipelines["sd15"], graphs=True)
+    recipe = editor.generate(CAT, **QUICK).recipe
+    with torch.inference_mode(mode=False):
+        encoded = [editor._engine.encode(_with(recipe, prompt)) for prompt in (DOG, BIRD, DOG)]
+    assert torch.equal(encoded[0], encoded[2]) and not torch.equal(encoded[0], encoded[1])
+
+
 def _with(recipe, prompt):
     from dataclasses import replace
 

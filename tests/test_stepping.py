@@ -12,13 +12,16 @@ import torch
 from PIL import Image
 
 from fisedit import Cancelled, Editor, leaks
+from fisedit.adapters.files import save_adapter
 from fisedit.devices import memory_bytes
 from fisedit.errors import InputError, MaskError, NumericsError
 from fisedit.graph import Role
 from fisedit.values import EditMask, MaskSource
+from tests.adapters import lively
 from tests.edits import BIRD, CAT, DOG, latents, pixels_outside
 from tests.grids import grids
 from tests.pipelines import SCHEDULERS, build_pipeline
+from tests.test_adapters_derivatives import Lora
 
 SQUARE, BLOBS, CORNER = (grids(16, 16)[name] for name in ("square", "blobs", "corner"))
 STEPS = 6
@@ -281,6 +284,21 @@ def test_what_has_no_fused_form_runs_layer_by_layer_and_says_why(change):
     assert expected.stats.uncaptured == ""
 
 
+def test_a_new_mask_of_the_bucket_makes_no_new_capture(pipelines):
+    """Neither does another prompt, nor an edit of an edit."""
+    editor = Editor(pipelines["sd15"], graphs=True)
+    source = editor.generate(CAT, **QUICK)
+    editor.edit(DOG, mask=SQUARE, growth=1)
+    graphs = editor._engine.graphs.of(editor._engine.executor).graphs
+    made, slots = graphs.made, [id(slot.buffers) for slot in graphs._kept.values()]
+    for shift in ((1, 0), (2, 3), (-2, 1)):
+        editor.checkout(source.id)
+        editor.edit(BIRD, mask=np.roll(SQUARE, shift, (0, 1)), growth=1)
+        editor.edit(DOG, mask=SQUARE, growth=1)
+    assert graphs.made == made == 1
+    assert [id(slot.buffers) for slot in graphs._kept.values()] == slots
+
+
 def test_a_unet_that_was_changed_gets_graphs_of_its_own():
     """Packed weights are copies: what is written later must be seen."""
     pipe = build_pipeline("sd15")
@@ -301,6 +319,43 @@ def test_a_unet_that_was_changed_gets_graphs_of_its_own():
     script(graphs)
     check_alike((layers, graphs))
     assert captured(graphs) == [0, STEPS, STEPS]
+
+
+def test_a_reference_adapter_runs_layer_by_layer(tmp_path):
+    pipe = build_pipeline("demo")
+    save_adapter(lively(pipe.unet, "v3"), tmp_path / "adapter")
+
+    def script(editor):
+        editor.load_adapter(tmp_path / "adapter", 0.5)
+        editor.generate(CAT, **QUICK)
+        look = Image.fromarray(np.random.default_rng(1).integers(0, 256, (128, 128, 3), np.uint8))
+        editor.edit(DOG, mask=SQUARE, growth=1, reference=look)
+        editor.undo()
+        return editor.edit(DOG, mask=SQUARE, growth=1)
+
+    editors, _ = both(pipe, script)
+    check_alike(editors)
+    assert captured(editors[1]) == [0, 0, STEPS]
+    assert editors[1].history[1].stats.uncaptured == "a reference adapter is at work; run it layer by layer"
+
+
+def test_a_lora_runs_layer_by_layer_until_it_is_taken_out(tmp_path):
+    pytest.importorskip("peft", reason="the package peft is not installed")
+    pipe = build_pipeline("demo")
+    file = Lora(pipe).kohya(tmp_path / "style.safetensors")
+
+    def script(editor):
+        name = editor.load_lora(file, 0.5)
+        editor.generate(CAT, **QUICK)
+        editor.edit(DOG, mask=SQUARE, growth=1)
+        editor.unload_lora(name)
+        editor.generate(CAT, **QUICK)
+        editor.edit(DOG, mask=SQUARE, growth=1)
+
+    editors, _ = both(pipe, script)
+    check_alike(editors)
+    assert captured(editors[1]) == [0, 0, 0, STEPS]
+    assert "has a LoRA around it" in editors[1].history[1].stats.uncaptured
 
 
 def test_editors_beside_one_another_share_graphs_and_take_turns_in_threads(pipelines):
@@ -347,6 +402,18 @@ def test_on_a_cpu_nobody_asked_for_graphs(pipelines):
     editor.generate(CAT, **QUICK)
     stats = editor.edit(DOG, mask=SQUARE).stats
     assert (stats.unet_evaluations_captured, stats.uncaptured) == (0, "")
+
+
+def test_the_environment_says_whether(pipelines, monkeypatch):
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    for said, expected in (("", (False, True)), ("0", (False, False)), ("1", (True, True))):
+        monkeypatch.setenv("FISEDIT_GRAPHS", said)
+        graphs = Editor(pipelines["shallow"])._engine.graphs
+        assert (graphs.on(cpu), graphs.on(cuda)) == expected
+        assert not Editor(pipelines["shallow"], graphs=False)._engine.graphs.on(cuda)
+    monkeypatch.setenv("FISEDIT_GRAPHS", "yes")
+    with pytest.raises(InputError, match="FISEDIT_GRAPHS must be 0 or 1, got 'yes'"):
+        Editor(pipelines["shallow"])
 
 
 def test_features_may_take_half_of_where_they_lie(pipelines, monkeypatch):
