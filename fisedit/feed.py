@@ -35,11 +35,12 @@ class Feed:
         self.bytes = sum(t.nbytes for tensors in steps.values() for t in tensors)
         self.resident = budget is None or self.bytes <= budget
         self._steps = {i: [self._kept(t) for t in tensors] for i, tensors in steps.items()}
-        self._where = {i: self._lying(tensors) for i, tensors in self._steps.items()} if self.resident else {}
         self._staged: int | None = None
-        if not self.resident:
+        if self.resident:
+            self._where = dict(zip(self._steps, self._lying(list(self._steps.values())), strict=True))
+        else:
             stages = [self._stage() for _ in range(1 if addresses is None else 2)]  # one is read while one is filled
-            self._stages = cycle([(stage, self._lying(stage)) for stage in stages])
+            self._stages = cycle(zip(stages, self._lying(stages), strict=True))
             self._lane = _Lane(self._device)
 
     def load(self, i: int, following: int | None = None) -> None:
@@ -79,13 +80,13 @@ class Feed:
         """Room for a step on the device."""
         return [torch.empty(t.shape, dtype=t.dtype, device=self._device) for t in next(iter(self._steps.values()))]
 
-    def _lying(self, tensors: list[Tensor]) -> Tensor | None:
-        """Where the tensors without a target lie."""
+    def _lying(self, sets: Sequence[list[Tensor]]) -> Sequence[Tensor | None]:
+        """Where each set's tensors without a target lie."""
         if self._addresses is None:
-            return None
-        where = [t.data_ptr() for t in tensors[len(self._targets) :]]
-        assert not any(address % 16 for address in where), "kernels read sixteen bytes at a time"
-        return torch.tensor(where, device=self._device)
+            return [None] * len(sets)
+        where = [[t.data_ptr() for t in tensors[len(self._targets) :]] for tensors in sets]
+        assert not any(address % 16 for addresses in where for address in addresses), "sixteen bytes are read at a time"
+        return torch.tensor(where, device=self._device).unbind()
 
     def _kept(self, tensor: Tensor) -> Tensor:
         if self.resident:

@@ -382,6 +382,15 @@ def test_streams_and_graphs_have_counters_of_their_own(monkeypatch):
 
 @pytest.mark.usefixtures("shared_sums")
 @each_dtype
+@pytest.mark.parametrize(("coded", "lying"), [(False, False), (True, True)])
+@each_mask
+def test_programs_that_share_the_keys(dtype, size, name, coded, lying):
+    """Some of them find no key at all: every position is fresh, or no row is."""
+    attend(Edits([grids(*size)[name], grids(*size)["one_cell"]], dtype), "triton", 2, 12, coded=coded, lying=lying)
+
+
+@pytest.mark.usefixtures("shared_sums")
+@each_dtype
 @pytest.mark.parametrize("norm", ["none", "group", "layer"])
 def test_linear_layers_that_share_a_sum(dtype, norm):
     linear("triton", dtype, norm, 3, 70, 200, 33)
@@ -399,6 +408,12 @@ def test_two_runs_give_the_same_bits(shared, request):
             ops.norm_conv3x3(edits.rows(mixed, 0), edits.halo(mixed, 0), tables.same, weight, None) for _ in range(2)
         )
     assert torch.equal(first, second)
+    place, full = tables.place, edits.random(2, 256, 48)
+    with ops.use("triton"):
+        rows = edits.rows(mixed, 0)
+        first, second = (ops.attention(rows, rows, rows, full, full, place, 4) for _ in range(2))
+    count = edits.levels[0].rows
+    assert torch.equal(first[:, :count], second[:, :count])
 
 
 @each_dtype

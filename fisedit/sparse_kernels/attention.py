@@ -1,7 +1,8 @@
 """Attention of active queries in Triton: recorded keys and values where nothing is fresh, then the fresh ones.
 
 Softmax does not care about order, so nothing is scattered or copied, and edits of one source share its record. One
-pass with a running maximum, as FlashAttention (arXiv 2205.14135). Needs triton; see `reference` for what it computes.
+pass with a running maximum, as FlashAttention (arXiv 2205.14135); where there are few queries, programs share the keys,
+and the last one puts their parts together (see `parts`). Needs triton; see `reference` for what it computes.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from fisedit.buckets import Place
-from fisedit.sparse_kernels.launch import power_of_two
+from fisedit.sparse_kernels.launch import cdiv, counters, power_of_two, share
 from fisedit.sparse_kernels.linear import layer_norm, layer_stats
+from fisedit.sparse_kernels.parts import last_to_arrive
 from fisedit.sparse_kernels.reference import LayerNorm, Lying, Recorded
 
 LOG2E = 1.4426950408889634
@@ -37,7 +39,13 @@ def attention(
     known = [_pointer(t) for t in (recorded_key, recorded_value, *(scales or (out, out)))]
     width = channels // heads
     block = keys = _block(width, query.dtype)
-    _attend[triton.cdiv(count, block), items * heads](
+    tiles = cdiv(count, block) * items * heads
+    programs, _ = share(tiles, cdiv(size, keys) + cdiv(count, keys))
+    parts = sums = out
+    if programs > 1:
+        parts = torch.empty(programs, items, count, channels, device=out.device)
+        sums = torch.empty(programs, items, heads, 2, count, device=out.device)
+    _attend[triton.cdiv(count, block), items * heads, programs](
         query,
         key,
         value,
@@ -45,6 +53,9 @@ def attention(
         place.taken,
         place.valid,
         out,
+        parts,
+        sums,
+        counters(tiles if programs > 1 else 0, out.device),
         count,
         size,
         channels,
@@ -56,6 +67,7 @@ def attention(
         WIDTH=width,
         CODED=scales is not None,
         LYING=isinstance(recorded_key, Lying),
+        PARTS=programs > 1,
         BM=block,
         BN=keys,
         BD=power_of_two(width),
@@ -141,11 +153,12 @@ def _there(address, kind: tl.constexpr):
 
 @triton.jit
 def _attend(
-    query, key, value, recorded_key, recorded_value, key_scales, value_scales, taken, valid, out,
+    query, key, value, recorded_key, recorded_value, key_scales, value_scales, taken, valid, out, parts, sums, counters,
     R, size, C, heads, each, item_stride, row_stride, scale,
-    WIDTH: tl.constexpr, CODED: tl.constexpr, LYING: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
+    WIDTH: tl.constexpr, CODED: tl.constexpr, LYING: tl.constexpr, PARTS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """[BM] queries of one head of one item."""
+    """[BM] queries of one head of one item, over all keys or some."""
     item = (tl.program_id(1) // heads).to(tl.int64)
     head = tl.program_id(1) % heads * WIDTH
     r = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -164,7 +177,10 @@ def _attend(
             value_scales = _there(value_scales, out.dtype.element_ty)
     record = item // each * size * C + head
     worth = item // each * size * heads + head // WIDTH
-    for start in range(0, size, BN):
+    programs = tl.num_programs(2)
+    many = tl.cdiv(tl.cdiv(size, BN), programs) * BN
+    begin = tl.program_id(2) * many
+    for start in range(begin, tl.minimum(begin + many, size), BN):
         j = start + tl.arange(0, BN)
         there = tl.load(taken + item * size + j, mask=j < size, other=1).to(tl.int32)
         wanted = there == 0
@@ -174,14 +190,47 @@ def _attend(
         )  # fmt: skip
     fresh = item * item_stride + head
     live = tl.load(valid + item)
-    for start in range(0, live, BN):
+    few = tl.cdiv(tl.cdiv(R, BN), programs) * BN
+    begin = tl.program_id(2) * few
+    for start in range(begin, tl.minimum(begin + few, live), BN):
         j = start + tl.arange(0, BN)
         acc, total, peak = _take(
             acc, total, peak, q, key + fresh, value + fresh, key, value, row_stride, heads, j, d, j < live, scale,
             WIDTH, False,
         )  # fmt: skip
-    there = out + (item * R + r[:, None]) * C + head + d[None, :]
-    tl.store(there, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
+    there = (item * R + r[:, None]) * C + head + d[None, :]
+    last = True
+    if PARTS:
+        items_heads = tl.num_programs(1)
+        row = tl.program_id(1) * 2 * R + r  # of peaks; totals are R further on
+        tl.store(parts + tl.program_id(2) * (items_heads * R * WIDTH) + there, acc, mask=inside)
+        tl.store(sums + tl.program_id(2) * (items_heads * 2 * R) + row, peak, mask=r < R)
+        tl.store(sums + tl.program_id(2) * (items_heads * 2 * R) + row + R, total, mask=r < R)
+        last = last_to_arrive(counters + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), programs)
+        if last:
+            acc = tl.zeros((BM, BD), tl.float32)
+            total = tl.zeros((BM,), tl.float32)
+            peak = tl.full((BM,), float("-inf"), tl.float32)
+            for part in range(programs):
+                acc, total, peak = _put_together(
+                    acc, total, peak, parts + part * (items_heads * R * WIDTH) + there,
+                    sums + part * (items_heads * 2 * R) + row, R, inside, r < R,
+                )  # fmt: skip
+    if last:
+        tl.store(out + there, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _put_together(acc, total, peak, part, sums, R, inside, live):
+    """One part of the keys into what the parts before it gave."""
+    peak_there = tl.load(sums, mask=live, other=float("-inf"), cache_modifier=".cg")
+    total_there = tl.load(sums + R, mask=live, other=0.0, cache_modifier=".cg")
+    acc_there = tl.load(part, mask=inside, other=0.0, cache_modifier=".cg")
+    higher = tl.maximum(peak, peak_there)
+    safe = tl.where(higher == float("-inf"), 0.0, higher)  # no key yet
+    fade = tl.exp2(peak - safe)
+    grow = tl.exp2(peak_there - safe)
+    return acc * fade[:, None] + acc_there * grow[:, None], total * fade + total_there * grow, higher
 
 
 @triton.jit
