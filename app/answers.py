@@ -123,15 +123,16 @@ class Answers:
         self, request: gr.Request, prompt: str, reference: bytes | None, scale: float, paint: str, *wish: Any
     ) -> Updates:
         """Where an edit would paint, and what it would cost."""
-        page = self.page
+        page, session = self.page, None
         try:
             session = self.studio.session(_caller(request))
             if not len(session.editor.history) or not prompt.strip():
                 return {page.facts: ""}
             region, look = _region(session, paint, *wish), _look(reference, scale)
             seen = handlers.preview(self.studio, session, prompt, region, look)
-        except Busy:
-            return {page.facts: gr.skip()}
+        except Busy as error:
+            own = session is not None and not session.idle
+            return {page.facts: gr.skip() if own else views.said(str(error))}
         except FisEditError as error:
             return {page.facts: views.said(str(error), "error"), page.stage: gr.update(region="")}
         pieces = [ALL_PIECES] + [(f"{n + 1}. from the left", str(n)) for n in range(seen.preview.pieces)]

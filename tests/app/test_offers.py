@@ -54,6 +54,18 @@ def test_a_lora_is_chosen(browser, site):
     expect(page.locator("#truth")).not_to_contain_text("ink")
 
 
+def test_others_paint_with_another_lora(browser, site):
+    """Who is at work with it is not disturbed; the region comes once they are done."""
+    page = browser().open()
+    make(page)
+    expect(nodes(page)).to_have_count(1)
+    with site.studio.wardrobe.worn(site.studio.wardrobe.chosen("ink", 1.0)):
+        page.locator("#prompt textarea").fill(DOG)
+        expect(page.locator("#facts")).to_contain_text("somebody paints with other LoRAs")
+    run(page, DOG, 2)
+    expect(page.locator("#truth")).not_to_contain_text("ink")
+
+
 def test_a_look_is_taken(browser, folder):
     RED.save(folder / "red.png")
     page = browser().open()

@@ -66,6 +66,7 @@ def test_refusals_are_one_line_before_anything_is_loaded(process):
         process("app", "--port", other.getsockname()[1]).refused("input", "cannot be had", "--port")
     process("app", "--host", "0.0.0.0").refused("input", "give --token")
     process("app", "--port", "0", "--model", "nowhere").refused("model", "nowhere")
+    process("app", "--port", "0", "--lora", "nowhere.safetensors").refused("adapter", "nowhere.safetensors")
 
 
 def test_a_whole_life(tmp_path):
