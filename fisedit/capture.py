@@ -7,6 +7,7 @@ the caller writes the one, after it reads the other. Knows nothing about what is
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -16,6 +17,9 @@ from fisedit.graph import loras
 
 T = TypeVar("T")
 Outputs = dict[str, Tensor]
+
+PACKED = "packed "
+"""What names of packed tensors begin with."""
 
 WARM_UP = 3
 """Runs before a capture: kernels are compiled and libraries make their workspaces."""
@@ -97,14 +101,47 @@ class Once(Generic[T]):
         return key in self._kept
 
 
-def snapshot(outputs: Outputs) -> Outputs:
-    """Copies in memory of their own. Tensors that share memory go on sharing it, and few kernels move it all."""
-    wholes = {_memory(t): _whole(t) for t in outputs.values()}
-    copies = {key: torch.empty_like(whole) for key, whole in wholes.items()}
-    for dtype in {whole.dtype for whole in wholes.values()}:
-        keys = [key for key, whole in wholes.items() if whole.dtype is dtype]
-        torch._foreach_copy_([copies[key] for key in keys], [wholes[key] for key in keys])
-    return {name: copies[_memory(t)].as_strided(t.shape, t.stride(), t.storage_offset()) for name, t in outputs.items()}
+@dataclass(frozen=True)
+class Lying:
+    """Where a tensor is within a packed one: as `Tensor.as_strided` takes it."""
+
+    flat: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    start: int
+
+    def of(self, flats: Outputs) -> Tensor:
+        """The tensor."""
+        return flats[self.flat].as_strided(self.shape, self.stride, self.start)
+
+    def some(self, first: int, step: int, rows: int) -> Lying:
+        """Of [B, R, ...] every `step`th item from `first` on, and so many rows."""
+        count = len(range(first, self.shape[0], step))
+        stride = self.stride[0] * step, *self.stride[1:]
+        return Lying(self.flat, (count, rows, *self.shape[2:]), stride, self.start + first * self.stride[0])
+
+
+def packed(tensors: Outputs) -> tuple[Outputs, dict[str, Lying]]:
+    """Copies side by side, one tensor for each type, and where each is found there. Few kernels move it all; tensors
+    that share memory go on sharing it."""
+    wholes = {_memory(tensor): _whole(tensor) for tensor in tensors.values()}
+    parts: dict[str, list[Tensor]] = {}
+    starts: dict[int, tuple[str, int]] = {}
+    for key, whole in wholes.items():
+        beside = parts.setdefault(f"{PACKED}{whole.dtype}", [])
+        starts[key] = f"{PACKED}{whole.dtype}", sum(part.numel() for part in beside)
+        beside.append(whole)
+    found = {}
+    for name, tensor in tensors.items():
+        flat, start = starts[_memory(tensor)]
+        found[name] = Lying(flat, tuple(tensor.shape), tensor.stride(), start + tensor.storage_offset())
+    return {flat: torch.cat(beside) for flat, beside in parts.items()}, found
+
+
+def snapshot(tensors: Outputs) -> Outputs:
+    """`packed` copies under their own names."""
+    flats, found = packed(tensors)
+    return {name: lying.of(flats) for name, lying in found.items()}
 
 
 def state_of(module: nn.Module) -> object:

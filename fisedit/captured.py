@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from fisedit.attention import text_keys
 from fisedit.buckets import Place, bucket_of
 from fisedit.cache import StepFeatures, StepOverlay
-from fisedit.capture import Captured, Once, Outputs, capture, snapshot
+from fisedit.capture import PACKED, Captured, Lying, Once, Outputs, capture, packed
 from fisedit.executor import Executor
 from fisedit.feed import Feed
 from fisedit.fused import SKIPPED, Buffers, Fused
@@ -32,10 +33,12 @@ KEPT = 24
 
 @dataclass(eq=False)
 class Slot:
-    """A captured graph, its buffers, and the mark of the edit whose tables lie in them."""
+    """A captured graph, its buffers, where it puts what an overlay wants, and the mark of the edit whose tables lie in
+    the buffers."""
 
     buffers: Buffers
     captured: Captured
+    found: dict[str, Lying]
     owner: object = None
 
 
@@ -84,17 +87,22 @@ class GraphExecutor:
 
         def make() -> Slot:
             buffers = self.fused.buffers(bucket, grids, len(plans), branches, tokens)
-            return Slot(buffers, capture(lambda: self._outputs(buffers), device))
+            found: dict[str, Lying] = {}
+            return Slot(buffers, capture(lambda: self._outputs(buffers, found), device), found)
 
         slot = self.graphs.get((bucket, grids, len(plans), branches, tokens), make)
         known = {} if known is None else known
         text_keys(self.executor.sites, text, known)
         return GraphEdit(self.executor, self.records, slot, plans, steps, known, branches, budget)
 
-    def _outputs(self, buffers: Buffers) -> Outputs:
+    def _outputs(self, buffers: Buffers, found: dict[str, Lying]) -> Outputs:
+        """The prediction; rows and totals, packed so that one copy takes all; both halves of what is read in two."""
         out, fresh, totals = self.fused(buffers)
-        named = {PREDICTION: out, **{f"rows {name}": rows for name, rows in fresh.items()}}
-        return named | {f"totals {name}": sums for name, sums in totals.items()}
+        rows = {f"rows {name}": tensor for name, tensor in fresh.items()}
+        halves = {name: rows.pop(name) for name in tuple(rows) if name.endswith(SKIPPED) or f"{name}{SKIPPED}" in rows}
+        flats, places = packed(rows | {f"totals {name}": sums for name, sums in totals.items()})
+        found.update(places)
+        return {PREDICTION: out} | halves | flats
 
 
 class GraphEdit:
@@ -146,25 +154,41 @@ class GraphEdit:
         """What the last step, which was the i-th, changed of its source, for each edit; in memory of their own, which
         those of a batch share."""
         source, outputs, each = self._steps[i], self._slot.captured.outputs, len(self._plans)
-        maps: Outputs = {}
-        totals: Outputs = {}
-        for site in self._executor.sites:
-            parts = (f"rows {site.name}", f"rows {site.name}{SKIPPED}")
-            rows = [outputs[part] for part in parts if part in outputs]
-            if len(rows) == 2:
-                maps[site.name] = torch.cat(rows, 2)
-            elif rows and site.name in source:
-                maps[site.name] = rows[0][-each:] if site.role is Role.QUERY else rows[0]
-            if (sums := outputs.get(f"totals {site.name}")) is not None:
-                totals[site.name] = sums
-        maps, totals = snapshot(maps), snapshot(totals)
+        flats = {name: tensor.clone() for name, tensor in outputs.items() if name.startswith(PACKED)}
+        whole = {
+            site: torch.cat([outputs[f"rows {site}"], outputs[f"rows {site}{SKIPPED}"]], 2) for site in self._in_halves
+        }
         made = [StepOverlay(source, plan, share=each) for plan in self._plans]
-        for e, overlay in enumerate(made):
-            for site in self._executor.sites:
-                if site.name in maps:
-                    overlay.maps[site.name] = maps[site.name][e::each, : overlay.plan.levels[site.level].rows]
-            overlay.totals |= {name: sums[e::each] for name, sums in totals.items()}
+        for e, (overlay, found) in enumerate(zip(made, self._found, strict=True)):
+            for kind, site, lying in found:
+                if kind == "totals":
+                    overlay.totals[site] = lying.of(flats)
+                elif site in source:
+                    overlay.maps[site] = lying.of(flats)
+            for site, rows in whole.items():
+                overlay.maps[site] = rows[e::each, : overlay.plan.levels[self._levels[site]].rows]
         return made
+
+    @cached_property
+    def _levels(self) -> dict[str, int]:
+        return {site.name: site.level for site in self._executor.sites}
+
+    @cached_property
+    def _in_halves(self) -> list[str]:
+        return [site for site in self._levels if f"rows {site}{SKIPPED}" in self._slot.captured.outputs]
+
+    @cached_property
+    def _found(self) -> list[list[tuple[str, str, Lying]]]:
+        """For every edit what its overlays hold, and where: of queries the last branch's alone."""
+        each, queries = len(self._plans), {site.name for site in self._executor.sites if site.role is Role.QUERY}
+        found: list[list[tuple[str, str, Lying]]] = [[] for _ in self._plans]
+        for name, lying in self._slot.found.items():
+            kind, _, site = name.partition(" ")
+            for e, plan in enumerate(self._plans):
+                first = lying.shape[0] - each + e if site in queries else e
+                rows = lying.shape[1] if kind == "totals" else plan.levels[self._levels[site]].rows
+                found[e].append((kind, site, lying.some(first, each, rows)))
+        return found
 
     def _enter(self) -> None:
         """Write tables and text into buffers that another edit wrote last."""

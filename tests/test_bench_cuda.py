@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -55,6 +56,34 @@ def test_a_row_of_the_table(bench, monkeypatch):
     shown = bench_cuda._summary({"mask": "square", **row})
     assert shown["step"] == f"{step * 1000:.2f} ms"
     assert {"step over eager", "whole 3 over eager", "whole 4 over eager", "error"} <= shown.keys()
+
+
+def test_a_report_from_end_to_end(monkeypatch):
+    """All that a GPU would run but its kernels, its clock and its name; ready for JSON, and for the plot."""
+    monkeypatch.setattr(bench_cuda, "BACKENDS", ("fast",))
+    monkeypatch.setattr(bench_cuda, "BATCHES", (1, 2))
+    monkeypatch.setattr(bench_cuda, "random_pipeline", lambda *_: build_pipeline("sd15"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a stand-in")
+    monkeypatch.setattr(torch, "compile", lambda part, mode: part)
+    seen = []
+    report = bench_cuda.run(
+        areas=(0.05, 0.15),
+        size=128,
+        num_inference_steps=4,
+        device="cpu",
+        repeats=1,
+        on_step=lambda i, n, _: seen.append((i, n)),
+    )
+    assert json.loads(json.dumps(report))["settings"]["whole_steps"] == [3, 4]
+    assert seen == [(i, 7) for i in range(7)]
+    assert {"device", "commit", "versions", "dtype", "memory_format", "cache", "whole"} <= report["settings"].keys()
+    assert [row["asked_area"] for row in report["rows"]] == [0.05, 0.15] * 2
+    for row in report["rows"]:
+        assert {"step_roofline_seconds", "fast_step_seconds", "fast_kernels", "fast_error"} <= row.keys()
+        assert {f"whole_{n}_ratio_to_{name}" for n in (3, 4) for name in ("eager", "compiled")} <= row.keys()
+    assert [row["edits"] for row in report["batches"]] == [1, 2]
+    assert all(row["whole_4_edits_a_second"] > 0 for row in report["batches"])
+    assert bench_plot.series(report)["fast"][0][0] < bench_plot.series(report)["fast"][1][0]
 
 
 def test_a_whole_edit_is_the_editors_and_leaves_its_source_where_it_was(bench):

@@ -72,7 +72,7 @@ def test_no_import_runs_in_a_circle():
     TopologicalSorter(graph).prepare()
 
 
-@pytest.mark.parametrize("name", sorted(FRONT))
+@pytest.mark.parametrize("name", [name for name in modules() if name.split(".")[0] in FRONT])
 def test_front_ends_use_the_public_face_alone(name):
     assert {target.split(".")[0] for target in imported(FILES[name])} <= PUBLIC | FRONT
 
