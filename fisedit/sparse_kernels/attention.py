@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fisedit.buckets import Place
-from fisedit.sparse_kernels.launch import cdiv, counters, power_of_two, share
+from fisedit.sparse_kernels.launch import counters, power_of_two, share
 from fisedit.sparse_kernels.linear import layer_norm, layer_stats
 from fisedit.sparse_kernels.parts import last_to_arrive
 from fisedit.sparse_kernels.reference import LayerNorm, Lying, Recorded
@@ -38,9 +38,10 @@ def attention(
     out = torch.empty(items, count, channels, dtype=query.dtype, device=query.device)
     known = [_pointer(t) for t in (recorded_key, recorded_value, *(scales or (out, out)))]
     width = channels // heads
-    block = keys = _block(width, query.dtype)
-    tiles = cdiv(count, block) * items * heads
-    programs, _ = share(tiles, cdiv(size, keys) + cdiv(count, keys))
+    keys = _block(width, query.dtype)
+    block = min(keys, power_of_two(count))
+    tiles = triton.cdiv(count, block) * items * heads
+    programs, _ = share(tiles, triton.cdiv(size, keys) + triton.cdiv(count, keys))
     parts = sums = out
     if programs > 1:
         parts = torch.empty(programs, items, count, channels, device=out.device)
@@ -85,7 +86,8 @@ def cross_attention(
     _, tokens, inner = key.shape
     width = inner // heads
     out, query = (torch.empty(items, count, inner, dtype=rows.dtype, device=rows.device) for _ in range(2))
-    block = _block(width, rows.dtype)
+    most = _block(width, rows.dtype)
+    block = min(most, power_of_two(count))
     _cross[triton.cdiv(count, block), items * heads](
         rows.contiguous(),
         *layer,
@@ -102,8 +104,8 @@ def cross_attention(
         weight.stride(1),
         width**-0.5 * LOG2E,
         WIDTH=width,
-        BM=min(block, power_of_two(count)),
-        BN=block,
+        BM=block,
+        BN=most,
         BK=min(64, power_of_two(channels)),
         BD=power_of_two(width),
         num_warps=4,
@@ -118,7 +120,7 @@ def _pointer(recorded: Recorded) -> Tensor:
 
 
 def _block(width: int, dtype: torch.dtype) -> int:
-    """Queries of one program, and keys that it takes at once."""
+    """Queries of one program at most, and keys that it takes at once."""
     return 32 if power_of_two(width) > 128 or dtype.itemsize > 2 else 64
 
 
