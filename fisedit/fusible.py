@@ -22,7 +22,7 @@ from fisedit.graph import Role, Site
 
 QKV = ("to_q", "to_k", "to_v")
 
-_ROLES = {Role[name] for name in "CONV NORM_HALO NORM DOWN UP TOKENS QUERY TEXT POINTWISE".split()}
+_ROLES = {Role[name] for name in "CONV NORM_HALO NORM DOWN UP TOKENS QUERY TEXT POINTWISE ATTENTION".split()}
 
 
 class Weights:

@@ -14,7 +14,7 @@ from typing import Any
 
 from diffusers import UNet2DConditionModel
 from diffusers.models.attention import BasicTransformerBlock
-from diffusers.models.attention_processor import Attention
+from diffusers.models.attention_processor import Attention, AttnProcessor2_0
 from diffusers.models.autoencoders.vae import Decoder
 from diffusers.models.downsampling import Downsample2D
 from diffusers.models.resnet import ResnetBlock2D
@@ -51,6 +51,8 @@ class Role(Enum):
     """A query projection: reads nothing; recorded so that masks can be made from it."""
     TEXT = auto()
     """Cross-attention's key or value projection: text only, once per edit."""
+    ATTENTION = auto()
+    """Self-attention between those projections: reads nothing itself."""
     POINTWISE = auto()
     """Linear or 1x1 conv: reads nothing."""
     KNIT = auto()
@@ -68,9 +70,9 @@ class Site:
 
     @property
     def weights(self) -> int:
-        """Multiply-accumulates per output row; 0 for norms."""
+        """Multiply-accumulates per output row; 0 where there are no weights, and for norms."""
         conv = getattr(self.module, "conv", self.module)  # samplers hold their conv
-        return 0 if isinstance(conv, nn.GroupNorm) else int(conv.weight.numel())
+        return 0 if isinstance(conv, nn.GroupNorm | Attention) else int(conv.weight.numel())
 
     @property
     def cross(self) -> bool:
@@ -193,10 +195,18 @@ def _attention(name: str, attention: Attention, level: int) -> Iterator[Site]:
     if any(extra is not None for extra in extras) or attention.fused_projections:
         raise _unsupported(name, attention, "it has norms, added or fused projections")
     role = Role.TEXT if attention.is_cross_attention else Role.TOKENS
+    if not attention.is_cross_attention and is_plain(attention):
+        yield Site(name, attention, Role.ATTENTION, level)
     yield Site(f"{name}.to_q", attention.to_q, Role.QUERY, level)
     yield Site(f"{name}.to_k", attention.to_k, role, level)
     yield Site(f"{name}.to_v", attention.to_v, role, level)
     yield _pointwise(f"{name}.to_out.0", attention.to_out[0], level)
+
+
+def is_plain(attention: Attention) -> bool:
+    """Whether a module computes attention between its projections and nothing else."""
+    plain = attention.rescale_output_factor == 1 and not attention.residual_connection and attention.norm_q is None
+    return bool(plain and type(attention.processor) is AttnProcessor2_0)
 
 
 def _downsample(name: str, layer: Downsample2D, level: int) -> Iterator[Site]:

@@ -176,6 +176,14 @@ def replay_query(run: Replay, site: Site, x: Tensor) -> Tensor:
     return out
 
 
+def replay_attention(run: Replay, site: Site, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Active queries over every position's keys and values."""
+    attention = site.module
+    mixed = ops.attend(attention.to_q(x), attention.to_k(x), attention.to_v(x), attention.heads)
+    out: Tensor = attention.to_out[0](mixed)
+    return out
+
+
 RECORD: dict[Role, Forward] = {
     Role.NORM_HALO: record_norm,
     Role.NORM: record_norm,
@@ -194,6 +202,7 @@ REPLAY: dict[Role, Forward] = {
     Role.UP: replay_up,
     Role.TOKENS: replay_tokens,
     Role.QUERY: replay_query,
+    Role.ATTENTION: replay_attention,
     Role.TEXT: text_once,
     Role.POINTWISE: replay_pointwise,
 }

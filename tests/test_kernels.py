@@ -213,3 +213,19 @@ def test_shapes_are_checked():
         ops.conv3x3(torch.zeros(1, 4, 3), reads, torch.zeros(2, 4, 3, 3), None)
     with pytest.raises(AssertionError):
         ops.group_sums(torch.zeros(1, 4, 6), 4)
+
+
+@each_backend
+@each_dtype
+@pytest.mark.parametrize("scores", [1 << 22, 500, 7], ids=["whole", "pieces", "rows"])
+@pytest.mark.parametrize(("rows", "size", "heads", "width"), [(1, 1, 1, 8), (5, 64, 2, 40), (130, 256, 8, 16)])
+def test_attention_over_whole_maps(backend, dtype, scores, rows, size, heads, width, monkeypatch):
+    """In pieces of any size it is torch's own of float64."""
+    monkeypatch.setattr(cpu, "SCORES", scores)
+    query, keys, values = (torch.randn(2, n, heads * width).to(dtype) for n in (rows, size, size))
+    with ops.use(backend):
+        got = ops.attend(query, keys, values, heads)
+    split = (t.double().unflatten(-1, (heads, width)).transpose(1, 2) for t in (query, keys, values))
+    expected = F.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
+    assert got.dtype == dtype
+    assert (got.double() - expected).norm() <= {torch.float32: 1e-6, torch.bfloat16: 0.01}[dtype] * expected.norm()

@@ -201,6 +201,13 @@ def attention(
     return result
 
 
+def attend(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> Tensor:
+    """Attention over whole maps; see `reference.attend`."""
+    assert keys.shape == values.shape and len(query) == len(keys) and not query.shape[2] % heads, (query.shape, heads)
+    result: Tensor = _kernels("attend", query).attend(query, keys, values, heads)
+    return result
+
+
 def cross_attention(
     rows: Tensor, layer: LayerNorm, weight: Tensor, key: Tensor, value: Tensor, heads: int
 ) -> tuple[Tensor, Tensor]:

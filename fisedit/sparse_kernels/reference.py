@@ -255,6 +255,18 @@ def attention(
         scatter_rows(recorded.repeat_interleave(each, 0), rows, place)
         for recorded, rows in ((known(recorded_key, key_scales), key), (known(recorded_value, value_scales), value))
     )
+    return attend(query, keys, values, heads)
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> Tensor:
+    """Attention over whole maps.
+
+    Args:
+        query: [B, R, C]. keys, values: [B, N, C]. heads: C is heads * width.
+
+    Returns:
+        [B, R, C].
+    """
     q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (query, keys, values))
     out: Tensor = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
     return out
