@@ -40,8 +40,10 @@ SAMPLED = 2
 """Of a fine map's pixels each way, every how manieth counts when a box's statistics are exchanged: with all of them
 boxes came no nearer to a dense decode (42.7 dB, medians of 6 edits)."""
 
-FEATHER = 1
-"""Pixels inside the mask's rim over which the difference to the source's pixels outside fades out."""
+MENDED = 60.0
+"""Levels of 255 by which a pixel of the rim is mended at most; more costs more of the edit than it hides. Medians of
+26 edits of the demo model, decoded densely: so the rim shows 1.02 times as much as in a dense edit, and the inside is
+35.6 dB from it; unmended 2.5 times and 44.9 dB, without a limit .93 times and 32.6 dB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,10 +119,10 @@ def set_in(source: Image.Image, done: Sequence[tuple[Box, Box, Tensor]], grid: B
 
 
 def composite(source: Image.Image, edited: Image.Image, grid: BoolGrid) -> Image.Image:
-    """The edited picture inside the mask, the source's bytes outside, and no step between them.
+    """The edited picture inside the mask, the source's bytes outside, and no step between them that shows.
 
-    What the edited picture lacks to the source's just outside the rim is added inside it, fading over `FEATHER` pixels:
-    the edit keeps its own content up to the rim, where blending the two pictures would show both.
+    Where the step from a pixel of the rim to the source outside is larger than the step to what the edit has there, the
+    pixel is mended by the difference, up to `MENDED`. So the edit keeps its own edges, and everything behind its rim.
 
     Args:
         source, edited: pictures of the same size. grid: booleans [h, w] of latent cells.
@@ -132,9 +134,10 @@ def composite(source: Image.Image, edited: Image.Image, grid: BoolGrid) -> Image
         return edited
     depth, nearest = distance_transform_edt(inside, return_indices=True)
     old, new = (np.asarray(picture.convert("RGB"), np.float32) for picture in (source, edited))
-    gap = (old - new)[tuple(nearest)]  # at the nearest pixel outside
-    mended = new + np.clip(1 - depth / (FEATHER + 1), 0, 1)[..., None] * gap
-    pixels = np.where(inside[..., None], mended.clip(0, 255).round(), old)
+    step, own = (new - outside[tuple(nearest)] for outside in (old, new))
+    excess = np.where((depth == 1)[..., None], np.abs(step) - np.abs(own), 0).clip(0, MENDED)
+    mended = new - np.sign(step) * excess
+    pixels = np.where(inside[..., None], mended.round(), old)
     return Image.fromarray(pixels.astype(np.uint8))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fisedit.costs import GROWTH
+from fisedit.costs import GROWTHS
 from fisedit.editor import Editor
 from fisedit.quality import metrics
 from fisedit.quality.case import Case, story_of
@@ -78,7 +78,7 @@ def run(
     rows = [_row(name, psnr[name], share[name]) for name in SCHEDULES]
     settings = {"model": model, "edits": edits, "num_inference_steps": num_inference_steps, "mask_area": AREA}
     dtype = str(editor.pipe.unet.dtype).removeprefix("torch.")
-    settings |= {"default_growth": GROWTH, "dtype": dtype, "guidance_scale": guidance_scale, "scheduler": "ddim"}
+    settings |= {"default_growths": GROWTHS, "dtype": dtype, "guidance_scale": guidance_scale, "scheduler": "ddim"}
     return {"settings": settings, "rows": rows, "values": psnr["default"]}
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fisedit import masks
-from fisedit.costs import Costs, default_growth
+from fisedit.costs import Costs
 from fisedit.errors import InputError
 from fisedit.localise import THINGS, Search, narrowed, predict, probes
 from fisedit.values import EditKind, EditMask, MaskSource, Recipe
@@ -29,7 +29,7 @@ GROWTH_LIMIT = 64
 
 @dataclass(frozen=True, eq=False)
 class Wish:
-    """Where the user wants an edit, checked: grids [h, w] or None."""
+    """Where the user wants an edit, checked: grids [h, w] or None; growth () where its cost shall decide."""
 
     mask: BoolGrid | None
     protect: BoolGrid | None
@@ -103,8 +103,10 @@ class Planner:
         if not mask.grid.any():
             return self.none(run, "nothing is left of the mask")
         with run.watch.station("plan"):
-            reason = reason or self.costs(run.recipe).dense_is_cheaper(mask.grid, wish.growth)
-        growth = () if reason else wish.growth
+            costs = self.costs(run.recipe)
+            growth = wish.growth or costs.growth(mask.grid)
+            reason = reason or costs.dense_is_cheaper(mask.grid, growth)
+        growth = () if reason else growth
         recorded = self._engine.remembers(source, run.recipe)
         spent += self._probing(run, wish.search, probed)
         return Plan(
@@ -160,10 +162,9 @@ class Planner:
             return replace(plan, mask=mask, growth=(), fallback=reason)
         before = plan.mask.area
         note = f"the mask was grown from {before:.1%} to {mask.area:.1%}: at step {leak.step} the edit left it"
-        reason = costs.dense_is_cheaper(mask.grid, plan.growth)
-        return replace(
-            plan, mask=mask, growth=() if reason else plan.growth, fallback=reason, notes=(*plan.notes, note)
-        )
+        growth = min(plan.growth, costs.growth(mask.grid), key=max)
+        reason = costs.dense_is_cheaper(mask.grid, growth)
+        return replace(plan, mask=mask, growth=() if reason else growth, fallback=reason, notes=(*plan.notes, note))
 
     def dense(self, run: Run, text: Text) -> Plan:
         """The plan of a dense run."""
@@ -186,9 +187,10 @@ class Planner:
 
 
 def _widths(growth: int | Sequence[int] | None, recipe: Recipe) -> tuple[int, ...]:
-    steps = recipe.num_inference_steps
+    """Latent cells of growth for every step; () where the mask's cost shall decide."""
     if growth is None:
-        return default_growth(steps)
+        return ()
+    steps = recipe.num_inference_steps
     widths = tuple(growth) if isinstance(growth, Sequence) else (growth,) * steps
     if len(widths) != steps or not all(type(w) is int and 0 <= w <= GROWTH_LIMIT for w in widths):
         raise InputError(

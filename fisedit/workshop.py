@@ -26,7 +26,7 @@ from fisedit.textdiff import diff
 from fisedit.values import EditMask, EditScript, EditStats, MaskSource, OnStep
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from diffusers import StableDiffusionPipeline
     from PIL.Image import Image
@@ -112,18 +112,27 @@ class Workshop:
             self.history.checkout(parent.id)
 
     def _together(self, runs: Sequence[Run], plans: Sequence[Plan]) -> dict[int, Made]:
-        """Those of several edits of one picture that one batch can make."""
-        at = [i for i, plan in enumerate(plans) if plan.growth and not plan.nothing]
-        if len(at) < 2:
-            return {}
-        runs, plans = [runs[i] for i in at], [plans[i] for i in at]
-        texts, source = [plan.text for plan in plans if plan.text], self.source(runs[0])[0]
-        size = sum(self._expected_bytes(run, plan) for run, plan in zip(runs, plans, strict=True))
+        """Those of several edits of one picture that batches can make: a batch grows its masks alike."""
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for i, plan in enumerate(plans):
+            if plan.growth and not plan.nothing:
+                alike.setdefault(plan.growth, []).append(i)
+        made: dict[int, Made] = {}
+        for growth, at in alike.items():
+            if len(at) > 1:
+                made |= self._batch(growth, {i: (runs[i], plans[i]) for i in at})
+        return made
+
+    def _batch(self, growth: tuple[int, ...], jobs: Mapping[int, tuple[Run, Plan]]) -> dict[int, Made]:
+        """Edits that grow alike, in one batch; {} where they must go one by one."""
+        runs = [run for run, _ in jobs.values()]
+        texts, source = [plan.text for _, plan in jobs.values() if plan.text], self.source(runs[0])[0]
+        size = sum(self._expected_bytes(run, plan) for run, plan in jobs.values())
         assert runs[0].parent is not None
         self.memory.make_room(size, keep=runs[0].parent.id)
-        grids, over = [plan.mask.grid for plan in plans], (source.story, source.decoder)
-        made = self.renderer.many(runs, texts, over, grids, plans[0].growth)
-        return {} if made is None else dict(zip(at, made, strict=True))
+        grids, over = [plan.mask.grid for _, plan in jobs.values()], (source.story, source.decoder)
+        made = self.renderer.many(runs, texts, over, grids, growth)
+        return {} if made is None else dict(zip(jobs, made, strict=True))
 
     def _one(self, run: Run, plan: Plan, made: Made | None) -> EditResult:
         """The result of one of several edits, made with others or now."""

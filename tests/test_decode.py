@@ -14,7 +14,7 @@ from PIL import Image
 from fisedit import boxes as boxing
 from fisedit import decode as decoding
 from fisedit.boxes import GROWTH, HALO, ROWS, Box, before_upsampling, box_areas, boxes, cut, frame_areas, with_halo
-from fisedit.decode import FEATHER, composite, decode, decode_boxes
+from fisedit.decode import MENDED, composite, decode, decode_boxes
 from tests import oracle
 from tests.grids import grids
 
@@ -242,13 +242,15 @@ def plain(grey, size=128):
 
 
 @each_grid
-def test_a_composite_has_no_step_at_the_rim(name):
-    """The difference just outside fades out inside: at the rim the old level, within `FEATHER` pixels the new one."""
+@pytest.mark.parametrize("level", [30, 240])
+def test_a_rim_is_mended_up_to_a_limit(name, level):
+    """Where the edit would show no step, none is left up to `MENDED`; behind the rim nothing is touched."""
     grid = grids(16, 16)[name]
-    mixed = levels(composite(plain(0), plain(240), grid))[..., 0]
-    assert (mixed[~pixels_of(grid)] == 0).all()
-    assert mixed[pixels_of(grid)].min() >= 240 // (FEATHER + 1)
-    assert mixed.max() == 240
+    mixed = levels(composite(plain(0), plain(level), grid))[..., 0]
+    inside, behind = pixels_of(grid), np.pad(pixels_of(grid), 1, mode="edge")
+    behind = behind[:-2, 1:-1] & behind[2:, 1:-1] & behind[1:-1, :-2] & behind[1:-1, 2:] & inside
+    assert (mixed[~inside] == 0).all() and (mixed[behind] == level).all()
+    assert (mixed[inside & ~behind] == max(0, level - MENDED)).all()
 
 
 @each_grid
@@ -259,14 +261,12 @@ def test_a_composite_keeps_an_edit_that_fits(name):
     assert composite(plain(20), edited, grid).tobytes() == edited.tobytes()
 
 
-def test_the_rim_is_as_wide_as_it_says():
-    ramp = [round(240 * depth / (FEATHER + 1)) for depth in range(FEATHER + 2)]  # the last pixel outside first
-    across = levels(composite(plain(0, 64), plain(240, 64), grids(8, 8)["row"]))[31:41, 30, 0].tolist()
-    assert across[: len(ramp)] == ramp == across[::-1][: len(ramp)] and ramp[-1] == across[4] == 240
-    corner = np.zeros((8, 8), bool)
-    corner[:4, :4] = True  # the frame's border is no rim
-    mixed = levels(composite(plain(0, 64), plain(240, 64), corner))[0, :, 0].tolist()
-    assert mixed[:33][::-1][: len(ramp)] == ramp and mixed[0] == 240
+def test_an_edge_of_the_edit_stays_sharp():
+    """Where the edit's own step at the rim is larger than the one to the source, nothing is mended."""
+    grid = grids(16, 16)["row"]
+    edited = Image.fromarray(np.where(pixels_of(grid)[..., None], levels(plain(200)), 20).astype(np.uint8))
+    mixed = levels(composite(plain(90), edited, grid))
+    assert (mixed[pixels_of(grid)] == 200).all()
     assert levels(composite(plain(0, 64), plain(240, 64), np.ones((8, 8), bool))).min() == 240
 
 

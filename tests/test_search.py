@@ -230,14 +230,14 @@ def test_given_masks_are_not_doubted(editor, monkeypatch):
 
 
 def test_the_check_costs_less_than_a_twentyfifth_of_the_edit(editor):
-    from fisedit.costs import Costs, default_growth
+    from fisedit.costs import Costs
 
     result = editor.edit(DOG)
     assert not any("grown" in note for note in result.stats.notes)
     costs, grid = Costs(editor._engine, result.recipe), result.mask.grid
     check = leaks.check(grid, 6)
     extra = costs.check(grid, result.growth[check.step], check.cells)
-    assert 0 < extra < 0.04 * costs.sparse(grid, default_growth(25))
+    assert 0 < extra < 0.04 * costs.sparse(grid, result.growth)
     assert result.stats.macs == costs.sparse(grid, result.growth) + extra
 
 
