@@ -13,6 +13,7 @@ from PIL import Image
 
 from fisedit import Cancelled, Editor, leaks
 from fisedit.adapters.files import save_adapter
+from fisedit.costs import spread
 from fisedit.devices import memory_bytes
 from fisedit.errors import InputError, MaskError, NumericsError
 from fisedit.graph import Role
@@ -66,11 +67,11 @@ def captured(editor):
 @pytest.mark.parametrize("guidance", [7.5, 1.0], ids=["guided", "unguided"])
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_an_edit_by_every_sampler(pipelines, scheduler, guidance):
-    """Default growth: three cells in the first steps, then one."""
+    """Three cells of growth in the first steps, then one: two graphs."""
 
     def script(editor):
         editor.generate(CAT, scheduler=scheduler, **(QUICK | {"guidance_scale": guidance}))
-        return editor.edit(DOG, mask=SQUARE)
+        return editor.edit(DOG, mask=SQUARE, growth=spread(3, 1, STEPS))
 
     editors, (_, result) = both(pipelines["sd15"], script)
     check_alike(editors)
