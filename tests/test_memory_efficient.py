@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from fisedit.errors import InputError
-from fisedit.sparse_kernels import ops
+from fisedit.sparse_kernels import ops, reference
 from tests.grids import grids
 from tests.padded_edits import Edits
 from tests.test_triton import attend, cross
@@ -57,13 +57,21 @@ def test_attention_over_the_text(asked):
     assert asked == [((2, 48, 4, 10), (2, 77, 4, 10))]
 
 
+def test_attention_over_whole_maps(asked):
+    query, keys, values = torch.randn(2, 5, 24), torch.randn(2, 9, 24), torch.randn(2, 9, 24)
+    with ops.use("xformers"):
+        got = ops.attend(query, keys, values, 3)
+    assert asked == [((2, 5, 3, 8), (2, 9, 3, 8))]
+    assert torch.allclose(got, reference.attend(query, keys, values, 3), atol=1e-6)
+
+
 def test_everything_else_is_torchs(asked):
     from fisedit.sparse_kernels import cpu
 
     with ops.use("xformers"):
         module = sys.modules[MODULE]
     assert set(module.__all__) == set(cpu.__all__)
-    own = {"attention", "cross_attention"}
+    own = {"attend", "attention", "cross_attention"}
     assert {name for name in module.__all__ if getattr(module, name) is not getattr(cpu, name)} == own
 
 

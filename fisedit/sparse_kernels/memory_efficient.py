@@ -27,6 +27,7 @@ from fisedit.sparse_kernels.reference import LayerNorm, Recorded, known
 
 __all__ = [
     "affine",
+    "attend",
     "attention",
     "composite",
     "conv3x3",
@@ -40,6 +41,13 @@ __all__ = [
     "scatter_rows",
     "time_rows",
 ]
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> Tensor:
+    """See `reference.attend`; xFormers takes [B, M, H, K] and gives the same back."""
+    split = (t.unflatten(-1, (heads, -1)) for t in (query, keys, values))
+    out: Tensor = memory_efficient_attention(*split).flatten(2)
+    return out
 
 
 def attention(
@@ -56,7 +64,7 @@ def attention(
     key_scales, value_scales = scales or (None, None)
     keys = mixed_tokens(known(recorded_key, key_scales), key, place)
     values = mixed_tokens(known(recorded_value, value_scales), value, place)
-    return _attend(query, keys, values, heads)
+    return attend(query, keys, values, heads)
 
 
 def cross_attention(
@@ -64,11 +72,4 @@ def cross_attention(
 ) -> tuple[Tensor, Tensor]:
     """See `reference.cross_attention`."""
     query = norm_linear(rows, weight, None, layer=layer)
-    return _attend(query, key, value, heads), query
-
-
-def _attend(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
-    """Attention of [B, M, C] by heads; xFormers takes [B, M, H, K] and gives the same back."""
-    split = (t.unflatten(-1, (heads, -1)) for t in (query, key, value))
-    out: Tensor = memory_efficient_attention(*split).flatten(2)
-    return out
+    return attend(query, key, value, heads), query
