@@ -18,9 +18,6 @@ from fisedit.graph import loras
 T = TypeVar("T")
 Outputs = dict[str, Tensor]
 
-PACKED = "packed "
-"""What names of packed tensors begin with."""
-
 WARM_UP = 3
 """Runs before a capture: kernels are compiled and libraries make their workspaces."""
 
@@ -121,27 +118,37 @@ class Lying:
         return Lying(self.flat, (count, rows, *self.shape[2:]), stride, self.start + first * self.stride[0])
 
 
-def packed(tensors: Outputs) -> tuple[Outputs, dict[str, Lying]]:
-    """Copies side by side, one tensor for each type, and where each is found there. Few kernels move it all; tensors
-    that share memory go on sharing it."""
-    wholes = {_memory(tensor): _whole(tensor) for tensor in tensors.values()}
-    parts: dict[str, list[Tensor]] = {}
-    starts: dict[int, tuple[str, int]] = {}
-    for key, whole in wholes.items():
-        beside = parts.setdefault(f"{PACKED}{whole.dtype}", [])
-        starts[key] = f"{PACKED}{whole.dtype}", sum(part.numel() for part in beside)
-        beside.append(whole)
-    found = {}
-    for name, tensor in tensors.items():
-        flat, start = starts[_memory(tensor)]
-        found[name] = Lying(flat, tuple(tensor.shape), tensor.stride(), start + tensor.storage_offset())
-    return {flat: torch.cat(beside) for flat, beside in parts.items()}, found
+class Packing:
+    """Tensors that stay where they are, to be copied side by side: one tensor for each type. Few kernels move it all,
+    and tensors that share memory go on sharing it.
+
+    Attributes:
+        found: where each tensor is in the copies.
+    """
+
+    def __init__(self, tensors: Outputs) -> None:
+        self._parts: dict[str, list[Tensor]] = {}
+        starts: dict[int, tuple[str, int]] = {}
+        for key, whole in {_memory(tensor): _whole(tensor) for tensor in tensors.values()}.items():
+            beside = self._parts.setdefault(str(whole.dtype), [])
+            starts[key] = str(whole.dtype), sum(part.numel() for part in beside)
+            beside.append(whole)
+        self.found: dict[str, Lying] = {}
+        for name, tensor in tensors.items():
+            flat, start = starts[_memory(tensor)]
+            start += int(tensor.storage_offset())
+            self.found[name] = Lying(flat, tuple(tensor.shape), tensor.stride(), start)
+
+    def copies(self) -> Outputs:
+        """What the tensors hold now, packed, by type."""
+        return {flat: torch.cat(beside) for flat, beside in self._parts.items()}
 
 
 def snapshot(tensors: Outputs) -> Outputs:
-    """`packed` copies under their own names."""
-    flats, found = packed(tensors)
-    return {name: lying.of(flats) for name, lying in found.items()}
+    """Copies under their own names, packed."""
+    packing = Packing(tensors)
+    flats = packing.copies()
+    return {name: lying.of(flats) for name, lying in packing.found.items()}
 
 
 def state_of(module: nn.Module) -> object:

@@ -16,7 +16,7 @@ from torch import Tensor
 from fisedit.attention import text_keys
 from fisedit.buckets import Place, bucket_of
 from fisedit.cache import StepFeatures, StepOverlay
-from fisedit.capture import PACKED, Captured, Lying, Once, Outputs, capture, packed
+from fisedit.capture import Captured, Lying, Once, Outputs, Packing, capture
 from fisedit.executor import Executor
 from fisedit.feed import Feed
 from fisedit.fused import SKIPPED, Buffers, Fused
@@ -33,13 +33,18 @@ KEPT = 24
 
 @dataclass(eq=False)
 class Slot:
-    """A captured graph, its buffers, where it puts what an overlay wants, and the mark of the edit whose tables lie in
-    the buffers."""
+    """A captured graph, its buffers, and the mark of the edit whose tables lie in them."""
 
     buffers: Buffers
     captured: Captured
-    found: dict[str, Lying]
     owner: object = None
+
+    @cached_property
+    def packing(self) -> Packing:
+        """Rows and totals, to be copied for overlays; what is read in two halves is not among them."""
+        outputs = self.captured.outputs
+        alone = (name for name in outputs if not name.endswith(SKIPPED) and f"{name}{SKIPPED}" not in outputs)
+        return Packing({name: outputs[name] for name in alone if name != PREDICTION})
 
 
 class GraphExecutor:
@@ -87,22 +92,17 @@ class GraphExecutor:
 
         def make() -> Slot:
             buffers = self.fused.buffers(bucket, grids, len(plans), branches, tokens)
-            found: dict[str, Lying] = {}
-            return Slot(buffers, capture(lambda: self._outputs(buffers, found), device), found)
+            return Slot(buffers, capture(lambda: self._outputs(buffers), device))
 
         slot = self.graphs.get((bucket, grids, len(plans), branches, tokens), make)
         known = {} if known is None else known
         text_keys(self.executor.sites, text, known)
         return GraphEdit(self.executor, self.records, slot, plans, steps, known, branches, budget)
 
-    def _outputs(self, buffers: Buffers, found: dict[str, Lying]) -> Outputs:
-        """The prediction; rows and totals, packed so that one copy takes all; both halves of what is read in two."""
+    def _outputs(self, buffers: Buffers) -> Outputs:
         out, fresh, totals = self.fused(buffers)
-        rows = {f"rows {name}": tensor for name, tensor in fresh.items()}
-        halves = {name: rows.pop(name) for name in tuple(rows) if name.endswith(SKIPPED) or f"{name}{SKIPPED}" in rows}
-        flats, places = packed(rows | {f"totals {name}": sums for name, sums in totals.items()})
-        found.update(places)
-        return {PREDICTION: out} | halves | flats
+        named = {PREDICTION: out, **{f"rows {name}": rows for name, rows in fresh.items()}}
+        return named | {f"totals {name}": sums for name, sums in totals.items()}
 
 
 class GraphEdit:
@@ -154,7 +154,7 @@ class GraphEdit:
         """What the last step, which was the i-th, changed of its source, for each edit; in memory of their own, which
         those of a batch share."""
         source, outputs, each = self._steps[i], self._slot.captured.outputs, len(self._plans)
-        flats = {name: tensor.clone() for name, tensor in outputs.items() if name.startswith(PACKED)}
+        flats = self._slot.packing.copies()
         whole = {
             site: torch.cat([outputs[f"rows {site}"], outputs[f"rows {site}{SKIPPED}"]], 2) for site in self._in_halves
         }
@@ -182,7 +182,7 @@ class GraphEdit:
         """For every edit what its overlays hold, and where: of queries the last branch's alone."""
         each, queries = len(self._plans), {site.name for site in self._executor.sites if site.role is Role.QUERY}
         found: list[list[tuple[str, str, Lying]]] = [[] for _ in self._plans]
-        for name, lying in self._slot.found.items():
+        for name, lying in self._slot.packing.found.items():
             kind, _, site = name.partition(" ")
             for e, plan in enumerate(self._plans):
                 first = lying.shape[0] - each + e if site in queries else e

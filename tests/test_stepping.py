@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from threading import Thread
 from types import SimpleNamespace
@@ -415,6 +416,14 @@ def test_the_environment_says_whether(pipelines, monkeypatch):
     monkeypatch.setenv("FISEDIT_GRAPHS", "yes")
     with pytest.raises(InputError, match="FISEDIT_GRAPHS must be 0 or 1, got 'yes'"):
         Editor(pipelines["shallow"])
+
+
+def test_the_command_line_through_graphs(fisedit, model, monkeypatch):
+    monkeypatch.setenv("FISEDIT_GRAPHS", "1")
+    edit = ["edit", "--model", model, "--source-prompt", CAT, "--prompt", DOG, "--num-inference-steps", STEPS]
+    EditMask(SQUARE, MaskSource.GIVEN).image().save("mask.png")
+    told = json.loads(fisedit(*edit, "--mask", "mask.png", "--output", "dog.png", "--json").out)
+    assert told["stats"]["unet_evaluations_captured"] == STEPS and told["stats"]["uncaptured"] == ""
 
 
 def test_features_may_take_half_of_where_they_lie(pipelines, monkeypatch):
