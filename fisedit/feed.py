@@ -31,16 +31,17 @@ class Feed:
         budget: int | None,
         addresses: Tensor | None = None,
     ) -> None:
-        self._targets, self._device, self._addresses = list(targets), targets[0].device, addresses
+        self._count, self._device, self._addresses = len(targets), targets[0].device, addresses
+        self._targets = _words([*targets, *([] if addresses is None else [addresses])])
         self.bytes = sum(t.nbytes for tensors in steps.values() for t in tensors)
         self.resident = budget is None or self.bytes <= budget
         self._steps = {i: [self._kept(t) for t in tensors] for i, tensors in steps.items()}
         self._staged: int | None = None
         if self.resident:
-            self._where = dict(zip(self._steps, self._lying(list(self._steps.values())), strict=True))
+            self._sources = dict(zip(self._steps, self._copied(list(self._steps.values())), strict=True))
         else:
             stages = [self._stage() for _ in range(1 if addresses is None else 2)]  # one is read while one is filled
-            self._stages = cycle(zip(stages, self._lying(stages), strict=True))
+            self._stages = cycle(zip(stages, self._copied(stages), strict=True))
             self._lane = _Lane(self._device)
 
     def load(self, i: int, following: int | None = None) -> None:
@@ -50,24 +51,15 @@ class Feed:
             following: the step that will be asked for next, fetched from now on; None if there is none.
         """
         if self.resident:
-            self._put(self._steps[i], self._where[i])
+            torch._foreach_copy_(self._targets, self._sources[i])
             return
         if self._staged != i:
             self._fetch(i)
         self._lane.arrived()
-        self._put(*self._filled)
+        torch._foreach_copy_(self._targets, self._filled[1])
         self._staged = None
         if following is not None:
             self._fetch(following)
-
-    def _put(self, sources: list[Tensor], where: Tensor | None) -> None:
-        """One precision at a time: then many tensors take few kernels."""
-        pairs = list(zip(self._targets, sources, strict=self._addresses is None))
-        for dtype in {source.dtype for _, source in pairs}:
-            alike = [pair for pair in pairs if pair[1].dtype is dtype]
-            torch._foreach_copy_([target for target, _ in alike], [source for _, source in alike])
-        if self._addresses is not None and where is not None:
-            self._addresses.copy_(where)
 
     def _fetch(self, i: int) -> None:
         self._filled = next(self._stages)
@@ -80,19 +72,26 @@ class Feed:
         """Room for a step on the device."""
         return [torch.empty(t.shape, dtype=t.dtype, device=self._device) for t in next(iter(self._steps.values()))]
 
-    def _lying(self, sets: Sequence[list[Tensor]]) -> Sequence[Tensor | None]:
-        """Where each set's tensors without a target lie."""
+    def _copied(self, sets: Sequence[list[Tensor]]) -> list[list[Tensor]]:
+        """What of each set goes into the targets: its first tensors, and where the others lie."""
         if self._addresses is None:
-            return [None] * len(sets)
-        where = [[t.data_ptr() for t in tensors[len(self._targets) :]] for tensors in sets]
+            return [_words(tensors) for tensors in sets]
+        where = [[t.data_ptr() for t in tensors[self._count :]] for tensors in sets]
         assert not any(address % 16 for addresses in where for address in addresses), "sixteen bytes are read at a time"
-        return torch.tensor(where, device=self._device).unbind()
+        lying = torch.tensor(where, device=self._device).unbind()
+        return [_words([*tensors[: self._count], there]) for tensors, there in zip(sets, lying, strict=True)]
 
     def _kept(self, tensor: Tensor) -> Tensor:
         if self.resident:
             return tensor.to(self._device).contiguous()
         host = tensor.to("cpu").contiguous()
         return host.pin_memory() if self._device.type == "cuda" else host
+
+
+def _words(tensors: list[Tensor]) -> list[Tensor]:
+    """The same memory in numbers of one type, so that one kernel copies all: eight bytes each, or one if need be."""
+    kind = torch.uint8 if any(t.nbytes % 8 for t in tensors) else torch.int64
+    return [t.view(-1).view(kind) for t in tensors]
 
 
 class _Lane:
