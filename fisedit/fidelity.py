@@ -33,6 +33,7 @@ SCHEDULES: dict[str, tuple[int, int, float] | None] = {
     "3, then 1 from 1/4": (3, 1, 1 / 4),
     "3, then 1 from 1/2": (3, 1, 1 / 2),
     "2, then 1 from 1/2": (2, 1, 1 / 2),
+    "5": (5, 5, 1),
 }
 """Growth in latent cells, at first and then, and the share of the steps that is at first."""
 
