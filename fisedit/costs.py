@@ -95,7 +95,8 @@ class Costs:
 
     def _time(self, grid: BoolGrid, growth: Sequence[int]) -> float:
         """Of a sparse run's steps, in multiply-accumulates."""
-        return sum(FIXED + self.sparse_step(grid, cells) for cells in growth)
+        steps = {cells: FIXED + self.sparse_step(grid, cells) for cells in set(growth)}
+        return sum(steps[cells] for cells in growth)
 
     def dense_is_cheaper(self, grid: BoolGrid, growth: Sequence[int]) -> str:
         """Why a mask is too large to be worth a sparse run, or ""."""
