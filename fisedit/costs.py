@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 GROWTHS = ((3, 1), (4, 3), (5, 5))
 """Latent cells computed beyond the mask by default, in the first and the second half of the steps. The first pair costs
-what 2 throughout does, with a tenth percentile 3 dB better (`fisedit bench fidelity`); the others come nearer to the
+what 2 throughout does, with a tenth percentile 2 dB better (`fisedit bench fidelity`); the others come nearer to the
 dense edit, and are taken where they cost hardly any time."""
 
 FREE = 1.1
@@ -83,8 +83,7 @@ class Costs:
     def sparse(self, grid: BoolGrid, growth: Sequence[int], start: int = 0) -> int:
         """MACs of a sparse run over a mask, from step `start` on."""
         once = text_macs(self._sites, self._batch, self._tokens) + self._decode(box_areas(grid))
-        steps = {cells: self.sparse_step(grid, cells) for cells in set(growth)}
-        return sum(steps[cells] for cells in growth[start:]) + once
+        return self._sparse_steps(grid, growth[start:]) + once
 
     def growth(self, grid: BoolGrid) -> tuple[int, ...]:
         """Latent cells to compute beyond a mask at every step: as many as cost hardly more time than the fewest."""
@@ -95,7 +94,11 @@ class Costs:
 
     def _time(self, grid: BoolGrid, growth: Sequence[int]) -> float:
         """Of a sparse run's steps, in multiply-accumulates."""
-        steps = {cells: FIXED + self.sparse_step(grid, cells) for cells in set(growth)}
+        return FIXED * len(growth) + self._sparse_steps(grid, growth)
+
+    def _sparse_steps(self, grid: BoolGrid, growth: Sequence[int]) -> int:
+        """MACs of a sparse run's steps."""
+        steps = {cells: self.sparse_step(grid, cells) for cells in set(growth)}
         return sum(steps[cells] for cells in growth)
 
     def dense_is_cheaper(self, grid: BoolGrid, growth: Sequence[int]) -> str:

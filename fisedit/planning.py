@@ -162,7 +162,9 @@ class Planner:
             return replace(plan, mask=mask, growth=(), fallback=reason)
         before = plan.mask.area
         note = f"the mask was grown from {before:.1%} to {mask.area:.1%}: at step {leak.step} the edit left it"
-        growth = min(plan.growth, costs.growth(mask.grid), key=max)
+        growth = plan.growth
+        if costs.dense_is_cheaper(mask.grid, growth):
+            growth = min(growth, costs.growth(mask.grid), key=max)
         reason = costs.dense_is_cheaper(mask.grid, growth)
         return replace(plan, mask=mask, growth=() if reason else growth, fallback=reason, notes=(*plan.notes, note))
 
