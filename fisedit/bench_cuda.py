@@ -31,6 +31,7 @@ from fisedit.models import load
 from fisedit.random_model import random_pipeline
 from fisedit.source import Engine
 from fisedit.sparse_kernels import ops
+from fisedit.sparse_kernels.reference import BYTES
 from fisedit.values import LATENT_FACTOR, OnStep, Recipe, SchedulerName
 
 if TYPE_CHECKING:
@@ -178,8 +179,9 @@ class Bench:
             row |= {f"{backend}_{name}": value for name, value in measured.items()}
         row["backend"] = best = min(BACKENDS, key=lambda name: float(row[f"{name}_step_seconds"]))
         with ops.use(best):
-            measured = self._step(plan, latents, expected, coded=True)
-        row |= {f"coded_{name}": value for name, value in measured.items()}
+            for kind in BYTES:
+                measured = self._step(plan, latents, expected, coded=kind)
+                row |= {f"{kind}_{name}": value for name, value in measured.items()}
         for steps in WHOLE_STEPS:
             row |= self.whole(grid, steps, best)
         for name in ("eager", "compiled"):
@@ -189,7 +191,7 @@ class Bench:
                     row[f"{whole}_ratio_to_{name}"] = dense[f"{name}_{whole}_seconds"] / row[f"{whole}_seconds"]
         return row
 
-    def _step(self, plan: SparsePlan, latents: Tensor, expected: Tensor, *, coded: bool = False) -> Row:
+    def _step(self, plan: SparsePlan, latents: Tensor, expected: Tensor, *, coded: str = "") -> Row:
         """One step, its keys and values perhaps in a byte a number; the error is relative to the engine's own."""
         features, executor = {self.middle: self.source.features[self.middle]}, self.engine.executor
         edit = GraphExecutor(executor, coded=coded).begin([plan], features, self.text)
@@ -203,16 +205,13 @@ class Bench:
         }
 
     def whole(self, grid: BoolGrid, steps: int, backend: str) -> Row:
-        """Whole edits through the public face, of a mask that comes for the first time and again."""
+        """Whole edits through the public face."""
         editor, name = self._editor(backend, steps), f"whole_{steps}"
         with ops.use(backend):
-            first = self.timed(partial(self._edited, editor, grid, fresh=True), whole=True)
-            again = self.timed(partial(self._edited, editor, grid), whole=True)
-            result = self._edited(editor, grid)
-        stats = result.stats
+            seconds = self.timed(partial(self._edited, editor, grid), whole=True)
+            stats = self._edited(editor, grid).stats
         return {
-            f"{name}_seconds": again,
-            f"{name}_new_mask_seconds": first,
+            f"{name}_seconds": seconds,
             f"{name}_stations": stats.seconds,
             f"{name}_captured": stats.unet_evaluations_captured,
             f"{name}_fallback": stats.fallback or stats.uncaptured,
@@ -287,10 +286,8 @@ class Bench:
             )
         return self.editors[backend, steps]
 
-    def _edited(self, editor: Editor, grid: BoolGrid, *, fresh: bool = False) -> EditResult:
-        """One edit of the source, which then is where it was; `fresh` forgets that the mask was decoded before."""
-        if fresh:
-            editor._engine.graphs.ends.forget()  # noqa: SLF001 (its own)
+    def _edited(self, editor: Editor, grid: BoolGrid) -> EditResult:
+        """One edit of the source, which then is where it was."""
         result = editor.edit(PROMPTS[1], mask=grid)
         editor.delete(result.id)
         return result
@@ -330,6 +327,8 @@ def _summary(row: Row) -> Row:
     best = row["backend"]
     shown = {"mask": row["mask"], "area": f"{row['area']:.1%}", "kernels by": best}
     shown["step"] = f"{row[f'{best}_step_seconds'] * 1000:.2f} ms"
+    if row["step_roofline_seconds"]:
+        shown["roofline"] = f"{row['step_roofline_seconds'] * 1000:.2f} ms"
     shown["launched"] = str(row[f"{best}_kernels"])
     for name in ("eager", "compiled"):
         for what in ("step", *(f"whole_{steps}" for steps in WHOLE_STEPS)):
@@ -355,8 +354,7 @@ def _settings(
         "memory_format": "channels_last",
         "step_growth": STEP_GROWTH,
         "cache": "warm: the source is recorded, in the GPU's memory; graphs are captured before timing",
-        "whole": "from prompt to picture by Editor.edit, text and decode included; the mask is given and was decoded "
-        "before (new_mask: was not, so that its decode runs uncaptured)",
+        "whole": "from prompt to picture by Editor.edit, text and decode included; the mask is given",
         "repeats": repeats,
         "device": torch.cuda.get_device_name(device),
         "commit": _commit(),

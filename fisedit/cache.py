@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fisedit.devices import pinned
 from fisedit.plan import SparsePlan
 
 
@@ -22,18 +23,26 @@ class StepMaps:
     Args:
         maps: site name -> [B, H * W, C].
         totals: norm's name -> [B, groups, 2], float64 sums and sums of squares over the whole map.
+        home: the device that maps go back to when they are read, if they wait in host memory; None where they do not.
     """
 
     maps: dict[str, Tensor] = field(default_factory=dict)
     totals: dict[str, Tensor] = field(default_factory=dict)
+    home: torch.device | None = None
 
     def rows(self, key: str, level: int, positions: Tensor) -> Tensor:
         """The recorded rows [B, len(positions), C], a fresh tensor."""
-        return self.maps[key].index_select(1, positions)
+        return self.maps[key].to(positions.device, non_blocking=True).index_select(1, positions)
 
     def whole(self, key: str, level: int) -> Tensor:
         """The whole recorded map [B, H * W, C], a fresh tensor that the caller may write to."""
-        return self.maps[key].clone()
+        there = self.maps[key]
+        return there.clone() if self.home is None else there.to(self.home, non_blocking=True, copy=True)
+
+    def wait_in_host_memory(self) -> None:
+        """Move the maps there, pinned, so that copies back need no wait; totals are few and stay."""
+        self.home = next(iter(self.maps.values())).device
+        self.maps = {name: pinned(tensor, self.home) for name, tensor in self.maps.items()}
 
     def __contains__(self, key: str) -> bool:
         """Whether a map of that name was recorded."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from fisedit.graph import loras
 
 T = TypeVar("T")
 Outputs = dict[str, Tensor]
+Pool = Any
+"""Where graphs have their memory; None is a place of one's own. torch has no public type for it."""
 
 WARM_UP = 3
 """Runs before a capture: kernels are compiled and libraries make their workspaces."""
@@ -45,9 +47,9 @@ class Rerun:
 
 
 class Graph:
-    """A CUDA graph of the function, in a memory pool of its own."""
+    """A CUDA graph of the function, in a memory pool of its own, or in one that graphs share which take turns."""
 
-    def __init__(self, function: Callable[[], Outputs]) -> None:
+    def __init__(self, function: Callable[[], Outputs], pool: Pool = None) -> None:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -55,7 +57,7 @@ class Graph:
                 function()
         torch.cuda.current_stream().wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):  # other threads may go on
+        with torch.cuda.graph(self._graph, pool, capture_error_mode="thread_local"):  # other threads may go on
             self.outputs = function()
 
     def replay(self) -> None:
@@ -63,9 +65,18 @@ class Graph:
         self._graph.replay()
 
 
-def capture(function: Callable[[], Outputs], device: torch.device) -> Captured:
-    """Capture a function that reads static buffers on a device. It runs a few times on the way."""
-    return Graph(function) if device.type == "cuda" else Rerun(function)
+def capture(function: Callable[[], Outputs], device: torch.device, pool: Pool = None) -> Captured:
+    """Capture a function that reads static buffers on a device. It runs a few times on the way.
+
+    Args:
+        pool: of `shared_pool`; then whatever is captured in it too may overwrite the outputs.
+    """
+    return Graph(function, pool) if device.type == "cuda" else Rerun(function)
+
+
+def shared_pool(device: torch.device) -> Pool:
+    """Memory for graphs of which one is replayed at a time, and what it gave is copied before the next one is."""
+    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
 
 class Once(Generic[T]):

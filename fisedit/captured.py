@@ -24,6 +24,7 @@ from fisedit.graph import Role
 from fisedit.plan import SparsePlan
 from fisedit.records import Records
 from fisedit.sparse_kernels import tuning
+from fisedit.sparse_kernels.reference import BYTES
 
 PREDICTION = "prediction"
 
@@ -52,18 +53,20 @@ class GraphExecutor:
 
     Args:
         executor: of the UNet.
-        coded: recorded keys and values are read in a byte a number, which halves what a step reads and changes results
-            a little; None for what FISEDIT_CODED says (0 or 1), or else no.
+        coded: "int8" or "fp8" for recorded keys and values in a byte a number, which halves what a step reads and
+            changes results a little (see `reference.coded`), "" for as they were recorded; None for what FISEDIT_CODED
+            says, or else "".
 
     Raises:
         UnsupportedModuleError: the UNet has a block without a fused form.
         InputError: FISEDIT_CODED says something else.
     """
 
-    def __init__(self, executor: Executor, *, coded: bool | None = None) -> None:
-        coded = tuning.wants_coded() if coded is None else coded
-        self.executor, self.fused = executor, Fused(executor.unet, executor.sites, coded=coded)
-        self.records, self.graphs = Records(executor.sites, self.fused.heads), Once[Slot](KEPT)
+    def __init__(self, executor: Executor, *, coded: str | None = None) -> None:
+        name = tuning.wanted_coding() if coded is None else coded
+        kind = BYTES[name] if name else None
+        self.executor, self.fused = executor, Fused(executor.unet, executor.sites, coded=kind)
+        self.records, self.graphs = Records(executor.sites, self.fused.heads, kind), Once[Slot](KEPT)
 
     @torch.inference_mode()
     def begin(
@@ -121,9 +124,8 @@ class GraphEdit:
     ) -> None:
         self._executor, self._slot, self._plans, self._steps = executor, slot, plans, dict(steps)
         self._text, self._mark, buffers = text, object(), slot.buffers
-        index = records.index(buffers.rows, plans, branches)
-        loads = {i: records.gather(step, index) for i, step in self._steps.items()}
-        self.feed = Feed(loads, buffers.copied, budget, buffers.addresses)
+        reading = records.reading(buffers.rows, plans, branches)
+        self.feed = Feed(self._steps, lambda i: reading.of(steps[i]), buffers.copied, budget, buffers.addresses)
 
     @property
     def place(self) -> Place:

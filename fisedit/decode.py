@@ -79,7 +79,7 @@ def decode(vae: AutoencoderKL, latents: Tensor) -> tuple[Image.Image, DecoderRec
     maps, shape = StepMaps(), (latents.shape[2], latents.shape[3])
     record = DecoderRecord(maps)
     replacements = _coarse(vae, layers.RECORD, layers.Recording(maps, {}))
-    replacements += [(m, partial(_record_norm, record, shape, name, m)) for name, m in _fine_norms(vae)]
+    replacements += [(m, partial(_record_norm, record, shape, name, m)) for name, m in fine_norms(vae)]
     with injected(replacements):
         sample = vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
     return _picture(sample), record
@@ -178,7 +178,7 @@ class SparseDecode:
         vae = self.vae
         read = gather(latents / vae.config.scaling_factor, self.plan.levels[-1].read)
         replacements = _coarse(vae, layers.REPLAY | {Role.UP: _up}, self.coarse)
-        replacements += [(m, partial(_replay_norm, self, name, m)) for name, m in _fine_norms(vae)]
+        replacements += [(m, partial(_replay_norm, self, name, m)) for name, m in fine_norms(vae)]
         fine = [block.upsamplers[0] for block in vae.decoder.up_blocks[ROWS:-1]]
         replacements += [(m, lambda x, *_, **__: x) for m in fine]  # `_refine` calls them, box by box
         with injected([*replacements, (vae.decoder, self._decoder)]):
@@ -230,7 +230,7 @@ def _crop(x: Tensor, box: Box) -> Tensor:
 
 
 def _record_norm(record: DecoderRecord, shape: tuple[int, int], name: str, norm: nn.GroupNorm, x: Tensor) -> Tensor:
-    record.sums[name] = _cell_sums(x, norm.num_groups, shape)
+    record.sums[name] = cell_sums(x, norm.num_groups, shape)
     out, totals = ops.map_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps)
     record.totals[name] = totals[0]
     return out
@@ -238,17 +238,22 @@ def _record_norm(record: DecoderRecord, shape: tuple[int, int], name: str, norm:
 
 def _replay_norm(run: SparseDecode, name: str, norm: nn.GroupNorm, x: Tensor) -> Tensor:
     box, there = run.box, run.box.scaled(2**run.level).within(run.outer)
-    fresh = _cell_sums(x[(..., *there.slices)], norm.num_groups, (box.bottom - box.top, box.right - box.left))
+    fresh = cell_sums(x[(..., *there.slices)], norm.num_groups, (box.bottom - box.top, box.right - box.left))
     kept, totals = run.record.sums[name][(..., *box.slices)], run.record.totals[name]
     totals += (fresh - kept).sum((2, 3), dtype=torch.float64)
     kept.copy_(fresh)
+    return normed(x, norm, totals, run.grid.size * 4**run.level)
+
+
+def normed(x: Tensor, norm: nn.GroupNorm, totals: Tensor, size: int) -> Tensor:
+    """GroupNorm of a part [1, C, H, W] of a map of `size` positions, under the whole map's totals [groups, 2]."""
     width = norm.num_channels // norm.num_groups
-    mean, square = (totals / (run.grid.size * 4**run.level * width)).unbind(1)
+    mean, square = (totals / (size * width)).unbind(1)
     mean, variance = (t.float().repeat_interleave(width) for t in (mean, (square - mean.square()).clamp(min=0)))
     return F.batch_norm(x, mean, variance, norm.weight.float(), norm.bias.float(), eps=norm.eps).to(x.dtype)
 
 
-def _cell_sums(x: Tensor, groups: int, shape: tuple[int, int]) -> Tensor:
+def cell_sums(x: Tensor, groups: int, shape: tuple[int, int]) -> Tensor:
     """Sums and sums of squares of a map [1, C, H, W] by group and latent cell: float32 [groups, 2, h, w].
 
     Estimates from every `SAMPLED`th pixel of every `SAMPLED`th row: they only tell how far a box moves exact totals.
@@ -267,7 +272,8 @@ def _coarse(vae: AutoencoderKL, table: dict[Role, Forward], run: layers.Recordin
     return [(site.module, partial(table[site.role], run, site)) for site in sites if site.role in table]
 
 
-def _fine_norms(vae: AutoencoderKL) -> list[tuple[str, nn.GroupNorm]]:
+def fine_norms(vae: AutoencoderKL) -> list[tuple[str, nn.GroupNorm]]:
+    """The norms of the fine levels, by name, in the order the data travels."""
     coarse = ("mid_block.", *(f"up_blocks.{i}." for i in range(ROWS)))
     norms = ((name, m) for name, m in vae.decoder.named_modules() if isinstance(m, nn.GroupNorm))
     return [(name, m) for name, m in norms if not name.startswith(coarse)]

@@ -27,6 +27,12 @@ def memory_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def pinned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor in host memory, contiguous, from where a copy stream of that device may fetch it."""
+    host = tensor.to("cpu").contiguous()
+    return host.pin_memory() if device.type == "cuda" else host
+
+
 def choose_device(device: str | torch.device | None = None) -> torch.device:
     """Resolve a device; None takes CUDA where there is some, else the CPU.
 

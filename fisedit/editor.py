@@ -25,6 +25,7 @@ from fisedit.localise import DEFAULT, Search, seed_map
 from fisedit.masks import pieces
 from fisedit.memory import Memory
 from fisedit.metadata import Metadata, read
+from fisedit.model_places import full_name
 from fisedit.models import load
 from fisedit.origin import Origin, PastEdit
 from fisedit.pictures import canvas, canvas_size, upright
@@ -85,7 +86,8 @@ class Editor:
         pipe: a Stable Diffusion 1.x or 2.x pipeline. Editors may share one.
         model: its name, for saved sessions.
         max_recorded_bytes: recorded features kept before the least recently used are dropped (they are rebuilt when
-            needed); None for half of the memory of the GPU, or of the machine without one.
+            needed); None for half of the memory of the GPU, or of the machine without one. Steps of a single source
+            that do not fit wait in the host's memory.
         graphs: replay sparse steps from captured graphs of fused kernels; None for what the environment's
             FISEDIT_GRAPHS says, 0 or 1, or else on CUDA devices. Elsewhere a stand-in runs in their place, which shows
             that they are right and saves no time. A UNet or an edit that they cannot do runs layer by layer, and
@@ -123,15 +125,17 @@ class Editor:
     ) -> Self:
         """Load a model: "demo", a diffusers folder, a hub id or a .safetensors file. See `fisedit.models.load`."""
         pipe = load(model, device=device, dtype=dtype, local_files_only=local_files_only)
-        path = Path(model).expanduser()
-        name = str(path.resolve()) if path.exists() and model != "demo" else str(model)
-        return cls(pipe, model=name, max_recorded_bytes=max_recorded_bytes, graphs=graphs)
+        return cls(pipe, model=full_name(model), max_recorded_bytes=max_recorded_bytes, graphs=graphs)
 
-    def beside(self) -> Self:
-        """Another editor over the same model, with a history and memory of its own."""
+    def beside(self, history: History | None = None, references: dict[str, Image] | None = None) -> Self:
+        """Another editor over the same model, with a memory of its own.
+
+        Args:
+            history, references: results, and reference pictures by their digests, that it shares with editors over
+                other models; None for its own. Whose model made a result must be the one to edit it.
+        """
         other = type(self)(self.pipe, model=self.model, max_recorded_bytes=self._memory.max_bytes)
-        other._engine.references.adapters |= self._engine.references.adapters  # noqa: SLF001 (its own)
-        other._engine.graphs = self._engine.graphs  # noqa: SLF001 (its own)
+        other._workshop = self._workshop.beside(history, references)  # noqa: SLF001 (of its own class)
         return other
 
     @property
@@ -583,9 +587,11 @@ class Editor:
             SessionError: no session there, a damaged one, or another model's. The editor is as it was then.
         """
         index = session.read_index(Path(folder))
-        if index["model"] != self.model:
-            raise SessionError(f"the session is of the model {index['model']!r}, got {self.model!r}; start that one")
-        history, looks = session.load(Path(folder), index, self._workshop.diff), session.load_looks(Path(folder), index)
+        if foreign := {index["model"], *session.others(Path(folder), index).values()} - {self.model}:
+            names = " and ".join(map(repr, sorted(foreign)))
+            raise SessionError(f"the session is of the model {names}, got {self.model!r}; start that one")
+        history = session.load(Path(folder), index, lambda _, *prompts: self._workshop.diff(*prompts))
+        looks = session.load_looks(Path(folder), index)
         for source, scale in looks.adapters.items():
             if not self._engine.references.loaded(source):
                 self.load_adapter(source, scale)

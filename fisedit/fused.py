@@ -70,7 +70,7 @@ class Buffers:
 
     @property
     def copied(self) -> list[Tensor]:
-        """What a step's features are copied to, in the order of `Records.gather`."""
+        """What a step's features are copied to, in the order of `records.Reading`."""
         return [self.totals.flat, self.rows.flat, *(t for t in self.tokens.values() if isinstance(t, Tensor))]
 
 
@@ -107,7 +107,7 @@ class Fused:
 
     Args:
         unet: left as it is. sites: its sites.
-        coded: recorded keys and values are read in a byte a number (see `reference.coded`).
+        coded: what of a byte recorded keys and values are read in (see `reference.coded`); None for the UNet's own.
 
     Raises:
         UnsupportedModuleError: a block that has no fused form.
@@ -116,9 +116,10 @@ class Fused:
         heads: of the recorded keys and values that are coded, by site.
     """
 
-    def __init__(self, unet: UNet2DConditionModel, sites: Sequence[Site], *, coded: bool = False) -> None:
+    def __init__(self, unet: UNet2DConditionModel, sites: Sequence[Site], *, coded: torch.dtype | None = None) -> None:
+        self._coded = coded
         self.unet, self._sites = unet, {site.name: site for site in sites}
-        tokens = [site.name for site in sites if coded and site.role is Role.TOKENS]
+        tokens = [site.name for site in sites if coded is not None and site.role is Role.TOKENS]
         self.heads = {name: int(unet.get_submodule(name.rpartition(".")[0]).heads) for name in tokens}
         self._weights = Weights(unet, sites)
 
@@ -134,12 +135,13 @@ class Fused:
         sizes, items = [height * width for height, width in grids], edits * branches
         like, sites = self.unet.conv_in.weight, self._sites.items()
         totals = {name: (branches, site.module.num_groups, 2) for name, site in sites if site.role in NORMS}
+        rows = recorded(tuple(self._sites.values()), bucket)
         made = Buffers(
             Tables(bucket, sizes, items, like.device),
             like.new_zeros(items, self.unet.config.in_channels, *grids[0]),
             torch.zeros(1, device=like.device),
             Packed(totals, torch.float64, like.device),
-            Packed({n: (items, *shape) for n, shape in self._recorded(bucket).items()}, like.dtype, like.device),
+            Packed({name: (items, *shape) for name, shape in rows.items()}, like.dtype, like.device),
         )
         shapes = {}
         for name, site in sites:
@@ -149,7 +151,7 @@ class Fused:
                     shapes[name + SCALES] = *shapes[name][:2], self.heads[name]
             if site.role is Role.TEXT:
                 made.text[name] = like.new_zeros(items, tokens, site.module.out_features)
-        types = {name: torch.int8 if name in self.heads else like.dtype for name in shapes}
+        types = {name: self._coded if self._coded and name in self.heads else like.dtype for name in shapes}
         if ops.reads_in_place():
             made.blank = like.new_zeros(max(prod(shape) for shape in shapes.values()))
             made.addresses = torch.full((len(shapes),), made.blank.data_ptr(), device=like.device)
@@ -158,17 +160,6 @@ class Fused:
         else:
             made.tokens |= {name: like.new_zeros(shape, dtype=types[name]) for name, shape in shapes.items()}
         return made
-
-    def _recorded(self, bucket: Bucket) -> dict[str, tuple[int, int]]:
-        """Rows and channels of everything recorded that is read by rows."""
-        halos = {Role.NORM_HALO: bucket.same, Role.DOWN: bucket.down, Role.UP: bucket.up}
-        found = {}
-        for name, site in self._sites.items():
-            if site.role in NORMS:
-                found[f"active {name}"] = bucket.rows[site.level], channels(site)
-            if site.role in halos:
-                found[f"halo {name}"] = halos[site.role][site.level], channels(site)
-        return found
 
     def __call__(self, buffers: Buffers) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """One evaluation.
@@ -317,3 +308,16 @@ def channels(site: Site) -> int:
     """Channels of the map that a norm or sampler reads."""
     module = site.module
     return int(module.num_channels if isinstance(module, nn.GroupNorm) else module.conv.in_channels)
+
+
+def recorded(sites: Sequence[Site], bucket: Bucket) -> dict[str, tuple[int, int]]:
+    """Rows and channels of everything recorded that is read by rows: "active NAME" of norms, "halo NAME" of what is
+    before a 3x3 conv."""
+    halos = {Role.NORM_HALO: bucket.same, Role.DOWN: bucket.down, Role.UP: bucket.up}
+    found = {}
+    for site in sites:
+        if site.role in NORMS:
+            found[f"active {site.name}"] = bucket.rows[site.level], channels(site)
+        if site.role in halos and (count := halos[site.role][site.level]):
+            found[f"halo {site.name}"] = count, channels(site)
+    return found

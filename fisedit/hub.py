@@ -14,7 +14,8 @@ from fisedit.errors import ModelError
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 """What a hub id looks like: owner/name."""
 
-_TEXTS = ["model_index.json", "*/config.json", "scheduler/*.json", "tokenizer/*"]
+TEXTS = ["model_index.json", "*/config.json", "scheduler/*.json", "tokenizer/*"]
+"""All of a model's folder but its weights."""
 
 
 def fetch(model_id: str, stems: Mapping[str, str], check: Callable[[Path], object], *, local_files_only: bool) -> Path:
@@ -29,11 +30,11 @@ def fetch(model_id: str, stems: Mapping[str, str], check: Callable[[Path], objec
     Raises:
         ModelError: the model cannot be had, or does not pass `check`.
     """
-    folder = _snapshot(model_id, _TEXTS, local_files_only)
+    folder = _snapshot(model_id, TEXTS, local_files_only)
     check(folder)
     for variant in ("", ".fp16"):
         names = [f"{part}/{stem}{variant}.safetensors" for part, stem in stems.items()]
-        folder = _snapshot(model_id, [*_TEXTS, *names], local_files_only)
+        folder = _snapshot(model_id, [*TEXTS, *names], local_files_only)
         if all((folder / name).is_file() for name in names):
             break
     return folder

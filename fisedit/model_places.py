@@ -46,6 +46,12 @@ def locate(model: str | Path) -> Path | None:
     )
 
 
+def full_name(model: str | Path) -> str:
+    """What sessions call a model: "demo", its place in full where it is on this machine, or its hub id."""
+    path = Path(model).expanduser()
+    return str(path.resolve()) if path.exists() and model != "demo" else str(model)
+
+
 def identity(model: str | Path, *, local_files_only: bool = False) -> str:
     """What tells a model from every other: a SHA-256 of its files wherever they lie, or a hub id's commit.
 

@@ -18,14 +18,14 @@ from torch import nn
 from fisedit import model_checks as checks
 from fisedit.devices import choose_device, choose_dtype
 from fisedit.errors import ModelError, NumericsError
-from fisedit.hub import fetch
+from fisedit.hub import TEXTS, bring, fetch
 from fisedit.model_files import Shapes, check_vocabulary, read_json, read_shapes, weights_file
 from fisedit.model_places import demo_folder, locate
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
-__all__ = ["demo_folder", "load", "quiet"]
+__all__ = ["demo_folder", "load", "quiet", "texts", "tokenizer"]
 
 _HERE = Path(__file__).parent
 _SD15 = _HERE / "configs" / "sd15"
@@ -64,6 +64,29 @@ def load(
             pipe = (_load_file if path.is_file() else _load_folder)(path, precision)
     _check_finite(pipe)
     return _place(pipe, where)
+
+
+def texts(model: str | Path, *, local_files_only: bool = False) -> Path:
+    """The folder with a model's configurations and tokenizer, checked; no weights are read or brought.
+
+    Raises:
+        ModelError: as in `load`, as far as configurations and headers tell.
+    """
+    path = locate(model)
+    if path is not None and path.is_file():
+        if refusal := checks.pickled(path):
+            raise refusal
+        checks.check_single_file(path, read_shapes(path))
+        return _SD15
+    folder = bring(str(model), TEXTS, local_files_only=local_files_only) if path is None else path
+    _check_texts(folder)
+    return folder
+
+
+def tokenizer(folder: Path) -> Any:
+    """The tokenizer in a folder from `texts`. Raises ModelError for a damaged one."""
+    with quiet():
+        return _load_tokenizer(folder / "tokenizer")
 
 
 def _load_file(path: Path, dtype: torch.dtype) -> StableDiffusionPipeline:

@@ -72,6 +72,10 @@ Token = Annotated[
 AllowedHosts = Annotated[
     list[str] | None, Option("--allowed-host", help="Another name that this machine is reached by.")
 ]
+Models = Annotated[
+    list[str] | None, Option("--model", help="As in other verbs, demo without it; said again, the page offers all.")
+]
+Loaded = Annotated[int, Option(min=1, help="Models in memory at once; the one idle longest makes room for another.")]
 Loras = Annotated[list[Path] | None, Option("--lora", help="LoRA to choose on the page; may be said again.")]
 PageAdapter = Annotated[str | None, Option("--adapter", help="Adapter, so that pictures may take another one's look.")]
 Sessions = Annotated[Path | None, Option(help="Folder to keep sessions in; without it they go with the app.")]
@@ -81,10 +85,14 @@ Size = Annotated[int, Option(help="Side of the square picture in pixels.")]
 BenchModel = Annotated[
     str | None, Option("--model", help="A model; random weights of Stable Diffusion 1.5 without it.")
 ]
+Families = Annotated[str, Option(help="Families of adapters, with commas between.")]
 BenchOutput = Annotated[Path | None, Option("--output", help="JSON file to write the figures to.")]
 Edits = Annotated[int, Option(min=1, max=700, help="How many word swaps to measure.")]
 QualityEdits = Annotated[int, Option("--edits", min=1, max=5000, help="How many edits to make and measure.")]
 Methods = Annotated[str, Option(help="Who edits, with commas between; all without it. An unknown name lists them.")]
+LookAdapter = Annotated[
+    str | None, Option("--adapter", help="Measure edits that take a reference's look by this adapter instead.")
+]
 EditsSeed = Annotated[int, Option("--seed", min=0, help="Of the edits that are drawn at random.")]
 Judge = Annotated[Path | None, Option(help="Weights of the judge of drawn pictures; the model folder's without it.")]
 PieBench = Annotated[Path | None, Option(help="Make the edits of your own copy of PIE-Bench instead of drawn ones.")]
@@ -127,7 +135,9 @@ Triples = Annotated[
     Argument(metavar="TRIPLES", help="Folder: target/NAME.png and .txt, reference/NAME.png; perhaps region/."),
 ]
 RunFolder = Annotated[Path, Argument(metavar="OUTPUT", help="Folder of the run; the adapter is in OUTPUT/adapter.")]
-Family = Annotated[str, Option(help="v1, v2, v3, v5 or v5b, as published; v5 is the smallest that takes any size.")]
+Family = Annotated[
+    str, Option(help="v1, v2, v3, v5 or v5b, as published; v5 is the smallest that takes any size. full, to compare.")
+]
 Heads = Annotated[int, Option(help="Of every attention; divides the model's channels.")]
 StartAdapter = Annotated[str, Option("--start", help="Train this adapter on, instead of a fresh one.")]
 TrainSize = Annotated[int, Option("--size", help="Side of the square pictures in pixels; 0 for the model's own.")]
@@ -145,4 +155,5 @@ HeldOut = Annotated[int, Option(help="The last triples, never trained on: measur
 LogEvery = Annotated[int, Option(help="Steps between lines of log.csv.")]
 SaveEvery = Annotated[int, Option(help="Steps between checkpoints, each with a sheet of samples.")]
 MixedPrecision = Annotated[str, Option(help="no, bf16 or fp16.")]
+KeepMaps = Annotated[bool, Option("--keep-maps", help="Read each reference once and keep it: more memory, less time.")]
 GradientCheckpointing = Annotated[bool, Option("--gradient-checkpointing", help="Less memory for more time.")]

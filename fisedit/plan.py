@@ -102,37 +102,6 @@ class Level:
         """int64 [R + G]: positions of the active rows, then of the halo rows of `same`."""
         return torch.cat([self.active, self.same.halo])
 
-    @cached_property
-    def closure(self) -> Closure:
-        """What attention along rows and columns computes."""
-        return _closure(self)
-
-    @cached_property
-    def closing(self) -> Reads:
-        """Reads of a 3x3 conv from the active set, with a halo of its own, to all positions of the closure."""
-        active, inside = (_grid_of(where, self) for where in (self.active, self.closure.positions))
-        return _reads_to(_reads(active, inside, _strided(active.shape, 1), 1), self.active.device)
-
-
-@dataclass(frozen=True, eq=False)
-class Closure:
-    """The active set grown by one, for a 3x3 conv, and closed under rows x columns: a blob's bounding box.
-
-    Args:
-        rows, columns: int64 [r], [c]: the y of its rows and the x of its columns, ascending.
-        positions: int64 [r * c], flat, row-major. whole_rows: int64 [r * W]: its rows from end to end, one by one.
-        whole_columns: int64 [c * H]: its columns likewise.
-        active, read: int64 [R], [R + G]: where the level's active, and read, positions stand among `positions`.
-    """
-
-    rows: Tensor
-    columns: Tensor
-    positions: Tensor
-    whole_rows: Tensor
-    whole_columns: Tensor
-    active: Tensor
-    read: Tensor
-
 
 @dataclass(frozen=True, eq=False)
 class SparsePlan:
@@ -163,6 +132,11 @@ def make_plan(grid: BoolGrid, depth: int, device: torch.device | str = "cpu") ->
     return SparsePlan(tuple(_level(active, i, torch.device(device)) for i in range(depth)))
 
 
+def reads_to(active: Tensor, outputs: Tensor) -> Reads:
+    """Reads of a 3x3 conv from active cells, with a halo of its own, to other cells: bool [H, W], on the CPU."""
+    return _reads(active, outputs, _strided(outputs.shape, 1), 1)
+
+
 def _level(active: list[Tensor], i: int, device: torch.device) -> Level:
     here = active[i]
     down = _reads(here, active[i + 1], _strided(here.shape, 2), 2) if i + 1 < len(active) else None
@@ -171,29 +145,6 @@ def _level(active: list[Tensor], i: int, device: torch.device) -> Level:
     height, width = here.shape
     level = Level(height, width, _positions(here), same, down, up)
     return _to(level, device)
-
-
-def _closure(level: Level) -> Closure:
-    device, width = level.active.device, level.width
-    rows, columns = (level.read // width).unique(), (level.read % width).unique()
-    positions = (rows[:, None] * width + columns).flatten()
-    slot = _slots(level.size, positions)
-    return Closure(
-        rows,
-        columns,
-        positions,
-        (rows[:, None] * width + torch.arange(width, device=device)).flatten(),
-        (columns[:, None] + torch.arange(level.height, device=device) * width).flatten(),
-        slot[level.active],
-        slot[level.read],
-    )
-
-
-def _grid_of(positions: Tensor, level: Level) -> Tensor:
-    """Bool [H, W], on the CPU."""
-    grid = torch.zeros(level.size, dtype=torch.bool)
-    grid[positions.cpu()] = True
-    return grid.view(level.height, level.width)
 
 
 def _any_pool(grid: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fisedit.adapters.base import TURN
 from fisedit.adapters.files import identity
+from fisedit.adapters.fold import end_of
 from fisedit.adapters.guides import Guide, check_fit
 from fisedit.adapters.macs import reading_macs
 from fisedit.adapters.places import taps
@@ -30,7 +31,7 @@ from fisedit.session import Looks
 from fisedit.values import LATENT_FACTOR, Likeness
 
 if TYPE_CHECKING:
-    from diffusers import StableDiffusionPipeline
+    from diffusers import StableDiffusionPipeline, UNet2DConditionModel
     from PIL.Image import Image
 
     from fisedit.adapters.row_column import Known, RowColumnAdapter
@@ -75,7 +76,9 @@ class References:
         if name in self.adapters:
             raise AdapterError(f"the adapter {source} is loaded already; change its scale with scale_adapter")
         unet = self._pipe.unet
-        self.adapters[name] = Loaded(adapter.to(unet.device, unet.dtype), source, scale)
+        self.adapters[name] = Loaded(laid_out(adapter, unet), source, scale)
+        for block in adapter.blocks.values():
+            end_of(block.knit)  # known before the first edit
         return name
 
     def loaded(self, source: str) -> bool:
@@ -202,3 +205,10 @@ def level_grids(recipe: Recipe, depth: int) -> list[tuple[int, int]]:
 
 def _key(likeness: Likeness, recipe: Recipe, branches: int) -> tuple[str, str, int, int, int]:
     return likeness.adapter, likeness.reference, recipe.width, recipe.height, branches
+
+
+def laid_out(adapter: RowColumnAdapter, unet: UNet2DConditionModel) -> RowColumnAdapter:
+    """Where and as precise as a UNet, with convolutions laid out as the sparse ones read them."""
+    adapter.to(unet.device, unet.dtype)
+    adapter.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
+    return adapter

@@ -69,7 +69,8 @@ class Renderer:
     """The ways to make a picture on one engine.
 
     Args:
-        budget: bytes that captured graphs may gather on the device for an edit; None is no limit.
+        budget: bytes of features that a source may have on the device, and what captured graphs gather for an edit;
+            None is no limit.
     """
 
     def __init__(self, engine: Engine, budget: int | None = None) -> None:
@@ -93,7 +94,9 @@ class Renderer:
     def dense(self, run: Run, text: Text, pin: tuple[BoolGrid, Story] | None = None, start: int = 0) -> Made:
         """Every row of every step from `start` on; `pin` is a grid [h, w] and the story that stays outside it."""
         with run.watch.station("denoise"):
-            story = self.engine.record(run.recipe, text.embeddings, self._watch(run), pin, start=start)
+            story = self.engine.record(
+                run.recipe, text.embeddings, self._watch(run), pin, start=start, budget=self.budget
+            )
         with run.watch.station("decode"), torch.inference_mode():
             image, decoder = decode(self.engine.pipe.vae, story.latents[-1])
             if run.parent and pin:
@@ -176,9 +179,11 @@ class Renderer:
             latents = encode(pipe.vae, picture)
         with run.watch.station("denoise"):
             if recipe.inversion is Inversion.DDPM:
-                story = self.engine.record(recipe, text.embeddings, watch, path=noised(pipe, recipe, latents))
+                story = self.engine.record(
+                    recipe, text.embeddings, watch, path=noised(pipe, recipe, latents), budget=self.budget
+                )
             else:
-                story = self.engine.invert(recipe, text.embeddings, latents, watch)
+                story = self.engine.invert(recipe, text.embeddings, latents, watch, self.budget)
         with run.watch.station("decode"), torch.inference_mode():
             return Made(story, picture, decode(pipe.vae, latents)[1])
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,7 @@ def save(
     made: Callable[[EditResult], Metadata | None],
     before: Collection[str] = (),
     looks: Looks = NOBODYS,
+    others: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Write all results of a session.
 
@@ -53,7 +55,7 @@ def save(
         folder: made if it is not there; files of a former save are replaced one by one.
         model, dtype: what to load when the session is resumed. made: what a picture tells of its making.
         before: ids of the results that this session wrote there before; those that it has no more are removed.
-        looks: what its results refer to.
+        looks: what its results refer to. others: ids of results -> the model that made them, where it was another.
     """
     current = history.current.id
     folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +71,10 @@ def save(
     index: dict[str, Any] = {"version": VERSION, "model": model, "dtype": dtype, "current": current}
     if looks.adapters:
         index["adapters"] = [{"source": source, "scale": scale} for source, scale in looks.adapters.items()]
-    write_json(index | {"results": [_entry(result) for result in history]}, folder / _INDEX)
+    index["results"] = [
+        _entry(result) | ({"model": others[result.id]} if result.id in others else {}) for result in history
+    ]
+    write_json(index, folder / _INDEX)
     for name in set(before) - {result.id for result in history}:
         for ending in (".png", ".tif", ".canvas.png", ".mask.png"):
             (folder / f"{name}{ending}").unlink(missing_ok=True)
@@ -96,11 +101,19 @@ def read_index(folder: Path) -> dict[str, Any]:
     return dict(index)
 
 
-def load(folder: Path, index: dict[str, Any], diff: Callable[[str, str], EditScript]) -> History:
+def others(folder: Path, index: dict[str, Any]) -> dict[str, str]:
+    """Ids of results -> the model that made them, where it is not the session's. Raises SessionError: damaged."""
+    try:
+        return {str(int(entry["id"])): str(entry["model"]) for entry in index["results"] if "model" in entry}
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(folder, _INDEX) from error
+
+
+def load(folder: Path, index: dict[str, Any], diff: Callable[[str, str, str], EditScript]) -> History:
     """The results of a session.
 
     Args:
-        index: from `read_index`. diff: makes the script between two prompts.
+        index: from `read_index`. diff: makes the script of a result's id, between two prompts.
 
     Raises:
         SessionError: a damaged or missing picture, or an entry that does not fit.
@@ -152,7 +165,7 @@ def _entry(result: EditResult) -> dict[str, Any]:
 
 
 def _result(
-    folder: Path, entry: dict[str, Any], history: History, diff: Callable[[str, str], EditScript]
+    folder: Path, entry: dict[str, Any], history: History, diff: Callable[[str, str, str], EditScript]
 ) -> EditResult:
     name, parent = str(int(entry["id"])), entry["parent"]
     recipe = make_recipe(**entry["recipe"])
@@ -169,7 +182,7 @@ def _result(
     structure, start = float(entry.get("structure", 0.0)), int(entry.get("start", 0))
     if not 0 <= start < recipe.num_inference_steps:
         raise ValueError(f"start must leave a step to run, got {start}")
-    script, stats = diff(before, recipe.prompt), _stats(entry["stats"])
+    script, stats = diff(name, before, recipe.prompt), _stats(entry["stats"])
     checked = bool(entry.get("checked", False))
     return EditResult(name, parent, recipe, image, mask, script, stats, growth, painted, structure, start, checked)
 

@@ -192,6 +192,7 @@ class Engine:
         pin: tuple[BoolGrid, Story] | None = None,
         path: Sequence[Tensor] | None = None,
         start: int = 0,
+        budget: int | None = None,
     ) -> Story:
         """Sample densely, as diffusers would, and remember everything.
 
@@ -200,7 +201,8 @@ class Engine:
             pin: a grid [h, w] and the story that stays outside it, whose first latents are those of this one.
             path: of DDPM inversion, latents before every step and at the end [1, 4, h, w]: the noise that leads from
                 each to the next is found.
-            start: so many first steps are taken over from the pinned story.
+            start: so many first steps are taken over from the pinned story. budget: bytes of features that may stay on
+                the device; those of the steps that do not fit wait in host memory.
         """
         story = Story(recipe)
         sampler = self.sampler(recipe, pin[1] if pin else story)
@@ -213,18 +215,19 @@ class Engine:
             watch(i, len(sampler.timesteps), sampler.estimate)
             raw, maps = self._evaluate(story, sampler, text, i, story.latents[i])
             story.predictions.append(self._guide(raw, recipe))
-            story.features.append(maps)
+            story.features.append(_placed(maps, len(story.features) - start, budget))
             if path:  # the sampler steps with it, so that rounding never adds up
                 story.noises.append(sampler.noise_between(story.predictions[i], t, story.latents[i], path[i + 1]))
             story.latents.append(keep(i + 1, sampler.step(story.predictions[i], t, story.latents[i])))
         return story
 
     @torch.inference_mode()
-    def invert(self, recipe: Recipe, text: Tensor, clean: Tensor, watch: Watch) -> Story:
+    def invert(self, recipe: Recipe, text: Tensor, clean: Tensor, watch: Watch, budget: int | None = None) -> Story:
         """DDIM inversion, and everything remembered on the way: a sampler that passed there would see the same.
 
         Args:
             text: embeddings [B, T, D]. clean: latents [1, 4, h, w]. watch: called before every step.
+            budget: as of `record`.
 
         Raises:
             InputError, NumericsError: as `inversion.inverted`.
@@ -235,7 +238,7 @@ class Engine:
             watch(steps - 1 - i, steps, latents)
             raw, maps = self._evaluate(story, sampler, text, i, latents)
             story.predictions.insert(0, self._guide(raw, recipe))
-            story.features.insert(0, maps)
+            story.features.insert(0, _placed(maps, len(story.features), budget))
             return raw[-1:]
 
         story.latents = inverted(self.pipe, recipe, text[-1:], clean, look)
@@ -413,6 +416,13 @@ class Engine:
 def kept_steps(recipe: Recipe) -> int:
     """The first steps, of which an edit may keep the structure."""
     return round(STRUCTURED * recipe.num_inference_steps)
+
+
+def _placed(maps: StepMaps, before: int, budget: int | None) -> StepMaps:
+    """A step recorded after so many others; it waits in host memory if they do not fit on the device with it."""
+    if budget is not None and (before + 1) * maps.own_bytes > budget:
+        maps.wait_in_host_memory()
+    return maps
 
 
 def _tell(

@@ -15,6 +15,7 @@ from fisedit.adapters.base import TURN
 from fisedit.errors import SessionError
 from fisedit.history import EditResult, History
 from fisedit.localise import kept_tokens, undescribed
+from fisedit.memory import Memory
 from fisedit.pictures import coarseness, is_canvas, returned
 from fisedit.planning import Plan, Planner, Wish
 from fisedit.profiling import Stopwatch
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from fisedit.memory import Memory
+    from fisedit.textdiff import Tokenizer
 
 HARDLY = 1.0
 """Mean difference inside the mask, of 255, below which an edit is said to have had no effect."""
@@ -48,11 +50,20 @@ class Workshop:
         self.engine, self.memory, self.history = Engine(pipe, graphs), memory, History()
         self.renderer, self.planner = Renderer(self.engine, memory.max_bytes), Planner(self.engine)
 
+    def beside(self, history: History | None = None, references: dict[str, Image] | None = None) -> Workshop:
+        """Another one with the same model, graphs and adapters, and a memory of its own; arguments as of
+        `Editor.beside`."""
+        other = Workshop(self.engine.pipe, Memory(self.memory.max_bytes), self.engine.graphs)
+        other.engine.references.adapters |= self.engine.references.adapters
+        if history is not None:
+            other.history = history
+        if references is not None:
+            other.engine.references.pictures = references
+        return other
+
     def diff(self, old: str, new: str) -> EditScript:
         """What changes from one prompt to another."""
-        with TURN:
-            script = diff(old, new, self.engine.pipe.tokenizer)
-        return undescribed(script) if script.hunks and not old else script
+        return changed(old, new, self.engine.pipe.tokenizer)
 
     def run(self, prompt: str, on_step: OnStep | None, reference: object = None) -> Run:
         """An edit of the current result, about to be planned; arguments as of `Editor.edit`."""
@@ -257,6 +268,13 @@ class Workshop:
         else:
             made = self.renderer.dense(run, text, (grid, over[0]) if over else None, start)
         self.memory.put(result.id, made.story, made.decoder, base=result.parent if result.growth or start else None)
+
+
+def changed(old: str, new: str, tokenizer: Tokenizer) -> EditScript:
+    """What changes from one prompt to another, for a model with such a tokenizer; "" is what nobody described."""
+    with TURN:
+        script = diff(old, new, tokenizer)
+    return undescribed(script) if script.hunks and not old else script
 
 
 def _moved(before: Image, after: Image, mask: EditMask) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -37,27 +38,21 @@ def lively(unet: UNet2DConditionModel, family: str, salt: str = "", heads: int =
     return filled(fresh_adapter(unet, family, heads), salt)
 
 
-def naive(
-    block: Knit | Staged, x: Tensor, reference: Tensor, rows: Tensor | None = None, columns: Tensor | None = None
-) -> Tensor:
+def naive(block: Knit | Staged, x: Tensor, reference: Tensor, seen: Tensor | None = None) -> Tensor:
     """What a map [B, C, H, W] gains beside a reference: side by side, positions, norm, softmax, the first half kept.
 
     Args:
-        rows, columns: y and x, int64, of the part of the map that is looked at and computed; all of it if not given.
+        seen: bool [H, W], the part of the map that is looked at, and outside which nothing is right; None for all.
     """
     knit, (height, width) = block.knit, x.shape[-2:]
-    rows = torch.arange(height) if rows is None else rows
-    columns = torch.arange(width) if columns is None else columns
+    seen = torch.ones(height, width, dtype=torch.bool) if seen is None else seen
     if isinstance(block, Staged):
         reference = _staged(block.attn_ref, reference)
     own, known = (m if knit.conv_in is None else knit.conv_in(m) for m in (x, reference))
     own, known = (m.permute(0, 2, 3, 1) for m in (own, known))
-    found = own[:, rows][:, :, columns]
-    found = _attend(knit, knit.row_heads, found, columns, known[:, rows], width).transpose(1, 2)
-    found = _attend(knit, knit.column_heads, found, rows, known.transpose(1, 2)[:, columns], height).transpose(1, 2)
-    whole = torch.zeros_like(own)
-    whole[:, rows[:, None], columns] = found
-    return knit.proj(whole.permute(0, 3, 1, 2))
+    found = _attend(knit, knit.row_heads, own, known, seen).transpose(1, 2)
+    found = _attend(knit, knit.column_heads, found, known.transpose(1, 2), seen.T).transpose(1, 2)
+    return knit.proj(found.permute(0, 3, 1, 2))
 
 
 def _staged(knit: Knit, reference: Tensor) -> Tensor:
@@ -65,17 +60,19 @@ def _staged(knit: Knit, reference: Tensor) -> Tensor:
     lines = knit.conv_in(reference).permute(0, 2, 3, 1)
     for heads in (knit.row_heads, knit.column_heads):
         nobody = lines[:, :, :0]
-        lines = _attend(knit, heads, lines, torch.arange(lines.shape[2]), nobody, 0).transpose(1, 2)
+        lines = _attend(knit, heads, lines, nobody, torch.ones(lines.shape[1:3], dtype=torch.bool)).transpose(1, 2)
     return knit.proj(lines.permute(0, 3, 1, 2))
 
 
-def _attend(knit: Knit, heads: nn.Module, own: Tensor, at: Tensor, known: Tensor, behind: int) -> Tensor:
-    """Lines [B, lines, n, C] at positions int64 [n] look at themselves and at known ones, which stand `behind` them."""
-    at = torch.cat([at, behind + torch.arange(known.shape[2])])
-    tokens = knit.norm(torch.cat([own, known], 2) + positions(knit, int(at.max()) + 1)[at])
+def _attend(knit: Knit, heads: nn.Module, own: Tensor, known: Tensor, seen: Tensor) -> Tensor:
+    """Lines [B, lines, n, C] look at what is seen of themselves, bool [lines, n], and at known ones behind them."""
+    count = own.shape[2]
+    tokens = knit.norm(torch.cat([own, known], 2) + positions(knit, count + known.shape[2]))
     q, k, v = (p(tokens).unflatten(-1, (heads.heads, -1)).transpose(2, 3) for p in (heads.to_q, heads.to_k, heads.to_v))
-    weights = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1)
-    return heads.to_out[0]((weights @ v).transpose(2, 3).flatten(3))[:, :, : own.shape[2]]
+    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    scores[..., :count].masked_fill_(~seen[:, None, None], -math.inf)
+    found = scores.softmax(-1) @ v
+    return heads.to_out[0](found.transpose(2, 3).flatten(3))[:, :, :count]
 
 
 def positions(knit: Knit, length: int) -> Tensor:

@@ -220,7 +220,7 @@ def test_another_base_is_refused(pipelines):
 
 
 def test_families_have_names(unet):
-    with pytest.raises(AdapterError, match="family must be one of v1, v2, v3, v5, v5b, got 'v7'"):
+    with pytest.raises(AdapterError, match="family must be one of v1, v2, v3, v5, v5b, full, got 'v7'"):
         fresh_adapter(unet, "v7")
 
 

@@ -160,7 +160,7 @@ def test_features_in_host_memory_are_fetched_ahead(pipelines, order):
 def test_a_feed_fetches_one_step_ahead(monkeypatch):
     steps = {i: [torch.full((2, 3), float(i)), torch.full((4,), i, dtype=torch.float64)] for i in range(4)}
     targets = [torch.empty(2, 3), torch.empty(4, dtype=torch.float64)]
-    feed, fetched = Feed(steps, targets, budget=0), []
+    feed, fetched = Feed(steps, steps.get, targets, budget=0), []
     fetch = feed._fetch
     monkeypatch.setattr(feed, "_fetch", lambda i: (fetched.append(i), fetch(i)))
     for i, following in ((0, 1), (1, 2), (3, None)):

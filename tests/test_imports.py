@@ -20,14 +20,21 @@ LAYERS = (
     "model_checks model_files model_places models origin random_model recipes",
     "boxes buckets cache heat judge masks plan profiling schedule textdiff things weighting",
     "sparse_kernels",
-    "adapters attention captured decode ends executor fused fusible layers linear preview records stepping",
+    (
+        "adapters attention captured captured_decode decode ends executor fused fusible layers linear preview records "
+        "stepping"
+    ),
     "costs editor history inversion leaks localise loras memory planning references rendering session source workshop",
     "batch",
-    "sheet options console captions demo bench_cuda bench_plot benchmark fidelity quality train_adapter cli __main__",
+    (
+        "sheet options console captions demo bench_adapters bench_cuda bench_plot benchmark fidelity quality "
+        "train_adapter cli __main__"
+    ),
 )
 """From the bottom to the top; a module imports from its own layer and from those below."""
 
-FRONT = set(LAYERS[-1].split()) - {"bench_cuda", "bench_plot", "benchmark", "fidelity", "quality", "train_adapter"}
+MEASURING = set("bench_adapters bench_cuda bench_plot benchmark fidelity quality train_adapter".split())
+FRONT = set(LAYERS[-1].split()) - MEASURING
 PUBLIC = {"", "batch", "errors", "files", "heap", "metadata", "origin", "values"}
 """What front ends may import besides one another; "" is the package itself."""
 

@@ -8,14 +8,18 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
+from diffusers import UNet2DConditionModel
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from fisedit import Editor
+from fisedit import Editor, random_model
+from fisedit.bench_cuda import PEAKS
+from fisedit.benchmark import STEP_GROWTH, square
 from fisedit.boxes import box_areas, frame_areas
-from fisedit.costs import Costs
+from fisedit.costs import Costs, fixed
 from fisedit.decode import decode, decode_boxes
 from fisedit.executor import Executor
+from fisedit.masks import grow
 from fisedit.plan import make_plan
 from fisedit.profiling import decoder_macs, text_macs, unet_macs
 from fisedit.source import Engine
@@ -214,3 +218,25 @@ def test_active_rows_are_the_widest_growths(editor):
     stats = editor.edit(DOG, mask=grids(16, 16)["corner"], growth=(0, 3, 1)).stats
     assert stats.active_rows == (25, 9, 4) and stats.growth == (0, 3, 1)
     assert stats.mask_area == 4 / 256
+
+
+def test_what_a_step_takes_at_least_on_each_device():
+    """On a GPU an estimate: the floor that is hoped for, at a third of the chip's peak, less what a step computes."""
+    config = UNet2DConditionModel.load_config(random_model._SD15 / "unet")
+    with torch.device("meta"):
+        executor = Executor(UNet2DConditionModel.from_config(config))
+    grid, sizes = square(0.05, 64), tuple(4**level * 64 for level in reversed(range(4)))
+    macs = unet_macs(executor.sites, make_plan(grow(grid, STEP_GROWTH), executor.depth).rows, sizes, 2, 77)
+    operations, _ = PEAKS["H200"]
+    assert fixed(torch.device("cuda")) == pytest.approx(1.3e-3 * operations / 2 / 3 - macs, rel=0.05)
+    assert fixed(torch.device("cpu")) == fixed(torch.device("meta")) == 10e9
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("cpu", (4, 3)), ("cuda", (5, 5))])
+def test_growth_is_as_wide_as_costs_hardly_more_time_there(pipelines, monkeypatch, kind, expected):
+    """One mask of one model: where a step's fixed part is larger, more cells come for nothing."""
+    costs = Costs(Engine(pipelines["sd15"]), recipe_of(num_inference_steps=2))
+    spent = costs.sparse_step(SQUARE, 5)
+    monkeypatch.setattr("fisedit.costs.FIXED", {"cpu": 4 * spent, "cuda": 40 * spent})
+    monkeypatch.setattr("fisedit.costs.fixed", lambda _: fixed(torch.device(kind)))
+    assert costs.growth(SQUARE) == expected

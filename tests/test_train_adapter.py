@@ -169,6 +169,17 @@ def test_a_run_that_was_stopped_goes_on_exactly(begun, tmp_path):
     assert whole_log == resumed_log
 
 
+def test_maps_that_are_kept_are_those_that_are_read(begun):
+    """Dropped references too, on a second pass over the same triples."""
+    read, kept = (begun(name, keep_maps=name == "kept", dropout=0.5) for name in ("read", "kept"))
+    for passed in range(4):
+        torch.testing.assert_close(kept._loss(passed), read._loss(passed))
+    assert len(kept.examples._seen) == 1 + len(kept.examples)
+    for run in (read, kept):
+        run.advance()
+    torch.testing.assert_close(weights(kept.adapter), weights(read.adapter), rtol=1e-3, atol=1e-5)
+
+
 def test_accumulated_passes_count_as_one_batch(begun):
     """Without dropped pictures, two passes of two pictures descend along the mean of both."""
     run = begun(accumulate=2, dropout=0.0)
@@ -414,7 +425,7 @@ def test_a_killed_run_leaves_a_whole_checkpoint(folder, model, tmp_path, fisedit
     options = {
         name.replace("_", "-"): value for name, value in vars(SETTINGS).items() if name not in ("start", "model")
     }
-    del options["gradient-checkpointing"]
+    del options["gradient-checkpointing"], options["keep-maps"]
     given = [part for name, value in options.items() for part in (f"--{name}", value)]
     AcceleratorState._reset_state(reset_partial_state=True)
     for output in (killed, tmp_path / "whole"):

@@ -153,7 +153,9 @@ def test_attention(backend, dtype, size, name):
 
 @each_backend
 @each_dtype
-@pytest.mark.parametrize(("coded", "lying"), [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    ("coded", "lying"), [("int8", False), ("fp8", False), ("", True), ("int8", True), ("fp8", True)]
+)
 @pytest.mark.parametrize("name", ["one_cell", "blobs", "everything"])
 def test_attention_over_other_records(backend, dtype, name, coded, lying):
     """Recorded keys and values in a byte a number, and wherever a number says that they lie."""
@@ -163,14 +165,16 @@ def test_attention_over_other_records(backend, dtype, name, coded, lying):
     attend(edits, backend, 2, 12, coded=coded, lying=lying)
 
 
-def attend(edits, backend, heads, width, *, coded=False, lying=False):
+def attend(edits, backend, heads, width, *, coded="", lying=False):
     (keys, mixed_keys), (values, mixed_values) = (edits.maps(0, heads * width) for _ in range(2))
     _, queries = edits.maps(0, heads * width)
     packed = torch.cat([edits.rows(full, 0) for full in (queries, mixed_keys, mixed_values)], -1)
     records, scales = [full.flatten(2).transpose(1, 2).contiguous() for full in (keys, values)], None
     place = edits.tables.levels[0].place
     if coded:
-        records, scales = zip(*(reference.coded(record, heads) for record in records), strict=True)
+        records, scales = zip(
+            *(reference.coded(record, heads, reference.BYTES[coded]) for record in records), strict=True
+        )
         mixed_keys, mixed_values = (
             torch.where(place.taken.view(edits.items, 1, *full.shape[2:]), full, known.transpose(1, 2).view_as(full))
             for full, known in (
@@ -191,19 +195,44 @@ def attend(edits, backend, heads, width, *, coded=False, lying=False):
 
 @each_dtype
 @pytest.mark.parametrize("heads", [1, 3, 12])
-def test_a_byte_a_number(dtype, heads):
-    """Off by half of a 127th of a head's largest number in its row; zeros stay zeros."""
+@pytest.mark.parametrize("kind", reference.BYTES)
+def test_a_byte_a_number(dtype, heads, kind):
+    """Off by half of a 127th of a head's largest number in its row, or by a sixteenth of itself; zeros stay zeros."""
     rows = tokens(dtype, 2, 40, 12) * torch.logspace(-3, 3, 40, device=DEVICE)[:, None].to(dtype)
     rows[0, 7] = 0
-    numbers, scales = reference.coded(rows, heads)
-    assert numbers.dtype == torch.int8 and scales.dtype == dtype
+    numbers, scales = reference.coded(rows, heads, reference.BYTES[kind])
+    assert numbers.dtype == reference.BYTES[kind] and scales.dtype == dtype
     assert numbers.nbytes + scales.nbytes == rows.numel() + dtype.itemsize * 2 * 40 * heads
     largest = rows.float().unflatten(-1, (heads, -1)).abs().amax(-1, keepdim=True).expand(-1, -1, -1, 12 // heads)
     off = (reference.decoded(numbers, scales).float() - rows.float()).abs()
     rounding = 1e-6 if dtype == torch.float32 else 0.002 if dtype == torch.float16 else 0.01
-    finest = torch.finfo(dtype).tiny * torch.finfo(dtype).eps  # what scales are multiples of
-    assert (off <= largest.flatten(2) * (0.5 / 127 + rounding) + 127 * finest).all()
-    assert not reference.decoded(numbers, scales)[0, 7].any()
+    finest, most = torch.finfo(dtype).tiny * torch.finfo(dtype).eps, 448 if kind == "fp8" else 127
+    half = {"int8": largest.flatten(2) * 0.5 / 127, "fp8": (rows.float().abs() / 16).clamp(largest.flatten(2) / 2**18)}
+    assert (off <= half[kind] + largest.flatten(2) * rounding + most * finest).all()  # finest: what scales are made of
+    assert not reference.decoded(numbers, scales)[0, 7].float().any()
+
+
+@each_backend
+@each_dtype
+def test_every_float_of_a_byte_is_read_as_what_it_is(backend, dtype):
+    """All that fp8 has but NaN, as a value that alone is attended to."""
+    every = torch.arange(256, device=DEVICE).to(torch.uint8).view(torch.float8_e4m3fn)
+    every = every[every.float().isfinite()]
+    edits = Edits([grids(13, 9)["one_cell"]], dtype, branches=1)
+    place, size, width = edits.tables.levels[0].place, 13 * 9, 16
+    first = int((~place.taken[0]).nonzero()[0])
+    values = torch.zeros(1, size, width, device=DEVICE).to(torch.float8_e4m3fn)
+    keys, scales = values.clone(), torch.ones(1, size, 1, dtype=dtype, device=DEVICE)
+    keys.view(torch.uint8)[0, first] = torch.tensor(448.0).to(torch.float8_e4m3fn).view(torch.uint8).to(DEVICE)
+    query = torch.full((1, edits.bucket.rows[0], width), 16.0, dtype=dtype, device=DEVICE)
+    fresh = torch.zeros(1, edits.bucket.rows[0], 3 * width, dtype=dtype, device=DEVICE)
+    fresh[..., :width] = query
+    for some in every.split(width):
+        wide = F.pad(some.view(torch.uint8), (0, width - len(some))).view(torch.float8_e4m3fn)
+        values.view(torch.uint8)[0, first] = wide.view(torch.uint8)
+        with ops.use(backend):
+            got = ops.attention(*fresh.chunk(3, -1), keys, values, place, 1, (scales, scales))
+        assert torch.equal(got[0, 0], wide.to(dtype))
 
 
 def tokens(dtype, batch, rows, channels, mean=0.0):
@@ -382,7 +411,7 @@ def test_streams_and_graphs_have_counters_of_their_own(monkeypatch):
 
 @pytest.mark.usefixtures("shared_sums")
 @each_dtype
-@pytest.mark.parametrize(("coded", "lying"), [(False, False), (True, True)])
+@pytest.mark.parametrize(("coded", "lying"), [("", False), ("int8", True), ("fp8", True)])
 @each_mask
 def test_programs_that_share_the_keys(dtype, size, name, coded, lying):
     """Some of them find no key at all: every position is fresh, or no row is."""

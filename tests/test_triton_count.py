@@ -60,7 +60,7 @@ class Replayed:
         self.replay, self.outputs = function, function()
 
 
-def step(monkeypatch, area, edits=1, *, coded=False):
+def step(monkeypatch, area, edits=1, *, coded=""):
     """Kernels of one step of some edits over a square mask of some share of the picture: copies and evaluation."""
     monkeypatch.setattr(captured, "capture", Replayed)
     grid, edge = np.zeros((SIDE, SIDE), bool), round(SIDE * area**0.5)
@@ -82,7 +82,7 @@ def step(monkeypatch, area, edits=1, *, coded=False):
     return kernels.seen
 
 
-@pytest.mark.parametrize("coded", [False, True])
+@pytest.mark.parametrize("coded", ["", "int8", "fp8"])
 @pytest.mark.parametrize(("area", "edits"), [(0.01, 1), (0.05, 1), (0.25, 1), (0.5, 1), (0.05, 16)])
 def test_a_sparse_step_takes_few_kernels(monkeypatch, area, edits, coded):
     seen = step(monkeypatch, area, edits, coded=coded)

@@ -16,14 +16,17 @@ from torch.utils._pytree import tree_leaves
 from fisedit import ends
 from fisedit.boxes import boxes
 from fisedit.cache import StepMaps
-from fisedit.capture import capture
-from fisedit.decode import DecoderRecord, SparseDecode, coarse_plan, decode
+from fisedit.capture import Rerun
+from fisedit.captured import GraphExecutor
+from fisedit.captured_decode import Decoder
+from fisedit.decode import DecoderRecord, coarse_plan, decode
 from fisedit.linear import LinearSampler
 from fisedit.source import Engine, Story
 from fisedit.stepping import Graphs
 from tests.edits import CAT, DOG, recipe_of, record
 from tests.grids import grids
 from tests.pipelines import build_pipeline
+from tests.test_captured import TIME, Case
 
 META = torch.device("meta")
 SQUARE = grids(16, 16)["square"]
@@ -47,21 +50,23 @@ class Watched(TorchDispatchMode):
         return out
 
 
-def on_meta(story):
-    """A story whose tensors have shapes alone."""
+def on_meta(story, *, waiting=False):
+    """A story whose tensors have shapes alone, but for maps that wait in the host's memory."""
     steps = [StepMaps(*({n: t.to(META) for n, t in d.items()} for d in (s.maps, s.totals))) for s in story.features]
+    if waiting:
+        steps = [StepMaps(old.maps, new.totals, META) for old, new in zip(story.features, steps, strict=True)]
     paths = [[t.to(META) for t in tensors] for tensors in (story.latents, story.predictions)]
     return Story(story.recipe, *paths, steps)
 
 
-@pytest.mark.parametrize("growth", ["one", "two"])
-@pytest.mark.parametrize("scheduler", ["ddim", "dpmsolver++"])
-def test_the_loop_of_steps(monkeypatch, scheduler, growth):
+@pytest.mark.parametrize("waiting", [False, True], ids=["resident", "waiting"])
+@pytest.mark.parametrize(("scheduler", "growth"), [("ddim", "one"), ("dpmsolver++", "two")])
+def test_the_loop_of_steps(monkeypatch, scheduler, growth, waiting):
     """From the first step to the check at the end, with overlays made, tables written anew and the plans changing."""
     pipe = build_pipeline("sd15")
     recipe = recipe_of(CAT, scheduler=scheduler, num_inference_steps=4)
     engine = Engine(pipe, Graphs(True))
-    source, edit = on_meta(record(engine, recipe)), replace(recipe, prompt=DOG)
+    source, edit = on_meta(record(engine, recipe), waiting=waiting), replace(recipe, prompt=DOG)
     with torch.inference_mode():
         text = engine.encode(edit).to(META)
     pipe.unet.to(META)
@@ -87,6 +92,42 @@ def test_the_watch_sees_who_waits():
     assert watched.seen
 
 
+class Memory(TorchDispatchMode):
+    """Notes what lies in memory that was not there before."""
+
+    def __init__(self):
+        super().__init__()
+        self.new = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        made = {t.untyped_storage().data_ptr() for t in tree_leaves(out) if isinstance(t, torch.Tensor)}
+        self.new += [function._schema.name for where in made - given]
+        return out
+
+
+@pytest.mark.parametrize("budget", [None, 1000], ids=["resident", "streamed"])
+def test_a_step_takes_no_memory(pipelines, monkeypatch, budget):
+    """What is beside the replay, from the second step on: features, latents and the time go into what is there."""
+    with torch.inference_mode():
+        case = Case(pipelines["shallow"].unet, [grids(8, 9)["square"]])
+        edit = GraphExecutor(case.executor).begin(case.plans, dict.fromkeys(range(3), case.maps), text_of(case), budget)
+        edit.step(0, case.batch(), TIME)
+        monkeypatch.setattr(Rerun, "replay", lambda _: None)  # a graph's memory is its own
+        batch, memory = case.batch(), Memory()
+        with memory:
+            for i in (1, 2):
+                edit.step(i, batch, TIME)
+            assert memory.new == []
+            torch.zeros(3) + 1
+    assert memory.new
+
+
+def text_of(case):
+    return case.texts.transpose(0, 1).flatten(0, 1)
+
+
 def test_the_text_encoder():
     encoder = build_pipeline("sd15").text_encoder.to(META)
     watched = Watched()
@@ -97,22 +138,19 @@ def test_the_text_encoder():
     assert out.shape == (1, 77, 32) and watched.count > 20 and watched.seen == []
 
 
-def test_a_sparse_decode():
-    vae = build_pipeline("sd15").vae
+@pytest.mark.parametrize("name", ["square", "blobs"])
+def test_a_sparse_decode(name):
+    """From a record to the pixels of its rectangles and the record to be, tables and statistics written in between."""
+    vae, grid = build_pipeline("sd15").vae, grids(16, 16)[name]
     with torch.inference_mode():
         _, record = decode(vae, torch.randn(1, 4, 16, 16))
         maps = StepMaps(*({n: t.to(META) for n, t in d.items()} for d in (record.maps.maps, record.maps.totals)))
         fine = ({n: t.to(META) for n, t in d.items()} for d in (record.sums, record.totals))
         vae, moved = vae.to(META), DecoderRecord(maps, *fine)
-        plan, latents, watched = coarse_plan(vae, SQUARE), torch.zeros(1, 4, 16, 16, device=META), Watched()
-
-        def run():
-            sparse = SparseDecode(vae, SQUARE, boxes(SQUARE), moved, plan)
-            sparse.decode(latents)
-            return {str(i): sample for i, (*_, sample) in enumerate(sparse.done)}
-
-        captured = capture(run, META)
-        watched.on = True
-        with watched:
-            captured.replay()
-    assert captured.outputs and watched.count > 100 and watched.seen == []
+        plan, latents, watched = coarse_plan(vae, grid), torch.zeros(1, 4, 16, 16, device=META), Watched()
+        decoder = Decoder(vae, (16, 16))
+        for watched.on in (False, True):
+            with watched:
+                done, kept = decoder.run(latents, plan, grid, boxes(grid), moved)
+    assert len(done) >= 1 and kept.maps.maps.keys() == maps.maps.keys()
+    assert watched.count > 100 and watched.seen == []

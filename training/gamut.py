@@ -13,9 +13,10 @@ import torch
 from diffusers import AutoencoderKL
 
 from fisedit.scenes.drawing import Bytes, Mask
+from fisedit.scenes.looks import Look
 from fisedit.scenes.scene import render
 from training.pictures import to_bytes, to_tensor
-from training.references import Look, sample_plain_scene
+from training.references import sample_plain_scene
 
 HUES = range(0, 360, 30)
 SATURATIONS = (0.9, 0.45)

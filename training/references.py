@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fisedit.scenes.drawing import Bytes, Floats, Mask
+from fisedit.scenes.drawing import Bytes, Mask
 from fisedit.scenes.language import say
 from fisedit.scenes.layout import sample_scene
+from fisedit.scenes.looks import PATTERNS, Look, Palette, sample_look
 from fisedit.scenes.scene import Scene, render
 
-PATTERNS = ("plain", "stripes", "dots")
 KNOWN = frozenset(
     """a an and the on in under by at cat dog fox panda frog lion cake pumpkin mushroom car castle tree robot gift sun
     moon rocket balloon beach snow grass night sunset desert sea""".split()
@@ -29,47 +29,6 @@ _TWO = 0.3  # and of those targets, the share with another object beside it
 
 
 @dataclass(frozen=True)
-class Look:
-    """What an object is painted with: one hue, or two in a pattern.
-
-    Args:
-        hues: in degrees. saturation: 0 to 1. pattern: one of `PATTERNS`.
-        period: of the pattern, as a share of the picture's side. turn: its direction, in radians.
-    """
-
-    hues: tuple[float, float]
-    saturation: float
-    pattern: str = "plain"
-    period: float = 0.08
-    turn: float = 0.0
-
-    def paint(self, pixels: Bytes, mask: Mask) -> Bytes:
-        """Pixels [S, S, 3] with what `mask` [S, S] covers painted; light and shade stay."""
-        hsv = np.array(Image.fromarray(pixels).convert("HSV"))
-        second = self._second(*mask.shape)
-        hues = np.where(second, self.hues[1], self.hues[0]) % 360 * (256 / 360)
-        hsv[..., 0] = hues.astype(np.uint8)
-        hsv[..., 1] = round(255 * self.saturation)
-        hsv[..., 2] = 70 + (hsv[..., 2].astype(np.float32) * (185 / 255)).astype(np.uint8)
-        painted = np.array(Image.fromarray(hsv, "HSV").convert("RGB"))
-        whole: Bytes = np.where(mask[..., None], painted, pixels)
-        return whole
-
-    def _second(self, height: int, width: int) -> Mask:
-        """Where the second hue is."""
-        y, x = np.mgrid[:height, :width].astype(np.float32)
-        along: Floats = (x * np.cos(self.turn) + y * np.sin(self.turn)) / (self.period * width)
-        across: Floats = (y * np.cos(self.turn) - x * np.sin(self.turn)) / (self.period * width)
-        if self.pattern == "plain":
-            return np.zeros((height, width), dtype=bool)
-        if self.pattern == "stripes":
-            stripes: Mask = along % 1 < 0.5
-            return stripes
-        dots: Mask = (along % 1 - 0.5) ** 2 + (across % 1 - 0.5) ** 2 < 0.1
-        return dots
-
-
-@dataclass(frozen=True)
 class Example:
     """A drawn triple: pixels uint8 [S, S, 3] of target and reference, the prompt, and the object's mask [S, S]."""
 
@@ -77,31 +36,6 @@ class Example:
     reference: Bytes
     prompt: str
     region: Mask
-
-
-@dataclass(frozen=True)
-class Palette:
-    """Which looks are drawn: from the ranges of hues, in degrees, and of saturations, 0 to 1; and which patterns.
-
-    A small autoencoder can paint only colours that it has met: where it can't, no adapter can.
-    """
-
-    hues: tuple[float, float] = (0, 360)
-    saturations: tuple[float, float] = (0.5, 0.95)
-    patterns: tuple[str, ...] = PATTERNS
-
-
-def sample_look(rng: np.random.Generator, palette: Palette) -> Look:
-    """A look at random; every other one is plain where the palette has that."""
-    first, second = rng.uniform(*palette.hues, size=2)
-    plain = "plain" in palette.patterns and bool(rng.random() < 0.5)
-    return Look(
-        (float(first), float(second)),
-        float(rng.uniform(*palette.saturations)),
-        "plain" if plain else str(rng.choice(palette.patterns)),
-        period=float(rng.uniform(0.07, 0.13)),
-        turn=float(rng.uniform(0, np.pi)),
-    )
 
 
 def sample_example(rng: np.random.Generator, side: int, palette: Palette) -> Example:

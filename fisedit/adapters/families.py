@@ -55,6 +55,9 @@ FAMILIES = {
 }
 """By name; v4's files are v3's."""
 
+STUDIES = {"full": Family("full", "FullAttentionAdapter")}
+"""What can be trained beside them, to compare (see `whole`), and is no published family."""
+
 KINDS = tuple(dict.fromkeys(family.kind for family in FAMILIES.values()))
 WANTED = f"a reference adapter ({', '.join(KINDS)})"
 

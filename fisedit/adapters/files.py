@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fisedit import hub
-from fisedit.adapters.families import FAMILIES, WANTED, Family, dead, family_of, indices, kind_of, module_name
+from fisedit.adapters.families import FAMILIES, STUDIES, WANTED, Family, dead, family_of, indices, kind_of, module_name
 from fisedit.adapters.places import places
 from fisedit.adapters.row_column import RowColumnAdapter
+from fisedit.adapters.whole import WholeAdapter
 from fisedit.errors import AdapterError, ModelError, NumericsError
 from fisedit.files import write_bytes, write_json
 from fisedit.model_checks import pickled
@@ -74,9 +75,10 @@ def fresh_adapter(unet: UNet2DConditionModel, family: str = "v3", heads: int = 8
     Raises:
         AdapterError: no such family, or heads that do not divide its channels.
     """
-    if family not in FAMILIES:
-        raise AdapterError(f"family must be one of {', '.join(FAMILIES)}, got {family!r}")
-    there, kind = places(unet), FAMILIES[family]
+    known = FAMILIES | STUDIES
+    if family not in known:
+        raise AdapterError(f"family must be one of {', '.join(known)}, got {family!r}")
+    there, kind = places(unet), known[family]
     ups = len(unet.up_blocks)
     channels = {name: there[name].channels for name in kind.places(ups)}
     config: dict[str, Any] = {"num_attention_heads": heads, "cross_attention_dim": unet.config.cross_attention_dim}
@@ -184,7 +186,8 @@ def _built(family: Family, channels: Mapping[str, int], config: Mapping[str, Any
         raise AdapterError(
             f"num_attention_heads must divide the channels {sorted(set(channels.values()))}, got {heads}"
         )
-    return RowColumnAdapter(family, channels, counts, {k: v for k, v in config.items() if k != "_class_name"})
+    made = WholeAdapter if family.name in STUDIES else RowColumnAdapter
+    return made(family, channels, counts, {k: v for k, v in config.items() if k != "_class_name"})
 
 
 def _by_place(channels: Mapping[str, int], heads: list[Any]) -> list[Any]:

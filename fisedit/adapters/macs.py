@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from fisedit.adapters.closure import Keys, closure_of
 from fisedit.adapters.places import places
 from fisedit.adapters.row_column import Staged
 
 if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel
+    from torch import Tensor
 
+    from fisedit.adapters.closure import Closure, Lines
     from fisedit.adapters.row_column import Knit, RowColumnAdapter
-    from fisedit.plan import SparsePlan
+    from fisedit.plan import Level, SparsePlan
 
 Grids = Sequence[tuple[int, int]]
 """(height, width) of every level, finest first."""
@@ -28,7 +31,7 @@ def reading_macs(adapter: RowColumnAdapter, unet: UNet2DConditionModel, grids: G
         height, width = grids[places(unet)[name].level]
         total += height * width * block.knit.channels**2 * (13 if isinstance(block, Staged) else 4)
         if isinstance(block, Staged):
-            total += _knit_macs(block.attn_ref, height, width, height * width, width, height)
+            total += _knit_macs(block.attn_ref, height, width, width, height)
     return total
 
 
@@ -37,7 +40,7 @@ def dense_macs(adapter: RowColumnAdapter, unet: UNet2DConditionModel, grids: Gri
     total = 0
     for name, block in adapter.blocks.items():
         height, width = grids[places(unet)[name].level]
-        total += _knit_macs(block.knit, height, width, height * width, 2 * width, 2 * height)
+        total += _knit_macs(block.knit, height, width, *block.knit.looks(height, width))
     return total
 
 
@@ -49,15 +52,29 @@ def sparse_macs(adapter: RowColumnAdapter, unet: UNet2DConditionModel, plan: Spa
     """
     total = 0
     for name, block in adapter.blocks.items():
-        level = plan.levels[places(unet)[name].level]
-        height, width = len(level.closure.rows), len(level.closure.columns)
-        own = (level.width, level.height) if recorded else (width, height)
-        total += _knit_macs(block.knit, height, width, level.rows, own[0] + level.width, own[1] + level.height)
+        level, conv = plan.levels[places(unet)[name].level], block.knit.conv_in is not None
+        total += _closure_macs(block.knit.channels, level, closure_of(level, conv=conv, recorded=recorded))
     return total
 
 
-def _knit_macs(knit: Knit, height: int, width: int, outputs: int, row_keys: int, column_keys: int) -> int:
-    """A block on height x width positions, each looking at so many keys, its last conv at so many outputs."""
+def _knit_macs(knit: Knit, height: int, width: int, row_keys: int, column_keys: int) -> int:
+    """A dense block on height x width positions, each looking at so many keys."""
     cells, channels = height * width, knit.channels
-    linear = 8 * cells + 9 * outputs + (9 * cells if knit.conv_in is not None else 0)
-    return linear * channels**2 + 2 * cells * (row_keys + column_keys) * channels
+    linear = 8 + 9 + (9 if knit.conv_in is not None else 0)
+    return cells * (linear * channels**2 + 2 * (row_keys + column_keys) * channels)
+
+
+def _closure_macs(channels: int, level: Level, cells: Closure) -> int:
+    """A block on a closure: projections where they are fresh, lines as long as they are filled up, the folded end."""
+    linear = 3 * len(cells.fresh) + len(cells.found) + len(cells.read) + 2 * len(cells.changed) + 9 * level.rows
+    if cells.entering is not None:
+        linear += 9 * len(cells.fresh)
+    looks = len(cells.row_asks.at) * (_own(cells.row_keys, cells.rows) + level.width)
+    looks += len(cells.column_asks.at) * (_own(cells.column_keys, cells.columns) + level.height)
+    return linear * channels**2 + 2 * looks * channels
+
+
+def _own(keys: Keys | Lines, lines: Tensor) -> int:
+    """Keys of the map's own that a line looks at."""
+    listed = keys.whole if isinstance(keys, Keys) else keys.at
+    return len(listed) // len(lines)

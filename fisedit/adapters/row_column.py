@@ -56,7 +56,8 @@ class Known:
 
 @dataclass(eq=False)
 class Seen:
-    """What one dense pass computed of the map itself: rows' and columns' keys and values, laid out as in `Known`."""
+    """What one dense pass computed of the map itself, laid out as in `Known`: rows' queries, keys and values, and
+    columns' keys and values."""
 
     rows: list[Tensor] = field(default_factory=list)
     columns: list[Tensor] = field(default_factory=list)
@@ -77,11 +78,21 @@ class Heads(nn.Module):
         """Keys and values of tokens."""
         return self.to_k(tokens), self.to_v(tokens)
 
+    def look(self, asked: Tensor, keys: KeyValue, seen: Tensor | None = None) -> Tensor:
+        """What queries [B, lines, n, C] find among the keys of their line [B, lines, m, C], before `to_out`.
+
+        Args:
+            seen: bool [lines, m], which keys are there; None for all.
+        """
+        q, k, v = (x.flatten(0, 1).unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (asked, *keys))
+        mask = None if seen is None else seen.repeat(len(asked), 1)[:, None, None]
+        found = F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2)
+        lines: Tensor = found.unflatten(0, asked.shape[:2])
+        return lines
+
     def forward(self, tokens: Tensor, keys: KeyValue) -> Tensor:
         """What tokens [B, lines, n, C] find among the keys of their line [B, lines, m, C]."""
-        q, k, v = (x.flatten(0, 1).unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (self.to_q(tokens), *keys))
-        found = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        out: Tensor = self.to_out[0](found).unflatten(0, tokens.shape[:2])
+        out: Tensor = self.to_out[0](self.look(self.to_q(tokens), keys))
         return out
 
 
@@ -92,8 +103,8 @@ class Table(nn.Module):
 
     def __init__(self, channels: int, length: int = TABLE) -> None:
         super().__init__()
-        angles = _angles(torch.arange(length), channels)
-        self.register_buffer("pe", torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[None])
+        turned = angles(torch.arange(length), channels)
+        self.register_buffer("pe", torch.stack([turned.sin(), turned.cos()], -1).flatten(1)[None])
 
 
 class Knit(nn.Module):
@@ -141,6 +152,10 @@ class Knit(nn.Module):
         heads: Heads = self.get_submodule(self._names[1])  # type: ignore[assignment]  # made in __init__
         return heads
 
+    def looks(self, height: int, width: int) -> tuple[int, int]:
+        """Keys that a token of a map looks at, along rows and along columns, its reference's among them."""
+        return 2 * width, 2 * height
+
     def tokens(self, lines: Tensor, at: Tensor) -> Tensor:
         """Normed tokens of lines [B, lines, n, C] that lie at positions int64 [n]."""
         normed: Tensor = self.norm(lines + self._positions(at).to(lines))
@@ -173,16 +188,18 @@ class Knit(nn.Module):
 
         Args:
             known: from `read`, of a map of the same size; every one of B is read by F frames. None: the map alone.
-            seen: is given the map's own keys and values.
+            seen: is given the map's own queries, keys and values.
         """
         height, width = x.shape[-2:]
         seen = Seen() if seen is None else seen
-        rows = self.tokens(self.grid(x), _span(width, x))
-        seen.rows += self.row_heads.keys(rows)
-        found = self.row_heads(rows, joined((seen.rows[0], seen.rows[1]), known.rows if known else None))
+        rows, heads = self.tokens(self.grid(x), _span(width, x)), self.row_heads
+        asked, keys = heads.to_q(rows), heads.keys(rows)
+        seen.rows += asked, *keys
+        found = heads.to_out[0](heads.look(asked, joined(keys, known.rows if known else None)))
         columns = self.tokens(found.transpose(1, 2), _span(height, x))
-        seen.columns += self.column_heads.keys(columns)
-        found = self.column_heads(columns, joined((seen.columns[0], seen.columns[1]), known.columns if known else None))
+        keys = self.column_heads.keys(columns)
+        seen.columns += keys
+        found = self.column_heads(columns, joined(keys, known.columns if known else None))
         gain: Tensor = self.proj(found.permute(0, 3, 2, 1))
         return gain
 
@@ -190,8 +207,8 @@ class Knit(nn.Module):
         """[n, C]."""
         if self.pos_embed is not None:
             return self.pos_embed.pe[0, at]
-        angles = _angles(at, self.channels)
-        return torch.cat([angles.sin(), angles.cos()], -1)
+        turned = angles(at, self.channels)
+        return torch.cat([turned.sin(), turned.cos()], -1)
 
 
 class Staged(nn.Module):
@@ -248,7 +265,11 @@ class RowColumnAdapter(nn.Module):
         self.channels = dict(channels)
         each = [heads] * len(channels) if isinstance(heads, int) else list(heads)
         for (place, width), count in zip(channels.items(), each, strict=True):
-            self._add(place, Staged(width, count) if family.staged else Knit(width, count, table=family.table))
+            self._add(place, self.block(width, count))
+
+    def block(self, channels: int, heads: int) -> Knit | Staged:
+        """A fresh block of the family."""
+        return Staged(channels, heads) if self.family.staged else Knit(channels, heads, table=self.family.table)
 
     @property
     def blocks(self) -> dict[str, Knit | Staged]:
@@ -281,7 +302,7 @@ def _span(length: int, like: Tensor) -> Tensor:
     return torch.arange(length, device=like.device)
 
 
-def _angles(at: Tensor, channels: int) -> Tensor:
+def angles(at: Tensor, channels: int) -> Tensor:
     """Positions [n] times the frequencies of sinusoidal embeddings: [n, C / 2], float32."""
     steps = torch.arange(channels // 2, device=at.device, dtype=torch.float32)
     return at.float()[:, None] * torch.exp(steps * (-2 * math.log(10000.0) / channels))

@@ -1,9 +1,9 @@
 """What an adapter's block does while a source is recorded and while an edit is replayed.
 
-One changed cell changes its row, and then every column. But the block is exact on the active set if it runs on the set
-grown by one and closed under rows x columns (`Closure`), at the cells' own places, with the recorded keys and values of
-the rest of those rows and columns. What was recorded is then mixed at the active set alone, as everywhere. A source
-that was made without the adapter has no such keys: there the block sees the closure and the reference alone.
+One changed cell changes its row, and then every column. But the block is exact on the active set if it runs on the
+cells of `closure`, at their own places, with the recorded queries, keys and values of the rest of those rows and
+columns. What was recorded is then mixed at the active set alone, as everywhere. A source that was made without the
+adapter has none of these: there the block sees the boxes around the active blobs and the reference alone.
 
 Follows arXiv 2410.22901 for the block itself. Knows rows and positions; no samplers.
 """
@@ -16,8 +16,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fisedit.adapters.closure import Keys, closure_of
+from fisedit.adapters.families import FAMILIES
+from fisedit.adapters.fold import end_of
 from fisedit.adapters.places import places
 from fisedit.adapters.row_column import Knit, Known, Seen, joined
+from fisedit.errors import AdapterError
 from fisedit.graph import Role, Site
 from fisedit.layers import Recording, Replay, map_of, rows_of
 from fisedit.sparse_kernels import ops
@@ -27,12 +31,13 @@ if TYPE_CHECKING:
 
     from diffusers import UNet2DConditionModel
 
+    from fisedit.adapters.closure import Closure, Lines
     from fisedit.adapters.guides import Guide
-    from fisedit.adapters.row_column import KeyValue
+    from fisedit.adapters.row_column import Heads, KeyValue
     from fisedit.cache import StepFeatures
-    from fisedit.plan import Closure
 
-ROWS, COLUMNS = ("row_k", "row_v"), ("column_k", "column_v")
+ROWS, COLUMNS = ("row_q", "row_k", "row_v"), ("column_k", "column_v")
+"""What is recorded of a block besides: its map, `x`, where that passes a conv first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +48,18 @@ class KnitSite(Site):
 
 
 def sites(unet: UNet2DConditionModel, guides: Sequence[Guide]) -> tuple[KnitSite, ...]:
-    """The blocks of all guides; what they record is told apart by the adapter's identity."""
+    """The blocks of all guides; what they record is told apart by the adapter's identity.
+
+    Raises:
+        AdapterError: a block's attention runs along no rows and columns.
+    """
     there = places(unet)
+    for guide in guides:
+        if any(type(block.knit) is not Knit for block in guide.adapter.blocks.values()):
+            raise AdapterError(
+                f"sparse edits need attention along rows and columns, got an adapter of family "
+                f"{guide.adapter.family.name}; use one of {', '.join(FAMILIES)}"
+            )
     return tuple(
         KnitSite(f"{guide.identity}.{name}", block.knit, Role.KNIT, there[name].level, there[name].reader)
         for guide in guides
@@ -54,75 +69,92 @@ def sites(unet: UNet2DConditionModel, guides: Sequence[Guide]) -> tuple[KnitSite
 
 def remembered(identity: str, step: StepFeatures) -> bool:
     """Whether a step was recorded with the adapter of that identity."""
-    return any(f"{identity}.{name}.x" in step for name in ("mid", "up_0", "up_1"))
+    return any(f"{identity}.{name}.{ROWS[0]}" in step for name in ("mid", "up_0", "up_1"))
 
 
 def record_knit(run: Recording, site: KnitSite, x: Tensor, known: Known) -> Tensor:
-    """Run densely; remember the map, and its own keys and values of both directions."""
+    """Run densely; remember the map's own queries, keys and values."""
     seen = Seen()
     gain = Knit.forward(site.module, x, known, seen)
-    run.maps.maps[f"{site.name}.x"] = rows_of(x)
-    for names, keys in ((ROWS, seen.rows), (COLUMNS, [keys.transpose(1, 2) for keys in seen.columns])):
-        for name, lines in zip(names, keys, strict=True):
+    if site.module.conv_in is not None:
+        run.maps.maps[f"{site.name}.x"] = rows_of(x)
+    for names, found in ((ROWS, seen.rows), (COLUMNS, [keys.transpose(1, 2) for keys in seen.columns])):
+        for name, lines in zip(names, found, strict=True):
             run.maps.maps[f"{site.name}.{name}"] = lines.flatten(1, 2).contiguous()
     return gain
 
 
 def replay_knit(run: Replay, site: KnitSite, x: Tensor, known: Known) -> Tensor:
     """Run on the closure of the active rows; what the map [B, C, R, 1] gains."""
-    knit, closure, rows = site.module, run.level(site).closure, rows_of(x)
-    tokens = knit.tokens(_grid(run, site, rows), closure.columns)
-    own = knit.row_heads.keys(tokens)
-    keys = _among(run, site, ROWS, own, closure.whole_rows, closure.columns)
-    found = knit.row_heads(tokens, joined(keys, _lines(known.rows, closure.rows)))
-    tokens = knit.tokens(found.transpose(1, 2), closure.rows)
-    across = knit.column_heads.keys(tokens)
-    keys = _among(run, site, COLUMNS, across, closure.whole_columns, closure.rows)
-    found = knit.column_heads(tokens, joined(keys, _lines(known.columns, closure.columns)))
-    if f"{site.name}.x" in run.source:
-        run.overlay.maps[f"{site.name}.x"] = rows
-        _keep(run, site, ROWS, own, closure)
-        _keep(run, site, COLUMNS, tuple(lines.transpose(1, 2) for lines in across), closure)
-    read = found.transpose(1, 2).flatten(1, 2).index_select(1, closure.read)
-    return map_of(ops.conv3x3(read, run.level(site).same, knit.proj.weight, knit.proj.bias))
+    knit, width, recorded = site.module, run.level(site).width, f"{site.name}.{ROWS[0]}" in run.source
+    cells = closure_of(run.level(site), conv=knit.conv_in is not None, recorded=recorded)
+    tokens = knit.tokens(_entering(run, site, cells, rows_of(x)), cells.fresh % width)
+    asked, keys = knit.row_heads.to_q(tokens), knit.row_heads.keys(tokens)
+    if recorded:
+        _keep(run, site, ROWS, (asked, *keys), cells.active)
+        asked = _recorded(run, site, ROWS[0], cells.found).index_copy_(1, cells.found_fresh, asked)
+    keys, seen = _mixed(run, site, ROWS[1:], keys, cells.row_keys, _lines(known.rows, cells.rows))
+    found = knit.row_heads.to_out[0](_look(knit.row_heads, asked, cells.row_asks, keys, seen))
+    tokens = knit.tokens(found, cells.found // width)
+    asked = knit.column_heads.to_q(tokens.index_select(1, cells.read))
+    keys = knit.column_heads.keys(tokens.index_select(1, cells.changed))
+    if recorded:
+        _keep(run, site, COLUMNS, keys, cells.kept)
+    keys, seen = _mixed(run, site, COLUMNS, keys, cells.column_keys, _lines(known.columns, cells.columns))
+    found, end = _look(knit.column_heads, asked, cells.column_asks, keys, seen), end_of(knit)
+    return map_of(end.framed(ops.conv3x3(found, run.level(site).same, end.weight, end.bias), cells))
 
 
-def _grid(run: Replay, site: KnitSite, rows: Tensor) -> Tensor:
-    """The closure of the map as it enters the rows [B, r, c, C]: fresh where active, recorded elsewhere."""
-    closure, knit = run.level(site).closure, site.module
-    if knit.conv_in is not None:
-        reads = run.level(site).closing
-        halo = _recorded(run, site, reads.halo, rows.shape[2])
-        inside: Tensor = ops.conv3x3(torch.cat([rows, halo], 1), reads, knit.conv_in.weight, knit.conv_in.bias)
-    else:
-        inside = _recorded(run, site, closure.positions, rows.shape[2]).index_copy_(1, closure.active, rows)
-    grid: Tensor = inside.unflatten(1, (len(closure.rows), len(closure.columns)))
-    return grid
+def _entering(run: Replay, site: KnitSite, cells: Closure, rows: Tensor) -> Tensor:
+    """The fresh cells as they enter the rows [B, F, C]: of active ones, and of the source's where those are not."""
+    knit, channels = site.module, rows.shape[2]
+    if cells.entering is not None:
+        if f"{site.name}.x" in run.source:
+            run.overlay.maps[f"{site.name}.x"] = rows
+        rows = torch.cat([rows, _map(run, site, cells.entering.halo, channels)], 1)
+        inside: Tensor = ops.conv3x3(rows, cells.entering, knit.conv_in.weight, knit.conv_in.bias)
+        return inside
+    if len(cells.fresh) == rows.shape[1]:
+        return rows
+    return _map(run, site, cells.fresh, channels).index_copy_(1, cells.active, rows)
 
 
-def _recorded(run: Replay, site: KnitSite, positions: Tensor, channels: int) -> Tensor:
+def _map(run: Replay, site: KnitSite, positions: Tensor, channels: int) -> Tensor:
     """Rows of the source's map here [B, len(positions), C], whether it had the adapter or not."""
     own = f"{site.name}.x"
     rows = run.source.rows(own if own in run.source else site.reader, site.level, positions)
     return rows[..., :channels].contiguous()
 
 
-def _among(
-    run: Replay, site: KnitSite, names: tuple[str, str], own: KeyValue, lines: Tensor, at: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The lines' keys and values from end to end: `own` at the places `at` of every line, recorded ones elsewhere."""
-    if f"{site.name}.x" not in run.source:
-        return own
-    k, v = (run.source.rows(f"{site.name}.{name}", site.level, lines) for name in names)
-    whole = [recorded.unflatten(1, (own[0].shape[1], -1)) for recorded in (k, v)]
-    k, v = (recorded.index_copy_(2, at, fresh) for recorded, fresh in zip(whole, own, strict=True))
-    return k, v
+def _recorded(run: Replay, site: KnitSite, name: str, positions: Tensor) -> Tensor:
+    return run.source.rows(f"{site.name}.{name}", site.level, positions)
 
 
-def _keep(run: Replay, site: KnitSite, names: tuple[str, str], own: tuple[Tensor, ...], closure: Closure) -> None:
-    """Drop the closure's keys and values back to the active rows, for later edits to read."""
-    for name, lines in zip(names, own, strict=True):
-        run.overlay.maps[f"{site.name}.{name}"] = lines.flatten(1, 2).index_select(1, closure.active)
+def _mixed(
+    run: Replay, site: KnitSite, names: tuple[str, ...], fresh: KeyValue, keys: Keys | Lines, known: KeyValue
+) -> tuple[KeyValue, Tensor | None]:
+    """Keys and values of lines, those of the reference's lines behind them, and which of them are there (None: all)."""
+    lines, seen = known[0].shape[1], None
+    if isinstance(keys, Keys):
+        whole = (_recorded(run, site, name, keys.whole) for name in names)
+        k, v = (each.index_copy_(1, keys.fresh, new) for each, new in zip(whole, fresh, strict=True))
+    else:
+        k, v = (new.index_select(1, keys.at) for new in fresh)
+        if keys.real is not None:
+            seen = torch.cat([keys.real, keys.real.new_ones(lines, known[0].shape[2])], 1)
+    return joined((k.unflatten(1, (lines, -1)), v.unflatten(1, (lines, -1))), known), seen
+
+
+def _look(heads: Heads, asked: Tensor, asks: Lines, keys: KeyValue, seen: Tensor | None) -> Tensor:
+    """What queries of cells [B, N, C] find on their lines."""
+    lines = asked.index_select(1, asks.at).unflatten(1, (keys[0].shape[1], -1))
+    return heads.look(lines, keys, seen).flatten(1, 2).index_select(1, asks.back)
+
+
+def _keep(run: Replay, site: KnitSite, names: tuple[str, ...], fresh: tuple[Tensor, ...], active: Tensor) -> None:
+    """Drop what is fresh back to the active rows, for later edits to read."""
+    for name, rows in zip(names, fresh, strict=True):
+        run.overlay.maps[f"{site.name}.{name}"] = rows.index_select(1, active)
 
 
 def _lines(keys: KeyValue, at: Tensor) -> KeyValue:

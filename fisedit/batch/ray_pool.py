@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import signal
 import socket
 import sys
 from collections import Counter
@@ -118,6 +119,12 @@ class Remote:
         if threads is not None:
             os.environ["OMP_NUM_THREADS"] = str(threads)  # before torch
 
+    def place(self) -> tuple[str, int]:
+        """The node and the process that it is."""
+        import ray
+
+        return ray.get_runtime_context().get_node_id(), os.getpid()
+
     def load(self) -> FisEditError | None:
         """Load the model; returns why it cannot be."""
         try:
@@ -133,9 +140,11 @@ class Remote:
 
 @dataclass(eq=False)
 class _Seat:
-    """An actor, the answer it owes, and what it has in hand since when; None when it waits for an item."""
+    """An actor, where it says it is, the answer it owes, and what it has in hand since when; None when it waits for an
+    item."""
 
     actor: Any
+    place: Any
     answer: Any
     item: Item | None
     since: float = field(default_factory=monotonic)
@@ -164,7 +173,7 @@ class _Actors:
         seat = self._seats[hand]
         if seat is None:
             actor = self._new.remote(self._settings, str(Path.cwd()), self._threads)
-            self._seats[hand] = _Seat(actor, actor.load.remote(), item)
+            self._seats[hand] = _Seat(actor, actor.place.remote(), actor.load.remote(), item)
         else:
             seat.answer, seat.item, seat.since = seat.actor.attempt.remote(item), item, monotonic()
 
@@ -176,7 +185,7 @@ class _Actors:
             if answer in told:
                 yield from self._hear(n, seat)
             elif self._left(seat) <= 0:
-                self._stop(n)
+                self._end(self._stop(n))
                 why = f"took longer than {self._settings.timeout:g} seconds and did not stop"
                 yield n, _item(seat), Failed(why, monotonic() - seat.since)
 
@@ -234,6 +243,13 @@ class _Actors:
         self._ray.kill(seat.actor)
         return seat
 
+    def _end(self, seat: _Seat) -> None:
+        """Kill a process that hears nothing, and would hold its CPU for ever, by a task beside it."""
+        node, pid = self._ray.get(seat.place)
+        beside = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        task = self._ray.remote(num_cpus=0, max_retries=0)(_kill)
+        task.options(scheduling_strategy=beside).remote(pid)
+
     def _left(self, seat: _Seat) -> float:
         """Seconds until a seat's item must be out; loading the model takes what it takes."""
         if not (seat.item and seat.ready):
@@ -243,6 +259,11 @@ class _Actors:
     def _patience(self) -> float:
         """Seconds to wait for an answer, in which Ray lets no interrupt through."""
         return max(0.0, min([0.2, *(self._left(seat) for seat in self._seats if seat)]))
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _item(seat: _Seat) -> Item:

@@ -1,4 +1,4 @@
-"""The verbs that measure: `bench edit`, `fidelity`, `masks` and `quality`."""
+"""The verbs that measure: `bench edit`, `adapters`, `fidelity`, `masks` and `quality`."""
 
 from __future__ import annotations
 
@@ -37,6 +37,36 @@ def bench_edit(
             areas=shares,
             size=size,
             num_inference_steps=num_inference_steps,
+            repeats=repeats,
+            device=device,
+            dtype=dtype,
+            on_step=on_step,
+        )
+    _report(report, output, json, "summary")
+
+
+@bench.command("adapters")
+def bench_adapters(
+    model: opt.BenchModel = None,
+    families: opt.Families = "v1,v3,v5,v5b",
+    areas: opt.Areas = "5",
+    size: opt.Size = 512,
+    repeats: opt.Repeats = 5,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    output: opt.BenchOutput = None,
+    json: opt.Json = False,
+) -> None:
+    """Measure what reference adapters add to a sparse step."""
+    shares = _shares(areas)
+    if output is not None:
+        files.writable(output.parent)
+    with console.progress("Measuring") as on_step:
+        report = import_module("fisedit.bench_adapters").run(
+            model=model,
+            families=[name.strip() for name in families.split(",")],
+            areas=shares,
+            size=size,
             repeats=repeats,
             device=device,
             dtype=dtype,
@@ -104,6 +134,7 @@ def bench_quality(
     model: opt.Model = "demo",
     edits: opt.QualityEdits = 200,
     methods: opt.Methods = "",
+    adapter: opt.LookAdapter = None,
     num_inference_steps: opt.Steps = 25,
     guidance_scale: opt.Guidance = 4.0,
     seed: opt.EditsSeed = 0,
@@ -116,27 +147,24 @@ def bench_quality(
     output: opt.BenchOutput = None,
     json: opt.Json = False,
 ) -> None:
-    """Measure masks and edits whose truth is known, beside other methods."""
+    """Measure masks and edits whose truth is known, beside other methods; or with and without a reference's look."""
     for folder in (html, journal and journal.parent, output and output.parent):
         if folder is not None:
             files.writable(folder)
+    how = {"model": model, "edits": edits, "num_inference_steps": num_inference_steps, "seed": seed, "judge": judge}
+    how |= {"guidance_scale": guidance_scale, "html": html, "device": device, "dtype": dtype}
     with console.progress("Measuring") as on_step:
-        report = import_module("fisedit.quality.run").run(
-            model=model,
-            edits=edits,
-            methods=[name.strip() for name in methods.split(",") if name.strip()],
-            num_inference_steps=num_inference_steps,
-            guidance_scale=guidance_scale,
-            seed=seed,
-            judge=judge,
-            pie_bench=pie_bench,
-            html=html,
-            journal=journal,
-            device=device,
-            dtype=dtype,
-            on_step=on_step,
-        )
-    _report(report, output, json, "summary", "classes", "whole")
+        if adapter is not None:
+            report = import_module("fisedit.quality.looks").run(adapter=adapter, on_step=on_step, **how)
+        else:
+            report = import_module("fisedit.quality.run").run(
+                methods=[name.strip() for name in methods.split(",") if name.strip()],
+                pie_bench=pie_bench,
+                journal=journal,
+                on_step=on_step,
+                **how,
+            )
+    _report(report, output, json, *(("summary",) if adapter is not None else ("summary", "classes", "whole")))
 
 
 def _report(report: dict[str, Any], output: Path | None, json: bool, *tables: str) -> None:

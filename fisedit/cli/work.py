@@ -114,6 +114,7 @@ def train_adapter(
     save_every: opt.SaveEvery = 500,
     mixed_precision: opt.MixedPrecision = "no",
     gradient_checkpointing: opt.GradientCheckpointing = False,
+    keep_maps: opt.KeepMaps = False,
     device: opt.Device = None,
     local_files_only: opt.LocalFilesOnly = False,
     json: opt.Json = False,
@@ -130,7 +131,8 @@ def train_adapter(
 
 
 def browse(
-    model: opt.Model = "demo",
+    model: opt.Models = None,
+    loaded: opt.Loaded = 2,
     host: opt.Host = "127.0.0.1",
     port: opt.Port = 7860,
     token: opt.Token = "",
@@ -148,12 +150,12 @@ def browse(
     from app import server
 
     address = server.listen(host, port, token, allowed_host or ())
-    named = {model, adapter} - {"demo", None}
+    named = {*(model or ()), adapter} - {"demo", None}
     offline = local_files_only or all(Path(str(place)).expanduser().exists() for place in named)
     with server.surroundings(offline=offline) as uploads:
         page, studios = import_module("app.main"), import_module("app.sessions")
-        offers = {"loras": lora or (), "adapter": adapter}
-        with closing(studios.Studio(model, device=device, dtype=dtype, folder=sessions, **offers)) as studio:
+        offers = {"loras": lora or (), "adapter": adapter, "loaded": loaded}
+        with closing(studios.Studio(*model or (), device=device, dtype=dtype, folder=sessions, **offers)) as studio:
             running = server.prepared(page.build(studio), address, uploads, page.looks())
             typer.echo(f"The app is at {address.url} (Ctrl+C ends it)")
             with suppress(KeyboardInterrupt):

@@ -96,7 +96,7 @@ def run(
         ModelError: the model, or a judge that was named, cannot be loaded.
     """
     chosen = named(methods)
-    critic, verdict = _find_judge(model, judge)
+    critic, verdict = find_judge(model, judge)
     entries = None if pie_bench is None else pie.read_mapping(pie_bench)[:edits]
     pipe = load(model, device=device, dtype=dtype)
     side = pipe.unet.config.sample_size * LATENT_FACTOR
@@ -117,7 +117,7 @@ def run(
     return report
 
 
-def _find_judge(model: str, path: Path | None) -> tuple[Judge | None, tuple[str, ...]]:
+def find_judge(model: str, path: Path | None) -> tuple[Judge | None, tuple[str, ...]]:
     """The judge, or why there is none."""
     if path is not None:
         return load_judge(path), ()

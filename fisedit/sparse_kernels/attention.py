@@ -36,7 +36,7 @@ def attention(
     assert query.stride() == key.stride() == value.stride() and query.stride(2) == 1, "slices of one packed tensor"
     branches, size, _ = recorded_key.shape
     out = torch.empty(items, count, channels, dtype=query.dtype, device=query.device)
-    known = [_pointer(t) for t in (recorded_key, recorded_value, *(scales or (out, out)))]
+    known = [*map(_bytes, (recorded_key, recorded_value)), *map(_pointer, scales or (out, out))]
     width = channels // heads
     keys = _block(width, query.dtype)
     block = min(keys, power_of_two(count))
@@ -67,6 +67,7 @@ def attention(
         width**-0.5 * LOG2E,
         WIDTH=width,
         CODED=scales is not None,
+        FLOATS=scales is not None and recorded_key.dtype.is_floating_point,
         LYING=isinstance(recorded_key, Lying),
         PARTS=programs > 1,
         BM=block,
@@ -119,6 +120,12 @@ def _pointer(recorded: Recorded) -> Tensor:
     return recorded.address if isinstance(recorded, Lying) else recorded.contiguous()
 
 
+def _bytes(recorded: Recorded) -> Tensor:
+    """The same of keys or values; what is in a byte a number is loaded as whole numbers."""
+    there = _pointer(recorded)
+    return there.view(torch.int8) if there.dtype.itemsize == 1 else there
+
+
 def _block(width: int, dtype: torch.dtype) -> int:
     """Queries of one program at most, and keys that it takes at once."""
     return 32 if power_of_two(width) > 128 or dtype.itemsize > 2 else 64
@@ -127,12 +134,15 @@ def _block(width: int, dtype: torch.dtype) -> int:
 @triton.jit
 def _take(
     acc, total, peak, q, key, value, key_scales, value_scales, stride, heads, j, d, wanted, scale,
-    WIDTH: tl.constexpr, CODED: tl.constexpr,
+    WIDTH: tl.constexpr, CODED: tl.constexpr, FLOATS: tl.constexpr,
 ):  # fmt: skip
     """One block of keys and values into the running softmax; scales of coded ones lie `heads` apart."""
     inside = wanted[:, None] & (d < WIDTH)[None, :]
     k = tl.load(key + j[:, None] * stride + d[None, :], mask=inside, other=0)
     v = tl.load(value + j[:, None] * stride + d[None, :], mask=inside, other=0)
+    if FLOATS:
+        k = k.to(tl.float8e4nv, bitcast=True)
+        v = v.to(tl.float8e4nv, bitcast=True)
     scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * scale
     if CODED:
         scores *= tl.load(key_scales + j * heads, mask=wanted, other=0.0).to(tl.float32)[None, :]
@@ -157,7 +167,7 @@ def _there(address, kind: tl.constexpr):
 def _attend(
     query, key, value, recorded_key, recorded_value, key_scales, value_scales, taken, valid, out, parts, sums, counters,
     R, size, C, heads, each, item_stride, row_stride, scale,
-    WIDTH: tl.constexpr, CODED: tl.constexpr, LYING: tl.constexpr, PARTS: tl.constexpr,
+    WIDTH: tl.constexpr, CODED: tl.constexpr, FLOATS: tl.constexpr, LYING: tl.constexpr, PARTS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """[BM] queries of one head of one item, over all keys or some."""
@@ -188,7 +198,7 @@ def _attend(
         wanted = there == 0
         acc, total, peak = _take(
             acc, total, peak, q, recorded_key + record, recorded_value + record, key_scales + worth,
-            value_scales + worth, C, heads, j, d, wanted, scale, WIDTH, CODED,
+            value_scales + worth, C, heads, j, d, wanted, scale, WIDTH, CODED, FLOATS,
         )  # fmt: skip
     fresh = item * item_stride + head
     live = tl.load(valid + item)
@@ -198,7 +208,7 @@ def _attend(
         j = start + tl.arange(0, BN)
         acc, total, peak = _take(
             acc, total, peak, q, key + fresh, value + fresh, key, value, row_stride, heads, j, d, j < live, scale,
-            WIDTH, False,
+            WIDTH, False, False,
         )  # fmt: skip
     there = (item * R + r[:, None]) * C + head + d[None, :]
     last = True
@@ -269,6 +279,6 @@ def _cross(
         j = start + tl.arange(0, BN)
         acc, total, peak = _take(
             acc, total, peak, narrow, key + text, value + text, key, value, inner, heads, j, d, j < T, scale,
-            WIDTH, False,
+            WIDTH, False, False,
         )  # fmt: skip
     tl.store(out + there, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)

@@ -16,7 +16,7 @@ from fisedit.buckets import Place
 from fisedit.capture import capture
 from fisedit.devices import choose_device
 from fisedit.sparse_kernels import cpu, gpu
-from fisedit.sparse_kernels.reference import coded
+from fisedit.sparse_kernels.reference import BYTES, coded
 
 LEVELS = ((64, 320), (32, 640), (16, 1280), (8, 1280))
 """(side of the map, channels) of SD 1.5 at 512 pixels."""
@@ -66,7 +66,8 @@ def cases(rows: int, side: int, channels: int, dtype: torch.dtype = torch.float1
     taps = torch.randint(0, rows + halo.shape[1] + 1, (ITEMS, rows, 9), dtype=torch.int32)
     norm, packed = torch.randn(ITEMS, 2, channels), random(ITEMS, rows, 3 * channels)
     recorded, text = random(ITEMS, side * side, channels), random(ITEMS, 77, channels)
-    (numbers, scales), five = coded(recorded, 8), random(channels, 5 * channels) * channels**-0.5
+    (numbers, scales), (floats, worth) = (coded(recorded, 8, kind) for kind in BYTES.values())
+    five = random(channels, 5 * channels) * channels**-0.5
     place = Place.empty(ITEMS, rows, side * side, x.device)
     place.positions[:] = torch.arange(rows)
     place.taken[:, :rows] = True
@@ -79,7 +80,8 @@ def cases(rows: int, side: int, channels: int, dtype: torch.dtype = torch.float1
         "norm_linear": each("norm_linear", x, wide[: 3 * channels], None, None, layer),
         "norm_geglu": each("norm_geglu", x, wide, random(8 * channels), layer),
         "attention": each("attention", *packed.chunk(3, -1), recorded, recorded, place, 8),
-        "in a byte": each("attention", *packed.chunk(3, -1), numbers, numbers, place, 8, (scales, scales)),
+        "over int8": each("attention", *packed.chunk(3, -1), numbers, numbers, place, 8, (scales, scales)),
+        "over fp8": each("attention", *packed.chunk(3, -1), floats, floats, place, 8, (worth, worth)),
         "cross_attention": each("cross_attention", x, layer, square, text, text, 8),
         "two to linear": each("norm_linear", (random(ITEMS, rows, 4 * channels), x), five, gamma, None, None, x),
         "linear": each("norm_linear", x, square, gamma, None, None, x),

@@ -17,7 +17,6 @@ from fisedit.sparse_kernels.reference import (
     LayerNorm,
     Recorded,
     Rows,
-    affine,
     cross_attention,
     joined,
     known,
@@ -100,6 +99,29 @@ def group_norm(rows: Tensor, totals: Tensor, count: int, weight: Tensor, bias: T
     return torch.addcmul(shift[:, None], rows.float(), scale[:, None]).to(rows.dtype)
 
 
+def affine(
+    rows: Rows,
+    recorded: Tensor,
+    totals: Tensor,
+    valid: Tensor,
+    count: int,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """See `reference.affine`; accumulates in float32, and treats fresh and recorded rows as one tensor."""
+    rows, (branches, groups, _) = joined(rows), totals.shape
+    absent = torch.arange(rows.shape[1], device=rows.device) >= valid[:, None]
+    both = torch.stack([recorded, rows], 1).float().masked_fill_(absent[:, None, :, None], 0)  # [B, 2, R, C]
+    sums = torch.stack([both.sum(2), both.square_().sum(2)], -1).unflatten(2, (groups, -1)).sum(3).double()
+    mixed = (totals.repeat_interleave(len(rows) // branches, 0) - sums[:, 0]).add_(sums[:, 1])
+    mean, square = (mixed / count).unbind(-1)
+    rstd = torch.addcmul(square, mean, mean, value=-1).clamp_(min=0).add_(eps).rsqrt_()
+    scale = rstd.float()[..., None] * weight.float().view(groups, -1)  # [B, groups, C / groups]
+    shift = torch.addcmul(bias.float().view(groups, -1), mean.float()[..., None], scale, value=-1)
+    return torch.stack([scale.flatten(1), shift.flatten(1)], 1), mixed
+
+
 def norm_conv3x3(
     rows: Rows,
     halo: Tensor,
@@ -113,11 +135,13 @@ def norm_conv3x3(
 ) -> Tensor:
     """See `reference.norm_conv3x3`; one GEMM over gathered neighbours."""
     x = torch.cat([joined(rows), halo], 1)
+    items, count, channels = len(x), x.shape[1] + 1, x.shape[2]
     if norm is not None:
-        x = F.silu(torch.addcmul(norm[:, 1:], x.float(), norm[:, :1])).to(halo.dtype)
-    items, count, channels = x.shape[0], x.shape[1] + 1, x.shape[2]
-    start = torch.arange(items, device=x.device)[:, None, None] * count
-    flat = F.pad(x, (0, 0, 0, 1)).view(-1, channels).index_select(0, (taps + start).flatten())
+        x = F.silu(torch.addcmul(norm[:, 1:], x.float(), norm[:, :1]), inplace=True)
+    padded = halo.new_zeros(items, count, channels)
+    padded[:, :-1] = x
+    start = torch.arange(0, items * count, count, device=halo.device)[:, None, None]
+    flat = padded.view(-1, channels).index_select(0, (taps + start).flatten())
     out = F.linear(flat.view(items, -1, TAPS * channels), weight.permute(0, 2, 3, 1).reshape(len(weight), -1), bias)
     if time is not None:
         out += time[:, None]
@@ -157,9 +181,7 @@ def attention(
     key_scales, value_scales = scales or (None, None)
     keys = mixed_tokens(known(recorded_key, key_scales), key, place)
     values = mixed_tokens(known(recorded_value, value_scales), value, place)
-    q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (query, keys, values))
-    out: Tensor = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-    return out
+    return attend(query, keys, values, heads)
 
 
 def mixed_tokens(recorded: Tensor, rows: Tensor, place: Place) -> Tensor:
@@ -167,9 +189,12 @@ def mixed_tokens(recorded: Tensor, rows: Tensor, place: Place) -> Tensor:
 
     Padding goes to a position behind the map, so that nothing waits for the number of rows.
     """
-    each, size = len(rows) // len(recorded), recorded.shape[1]
-    at = place.positions[..., None].expand_as(rows)
-    return F.pad(recorded, (0, 0, 0, 1)).repeat_interleave(each, 0).scatter_(1, at, rows)[:, :size]
+    branches, size, channels = recorded.shape
+    mixed = recorded.new_empty(len(rows), size + 1, channels)
+    mixed.unflatten(0, (branches, -1))[:, :, :-1] = recorded[:, None]
+    start = torch.arange(0, mixed[..., 0].numel(), size + 1, device=rows.device)[:, None]
+    mixed.view(-1, channels).index_copy_(0, (place.positions + start).flatten(), rows.reshape(-1, channels))
+    return mixed[:, :-1]
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> Tensor:

@@ -37,7 +37,7 @@ class Lying(NamedTuple):
         assert self.address.device.type == "cpu", self.address.device
         size = prod(self.shape) * self.dtype.itemsize
         memory = (c_byte * size).from_address(int(self.address))
-        return torch.frombuffer(memory, dtype=self.dtype).view(self.shape)
+        return torch.frombuffer(memory, dtype=torch.uint8).view(self.dtype).view(self.shape)
 
 
 Recorded = Tensor | Lying
@@ -49,12 +49,19 @@ def joined(rows: Rows) -> Tensor:
     return rows if isinstance(rows, Tensor) else torch.cat(rows, -1)
 
 
-def coded(rows: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """Rows [B, R, C] in a byte a number: int8 [B, R, C], and what a unit is worth, [B, R, heads], by row and head."""
+BYTES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+"""What a number may be kept in: whole steps, as fine everywhere, or floats, finer near zero."""
+
+
+def coded(rows: Tensor, heads: int, kind: torch.dtype = torch.int8) -> tuple[Tensor, Tensor]:
+    """Rows [B, R, C] in a byte a number: [B, R, C] of a `kind` of `BYTES`, and what a unit is worth, [B, R, heads], by
+    row and head, so that a head's largest number is the kind's largest."""
+    whole = not kind.is_floating_point
+    most = torch.iinfo(kind).max if whole else torch.finfo(kind).max
     grouped = rows.float().unflatten(-1, (heads, -1))
-    scales = (grouped.abs().amax(-1) / 127).to(rows.dtype)
-    steps = scales.float().clamp(min=torch.finfo(torch.float32).tiny)[..., None]
-    return (grouped / steps).round().clamp(-127, 127).to(torch.int8).flatten(2), scales
+    scales = (grouped.abs().amax(-1) / most).to(rows.dtype)
+    units = grouped / scales.float().clamp(min=torch.finfo(torch.float32).tiny)[..., None]
+    return (units.round() if whole else units).clamp(-most, most).to(kind).flatten(2), scales
 
 
 def known(recorded: Recorded, scales: Recorded | None) -> Tensor:
@@ -66,8 +73,9 @@ def known(recorded: Recorded, scales: Recorded | None) -> Tensor:
 
 
 def decoded(numbers: Tensor, scales: Tensor) -> Tensor:
-    """What `coded` made of rows, as rows again: in the scales' dtype, off by half a unit at most."""
-    rows: Tensor = numbers.unflatten(-1, (scales.shape[-1], -1)) * scales[..., None]
+    """What `coded` made of rows, as rows again, in the scales' dtype: off by half a unit at most, or a sixteenth of a
+    number where these are floats."""
+    rows: Tensor = numbers.to(scales.dtype).unflatten(-1, (scales.shape[-1], -1)) * scales[..., None]
     return rows.flatten(2)
 
 

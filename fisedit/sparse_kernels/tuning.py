@@ -21,18 +21,19 @@ def prefers_triton(kernel: str, rows: int) -> bool:
     return rows <= TRITON_ROWS.get(kernel, 0)
 
 
-def wants_coded() -> bool:
-    """Whether FISEDIT_CODED asks for recorded keys and values in a byte a number (see `reference.coded`).
+def wanted_coding() -> str:
+    """What FISEDIT_CODED says that recorded keys and values are kept in, a name of `reference.BYTES`, or "" for as they
+    were recorded; 1 is int8. Triton's kernels read fp8 on GPUs from Ada and Hopper on.
 
     Raises:
-        InputError: it says neither 0 nor 1.
+        InputError: it says something else.
     """
     said = os.environ.get("FISEDIT_CODED", "")
-    if said not in ("", "0", "1"):
+    if said not in ("", "0", "1", "int8", "fp8"):
         raise InputError(
-            f"FISEDIT_CODED must be 0 or 1, got {said!r}; unset it for keys and values as they were recorded"
+            f"FISEDIT_CODED must be 0, int8 or fp8, got {said!r}; unset it for keys and values as they were recorded"
         )
-    return said == "1"
+    return {"0": "", "1": "int8"}.get(said, said)
 
 
 def prefers_crop(reads: Reads) -> bool:

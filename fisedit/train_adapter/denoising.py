@@ -40,24 +40,28 @@ class Guided(nn.Module):
         references: Tensor,
         silence: Tensor,
         controls: Mapping[str, Tensor] | None = None,
+        seen: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         """What the UNet predicts, [B, 4, h, w].
 
         Args:
             noised: latents [B, 4, h, w] at int64 `steps` [B]. text: [B, T, D]. references: clean latents [B, 4, h, w].
             silence: the text of no words, [1, T, D]. controls: place -> [B, C, h', w'].
+            seen: the references' maps by place, where they are known; see `look`.
         """
         unet = self._frozen[0]
-        guide = self.guide(references, silence)
+        guide = Guide(self.adapter, self.adapter.read(seen)) if seen else self.guide(references, silence)
         with guided(unet, [guide], controls):
             guess: Tensor = unet(noised, steps, text, return_dict=False)[0]
         return guess
 
     def guide(self, references: Tensor, silence: Tensor) -> Guide:
         """The adapter and what it reads of references [B, 4, h, w]."""
-        nothing = silence.expand(len(references), -1, -1)
-        seen = taps(self._frozen[0], references, nothing, tuple(self.adapter.channels))
-        return Guide(self.adapter, self.adapter.read(seen))
+        return Guide(self.adapter, self.adapter.read(self.look(references, silence)))
+
+    def look(self, references: Tensor, silence: Tensor) -> dict[str, Tensor]:
+        """The frozen UNet's maps of references [B, 4, h, w] at the adapter's places: place -> [B, C, h', w']."""
+        return taps(self._frozen[0], references, silence.expand(len(references), -1, -1), tuple(self.adapter.channels))
 
 
 def denoising_loss(
@@ -82,7 +86,8 @@ def denoising_loss(
     text = torch.where(dropped, silence, batch.text)
     references = batch.references.masked_fill(dropped[..., None], 0)
     noised = scheduler.add_noise(batch.targets, added, steps)
-    guess = model(noised, steps, text, references, silence, batch.controls)
+    seen = {name: torch.where(dropped[..., None], x[:1], x[1:]) for name, x in batch.seen.items()}
+    guess = model(noised, steps, text, references, silence, batch.controls, seen)
     velocity = scheduler.config.prediction_type == "v_prediction"
     wanted = scheduler.get_velocity(batch.targets, added, steps) if velocity else added
     weights = level_weights(scheduler, steps, settings.snr_cap) * region_weights(batch.regions, settings.region_weight)

@@ -5,8 +5,8 @@ Knows a pipeline's autoencoder and text encoder; no UNet.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from fisedit.train_adapter.triples import Triple
 
 
+Look = Callable[[Tensor, Tensor], dict[str, Tensor]]
+
+
 @dataclass(frozen=True, eq=False)
 class Batch:
     """B examples.
@@ -36,6 +39,7 @@ class Batch:
     Args:
         targets, references: clean latents [B, 4, h, w]. text: of the prompts, [B, T, D].
         regions: share of every cell that counts more, [B, 1, h, w]. controls: place -> [B, C, h', w'].
+        seen: place -> maps of no reference, and of the B references, [1 + B, C, h', w']; empty where none are kept.
     """
 
     targets: Tensor
@@ -43,6 +47,7 @@ class Batch:
     text: Tensor
     regions: Tensor
     controls: Mapping[str, Tensor]
+    seen: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Examples:
@@ -50,11 +55,15 @@ class Examples:
 
     Args:
         pipe: whose autoencoder and text encoder read them. side: of a square, in pixels.
+        look: makes maps by place of latents [1, 4, h, w] and no words [1, T, D], to be kept; None keeps none.
     """
 
-    def __init__(self, pipe: StableDiffusionPipeline, triples: Sequence[Triple], side: int) -> None:
-        self._pipe, self.triples, self.side = pipe, triples, side
+    def __init__(
+        self, pipe: StableDiffusionPipeline, triples: Sequence[Triple], side: int, look: Look | None = None
+    ) -> None:
+        self._pipe, self.triples, self.side, self._look = pipe, triples, side, look
         self._known: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._seen: dict[int, dict[str, Tensor]] = {}
         self.silence = self._text([""])  # [1, T, D]
 
     def __len__(self) -> int:
@@ -68,7 +77,8 @@ class Examples:
         """
         targets, references, regions = zip(*(self._latents(row) for row in rows), strict=True)
         text = self._text([self.triples[row].prompt for row in rows])
-        return Batch(torch.cat(targets), torch.cat(references), text, torch.cat(regions), self._controls(rows))
+        controls, whole = self._controls(rows), torch.cat(references)
+        return Batch(torch.cat(targets), whole, text, torch.cat(regions), controls, self._maps(rows, whole))
 
     def picture(self, path: Path) -> Image:
         """A file as the model sees it."""
@@ -80,6 +90,17 @@ class Examples:
             target, reference = (encode(vae, self.picture(path)) for path in (triple.target, triple.reference))
             self._known[row] = target, reference, self._region(triple).to(target)
         return self._known[row]
+
+    def _maps(self, rows: Sequence[int], references: Tensor) -> dict[str, Tensor]:
+        """As of `Batch.seen`; number -1 is no reference."""
+        if self._look is None:
+            return {}
+        nothing = torch.zeros_like(references[:1])
+        for row, latents in zip((-1, *rows), (nothing, *references.split(1)), strict=True):
+            if row not in self._seen:
+                self._seen[row] = self._look(latents, self.silence)
+        each = [self._seen[row] for row in (-1, *rows)]
+        return {name: torch.cat([one[name] for one in each]) for name in each[0]}
 
     def _region(self, triple: Triple) -> Tensor:
         cells = self.side // LATENT_FACTOR

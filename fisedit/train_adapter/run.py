@@ -102,7 +102,6 @@ class Run:
         self.settings, self.output, self.accelerator = settings, output, accelerator
         side = settings.size or int(pipe.unet.config.sample_size) * LATENT_FACTOR
         last = len(triples) - settings.held_out
-        self.examples = Examples(pipe, triples[:last], side)
         self.samples = Samples(pipe, Examples(pipe, triples[last:] or triples[:4], side))
         for part in (pipe.unet, pipe.vae, pipe.text_encoder):
             part.requires_grad_(False).eval()
@@ -110,12 +109,14 @@ class Run:
             pipe.unet.enable_gradient_checkpointing()
         self.scheduler = DDPMScheduler.from_config(pipe.scheduler.config)
         adapter = _begun(pipe, settings).to(accelerator.device)
+        guided = Guided(pipe.unet, adapter)
+        self.examples = Examples(pipe, triples[:last], side, guided.look if settings.keep_maps else None)
         self.averaged = copy.deepcopy(adapter).eval().requires_grad_(False)
         self.ema = EMAModel(adapter.parameters(), decay=settings.ema, foreach=True)
         optimizer = torch.optim.AdamW(adapter.parameters(), lr=settings.learning_rate, weight_decay=0.0)
         self.rates = get_cosine_schedule_with_warmup(optimizer, settings.warmup, settings.steps)
         self.adapter = adapter
-        self.model, self.optimizer = accelerator.prepare(Guided(pipe.unet, adapter), optimizer)
+        self.model, self.optimizer = accelerator.prepare(guided, optimizer)
         self.step, self.seconds, self.started = 0, 0.0, time.monotonic()
         self.losses: dict[str, float] = {}
 

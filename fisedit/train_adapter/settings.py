@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 PRECISIONS = ("no", "bf16", "fp16")
 
-_GROWING = {"steps", "mixed_precision", "gradient_checkpointing", "log_every", "save_every"}
+_GROWING = {"steps", "mixed_precision", "gradient_checkpointing", "keep_maps", "log_every", "save_every"}
 """What may be another when a run is taken up again: how long, how fast and how watched, not what is learnt."""
 
 
@@ -32,6 +32,7 @@ class Settings:
         snr_cap: of min-SNR weights (Hang et al., arXiv 2303.09556); 0 weighs all noise levels alike.
         ema: decay of the average of the weights, which is what is saved and shown.
         held_out: the last triples, never trained on: they are measured and drawn.
+        keep_maps: what the base makes of a reference stays in memory once it was seen, which saves its pass.
         log_every, save_every: steps between lines of the log, and between checkpoints with a sample sheet.
 
     Raises:
@@ -58,6 +59,7 @@ class Settings:
     save_every: int = 500
     mixed_precision: str = "no"
     gradient_checkpointing: bool = False
+    keep_maps: bool = False
 
     def __post_init__(self) -> None:
         for name in ("heads", "steps", "batch", "accumulate", "log_every", "save_every"):

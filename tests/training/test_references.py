@@ -9,9 +9,10 @@ import torch
 from PIL import Image
 
 from fisedit.scenes import drawing
+from fisedit.scenes.looks import Look, Palette, sample_look
 from fisedit.train_adapter.triples import read_triples
 from training.gamut import colour_error, drawn_objects
-from training.references import KNOWN, Look, Palette, sample_example, sample_look, write_example
+from training.references import KNOWN, sample_example, write_example
 
 pytestmark = pytest.mark.skipif(
     not any(path.is_file() for path in drawing.FONT_PATHS), reason="Noto Color Emoji is not installed"
