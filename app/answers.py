@@ -6,7 +6,7 @@ Knows components by name and handlers by what they return; lays nothing out and 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from app import handlers, keeping, views
-from app.limits import Busy, Look, Region, Settings
+from app.limits import Busy, Look, Region, Settings, label
 from fisedit.errors import Cancelled, FisEditError, SessionError
 from fisedit.values import SchedulerName
 
 if TYPE_CHECKING:
     from app.handlers import Progress
     from app.main import Page
-    from app.sessions import Session, Studio
+    from app.session import Session
+    from app.sessions import Studio
     from fisedit import EditResult
 
 Updates = dict[Any, Any]
@@ -75,7 +76,7 @@ class Answers:
         """A new picture from words."""
         look = _look(reference, scale)
         yield from self._run(
-            request, lambda session: handlers.generate(self.studio, session, prompt, _settings(*recipe), look)
+            request, lambda session: handlers.generate(self.studio, session, prompt, self._settings(*recipe), look)
         )
 
     def on_open(self, request: gr.Request, data: bytes | None, prompt: str, *recipe: Any) -> Iterator[Updates]:
@@ -83,7 +84,7 @@ class Answers:
         yield from self._run(
             request,
             lambda session: handlers.open_picture(
-                self.studio, session, data or b"", prompt, replace(_settings(*recipe), width=None, height=None)
+                self.studio, session, data or b"", prompt, replace(self._settings(*recipe), width=None, height=None)
             ),
         )
 
@@ -98,9 +99,7 @@ class Answers:
 
     def on_measure(self, request: gr.Request) -> Iterator[Updates]:
         """A dense run of the result on the stage, to compare."""
-        yield from self._run(
-            request, lambda session: handlers.dense(self.studio, session, session.editor.current.id), None
-        )
+        yield from self._run(request, lambda session: handlers.dense(self.studio, session, session.current.id), None)
 
     def on_stop(self, request: gr.Request) -> str:
         """The run that goes on ends before its next step."""
@@ -109,7 +108,7 @@ class Answers:
 
     def on_words(self, request: gr.Request, prompt: str, chosen: list[str]) -> Updates:
         """The changed words, as they are typed."""
-        history = self._session(request).editor.history
+        history = self._session(request).history
         if not len(history):
             return {self.page.words_line: ""}
         old, new = history.current.prompt, str(prompt)[: views.MOST_SHOWN]
@@ -126,7 +125,7 @@ class Answers:
         page, session = self.page, None
         try:
             session = self.studio.session(_caller(request))
-            if not len(session.editor.history) or not prompt.strip():
+            if not len(session.history) or not prompt.strip():
                 return {page.facts: ""}
             region, look = _region(session, paint, *wish), _look(reference, scale)
             seen = handlers.preview(self.studio, session, prompt, region, look)
@@ -182,7 +181,7 @@ class Answers:
         try:
             session = self.studio.session(_caller(request))
             if data[:2] == b"PK":
-                keeping.reopen(session, data)
+                keeping.reopen(self.studio, session, data)
                 return {**self._stands(session, view="edit"), page.found: views.said("The session is open.")}
             found = keeping.restore(self.studio, data)
         except FisEditError as error:
@@ -202,13 +201,47 @@ class Answers:
             page.height: settings.height or gr.skip(),
             page.scheduler: known[SchedulerName(settings.scheduler)],
             page.negative: settings.negative_prompt,
-            page.lora: settings.lora,
-            page.lora_scale: settings.lora_scale,
+            page.model: self.studio.shelf.chosen(settings.model).label,
+            page.loras: list(settings.loras),
+            **self._scales(settings.loras),
         }
+
+    def _scales(self, chosen: Mapping[str, float]) -> Updates:
+        """A slider for each chosen LoRA, and no others."""
+        return {
+            slider: gr.update(visible=label in chosen, value=chosen.get(label, 1.0))
+            for label, slider in self.page.lora_scales.items()
+        }
+
+    def on_model(self, label: str) -> Updates:
+        """A model was chosen: its own size and guidance are suggested."""
+        try:
+            model = self.studio.shelf.chosen(str(label))
+        except FisEditError as error:
+            return {self.page.status: views.said(str(error), "error")}
+        side, page = model.native_size, self.page
+        return {page.width: side, page.height: side, page.guidance: model.guidance}
+
+    def on_loras(self, chosen: list[str] | None, *scales: float) -> Updates:
+        """LoRAs were chosen: each has a scale, as it was before or 1."""
+        before = dict(zip(self.page.lora_scales, scales, strict=True))
+        return self._scales({label: before[label] for label in chosen or () if label in before})
+
+    def _settings(self, *recipe: Any) -> Settings:
+        """What `Page.recipe` holds; sliders give floats."""
+        steps, guidance, seed, width, height, scheduler, negative, model, chosen, *scales = recipe
+        steps, seed, width, height = (
+            int(value) if isinstance(value, float) and value.is_integer() else value
+            for value in (steps, seed, width, height)
+        )
+        scale = dict(zip(self.page.lora_scales, scales, strict=True))
+        loras = {str(name): scale.get(name, 1.0) for name in chosen or ()}
+        sampler = SAMPLERS.get(scheduler, str(scheduler))
+        return Settings(steps, guidance, seed, width, height, sampler, str(negative or ""), str(model or ""), loras)
 
     def on_reuse(self, request: gr.Request) -> Any:
         """The seed of the picture on the stage."""
-        history = self._session(request).editor.history
+        history = self._session(request).history
         return history.current.recipe.seed if len(history) else gr.skip()
 
     def _run(
@@ -263,7 +296,7 @@ class Answers:
 
     def _stands(self, session: Session, view: str) -> Updates:
         """Everything that shows where a session stands."""
-        page, history = self.page, session.editor.history
+        page, history = self.page, session.history
         cleared: Updates = {page.words_line: "", page.facts: "", page.status: "", **self._buttons(session)}
         if not len(history):
             none = {page.stage: gr.update(picture={}, region="", live=""), page.truth: "", page.tree: ""}
@@ -284,7 +317,7 @@ class Answers:
 
     def _buttons(self, session: Session, *, busy: bool = False) -> Updates:
         """What may be pressed."""
-        page, history = self.page, session.editor.history
+        page, history = self.page, session.history
         some = bool(len(history)) and not busy
         child = some and history.current.parent is not None
         may = {
@@ -302,10 +335,13 @@ class Answers:
         return updates | {page.stop: gr.update(visible=busy)}
 
     def _truth(self, session: Session, result: EditResult, parent: EditResult | None) -> str:
-        measured = session.measured.get(result.id)
-        dense = measured or self.studio.pace.dense(result.stats.macs_dense)
-        loras = self.studio.wardrobe.words(result.recipe.loras)
-        return views.truth(result, parent, dense, measured=measured is not None, loras=loras)
+        measured, shelf, name = session.measured.get(result.id), self.studio.shelf, session.model(result)
+        model, loras = shelf.known(name), self.studio.wardrobe.words(result.recipe.loras)
+        dense = measured or (model.pace.dense(result.stats.macs_dense) if model else None)
+        made = f"by {model.label}" if model and len(shelf.models) > 1 else ""
+        means = " ".join(filter(None, (made, f"with {loras}" if loras else "")))
+        gone = "" if model else f"made by {label(name)}, which is not offered: start the app with it, as --model"
+        return views.truth(result, parent, dense, measured=measured is not None, means=means, gone=gone)
 
     def _picture(self, after: EditResult, before: EditResult | None, view: str) -> Updates:
         """What the stage shows: a result, what it is compared with, and its mask."""
@@ -330,21 +366,9 @@ def _look(reference: bytes | None, scale: float) -> Look | None:
     return Look(reference, scale) if reference else None
 
 
-def _settings(
-    steps: Any, guidance: Any, seed: Any, width: Any, height: Any, scheduler: Any, negative: Any, lora: Any, scale: Any
-) -> Settings:
-    """The page's settings; sliders give floats."""
-    steps, seed, width, height = (
-        int(value) if isinstance(value, float) and value.is_integer() else value
-        for value in (steps, seed, width, height)
-    )
-    sampler = SAMPLERS.get(scheduler, str(scheduler))
-    return Settings(steps, guidance, seed, width, height, sampler, str(negative or ""), str(lora or ""), scale)
-
-
 def _region(session: Session, paint: Any, words: Any, instance: Any, grow: Any, only: Any) -> Region:
     """The page's wish for where."""
-    add, protect = views.strokes(paint, session.editor.current.image.size)
+    add, protect = views.strokes(paint, session.current.image.size)
     piece = None if instance == ALL_PIECES[1] else int(instance)
     chosen = tuple(str(word) for word in words or ())
     return Region(chosen, piece, int(grow or 0), add, protect, bool(only) and add is not None)

@@ -16,17 +16,18 @@ from gradio.events import api
 from PIL import Image
 
 from app import handlers, keeping, views
-from app.limits import Region, Settings
+from app.limits import Look, Region, Settings, label
 from fisedit import EditResult
 from fisedit.batch import pictures
-from fisedit.errors import FisEditError, InputError, MaskError
+from fisedit.errors import FisEditError, InputError
 
 if TYPE_CHECKING:
     from app.handlers import Progress
-    from app.sessions import Session, Studio
+    from app.session import Session
+    from app.sessions import Studio
 
-MOST_MASK = 1 << 20
-"""Letters of a mask."""
+MOST_MASK, MOST_REFERENCE = 1 << 20, 3 << 20
+"""Letters of a mask, and of a picture whose look is taken."""
 
 
 def add(studio: "Studio", runs: dict[str, Any]) -> None:
@@ -42,51 +43,71 @@ def add(studio: "Studio", runs: dict[str, Any]) -> None:
         prompt: str,
         seed: int = 0,
         steps: int = 25,
-        guidance: float = studio.guidance,
-        width: int = studio.native_size,
-        height: int = studio.native_size,
+        guidance: float | None = None,
+        width: int | None = None,
+        height: int | None = None,
         scheduler: str = "ddim",
         negative_prompt: str = "",
+        model: str = "",
+        loras: dict[str, float] = {},  # noqa: B006 (gradio shows the default)
+        reference: str = "",
+        reference_scale: float = 1.0,
     ) -> Iterator[dict[str, Any]]:
-        """Make a picture of words, to be edited in the same session."""
-        settings = Settings(steps, guidance, seed, width, height, scheduler, negative_prompt)
-        yield from _told(session, request, lambda own: handlers.generate(studio, own, prompt, settings))
+        """Make a picture of words, to be edited in the same session. guidance, width, height: null for the model's own.
+        model: a name that is offered, "" for the first. loras: names that are offered, and their scales. reference: a
+        picture whose look is taken, in base64."""
+        settings = Settings(steps, guidance, seed, width, height, scheduler, negative_prompt, model, loras)
+        look = _look(reference, reference_scale)
+        yield from _told(studio, session, request, lambda own: handlers.generate(studio, own, prompt, settings, look()))
 
     def open_picture(
-        request: gr.Request, picture: bytes | None, prompt: str, seed: float, steps: float, guidance: float
+        request: gr.Request,
+        picture: bytes | None,
+        prompt: str,
+        seed: float,
+        steps: float,
+        guidance: float | None = None,
+        model: str = "",
+        loras: dict[str, float] | None = None,
     ) -> Iterator[dict[str, Any]]:
-        """Open a picture to edit it in the same session; the prompt says what it shows, "" where nobody knows."""
-        settings = Settings(_whole(steps), guidance, _whole(seed))
-        data = picture or b""
-        yield from _told(session, request, lambda own: handlers.open_picture(studio, own, data, prompt, settings))
+        """Open a picture to edit it in the same session; the prompt says what it shows, "" where nobody knows. model,
+        loras: as in generate."""
+        settings = Settings(_whole(steps), guidance, _whole(seed), model=model, loras={} if loras is None else loras)
+        given = picture or b"", prompt, settings
+        yield from _told(studio, session, request, lambda own: handlers.open_picture(studio, own, *given))
 
     def edit(
         request: gr.Request,
         prompt: str,
         mask: str = "",
         protect: str = "",
-        words: list[str] = [],  # noqa: B006 (gradio shows the default)
+        words: list[str] = [],  # noqa: B006 (as above)
         instance: int = -1,
         grow: int = 0,
+        reference: str = "",
+        reference_scale: float = 1.0,
     ) -> Iterator[dict[str, Any]]:
-        """Change the session's current picture to fit another prompt. mask, protect: base64 images, white inside; ""
-        for what the words say. instance: a piece of the mask alone, from the left and 0; -1 for all."""
-        wish = _wish(words, instance, grow, mask, protect)
-        yield from _told(session, request, lambda own: handlers.edit(studio, own, prompt, wish()))
+        """Change the session's current picture to fit another prompt, with the model and LoRAs that made it. mask,
+        protect: base64 images, white inside; "" for what the words say. instance: a piece of the mask alone, from the
+        left and 0; -1 for all. reference: a picture whose look what is painted takes, in base64."""
+        wish, look = _wish(words, instance, grow, mask, protect), _look(reference, reference_scale)
+        yield from _told(studio, session, request, lambda own: handlers.edit(studio, own, prompt, wish(), look()))
 
     def preview(
         request: gr.Request,
         prompt: str,
         mask: str = "",
         protect: str = "",
-        words: list[str] = [],  # noqa: B006
+        words: list[str] = [],  # noqa: B006 (as above)
         instance: int = -1,
         grow: int = 0,
+        reference: str = "",
+        reference_scale: float = 1.0,
     ) -> dict[str, Any]:
         """Where an edit would paint and what it would cost, before it runs; arguments as in edit."""
-        wish = _wish(words, instance, grow, mask, protect)
+        wish, look = _wish(words, instance, grow, mask, protect), _look(reference, reference_scale)
         with _errors():
-            return _seen(handlers.preview(studio, session(request), prompt, wish()))
+            return _seen(handlers.preview(studio, session(request), prompt, wish(), look()))
 
     def history(request: gr.Request, checkout: str = "", pictures: bool = False) -> dict[str, Any]:
         """All results of the session, and the current one. checkout: the id of a result to go back to first."""
@@ -94,26 +115,28 @@ def add(studio: "Studio", runs: dict[str, Any]) -> None:
             own = session(request)
             if checkout:
                 handlers.checkout(own, str(checkout))
-            results = list(own.editor.history)
-            current = own.editor.current.id if results else None
-            return {"current": current, "results": [_result(own, result, pictures=pictures) for result in results]}
+            results = list(own.history)
+            current = own.current.id if results else None
+            told = [_result(studio, own, result, pictures=pictures) for result in results]
+            return {"current": current, "results": told}
 
     for endpoint in (generate, edit):
         api(endpoint, api_name=endpoint.__name__, **runs)
     api(preview, api_name="preview", concurrency_id="look", concurrency_limit=2)
     api(history, api_name="history", concurrency_limit=4)
-    _open(open_picture, studio, runs)
+    _open(open_picture, runs)
 
 
-def _open(handler: Callable[..., Any], studio: "Studio", runs: dict[str, Any]) -> None:
+def _open(handler: Callable[..., Any], runs: dict[str, Any]) -> None:
     """The endpoint that takes a file, which gradio's own component checks to be an uploaded one."""
     with gr.Column(visible=False):
         picture = gr.File(label="picture", type="binary")
         prompt = gr.Textbox(label="prompt")
         seed, steps = gr.Number(0, label="seed", precision=0), gr.Number(25, label="steps", precision=0)
-        guidance = gr.Number(studio.guidance, label="guidance")
-        answer = gr.JSON(label="result")
-        gr.Button().click(handler, [picture, prompt, seed, steps, guidance], answer, api_name="open", **runs)
+        guidance = gr.Number(None, label="guidance")
+        model, loras = gr.Textbox("", label="model"), gr.JSON({}, label="loras")
+        asked = [picture, prompt, seed, steps, guidance, model, loras]
+        gr.Button().click(handler, asked, gr.JSON(label="result"), api_name="open", **runs)
 
 
 class _errors:  # noqa: N801 (reads as a block)
@@ -128,6 +151,7 @@ class _errors:  # noqa: N801 (reads as a block)
 
 
 def _told(
+    studio: "Studio",
     session: "Callable[[gr.Request], Session]",
     request: gr.Request,
     start: "Callable[[Session], Iterator[Progress]]",
@@ -139,15 +163,16 @@ def _told(
             if news.result is None:
                 yield {"step": news.step, "steps": news.steps, "seconds_left": news.left}
             else:
-                yield _result(own, news.result, pictures=True)
+                yield _result(studio, own, news.result, pictures=True)
 
 
-def _result(own: "Session", result: EditResult, *, pictures: bool) -> dict[str, Any]:
+def _result(studio: "Studio", own: "Session", result: EditResult, *, pictures: bool) -> dict[str, Any]:
     told: dict[str, Any] = {
         "id": result.id,
         "parent": result.parent,
         "prompt": result.prompt,
         "change": "" if result.parent is None else str(result.diff),
+        "model": label(own.model(result)),
         "recipe": asdict(result.recipe),
         "mask_area": result.mask.area,
         "stats": result.stats.as_dict(),
@@ -188,12 +213,25 @@ def _wish(words: list[str], instance: int, grow: int, mask: str, protect: str) -
     return region
 
 
+def _look(reference: str, scale: float) -> Callable[[], Look | None]:
+    """A look from a program's arguments, likewise."""
+
+    def look() -> Look | None:
+        data = _bytes(reference, "reference", MOST_REFERENCE)
+        return Look(data, scale) if data else None
+
+    return look
+
+
 def _image(text: str, what: str) -> Image.Image | None:
-    if not text:
-        return None
-    if not isinstance(text, str) or len(text) > MOST_MASK:
-        raise MaskError(f"{what} must be an image as base64 of at most {MOST_MASK} letters")
-    return pictures.decode(views.from_base64(text, what), what).image
+    data = _bytes(text, what, MOST_MASK)
+    return pictures.decode(data, what).image if data else None
+
+
+def _bytes(text: str, what: str, most: int) -> bytes:
+    if not isinstance(text, str) or len(text) > most:
+        raise InputError(f"{what} must be an image as base64 of at most {most} letters")
+    return views.from_base64(text, what)
 
 
 def _png(image: Image.Image) -> str:

@@ -9,10 +9,11 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from app.limits import label
 from fisedit import origin
 from fisedit.errors import FisEditError, InputError, SessionError
 from fisedit.files import write_bytes
@@ -25,7 +26,7 @@ _TOLD = ("version", "model", "dtype", "current", "results")
 
 
 def pack(folder: Path) -> bytes:
-    """A saved session as a zip, without the place of its model on this machine."""
+    """A saved session as a zip, without the places of its models on this machine."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as packed:
         for path in sorted(folder.iterdir()):
@@ -34,17 +35,17 @@ def pack(folder: Path) -> bytes:
     return file.getvalue()
 
 
-def unpack(data: bytes, folder: Path, model: str) -> None:
+def unpack(data: bytes, folder: Path, models: Sequence[str]) -> None:
     """Write what `pack` made into a new folder.
 
     Args:
-        model: this machine's, which the index gets if it is of that name.
+        models: this machine's, which the index gets where it has their names.
 
     Raises:
         InputError: another file, or one too large. SessionError: a damaged index.
     """
     _write(data, folder)
-    _name_model(folder / _INDEX, model)
+    _name_models(folder / _INDEX, {origin.model_name(model): model for model in models})
 
 
 def _told(path: Path) -> bytes:
@@ -52,18 +53,26 @@ def _told(path: Path) -> bytes:
     if path.name != _INDEX:
         return path.read_bytes()
     index = json.loads(path.read_bytes())
-    return json.dumps(_bare(index) | {"model": origin.model_name(index["model"])}, indent=2).encode()
+    return json.dumps(_bare(_renamed(index, origin.model_name)), indent=2).encode()
 
 
-def _name_model(path: Path, model: str) -> None:
-    """Let an index name this machine's model, if it is of that name, and nothing else that could be loaded."""
+def _name_models(path: Path, models: Mapping[str, str]) -> None:
+    """Let an index name this machine's models, where it has their names, and nothing else that could be loaded: a
+    place or hub id that a zip tells becomes the name of a file that is nowhere."""
     try:
         index = json.loads(path.read_bytes())
-        same = index["model"] == origin.model_name(model)
-        named = json.dumps(_bare(index) | ({"model": model} if same else {})).encode()
+        named = json.dumps(_bare(_renamed(index, lambda name: models.get(name) or f"./{label(name)}"))).encode()
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise SessionError("the saved session is damaged (session.json); save it again") from error
     write_bytes(named, path)
+
+
+def _renamed(index: dict[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
+    """An index with other names for its models, that of the session and those of its results."""
+    results = [
+        entry | ({"model": rename(entry["model"])} if "model" in entry else {}) for entry in index.get("results", ())
+    ]
+    return index | {"model": rename(index["model"]), "results": results}
 
 
 def _bare(index: dict[str, Any]) -> dict[str, Any]:

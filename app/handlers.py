@@ -31,8 +31,8 @@ from fisedit.errors import InputError, SessionError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from app.sessions import Session, Studio
-    from app.wardrobe import Scales
+    from app.session import Session
+    from app.sessions import Choice, Studio
     from fisedit import Editor, EditResult
     from fisedit.editor import Preview
     from fisedit.values import OnStep
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PATIENCE = 1.0
-"""Seconds that a preview waits for people who paint with other LoRAs."""
+"""Seconds that a preview waits for people who paint with other models or LoRAs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,14 +78,13 @@ def generate(
     Raises:
         InputError: an argument out of range. Busy: the session is at work. Cancelled: it was stopped.
     """
-    text, arguments = checked_prompt(prompt), _arguments(settings)
-    arguments |= {"width": settings.width, "height": settings.height, "scheduler": settings.scheduler}
-    like, chosen = _like(studio, look), studio.wardrobe.chosen(settings.lora, settings.lora_scale)
+    text, choice = checked_prompt(prompt), studio.chosen(checked_settings(settings))
+    arguments, like = _arguments(settings, choice) | {"scheduler": settings.scheduler}, _like(studio, look)
     return _run(
         studio,
         session,
         lambda editor, on_step: editor.generate(text, **arguments, **like(editor), on_step=on_step),
-        lambda _: chosen,
+        choice,
     )
 
 
@@ -99,13 +98,13 @@ def open_picture(
     """
     picture, settings = checked_picture(data), settings or Settings()
     text = None if isinstance(prompt, str) and not prompt.strip() else checked_prompt(prompt)
-    arguments = _arguments(settings) | {"width": settings.width, "height": settings.height}
-    chosen = studio.wardrobe.chosen(settings.lora, settings.lora_scale)
+    choice = studio.chosen(checked_settings(settings))
+    arguments = _arguments(settings, choice)
     return _run(
         studio,
         session,
         lambda editor, on_step: editor.open(picture, text, **arguments, on_step=on_step),
-        lambda _: chosen,
+        choice,
     )
 
 
@@ -115,18 +114,18 @@ def preview(
     """Where an edit would paint and what it would cost. No result is made.
 
     Raises:
-        SessionError: there is no source. InputError: an argument out of range.
-        Busy: the session is at work, or others paint with other LoRAs.
+        SessionError: there is no source, or what made it is not offered. InputError: an argument out of range.
+        Busy: the session is at work, or others paint with other models or LoRAs.
     """
     text, wish, like = checked_prompt(prompt), checked_region(region or Region()), _like(studio, look)
-    with session.work() as editor:
-        own = studio.wardrobe.told(editor.current.recipe.loras)
-        with studio.wardrobe.worn(own, session.check, PATIENCE):
+    with session.work():
+        own = studio.own(session, session.current)
+        with studio.painting(session, own, session.check, PATIENCE) as editor:
             where = _where(editor, text, wish) | like(editor)
             seen = editor.preview(text, **where, on_step=lambda *_: session.check())
     studio.make_room()
-    dense = studio.pace.dense(seen.macs_dense)
-    seconds = dense if seen.fallback else studio.pace.sparse(seen.macs, seen.macs_dense)
+    dense = own.model.pace.dense(seen.macs_dense)
+    seconds = dense if seen.fallback else own.model.pace.sparse(seen.macs, seen.macs_dense)
     session.seen = seen
     return Outlook(seen, 0.0 if seen.nothing else seconds, dense)
 
@@ -137,55 +136,56 @@ def edit(
     """Change the current picture to fit a new prompt, or the look of another; the last progress has the result.
 
     Raises:
-        SessionError: there is no source. InputError: an argument out of range. Busy, Cancelled: as in `generate`.
+        SessionError: there is no source, or what made it is not offered. InputError: an argument out of range.
+        Busy, Cancelled: as in `generate`.
     """
     text, wish, like = checked_prompt(prompt), checked_region(region or Region()), _like(studio, look)
 
     def job(editor: Editor, on_step: OnStep) -> EditResult:
         return editor.edit(text, **_where(editor, text, wish), **like(editor), on_step=on_step)
 
-    return _run(studio, session, job, lambda editor: studio.wardrobe.told(editor.current.recipe.loras))
+    return _run(studio, session, job)
 
 
 def dense(studio: Studio, session: Session, result_id: str) -> Iterator[Progress]:
     """Run a result's recipe densely, to compare; the last progress has the seconds it took."""
-    recipe = session.editor.history.find(result_id).recipe
+    own = studio.own(session, session.history.find(result_id))
 
     def job(editor: Editor, on_step: OnStep) -> float:
         session.measured[result_id] = editor.dense(result_id, on_step)[1]
         return session.measured[result_id]
 
-    return _run(studio, session, job, lambda _: studio.wardrobe.told(recipe.loras))
+    return _run(studio, session, job, own)
 
 
 def undo(session: Session) -> EditResult:
     """Go back to the parent. Raises SessionError at a source, Busy while the session is at work."""
-    return _moved(session, lambda editor: editor.undo())
+    return _moved(session, session.history.undo)
 
 
 def redo(session: Session) -> EditResult:
     """Go forward to the edit visited last. Raises SessionError where there is none, Busy."""
-    return _moved(session, lambda editor: editor.redo())
+    return _moved(session, session.history.redo)
 
 
 def checkout(session: Session, result_id: str) -> EditResult:
     """Stand on any result; the next edit branches there. Raises SessionError for an unknown id, Busy."""
-    return _moved(session, lambda editor: editor.checkout(result_id))
+    return _moved(session, lambda: session.history.checkout(result_id))
 
 
 def delete(session: Session, result_id: str) -> tuple[str, ...]:
     """Remove a result and what was made from it; returns the ids that are gone. Raises SessionError, Busy."""
-    return _moved(session, lambda editor: editor.delete(result_id))
+    return _moved(session, lambda: session.delete(result_id))
 
 
 def delete_current(session: Session) -> tuple[str, ...]:
     """Remove the result one stands on; returns the ids that are gone. Raises SessionError where there is none, Busy."""
-    return delete(session, session.editor.current.id)
+    return delete(session, session.current.id)
 
 
 def followers(session: Session) -> int:
     """How many results were made from the current one, or from those."""
-    history, line = session.editor.history, [session.editor.current.id]
+    history, line = session.history, [session.current.id]
     for result in history:  # parents come before their children
         if result.parent in line:
             line.append(result.id)
@@ -194,21 +194,22 @@ def followers(session: Session) -> int:
 
 def compare(session: Session, other_id: str) -> tuple[EditResult, EditResult]:
     """Any other result and the current one. Raises SessionError: no such result, or one of another size."""
-    current, other = session.editor.current, session.editor.history.find(other_id)
+    current, other = session.current, session.history.find(other_id)
     if other.image.size != current.image.size:
         sizes = " and ".join(f"{r.image.width}x{r.image.height}" for r in (other, current))
         raise SessionError(f"pictures must be of one size to be compared, got {sizes}")
     return other, current
 
 
-def _arguments(settings: Settings) -> dict[str, Any]:
+def _arguments(settings: Settings, choice: Choice) -> dict[str, Any]:
     """What generating and opening have in common, as the editor calls it."""
-    checked_settings(settings)
     return {
         "seed": settings.seed,
         "num_inference_steps": settings.steps,
-        "guidance_scale": float(settings.guidance),
+        "guidance_scale": float(choice.model.guidance if settings.guidance is None else settings.guidance),
         "negative_prompt": settings.negative_prompt,
+        "width": settings.width,
+        "height": settings.height,
     }
 
 
@@ -222,6 +223,8 @@ def _like(studio: Studio, look: Look | None) -> Callable[[Editor], dict[str, Any
     scale = look.scale
 
     def like(editor: Editor) -> dict[str, Any]:
+        if not studio.shelf.own(editor.model).reads_looks:
+            raise InputError("the adapter does not fit the model; leave the look out, or choose another model")
         editor.scale_adapter(scale)
         return {"reference": reference}
 
@@ -253,12 +256,17 @@ def _run(
     studio: Studio,
     session: Session,
     job: Callable[[Editor, OnStep], EditResult | float],
-    wears: Callable[[Editor], Scales],
+    choice: Choice | None = None,
 ) -> Iterator[Progress]:
-    """Work in a thread of its own, with the LoRAs that it wears, told step by step; who stops listening stops it."""
-    if len(session.editor.history) >= MOST_RESULTS:
+    """Work in a thread of its own, told step by step; who stops listening stops it.
+
+    Args:
+        choice: what to paint with; None for what made the current picture.
+    """
+    if len(session.history) >= MOST_RESULTS:
         raise SessionError(f"a session holds {MOST_RESULTS} pictures; delete some, or save it and begin another")
-    editor, told, began = session.take(), SimpleQueue[Progress | BaseException](), perf_counter()
+    session.take()
+    told, began = SimpleQueue[Progress | BaseException](), perf_counter()
 
     def on_step(i: int, n: int, picture: Image | None) -> None:
         session.check()
@@ -268,11 +276,13 @@ def _run(
     def work() -> None:
         try:
             studio.make_room()
-            with studio.wardrobe.worn(wears(editor), session.check):
+            own = choice or studio.own(session, session.current)
+            session.models[session.history.next_id()] = own.model.name  # before anybody sees it
+            with studio.painting(session, own, session.check) as editor:
                 made = job(editor, on_step)
             last = Progress(1, 1, 0.0, seconds=made) if isinstance(made, float) else Progress(1, 1, 0.0, result=made)
             if last.result:
-                studio.pace.saw(last.result.stats)
+                own.model.pace.saw(last.result.stats)
                 session.save()
             studio.make_room()
             end: Progress | BaseException = last
@@ -295,8 +305,8 @@ def _run(
             session.stop()
 
 
-def _moved(session: Session, move: Callable[[Editor], T]) -> T:
-    with session.work() as editor:
-        moved = move(editor)
+def _moved(session: Session, move: Callable[[], T]) -> T:
+    with session.work():
+        moved = move()
         session.save()
         return moved

@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.archive import pack, unpack
-from app.limits import Settings, checked_picture, checked_prompt, checked_settings
+from app.limits import Settings, checked_picture, checked_prompt, checked_settings, label
 from fisedit import origin
 from fisedit.errors import FisEditError, SessionError
 from fisedit.files import holds, image_bytes, write_bytes
 from fisedit.metadata import read
 
 if TYPE_CHECKING:
-    from app.sessions import Session, Studio
+    from app.session import Session
+    from app.sessions import Studio
+    from app.shelf import Model
     from fisedit import EditResult
     from fisedit.values import Recipe
 
@@ -41,39 +43,38 @@ class Found:
 
 def picture_bytes(session: Session, result: EditResult) -> bytes:
     """A result as a PNG that tells how it was made (a TIFF where a PNG cannot hold it)."""
-    return image_bytes(result.image, _ending(result), session.editor.metadata(result))[0]
+    return image_bytes(result.image, _ending(result), session.metadata(result))[0]
 
 
 def picture_file(session: Session) -> Path:
     """The current picture as a file in the session's own folder, which tells how it was made. Raises SessionError."""
-    result = session.editor.current
+    result = session.current
     return _out(session, f"{_slug(result.prompt)}-{result.id}{_ending(result)}", picture_bytes(session, result))
 
 
 def archive(session: Session) -> Path:
     """All pictures as a zip in the session's own folder, which `reopen` takes up again. Raises SessionError, Busy."""
-    with session.work() as editor:
-        if not len(editor.history):
+    with session.work():
+        if not len(session.history):
             raise SessionError("there is nothing to save yet; make a picture first")
         session.save()
-        return _out(session, f"{_slug(editor.history[0].prompt)}-session.zip", pack(session.folder))
+        return _out(session, f"{_slug(session.history[0].prompt)}-session.zip", pack(session.folder))
 
 
-def reopen(session: Session, data: bytes) -> EditResult:
+def reopen(studio: Studio, session: Session, data: bytes) -> EditResult:
     """Take up a session from what `archive` made of it, instead of what is here; where it stood then.
 
     Raises:
-        InputError: no such file, or one too large. SessionError: a damaged one, or of another model. Busy.
+        InputError: no such file, or one too large. SessionError: a damaged one. Busy.
     """
-    with session.work() as editor, tempfile.TemporaryDirectory(prefix=".reopened-", dir=session.folder.parent) as name:
+    with session.work(), tempfile.TemporaryDirectory(prefix=".reopened-", dir=session.folder.parent) as name:
         folder = Path(name) / "session"
-        unpack(data, folder, editor.model)
-        editor.load(folder)
+        unpack(data, folder, [model.name for model in studio.shelf.models])
+        session.load(folder)
         if session.folder.exists():
             shutil.rmtree(session.folder)
         session.save()
-        session.seen = None
-        return editor.current
+        return session.current
 
 
 def restore(studio: Studio, data: bytes) -> Found:
@@ -91,12 +92,15 @@ def restore(studio: Studio, data: bytes) -> Found:
         prompt = checked_prompt(past.prompt)
         if not made.origin:
             return Found("Its prompt was found in the picture.", prompt)
-        return Found("Its prompt and settings were found in the picture.", prompt, _settings(studio, past.recipe))
+        words, model = "Its prompt and settings were found in the picture.", studio.shelf.known(past.model)
+        if model is None and past.model:
+            words = f"{words} It was made with the model {label(past.model)}, which is not offered here."
+        return Found(words, prompt, _settings(studio, past.recipe, model))
     except FisEditError as error:
         return Found(f"What it says of its making cannot be used: {error}")
 
 
-def _settings(studio: Studio, recipe: Recipe) -> Settings:
+def _settings(studio: Studio, recipe: Recipe, model: Model | None) -> Settings:
     """A recipe as settings; the canvas of an opened picture follows from the picture."""
     settings = Settings(
         recipe.num_inference_steps,
@@ -106,7 +110,8 @@ def _settings(studio: Studio, recipe: Recipe) -> Settings:
         None if recipe.opened else recipe.height,
         recipe.scheduler,
         recipe.negative_prompt,
-        *studio.wardrobe.choice(recipe.loras),
+        model.label if model else "",
+        studio.wardrobe.choice(recipe.loras),
     )
     return checked_settings(settings)
 

@@ -5,7 +5,8 @@ Knows plain values and files' headers; neither sessions nor models.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fisedit.batch import pictures
@@ -15,7 +16,7 @@ from fisedit.values import SchedulerName
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MOST_LETTERS, MOST_WORDS = 2_000, 16
+MOST_LETTERS, MOST_WORDS, MOST_LORAS = 2_000, 16, 8
 STEPS, GUIDANCE, SEEDS, SIDES, GROW = (1, 150), (0.0, 30.0), (0, 2**32 - 1), (64, 1024), (-16, 16)
 LORA_SCALE, LOOK_SCALE = (-2.0, 2.0), (0.0, 2.0)
 MOST_BYTES, MOST_PIXELS, MOST_SIDE = 32 << 20, 32_000_000, 12_000
@@ -33,20 +34,20 @@ class Busy(FisEditError):
 
 @dataclass(frozen=True)
 class Settings:
-    """How a source is made. None for width and height: the model's own size, or what suits an opened picture.
+    """How a source is made. None for guidance, width and height: the model's own, or what suits an opened picture.
 
-    `lora` is the label of one that the studio offers, or "".
+    model: the label of one that the studio offers, "" for the first. loras: labels -> how much they count.
     """
 
     steps: int = 25
-    guidance: float = 4.0
+    guidance: float | None = None
     seed: int = 0
     width: int | None = None
     height: int | None = None
     scheduler: str = "ddim"
     negative_prompt: str = ""
-    lora: str = ""
-    lora_scale: float = 1.0
+    model: str = ""
+    loras: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +76,13 @@ class Look:
     scale: float = 1.0
 
 
+def label(model: str) -> str:
+    """What people call a model that sessions call by its place, and pictures by the last part of that; nothing is
+    looked up, as a picture may say anything."""
+    last = model.rpartition("/")[2] if model.startswith(("/", "./")) else model
+    return "".join(sign if sign.isprintable() else " " for sign in last[:80]).removesuffix(".safetensors")
+
+
 def checked_prompt(prompt: str) -> str:
     """A prompt without control characters. Raises PromptError for an empty or far too long one."""
     if not isinstance(prompt, str):
@@ -98,15 +106,27 @@ def checked_settings(settings: Settings) -> Settings:
             f"negative prompt must have at most {MOST_LETTERS} letters, got {len(settings.negative_prompt)}"
         )
     _within("steps", settings.steps, STEPS, whole=True)
-    _within("guidance", settings.guidance, GUIDANCE)
+    if settings.guidance is not None:
+        _within("guidance", settings.guidance, GUIDANCE)
     _within("seed", settings.seed, SEEDS, whole=True)
     for name, side in (("width", settings.width), ("height", settings.height)):
         if side is not None and _within(name, side, SIDES, whole=True) % 8:
             raise InputError(f"{name} must be divisible by 8, got {side}; use {round(side / 8) * 8}")
-    _within("lora scale", settings.lora_scale, LORA_SCALE)
+    _checked_names(settings)
     if settings.scheduler not in tuple(SchedulerName):
         raise InputError(f"scheduler must be one of {', '.join(SchedulerName)}, got {settings.scheduler!r:.40}")
     return settings
+
+
+def _checked_names(settings: Settings) -> None:
+    """What is chosen by name; whether it is offered, the studio knows."""
+    if not isinstance(settings.model, str):
+        raise InputError(f"model must be the name of one that is offered, got {settings.model!r:.40}")
+    named = isinstance(settings.loras, Mapping) and all(isinstance(label, str) for label in settings.loras)
+    if not named or len(settings.loras) > MOST_LORAS:
+        raise InputError(f"loras must be at most {MOST_LORAS} names with their scales, got {settings.loras!r:.40}")
+    for scale in settings.loras.values():
+        _within("lora scale", scale, LORA_SCALE)
 
 
 def checked_region(region: Region) -> Region:

@@ -55,7 +55,7 @@ class Page:
 
     def __init__(self, studio: Studio) -> None:
         self.studio = studio
-        self.native = studio.native_size
+        self.shelf = studio.shelf
 
     def lay_out(self) -> None:
         """Header, stage and panel side by side, history below."""
@@ -136,10 +136,30 @@ class Page:
             self.open = gr.Button("Open this picture", interactive=False, elem_id="open")
 
     def _settings(self) -> None:
+        native = self.shelf.first.native_size
+        labels = [model.label for model in self.shelf.models]
+        self.model = gr.Dropdown(
+            labels, value=labels[0], label="Model", visible=len(labels) > 1, filterable=False, elem_id="model"
+        )
+        offered = self.studio.wardrobe.labels
+        self.loras = gr.Dropdown(
+            list(offered),
+            multiselect=True,
+            max_choices=limits.MOST_LORAS,
+            label="LoRAs",
+            visible=bool(offered),
+            elem_id="loras",
+        )
+        self.lora_scales = {
+            label: gr.Slider(
+                *limits.LORA_SCALE, value=1, step=0.05, label=label, visible=False, elem_classes="lora-scale"
+            )
+            for label in offered
+        }
         with gr.Row():
             self.steps = gr.Slider(*limits.STEPS, value=25, step=1, label="Steps", elem_id="steps")
             self.guidance = gr.Slider(
-                *limits.GUIDANCE, value=self.studio.guidance, step=0.5, label="Guidance", elem_id="guidance"
+                *limits.GUIDANCE, value=self.shelf.first.guidance, step=0.5, label="Guidance", elem_id="guidance"
             )
         with gr.Row(elem_id="seed-row"):
             self.seed = gr.Number(
@@ -148,15 +168,9 @@ class Page:
             self.reuse = gr.Button("Reuse", size="sm", elem_id="reuse", min_width=60)
             self.dice = gr.Button("Dice", size="sm", elem_id="dice", min_width=60)
         with gr.Row():
-            self.width = gr.Slider(*limits.SIDES, value=self.native, step=8, label="Width", elem_id="width")
-            self.height = gr.Slider(*limits.SIDES, value=self.native, step=8, label="Height", elem_id="height")
+            self.width = gr.Slider(*limits.SIDES, value=native, step=8, label="Width", elem_id="width")
+            self.height = gr.Slider(*limits.SIDES, value=native, step=8, label="Height", elem_id="height")
         self.scheduler = gr.Dropdown(list(SAMPLERS), value="DDIM", label="Scheduler", elem_id="scheduler")
-        offered = self.studio.wardrobe.labels
-        with gr.Row(visible=bool(offered)):
-            self.lora = gr.Dropdown([("None", ""), *offered], value="", label="LoRA", elem_id="lora")
-            self.lora_scale = gr.Slider(
-                *limits.LORA_SCALE, value=1, step=0.05, label="LoRA scale", elem_id="lora-scale"
-            )
         self.negative = gr.Textbox(label="Negative prompt", lines=1, max_length=limits.MOST_LETTERS, elem_id="negative")
 
     def _hidden(self) -> None:
@@ -183,7 +197,7 @@ class Page:
     def recipe(self) -> list[Any]:
         """What says how a new picture is made."""
         size = [self.steps, self.guidance, self.seed, self.width, self.height]
-        return [*size, self.scheduler, self.negative, self.lora, self.lora_scale]
+        return [*size, self.scheduler, self.negative, self.model, self.loras, *self.lora_scales.values()]
 
     @property
     def state(self) -> list[Any]:
@@ -232,15 +246,20 @@ class Page:
             fetched.success(None, js="() => { window.fisedit.fetch(); }", **quick)
         self.file.upload(do.on_file, self.file, [*self.state, *self.recipe, self.found, self.open_panel], **still)
         self.file.clear(lambda: ("", gr.update(interactive=False)), None, [self.found, self.open], **still)
+        scales = list(self.lora_scales.values())
+        self.loras.change(do.on_loras, [self.loras, *scales], scales, **still)
+        self.model.input(do.on_model, self.model, [self.width, self.height, self.guidance, self.status], **still)
         self.dice.click(lambda: SystemRandom().randrange(2**32), None, self.seed, **still)
         self.reuse.click(do.on_reuse, None, self.seed, **still)
 
 
 def _header(studio: Studio) -> str:
-    model = escape(studio.name)
+    labels = [model.label for model in studio.shelf.models]
+    shown = labels[0] if len(labels) == 1 else f"{len(labels)} models"
+    told = escape(f"{shown}, {studio.shelf.dtype} on {studio.shelf.device}")
     return (
         f"<header><h1>fisedit</h1><p>Change a word. Only what it means is painted again.</p>"
-        f'<span class="chip" title="The model that is loaded">{model}</span></header>'
+        f'<span class="chip" title="{escape(", ".join(labels), quote=True)}">{told}</span></header>'
     )
 
 

@@ -1,6 +1,6 @@
-"""Several people over one shared model: each has an editor, a folder and a turn of their own.
+"""Several people over shared models: each has a history, a folder and a turn of their own.
 
-Knows editors and folders; neither gradio nor pages. Whoever calls is known by a name that their connection brings
+Knows models and folders; neither gradio nor pages. Whoever calls is known by a name that their connection brings
 (gradio's session hash); a session by its key, which its owner alone knows, so that a page finds it after a reload.
 """
 
@@ -11,180 +11,91 @@ import secrets
 import shutil
 import tempfile
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from math import inf
 from pathlib import Path
-from threading import Event, Lock, RLock
-from time import perf_counter
+from threading import RLock
 from typing import TYPE_CHECKING, Self
 
-import numpy as np
-
 from app.limits import Busy
-from app.pace import Pace
-from app.wardrobe import Wardrobe
-from fisedit import Editor
-from fisedit.errors import Cancelled, SessionError
-from fisedit.origin import model_name
+from app.session import Session
+from app.shelf import MOST_LOADED, Model, Shelf
 
 if TYPE_CHECKING:
-    from fisedit.editor import Preview
+    from app.limits import Settings
+    from app.wardrobe import Scales, Wardrobe
+    from fisedit import Editor
+    from fisedit.history import EditResult
 
 CAPACITY = 32
 """Sessions in memory at once; others wait on disk."""
 
 _KEY = re.compile(r"[0-9a-f]{32}")
-_MOMENT = 10.0
-"""Seconds to wait for somebody's brief work."""
-
 _CALLERS = 64
 """Connections that are remembered, for each session in memory."""
 
 
-class Session:
-    """One person's pictures.
+@dataclass(frozen=True)
+class Choice:
+    """What a picture is painted with: a model, and LoRAs by their names."""
 
-    Args:
-        editor: their own, over the shared model. folder: theirs alone, named by their key. out: where files lie that
-            their browser fetches.
-
-    Attributes:
-        key: what its owner finds it again by. seen: the last preview.
-        measured: seconds of dense runs, by what they were compared with.
-        lost: whether what was saved could not be read.
-    """
-
-    def __init__(self, editor: Editor, folder: Path, out: Path) -> None:
-        self.editor, self.folder, self.out, self.key = editor, folder, out, folder.name
-        self.seen: Preview | None = None
-        self.measured: dict[str, float] = {}
-        self.lost = False
-        self._turn, self._stop, self._brief = Lock(), Event(), False
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is being done here."""
-        return not self._turn.locked()
-
-    def stop(self) -> None:
-        """Ask the work that goes on here to end before its next step."""
-        self._stop.set()
-
-    def check(self) -> None:
-        """Raise Cancelled if the work that goes on here was asked to end."""
-        if self._stop.is_set():
-            raise Cancelled("stopped; nothing was changed")
-
-    def take(self, *, brief: bool = False) -> Editor:
-        """The editor, for one piece of work at a time, until `release`.
-
-        Args:
-            brief: whether the work is over in a moment. Who comes meanwhile waits for it.
-
-        Raises:
-            Busy: longer work goes on here.
-        """
-        if not (self._turn.acquire(blocking=False) or (self._brief and self._turn.acquire(timeout=_MOMENT))):
-            raise Busy("this session is at work; stop that or wait for it")
-        self._brief = brief
-        self._stop.clear()
-        return self.editor
-
-    def release(self) -> None:
-        """The work is over, in whatever thread."""
-        self._turn.release()
-
-    @contextmanager
-    def work(self) -> Iterator[Editor]:
-        """The editor for a moment. Raises Busy as `take`."""
-        editor = self.take(brief=True)
-        try:
-            yield editor
-        finally:
-            self.release()
-
-    def resume(self) -> None:
-        """Take up what was saved; what is damaged is put aside."""
-        try:
-            if self.folder.is_dir():
-                self.editor.load(self.folder)
-        except SessionError:
-            self.lost = True
-            self.folder.replace(self.folder.with_name(f"{self.key}.{secrets.token_hex(4)}"))
-
-    def save(self) -> None:
-        """Write what is new into the session's folder; a session without pictures has none."""
-        if len(self.editor.history):
-            self.editor.save(self.folder)
-        elif self.folder.exists():
-            shutil.rmtree(self.folder)
+    model: Model
+    loras: Scales
 
 
 class Studio:
-    """The shared model and everybody's sessions.
+    """The shared models and everybody's sessions.
 
     Args:
-        model, device, dtype: as in `Editor.from_pretrained`; loaded at once.
+        models, device, dtype: as in `Editor.from_pretrained`, one or several; the first is loaded at once, others when
+            they are first needed.
+        loaded: models in memory at once; the one that has been idle longest makes room, and what was recorded with it.
         capacity: sessions in memory. One more puts the one that has been idle longest on disk, where its pictures are.
         feature_bytes: recorded features of all sessions together; beyond that those of the session that has been idle
             longest are dropped, and rebuilt when an edit needs them. None for half of the machine's memory.
-        folder: where sessions live, each in a folder of its own under its model's; None for a temporary one that goes
-            with the studio.
+        folder: where sessions live, each in a folder of its own; None for a temporary one that goes with the studio.
         loras, adapter: what people may choose, as `Editor.load_lora` and `Editor.load_adapter` take them.
 
     Raises:
-        ModelError, AdapterError: one of these cannot be loaded. InputError: two LoRAs of one name.
+        ModelError, AdapterError: one of these cannot be loaded. InputError: two models or LoRAs of one name.
     """
 
     def __init__(
         self,
-        model: str | Path = "demo",
-        *,
+        *models: str | Path,
         device: str | None = None,
         dtype: str | None = None,
+        loaded: int = MOST_LOADED,
         capacity: int = CAPACITY,
         feature_bytes: int | None = None,
         folder: str | Path | None = None,
         loras: Sequence[str | Path] = (),
         adapter: str | Path | None = None,
     ) -> None:
-        self.first = Editor.from_pretrained(model, device=device, dtype=dtype, max_recorded_bytes=feature_bytes)
-        if adapter is not None:
-            self.first.load_adapter(adapter)
-        self.reads_looks, self.wardrobe = adapter is not None, Wardrobe(self.first, loras)
+        self.shelf = Shelf(
+            models or ("demo",),
+            device=device,
+            dtype=dtype,
+            loras=loras,
+            adapter=adapter,
+            most=loaded,
+            feature_bytes=feature_bytes,
+        )
         self._begin(capacity, folder)
-        self.warm()
-
-    def warm(self, patience: float = 0.5) -> None:
-        """Draw a small picture, so that nobody waits for what only the first run does; where that takes less than
-        `patience` seconds, draw and edit one of the model's own size as well, to learn the pace."""
-        editor, began = self.first.beside(), perf_counter()
-        editor.generate("a cat", num_inference_steps=2, width=64, height=64)
-        if perf_counter() - began < patience:
-            for prompt in ("a cat", "a dog"):
-                self.pace.saw(editor.generate(prompt, num_inference_steps=4).stats)
-            half = np.zeros((self.native_size, self.native_size), bool)
-            half[: self.native_size // 2] = True
-            self.pace.saw(editor.edit("a fox", mask=half).stats)
-
-    @property
-    def native_size(self) -> int:
-        """The side in pixels of the square that the model was made for."""
-        return self.first.native_size
 
     def another(self, folder: str | Path | None = None) -> Self:
-        """Another studio over the same model, with other sessions."""
+        """Another studio over the same models, with other sessions."""
         studio = object.__new__(type(self))
-        studio.first, studio.wardrobe, studio.reads_looks = self.first, self.wardrobe, self.reads_looks
+        studio.shelf = self.shelf
         studio._begin(self.capacity, folder)
         return studio
 
     def _begin(self, capacity: int, folder: str | Path | None) -> None:
-        self.pace = Pace()
-        self.capacity, self.feature_bytes = capacity, self.first.max_recorded_bytes
+        self.capacity, self.feature_bytes = capacity, self.shelf.feature_bytes
         self._temporary = tempfile.TemporaryDirectory(prefix="fisedit-")
-        model = re.sub(r"[^\w.-]+", "-", model_name(self.first.model)).strip(".-") or "model"
-        self.folder = Path(self._temporary.name if folder is None else folder).resolve() / model
+        self.folder = Path(self._temporary.name) / "sessions" if folder is None else Path(folder).resolve()
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = RLock()
         self._sessions: OrderedDict[str, Session] = OrderedDict()  # by key, longest idle first
@@ -197,15 +108,36 @@ class Studio:
         self._temporary.cleanup()
 
     @property
-    def name(self) -> str:
-        """What is loaded, for people: no place on this machine."""
-        unet = self.first.pipe.unet
-        return f"{model_name(self.first.model)}, {str(unet.dtype).removeprefix('torch.')} on {unet.device.type}"
+    def wardrobe(self) -> Wardrobe:
+        """The LoRAs that are offered."""
+        return self.shelf.wardrobe
 
     @property
-    def guidance(self) -> float:
-        """The guidance to begin with; strong guidance hurts a model as small as the demo model."""
-        return 4.0 if self.first.model == "demo" else 7.5
+    def reads_looks(self) -> bool:
+        """Whether an adapter is offered."""
+        return self.shelf.adapter is not None
+
+    def chosen(self, settings: Settings) -> Choice:
+        """What a new picture is painted with. Raises InputError for what is not offered."""
+        return Choice(self.shelf.chosen(settings.model), self.wardrobe.chosen(settings.loras))
+
+    def own(self, session: Session, result: EditResult) -> Choice:
+        """What a picture was painted with, and its edits are. Raises SessionError for what is not offered."""
+        return Choice(self.shelf.own(session.model(result)), self.wardrobe.told(result.recipe.loras))
+
+    @contextmanager
+    def painting(
+        self, session: Session, choice: Choice, check: Callable[[], None], patience: float = inf
+    ) -> Iterator[Editor]:
+        """A session's editor over the model of a choice, with its LoRAs and no others; arguments as of `Shelf.lent`.
+
+        Raises:
+            ModelError: the model cannot be loaded. InputError: a LoRA does not fit it. Busy: patience is over.
+        """
+        with self.shelf.lent(choice.model, check, patience) as model:
+            assert model.rail is not None
+            with model.rail.worn(choice.loras, check, patience):
+                yield model.desk(session)
 
     def session(self, caller: str) -> Session:
         """The session of a caller, a new one for a new caller.
@@ -236,14 +168,14 @@ class Studio:
     def make_room(self) -> None:
         """Drop recorded features of idle sessions, longest idle first, until all of them are within the bound."""
         with self._lock:
-            held = {key: session.editor.recorded_bytes for key, session in self._sessions.items()}
+            held = {key: self.shelf.recorded_bytes(session) for key, session in self._sessions.items()}
             for key, session in self._sessions.items():
                 if sum(held.values()) <= self.feature_bytes:
                     return
                 if not session.idle:
                     continue
-                with suppress(Busy), session.work() as editor:
-                    editor.forget()
+                with suppress(Busy), session.work():
+                    self.shelf.forget(session)
                     held[key] = 0
 
     def __len__(self) -> int:
@@ -257,7 +189,7 @@ class Studio:
             self._callers.popitem(last=False)
         if key not in self._sessions:
             self._put_aside()
-            session = Session(self.first.beside(), self.folder / key, Path(self._temporary.name) / "out" / key)
+            session = Session(self.shelf, self.folder / key, Path(self._temporary.name) / "out" / key)
             session.resume()
             self._sessions[key] = session
         self._sessions.move_to_end(key)
@@ -269,4 +201,4 @@ class Studio:
             longest = next((key for key, session in self._sessions.items() if session.idle), None)
             if longest is None:
                 raise Busy(f"all {self.capacity} sessions are at work; try again in a moment")
-            del self._sessions[longest]
+            shutil.rmtree(self._sessions.pop(longest).out, ignore_errors=True)

@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image, ImageFilter
 
 from fisedit.batch import pictures
-from fisedit.errors import MaskError
+from fisedit.errors import InputError, MaskError
 from fisedit.values import EditKind, MaskSource
 
 if TYPE_CHECKING:
@@ -74,26 +74,33 @@ def outlook(seen: Outlook) -> str:
 
 
 def truth(
-    result: EditResult, parent: EditResult | None, dense: float | None, *, measured: bool, loras: str = ""
+    result: EditResult,
+    parent: EditResult | None,
+    dense: float | None,
+    *,
+    measured: bool,
+    means: str = "",
+    gone: str = "",
 ) -> str:
     """What a result took and what it kept, in one line of HTML.
 
     Args:
         parent: what it was made from. dense: seconds of a dense run, measured or predicted; None where nobody knows.
-        loras: what it was made with.
+        means: what a new picture was made by and with. gone: why it cannot be edited, or "".
     """
     stats = result.stats
     took = stats.seconds["total"]
     if parent is None:
-        return _line("A new picture", _seconds(took, "in "), f"with {loras}" if loras else "", *stats.notes)
+        return _line("A new picture", _seconds(took, "in "), means, *stats.notes, gone)
     if not (stats.unet_evaluations_sparse or stats.unet_evaluations_dense):
-        return _line(*stats.notes, kept(parent, result))
+        return _line(*stats.notes, kept(parent, result), gone)
     how = "measured" if measured else "predicted"
     times = _times(dense, took)
     share = np.prod(result.mask.grid.shape)
     rows = f"{stats.active_rows[0] / share:.0%} of the rows computed" if stats.growth else "all rows computed"
     why = f"ran dense: {stats.fallback}" if stats.fallback else ""
-    return _line(_seconds(took), f"{times} ({how})" if times else "", rows, kept(parent, result), why, *stats.notes)
+    faster = f"{times} ({how})" if times else ""
+    return _line(_seconds(took), faster, rows, kept(parent, result), why, *stats.notes, gone)
 
 
 def kept(parent: EditResult, result: EditResult) -> str:
@@ -224,11 +231,11 @@ def strokes(sent: str, size: tuple[int, int]) -> tuple[Image.Image | None, Image
 
 
 def from_base64(text: str, what: str) -> bytes:
-    """Bytes of base64. Raises MaskError for anything else."""
+    """Bytes of base64. Raises InputError for anything else."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError, TypeError) as error:
-        raise MaskError(f"{what} must be base64, got something else") from error
+        raise InputError(f"{what} must be base64, got something else") from error
 
 
 def _area(inside: NDArray[np.bool_], size: tuple[int, int]) -> Image.Image | None:
@@ -251,7 +258,9 @@ def _times(dense: float | None, seconds: float | None) -> str:
     if not dense or not seconds:
         return ""
     times = dense / seconds
-    return f"{times:.1f} times faster than dense" if times >= 1.05 else f"{1 / times:.1f} times slower than dense"
+    if 0.95 < times < 1.05:
+        return "as fast as dense"
+    return f"{times:.1f} times faster than dense" if times > 1 else f"{1 / times:.1f} times slower than dense"
 
 
 def caption(result: EditResult) -> str:

@@ -69,7 +69,7 @@ def same(a, b):
 
 
 def test_generating_and_editing_are_the_editors(studio, session):
-    editor = Editor(studio.first.pipe)
+    editor = Editor(studio.shelf.first.editor.pipe)
     source = editor.generate(CAT, seed=7, num_inference_steps=4, guidance_scale=4.0)
     steps = list(handlers.generate(studio, session, CAT, QUICK))
     assert [news.step for news in steps[:-1]] == [0, 1, 2, 3] and {news.steps for news in steps[:-1]} == {4}
@@ -82,7 +82,7 @@ def test_generating_and_editing_are_the_editors(studio, session):
 def test_a_preview_says_what_the_edit_does_and_keeps_nothing(studio, session):
     made(studio, session)
     seen = handlers.preview(studio, session, DOG)
-    assert len(session.editor.history) == 1 and session.idle
+    assert len(session.history) == 1 and session.idle
     result = last(handlers.edit(studio, session, DOG))
     assert np.array_equal(seen.preview.mask.grid, result.mask.grid) and seen.seconds > 0 and seen.dense_seconds > 0
     assert handlers.preview(studio, session, DOG).seconds == 0
@@ -110,7 +110,7 @@ def test_stop_ends_a_run_before_its_next_step(studio, session):
     session.stop()
     with pytest.raises(Cancelled):
         list(running)
-    assert session.editor.current is source and session.idle
+    assert session.current is source and session.idle
 
 
 def test_who_stops_listening_stops_the_work(studio, session):
@@ -118,7 +118,7 @@ def test_who_stops_listening_stops_the_work(studio, session):
     next(running)
     running.close()
     idle(session)
-    assert len(session.editor.history) == 0
+    assert len(session.history) == 0
 
 
 def test_a_run_that_is_over_stops_nobody_elses_work(studio, session):
@@ -176,7 +176,7 @@ def test_a_run_waits_for_brief_work(studio, session):
         thread.join(0.05)
         assert thread.is_alive() and not results
     thread.join()
-    assert results == [session.editor.current]
+    assert results == [session.current]
 
 
 def test_history_is_a_tree(studio, session):
@@ -185,13 +185,13 @@ def test_history_is_a_tree(studio, session):
     castle = last(handlers.edit(studio, session, DOG.replace("cake", "castle")))
     handlers.checkout(session, source.id)
     fox = last(handlers.edit(studio, session, FOX))
-    assert views.layout(session.editor.history) == {"0": (0, 0), "1": (1, 0), "2": (2, 0), "3": (1, 1)}
+    assert views.layout(session.history) == {"0": (0, 0), "1": (1, 0), "2": (2, 0), "3": (1, 1)}
     assert handlers.undo(session) is source and handlers.redo(session) is fox
     assert handlers.compare(session, dog.id) == (dog, fox)
     handlers.checkout(session, dog.id)
     assert handlers.followers(session) == 1
     assert handlers.delete_current(session) == (dog.id, castle.id)
-    assert [result.id for result in session.editor.history] == ["0", "3"] and session.editor.current is source
+    assert [result.id for result in session.history] == ["0", "3"] and session.current is source
     assert last(handlers.edit(studio, session, DOG)).id == "4"
     with pytest.raises(SessionError, match="no result '1'"):
         handlers.checkout(session, dog.id)
@@ -224,7 +224,7 @@ def test_a_picture_tells_its_settings(studio, session):
         assert np.array_equal(np.asarray(image), np.asarray(result.image))
     found = keeping.restore(studio, path.read_bytes())
     assert found.prompt == DOG
-    assert found.settings == Settings(4, 4.0, 7, 128, 128, "ddim", "")
+    assert found.settings == Settings(4, 4.0, 7, 128, 128, "ddim", "", "demo")
     bare = keeping.restore(studio, png(result.image))
     assert (bare.prompt, bare.settings) == ("", None)
 
@@ -266,14 +266,14 @@ def test_a_session_is_downloaded_and_taken_up_by_another(studio, session):
     packed = keeping.archive(session)
     assert packed.is_relative_to(session.out)
     other = studio.session("other")
-    assert same(keeping.reopen(other, packed.read_bytes()), dog)
-    assert [result.prompt for result in other.editor.history] == [CAT, DOG]
+    assert same(keeping.reopen(studio, other, packed.read_bytes()), dog)
+    assert [result.prompt for result in other.history] == [CAT, DOG]
     assert same(last(handlers.edit(studio, other, FOX)), last(handlers.edit(studio, session, FOX)))
 
 
 def test_an_archive_names_no_place_on_this_machine(studio, session, tmp_path):
     made(studio, session)
-    session.editor.model = str(tmp_path / "my-model")
+    session.models["0"] = str(tmp_path / "my-model")
     with zipfile.ZipFile(keeping.archive(session)) as packed:
         assert json.loads(packed.read("session.json"))["model"] == "./my-model"
         assert str(tmp_path) not in "".join(packed.read(name).decode("latin-1") for name in packed.namelist())
@@ -290,7 +290,7 @@ def test_an_archive_brings_no_adapter(studio, session, tmp_path, monkeypatch):
                 data = json.dumps(json.loads(data) | {"adapters": adapters}).encode()
             changed.writestr(name, data)
     monkeypatch.setattr(Editor, "load_adapter", lambda *_, **__: pytest.fail("an adapter was loaded"))
-    assert keeping.reopen(studio.session("other"), told.getvalue()).prompt == CAT
+    assert keeping.reopen(studio, studio.session("other"), told.getvalue()).prompt == CAT
 
 
 @pytest.mark.parametrize(
@@ -310,8 +310,8 @@ def test_a_zip_is_not_believed(studio, session, names, why):
             packed.writestr(name, "{}")
     source = made(studio, session)
     with pytest.raises(FisEditError, match=why):
-        keeping.reopen(session, file.getvalue())
-    assert session.editor.current is source and session.idle
+        keeping.reopen(studio, session, file.getvalue())
+    assert session.current is source and session.idle
     assert {path.name for path in studio.folder.iterdir()} == {session.key}
 
 
@@ -323,9 +323,9 @@ def test_no_zip_unpacks_beyond_its_bound(studio, session, monkeypatch):
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr("0.png", b"\0" * 5000)
     with pytest.raises(InputError, match="unpacked"):
-        keeping.reopen(session, file.getvalue())
+        keeping.reopen(studio, session, file.getvalue())
     with pytest.raises(InputError, match="something else"):
-        keeping.reopen(session, b"PK no zip")
+        keeping.reopen(studio, session, b"PK no zip")
 
 
 @pytest.mark.parametrize("failing", ["a member", "the index"])
@@ -352,12 +352,12 @@ def test_a_dense_run_is_measured_and_kept_out_of_the_history(studio, session):
     dog = last(handlers.edit(studio, session, DOG))
     end = list(handlers.dense(studio, session, dog.id))[-1]
     assert end.result is None and end.seconds == session.measured[dog.id] > 0
-    assert len(session.editor.history) == 2
+    assert len(session.history) == 2
 
 
 def test_a_dense_run_is_the_dense_picture(studio, session):
     source = made(studio, session)
-    assert np.array_equal(np.asarray(session.editor.dense(source.id)[0]), np.asarray(source.image))
+    assert np.array_equal(np.asarray(studio.shelf.first.desk(session).dense(source.id)[0]), np.asarray(source.image))
 
 
 @pytest.mark.parametrize(
@@ -466,7 +466,7 @@ def test_changed_words_are_marked_and_nothing_else_becomes_html():
 
 def test_names_in_the_history_are_escaped(studio, session):
     made(studio, session, '"><img src=x onerror=alert(1)>')
-    drawn = views.tree(session.editor.history, "0")
+    drawn = views.tree(session.history, "0")
     assert "<img src=x" not in drawn and drawn.count("<button") == 1
 
 
@@ -478,6 +478,7 @@ def test_the_line_of_truth(studio, session):
     assert f"{seconds:.1f} s" in told and "3.0 times faster than dense (predicted)" in told
     assert f"{rows:.0%} of the rows computed" in told and "outside the mask: identical" in told
     assert "2.0 times slower than dense (measured)" in views.truth(dog, source, seconds / 2, measured=True)
+    assert "as fast as dense (measured)" in views.truth(dog, source, seconds * 1.02, measured=True)
     night = last(handlers.edit(studio, session, "a dog and a cake at night"))
     assert "ran dense: " in views.truth(night, dog, None, measured=False)
 
@@ -488,7 +489,7 @@ def test_the_line_of_truth(studio, session):
 def test_people_do_not_see_each_other(studio):
     a, b = studio.session("a"), studio.session("b")
     made(studio, a)
-    assert len(b.editor.history) == 0 and a.folder != b.folder and a.key != b.key
+    assert len(b.history) == 0 and a.folder != b.folder and a.key != b.key
     assert studio.session("a") is a and studio.adopt("c", b.key) is b
 
 
@@ -496,7 +497,7 @@ def test_people_do_not_see_each_other(studio):
 def test_a_key_that_nobody_has_opens_a_new_session(studio, session, key):
     made(studio, session)
     opened = studio.adopt("stranger", key)
-    assert opened is not session and len(opened.editor.history) == 0
+    assert opened is not session and len(opened.history) == 0
     assert opened.folder.parent == studio.folder
 
 
@@ -520,14 +521,15 @@ def test_features_of_the_longest_idle_go_first_and_come_back(studio):
     made(studio, a)
     expected = last(handlers.edit(studio, a, DOG))
     handlers.undo(a)
-    studio.feature_bytes = a.editor.recorded_bytes
+    recorded = studio.shelf.recorded_bytes
+    studio.feature_bytes = recorded(a)
     studio.session("a")
     made(studio, b)
-    assert a.editor.recorded_bytes == 0 < b.editor.recorded_bytes <= studio.feature_bytes
-    assert len(a.editor.history) == 2
+    assert recorded(a) == 0 < recorded(b) <= studio.feature_bytes
+    assert len(a.history) == 2
     again = last(handlers.edit(studio, a, DOG))
     assert same(again, expected) and "rebuilt" in " ".join(again.stats.notes)
-    assert b.editor.recorded_bytes == 0
+    assert recorded(b) == 0
 
 
 def test_who_is_put_aside_finds_everything_again(studio):
@@ -537,7 +539,7 @@ def test_who_is_put_aside_finds_everything_again(studio):
     studio.session("b"), studio.session("c")
     assert len(studio) == 2
     back = studio.session("a")
-    assert back is not a and back.key == a.key and same(back.editor.current, source)
+    assert back is not a and back.key == a.key and same(back.current, source)
     assert last(handlers.edit(studio, back, DOG)).parent == source.id
 
 
@@ -567,7 +569,7 @@ def test_what_is_damaged_is_put_aside(studio, session):
     studio.capacity = 1
     studio.session("other")
     back = studio.session("me")
-    assert back.key == session.key and back.lost and len(back.editor.history) == 0
+    assert back.key == session.key and back.lost and len(back.history) == 0
     (aside,) = studio.folder.glob(f"{session.key}.*")
     assert (aside / "0.png").exists()
     assert made(studio, back).id == "0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from io import BytesIO
 
@@ -12,7 +13,7 @@ from PIL import Image
 from app import handlers, keeping
 from app.limits import Busy, Look, Region, Settings
 from app.sessions import Studio
-from app.wardrobe import Wardrobe
+from app.wardrobe import Rail, Wardrobe
 from fisedit import Cancelled, Editor
 from fisedit.adapters.files import save_adapter
 from fisedit.errors import AdapterError, InputError, SessionError
@@ -22,7 +23,7 @@ from tests.test_adapters_editor import BLUE, RED
 
 CAT, DOG = "a cat and a cake on a beach", "a dog and a cake on a beach"
 QUICK = {"seed": 7, "num_inference_steps": 4, "guidance_scale": 4.0}
-PLAIN, INK, OIL = Settings(4, seed=7), Settings(4, seed=7, lora="ink", lora_scale=0.6), Settings(4, seed=7, lora="oil")
+PLAIN, INK, OIL = Settings(4, seed=7), Settings(4, seed=7, loras={"ink": 0.6}), Settings(4, seed=7, loras={"oil": 1.0})
 SQUARE = np.zeros((128, 128), bool)
 SQUARE[32:96, 32:96] = True
 
@@ -59,6 +60,14 @@ def plain():
     return Editor.from_pretrained("demo")
 
 
+def without(studio, folder):
+    """A studio over the same models that offers no LoRA."""
+    fewer = studio.another(folder)
+    fewer.shelf = copy.copy(studio.shelf)
+    fewer.shelf.wardrobe = Wardrobe(studio.shelf.first.editor, [])
+    return fewer
+
+
 def last(steps):
     return list(steps)[-1].result
 
@@ -93,24 +102,33 @@ def test_a_chosen_lora_paints_a_picture_and_its_edits(studio, session, places, p
     handlers.checkout(session, without.id)
     assert last(handlers.edit(studio, session, DOG)).recipe.loras == ()
     handlers.checkout(session, source.id)
-    session.editor.forget()
+    studio.shelf.forget(session)
     assert same(last(handlers.edit(studio, session, DOG)), edit)
     assert list(handlers.dense(studio, session, edit.id))[-1].seconds > 0
 
 
+def test_several_loras_at_once(studio, session, places, plain):
+    several = Settings(4, 4.0, 7, 128, 128, model="demo", loras={"oil": 0.5, "ink": 0.6})
+    source, edit = last(handlers.generate(studio, session, CAT, several)), last(handlers.edit(studio, session, DOG))
+    plain.load_lora(places["ink"], 0.6)
+    plain.load_lora(places["oil"], 0.5)
+    assert same(source, plain.generate(CAT, **QUICK)) and same(edit, plain.edit(DOG))
+    assert studio.wardrobe.words(edit.recipe.loras) == "ink at 0.6 and oil at 0.5"
+    assert keeping.restore(studio, keeping.picture_bytes(session, source)).settings == several
+
+
 def test_a_picture_tells_its_lora(shared, studio, session):
     data = keeping.picture_bytes(session, last(handlers.generate(studio, session, CAT, INK)))
-    side = studio.native_size
-    assert keeping.restore(studio, data).settings == Settings(4, 4.0, 7, side, side, lora="ink", lora_scale=0.6)
-    fewer = shared.another(None)
-    fewer.wardrobe = Wardrobe(shared.first, [])
+    side = studio.shelf.first.native_size
+    assert keeping.restore(studio, data).settings == Settings(4, 4.0, 7, side, side, model="demo", loras={"ink": 0.6})
+    fewer = without(shared, None)
     found = keeping.restore(fewer, data)
     assert found.settings is None and "start the app with it" in found.words
     fewer.close()
 
 
 def test_people_who_chose_differently_at_once(studio):
-    choices = {"none": PLAIN, "ink": INK, "oil": OIL, "more ink": Settings(4, seed=7, lora="ink", lora_scale=0.9)}
+    choices = {"none": PLAIN, "ink": INK, "oil": OIL, "more ink": Settings(4, seed=7, loras={"ink": 0.9})}
 
     def work(name, into):
         session = studio.session(f"{name} {id(into)}")
@@ -137,24 +155,25 @@ def test_an_opened_picture_has_its_lora_too(studio, session):
 
 def test_who_comes_back_to_an_app_that_does_not_offer_it(shared, studio, session):
     last(handlers.generate(studio, session, CAT, INK))
-    fewer = shared.another(studio.folder.parent)
-    fewer.wardrobe = Wardrobe(shared.first, [])
+    fewer = without(shared, studio.folder)
     back = fewer.adopt("me", session.key)
-    assert len(back.editor.history) == 1 and fewer.wardrobe.words(back.editor.current.recipe.loras) == ""
+    assert len(back.history) == 1 and fewer.wardrobe.words(back.current.recipe.loras) == ""
     for refused in (lambda: last(handlers.edit(fewer, back, DOG)), lambda: handlers.preview(fewer, back, DOG)):
         with pytest.raises(SessionError, match=r"made with the LoRA ink_\w+; start the app with it, as --lora"):
             refused()
-    back.editor.forget()
+    studio.shelf.forget(back)
     assert last(handlers.edit(studio, studio.adopt("you", session.key), DOG)).parent == "0"
 
 
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        (Settings(4, lora="../ink"), "lora must be one of ink, oil, got '../ink'"),
-        (Settings(4, lora="ink", lora_scale=2.5), r"lora scale must be a number in \[-2, 2\]"),
-        (Settings(4, lora="ink", lora_scale=float("nan")), "lora scale"),
-        (Settings(4, lora="ink", lora_scale=True), "lora scale"),
+        (Settings(4, loras={"../ink": 1.0}), "lora must be one of ink, oil, got '../ink'"),
+        (Settings(4, loras=["ink"]), "loras must be at most 8 names"),
+        (Settings(4, loras={str(n): 1.0 for n in range(9)}), "loras must be at most 8 names"),
+        (Settings(4, loras={"ink": 2.5}), r"lora scale must be a number in \[-2, 2\]"),
+        (Settings(4, loras={"ink": float("nan")}), "lora scale"),
+        (Settings(4, loras={"ink": True}), "lora scale"),
     ],
 )
 def test_choices_that_are_none(studio, session, settings, why):
@@ -192,39 +211,39 @@ class Model:
 
 
 @pytest.fixture
-def wardrobe():
-    return Wardrobe(Model(), [])
+def rail():
+    return Rail(Model())
 
 
-def test_who_wants_the_same_goes_together_and_others_wait(wardrobe):
+def test_who_wants_the_same_goes_together_and_others_wait(rail):
     done, waits = [], threading.Event()
 
     def other():
-        with wardrobe.worn({"b": 1.0}, waits.set):
+        with rail.worn({"b": 1.0}, waits.set):
             done.append("b")
 
-    with wardrobe.worn({"a": 1.0}), wardrobe.worn({"a": 1.0}):
+    with rail.worn({"a": 1.0}), rail.worn({"a": 1.0}):
         thread = threading.Thread(target=other)
         thread.start()
         assert waits.wait(60) and not done
-        with pytest.raises(Busy, match="other LoRAs"), wardrobe.worn({"a": 1.0}, patience=0.2):
+        with pytest.raises(Busy, match="other LoRAs"), rail.worn({"a": 1.0}, patience=0.2):
             done.append("jumped the line")
     thread.join()
-    assert done == ["b"] and wardrobe._editor.told == [{"a": 1.0}, {"b": 1.0}]
+    assert done == ["b"] and rail._editor.told == [{}, {"a": 1.0}, {"b": 1.0}]
 
 
-def test_who_waits_can_be_stopped(wardrobe):
+def test_who_waits_can_be_stopped(rail):
     def stop():
         raise Cancelled("stopped")
 
-    with wardrobe.worn({"a": 1.0}):
-        with pytest.raises(Cancelled), wardrobe.worn({}, stop):
+    with rail.worn({"a": 1.0}):
+        with pytest.raises(Cancelled), rail.worn({}, stop):
             pass
-        with wardrobe.worn({"a": 1.0}):
+        with rail.worn({"a": 1.0}):
             pass
-    with wardrobe.worn({}):
+    with rail.worn({}):
         pass
-    assert wardrobe._editor.told == [{"a": 1.0}, {}]
+    assert rail._editor.told == [{}, {"a": 1.0}, {}]
 
 
 # Looks
@@ -250,7 +269,7 @@ def test_a_look_stays_with_a_picture_and_with_its_owner(studio, session, tmp_pat
     assert edit.recipe.like == mine.recipe.like != theirs.recipe.like
     packed = keeping.archive(session).read_bytes()
     back = studio.session("back")
-    keeping.reopen(back, packed)
+    keeping.reopen(studio, back, packed)
     handlers.checkout(back, mine.id)
     assert same(last(handlers.edit(studio, back, DOG)), edit)
 
@@ -264,6 +283,7 @@ def test_looks_that_are_none(studio, session):
     ):
         with pytest.raises(InputError, match=why):
             handlers.edit(studio, session, DOG, None, look)
-    studio.reads_looks = False
+    studio.shelf = copy.copy(studio.shelf)
+    studio.shelf.adapter = None
     with pytest.raises(InputError, match="start the app with --adapter"):
         handlers.edit(studio, session, DOG, None, Look(file(RED)))

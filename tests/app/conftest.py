@@ -43,7 +43,7 @@ def site() -> Iterator[Site]:
 
 
 @contextmanager
-def served(**studio: Any) -> Iterator[Site]:
+def served(*models: str | Path, **studio: Any) -> Iterator[Site]:
     """Serves an app while the block runs; arguments as of `Studio`."""
     from app import server
 
@@ -52,7 +52,7 @@ def served(**studio: Any) -> Iterator[Site]:
         from app import main
         from app.sessions import Studio
 
-        with closing(Studio(**studio)) as behind:
+        with closing(Studio(*models, **studio)) as behind:
             running = server.prepared(main.build(behind), address, uploads, main.looks())
             thread = Thread(target=running.run, args=([address.listener],))
             thread.start()
@@ -127,7 +127,7 @@ def browser(chromium, site) -> Iterator[Callable[..., Watched]]:
 @pytest.fixture
 def steps(site, monkeypatch) -> list[str]:
     """What was done, in order: "step" before each step of any run, "stop" where one that goes on is asked to end."""
-    from app.sessions import Session
+    from app.session import Session
 
     told: list[str] = []
     check, stop = Session.check, Session.stop

@@ -29,19 +29,24 @@ class Event:
 
 @dataclass(frozen=True)
 class Program:
-    """One caller with a session of its own. `url` ends in a slash."""
+    """One caller with a session of its own. `url` ends in a slash. patience: seconds without a word."""
 
     url: str
     session: str
+    patience: float = 120.0
 
     def send(self, name: str, *data: object) -> httpx.Response:
         """Asks for a run; the answer names it. Arguments that are left out are the usual ones."""
         told = {"data": [*data, *USUAL[name][len(data) :]], "session_hash": self.session}
-        return httpx.post(f"{self.url}gradio_api/call/{name}", content=json.dumps(told), headers=JSON, timeout=60)
+        return httpx.post(
+            f"{self.url}gradio_api/call/{name}", content=json.dumps(told), headers=JSON, timeout=self.patience
+        )
 
     def listen(self, name: str, answer: httpx.Response) -> AbstractContextManager[httpx.Response]:
         """The stream that a run's events come by; who closes it leaves the server."""
-        return httpx.stream("GET", f"{self.url}gradio_api/call/{name}/{answer.json()['event_id']}", timeout=120)
+        return httpx.stream(
+            "GET", f"{self.url}gradio_api/call/{name}/{answer.json()['event_id']}", timeout=self.patience
+        )
 
     def events(self, name: str, answer: httpx.Response) -> Iterator[Event]:
         """What happens to a run that was asked for; who closes the generator leaves the server."""
@@ -72,10 +77,10 @@ class Program:
 
 
 USUAL: dict[str, tuple[object, ...]] = {
-    "generate": ("", 0, 25, 4.0, 64, 64, "ddim", ""),
-    "open": (None, "", 0, 25, 4.0),
-    "edit": ("", "", "", [], -1, 0),
-    "preview": ("", "", "", [], -1, 0),
+    "generate": ("", 0, 25, 4.0, 64, 64, "ddim", "", "", {}, "", 1.0),
+    "open": (None, "", 0, 25, 4.0, "", {}),
+    "edit": ("", "", "", [], -1, 0, "", 1.0),
+    "preview": ("", "", "", [], -1, 0, "", 1.0),
     "history": ("", False),
 }
 JSON = {"content-type": "application/json"}

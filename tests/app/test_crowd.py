@@ -9,6 +9,6 @@ PEOPLE = 30
 
 
 def test_everybody_gets_their_own_or_is_told(site):
-    wanted = crowd.expected(site.studio.first, PEOPLE)
+    wanted = crowd.expected(site.studio.shelf.first.editor, PEOPLE)
     got = crowd.ask(site.url, PEOPLE)
     assert crowd.served(got, wanted) >= MOST_WAITING

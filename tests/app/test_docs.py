@@ -17,7 +17,7 @@ PLACE = "http://127.0.0.1:7860"
 
 
 def test_the_python_runs(site, tmp_path):
-    (code,) = blocks("python", TEXT)
+    code = blocks("python", TEXT)[0]
     code = code.replace(PLACE, site.url)
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

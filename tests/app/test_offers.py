@@ -1,7 +1,13 @@
-"""LoRAs, an adapter and a folder of sessions, as the command line gives them to an app; in a real browser."""
+"""Models, LoRAs, an adapter and a folder of sessions, as the command line gives them to an app: in a real browser, and
+as programs ask for them."""
 
 from __future__ import annotations
 
+import base64
+import subprocess
+import sys
+import uuid
+from io import BytesIO
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,17 +15,26 @@ import pytest
 from PIL import Image
 from playwright.sync_api import expect
 
+from app.limits import label
 from fisedit import Editor
 from fisedit.adapters.files import save_adapter
 from tests.adapters import lively
 from tests.app.conftest import Site, served
+from tests.app.program import Program, picture
 from tests.app.test_browser import CAT, DOG, make, nodes, pixels, run, stroke
+from tests.app.test_docs import PLACE, TEXT
+from tests.app.test_safety import png, upload
 from tests.test_adapters_derivatives import Lora
 from tests.test_adapters_editor import RED
+from tests.test_app_models import derived
+from tests.test_readme import blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+
+FOX = "a fox in the snow"
 
 
 @pytest.fixture(scope="module")
@@ -31,27 +46,65 @@ def folder(tmp_path_factory) -> Path:
 def site(folder) -> Iterator[Site]:
     pipe = Editor.from_pretrained("demo").pipe
     save_adapter(lively(pipe.unet, "v3"), folder / "adapter")
-    lora = Lora(pipe).kohya(folder / "ink.safetensors")
-    with served(loras=[lora], adapter=folder / "adapter", folder=folder / "kept") as site:
+    loras = [Lora(pipe, seed).kohya(folder / f"{name}.safetensors") for seed, name in enumerate(("ink", "oil"))]
+    offers = {"loras": loras, "adapter": folder / "adapter", "folder": folder / "kept"}
+    with served("demo", derived(folder / "another"), **offers) as site:
         yield site
 
 
-def test_a_lora_is_chosen(browser, site):
+def choose(page, box, name):
+    """Chooses in a dropdown."""
+    page.locator(f"#{box} input").click()
+    page.get_by_role("option", name=name).click()
+
+
+def test_loras_are_chosen(browser, site):
     page = browser().open()
     make(page)
     expect(nodes(page)).to_have_count(1)
     plain = pixels(page, ".picture")
-    page.locator("#lora input").click()
-    page.get_by_role("option", name="ink").click()
-    page.locator("#lora-scale input[type=number]").fill("0.6")
-    page.locator("#lora-scale input[type=number]").blur()
+    expect(page.locator(".lora-scale:visible")).to_have_count(0)
+    for name, scale in (("oil", "0.5"), ("ink", "0.6")):
+        choose(page, "loras", name)
+        field = page.get_by_label(f"number input for {name}")
+        field.fill(scale)
+        field.blur()
     page.locator("#make").click()
     expect(nodes(page)).to_have_count(2)
-    expect(page.locator("#truth")).to_contain_text("with ink at 0.6")
+    expect(page.locator("#truth")).to_contain_text("by demo with ink at 0.6 and oil at 0.5")
     assert (pixels(page, ".picture") != plain).any()
     run(page, DOG, 3)
     nodes(page).first.click()
     expect(page.locator("#truth")).not_to_contain_text("ink")
+
+
+def test_a_model_is_chosen(browser, site, tmp_path):
+    page = browser().open()
+    make(page)
+    expect(nodes(page)).to_have_count(1)
+    choose(page, "model", "another")
+    expect(page.locator("#width input[type=number]")).to_have_value("64")
+    expect(page.locator("#guidance input[type=number]")).to_have_value("7.5")
+    page.locator("#make").click()
+    expect(nodes(page)).to_have_count(2)
+    expect(page.locator("#truth")).to_contain_text("by another")
+    page.locator("#prompt textarea").fill(DOG)
+    expect(page.locator("#facts")).to_contain_text("The whole picture will be painted")  # it is too small to save much
+    page.locator("#run").click()
+    expect(nodes(page)).to_have_count(3)
+    session = next(reversed(site.studio._sessions.values()))
+    assert [label(session.model(result)) for result in session.history] == [
+        "demo",
+        "another",
+        "another",
+    ]
+    with page.expect_download() as told:
+        page.locator("#download").click()
+    told.value.save_as(tmp_path / "picture.png")
+    choose(page, "model", "demo")
+    page.get_by_text("Open a picture or a saved session").click()
+    page.locator("#file input[type=file]").set_input_files(tmp_path / "picture.png")
+    expect(page.locator("#model input")).to_have_value("another")
 
 
 def test_others_paint_with_another_lora(browser, site):
@@ -59,7 +112,7 @@ def test_others_paint_with_another_lora(browser, site):
     page = browser().open()
     make(page)
     expect(nodes(page)).to_have_count(1)
-    with site.studio.wardrobe.worn(site.studio.wardrobe.chosen("ink", 1.0)):
+    with site.studio.shelf.first.rail.worn(site.studio.wardrobe.chosen({"ink": 1.0})):
         page.locator("#prompt textarea").fill(DOG)
         expect(page.locator("#facts")).to_contain_text("somebody paints with other LoRAs")
     run(page, DOG, 2)
@@ -101,3 +154,65 @@ def test_a_folder_of_sessions_keeps_them_and_gives_files(browser, site, folder, 
     page.locator("#file input[type=file]").set_input_files(tmp_path / "session.zip")
     expect(page.locator("#found")).to_contain_text("The session is open.")
     expect(page.locator("#prompt textarea")).to_have_value(CAT)
+
+
+# Programs
+
+
+@pytest.fixture
+def program(site) -> Program:
+    return Program(site.url, uuid.uuid4().hex)
+
+
+def test_programs_choose_models_and_loras(program, site):
+    small = (7, 2, None, 64, 64, "ddim", "")
+    plain = picture(program.ask("generate", CAT, *small))
+    made = program.ask("generate", CAT, *small, "another", {"ink": 0.6, "oil": 1})
+    assert (picture(made) != plain).any() and made.data[0]["model"] == "another"
+    assert made.data[0]["recipe"]["guidance_scale"] == 7.5
+    edit = program.ask("edit", DOG).data[0]
+    assert (edit["model"], edit["recipe"]["loras"]) == ("another", made.data[0]["recipe"]["loras"])
+    opened = program.ask("open", upload(site, png()), CAT, 7, 2, 4.0, "another", {"oil": 1.0}).data[0]
+    assert opened["model"] == "another" and [name[:3] for name, _ in opened["recipe"]["loras"]] == ["oil"]
+    told = program.ask("history").data[0]["results"]
+    assert [one["model"] for one in told] == ["demo", "another", "another", "another"]
+
+
+def test_programs_give_a_look(program):
+    program.ask("generate", CAT, 7, 2, 4.0, 64, 64)
+    look, area, square = base64.b64encode(png()).decode(), Image.new("L", (64, 64)), BytesIO()
+    area.paste(255, (16, 16, 40, 40))
+    area.save(square, "PNG")
+    mask = base64.b64encode(square.getvalue()).decode()
+    seen = program.ask("preview", CAT, mask, "", [], -1, 0, look).data[0]
+    edit = program.ask("edit", CAT, mask, "", [], -1, 0, look, 0.5).data[0]
+    assert (seen["nothing"], edit["mask_area"]) == ("", 9 / 64)
+    assert [like["scale"] for like in edit["recipe"]["like"]] == [0.5]
+    made = program.ask("generate", CAT, 7, 2, 4.0, 64, 64, "ddim", "", "", {}, look).data[0]
+    assert [like["scale"] for like in made["recipe"]["like"]] == [1.0]
+
+
+def test_the_documents_python_runs(site, tmp_path):
+    first, second = blocks("python", TEXT)
+    RED.save(tmp_path / "look.png")
+    code = (first[: first.index("source = ")] + second).replace(PLACE, site.url)
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    session = next(reversed(site.studio._sessions.values()))
+    assert (session.current.prompt, label(session.model(session.current))) == (FOX, "another")
+    assert site.studio.wardrobe.choice(session.current.recipe.loras) == {"ink": 0.8} and session.current.recipe.like
+
+
+def test_what_programs_may_not_choose(program):
+    small = (7, 2, 4.0, 64, 64, "ddim", "")
+    for model in ("ink", "../another", "/etc/passwd", None):
+        assert "model must be" in program.refused("input", "generate", CAT, *small, model)
+    for loras in ({"another": 1.0}, {"../ink": 1.0}, {"ink": 3}, {"ink": "much"}, {"ink": None}, ["ink"], "ink", None):
+        assert "lora" in program.refused("input", "generate", CAT, *small, "", loras)
+    program.ask("generate", CAT, *small)
+    where = ("", "", [], -1, 0)
+    for name, before in (("generate", (*small, "", {})), ("edit", where), ("preview", where)):
+        for reference in ("AAAA", "no base64", "/etc/passwd", "http://127.0.0.1:1/a.png", 7, None, "a" * (3 << 20 | 4)):
+            program.refused("input", name, CAT, *before, reference)
+        for scale in (-1, 3, None, "much"):
+            assert "scale" in program.refused("input", name, CAT, *before, base64.b64encode(png()).decode(), scale)

@@ -53,11 +53,14 @@ class TestArguments:
             (4, [0, 8, 65, 1032, 10**9, -64]),
             (5, [0, 8, 65, 1032, 10**9, -64]),
             (6, ["", "ddim; rm", "x" * 10_000, 7, None]),
+            (8, ["other", "../demo", "/etc/passwd", "owner/name", "x" * 10_000, 7, None, ["demo"]]),
+            (9, [{"ink": 1.0}, {"/etc/passwd": 1.0}, {str(n): 1.0 for n in range(9)}, {"": 1}, ["ink"], "ink", None]),
+            (10, ["AAAA", "/etc/passwd", "http://127.0.0.1:1/a.png", 7, None, "a" * (3 << 20 | 4)]),
         ],
-        ids=["seed", "steps", "guidance", "width", "height", "scheduler"],
+        ids=["seed", "steps", "guidance", "width", "height", "scheduler", "model", "loras", "reference"],
     )
     def test_numbers_out_of_range(self, program, steps, place, values):
-        good = [CAT, *SMALL, "ddim", ""]
+        good = [CAT, *SMALL, "ddim", "", "", {}, "", 1.0]
         for value in values:
             program.refused("input", "generate", *good[:place], value, *good[place + 1 :])
         assert not steps
@@ -137,7 +140,7 @@ class TestOthers:
     @pytest.mark.parametrize("key", ["", "..", "../..", "/etc", "a" * 32, "0" * 31 + "/", "\0", "A" * 10_000])
     def test_a_key_is_not_guessed(self, site, program, key):
         program.ask("generate", CAT, *SMALL)
-        assert not len(site.studio.adopt(uuid.uuid4().hex, key).editor.history)
+        assert not len(site.studio.adopt(uuid.uuid4().hex, key).history)
 
 
 class TestLeaving:
