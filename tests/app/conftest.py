@@ -72,11 +72,12 @@ class Watched:
     bad: list[str] = field(default_factory=list)
 
     def open(self) -> Page:
-        """Opens the app."""
+        """Opens the app, and waits until its session is there: the page may lose what is typed before."""
         page = self.context.new_page()
         page.on("console", self._heard)
         page.on("pageerror", lambda error: self.bad.append(f"error: {error}"))
         page.goto(self.url)
+        page.wait_for_function("() => sessionStorage.getItem('fisedit-session')")
         return page
 
     def _heard(self, message: ConsoleMessage) -> None:

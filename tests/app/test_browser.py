@@ -29,6 +29,7 @@ def make(page: Page, prompt: str = CAT, steps: int = STEPS) -> None:
     page.get_by_text("Settings of new pictures").click()
     page.locator("#steps input[type=number]").fill(str(steps))
     page.locator("#steps input[type=number]").blur()
+    expect(page.locator("#steps input[type=range]")).to_have_value(str(steps))
     page.locator("#make").click()
 
 
