@@ -1,4 +1,5 @@
-"""Recorded features: what a step of a source left behind, and copy-on-write overlays that edits lay over it.
+"""Recorded features: what a step of a source left behind, and what edits lay over it: copy-on-write overlays of their
+rows, and shifts of everything else.
 
 Knows keys, rows and positions; knows nothing about layers, prompts or samplers. Maps are [B, H * W, C]; see
 `fisedit.values` for the legend.
@@ -6,14 +7,16 @@ Knows keys, rows and positions; knows nothing about layers, prompts or samplers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from fisedit.devices import pinned
 from fisedit.plan import SparsePlan
+from fisedit.sparse_kernels import ops
 
 
 @dataclass(eq=False)
@@ -59,7 +62,7 @@ class StepOverlay:
     """What an edit changed of its parent's step: rows at the plan's active positions, totals of the mixed maps; `share`
     edits lie in the same memory."""
 
-    parent: StepMaps | StepOverlay
+    parent: StepFeatures
     plan: SparsePlan
     maps: dict[str, Tensor] = field(default_factory=dict)
     totals: dict[str, Tensor] = field(default_factory=dict)
@@ -86,7 +89,70 @@ class StepOverlay:
         return held_bytes((*self.maps.values(), *self.totals.values())) // self.share
 
 
-StepFeatures = StepMaps | StepOverlay
+@dataclass(frozen=True, eq=False)
+class Shift:
+    """What a dense step of an edit found changed, all over the picture, against its source's step.
+
+    Args:
+        maps: site name -> [B, H * W, C]. levels: site name -> its level.
+    """
+
+    maps: dict[str, Tensor]
+    levels: Mapping[str, int]
+
+    @classmethod
+    def between(cls, source: StepFeatures, now: StepMaps, levels: Mapping[str, int]) -> Shift:
+        """From a source's step to an edit's; `levels` of the sites whose maps later steps read."""
+        both = [name for name in levels if name in source and name in now]
+        return cls({name: source.whole(name, levels[name]).neg_().add_(now.maps[name]) for name in both}, levels)
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes held here."""
+        return held_bytes(self.maps.values())
+
+
+@dataclass(frozen=True, eq=False)
+class StepShifted:
+    """A source's step as an edit would have left it outside its mask: what the edit's last dense step found changed
+    there is added, as from one step to the next it changes little."""
+
+    parent: StepFeatures
+    shift: Shift
+
+    def rows(self, key: str, level: int, positions: Tensor) -> Tensor:
+        """The shifted rows [B, len(positions), C], a fresh tensor."""
+        rows, moved = self.parent.rows(key, level, positions), self.shift.maps.get(key)
+        return rows if moved is None else rows.add_(moved.index_select(1, positions))
+
+    def whole(self, key: str, level: int) -> Tensor:
+        """The whole shifted map [B, H * W, C], a fresh tensor that the caller may write to."""
+        whole, moved = self.parent.whole(key, level), self.shift.maps.get(key)
+        return whole if moved is None else whole.add_(moved)
+
+    @cached_property
+    def totals(self) -> dict[str, Tensor]:
+        """Norm's name -> [B, groups, 2] of the shifted map."""
+        shift, totals = self.shift, dict(self.parent.totals)
+        for name in shift.maps.keys() & totals.keys():
+            totals[name] = ops.group_sums(self.whole(name, shift.levels[name]), totals[name].shape[1])
+        return totals
+
+    def __contains__(self, key: str) -> bool:
+        """Whether a map of that name was recorded."""
+        return key in self.parent
+
+    own_bytes = 0  # the shift is its story's, which has one for many steps
+
+
+StepFeatures = StepMaps | StepOverlay | StepShifted
+
+
+def shifted(step: StepFeatures) -> bool:
+    """Whether a step, or one that it lies over, is shifted."""
+    while isinstance(step, StepOverlay):
+        step = step.parent
+    return isinstance(step, StepShifted)
 
 
 def held_bytes(tensors: Iterable[Tensor]) -> int:

@@ -17,7 +17,7 @@ from fisedit.masks import grow
 from fisedit.plan import make_plan
 from fisedit.profiling import decoder_macs, text_macs, unet_macs
 from fisedit.source import Engine
-from fisedit.values import Recipe
+from fisedit.values import WHOLE, Recipe
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 GROWTHS = ((3, 1), (4, 3), (5, 5))
 """Latent cells computed beyond the mask by default, in the first and the second half of the steps. The first pair costs
 what 2 throughout does, with a tenth percentile 2 dB better (`fisedit bench fidelity`); the others come nearer to the
-dense edit, and are taken where they cost hardly any time."""
+dense edit, and are taken where they cost hardly any time.
+
+Nearer than all of them comes the first with dense steps in between, which tell what changes outside the mask."""
+
+APART = 0.2
+"""Share of the steps from one dense step to the next, where there are some; the first comes after an edit's check."""
 
 FREE = 1.1
 """How many times the first pair's time a wider one may take."""
@@ -47,10 +52,12 @@ step was 1.4 times faster than a dense one at 66 % in uneven blobs, 1.2 at 77 % 
 blobs: from there dense costs no more and is exact."""
 
 
-def spread(first: int, then: int, steps: int) -> tuple[int, ...]:
-    """Latent cells to compute beyond the mask, for every step: so many in the first half, and so many then."""
-    early = ceil(steps / 2)
-    return (first,) * early + (then,) * (steps - early)
+def spread(first: int, then: int, steps: int, *, mixed: bool = False) -> tuple[int, ...]:
+    """Latent cells to compute beyond the mask, for every step: so many in the first half, and so many then; `mixed` has
+    dense steps in between."""
+    early, apart = ceil(steps / 2), max(1, round(APART * steps))
+    widths = (first,) * early + (then,) * (steps - early)
+    return tuple(WHOLE if mixed and i > 1 and i % apart == 1 % apart else width for i, width in enumerate(widths))
 
 
 def fixed(device: torch.device) -> float:
@@ -70,8 +77,8 @@ class Costs:
         self.sizes = engine.sizes(recipe)
 
     def rows(self, grid: BoolGrid, growth: Sequence[int]) -> tuple[int, ...]:
-        """Active rows of every level at the widest growth."""
-        return self._rows(grid, max(growth))
+        """Active rows of every level at the widest growth of a sparse step."""
+        return self._rows(grid, max((cells for cells in growth if cells < WHOLE), default=WHOLE))
 
     def dense_step(self) -> int:
         """MACs of a dense step, projecting the text included."""
@@ -79,11 +86,13 @@ class Costs:
         return self._step(self.sizes) + text + self._guided(None)
 
     def sparse_step(self, grid: BoolGrid, growth: int) -> int:
-        """MACs of a sparse step; the text was projected before."""
-        return self._sparse(grow(grid, growth))
+        """MACs of a sparse step, or of a dense one among them; the text was projected before."""
+        return self._sparse(grow(grid, growth)) if growth < WHOLE else self._step(self.sizes) + self._guided(None)
 
     def check(self, grid: BoolGrid, growth: int, cells: BoolGrid) -> int:
         """MACs that computing other cells [h, w] besides adds to a sparse step."""
+        if growth == WHOLE:
+            return 0
         return self._sparse(grow(grid, growth) | cells) - self.sparse_step(grid, growth)
 
     def dense(self, start: int = 0) -> int:
@@ -96,9 +105,16 @@ class Costs:
         once = text_macs(self._sites, self._batch, self._tokens) + self._decode(box_areas(grid))
         return self._sparse_steps(grid, growth[start:]) + once
 
-    def growth(self, grid: BoolGrid) -> tuple[int, ...]:
-        """Latent cells to compute beyond a mask at every step: as many as cost hardly more time than the fewest."""
+    def growth(self, grid: BoolGrid, *, plain: bool = False) -> tuple[int, ...]:
+        """Latent cells to compute beyond a mask at every step: of all that cost hardly more time than the fewest, what
+        comes nearest to a dense run.
+
+        Args:
+            plain: no dense steps in between; nor are there any with adapters or captured graphs.
+        """
         least, *wider = (spread(*pair, self._steps) for pair in GROWTHS)
+        if not (plain or self._recipe.like or self._engine.graphs.on(self._engine.pipe.unet.device)):
+            wider.append(spread(*GROWTHS[0], self._steps, mixed=True))
         allowed = FREE * self._time(grid, least)
         fits = (g for g in reversed(wider) if self._time(grid, g) <= allowed and not self.dense_is_cheaper(grid, g))
         return next(fits, least)

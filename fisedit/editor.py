@@ -354,7 +354,8 @@ class Editor:
             strength: share of the steps to run, from the last; the first ones are the picture's own, so that less keeps
                 more of its layout and colours.
             verify: look once, early on, whether the change leaves a mask that the words made; grow it then.
-            growth: latent cells computed beyond the mask, for all steps or each; None for the measured default.
+            growth: latent cells computed beyond the mask, for all steps or each; None for the measured default. A step
+                with 64 computes the whole picture, and what it finds changed outside the mask is carried on.
             reference: a picture whose look the edited things take (see `load_adapter`); with it, and with `mask` or
                 `words`, the prompt may stay the same. None for that of the source, if it has one.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
@@ -366,15 +367,12 @@ class Editor:
         """
         run = self._workshop.run(prompt, on_step, reference)
         start = first_step(strength, run.recipe.num_inference_steps)
-        wish = self._workshop.planner.wish(
-            run, mask, protect, grow, Search(tuple(words), instance, mask_method, probe_steps), growth
-        )
+        search = Search(tuple(words), instance, mask_method, probe_steps)
+        wish = self._workshop.planner.wish(run, mask, protect, grow, search, growth, structure)
         plan = self._workshop.plan(run, wish)
         if plan.nothing:
             return self._workshop.unchanged(run, plan.nothing)
-        if not (isinstance(structure, int | float) and 0 <= structure <= 1):
-            raise InputError(f"structure must be in [0, 1], got {structure!r}")
-        plan = replace(plan, structure=float(structure), start=start)
+        plan = replace(plan, structure=wish.structure, start=start)
         return self._workshop.edited(run, plan, verify=verify and plan.mask.source is MaskSource.ATTENTION)
 
     def edit_many(

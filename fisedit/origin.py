@@ -20,7 +20,7 @@ from fisedit.errors import FisEditError, InputError
 from fisedit.hub import HUB_ID
 from fisedit.metadata import Metadata
 from fisedit.recipes import likenesses, make_recipe
-from fisedit.values import LATENT_FACTOR, EditMask, Likeness, MaskSource, Recipe, SchedulerName
+from fisedit.values import LATENT_FACTOR, WHOLE, EditMask, Likeness, MaskSource, Recipe, SchedulerName
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 _LOCAL = "./"
-_MOST_LETTERS, _MOST_EDITS, _MOST_GROWTH = 4_000_000, 1_000, 64
+_MOST_LETTERS, _MOST_EDITS = 4_000_000, 1_000
 
 _GENERATED = {field.name for field in fields(Recipe)} - {"inversion", "like", "loras"}
 _OPENED = {field.name for field in fields(Recipe)} - {"scheduler", "like", "loras"}
@@ -261,7 +261,7 @@ def _edit(told: Any, recipe: Recipe) -> PastEdit:
     steps, mask = recipe.num_inference_steps, told["mask"]
     grid = _grid(mask["runs"], recipe.height // LATENT_FACTOR, recipe.width // LATENT_FACTOR)
     growth, structure, start = tuple(told["growth"]), told["structure"], told["start"]
-    fits = len(growth) in (0, steps) and all(type(cells) is int and 0 <= cells <= _MOST_GROWTH for cells in growth)
+    fits = len(growth) in (0, steps) and all(type(cells) is int and 0 <= cells <= WHOLE for cells in growth)
     return PastEdit(
         _checked(told["prompt"], isinstance(told["prompt"], str) and told["prompt"].strip() and grid.any()),
         EditMask(grid, MaskSource(mask["source"]), float(_checked(mask["confidence"], 0 <= mask["confidence"] <= 1))),

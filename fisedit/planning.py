@@ -15,7 +15,7 @@ from fisedit import masks
 from fisedit.costs import Costs
 from fisedit.errors import InputError
 from fisedit.localise import THINGS, Search, narrowed, predict, probes
-from fisedit.values import EditKind, EditMask, MaskSource, Recipe
+from fisedit.values import WHOLE, EditKind, EditMask, MaskSource, Recipe
 
 if TYPE_CHECKING:
     from fisedit.leaks import Leak
@@ -29,13 +29,15 @@ GROWTH_LIMIT = 64
 
 @dataclass(frozen=True, eq=False)
 class Wish:
-    """Where the user wants an edit, checked: grids [h, w] or None; growth () where its cost shall decide."""
+    """Where the user wants an edit, checked: grids [h, w] or None; growth () where its cost shall decide; what is kept
+    of the structure, 0 to 1."""
 
     mask: BoolGrid | None
     protect: BoolGrid | None
     grow: int
     search: Search
     growth: tuple[int, ...]
+    structure: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +79,14 @@ class Planner:
         self._engine = engine
 
     def wish(
-        self, run: Run, mask: object, protect: object, grow: int, search: Search, growth: int | Sequence[int] | None
+        self,
+        run: Run,
+        mask: object,
+        protect: object,
+        grow: int,
+        search: Search,
+        growth: int | Sequence[int] | None,
+        structure: float = 0.0,
     ) -> Wish:
         """The user's words on where to edit, checked before any work is done."""
         assert run.parent is not None
@@ -85,7 +94,12 @@ class Planner:
         wanted, barred = (masks.given(m, *sizes) if m is not None else None for m in (mask, protect))
         if type(grow) is not int or not -GROWTH_LIMIT <= grow <= GROWTH_LIMIT:
             raise InputError(f"grow must be latent cells in [-{GROWTH_LIMIT}, {GROWTH_LIMIT}], got {grow!r}")
-        return Wish(wanted, barred, grow, search, _widths(growth, run.recipe))
+        if not (isinstance(structure, int | float) and 0 <= structure <= 1):
+            raise InputError(f"structure must be in [0, 1], got {structure!r}")
+        widths = _widths(growth, run.recipe)
+        if structure and WHOLE in widths:
+            raise InputError(f"growth must be under {WHOLE} where structure is kept, got {growth!r}; use structure=0")
+        return Wish(wanted, barred, grow, search, widths, float(structure))
 
     def nothing(self, run: Run, wish: Wish) -> str:
         """Why an edit need not run, or ""."""
@@ -104,7 +118,7 @@ class Planner:
             return self.none(run, "nothing is left of the mask")
         with run.watch.station("plan"):
             costs = self.costs(run.recipe)
-            growth = wish.growth or costs.growth(mask.grid)
+            growth = wish.growth or costs.growth(mask.grid, plain=wish.structure > 0)
             reason = reason or costs.dense_is_cheaper(mask.grid, growth)
         growth = () if reason else growth
         recorded = self._engine.remembers(source, run.recipe)
@@ -164,7 +178,7 @@ class Planner:
         note = f"the mask was grown from {before:.1%} to {mask.area:.1%}: at step {leak.step} the edit left it"
         growth = plan.growth
         if costs.dense_is_cheaper(mask.grid, growth):
-            growth = min(growth, costs.growth(mask.grid), key=max)
+            growth = costs.growth(mask.grid, plain=plan.structure > 0)
         reason = costs.dense_is_cheaper(mask.grid, growth)
         return replace(plan, mask=mask, growth=() if reason else growth, fallback=reason, notes=(*plan.notes, note))
 

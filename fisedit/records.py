@@ -72,6 +72,7 @@ class Records:
         """A step's own rows side by side [pieces, piece]: of a recorded one all, of an edit's what it changed."""
         if isinstance(step, StepMaps):
             return self._pack(step)[0]
+        assert isinstance(step, StepOverlay), "a shifted step has no pack"
         return torch.cat([step.maps[site.name].reshape(-1, self.piece) for site in self._sites])
 
     def totals(self, step: StepFeatures) -> Tensor:
@@ -108,7 +109,7 @@ class Records:
         step.maps |= {s.name: part.view(old.shape) for s, part, old in zip(self._sites, parts, maps, strict=True)}
         return flat, numbers
 
-    def _code(self, step: StepFeatures, site: Site) -> tuple[Tensor, Tensor]:
+    def _code(self, step: StepMaps | StepOverlay, site: Site) -> tuple[Tensor, Tensor]:
         return coded(step.maps[site.name], self._heads[site.name], self._kind)
 
     def _starts(self, plan: SparsePlan, branches: int) -> dict[str, int]:
@@ -164,6 +165,7 @@ def _lineage(step: StepFeatures) -> tuple[StepMaps, list[StepOverlay]]:
     while isinstance(step, StepOverlay):
         overlays.insert(0, step)
         step = step.parent
+    assert isinstance(step, StepMaps), "a shifted step has no pack"
     return step, overlays
 
 

@@ -17,8 +17,9 @@ from torch import Tensor
 from fisedit.adapters.guides import guided
 from fisedit.adapters.sparse import remembered
 from fisedit.attention import text_keys
-from fisedit.cache import StepFeatures, StepMaps
+from fisedit.cache import Shift, StepFeatures, StepMaps, StepShifted, shifted
 from fisedit.executor import Executor, mask_queries
+from fisedit.graph import Role
 from fisedit.inversion import inverted
 from fisedit.linear import Coefficients, LinearSampler, coefficients
 from fisedit.masks import grow
@@ -26,7 +27,7 @@ from fisedit.plan import SparsePlan, make_plan
 from fisedit.references import References, level_grids
 from fisedit.schedule import Sampler, mask_steps, pinned
 from fisedit.stepping import Batch, Captured, Graphs, Work
-from fisedit.values import Recipe
+from fisedit.values import WHOLE, Recipe
 from fisedit.weighting import embeddings, parse
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Story:
         start: so many first steps are another story's, taken over as they were.
         noises: [1, 4, h, w] of every step, where inversion found them; edits step with the same ones.
         captured: so many of its steps were replayed from captured graphs. uncaptured: why others were not, or "".
+        shifts: what its dense steps found changed outside its mask, where others are sparse.
     """
 
     recipe: Recipe
@@ -68,12 +70,14 @@ class Story:
     noises: list[Tensor] = field(default_factory=list)
     captured: int = 0
     uncaptured: str = ""
+    shifts: list[Shift] = field(default_factory=list)
 
     @property
     def own_bytes(self) -> int:
         """Bytes of recorded features and latents held by this story alone."""
         loose = (*self.latents[self.start :], *self.predictions[self.start :], *self.text.values(), *self.noises)
-        return sum(step.own_bytes for step in self.features[self.start :]) + sum(t.nbytes for t in loose)
+        own = (*self.features[self.start :], *self.shifts)
+        return sum(step.own_bytes for step in own) + sum(t.nbytes for t in loose)
 
     def take_over(self, source: Story, steps: int, sampler: Sampler) -> None:
         """Begin as another story does, with its first steps; the sampler is left as it was after them."""
@@ -122,6 +126,11 @@ class Engine:
         self.references = References(pipe, self.executor)
         self.graphs = Graphs() if graphs is None else graphs
         self._coefficients: dict[object, tuple[Coefficients, ...] | None] = {}
+
+    @property
+    def _levels(self) -> dict[str, int]:
+        """Of the sites whose maps sparse steps read."""
+        return {site.name: site.level for site in self.executor.sites if site.role is not Role.QUERY}
 
     def guided(self, recipe: Recipe) -> bool:
         """Whether both branches run; distilled models take guidance as an input instead."""
@@ -263,7 +272,8 @@ class Engine:
 
         Args:
             recipe: the source's with the new prompt. text, text_cache: its embeddings, and keys known already.
-            grid: booleans [h, w]. growth: latent cells to compute beyond the mask, one number per step.
+            grid: booleans [h, w]. growth: latent cells to compute beyond the mask, one number per step. Those that grow
+                by WHOLE run dense, and the steps after them read what is recorded shifted by what they found changed.
             check: computes some more cells at one step and looks at them. structure: what is kept of the source's.
             start: so many first steps are taken over. budget: bytes that captured graphs may gather on the device.
 
@@ -273,9 +283,10 @@ class Engine:
         plans = self._plans(grid, growth, check, start)
         kept = self._kept_text(source, text, text_cache, structure) if structure else {}
         guidance = recipe.guidance_scale if self.guided(recipe) else None
+        features = list(source.features)
         work = Work(
             plans,
-            source.features,
+            features,
             source.predictions,
             text,
             text_cache,
@@ -284,6 +295,7 @@ class Engine:
             guidance,
             self.guides(recipe),
             budget,
+            mixed=WHOLE in growth[start:],
         )
         ways, why = self.graphs.steps(self.executor, work)
         captured = sum(isinstance(way, Captured) for way in ways.values())
@@ -293,13 +305,21 @@ class Engine:
         story.take_over(source, start, sampler)
         for i, t in enumerate(sampler.timesteps[start:], start):
             watch(i, len(sampler.timesteps), sampler.estimate)
-            x, extra = self._inputs(sampler, recipe, story.latents[i], t)
-            prediction, overlay = ways[i].step(i, x, t, extra)
+            made: StepFeatures
+            if growth[i] == WHOLE:
+                raw, made = self._evaluate(story, sampler, text, i, story.latents[i])
+                prediction = self._guide(raw, recipe)
+                story.shifts.append(Shift.between(source.features[i], made, self._levels))
+            else:
+                if story.shifts:
+                    features[i] = StepShifted(source.features[i], story.shifts[-1])
+                x, extra = self._inputs(sampler, recipe, story.latents[i], t)
+                prediction, made = ways[i].step(i, x, t, extra)
             story.predictions.append(prediction)
             if check and i == check.step:
                 moved = (prediction - source.predictions[i]).float().norm(dim=1)[0].cpu().numpy()
                 check.look(moved, grow(grid, growth[i]) | check.cells)
-            story.features.append(overlay)
+            story.features.append(made)
             story.latents.append(keep(i + 1, sampler.step(prediction, t, story.latents[i])))
         if isinstance(sampler, LinearSampler):
             sampler.check()
@@ -316,7 +336,9 @@ class Engine:
         """
         recipe = edits[0].recipe
         sampler, graphs = self.sampler(recipe, source, linear=True), self.graphs.of(self.executor)
-        if isinstance(graphs, str) or not isinstance(sampler, LinearSampler) or recipe.like:
+        if isinstance(graphs, str) or not isinstance(sampler, LinearSampler) or recipe.like or WHOLE in growth:
+            return None
+        if any(map(shifted, source.features)):
             return None
         guidance = recipe.guidance_scale if self.guided(recipe) else None
         plans = [self._plans(edit.grid, growth, None, 0) for edit in edits]
@@ -340,9 +362,9 @@ class Engine:
         return stories
 
     def _plans(self, grid: BoolGrid, growth: Sequence[int], check: Check | None, start: int) -> dict[int, SparsePlan]:
-        """Of every step from `start` on; one object for steps that compute the same cells."""
-        made = {cells: self.plan(grid, cells) for cells in set(growth[start:])}
-        plans = {i: made[growth[i]] for i in range(start, len(growth))}
+        """Of every sparse step from `start` on; one object for steps that compute the same cells."""
+        made = {cells: self.plan(grid, cells) for cells in set(growth[start:]) - {WHOLE}}
+        plans = {i: made[growth[i]] for i in range(start, len(growth)) if growth[i] != WHOLE}
         if check and check.step in plans:
             plans[check.step] = self.plan(grid, growth[check.step], check.cells)
         return plans

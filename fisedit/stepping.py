@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fisedit.adapters.base import TURN
 from fisedit.adapters.guides import Guide
-from fisedit.cache import StepFeatures, StepOverlay, scatter
+from fisedit.cache import StepFeatures, StepOverlay, scatter, shifted
 from fisedit.capture import state_of
 from fisedit.captured import GraphEdit, GraphExecutor
 from fisedit.ends import Ends
@@ -39,6 +39,7 @@ class Work:
             all steps. text: embeddings [B, T, D]. cache: their keys and values, filled as they are needed.
         kept: those of the first `structured` steps, which attend as the source did.
         guidance: its scale, None where one branch runs. guides: adapters at work. budget: see `feed`.
+        mixed: dense steps run in between.
     """
 
     plans: Mapping[int, SparsePlan]
@@ -51,6 +52,7 @@ class Work:
     guidance: float | None
     guides: Sequence[Guide] = ()
     budget: int | None = None
+    mixed: bool = False
 
 
 class Layers:
@@ -179,6 +181,8 @@ class Graphs:
             return ways, graphs
         if work.guides:
             return ways, "a reference adapter is at work; run it layer by layer"
+        if work.mixed or any(map(shifted, work.features)):
+            return ways, "dense steps in between change what sparse ones read; run it layer by layer"
         free = [i for i in work.plans if i >= work.structured]
         kept = len(work.plans) - len(free)
         if free:

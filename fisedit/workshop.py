@@ -24,7 +24,7 @@ from fisedit.rendering import Made, Renderer, Run
 from fisedit.source import Engine, Structure, kept_steps
 from fisedit.stepping import Graphs
 from fisedit.textdiff import diff
-from fisedit.values import EditMask, EditScript, EditStats, MaskSource, OnStep
+from fisedit.values import WHOLE, EditMask, EditScript, EditStats, MaskSource, OnStep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -157,11 +157,11 @@ class Workshop:
         return Structure(steps, kept_tokens(run.script, self.engine)) if steps else None
 
     def _expected_bytes(self, run: Run, plan: Plan) -> int:
-        """About what a plan's story will take: its share of rows of what the source took."""
+        """About what a plan's story will take: its share of rows of what its source took, and dense steps twice."""
         assert run.parent is not None
         whole, costs = self.history.lineage(run.parent.id)[0].stats.recorded_bytes, self.planner.costs(run.recipe)
         share = sum(costs.rows(plan.mask.grid, plan.growth)) / sum(costs.sizes) if plan.growth else 1.0
-        return round(whole * share)
+        return round(whole * (share + 2 * plan.growth.count(WHOLE) / run.recipe.num_inference_steps))
 
     def keep(self, run: Run, plan: Plan, made: Made, original: Image | None = None) -> EditResult:
         """Account for a picture, remember it, and stand on it; `original` is an opened one's, upright."""
@@ -217,14 +217,15 @@ class Workshop:
 
     def _stats(self, run: Run, plan: Plan, macs: int, steps: int, held: int) -> EditStats:
         costs, growth = self.planner.costs(run.recipe), plan.growth
+        dense = growth[plan.start :].count(WHOLE) if growth else steps
         return EditStats(
             mask_area=plan.mask.area,
             mask_source=plan.mask.source,
             mask_confidence=plan.mask.confidence,
             active_rows=costs.rows(plan.mask.grid, growth) if growth else costs.sizes if steps else (),
             growth=growth,
-            unet_evaluations_dense=plan.probes + (0 if growth else steps),
-            unet_evaluations_sparse=steps if growth else 0,
+            unet_evaluations_dense=plan.probes + dense,
+            unet_evaluations_sparse=steps - dense,
             macs=macs,
             macs_dense=costs.dense(plan.start),
             seconds=run.watch.done(),

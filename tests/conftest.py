@@ -47,7 +47,7 @@ class LazyPipelines(Mapping[str, "StableDiffusionPipeline"]):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What waits for programs that are not ours, a browser or a cluster, may be tried twice; the summary tells of it."""
+    """What waits for a browser or a cluster may be tried twice; the summary tells of it."""
     for item in items:
         if {"chromium", "cluster"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.flaky(reruns=1))

@@ -11,7 +11,7 @@ import torch
 from fisedit.masks import grow
 from fisedit.recipes import make_recipe
 from fisedit.source import Engine
-from fisedit.values import LATENT_FACTOR
+from fisedit.values import LATENT_FACTOR, WHOLE
 from tests import oracle
 
 if TYPE_CHECKING:
@@ -76,18 +76,28 @@ def latents(story: Story) -> torch.Tensor:
 def oracle_chain(
     pipe: StableDiffusionPipeline, recipe: Recipe, edits: Sequence[tuple[str, np.ndarray, Sequence[int]]]
 ) -> list[torch.Tensor]:
-    """Latents [N + 1, 4, h, w] of a source and of every edit (prompt, mask, growth by step) over the one before it."""
+    """Latents [N + 1, 4, h, w] of a source and of every edit (prompt, mask, growth by step) over the one before it.
+
+    A step that grows by WHOLE is dense; those after it are mixed with the source's maps plus what it changed of them.
+    """
     source = as_oracle(recipe)
     maps: list[oracle.Maps] = [{} for _ in range(source.steps)]
     with oracle._around_calls(pipe.unet, lambda i: oracle.recording(pipe.unet, maps[i])):
         runs = [oracle.dense_generate(pipe, source).latents]
     for prompt, grid, growth in edits:
         under, maps = maps, [{} for _ in range(source.steps)]
+        shift: oracle.Maps = {}
 
         @contextmanager
-        def around(i: int, under=under, over=maps, grid=grid, growth=growth) -> Iterator[None]:
-            active = torch.from_numpy(grow(grid, growth[i]))
-            with oracle.mixing(pipe.unet, under[i], active), oracle.recording(pipe.unet, over[i]):
+        def around(i: int, under=under, over=maps, grid=grid, growth=growth, shift=shift) -> Iterator[None]:
+            if growth[i] == WHOLE:
+                with oracle.recording(pipe.unet, over[i]):
+                    yield
+                shift |= {name: map_ - under[i][name] for name, map_ in over[i].items()}
+                return
+            active, below = torch.from_numpy(grow(grid, growth[i])), under[i]
+            moved = {name: map_ + shift[name] if shift else map_ for name, map_ in below.items()}
+            with oracle.mixing(pipe.unet, moved, active), oracle.recording(pipe.unet, over[i]):
                 yield
 
         pin = oracle.pinned(runs[-1], torch.from_numpy(grid))

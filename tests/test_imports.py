@@ -18,11 +18,11 @@ LAYERS = (
     "errors values",
     "capture devices feed files grammar graph heap hub metadata pictures scenes",
     "model_checks model_files model_places models origin random_model recipes",
-    "boxes buckets cache heat judge masks plan profiling schedule textdiff things weighting",
+    "boxes buckets heat judge masks plan profiling schedule textdiff things weighting",
     "sparse_kernels",
     (
-        "adapters attention captured captured_decode decode ends executor fused fusible layers linear preview records "
-        "stepping"
+        "adapters attention cache captured captured_decode decode ends executor fused fusible layers linear preview "
+        "records stepping"
     ),
     "costs editor history inversion leaks localise loras memory planning references rendering session source workshop",
     "batch",

@@ -11,7 +11,7 @@ import torch
 
 from fisedit.masks import grow
 from fisedit.source import Engine, Story
-from fisedit.values import LATENT_FACTOR
+from fisedit.values import LATENT_FACTOR, WHOLE
 from tests import oracle
 from tests.edits import BIRD, CAT, DOG, as_oracle, latents, oracle_chain, recipe_of, record, replay, unwatched
 from tests.grids import grids
@@ -89,10 +89,31 @@ def test_a_sparse_edit_is_the_oracles(pipelines, scheduler, guidance):
     assert oracle.deviation(latents(got), expected) <= FP32
 
 
-@pytest.mark.parametrize("growth", [(0,) * 3, (2,) * 3, (3, 1, 1), (0, 1, 16)], ids=str)
+@pytest.mark.parametrize("growth", [(0,) * 3, (2,) * 3, (3, 1, 1), (0, 1, 16), (1, WHOLE, 1), (WHOLE, 2, 0)], ids=str)
 @each_size
 def test_a_sparse_edit_at_any_growth(pipelines, growth, size):
     check_sparse_edit(pipelines["shallow"], grids(*cells(size))["blobs"], growth, size)
+
+
+@each_scheduler
+def test_dense_steps_in_between(pipelines, scheduler):
+    """What they find changed outside is carried on; the last step reads what the second of them found."""
+    pipe, recipe = pipelines["demo"], recipe_of(scheduler=scheduler, num_inference_steps=5)
+    engine, grid, growth = Engine(pipe), grids(16, 16)["blobs"], (1, WHOLE, 1, WHOLE, 0)
+    source = record(engine, recipe)
+    got, plain = (replay(engine, source, DOG, grid, widths) for widths in (growth, (1, 1, 1, 1, 0)))
+    _, expected = oracle_chain(with_scheduler(pipe, scheduler), recipe, [(DOG, grid, growth)])
+    assert oracle.deviation(latents(got), expected) <= FP32 < oracle.deviation(latents(plain), expected)
+    assert_pinned(got, source, grid)
+    assert got.own_bytes > plain.own_bytes
+
+
+def test_dense_steps_alone_are_the_dense_blended_edit(pipelines):
+    pipe, grid = pipelines["demo"], grids(16, 16)["blobs"]
+    engine, recipe = Engine(pipe), recipe_of()
+    got = replay(engine, record(engine, recipe), DOG, grid, (WHOLE,) * 4)
+    expected = oracle.dense_blended(pipe, as_oracle(recipe), DOG, torch.from_numpy(grid)).latents
+    assert torch.equal(latents(got), expected)
 
 
 @pytest.mark.parametrize("name", ["one_cell", "border", "checkerboard"])
@@ -141,7 +162,12 @@ def test_a_pinned_recording_is_the_dense_blended_edit(pipelines):
 def test_a_chain_of_edits_is_the_oracles_chain(pipelines):
     """E6: an edit over an overlay reads the very maps that the mixed forward of the first edit had."""
     pipe, at = pipelines["sd15"], grids(16, 16)
-    edits = [(DOG, at["square"], (1,) * 4), (BIRD, at["blobs"], (2, 2, 0, 0)), (CAT, at["corner"], (1,) * 4)]
+    edits = [
+        (DOG, at["square"], (1,) * 4),
+        (BIRD, at["blobs"], (2, WHOLE, 0, 0)),
+        (CAT, at["corner"], (1,) * 4),
+        (DOG, at["blobs"], (WHOLE, 1, WHOLE, 1)),
+    ]
     engine, recipe = Engine(pipe), recipe_of()
     stories = [record(engine, recipe)]
     for edit in edits:
