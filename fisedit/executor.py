@@ -21,6 +21,7 @@ from fisedit.cache import StepFeatures, StepMaps, StepOverlay, gather
 from fisedit.graph import Role, Site, depth, loras, unet_sites
 from fisedit.layers import Recording, Replay
 from fisedit.plan import SparsePlan
+from fisedit.wholes import wholes
 
 RECORD: dict[Role, Forward] = {**layers.RECORD, Role.KNIT: sparse.record_knit}
 REPLAY: dict[Role, Forward] = {**layers.REPLAY, Role.KNIT: sparse.replay_knit}
@@ -38,12 +39,14 @@ class Executor:
         self.sites = unet_sites(unet)
         self.depth = depth(self.sites)
         self.loras = loras(unet)
+        self._wholes = wholes(unet, self.sites)
 
     def refresh(self) -> bool:
         """Look at the UNet again, as LoRAs may have come, gone or got another scale; whether they did."""
         if self.loras == (now := loras(self.unet)):
             return False
         self.sites, self.loras = unet_sites(self.unet), now
+        self._wholes = wholes(self.unet, self.sites)
         return True
 
     def record(
@@ -109,13 +112,14 @@ class Executor:
         timestep_cond: Tensor | None,
         guides: Sequence[Guide],
     ) -> Tensor:
-        sites = (*self.sites, *sparse.sites(self.unet, guides)) if guides else self.sites
+        whole, sites = self._wholes if isinstance(run, Replay) else ((), self.sites)
+        sites = (*sites, *sparse.sites(self.unet, guides)) if guides else sites
         with ExitStack() as stack:
             if guides:
                 stack.enter_context(guided(self.unet, guides, batch=len(sample)))
-            stack.enter_context(
-                injected([(s.module, partial(table[s.role], run, s)) for s in sites if s.role in table])
-            )
+            replacements = [(s.module, partial(table[s.role], run, s)) for s in sites if s.role in table]
+            replacements += [(block.module, partial(block.forward, run, block)) for block in whole]
+            stack.enter_context(injected(replacements))
             (out,) = self.unet(sample, timestep, text, timestep_cond=timestep_cond, return_dict=False)
         result: Tensor = out
         return result

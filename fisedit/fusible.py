@@ -87,7 +87,7 @@ def _end(model: Transformer2DModel) -> tuple[Tensor, Tensor]:
 def _check(unet: UNet2DConditionModel, sites: Sequence[Site], blocks: Mapping[str, nn.Module]) -> None:
     """Refuse what the fused forms leave out."""
     for name, block in blocks.items():
-        if not (_plain_resnet(block) if isinstance(block, ResnetBlock2D) else _plain_transformer(block)):
+        if not (plain_resnet(block) if isinstance(block, ResnetBlock2D) else plain_transformer(block)):
             raise _unfused(f"block {name} is unusual")
     for name, module in unet.named_modules():
         if hasattr(module, "base_layer"):
@@ -105,7 +105,8 @@ def _unfused(what: str) -> UnsupportedModuleError:
     return UnsupportedModuleError(f"the UNet's {what} and has no fused form; run it layer by layer")
 
 
-def _plain_resnet(block: ResnetBlock2D) -> bool:
+def plain_resnet(block: ResnetBlock2D) -> bool:
+    """Whether a ResNet block is norms, SiLU, convs, a time that is added and a shortcut."""
     plain = isinstance(block.nonlinearity, nn.SiLU) and block.time_embedding_norm == "default"
     return plain and block.time_emb_proj is not None and bool(block.output_scale_factor == 1)
 
@@ -116,7 +117,8 @@ def _plain_time(unet: UNet2DConditionModel) -> bool:
     return usual and isinstance(layers.act, nn.SiLU) and layers.post_act is None and unet.time_embed_act is None
 
 
-def _plain_transformer(model: Any) -> bool:
+def plain_transformer(model: Any) -> bool:
+    """Whether each block of a transformer is two attentions and a gated feed-forward, and nothing else."""
     return all(map(_plain, model.transformer_blocks))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fisedit.adapters.base import Forward
 from fisedit.cache import StepFeatures, StepMaps, StepOverlay
@@ -67,6 +67,12 @@ def dense(site: Site, x: Tensor) -> Tensor:
     return out
 
 
+def projected(site: Site, rows: Tensor) -> Tensor:
+    """What a linear layer makes of rows."""
+    module = site.module
+    return ops.norm_linear(rows, module.weight, module.bias) if type(module) is nn.Linear else dense(site, rows)
+
+
 def record_input(run: Recording, site: Site, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Remember a map before its layer runs."""
     run.maps.maps[site.name] = rows_of(x)
@@ -105,25 +111,29 @@ def text_once(run: Recording | Replay, site: Site, text: Tensor) -> Tensor:
 
 def replay_norm(run: Replay, site: Site, x: Tensor) -> Tensor:
     """Exact GroupNorm of the active rows."""
-    rows = rows_of(x)
-    out = _norm(run, site, rows, rows, run.source.rows(site.name, site.level, run.level(site).active))
+    out = norm_rows(run, site, rows_of(x), run.level(site).active)
     return map_of(out) if x.ndim == 4 else out.transpose(1, 2)
 
 
 def replay_norm_halo(run: Replay, site: Site, x: Tensor) -> Tensor:
     """Exact GroupNorm of the active rows and of the recorded halo rows."""
-    rows = rows_of(x)
-    recorded = run.source.rows(site.name, site.level, run.level(site).read)
-    count = rows.shape[1]
-    return map_of(_norm(run, site, rows, torch.cat([rows, recorded[:, count:]], 1), recorded[:, :count]))
+    return map_of(norm_rows(run, site, rows_of(x), run.level(site).read))
 
 
-def _norm(run: Replay, site: Site, rows: Tensor, wanted: Tensor, replaced: Tensor) -> Tensor:
-    norm = site.module
-    totals = run.source.totals[site.name] - ops.group_sums(replaced, norm.num_groups)
-    totals += ops.group_sums(rows, norm.num_groups)
+def norm_rows(run: Replay, site: Site, rows: Tensor, positions: Tensor) -> Tensor:
+    """Exact GroupNorm at positions [R + G], of which the first R are the active ones: [B, R + G, C]."""
+    norm, level, there = site.module, run.level(site), rows.shape[1]
+    if level.whole:
+        wanted, totals = rows, ops.group_sums(rows, norm.num_groups)
+    else:
+        recorded = run.source.rows(site.name, site.level, positions)
+        both = torch.cat([rows, recorded[:, :there]])
+        fresh, replaced = ops.group_sums(both, norm.num_groups).chunk(2)
+        totals = run.source.totals[site.name] - replaced
+        totals += fresh
+        wanted = rows if len(positions) == there else torch.cat([rows, recorded[:, there:]], 1)
     run.overlay.maps[site.name], run.overlay.totals[site.name] = rows, totals
-    count = run.level(site).size * (norm.num_channels // norm.num_groups)
+    count = level.size * (norm.num_channels // norm.num_groups)
     return ops.group_norm(wanted, totals, count, norm.weight, norm.bias, norm.eps)
 
 
@@ -159,16 +169,18 @@ def _resample(run: Replay, site: Site, x: Tensor, reads: Reads | None) -> Tensor
 
 def replay_tokens(run: Replay, site: Site, x: Tensor) -> Tensor:
     """Keys or values of every position: fresh where active, recorded elsewhere; a structured run keeps all keys."""
-    rows = dense(site, x)
+    rows = projected(site, x)
     if run.structured and site.name.endswith(".to_k") and f"{site.name.removesuffix('k')}q" in run.source:
         rows[-1:] = run.source.rows(site.name, site.level, run.level(site).active)[-1:]
     run.overlay.maps[site.name] = rows
+    if run.level(site).whole:
+        return rows
     return run.source.whole(site.name, site.level).index_copy_(1, run.level(site).active, rows)
 
 
 def replay_query(run: Replay, site: Site, x: Tensor) -> Tensor:
     """Queries of the active rows, remembered where the source remembers them; a structured run has the source's."""
-    out = dense(site, x)
+    out = projected(site, x)
     if site.name in run.source:
         if run.structured:
             out[-1:] = run.source.rows(site.name, site.level, run.level(site).active)

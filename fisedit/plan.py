@@ -6,7 +6,7 @@ matrices of rows, so every linear, norm and activation is plain; only a 3x3 conv
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -51,13 +51,22 @@ class Reads:
     halo: Tensor
     stride: int
     window: Window
+    _of_batches: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False)
+
+    def of_batch(self, batch: int, count: int) -> Tensor:
+        """`table` of several items that lie one after another, `count` rows each: int64 [B * R_out * 9]."""
+        key = batch, count
+        if key not in self._of_batches:
+            starts = torch.arange(0, batch * count, count, device=self.table.device)[:, None]
+            self._of_batches[key] = (starts + self.table).flatten()
+        return self._of_batches[key]
 
     @property
     def rows_out(self) -> int:
         """Number of output rows."""
         return self.table.numel() // TAPS
 
-    @property
+    @cached_property
     def waste(self) -> float:
         """Outputs a cropped conv computes per output wanted, at least 1."""
         height, width = ((n - 3) // self.stride + 1 for n in (self.window.height, self.window.width))
@@ -91,6 +100,11 @@ class Level:
     def rows(self) -> int:
         """Number of active rows, R."""
         return self.active.numel()
+
+    @property
+    def whole(self) -> bool:
+        """Whether an edit computes every position."""
+        return self.rows == self.size
 
     @cached_property
     def slot(self) -> Tensor:

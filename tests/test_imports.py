@@ -22,7 +22,7 @@ LAYERS = (
     "sparse_kernels",
     (
         "adapters attention cache captured captured_decode decode ends executor fused fusible layers linear preview "
-        "records stepping"
+        "records stepping wholes"
     ),
     "costs editor history inversion leaks localise loras memory planning references rendering session source workshop",
     "batch",

@@ -9,10 +9,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from fisedit.errors import InputError
 from fisedit.plan import make_plan
-from fisedit.sparse_kernels import cpu, ops
+from fisedit.sparse_kernels import cpu, ops, packed
 from tests.grids import grids
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.035}
@@ -229,3 +230,19 @@ def test_attention_over_whole_maps(backend, dtype, scores, rows, size, heads, wi
     expected = F.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
     assert got.dtype == dtype
     assert (got.double() - expected).norm() <= {torch.float32: 1e-6, torch.bfloat16: 0.01}[dtype] * expected.norm()
+
+
+def test_packed_weights_follow_their_parameters():
+    torch.manual_seed(0)
+    rows, linear = torch.randn(2, 9, 24).bfloat16(), nn.Linear(24, 16).bfloat16()
+    conv, patches = nn.Conv2d(24, 16, 3).bfloat16(), torch.randn(2, 9, 216).bfloat16()
+    with torch.inference_mode():
+        for _ in range(2):
+            assert torch.equal(packed.linear(rows, linear.weight, linear.bias), linear(rows))
+            flat = conv.weight.permute(0, 2, 3, 1).reshape(16, -1)
+            assert torch.equal(packed.linear(patches, conv.weight, conv.bias), F.linear(patches, flat, conv.bias))
+            linear.weight.mul_(2)
+            conv.weight.data = torch.randn(16, 24, 3, 3).bfloat16()
+    known = len(packed._kept)
+    del linear, conv
+    assert len(packed._kept) == max(known - 2, 0)

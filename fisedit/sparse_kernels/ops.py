@@ -172,6 +172,7 @@ def norm_linear(
     shape = _shape(rows)
     assert len(shape) == 3 and weight.shape[1] == shape[2], (shape, weight.shape)
     kernels = _kernels("linear" if norm is None and layer is None else "norm_linear", rows)
+    weight = weight if kernels is cpu else weight.flatten(1)
     result: Tensor = kernels.norm_linear(rows, weight, bias, norm, layer, residual)
     return result
 

@@ -208,7 +208,7 @@ def norm_linear(
     """A linear layer, behind a GroupNorm's affine or a LayerNorm: proj_in, or queries, keys and values in one.
 
     Args:
-        rows: [B, R, C_in]. weight: [C_out, C_in]. bias: [C_out] or None.
+        rows: [B, R, C_in]. weight: [C_out, C_in], a 1x1 conv's as it is. bias: [C_out] or None.
         norm: float32 [B, 2, C_in] of `affine`, or None. layer: weight [C_in], bias [C_in] and eps, or None.
         residual: [B, R, C_out], added; or None.
 
@@ -220,7 +220,7 @@ def norm_linear(
         rows = (rows * norm[:, :1] + norm[:, 1:]).to(rows.dtype)
     if layer is not None:
         rows = F.layer_norm(rows, rows.shape[-1:], *layer)
-    out = F.linear(rows, weight, bias)
+    out = F.linear(rows, weight.flatten(1), bias)
     return out if residual is None else out + residual
 
 

@@ -1,0 +1,60 @@
+"""Weights as oneDNN wants them, made once: a product with few rows costs less than putting its weight in order.
+
+Only parameters on a CPU in bf16 are packed, and only small ones: of large ones a second copy would cost more memory
+than the order costs time. A parameter that was written to gets a new copy, one that is gone takes its copy with it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from weakref import ref
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LARGEST = 1 << 20
+"""Numbers in a weight that is packed: of the demo model's all, of SD 1.5's those of the finest level."""
+
+_kept: dict[int, tuple[ref[Tensor], int, int, Tensor]] = {}
+
+
+def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`F.linear`, bit for bit; a conv's weight [C_out, C_in, 3, 3] is for patches [..., 9 * C_in], or 1x1 for rows."""
+    if not _packs(weight):
+        return F.linear(rows, matrix(weight), bias)
+    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, _packed(weight), bias, "none", [], "")  # noqa: SLF001 (torch has no public name)
+    return out
+
+
+def matrix(weight: Tensor) -> Tensor:
+    """A weight as a matrix: [C_out, 9 * C_in] of a 3x3 conv, in place where it is channels_last."""
+    return weight if weight.ndim == 2 else weight.permute(0, 2, 3, 1).reshape(len(weight), -1)
+
+
+def _packs(weight: Tensor) -> bool:
+    plain = isinstance(weight, torch.nn.Parameter) and weight.dtype is torch.bfloat16 and weight.device.type == "cpu"
+    return plain and weight.numel() <= LARGEST and not weight.is_inference() and _available()
+
+
+def _packed(weight: Tensor) -> Tensor:
+    key, now = id(weight), (weight.data_ptr(), weight._version)  # noqa: SLF001 (it has no public name)
+    found = _kept.get(key)
+    if found is not None and found[0]() is weight and found[1:3] == now:
+        return found[3]
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix(weight.detach()), None)  # noqa: SLF001
+    _kept[key] = ref(weight, lambda gone: _forget(key, gone)), *now, packed
+    return packed
+
+
+def _forget(key: int, gone: ref[Tensor]) -> None:
+    """Another parameter may have the number of one that is gone."""
+    if key in _kept and _kept[key][0] is gone:
+        del _kept[key]
+
+
+@cache
+def _available() -> bool:
+    """Whether this torch has oneDNN's products in bf16 for this CPU."""
+    there = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return there and torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001 (torch has no public name)
