@@ -252,8 +252,12 @@ def _is_3x3(module: nn.Module, stride: int) -> bool:
 
 def weight_of(module: Any) -> Tensor:
     """The weight that a linear or convolution works with, LoRAs that are active in it included, with their scales."""
+    weight: Tensor
+    if type(module) in (nn.Linear, nn.Conv2d):  # to ask for what is not there takes as long as a small product
+        weight = module.weight
+        return weight
     bare: Any = _bare(module)
-    weight: Tensor = bare.weight
+    weight = bare.weight
     if bare is module or module.disable_adapters or module.merged:
         return weight
     for name in module.active_adapters:

@@ -10,6 +10,7 @@ the mixed map in O(active). Knows nothing about samplers or prompts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,9 @@ from fisedit.cache import StepFeatures, StepMaps, StepOverlay
 from fisedit.graph import Role, Site, weight_of
 from fisedit.plan import Level, Reads, SparsePlan
 from fisedit.sparse_kernels import ops
+
+FEW = 1 << 16
+"""Numbers up to which a pass over them costs less than the call for it, on a CPU."""
 
 
 @dataclass(eq=False)
@@ -127,14 +131,20 @@ def norm_rows(run: Replay, site: Site, rows: Tensor, positions: Tensor) -> Tenso
         wanted, totals = rows, ops.group_sums(rows, norm.num_groups)
     else:
         recorded = run.source.rows(site.name, site.level, positions)
-        both = torch.cat([rows, recorded[:, :there]])
-        fresh, replaced = ops.group_sums(both, norm.num_groups).chunk(2)
+        fresh, replaced = _sums(rows, recorded[:, :there], norm.num_groups)
         totals = run.source.totals[site.name] - replaced
         totals += fresh
         wanted = rows if len(positions) == there else torch.cat([rows, recorded[:, there:]], 1)
     run.overlay.maps[site.name], run.overlay.totals[site.name] = rows, totals
     count = level.size * (norm.num_channels // norm.num_groups)
     return ops.group_norm(wanted, totals, count, norm.weight, norm.bias, norm.eps)
+
+
+def _sums(rows: Tensor, replaced: Tensor, groups: int) -> Sequence[Tensor]:
+    """Sums of both, in one pass where they are few."""
+    if rows.numel() <= FEW:
+        return ops.group_sums(torch.cat([rows, replaced]), groups).chunk(2)
+    return ops.group_sums(rows, groups), ops.group_sums(replaced, groups)
 
 
 def replay_conv(run: Replay, site: Site, x: Tensor) -> Tensor:

@@ -21,9 +21,10 @@ _kept: dict[int, tuple[ref[Tensor], int, int, Tensor]] = {}
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear`, bit for bit; a conv's weight [C_out, C_in, 3, 3] is for patches [..., 9 * C_in], or 1x1 for rows."""
-    if not _packs(weight):
+    packed = _packed(weight)
+    if packed is None:
         return F.linear(rows, matrix(weight), bias)
-    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, _packed(weight), bias, "none", [], "")  # noqa: SLF001 (torch has no public name)
+    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, packed, bias, "none", [], "")  # noqa: SLF001 (torch has no public name)
     return out
 
 
@@ -37,14 +38,21 @@ def _packs(weight: Tensor) -> bool:
     return plain and weight.numel() <= LARGEST and not weight.is_inference() and _available()
 
 
-def _packed(weight: Tensor) -> Tensor:
-    key, now = id(weight), (weight.data_ptr(), weight._version)  # noqa: SLF001 (it has no public name)
-    found = _kept.get(key)
-    if found is not None and found[0]() is weight and found[1:3] == now:
+def _packed(weight: Tensor) -> Tensor | None:
+    """A weight's copy as it is now, None for one that is not packed."""
+    key, found = id(weight), _kept.get(id(weight))
+    if found is not None and found[0]() is weight and found[1:3] == _state(weight):
         return found[3]
+    if not _packs(weight):
+        return None
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix(weight.detach()), None)  # noqa: SLF001
-    _kept[key] = ref(weight, lambda gone: _forget(key, gone)), *now, packed
+    _kept[key] = ref(weight, lambda gone: _forget(key, gone)), *_state(weight), packed
     return packed
+
+
+def _state(weight: Tensor) -> tuple[int, int]:
+    """Where a weight lies, and how often it was written to."""
+    return weight.data_ptr(), weight._version  # noqa: SLF001 (it has no public name)
 
 
 def _forget(key: int, gone: ref[Tensor]) -> None:
