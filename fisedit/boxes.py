@@ -44,6 +44,9 @@ cells that its own layers compute."""
 WHOLE_FROM = 0.5
 """Share of a dense decode from which a sparse one is not worth its error."""
 
+SMALL = 512
+"""Latent cells of a frame up to which it is decoded whole: there a dense decode is little beside the steps."""
+
 
 @dataclass(frozen=True)
 class Box:
@@ -96,8 +99,8 @@ def before_upsampling(box: Box, level: int, shape: tuple[int, int]) -> Box:
 
 
 def boxes(grid: BoolGrid) -> list[Box]:
-    """Rectangles of cells that cover the mask at the first fine level. Where the decode they belong to costs more than
-    `WHOLE_FROM` of a dense one it is the whole frame, decoded exactly.
+    """Rectangles of cells that cover the mask at the first fine level. Where the frame is `SMALL`, or the decode they
+    belong to costs more than `WHOLE_FROM` of a dense one, it is the whole frame, decoded exactly.
 
     Args:
         grid: booleans [h, w]. No cell of the mask is in two boxes; an empty mask has none.
@@ -106,7 +109,8 @@ def boxes(grid: BoolGrid) -> list[Box]:
     found = cut(grid, frame, ROWS) if grid.any() else []
     cost = sum(SHARES[:ROWS]) * rows(grid).sum()
     cost += sum(_cost(box, level, grid.shape) for level, at in _levels(grid, found) for box in at)
-    return [frame] if cost > WHOLE_FROM * frame.area else found
+    small = frame.area <= SMALL and grid.any()
+    return [frame] if small or cost > WHOLE_FROM * frame.area else found
 
 
 def rows(grid: BoolGrid) -> BoolGrid:

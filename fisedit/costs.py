@@ -32,8 +32,8 @@ dense edit, and are taken where they cost hardly any time.
 
 Nearer than all of them comes the first with dense steps in between, which tell what changes outside the mask."""
 
-APART = 0.2
-"""Share of the steps from one dense step to the next, where there are some; the first comes after an edit's check."""
+APART = 0.13
+"""Share of the steps from one dense step to the next, where some are; the first comes as many after the second."""
 
 FREE = 1.1
 """How many times the first pair's time a wider one may take."""
@@ -55,9 +55,9 @@ blobs: from there dense costs no more and is exact."""
 def spread(first: int, then: int, steps: int, *, mixed: bool = False) -> tuple[int, ...]:
     """Latent cells to compute beyond the mask, for every step: so many in the first half, and so many then; `mixed` has
     dense steps in between."""
-    early, apart = ceil(steps / 2), max(1, round(APART * steps))
+    early, apart = ceil(steps / 2), max(2, round(APART * steps))
     widths = (first,) * early + (then,) * (steps - early)
-    return tuple(WHOLE if mixed and i > 1 and i % apart == 1 % apart else width for i, width in enumerate(widths))
+    return tuple(WHOLE if mixed and i > apart and i % apart == 1 else width for i, width in enumerate(widths))
 
 
 def fixed(device: torch.device) -> float:

@@ -212,7 +212,8 @@ class Editor:
         """Load a reference adapter (arXiv 2410.22901), so that pictures may take the look of a `reference`.
 
         Args:
-            source: a published folder, a .safetensors file, or a hub id such as "songkey/hm3_reference".
+            source: "demo-look", which ships for the demo model, a published folder, a .safetensors file, or a hub id
+                such as "songkey/hm3_reference".
             scale: how much of what it finds counts, -10 to 10. Several adapters add up.
 
         Raises:

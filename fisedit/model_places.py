@@ -10,7 +10,10 @@ from fisedit.errors import ModelError
 from fisedit.model_checks import pickled
 
 _HERE = Path(__file__).parent
-_DEMO_HOMES = (_HERE / "_weights" / "demo", _HERE.parent / "weights" / "demo")  # an installed wheel; a checkout
+_HOMES = (_HERE / "_weights", _HERE.parent / "weights")  # of what ships: an installed wheel; a checkout
+LOOK = "demo-look"
+"""The name of the reference adapter that ships, for the demo model."""
+
 _READ = {".json", ".txt", ".safetensors"}  # endings of all that a loader reads
 
 
@@ -20,10 +23,18 @@ def demo_folder() -> Path:
     Raises:
         ModelError: this copy of fisedit came without it.
     """
-    for folder in _DEMO_HOMES:
-        if (folder / "model_index.json").is_file():
-            return folder
+    for home in _HOMES:
+        if (home / "demo" / "model_index.json").is_file():
+            return home / "demo"
     raise ModelError("the demo model is not in this copy of fisedit; reinstall it, or give another model")
+
+
+def look_folder() -> Path:
+    """Find the demo model's reference adapter likewise. Raises ModelError: this copy of fisedit came without it."""
+    for home in _HOMES:
+        if (home / LOOK / "config.json").is_file():
+            return home / LOOK
+    raise ModelError(f"{LOOK} is not in this copy of fisedit; reinstall it, or give another adapter")
 
 
 def locate(model: str | Path) -> Path | None:
@@ -47,9 +58,10 @@ def locate(model: str | Path) -> Path | None:
 
 
 def full_name(model: str | Path) -> str:
-    """What sessions call a model: "demo", its place in full where it is on this machine, or its hub id."""
+    """What sessions call a model or an adapter: "demo", "demo-look", its place in full where it is on this machine, or
+    its hub id."""
     path = Path(model).expanduser()
-    return str(path.resolve()) if path.exists() and model != "demo" else str(model)
+    return str(path.resolve()) if path.exists() and model not in ("demo", LOOK) else str(model)
 
 
 def identity(model: str | Path, *, local_files_only: bool = False) -> str:

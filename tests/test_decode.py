@@ -41,6 +41,7 @@ def _boxed(monkeypatch, request):
     """Boxes however large they are."""
     if "whole" not in request.node.name:
         monkeypatch.setattr(boxing, "WHOLE_FROM", np.inf)
+        monkeypatch.setattr(boxing, "SMALL", 0)
 
 
 @pytest.fixture

@@ -45,6 +45,7 @@ def vae(pipelines):
 def boxed(monkeypatch):
     """Boxes however large they are."""
     monkeypatch.setattr(boxing, "WHOLE_FROM", np.inf)
+    monkeypatch.setattr(boxing, "SMALL", 0)
 
 
 @pytest.fixture
@@ -142,6 +143,7 @@ def test_a_new_mask_is_decoded_by_the_graphs_that_are_there(captured, vae):
 def test_by_tritons_kernels(vae, monkeypatch):
     pytest.importorskip("triton", reason="the package triton is not installed")
     monkeypatch.setattr(boxing, "WHOLE_FROM", np.inf)
+    monkeypatch.setattr(boxing, "SMALL", 0)
     before, grid = torch.randn(1, 4, 8, 9), grids(8, 9)["one_cell"]
     source, record = decode(vae, before)
     latents, found = torch.where(torch.from_numpy(grid), torch.randn(1, 4, 8, 9), before), {}

@@ -74,6 +74,7 @@ def test_a_source_that_does_not_fit_waits_in_host_memory(pipelines, monkeypatch,
     """From the step on that is too much; whatever reads it sees the same, by graphs and layer by layer."""
     monkeypatch.setattr(boxing, "HALO", 512)  # as much for boxes as for rectangles
     monkeypatch.setattr(boxing, "WHOLE_FROM", np.inf)
+    monkeypatch.setattr(boxing, "SMALL", 0)
     recipe, editors = {"num_inference_steps": 4, "guidance_scale": 2.0}, []
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (128, 128, 3), np.uint8))
 

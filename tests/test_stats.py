@@ -23,7 +23,7 @@ from fisedit.masks import grow
 from fisedit.plan import make_plan
 from fisedit.profiling import decoder_macs, text_macs, unet_macs
 from fisedit.source import Engine
-from fisedit.values import EditStats, MaskSource
+from fisedit.values import WHOLE, EditStats, MaskSource
 from tests.edits import BIRD, CAT, DOG, Calls, recipe_of
 from tests.grids import grids
 from tests.pipelines import SHAPES
@@ -239,4 +239,27 @@ def test_growth_is_as_wide_as_costs_hardly_more_time_there(pipelines, monkeypatc
     spent = costs.sparse_step(SQUARE, 5)
     monkeypatch.setattr("fisedit.costs.FIXED", {"cpu": 4 * spent, "cuda": 40 * spent})
     monkeypatch.setattr("fisedit.costs.fixed", lambda _: fixed(torch.device(kind)))
-    assert costs.growth(SQUARE) == expected
+    assert costs.growth(SQUARE, plain=True) == expected
+
+
+def test_dense_steps_in_between_where_they_cost_hardly_more_time(pipelines, monkeypatch):
+    costs = Costs(Engine(pipelines["sd15"]), recipe_of(num_inference_steps=25))
+    monkeypatch.setattr("fisedit.costs.FIXED", {"cpu": 100 * costs.dense_step()})
+    mixed = costs.growth(SQUARE)
+    assert mixed == tuple(WHOLE if i > 3 and i % 3 == 1 else 3 if i < 13 else 1 for i in range(25))
+    monkeypatch.setattr("fisedit.costs.FIXED", {"cpu": 0})
+    assert costs.growth(SQUARE) == (3,) * 13 + (1,) * 12
+
+
+def test_dense_steps_in_between_are_told(pipelines):
+    editor = Editor(pipelines["demo"])
+    editor.generate(CAT, num_inference_steps=5)
+    widths = (1, WHOLE, 1, WHOLE, 1)
+    with Calls(editor.pipe.unet) as seen:
+        result = editor.edit(DOG, mask=SQUARE, growth=widths)
+    stats, costs = result.stats, Costs(Engine(editor.pipe), result.recipe)
+    assert (seen.dense, seen.sparse) == (stats.unet_evaluations_dense, stats.unet_evaluations_sparse) == (2, 3)
+    assert stats.growth == widths and stats.active_rows == costs.rows(SQUARE, (1,))
+    assert costs.dense_step() > costs.sparse_step(SQUARE, WHOLE) > costs.sparse_step(SQUARE, 1)
+    assert stats.macs == costs.sparse(SQUARE, widths)
+    assert not result.stats.fallback

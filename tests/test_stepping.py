@@ -15,7 +15,7 @@ from PIL import Image
 from fisedit import Cancelled, Editor, leaks
 from fisedit import boxes as boxing
 from fisedit.adapters.files import save_adapter
-from fisedit.costs import spread
+from fisedit.costs import Costs, spread
 from fisedit.devices import memory_bytes
 from fisedit.errors import InputError, MaskError, NumericsError
 from fisedit.graph import Role
@@ -34,9 +34,13 @@ TOLERANCE = 1e-4
 
 @pytest.fixture(autouse=True)
 def _alike(monkeypatch):
-    """Boxes and rectangles see as much of the frame, so that decodes of both kinds are the same."""
+    """Boxes and rectangles see as much of the frame, so that decodes of both kinds are the same; and nobody runs dense
+    steps in between, which are not captured."""
+    growth = Costs.growth
+    monkeypatch.setattr(Costs, "growth", lambda costs, grid, *, plain=False: growth(costs, grid, plain=True))
     monkeypatch.setattr(boxing, "HALO", 512)
     monkeypatch.setattr(boxing, "WHOLE_FROM", float("inf"))
+    monkeypatch.setattr(boxing, "SMALL", 0)
 
 
 def both(pipe, script, **options):

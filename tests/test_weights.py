@@ -1,13 +1,17 @@
-"""The demo model that ships: complete, small enough, and the one whose checksums `weights/README.md` tells."""
+"""The demo model that ships, and its adapter: complete, small enough, and the ones whose checksums `weights/README.md` tells."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from fisedit import model_places, models
+from fisedit import Editor, model_places, models
+from fisedit.adapters.files import load_adapter
+from fisedit.errors import AdapterError
 
 WEIGHTS = Path(__file__).resolve().parents[1] / "weights"
 README = WEIGHTS / "README.md"
@@ -16,8 +20,8 @@ MOST_BYTES = 60_000_000
 
 
 def table() -> str:
-    """The checksums of the demo model's weights as a Markdown table."""
-    files = sorted((WEIGHTS / "demo").rglob("*.safetensors"))
+    """The checksums of all weights that ship as a Markdown table."""
+    files = sorted(WEIGHTS.rglob("*.safetensors"))
     rows = [f"| `{f.relative_to(WEIGHTS)}` | `{hashlib.sha256(f.read_bytes()).hexdigest()}` |" for f in files]
     return "\n".join(["| file | SHA-256 |", "|---|---|", *rows]) + "\n"
 
@@ -42,9 +46,33 @@ def test_the_demo_model_loads_and_is_small():
 
 def test_the_demo_model_is_found_in_a_wheel_and_in_a_checkout(monkeypatch, tmp_path):
     assert model_places.demo_folder() == WEIGHTS / "demo"
-    monkeypatch.setattr(model_places, "_DEMO_HOMES", (tmp_path,))
+    monkeypatch.setattr(model_places, "_HOMES", (tmp_path,))
     with pytest.raises(models.ModelError, match="not in this copy"):
         model_places.demo_folder()
+    with pytest.raises(AdapterError, match="demo-look is not in this copy"):
+        load_adapter("demo-look")
+
+
+def test_the_demo_models_adapter_loads_and_is_small():
+    folder = model_places.look_folder()
+    assert folder == WEIGHTS / "demo-look"
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 20_000_000
+    assert all(weight.isfinite().all() for weight in load_adapter("demo-look").state_dict().values())
+
+
+def test_an_edit_takes_a_references_look_and_nothing_else_moves():
+    editor = Editor.from_pretrained("demo", device="cpu")
+    editor.load_adapter("demo-look")
+    editor.generate("a cat and a cake on a beach", seed=7, num_inference_steps=10)
+    mask = np.zeros((16, 16), bool)
+    mask[6:14, 1:8] = True
+    grey = Image.new("RGB", (128, 128), (150, 150, 150))
+    plain = editor.edit("a dog and a cake on a beach", mask=mask)
+    editor.undo()
+    looked = editor.edit("a dog and a cake on a beach", mask=mask, reference=grey)
+    inside = np.kron(mask, np.ones((8, 8), bool))
+    assert (np.asarray(plain.image)[~inside] == np.asarray(looked.image)[~inside]).all()
+    assert not (np.asarray(plain.image)[inside] == np.asarray(looked.image)[inside]).all()
 
 
 if __name__ == "__main__":

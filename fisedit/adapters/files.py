@@ -24,6 +24,7 @@ from fisedit.errors import AdapterError, ModelError, NumericsError
 from fisedit.files import write_bytes, write_json
 from fisedit.model_checks import pickled
 from fisedit.model_files import read_json, read_shapes, weights_file
+from fisedit.model_places import LOOK, look_folder
 
 if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel
@@ -37,7 +38,8 @@ def load_adapter(source: str | Path, *, local_files_only: bool = False) -> RowCo
     """Load a reference adapter, checked, in the precision of its file.
 
     Args:
-        source: a folder with config.json and weights, a .safetensors file, or a hub id such as "songkey/hm3_reference".
+        source: a folder with config.json and weights, a .safetensors file, a hub id such as "songkey/hm3_reference", or
+            "demo-look", which ships with the demo model.
         local_files_only: never reach for the network.
 
     Raises:
@@ -101,6 +103,8 @@ def identity(adapter: RowColumnAdapter) -> str:
 
 
 def _located(source: str | Path, *, local_files_only: bool) -> Path:
+    if source == LOOK:
+        return look_folder()
     path = Path(source).expanduser()
     if path.exists():
         return path
@@ -113,7 +117,7 @@ def _located(source: str | Path, *, local_files_only: bool) -> Path:
             kind_of(read_json(folder / "config.json"))  # before weights are brought
         return hub.bring(source, ["config.json", "*.safetensors"], local_files_only=local_files_only)
     raise AdapterError(
-        f"adapter must be a folder, a .safetensors file or a hub id owner/name, got {source} (not there)"
+        f'adapter must be "{LOOK}", a folder, a .safetensors file or a hub id owner/name, got {source} (not there)'
     )
 
 
