@@ -53,7 +53,9 @@ Words = Annotated[list[str] | None, Option("--word", help="A word that says wher
 Instance = Annotated[int | None, Option(help="Edit one piece of the mask alone, counted from the left and from 0.")]
 MaskMethod = Annotated[str, Option(help="things, cross, cross-self, new-words, two-way or latents (by --probe-steps).")]
 ProbeSteps = Annotated[int | None, Option(help="Dense steps to spend on looking; without it one, where things come.")]
-Adapter = Annotated[str | None, Option(help="Adapter that reads a --reference: a folder, .safetensors file or hub id.")]
+Adapter = Annotated[
+    str | None, Option(help="Adapter that reads a --reference: demo-look, a folder, .safetensors file or hub id.")
+]
 AdapterScale = Annotated[float, Option(help="How much the adapter counts; 1 is what it was trained for.")]
 Reference = Annotated[Path | None, Option(help="Picture whose look is taken; needs an --adapter.")]
 Structure = Annotated[float, Option(help="0 to 1: how long what is inside the mask keeps its structure.")]

@@ -24,6 +24,7 @@ TEXTS = [
         "docs/app.md",
         "training/README.md",
         "weights/README.md",
+        "weights/demo-look/README.md",
     )
 ]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -150,7 +150,7 @@ def browse(
     from app import server
 
     address = server.listen(host, port, token, allowed_host or ())
-    named = {*(model or ()), adapter} - {"demo", None}
+    named = {*(model or ()), adapter} - {"demo", "demo-look", None}
     offline = local_files_only or all(Path(str(place)).expanduser().exists() for place in named)
     with server.surroundings(offline=offline) as uploads:
         page, studios = import_module("app.main"), import_module("app.sessions")
