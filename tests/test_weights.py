@@ -1,4 +1,4 @@
-"""The demo model that ships, and its adapter: complete, small enough, and the ones whose checksums `weights/README.md` tells."""
+"""The demo model that ships, and its adapter: complete, small enough, and with the checksums of `weights/README.md`."""
 
 from __future__ import annotations
 
