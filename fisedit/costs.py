@@ -10,6 +10,7 @@ from functools import cached_property
 from math import ceil
 from typing import TYPE_CHECKING
 
+from fisedit import leaks
 from fisedit.adapters.macs import dense_macs, sparse_macs
 from fisedit.boxes import Areas, box_areas, frame_areas
 from fisedit.graph import Site
@@ -33,7 +34,8 @@ dense edit, and are taken where they cost hardly any time.
 Nearer than all of them comes the first with dense steps in between, which tell what changes outside the mask."""
 
 APART = 0.13
-"""Share of the steps from one dense step to the next, where some are; the first comes as many after the second."""
+"""Share of the steps from one dense step to the next, where some are; the first follows the check for leaks, which must
+see what they would hide."""
 
 FREE = 1.1
 """How many times the first pair's time a wider one may take."""
@@ -57,7 +59,8 @@ def spread(first: int, then: int, steps: int, *, mixed: bool = False) -> tuple[i
     dense steps in between."""
     early, apart = ceil(steps / 2), max(2, round(APART * steps))
     widths = (first,) * early + (then,) * (steps - early)
-    return tuple(WHOLE if mixed and i > apart and i % apart == 1 else width for i, width in enumerate(widths))
+    dense = range(leaks.step(steps) + 1, steps, apart) if mixed else ()
+    return tuple(WHOLE if i in dense else width for i, width in enumerate(widths))
 
 
 def fixed(device: torch.device) -> float:

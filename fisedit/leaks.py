@@ -82,4 +82,9 @@ def check(mask: BoolGrid, steps: int, start: int = 0, *, passed: bool = False) -
     """The check of an edit of so many steps, the first of them `start`, over a mask [h, w]."""
     lattice = np.zeros(mask.shape, bool)
     lattice[SPACING // 2 :: SPACING, SPACING // 2 :: SPACING] = True
-    return Check(mask, lattice & ~mask, start + max(1, round(AT * steps)), passed)
+    return Check(mask, lattice & ~mask, start + step(steps), passed)
+
+
+def step(steps: int) -> int:
+    """Which of so many steps an edit is checked at."""
+    return max(1, round(AT * steps))

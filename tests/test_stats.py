@@ -246,7 +246,7 @@ def test_dense_steps_in_between_where_they_cost_hardly_more_time(pipelines, monk
     costs = Costs(Engine(pipelines["sd15"]), recipe_of(num_inference_steps=25))
     monkeypatch.setattr("fisedit.costs.FIXED", {"cpu": 100 * costs.dense_step()})
     mixed = costs.growth(SQUARE)
-    assert mixed == tuple(WHOLE if i > 3 and i % 3 == 1 else 3 if i < 13 else 1 for i in range(25))
+    assert mixed == tuple(WHOLE if i > 5 and i % 3 == 0 else 3 if i < 13 else 1 for i in range(25))
     monkeypatch.setattr("fisedit.costs.FIXED", {"cpu": 0})
     assert costs.growth(SQUARE) == (3,) * 13 + (1,) * 12
 
