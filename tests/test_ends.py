@@ -244,7 +244,7 @@ def _with(recipe, prompt):
     return replace(recipe, prompt=prompt)
 
 
-def test_the_editor_decodes_a_new_mask_by_the_graphs_of_another(pipelines):
+def test_the_editor_decodes_a_new_mask_by_the_graphs_of_another(pipelines, boxed):
     editor = Editor(pipelines["sd15"], graphs=True)
     source = editor.generate(CAT, **QUICK)
     made = []
