@@ -103,7 +103,10 @@ def run(
             num_inference_steps=num_inference_steps,
             guidance_scale=guidance_scale,
         )
-        results = [_edited(editor, source, edit, wanted) for wanted in (None, Image.fromarray(edit.reference))]
+        prompt, mask = edit.change.prompts[1], metrics.cells(edit.inside)
+        taken = editor.edit(prompt, mask=mask, reference=Image.fromarray(edit.reference))
+        editor.checkout(source.id)
+        results = editor.edit(prompt, mask=mask, growth=taken.growth or None), taken  # alike but for the reference
         told.append(_told(critic, edit, source, *results))
         rows += [edit.picture, edit.reference, *(np.asarray(r.image) for r in results), edit.painted] * (i < _SHOWN)
     settings = {"model": model, "adapter": adapter, "scale": scale, "edits": edits, "seed": seed}
@@ -163,11 +166,6 @@ def summary(told: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
             row |= {said: f"{fmean(e[side]['success'] for e in some):.0%}" for said, side in shares.items()}
             found.append(row | {"exact outside": f"{fmean(e['with']['exact'] for e in some):.0%}"})
     return found
-
-
-def _edited(editor: Editor, source: EditResult, edit: LookEdit, reference: Image.Image | None) -> EditResult:
-    editor.checkout(source.id)
-    return editor.edit(edit.change.prompts[1], mask=metrics.cells(edit.inside), reference=reference)
 
 
 def _told(judge: Judge, edit: LookEdit, source: EditResult, without: EditResult, taken: EditResult) -> dict[str, Any]:
