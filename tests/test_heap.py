@@ -61,7 +61,7 @@ def test_a_freed_block_is_used_again():
 
 @pytest.mark.skipif(not GLIBC, reason="as above")
 def test_threads_use_again_what_others_freed():
-    """Eight threads take 32 MB and free them, one after another: one heap grows by that and some gaps (by up to 86 MB, as
-    was seen), eight would by 256."""
+    """Eight threads take 32 MB and free them, one after another: one heap grows by that and by gaps, up to 86 MB
+    in all, eight would by 256."""
     done = subprocess.run([sys.executable, "-c", THREADS, "keep"], capture_output=True, text=True, check=True)
     assert 16 <= int(done.stdout) <= 128
