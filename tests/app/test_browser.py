@@ -27,9 +27,14 @@ def make(page: Page, prompt: str = CAT, steps: int = STEPS) -> None:
     """Types a prompt, and makes a picture of it in a few steps."""
     page.locator("#prompt textarea").fill(prompt)
     page.get_by_text("Settings of new pictures").click()
-    page.locator("#steps input[type=number]").fill(str(steps))
-    page.locator("#steps input[type=number]").blur()
-    expect(page.locator("#steps input[type=range]")).to_have_value(str(steps))
+    number, slider = (page.locator(f"#steps input[type={kind}]") for kind in ("number", "range"))
+    for _ in range(50):  # the panel draws itself when it is opened, and may lose what is typed meanwhile
+        number.fill(str(steps))
+        number.blur()
+        page.wait_for_timeout(200)
+        if slider.input_value() == str(steps):
+            break
+    expect(slider).to_have_value(str(steps))
     page.locator("#make").click()
 
 
