@@ -20,7 +20,7 @@ from PIL import Image, ImageFilter
 
 from fisedit.batch import pictures
 from fisedit.errors import InputError, MaskError
-from fisedit.values import EditKind, MaskSource
+from fisedit.values import WHOLE, EditKind, MaskSource
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -96,11 +96,17 @@ def truth(
         return _line(*stats.notes, kept(parent, result), gone)
     how = "measured" if measured else "predicted"
     times = _times(dense, took)
-    share = np.prod(result.mask.grid.shape)
-    rows = f"{stats.active_rows[0] / share:.0%} of the rows computed" if stats.growth else "all rows computed"
+    rows = f"{_computed(result):.0%} of the rows computed" if stats.growth else "all rows computed"
     why = f"ran dense: {stats.fallback}" if stats.fallback else ""
     faster = f"{times} ({how})" if times else ""
     return _line(_seconds(took), faster, rows, kept(parent, result), why, *stats.notes, gone)
+
+
+def _computed(result: EditResult) -> float:
+    """Share of the finest level's rows that a sparse edit computed, dense steps in between included."""
+    steps = result.stats.growth[result.stats.steps_shared :]
+    dense = steps.count(WHOLE) / len(steps)
+    return float(dense + (1 - dense) * result.stats.active_rows[0] / result.mask.grid.size)
 
 
 def kept(parent: EditResult, result: EditResult) -> str:
