@@ -100,12 +100,8 @@ def _probability(words: Sequence[Word], maps: Heat) -> Heat:
 
 
 def core(heat: Heat) -> BoolGrid:
-    """Cells of a map [h, w] that are surely inside: above Otsu's threshold of its square root.
-
-    A probability's spread grows with it; its root's does not, as a threshold between two classes wants it. Of the plain
-    map Otsu's threshold lies so high that a third of every object is outside.
-    """
-    return threshold(np.sqrt(heat))[0]
+    """Cells of a map [h, w] that are surely inside: above Otsu's threshold, which leaves out the flanks of a thing."""
+    return threshold(heat)[0]
 
 
 def rim(heat: Heat) -> BoolGrid:

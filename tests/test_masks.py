@@ -347,12 +347,12 @@ def test_places_and_times_own_nothing():
     assert [word.text for word in named] == ["cat", "cake", "box"]
 
 
-def test_the_root_finds_the_flanks_of_a_thing_that_the_plain_threshold_cuts_off():
+def test_the_rim_adds_the_flanks_that_otsus_threshold_cuts_off():
     rows, columns = np.indices((32, 32)) - 15.5
     bump = np.exp(-(rows**2 + columns**2) / 2 / 4**2).astype(np.float32)
-    plain, core, rim = masks.threshold(bump)[0], things.core(bump), things.rim(bump)
-    assert (core >= plain).all() and (rim >= plain).all()
-    assert 1.3 * plain.sum() < core.sum() < 3 * plain.sum() and plain.sum() < rim.sum()
+    core, rim = things.core(bump), things.rim(bump)
+    assert (rim >= core).all() and 1.3 * core.sum() < (rim & masks.grow(core, 1)).sum()
+    assert bump[core].sum() < 0.72 * bump.sum() and bump[rim & masks.grow(core, 1)].sum() > 0.8 * bump.sum()
 
 
 def test_things_of_flat_maps_are_nowhere_and_nan_is_refused():
