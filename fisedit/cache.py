@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -59,8 +58,8 @@ class StepMaps:
 
 @dataclass(eq=False)
 class StepOverlay:
-    """What an edit changed of its parent's step: rows at the plan's active positions, totals of the mixed maps; `share`
-    edits lie in the same memory."""
+    """What an edit changed of its parent's step: rows at the plan's active positions, totals of the large mixed maps;
+    `share` edits lie in the same memory."""
 
     parent: StepFeatures
     plan: SparsePlan
@@ -127,16 +126,11 @@ class StepShifted:
 
     def whole(self, key: str, level: int) -> Tensor:
         """The whole shifted map [B, H * W, C], a fresh tensor that the caller may write to."""
-        whole, moved = self.parent.whole(key, level), self.shift.maps.get(key)
+        moved, step = self.shift.maps.get(key), self.parent
+        if moved is not None and isinstance(step, StepMaps) and step.home is None:
+            return step.maps[key] + moved
+        whole = step.whole(key, level)
         return whole if moved is None else whole.add_(moved)
-
-    @cached_property
-    def totals(self) -> dict[str, Tensor]:
-        """Norm's name -> [B, groups, 2] of the shifted map."""
-        shift, totals = self.shift, dict(self.parent.totals)
-        for name in shift.maps.keys() & totals.keys():
-            totals[name] = ops.group_sums(self.whole(name, shift.levels[name]), totals[name].shape[1])
-        return totals
 
     def __contains__(self, key: str) -> bool:
         """Whether a map of that name was recorded."""
@@ -146,6 +140,12 @@ class StepShifted:
 
 
 StepFeatures = StepMaps | StepOverlay | StepShifted
+
+
+def totals(step: StepFeatures, key: str, level: int, groups: int) -> Tensor:
+    """A norm's sums and sums of squares over its whole map, float64 [B, groups, 2]: kept with the step or found now."""
+    kept = {} if isinstance(step, StepShifted) else step.totals
+    return kept[key] if key in kept else ops.group_sums(step.whole(key, level), groups)
 
 
 def shifted(step: StepFeatures) -> bool:

@@ -91,7 +91,7 @@ class GraphExecutor:
         branches, rest = divmod(len(text), len(plans))
         assert not rest, (len(text), len(plans))
         grids = tuple((level.height, level.width) for level in plans[0].levels)
-        bucket, tokens, device = bucket_of(plans), text.shape[1], self.executor.unet.device
+        bucket, tokens, device = bucket_of(plans), text.shape[1], self.executor.device
 
         def make() -> Slot:
             buffers = self.fused.buffers(bucket, grids, len(plans), branches, tokens)

@@ -15,7 +15,7 @@ from fisedit.adapters.macs import dense_macs, sparse_macs
 from fisedit.boxes import Areas, box_areas, frame_areas
 from fisedit.graph import Site
 from fisedit.masks import grow
-from fisedit.plan import make_plan
+from fisedit.plan import active_rows, make_plan
 from fisedit.profiling import decoder_macs, text_macs, unet_macs
 from fisedit.source import Engine
 from fisedit.values import WHOLE, Recipe
@@ -116,7 +116,7 @@ class Costs:
             plain: no dense steps in between; nor are there any with adapters or captured graphs.
         """
         least, *wider = (spread(*pair, self._steps) for pair in GROWTHS)
-        if not (plain or self._recipe.like or self._engine.graphs.on(self._engine.pipe.unet.device)):
+        if not (plain or self._recipe.like or self._engine.graphs.on(self._engine.executor.device)):
             wider.append(spread(*GROWTHS[0], self._steps, mixed=True))
         allowed = FREE * self._time(grid, least)
         fits = (g for g in reversed(wider) if self._time(grid, g) <= allowed and not self.dense_is_cheaper(grid, g))
@@ -124,7 +124,7 @@ class Costs:
 
     def _time(self, grid: BoolGrid, growth: Sequence[int]) -> float:
         """Of a sparse run's steps, in multiply-accumulates."""
-        return fixed(self._engine.pipe.unet.device) * len(growth) + self._sparse_steps(grid, growth)
+        return fixed(self._engine.executor.device) * len(growth) + self._sparse_steps(grid, growth)
 
     def _sparse_steps(self, grid: BoolGrid, growth: Sequence[int]) -> int:
         """MACs of a sparse run's steps."""
@@ -155,15 +155,16 @@ class Costs:
         return self._recipe.num_inference_steps
 
     def _rows(self, grid: BoolGrid, growth: int) -> tuple[int, ...]:
-        return make_plan(grow(grid, growth), self._engine.executor.depth).rows
+        return active_rows(grow(grid, growth), self._engine.executor.depth)
 
     def _step(self, rows: Sequence[int]) -> int:
         return unet_macs(self._sites, rows, self.sizes, self._batch, self._tokens)
 
     def _sparse(self, cells: BoolGrid) -> int:
         """MACs of a step that computes these cells [h, w]."""
-        plan = make_plan(cells, self._engine.executor.depth)
-        return self._step(plan.rows) + self._guided(plan)
+        depth = self._engine.executor.depth
+        plan = make_plan(cells, depth) if self._recipe.like else None
+        return self._step(active_rows(cells, depth)) + self._guided(plan)
 
     def _guided(self, plan: SparsePlan | None) -> int:
         """MACs of a step's adapters, dense without a plan."""

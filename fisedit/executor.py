@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 
+import torch
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
@@ -40,6 +41,12 @@ class Executor:
         self.depth = depth(self.sites)
         self.loras = loras(unet)
         self._wholes = wholes(unet, self.sites)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the UNet is; diffusers' own answer looks at all its modules first."""
+        first: Tensor = next(self.unet.parameters())
+        return first.device
 
     def refresh(self) -> bool:
         """Look at the UNet again, as LoRAs may have come, gone or got another scale; whether they did."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import cached_property
 from typing import Any
 
 from diffusers import UNet2DConditionModel
@@ -68,7 +69,7 @@ class Site:
     role: Role
     level: int
 
-    @property
+    @cached_property
     def weights(self) -> int:
         """Multiply-accumulates per output row; 0 where there are no weights, and for norms."""
         conv = getattr(self.module, "conv", self.module)  # samplers hold their conv

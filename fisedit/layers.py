@@ -10,7 +10,6 @@ the mixed map in O(active). Knows nothing about samplers or prompts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,13 +18,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fisedit.adapters.base import Forward
-from fisedit.cache import StepFeatures, StepMaps, StepOverlay
+from fisedit.cache import StepFeatures, StepMaps, StepOverlay, StepShifted, totals
 from fisedit.graph import Role, Site, weight_of
 from fisedit.plan import Level, Reads, SparsePlan
 from fisedit.sparse_kernels import ops
 
-FEW = 1 << 16
-"""Numbers up to which a pass over them costs less than the call for it, on a CPU."""
+FEW = 1 << 17
+"""Numbers in a map up to which all of it is normed on a CPU: less work at the active rows is not worth its calls."""
+
+SHORT = 100
+"""Positions of such a map up to which torch's own norm takes less time than sums."""
 
 
 @dataclass(eq=False)
@@ -49,6 +51,13 @@ class Replay:
     overlay: StepOverlay
     text: dict[str, Tensor] = field(default_factory=dict)
     structured: bool = False
+    _warm: tuple[Tensor, Tensor] | None = None
+
+    def warm(self, temb: Tensor) -> Tensor:
+        """SiLU of the time's embedding [B, E], which is every block's: [B, 1, E]."""
+        if self._warm is None or self._warm[0] is not temb:
+            self._warm = temb, F.silu(temb)[:, None]
+        return self._warm[1]
 
     def level(self, site: Site) -> Level:
         """The level a site works at."""
@@ -127,24 +136,27 @@ def replay_norm_halo(run: Replay, site: Site, x: Tensor) -> Tensor:
 def norm_rows(run: Replay, site: Site, rows: Tensor, positions: Tensor) -> Tensor:
     """Exact GroupNorm at positions [R + G], of which the first R are the active ones: [B, R + G, C]."""
     norm, level, there = site.module, run.level(site), rows.shape[1]
-    if level.whole:
-        wanted, totals = rows, ops.group_sums(rows, norm.num_groups)
+    run.overlay.maps[site.name] = rows
+    small = not rows.is_cuda and len(rows) * level.size * norm.num_channels <= FEW
+    if small or level.whole or isinstance(run.source, StepShifted):
+        mixed = rows
+        if not level.whole:
+            mixed = run.source.whole(site.name, site.level).index_copy_(1, level.active, rows)
+        if small and level.size <= SHORT:
+            normed = rows_of(dense(site, map_of(mixed)))
+            return normed if level.whole else normed.index_select(1, positions)
+        sums = ops.group_sums(mixed, norm.num_groups)
+        wanted = rows if level.whole else mixed.index_select(1, positions)
     else:
         recorded = run.source.rows(site.name, site.level, positions)
-        fresh, replaced = _sums(rows, recorded[:, :there], norm.num_groups)
-        totals = run.source.totals[site.name] - replaced
-        totals += fresh
+        sums = totals(run.source, site.name, site.level, norm.num_groups)
+        sums = sums - ops.group_sums(recorded[:, :there], norm.num_groups)
+        sums += ops.group_sums(rows, norm.num_groups)
         wanted = rows if len(positions) == there else torch.cat([rows, recorded[:, there:]], 1)
-    run.overlay.maps[site.name], run.overlay.totals[site.name] = rows, totals
+    if not small:
+        run.overlay.totals[site.name] = sums
     count = level.size * (norm.num_channels // norm.num_groups)
-    return ops.group_norm(wanted, totals, count, norm.weight, norm.bias, norm.eps)
-
-
-def _sums(rows: Tensor, replaced: Tensor, groups: int) -> Sequence[Tensor]:
-    """Sums of both, in one pass where they are few."""
-    if rows.numel() <= FEW:
-        return ops.group_sums(torch.cat([rows, replaced]), groups).chunk(2)
-    return ops.group_sums(rows, groups), ops.group_sums(replaced, groups)
+    return ops.group_norm(wanted, sums, count, norm.weight, norm.bias, norm.eps)
 
 
 def replay_conv(run: Replay, site: Site, x: Tensor) -> Tensor:

@@ -140,10 +140,21 @@ def make_plan(grid: BoolGrid, depth: int, device: torch.device | str = "cpu") ->
     Returns:
         A plan whose level l + 1 is active wherever one of its 2x2 cells of level l is.
     """
+    active = _active(grid, depth)
+    return SparsePlan(tuple(_level(active, i, torch.device(device)) for i in range(depth)))
+
+
+def active_rows(grid: BoolGrid, depth: int) -> tuple[int, ...]:
+    """Active rows of each level of `make_plan`'s plan, which need not be made for them."""
+    return tuple(int(level.sum()) for level in _active(grid, depth))
+
+
+def _active(grid: BoolGrid, depth: int) -> list[Tensor]:
+    """The active cells of every level, finest first: bool [H, W]."""
     active = [torch.from_numpy(grid.copy())]
     for _ in range(depth - 1):
         active.append(_any_pool(active[-1]))
-    return SparsePlan(tuple(_level(active, i, torch.device(device)) for i in range(depth)))
+    return active
 
 
 def reads_to(active: Tensor, outputs: Tensor) -> Reads:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fisedit.cache import StepFeatures, StepMaps, StepOverlay
+from fisedit.cache import StepFeatures, StepMaps, StepOverlay, totals
 from fisedit.devices import pinned
 from fisedit.fused import NORMS, Packed, channels
 from fisedit.graph import Role, Site
@@ -77,7 +77,8 @@ class Records:
 
     def totals(self, step: StepFeatures) -> Tensor:
         """Of all norms side by side."""
-        return torch.cat([step.totals[site.name].flatten() for site in self._sites if site.role in NORMS])
+        norms = ((site, site.module.num_groups) for site in self._sites if site.role in NORMS)
+        return torch.cat([totals(step, site.name, site.level, groups).flatten() for site, groups in norms])
 
     def tokens(self, step: StepFeatures) -> list[Tensor]:
         """Every map of keys and values; where these are coded, their scales are after every one."""

@@ -168,7 +168,7 @@ class Engine:
             linear: where its steps are sums, as one that never makes the host wait.
         """
         unet, noises, config = self.pipe.unet, source.noises if source else [], self.pipe.scheduler.config
-        rest = recipe, config, unet.config.in_channels, unet.device, unet.dtype, noises
+        rest = recipe, config, unet.config.in_channels, self.executor.device, unet.dtype, noises
         if not linear:
             return Sampler(*rest)
         key = recipe.scheduler, recipe.num_inference_steps, bool(noises), str(config)
@@ -183,7 +183,7 @@ class Engine:
         with self.graphs.ends.reading(self.pipe.text_encoder):
             positive, negative = self.pipe.encode_prompt(
                 prompt.text,
-                self.pipe.unet.device,
+                self.executor.device,
                 1,
                 guided,
                 against.text,
@@ -407,7 +407,7 @@ class Engine:
     def plan(self, grid: BoolGrid, growth: int, besides: BoolGrid | None = None) -> SparsePlan:
         """The plan that computes the mask, `growth` cells around it, and other cells [h, w] besides."""
         cells = grow(grid, growth) if besides is None else grow(grid, growth) | besides
-        return make_plan(cells, self.executor.depth, self.pipe.unet.device)
+        return make_plan(cells, self.executor.depth, self.executor.device)
 
     def _evaluate(
         self, story: Story, sampler: Sampler, text: Tensor, i: int, latents: Tensor

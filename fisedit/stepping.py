@@ -165,7 +165,7 @@ class Graphs:
     def of(self, executor: Executor) -> GraphExecutor | str:
         """The graphs of an executor's UNet, or why there are none; "" where nobody wants any."""
         unet = executor.unet
-        if not self.on(unet.device):
+        if not self.on(executor.device):
             return ""
         with TURN:
             known, state = self._made[0], (state_of(unet), tuple(map(type, unet.attn_processors.values())))

@@ -56,7 +56,7 @@ def replay_resnet(run: Replay, whole: Whole, x: Tensor, temb: Tensor, *_: Any, *
     """Norm, SiLU and conv, twice, with the time between them, and the shortcut."""
     block, rows = whole.module, rows_of(x)
     hidden = _half(run, whole, "1", rows)
-    hidden += linear(block.time_emb_proj, F.silu(temb)[:, None])
+    hidden += linear(block.time_emb_proj, run.warm(temb))
     hidden = _half(run, whole, "2", hidden)
     return map_of(hidden.add_(rows if block.conv_shortcut is None else linear(block.conv_shortcut, rows)))
 

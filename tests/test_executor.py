@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from fisedit import layers
 from fisedit.errors import UnsupportedModuleError
 from fisedit.executor import Executor
 from fisedit.plan import make_plan
@@ -53,11 +54,17 @@ def _no_grad():
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.parametrize("name", grids(8, 8))
-def test_sparse_equals_the_oracle(pipelines, shape, size, name):
+def test_sparse_equals_the_oracle(pipelines, monkeypatch, shape, size, name):
+    """Whether maps are normed whole, summed whole, or summed where they changed."""
     unet, grid = pipelines[shape].unet, grids(*size)[name]
     case, executor = Case(unet, grid), Executor(unet)
-    got, _ = case.sparse(executor, make_plan(grid, executor.depth))
-    assert torch.allclose(got, rows(case.oracle(unet), grid), atol=TOLERANCE, rtol=0)
+    expected = rows(case.oracle(unet), grid)
+    for limits in ({}, {"SHORT": 0}, {"FEW": 0}):
+        with monkeypatch.context() as patch:
+            for limit, value in limits.items():
+                patch.setattr(layers, limit, value)
+            got, _ = case.sparse(executor, make_plan(grid, executor.depth))
+        assert torch.allclose(got, expected, atol=TOLERANCE, rtol=0), limits
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -86,9 +93,11 @@ def test_recording_is_the_dense_forward_itself(pipelines, shape):
     assert torch.allclose(got, unet(case.source, case.timestep, case.texts[0])[0], atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("few", [0, layers.FEW])
 @pytest.mark.parametrize("name", ["square", "blobs", "noise"])
-def test_an_overlay_is_as_good_as_a_recording(pipelines, name):
+def test_an_overlay_is_as_good_as_a_recording(pipelines, monkeypatch, name, few):
     """The mixed maps of an edit, read through its overlay, are those the oracle mixes."""
+    monkeypatch.setattr(layers, "FEW", few)
     unet, first, second = pipelines["sd15"].unet, grids(16, 16)[name], grids(16, 16)["checkerboard"]
     case, executor = Case(unet, first), Executor(unet)
     again = torch.where(torch.from_numpy(second), torch.randn(case.source.shape), case.edited)

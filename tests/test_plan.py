@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fisedit.plan import make_plan
+from fisedit.plan import active_rows, make_plan
 from tests.grids import grids
 
 DEPTH = 3
@@ -122,6 +122,7 @@ def test_the_ends_have_one_sampler_each():
 def test_rows_of_all_levels():
     assert make_plan(grids(16, 16)["one_cell"], 4).rows == (1, 1, 1, 1)
     assert make_plan(grids(16, 16)["checkerboard"], 4).rows == (128, 64, 16, 4)
+    assert all(active_rows(grid, DEPTH) == make_plan(grid, DEPTH).rows for grid in grids(13, 17).values())
 
 
 def test_the_grid_is_not_kept():

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from diffusers import DDIMScheduler
 
-from fisedit.cache import scatter
+from fisedit.cache import scatter, totals
 from fisedit.decode import decode
 from fisedit.executor import Executor
 from fisedit.graph import Role, Site
@@ -47,8 +47,8 @@ def stale_norm(run: Replay, site: Site, x: Tensor, *, halo: bool) -> Tensor:
         recorded = run.source.rows(site.name, site.level, level.read)
         rows = torch.cat([rows, recorded[:, rows.shape[1] :]], 1)
     count = level.size * (norm.num_channels // norm.num_groups)
-    totals = run.source.totals[site.name]
-    return map_of(ops.group_norm(rows, totals, count, norm.weight, norm.bias, norm.eps))
+    sums = totals(run.source, site.name, site.level, norm.num_groups)
+    return map_of(ops.group_norm(rows, sums, count, norm.weight, norm.bias, norm.eps))
 
 
 STALE: dict[Role, Forward] = {

@@ -59,7 +59,7 @@ def conv3x3(rows: Tensor, reads: Reads, weight: Tensor, bias: Tensor | None) -> 
 def gathered(padded: Tensor, reads: Reads, weight: Tensor, bias: Tensor | None) -> Tensor:
     """One GEMM over gathered neighbours; `padded` is [B, R + G + 1, C_in] with the zero row last."""
     batch, count, channels = padded.shape
-    patches = F.embedding(reads.of_batch(batch, count), padded.reshape(-1, channels))
+    patches = padded.view(-1, channels).index_select(0, reads.of_batch(batch, count))
     return packed.linear(patches.view(batch, -1, TAPS * channels), weight, bias)
 
 
@@ -76,7 +76,7 @@ def group_sums(rows: Tensor, groups: int) -> Tensor:
     batch, _, channels = rows.shape
     numbers = rows.float()
     sums = torch.stack([numbers.sum(1), numbers.square().sum(1)], -1)  # [B, C, 2]
-    grouped: Tensor = sums.view(batch, groups, channels // groups, 2).double().sum(2)
+    grouped: Tensor = sums.view(batch, groups, channels // groups, 2).sum(2, dtype=torch.float64)
     return grouped
 
 

@@ -275,7 +275,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> Tensor:
     Returns:
         [B, R, C].
     """
-    q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (query, keys, values))
+    q, k, v = (t.view(*t.shape[:2], heads, -1).transpose(1, 2) for t in (query, keys, values))
     out: Tensor = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
     return out
 
