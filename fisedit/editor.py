@@ -31,7 +31,7 @@ from fisedit.origin import Origin, PastEdit
 from fisedit.pictures import canvas, canvas_size, upright
 from fisedit.planning import Plan
 from fisedit.profiling import Stopwatch
-from fisedit.recipes import check_prompt, check_scale, first_step, make_recipe
+from fisedit.recipes import check_prompt, check_scale, make_recipe
 from fisedit.rendering import Run
 from fisedit.source import Engine
 from fisedit.stepping import Graphs
@@ -367,13 +367,11 @@ class Editor:
             The editor is as it was, whatever is raised.
         """
         run = self._workshop.run(prompt, on_step, reference)
-        start = first_step(strength, run.recipe.num_inference_steps)
         search = Search(tuple(words), instance, mask_method, probe_steps)
-        wish = self._workshop.planner.wish(run, mask, protect, grow, search, growth, structure)
+        wish = self._workshop.planner.wish(run, mask, protect, grow, search, growth, structure, strength)
         plan = self._workshop.plan(run, wish)
         if plan.nothing:
             return self._workshop.unchanged(run, plan.nothing)
-        plan = replace(plan, structure=wish.structure, start=start)
         return self._workshop.edited(run, plan, verify=verify and plan.mask.source is MaskSource.ATTENTION)
 
     def edit_many(
@@ -423,13 +421,11 @@ class Editor:
         """Where `edit` would paint and what it would cost; arguments and errors as there. Nothing is kept, and nothing
         is run but what the mask needs: where the source's features are gone, `on_step` is told of their rebuilding."""
         run = self._workshop.run(prompt, on_step, reference)
-        wish = self._workshop.planner.wish(
-            run, mask, protect, grow, Search(tuple(words), instance, mask_method, probe_steps), growth
-        )
-        start = first_step(strength, run.recipe.num_inference_steps)
-        plan, costs = replace(self._workshop.plan(run, wish), start=start), self._workshop.planner.costs(run.recipe)
+        search = Search(tuple(words), instance, mask_method, probe_steps)
+        wish = self._workshop.planner.wish(run, mask, protect, grow, search, growth, strength=strength)
+        plan, costs = self._workshop.plan(run, wish), self._workshop.planner.costs(run.recipe)
         macs = 0 if plan.nothing else self._workshop.planner.macs(plan, run.recipe)
-        return Preview(plan.mask, run.script, macs, costs.dense(start), plan.fallback, plan.nothing)
+        return Preview(plan.mask, run.script, macs, costs.dense(wish.start), plan.fallback, plan.nothing)
 
     def dense(self, result_id: str, on_step: OnStep | None = None) -> tuple[Image, float]:
         """What a dense run makes of a result's prompt, seed and settings, and how long it takes; nothing is kept.

@@ -15,6 +15,7 @@ from fisedit import masks
 from fisedit.costs import Costs
 from fisedit.errors import InputError
 from fisedit.localise import THINGS, Search, narrowed, predict, probes
+from fisedit.recipes import first_step
 from fisedit.values import WHOLE, EditKind, EditMask, MaskSource, Recipe
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ GROWTH_LIMIT = 64
 @dataclass(frozen=True, eq=False)
 class Wish:
     """Where the user wants an edit, checked: grids [h, w] or None; growth () where its cost shall decide; what is kept
-    of the structure, 0 to 1."""
+    of the structure, 0 to 1; the first step to run."""
 
     mask: BoolGrid | None
     protect: BoolGrid | None
@@ -38,6 +39,7 @@ class Wish:
     search: Search
     growth: tuple[int, ...]
     structure: float = 0.0
+    start: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +89,7 @@ class Planner:
         search: Search,
         growth: int | Sequence[int] | None,
         structure: float = 0.0,
+        strength: float = 1.0,
     ) -> Wish:
         """The user's words on where to edit, checked before any work is done."""
         assert run.parent is not None
@@ -99,7 +102,8 @@ class Planner:
         widths = _widths(growth, run.recipe)
         if structure and WHOLE in widths:
             raise InputError(f"growth must be under {WHOLE} where structure is kept, got {growth!r}; use structure=0")
-        return Wish(wanted, barred, grow, search, widths, float(structure))
+        start = first_step(strength, run.recipe.num_inference_steps)
+        return Wish(wanted, barred, grow, search, widths, float(structure), start)
 
     def nothing(self, run: Run, wish: Wish) -> str:
         """Why an edit need not run, or ""."""
@@ -118,13 +122,24 @@ class Planner:
             return self.none(run, "nothing is left of the mask")
         with run.watch.station("plan"):
             costs = self.costs(run.recipe)
-            growth = wish.growth or costs.growth(mask.grid, plain=wish.structure > 0)
+            growth = wish.growth or costs.growth(mask.grid, wish.start, plain=wish.structure > 0)
             reason = reason or costs.dense_is_cheaper(mask.grid, growth)
         growth = () if reason else growth
         recorded = self._engine.remembers(source, run.recipe)
         spent += self._probing(run, wish.search, probed)
         return Plan(
-            mask, growth, reason, "", text, text.notes, wish.protect, spent=spent, probes=probed, recorded=recorded
+            mask,
+            growth,
+            reason,
+            "",
+            text,
+            text.notes,
+            wish.protect,
+            wish.structure,
+            wish.start,
+            spent=spent,
+            probes=probed,
+            recorded=recorded,
         )
 
     def _reading(self, run: Run) -> int:
@@ -178,7 +193,7 @@ class Planner:
         note = f"the mask was grown from {before:.1%} to {mask.area:.1%}: at step {leak.step} the edit left it"
         growth = plan.growth
         if costs.dense_is_cheaper(mask.grid, growth):
-            growth = costs.growth(mask.grid, plain=plan.structure > 0)
+            growth = costs.growth(mask.grid, plan.start, plain=plan.structure > 0)
         reason = costs.dense_is_cheaper(mask.grid, growth)
         return replace(plan, mask=mask, growth=() if reason else growth, fallback=reason, notes=(*plan.notes, note))
 

@@ -318,7 +318,7 @@ class Engine:
             story.predictions.append(prediction)
             if check and i == check.step:
                 moved = (prediction - source.predictions[i]).float().norm(dim=1)[0].cpu().numpy()
-                check.look(moved, grow(grid, growth[i]) | check.cells)
+                check.look(moved)
             story.features.append(made)
             story.latents.append(keep(i + 1, sampler.step(prediction, t, story.latents[i])))
         if isinstance(sampler, LinearSampler):

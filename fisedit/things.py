@@ -74,13 +74,13 @@ def predict(script: EditScript, scene: Scene, coming: Heat | None = None) -> Edi
     changed = {word for hunk in script.hunks for word in (*hunk.old, *hunk.focus_old)}
     kept = [word for word in scene.things if word not in changed]
     found = [_find(hunk, scene, coming, kept) for hunk in pointed(script)]
-    grids, heats = zip(*found, strict=True)
-    confidence = min(threshold(heat)[1] for heat in heats)
-    return EditMask(np.any(grids, axis=0), MaskSource.ATTENTION, confidence, np.max(heats, axis=0))
+    grids, heats, others = zip(*found, strict=True)
+    confidence, grid = min(threshold(heat)[1] for heat in heats), np.any(grids, axis=0)
+    return EditMask(grid, MaskSource.ATTENTION, confidence, np.max(heats, axis=0), np.any(others, axis=0) & ~grid)
 
 
-def _find(hunk: Hunk, scene: Scene, coming: Heat | None, kept: Sequence[Word]) -> tuple[BoolGrid, Heat]:
-    """Cells [h, w] of one change, and the heat behind them."""
+def _find(hunk: Hunk, scene: Scene, coming: Heat | None, kept: Sequence[Word]) -> tuple[BoolGrid, Heat, BoolGrid]:
+    """Cells [h, w] of one change, the heat behind them, and cells of things that stay."""
     if hunk.focus_old:
         heat, probability = scene.heat(hunk.focus_old), _probability(hunk.focus_old, scene.maps)
     else:
@@ -92,7 +92,7 @@ def _find(hunk: Hunk, scene: Scene, coming: Heat | None, kept: Sequence[Word]) -
     inside = clean(inside & ~taken, growth=0)
     inside |= grow(inside, 1) & rim(heat) & ~taken
     is_new = {word.text for word in hunk.focus_new} - {word.text for word in hunk.focus_old}
-    return (boxed(inside) & ~taken if is_new else inside), heat
+    return (boxed(inside) & ~taken if is_new else inside), heat, taken
 
 
 def _probability(words: Sequence[Word], maps: Heat) -> Heat:

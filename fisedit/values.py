@@ -132,12 +132,14 @@ class EditMask:
         source: where it came from.
         confidence: 0 to 1; how well the attention separated inside from outside (1 for a given mask).
         heat: the map behind it, floats [h, w] in 0 to 1, or None.
+        others: cells [h, w] of things that stay, where words tell, or None.
     """
 
     grid: BoolGrid
     source: MaskSource
     confidence: float = 1.0
     heat: NDArray[np.float32] | None = None
+    others: BoolGrid | None = None
 
     @property
     def area(self) -> float:

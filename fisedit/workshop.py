@@ -97,7 +97,7 @@ class Workshop:
             pin = plan.mask.grid, source.story
             return self.keep(run, plan, self.renderer.dense(run, text, pin, plan.start))
         steps, over = run.recipe.num_inference_steps - plan.start, (source.story, source.decoder)
-        check = leaks.check(plan.mask.grid, steps, plan.start) if verify and steps > 1 else None
+        check = leaks.check(plan.mask, steps, plan.start) if verify and steps > 1 else None
         plan = replace(plan, checked=check is not None)
         if check:
             costs = self.planner.costs(run.recipe, recorded=plan.recorded)
@@ -262,7 +262,7 @@ class Workshop:
         grid, start = result.mask.grid, result.start
         if over is not None and result.growth:
             kept, steps = self._structure(run, result.structure), result.recipe.num_inference_steps - start
-            check = leaks.check(grid, steps, start, passed=True) if result.checked else None
+            check = leaks.check(result.mask, steps, start, passed=True) if result.checked else None
             made = self.renderer.sparse(run, text, over, grid, result.growth, check, kept, start)
         elif parent is None and result.recipe.opened:
             made = self.renderer.opened(run, text, result.canvas)

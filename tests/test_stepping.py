@@ -37,7 +37,9 @@ def _alike(monkeypatch):
     """Boxes and rectangles see as much of the frame, so that decodes of both kinds are the same; and nobody runs dense
     steps in between, which are not captured."""
     growth = Costs.growth
-    monkeypatch.setattr(Costs, "growth", lambda costs, grid, *, plain=False: growth(costs, grid, plain=True))
+    monkeypatch.setattr(
+        Costs, "growth", lambda costs, grid, start=0, *, plain=False: growth(costs, grid, start, plain=True)
+    )
     monkeypatch.setattr(boxing, "HALO", 512)
     monkeypatch.setattr(boxing, "WHOLE_FROM", float("inf"))
     monkeypatch.setattr(boxing, "SMALL", 0)
