@@ -6,12 +6,18 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as fn
+from diffusers import UNet2DConditionModel
 
 from fisedit.adapters.families import FAMILIES
+from fisedit.adapters.files import fresh_adapter
 from fisedit.adapters.guides import Guide
 from fisedit.adapters.macs import dense_macs, reading_macs, sparse_macs
 from fisedit.adapters.places import insertion, places, taps
+from fisedit.benchmark import square
 from fisedit.executor import Executor
+from fisedit.graph import unet_sites
+from fisedit.masks import grow
+from fisedit.models import _SD15
 from fisedit.plan import make_plan
 from fisedit.profiling import text_macs, unet_macs
 from tests import oracle
@@ -219,3 +225,23 @@ def test_multiply_accumulates_are_what_torch_counts(pipelines, family, name):
         case.replay(maps)  # blocks' ends are folded once
         assert counted(lambda maps=maps: case.replay(maps)) == step + rest
     assert counted(lambda: adapter.read(case.seen)) == 2 * reading_macs(adapter, unet, levels)
+
+
+@pytest.fixture(scope="module")
+def full_size():
+    """SD 1.5's UNet without weights."""
+    with torch.device("meta"):
+        return UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(_SD15 / "unet"))
+
+
+@pytest.mark.parametrize("family", ["v1", "v2", "v3", "v5"])
+def test_at_most_15_percent_of_a_sparse_step(full_size, family):
+    """The aim, on a square of 5 % of 512x512, grown by one, wherever it lies; both branches of guidance are alike."""
+    with torch.device("meta"):
+        adapter = fresh_adapter(full_size, family)
+    sites, sizes = unet_sites(full_size), [4096, 1024, 256, 64]
+    for place in range(8):
+        grid = grow(np.roll(square(0.05, 64), (place, 3 * place), (0, 1)), 1)
+        plan = make_plan(grid, len(sizes))
+        without = unet_macs(sites, plan.rows, sizes, 1, 77)
+        assert 0.1 < sparse_macs(adapter, full_size, plan, recorded=True) / without <= 0.15

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from fisedit.adapters.tiles import Tiles, tiles_of
 from fisedit.plan import TAPS, Level, Reads, Window, reads_to
 
 
@@ -54,6 +55,7 @@ class Closure:
         rows, columns: [r], [c], the y and x of the lines that ask.
         fresh: [F], positions whose tokens are made anew. active: [R], where the active ones stand among them.
         entering: reads of a 3x3 conv from the active set to `fresh`, where there is one before the rows.
+        entering_tiles, tiles: of that conv, and of the last one; None where they would not pay.
         found: [M], positions whose outcome of the rows is wanted. found_fresh: [F], where `fresh` stand among them.
         row_keys, row_asks: what rows look at (fresh cells alone where nothing was recorded), and `found` by row.
         changed: [P], where those that columns find changed stand among `found`. kept: [R], the active among `changed`.
@@ -67,6 +69,7 @@ class Closure:
     fresh: Tensor
     active: Tensor
     entering: Reads | None
+    entering_tiles: Tiles | None
     found: Tensor
     found_fresh: Tensor
     row_keys: Keys | Lines
@@ -76,6 +79,7 @@ class Closure:
     read: Tensor
     column_keys: Keys | Lines
     column_asks: Lines
+    tiles: Tiles | None
     rim: Tensor
     outside: Tensor
 
@@ -122,12 +126,14 @@ def _made(level: Level, conv: bool, recorded: bool) -> Closure:
     beyond = (same.table == len(level.read)).view(-1, TAPS).cpu()  # where its table reads the row of zeros
     rim = beyond.any(1).nonzero()[:, 0]
     stands = _among(found, level.size)
+    entering = reads_to(active, anew) if conv else None
     made = Closure(
         rows,
         columns,
         fresh,
         _among(fresh, level.size)[level.active.cpu()],
-        reads_to(active, anew) if conv else None,
+        entering,
+        tiles_of(entering.table, fresh, width, level.rows + len(entering.halo)) if entering else None,
         found,
         stands[fresh],
         by_row.keys(rows[:, None] * width + torch.arange(width), fresh // width, fresh % width),
@@ -137,6 +143,7 @@ def _made(level: Level, conv: bool, recorded: bool) -> Closure:
         stands[read],
         by_column.keys(columns[:, None] + torch.arange(height) * width, changed % width, changed // width),
         by_column.lines(read % width),
+        tiles_of(same.table.cpu(), level.active.cpu(), width, len(level.read)),
         rim,
         beyond[rim, :, None],
     )
@@ -195,6 +202,6 @@ def _to(value: Any, device: torch.device) -> Any:
     """A value with all tensors in it on a device."""
     if isinstance(value, Tensor):
         return value.to(device)
-    if not isinstance(value, Closure | Keys | Lines | Reads | Window):
+    if not isinstance(value, Closure | Keys | Lines | Reads | Tiles | Window):
         return value
     return replace(value, **{field.name: _to(getattr(value, field.name), device) for field in fields(value)})

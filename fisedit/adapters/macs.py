@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from fisedit.adapters.closure import Keys, closure_of
 from fisedit.adapters.places import places
 from fisedit.adapters.row_column import Staged
+from fisedit.adapters.tiles import PRODUCTS, serves
+from fisedit.plan import TAPS
 
 if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
     from fisedit.adapters.closure import Closure, Lines
     from fisedit.adapters.row_column import Knit, RowColumnAdapter
+    from fisedit.adapters.tiles import Tiles
     from fisedit.plan import Level, SparsePlan
 
 Grids = Sequence[tuple[int, int]]
@@ -50,10 +53,11 @@ def sparse_macs(adapter: RowColumnAdapter, unet: UNet2DConditionModel, plan: Spa
     Args:
         recorded: the source had the adapter, so that whole rows and columns are looked at.
     """
-    total = 0
+    total, tiled = 0, serves(next(adapter.parameters()).device)
     for name, block in adapter.blocks.items():
         level, conv = plan.levels[places(unet)[name].level], block.knit.conv_in is not None
-        total += _closure_macs(block.knit.channels, level, closure_of(level, conv=conv, recorded=recorded))
+        cells = closure_of(level, conv=conv, recorded=recorded)
+        total += _closure_macs(block.knit.channels, level, cells, tiled=tiled)
     return total
 
 
@@ -64,14 +68,20 @@ def _knit_macs(knit: Knit, height: int, width: int, row_keys: int, column_keys: 
     return cells * (linear * channels**2 + 2 * (row_keys + column_keys) * channels)
 
 
-def _closure_macs(channels: int, level: Level, cells: Closure) -> int:
+def _closure_macs(channels: int, level: Level, cells: Closure, *, tiled: bool) -> int:
     """A block on a closure: projections where they are fresh, lines as long as they are filled up, the folded end."""
-    linear = 3 * len(cells.fresh) + len(cells.found) + len(cells.read) + 2 * len(cells.changed) + 9 * level.rows
+    linear = 3 * len(cells.fresh) + len(cells.found) + len(cells.read) + 2 * len(cells.changed)
+    linear += _conv_products(level.rows, cells.tiles if tiled else None)
     if cells.entering is not None:
-        linear += 9 * len(cells.fresh)
+        linear += _conv_products(len(cells.fresh), cells.entering_tiles if tiled else None)
     looks = len(cells.row_asks.at) * (_own(cells.row_keys, cells.rows) + level.width)
     looks += len(cells.column_asks.at) * (_own(cells.column_keys, cells.columns) + level.height)
     return linear * channels**2 + 2 * looks * channels
+
+
+def _conv_products(rows: int, tiles: Tiles | None) -> int:
+    """Rows that a 3x3 conv multiplies for so many outputs."""
+    return TAPS * rows if tiles is None else PRODUCTS * tiles.count
 
 
 def _own(keys: Keys | Lines, lines: Tensor) -> int:

@@ -18,13 +18,12 @@ from torch import Tensor
 
 from fisedit.adapters.closure import Keys, closure_of
 from fisedit.adapters.families import FAMILIES
-from fisedit.adapters.fold import end_of
+from fisedit.adapters.fold import end_of, entry_of
 from fisedit.adapters.places import places
 from fisedit.adapters.row_column import Knit, Known, Seen, joined
 from fisedit.errors import AdapterError
 from fisedit.graph import Role, Site
 from fisedit.layers import Recording, Replay, map_of, rows_of
-from fisedit.sparse_kernels import ops
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,7 +101,7 @@ def replay_knit(run: Replay, site: KnitSite, x: Tensor, known: Known) -> Tensor:
         _keep(run, site, COLUMNS, keys, cells.kept)
     keys, seen = _mixed(run, site, COLUMNS, keys, cells.column_keys, _lines(known.columns, cells.columns))
     found, end = _look(knit.column_heads, asked, cells.column_asks, keys, seen), end_of(knit)
-    return map_of(end.framed(ops.conv3x3(found, run.level(site).same, end.weight, end.bias), cells))
+    return map_of(end.framed(end.at(found, run.level(site).same, cells.tiles), cells))
 
 
 def _entering(run: Replay, site: KnitSite, cells: Closure, rows: Tensor) -> Tensor:
@@ -112,8 +111,7 @@ def _entering(run: Replay, site: KnitSite, cells: Closure, rows: Tensor) -> Tens
         if f"{site.name}.x" in run.source:
             run.overlay.maps[f"{site.name}.x"] = rows
         rows = torch.cat([rows, _map(run, site, cells.entering.halo, channels)], 1)
-        inside: Tensor = ops.conv3x3(rows, cells.entering, knit.conv_in.weight, knit.conv_in.bias)
-        return inside
+        return entry_of(knit.conv_in).at(rows, cells.entering, cells.entering_tiles)
     if len(cells.fresh) == rows.shape[1]:
         return rows
     return _map(run, site, cells.fresh, channels).index_copy_(1, cells.active, rows)
