@@ -101,7 +101,7 @@ def build_pipeline(name: str, seed: int = 0) -> StableDiffusionPipeline:
     """
     shape = SHAPES[name]
     draws = torch.Generator().manual_seed(seed)  # its own: other threads may draw from torch's meanwhile
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with torch.inference_mode(mode=False), torch.random.fork_rng(devices=[]), torch.no_grad():
         tokenizer = build_tokenizer()
         text_encoder = _build_text_encoder(tokenizer, shape.text_dim, draws)
         pipe = StableDiffusionPipeline(

@@ -245,8 +245,9 @@ def test_growth_is_as_wide_as_costs_hardly_more_time_there(pipelines, monkeypatc
 def test_dense_steps_in_between_where_they_cost_hardly_more_time(pipelines, monkeypatch):
     costs = Costs(Engine(pipelines["sd15"]), recipe_of(num_inference_steps=25))
     monkeypatch.setattr("fisedit.costs.FIXED", {"cpu": 100 * costs.dense_step()})
-    mixed = costs.growth(SQUARE)
-    assert mixed == tuple(WHOLE if i > 5 and i % 3 == 0 else 3 if i < 13 else 1 for i in range(25))
+    dense = 0, 3, 6, 9, 13, 17, 21
+    assert costs.growth(SQUARE) == tuple(WHOLE if i in dense else 1 for i in range(25))
+    assert costs.growth(SQUARE, 10) == tuple(WHOLE if i in (10, 13, 17, 21) else 1 for i in range(25))
     monkeypatch.setattr("fisedit.costs.FIXED", {"cpu": 0})
     assert costs.growth(SQUARE) == (3,) * 13 + (1,) * 12
 
