@@ -34,7 +34,7 @@ Nearer than all of them comes a single cell with dense steps in between, which t
 
 BETWEEN = 0.28
 """Share of the steps that run dense, where some do. The first of all is one, as the early steps decide what an edit
-makes of a place: of 25 edits that had come below 30 dB without it, all but one came above."""
+makes of a place: of 146 edits in our own masks 20 came below 28 dB when dense steps began later, and now 8."""
 
 EARLIER = 1.15
 """How much closer the earlier ones lie: they are where the k-th of n equal parts begins, k / n to this power."""

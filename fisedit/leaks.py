@@ -35,10 +35,11 @@ LEAK = 0.6
 and as far from things that stay. Of 74 swaps and removals in drawn scenes three have more with the true mask, two with
 our own, and 54 with half of the true one; were things that stay not left alone, 6, 9 and 56."""
 
-EVERYWHERE = 0.7
-"""Difference to the source far from the mask, in units of the mean inside it, from which the whole picture changes. In
-those 74 edits, with our own mask, it is .57 at the 97th percentile and .93 at most; in 50 changes of the background,
-run as if a square were all that changes, .72 at the third."""
+EVERYWHERE = 0.6
+"""Difference to the source far from the mask, in the median over samples and in units of the mean inside it, from which
+the whole picture changes. In those 74 edits it is .57 at most, with the true mask and with our own; in 45 of 50 changes
+of the background, run as if a square were all that changes, it is more. (The mean would take a thing that stays and
+moves a little for the whole picture.)"""
 
 
 class Leak(Exception):
@@ -77,7 +78,7 @@ class Check:
         inside, reach = difference[self.mask], grow(self.mask, REACH)
         around, samples = reach & ~self.mask & ~self.taken, self.cells & ~reach
         changed = around & (difference >= inside.mean())
-        everywhere = bool(samples.any()) and float(difference[samples].mean()) > EVERYWHERE * float(inside.mean())
+        everywhere = bool(samples.any()) and float(np.median(difference[samples])) > EVERYWHERE * float(inside.mean())
         if everywhere or float(difference[changed].sum()) > LEAK * float(inside.sum()):
             raise Leak(self.mask | (grow(changed, 1) & (self.mask | around)), self.step, everywhere=everywhere)
 
