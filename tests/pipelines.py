@@ -100,15 +100,15 @@ def build_pipeline(name: str, seed: int = 0) -> StableDiffusionPipeline:
         KeyError: `name` is not in `SHAPES`.
     """
     shape = SHAPES[name]
-    draws = torch.Generator().manual_seed(seed)  # its own: other threads may draw from torch's meanwhile
     with torch.inference_mode(mode=False), torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
         tokenizer = build_tokenizer()
-        text_encoder = _build_text_encoder(tokenizer, shape.text_dim, draws)
+        text_encoder = _build_text_encoder(tokenizer, shape.text_dim)
         pipe = StableDiffusionPipeline(
-            vae=_build_vae(draws),
+            vae=_build_vae(),
             text_encoder=text_encoder,
             tokenizer=tokenizer,
-            unet=_build_unet(shape, _encode(text_encoder, tokenizer, PROMPTS), draws),
+            unet=_build_unet(shape, _encode(text_encoder, tokenizer, PROMPTS)),
             scheduler=build_scheduler("ddim", shape.prediction),
             safety_checker=None,
             feature_extractor=None,
@@ -169,7 +169,7 @@ def _encode(text_encoder: CLIPTextModel, tokenizer: CLIPTokenizer, prompts: tupl
     return text_encoder(ids)[0]
 
 
-def _build_text_encoder(tokenizer: CLIPTokenizer, width: int, draws: torch.Generator) -> CLIPTextModel:
+def _build_text_encoder(tokenizer: CLIPTokenizer, width: int) -> CLIPTextModel:
     config = CLIPTextConfig(
         vocab_size=len(tokenizer),
         hidden_size=width,
@@ -182,11 +182,11 @@ def _build_text_encoder(tokenizer: CLIPTokenizer, width: int, draws: torch.Gener
         pad_token_id=tokenizer.pad_token_id,
     )
     model = CLIPTextModel(config).eval()
-    _enliven(model, lambda: _encode(model, tokenizer, PROMPTS), draws)
+    _enliven(model, lambda: _encode(model, tokenizer, PROMPTS))
     return model
 
 
-def _build_unet(shape: UNetShape, text: Tensor, draws: torch.Generator) -> UNet2DConditionModel:
+def _build_unet(shape: UNetShape, text: Tensor) -> UNet2DConditionModel:
     model = UNet2DConditionModel(
         sample_size=shape.sample_size,
         block_out_channels=shape.channels,
@@ -199,13 +199,13 @@ def _build_unet(shape: UNetShape, text: Tensor, draws: torch.Generator) -> UNet2
         cross_attention_dim=shape.text_dim,
         use_linear_projection=shape.linear_projection,
     ).eval()
-    latents = torch.randn(len(text), 4, 16, 16, generator=draws)
+    latents = torch.randn(len(text), 4, 16, 16)
     timesteps = torch.linspace(50, 950, len(text)).long()
-    _enliven(model, lambda: model(latents, timesteps, text), draws)
+    _enliven(model, lambda: model(latents, timesteps, text))
     return model
 
 
-def _build_vae(draws: torch.Generator) -> AutoencoderKL:
+def _build_vae() -> AutoencoderKL:
     model = AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 4,
         up_block_types=("UpDecoderBlock2D",) * 4,
@@ -216,16 +216,16 @@ def _build_vae(draws: torch.Generator) -> AutoencoderKL:
         sample_size=128,
         scaling_factor=0.5,  # not SD's own, so that code which takes it for granted fails
     ).eval()
-    image = torch.rand(1, 3, 128, 128, generator=draws) * 2 - 1
-    _enliven(model, lambda: model(image), draws)
+    image = torch.rand(1, 3, 128, 128) * 2 - 1
+    _enliven(model, lambda: model(image))
     return model
 
 
-def _enliven(model: nn.Module, run: Callable[[], object], draws: torch.Generator) -> None:
+def _enliven(model: nn.Module, run: Callable[[], object]) -> None:
     """Redraw every parameter, then let one forward pass `run` scale each conv and linear to a useful output spread."""
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            nn.init.normal_(parameter, generator=draws)
+            nn.init.normal_(parameter)
             if isinstance(module, nn.GroupNorm | nn.LayerNorm):
                 parameter.mul_(0.3).add_(1.0 if name == "weight" else 0.0)
     with _calibrating(model):
