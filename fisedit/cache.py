@@ -93,17 +93,16 @@ class Shift:
     """What a dense step of an edit found changed, all over the picture, against its source's step.
 
     Args:
-        maps: site name -> [B, H * W, C]. levels: site name -> its level.
+        maps: site name -> [B, H * W, C].
     """
 
     maps: dict[str, Tensor]
-    levels: Mapping[str, int]
 
     @classmethod
     def between(cls, source: StepFeatures, now: StepMaps, levels: Mapping[str, int]) -> Shift:
-        """From a source's step to an edit's; `levels` of the sites whose maps later steps read."""
+        """From a source's step to an edit's; `levels`: of the sites whose maps later steps read."""
         both = [name for name in levels if name in source and name in now]
-        return cls({name: source.whole(name, levels[name]).neg_().add_(now.maps[name]) for name in both}, levels)
+        return cls({name: source.whole(name, levels[name]).neg_().add_(now.maps[name]) for name in both})
 
     @property
     def own_bytes(self) -> int:

@@ -56,14 +56,14 @@ step was 1.4 times faster than a dense one at 66 % in uneven blobs, 1.2 at 77 % 
 blobs: from there dense costs no more and is exact."""
 
 
-def spread(first: int, then: int, steps: int) -> tuple[int, ...]:
-    """Latent cells to compute beyond the mask, for every step: so many in the first half, and so many then."""
-    early = ceil(steps / 2)
+def spread(first: int, then: int, steps: int, share: float = 0.5) -> tuple[int, ...]:
+    """Latent cells to compute beyond the mask, for every step: so many for a share of them, and so many then."""
+    early = ceil(share * steps)
     return (first,) * early + (then,) * (steps - early)
 
 
 def mixed(steps: int, start: int = 0) -> tuple[int, ...]:
-    """The same with dense steps in between, from the first to run on: (WHOLE, 1, 1, WHOLE, ...)."""
+    """A single cell, and dense steps in between from the first to run on: (WHOLE, 1, 1, WHOLE, ...)."""
     left = steps - start
     count = round(BETWEEN * left)
     dense = {start + round(left * (k / count) ** EARLIER) for k in range(count)}

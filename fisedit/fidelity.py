@@ -7,12 +7,11 @@ the source's after every step. PSNR is taken over the pixels inside the mask alo
 from __future__ import annotations
 
 from itertools import cycle, islice, permutations
-from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fisedit.costs import GROWTHS
+from fisedit.costs import GROWTHS, spread
 from fisedit.editor import Editor
 from fisedit.quality import metrics
 from fisedit.quality.case import Case, story_of
@@ -72,7 +71,7 @@ def run(
         reference, inside = case.blended(grid), metrics.pixels(grid)
         for name, schedule in SCHEDULES.items():
             editor.checkout(source.id)
-            growth = None if schedule is None else spread(*schedule, num_inference_steps)
+            growth = None if schedule is None else spread(*schedule[:2], num_inference_steps, schedule[2])
             result = editor.edit(changed, mask=grid, growth=growth)
             psnr[name].append(metrics.psnr(result.image, reference, inside))
             share[name].append(result.stats.macs / result.stats.macs_dense)
@@ -102,12 +101,6 @@ def place(editor: Editor, changed: str) -> BoolGrid:
     grid = np.zeros(heat.shape, bool)
     grid[top : top + edge, left : left + edge] = True
     return grid
-
-
-def spread(first: int, then: int, share: float, steps: int) -> tuple[int, ...]:
-    """One growth per step: `first` for a share of them, 0 to 1, `then` for the rest."""
-    changes = ceil(share * steps)
-    return (first,) * changes + (then,) * (steps - changes)
 
 
 def _row(name: str, psnr: list[float], share: list[float]) -> dict[str, Any]:
