@@ -111,10 +111,10 @@ class Model:
         trial.generate("a cat", num_inference_steps=2, width=64, height=64)
         if perf_counter() - began < _QUICK and self.pace.dense(1) is None:
             for prompt in ("a cat", "a dog"):
-                self.pace.saw(trial.generate(prompt, num_inference_steps=4).stats)
+                self.pace.saw(trial.generate(prompt, num_inference_steps=4).stats, trial=True)
             half = np.zeros((self.native_size, self.native_size), bool)
             half[: self.native_size // 2] = True
-            self.pace.saw(trial.edit("a fox", mask=half).stats)
+            self.pace.saw(trial.edit("a fox", mask=half).stats, trial=True)
         self.editor, self.rail = editor, rail
 
     def drop(self) -> None:

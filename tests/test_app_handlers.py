@@ -238,26 +238,46 @@ def test_of_another_programs_picture_the_prompt_is_restored(studio):
     assert (found.prompt, found.settings) == ("a cat on a beach", None)
 
 
-def test_seconds_to_come_follow_the_table_and_then_what_was_seen():
-    def ran(seconds, macs, sparse):
-        steps = {"unet_evaluations_dense": 4 * (not sparse), "unet_evaluations_sparse": 4 * sparse}
-        common = {
-            "mask_area": 0.1,
-            "mask_source": MaskSource.GIVEN,
-            "mask_confidence": 1.0,
-            "active_rows": (),
-            "growth": (),
-        }
-        return EditStats(**common, **steps, macs=macs, macs_dense=1000, seconds={"total": seconds}, recorded_bytes=0)
+def ran(seconds, macs, sparse):
+    """What a run tells of itself; a dense one takes 1000 multiply-accumulates."""
+    return EditStats(
+        mask_area=0.1,
+        mask_source=MaskSource.GIVEN,
+        mask_confidence=1.0,
+        active_rows=(),
+        growth=(),
+        unet_evaluations_dense=4 * (not sparse),
+        unet_evaluations_sparse=4 * sparse,
+        macs=macs,
+        macs_dense=1000,
+        seconds={"total": seconds},
+        recorded_bytes=0,
+    )
 
+
+def test_seconds_to_come_follow_the_table_and_then_what_was_seen():
     pace = Pace()
     assert pace.dense(1000) is None is pace.sparse(200, 1000)
     pace.saw(ran(10.0, 1000, sparse=False))
     assert pace.dense(500) == 5 and pace.sparse(200, 1000) == pytest.approx(2.33)
     pace.saw(ran(4.66, 200, sparse=True))
     assert pace.sparse(200, 1000) == pytest.approx(4.66) and pace.dense(1000) == 10
+    assert 4.66 < pace.sparse(333, 1000) < 10, "what no mask saves is added, so that large edits stay below a dense run"
     pace.saw(ran(0.0, 0, sparse=False))
     assert pace.dense(1000) == 10
+
+
+def test_a_run_that_somebody_watches_tells_more_than_trials():
+    """Trials run without previews and a browser beside them."""
+    pace = Pace()
+    pace.saw(ran(1.0, 1000, sparse=False), trial=True)
+    pace.saw(ran(0.5, 200, sparse=True), trial=True)
+    assert pace.dense(1000) == 1 and pace.sparse(200, 1000) == pytest.approx(0.5)
+    pace.saw(ran(3.0, 1000, sparse=False))
+    pace.saw(ran(1.0, 1000, sparse=False), trial=True)
+    assert pace.dense(1000) == 3 and pace.sparse(200, 1000) == pytest.approx(1.5)
+    pace.saw(ran(1.2, 200, sparse=True))
+    assert pace.sparse(200, 1000) == pytest.approx(1.2)
 
 
 def test_a_session_is_downloaded_and_taken_up_by_another(studio, session):
