@@ -42,7 +42,7 @@ def naive(block: Knit | Staged, x: Tensor, reference: Tensor, seen: Tensor | Non
     """What a map [B, C, H, W] gains beside a reference: side by side, positions, norm, softmax, the first half kept.
 
     Args:
-        seen: bool [H, W], the part of the map that is looked at, and outside which nothing is right; None for all.
+        seen: bool [H, W], the part that is taken for the whole map, and outside which nothing is right; None for all.
     """
     knit, (height, width) = block.knit, x.shape[-2:]
     seen = torch.ones(height, width, dtype=torch.bool) if seen is None else seen
@@ -52,7 +52,7 @@ def naive(block: Knit | Staged, x: Tensor, reference: Tensor, seen: Tensor | Non
     own, known = (m.permute(0, 2, 3, 1) for m in (own, known))
     found = _attend(knit, knit.row_heads, own, known, seen).transpose(1, 2)
     found = _attend(knit, knit.column_heads, found, known.transpose(1, 2), seen.T).transpose(1, 2)
-    return knit.proj(found.permute(0, 3, 1, 2))
+    return knit.proj((found * seen[..., None]).permute(0, 3, 1, 2))
 
 
 def _staged(knit: Knit, reference: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ end, and closed under rows x columns. Not every projection is needed everywhere.
 queries, keys and values are known but at the active cells, and in rows without one the rows' outcome is the source's.
 No smaller set is exact: every cell of a row with an active one reads changed keys, and every column reads that cell.
 
-Where the source did not have it, the block sees the boxes around the blobs alone. Knows index arithmetic only.
+Where the source did not have it, the block takes the boxes around the blobs for the whole map: its end reads zeros
+beyond them, as beyond the frame. Knows index arithmetic only.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ class Closure:
         found: [M], positions whose outcome of the rows is wanted. found_fresh: [F], where `fresh` stand among them.
         row_keys, row_asks: what rows look at (fresh cells alone where nothing was recorded), and `found` by row.
         changed: [P], where those that columns find changed stand among `found`. kept: [R], the active among `changed`.
-        read: [R + G], where those that the last conv reads stand among `found`.
+        read: where those that the last conv reads stand among `found`. reads: where they stand among its [R + G].
         column_keys, column_asks: what columns look at, and `read` by column.
-        rim: [E], which active rows lie beside the frame. outside: bool [E, 9, 1], their taps beyond it.
+        rim: [E], which active rows lie beside the frame or their box's. outside: bool [E, 9, 1], their taps beyond it.
     """
 
     rows: Tensor
@@ -77,6 +78,7 @@ class Closure:
     changed: Tensor
     kept: Tensor
     read: Tensor
+    reads: Tensor
     column_keys: Keys | Lines
     column_asks: Lines
     tiles: Tiles | None
@@ -118,12 +120,17 @@ def _made(level: Level, conv: bool, recorded: bool) -> Closure:
         crossed = anew.any(1)[:, None] & grown.any(0)
         wanted = crossed | grown
     else:
-        anew = crossed = wanted = boxes(grown)
-    fresh, found, changed, read = *(_cells(grid) for grid in (anew, wanted, crossed)), level.read.cpu()
+        anew = crossed = wanted = boxes(active)
+        grown &= wanted
+    fresh, found, changed = (_cells(grid) for grid in (anew, wanted, crossed))
+    reads = grown.flatten()[level.read.cpu()].nonzero()[:, 0]
+    read = level.read.cpu()[reads]
     rows, columns = grown.any(1).nonzero()[:, 0], grown.any(0).nonzero()[:, 0]
     by_row = _Direction(rows, _among(rows, height), width, recorded)
     by_column = _Direction(columns, _among(columns, width), height, recorded)
-    beyond = (same.table == len(level.read)).view(-1, TAPS).cpu()  # where its table reads the row of zeros
+    there = torch.zeros(len(level.read) + 1, dtype=torch.bool)  # its table reads the row of zeros beyond the frame
+    there[reads] = True
+    beyond = ~there[same.table.cpu()].view(-1, TAPS)
     rim = beyond.any(1).nonzero()[:, 0]
     stands = _among(found, level.size)
     entering = reads_to(active, anew) if conv else None
@@ -141,6 +148,7 @@ def _made(level: Level, conv: bool, recorded: bool) -> Closure:
         stands[changed],
         _among(changed, level.size)[level.active.cpu()],
         stands[read],
+        reads,
         by_column.keys(columns[:, None] + torch.arange(height) * width, changed % width, changed // width),
         by_column.lines(read % width),
         tiles_of(same.table.cpu(), level.active.cpu(), width, len(level.read)),

@@ -3,7 +3,8 @@
 One changed cell changes its row, and then every column. But the block is exact on the active set if it runs on the
 cells of `closure`, at their own places, with the recorded queries, keys and values of the rest of those rows and
 columns. What was recorded is then mixed at the active set alone, as everywhere. A source that was made without the
-adapter has none of these: there the block sees the boxes around the active blobs and the reference alone.
+adapter has none of these: there the block sees the boxes around the active blobs, as if they were the whole map, and
+the reference alone.
 
 Follows arXiv 2410.22901 for the block itself. Knows rows and positions; no samplers.
 """
@@ -100,8 +101,10 @@ def replay_knit(run: Replay, site: KnitSite, x: Tensor, known: Known) -> Tensor:
     if recorded:
         _keep(run, site, COLUMNS, keys, cells.kept)
     keys, seen = _mixed(run, site, COLUMNS, keys, cells.column_keys, _lines(known.columns, cells.columns))
-    found, end = _look(knit.column_heads, asked, cells.column_asks, keys, seen), end_of(knit)
-    return map_of(end.framed(end.at(found, run.level(site).same, cells.tiles), cells))
+    found, end, level = _look(knit.column_heads, asked, cells.column_asks, keys, seen), end_of(knit), run.level(site)
+    if not recorded:
+        found = found.new_zeros(len(found), len(level.read), found.shape[2]).index_copy_(1, cells.reads, found)
+    return map_of(end.framed(end.at(found, level.same, cells.tiles), cells))
 
 
 def _entering(run: Replay, site: KnitSite, cells: Closure, rows: Tensor) -> Tensor:
