@@ -18,7 +18,7 @@ app: $(STAMP)
 	$(BIN)/fisedit app --port $(or $(PORT),7860)
 
 test: lint $(EMOJI) $(CHROMIUM)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 
 # Kills, hangs, full and read-only disks, crowds; writes docs/reliability.md.
 fault: $(STAMP)
