@@ -37,7 +37,7 @@ SAMPLERS = {
 }
 """Names that people know."""
 
-OFTEN = 0.1
+OFTEN = 0.25
 """Seconds between two previews of a run: showing every step of a quick one would slow it down."""
 
 ALL_PIECES = ("All pieces", "all")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from app.cores import apart
 from app.limits import (
     MOST_RESULTS,
     Look,
@@ -118,11 +119,15 @@ def preview(
         Busy: the session is at work, or others paint with other models or LoRAs.
     """
     text, wish, like = checked_prompt(prompt), checked_region(region or Region()), _like(studio, look)
-    with session.work():
-        own = studio.own(session, session.current)
+
+    def job() -> Preview:
         with studio.painting(session, own, session.check, PATIENCE) as editor:
             where = _where(editor, text, wish) | like(editor)
-            seen = editor.preview(text, **where, on_step=lambda *_: session.check())
+            return editor.preview(text, **where, on_step=lambda *_: session.check())
+
+    with session.work():
+        own = studio.own(session, session.current)
+        seen = apart(job)
     studio.make_room()
     dense = own.model.pace.dense(seen.macs_dense)
     seconds = dense if seen.fallback else own.model.pace.sparse(seen.macs, seen.macs_dense)

@@ -19,6 +19,7 @@ from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Self
 
+from app.cores import apart
 from app.limits import Busy
 from app.session import Session
 from app.shelf import MOST_LOADED, Model, Shelf
@@ -74,14 +75,16 @@ class Studio:
         loras: Sequence[str | Path] = (),
         adapter: str | Path | None = None,
     ) -> None:
-        self.shelf = Shelf(
-            models or ("demo",),
-            device=device,
-            dtype=dtype,
-            loras=loras,
-            adapter=adapter,
-            most=loaded,
-            feature_bytes=feature_bytes,
+        self.shelf = apart(
+            lambda: Shelf(
+                models or ("demo",),
+                device=device,
+                dtype=dtype,
+                loras=loras,
+                adapter=adapter,
+                most=loaded,
+                feature_bytes=feature_bytes,
+            )
         )
         self._begin(capacity, folder)
 
@@ -131,12 +134,14 @@ class Studio:
     ) -> Iterator[Editor]:
         """A session's editor over the model of a choice, with its LoRAs and no others; arguments as of `Shelf.lent`.
 
+        The calling thread is one that ends soon; `app.cores` says why.
+
         Raises:
             ModelError: the model cannot be loaded. InputError: a LoRA does not fit it. Busy: patience is over.
         """
         with self.shelf.lent(choice.model, check, patience) as model:
             assert model.rail is not None
-            with model.rail.worn(choice.loras, check, patience):
+            with model.rail.worn(choice.loras, check, patience), self.shelf.cores.shared(quick=model.quick):
                 yield model.desk(session)
 
     def session(self, caller: str) -> Session:

@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from app.cores import Cores
 from app.limits import label
 from app.line import Line
 from app.pace import Pace
@@ -53,7 +54,7 @@ class Model:
         place: as `Editor.from_pretrained` takes it.
 
     Attributes:
-        name, label: what sessions call it, and people. pace: of its runs.
+        name, label: what sessions call it, and people. pace: of its runs. quick: whether its steps are short.
         editor, rail: over it, and its LoRAs, while it is loaded. reads_looks: whether the adapter fits it.
         desks: sessions' editors over it. users: how many are at work with it. opening: held by who loads it.
 
@@ -66,7 +67,7 @@ class Model:
         self.label, self.pace = label(self.name), Pace()
         self.editor: Editor | None = None
         self.rail: Rail | None = None
-        self.reads_looks, self.users, self.opening = False, 0, Lock()
+        self.reads_looks, self.quick, self.users, self.opening = False, False, 0, Lock()
         self._texts = texts(place)
         self.desks: WeakKeyDictionary[Session, Editor] = WeakKeyDictionary()
 
@@ -104,18 +105,27 @@ class Model:
         """Let go of a session's editor, and what that recorded."""
         self.desks.pop(session, None)
 
-    def open(self, editor: Editor, rail: Rail) -> None:
+    def open(self, editor: Editor, rail: Rail, cores: Cores) -> None:
         """It is loaded, and ready once a small picture is drawn, so that nobody waits for what only a first run does.
         Where that is quick, one of its own size is drawn and edited as well, to learn the pace."""
         trial, began = editor.beside(), perf_counter()
         trial.generate("a cat", num_inference_steps=2, width=64, height=64)
-        if perf_counter() - began < _QUICK and self.pace.dense(1) is None:
-            for prompt in ("a cat", "a dog"):
-                self.pace.saw(trial.generate(prompt, num_inference_steps=4).stats, trial=True)
-            half = np.zeros((self.native_size, self.native_size), bool)
-            half[: self.native_size // 2] = True
-            self.pace.saw(trial.edit("a fox", mask=half).stats, trial=True)
+        self.quick = perf_counter() - began < _QUICK
+        if self.quick and self.pace.dense(1) is None:
+            with cores.shared(quick=True):
+                self._try(trial)
         self.editor, self.rail = editor, rail
+
+    def _try(self, trial: Editor) -> None:
+        """Learn the pace; the first run of a kind takes longer, and does not count."""
+        corner = np.zeros((self.native_size, self.native_size), bool)
+        corner[: self.native_size // 3, : self.native_size // 3] = True
+        for _ in range(2):
+            made = trial.generate("a cat", num_inference_steps=6)
+        self.pace.saw(made.stats, trial=True)
+        for prompt in ("a dog", "a fox"):
+            made = trial.edit(prompt, mask=corner)
+        self.pace.saw(made.stats, trial=True)
 
     def drop(self) -> None:
         """Let go of it, and of what was recorded with it."""
@@ -153,7 +163,7 @@ class Shelf:
                 raise InputError(f"two models are called {model.label}; rename one of them")
             self._models[model.label] = model
         self.most, self.adapter = most, adapter
-        self._line = Line()
+        self.cores, self._line = Cores(), Line()
         self._held: OrderedDict[Model, None] = OrderedDict()  # longest idle first
         self._how: dict[str, Any] = {"device": device, "dtype": dtype, "max_recorded_bytes": feature_bytes}
         self.first = next(iter(self._models.values()))
@@ -163,7 +173,7 @@ class Shelf:
         self.wardrobe, self.first.reads_looks = Wardrobe(editor, loras), adapter is not None
         unet, self.feature_bytes = editor.pipe.unet, editor.max_recorded_bytes
         self.dtype, self.device = str(unet.dtype).removeprefix("torch."), str(unet.device.type)
-        self.first.open(editor, Rail(editor))
+        self.first.open(editor, Rail(editor), self.cores)
         self._held[self.first] = None
 
     @property
@@ -241,7 +251,7 @@ class Shelf:
         try:
             editor = Editor.from_pretrained(model.place, **self._how)
             model.reads_looks = self._reads(editor)
-            model.open(editor, Rail(editor, self.wardrobe.hang(editor)))
+            model.open(editor, Rail(editor, self.wardrobe.hang(editor)), self.cores)
         except FisEditError as error:  # which may name places on this machine
             _log.error("%s", error)
             raise ModelError(f"the model {model.label} cannot be loaded; the app's own output says why") from error

@@ -1,0 +1,117 @@
+"""What a person at the page waits for, in Chromium: `python -m tests.app.waits --rounds 7`.
+
+The page's first load, once the server is up; the region, from the last letter typed; a new picture, and an edit of it
+by words, from the click until it lies in the history. Rounds alternate; medians are told. Seconds of a busy machine say
+little; how an edit compares with a picture says more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from playwright.sync_api import expect, sync_playwright
+
+from tests.app.conftest import CHROMIUM, FLAGS
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+SOURCE, EDIT = "a cat and a cake on a beach", "a dog and a cake on a beach"
+
+UNTIL = """([what, done]) => new Promise(tell => {
+    const began = performance.now(), reached = new Function('return ' + done);
+    new MutationObserver((_, observer) => {
+        if (!reached()) return;
+        observer.disconnect();
+        tell((performance.now() - began) / 1000);
+    }).observe(document.body, {subtree: true, childList: true, characterData: true, attributes: true});
+    new Function(what)();
+})"""
+"""Seconds from doing something on the page until something is true of it."""
+
+NODES = "document.querySelectorAll('#history [data-id]').length"
+REGION = "document.querySelector('#facts').textContent.includes('of the picture')"
+
+
+@contextmanager
+def app() -> Iterator[str]:
+    """`fisedit app` on the demo model, as a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "fisedit", "app", "--port", "0"]
+        running = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
+        try:
+            assert running.stdout is not None
+            found = re.search(r"http://\S+", running.stdout.readline())
+            assert found
+            yield found[0]
+        finally:
+            running.send_signal(signal.SIGINT)
+            running.wait(60)
+
+
+def clicked(page: Page, button: str, pictures: int) -> float:
+    seconds: float = page.evaluate(UNTIL, [f"document.querySelector('{button}').click()", f"{NODES} === {pictures}"])
+    return seconds
+
+
+def typed(page: Page, text: str) -> float:
+    """Seconds until the region of an edit is told; nothing is told of it before."""
+    expect(page.locator("#facts")).not_to_contain_text("of the picture")
+    typing = (
+        "const box = document.querySelector('#prompt textarea');"
+        f"box.value = '{text}'; box.dispatchEvent(new Event('input', {{bubbles: true}}))"
+    )
+    seconds: float = page.evaluate(UNTIL, [typing, REGION])
+    return seconds
+
+
+def say(words: str) -> None:
+    sys.stdout.write(f"{words}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Prints what was waited for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    rounds = parser.parse_args().rounds
+    regions, pictures, edits = [], [], []
+    with app() as url, sync_playwright() as play:
+        page = play.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS)).new_page()
+        began = perf_counter()
+        page.goto(url)
+        page.wait_for_function("sessionStorage.getItem('fisedit-session')")
+        say(f"first page load {perf_counter() - began:.2f} s")
+        for number in range(rounds):
+            page.locator("#prompt textarea").fill(SOURCE)
+            expect(page.locator("#make")).to_be_enabled()
+            page.wait_for_timeout(1000)
+            pictures.append(clicked(page, "#make", 2 * number + 1))
+            expect(page.locator("#run")).to_be_visible()
+            page.wait_for_timeout(1000)
+            regions.append(typed(page, EDIT))
+            expect(page.locator("#run")).to_be_enabled()
+            told = page.locator("#facts").inner_text()
+            page.wait_for_timeout(1000)
+            edits.append(clicked(page, "#run", 2 * number + 2))
+            expect(page.locator("#run")).to_be_visible()
+            truth = page.locator("#truth").inner_text()
+            say(f"region {regions[-1]:.2f} s, picture {pictures[-1]:.2f} s, edit {edits[-1]:.2f} s")
+            say(f"  before: {told!r}\n  after: {truth!r}")
+    ratio = median(a / b for a, b in zip(pictures, edits, strict=True))
+    say(f"medians: region {median(regions):.2f} s, picture {median(pictures):.2f} s, edit {median(edits):.2f} s")
+    say(f"an edit takes 1/{ratio:.2f} of a picture's time")
+
+
+if __name__ == "__main__":
+    main()
