@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 PROMPTS = ("a cat and a cake on a beach", "a dog and a cake on a beach")
 GUIDANCE = 7.5
-RECORDED = 3
-"""How many sources are recorded, each beside a dense run."""
+ROUNDS = 3
+"""How often whole runs take turns: dense ones, recorded sources and edits."""
 
 STEP_GROWTH = 1
 """Growth at which single steps are compared; whole edits use the default settings."""
@@ -77,13 +77,14 @@ def run(
     recipe = Recipe(PROMPTS[0], 7, "", num_inference_steps, GUIDANCE, size, size, SchedulerName.DDIM)
     grids = [(name, area, make(area, size // LATENT_FACTOR)) for name, make in MASKS.items() for area in areas]
     with torch.inference_mode():
-        bench = _Bench(pipe, recipe, repeats, _Progress(on_step, len(grids) + 3))
+        bench = _Bench(pipe, recipe, repeats, _Progress(on_step, len(grids) + 2 + ROUNDS))
         dense = bench.dense(plain)
         rows = []
         for i, (name, area, grid) in enumerate(grids):
             rows.append(bench.row(name, area, grid))
             if (i + 1) % len(areas) == 0:
                 bench.whole(dense)
+        bench.again(dense, rows, [grid for _, _, grid in grids])
         bench.finish(dense, rows)
     told = settings(model, recipe, where, precision, repeats)
     return {"settings": told, "dense": dense, "rows": rows, "summary": [_summary(row) for row in rows]}
@@ -147,7 +148,7 @@ class _Bench:
         row["recording_overhead"] = times["recorded"] / times["dense"] - 1
         self.progress.tick()
         row |= {"whole_seconds": [], "recorded_whole_seconds": []}
-        for _ in range(RECORDED):
+        for _ in range(ROUNDS):
             self.whole(row)
             self.editor = Editor(self.pipe)
             row["recorded_whole_seconds"].append(_timed(lambda: self.editor.generate(**self._asked())))
@@ -173,12 +174,15 @@ class _Bench:
             "sparse": lambda: decode_boxes(vae, latents, grid, self.decoder, self.picture),
         }
         decoded = interleaved(decodes, self.repeats)
-        row: Row = {"whole_seconds": self._edit(grid)}
+        row: Row = {"whole_runs": [self._edit(grid)]}
         stats = self.editor.current.stats
         if stats.fallback:  # as long as a dense run, so in turns with some; the first lay in fresh memory
-            row["whole_fresh_seconds"] = row["whole_seconds"]
-            pairs = [(_timed(self._generate), self._edit(grid)) for _ in range(RECORDED)]
-            row["whole_dense_seconds"], row["whole_seconds"] = (median(times) for times in zip(*pairs, strict=True))
+            row["whole_fresh_seconds"] = row["whole_runs"].pop()
+            pairs = [(_timed(self._generate), self._edit(grid)) for _ in range(ROUNDS)]
+            row["whole_dense_seconds"], row["whole_runs"] = (
+                median(dense for dense, _ in pairs),
+                [ours for _, ours in pairs],
+            )
             row["whole_pairs_seconds"] = pairs  # dense, ours
         return row | {
             "mask": name,
@@ -201,10 +205,20 @@ class _Bench:
         """Run diffusers' dense pipeline once more, between the edits."""
         dense["whole_seconds"].append(_timed(self._generate))
 
+    def again(self, dense: Row, rows: list[Row], grids: list[BoolGrid]) -> None:
+        """More rounds of every sparse edit, with a dense run before each round."""
+        for _ in range(ROUNDS - 1):
+            self.progress.tick()
+            self.whole(dense)
+            for row, grid in zip(rows, grids, strict=True):
+                if not row["fallback"]:
+                    row["whole_runs"].append(self._edit(grid))
+
     def finish(self, dense: Row, rows: list[Row]) -> None:
         """Put every whole edit over the dense median; one that ran dense over the runs beside it."""
         whole = median(dense["whole_seconds"])
         for row in rows:
+            row["whole_seconds"] = median(row["whole_runs"])
             row["whole_ratio"] = row.get("whole_dense_seconds", whole) / row["whole_seconds"]
             if "plain_step_seconds" in dense:
                 row["step_ratio_to_plain"] = dense["plain_step_seconds"] / row["step_seconds"]

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from fisedit.source import Engine, Story
     from fisedit.values import BoolGrid
 
-GROWTH_LIMIT = 64
-"""The most latent cells that a mask, or what is computed around it, may grow by."""
-
 
 @dataclass(frozen=True, eq=False)
 class Wish:
@@ -95,8 +92,8 @@ class Planner:
         assert run.parent is not None
         sizes = run.recipe.height, run.recipe.width, run.parent.image.size
         wanted, barred = (masks.given(m, *sizes) if m is not None else None for m in (mask, protect))
-        if type(grow) is not int or not -GROWTH_LIMIT <= grow <= GROWTH_LIMIT:
-            raise InputError(f"grow must be latent cells in [-{GROWTH_LIMIT}, {GROWTH_LIMIT}], got {grow!r}")
+        if type(grow) is not int or not -WHOLE <= grow <= WHOLE:
+            raise InputError(f"grow must be latent cells in [-{WHOLE}, {WHOLE}], got {grow!r}")
         if not (isinstance(structure, int | float) and 0 <= structure <= 1):
             raise InputError(f"structure must be in [0, 1], got {structure!r}")
         widths = _widths(growth, run.recipe)
@@ -223,8 +220,8 @@ def _widths(growth: int | Sequence[int] | None, recipe: Recipe) -> tuple[int, ..
         return ()
     steps = recipe.num_inference_steps
     widths = tuple(growth) if isinstance(growth, Sequence) else (growth,) * steps
-    if len(widths) != steps or not all(type(w) is int and 0 <= w <= GROWTH_LIMIT for w in widths):
+    if len(widths) != steps or not all(type(w) is int and 0 <= w <= WHOLE for w in widths):
         raise InputError(
-            f"growth must be one number of latent cells in [0, {GROWTH_LIMIT}], or {steps} of them, got {growth!r}"
+            f"growth must be one number of latent cells in [0, {WHOLE}], or {steps} of them, got {growth!r}"
         )
     return widths

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from fisedit import console, files
 from fisedit import options as opt
 from fisedit.errors import InputError
+
+if TYPE_CHECKING:
+    from fisedit.values import OnStep
 
 bench = typer.Typer(help="Measure fisedit against dense diffusers.")
 
@@ -29,9 +34,7 @@ def bench_edit(
 ) -> None:
     """Measure steps, decodes and whole edits of given areas."""
     shares = _shares(areas)
-    if output is not None:
-        files.writable(output.parent)
-    with console.progress("Measuring") as on_step:
+    with _measuring(output) as on_step:
         report = _edit_benchmark(device).run(
             model=model,
             areas=shares,
@@ -59,9 +62,7 @@ def bench_adapters(
 ) -> None:
     """Measure what reference adapters add to a sparse step."""
     shares = _shares(areas)
-    if output is not None:
-        files.writable(output.parent)
-    with console.progress("Measuring") as on_step:
+    with _measuring(output) as on_step:
         report = import_module("fisedit.bench_adapters").run(
             model=model,
             families=[name.strip() for name in families.split(",")],
@@ -86,9 +87,7 @@ def bench_fidelity(
     json: opt.Json = False,
 ) -> None:
     """Measure how close sparse edits come to dense blended ones, by growth."""
-    if output is not None:
-        files.writable(output.parent)
-    with console.progress("Measuring") as on_step:
+    with _measuring(output) as on_step:
         report = import_module("fisedit.fidelity").run(
             model=model,
             edits=edits,
@@ -113,9 +112,7 @@ def bench_masks(
     json: opt.Json = False,
 ) -> None:
     """Measure the masks that every recipe makes of words, beside the truth."""
-    if output is not None:
-        files.writable(output.parent)
-    with console.progress("Measuring") as on_step:
+    with _measuring(output) as on_step:
         report = import_module("fisedit.quality.finding").run(
             model=model,
             edits=edits,
@@ -148,12 +145,11 @@ def bench_quality(
     json: opt.Json = False,
 ) -> None:
     """Measure masks and edits whose truth is known, beside other methods; or with and without a reference's look."""
-    for folder in (html, journal and journal.parent, output and output.parent):
-        if folder is not None:
-            files.writable(folder)
+    if html is not None:
+        files.writable(html)
     how = {"model": model, "edits": edits, "num_inference_steps": num_inference_steps, "seed": seed, "judge": judge}
     how |= {"guidance_scale": guidance_scale, "html": html, "device": device, "dtype": dtype}
-    with console.progress("Measuring") as on_step:
+    with _measuring(output, journal) as on_step:
         if adapter is not None:
             report = import_module("fisedit.quality.looks").run(adapter=adapter, on_step=on_step, **how)
         else:
@@ -165,6 +161,16 @@ def bench_quality(
                 **how,
             )
     _report(report, output, json, *(("summary",) if adapter is not None else ("summary", "classes", "whole")))
+
+
+@contextmanager
+def _measuring(*outputs: Path | None) -> Iterator[OnStep]:
+    """Progress, once it is known that what is found out can be written."""
+    for output in outputs:
+        if output is not None:
+            files.writable(output.parent)
+    with console.progress("Measuring") as on_step:
+        yield on_step
 
 
 def _report(report: dict[str, Any], output: Path | None, json: bool, *tables: str) -> None:
