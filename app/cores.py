@@ -24,7 +24,7 @@ def apart(job: Callable[[], T]) -> T:
     def work() -> None:
         try:
             done.set_result(job())
-        except BaseException as error:  # noqa: BLE001 (it is raised where it is waited for)
+        except BaseException as error:  # noqa: BLE001 (raised by `result`; else who waits there would for ever)
             done.set_exception(error)
 
     thread = Thread(target=work, daemon=True)

@@ -93,12 +93,8 @@ class Soak:
 
 
 @contextmanager
-def app(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
-    """`fisedit app` as a process of its own: its address, and the process."""
-    pipe = Editor.from_pretrained("demo").pipe
-    loras = [Lora(pipe, seed).kohya(folder / f"{name}.safetensors") for seed, name in enumerate(("ink", "oil"))]
-    command = [sys.executable, "-m", "fisedit", "app", "--port", "0", "--loaded", "1", "--model", "demo"]
-    command += ["--model", str(derived(folder / "another")), "--lora", str(loras[0]), "--lora", str(loras[1])]
+def started(command: Sequence[str], folder: Path) -> Iterator[tuple[str, psutil.Process]]:
+    """A command that serves the app, as a process of its own: its address, and the process."""
     running = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
     try:
         assert running.stdout is not None
@@ -108,6 +104,17 @@ def app(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
     finally:
         running.send_signal(signal.SIGINT)
         assert running.wait(60) == 0
+
+
+@contextmanager
+def app(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
+    """`fisedit app` as a process of its own: its address, and the process."""
+    pipe = Editor.from_pretrained("demo").pipe
+    loras = [Lora(pipe, seed).kohya(folder / f"{name}.safetensors") for seed, name in enumerate(("ink", "oil"))]
+    command = [sys.executable, "-m", "fisedit", "app", "--port", "0", "--loaded", "1", "--model", "demo"]
+    command += ["--model", str(derived(folder / "another")), "--lora", str(loras[0]), "--lora", str(loras[1])]
+    with started(command, folder) as there:
+        yield there
 
 
 def visit(url: str, soak: Soak, chance: random.Random) -> None:

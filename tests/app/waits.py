@@ -8,13 +8,9 @@ little; how an edit compares with a picture says more.
 from __future__ import annotations
 
 import argparse
-import re
-import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -22,6 +18,7 @@ from typing import TYPE_CHECKING
 from playwright.sync_api import expect, sync_playwright
 
 from tests.app.conftest import CHROMIUM, FLAGS
+from tests.app.soak import say, started
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -43,22 +40,6 @@ NODES = "document.querySelectorAll('#history [data-id]').length"
 REGION = "document.querySelector('#facts').textContent.includes('of the picture')"
 
 
-@contextmanager
-def app() -> Iterator[str]:
-    """`fisedit app` on the demo model, as a process of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "fisedit", "app", "--port", "0"]
-        running = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
-        try:
-            assert running.stdout is not None
-            found = re.search(r"http://\S+", running.stdout.readline())
-            assert found
-            yield found[0]
-        finally:
-            running.send_signal(signal.SIGINT)
-            running.wait(60)
-
-
 def clicked(page: Page, button: str, pictures: int) -> float:
     seconds: float = page.evaluate(UNTIL, [f"document.querySelector('{button}').click()", f"{NODES} === {pictures}"])
     return seconds
@@ -75,18 +56,18 @@ def typed(page: Page, text: str) -> float:
     return seconds
 
 
-def say(words: str) -> None:
-    sys.stdout.write(f"{words}\n")
-    sys.stdout.flush()
-
-
 def main() -> None:
     """Prints what was waited for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds
     regions, pictures, edits = [], [], []
-    with app() as url, sync_playwright() as play:
+    command = [sys.executable, "-m", "fisedit", "app", "--port", "0"]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        started(command, Path(folder)) as (url, _),
+        sync_playwright() as play,
+    ):
         page = play.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS)).new_page()
         began = perf_counter()
         page.goto(url)
