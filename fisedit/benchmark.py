@@ -12,6 +12,7 @@ import resource
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -298,14 +299,21 @@ def _synchronise() -> None:
 
 @contextmanager
 def _counted() -> Iterator[Any]:
-    """Torch's own counter, told of the attention kernel that it has no formula for."""
+    """Torch's own counter, told of the kernels that it has no formula for."""
     from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
     def attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
         return int(sdpa_flop_count(query, key, value))
 
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 (its only name)
-    with FlopCounterMode(display=False, custom_mapping={kernel: attention}) as counter:
+    def linear(rows: Any, *_: Any, out_shape: Any, **__: Any) -> int:
+        return int(2 * prod(rows) * out_shape[-1])
+
+    kernels: dict[Any, Callable[..., int]] = {
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention  # noqa: SLF001 (its only name)
+    }
+    if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        kernels[torch.ops.mkldnn._linear_pointwise] = linear  # noqa: SLF001
+    with FlopCounterMode(display=False, custom_mapping=kernels) as counter:
         yield counter
 
 

@@ -156,9 +156,11 @@ class Knit(nn.Module):
         """Keys that a token of a map looks at, along rows and along columns, its reference's among them."""
         return 2 * width, 2 * height
 
-    def tokens(self, lines: Tensor, at: Tensor) -> Tensor:
-        """Normed tokens of lines [B, lines, n, C] that lie at positions int64 [n]."""
-        normed: Tensor = self.norm(lines + self._positions(at).to(lines))
+    def tokens(self, lines: Tensor, at: Tensor, length: int = 0) -> Tensor:
+        """Normed tokens of lines [B, lines, n, C] that lie at positions int64 [n]; where many share few of them, below
+        `length`, each is made once."""
+        turned = self._positions(_span(length, at) if length else at).to(lines)
+        normed: Tensor = self.norm(lines + (turned.index_select(0, at) if length else turned))
         return normed
 
     def grid(self, x: Tensor) -> Tensor:
@@ -239,7 +241,8 @@ def joined(own: KeyValue, known: KeyValue | None) -> KeyValue:
     if known is None:
         return own
     frames = own[0].shape[0] // known[0].shape[0]
-    k, v = (torch.cat([a, b.repeat_interleave(frames, 0)], 2) for a, b in zip(own, known, strict=True))
+    behind = known if frames == 1 else [x.repeat_interleave(frames, 0) for x in known]
+    k, v = (torch.cat(pair, 2) for pair in zip(own, behind, strict=True))
     return k, v
 
 

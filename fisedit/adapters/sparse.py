@@ -88,14 +88,14 @@ def replay_knit(run: Replay, site: KnitSite, x: Tensor, known: Known) -> Tensor:
     """Run on the closure of the active rows; what the map [B, C, R, 1] gains."""
     knit, width, recorded = site.module, run.level(site).width, f"{site.name}.{ROWS[0]}" in run.source
     cells = closure_of(run.level(site), conv=knit.conv_in is not None, recorded=recorded)
-    tokens = knit.tokens(_entering(run, site, cells, rows_of(x)), cells.fresh % width)
+    tokens = knit.tokens(_entering(run, site, cells, rows_of(x)), cells.fresh % width, width)
     asked, keys = knit.row_heads.to_q(tokens), knit.row_heads.keys(tokens)
     if recorded:
         _keep(run, site, ROWS, (asked, *keys), cells.active)
         asked = _recorded(run, site, ROWS[0], cells.found).index_copy_(1, cells.found_fresh, asked)
     keys, seen = _mixed(run, site, ROWS[1:], keys, cells.row_keys, _lines(known.rows, cells.rows))
     found = knit.row_heads.to_out[0](_look(knit.row_heads, asked, cells.row_asks, keys, seen))
-    tokens = knit.tokens(found, cells.found // width)
+    tokens = knit.tokens(found, cells.found // width, run.level(site).height)
     asked = knit.column_heads.to_q(tokens.index_select(1, cells.read))
     keys = knit.column_heads.keys(tokens.index_select(1, cells.changed))
     if recorded:
