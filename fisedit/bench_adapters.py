@@ -83,6 +83,7 @@ def run(
     return {"settings": told, "dense": bench.dense, "rows": rows, "summary": [_summary(row) for row in rows]}
 
 
+@torch.inference_mode(mode=False)
 @torch.no_grad()
 def random_adapter(unet: UNet2DConditionModel, family: str) -> RowColumnAdapter:
     """An adapter for a UNet whose gains are of order one, laid out as in an editor."""

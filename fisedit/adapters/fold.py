@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fisedit.adapters import tiles
 from fisedit.sparse_kernels import ops
+from fisedit.sparse_kernels.packed import Matrix
 
 if TYPE_CHECKING:
     from fisedit.adapters.closure import Closure
@@ -35,8 +36,8 @@ class Conv:
     bias: Tensor
 
     @cached_property
-    def spread(self) -> Tensor:
-        """Its weights for tiles, [16, C, C]."""
+    def spread(self) -> list[Matrix]:
+        """Its weights for tiles, 16 of [C, C]."""
         return tiles.spread(self.weight.detach())
 
     def at(self, rows: Tensor, reads: Reads, tiled: tiles.Tiles | None) -> Tensor:

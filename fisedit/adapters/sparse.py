@@ -12,7 +12,7 @@ Follows arXiv 2410.22901 for the block itself. Knows rows and positions; no samp
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from fisedit.adapters.row_column import Knit, Known, Seen, joined
 from fisedit.errors import AdapterError
 from fisedit.graph import Role, Site
 from fisedit.layers import Recording, Replay, map_of, rows_of
+from fisedit.sparse_kernels import ops
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,19 +90,20 @@ def replay_knit(run: Replay, site: KnitSite, x: Tensor, known: Known) -> Tensor:
     knit, width, recorded = site.module, run.level(site).width, f"{site.name}.{ROWS[0]}" in run.source
     cells = closure_of(run.level(site), conv=knit.conv_in is not None, recorded=recorded)
     tokens = knit.tokens(_entering(run, site, cells, rows_of(x)), cells.fresh % width, width)
-    asked, keys = knit.row_heads.to_q(tokens), knit.row_heads.keys(tokens)
+    rows, columns = knit.row_heads, knit.column_heads
+    asked, keys = _linear(rows.to_q, tokens), _keys(rows, tokens)
     if recorded:
         _keep(run, site, ROWS, (asked, *keys), cells.active)
         asked = _recorded(run, site, ROWS[0], cells.found).index_copy_(1, cells.found_fresh, asked)
     keys, seen = _mixed(run, site, ROWS[1:], keys, cells.row_keys, _lines(known.rows, cells.rows))
-    found = knit.row_heads.to_out[0](_look(knit.row_heads, asked, cells.row_asks, keys, seen))
+    found = _linear(rows.to_out[0], _look(rows, asked, cells.row_asks, keys, seen))
     tokens = knit.tokens(found, cells.found // width, run.level(site).height)
-    asked = knit.column_heads.to_q(tokens.index_select(1, cells.read))
-    keys = knit.column_heads.keys(tokens.index_select(1, cells.changed))
+    asked = _linear(columns.to_q, tokens.index_select(1, cells.read))
+    keys = _keys(columns, tokens.index_select(1, cells.changed))
     if recorded:
         _keep(run, site, COLUMNS, keys, cells.kept)
     keys, seen = _mixed(run, site, COLUMNS, keys, cells.column_keys, _lines(known.columns, cells.columns))
-    found, end, level = _look(knit.column_heads, asked, cells.column_asks, keys, seen), end_of(knit), run.level(site)
+    found, end, level = _look(columns, asked, cells.column_asks, keys, seen), end_of(knit), run.level(site)
     if not recorded:
         found = found.new_zeros(len(found), len(level.read), found.shape[2]).index_copy_(1, cells.reads, found)
     return map_of(end.framed(end.at(found, level.same, cells.tiles), cells))
@@ -150,6 +152,14 @@ def _look(heads: Heads, asked: Tensor, asks: Lines, keys: KeyValue, seen: Tensor
     """What queries of cells [B, N, C] find on their lines."""
     lines = asked.index_select(1, asks.at).unflatten(1, (keys[0].shape[1], -1))
     return heads.look(lines, keys, seen).flatten(1, 2).index_select(1, asks.back)
+
+
+def _linear(layer: Any, rows: Tensor) -> Tensor:
+    return ops.norm_linear(rows, layer.weight, layer.bias)
+
+
+def _keys(heads: Heads, tokens: Tensor) -> KeyValue:
+    return _linear(heads.to_k, tokens), _linear(heads.to_v, tokens)
 
 
 def _keep(run: Replay, site: KnitSite, names: tuple[str, ...], fresh: tuple[Tensor, ...], active: Tensor) -> None:

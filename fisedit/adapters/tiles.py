@@ -7,6 +7,7 @@ HelloMeme's block, arXiv 2410.22901. Knows index tables and weights; neither pla
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fisedit.plan import TAPS
+from fisedit.sparse_kernels.packed import Matrix
 
 PRODUCTS = 16
 """Rows that a tile multiplies, each with weights of its own."""
@@ -75,11 +77,11 @@ def _corners(cells: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return corners
 
 
-def spread(weight: Tensor) -> Tensor:
-    """The weights [16, C_out, C_in] of a tile's products, of a conv's [C_out, C_in, 3, 3]."""
+def spread(weight: Tensor) -> list[Matrix]:
+    """The 16 weights [C_out, C_in] of a tile's products, of a conv's [C_out, C_in, 3, 3]."""
     across = torch.stack(_filter(*weight.float().unbind(3)))  # [4, C_out, C_in, 3], by x
     both = torch.stack(_filter(*across.unbind(3)))
-    return both.flatten(0, 1).to(weight.dtype)
+    return [Matrix(each) for each in both.flatten(0, 1).to(weight.dtype)]
 
 
 def _filter(first: Tensor, middle: Tensor, last: Tensor) -> list[Tensor]:
@@ -87,7 +89,7 @@ def _filter(first: Tensor, middle: Tensor, last: Tensor) -> list[Tensor]:
     return [first, (ends + middle) / 2, (ends - middle) / 2, last]
 
 
-def conv(rows: Tensor, tiles: Tiles, weights: Tensor, bias: Tensor) -> Tensor:
+def conv(rows: Tensor, tiles: Tiles, weights: Sequence[Matrix], bias: Tensor) -> Tensor:
     """3x3 convolution at a tile's outputs.
 
     Args:
@@ -101,7 +103,7 @@ def conv(rows: Tensor, tiles: Tiles, weights: Tensor, bias: Tensor) -> Tensor:
     padded = F.pad(rows, (0, 0, 0, 1)).flatten(0, 1)
     read = padded[(starts * (count + 1) + tiles.table[:, None]).flatten(1)]  # [16, B * T, C_in]
     asked = _seen(_seen(read.float().unflatten(0, (4, 4)), 0), 1).to(rows).flatten(0, 1)
-    found = torch.stack([F.linear(*each) for each in zip(asked, weights, strict=True)])
+    found = torch.stack([weight.of(each) for each, weight in zip(asked, weights, strict=True)])
     outputs = _told(_told(found.float().unflatten(0, (4, 4)), 0), 1).flatten(0, 1)  # [4, B * T, C_out]
     cell, tile = tiles.pick
     return outputs[cell, starts * tiles.count + tile].add_(bias).to(rows)

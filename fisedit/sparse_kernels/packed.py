@@ -1,7 +1,8 @@
 """Weights as oneDNN wants them, made once: a product with few rows costs less than putting its weight in order.
 
-Only parameters on a CPU in bf16 are packed, and only small ones: of large ones a second copy would cost more memory
-than the order costs time. A parameter that was written to gets a new copy, one that is gone takes its copy with it.
+Only weights on a CPU in bf16 are packed, and only parameters are looked after: one that was written to gets a
+new copy, one that is gone takes its copy with it. It costs a second copy of every weight that sparse steps multiply by,
+of SD 1.5 1.7 GB, and takes 8 % off a step of 5 % of the picture, 4 % off one of 15 %.
 """
 
 from __future__ import annotations
@@ -13,19 +14,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LARGEST = 1 << 20
-"""Numbers in a weight that is packed: of the demo model's all, of SD 1.5's those of the finest level."""
-
 _kept: dict[int, tuple[ref[Tensor], int, int, Tensor]] = {}
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear`, bit for bit; a conv's weight [C_out, C_in, 3, 3] is for patches [..., 9 * C_in], or 1x1 for rows."""
     packed = _packed(weight)
-    if packed is None:
-        return F.linear(rows, matrix(weight), bias)
-    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, packed, bias, "none", [], "")  # noqa: SLF001 (torch has no public name)
-    return out
+    return F.linear(rows, matrix(weight), bias) if packed is None else _product(rows, packed, bias)
+
+
+class Matrix:
+    """A weight [C_out, C_in] of which nothing else is kept."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._packed = _packs(weight)
+        self._weight = _ordered(weight) if self._packed else weight
+
+    def of(self, rows: Tensor) -> Tensor:
+        """`F.linear` of rows [..., C_in]."""
+        return _product(rows, self._weight, None) if self._packed else F.linear(rows, self._weight)
 
 
 def matrix(weight: Tensor) -> Tensor:
@@ -34,8 +41,17 @@ def matrix(weight: Tensor) -> Tensor:
 
 
 def _packs(weight: Tensor) -> bool:
-    plain = isinstance(weight, torch.nn.Parameter) and weight.dtype is torch.bfloat16 and weight.device.type == "cpu"
-    return plain and weight.numel() <= LARGEST and not weight.is_inference() and _available()
+    return weight.dtype is torch.bfloat16 and weight.device.type == "cpu" and _available()
+
+
+def _ordered(weight: Tensor) -> Tensor:
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, None)  # noqa: SLF001 (torch has no public name)
+    return packed
+
+
+def _product(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, packed, bias, "none", [], "")  # noqa: SLF001
+    return out
 
 
 def _packed(weight: Tensor) -> Tensor | None:
@@ -43,9 +59,9 @@ def _packed(weight: Tensor) -> Tensor | None:
     key, found = id(weight), _kept.get(id(weight))
     if found is not None and found[0]() is weight and found[1:3] == _state(weight):
         return found[3]
-    if not _packs(weight):
+    if not (isinstance(weight, torch.nn.Parameter) and _packs(weight)) or weight.is_inference():
         return None
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix(weight.detach()), None)  # noqa: SLF001
+    packed = _ordered(matrix(weight.detach()))
     _kept[key] = ref(weight, lambda gone: _forget(key, gone)), *_state(weight), packed
     return packed
 
