@@ -6,12 +6,14 @@ the source's after every step. PSNR is taken over the pixels inside the mask alo
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from itertools import cycle, islice, permutations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fisedit.costs import GROWTHS, spread
+from fisedit.costs import GROWTHS, mixed, spread
 from fisedit.editor import Editor
 from fisedit.quality import metrics
 from fisedit.quality.case import Case, story_of
@@ -26,15 +28,20 @@ PLACES = ("on a beach", "in the snow", "on the grass", "at sunset")
 AREA = 0.19
 """Share of the picture that the given square masks cover."""
 
-SCHEDULES: dict[str, tuple[int, int, float] | None] = {
-    "default": None,
-    **{str(cells): (cells, cells, 1) for cells in range(4)},
-    "3, then 1 from 1/4": (3, 1, 1 / 4),
-    "3, then 1 from 1/2": (3, 1, 1 / 2),
-    "2, then 1 from 1/2": (2, 1, 1 / 2),
-    "5": (5, 5, 1),
+SCHEDULES: dict[str, Callable[[int], tuple[int, ...] | None]] = {
+    "default": lambda _: None,
+    "0": partial(spread, 0, 0),
+    "1": partial(spread, 1, 1),
+    "2": partial(spread, 2, 2),
+    "3": partial(spread, 3, 3),
+    "3, then 1 from 1/4": partial(spread, 3, 1, share=1 / 4),
+    "3, then 1 from 1/2": partial(spread, 3, 1),
+    "2, then 1 from 1/2": partial(spread, 2, 1),
+    "5": partial(spread, 5, 5),
+    "1, 2 of 25 steps dense": partial(mixed, share=2 / 25),
+    "1, 7 of 25 steps dense": partial(mixed, share=7 / 25),
 }
-"""Growth in latent cells, at first and then, and the share of the steps that is at first."""
+"""What each makes of a number of steps: growth in latent cells, step by step."""
 
 
 def run(
@@ -71,8 +78,7 @@ def run(
         reference, inside = case.blended(grid), metrics.pixels(grid)
         for name, schedule in SCHEDULES.items():
             editor.checkout(source.id)
-            growth = None if schedule is None else spread(*schedule[:2], num_inference_steps, schedule[2])
-            result = editor.edit(changed, mask=grid, growth=growth)
+            result = editor.edit(changed, mask=grid, growth=schedule(num_inference_steps))
             psnr[name].append(metrics.psnr(result.image, reference, inside))
             share[name].append(result.stats.macs / result.stats.macs_dense)
     rows = [_row(name, psnr[name], share[name]) for name in SCHEDULES]

@@ -245,11 +245,11 @@ def test_growth_is_as_wide_as_costs_hardly_more_time_there(pipelines, monkeypatc
 def test_dense_steps_in_between_where_they_cost_hardly_more_time(pipelines, monkeypatch):
     costs = Costs(Engine(pipelines["sd15"]), recipe_of(num_inference_steps=25))
     monkeypatch.setattr("fisedit.costs.FIXED", {"cpu": 100 * costs.dense_step()})
-    dense = 0, 3, 6, 9, 13, 17, 21
+    dense = 0, 3, 7, 12, 18
     assert costs.growth(SQUARE) == tuple(WHOLE if i in dense else 1 for i in range(25))
-    assert costs.growth(SQUARE, 10) == tuple(WHOLE if i in (10, 13, 17, 21) else 1 for i in range(25))
+    assert costs.growth(SQUARE, 10) == tuple(WHOLE if i in (10, 13, 19) else 1 for i in range(25))
     monkeypatch.setattr("fisedit.costs.FIXED", {"cpu": 0})
-    assert costs.growth(SQUARE) == (3,) * 13 + (1,) * 12
+    assert costs.growth(SQUARE) == (2,) * 13 + (1,) * 12
 
 
 def test_dense_steps_in_between_are_told(pipelines):
