@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from fisedit import Editor, cli, files
 from fisedit.batch import run as running
@@ -37,6 +38,7 @@ def forked(tmp_path, monkeypatch, arguments):
         if child:
             return child
         try:
+            torch.set_num_threads(torch.get_num_threads())  # makes a pool anew, which two threads at once may not
             spoil()
             sys.argv = ["fisedit", *arguments, *map(str, given)]
             cli.main()
