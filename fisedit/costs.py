@@ -34,8 +34,8 @@ Nearer than all of them comes a single cell with dense steps in between, which t
 
 BETWEEN = 0.2
 """Share of the steps that run dense, where some do: of 25 steps 5. The first of all is one, as the early steps decide
-what an edit makes of a place. With 4 edits in our own masks come near to 28 dB in the tenth percentile; 7 bring a
-decibel more for a tenth of the time."""
+what an edit makes of a place. With 4 of them, edits in our own masks come near to 28 dB in the tenth
+percentile; 7 bring a decibel more for a tenth of the time."""
 
 EARLIER = 1.4
 """How much closer the earlier ones lie: they are where the k-th of n equal parts begins, k / n to this power."""
