@@ -65,7 +65,7 @@ def test_a_square_at_any_place_is_covered_without_waste(left):
 def test_what_is_multiplied():
     level, reads, tiled, _ = made(grids(11, 14)["blobs"])
     rows, conv = torch.randn(2, len(level.read), 12), Conv(torch.randn(12, 12, 3, 3), torch.randn(12))
-    assert counted(lambda: conv.at(rows, reads, tiled)) == 2 * tiles.PRODUCTS * tiled.count * 12**2
+    assert counted(lambda: conv.at(rows, reads, tiled)) == 2 * tiled.macs(12)
 
 
 def test_nine_taps_where_they_take_less(monkeypatch):

@@ -232,6 +232,31 @@ def test_attention_over_whole_maps(backend, dtype, scores, rows, size, heads, wi
     assert (got.double() - expected).norm() <= {torch.float32: 1e-6, torch.bfloat16: 0.01}[dtype] * expected.norm()
 
 
+@each_backend
+@each_dtype
+@pytest.mark.parametrize("scores", [1 << 22, 200], ids=["whole", "pieces"])
+@pytest.mark.parametrize("filled", [False, True])
+def test_attention_along_lines(backend, dtype, filled, scores, monkeypatch):
+    """Torch's own of float64, over a line's keys that are there and all of those beside it."""
+    monkeypatch.setattr(cpu, "SCORES", scores)
+    heads, width = 4, 8
+    query, *own = (torch.randn(6, n, heads * width).to(dtype) for n in (5, 9, 9))
+    beside = tuple(torch.randn(6, heads, 7, width).to(dtype) for _ in "kv")
+    seen = torch.arange(9) <= torch.arange(6)[:, None] if filled else None
+    with ops.use(backend):
+        got = ops.attend_lines(query, tuple(own), beside, seen)
+    expected = []
+    for i in range(6):
+        there = 9 if seen is None else int(seen[i].sum())
+        q = query[i].double().unflatten(1, (heads, width)).transpose(0, 1)
+        lines = (t[i, :there].double().unflatten(1, (heads, width)).transpose(0, 1) for t in own)
+        k, v = (torch.cat([line, other[i].double()], 1) for line, other in zip(lines, beside, strict=True))
+        expected.append(F.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1))
+    expected = torch.stack(expected)
+    assert got.dtype == dtype
+    assert (got.double() - expected).norm() <= {torch.float32: 1e-6, torch.bfloat16: 0.015}[dtype] * expected.norm()
+
+
 def test_packed_weights_follow_their_parameters():
     torch.manual_seed(0)
     rows, linear = torch.randn(2, 9, 24).bfloat16(), nn.Linear(24, 16).bfloat16()

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
 from fisedit.adapters import tiles
@@ -88,10 +89,12 @@ def _made(module: nn.Module, weights: tuple[Tensor, ...], make: Callable[..., An
     return known[1]
 
 
+@torch.inference_mode(mode=False)
 def _folded(conv: Tensor, bias: Tensor, linear: Tensor, shift: Tensor) -> End:
     """In float32, then as precise as the weights."""
     conv, bias, linear, shift = (weights.detach() for weights in (conv, bias, linear, shift))
     rows = conv.permute(0, 2, 3, 1).float()
     weight = (rows @ linear.float()).to(conv).permute(0, 3, 1, 2)  # channels_last already
     taps = (rows @ shift.float()).flatten(1).T
-    return End(weight, (bias.float() + taps.sum(0)).to(conv), taps.to(conv).contiguous())
+    fixed = nn.Parameter(weight, requires_grad=False)  # parameters outside inference mode are those that get packed
+    return End(fixed, (bias.float() + taps.sum(0)).to(conv), taps.to(conv).contiguous())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fisedit.adapters.closure import Keys, closure_of
 from fisedit.adapters.places import places
 from fisedit.adapters.row_column import Staged
-from fisedit.adapters.tiles import PRODUCTS, serves
+from fisedit.adapters.tiles import serves
 from fisedit.plan import TAPS
 
 if TYPE_CHECKING:
@@ -71,17 +71,17 @@ def _knit_macs(knit: Knit, height: int, width: int, row_keys: int, column_keys: 
 def _closure_macs(channels: int, level: Level, cells: Closure, *, tiled: bool) -> int:
     """A block on a closure: projections where they are fresh, lines as long as they are filled up, the folded end."""
     linear = 3 * len(cells.fresh) + len(cells.found) + len(cells.read) + 2 * len(cells.changed)
-    linear += _conv_products(level.rows, cells.tiles if tiled else None)
+    total = _conv_macs(channels, level.rows, cells.tiles if tiled else None)
     if cells.entering is not None:
-        linear += _conv_products(len(cells.fresh), cells.entering_tiles if tiled else None)
+        total += _conv_macs(channels, len(cells.fresh), cells.entering_tiles if tiled else None)
     looks = len(cells.row_asks.at) * (_own(cells.row_keys, cells.rows) + level.width)
     looks += len(cells.column_asks.at) * (_own(cells.column_keys, cells.columns) + level.height)
-    return linear * channels**2 + 2 * looks * channels
+    return total + linear * channels**2 + 2 * looks * channels
 
 
-def _conv_products(rows: int, tiles: Tiles | None) -> int:
-    """Rows that a 3x3 conv multiplies for so many outputs."""
-    return TAPS * rows if tiles is None else PRODUCTS * tiles.count
+def _conv_macs(channels: int, rows: int, tiles: Tiles | None) -> int:
+    """A 3x3 conv for so many outputs."""
+    return TAPS * rows * channels**2 if tiles is None else tiles.macs(channels)
 
 
 def _own(keys: Keys | Lines, lines: Tensor) -> int:

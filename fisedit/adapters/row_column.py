@@ -51,6 +51,8 @@ class Known:
 
     def last(self, batch: int) -> Known:
         """That of the last so many of a batch."""
+        if batch >= len(self.rows[0]):
+            return self
         return Known(*((k[-batch:], v[-batch:]) for k, v in (self.rows, self.columns)))
 
 
@@ -78,15 +80,10 @@ class Heads(nn.Module):
         """Keys and values of tokens."""
         return self.to_k(tokens), self.to_v(tokens)
 
-    def look(self, asked: Tensor, keys: KeyValue, seen: Tensor | None = None) -> Tensor:
-        """What queries [B, lines, n, C] find among the keys of their line [B, lines, m, C], before `to_out`.
-
-        Args:
-            seen: bool [lines, m], which keys are there; None for all.
-        """
+    def look(self, asked: Tensor, keys: KeyValue) -> Tensor:
+        """What queries [B, lines, n, C] find among the keys of their line [B, lines, m, C], before `to_out`."""
         q, k, v = (x.flatten(0, 1).unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (asked, *keys))
-        mask = None if seen is None else seen.repeat(len(asked), 1)[:, None, None]
-        found = F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2)
+        found = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         lines: Tensor = found.unflatten(0, asked.shape[:2])
         return lines
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from fisedit.adapters.closure import Keys, closure_of
 from fisedit.adapters.families import FAMILIES
 from fisedit.adapters.fold import end_of, entry_of
 from fisedit.adapters.places import places
-from fisedit.adapters.row_column import Knit, Known, Seen, joined
+from fisedit.adapters.row_column import Knit, Known, Seen
 from fisedit.errors import AdapterError
 from fisedit.graph import Role, Site
 from fisedit.layers import Recording, Replay, map_of, rows_of
@@ -95,15 +96,16 @@ def replay_knit(run: Replay, site: KnitSite, x: Tensor, known: Known) -> Tensor:
     if recorded:
         _keep(run, site, ROWS, (asked, *keys), cells.active)
         asked = _recorded(run, site, ROWS[0], cells.found).index_copy_(1, cells.found_fresh, asked)
-    keys, seen = _mixed(run, site, ROWS[1:], keys, cells.row_keys, _lines(known.rows, cells.rows))
-    found = _linear(rows.to_out[0], _look(rows, asked, cells.row_asks, keys, seen))
+    beside = _beside(knit, known, cells)
+    keys, seen = _mixed(run, site, ROWS[1:], keys, cells.row_keys, len(cells.rows))
+    found = _linear(rows.to_out[0], _look(asked, cells.row_asks, keys, beside[0], seen))
     tokens = knit.tokens(found, cells.found // width, run.level(site).height)
     asked = _linear(columns.to_q, tokens.index_select(1, cells.read))
     keys = _keys(columns, tokens.index_select(1, cells.changed))
     if recorded:
         _keep(run, site, COLUMNS, keys, cells.kept)
-    keys, seen = _mixed(run, site, COLUMNS, keys, cells.column_keys, _lines(known.columns, cells.columns))
-    found, end, level = _look(columns, asked, cells.column_asks, keys, seen), end_of(knit), run.level(site)
+    keys, seen = _mixed(run, site, COLUMNS, keys, cells.column_keys, len(cells.columns))
+    found, end, level = _look(asked, cells.column_asks, keys, beside[1], seen), end_of(knit), run.level(site)
     if not recorded:
         found = found.new_zeros(len(found), len(level.read), found.shape[2]).index_copy_(1, cells.reads, found)
     return map_of(end.framed(end.at(found, level.same, cells.tiles), cells))
@@ -134,24 +136,44 @@ def _recorded(run: Replay, site: KnitSite, name: str, positions: Tensor) -> Tens
 
 
 def _mixed(
-    run: Replay, site: KnitSite, names: tuple[str, ...], fresh: KeyValue, keys: Keys | Lines, known: KeyValue
+    run: Replay, site: KnitSite, names: tuple[str, ...], fresh: KeyValue, keys: Keys | Lines, lines: int
 ) -> tuple[KeyValue, Tensor | None]:
-    """Keys and values of lines, those of the reference's lines behind them, and which of them are there (None: all)."""
-    lines, seen = known[0].shape[1], None
+    """Keys and values of lines [B, lines, n, C], and which of them are there (None: all)."""
     if isinstance(keys, Keys):
-        whole = (_recorded(run, site, name, keys.whole) for name in names)
+        whole, seen = (_recorded(run, site, name, keys.whole) for name in names), None
         k, v = (each.index_copy_(1, keys.fresh, new) for each, new in zip(whole, fresh, strict=True))
     else:
-        k, v = (new.index_select(1, keys.at) for new in fresh)
-        if keys.real is not None:
-            seen = torch.cat([keys.real, keys.real.new_ones(lines, known[0].shape[2])], 1)
-    return joined((k.unflatten(1, (lines, -1)), v.unflatten(1, (lines, -1))), known), seen
+        (k, v), seen = (new.index_select(1, keys.at) for new in fresh), keys.real
+    return (k.unflatten(1, (lines, -1)), v.unflatten(1, (lines, -1))), seen
 
 
-def _look(heads: Heads, asked: Tensor, asks: Lines, keys: KeyValue, seen: Tensor | None) -> Tensor:
-    """What queries of cells [B, N, C] find on their lines."""
-    lines = asked.index_select(1, asks.at).unflatten(1, (keys[0].shape[1], -1))
-    return heads.look(lines, keys, seen).flatten(1, 2).index_select(1, asks.back)
+def _look(asked: Tensor, asks: Lines, keys: KeyValue, beside: KeyValue, seen: Tensor | None) -> Tensor:
+    """What queries of cells [B, N, C] find on their lines, and on the reference's beside them."""
+    batch, lines = asked.shape[0], keys[0].shape[1]
+    query = asked.index_select(1, asks.at).unflatten(1, (lines, -1)).flatten(0, 1)
+    frames = batch // len(beside[0])
+    k, v = (x.flatten(0, 1) for x in keys)
+    beside_k, beside_v = ((x if frames == 1 else x.repeat_interleave(frames, 0)).flatten(0, 1) for x in beside)
+    found = ops.attend_lines(query, (k, v), (beside_k, beside_v), None if seen is None else seen.repeat(batch, 1))
+    return found.view(batch, -1, asked.shape[2]).index_select(1, asks.back)
+
+
+_BESIDE: WeakKeyDictionary[Known, WeakKeyDictionary[Closure, tuple[KeyValue, KeyValue]]] = WeakKeyDictionary()
+
+
+def _beside(knit: Knit, known: Known, cells: Closure) -> tuple[KeyValue, KeyValue]:
+    """A reference's keys and values on the rows and the columns that ask, head by head, [B, lines, H, n, C / H]; made
+    once an edit."""
+    made = _BESIDE.setdefault(known, WeakKeyDictionary())
+    if cells not in made:
+        rows = _by_head(known.rows, cells.rows, knit.row_heads.heads)
+        made[cells] = rows, _by_head(known.columns, cells.columns, knit.column_heads.heads)
+    return made[cells]
+
+
+def _by_head(keys: KeyValue, lines: Tensor, heads: int) -> KeyValue:
+    k, v = (x.index_select(1, lines).unflatten(3, (heads, -1)).transpose(2, 3).contiguous() for x in keys)
+    return k, v
 
 
 def _linear(layer: Any, rows: Tensor) -> Tensor:
@@ -166,8 +188,3 @@ def _keep(run: Replay, site: KnitSite, names: tuple[str, ...], fresh: tuple[Tens
     """Drop what is fresh back to the active rows, for later edits to read."""
     for name, rows in zip(names, fresh, strict=True):
         run.overlay.maps[f"{site.name}.{name}"] = rows.index_select(1, active)
-
-
-def _lines(keys: KeyValue, at: Tensor) -> KeyValue:
-    k, v = (x.index_select(1, at) for x in keys)
-    return k, v

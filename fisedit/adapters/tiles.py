@@ -20,8 +20,16 @@ from fisedit.sparse_kernels.packed import Matrix
 PRODUCTS = 16
 """Rows that a tile multiplies, each with weights of its own."""
 
+CENTRE = 5
+"""The product, (1, 1), that every output has once: it brings the bias."""
+
 FEWEST = 4
 """Tiles from which this pays; the weights of fewer take longer to read than nine taps'."""
+
+
+_CELLS = (1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)
+_OUTPUTS = (1, 1, 1, 0), (0, 1, -1, -1)
+"""Along one axis: what a filter's four weights multiply of four cells, and two outputs of these products."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +48,10 @@ class Tiles:
     def count(self) -> int:
         """T."""
         return self.table.shape[1]
+
+    def macs(self, channels: int) -> int:
+        """Multiply-accumulates of a conv from and to so many channels: products, and sums before and behind them."""
+        return self.count * channels * PRODUCTS * (channels + len(_CELLS) ** 2 + len(_OUTPUTS) ** 2)
 
 
 def serves(device: torch.device) -> bool:
@@ -102,20 +114,15 @@ def conv(rows: Tensor, tiles: Tiles, weights: Sequence[Matrix], bias: Tensor) ->
     starts = torch.arange(batch, device=rows.device)[:, None]
     padded = F.pad(rows, (0, 0, 0, 1)).flatten(0, 1)
     read = padded[(starts * (count + 1) + tiles.table[:, None]).flatten(1)]  # [16, B * T, C_in]
-    asked = _seen(_seen(read.float().unflatten(0, (4, 4)), 0), 1).to(rows).flatten(0, 1)
-    found = torch.stack([weight.of(each) for each, weight in zip(asked, weights, strict=True)])
-    outputs = _told(_told(found.float().unflatten(0, (4, 4)), 0), 1).flatten(0, 1)  # [4, B * T, C_out]
+    asked = (_both(_CELLS, rows) @ read.flatten(1)).view_as(read)
+    found = torch.stack([weights[i].of(asked[i], bias if i == CENTRE else None) for i in range(PRODUCTS)])
+    outputs = (_both(_OUTPUTS, rows) @ found.flatten(1)).unflatten(1, found.shape[1:])  # [4, B * T, C_out]
     cell, tile = tiles.pick
-    return outputs[cell, starts * tiles.count + tile].add_(bias).to(rows)
+    picked: Tensor = outputs[cell, starts * tiles.count + tile]
+    return picked
 
 
-def _seen(read: Tensor, axis: int) -> Tensor:
-    """Four cells along an axis, as they are multiplied."""
-    a, b, c, d = read.unbind(axis)
-    return torch.stack([a - c, b + c, c - b, b - d], axis)
-
-
-def _told(found: Tensor, axis: int) -> Tensor:
-    """Two outputs along an axis, of its four products."""
-    a, b, c, d = found.unbind(axis)
-    return torch.stack([a + b + c, b - c - d], axis)
+def _both(along: Sequence[Sequence[float]], like: Tensor) -> Tensor:
+    """What is done along one axis, done along both."""
+    one = torch.tensor(along, dtype=like.dtype, device=like.device)
+    return torch.kron(one, one)

@@ -27,6 +27,7 @@ from fisedit.sparse_kernels.reference import (
 __all__ = [  # the reference's own where torch does it in one go
     "affine",
     "attend",
+    "attend_lines",
     "attention",
     "composite",
     "conv3x3",
@@ -219,6 +220,28 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> Tensor:
             scores = torch.bmm(q[i : i + some, j : j + few], k[i : i + some].transpose(1, 2)).softmax(-1)
             torch.bmm(scores, v[i : i + some], out=out[i : i + some, j : j + few])
     mixed: Tensor = out.unflatten(0, (batch, heads)).transpose(1, 2).flatten(2)
+    return mixed
+
+
+def attend_lines(
+    query: Tensor, own: tuple[Tensor, Tensor], beside: tuple[Tensor, Tensor], seen: Tensor | None = None
+) -> Tensor:
+    """See `reference.attend_lines`. In bf16 products and a softmax in pieces, as in `attend`; others are not copied."""
+    if query.dtype is not torch.bfloat16 or query.is_cuda:
+        return reference.attend_lines(query, own, beside, seen)
+    (_, heads, others, width), count = beside[0].shape, own[0].shape[1]
+    q, k, v = (t.unflatten(2, (heads, width)).transpose(1, 2).flatten(0, 1) for t in (query * width**-0.5, *own))
+    other_keys, other_values = (t.flatten(0, 1) for t in beside)
+    unseen = None if seen is None else ~seen.repeat_interleave(heads, 0)[:, None]
+    out = torch.empty_like(q)
+    some = max(1, SCORES // (q.shape[1] * (count + others)))
+    for at in (slice(i, i + some) for i in range(0, len(q), some)):
+        scores = torch.bmm(q[at], k[at].transpose(1, 2))
+        if unseen is not None:
+            scores.masked_fill_(unseen[at], -torch.inf)
+        scores = torch.cat([scores, torch.bmm(q[at], other_keys[at].transpose(1, 2))], 2).softmax(2)
+        torch.bmm(scores[..., :count], v[at], out=out[at]).add_(torch.bmm(scores[..., count:], other_values[at]))
+    mixed: Tensor = out.unflatten(0, (-1, heads)).transpose(1, 2).flatten(2)
     return mixed
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from fisedit.plan import TAPS, Reads
 from fisedit.sparse_kernels.attention import attention, cross_attention
 from fisedit.sparse_kernels.conv import norm_conv3x3
-from fisedit.sparse_kernels.cpu import attend, group_norm, group_sums, map_norm
+from fisedit.sparse_kernels.cpu import attend, attend_lines, group_norm, group_sums, map_norm
 from fisedit.sparse_kernels.feedforward import norm_geglu
 from fisedit.sparse_kernels.linear import norm_linear, time_rows
 from fisedit.sparse_kernels.norm import affine
@@ -19,6 +19,7 @@ from fisedit.sparse_kernels.scatter import composite, scatter_rows
 __all__ = [
     "affine",
     "attend",
+    "attend_lines",
     "attention",
     "composite",
     "conv3x3",

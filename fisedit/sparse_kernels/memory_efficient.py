@@ -11,6 +11,7 @@ from xformers.ops import memory_efficient_attention
 from fisedit.buckets import Place
 from fisedit.sparse_kernels.cpu import (
     affine,
+    attend_lines,
     composite,
     conv3x3,
     group_norm,
@@ -28,6 +29,7 @@ from fisedit.sparse_kernels.reference import LayerNorm, Recorded, known
 __all__ = [
     "affine",
     "attend",
+    "attend_lines",
     "attention",
     "composite",
     "conv3x3",

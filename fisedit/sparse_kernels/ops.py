@@ -209,6 +209,16 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> Tensor:
     return result
 
 
+def attend_lines(
+    query: Tensor, own: tuple[Tensor, Tensor], beside: tuple[Tensor, Tensor], seen: Tensor | None = None
+) -> Tensor:
+    """Attention along lines and others beside them; see `reference.attend_lines`."""
+    assert own[0].shape == own[1].shape and beside[0].shape == beside[1].shape, (own[0].shape, beside[0].shape)
+    assert len(query) == len(own[0]) == len(beside[0]), (query.shape, own[0].shape, beside[0].shape)
+    result: Tensor = _kernels("attend_lines", query).attend_lines(query, own, beside, seen)
+    return result
+
+
 def cross_attention(
     rows: Tensor, layer: LayerNorm, weight: Tensor, key: Tensor, value: Tensor, heads: int
 ) -> tuple[Tensor, Tensor]:

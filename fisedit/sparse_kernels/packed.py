@@ -30,9 +30,9 @@ class Matrix:
         self._packed = _packs(weight)
         self._weight = _ordered(weight) if self._packed else weight
 
-    def of(self, rows: Tensor) -> Tensor:
-        """`F.linear` of rows [..., C_in]."""
-        return _product(rows, self._weight, None) if self._packed else F.linear(rows, self._weight)
+    def of(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
+        """`F.linear` of rows [..., C_in], with a bias [C_out] or without."""
+        return (_product if self._packed else F.linear)(rows, self._weight, bias)
 
 
 def matrix(weight: Tensor) -> Tensor:

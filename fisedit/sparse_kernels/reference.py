@@ -280,6 +280,26 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> Tensor:
     return out
 
 
+def attend_lines(
+    query: Tensor, own: tuple[Tensor, Tensor], beside: tuple[Tensor, Tensor], seen: Tensor | None = None
+) -> Tensor:
+    """Attention along short lines of tokens, to which a line of others is known.
+
+    Args:
+        query: [N, R, C]. own: the lines' keys and values, [N, M, C]. beside: those of the others, head by head,
+            [N, H, K, C / H]. seen: bool [N, M], which of the lines' own are there; None for all.
+
+    Returns:
+        [N, R, C].
+    """
+    _, heads, count, _ = beside[0].shape
+    q, *lines = (t.unflatten(2, (heads, -1)).transpose(1, 2) for t in (query, *own))
+    k, v = (torch.cat(pair, 2) for pair in zip(lines, beside, strict=True))
+    mask = None if seen is None else F.pad(seen, (0, count), value=True)[:, None, None]
+    out: Tensor = F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2)
+    return out
+
+
 def cross_attention(
     rows: Tensor, layer: LayerNorm, weight: Tensor, key: Tensor, value: Tensor, heads: int
 ) -> tuple[Tensor, Tensor]:
