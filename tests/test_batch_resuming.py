@@ -176,7 +176,7 @@ class TestResuming:
             sys.stderr = said.open("w", buffering=1)
 
             def tell(*given, **options):
-                print("started", file=sys.stderr)
+                sys.stderr.write("started\n")
                 return really(*given, **options)
 
             Editor.open = tell
