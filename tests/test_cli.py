@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -164,25 +165,37 @@ def test_a_one_shot_edit(fisedit, model, tmp_path):
 
 
 def test_an_interrupt_leaves_nothing(model, tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "fisedit",
-        "generate",
-        BEFORE,
-        "--num-inference-steps",
-        "999",
-        "--model",
-        str(model),
-    ]
+    command = [sys.executable, "-m", "fisedit", "generate", BEFORE, "--num-inference-steps", "999", "--model", model]
+    terminal, its_end = pty.openpty()
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes = {"stdout": subprocess.PIPE, "stderr": its_end}
     process = subprocess.Popen(command, cwd=tmp_path, preexec_fn=heard, **pipes)  # noqa: PLW1509 (no threads here)
-    time.sleep(2)
+    os.close(its_end)
+    shown = b""
+    while b"/999" not in shown:  # the bar: it is at work
+        shown += os.read(terminal, 1024)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (130, "", "error[cancelled]: stopped\n")
+    with suppress(OSError):  # so a terminal ends
+        while more := os.read(terminal, 1024):
+            shown += more
+    out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, b"")
+    assert shown.endswith(b"error[cancelled]: stopped\r\n")
     assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupt_while_a_dataclass_is_made(process, tmp_path, monkeypatch):
+    lines = (
+        "import typer",
+        "def stopped(*_, **__):",
+        "    try: exec('raise KeyboardInterrupt')",
+        "    except KeyboardInterrupt: return 130",
+        "typer.Typer.__call__ = stopped",
+    )
+    (tmp_path / "sitecustomize.py").write_text("\n".join(lines))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    run = process("--version")
+    assert (run.status, run.out, run.err) == (130, "", "error[cancelled]: stopped\n")
 
 
 def test_the_demo(process, tmp_path):
