@@ -21,7 +21,7 @@ from fisedit.adapters.base import Forward
 from fisedit.cache import StepFeatures, StepMaps, StepOverlay, StepShifted, totals
 from fisedit.graph import Role, Site, weight_of
 from fisedit.plan import Level, Reads, SparsePlan
-from fisedit.sparse_kernels import ops
+from fisedit.sparse_kernels import ops, packed
 
 FEW = 1 << 17
 """Numbers in a map up to which all of it is normed on a CPU: less work at the active rows is not worth its calls."""
@@ -84,6 +84,12 @@ def projected(site: Site, rows: Tensor) -> Tensor:
     """What a linear layer makes of rows."""
     module = site.module
     return ops.norm_linear(rows, module.weight, module.bias) if type(module) is nn.Linear else dense(site, rows)
+
+
+def record_conv(run: Recording, site: Site, x: Tensor) -> Tensor:
+    """A 3x3 conv of the whole map as torch computes it, bit for bit; nothing is remembered."""
+    conv = site.module
+    return packed.conv3x3(x, conv.weight, conv.bias) if type(conv) is nn.Conv2d else dense(site, x)
 
 
 def record_input(run: Recording, site: Site, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -219,6 +225,7 @@ def replay_attention(run: Replay, site: Site, x: Tensor, *args: Any, **kwargs: A
 
 
 RECORD: dict[Role, Forward] = {
+    Role.CONV: record_conv,
     Role.NORM_HALO: record_norm,
     Role.NORM: record_norm,
     Role.DOWN: record_input,

@@ -260,14 +260,19 @@ def test_attention_along_lines(backend, dtype, filled, scores, monkeypatch):
 def test_packed_weights_follow_their_parameters():
     torch.manual_seed(0)
     rows, linear = torch.randn(2, 9, 24).bfloat16(), nn.Linear(24, 16).bfloat16()
-    conv, patches = nn.Conv2d(24, 16, 3).bfloat16(), torch.randn(2, 9, 216).bfloat16()
+    conv, patches = nn.Conv2d(24, 16, 3, padding=1).bfloat16(), torch.randn(2, 9, 216).bfloat16()
+    whole = [torch.randn(shape).bfloat16() for shape in ((2, 24, 8, 8), (1, 24, 5, 7), (2, 24, 8, 8))]
+    whole[:2] = (x.to(memory_format=torch.channels_last) for x in whole[:2])
     with torch.inference_mode():
         for _ in range(2):
             assert torch.equal(packed.linear(rows, linear.weight, linear.bias), linear(rows))
             flat = conv.weight.permute(0, 2, 3, 1).reshape(16, -1)
             assert torch.equal(packed.linear(patches, conv.weight, conv.bias), F.linear(patches, flat, conv.bias))
+            for x in whole:
+                got, expected = packed.conv3x3(x, conv.weight, conv.bias), conv(x)
+                assert torch.equal(got, expected) and got.stride() == expected.stride()
             linear.weight.mul_(2)
             conv.weight.data = torch.randn(16, 24, 3, 3).bfloat16()
     known = len(packed._kept)
     del linear, conv
-    assert len(packed._kept) == max(known - 2, 0)
+    assert len(packed._kept) == max(known - 3, 0)
