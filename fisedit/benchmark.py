@@ -310,7 +310,7 @@ def _counted() -> Iterator[Any]:
 
     kernels: dict[Any, Callable[..., int]] = {
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention  # noqa: SLF001 (its only name)
-    }
+    }  # the packed convs of dense steps are not here: what is counted runs densely in diffusers alone
     if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         kernels[torch.ops.mkldnn._linear_pointwise] = linear  # noqa: SLF001
     with FlopCounterMode(display=False, custom_mapping=kernels) as counter:

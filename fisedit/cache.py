@@ -147,6 +147,17 @@ def totals(step: StepFeatures, key: str, level: int, groups: int) -> Tensor:
     return kept[key] if key in kept else ops.group_sums(step.whole(key, level), groups)
 
 
+def completed(step: StepFeatures, last: StepMaps, levels: Mapping[str, int]) -> StepMaps:
+    """What the last branch alone recorded, with the others' of another step; `levels`: of sites that have them all."""
+    maps, sums = dict(last.maps), dict(last.totals)
+    for name in maps.keys() & levels.keys():
+        maps[name] = step.whole(name, levels[name])
+        maps[name][-1:] = last.maps[name]
+    for name, own in sums.items():
+        sums[name] = torch.cat([totals(step, name, levels[name], own.shape[1])[:-1], own])
+    return StepMaps(maps, sums)
+
+
 def shifted(step: StepFeatures) -> bool:
     """Whether a step, or one that it lies over, is shifted."""
     while isinstance(step, StepOverlay):

@@ -96,6 +96,10 @@ class Costs:
         text = text_macs(self._sites, self._batch, self._tokens)
         return self._step(self.sizes) + text + self._guided(None)
 
+    def branch(self) -> int:
+        """MACs of one branch of a dense step, projecting the text and adapters apart."""
+        return self._step(self.sizes) // self._batch
+
     def sparse_step(self, grid: BoolGrid, growth: int) -> int:
         """MACs of a sparse step, or of a dense one among them; the text was projected before."""
         return self._sparse(grow(grid, growth)) if growth < WHOLE else self._step(self.sizes) + self._guided(None)

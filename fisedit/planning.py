@@ -50,6 +50,7 @@ class Plan:
         spent: MACs on top: of such evaluations, of a check, and of a run that it broke off.
         structure: how much of the source's is kept. start: the first step to run.
         checked: whether the run looks for a leak. recorded: whether the source was made with the same adapters.
+        halved: whether half of the first step, where that is dense, is the source's.
     """
 
     mask: EditMask
@@ -65,6 +66,7 @@ class Plan:
     probes: int = 0
     checked: bool = False
     recorded: bool = False
+    halved: bool = False
 
 
 class Planner:
@@ -137,6 +139,7 @@ class Planner:
             spent=spent,
             probes=probed,
             recorded=recorded,
+            halved=self._engine.halves(source, run.recipe, wish.start),
         )
 
     def _reading(self, run: Run) -> int:
@@ -211,7 +214,8 @@ class Planner:
         """Multiply-accumulates of a plan's run, what looking took included."""
         grid, growth, start = plan.mask.grid, plan.growth, plan.start
         costs = self.costs(recipe, recorded=plan.recorded)
-        return plan.spent + (costs.sparse(grid, growth, start) if growth else costs.dense(start))
+        known = costs.branch() if plan.halved and (not growth or growth[start] == WHOLE) else 0
+        return plan.spent + (costs.sparse(grid, growth, start) if growth else costs.dense(start)) - known
 
 
 def _widths(growth: int | Sequence[int] | None, recipe: Recipe) -> tuple[int, ...]:

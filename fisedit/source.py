@@ -7,7 +7,7 @@ Knows the UNet, samplers and grids; knows nothing about masks from words, pictur
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor
 from fisedit.adapters.guides import guided
 from fisedit.adapters.sparse import remembered
 from fisedit.attention import text_keys
-from fisedit.cache import Shift, StepFeatures, StepMaps, StepShifted, shifted
+from fisedit.cache import Shift, StepFeatures, StepMaps, StepShifted, completed, shifted
 from fisedit.executor import Executor, mask_queries
 from fisedit.graph import Role
 from fisedit.inversion import inverted
@@ -59,6 +59,8 @@ class Story:
         noises: [1, 4, h, w] of every step, where inversion found them; edits step with the same ones.
         captured: so many of its steps were replayed from captured graphs. uncaptured: why others were not, or "".
         shifts: what its dense steps found changed outside its mask, where others are sparse.
+        without: what the branch without words predicted at the first step [1, 4, h, w], if that was recorded: any edit
+            begins with the same.
     """
 
     recipe: Recipe
@@ -71,6 +73,7 @@ class Story:
     captured: int = 0
     uncaptured: str = ""
     shifts: list[Shift] = field(default_factory=list)
+    without: Tensor | None = None
 
     @property
     def own_bytes(self) -> int:
@@ -81,7 +84,7 @@ class Story:
 
     def take_over(self, source: Story, steps: int, sampler: Sampler) -> None:
         """Begin as another story does, with its first steps; the sampler is left as it was after them."""
-        self.start, self.noises = steps, source.noises
+        self.start, self.noises, self.without = steps, source.noises, source.without
         self.latents += source.latents[: steps + 1]
         self.predictions += source.predictions[:steps]
         self.features += source.features[:steps]
@@ -149,6 +152,11 @@ class Engine:
         """Whether a story recorded what a recipe's adapters saw."""
         return all(remembered(like.adapter, story.features[0]) for like in recipe.like)
 
+    def halves(self, source: Story, recipe: Recipe, step: int) -> bool:
+        """Whether a step of an edit has half its work done: that of the branch without words is its source's."""
+        alike = replace(recipe, prompt=source.recipe.prompt) == source.recipe and not recipe.like
+        return step == 0 and source.without is not None and alike
+
     def batch(self, recipe: Recipe) -> int:
         """B, the branches of one evaluation."""
         return 2 if self.guided(recipe) else 1
@@ -205,6 +213,8 @@ class Engine:
     ) -> Story:
         """Sample densely, as diffusers would, and remember everything.
 
+        Over a pinned story the first step runs the branch with words alone, and takes the other from there.
+
         Args:
             text: embeddings [B, T, D]. watch: called before every step.
             pin: a grid [h, w] and the story that stays outside it, whose first latents are those of this one.
@@ -222,7 +232,9 @@ class Engine:
             story.latents.append(path[0] if path else sampler.latents)
         for i, t in enumerate(sampler.timesteps[start:], start):
             watch(i, len(sampler.timesteps), sampler.estimate)
-            raw, maps = self._evaluate(story, sampler, text, i, story.latents[i])
+            raw, maps = self._evaluate(story, sampler, text, i, story.latents[i], pin[1] if pin else None)
+            if i == 0 and not pin and self.guided(recipe):
+                story.without = raw[:1]
             story.predictions.append(self._guide(raw, recipe))
             story.features.append(_placed(maps, len(story.features) - start, budget))
             if path:  # the sampler steps with it, so that rounding never adds up
@@ -307,7 +319,7 @@ class Engine:
             watch(i, len(sampler.timesteps), sampler.estimate)
             made: StepFeatures
             if growth[i] == WHOLE:
-                raw, made = self._evaluate(story, sampler, text, i, story.latents[i])
+                raw, made = self._evaluate(story, sampler, text, i, story.latents[i], source)
                 prediction = self._guide(raw, recipe)
                 story.shifts.append(Shift.between(source.features[i], made, self._levels))
             else:
@@ -348,7 +360,9 @@ class Engine:
             for plan, edit in zip(plans, edits, strict=True)
         ]
         batch, count = Batch(graphs, works), len(sampler.timesteps)
-        stories = [Story(e.recipe, text=e.cache, noises=source.noises, captured=count) for e in edits]
+        stories = [
+            Story(e.recipe, text=e.cache, noises=source.noises, captured=count, without=source.without) for e in edits
+        ]
         keep = _keeper(np.stack([edit.grid for edit in edits])[:, None], source)
         latents = source.latents[0].expand(len(edits), -1, -1, -1)
         for i, t in enumerate(sampler.timesteps):
@@ -410,14 +424,20 @@ class Engine:
         return make_plan(cells, self.executor.depth, self.executor.device)
 
     def _evaluate(
-        self, story: Story, sampler: Sampler, text: Tensor, i: int, latents: Tensor
+        self, story: Story, sampler: Sampler, text: Tensor, i: int, latents: Tensor, source: Story | None = None
     ) -> tuple[Tensor, StepMaps]:
         """The i-th step's predictions [B, 4, h, w], and what of it later edits and masks may read."""
         recipe, t = story.recipe, sampler.timesteps[i]
         wanted = i < kept_steps(recipe) or i in mask_steps(sampler.timesteps)
         queries = mask_queries(self.executor.sites, self.sizes(recipe)) if wanted else frozenset()
         x, extra = self._inputs(sampler, recipe, latents, t)
-        return self.executor.record(x, t, text, story.text, queries, extra, self.guides(recipe))
+        if source is None or not self.halves(source, recipe, i):
+            return self.executor.record(x, t, text, story.text, queries, extra, self.guides(recipe))
+        assert source.without is not None
+        text_keys(self.executor.sites, text, story.text)
+        own = {name: both[-1:] for name, both in story.text.items()}
+        raw, maps = self.executor.record(x[-1:], t, text[-1:], own, queries)
+        return torch.cat([source.without, raw]), completed(source.features[i], maps, self._levels)
 
     def _inputs(self, sampler: Sampler, recipe: Recipe, latents: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
         x = sampler.scaled(torch.cat([latents] * self.batch(recipe)), t)

@@ -17,6 +17,7 @@ from tests.pipelines import SCHEDULERS, SHAPES, with_scheduler
 
 SQUARE, BLOBS, CORNER = (grids(16, 16)[name] for name in ("square", "blobs", "corner"))
 QUICK = {"seed": 7, "num_inference_steps": 3}
+FP32 = 1e-4
 
 each_scheduler = pytest.mark.parametrize("scheduler", SCHEDULERS)
 
@@ -57,11 +58,12 @@ def test_generate_at_the_models_own_size(pipelines, shape):
     assert result.recipe.width == result.recipe.height == 128 and result.recipe.guidance_scale == 7.5
 
 
-def test_a_full_mask_gives_the_bytes_of_the_dense_edit(editor, source):
-    """E1 on pictures."""
+def test_a_full_mask_gives_the_picture_of_the_dense_edit(editor, source):
+    """E1 on pictures; the first step's branch without words was computed for the source, beside other words."""
     result = editor.edit(DOG, mask=np.ones((16, 16), bool))
     dense = oracle.dense_generate(editor.pipe, as_oracle(result.recipe))
-    assert result.image.tobytes() == dense.image.tobytes()
+    assert oracle.deviation(latents(story(editor, result)), dense.latents) <= FP32
+    assert np.abs(np.asarray(result.image, int) - np.asarray(dense.image, int)).max() <= 1
     assert result.stats.fallback == "the mask covers everything"
 
 
@@ -161,7 +163,7 @@ def test_a_blended_fallback_is_the_oracles(editor, source):
     expected = oracle.dense_blended(
         editor.pipe, as_oracle(source.recipe), DOG, torch.from_numpy(grids(16, 16)["all_but_one"])
     )
-    assert torch.equal(latents(story(editor, result)), expected.latents)
+    assert oracle.deviation(latents(story(editor, result)), expected.latents) <= FP32
 
 
 @pytest.mark.parametrize("given", [None, SQUARE], ids=["words", "given"])

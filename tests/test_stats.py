@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ from fisedit.plan import make_plan
 from fisedit.profiling import decoder_macs, text_macs, unet_macs
 from fisedit.source import Engine
 from fisedit.values import WHOLE, EditStats, MaskSource
-from tests.edits import BIRD, CAT, DOG, Calls, recipe_of
+from tests.edits import BIRD, CAT, DOG, Calls, recipe_of, record, unwatched
 from tests.grids import grids
 from tests.pipelines import SHAPES
 
@@ -115,6 +115,20 @@ def test_an_edit_costs_its_steps_its_text_and_its_decode(pipelines):
     assert stats.macs == steps + text_macs(sites, 2, 77) + decoder_macs(pipe.vae, box_areas(SQUARE), 256)
     assert stats.macs_dense == 3 * costs.dense_step() + decoder_macs(pipe.vae, frame_areas(256), 256)
     assert stats.macs < 0.6 * stats.macs_dense
+
+
+@pytest.mark.parametrize(("negative", "known"), [("", 1), ("a cake", 0)])
+def test_a_fallback_costs_what_torch_counts(pipelines, negative, known):
+    """Half of its first step is its source's, where that was made with the same negative prompt."""
+    engine, recipe = Engine(pipelines["demo"]), recipe_of(DOG, num_inference_steps=3, negative_prompt=negative)
+    source = record(engine, replace(recipe, prompt=CAT, negative_prompt=""))
+    with torch.inference_mode():
+        text = engine.encode(recipe)
+    torchs = counted(lambda: engine.record(recipe, text, unwatched, (SQUARE, source)))
+    costs, time = Costs(engine, recipe), time_macs(engine.pipe.unet, 1)
+    steps = 3 * costs.sparse_step(SQUARE, WHOLE) - known * costs.branch()
+    assert torchs - (6 - known) * time == steps + text_macs(engine.executor.sites, 2, 77)
+    assert engine.halves(source, recipe, 0) == bool(known)
 
 
 def tensors(story):
