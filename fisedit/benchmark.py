@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 PROMPTS = ("a cat and a cake on a beach", "a dog and a cake on a beach")
 GUIDANCE = 7.5
 ROUNDS = 3
-"""How often whole runs take turns: dense ones, recorded sources and edits."""
+"""How often whole runs take turns, at most: dense ones, recorded sources and edits."""
 
 STEP_GROWTH = 1
 """Growth at which single steps are compared; whole edits use the default settings."""
@@ -78,7 +78,7 @@ def run(
     recipe = Recipe(PROMPTS[0], 7, "", num_inference_steps, GUIDANCE, size, size, SchedulerName.DDIM)
     grids = [(name, area, make(area, size // LATENT_FACTOR)) for name, make in MASKS.items() for area in areas]
     with torch.inference_mode():
-        bench = _Bench(pipe, recipe, repeats, _Progress(on_step, len(grids) + 2 + ROUNDS))
+        bench = _Bench(pipe, recipe, repeats, _Progress(on_step, len(grids) + 2 + min(repeats, ROUNDS)))
         dense = bench.dense(plain)
         rows = []
         for i, (name, area, grid) in enumerate(grids):
@@ -127,7 +127,8 @@ class _Bench:
     """One engine, one recorded source, and the dense runs to compare with."""
 
     def __init__(self, pipe: StableDiffusionPipeline, recipe: Recipe, repeats: int, progress: _Progress) -> None:
-        self.pipe, self.recipe, self.repeats, self.progress = pipe, recipe, repeats, progress
+        self.pipe, self.recipe, self.progress = pipe, recipe, progress
+        self.repeats, self.rounds = repeats, min(repeats, ROUNDS)
         self.editor, self.engine = Editor(pipe), Engine(pipe)
         self.costs = Costs(self.engine, recipe)
         self.text = self.engine.encode(recipe)
@@ -149,7 +150,7 @@ class _Bench:
         row["recording_overhead"] = times["recorded"] / times["dense"] - 1
         self.progress.tick()
         row |= {"whole_seconds": [], "recorded_whole_seconds": []}
-        for _ in range(ROUNDS):
+        for _ in range(self.rounds):
             self.whole(row)
             self.editor = Editor(self.pipe)
             row["recorded_whole_seconds"].append(_timed(lambda: self.editor.generate(**self._asked())))
@@ -179,7 +180,7 @@ class _Bench:
         stats = self.editor.current.stats
         if stats.fallback:  # as long as a dense run, so in turns with some; the first lay in fresh memory
             row["whole_fresh_seconds"] = row["whole_runs"].pop()
-            pairs = [(_timed(self._generate), self._edit(grid)) for _ in range(ROUNDS)]
+            pairs = [(_timed(self._generate), self._edit(grid)) for _ in range(self.rounds)]
             row["whole_dense_seconds"], row["whole_runs"] = (
                 median(dense for dense, _ in pairs),
                 [ours for _, ours in pairs],
@@ -208,7 +209,7 @@ class _Bench:
 
     def again(self, dense: Row, rows: list[Row], grids: list[BoolGrid]) -> None:
         """More rounds of every sparse edit, with a dense run before each round."""
-        for _ in range(ROUNDS - 1):
+        for _ in range(self.rounds - 1):
             self.progress.tick()
             self.whole(dense)
             for row, grid in zip(rows, grids, strict=True):

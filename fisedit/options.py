@@ -102,7 +102,9 @@ BenchJournal = Annotated[
     Path | None, Option("--journal", help="File that keeps every edit once it is measured; run again to go on from it.")
 ]
 Html = Annotated[Path | None, Option(help="Folder to write report.html and its pictures into.")]
-Repeats = Annotated[int, Option(min=1, max=100, help="Timings of a step or decode, whose median counts.")]
+Repeats = Annotated[
+    int, Option(min=1, max=100, help="Timings of a step or decode, whose median counts; 3 of a whole run.")
+]
 BatchIn = Annotated[Path, Argument(metavar="IN", help="Folder of pictures; none of them is ever changed.")]
 BatchOut = Annotated[Path, Argument(metavar="OUT", help="Folder to write into; run again to go on where it stopped.")]
 BatchPrompt = Annotated[
