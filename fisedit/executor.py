@@ -22,6 +22,7 @@ from fisedit.cache import StepFeatures, StepMaps, StepOverlay, gather
 from fisedit.graph import Role, Site, depth, loras, unet_sites
 from fisedit.layers import Recording, Replay
 from fisedit.plan import SparsePlan
+from fisedit.sparse_kernels import packed
 from fisedit.wholes import wholes
 
 RECORD: dict[Role, Forward] = {**layers.RECORD, Role.KNIT: sparse.record_knit}
@@ -50,6 +51,7 @@ class Executor:
 
     def refresh(self) -> bool:
         """Look at the UNet again, as LoRAs may have come, gone or got another scale; whether they did."""
+        packed.refresh()
         if self.loras == (now := loras(self.unet)):
             return False
         self.sites, self.loras = unet_sites(self.unet), now

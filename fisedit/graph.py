@@ -245,7 +245,7 @@ def _conv(name: str, module: nn.Module, level: int) -> Site:
 
 def _is_3x3(module: nn.Module, stride: int) -> bool:
     module = _bare(module)
-    if not isinstance(module, nn.Conv2d):
+    if not isinstance(module, nn.Conv2d) or module.padding_mode != "zeros":
         return False
     shape = (module.kernel_size, module.stride, module.padding, module.dilation, module.groups)
     return shape == ((3, 3), (stride, stride), (1, 1), (1, 1), 1)

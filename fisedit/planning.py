@@ -139,7 +139,7 @@ class Planner:
             spent=spent,
             probes=probed,
             recorded=recorded,
-            halved=self._engine.halves(source, run.recipe, wish.start),
+            halved=self._engine.halves(source, run.recipe, text.embeddings, wish.start),
         )
 
     def _reading(self, run: Run) -> int:
@@ -183,7 +183,7 @@ class Planner:
         """The plan after a leak: a larger mask, or a dense run."""
         costs = self.costs(run.recipe, recorded=plan.recorded)
         lost = sum(costs.sparse_step(plan.mask.grid, cells) for cells in plan.growth[plan.start : leak.step + 1])
-        plan = replace(plan, spent=plan.spent + lost, checked=False)
+        plan = replace(plan, spent=plan.spent + lost - _known(plan, costs), checked=False)
         grown = self.everywhere(run.recipe) if leak.everywhere else replace(plan.mask, grid=leak.grid)
         mask = grown if plan.barred is None else replace(grown, grid=grown.grid & ~plan.barred)
         if leak.everywhere:
@@ -214,8 +214,14 @@ class Planner:
         """Multiply-accumulates of a plan's run, what looking took included."""
         grid, growth, start = plan.mask.grid, plan.growth, plan.start
         costs = self.costs(recipe, recorded=plan.recorded)
-        known = costs.branch() if plan.halved and (not growth or growth[start] == WHOLE) else 0
-        return plan.spent + (costs.sparse(grid, growth, start) if growth else costs.dense(start)) - known
+        run = costs.sparse(grid, growth, start) if growth else costs.dense(start)
+        return plan.spent + run - _known(plan, costs)
+
+
+def _known(plan: Plan, costs: Costs) -> int:
+    """MACs of a plan's first step that its source spent."""
+    dense = not plan.growth or plan.growth[plan.start] == WHOLE
+    return costs.branch() if plan.halved and dense else 0
 
 
 def _widths(growth: int | Sequence[int] | None, recipe: Recipe) -> tuple[int, ...]:

@@ -59,8 +59,8 @@ class Story:
         noises: [1, 4, h, w] of every step, where inversion found them; edits step with the same ones.
         captured: so many of its steps were replayed from captured graphs. uncaptured: why others were not, or "".
         shifts: what its dense steps found changed outside its mask, where others are sparse.
-        without: what the branch without words predicted at the first step [1, 4, h, w], if that was recorded: any edit
-            begins with the same.
+        without: of the branch without words at the first step the text [1, T, D] and the prediction [1, 4, h, w], if
+            that was recorded: an edit begins with the same.
     """
 
     recipe: Recipe
@@ -73,7 +73,7 @@ class Story:
     captured: int = 0
     uncaptured: str = ""
     shifts: list[Shift] = field(default_factory=list)
-    without: Tensor | None = None
+    without: tuple[Tensor, Tensor] | None = None
 
     @property
     def own_bytes(self) -> int:
@@ -82,9 +82,15 @@ class Story:
         own = (*self.features[self.start :], *self.shifts)
         return sum(step.own_bytes for step in own) + sum(t.nbytes for t in loose)
 
+    def known_to(self, recipe: Recipe) -> tuple[Tensor, Tensor] | None:
+        """`without` for one whose recipe is this one's with another prompt, and no adapter at work."""
+        alike = replace(recipe, prompt=self.recipe.prompt) == self.recipe and not recipe.like
+        return self.without if alike else None
+
     def take_over(self, source: Story, steps: int, sampler: Sampler) -> None:
         """Begin as another story does, with its first steps; the sampler is left as it was after them."""
-        self.start, self.noises, self.without = steps, source.noises, source.without
+        self.start, self.noises = steps, source.noises
+        self.without = source.known_to(self.recipe)
         self.latents += source.latents[: steps + 1]
         self.predictions += source.predictions[:steps]
         self.features += source.features[:steps]
@@ -152,10 +158,10 @@ class Engine:
         """Whether a story recorded what a recipe's adapters saw."""
         return all(remembered(like.adapter, story.features[0]) for like in recipe.like)
 
-    def halves(self, source: Story, recipe: Recipe, step: int) -> bool:
+    def halves(self, source: Story, recipe: Recipe, text: Tensor, step: int) -> bool:
         """Whether a step of an edit has half its work done: that of the branch without words is its source's."""
-        alike = replace(recipe, prompt=source.recipe.prompt) == source.recipe and not recipe.like
-        return step == 0 and source.without is not None and alike
+        known = source.known_to(recipe) if step == 0 else None
+        return known is not None and torch.equal(known[0], text[:1])
 
     def batch(self, recipe: Recipe) -> int:
         """B, the branches of one evaluation."""
@@ -233,8 +239,6 @@ class Engine:
         for i, t in enumerate(sampler.timesteps[start:], start):
             watch(i, len(sampler.timesteps), sampler.estimate)
             raw, maps = self._evaluate(story, sampler, text, i, story.latents[i], pin[1] if pin else None)
-            if i == 0 and not pin and self.guided(recipe):
-                story.without = raw[:1]
             story.predictions.append(self._guide(raw, recipe))
             story.features.append(_placed(maps, len(story.features) - start, budget))
             if path:  # the sampler steps with it, so that rounding never adds up
@@ -431,13 +435,16 @@ class Engine:
         wanted = i < kept_steps(recipe) or i in mask_steps(sampler.timesteps)
         queries = mask_queries(self.executor.sites, self.sizes(recipe)) if wanted else frozenset()
         x, extra = self._inputs(sampler, recipe, latents, t)
-        if source is None or not self.halves(source, recipe, i):
-            return self.executor.record(x, t, text, story.text, queries, extra, self.guides(recipe))
-        assert source.without is not None
-        text_keys(self.executor.sites, text, story.text)
-        own = {name: both[-1:] for name, both in story.text.items()}
-        raw, maps = self.executor.record(x[-1:], t, text[-1:], own, queries)
-        return torch.cat([source.without, raw]), completed(source.features[i], maps, self._levels)
+        if source and source.without and self.halves(source, recipe, text, i):
+            text_keys(self.executor.sites, text, story.text)
+            own = {name: both[-1:] for name, both in story.text.items()}
+            last, recorded = self.executor.record(x[-1:], t, text[-1:], own, queries)
+            raw, maps = torch.cat([source.without[1], last]), completed(source.features[i], recorded, self._levels)
+        else:
+            raw, maps = self.executor.record(x, t, text, story.text, queries, extra, self.guides(recipe))
+        if i == 0 and self.guided(recipe):
+            story.without = text[:1], raw[:1]
+        return raw, maps
 
     def _inputs(self, sampler: Sampler, recipe: Recipe, latents: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
         x = sampler.scaled(torch.cat([latents] * self.batch(recipe)), t)

@@ -178,16 +178,20 @@ def test_an_edit_takes_the_branch_without_words_of_its_first_step_from_the_sourc
     edits = [replay(engine, source, DOG, grid, (1,) * 4), replay(engine, source, DOG, grid, (WHOLE, 1, 1, 1))]
     for over in (source, *edits):
         assert first_batches(engine, lambda over=over: replay(engine, over, BIRD, grid, (WHOLE, 1, 1, 1))) == (1, 2)
-    edit = recipe_of(BIRD)
-    text = engine.encode(edit)
-    assert first_batches(engine, lambda: engine.record(edit, text, unwatched, (grid, source))) == (1, 2)
-    assert first_batches(engine, lambda: engine.record(edit, text, unwatched, (grid, source), start=1)) == (2, 2)
-    other = replace(edit, negative_prompt="a cake")
-    text = engine.encode(other)
-    assert first_batches(engine, lambda: engine.record(other, text, unwatched, (grid, source))) == (2, 2)
-    got = engine.record(edit, engine.encode(edit), unwatched, (grid, source)).features[0]
+    edit, other = recipe_of(BIRD), recipe_of(BIRD, negative_prompt="a cake")
+    brushed = replace(edit, loras=(("brush", 1.0),))
     with torch.inference_mode():
-        expected = record(engine, edit).features[0]
+        text, its = engine.encode(edit), engine.encode(other)
+        over = engine.replay(source, brushed, text, {}, grid, (1,) * 4, unwatched)  # its first step is half another's
+
+    def dense(recipe, text, story, start=0):
+        return engine.record(recipe, text, unwatched, (grid, story), start=start)
+
+    assert first_batches(engine, lambda: dense(edit, text, source)) == (1, 2)
+    for given in ((edit, text, source, 1), (other, its, source), (brushed, text, source), (brushed, text, over)):
+        assert first_batches(engine, lambda given=given: dense(*given)) == (2, 2)
+    assert first_batches(engine, lambda: dense(edit, text * 1.01, source)) == (2, 2)  # the text encoder has changed
+    got, expected = dense(edit, text, source).features[0], record(engine, edit).features[0]
     assert got.maps.keys() == expected.maps.keys() and got.totals.keys() == expected.totals.keys()
     for made, wanted in ((got.maps, expected.maps), (got.totals, expected.totals)):
         assert all(oracle.deviation(made[name], wanted[name]) <= FP32 for name in wanted)

@@ -9,6 +9,7 @@ that whole maps go through, 1 GB, which takes 3 % off a dense step.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from weakref import ref
 
@@ -16,9 +17,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_kept: dict[tuple[int, int], tuple[ref[Tensor], int, int, Tensor]] = {}
-"""(A weight's id, dimensions of what is multiplied) -> the weight, where it lay, how often it had been written to, its
-copy."""
+
+@dataclass(frozen=True)
+class _Copy:
+    """A weight, where it lay and how often it had been written to, some of its numbers, and all in oneDNN's order."""
+
+    weight: ref[Tensor]
+    state: tuple[int, int]
+    some: Tensor
+    packed: Tensor
+
+
+_kept: dict[tuple[int, int], _Copy] = {}
+"""(A weight's id, dimensions of what is multiplied by it) -> its copy."""
 
 
 def conv3x3(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -51,6 +62,14 @@ class Matrix:
         return (_product if self._packed else F.linear)(rows, self._weight, bias)
 
 
+def refresh() -> None:
+    """Drop the copies of weights that went elsewhere, or that were written to unseen: PEFT merges through `.data`."""
+    for key, copy in list(_kept.items()):
+        weight = copy.weight()
+        if weight is None or copy.state != _state(weight) or not torch.equal(copy.some, _some(weight)):
+            _kept.pop(key, None)
+
+
 def matrix(weight: Tensor) -> Tensor:
     """A weight as a matrix: [C_out, 9 * C_in] of a 3x3 conv, in place where it is channels_last."""
     return weight if weight.ndim == 2 else weight.permute(0, 2, 3, 1).reshape(len(weight), -1)
@@ -80,13 +99,15 @@ def _packed(weight: Tensor, ndim: int, order: Callable[[Tensor], Tensor]) -> Ten
     """A weight's copy as it is now, None for one that is not packed; `ndim`: of what is multiplied by it."""
     key = id(weight), ndim
     found = _kept.get(key)
-    if found is not None and found[0]() is weight and found[1:3] == _state(weight):
-        return found[3]
+    if found is not None and found.weight() is weight and found.state == _state(weight):
+        return found.packed
     if not (isinstance(weight, torch.nn.Parameter) and _packs(weight)) or weight.is_inference():
         return None
-    packed = order(weight.detach())
-    _kept[key] = ref(weight, lambda gone: _forget(key, gone)), *_state(weight), packed
-    return packed
+    copy = _Copy(
+        ref(weight, lambda gone: _forget(key, gone)), _state(weight), _some(weight).clone(), order(weight.detach())
+    )
+    _kept[key] = copy
+    return copy.packed
 
 
 def _state(weight: Tensor) -> tuple[int, int]:
@@ -94,9 +115,15 @@ def _state(weight: Tensor) -> tuple[int, int]:
     return weight.data_ptr(), weight._version  # noqa: SLF001 (it has no public name)
 
 
+def _some(weight: Tensor) -> Tensor:
+    """A thousand of a weight's numbers, from all over it."""
+    count = min(1000, weight.numel())
+    return weight.detach().as_strided((count,), (weight.numel() // count,))
+
+
 def _forget(key: tuple[int, int], gone: ref[Tensor]) -> None:
     """Another parameter may have the number of one that is gone."""
-    if key in _kept and _kept[key][0] is gone:
+    if key in _kept and _kept[key].weight is gone:
         del _kept[key]
 
 
