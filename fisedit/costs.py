@@ -52,9 +52,11 @@ is 1.3 ms, is worth 214e9 at a third of an H200's peak of 494e12 a second, and s
 1 ms, for reading the weights and for 250 kernels: a larger part of a step than on a CPU."""
 
 BREAK_EVEN = 0.78
-"""Share of a dense step's multiply-accumulates from which a step runs dense, which is exact and costs hardly more. In bf16
-at 512 px a sparse step was 1.4 times faster than a dense one at 66 % in uneven blobs, 1.2 at 77 % in a square and as fast
-at 79 % in blobs on two Zen 5 cores; on two Xeon cores without AMX 1.2 at 78 %, 1.1 at 83 % and as fast at 90 %."""
+"""Share of a dense step's multiply-accumulates from which a step runs dense, which is exact and costs hardly more.
+
+In bf16 at 512 px a sparse step was 1.4 times faster than a dense one at 66 % in uneven blobs, 1.2 at 77 % in a square
+and as fast at 79 % in blobs on two Zen 5 cores; 1.2 at 78 %, 1.1 at 83 % and as fast at 90 % on two Xeon cores without
+AMX."""
 
 
 def spread(first: int, then: int, steps: int, share: float = 0.5) -> tuple[int, ...]:

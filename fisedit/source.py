@@ -83,8 +83,11 @@ class Story:
         return sum(step.own_bytes for step in own) + sum(t.nbytes for t in loose)
 
     def known_to(self, recipe: Recipe) -> tuple[Tensor, Tensor] | None:
-        """`without` for one whose recipe is this one's with another prompt, and no adapter at work."""
-        alike = replace(recipe, prompt=self.recipe.prompt) == self.recipe and not recipe.like
+        """`without` for one whose recipe is this one's with another prompt, and no adapter at work.
+
+        None of an opened picture: the way back to it is known to the bit, and half a batch is rounded otherwise.
+        """
+        alike = replace(recipe, prompt=self.recipe.prompt) == self.recipe and not (recipe.like or recipe.opened)
         return self.without if alike else None
 
     def take_over(self, source: Story, steps: int, sampler: Sampler) -> None:
