@@ -639,7 +639,7 @@ class Editor:
         run = self._workshop.run(edit.prompt, on_step)
         text, dense = self._workshop.renderer.text(run), "" if edit.growth else "it ran dense when it was made first"
         story = self._workshop.source(run)[0].story
-        halved = self._engine.halves(story, run.recipe, text.embeddings, edit.start)
+        halved = self._engine.without(story, run.recipe, text.embeddings, edit.start) is not None
         plan = Plan(edit.mask, edit.growth, dense, text=text, notes=text.notes, halved=halved)
         return self._workshop.edited(
             run, replace(plan, structure=edit.structure, start=edit.start), verify=edit.checked

@@ -139,7 +139,7 @@ class Planner:
             spent=spent,
             probes=probed,
             recorded=recorded,
-            halved=self._engine.halves(source, run.recipe, text.embeddings, wish.start),
+            halved=self._engine.without(source, run.recipe, text.embeddings, wish.start) is not None,
         )
 
     def _reading(self, run: Run) -> int:

@@ -161,10 +161,11 @@ class Engine:
         """Whether a story recorded what a recipe's adapters saw."""
         return all(remembered(like.adapter, story.features[0]) for like in recipe.like)
 
-    def halves(self, source: Story, recipe: Recipe, text: Tensor, step: int) -> bool:
-        """Whether a step of an edit has half its work done: that of the branch without words is its source's."""
+    def without(self, source: Story, recipe: Recipe, text: Tensor, step: int) -> Tensor | None:
+        """What an edit's branch without words predicts [1, 4, h, w], at the one step where its source found it: the
+        first."""
         known = source.known_to(recipe) if step == 0 else None
-        return known is not None and torch.equal(known[0], text[:1])
+        return known[1] if known is not None and torch.equal(known[0], text[:1]) else None
 
     def batch(self, recipe: Recipe) -> int:
         """B, the branches of one evaluation."""
@@ -368,7 +369,8 @@ class Engine:
         ]
         batch, count = Batch(graphs, works), len(sampler.timesteps)
         stories = [
-            Story(e.recipe, text=e.cache, noises=source.noises, captured=count, without=source.without) for e in edits
+            Story(e.recipe, text=e.cache, noises=source.noises, captured=count, without=source.known_to(e.recipe))
+            for e in edits
         ]
         keep = _keeper(np.stack([edit.grid for edit in edits])[:, None], source)
         latents = source.latents[0].expand(len(edits), -1, -1, -1)
@@ -438,11 +440,12 @@ class Engine:
         wanted = i < kept_steps(recipe) or i in mask_steps(sampler.timesteps)
         queries = mask_queries(self.executor.sites, self.sizes(recipe)) if wanted else frozenset()
         x, extra = self._inputs(sampler, recipe, latents, t)
-        if source and source.without and self.halves(source, recipe, text, i):
+        without = self.without(source, recipe, text, i) if source else None
+        if source and without is not None:
             text_keys(self.executor.sites, text, story.text)
             own = {name: both[-1:] for name, both in story.text.items()}
             last, recorded = self.executor.record(x[-1:], t, text[-1:], own, queries)
-            raw, maps = torch.cat([source.without[1], last]), completed(source.features[i], recorded, self._levels)
+            raw, maps = torch.cat([without, last]), completed(source.features[i], recorded, self._levels)
         else:
             raw, maps = self.executor.record(x, t, text, story.text, queries, extra, self.guides(recipe))
         if i == 0 and self.guided(recipe):

@@ -17,6 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+ONCE = [1, 1]
+"""Padding, stride and dilation of a 3x3 conv that keeps a map's size."""
+
 
 @dataclass(frozen=True)
 class _Copy:
@@ -39,8 +42,8 @@ def conv3x3(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         packed = _packed(weight, x.ndim, lambda w: _ordered_conv(w, x.shape))
     if packed is None:
         return F.conv2d(x, weight, bias, padding=1)
-    once = [1, 1]
-    out: Tensor = torch.ops.mkldnn._convolution_pointwise.default(x, packed, bias, once, once, once, 1, "none", [], "")  # noqa: SLF001
+    convolve = torch.ops.mkldnn._convolution_pointwise.default  # noqa: SLF001 (torch has no public name)
+    out: Tensor = convolve(x, packed, bias, ONCE, ONCE, ONCE, 1, "none", [], "")
     return out
 
 
@@ -85,8 +88,8 @@ def _ordered(weight: Tensor) -> Tensor:
 
 
 def _ordered_conv(weight: Tensor, shape: torch.Size) -> Tensor:
-    once = [1, 1]
-    packed: Tensor = torch.ops.mkldnn._reorder_convolution_weight(weight, once, once, once, 1, shape)  # noqa: SLF001
+    order = torch.ops.mkldnn._reorder_convolution_weight  # noqa: SLF001 (torch has no public name)
+    packed: Tensor = order(weight, ONCE, ONCE, ONCE, 1, shape)
     return packed
 
 
