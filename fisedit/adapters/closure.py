@@ -2,8 +2,9 @@
 
 HelloMeme's block (arXiv 2410.22901) is exact there if it runs on the active set grown by one, for the 3x3 conv at its
 end, and closed under rows x columns. Not every projection is needed everywhere. Where the source had the block, its
-queries, keys and values are known but at the active cells, and in rows without one the rows' outcome is the source's.
-No smaller set is exact: every cell of a row with an active one reads changed keys, and every column reads that cell.
+queries, keys and values are known but at the active cells, and in rows without one the rows' outcome, and all that is
+made of it, is the source's. No smaller set is exact: every cell of a row with an active one reads changed keys, and
+every column reads that cell.
 
 Where the source did not have it, the block takes the boxes around the blobs for the whole map: its end reads zeros
 beyond them, as beyond the frame. Knows index arithmetic only.
@@ -53,14 +54,16 @@ class Closure:
     """Cells that every stage computes: lists are int64, and ascend by position.
 
     Args:
-        rows, columns: [r], [c], the y and x of the lines that ask.
+        rows, columns: [r], [c], the y and x of the lines that ask: of fresh cells; of those that the last conv reads.
         fresh: [F], positions whose tokens are made anew. active: [R], where the active ones stand among them.
         entering: reads of a 3x3 conv from the active set to `fresh`, where there is one before the rows.
         entering_tiles, tiles: of that conv, and of the last one; None where they would not pay.
-        found: [M], positions whose outcome of the rows is wanted. found_fresh: [F], where `fresh` stand among them.
+        found: [M], positions where rows find what the source's did not. found_fresh: [F], where `fresh` stand among
+            them, found_active: [R], where the active ones do.
         row_keys, row_asks: what rows look at (fresh cells alone where nothing was recorded), and `found` by row.
-        changed: [P], where those that columns find changed stand among `found`. kept: [R], the active among `changed`.
-        read: where those that the last conv reads stand among `found`. reads: where they stand among its [R + G].
+        read: positions that the last conv reads. reads: where they stand among its [R + G].
+        asking: [Q], where those of `read` that were found stand among `found`; read_asking: [Q], where among `read`.
+            asking_active: [R], where the active ones stand among these.
         column_keys, column_asks: what columns look at, and `read` by column.
         rim: [E], which active rows lie beside the frame or their box's. outside: bool [E, 9, 1], their taps beyond it.
     """
@@ -73,12 +76,14 @@ class Closure:
     entering_tiles: Tiles | None
     found: Tensor
     found_fresh: Tensor
+    found_active: Tensor
     row_keys: Keys | Lines
     row_asks: Lines
-    changed: Tensor
-    kept: Tensor
     read: Tensor
     reads: Tensor
+    asking: Tensor
+    read_asking: Tensor
+    asking_active: Tensor
     column_keys: Keys | Lines
     column_asks: Lines
     tiles: Tiles | None
@@ -118,14 +123,14 @@ def _made(level: Level, conv: bool, recorded: bool) -> Closure:
     if recorded:
         anew = grown if conv else active
         crossed = anew.any(1)[:, None] & grown.any(0)
-        wanted = crossed | grown
     else:
-        anew = crossed = wanted = boxes(active)
-        grown &= wanted
-    fresh, found, changed = (_cells(grid) for grid in (anew, wanted, crossed))
+        anew = crossed = boxes(active)
+        grown &= crossed
+    fresh, found = _cells(anew), _cells(crossed)
     reads = grown.flatten()[level.read.cpu()].nonzero()[:, 0]
     read = level.read.cpu()[reads]
-    rows, columns = grown.any(1).nonzero()[:, 0], grown.any(0).nonzero()[:, 0]
+    asking = crossed.flatten()[read]
+    rows, columns = anew.any(1).nonzero()[:, 0], grown.any(0).nonzero()[:, 0]
     by_row = _Direction(rows, _among(rows, height), width, recorded)
     by_column = _Direction(columns, _among(columns, width), height, recorded)
     there = torch.zeros(len(level.read) + 1, dtype=torch.bool)  # its table reads the row of zeros beyond the frame
@@ -143,13 +148,15 @@ def _made(level: Level, conv: bool, recorded: bool) -> Closure:
         tiles_of(entering.table, fresh, width, level.rows + len(entering.halo)) if entering else None,
         found,
         stands[fresh],
+        stands[level.active.cpu()],
         by_row.keys(rows[:, None] * width + torch.arange(width), fresh // width, fresh % width),
         by_row.lines(found // width),
-        stands[changed],
-        _among(changed, level.size)[level.active.cpu()],
-        stands[read],
+        read,
         reads,
-        by_column.keys(columns[:, None] + torch.arange(height) * width, changed % width, changed // width),
+        stands[read[asking]],
+        asking.nonzero()[:, 0],
+        _among(read[asking], level.size)[level.active.cpu()],
+        by_column.keys(columns[:, None] + torch.arange(height) * width, found % width, found // width),
         by_column.lines(read % width),
         tiles_of(same.table.cpu(), level.active.cpu(), width, len(level.read)),
         rim,

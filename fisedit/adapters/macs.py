@@ -70,7 +70,7 @@ def _knit_macs(knit: Knit, height: int, width: int, row_keys: int, column_keys: 
 
 def _closure_macs(channels: int, level: Level, cells: Closure, *, tiled: bool) -> int:
     """A block on a closure: projections where they are fresh, lines as long as they are filled up, the folded end."""
-    linear = 3 * len(cells.fresh) + len(cells.found) + len(cells.read) + 2 * len(cells.changed)
+    linear = 3 * len(cells.fresh) + 3 * len(cells.found) + len(cells.asking)
     total = _conv_macs(channels, level.rows, cells.tiles if tiled else None)
     if cells.entering is not None:
         total += _conv_macs(channels, len(cells.fresh), cells.entering_tiles if tiled else None)

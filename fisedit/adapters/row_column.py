@@ -58,8 +58,7 @@ class Known:
 
 @dataclass(eq=False)
 class Seen:
-    """What one dense pass computed of the map itself, laid out as in `Known`: rows' queries, keys and values, and
-    columns' keys and values."""
+    """What one dense pass computed of the map itself, laid out as in `Known`: queries, keys and values."""
 
     rows: list[Tensor] = field(default_factory=list)
     columns: list[Tensor] = field(default_factory=list)
@@ -195,10 +194,10 @@ class Knit(nn.Module):
         asked, keys = heads.to_q(rows), heads.keys(rows)
         seen.rows += asked, *keys
         found = heads.to_out[0](heads.look(asked, joined(keys, known.rows if known else None)))
-        columns = self.tokens(found.transpose(1, 2), _span(height, x))
-        keys = self.column_heads.keys(columns)
-        seen.columns += keys
-        found = self.column_heads(columns, joined(keys, known.columns if known else None))
+        columns, heads = self.tokens(found.transpose(1, 2), _span(height, x)), self.column_heads
+        asked, keys = heads.to_q(columns), heads.keys(columns)
+        seen.columns += asked, *keys
+        found = heads.to_out[0](heads.look(asked, joined(keys, known.columns if known else None)))
         gain: Tensor = self.proj(found.permute(0, 3, 2, 1))
         return gain
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from fisedit.adapters.row_column import Heads, KeyValue
     from fisedit.cache import StepFeatures
 
-ROWS, COLUMNS = ("row_q", "row_k", "row_v"), ("column_k", "column_v")
+ROWS, COLUMNS = ("row_q", "row_k", "row_v"), ("column_q", "column_k", "column_v")
 """What is recorded of a block besides: its map, `x`, where that passes a conv first."""
 
 
@@ -94,17 +94,17 @@ def replay_knit(run: Replay, site: KnitSite, x: Tensor, known: Known) -> Tensor:
     rows, columns = knit.row_heads, knit.column_heads
     asked, keys = _linear(rows.to_q, tokens), _keys(rows, tokens)
     if recorded:
-        _keep(run, site, ROWS, (asked, *keys), cells.active)
+        _keep(run, site, ROWS, (asked, *keys), (cells.active,) * 3)
         asked = _recorded(run, site, ROWS[0], cells.found).index_copy_(1, cells.found_fresh, asked)
     beside = _beside(knit, known, cells)
     keys, seen = _mixed(run, site, ROWS[1:], keys, cells.row_keys, len(cells.rows))
     found = _linear(rows.to_out[0], _look(asked, cells.row_asks, keys, beside[0], seen))
     tokens = knit.tokens(found, cells.found // width, run.level(site).height)
-    asked = _linear(columns.to_q, tokens.index_select(1, cells.read))
-    keys = _keys(columns, tokens.index_select(1, cells.changed))
+    asked, keys = _linear(columns.to_q, tokens.index_select(1, cells.asking)), _keys(columns, tokens)
     if recorded:
-        _keep(run, site, COLUMNS, keys, cells.kept)
-    keys, seen = _mixed(run, site, COLUMNS, keys, cells.column_keys, len(cells.columns))
+        _keep(run, site, COLUMNS, (asked, *keys), (cells.asking_active, cells.found_active, cells.found_active))
+        asked = _recorded(run, site, COLUMNS[0], cells.read).index_copy_(1, cells.read_asking, asked)
+    keys, seen = _mixed(run, site, COLUMNS[1:], keys, cells.column_keys, len(cells.columns))
     found, end, level = _look(asked, cells.column_asks, keys, beside[1], seen), end_of(knit), run.level(site)
     if not recorded:
         found = found.new_zeros(len(found), len(level.read), found.shape[2]).index_copy_(1, cells.reads, found)
@@ -184,7 +184,9 @@ def _keys(heads: Heads, tokens: Tensor) -> KeyValue:
     return _linear(heads.to_k, tokens), _linear(heads.to_v, tokens)
 
 
-def _keep(run: Replay, site: KnitSite, names: tuple[str, ...], fresh: tuple[Tensor, ...], active: Tensor) -> None:
+def _keep(
+    run: Replay, site: KnitSite, names: tuple[str, ...], fresh: tuple[Tensor, ...], active: tuple[Tensor, ...]
+) -> None:
     """Drop what is fresh back to the active rows, for later edits to read."""
-    for name, rows in zip(names, fresh, strict=True):
-        run.overlay.maps[f"{site.name}.{name}"] = rows.index_select(1, active)
+    for name, rows, at in zip(names, fresh, active, strict=True):
+        run.overlay.maps[f"{site.name}.{name}"] = rows.index_select(1, at)
