@@ -21,12 +21,12 @@ from fisedit.adapters.macs import dense_macs, sparse_macs
 from fisedit.adapters.places import taps
 from fisedit.benchmark import GUIDANCE, MASKS, PROMPTS, STEP_GROWTH, Row, settings, turns
 from fisedit.devices import choose_device, choose_dtype
+from fisedit.engine import Engine
 from fisedit.heap import keep_freed_memory
 from fisedit.models import load
 from fisedit.profiling import unet_macs
 from fisedit.random_model import random_pipeline
 from fisedit.references import laid_out
-from fisedit.source import Engine
 from fisedit.values import LATENT_FACTOR, OnStep, Recipe, SchedulerName
 
 if TYPE_CHECKING:

@@ -27,9 +27,9 @@ from fisedit.captured import GraphExecutor
 from fisedit.costs import Costs
 from fisedit.devices import choose_device, choose_dtype
 from fisedit.editor import Editor
+from fisedit.engine import Engine
 from fisedit.models import load
 from fisedit.random_model import random_pipeline
-from fisedit.source import Engine
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.reference import BYTES
 from fisedit.values import LATENT_FACTOR, OnStep, Recipe, SchedulerName

@@ -26,10 +26,10 @@ from fisedit.costs import Costs
 from fisedit.decode import decode, decode_boxes
 from fisedit.devices import choose_device, choose_dtype
 from fisedit.editor import Editor
+from fisedit.engine import Engine
 from fisedit.heap import keep_freed_memory
 from fisedit.models import load
 from fisedit.random_model import random_pipeline
-from fisedit.source import Engine
 from fisedit.values import LATENT_FACTOR, OnStep, Recipe, SchedulerName
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from fisedit.adapters.macs import dense_macs, sparse_macs
 from fisedit.boxes import Areas, box_areas, frame_areas
+from fisedit.engine import Engine
 from fisedit.graph import Site
 from fisedit.masks import grow
 from fisedit.plan import active_rows, make_plan
 from fisedit.profiling import decoder_macs, text_macs, unet_macs
-from fisedit.source import Engine
 from fisedit.values import WHOLE, Recipe
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from fisedit import loras, origin, session
 from fisedit.adapters.files import load_adapter
 from fisedit.attention import text_keys
 from fisedit.devices import memory_bytes
+from fisedit.engine import Engine
 from fisedit.errors import AdapterError, InputError, SessionError
 from fisedit.files import image_output, write_image
 from fisedit.history import EditResult, History
@@ -33,7 +34,6 @@ from fisedit.planning import Plan
 from fisedit.profiling import Stopwatch
 from fisedit.recipes import check_prompt, check_scale, make_recipe
 from fisedit.rendering import Run
-from fisedit.source import Engine
 from fisedit.stepping import Graphs
 from fisedit.values import (
     LATENT_FACTOR,

@@ -216,8 +216,8 @@ def replay_query(run: Replay, site: Site, x: Tensor) -> Tensor:
     return out
 
 
-def replay_attention(run: Replay, site: Site, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Active queries over every position's keys and values."""
+def attend(run: Recording | Replay, site: Site, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Queries of the rows at hand over every position's keys and values."""
     attention = site.module
     mixed = ops.attend(attention.to_q(x), attention.to_k(x), attention.to_v(x), attention.heads)
     out: Tensor = attention.to_out[0](mixed)
@@ -232,6 +232,7 @@ RECORD: dict[Role, Forward] = {
     Role.UP: record_input,
     Role.TOKENS: record_output,
     Role.QUERY: record_query,
+    Role.ATTENTION: attend,
     Role.TEXT: text_once,
 }
 
@@ -243,7 +244,7 @@ REPLAY: dict[Role, Forward] = {
     Role.UP: replay_up,
     Role.TOKENS: replay_tokens,
     Role.QUERY: replay_query,
-    Role.ATTENTION: replay_attention,
+    Role.ATTENTION: attend,
     Role.TEXT: text_once,
     Role.POINTWISE: replay_pointwise,
 }

@@ -18,7 +18,7 @@ from fisedit.attention import affinity, cross_maps, text_keys
 from fisedit.errors import InputError
 from fisedit.grammar import Sentence, named_things
 from fisedit.schedule import mask_steps
-from fisedit.source import kept_steps
+from fisedit.story import kept_steps
 from fisedit.textdiff import words as split
 from fisedit.values import EditKind, EditMask, EditScript, Hunk, Word
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fisedit.cache import StepFeatures
-    from fisedit.source import Engine, Story
+    from fisedit.engine import Engine
+    from fisedit.story import Story
     from fisedit.values import Recipe
 
     Heat = NDArray[np.float32]

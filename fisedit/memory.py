@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fisedit.decode import DecoderRecord
-from fisedit.source import Story
+from fisedit.story import Story
 
 
 class Memory:

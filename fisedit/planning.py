@@ -19,9 +19,10 @@ from fisedit.recipes import first_step
 from fisedit.values import WHOLE, EditKind, EditMask, MaskSource, Recipe
 
 if TYPE_CHECKING:
+    from fisedit.engine import Engine
     from fisedit.leaks import Leak
     from fisedit.rendering import Run, Text
-    from fisedit.source import Engine, Story
+    from fisedit.story import Story
     from fisedit.values import BoolGrid
 
 

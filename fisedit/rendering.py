@@ -14,7 +14,7 @@ from fisedit.adapters.base import TURN
 from fisedit.decode import DecoderRecord, composite, decode
 from fisedit.inversion import encode, noised
 from fisedit.preview import preview
-from fisedit.source import Beginning
+from fisedit.story import Beginning
 from fisedit.values import Inversion
 from fisedit.weighting import parse
 
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
+    from fisedit.engine import Engine
     from fisedit.history import EditResult
     from fisedit.leaks import Check
     from fisedit.profiling import Stopwatch
-    from fisedit.source import Engine, Story, Structure
+    from fisedit.story import Story, Structure
     from fisedit.values import BoolGrid, EditScript, OnStep, Recipe
 
 

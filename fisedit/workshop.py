@@ -12,6 +12,7 @@ import numpy as np
 
 from fisedit import leaks
 from fisedit.adapters.base import TURN
+from fisedit.engine import Engine
 from fisedit.errors import SessionError
 from fisedit.history import EditResult, History
 from fisedit.localise import kept_tokens, undescribed
@@ -21,8 +22,8 @@ from fisedit.planning import Plan, Planner, Wish
 from fisedit.profiling import Stopwatch
 from fisedit.recipes import check_prompt
 from fisedit.rendering import Made, Renderer, Run
-from fisedit.source import Engine, Structure, kept_steps
 from fisedit.stepping import Graphs
+from fisedit.story import Structure, kept_steps
 from fisedit.textdiff import diff
 from fisedit.values import WHOLE, EditMask, EditScript, EditStats, MaskSource, OnStep
 

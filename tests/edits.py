@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
+from fisedit.engine import Engine
 from fisedit.masks import grow
 from fisedit.recipes import make_recipe
-from fisedit.source import Engine
 from fisedit.values import LATENT_FACTOR, WHOLE
 from tests import oracle
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
     from fisedit.history import EditResult
-    from fisedit.source import Story
+    from fisedit.story import Story
     from fisedit.values import Recipe
 
 CAT, DOG, BIRD = ("a cat and a cake on a beach", "a dog and a cake on a beach", "a bird and a cake on a beach")

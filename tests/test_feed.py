@@ -17,13 +17,13 @@ from fisedit import boxes as boxing
 from fisedit.buckets import bucket_of
 from fisedit.cache import StepMaps
 from fisedit.captured import GraphExecutor
+from fisedit.engine import Engine
 from fisedit.errors import InputError
 from fisedit.executor import Executor
 from fisedit.feed import Feed
 from fisedit.graph import Role
 from fisedit.models import load
 from fisedit.plan import make_plan
-from fisedit.source import Engine
 from fisedit.sparse_kernels import launch, ops
 from fisedit.sparse_kernels.reference import BYTES, Lying
 from fisedit.values import Recipe, SchedulerName

@@ -22,9 +22,9 @@ LAYERS = (
     "sparse_kernels",
     (
         "adapters attention cache captured captured_decode decode ends executor fused fusible layers linear preview "
-        "records stepping wholes"
+        "records stepping story wholes"
     ),
-    "costs editor history inversion leaks localise loras memory planning references rendering session source workshop",
+    "costs editor engine history inversion leaks localise loras memory planning references rendering session workshop",
     "batch",
     (
         "sheet options console captions demo bench_adapters bench_cuda bench_plot benchmark fidelity quality "

@@ -13,7 +13,7 @@ from torch import nn
 
 from fisedit.errors import InputError
 from fisedit.plan import make_plan
-from fisedit.sparse_kernels import cpu, ops, packed
+from fisedit.sparse_kernels import cpu, ops, packed, tuning
 from tests.grids import grids
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.035}
@@ -219,10 +219,12 @@ def test_shapes_are_checked():
 @each_backend
 @each_dtype
 @pytest.mark.parametrize("scores", [1 << 22, 500, 7], ids=["whole", "pieces", "rows"])
-@pytest.mark.parametrize(("rows", "size", "heads", "width"), [(1, 1, 1, 8), (5, 64, 2, 40), (130, 256, 8, 16)])
-def test_attention_over_whole_maps(backend, dtype, scores, rows, size, heads, width, monkeypatch):
-    """In pieces of any size it is torch's own of float64."""
+@pytest.mark.parametrize("fp32", [False, True], ids=["products", "fp32"])
+@pytest.mark.parametrize(("rows", "size", "heads", "width"), [(1, 1, 1, 8), (5, 64, 2, 40), (130, 576, 8, 16)])
+def test_attention_over_whole_maps(backend, dtype, scores, fp32, rows, size, heads, width, monkeypatch):
+    """In pieces of any size, and on any CPU, it is torch's own of float64."""
     monkeypatch.setattr(cpu, "SCORES", scores)
+    monkeypatch.setattr(tuning, "prefers_fp32", lambda: fp32)
     query, keys, values = (torch.randn(2, n, heads * width).to(dtype) for n in (rows, size, size))
     with ops.use(backend):
         got = ops.attend(query, keys, values, heads)
@@ -230,6 +232,20 @@ def test_attention_over_whole_maps(backend, dtype, scores, rows, size, heads, wi
     expected = F.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
     assert got.dtype == dtype
     assert (got.double() - expected).norm() <= {torch.float32: 1e-6, torch.bfloat16: 0.01}[dtype] * expected.norm()
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({"cpu_name": "Intel Xeon", "amx_bf16": False}, True),
+        ({"cpu_name": "Intel Xeon", "amx_bf16": True}, False),
+        ({"cpu_name": "AMD Zen4"}, False),
+        ({}, False),
+    ],
+)
+def test_the_cpus_that_attend_in_fp32(told, expected, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: told, raising=False)
+    assert tuning.prefers_fp32.__wrapped__() is expected
 
 
 @each_backend

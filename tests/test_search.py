@@ -8,9 +8,10 @@ import torch
 
 from fisedit import Editor, leaks, masks
 from fisedit.costs import Costs
+from fisedit.engine import Engine
 from fisedit.errors import InputError, MaskError
 from fisedit.localise import METHODS, kept_tokens
-from fisedit.source import Engine, Structure, kept_steps
+from fisedit.story import Structure, kept_steps
 from fisedit.values import WHOLE, EditMask, MaskSource
 from tests.edits import CAT, DOG, Calls, latents, pixels_outside
 from tests.grids import grids

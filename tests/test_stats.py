@@ -18,11 +18,11 @@ from fisedit.benchmark import STEP_GROWTH, square
 from fisedit.boxes import box_areas, frame_areas
 from fisedit.costs import Costs, fixed
 from fisedit.decode import decode, decode_boxes
+from fisedit.engine import Engine
 from fisedit.executor import Executor
 from fisedit.masks import grow
 from fisedit.plan import make_plan
 from fisedit.profiling import decoder_macs, text_macs, unet_macs
-from fisedit.source import Engine
 from fisedit.values import WHOLE, EditStats, MaskSource
 from tests.edits import BIRD, CAT, DOG, Calls, recipe_of, record, unwatched
 from tests.grids import grids

@@ -12,8 +12,8 @@ from PIL import Image
 
 from fisedit import Editor
 from fisedit.costs import Costs
+from fisedit.engine import Engine
 from fisedit.errors import InputError, SessionError
-from fisedit.source import Engine
 from fisedit.values import EditMask, MaskSource
 from tests import oracle
 from tests.edits import BIRD, CAT, DOG, Calls, as_oracle, latents, recipe_of, record, unwatched

@@ -20,9 +20,10 @@ from fisedit.capture import Rerun
 from fisedit.captured import GraphExecutor
 from fisedit.captured_decode import Decoder
 from fisedit.decode import DecoderRecord, coarse_plan, decode
+from fisedit.engine import Engine
 from fisedit.linear import LinearSampler
-from fisedit.source import Engine, Story
 from fisedit.stepping import Graphs
+from fisedit.story import Story
 from tests.edits import CAT, DOG, recipe_of, record
 from tests.grids import grids
 from tests.pipelines import build_pipeline

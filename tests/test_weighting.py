@@ -11,7 +11,7 @@ from compel import Compel, EmbeddingsProvider
 from hypothesis import example, given, settings
 
 from fisedit import Editor
-from fisedit.source import Engine
+from fisedit.engine import Engine
 from fisedit.textdiff import words
 from fisedit.values import EditKind, MaskSource
 from fisedit.weighting import LIMIT, embeddings, parse

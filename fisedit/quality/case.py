@@ -19,9 +19,9 @@ from torch import Tensor
 
 from fisedit.costs import Costs
 from fisedit.editor import Editor
+from fisedit.engine import Engine
 from fisedit.models import quiet
 from fisedit.quality import metrics
-from fisedit.source import Engine
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from fisedit.history import EditResult
     from fisedit.quality.edits import Edit
-    from fisedit.source import Story
+    from fisedit.story import Story
     from fisedit.values import BoolGrid, Recipe
 
 Hook = Callable[[int, Tensor], Tensor]

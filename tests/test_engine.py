@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from fisedit.engine import Engine
 from fisedit.masks import grow
-from fisedit.source import Engine, Story
+from fisedit.story import Story
 from fisedit.values import LATENT_FACTOR, WHOLE
 from tests import oracle
 from tests.edits import BIRD, CAT, DOG, as_oracle, latents, oracle_chain, recipe_of, record, replay, unwatched
