@@ -57,7 +57,7 @@ class Role(Enum):
     POINTWISE = auto()
     """Linear or 1x1 conv: reads nothing."""
     KNIT = auto()
-    """An adapter's attention along rows and columns: the recorded keys and values of the rows and columns it closes."""
+    """An adapter's attention along rows and columns: recorded queries, keys and values of those that it closes."""
 
 
 @dataclass(frozen=True, eq=False)

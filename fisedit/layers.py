@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fisedit.adapters.base import Forward
 from fisedit.cache import StepFeatures, StepMaps, StepOverlay, StepShifted, totals
-from fisedit.graph import Role, Site, weight_of
+from fisedit.graph import Role, Site, is_plain, weight_of
 from fisedit.plan import Level, Reads, SparsePlan
 from fisedit.sparse_kernels import ops, packed
 
@@ -217,8 +217,11 @@ def replay_query(run: Replay, site: Site, x: Tensor) -> Tensor:
 
 
 def attend(run: Recording | Replay, site: Site, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Queries of the rows at hand over every position's keys and values."""
+    """Queries of the rows at hand over every position's keys and values; the module's own way where it got another."""
     attention = site.module
+    if not is_plain(attention):
+        own: Tensor = type(attention).forward(attention, x, *args, **kwargs)
+        return own
     mixed = ops.attend(attention.to_q(x), attention.to_k(x), attention.to_v(x), attention.heads)
     out: Tensor = attention.to_out[0](mixed)
     return out

@@ -166,8 +166,8 @@ def test_recording_is_the_guided_forward_itself(pipelines, family):
 
 
 def test_an_edit_of_an_edit(pipelines):
-    """What an overlay keeps is the block's keys at its active rows. Where the first edit computed everything, that is a
-    recording."""
+    """What an overlay keeps is the block's queries and keys at its active rows. Where the first edit computed
+    everything, that is a recording."""
     case = Case(pipelines["demo"].unet, np.ones((16, 16), bool), ["v3"])
     _, overlay = case.replay(case.record(case.guides))
     again = case.executor.record(case.edited, T, case.texts[1], {}, guides=case.guides)[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from diffusers.models.attention_processor import Attention, AttnProcessor2_0
 
 from fisedit import layers
 from fisedit.errors import UnsupportedModuleError
@@ -91,6 +92,21 @@ def test_recording_is_the_dense_forward_itself(pipelines, shape):
     case = Case(unet, grid)
     got, _ = Executor(unet).record(case.source, case.timestep, case.texts[0], {})
     assert torch.allclose(got, unet(case.source, case.timestep, case.texts[0])[0], atol=1e-6, rtol=0)
+
+
+def test_a_recorded_step_attends_as_it_was_told():
+    """An attention processor that came after the executor works on every attention."""
+    seen, unet = set(), build_pipeline("sd15").unet
+    case, executor = Case(unet, grids(16, 16)["square"]), Executor(unet)
+
+    class Watching(AttnProcessor2_0):
+        def __call__(self, attention, *args, **kwargs):
+            seen.add(attention)
+            return super().__call__(attention, *args, **kwargs)
+
+    unet.set_attn_processor(Watching())
+    executor.record(case.source, case.timestep, case.texts[0], {})
+    assert seen == {module for module in unet.modules() if isinstance(module, Attention)}
 
 
 @pytest.mark.parametrize("few", [0, layers.FEW])

@@ -3,8 +3,8 @@
 HelloMeme's block (arXiv 2410.22901) is exact there if it runs on the active set grown by one, for the 3x3 conv at its
 end, and closed under rows x columns. Not every projection is needed everywhere. Where the source had the block, its
 queries, keys and values are known but at the active cells, and in rows without one the rows' outcome, and all that is
-made of it, is the source's. No smaller set is exact: every cell of a row with an active one reads changed keys, and
-every column reads that cell.
+made of it, is what was recorded. No smaller set is exact: every cell of a row with an active one reads changed keys,
+and every column reads that cell.
 
 Where the source did not have it, the block takes the boxes around the blobs for the whole map: its end reads zeros
 beyond them, as beyond the frame. Knows index arithmetic only.
@@ -61,9 +61,8 @@ class Closure:
         found: [M], positions where rows find what the source's did not. found_fresh: [F], where `fresh` stand among
             them, found_active: [R], where the active ones do.
         row_keys, row_asks: what rows look at (fresh cells alone where nothing was recorded), and `found` by row.
-        read: positions that the last conv reads. reads: where they stand among its [R + G].
+        read: positions that the last conv reads, the active ones first. reads: where they stand among its [R + G].
         asking: [Q], where those of `read` that were found stand among `found`; read_asking: [Q], where among `read`.
-            asking_active: [R], where the active ones stand among these.
         column_keys, column_asks: what columns look at, and `read` by column.
         rim: [E], which active rows lie beside the frame or their box's. outside: bool [E, 9, 1], their taps beyond it.
     """
@@ -83,7 +82,6 @@ class Closure:
     reads: Tensor
     asking: Tensor
     read_asking: Tensor
-    asking_active: Tensor
     column_keys: Keys | Lines
     column_asks: Lines
     tiles: Tiles | None
@@ -155,7 +153,6 @@ def _made(level: Level, conv: bool, recorded: bool) -> Closure:
         reads,
         stands[read[asking]],
         asking.nonzero()[:, 0],
-        _among(read[asking], level.size)[level.active.cpu()],
         by_column.keys(columns[:, None] + torch.arange(height) * width, found % width, found // width),
         by_column.lines(read % width),
         tiles_of(same.table.cpu(), level.active.cpu(), width, len(level.read)),

@@ -94,7 +94,7 @@ def replay_knit(run: Replay, site: KnitSite, x: Tensor, known: Known) -> Tensor:
     rows, columns = knit.row_heads, knit.column_heads
     asked, keys = _linear(rows.to_q, tokens), _keys(rows, tokens)
     if recorded:
-        _keep(run, site, ROWS, (asked, *keys), (cells.active,) * 3)
+        _keep(run, site, ROWS, (asked, *keys), cells.active)
         asked = _recorded(run, site, ROWS[0], cells.found).index_copy_(1, cells.found_fresh, asked)
     beside = _beside(knit, known, cells)
     keys, seen = _mixed(run, site, ROWS[1:], keys, cells.row_keys, len(cells.rows))
@@ -102,7 +102,8 @@ def replay_knit(run: Replay, site: KnitSite, x: Tensor, known: Known) -> Tensor:
     tokens = knit.tokens(found, cells.found // width, run.level(site).height)
     asked, keys = _linear(columns.to_q, tokens.index_select(1, cells.asking)), _keys(columns, tokens)
     if recorded:
-        _keep(run, site, COLUMNS, (asked, *keys), (cells.asking_active, cells.found_active, cells.found_active))
+        run.overlay.maps[f"{site.name}.{COLUMNS[0]}"] = asked[:, : len(cells.active)].clone()
+        _keep(run, site, COLUMNS[1:], keys, cells.found_active)
         asked = _recorded(run, site, COLUMNS[0], cells.read).index_copy_(1, cells.read_asking, asked)
     keys, seen = _mixed(run, site, COLUMNS[1:], keys, cells.column_keys, len(cells.columns))
     found, end, level = _look(asked, cells.column_asks, keys, beside[1], seen), end_of(knit), run.level(site)
@@ -184,9 +185,7 @@ def _keys(heads: Heads, tokens: Tensor) -> KeyValue:
     return _linear(heads.to_k, tokens), _linear(heads.to_v, tokens)
 
 
-def _keep(
-    run: Replay, site: KnitSite, names: tuple[str, ...], fresh: tuple[Tensor, ...], active: tuple[Tensor, ...]
-) -> None:
+def _keep(run: Replay, site: KnitSite, names: tuple[str, ...], fresh: tuple[Tensor, ...], active: Tensor) -> None:
     """Drop what is fresh back to the active rows, for later edits to read."""
-    for name, rows, at in zip(names, fresh, active, strict=True):
-        run.overlay.maps[f"{site.name}.{name}"] = rows.index_select(1, at)
+    for name, rows in zip(names, fresh, strict=True):
+        run.overlay.maps[f"{site.name}.{name}"] = rows.index_select(1, active)

@@ -209,7 +209,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> Tensor:
     """See `reference.attend`. In bf16 two products and a softmax in pieces that stay in the cache, which on Zen 4 takes
     half the time of torch's fused kernel; as scores are rounded, outputs are .5 % from float64's, where that one's are
     .2 %. On CPUs that attend faster in float32 that kernel does, which is nearer still."""
-    if query.dtype is not torch.bfloat16 or query.is_cuda or keys.shape[1] <= FEW:
+    if query.dtype is not torch.bfloat16 or query.device.type != "cpu" or keys.shape[1] <= FEW:
         return reference.attend(query, keys, values, heads)
     if tuning.prefers_fp32():
         return reference.attend(query.float(), keys.float(), values.float(), heads).to(query.dtype)
@@ -230,7 +230,7 @@ def attend_lines(
     query: Tensor, own: tuple[Tensor, Tensor], beside: tuple[Tensor, Tensor], seen: Tensor | None = None
 ) -> Tensor:
     """See `reference.attend_lines`. In bf16 products and a softmax in pieces, as in `attend`; others are not copied."""
-    if query.dtype is not torch.bfloat16 or query.is_cuda:
+    if query.dtype is not torch.bfloat16 or query.device.type != "cpu":
         return reference.attend_lines(query, own, beside, seen)
     (_, heads, others, width), count = beside[0].shape, own[0].shape[1]
     q, k, v = (t.unflatten(2, (heads, width)).transpose(1, 2).flatten(0, 1) for t in (query * width**-0.5, *own))
