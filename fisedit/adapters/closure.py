@@ -58,8 +58,7 @@ class Closure:
         fresh: [F], positions whose tokens are made anew. active: [R], where the active ones stand among them.
         entering: reads of a 3x3 conv from the active set to `fresh`, where there is one before the rows.
         entering_tiles, tiles: of that conv, and of the last one; None where they would not pay.
-        found: [M], positions where rows find what the source's did not. found_fresh: [F], where `fresh` stand among
-            them, found_active: [R], where the active ones do.
+        found: [M], positions where rows find something new. found_fresh: [F], where `fresh` stand among them.
         row_keys, row_asks: what rows look at (fresh cells alone where nothing was recorded), and `found` by row.
         read: positions that the last conv reads, the active ones first. reads: where they stand among its [R + G].
         asking: [Q], where those of `read` that were found stand among `found`; read_asking: [Q], where among `read`.
@@ -75,7 +74,6 @@ class Closure:
     entering_tiles: Tiles | None
     found: Tensor
     found_fresh: Tensor
-    found_active: Tensor
     row_keys: Keys | Lines
     row_asks: Lines
     read: Tensor
@@ -146,7 +144,6 @@ def _made(level: Level, conv: bool, recorded: bool) -> Closure:
         tiles_of(entering.table, fresh, width, level.rows + len(entering.halo)) if entering else None,
         found,
         stands[fresh],
-        stands[level.active.cpu()],
         by_row.keys(rows[:, None] * width + torch.arange(width), fresh // width, fresh % width),
         by_row.lines(found // width),
         read,

@@ -103,7 +103,7 @@ def replay_knit(run: Replay, site: KnitSite, x: Tensor, known: Known) -> Tensor:
     asked, keys = _linear(columns.to_q, tokens.index_select(1, cells.asking)), _keys(columns, tokens)
     if recorded:
         run.overlay.maps[f"{site.name}.{COLUMNS[0]}"] = asked[:, : len(cells.active)].clone()
-        _keep(run, site, COLUMNS[1:], keys, cells.found_active)
+        _keep(run, site, COLUMNS[1:], keys, cells.found_fresh[cells.active])
         asked = _recorded(run, site, COLUMNS[0], cells.read).index_copy_(1, cells.read_asking, asked)
     keys, seen = _mixed(run, site, COLUMNS[1:], keys, cells.column_keys, len(cells.columns))
     found, end, level = _look(asked, cells.column_asks, keys, beside[1], seen), end_of(knit), run.level(site)
