@@ -82,6 +82,7 @@ def decode(vae: AutoencoderKL, latents: Tensor) -> tuple[Image.Image, DecoderRec
     record = DecoderRecord(maps)
     replacements = _coarse(vae, layers.RECORD, layers.Recording(maps, {}))
     replacements += [(m, partial(_record_norm, record, shape, name, m)) for name, m in fine_norms(vae)]
+    replacements += _fine_convs(vae)
     with injected(replacements):
         sample = vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
     return _picture(sample), record
@@ -192,6 +193,7 @@ class SparseDecode:
         replacements += [(m, partial(_replay_norm, self, name, m)) for name, m in fine_norms(vae)]
         fine = [block.upsamplers[0] for block in vae.decoder.up_blocks[ROWS:-1]]
         replacements += [(m, lambda x, *_, **__: x) for m in fine]  # `_refine` calls them, box by box
+        replacements += _fine_convs(vae)
         with injected([*replacements, (vae.decoder, self._decoder)]):
             vae.decode(layers.map_of(read), return_dict=False)
 
@@ -285,9 +287,19 @@ def _coarse(vae: AutoencoderKL, table: dict[Role, Forward], run: layers.Recordin
 
 def fine_norms(vae: AutoencoderKL) -> list[tuple[str, nn.GroupNorm]]:
     """The norms of the fine levels, by name, in the order the data travels."""
-    coarse = ("mid_block.", *(f"up_blocks.{i}." for i in range(ROWS)))
-    norms = ((name, m) for name, m in vae.decoder.named_modules() if isinstance(m, nn.GroupNorm))
-    return [(name, m) for name, m in norms if not name.startswith(coarse)]
+    return [(name, m) for name, m in _fine(vae) if isinstance(m, nn.GroupNorm)]
+
+
+def _fine_convs(vae: AutoencoderKL) -> list[Replacement]:
+    """The convs of the fine levels, that of the upsampler before them included, as `layers.convolved` computes them."""
+    convs = [m for _, m in _fine(vae) if isinstance(m, nn.Conv2d)]
+    return [(m, partial(layers.convolved, m)) for m in (vae.decoder.up_blocks[ROWS - 1].upsamplers[0].conv, *convs)]
+
+
+def _fine(vae: AutoencoderKL) -> list[tuple[str, nn.Module]]:
+    """The decoder's modules behind its coarse levels."""
+    coarse = ("conv_in", "mid_block.", *(f"up_blocks.{i}." for i in range(ROWS)))
+    return [(name, m) for name, m in vae.decoder.named_modules() if not name.startswith(coarse)]
 
 
 def _picture(sample: Tensor) -> Image.Image:

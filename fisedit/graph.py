@@ -211,14 +211,14 @@ def is_plain(attention: Attention) -> bool:
 
 
 def _downsample(name: str, layer: Downsample2D, level: int) -> Iterator[Site]:
-    if not layer.use_conv or layer.padding != 1 or layer.norm is not None or not _is_3x3(layer.conv, 2):
+    if not layer.use_conv or layer.padding != 1 or layer.norm is not None or not is_3x3(layer.conv, 2):
         raise _unsupported(name, layer, "it is not a padded 3x3 conv of stride 2")
     yield Site(name, layer, Role.DOWN, level)
 
 
 def _upsample(name: str, layer: Upsample2D, level: int) -> Iterator[Site]:
     plain = layer.use_conv and layer.interpolate and not layer.use_conv_transpose and layer.norm is None
-    if not plain or not _is_3x3(layer.conv, 1):
+    if not plain or not is_3x3(layer.conv, 1):
         raise _unsupported(name, layer, "it is not nearest interpolation and a 3x3 conv")
     yield Site(name, layer, Role.UP, level)
 
@@ -238,12 +238,13 @@ def _norm(name: str, module: nn.Module, level: int, role: Role) -> Site:
 
 
 def _conv(name: str, module: nn.Module, level: int) -> Site:
-    if not _is_3x3(module, 1):
+    if not is_3x3(module, 1):
         raise _unsupported(name, module, "it is not a padded 3x3 conv")
     return Site(name, module, Role.CONV, level)
 
 
-def _is_3x3(module: nn.Module, stride: int) -> bool:
+def is_3x3(module: nn.Module, stride: int) -> bool:
+    """Whether a layer is a 3x3 conv with zeros around the map, whatever LoRAs are in it."""
     module = _bare(module)
     if not isinstance(module, nn.Conv2d) or module.padding_mode != "zeros":
         return False

@@ -11,15 +11,16 @@ the mixed map in O(active). Knows nothing about samplers or prompts.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fisedit.adapters.base import Forward
+from fisedit.adapters.base import Forward, injected
 from fisedit.cache import StepFeatures, StepMaps, StepOverlay, StepShifted, totals
-from fisedit.graph import Role, Site, is_plain, weight_of
+from fisedit.graph import Role, Site, is_3x3, is_plain, weight_of
 from fisedit.plan import Level, Reads, SparsePlan
 from fisedit.sparse_kernels import ops, packed
 
@@ -86,16 +87,33 @@ def projected(site: Site, rows: Tensor) -> Tensor:
     return ops.norm_linear(rows, module.weight, module.bias) if type(module) is nn.Linear else dense(site, rows)
 
 
-def record_conv(run: Recording, site: Site, x: Tensor) -> Tensor:
-    """A 3x3 conv of the whole map as torch computes it, bit for bit; nothing is remembered."""
-    conv = site.module
-    return packed.conv3x3(x, conv.weight, conv.bias) if type(conv) is nn.Conv2d else dense(site, x)
+def whole(layer: nn.Module, x: Tensor) -> Tensor:
+    """What a linear layer or a conv makes of all there is; see `packed` for how."""
+    if type(layer) is nn.Linear:
+        return packed.linear(x, layer.weight, layer.bias)
+    if type(layer) is nn.Conv2d and is_3x3(layer, 1):
+        return packed.conv3x3(x, layer.weight, layer.bias)
+    return convolved(layer, x)
+
+
+def convolved(layer: nn.Module, x: Tensor) -> Tensor:
+    """What a conv makes of a map, by its weight as it lies; any other layer its own way."""
+    if type(layer) is nn.Conv2d and (layer.padding_mode, layer.dilation, layer.groups) == ("zeros", (1, 1), 1):
+        return packed.conv(x, layer.weight, layer.bias, layer.stride, layer.padding)
+    out: Tensor = type(layer).forward(layer, x)
+    return out
+
+
+def record_whole(run: Recording, site: Site, x: Tensor) -> Tensor:
+    """A layer of the whole map as torch computes it; nothing is remembered."""
+    return whole(site.module, x)
 
 
 def record_input(run: Recording, site: Site, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Remember a map before its layer runs."""
+    """Remember a map before the conv of a sampler."""
     run.maps.maps[site.name] = rows_of(x)
-    out: Tensor = type(site.module).forward(site.module, x, *args, **kwargs)
+    with injected([(site.module.conv, partial(convolved, site.module.conv))]):
+        out: Tensor = type(site.module).forward(site.module, x, *args, **kwargs)
     return out
 
 
@@ -109,13 +127,13 @@ def record_norm(run: Recording, site: Site, x: Tensor) -> Tensor:
 
 def record_output(run: Recording, site: Site, x: Tensor) -> Tensor:
     """Remember what a projection of the tokens gave."""
-    out = run.maps.maps[site.name] = dense(site, x)
+    out = run.maps.maps[site.name] = whole(site.module, x)
     return out
 
 
 def record_query(run: Recording, site: Site, x: Tensor) -> Tensor:
     """Remember the conditional branch's queries where masks will want them."""
-    out = dense(site, x)
+    out = whole(site.module, x)
     if site.name in run.queries:
         run.maps.maps[site.name] = out[-1:].clone()
     return out
@@ -228,7 +246,8 @@ def attend(run: Recording | Replay, site: Site, x: Tensor, *args: Any, **kwargs:
 
 
 RECORD: dict[Role, Forward] = {
-    Role.CONV: record_conv,
+    Role.CONV: record_whole,
+    Role.POINTWISE: record_whole,
     Role.NORM_HALO: record_norm,
     Role.NORM: record_norm,
     Role.DOWN: record_input,

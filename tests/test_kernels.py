@@ -6,6 +6,8 @@ an output of four to eight spreads to eight bits); the tolerances leave room for
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -243,7 +245,7 @@ def test_attention_over_whole_maps(backend, dtype, scores, fp32, rows, size, hea
         ({}, False),
     ],
 )
-def test_the_cpus_that_attend_in_fp32(told, expected, monkeypatch):
+def test_the_cpus_that_prefer_fp32(told, expected, monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: told, raising=False)
     assert tuning.prefers_fp32.__wrapped__() is expected
 
@@ -273,7 +275,8 @@ def test_attention_along_lines(backend, dtype, filled, scores, monkeypatch):
     assert (got.double() - expected).norm() <= {torch.float32: 1e-6, torch.bfloat16: 0.015}[dtype] * expected.norm()
 
 
-def test_packed_weights_follow_their_parameters():
+def test_packed_weights_follow_their_parameters(monkeypatch):
+    monkeypatch.setattr(tuning, "prefers_fp32", lambda: False)
     torch.manual_seed(0)
     rows, linear = torch.randn(2, 9, 24).bfloat16(), nn.Linear(24, 16).bfloat16()
     conv, patches = nn.Conv2d(24, 16, 3, padding=1).bfloat16(), torch.randn(2, 9, 216).bfloat16()
@@ -295,3 +298,30 @@ def test_packed_weights_follow_their_parameters():
     known = len(packed._kept)
     del linear, conv
     assert len(packed._kept) == max(known - 3, 0)
+
+
+def test_products_that_are_widened(monkeypatch):
+    """On a CPU that multiplies faster in float32 they are float32's of the same numbers, rounded once."""
+    monkeypatch.setattr(tuning, "prefers_fp32", lambda: True)
+    torch.manual_seed(0)
+    rows, linear = torch.randn(2, 9, 24).bfloat16(), nn.Linear(24, 16).bfloat16()
+    conv, patches = nn.Conv2d(24, 16, 3, padding=1).bfloat16(), torch.randn(2, 9, 216).bfloat16()
+    x = torch.randn(2, 24, 8, 8).bfloat16().to(memory_format=torch.channels_last)
+    near = partial(torch.testing.assert_close, rtol=2**-8, atol=1e-5)  # half a step of bf16, and sums in another order
+    with torch.inference_mode():
+        for _ in range(2):
+            w, b = linear.weight.float(), linear.bias.float()
+            near(packed.linear(rows, linear.weight, linear.bias), F.linear(rows.float(), w, b).bfloat16())
+            near(packed.Matrix(linear.weight).of(rows), F.linear(rows.float(), w).bfloat16())
+            w, b = conv.weight.float(), conv.bias.float()
+            flat = w.permute(0, 2, 3, 1).reshape(16, -1)
+            near(packed.linear(patches, conv.weight, conv.bias), F.linear(patches.float(), flat, b).bfloat16())
+            expected = F.conv2d(x.float(), w, b, padding=1).bfloat16()
+            assert torch.equal(packed.conv3x3(x, conv.weight, conv.bias), expected)
+            expected = F.conv2d(x.float(), w, None, 2).bfloat16()
+            got = packed.conv(x, conv.weight, None, stride=2)
+            assert torch.equal(got, expected) and got.is_contiguous(memory_format=torch.channels_last)
+            linear.weight.mul_(2)
+        before = packed.linear(rows, linear.weight, linear.bias)
+        monkeypatch.setattr(tuning, "prefers_fp32", lambda: False)
+        assert torch.equal(packed.linear(rows, linear.weight, linear.bias), before)  # by the copy that there is

@@ -68,7 +68,7 @@ def cropped(padded: Tensor, reads: Reads, weight: Tensor, bias: Tensor | None) -
     """One dense conv over the bounding box of the outputs; `padded` as in `gathered`."""
     window = reads.window
     crop = padded.index_select(1, window.table).unflatten(1, (window.height, window.width)).permute(0, 3, 1, 2)
-    out = F.conv2d(crop, weight, bias, stride=reads.stride).permute(0, 2, 3, 1).flatten(1, 2)
+    out = packed.conv(crop, weight, bias, reads.stride).permute(0, 2, 3, 1).flatten(1, 2)
     return out if reads.waste == 1 else out.index_select(1, window.pick)
 
 

@@ -1,9 +1,14 @@
-"""Weights as oneDNN wants them, made once: a product with few rows costs less than putting its weight in order.
+"""Products in bf16 on a CPU, with weights as oneDNN wants them, made once: a product with few rows costs less than
+putting its weight in order.
 
-Only weights on a CPU in bf16 are packed, and only parameters are looked after: one that was written to gets new
-copies, one that is gone takes its copies with it. It costs a second copy of every weight that sparse steps multiply by,
-of SD 1.5 1.7 GB, and takes 8 % off a step of 5 % of the picture, 4 % off one of 15 %; and another copy of the convs
-that whole maps go through, 1 GB, which takes 3 % off a dense step.
+Only parameters are packed: one that was written to gets new copies, one that is gone takes its copies with it. It costs
+a second copy of every weight that sparse steps multiply by, of SD 1.5 1.6 GB, and takes 8 % off a step of 5 % of the
+picture, 4 % off one of 15 %; and another copy of the convs that whole maps go through, 1 GB, which takes 3 % off a
+dense step.
+
+A CPU that multiplies faster in float32 (`tuning.prefers_fp32`) does: maps and rows stay in bf16, and are widened for
+each product. The copies are then in float32, 3.3 GB, and whole maps' convs have none. On a Xeon that takes a quarter
+off sparse steps.
 """
 
 from __future__ import annotations
@@ -16,6 +21,8 @@ from weakref import ref
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from fisedit.sparse_kernels import tuning
 
 ONCE = [1, 1]
 """Padding, stride and dilation of a 3x3 conv that keeps a map's size."""
@@ -35,20 +42,34 @@ _kept: dict[tuple[int, int], _Copy] = {}
 """(A weight's id, dimensions of what is multiplied by it) -> its copy."""
 
 
+def conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: int | tuple[int, ...] = 1,
+    padding: int | str | tuple[int, ...] = 0,
+) -> Tensor:
+    """`F.conv2d` of a map [B, C_in, H, W], bit for bit where nothing is widened."""
+    if not _widens(x):
+        return F.conv2d(x, weight, bias, stride, padding)
+    return F.conv2d(x.float(), weight.float(), _wide(bias), stride, padding).to(x.dtype)
+
+
 def conv3x3(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`F.conv2d` of a whole map [B, C_in, H, W] with a padding of 1, bit for bit."""
+    """`conv` of a whole map with a padding of 1."""
     packed = None
-    if x.is_contiguous(memory_format=torch.channels_last):
+    if x.is_contiguous(memory_format=torch.channels_last) and not _widens(x):
         packed = _packed(weight, x.ndim, lambda w: _ordered_conv(w, x.shape))
     if packed is None:
-        return F.conv2d(x, weight, bias, padding=1)
+        return conv(x, weight, bias, padding=1)
     convolve = torch.ops.mkldnn._convolution_pointwise.default  # noqa: SLF001 (torch has no public name)
     out: Tensor = convolve(x, packed, bias, ONCE, ONCE, ONCE, 1, "none", [], "")
     return out
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`F.linear`, bit for bit; a conv's weight [C_out, C_in, 3, 3] is for patches [..., 9 * C_in], or 1x1 for rows."""
+    """`F.linear`, bit for bit where nothing is widened; a conv's weight [C_out, C_in, 3, 3] is for patches
+    [..., 9 * C_in], or 1x1 for rows."""
     packed = _packed(weight, 2, lambda w: _ordered(matrix(w)))
     return F.linear(rows, matrix(weight), bias) if packed is None else _product(rows, packed, bias)
 
@@ -82,8 +103,17 @@ def _packs(weight: Tensor) -> bool:
     return weight.dtype is torch.bfloat16 and weight.device.type == "cpu" and _available()
 
 
+def _widens(x: Tensor) -> bool:
+    return x.dtype is torch.bfloat16 and x.device.type == "cpu" and tuning.prefers_fp32()
+
+
+def _wide(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.float()
+
+
 def _ordered(weight: Tensor) -> Tensor:
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, None)  # noqa: SLF001 (torch has no public name)
+    order = torch.ops.mkldnn._reorder_linear_weight  # noqa: SLF001 (torch has no public name)
+    packed: Tensor = order(weight.float() if _widens(weight) else weight, None)
     return packed
 
 
@@ -94,8 +124,11 @@ def _ordered_conv(weight: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _product(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, packed, bias, "none", [], "")  # noqa: SLF001
-    return out
+    multiply, dtype = torch.ops.mkldnn._linear_pointwise.default, rows.dtype  # noqa: SLF001 (torch has no public name)
+    if packed.dtype is not dtype:
+        rows, bias = rows.float(), _wide(bias)
+    out: Tensor = multiply(rows, packed, bias, "none", [], "")
+    return out.to(dtype)
 
 
 def _packed(weight: Tensor, ndim: int, order: Callable[[Tensor], Tensor]) -> Tensor | None:
@@ -132,7 +165,8 @@ def _forget(key: tuple[int, int], gone: ref[Tensor]) -> None:
 
 @cache
 def _available() -> bool:
-    """Whether this torch has oneDNN's products in bf16 for this CPU."""
-    names = "_linear_pointwise", "_convolution_pointwise", "_reorder_convolution_weight"
+    """Whether this torch has oneDNN's products of packed weights, and this CPU's are in bf16, or it prefers float32."""
+    names = "_linear_pointwise", "_convolution_pointwise", "_reorder_linear_weight", "_reorder_convolution_weight"
     there = torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in names)
-    return there and torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001 (torch has no public name)
+    fast = torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001 (torch has no public name)
+    return there and (fast or tuning.prefers_fp32())
