@@ -19,13 +19,11 @@ from fisedit.adapters.files import fresh_adapter
 from fisedit.adapters.guides import Guide
 from fisedit.adapters.macs import dense_macs, sparse_macs
 from fisedit.adapters.places import taps
-from fisedit.benchmark import GUIDANCE, MASKS, PROMPTS, STEP_GROWTH, Row, settings, turns
+from fisedit.benchmark import GUIDANCE, MASKS, PROMPTS, STEP_GROWTH, Row, pipeline, settings, turns
 from fisedit.devices import choose_device, choose_dtype
 from fisedit.engine import Engine
 from fisedit.heap import keep_freed_memory
-from fisedit.models import load
 from fisedit.profiling import unet_macs
-from fisedit.random_model import random_pipeline
 from fisedit.references import laid_out
 from fisedit.values import LATENT_FACTOR, OnStep, Recipe, SchedulerName
 
@@ -48,6 +46,7 @@ def run(
     size: int = 512,
     device: str | None = None,
     dtype: str | None = None,
+    local_files_only: bool = False,
     repeats: int = 5,
     on_step: OnStep | None = None,
 ) -> dict[str, Any]:
@@ -56,7 +55,7 @@ def run(
     Args:
         model: as in `fisedit.models.load`; None for SD 1.5's architecture with random weights.
         areas: shares of the picture, 0 to 1. size: pixels, square. repeats: of every step.
-        on_step: called before every measurement with (i, n, None).
+        local_files_only: never reach for the network. on_step: called before every measurement with (i, n, None).
 
     Returns:
         {"settings", "dense", "rows", "summary"}, ready for JSON; times in seconds, shares of the step without.
@@ -67,7 +66,7 @@ def run(
     keep_freed_memory()
     where = choose_device(device)
     precision = choose_dtype(dtype, where)
-    pipe = random_pipeline(where, precision) if model is None else load(model, device=where, dtype=precision)
+    pipe = pipeline(model, where, precision, local_files_only=local_files_only)
     recipe = Recipe(PROMPTS[0], 7, "", 20, GUIDANCE, size, size, SchedulerName.DDIM)
     rows: list[Row] = []
     with torch.inference_mode():

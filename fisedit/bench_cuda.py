@@ -22,14 +22,12 @@ import torch
 from torch import Tensor
 
 from fisedit import __version__
-from fisedit.benchmark import GUIDANCE, MASKS, PROMPTS, STEP_GROWTH, square
+from fisedit.benchmark import GUIDANCE, MASKS, PROMPTS, STEP_GROWTH, pipeline, square
 from fisedit.captured import GraphExecutor
 from fisedit.costs import Costs
 from fisedit.devices import choose_device, choose_dtype
 from fisedit.editor import Editor
 from fisedit.engine import Engine
-from fisedit.models import load
-from fisedit.random_model import random_pipeline
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.reference import BYTES
 from fisedit.values import LATENT_FACTOR, OnStep, Recipe, SchedulerName
@@ -69,6 +67,7 @@ def run(
     num_inference_steps: int = 50,
     device: str = "cuda",
     dtype: str | None = None,
+    local_files_only: bool = False,
     repeats: int = 5,
     compiled: bool = True,
     on_step: OnStep | None = None,
@@ -81,7 +80,7 @@ def run(
         num_inference_steps: of the source whose middle step is timed; whole edits have `WHOLE_STEPS`.
         repeats: of whole edits; single steps are timed `OFTEN` times as often.
         compiled: also measure diffusers under torch.compile, which takes minutes to compile.
-        on_step: called before every measurement with (i, n, None).
+        local_files_only: never reach for the network. on_step: called before every measurement with (i, n, None).
 
     Returns:
         {"settings", "dense", "rows", "batches", "summary"}, ready for JSON; times in seconds.
@@ -91,7 +90,7 @@ def run(
     """
     where = choose_device(device)
     precision = choose_dtype(dtype, where)
-    pipe = random_pipeline(where, precision) if model is None else load(model, device=where, dtype=precision)
+    pipe = pipeline(model, where, precision, local_files_only=local_files_only)
     recipe = Recipe(PROMPTS[0], 7, "", num_inference_steps, GUIDANCE, size, size, SchedulerName.DDIM)
     total = len(areas) * len(MASKS) + len(BATCHES) + 1
 

@@ -56,6 +56,7 @@ def run(
     num_inference_steps: int = 20,
     device: str | None = None,
     dtype: str | None = None,
+    local_files_only: bool = False,
     repeats: int = 5,
     plain: bool = True,
     on_step: OnStep | None = None,
@@ -66,7 +67,7 @@ def run(
         model: as in `fisedit.models.load`; None for SD 1.5's architecture with random weights.
         areas: shares of the picture, 0 to 1. size: pixels, square. repeats: of single steps and decodes.
         plain: also measure diffusers as it comes, in float32 (needs memory for a second set of weights).
-        on_step: called before every measurement with (i, n, None).
+        local_files_only: never reach for the network. on_step: called before every measurement with (i, n, None).
 
     Returns:
         {"settings", "dense", "rows", "summary"}, ready for JSON; times in seconds, ratios over the best dense run.
@@ -74,7 +75,7 @@ def run(
     keep_freed_memory()
     where = choose_device(device)
     precision = choose_dtype(dtype, where)
-    pipe = random_pipeline(where, precision) if model is None else load(model, device=where, dtype=precision)
+    pipe = pipeline(model, where, precision, local_files_only=local_files_only)
     recipe = Recipe(PROMPTS[0], 7, "", num_inference_steps, GUIDANCE, size, size, SchedulerName.DDIM)
     grids = [(name, area, make(area, size // LATENT_FACTOR)) for name, make in MASKS.items() for area in areas]
     with torch.inference_mode():
@@ -89,6 +90,15 @@ def run(
         bench.finish(dense, rows)
     told = settings(model, recipe, where, precision, repeats)
     return {"settings": told, "dense": dense, "rows": rows, "summary": [_summary(row) for row in rows]}
+
+
+def pipeline(
+    model: str | None, device: torch.device, dtype: torch.dtype, *, local_files_only: bool
+) -> StableDiffusionPipeline:
+    """What is measured: a model as in `fisedit.models.load`, or None for SD 1.5's architecture with random weights."""
+    if model is None:
+        return random_pipeline(device, dtype)
+    return load(model, device=device, dtype=dtype, local_files_only=local_files_only)
 
 
 def square(area: float, side: int) -> BoolGrid:

@@ -123,7 +123,20 @@ class Editor:
         max_recorded_bytes: int | None = None,
         graphs: bool | None = None,
     ) -> Self:
-        """Load a model: "demo", a diffusers folder, a hub id or a .safetensors file. See `fisedit.models.load`."""
+        """Load a model, checked before its weights are read; no code of a model is ever run.
+
+        Args:
+            model: "demo", a diffusers folder, a hub id such as "owner/name", or one .safetensors file (1.x).
+            device: "cpu", "cuda" or "cuda:N"; None for CUDA where there is some.
+            dtype: "fp32", "bf16", "fp16" or torch's; None for fp16 on CUDA, bf16 on a CPU that multiplies it, else fp32.
+            local_files_only: never reach for the network.
+            max_recorded_bytes: beyond which the least recently used features are dropped; None for half the memory.
+            graphs: capture sparse steps as CUDA graphs; None where that can be done.
+
+        Raises:
+            ModelError: the model is missing, damaged, unsafe to load or of another architecture.
+            NumericsError: its weights hold NaN or infinity. InputError: a device or dtype that cannot be used here.
+        """
         pipe = load(model, device=device, dtype=dtype, local_files_only=local_files_only)
         return cls(pipe, model=full_name(model), max_recorded_bytes=max_recorded_bytes, graphs=graphs)
 
@@ -291,14 +304,19 @@ class Editor:
         """Make a source: what diffusers' pipeline makes of the same arguments, with everything recorded.
 
         Args:
-            seed: of a CPU generator. guidance_scale: 1 or less runs one branch.
-            width, height: pixels, divisible by 8; None for the model's own size.
+            prompt, negative_prompt: words, of which 75 tokens count; brackets weigh them, as `(cat:1.4)` or `[cat]`.
+            seed: of a CPU generator, from 0. num_inference_steps: 1 to 999.
+            guidance_scale: 0 to 100; 1 or less runs one branch.
+            width, height: pixels, 64 to 2048 and divisible by 8; None for the model's own size.
             scheduler: "ddim", "dpmsolver++", "euler", "euler_a" or "lcm".
             reference: a picture whose look it takes, and all edits of it that name no other; see `load_adapter`.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
+        Returns:
+            The result, which is the current one from now on: image, recipe and stats.
+
         Raises:
-            PromptError, InputError: an argument out of range.
+            PromptError, InputError: an argument out of range. AdapterError: a reference, and no adapter that reads it.
             NumericsError: the model produced NaN.
         """
         own = self.native_size
@@ -343,23 +361,27 @@ class Editor:
         """Change the current picture to fit a new prompt, where the words changed and nowhere else.
 
         Args:
+            prompt: the changed words, as in `generate`; settings are the source's.
             mask: where to edit, instead of what the words say: a PIL image or numpy array of the picture's size, or a
                 boolean latent grid [h, w]. protect: where never to edit, likewise.
-            grow: latent cells to grow the mask by, whoever made it; negative shrinks it.
+            grow: latent cells to grow the mask by, whoever made it, -64 to 64; negative shrinks it.
             words: words of either prompt that say where, instead of the changed ones.
             instance: which piece of the mask to edit alone, counted from the left and from 0.
             mask_method: one of `localise.METHODS`, for study. probe_steps: dense steps on the new prompt to spend on
                 looking; None for one where a thing comes that the picture has not.
             structure: how long, inside the mask, the words that stay attend as they did in the picture and
                 self-attention is the picture's: from 0, never, to 1, for the first 40 % of the steps.
-            strength: share of the steps to run, from the last; the first ones are the picture's own, so that less keeps
-                more of its layout and colours.
+            strength: share of the steps to run, above 0 to 1, from the last; the first ones are the picture's own, so
+                that less keeps more of its layout and colours.
             verify: look once, early on, whether the change leaves a mask that the words made; grow it then.
             growth: latent cells computed beyond the mask, for all steps or each; None for the measured default. A step
                 with 64 computes the whole picture, and what it finds changed outside the mask is carried on.
             reference: a picture whose look the edited things take (see `load_adapter`); with it, and with `mask` or
                 `words`, the prompt may stay the same. None for that of the source, if it has one.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
+
+        Returns:
+            The result, which is the current one from now on: image, mask, diff of the words, recipe and stats.
 
         Raises:
             SessionError: there is no source yet. PromptError, MaskError, InputError: an argument out of range.

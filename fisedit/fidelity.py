@@ -52,6 +52,7 @@ def run(
     guidance_scale: float = 4.0,
     device: str | None = None,
     dtype: str | None = None,
+    local_files_only: bool = False,
     on_step: OnStep | None = None,
 ) -> dict[str, Any]:
     """Edit as many pictures with every growth schedule.
@@ -59,13 +60,13 @@ def run(
     Args:
         model: as in `fisedit.models.load`; the prompts name what the demo model can draw.
         edits: how many word swaps. guidance_scale: 4, which suits the demo model.
-        on_step: called before every edit with (i, n, None).
+        local_files_only: never reach for the network. on_step: called before every edit with (i, n, None).
 
     Returns:
         {"settings", "rows", "values"}: per schedule the median, tenth percentile and worst PSNR in dB, and the share of
         dense multiply-accumulates; "values" lists the default's PSNR of every edit.
     """
-    editor = Editor.from_pretrained(model, device=device, dtype=dtype)
+    editor = Editor.from_pretrained(model, device=device, dtype=dtype, local_files_only=local_files_only)
     psnr: dict[str, list[float]] = {name: [] for name in SCHEDULES}
     share: dict[str, list[float]] = {name: [] for name in SCHEDULES}
     for i, (prompt, changed) in enumerate(swaps(edits)):

@@ -36,8 +36,11 @@ def fetch(model_id: str, stems: Mapping[str, str], check: Callable[[Path], objec
         names = [f"{part}/{stem}{variant}.safetensors" for part, stem in stems.items()]
         folder = _snapshot(model_id, [*TEXTS, *names], local_files_only)
         if all((folder / name).is_file() for name in names):
-            break
-    return folder
+            return folder
+    raise ModelError(
+        f"model {model_id} on the hub must have .safetensors weights of {', '.join(stems)}, got none of some; pickled "
+        "ones are not read: choose another model, or convert it where you trust it"
+    )
 
 
 def commit(model_id: str, *, local_files_only: bool) -> str:

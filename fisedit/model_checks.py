@@ -128,12 +128,12 @@ def check_single_file(path: Path, shapes: Shapes) -> None:
     Raises:
         ModelError: it is something else, named if it is known.
     """
-    found = next((what for start, what in _OTHER_FILES if _any(shapes, start)), None)
+    channels = shapes.get(_CONV_IN, ())[1:2]
+    found = next((what for count, what in _INPUTS.items() if channels == (count,)), None)
+    found = found or next((what for start, what in _OTHER_FILES if _any(shapes, start)), None)
     if _any(shapes, "lora_") or any(".lora" in name for name in shapes):
         found = "a LoRA; load the model that it was made for"
-    if found is None and all(_any(shapes, start) for start in SINGLE_FILE.values()):
-        found = _INPUTS.get(shapes.get(_CONV_IN, (0, 4))[1])
-    elif found is None:
+    if found is None and not all(_any(shapes, start) for start in SINGLE_FILE.values()):
         found = next((what for what, starts in _PARTS.items() if all(n.startswith(starts) for n in shapes)), _UNKNOWN)
     if found is not None:
         raise _refusal(found, path)
@@ -226,7 +226,11 @@ def _check_class(part: str, named: Any, classes: tuple[str, ...]) -> None:
 
 
 def _no_pipeline(folder: Path) -> ModelError:
-    kinds = (("adapter_config.json", "a LoRA"), ("config.json", "one part of a model; give the folder above"))
+    kinds = (
+        ("adapter_config.json", "a LoRA; load the model that it was made for"),
+        ("pytorch_lora_weights.safetensors", "a LoRA; load the model that it was made for"),
+        ("config.json", "one part of a model; give the folder above"),
+    )
     found = next((what for name, what in kinds if (folder / name).is_file()), "a folder without model_index.json")
     if found.startswith("one part") and "ControlNet" in str(read_json(folder / "config.json").get("_class_name")):
         found = "a ControlNet"

@@ -46,7 +46,7 @@ def load(
     Args:
         model: "demo", a diffusers folder, a hub id such as "owner/name", or a .safetensors file (1.x).
         device: None takes CUDA where there is some, else the CPU.
-        dtype: "fp32", "bf16", "fp16" or torch's; None takes the fastest that the device is good at.
+        dtype: "fp32", "bf16", "fp16" or torch's; None as in `devices.choose_dtype`.
         local_files_only: never reach for the network.
 
     Raises:

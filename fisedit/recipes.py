@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from numbers import Real
 from operator import index
 from typing import Any, SupportsIndex, TypeVar
 
@@ -90,7 +91,7 @@ def _likeness(adapter: str, scale: float, reference: str) -> Likeness:
 
 def check_scale(scale: float) -> float:
     """An adapter's scale, if it is a number in range. Raises InputError otherwise."""
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not -10 <= scale <= 10:
+    if isinstance(scale, bool) or not isinstance(scale, Real) or not -10 <= scale <= 10:
         raise InputError(f"scale must be a number in [-10, 10], got {scale!r}; 1 is what an adapter was trained for")
     return float(scale)
 
@@ -104,16 +105,17 @@ def _integer(name: str, value: int, bounds: tuple[int, int]) -> int:
 
 
 def _guidance(value: float) -> float:
-    if not isinstance(value, int | float) or not (math.isfinite(value) and 0 <= value <= 100):
+    if not isinstance(value, Real) or not (math.isfinite(value) and 0 <= value <= 100):  # numpy's numbers are
         raise InputError(f"guidance_scale must be in [0, 100], got {value!r}; 7.5 is usual, 1 switches it off")
     return float(value)
 
 
 def _side(name: str, value: int) -> int:
-    if _integer(name, value, SIDE) % LATENT_FACTOR:
-        nearest = round(value / LATENT_FACTOR) * LATENT_FACTOR
-        raise InputError(f"{name} must be divisible by {LATENT_FACTOR}, got {value}; use {nearest}")
-    return value
+    side = _integer(name, value, SIDE)
+    if side % LATENT_FACTOR:
+        nearest = round(side / LATENT_FACTOR) * LATENT_FACTOR
+        raise InputError(f"{name} must be divisible by {LATENT_FACTOR}, got {side}; use {nearest}")
+    return side
 
 
 def _one_of(name: str, value: str, kind: type[E]) -> E:

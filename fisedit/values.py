@@ -218,7 +218,8 @@ class EditStats:
         growth: latent cells by which the active set exceeds the mask, one number per step; WHOLE for a dense one.
         unet_evaluations_dense, unet_evaluations_sparse: calls of the UNet (both guidance branches count as one).
         macs, macs_dense: multiply-accumulates of the UNet and decoder spent, and what a dense run would have spent.
-        seconds: wall seconds by station: text, mask, plan, denoise, decode, total.
+        seconds: wall seconds by station: encode (of an opened picture), text, reference, mask, plan, denoise, decode,
+            total.
         recorded_bytes: bytes of features this result holds for later edits (its parents' not counted).
         fallback: why the edit ran dense, or "".
         steps_shared: first steps that were taken over from the parent, without a call.

@@ -67,7 +67,7 @@ def test_a_report_from_end_to_end(monkeypatch):
     """All that a GPU would run but its kernels, its clock and its name; ready for JSON, and for the plot."""
     monkeypatch.setattr(bench_cuda, "BACKENDS", ("fast",))
     monkeypatch.setattr(bench_cuda, "BATCHES", (1, 2))
-    monkeypatch.setattr(bench_cuda, "random_pipeline", lambda *_: build_pipeline("sd15"))
+    monkeypatch.setattr(bench_cuda, "pipeline", lambda *_, **__: build_pipeline("sd15"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a stand-in")
     monkeypatch.setattr(torch, "compile", lambda part, mode: part)
     seen = []

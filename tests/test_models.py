@@ -14,7 +14,7 @@ import torch
 from diffusers import StableDiffusionPipeline, UNet2DConditionModel
 from safetensors.torch import load_file, save_file
 
-from fisedit import models
+from fisedit import hub, models
 from fisedit.devices import choose_device, choose_dtype
 from fisedit.errors import FisEditError, InputError, ModelError, NumericsError
 from tests.pipelines import build_pipeline
@@ -125,6 +125,30 @@ def test_the_shipped_vocabulary_is_clips():
     assert tokenizer("A cat, and a cake on a beach").input_ids == [
         *(49406, 320, 2368, 267, 537, 320, 2972, 525, 320, 2117, 49407)
     ]
+
+
+class TestTheHub:
+    @pytest.mark.parametrize("variant", ["", ".fp16"])
+    def test_texts_come_before_weights_and_one_variant_of_them(self, saved, folder, monkeypatch, variant):
+        asked = []
+        for file in folder.rglob("*.safetensors"):
+            file.rename(file.with_suffix(f"{variant}.safetensors"))
+        monkeypatch.setattr(hub, "_snapshot", lambda *told: asked.append(told) or folder)
+        assert same_weights(models.load("owner/model", local_files_only=True), models.load(saved))
+        (first, texts, _), *later = asked
+        assert first == "owner/model" and not any(pattern.endswith(".safetensors") for pattern in texts)
+        assert len(later) == (1 if variant == "" else 2) and all(local for *_, local in asked)
+        assert [name for name in later[-1][1] if name.endswith(f"{variant}.safetensors")]
+
+    def test_a_hub_model_of_another_kind_or_pickled(self, folder, monkeypatch):
+        monkeypatch.setattr(hub, "_snapshot", lambda *told: asked.append(told) or folder)
+        asked: list[tuple[object, ...]] = []
+        (folder / UNET).unlink()
+        refused("owner/model", "owner/model on the hub", ".safetensors", "pickled")
+        edit_json(folder / "model_index.json", _class_name="StableDiffusionXLPipeline")
+        asked.clear()
+        refused("owner/model", "Stable Diffusion XL")
+        assert len(asked) == 1
 
 
 @pytest.mark.usefixtures("no_weights")
@@ -242,6 +266,11 @@ class TestRefusedBeforeWeights:
         (tmp_path / "empty").mkdir()
         refused(tmp_path / "empty", "without model_index.json")
 
+    @pytest.mark.parametrize("name", ["adapter_config.json", "pytorch_lora_weights.safetensors"])
+    def test_a_folder_with_a_lora(self, tmp_path, name):
+        (tmp_path / name).write_text("{}")
+        refused(tmp_path, "a LoRA; load the model that it was made for")
+
     @pytest.mark.parametrize(
         ("tensors", "called"),
         [
@@ -262,6 +291,10 @@ class TestRefusedBeforeWeights:
                     "first_stage_model.a": (),
                     "cond_stage_model.transformer.a": (),
                 },
+                "inpainting",
+            ),
+            (
+                {"model.diffusion_model.input_blocks.0.0.weight": (4, 9, 3, 3), "cond_stage_model.model.a": ()},
                 "inpainting",
             ),
             (

@@ -21,9 +21,13 @@ TEXTS = [
         "CONTRIBUTING.md",
         "SECURITY.md",
         "CHANGELOG.md",
+        "benchmarks/LOG.md",
+        "benchmarks/README.md",
         "docs/app.md",
+        "docs/reliability.md",
         "training/README.md",
         "weights/README.md",
+        "weights/demo/README.md",
         "weights/demo-look/README.md",
     )
 ]
@@ -58,5 +62,5 @@ def test_the_commands_parse(line):
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(path):
-    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
         assert target.startswith("https://") or (path.parent / target).exists(), target

@@ -29,6 +29,7 @@ def bench_edit(
     repeats: opt.Repeats = 5,
     device: opt.Device = None,
     dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
     output: opt.BenchOutput = None,
     json: opt.Json = False,
 ) -> None:
@@ -43,6 +44,7 @@ def bench_edit(
             repeats=repeats,
             device=device,
             dtype=dtype,
+            local_files_only=local_files_only,
             on_step=on_step,
         )
     _report(report, output, json, "summary")
@@ -57,6 +59,7 @@ def bench_adapters(
     repeats: opt.Repeats = 5,
     device: opt.Device = None,
     dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
     output: opt.BenchOutput = None,
     json: opt.Json = False,
 ) -> None:
@@ -71,6 +74,7 @@ def bench_adapters(
             repeats=repeats,
             device=device,
             dtype=dtype,
+            local_files_only=local_files_only,
             on_step=on_step,
         )
     _report(report, output, json, "summary")
@@ -83,6 +87,7 @@ def bench_fidelity(
     num_inference_steps: opt.Steps = 25,
     device: opt.Device = None,
     dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
     output: opt.BenchOutput = None,
     json: opt.Json = False,
 ) -> None:
@@ -94,6 +99,7 @@ def bench_fidelity(
             num_inference_steps=num_inference_steps,
             device=device,
             dtype=dtype,
+            local_files_only=local_files_only,
             on_step=on_step,
         )
     _report(report, output, json, "rows")
@@ -108,6 +114,7 @@ def bench_masks(
     seed: opt.EditsSeed = 0,
     device: opt.Device = None,
     dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
     output: opt.BenchOutput = None,
     json: opt.Json = False,
 ) -> None:
@@ -121,6 +128,7 @@ def bench_masks(
             seed=seed,
             device=device,
             dtype=dtype,
+            local_files_only=local_files_only,
             on_step=on_step,
         )
     _report(report, output, json, "summary", "classes")
@@ -141,6 +149,7 @@ def bench_quality(
     journal: opt.BenchJournal = None,
     device: opt.Device = None,
     dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
     output: opt.BenchOutput = None,
     json: opt.Json = False,
 ) -> None:
@@ -149,6 +158,7 @@ def bench_quality(
         files.writable(html)
     how = {"model": model, "edits": edits, "num_inference_steps": num_inference_steps, "seed": seed, "judge": judge}
     how |= {"guidance_scale": guidance_scale, "html": html, "device": device, "dtype": dtype}
+    how |= {"local_files_only": local_files_only}
     with _measuring(output, journal) as on_step:
         if adapter is not None:
             report = import_module("fisedit.quality.looks").run(adapter=adapter, on_step=on_step, **how)

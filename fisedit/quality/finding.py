@@ -72,6 +72,7 @@ def run(
     seed: int = 0,
     device: str | None = None,
     dtype: str | None = None,
+    local_files_only: bool = False,
     on_step: OnStep | None = None,
 ) -> dict[str, Any]:
     """Look for the masks of edits of drawn scenes, whose truth is known, by every recipe.
@@ -79,7 +80,7 @@ def run(
     Args:
         model: as in `fisedit.models.load`; drawn scenes use the words that are one token to it.
         edits: how many. guidance_scale: 4, which suits the demo model. seed: of the edits.
-        on_step: called before every edit with (i, n, None).
+        local_files_only: never reach for the network. on_step: called before every edit with (i, n, None).
 
     Returns:
         {"settings", "notes", "summary", "classes", "rows", "edits"}, ready for JSON: the recipes in one short table,
@@ -88,7 +89,7 @@ def run(
     Raises:
         InputError: a model that knows no scene's words. ModelError: it cannot be loaded.
     """
-    pipe = load(model, device=device, dtype=dtype)
+    pipe = load(model, device=device, dtype=dtype, local_files_only=local_files_only)
     side = pipe.unet.config.sample_size * LATENT_FACTOR
     found: list[dict[str, Found]] = []
     told: list[dict[str, Any]] = []

@@ -69,6 +69,7 @@ def run(
     html: Path | None = None,
     device: str | None = None,
     dtype: str | None = None,
+    local_files_only: bool = False,
     on_step: OnStep | None = None,
 ) -> dict[str, Any]:
     """Make edits with a reference and without it, and measure both against the reference.
@@ -77,7 +78,7 @@ def run(
         adapter, scale: as of `Editor.load_adapter`. model, judge: as of `quality.run.run`.
         edits: how many. seed: of the edits. html: folder for references.png, a row for each of the first edits: source,
             reference, edited without, with, and drawn.
-        on_step: called before every edit with (i, n, None).
+        local_files_only: never reach for the network. on_step: called before every edit with (i, n, None).
 
     Returns:
         {"settings", "notes", "summary", "edits"}, ready for JSON.
@@ -88,8 +89,8 @@ def run(
     critic, why = find_judge(model, judge)
     if critic is None:
         raise InputError(f"references need a judge that compares: {' '.join(why)}; name one with judge")
-    first = Editor.from_pretrained(model, device=device, dtype=dtype)
-    first.load_adapter(adapter, scale)
+    first = Editor.from_pretrained(model, device=device, dtype=dtype, local_files_only=local_files_only)
+    first.load_adapter(adapter, scale, local_files_only=local_files_only)
     words, told, rows = vocabulary(first.pipe.tokenizer), [], []
     for i in range(edits):
         if on_step is not None:

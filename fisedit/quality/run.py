@@ -71,6 +71,7 @@ def run(
     journal: Path | None = None,
     device: str | None = None,
     dtype: str | None = None,
+    local_files_only: bool = False,
     on_step: OnStep | None = None,
 ) -> dict[str, Any]:
     """Make edits whose truth is known by every method, and measure.
@@ -83,7 +84,7 @@ def run(
         pie_bench: a folder of PIE-Bench, whose edits are made instead of drawn ones.
         html: folder for a page, with pictures of the edits that are made now.
         journal: file to go on from: edits that it holds are not made again, and it holds every edit once it is made.
-        on_step: called before every edit with (i, n, None).
+        local_files_only: never reach for the network. on_step: called before every edit with (i, n, None).
 
     Returns:
         {"settings", "notes", "summary", "classes", "whole", "misjudged", "rows", "edits"}, ready for JSON: the methods
@@ -98,7 +99,7 @@ def run(
     chosen = named(methods)
     critic, verdict = find_judge(model, judge)
     entries = None if pie_bench is None else pie.read_mapping(pie_bench)[:edits]
-    pipe = load(model, device=device, dtype=dtype)
+    pipe = load(model, device=device, dtype=dtype, local_files_only=local_files_only)
     side = pipe.unet.config.sample_size * LATENT_FACTOR
     if pie_bench is not None and entries is not None:
         asked = _Asked(pie.edits(pie_bench, entries, side), len(entries), pie.notes(side))
