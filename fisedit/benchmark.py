@@ -70,7 +70,7 @@ def run(
         local_files_only: never reach for the network. on_step: called before every measurement with (i, n, None).
 
     Returns:
-        {"settings", "dense", "rows", "summary"}, ready for JSON; times in seconds, ratios over the best dense run.
+        {"settings", "dense", "rows", "summary"}, ready for JSON; times in seconds, ratios over the dense run.
     """
     keep_freed_memory()
     where = choose_device(device)

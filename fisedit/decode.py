@@ -70,7 +70,7 @@ class DecoderRecord:
 
 
 def decode(vae: AutoencoderKL, latents: Tensor) -> tuple[Image.Image, DecoderRecord]:
-    """Decode densely, exactly as diffusers does, and remember.
+    """Decode densely, as diffusers does but for products that are widened (see `packed`), and remember.
 
     Args:
         latents: [1, 4, h, w], as the sampler left them.

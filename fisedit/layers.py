@@ -88,8 +88,8 @@ def projected(site: Site, rows: Tensor) -> Tensor:
 
 
 def whole(layer: nn.Module, x: Tensor) -> Tensor:
-    """What a linear layer or a conv makes of all there is; see `packed` for how."""
-    if type(layer) is nn.Linear:
+    """What a linear layer or a conv makes of all there is, as torch does but for products that are widened."""
+    if type(layer) is nn.Linear and packed.widens(x):
         return packed.linear(x, layer.weight, layer.bias)
     if type(layer) is nn.Conv2d and is_3x3(layer, 1):
         return packed.conv3x3(x, layer.weight, layer.bias)
@@ -105,7 +105,7 @@ def convolved(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def record_whole(run: Recording, site: Site, x: Tensor) -> Tensor:
-    """A layer of the whole map as torch computes it; nothing is remembered."""
+    """A layer of the whole map; nothing is remembered."""
     return whole(site.module, x)
 
 

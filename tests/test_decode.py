@@ -6,15 +6,19 @@ with rows and a halo that reach everywhere, where it must be exact, and the defa
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
 from fisedit import boxes as boxing
 from fisedit import decode as decoding
 from fisedit.boxes import GROWTH, HALO, ROWS, Box, before_upsampling, box_areas, boxes, cut, frame_areas, with_halo
 from fisedit.decode import MENDED, composite, decode, decode_boxes
+from fisedit.sparse_kernels import tuning
 from tests import oracle
 from tests.grids import grids
 
@@ -296,3 +300,22 @@ def test_boxes_dearer_than_half_a_decode_are_the_whole_frame(vae):
     assert sum(box.area for box in boxes(square)) == square.sum()
     got = decode_boxes(vae, latents, grid, record, source)[0]
     assert apart(got, composite(source, decode(vae, latents)[0], grid), grid).max() <= 1
+
+
+def test_a_decode_whose_products_are_widened(pipelines, monkeypatch):
+    """On a CPU that multiplies faster in float32 no conv of the decoder is in bf16, and pictures are diffusers' own."""
+    vae, pipe, grid = copy.deepcopy(pipelines["demo"].vae).bfloat16(), pipelines["demo"], grids(16, 16)["square"]
+    old, new = random_latents((16, 16)), random_latents((16, 16), grid)
+    expected = [levels(pipe.image_processor.postprocess(oracle.dense_decode(pipe, some))[0]) for some in (old, new)]
+    seen, convolve = set(), F.conv2d
+    monkeypatch.setattr(tuning, "prefers_fp32", lambda: True)
+    monkeypatch.setattr(F, "conv2d", lambda x, w, *rest: seen.add((x.dtype, w.shape[:2])) or convolve(x, w, *rest))
+    source, record = decode(vae, old.bfloat16())
+    edited, _ = decode_boxes(vae, new.bfloat16(), grid, record, source)
+    assert {shape for dtype, shape in seen if dtype is torch.bfloat16} <= {(4, 4)}  # before the decoder
+    assert np.abs(levels(source) - expected[0]).mean() < 2
+    outside = ~pixels_of(grid)
+    assert (levels(edited)[outside] == levels(source)[outside]).all()
+    assert (
+        np.abs(levels(edited) - expected[1])[~outside].mean() < np.abs(expected[0] - expected[1])[~outside].mean() / 3
+    )

@@ -6,9 +6,9 @@ a second copy of every weight that sparse steps multiply by, of SD 1.5 1.6 GB, a
 picture, 4 % off one of 15 %; and another copy of the convs that whole maps go through, 1 GB, which takes 3 % off a
 dense step.
 
-A CPU that multiplies faster in float32 (`tuning.prefers_fp32`) does: maps and rows stay in bf16, and are widened for
-each product. The copies are then in float32, 3.3 GB, and whole maps' convs have none. On a Xeon that takes a quarter
-off sparse steps.
+A CPU that multiplies faster in float32 (`tuning.prefers_fp32`) does: maps and rows stay in bf16, and are widened for a
+conv, or for a product with a packed weight. The copies are then in float32, 3.3 GB, and whole maps' convs have none. On
+a Xeon that takes a quarter off sparse steps and a third off dense ones.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Copy:
     """A weight, where it lay and how often it had been written to, some of its numbers, and all in oneDNN's order."""
 
     weight: ref[Tensor]
-    state: tuple[int, int]
+    state: tuple[int, int, torch.dtype]
     some: Tensor
     packed: Tensor
 
@@ -50,7 +50,7 @@ def conv(
     padding: int | str | tuple[int, ...] = 0,
 ) -> Tensor:
     """`F.conv2d` of a map [B, C_in, H, W], bit for bit where nothing is widened."""
-    if not _widens(x):
+    if not widens(x):
         return F.conv2d(x, weight, bias, stride, padding)
     return F.conv2d(x.float(), weight.float(), _wide(bias), stride, padding).to(x.dtype)
 
@@ -58,7 +58,7 @@ def conv(
 def conv3x3(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`conv` of a whole map with a padding of 1."""
     packed = None
-    if x.is_contiguous(memory_format=torch.channels_last) and not _widens(x):
+    if x.is_contiguous(memory_format=torch.channels_last) and not widens(x):
         packed = _packed(weight, x.ndim, lambda w: _ordered_conv(w, x.shape))
     if packed is None:
         return conv(x, weight, bias, padding=1)
@@ -100,10 +100,12 @@ def matrix(weight: Tensor) -> Tensor:
 
 
 def _packs(weight: Tensor) -> bool:
-    return weight.dtype is torch.bfloat16 and weight.device.type == "cpu" and _available()
+    fast = tuning.prefers_fp32() or torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001 (torch has no public name)
+    return weight.dtype is torch.bfloat16 and weight.device.type == "cpu" and fast and _available()
 
 
-def _widens(x: Tensor) -> bool:
+def widens(x: Tensor) -> bool:
+    """Whether products with a tensor are made in float32 though it is in bf16."""
     return x.dtype is torch.bfloat16 and x.device.type == "cpu" and tuning.prefers_fp32()
 
 
@@ -113,7 +115,7 @@ def _wide(bias: Tensor | None) -> Tensor | None:
 
 def _ordered(weight: Tensor) -> Tensor:
     order = torch.ops.mkldnn._reorder_linear_weight  # noqa: SLF001 (torch has no public name)
-    packed: Tensor = order(weight.float() if _widens(weight) else weight, None)
+    packed: Tensor = order(weight.float() if widens(weight) else weight, None)
     return packed
 
 
@@ -146,9 +148,9 @@ def _packed(weight: Tensor, ndim: int, order: Callable[[Tensor], Tensor]) -> Ten
     return copy.packed
 
 
-def _state(weight: Tensor) -> tuple[int, int]:
-    """Where a weight lies, and how often it was written to."""
-    return weight.data_ptr(), weight._version  # noqa: SLF001 (it has no public name)
+def _state(weight: Tensor) -> tuple[int, int, torch.dtype]:
+    """Where a weight lies, how often it was written to, and as what."""
+    return weight.data_ptr(), weight._version, weight.dtype  # noqa: SLF001 (it has no public name)
 
 
 def _some(weight: Tensor) -> Tensor:
@@ -165,8 +167,6 @@ def _forget(key: tuple[int, int], gone: ref[Tensor]) -> None:
 
 @cache
 def _available() -> bool:
-    """Whether this torch has oneDNN's products of packed weights, and this CPU's are in bf16, or it prefers float32."""
+    """Whether this torch has oneDNN's products of packed weights."""
     names = "_linear_pointwise", "_convolution_pointwise", "_reorder_linear_weight", "_reorder_convolution_weight"
-    there = torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in names)
-    fast = torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001 (torch has no public name)
-    return there and (fast or tuning.prefers_fp32())
+    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in names)
