@@ -89,7 +89,7 @@ def _likeness(adapter: str, scale: float, reference: str) -> Likeness:
     return Likeness(adapter, check_scale(scale), reference)
 
 
-def check_scale(scale: float) -> float:
+def check_scale(scale: object) -> float:
     """An adapter's scale, if it is a number in range. Raises InputError otherwise."""
     if isinstance(scale, bool) or not isinstance(scale, Real) or not -10 <= scale <= 10:
         raise InputError(f"scale must be a number in [-10, 10], got {scale!r}; 1 is what an adapter was trained for")
@@ -104,7 +104,7 @@ def _integer(name: str, value: int, bounds: tuple[int, int]) -> int:
     return index(value)
 
 
-def _guidance(value: float) -> float:
+def _guidance(value: object) -> float:
     if not isinstance(value, Real) or not (math.isfinite(value) and 0 <= value <= 100):  # numpy's numbers are
         raise InputError(f"guidance_scale must be in [0, 100], got {value!r}; 7.5 is usual, 1 switches it off")
     return float(value)
