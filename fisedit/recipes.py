@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from numbers import Real
@@ -89,9 +88,10 @@ def _likeness(adapter: str, scale: float, reference: str) -> Likeness:
     return Likeness(adapter, check_scale(scale), reference)
 
 
-def check_scale(scale: object) -> float:
+def check_scale(scale: Any) -> float:
     """An adapter's scale, if it is a number in range. Raises InputError otherwise."""
-    if isinstance(scale, bool) or not isinstance(scale, Real) or not -10 <= scale <= 10:
+    number = isinstance(scale, Real) and not isinstance(scale, bool)
+    if not number or not -10 <= scale <= 10:
         raise InputError(f"scale must be a number in [-10, 10], got {scale!r}; 1 is what an adapter was trained for")
     return float(scale)
 
@@ -104,8 +104,9 @@ def _integer(name: str, value: int, bounds: tuple[int, int]) -> int:
     return index(value)
 
 
-def _guidance(value: object) -> float:
-    if not isinstance(value, Real) or not (math.isfinite(value) and 0 <= value <= 100):  # numpy's numbers are
+def _guidance(value: Any) -> float:
+    number = isinstance(value, Real)  # numpy's are
+    if not number or not 0 <= value <= 100:
         raise InputError(f"guidance_scale must be in [0, 100], got {value!r}; 7.5 is usual, 1 switches it off")
     return float(value)
 
