@@ -98,8 +98,8 @@ def whole(layer: nn.Module, x: Tensor) -> Tensor:
 
 def convolved(layer: nn.Module, x: Tensor) -> Tensor:
     """What a conv makes of a map, by its weight as it lies; any other layer its own way."""
-    if type(layer) is nn.Conv2d and (layer.padding_mode, layer.dilation, layer.groups) == ("zeros", (1, 1), 1):
-        return packed.conv(x, layer.weight, layer.bias, layer.stride, layer.padding)
+    if type(layer) is nn.Conv2d and (layer.kernel_size == (1, 1) or is_3x3(layer, layer.stride[0])):
+        return packed.conv(x, layer.weight, layer.bias, layer.stride[0], int(layer.padding[0]))
     out: Tensor = type(layer).forward(layer, x)
     return out
 

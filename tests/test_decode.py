@@ -18,7 +18,7 @@ from fisedit import boxes as boxing
 from fisedit import decode as decoding
 from fisedit.boxes import GROWTH, HALO, ROWS, Box, before_upsampling, box_areas, boxes, cut, frame_areas, with_halo
 from fisedit.decode import MENDED, composite, decode, decode_boxes
-from fisedit.sparse_kernels import tuning
+from fisedit.sparse_kernels import packed, tuning
 from tests import oracle
 from tests.grids import grids
 
@@ -310,6 +310,8 @@ def test_a_decode_whose_products_are_widened(pipelines, monkeypatch):
     changed, _ = decode_boxes(vae, new, grid, record, plain)
     vae, seen, convolve = copy.deepcopy(vae).bfloat16(), set(), F.conv2d
     monkeypatch.setattr(tuning, "prefers_fp32", lambda: True)
+    monkeypatch.setattr(packed, "LARGE", 0)
+    monkeypatch.setattr(packed, "MUCH", 0)
     monkeypatch.setattr(F, "conv2d", lambda x, w, *rest: seen.add((x.dtype, w.shape[:2])) or convolve(x, w, *rest))
     source, record = decode(vae, old.bfloat16())
     edited, _ = decode_boxes(vae, new.bfloat16(), grid, record, source)

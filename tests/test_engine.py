@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from fisedit.engine import Engine
 from fisedit.masks import grow
-from fisedit.sparse_kernels import tuning
+from fisedit.sparse_kernels import packed, tuning
 from fisedit.story import Story
 from fisedit.values import LATENT_FACTOR, WHOLE
 from tests import oracle
@@ -80,11 +80,13 @@ def test_a_replay_of_everything_in_bf16(fp32, monkeypatch):
     faster in float32 no conv is in bf16."""
     pipe, seen, convolve = build_pipeline("demo").to(torch.bfloat16), set(), F.conv2d
     monkeypatch.setattr(tuning, "prefers_fp32", lambda: fp32)
+    monkeypatch.setattr(packed, "LARGE", 0)
+    monkeypatch.setattr(packed, "MUCH", 0)
     monkeypatch.setattr(F, "conv2d", lambda x, *rest, **named: seen.add(x.dtype) or convolve(x, *rest, **named))
     engine, recipe = Engine(pipe), recipe_of(guidance_scale=1.0)
     source = record(engine, recipe)
     got = latents(replay(engine, source, DOG, np.ones((16, 16), bool), (0,) * 4)).float()
-    assert seen == {torch.float32} if fp32 else torch.float32 not in seen
+    assert (torch.bfloat16 if fp32 else torch.float32) not in seen
     dense = oracle.dense_generate(pipe, as_oracle(recipe_of(DOG, guidance_scale=1.0))).latents.float()
     assert (got - dense).norm() <= BF16 * dense.norm()
 

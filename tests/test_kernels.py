@@ -304,13 +304,15 @@ def test_products_that_are_widened(monkeypatch):
     """On a CPU that multiplies faster in float32 they are float32's of the same numbers, rounded once."""
     seen, convolve = [], F.conv2d
     monkeypatch.setattr(tuning, "prefers_fp32", lambda: True)
+    monkeypatch.setattr(packed, "LARGE", 0)
+    monkeypatch.setattr(packed, "MUCH", 0)
     monkeypatch.setattr(
         packed.F, "conv2d", lambda x, w, *rest: seen.append((x.dtype, w.dtype)) or convolve(x, w, *rest)
     )
     torch.manual_seed(0)
     rows, linear = torch.randn(2, 9, 24).bfloat16(), nn.Linear(24, 16).bfloat16()
     conv, patches = nn.Conv2d(24, 16, 3, padding=1).bfloat16(), torch.randn(2, 9, 216).bfloat16()
-    x = torch.randn(2, 24, 8, 8).bfloat16().to(memory_format=torch.channels_last)
+    maps = [torch.randn(2, 24, side, side).bfloat16().to(memory_format=torch.channels_last) for side in (8, 24)]
     near = partial(torch.testing.assert_close, rtol=2**-7, atol=1e-5)  # a step of bf16, as sums have another order
     with torch.inference_mode():
         for _ in range(2):
@@ -320,12 +322,17 @@ def test_products_that_are_widened(monkeypatch):
             w, b = conv.weight.float(), conv.bias.float()
             flat = w.permute(0, 2, 3, 1).reshape(16, -1)
             near(packed.linear(patches, conv.weight, conv.bias), F.linear(patches.float(), flat, b).bfloat16())
-            near(packed.conv3x3(x, conv.weight, conv.bias), convolve(x.float(), w, b, padding=1).bfloat16())
-            got = packed.conv(x, conv.weight, None, 2)
-            near(got, convolve(x.float(), w, None, 2).bfloat16())
-            assert got.is_contiguous(memory_format=torch.channels_last)
+            for x in maps:
+                near(packed.conv3x3(x, conv.weight, conv.bias), convolve(x.float(), w, b, padding=1).bfloat16())
+                near(
+                    packed.conv(x, conv.weight[..., 1:2, 1:2], conv.bias),
+                    convolve(x.float(), w[..., 1:2, 1:2], b).bfloat16(),
+                )
+                got = packed.conv(x, conv.weight, None, 2)
+                near(got, convolve(x.float(), w, None, 2).bfloat16())
+                assert got.is_contiguous(memory_format=torch.channels_last)
             linear.weight.mul_(2)
-        assert set(seen) == {(torch.float32, torch.float32)} and len(seen) == 4
+        assert set(seen) == {(torch.float32, torch.float32)} and len(seen) == 6  # small maps are rows
         kept = [packed._kept.get((id(layer.weight), 2)) for layer in (linear, conv)]
         if packed._available():
             assert [copy.packed.dtype for copy in kept] == [torch.float32, torch.float32]
@@ -333,5 +340,15 @@ def test_products_that_are_widened(monkeypatch):
         monkeypatch.setattr(tuning, "prefers_fp32", lambda: False)
         if packed._available():  # by the copy that there is
             assert torch.equal(packed.linear(rows, linear.weight, linear.bias), before)
-        packed.conv(x, conv.weight, None)
-        assert seen[4:] == [(torch.bfloat16, torch.bfloat16)]
+        packed.conv(maps[1], conv.weight, None)
+        assert seen[6:] == [(torch.bfloat16, torch.bfloat16)]
+
+
+def test_small_weights_are_not_widened(monkeypatch):
+    """A small model's picture does not depend on the number of threads."""
+    monkeypatch.setattr(tuning, "prefers_fp32", lambda: True)
+    rows, linear = torch.randn(2, 9, 24).bfloat16(), nn.Linear(24, 16).bfloat16()
+    conv, x = nn.Conv2d(24, 16, 3, padding=1).bfloat16(), torch.randn(2, 24, 8, 8).bfloat16()
+    with torch.inference_mode():
+        assert torch.equal(packed.linear(rows, linear.weight, linear.bias), linear(rows))
+        assert torch.equal(packed.conv3x3(x, conv.weight, conv.bias), conv(x))

@@ -7,8 +7,8 @@ picture, 4 % off one of 15 %; and another copy of the convs that whole maps go t
 dense step.
 
 A CPU that multiplies faster in float32 (`tuning.prefers_fp32`) does: maps and rows stay in bf16, and are widened for a
-conv, or for a product with a packed weight. The copies are then in float32, 3.3 GB, and whole maps' convs have none. On
-a Xeon that takes a quarter off sparse steps and a third off dense ones.
+conv, or for a product with a packed weight, where these are large. The copies are then in float32, 3.3 GB, and whole
+maps' convs have none. On a Xeon that takes a quarter off sparse steps and a third off dense ones.
 """
 
 from __future__ import annotations
@@ -26,6 +26,13 @@ from fisedit.sparse_kernels import tuning
 
 ONCE = [1, 1]
 """Padding, stride and dilation of a 3x3 conv that keeps a map's size."""
+
+LARGE, MUCH = 800_000, 1 << 29
+"""Numbers of a weight, and multiply-accumulates of a conv of a whole map, from which they are widened. Fewer are soon
+done, and what float32 sums up depends a little on the number of threads: a small model's pictures do not."""
+
+SMALL = 512
+"""Positions of a map up to which a widened conv is a product with patches, for which weights are packed."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +53,16 @@ def conv(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    stride: int | tuple[int, ...] = 1,
-    padding: int | str | tuple[int, ...] = 0,
+    stride: int = 1,
+    padding: int = 0,
 ) -> Tensor:
     """`F.conv2d` of a map [B, C_in, H, W], bit for bit where nothing is widened."""
-    if not widens(x):
+    if not widens(x) or x[:, 0].numel() * weight.numel() < MUCH:
         return F.conv2d(x, weight, bias, stride, padding)
+    if x[0, 0].numel() <= SMALL:
+        size, x = weight.shape[-1], F.pad(x, (padding,) * 4)
+        patches = x.permute(0, 2, 3, 1).unfold(1, size, stride).unfold(2, size, stride).movedim(3, -1)
+        return linear(patches.flatten(3), weight, bias).permute(0, 3, 1, 2)
     return F.conv2d(x.float(), weight.float(), _wide(bias), stride, padding).to(x.dtype)
 
 
@@ -115,7 +126,7 @@ def _wide(bias: Tensor | None) -> Tensor | None:
 
 def _ordered(weight: Tensor) -> Tensor:
     order = torch.ops.mkldnn._reorder_linear_weight  # noqa: SLF001 (torch has no public name)
-    packed: Tensor = order(weight.float() if widens(weight) else weight, None)
+    packed: Tensor = order(weight.float() if widens(weight) and weight.numel() >= LARGE else weight, None)
     return packed
 
 
