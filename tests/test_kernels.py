@@ -345,7 +345,7 @@ def test_products_that_are_widened(monkeypatch):
 
 
 def test_small_weights_are_not_widened(monkeypatch):
-    """A small model's picture does not depend on the number of threads."""
+    """A small model's products stay torch's own, to the bit."""
     monkeypatch.setattr(tuning, "prefers_fp32", lambda: True)
     rows, linear = torch.randn(2, 9, 24).bfloat16(), nn.Linear(24, 16).bfloat16()
     conv, x = nn.Conv2d(24, 16, 3, padding=1).bfloat16(), torch.randn(2, 24, 8, 8).bfloat16()

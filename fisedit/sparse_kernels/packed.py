@@ -29,7 +29,7 @@ ONCE = [1, 1]
 
 LARGE, MUCH = 800_000, 1 << 29
 """Numbers of a weight, and multiply-accumulates of a conv of a whole map, from which they are widened. Fewer are soon
-done, and what float32 sums up depends a little on the number of threads: a small model's pictures do not."""
+done; and as what float32 sums up depends a little on the number of threads, a small model's stay torch's own."""
 
 SMALL = 512
 """Positions of a map up to which a widened conv is a product with patches, for which weights are packed."""
