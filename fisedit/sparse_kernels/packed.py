@@ -111,8 +111,13 @@ def matrix(weight: Tensor) -> Tensor:
 
 
 def _packs(weight: Tensor) -> bool:
-    fast = tuning.prefers_fp32() or torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001 (torch has no public name)
+    fast = _grows(weight) or torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001 (torch has no public name)
     return weight.dtype is torch.bfloat16 and weight.device.type == "cpu" and fast and _available()
+
+
+def _grows(weight: Tensor) -> bool:
+    """Whether a weight's copy is in float32."""
+    return widens(weight) and weight.numel() >= LARGE
 
 
 def widens(x: Tensor) -> bool:
@@ -126,7 +131,7 @@ def _wide(bias: Tensor | None) -> Tensor | None:
 
 def _ordered(weight: Tensor) -> Tensor:
     order = torch.ops.mkldnn._reorder_linear_weight  # noqa: SLF001 (torch has no public name)
-    packed: Tensor = order(weight.float() if widens(weight) and weight.numel() >= LARGE else weight, None)
+    packed: Tensor = order(weight.float() if _grows(weight) else weight, None)
     return packed
 
 
