@@ -22,7 +22,7 @@ test: lint $(EMOJI) $(CHROMIUM)
 
 # Kills, hangs, full and read-only disks, crowds; writes docs/reliability.md.
 fault: $(STAMP)
-	$(BIN)/python -m tests.reliability_table
+	$(BIN)/python -m tests.support.reliability_table
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -15,16 +15,16 @@ import gradio as gr
 from gradio.events import api
 from PIL import Image
 
-from app import handlers, keeping, views
-from app.limits import Look, Region, Settings, label
+from app import export, handlers, views
+from app.validation import Look, Region, Settings, label
 from fisedit import EditResult
-from fisedit.batch import pictures
 from fisedit.errors import FisEditError, InputError
+from fisedit.storage import image_decoder
 
 if TYPE_CHECKING:
     from app.handlers import Progress
-    from app.session import Session
     from app.sessions import Studio
+    from app.user_session import Session
 
 MOST_MASK, MOST_REFERENCE = 1 << 20, 3 << 20
 """Letters of a mask, and of a picture whose look is taken."""
@@ -178,7 +178,7 @@ def _result(studio: "Studio", own: "Session", result: EditResult, *, pictures: b
         "stats": result.stats.as_dict(),
     }
     if pictures:
-        told["picture"] = base64.b64encode(keeping.picture_bytes(own, result)).decode()
+        told["picture"] = base64.b64encode(export.picture_bytes(own, result)).decode()
         told["mask"] = _png(result.mask.image())
     return told
 
@@ -225,7 +225,7 @@ def _look(reference: str, scale: float) -> Callable[[], Look | None]:
 
 def _image(text: str, what: str) -> Image.Image | None:
     data = _bytes(text, what, MOST_MASK)
-    return pictures.decode(data, what).image if data else None
+    return image_decoder.decode(data, what).image if data else None
 
 
 def _bytes(text: str, what: str, most: int) -> bytes:

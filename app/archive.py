@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.limits import label
-from fisedit import origin
+from app.validation import label
 from fisedit.errors import FisEditError, InputError, SessionError
-from fisedit.files import write_bytes
+from fisedit.storage import provenance
+from fisedit.storage.files import write_bytes
 
 MOST_BYTES, MOST_UNPACKED, MOST_FILES = 256 << 20, 512 << 20, 2_000
 
@@ -45,7 +45,7 @@ def unpack(data: bytes, folder: Path, models: Sequence[str]) -> None:
         InputError: another file, or one too large. SessionError: a damaged index.
     """
     _write(data, folder)
-    _name_models(folder / _INDEX, {origin.model_name(model): model for model in models})
+    _name_models(folder / _INDEX, {provenance.model_name(model): model for model in models})
 
 
 def _told(path: Path) -> bytes:
@@ -53,7 +53,7 @@ def _told(path: Path) -> bytes:
     if path.name != _INDEX:
         return path.read_bytes()
     index = json.loads(path.read_bytes())
-    return json.dumps(_bare(_renamed(index, origin.model_name)), indent=2).encode()
+    return json.dumps(_bare(_renamed(index, provenance.model_name)), indent=2).encode()
 
 
 def _name_models(path: Path, models: Mapping[str, str]) -> None:

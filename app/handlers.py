@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from app.cores import apart
-from app.limits import (
+from app.thread_budget import apart
+from app.validation import (
     MOST_RESULTS,
     Look,
     Region,
@@ -32,8 +32,8 @@ from fisedit.errors import InputError, SessionError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from app.session import Session
     from app.sessions import Choice, Studio
+    from app.user_session import Session
     from fisedit import Editor, EditResult
     from fisedit.editor import Preview
     from fisedit.values import OnStep

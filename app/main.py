@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
-from app import api, handlers, keeping, limits
-from app.answers import ALL_PIECES, SAMPLERS, Answers
+from app import api, export, handlers, validation
+from app.events import ALL_PIECES, SAMPLERS, Answers
 
 if TYPE_CHECKING:
     from app.sessions import Studio
@@ -91,7 +91,7 @@ class Page:
             label="Prompt",
             lines=3,
             max_lines=8,
-            max_length=limits.MOST_LETTERS,
+            max_length=validation.MOST_LETTERS,
             placeholder="a cat and a cake on a beach",
             elem_id="prompt",
             autofocus=True,
@@ -110,7 +110,7 @@ class Page:
             self.instance = gr.Dropdown(
                 [ALL_PIECES], value=ALL_PIECES[1], label="Piece", elem_id="piece", filterable=False
             )
-            self.grow = gr.Slider(*limits.GROW, value=0, step=1, label="Grow or shrink", elem_id="grow")
+            self.grow = gr.Slider(*validation.GROW, value=0, step=1, label="Grow or shrink", elem_id="grow")
             self.only = gr.Checkbox(label="Only where I paint", elem_id="only")
         with gr.Accordion("Settings of new pictures", open=False, elem_id="settings-panel"):
             self._settings()
@@ -122,7 +122,7 @@ class Page:
                 height=120,
                 elem_id="reference",
             )
-            self.likeness = gr.Slider(*limits.LOOK_SCALE, value=1, step=0.05, label="Scale", elem_id="likeness")
+            self.likeness = gr.Slider(*validation.LOOK_SCALE, value=1, step=0.05, label="Scale", elem_id="likeness")
         self.open_panel = gr.Accordion("Open a picture or a saved session", open=False, elem_id="open-panel")
         with self.open_panel:
             self.file = gr.File(
@@ -145,33 +145,35 @@ class Page:
         self.loras = gr.Dropdown(
             list(offered),
             multiselect=True,
-            max_choices=limits.MOST_LORAS,
+            max_choices=validation.MOST_LORAS,
             label="LoRAs",
             visible=bool(offered),
             elem_id="loras",
         )
         self.lora_scales = {
             label: gr.Slider(
-                *limits.LORA_SCALE, value=1, step=0.05, label=label, visible=False, elem_classes="lora-scale"
+                *validation.LORA_SCALE, value=1, step=0.05, label=label, visible=False, elem_classes="lora-scale"
             )
             for label in offered
         }
         with gr.Row():
-            self.steps = gr.Slider(*limits.STEPS, value=25, step=1, label="Steps", elem_id="steps")
+            self.steps = gr.Slider(*validation.STEPS, value=25, step=1, label="Steps", elem_id="steps")
             self.guidance = gr.Slider(
-                *limits.GUIDANCE, value=self.shelf.first.guidance, step=0.5, label="Guidance", elem_id="guidance"
+                *validation.GUIDANCE, value=self.shelf.first.guidance, step=0.5, label="Guidance", elem_id="guidance"
             )
         with gr.Row(elem_id="seed-row"):
             self.seed = gr.Number(
-                value=0, precision=0, minimum=0, maximum=limits.SEEDS[1], label="Seed", elem_id="seed", scale=3
+                value=0, precision=0, minimum=0, maximum=validation.SEEDS[1], label="Seed", elem_id="seed", scale=3
             )
             self.reuse = gr.Button("Reuse", size="sm", elem_id="reuse", min_width=60)
             self.dice = gr.Button("Dice", size="sm", elem_id="dice", min_width=60)
         with gr.Row():
-            self.width = gr.Slider(*limits.SIDES, value=native, step=8, label="Width", elem_id="width")
-            self.height = gr.Slider(*limits.SIDES, value=native, step=8, label="Height", elem_id="height")
+            self.width = gr.Slider(*validation.SIDES, value=native, step=8, label="Width", elem_id="width")
+            self.height = gr.Slider(*validation.SIDES, value=native, step=8, label="Height", elem_id="height")
         self.scheduler = gr.Dropdown(list(SAMPLERS), value="DDIM", label="Scheduler", elem_id="scheduler")
-        self.negative = gr.Textbox(label="Negative prompt", lines=1, max_length=limits.MOST_LETTERS, elem_id="negative")
+        self.negative = gr.Textbox(
+            label="Negative prompt", lines=1, max_length=validation.MOST_LETTERS, elem_id="negative"
+        )
 
     def _hidden(self) -> None:
         """What scripts press and the browser fetches."""
@@ -241,7 +243,7 @@ class Page:
         self.tree.select(do.on_select, None, self.state, **still)
         self.before.input(do.on_compare, self.before, [self.stage, self.status], **still)
         self.delete.click(None, self.follow, js="(follow) => { window.fisedit.remove(follow); }", **quick)
-        for button, job in ((self.download, keeping.picture_file), (self.save, keeping.archive)):
+        for button, job in ((self.download, export.picture_file), (self.save, export.archive)):
             fetched = button.click(do.fetches(job), None, [self.fetch, self.status], **still)
             fetched.success(None, js="() => { window.fisedit.fetch(); }", **quick)
         self.file.upload(do.on_file, self.file, [*self.state, *self.recipe, self.found, self.open_panel], **still)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import gradio
     import uvicorn
 
-    from app.doors import Doors
+    from app.security import Doors
 
 MOST_WAITING = 20
 """Jobs in the queue before others are told that the app is busy."""
@@ -113,7 +113,7 @@ def surroundings(*, offline: bool) -> Iterator[Path]:
         raise InputError("the app needs gradio, which is not installed: pip install 'fisedit[app]'")
     from PIL import Image
 
-    from fisedit.batch.pictures import MOST_PIXELS
+    from fisedit.storage.image_decoder import MOST_PIXELS
 
     with tempfile.TemporaryDirectory(prefix="fisedit-app-") as folder:
         uploads = Path(folder).resolve()
@@ -156,7 +156,7 @@ def application(page: gradio.Blocks, address: Address, uploads: Path, looks: Map
     import gradio as gr
     from fastapi import FastAPI
 
-    from app import doors
+    from app import security
 
     page.queue(max_size=MOST_WAITING, default_concurrency_limit=AT_ONCE, api_open=False)
     page.state_session_capacity = MOST_REMEMBERED
@@ -171,10 +171,10 @@ def application(page: gradio.Blocks, address: Address, uploads: Path, looks: Map
         allowed_paths=[],
         blocked_paths=[],
         show_error=True,
-        max_file_size=doors.MOST_UPLOADED,
+        max_file_size=security.MOST_UPLOADED,
         ssr_mode=False,
         enable_monitoring=False,
         mcp_server=False,
         **looks,
     )
-    return doors.Doors(outer, address.hosts, address.token, uploads)
+    return security.Doors(outer, address.hosts, address.token, uploads)

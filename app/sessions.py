@@ -19,14 +19,14 @@ from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Self
 
-from app.cores import apart
-from app.limits import Busy
-from app.session import Session
-from app.shelf import MOST_LOADED, Model, Shelf
+from app.model_pool import MOST_LOADED, Model, Shelf
+from app.thread_budget import apart
+from app.user_session import Session
+from app.validation import Busy
 
 if TYPE_CHECKING:
-    from app.limits import Settings
-    from app.wardrobe import Scales, Wardrobe
+    from app.lora_catalog import Scales, Wardrobe
+    from app.validation import Settings
     from fisedit import Editor
     from fisedit.history import EditResult
 
@@ -134,7 +134,7 @@ class Studio:
     ) -> Iterator[Editor]:
         """A session's editor over the model of a choice, with its LoRAs and no others; arguments as of `Shelf.lent`.
 
-        The calling thread is one that ends soon; `app.cores` says why.
+        The calling thread is one that ends soon; `app.thread_budget` says why.
 
         Raises:
             ModelError: the model cannot be loaded. InputError: a LoRA does not fit it. Busy: patience is over.

@@ -14,27 +14,29 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
-from fisedit import loras, origin, session
-from fisedit.adapters.files import load_adapter
-from fisedit.attention import text_keys
-from fisedit.devices import memory_bytes
-from fisedit.engine import Engine
+from fisedit.adapters import lora
+from fisedit.adapters.checkpoints import load_adapter
 from fisedit.errors import AdapterError, InputError, SessionError
-from fisedit.files import image_output, write_image
 from fisedit.history import EditResult, History
-from fisedit.localise import DEFAULT, Search, seed_map
-from fisedit.masks import pieces
-from fisedit.memory import Memory
-from fisedit.metadata import Metadata, read
-from fisedit.model_places import full_name
-from fisedit.models import load
-from fisedit.origin import Origin, PastEdit
-from fisedit.pictures import canvas, canvas_size, upright
-from fisedit.planning import Plan
-from fisedit.profiling import Stopwatch
+from fisedit.masking.localize import DEFAULT, Search, seed_map
+from fisedit.masking.masks import pieces
+from fisedit.models.device import memory_bytes
+from fisedit.models.loader import load
+from fisedit.models.paths import full_name
+from fisedit.pipeline import Workshop
+from fisedit.planner import Plan
 from fisedit.recipes import check_prompt, check_scale, make_recipe
 from fisedit.rendering import Run
-from fisedit.stepping import Graphs
+from fisedit.sampling.denoise import Engine
+from fisedit.sampling.trajectory_cache import Memory
+from fisedit.sparse.modules import text_keys
+from fisedit.sparse.profiling import Stopwatch
+from fisedit.sparse.stepping import Graphs
+from fisedit.storage import provenance, session
+from fisedit.storage.files import image_output, write_image
+from fisedit.storage.image_metadata import Metadata, read
+from fisedit.storage.images import canvas, canvas_size, upright
+from fisedit.storage.provenance import Origin, PastEdit
 from fisedit.values import (
     LATENT_FACTOR,
     EditMask,
@@ -43,7 +45,6 @@ from fisedit.values import (
     MaskSource,
     OnStep,
 )
-from fisedit.workshop import Workshop
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
@@ -196,7 +197,7 @@ class Editor:
         Raises:
             AdapterError: it is missing, damaged, no LoRA or made for another model. InputError: a scale out of range.
         """
-        name = loras.load(self.pipe, source, self._loras, scale)
+        name = lora.load(self.pipe, source, self._loras, scale)
         self._loras[name] = float(scale)
         return name
 
@@ -213,13 +214,13 @@ class Editor:
             self._check_lora(name)
         self._loras = dict.fromkeys(self._loras, 0.0) | {name: check_scale(scale) for name, scale in scales.items()}
         if self._loras:
-            loras.set_scales(self.pipe, self._loras)
+            lora.set_scales(self.pipe, self._loras)
 
     def unload_lora(self, name: str) -> None:
         """Take a LoRA out; the model is as it was before. Raises AdapterError where there is none of that name."""
         self._check_lora(name)
         del self._loras[name]
-        loras.unload(self.pipe, self._loras, name)
+        lora.unload(self.pipe, self._loras, name)
 
     def load_adapter(self, source: str | Path, scale: float = 1.0, *, local_files_only: bool = False) -> None:
         """Load a reference adapter (arXiv 2410.22901), so that pictures may take the look of a `reference`.
@@ -542,7 +543,7 @@ class Editor:
     def metadata(self, result: EditResult | None = None) -> Metadata:
         """How a result, the current one without it, was made, for its picture's file."""
         lineage = self.history.lineage((result or self.current).id)
-        return origin.metadata(origin.origin(lineage, self.model, self._dtype, self.pipe.unet.device.type))
+        return provenance.metadata(provenance.origin(lineage, self.model, self._dtype, self.pipe.unet.device.type))
 
     def write(self, path: str | Path, *, metadata: bool = True) -> tuple[str, ...]:
         """Write the current picture in the format of its file's ending, whole or not at all.
@@ -643,15 +644,15 @@ class Editor:
             InputError: the file tells nothing or damaged things, or a change is out of range.
             ModelError: the model cannot be loaded.
         """
-        past = origin.of(read(picture))
-        arguments, name = origin.arguments(past, changes), origin.model(past, model)
+        past = provenance.of(read(picture))
+        arguments, name = provenance.arguments(past, changes), provenance.model(past, model)
         local = local_files_only or model is None  # a picture is no reason to bring a model from the network
         editor = cls.from_pretrained(name, device=device, dtype=dtype or past.dtype or None, local_files_only=local)
         if past.recipe.opened:
             editor.open(picture, on_step=on_step, **arguments)
             return editor
         editor.generate(on_step=on_step, **arguments)
-        again = not changes and origin.model_name(editor.model) == past.model
+        again = not changes and provenance.model_name(editor.model) == past.model
         for edit in past.edits:
             editor._again(edit, on_step) if again else editor._anew(edit, past, on_step)  # noqa: SLF001 (its own)
         return editor

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fisedit.adapters.base import TURN
-from fisedit.decode import DecoderRecord, composite, decode
-from fisedit.inversion import encode, noised
-from fisedit.preview import preview
-from fisedit.story import Beginning
+from fisedit.models.injection import TURN
+from fisedit.models.prompt_weighting import parse
+from fisedit.models.vae import encode, preview
+from fisedit.sampling.inversion import noised
+from fisedit.sampling.trajectory import Beginning
+from fisedit.sparse.vae_decode import DecoderRecord, composite, decode
 from fisedit.values import Inversion
-from fisedit.weighting import parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-    from fisedit.engine import Engine
     from fisedit.history import EditResult
-    from fisedit.leaks import Check
-    from fisedit.profiling import Stopwatch
-    from fisedit.story import Story, Structure
+    from fisedit.masking.drift_check import Check
+    from fisedit.sampling.denoise import Engine
+    from fisedit.sampling.trajectory import Story, Structure
+    from fisedit.sparse.profiling import Stopwatch
     from fisedit.values import BoolGrid, EditScript, OnStep, Recipe
 
 

@@ -173,7 +173,7 @@ class Recipe:
     """Everything that determines a generated source.
 
     Args:
-        prompt, negative_prompt: text, with weights as in `fisedit.weighting`; the text encoder reads 75 tokens of it.
+        prompt, negative_prompt: text, with weights as in `models.prompt_weighting`; 75 tokens of it are read.
         seed: of the CPU generator that draws the first latents and every later noise.
         num_inference_steps: 1 to 999.
         guidance_scale: classifier-free guidance; 1 or less switches it off.

@@ -31,7 +31,7 @@ class LazyPipelines(Mapping[str, "StableDiffusionPipeline"]):
     """The pipelines of `SHAPES`, each built on first use. They are shared: leave them as you found them."""
 
     def __init__(self) -> None:
-        from tests.pipelines import SHAPES, build_pipeline
+        from tests.support.pipelines import SHAPES, build_pipeline
 
         self._names = tuple(SHAPES)
         self._build = cache(build_pipeline)
@@ -113,7 +113,7 @@ def fisedit(tmp_path, monkeypatch, capfd):
 @pytest.fixture(scope="session")
 def model(tmp_path_factory) -> Path:
     """A tiny random model on disk."""
-    from tests.pipelines import build_pipeline
+    from tests.support.pipelines import build_pipeline
 
     folder = tmp_path_factory.mktemp("cli") / "model"
     build_pipeline("demo").save_pretrained(folder)

@@ -7,13 +7,15 @@ import pytest
 import torch
 from PIL import Image
 
-from fisedit import Cancelled, Editor, masks
+from fisedit import Cancelled, Editor
 from fisedit.errors import SessionError
+from fisedit.masking import masks
+from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import EditKind, MaskSource
-from tests import oracle
-from tests.edits import BIRD, CAT, DEFAULTS, DOG, Calls, as_oracle, latents, pixels_outside
-from tests.grids import grids
-from tests.pipelines import SCHEDULERS, SHAPES, with_scheduler
+from tests.support import oracle
+from tests.support.edits import BIRD, CAT, DEFAULTS, DOG, Calls, as_oracle, latents, pixels_outside
+from tests.support.grids import grids
+from tests.support.pipelines import SCHEDULERS, SHAPES, with_scheduler
 
 SQUARE, BLOBS, CORNER = (grids(16, 16)[name] for name in ("square", "blobs", "corner"))
 QUICK = {"seed": 7, "num_inference_steps": 3}
@@ -184,7 +186,7 @@ def test_a_given_mask_makes_a_global_edit_local(editor, source):
 def test_growth_is_taken_as_given(editor, source, growth):
     result = editor.edit(DOG, mask=CORNER, growth=growth)
     steps = (growth,) * 3 if isinstance(growth, int) else growth
-    widest = masks.grow(CORNER, max(steps))
+    widest = dilate(CORNER, max(steps))
     assert result.growth == result.stats.growth == steps
     assert result.stats.active_rows[0] == widest.sum()
 

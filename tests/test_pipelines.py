@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.oracle import Recipe, dense_generate, record
-from tests.pipelines import SHAPES, WORDS
+from tests.support.oracle import Recipe, dense_generate, record
+from tests.support.pipelines import SHAPES, WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,7 @@ def test_pipelines_are_reproducible() -> None:
     """In a process of its own: here threads of other tests may draw from torch's generator meanwhile."""
     code = """
 import torch
-from tests.pipelines import SHAPES, build_pipeline
+from tests.support.pipelines import SHAPES, build_pipeline
 for name in SHAPES:
     weights = (build_pipeline(name).unet.parameters() for _ in range(2))
     print(name, all(torch.equal(a, b) for a, b in zip(*weights, strict=True)))

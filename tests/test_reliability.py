@@ -8,13 +8,13 @@ from functools import cache
 
 import pytest
 
-from tests import reliability_table as table
+from tests.support import reliability_table as table
 
 JUNIT = """<testsuites><testsuite>
-<testcase classname="tests.test_batch_given.TestTables" name="test_edits"/>
-<testcase classname="tests.test_batch_given.TestTables" name="test_captions[a]"><failure/></testcase>
-<testcase classname="tests.test_batch_given.TestTables" name="test_captions[b]"/>
-<testcase classname="tests.test_batch_given.TestTables" name="test_outputs_of_rows"><skipped/></testcase>
+<testcase classname="tests.batch.test_manifest.TestTables" name="test_edits"/>
+<testcase classname="tests.batch.test_manifest.TestTables" name="test_captions[a]"><failure/></testcase>
+<testcase classname="tests.batch.test_manifest.TestTables" name="test_captions[b]"/>
+<testcase classname="tests.batch.test_manifest.TestTables" name="test_outputs_of_rows"><skipped/></testcase>
 <testcase classname="tests.fault.fault_batch" name="test_killed_thirty_times">
 <properties><property name="measured" value="30 kills"/></properties></testcase>
 </testsuite></testsuites>"""

@@ -10,8 +10,8 @@ from diffusers import AutoencoderKL
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fisedit.scenes.drawing import Bytes
-from fisedit.train_adapter.draws import generator_for
+from fisedit.adapters.training.draws import generator_for
+from fisedit.evaluation.scenes.drawing import Bytes
 from training.config import Autoencoder, Config
 from training.pictures import Pictures, sample_crops, save_sheet, to_bytes, to_tensor
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fisedit.judge import SIDE, WORDS, Judge, labels, look
-from fisedit.scenes.layout import sample_scene
-from fisedit.scenes.scene import Drawing, Scene, render
+from fisedit.evaluation.classifier import SIDE, WORDS, Judge, labels, look
+from fisedit.evaluation.scenes.layout import sample_scene
+from fisedit.evaluation.scenes.scene import Drawing, Scene, render
 from training.config import Plan
 from training.loop import train
 from training.pictures import draw_pictures, to_tensor

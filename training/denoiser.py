@@ -10,7 +10,7 @@ from diffusers.models.attention_processor import AttnProcessor2_0
 from torch import Tensor, nn
 from transformers import CLIPTextModel
 
-from fisedit.train_adapter.draws import generator_for
+from fisedit.adapters.training.draws import generator_for
 from training.config import Config, Plan
 from training.grounding import grounding_losses, record_cross_attention
 from training.latents import LatentScenes

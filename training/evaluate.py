@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKL, DPMSolverMultistepScheduler, StableDiffusionPipeline
 
-from fisedit.judge import Judge, frechet_distance, look
-from fisedit.scenes.drawing import Bytes
-from fisedit.scenes.language import say
-from fisedit.scenes.layout import sample_scene
-from fisedit.scenes.scene import Scene
-from fisedit.train_adapter.draws import generator_for
+from fisedit.adapters.training.draws import generator_for
+from fisedit.evaluation.classifier import Judge, frechet_distance, look
+from fisedit.evaluation.scenes.drawing import Bytes
+from fisedit.evaluation.scenes.language import say
+from fisedit.evaluation.scenes.layout import sample_scene
+from fisedit.evaluation.scenes.scene import Scene
 from training.attention import measure_localisation
 from training.autoencoder import psnr, reconstruct
 from training.classifier import trained_classifier

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKL
 
-from fisedit.scenes.drawing import Bytes, Mask
-from fisedit.scenes.looks import Look
-from fisedit.scenes.scene import render
+from fisedit.evaluation.scenes.drawing import Bytes, Mask
+from fisedit.evaluation.scenes.looks import Look
+from fisedit.evaluation.scenes.scene import render
 from training.pictures import to_bytes, to_tensor
 from training.references import sample_plain_scene
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from fisedit.scenes.language import Sentence, say
+from fisedit.evaluation.scenes.language import Sentence, say
 from fisedit.values import LATENT_FACTOR
 from training.pictures import sample_view, to_tensor
 from training.tokens import encode, token_positions

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from fisedit.train_adapter.log import append_row
+from fisedit.adapters.training.log import append_row
 from training.config import Plan
 
 _CLIP = 1.0

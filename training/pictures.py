@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fisedit.scenes.drawing import CELLS, Bytes
-from fisedit.scenes.layout import sample_scene
-from fisedit.scenes.scene import Drawing, Scene, render
+from fisedit.evaluation.scenes.drawing import CELLS, Bytes
+from fisedit.evaluation.scenes.layout import sample_scene
+from fisedit.evaluation.scenes.scene import Drawing, Scene, render
 
 PIXELS_PER_CELL = 8
 _CLOSE = 16  # cells of a close-up; an undressed object has at most 14

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fisedit.scenes.drawing import Bytes, Mask
-from fisedit.scenes.language import say
-from fisedit.scenes.layout import sample_scene
-from fisedit.scenes.looks import PATTERNS, Look, Palette, sample_look
-from fisedit.scenes.scene import Scene, render
+from fisedit.evaluation.scenes.drawing import Bytes, Mask
+from fisedit.evaluation.scenes.language import say
+from fisedit.evaluation.scenes.layout import sample_scene
+from fisedit.evaluation.scenes.looks import PATTERNS, Look, Palette, sample_look
+from fisedit.evaluation.scenes.scene import Scene, render
 
 KNOWN = frozenset(
     """a an and the on in under by at cat dog fox panda frog lion cake pumpkin mushroom car castle tree robot gift sun

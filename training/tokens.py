@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from transformers import CLIPTokenizer
 
-from fisedit.scenes.language import Sentence, vocabulary
+from fisedit.evaluation.scenes.language import Sentence, vocabulary
 
 LENGTH = 77
 START, END = "<|startoftext|>", "<|endoftext|>"

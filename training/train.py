@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from diffusers import AutoencoderKL
 
-from fisedit.scenes.drawing import FontMissing
+from fisedit.evaluation.scenes.drawing import FontMissing
 from training.autoencoder import AutoencoderStage, DecoderStage
 from training.config import Config, ConfigError, load_config
 from training.denoiser import DenoiserStage

@@ -20,14 +20,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fisedit.adapters.families import module_name
+from fisedit.adapters.variants import module_name
 from fisedit.errors import InputError
 from fisedit.values import LATENT_FACTOR
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fisedit.adapters.families import Family
+    from fisedit.adapters.variants import Family
 
 TABLE = 128
 """Positions that a stored table holds: those of a row of 64 and of its reference's."""

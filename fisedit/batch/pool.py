@@ -21,7 +21,7 @@ from fisedit.batch.values import Failed, Item, Made, Settings
 from fisedit.errors import FisEditError, ModelError, NumericsError
 
 if TYPE_CHECKING:
-    from fisedit.batch.hand import Hand
+    from fisedit.batch.worker import Hand
 
 GRACE = 10.0
 """Seconds after its time that an item which does not stop by itself is stopped with its process."""
@@ -216,7 +216,7 @@ def load(settings: Settings) -> Hand:
     Raises:
         FisEditError: whatever it is that keeps the run from starting; weights that are NaN are the model's fault.
     """
-    from fisedit.batch.hand import Hand
+    from fisedit.batch.worker import Hand
 
     try:
         return Hand(settings)

@@ -10,11 +10,10 @@ import traceback
 
 import typer
 
-from fisedit import console
-from fisedit import options as opt
-from fisedit.cli import making, work
-from fisedit.cli.benches import bench
-from fisedit.heap import keep_freed_memory
+from fisedit.cli import commands, console, edit
+from fisedit.cli import options as opt
+from fisedit.cli.bench import bench
+from fisedit.models.malloc import keep_freed_memory
 
 _INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
 
@@ -29,10 +28,10 @@ def fisedit(
     """Edit a generated picture by changing words, and compute only what changes."""
 
 
-for verb in (making.generate, making.edit, making.show, work.demo, work.batch):
+for verb in (edit.generate, edit.edit, edit.show, commands.demo, commands.batch):
     app.command()(verb)
-app.command("train-adapter")(work.train_adapter)
-app.command("app")(work.browse)
+app.command("train-adapter")(commands.train_adapter)
+app.command("app")(commands.browse)
 app.add_typer(bench, name="bench")
 
 

@@ -17,13 +17,13 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from fisedit.buckets import Place
 from fisedit.errors import InputError
-from fisedit.plan import Reads
-from fisedit.sparse_kernels import cpu, reference, tuning
+from fisedit.sparse_kernels import reference, torch_backend, tuning
+from fisedit.sparse_kernels.buckets import Place
 from fisedit.sparse_kernels.reference import LayerNorm, Recorded, Rows
+from fisedit.sparse_kernels.row_plan import Reads
 
-BACKENDS: dict[str, ModuleType] = {"reference": reference, "fast": cpu}
+BACKENDS: dict[str, ModuleType] = {"reference": reference, "fast": torch_backend}
 TRITON, XFORMERS = "triton", "xformers"
 
 _DEFAULT = os.environ.get("FISEDIT_KERNELS", "fast")
@@ -172,7 +172,7 @@ def norm_linear(
     shape = _shape(rows)
     assert len(shape) == 3 and weight.shape[1] == shape[2], (shape, weight.shape)
     kernels = _kernels("linear" if norm is None and layer is None else "norm_linear", rows)
-    weight = weight if kernels is cpu else weight.flatten(1)
+    weight = weight if kernels is torch_backend else weight.flatten(1)
     result: Tensor = kernels.norm_linear(rows, weight, bias, norm, layer, residual)
     return result
 

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fisedit.buckets import Place
-from fisedit.plan import TAPS, Reads
+from fisedit.sparse_kernels.buckets import Place
+from fisedit.sparse_kernels.row_plan import TAPS, Reads
 
 LayerNorm = tuple[Tensor, Tensor, float]
 """Weight [C], bias [C] and eps."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fisedit.errors import InputError
-from fisedit.plan import Reads
+from fisedit.sparse_kernels.row_plan import Reads
 
 CROP_WASTE = ((300, 0.0), (1500, 1.1), (1 << 62, 1.3))
 """(output rows up to, waste up to which one cropped conv beats gather-then-linear): bf16 on two Zen 5 cores."""

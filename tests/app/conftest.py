@@ -128,7 +128,7 @@ def browser(chromium, site) -> Iterator[Callable[..., Watched]]:
 @pytest.fixture
 def steps(site, monkeypatch) -> list[str]:
     """What was done, in order: "step" before each step of any run, "stop" where one that goes on is asked to end."""
-    from app.session import Session
+    from app.user_session import Session
 
     told: list[str] = []
     check, stop = Session.check, Session.stop

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from playwright.sync_api import expect, sync_playwright
 
 from fisedit import Editor
-from fisedit.adapters.files import save_adapter
-from tests.adapters import lively
+from fisedit.adapters.checkpoints import save_adapter
+from tests.adapters.test_derivatives import Lora
 from tests.app.conftest import CHROMIUM, FLAGS, served
-from tests.test_adapters_derivatives import Lora
-from tests.test_app_models import derived
+from tests.app.test_model_pool import derived
+from tests.support.adapters import lively
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

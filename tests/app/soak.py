@@ -30,10 +30,10 @@ import numpy as np
 import psutil
 
 from fisedit import Editor
+from tests.adapters.test_derivatives import Lora
 from tests.app.program import Program, picture
+from tests.app.test_model_pool import derived
 from tests.app.test_safety import png
-from tests.test_adapters_derivatives import Lora
-from tests.test_app_models import derived
 
 AT_ONCE, EVERY, SIDE, STEPS = 2, 5.0, 64, 4
 """People at work; seconds between two looks; pixels and steps of pictures, so that many people come."""

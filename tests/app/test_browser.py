@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import expect
 
-from fisedit import metadata, origin
+from fisedit.storage import image_metadata, provenance
 from tests.app.program import settle
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def test_from_words_to_a_file(browser, tmp_path):
     told.value.save_as(tmp_path / "castle.png")
     with Image.open(tmp_path / "castle.png") as image:
         assert (np.asarray(image.convert("RGB")) == branch).all()
-        assert origin.of(metadata.read(image)).prompt == CASTLE
+        assert provenance.of(image_metadata.read(image)).prompt == CASTLE
 
 
 def test_painting(browser):

@@ -8,7 +8,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
-from app.doors import COOKIE, MOST_SAID, Doors
+from app.security import COOKIE, MOST_SAID, Doors
 
 TOKEN = "0123456789abcdef"
 HOSTS = frozenset({"127.0.0.1", "::1", "studio.local"})

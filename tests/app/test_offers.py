@@ -15,18 +15,18 @@ import pytest
 from PIL import Image
 from playwright.sync_api import expect
 
-from app.limits import label
+from app.validation import label
 from fisedit import Editor
-from fisedit.adapters.files import save_adapter
-from tests.adapters import lively
+from fisedit.adapters.checkpoints import save_adapter
+from tests.adapters.test_derivatives import Lora
+from tests.adapters.test_references import RED
 from tests.app.conftest import Site, served
 from tests.app.program import Program, picture
 from tests.app.test_browser import CAT, DOG, make, nodes, pixels, run, stroke
 from tests.app.test_docs import PLACE, TEXT
+from tests.app.test_model_pool import derived
 from tests.app.test_safety import png, upload
-from tests.test_adapters_derivatives import Lora
-from tests.test_adapters_editor import RED
-from tests.test_app_models import derived
+from tests.support.adapters import lively
 from tests.test_readme import blocks
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from safetensors.torch import load_file, save_file
 
-from tests.folders import JOURNAL, claims, half, lines, picture, pictures, tree, whole
+from tests.support.folders import JOURNAL, claims, half, lines, picture, pictures, tree, whole
 
 SAID = ("--prompt", "a dog and a cake on a beach", "--source-prompt", "a cat and a cake on a beach")
 ITEMS = 8

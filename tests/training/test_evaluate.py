@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from fisedit.judge import LOOKS, PLACES, SIDE, WORDS, Judge, Seen, frechet_distance, labels, look
-from fisedit.scenes.scene import Placed, Scene
-from fisedit.scenes.vocabulary import SCALES
+from fisedit.evaluation.classifier import LOOKS, PLACES, SIDE, WORDS, Judge, Seen, frechet_distance, labels, look
+from fisedit.evaluation.scenes.scene import Placed, Scene
+from fisedit.evaluation.scenes.vocabulary import SCALES
 from training.autoencoder import psnr
 from training.evaluate import count_objects, evaluation_scenes
 

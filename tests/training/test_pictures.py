@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from fisedit.scenes import drawing
-from fisedit.scenes.language import say
-from fisedit.scenes.scene import render
-from fisedit.scenes.vocabulary import ACCESSORIES, BACKGROUND, THING
+from fisedit.evaluation.scenes import drawing
+from fisedit.evaluation.scenes.language import say
+from fisedit.evaluation.scenes.scene import render
+from fisedit.evaluation.scenes.vocabulary import ACCESSORIES, BACKGROUND, THING
 from training.autoencoder import build_autoencoder
 from training.config import Autoencoder, Plan
 from training.latents import PARTS, LatentScenes, encode_scenes

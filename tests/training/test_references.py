@@ -8,9 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from fisedit.scenes import drawing
-from fisedit.scenes.looks import Look, Palette, sample_look
-from fisedit.train_adapter.triples import read_triples
+from fisedit.adapters.training.triples import read_triples
+from fisedit.evaluation.scenes import drawing
+from fisedit.evaluation.scenes.looks import Look, Palette, sample_look
 from training.gamut import colour_error, drawn_objects
 from training.references import KNOWN, sample_example, write_example
 

@@ -9,8 +9,8 @@ import torch
 from diffusers import AutoencoderKL, StableDiffusionPipeline
 from torch import Tensor, nn
 
-from fisedit.scenes import drawing
-from fisedit.scenes.language import read
+from fisedit.evaluation.scenes import drawing
+from fisedit.evaluation.scenes.language import read
 from training import classifier, evaluate
 from training.autoencoder import AutoencoderStage, DecoderStage, build_autoencoder, reconstruct
 from training.config import Autoencoder, CloseUps, Config, ConfigError, Decoder, Denoiser, Plan, Scenes, load_config

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from transformers import CLIPTokenizer
 
-from fisedit.scenes.language import say, vocabulary
-from fisedit.scenes.layout import sample_scene
+from fisedit.evaluation.scenes.language import say, vocabulary
+from fisedit.evaluation.scenes.layout import sample_scene
 from training.latents import PARTS
 from training.tokens import LENGTH, build_tokenizer, encode, learn_merges, token_positions
 

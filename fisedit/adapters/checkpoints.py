@@ -1,0 +1,201 @@
+"""Adapters on disk and on the hub: published folders as they are, single files, and our own.
+
+A file is recognised by the class that its configuration names, else by its tensors' names, and checked before a weight
+is read. Nothing is unpickled, and no code that comes with an adapter is run. The families are those of HelloMeme
+(arXiv 2410.22901). Knows files; what the blocks compute, `row_column` knows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fisedit.adapters.full_attention import WholeAdapter
+from fisedit.adapters.insertion_points import places
+from fisedit.adapters.row_column import RowColumnAdapter
+from fisedit.adapters.variants import FAMILIES, STUDIES, WANTED, Family, dead, family_of, indices, kind_of, module_name
+from fisedit.errors import AdapterError, ModelError, NumericsError
+from fisedit.models import hub
+from fisedit.models.paths import LOOK, look_folder
+from fisedit.models.validation import pickled
+from fisedit.models.weight_files import read_json, read_shapes, weights_file
+from fisedit.storage.files import write_bytes, write_json
+
+if TYPE_CHECKING:
+    from diffusers import UNet2DConditionModel
+
+    from fisedit.models.weight_files import Shapes
+
+STEM = "diffusion_pytorch_model"
+
+
+def load_adapter(source: str | Path, *, local_files_only: bool = False) -> RowColumnAdapter:
+    """Load a reference adapter, checked, in the precision of its file.
+
+    Args:
+        source: a folder with config.json and weights, a .safetensors file, a hub id such as "songkey/hm3_reference", or
+            "demo-look", which ships with the demo model.
+        local_files_only: never reach for the network.
+
+    Raises:
+        AdapterError: it is missing, damaged, unsafe to load or of another architecture.
+        NumericsError: its weights hold NaN or infinity.
+    """
+    try:
+        return _load(_located(source, local_files_only=local_files_only))
+    except ModelError as error:
+        if isinstance(error, AdapterError):
+            raise
+        raise AdapterError(str(error)) from error
+
+
+def save_adapter(adapter: RowColumnAdapter, path: str | Path) -> None:
+    """Write an adapter, whole or not at all: a folder as the published ones are, or one file if that ends so.
+
+    Args:
+        path: a folder, or a file that ends in .safetensors.
+    """
+    from safetensors.torch import save
+
+    path, config = Path(path), {"_class_name": adapter.family.kind, **adapter.config}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in adapter.state_dict().items()}
+    single = path.suffix == ".safetensors"
+    told = {"format": "pt"} | ({"config": json.dumps(config)} if single else {})
+    write_bytes(save(tensors, told), path if single else path / f"{STEM}.safetensors")
+    if not single:
+        write_json(config, path / "config.json")
+
+
+def fresh_adapter(unet: UNet2DConditionModel, family: str = "v3", heads: int = 8) -> RowColumnAdapter:
+    """An adapter for a UNet that changes nothing yet.
+
+    Raises:
+        AdapterError: no such family, or heads that do not divide its channels.
+    """
+    known = FAMILIES | STUDIES
+    if family not in known:
+        raise AdapterError(f"family must be one of {', '.join(known)}, got {family!r}")
+    there, kind = places(unet), known[family]
+    ups = len(unet.up_blocks)
+    channels = {name: there[name].channels for name in kind.places(ups)}
+    config: dict[str, Any] = {"num_attention_heads": heads, "cross_attention_dim": unet.config.cross_attention_dim}
+    if kind.kind == "HMReferenceAdapter":
+        config |= {"block_out_channels": list(unet.config.block_out_channels), "version": family}
+        config |= {name: list(unet.config[name]) for name in ("down_block_types", "up_block_types")}
+    else:
+        config["block_down_channels"] = [there[f"down_{i}"].channels for i in range(ups)]
+        config["block_up_channels"] = [there[f"up_{i}"].channels for i in range(ups)]
+    return _built(kind, channels, config)
+
+
+def identity(adapter: RowColumnAdapter) -> str:
+    """Tells an adapter from every other: 16 hexadecimal digits of a SHA-256 of its family and weights."""
+    whole = hashlib.sha256(adapter.family.name.encode())
+    for name, tensor in sorted(adapter.state_dict().items()):
+        whole.update(name.encode())
+        whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return whole.hexdigest()[:16]
+
+
+def _located(source: str | Path, *, local_files_only: bool) -> Path:
+    if source == LOOK:
+        return look_folder()
+    path = Path(source).expanduser()
+    if path.exists():
+        return path
+    refusal = pickled(path)
+    if refusal:
+        raise refusal
+    if isinstance(source, str) and hub.HUB_ID.fullmatch(source) and path.suffix != ".safetensors":
+        folder = hub.bring(source, ["config.json"], local_files_only=local_files_only)
+        if (folder / "config.json").is_file():
+            kind_of(read_json(folder / "config.json"))  # before weights are brought
+        return hub.bring(source, ["config.json", "*.safetensors"], local_files_only=local_files_only)
+    raise AdapterError(
+        f'adapter must be "{LOOK}", a folder, a .safetensors file or a hub id owner/name, got {source} (not there)'
+    )
+
+
+def _load(path: Path) -> RowColumnAdapter:
+    from safetensors.torch import load_file
+
+    if path.is_dir():
+        config = read_json(path / "config.json") if (path / "config.json").is_file() else {}
+        kind_of(config)
+        file = weights_file(path, STEM)
+    else:
+        if refusal := pickled(path):
+            raise refusal
+        file, config = path, {}
+    shapes = read_shapes(file)
+    config = config or _told(file)
+    family = family_of(config, shapes, path)
+    adapter = _empty(family, shapes, config, path)
+    living = adapter.state_dict()
+    weights = load_file(file)
+    for name in living:
+        if not weights[name].isfinite().all():
+            raise NumericsError(f"the adapter's {name} holds NaN or infinity; download it again or use fp32")
+    adapter.load_state_dict({name: weights[name] for name in living}, assign=True)
+    return adapter.eval().requires_grad_(False)
+
+
+def _told(file: Path) -> dict[str, Any]:
+    """The configuration that a single file of ours tells."""
+    from safetensors import safe_open
+
+    with safe_open(file, framework="pt") as opened:
+        told = (opened.metadata() or {}).get("config", "{}")
+    try:
+        config = json.loads(told)
+    except (ValueError, RecursionError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _empty(family: Family, shapes: Shapes, config: Mapping[str, Any], path: Path) -> RowColumnAdapter:
+    """The family's adapter, without memory, whose names and shapes are those of the file."""
+    ups = max(indices(shapes, "up"), default=-1) + 1 + family.first_up
+    channels = {}
+    for place in family.places(ups):
+        norm = f"{module_name(place, family)}{'.attn' if family.staged else ''}.norm.weight"
+        if norm not in shapes:
+            raise AdapterError(f"the adapter lacks {norm} ({path}); download it again")
+        channels[place] = shapes[norm][0]
+    with torch.device("meta"):
+        adapter = _built(family, channels, config)
+    expected = {name: tuple(tensor.shape) for name, tensor in adapter.state_dict().items()}
+    missing = [name for name in expected if name not in shapes]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise AdapterError(f"the adapter lacks {missing[0]}{more} ({path}); download it again")
+    for name, shape in expected.items():
+        if shapes[name] != shape:
+            raise AdapterError(f"the adapter's {name} must be {shape}, got {shapes[name]} ({path})")
+    strange = [name for name in shapes if name not in expected and not dead(name, family, ups)]
+    if strange:
+        raise AdapterError(f"adapter must be {WANTED} of family {family.name}, which has no {strange[0]} ({path})")
+    return adapter
+
+
+def _built(family: Family, channels: Mapping[str, int], config: Mapping[str, Any]) -> RowColumnAdapter:
+    heads = config.get("num_attention_heads") or 8
+    counts = [heads] * len(channels) if isinstance(heads, int) else _by_place(channels, list(heads))
+    if any(type(n) is not int or n < 1 or c % n for n, c in zip(counts, channels.values(), strict=True)):
+        raise AdapterError(
+            f"num_attention_heads must divide the channels {sorted(set(channels.values()))}, got {heads}"
+        )
+    made = WholeAdapter if family.name in STUDIES else RowColumnAdapter
+    return made(family, channels, counts, {k: v for k, v in config.items() if k != "_class_name"})
+
+
+def _by_place(channels: Mapping[str, int], heads: list[Any]) -> list[Any]:
+    """Heads told by down block; up blocks have them in reverse."""
+    sides = [place.partition("_") for place in channels]
+    at = [{"mid": -1, "down": int(i or 0), "up": -1 - int(i or 0)}[side] for side, _, i in sides]
+    return [heads[i] for i in at]

@@ -1,0 +1,119 @@
+"""LoRAs (arXiv 2106.09685), in kohya's or diffusers' format: checked, and put into a pipeline by diffusers' own loader.
+
+The weights stay beside the model's, so that taking them out leaves it exactly as it was. Knows files and pipelines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fisedit.errors import AdapterError, ModelError
+from fisedit.models.injection import TURN
+from fisedit.models.loader import quiet
+from fisedit.models.validation import pickled
+from fisedit.models.weight_files import read_shapes
+from fisedit.recipes import check_scale
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from diffusers import StableDiffusionPipeline
+    from torch import nn
+
+_DOWN = ("lora_down.weight", "lora_A.weight", "lora.down.weight", "lora_linear_layer.down.weight", "_lora.down.weight")
+FILE = "pytorch_lora_weights.safetensors"
+"""The file that a folder of diffusers' holds."""
+
+
+def load(pipe: StableDiffusionPipeline, source: str | Path, loaded: Mapping[str, float], scale: float) -> str:
+    """Put a LoRA in, besides those that were loaded here; others that are in the pipeline stop counting.
+
+    Args:
+        source: a .safetensors file, or a folder with diffusers' own. loaded: names of the others -> their scales.
+        scale: how much it counts, -10 to 10.
+
+    Returns:
+        Its name.
+
+    Raises:
+        AdapterError: no such file, no LoRA, or one of another model. InputError: a scale out of range.
+    """
+    if find_spec("peft") is None:
+        raise AdapterError("LoRAs need peft; pip install 'fisedit[lora]'")
+    file, scale = _file(Path(source).expanduser()), check_scale(scale)
+    layers, name = _layers(file), _name(file)
+    if name in loaded:
+        raise AdapterError(f"the LoRA {file} is loaded already; change its scale with scale_loras")
+    with TURN, quiet(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="peft")  # that there are several is meant
+        try:
+            pipe.load_lora_weights(str(file.parent), weight_name=file.name, adapter_name=name, local_files_only=True)
+            set_scales(pipe, {**loaded, name: scale})
+        except (ValueError, RuntimeError, KeyError, IndexError, AttributeError) as error:
+            unload(pipe, loaded, name)
+            why = next(iter(str(error).splitlines()), "")[:200]
+            raise AdapterError(f"the LoRA {file} does not fit this model ({why}); load what it was made for") from error
+        reached = sum(name in getattr(m, "lora_A", ()) for part in _parts(pipe) for m in part.modules())
+        if reached != layers:
+            unload(pipe, loaded, name)
+            raise AdapterError(f"the LoRA {file} changes {layers} layers, of which {reached} are here; convert it anew")
+    return name
+
+
+def set_scales(pipe: StableDiffusionPipeline, scales: Mapping[str, float]) -> None:
+    """Let every LoRA count as much as its scale says, in the UNet and in the text encoder, and others not at all."""
+    from diffusers.utils.peft_utils import set_adapter_layers
+
+    heard = {name: scale for name, scale in scales.items() if scale}
+    with TURN:
+        for part in _parts(pipe):
+            set_adapter_layers(part, enabled=bool(heard))
+        if heard:
+            pipe.set_adapters(list(heard), list(heard.values()))
+
+
+def unload(pipe: StableDiffusionPipeline, kept: Mapping[str, float], name: str) -> None:
+    """Take a LoRA out; of the last, nothing stays."""
+    with TURN:
+        there = {one for names in pipe.get_list_adapters().values() for one in names}
+        if there <= {name}:
+            pipe.unload_lora_weights()
+        elif name in there:
+            pipe.delete_adapters(name)
+        if kept:
+            set_scales(pipe, kept)
+
+
+def _parts(pipe: StableDiffusionPipeline) -> tuple[nn.Module, nn.Module]:
+    return pipe.unet, pipe.text_encoder
+
+
+def _name(file: Path) -> str:
+    """Tells a LoRA from every other, and people which one it is."""
+    with file.open("rb") as content:
+        return f"{file.stem.replace('.', '_')}_{hashlib.file_digest(content, 'sha256').hexdigest()[:8]}"
+
+
+def _file(path: Path) -> Path:
+    file = path / FILE if path.is_dir() else path
+    if refusal := pickled(file):
+        raise AdapterError(str(refusal))
+    if not file.is_file():
+        raise AdapterError(f"LoRA must be a .safetensors file or a folder with {FILE}, got {path}")
+    return file
+
+
+def _layers(file: Path) -> int:
+    """How many layers a LoRA changes."""
+    try:
+        names = read_shapes(file)
+    except ModelError as error:
+        raise AdapterError(str(error)) from error
+    layers = sum(name.endswith(_DOWN) for name in names)
+    if not layers:
+        raise AdapterError(f"{file} holds no LoRA; load an adapter with load_adapter, a model with from_pretrained")
+    return layers

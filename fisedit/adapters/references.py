@@ -1,0 +1,214 @@
+"""Loaded adapters, pictures whose look others take, and what the former read of the latter, once for all steps.
+
+The reference pass is that of HelloMeme (arXiv 2410.22901): the same UNet reads the picture's clean latents at t = 0,
+and zeros for the branch without a prompt. It reads no words, so that a prompt may change. Knows a pipeline; no history.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import PIL.Image
+import torch
+from torch import Tensor
+
+from fisedit.adapters.block_convs import end_of
+from fisedit.adapters.checkpoints import identity
+from fisedit.adapters.conditioning import Guide, check_fit
+from fisedit.adapters.cost import reading_macs
+from fisedit.adapters.insertion_points import taps
+from fisedit.errors import AdapterError, InputError
+from fisedit.models.injection import TURN
+from fisedit.models.vae import encode
+from fisedit.recipes import check_scale
+from fisedit.sparse.profiling import text_macs, unet_macs
+from fisedit.storage.images import canvas, upright
+from fisedit.storage.session import Looks
+from fisedit.values import LATENT_FACTOR, Likeness
+
+if TYPE_CHECKING:
+    from diffusers import StableDiffusionPipeline, UNet2DConditionModel
+    from PIL.Image import Image
+
+    from fisedit.adapters.row_column import Known, RowColumnAdapter
+    from fisedit.sparse.executor import Executor
+    from fisedit.values import Recipe
+
+_KEPT = 4
+"""References whose keys and values stay in memory, the last ones used."""
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """An adapter at hand: where it came from, and its scale."""
+
+    adapter: RowColumnAdapter
+    source: str
+    scale: float
+
+
+class References:
+    """What an engine's pictures may look like.
+
+    Args:
+        pipe: whose UNet and autoencoder read references. executor: of its UNet.
+    """
+
+    def __init__(self, pipe: StableDiffusionPipeline, executor: Executor) -> None:
+        self._pipe, self._executor = pipe, executor
+        self.adapters: dict[str, Loaded] = {}
+        self.pictures: dict[str, Image] = {}
+        self._known: OrderedDict[tuple[str, str, int, int, int], Mapping[str, Known]] = OrderedDict()
+
+    def load(self, adapter: RowColumnAdapter, source: str, scale: float) -> str:
+        """Take an adapter in; its identity.
+
+        Raises:
+            AdapterError: it is here already, or was made for another UNet. InputError: a scale that is no number.
+        """
+        scale = check_scale(scale)
+        check_fit(adapter, self._pipe.unet)
+        name = identity(adapter)
+        if name in self.adapters:
+            raise AdapterError(f"the adapter {source} is loaded already; change its scale with scale_adapter")
+        unet = self._pipe.unet
+        self.adapters[name] = Loaded(laid_out(adapter, unet), source, scale)
+        for block in adapter.blocks.values():
+            end_of(block.knit)  # known before the first edit
+        return name
+
+    def loaded(self, source: str) -> bool:
+        """Whether an adapter from there is here."""
+        return any(loaded.source == source for loaded in self.adapters.values())
+
+    def unload(self, source: str | None) -> None:
+        """Let go of an adapter, by where it came from; None for all.
+
+        Raises:
+            AdapterError: no such adapter is loaded.
+        """
+        for name in self._named(source):
+            del self.adapters[name]
+        self.forget()
+
+    def weigh(self, source: str | None, scale: float) -> None:
+        """Let an adapter count anew, by where it came from; None for all. Raises as `load` and `unload`."""
+        scale = check_scale(scale)
+        for name in self._named(source):
+            self.adapters[name] = replace(self.adapters[name], scale=scale)
+
+    def _named(self, source: str | None) -> list[str]:
+        named = [name for name, loaded in self.adapters.items() if source in (None, loaded.source, name)]
+        if not named:
+            there = ", ".join(loaded.source for loaded in self.adapters.values()) or "none"
+            raise AdapterError(f"no adapter {source} is loaded; loaded are {there}")
+        return named
+
+    def forget(self) -> None:
+        """Drop what was read, as when the model's weights changed."""
+        self._known.clear()
+
+    def likenesses(self, reference: object) -> tuple[Likeness, ...]:
+        """What a picture says of itself when it takes a reference's look, by every loaded adapter.
+
+        Raises:
+            InputError: the reference is not a picture. AdapterError: no adapter is loaded.
+        """
+        if not self.adapters:
+            raise AdapterError("a reference needs an adapter that reads it; call load_adapter first")
+        if not isinstance(reference, PIL.Image.Image):
+            what = type(reference).__name__
+            raise InputError(f"reference must be a PIL image, got {what}; open files with PIL.Image.open")
+        picture = upright(reference)
+        picture = canvas(picture, picture.size)
+        digest = hashlib.sha256(f"{picture.size}".encode() + picture.tobytes()).hexdigest()[:16]
+        self.pictures[digest] = picture
+        return tuple(Likeness(name, loaded.scale, digest) for name, loaded in self.adapters.items())
+
+    def prepare(self, recipe: Recipe, branches: int) -> int:
+        """Read what a recipe refers to, where that is not known yet; the multiply-accumulates spent on it.
+
+        Raises:
+            AdapterError: an adapter or a picture is not here. InputError: a size that the adapter cannot take.
+        """
+        return sum(self._read(likeness, recipe, branches) for likeness in recipe.like)
+
+    def used(self, likenesses: Iterable[Likeness]) -> Looks:
+        """The adapters and pictures that likenesses name, as far as they are here."""
+        named = tuple(likenesses)
+        adapters = {name: loaded for name, loaded in self.adapters.items() if any(one.adapter == name for one in named)}
+        pictures = {one.reference: self.pictures[one.reference] for one in named if one.reference in self.pictures}
+        return Looks({loaded.source: loaded.scale for loaded in adapters.values()}, pictures)
+
+    def guides(self, recipe: Recipe, branches: int) -> tuple[Guide, ...]:
+        """The adapters that a recipe puts to work; arguments and errors as of `prepare`."""
+        self.prepare(recipe, branches)
+        return tuple(
+            Guide(self.adapters[one.adapter].adapter, self._known[_key(one, recipe, branches)], one.scale, one.adapter)
+            for one in recipe.like
+        )
+
+    def adapter(self, likeness: Likeness) -> RowColumnAdapter:
+        """The adapter that a likeness names. Raises AdapterError where it is not loaded."""
+        if likeness.adapter not in self.adapters:
+            raise AdapterError(
+                f"the picture was made with the adapter {likeness.adapter}, which is not loaded; load it"
+            )
+        return self.adapters[likeness.adapter].adapter
+
+    def _read(self, likeness: Likeness, recipe: Recipe, branches: int) -> int:
+        key = _key(likeness, recipe, branches)
+        if key in self._known:
+            self._known.move_to_end(key)
+            return 0
+        adapter = self.adapter(likeness)
+        if likeness.reference not in self.pictures:
+            raise AdapterError(f"the reference picture {likeness.reference} is not here; give it again")
+        with torch.inference_mode(), TURN:
+            seen = taps(self._pipe.unet, *self._inputs(likeness, recipe, branches), tuple(adapter.channels))
+            self._known[key] = adapter.read(seen)
+        while len(self._known) > max(_KEPT, len(recipe.like)):
+            self._known.popitem(last=False)
+        return self._macs(adapter, recipe, branches)
+
+    def _inputs(self, likeness: Likeness, recipe: Recipe, branches: int) -> tuple[Tensor, Tensor]:
+        """Latents [B, 4, h, w] and the text of no words [B, T, D]."""
+        pipe, picture = self._pipe, self.pictures[likeness.reference]
+        latents = encode(pipe.vae, canvas(picture, (recipe.width, recipe.height))).to(pipe.unet.dtype)
+        text = pipe.encode_prompt("", pipe.unet.device, 1, do_classifier_free_guidance=False)[0]
+        if branches == 2:
+            latents = torch.cat([torch.zeros_like(latents), latents])
+        return latents, text.expand(branches, -1, -1)
+
+    def _macs(self, adapter: RowColumnAdapter, recipe: Recipe, branches: int) -> int:
+        """Of the pass that ends at the last up block, and of reading its maps."""
+        last = (f"up_blocks.{len(self._pipe.unet.up_blocks) - 1}.", "conv_norm_out", "conv_out")
+        sites = [site for site in self._executor.sites if not site.name.startswith(last)]
+        grids = level_grids(recipe, 1 + max(site.level for site in self._executor.sites))
+        sizes, tokens = [height * width for height, width in grids], int(self._pipe.tokenizer.model_max_length)
+        passed = unet_macs(sites, sizes, sizes, branches, tokens) + text_macs(sites, branches, tokens)
+        return passed + branches * reading_macs(adapter, self._pipe.unet, grids)
+
+
+def level_grids(recipe: Recipe, depth: int) -> list[tuple[int, int]]:
+    """(height, width) of every level, finest first."""
+    grids = [(recipe.height // LATENT_FACTOR, recipe.width // LATENT_FACTOR)]
+    while len(grids) < depth:
+        height, width = grids[-1]
+        grids.append((-(-height // 2), -(-width // 2)))
+    return grids
+
+
+def _key(likeness: Likeness, recipe: Recipe, branches: int) -> tuple[str, str, int, int, int]:
+    return likeness.adapter, likeness.reference, recipe.width, recipe.height, branches
+
+
+def laid_out(adapter: RowColumnAdapter, unet: UNet2DConditionModel) -> RowColumnAdapter:
+    """Where and as precise as a UNet, with convolutions laid out as the sparse ones read them."""
+    adapter.to(unet.device, unet.dtype)
+    adapter.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
+    return adapter

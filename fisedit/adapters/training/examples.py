@@ -1,0 +1,143 @@
+"""Triples as tensors: each one's pictures are read and encoded the first time it is asked for, and kept as latents.
+
+Knows a pipeline's autoencoder and text encoder; no UNet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fisedit.adapters.insertion_points import places
+from fisedit.errors import InputError
+from fisedit.models.vae import encode
+from fisedit.storage.image_decoder import decode, levels, read_bytes
+from fisedit.storage.images import canvas, upright
+from fisedit.values import LATENT_FACTOR
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from diffusers import StableDiffusionPipeline
+    from PIL.Image import Image
+
+    from fisedit.adapters.training.triples import Triple
+
+
+Look = Callable[[Tensor, Tensor], dict[str, Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """B examples.
+
+    Args:
+        targets, references: clean latents [B, 4, h, w]. text: of the prompts, [B, T, D].
+        regions: share of every cell that counts more, [B, 1, h, w]. controls: place -> [B, C, h', w'].
+        seen: place -> maps of no reference, and of the B references, [1 + B, C, h', w']; empty where none are kept.
+    """
+
+    targets: Tensor
+    references: Tensor
+    text: Tensor
+    regions: Tensor
+    controls: Mapping[str, Tensor]
+    seen: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Examples:
+    """A folder's triples, painted on squares.
+
+    Args:
+        pipe: whose autoencoder and text encoder read them. side: of a square, in pixels.
+        look: makes maps by place of latents [1, 4, h, w] and no words [1, T, D], to be kept; None keeps none.
+    """
+
+    def __init__(
+        self, pipe: StableDiffusionPipeline, triples: Sequence[Triple], side: int, look: Look | None = None
+    ) -> None:
+        self._pipe, self.triples, self.side, self._look = pipe, triples, side, look
+        self._known: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._seen: dict[int, dict[str, Tensor]] = {}
+        self.silence = self._text([""])  # [1, T, D]
+
+    def __len__(self) -> int:
+        return len(self.triples)
+
+    def batch(self, rows: Sequence[int]) -> Batch:
+        """The examples of these numbers.
+
+        Raises:
+            InputError: a control file cannot be read, or is for another UNet.
+        """
+        targets, references, regions = zip(*(self._latents(row) for row in rows), strict=True)
+        text = self._text([self.triples[row].prompt for row in rows])
+        controls, whole = self._controls(rows), torch.cat(references)
+        return Batch(torch.cat(targets), whole, text, torch.cat(regions), controls, self._maps(rows, whole))
+
+    def picture(self, path: Path) -> Image:
+        """A file as the model sees it."""
+        return canvas(upright(decode(read_bytes(path), f"picture {path}").image), (self.side, self.side))
+
+    def _latents(self, row: int) -> tuple[Tensor, Tensor, Tensor]:
+        if row not in self._known:
+            triple, vae = self.triples[row], self._pipe.vae
+            target, reference = (encode(vae, self.picture(path)) for path in (triple.target, triple.reference))
+            self._known[row] = target, reference, self._region(triple).to(target)
+        return self._known[row]
+
+    def _maps(self, rows: Sequence[int], references: Tensor) -> dict[str, Tensor]:
+        """As of `Batch.seen`; number -1 is no reference."""
+        if self._look is None:
+            return {}
+        nothing = torch.zeros_like(references[:1])
+        for row, latents in zip((-1, *rows), (nothing, *references.split(1)), strict=True):
+            if row not in self._seen:
+                self._seen[row] = self._look(latents, self.silence)
+        each = [self._seen[row] for row in (-1, *rows)]
+        return {name: torch.cat([one[name] for one in each]) for name in each[0]}
+
+    def _region(self, triple: Triple) -> Tensor:
+        cells = self.side // LATENT_FACTOR
+        if triple.region is None:
+            return torch.zeros(1, 1, cells, cells)
+        grey = levels(read_bytes(triple.region), (self.side, self.side))
+        shares = torch.frombuffer(bytearray(grey.tobytes()), dtype=torch.uint8).float().view(1, 1, self.side, self.side)
+        return F.avg_pool2d(shares / 255, LATENT_FACTOR)
+
+    @torch.no_grad()
+    def _text(self, prompts: list[str]) -> Tensor:
+        """[B, T, D]."""
+        text: Tensor = self._pipe.encode_prompt(prompts, self._pipe.device, 1, do_classifier_free_guidance=False)[0]
+        return text
+
+    def _controls(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        """Zeros stand for the controls of triples that have none."""
+        each = [_control(self.triples[row].control) for row in rows]
+        there = places(self._pipe.unet)
+        controls: dict[str, Tensor] = {}
+        for name, like in {name: tensor for control in each for name, tensor in control.items()}.items():
+            if name not in there or like.ndim != 3 or like.shape[0] != there[name].channels:
+                raise InputError(
+                    f"a control must be [C, h, w] by place ({', '.join(there)}), got {name} {list(like.shape)}"
+                )
+            controls[name] = torch.stack([control.get(name, torch.zeros_like(like)) for control in each])
+            controls[name] = controls[name].to(self._pipe.device, self._pipe.unet.dtype)
+        return controls
+
+
+def _control(path: Path | None) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if path is None:
+        return {}
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise InputError(f"control {path} must be a whole .safetensors file, got another ({error})") from error

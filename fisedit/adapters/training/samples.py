@@ -1,0 +1,75 @@
+"""How far a run has come: the error on held-out triples under fixed noise, and a sheet of them.
+
+Each row of a sheet: target, reference, what the base paints of the prompt, and what it paints with the adapter.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+from diffusers.utils import make_image_grid
+
+from fisedit.adapters.conditioning import guided
+from fisedit.adapters.training.denoising import Guided, denoising_loss
+from fisedit.adapters.training.draws import generator_for
+
+if TYPE_CHECKING:
+    from diffusers import DDPMScheduler, StableDiffusionPipeline
+    from PIL.Image import Image
+
+    from fisedit.adapters.conditioning import Guide
+    from fisedit.adapters.row_column import RowColumnAdapter
+    from fisedit.adapters.training.examples import Examples
+    from fisedit.adapters.training.settings import Settings
+
+_STEPS, _GUIDANCE, _MOST = 20, 4.0, 8
+
+
+class Samples:
+    """Held-out triples, and the base's pictures of them, which are painted once.
+
+    Args:
+        pipe: the base. examples: of all held-out triples; the first eight are drawn.
+    """
+
+    def __init__(self, pipe: StableDiffusionPipeline, examples: Examples) -> None:
+        self._pipe, self._examples = pipe, examples
+        self._plain: list[Image] = []
+
+    @torch.no_grad()
+    def report(self, adapter: RowColumnAdapter, scheduler: DDPMScheduler, settings: Settings) -> tuple[Image, float]:
+        """The sheet, and the error, with an adapter in eval mode."""
+        model, silence = Guided(self._pipe.unet, adapter), self._examples.silence
+        errors = []
+        for start in range(0, len(self._examples), settings.batch):
+            batch = self._examples.batch(range(start, min(start + settings.batch, len(self._examples))))
+            noise = generator_for(settings.seed, start, self._pipe.device)
+            error = denoising_loss(model, scheduler, batch, silence, settings, noise)
+            errors += [float(error)] * len(batch.targets)
+        self._plain = self._plain or self._painted(None)
+        references = self._examples.batch(range(min(_MOST, len(self._examples)))).references
+        both = torch.cat([torch.zeros_like(references), references])
+        return self._sheet(self._painted(model.guide(both, silence))), sum(errors) / len(errors)
+
+    def _painted(self, guide: Guide | None) -> list[Image]:
+        prompts = [triple.prompt for triple in self._examples.triples[:_MOST]]
+        seeds = [generator_for(0, row, self._pipe.device) for row in range(len(prompts))]
+        with guided(self._pipe.unet, [guide]) if guide else nullcontext():
+            painted: list[Image] = self._pipe(
+                prompts,
+                width=self._examples.side,
+                height=self._examples.side,
+                num_inference_steps=_STEPS,
+                guidance_scale=_GUIDANCE,
+                generator=seeds,
+            ).images
+        return painted
+
+    def _sheet(self, painted: list[Image]) -> Image:
+        rows = zip(self._examples.triples[:_MOST], self._plain, painted, strict=True)
+        picture = self._examples.picture
+        cells = [x for triple, *drawn in rows for x in (picture(triple.target), picture(triple.reference), *drawn)]
+        grid: Image = make_image_grid(cells, rows=len(painted), cols=4)
+        return grid

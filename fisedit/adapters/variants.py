@@ -1,0 +1,129 @@
+"""The published families of HelloMeme's adapters (arXiv 2410.22901): what sets them apart, and which one a file is of.
+
+Knows places' names and tensors' names; neither weights nor what blocks compute.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fisedit.errors import AdapterError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fisedit.models.weight_files import Shapes
+
+
+@dataclass(frozen=True)
+class Family:
+    """What sets one published family of adapters apart.
+
+    Args:
+        name: "v1" to "v5b". kind: the class that its configuration names.
+        down: the maps that leave the down blocks, but the last, and the middle are changed too.
+        first_up: the first up block whose input is changed.
+        table: positions are stored, sine and cosine by turns, and end at 512 pixels.
+        staged: the reference is knitted alone first, and both maps pass a 3x3 conv.
+    """
+
+    name: str
+    kind: str
+    down: bool = False
+    first_up: int = 0
+    table: bool = False
+    staged: bool = False
+
+    def places(self, ups: int) -> tuple[str, ...]:
+        """The places in a UNet of so many up blocks that are changed, in the order the data travels."""
+        down = [*(f"down_{i}" for i in range(ups - 1)), "mid"] if self.down else []
+        return (*down, *(f"up_{i}" for i in range(self.first_up, ups)))
+
+
+FAMILIES = {
+    family.name: family
+    for family in (
+        Family("v1", "HMReferenceAdapter", down=True, first_up=1, table=True),
+        Family("v2", "HMReferenceAdapter", first_up=1, table=True),
+        Family("v3", "HM3ReferenceAdapter", table=True),
+        Family("v5", "HM5ReferenceAdapter"),
+        Family("v5b", "HM5bReferenceAdapter", staged=True),
+    )
+}
+"""By name; v4's files are v3's."""
+
+STUDIES = {"full": Family("full", "FullAttentionAdapter")}
+"""What can be trained beside them, to compare (see `whole`), and is no published family."""
+
+KINDS = tuple(dict.fromkeys(family.kind for family in FAMILIES.values()))
+WANTED = f"a reference adapter ({', '.join(KINDS)})"
+
+_PLACE = re.compile(r"reference_modules_(?:(down|up)\.(\d+)|(mid))\.")
+_DEAD = re.compile(r"reference_modules_\w+\.\d+\.time_emb_proj\.(?:weight|bias)")
+_KNOWN = {
+    "motion_": "a motion adapter",
+    "down_blocks.0.motion_modules": "a motion adapter",
+    "lora_": "a LoRA",
+    "unet.": "a LoRA",
+    "blocks_down.": "a control network",
+    "map": "a control projection",
+    "conv_in.": "a UNet or a control network",
+    "model.diffusion_model.": "a whole model",
+}
+"""Start of a tensor's name -> what a file with such tensors is."""
+
+
+def module_name(place: str, family: Family) -> str:
+    """A place's name in files: up blocks count from the first that is changed."""
+    side, _, index = place.partition("_")
+    if side == "mid":
+        return "reference_modules_mid"
+    return f"reference_modules_{side}.{int(index) - (family.first_up if side == 'up' else 0)}"
+
+
+def kind_of(config: Mapping[str, Any]) -> str | None:
+    """The class that a configuration names, if it is one of ours."""
+    kind = config.get("_class_name")
+    if kind is not None and kind not in KINDS:
+        raise AdapterError(f"adapter must be {WANTED}, got a {kind}")
+    return kind
+
+
+def family_of(config: Mapping[str, Any], shapes: Shapes, path: Path) -> Family:
+    """The family of a file, by its configuration, or by its tensors where that is silent.
+
+    Raises:
+        AdapterError: it is no reference adapter.
+    """
+    if not any(_PLACE.match(name) for name in shapes):
+        found = (what for start, what in _KNOWN.items() if any(name.startswith(start) for name in shapes))
+        raise AdapterError(f"adapter must be {WANTED}, got {next(found, 'tensors of no adapter known here')} ({path})")
+    kind = kind_of(config)
+    if kind == "HMReferenceAdapter":
+        version = config.get("version", "v1")
+        if version not in ("v1", "v2"):
+            raise AdapterError(f"the adapter's version must be v1 or v2, got {version!r}; download it again")
+        return FAMILIES[version]
+    if kind:
+        return next(family for family in FAMILIES.values() if family.kind == kind)
+    if any(".attn_ref." in name for name in shapes):
+        return FAMILIES["v5b"]
+    if any(name.startswith("reference_modules_mid.") for name in shapes):
+        return FAMILIES["v1"]
+    if not any(name.endswith(".pos_embed.pe") for name in shapes):
+        return FAMILIES["v5"]
+    return FAMILIES["v2" if len(indices(shapes, "up")) == 3 else "v3"]
+
+
+def indices(shapes: Shapes, side: str) -> set[int]:
+    """The numbers that blocks of one side, "down" or "up", have in a file."""
+    matches = (_PLACE.match(name) for name in shapes)
+    return {int(match[2]) for match in matches if match and match[1] == side}
+
+
+def dead(name: str, family: Family, ups: int) -> bool:
+    """Whether published files hold a tensor that nothing reads."""
+    return bool(_DEAD.fullmatch(name)) or (family.down and name.startswith(f"reference_modules_down.{ups - 1}."))

@@ -1,0 +1,85 @@
+"""A run's outcome as one page: before, after, mask, prompt, seconds and reason of every item. Knows records alone.
+
+Pictures are linked by relative paths, so the page moves with its folders; masks lie in the page. Text is escaped.
+"""
+
+from __future__ import annotations
+
+import os
+from base64 import b64encode
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+from urllib.parse import quote
+
+from fisedit.batch.values import Outcome, Record, Status, one_line
+from fisedit.storage import files
+
+
+def write(outcome: Outcome, path: Path) -> None:
+    """Write the page, whole or not at all.
+
+    Args:
+        path: an .html file; its folder is made if need be.
+    """
+    here = path.absolute().parent
+    counts = ", ".join(f"{count} {status}" for status, count in outcome.counts.items() if count)
+    notes = "".join(f"<li>{_text(note)}</li>" for note in outcome.notes)
+    rows = "\n".join(_row(record, here) for record in outcome.records)
+    files.write_text(_PAGE.format(counts=counts, seconds=outcome.seconds, notes=notes, rows=rows), path)
+
+
+def _row(record: Record, here: Path) -> str:
+    cells = "".join(f"<td>{cell}</td>" for cell in _cells(record, here))
+    return f'<tr class="{record.status.replace(" ", "-")}">{cells}</tr>'
+
+
+def _cells(record: Record, here: Path) -> Iterator[str]:
+    item, done = record.item, record.status in (Status.DONE, Status.BEFORE)
+    area = b64encode(record.area).decode()
+    yield f"{_text(item.name)}<br><b>{record.status}</b>"
+    yield _picture(item.picture, here, "before")
+    yield _picture(item.target, here, "after") if done else ""
+    yield f'<img class="mask" alt="mask" src="data:image/png;base64,{area}">' if area else ""
+    yield f"{_text(item.prompt)}<br><small>{_text(item.source_prompt or '')}</small>"
+    yield f"{record.seconds:.1f}" if record.seconds else ""
+    yield "<br>".join(map(_text, filter(None, (record.reason, record.change, *record.notes))))
+
+
+def _picture(path: Path, here: Path, what: str) -> str:
+    """A picture that is loaded once it scrolls into view; its address is quoted byte by byte."""
+    link = escape(quote(os.fsencode(os.path.relpath(path.absolute(), here))))
+    return f'<a href="{link}"><img loading="lazy" alt="{what}" src="{link}"></a>'
+
+
+def _text(text: str) -> str:
+    return escape(one_line(text))
+
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>fisedit batch</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem; color: #202024; background: #fcfcfa; }}
+table {{ border-collapse: collapse; }}
+th, td {{ padding: .3rem .7rem; border-bottom: 1px solid #ddd; text-align: left; vertical-align: top; }}
+img {{ width: 12rem; max-height: 18rem; object-fit: contain; object-position: top left; }}
+.mask {{ image-rendering: pixelated; border: 1px solid #ddd; }}
+.failed b {{ color: #b00020; }}
+</style>
+</head>
+<body>
+<h1>fisedit batch</h1>
+<p>{counts}; {seconds:.1f} s</p>
+<ul>{notes}</ul>
+<table>
+<thead><tr><th>picture</th><th>before</th><th>after</th><th>mask</th><th>prompt</th><th>seconds</th><th>remarks</th></tr></thead>
+<tbody>
+{rows}
+</tbody>
+</table>
+</body>
+</html>
+"""

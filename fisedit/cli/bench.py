@@ -1,0 +1,215 @@
+"""The verbs that measure: `bench edit`, `adapters`, `fidelity`, `masks` and `quality`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fisedit.cli import console
+from fisedit.cli import options as opt
+from fisedit.errors import InputError
+from fisedit.storage import files
+
+if TYPE_CHECKING:
+    from fisedit.values import OnStep
+
+bench = typer.Typer(help="Measure fisedit against dense diffusers.")
+
+
+@bench.command("edit")
+def bench_edit(
+    model: opt.BenchModel = None,
+    areas: opt.Areas = "1,5,15,25,50,80",
+    size: opt.Size = 512,
+    num_inference_steps: opt.Steps = 20,
+    repeats: opt.Repeats = 5,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
+    output: opt.BenchOutput = None,
+    json: opt.Json = False,
+) -> None:
+    """Measure steps, decodes and whole edits of given areas."""
+    shares = _shares(areas)
+    with _measuring(output) as on_step:
+        report = _edit_benchmark(device).run(
+            model=model,
+            areas=shares,
+            size=size,
+            num_inference_steps=num_inference_steps,
+            repeats=repeats,
+            device=device,
+            dtype=dtype,
+            local_files_only=local_files_only,
+            on_step=on_step,
+        )
+    _report(report, output, json, "summary")
+
+
+@bench.command("adapters")
+def bench_adapters(
+    model: opt.BenchModel = None,
+    families: opt.Families = "v1,v3,v5,v5b",
+    areas: opt.Areas = "5",
+    size: opt.Size = 512,
+    repeats: opt.Repeats = 5,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
+    output: opt.BenchOutput = None,
+    json: opt.Json = False,
+) -> None:
+    """Measure what reference adapters add to a sparse step."""
+    shares = _shares(areas)
+    with _measuring(output) as on_step:
+        report = import_module("fisedit.evaluation.adapter_speed").run(
+            model=model,
+            families=[name.strip() for name in families.split(",")],
+            areas=shares,
+            size=size,
+            repeats=repeats,
+            device=device,
+            dtype=dtype,
+            local_files_only=local_files_only,
+            on_step=on_step,
+        )
+    _report(report, output, json, "summary")
+
+
+@bench.command("fidelity")
+def bench_fidelity(
+    model: opt.Model = "demo",
+    edits: opt.Edits = 40,
+    num_inference_steps: opt.Steps = 25,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
+    output: opt.BenchOutput = None,
+    json: opt.Json = False,
+) -> None:
+    """Measure how close sparse edits come to dense blended ones, by growth."""
+    with _measuring(output) as on_step:
+        report = import_module("fisedit.evaluation.fidelity").run(
+            model=model,
+            edits=edits,
+            num_inference_steps=num_inference_steps,
+            device=device,
+            dtype=dtype,
+            local_files_only=local_files_only,
+            on_step=on_step,
+        )
+    _report(report, output, json, "rows")
+
+
+@bench.command("masks")
+def bench_masks(
+    model: opt.Model = "demo",
+    edits: opt.QualityEdits = 120,
+    num_inference_steps: opt.Steps = 25,
+    guidance_scale: opt.Guidance = 4.0,
+    seed: opt.EditsSeed = 0,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
+    output: opt.BenchOutput = None,
+    json: opt.Json = False,
+) -> None:
+    """Measure the masks that every recipe makes of words, beside the truth."""
+    with _measuring(output) as on_step:
+        report = import_module("fisedit.evaluation.quality.finding").run(
+            model=model,
+            edits=edits,
+            num_inference_steps=num_inference_steps,
+            guidance_scale=guidance_scale,
+            seed=seed,
+            device=device,
+            dtype=dtype,
+            local_files_only=local_files_only,
+            on_step=on_step,
+        )
+    _report(report, output, json, "summary", "classes")
+
+
+@bench.command("quality")
+def bench_quality(
+    model: opt.Model = "demo",
+    edits: opt.QualityEdits = 200,
+    methods: opt.Methods = "",
+    adapter: opt.LookAdapter = None,
+    num_inference_steps: opt.Steps = 25,
+    guidance_scale: opt.Guidance = 4.0,
+    seed: opt.EditsSeed = 0,
+    judge: opt.Judge = None,
+    pie_bench: opt.PieBench = None,
+    html: opt.Html = None,
+    journal: opt.BenchJournal = None,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
+    output: opt.BenchOutput = None,
+    json: opt.Json = False,
+) -> None:
+    """Measure masks and edits whose truth is known, beside other methods; or with and without a reference's look."""
+    if html is not None:
+        files.writable(html)
+    how = {"model": model, "edits": edits, "num_inference_steps": num_inference_steps, "seed": seed, "judge": judge}
+    how |= {"guidance_scale": guidance_scale, "html": html, "device": device, "dtype": dtype}
+    how |= {"local_files_only": local_files_only}
+    with _measuring(output, journal) as on_step:
+        if adapter is not None:
+            report = import_module("fisedit.evaluation.quality.looks").run(adapter=adapter, on_step=on_step, **how)
+        else:
+            report = import_module("fisedit.evaluation.quality.run").run(
+                methods=[name.strip() for name in methods.split(",") if name.strip()],
+                pie_bench=pie_bench,
+                journal=journal,
+                on_step=on_step,
+                **how,
+            )
+    _report(report, output, json, *(("summary",) if adapter is not None else ("summary", "classes", "whole")))
+
+
+@contextmanager
+def _measuring(*outputs: Path | None) -> Iterator[OnStep]:
+    """Progress, once it is known that what is found out can be written."""
+    for output in outputs:
+        if output is not None:
+            files.writable(output.parent)
+    with console.progress("Measuring") as on_step:
+        yield on_step
+
+
+def _report(report: dict[str, Any], output: Path | None, json: bool, *tables: str) -> None:
+    """Write a benchmark's report, and print all of it or its short tables and what there is to know of them."""
+    if output is not None:
+        files.write_json(report, output)
+    if json:
+        console.show_json(report)
+        return
+    for name in tables:
+        if report[name]:
+            console.show_rows(report[name])
+    for note in report.get("notes", ()):
+        typer.echo(f"note: {note}")
+
+
+def _edit_benchmark(device: str | None) -> Any:
+    """On a GPU that was asked for, captured graphs are measured; elsewhere the engine as it runs."""
+    return import_module(
+        "fisedit.evaluation.cuda_speed" if (device or "").startswith("cuda") else "fisedit.evaluation.speed"
+    )
+
+
+def _shares(areas: str) -> tuple[float, ...]:
+    try:
+        shares = tuple(float(area) / 100 for area in areas.split(","))
+    except ValueError as error:
+        raise InputError(f"areas must be percentages such as 1,5,15, got {areas!r}") from error
+    if not all(0 < share <= 1 for share in shares):
+        raise InputError(f"areas must lie above 0 and up to 100 percent, got {areas!r}")
+    return shares

@@ -1,0 +1,164 @@
+"""The verbs that are told once and work on: `demo`, `batch`, `train-adapter` and `app`."""
+
+from __future__ import annotations
+
+from contextlib import closing, suppress
+from importlib import import_module
+from pathlib import Path
+
+import typer
+
+from fisedit.batch.values import Executor, Format, Job, OnError, Settings
+from fisedit.cli import console
+from fisedit.cli import options as opt
+from fisedit.storage import files
+
+
+def demo(
+    seed: opt.Seed = 7,
+    num_inference_steps: opt.Steps = 25,
+    model: opt.Model = "demo",
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
+    output: opt.Folder = Path("fisedit-demo"),
+    metadata: opt.Metadata = True,
+    json: opt.Json = False,
+) -> None:
+    """Draw, edit twice by changing words, prove that nothing else moved."""
+    files.writable(output)
+    from fisedit import Editor
+    from fisedit.cli import demo as story
+
+    with console.progress("Demo") as on_step:
+        editor = Editor.from_pretrained(model, device=device, dtype=dtype, local_files_only=local_files_only)
+        told = story.tell(editor, on_step, seed=seed, num_inference_steps=num_inference_steps)
+    written = story.write(told, output, editor.metadata if metadata else lambda _: None)
+    if json:
+        console.show_json(told.as_dict() | {"files": written})
+    else:
+        console.show_costs(told.results)
+        typer.echo(f"Side by side: {written[0]}\nAll files:    {output}")
+    if not told.passed:
+        status = console.complain_line("moved", f"pixels outside the masks changed: {told.moved}; report this", 1)
+        raise typer.Exit(status)
+    if not json:
+        typer.echo("Every pixel outside the masks is byte-identical.")
+
+
+def batch(
+    folder: opt.BatchIn,
+    output: opt.BatchOut,
+    prompt: opt.BatchPrompt = None,
+    source_prompt: opt.BatchSourcePrompt = None,
+    captions: opt.Captions = None,
+    masks: opt.Masks = None,
+    edits: opt.EditRows = None,
+    recursive: opt.Recursive = False,
+    image_format: opt.BatchFormat = Format.KEEP,
+    workers: opt.Workers = 1,
+    executor: opt.Executors = Executor.LOCAL,
+    on_error: opt.OnFailure = OnError.SKIP,
+    overwrite: opt.Overwrite = False,
+    dry_run: opt.DryRun = False,
+    report: opt.Report = None,
+    timeout: opt.Timeout = 3600,
+    negative_prompt: opt.NegativePrompt = "",
+    num_inference_steps: opt.Steps = 25,
+    guidance_scale: opt.Guidance = 7.5,
+    metadata: opt.Metadata = True,
+    model: opt.Model = "demo",
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
+    json: opt.Json = False,
+) -> None:
+    """Edit a folder of pictures; stop it anywhere, run it again, and it goes on."""
+    job = Job(folder, output, prompt, source_prompt, captions, masks, edits, recursive, image_format, overwrite)
+    place = (model, device, dtype, local_files_only)
+    settings = Settings(*place, negative_prompt, num_inference_steps, guidance_scale, timeout, metadata)
+    files.page_output(report)
+    from fisedit.batch import report as html_report
+    from fisedit.batch import runner
+
+    if dry_run:
+        console.show_plan(runner.look(job, settings), json=json)
+        return
+    with console.progress("Editing") as on_step:
+        outcome = runner.run(job, settings, workers=workers, on_error=on_error, on_step=on_step, executor=executor)
+    console.show_outcome(outcome, json=json)
+    if report is not None:
+        html_report.write(outcome, report)
+    raise typer.Exit(outcome.status)
+
+
+def train_adapter(
+    context: typer.Context,
+    folder: opt.Triples,
+    output: opt.RunFolder,
+    model: opt.Model = "demo",
+    family: opt.Family = "v5b",
+    heads: opt.Heads = 8,
+    start: opt.StartAdapter = "",
+    size: opt.TrainSize = 0,
+    steps: opt.TrainSteps = 10_000,
+    batch: opt.TrainBatch = 4,
+    accumulate: opt.Accumulate = 1,
+    learning_rate: opt.LearningRate = 1e-4,
+    warmup: opt.Warmup = 100,
+    region_weight: opt.RegionWeight = 1.0,
+    dropout: opt.Dropout = 0.1,
+    snr_cap: opt.SnrCap = 5.0,
+    ema: opt.Ema = 0.999,
+    seed: opt.TrainSeed = 0,
+    held_out: opt.HeldOut = 4,
+    log_every: opt.LogEvery = 50,
+    save_every: opt.SaveEvery = 500,
+    mixed_precision: opt.MixedPrecision = "no",
+    gradient_checkpointing: opt.GradientCheckpointing = False,
+    keep_maps: opt.KeepMaps = False,
+    device: opt.Device = None,
+    local_files_only: opt.LocalFilesOnly = False,
+    json: opt.Json = False,
+) -> None:
+    """Train a reference adapter; stop it anywhere, run it again, and it goes on from its last checkpoint."""
+    settings = import_module("fisedit.adapters.training.settings").Settings.chosen(context.params)
+    triples = import_module("fisedit.adapters.training.triples").read_triples(folder, held_out)
+    files.writable(output)
+    place = {"device": device, "local_files_only": local_files_only}
+    with console.progress("Training") as on_step:
+        report = import_module("fisedit.adapters.training.run").run(triples, output, settings, on_step=on_step, **place)
+    if report:
+        console.show_json(report) if json else console.show_rows([report])
+
+
+def browse(
+    model: opt.Models = None,
+    loaded: opt.Loaded = 2,
+    host: opt.Host = "127.0.0.1",
+    port: opt.Port = 7860,
+    token: opt.Token = "",
+    allowed_host: opt.AllowedHosts = None,
+    sessions: opt.Sessions = None,
+    lora: opt.Loras = None,
+    adapter: opt.PageAdapter = None,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
+) -> None:
+    """Edit pictures in a browser."""
+    if sessions is not None:
+        files.writable(sessions)
+    from app import server
+
+    address = server.listen(host, port, token, allowed_host or ())
+    named = {*(model or ()), adapter} - {"demo", "demo-look", None}
+    offline = local_files_only or all(Path(str(place)).expanduser().exists() for place in named)
+    with server.surroundings(offline=offline) as uploads:
+        page, studios = import_module("app.main"), import_module("app.sessions")
+        offers = {"loras": lora or (), "adapter": adapter, "loaded": loaded}
+        with closing(studios.Studio(*model or (), device=device, dtype=dtype, folder=sessions, **offers)) as studio:
+            running = server.prepared(page.build(studio), address, uploads, page.looks())
+            typer.echo(f"The app is at {address.url} (Ctrl+C ends it)")
+            with suppress(KeyboardInterrupt):
+                running.run([address.listener])

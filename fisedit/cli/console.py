@@ -1,0 +1,219 @@
+"""What the command line shows: a progress bar, tables, one JSON object, and errors of one line.
+
+Knows rich, and results only by their public values.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from fisedit.batch.values import one_line
+from fisedit.errors import Cancelled, FisEditError, InputError, ModelError, SessionError
+
+if TYPE_CHECKING:
+    from fisedit.batch.values import Outcome, Record
+    from fisedit.history import EditResult
+    from fisedit.storage.image_metadata import Metadata
+    from fisedit.storage.provenance import Origin
+    from fisedit.values import EditStats, OnStep
+
+_STATUS: tuple[tuple[type[BaseException], str, int], ...] = (
+    (Cancelled, "cancelled", 130),
+    (KeyboardInterrupt, "cancelled", 130),
+    (InputError, "", 2),
+    (ModelError, "", 2),
+    (SessionError, "", 2),
+    (FisEditError, "", 1),
+    (MemoryError, "memory", 1),
+    (OSError, "file", 1),
+    (Exception, "internal", 1),
+)
+"""Exception -> code, where the exception does not carry its own, and the process's exit status."""
+
+
+_MOST_FAILURES = 20
+
+
+def complain(error: BaseException) -> int:
+    """Print an error as one line on stderr; returns the exit status that goes with it."""
+    kind, code, status = next(row for row in _STATUS if isinstance(error, row[0]))
+    said = "stopped" if kind is KeyboardInterrupt else str(error) or type(error).__name__
+    if code == "internal":
+        said = f"{type(error).__name__}: {said}; this is a bug: run again with --debug and report what it prints"
+    return complain_line(code or getattr(error, "code", "fisedit"), said, status)
+
+
+def complain_line(code: str, message: str, status: int) -> int:
+    """Print `error[code]: message` on stderr, on one line and without control characters; returns `status`."""
+    line = "".join(letter if letter.isprintable() else " " for letter in " ".join(message.split()))
+    print(f"error[{code}]: {line}", file=sys.stderr)  # noqa: T201
+    return status
+
+
+@contextmanager
+def progress(label: str) -> Iterator[OnStep]:
+    """Show a bar with the time left while the block runs, on a terminal's stderr only; yields its `on_step`."""
+    from rich import progress as bars
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    columns = (
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    with bars.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda step, steps, _: bar.update(task, completed=step, total=steps)
+
+
+def show_json(value: object) -> None:
+    """Print one JSON object on stdout."""
+    print(json.dumps(value, indent=2, default=str))  # noqa: T201
+
+
+def as_json(result: EditResult) -> dict[str, Any]:
+    """A result's plain values."""
+    lineage = {"id": result.id, "parent": result.parent, "prompt": result.prompt}
+    return lineage | {"change": _change(result), "stats": result.stats.as_dict()}
+
+
+def show_rows(rows: Sequence[Mapping[str, object]]) -> None:
+    """Print a table of rows that share their keys, which become its head; as wide as it is, so that it can be read."""
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Table
+
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()))
+    console = Console()
+    wanted = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+    Console(width=max(console.width, wanted)).print(table, crop=False)
+
+
+def show_costs(results: Sequence[EditResult]) -> None:
+    """Print what each result cost beside what a dense run would have, a row each, and what there is to know."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    names = ("change", "area", "UNet dense + sparse", "MACs", "dense MACs", "ratio", "seconds")
+    table = Table(*names, title="What it cost", title_justify="left", box=SIMPLE_HEAD)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for result in results:
+        table.add_row(Text(_change(result)), *_costs(result.stats))
+    console = Console()
+    console.print(table)
+    for result in results:
+        for note in (result.stats.fallback, *result.stats.notes):
+            if note:
+                console.print(f"note: {note}", markup=False, highlight=False)
+
+
+def show_making(made: Metadata, past: Origin, *, json: bool) -> None:
+    """Print how a picture was made: the text that web UIs read, then the source and every edit, a row each."""
+    if json:
+        show_json({"parameters": made.parameters, "fisedit": _parsed(made.origin) if made.origin else None})
+        return
+    for line in made.parameters.split("\n"):
+        print(one_line(line))  # noqa: T201
+    if made.origin:
+        source = ("opened" if past.recipe.opened else "generated", past.recipe.prompt, "", "")
+        edits = [("edited", edit.prompt, edit.change, f"{edit.mask.area:.1%}") for edit in past.edits]
+        _show_texts(("", "prompt", "change", "area"), [source, *edits])
+
+
+def show_plan(outcome: Outcome, *, json: bool) -> None:
+    """Print what a batch would do, an item a row."""
+    if json:
+        show_json(_told(outcome))
+        return
+    _show_texts(
+        ("picture", "source prompt", "prompt", "mask", "output", "to do"),
+        [
+            (r.item.name, r.item.source_prompt or "-", r.item.prompt, r.item.mask or "-", r.item.output, _standing(r))
+            for r in outcome.records
+        ],
+    )
+    _show_notes(outcome.notes)
+
+
+def show_outcome(outcome: Outcome, *, json: bool) -> None:
+    """Print how a batch ended: what failed and why, at most twenty of it, then a row of counts."""
+    if json:
+        show_json(_told(outcome))
+        return
+    failures = [record for record in outcome.records if record.reason]
+    if failures:
+        _show_texts(("failed", "why"), [(record.item.name, record.reason) for record in failures[:_MOST_FAILURES]])
+    more = len(failures) - _MOST_FAILURES
+    _show_notes((*outcome.notes, *([f"{more} more failed; see --report or --json"] if more > 0 else [])))
+    show_rows([{str(status): count for status, count in outcome.counts.items()} | {"seconds": outcome.seconds}])
+
+
+def _told(outcome: Outcome) -> dict[str, Any]:
+    items = [
+        {
+            "image": record.item.name,
+            "output": record.item.output,
+            "prompt": record.item.prompt,
+            "source_prompt": record.item.source_prompt,
+            "status": record.status,
+            "reason": record.reason,
+            "change": record.change,
+            "seconds": record.seconds,
+            "notes": record.notes,
+        }
+        for record in outcome.records
+    ]
+    counts = {str(status): count for status, count in outcome.counts.items()}
+    return {"counts": counts, "seconds": outcome.seconds, "notes": outcome.notes, "items": items}
+
+
+def _parsed(text: str) -> object:
+    return json.loads(text) if text else None
+
+
+def _standing(record: Record) -> str:
+    return {"left": "edit", "done before": "-"}.get(record.status, record.reason)
+
+
+def _show_texts(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table of texts that others wrote: no markup, no control characters."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*head)
+    for row in rows:
+        table.add_row(*(Text(one_line(str(cell))) for cell in row))
+    Console().print(table)
+
+
+def _show_notes(notes: Sequence[str]) -> None:
+    for note in notes:
+        print(f"note: {one_line(note)}")  # noqa: T201
+
+
+def _change(result: EditResult) -> str:
+    return "source" if result.parent is None else str(result.diff)
+
+
+def _costs(stats: EditStats) -> tuple[str, ...]:
+    ratio = f"{stats.macs_dense / stats.macs:.1f}x" if stats.macs else "-"
+    return (
+        f"{stats.mask_area:.1%}",
+        f"{stats.unet_evaluations_dense} + {stats.unet_evaluations_sparse}",
+        f"{stats.macs / 1e9:,.1f} G",
+        f"{stats.macs_dense / 1e9:,.1f} G",
+        ratio,
+        f"{stats.seconds.get('total', 0):.2f}",
+    )

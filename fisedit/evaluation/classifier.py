@@ -1,0 +1,163 @@
+"""A small classifier that names what a drawn picture shows: the judge of generated and edited pictures.
+
+It was trained on drawn scenes (`training.classifier`) and knows nothing of diffusion.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fisedit.errors import ModelError
+from fisedit.evaluation.scenes.drawing import Bytes
+from fisedit.evaluation.scenes.scene import Scene
+from fisedit.evaluation.scenes.vocabulary import ACCESSORIES, BACKGROUNDS, COLOURS, SCALES, THINGS
+
+WORDS = (*(thing.word for thing in THINGS), *ACCESSORIES)
+PLACES = tuple(background.word for background in BACKGROUNDS)
+LOOKS = (*COLOURS, *SCALES)
+"""Adjectives: first the colours, of which a thing has one, then the sizes."""
+SIDE = 128
+_UNKNOWN = -1
+
+
+class Judge(nn.Module):
+    """Pictures [B, 3, S, S] in [-1, 1] to scores: objects [B, W], places [B, P], looks of each object [B, W, L]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (3, 16, 32, 64, 128, 160)
+        layers: list[nn.Module] = []
+        for before, after in pairwise(widths):
+            stride = 2 if after > 16 else 1
+            layers += [nn.Conv2d(before, after, 3, stride, 1), nn.GroupNorm(8, after), nn.SiLU()]
+        layers += [nn.Conv2d(160, 160, 3, 1, 1), nn.GroupNorm(8, 160), nn.SiLU()]
+        self.body = nn.Sequential(*layers)
+        self.objects = nn.Conv2d(widths[-1], len(WORDS), 3, 1, 1)
+        self.looks = nn.Conv2d(widths[-1], len(LOOKS), 3, 1, 1)
+        self.places = nn.Linear(widths[-1], len(PLACES))
+        nn.init.constant_(cast(Tensor, self.objects.bias), -6.0)  # hardly anything is anywhere
+
+    def features(self, pictures: Tensor) -> Tensor:
+        """[B, 160, 8, 8], of which the mean over positions is what Frechet distances compare."""
+        found: Tensor = self.body(F.adaptive_avg_pool2d(pictures, SIDE))
+        return found
+
+    def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """An object is there when it is somewhere, and looks as it does there; a background is everywhere."""
+        maps, places, looks = self.maps(pictures)
+        return maps.amax((2, 3)), places, looks
+
+    def maps(self, pictures: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same, with the scores of objects by position: [B, W, 8, 8]."""
+        features = self.features(pictures)
+        maps = self.objects(features)
+        looks = maps.flatten(2).softmax(-1) @ self.looks(features).flatten(2).transpose(1, 2)
+        return maps, self.places(features.mean((2, 3))), looks
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What scenes show: `objects` [N, W] and `looks` [N, W, L] as 0 or 1, -1 where nothing is said; `places` [N]."""
+
+    objects: Tensor
+    places: Tensor
+    looks: Tensor
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the classifier sees: `objects` bool [N, W], `places` int [N], `looks` scores [N, W, L]."""
+
+    objects: Tensor
+    places: Tensor
+    looks: Tensor
+
+    def named(self, row: int, scene: Scene) -> list[bool]:
+        """Whether each part of a scene is seen in picture `row`."""
+        return [bool(self.objects[row, WORDS.index(word)]) for word in scene.words]
+
+    def unnamed(self, row: int, scene: Scene) -> int:
+        """How many objects are seen in picture `row` that the scene does not name."""
+        return int(self.objects[row].sum()) - sum(self.named(row, scene))
+
+    def place_right(self, row: int, scene: Scene) -> bool:
+        """Whether picture `row` shows the scene's background."""
+        return PLACES[int(self.places[row])] == scene.background
+
+    def adjectives_right(self, row: int, scene: Scene) -> list[bool]:
+        """Whether each colour and size that a scene names is what its object shows; an absent object shows nothing."""
+        right = []
+        for placed in scene.objects:
+            there = bool(self.objects[row, WORDS.index(placed.word)])
+            scores = self.looks[row, WORDS.index(placed.word)]
+            colour, scales = int(scores[: len(COLOURS)].argmax()), scores[len(COLOURS) :]
+            if placed.colour:
+                right.append(there and LOOKS[colour] == placed.colour)
+            if placed.scale:
+                right.append(there and SCALES[int(scales.argmax())] == placed.scale and bool(scales.max() > 0))
+        return right
+
+
+@torch.no_grad()
+def look(judge: Judge, pixels: Bytes, batch: int = 50) -> Seen:
+    """Classifies pictures, uint8 [N, S, S, 3]."""
+    parts = [judge(_tensor(pixels[start : start + batch])) for start in range(0, len(pixels), batch)]
+    there, places, looks = (torch.cat(column) for column in zip(*parts, strict=True))
+    return Seen(there > 0, places.argmax(1), looks)
+
+
+def labels(scenes: list[Scene]) -> Labels:
+    """What scenes show. A thing drawn in its own colour says nothing of colours."""
+    objects = torch.tensor([[float(word in scene.words) for word in WORDS] for scene in scenes])
+    looks = torch.full((len(scenes), len(WORDS), len(LOOKS)), float(_UNKNOWN))
+    for row, scene in enumerate(scenes):
+        for placed in scene.objects:
+            said = looks[row, WORDS.index(placed.word)]
+            said[len(COLOURS) :] = torch.tensor([float(placed.scale == scale) for scale in SCALES])
+            if placed.colour:
+                said[: len(COLOURS)] = torch.tensor([float(placed.colour == colour) for colour in COLOURS])
+    return Labels(objects, torch.tensor([PLACES.index(scene.background) for scene in scenes]), looks)
+
+
+@torch.no_grad()
+def frechet_distance(judge: Judge, first: Bytes, second: Bytes) -> float:
+    """Frechet distance (Heusel et al., arXiv 1706.08500) between two sets of pictures in the judge's features."""
+    from scipy.linalg import sqrtm
+
+    moments = []
+    for pixels in (first, second):
+        parts = [judge.features(_tensor(pixels[i : i + 50])).mean((2, 3)) for i in range(0, len(pixels), 50)]
+        rows = torch.cat(parts).double().numpy()
+        moments.append((rows.mean(0), np.cov(rows, rowvar=False)))
+    (mean, spread), (other_mean, other_spread) = moments
+    mixed = np.real(sqrtm(spread @ other_spread))
+    return float(np.square(mean - other_mean).sum() + np.trace(spread + other_spread - 2 * mixed))
+
+
+def _tensor(pixels: Bytes) -> Tensor:
+    """uint8 [B, S, S, 3] to floats in [-1, 1], [B, 3, S, S]."""
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
+
+
+def load_judge(path: Path) -> Judge:
+    """The judge whose weights lie in a .safetensors file.
+
+    Raises:
+        ModelError: there is no such file, or it holds something else.
+    """
+    from safetensors.torch import load_file
+
+    judge = Judge().eval()
+    try:
+        judge.load_state_dict({name: weight.float() for name, weight in load_file(path).items()})
+    except (OSError, RuntimeError) as error:
+        raise ModelError(f"the judge of drawn pictures must lie in {path}, found none that fits") from error
+    return judge

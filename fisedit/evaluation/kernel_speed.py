@@ -1,0 +1,66 @@
+"""`python -m fisedit.evaluation.kernel_speed`: gather-then-linear against one cropped conv, for the table in `tuning`.
+
+Prints, for SD 1.5's levels and masks from compact to ragged, output rows, waste, and cropped time over gathered time:
+below 1 the crop is faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from fisedit.models.device import choose_device, choose_dtype
+from fisedit.sparse_kernels import torch_backend
+from fisedit.sparse_kernels.row_plan import Reads, make_plan
+
+LEVELS = ((64, 320), (32, 640), (16, 1280), (8, 1280))
+"""(side of the map, channels) of SD 1.5 at 512 pixels."""
+
+EDGES = (0.12, 0.25, 0.4, 0.55, 0.75, 1.0)
+KEPT = (1.0, 0.8, 0.6)
+"""Shares of the side that a square mask takes, and of its cells that stay in it: 1 is a compact blob."""
+
+
+def main() -> None:
+    """Measure and print."""
+    dtype = choose_dtype(None, choose_device("cpu"))
+    print(f"{dtype}, {torch.get_num_threads()} threads, two guidance branches")
+    print("side  channels  rows  waste  crop/gather")
+    for side, channels in LEVELS:
+        for edge in EDGES:
+            for kept in KEPT:
+                reads = _reads(side, max(1, round(edge * side)), kept)
+                ratio = _ratio(reads, channels, dtype)
+                print(f"{side:4}  {channels:8}  {reads.rows_out:4}  {reads.waste:5.2f}  {ratio:11.2f}")
+
+
+def _reads(side: int, edge: int, kept: float) -> Reads:
+    grid, start = np.zeros((side, side), bool), (side - edge) // 2
+    inside = np.random.default_rng(0).random((edge, edge)) < kept
+    inside[0, 0] = inside[-1, -1] = True
+    grid[start : start + edge, start : start + edge] = inside
+    return make_plan(grid, 1).levels[0].same
+
+
+@torch.inference_mode()
+def _ratio(reads: Reads, channels: int, dtype: torch.dtype, repeats: int = 7) -> float:
+    rows = torch.randn(2, reads.rows_out + len(reads.halo), channels).to(dtype)
+    weight = torch.randn(channels, channels, 3, 3).to(dtype).to(memory_format=torch.channels_last)
+    padded, bias = F.pad(rows, (0, 0, 0, 1)), torch.zeros(channels).to(dtype)
+    times: dict[Callable[..., object], list[float]] = {torch_backend.cropped: [], torch_backend.gathered: []}
+    for _ in range(repeats + 1):
+        for form, seconds in times.items():
+            start = perf_counter()
+            form(padded, reads, weight, bias)
+            seconds.append(perf_counter() - start)
+    crop, gather = (median(seconds[1:]) for seconds in times.values())
+    return crop / gather
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Who edits: ourselves, published recipes, diffusers and dense references, each a function of one `Case`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+
+from fisedit.errors import InputError
+from fisedit.evaluation.quality.case import Case, Outcome
+from fisedit.evaluation.quality.pipelines import img2img, inpaint_true, resampled
+from fisedit.evaluation.quality.prompt_to_prompt import prompt_to_prompt
+from fisedit.evaluation.quality.published import PROBES, diffedit, fisedit_recipe
+from fisedit.sparse.vae_decode import decode
+
+Method = Callable[[Case], Outcome | None]
+"""None where a method needs a truth that nobody knows."""
+
+
+def ours(case: Case) -> Outcome:
+    """The editor, told the prompt alone."""
+    return case.ours
+
+
+def ours_given(case: Case) -> Outcome | None:
+    """The editor, told where as well."""
+    return None if case.true_grid is None else case.edited(case.true_grid)
+
+
+def structured(case: Case, share: float) -> Outcome:
+    """The editor, told the prompt and to keep the structure for so long."""
+    return case.edited(structure=share)
+
+
+def reprompt(case: Case) -> Outcome:
+    """A dense run of the new prompt from the source's first latents."""
+    return Outcome(case.blended(case.everywhere), None, case.steps, case.dense_macs(case.steps))
+
+
+def blended_true(case: Case) -> Outcome | None:
+    """The dense blended edit with the true mask: what an engine could at best do with this model."""
+    return None if case.true_grid is None else _blended(case, case.true_grid)
+
+
+def blended_ours(case: Case) -> Outcome:
+    """The dense blended edit with our mask: what our sparse engine stands for."""
+    grid = case.ours.grid
+    assert grid is not None
+    return _blended(case, grid)
+
+
+def _blended(case: Case, grid: np.ndarray) -> Outcome:
+    return Outcome(case.blended(grid), grid, case.steps, case.dense_macs(case.steps))
+
+
+def p2p(case: Case) -> Outcome:
+    """Dense prompt-to-prompt; its source runs beside it, so that an evaluation costs twice."""
+    return Outcome(prompt_to_prompt(case), None, case.steps, case.dense_macs(2 * case.steps))
+
+
+@torch.inference_mode()
+def no_edit(case: Case) -> Outcome:
+    """The source, encoded and decoded: what the autoencoder alone loses, and what the judge sees in no edit."""
+    picture = decode(case.editor.pipe.vae, case.story.latents[-1])[0]
+    return Outcome(picture, None, 0, case.decode_macs, again=True)
+
+
+OURS = "ours"
+
+STRUCTURES = (0.3, 0.6, 1.0)
+"""Values of `structure` that are measured; ours has 0."""
+
+METHODS: dict[str, Method] = {
+    OURS: ours,
+    "ours-given": ours_given,
+    **{f"structure-{share}": partial(structured, share=share) for share in STRUCTURES},
+    f"fisedit-{PROBES}": fisedit_recipe,
+    f"fisedit-{PROBES // 2}": partial(fisedit_recipe, probes=PROBES // 2),
+    "diffedit": diffedit,
+    "img2img": img2img,
+    "inpaint-true": inpaint_true,
+    "reprompt": reprompt,
+    "prompt-to-prompt": p2p,
+    "blended-true": blended_true,
+    "blended-ours": blended_ours,
+    "no-edit": no_edit,
+    "resampled": resampled,
+    "resampled-unguided": partial(resampled, guidance_scale=1.0),
+}
+"""By the name that users give and reports show. A fifth of the steps, as FISEdit's 10 of 50, are 5 of 25."""
+
+REFERENCE = "blended-true"
+"""The method whose success others' is relative to."""
+
+
+def named(names: Sequence[str]) -> dict[str, Method]:
+    """Some methods, in the table's order; all for no name.
+
+    Raises:
+        InputError: an unknown name.
+    """
+    unknown = [name for name in names if name not in METHODS]
+    if unknown:
+        raise InputError(f"methods must be of {', '.join(METHODS)}, got {', '.join(unknown)}")
+    return {name: method for name, method in METHODS.items() if name in names or not names}

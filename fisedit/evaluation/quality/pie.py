@@ -1,0 +1,127 @@
+"""PIE-Bench as a folder of a user's own (Ju et al., arXiv 2310.01506): its edits, and its metrics that need no model.
+
+Follows the published evaluation: the border always counts as edited; the edited part is black in both pictures, and
+the whole picture counts. So PSNR and SSIM lie above those of the background alone, and the larger the edited part is,
+the more. Structure distance, LPIPS and CLIP similarity need models that fisedit does not bring.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from fisedit.errors import InputError
+from fisedit.evaluation.quality.edits import Edit
+from fisedit.evaluation.quality.metrics import IDENTICAL
+
+if TYPE_CHECKING:
+    from fisedit.values import BoolGrid
+
+SIDE = 512
+"""Pixels on a side of every picture and mask."""
+
+TYPES = (
+    "random",
+    "change object",
+    "add object",
+    "delete object",
+    "change content",
+    "change pose",
+    "change colour",
+    "change material",
+    "change background",
+    "change style",
+)
+"""The dataset's types of edit, by their number."""
+
+
+@dataclass(frozen=True)
+class Background:
+    """The published metrics of the part that should stay: PSNR in dB, mean square error of 0 to 1 levels, SSIM."""
+
+    psnr: float
+    mse: float
+    ssim: float
+
+
+def read_mapping(folder: Path) -> list[dict[str, Any]]:
+    """The dataset's entries, from mapping_file.json.
+
+    Raises:
+        InputError: no such file, or another content.
+    """
+    path = folder / "mapping_file.json"
+    try:
+        entries = list(json.loads(path.read_text(encoding="utf-8")).values())
+        wanted = {"image_path", "original_prompt", "editing_prompt", "editing_type_id", "mask"}
+        if entries and all(wanted <= set(entry) for entry in entries):
+            return entries
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise InputError(f"pie_bench must be a folder with PIE-Bench's mapping_file.json, got {folder}") from error
+    raise InputError(f"{path} must hold entries with {', '.join(sorted(wanted))}; copy the dataset again")
+
+
+def notes(side: int) -> tuple[str, ...]:
+    """What there is to know of figures on this dataset, for a model of `side` pixels."""
+    left_out = (
+        "structure distance, LPIPS and CLIP similarity are left out: they need models that fisedit does not bring"
+    )
+    scaled = (
+        f"pictures and masks are scaled from {SIDE} to the model's {side} pixels: figures are not the published ones"
+    )
+    return (left_out,) if side == SIDE else (left_out, scaled)
+
+
+def edits(folder: Path, entries: Sequence[dict[str, Any]], side: int) -> Iterator[Edit]:
+    """The dataset's edits, pictures and masks scaled to `side` x `side` pixels.
+
+    Raises:
+        InputError: a picture is missing or damaged, or a mask is no list of runs.
+    """
+    for entry in entries:
+        path = folder / "annotation_images" / entry["image_path"]
+        try:
+            with Image.open(path) as image:
+                picture = image.convert("RGB").resize((side, side), Image.Resampling.LANCZOS)
+        except (OSError, UnidentifiedImageError) as error:
+            raise InputError(f"{path} must be a picture, got none that can be read; copy the dataset again") from error
+        mask = Image.fromarray(decode_runs(entry["mask"])).resize((side, side), Image.Resampling.NEAREST)
+        old, new = (entry[key].replace("[", "").replace("]", "") for key in ("original_prompt", "editing_prompt"))
+        yield Edit(TYPES[int(entry["editing_type_id"])], old, new, picture, truth=np.asarray(mask, bool))
+
+
+def decode_runs(runs: Sequence[int], side: int = SIDE) -> BoolGrid:
+    """The mask [side, side] of start and length pairs over row-major pixels; its border is always inside.
+
+    Raises:
+        InputError: a number without its partner, or a start outside the picture.
+    """
+    starts, lengths = runs[0::2], runs[1::2]
+    if len(starts) != len(lengths) or not all(0 <= start < side**2 for start in starts):
+        raise InputError(f"mask must be start and length pairs within {side}x{side} pixels; copy the dataset again")
+    flat = np.zeros(side**2, bool)
+    for start, length in zip(starts, lengths, strict=True):
+        flat[start : start + length] = True
+    mask = flat.reshape(side, side)
+    mask[[0, -1], :] = mask[:, [0, -1]] = True
+    return mask
+
+
+def background(got: Image.Image, source: Image.Image, edited: BoolGrid) -> Background | None:
+    """The published metrics of the pixels [H, W] that are not `edited`; None where all are."""
+    from skimage.metrics import structural_similarity
+
+    if edited.all():
+        return None
+    a, b = (np.where(edited[..., None], 0, np.asarray(p.convert("RGB"), np.float64) / 255) for p in (got, source))
+    mse = float(np.mean((a - b) ** 2))
+    ssim = structural_similarity(
+        a, b, data_range=1.0, channel_axis=-1, gaussian_weights=True, sigma=1.5, use_sample_covariance=False
+    )
+    return Background(float(10 * np.log10(1 / max(mse, IDENTICAL / 255**2))), mse, float(ssim))

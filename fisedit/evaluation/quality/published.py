@@ -1,0 +1,147 @@
+"""Two published recipes that find a mask with UNet calls and edit inside it, each on one `Case`.
+
+FISEdit (Yu et al., arXiv 2305.17423): dense first steps on the new prompt; Otsu's threshold of how far they leave the
+source's latents; sparse steps from there, in 2x2 blocks, GroupNorm with the source's stale statistics. It runs in our
+engine, so its kernels and its cache are not measured. DiffEdit (Couairon et al., arXiv 2210.11427): the mask is where
+predictions for the two prompts differ on the noised source, with the numbers of diffusers' pipeline.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from diffusers import DDIMScheduler
+
+from fisedit.evaluation.quality.case import Case, Outcome
+from fisedit.masking.masks import threshold
+from fisedit.sampling.scheduler import pinned
+from fisedit.sparse.executor import Executor
+from fisedit.sparse.feature_cache import scatter, totals
+from fisedit.sparse.layers import Replay, map_of, rows_of
+from fisedit.sparse.modules import Role, Site
+from fisedit.sparse.vae_decode import decode
+from fisedit.sparse_kernels import ops
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
+
+    from fisedit.models.injection import Forward
+    from fisedit.values import BoolGrid
+
+PROBES = 10
+"""FISEdit's dense steps, of 50 in the paper."""
+
+NOISES, NOISED_TO, CLIPPED_AT, INSIDE_FROM, ENCODED = 10, 500, 3.0, 0.5, 0.8
+"""DiffEdit: noises averaged; timestep they stand for; clip, in means of the map; threshold, of the clipped maximum;
+share of the steps that the edit runs."""
+
+
+def stale_norm(run: Replay, site: Site, x: Tensor, *, halo: bool) -> Tensor:
+    """GroupNorm of the active rows (and of the recorded halo rows) by the source's statistics."""
+    norm, rows, level = site.module, rows_of(x), run.level(site)
+    if halo:
+        recorded = run.source.rows(site.name, site.level, level.read)
+        rows = torch.cat([rows, recorded[:, rows.shape[1] :]], 1)
+    count = level.size * (norm.num_channels // norm.num_groups)
+    sums = totals(run.source, site.name, site.level, norm.num_groups)
+    return map_of(ops.group_norm(rows, sums, count, norm.weight, norm.bias, norm.eps))
+
+
+STALE: dict[Role, Forward] = {
+    Role.NORM_HALO: partial(stale_norm, halo=True),
+    Role.NORM: partial(stale_norm, halo=False),
+}
+
+
+class StaleExecutor(Executor):
+    """An executor whose sparse norms keep the recorded statistics; it leaves nothing for a later edit."""
+
+    def _run(self, table: dict[Role, Forward], *arguments: Any) -> Tensor:
+        return super()._run(table | STALE, *arguments)
+
+
+@torch.inference_mode()
+def fisedit_recipe(case: Case, probes: int = PROBES) -> Outcome:
+    """FISEdit's edit, with so many dense steps (at most all)."""
+    story, engine = case.story, case.engine
+    probes = min(probes, case.steps)
+    text = engine.encode(case.recipe)
+    path = engine.sample(case.recipe, text, story, probes)
+    away = [(new - old).float().abs().mean(1)[0] for new, old in zip(path[1:], story.latents[1:], strict=False)]
+    grid = blocks(threshold(torch.stack(away).sum(0).cpu().numpy())[0])
+    latents = _sparse_steps(case, text, path[-1], probes, grid)
+    sparse = case.steps - probes
+    macs = case.dense_macs(probes) + sparse * case.costs.sparse_step(grid, 0)
+    return Outcome(_decoded(case, latents), grid, case.steps, macs, sparse=sparse > 0)
+
+
+def blocks(grid: BoolGrid) -> BoolGrid:
+    """The grid [h, w] in whole 2x2 blocks, each inside if any of its cells is."""
+    height, width = grid.shape
+    even = np.zeros((height + height % 2, width + width % 2), bool)
+    even[:height, :width] = grid
+    coarse = even.reshape(even.shape[0] // 2, 2, even.shape[1] // 2, 2).any((1, 3))
+    return np.kron(coarse, np.ones((2, 2), bool))[:height, :width]
+
+
+def _sparse_steps(case: Case, text: Tensor, latents: Tensor, first: int, grid: BoolGrid) -> Tensor:
+    """From step `first` on, the mask's rows over the source's features; outside, the source's latents."""
+    story, sampler, plan = case.story, case.engine.sampler(case.recipe), case.engine.plan(grid, 0)
+    executor = StaleExecutor(case.editor.pipe.unet)
+    cache: dict[str, Tensor] = {}
+    inside = torch.from_numpy(grid.copy()).to(latents.device)
+    latents = pinned(latents, story.latents[first], inside)
+    for i, t in enumerate(sampler.timesteps[first:], first):
+        batch = torch.cat([latents] * len(text))
+        raw = executor.replay(batch, t, text, cache, story.features[i], plan)[0]
+        prediction = scatter(story.predictions[i], plan.levels[0].active, _guided(case, raw))
+        latents = pinned(sampler.step(prediction, t, latents), story.latents[i + 1], inside)
+    return latents
+
+
+@torch.inference_mode()
+def diffedit(case: Case) -> Outcome:
+    """DiffEdit's edit: dense, blended with the source's latents outside its mask."""
+    story, sampler = case.story, case.engine.sampler(case.recipe)
+    grid = difference_mask(case)
+    text, inside = case.engine.encode(case.recipe), torch.from_numpy(grid).to(story.latents[0].device)
+    first = case.steps - round(ENCODED * case.steps)
+    latents = story.latents[first]
+    for i, t in enumerate(sampler.timesteps[first:], first):
+        raw = case.editor.pipe.unet(torch.cat([latents] * len(text)), t, text, return_dict=False)[0]
+        latents = pinned(sampler.step(_guided(case, raw), t, latents), story.latents[i + 1], inside)
+    evaluations = case.steps - first
+    macs = case.dense_macs(evaluations + NOISES * 2 / len(text))
+    return Outcome(_decoded(case, latents), grid, NOISES + evaluations, macs)
+
+
+@torch.inference_mode()
+def difference_mask(case: Case) -> BoolGrid:
+    """Where the two prompts' predictions differ on the noised source: booleans [h, w]."""
+    pipe, clean = case.editor.pipe, case.story.latents[-1]
+    scheduler = DDIMScheduler.from_config(pipe.scheduler.config)
+    text = torch.cat([case.engine.encode(recipe)[-1:] for recipe in (case.source.recipe, case.recipe)])
+    generator, t = torch.Generator().manual_seed(case.edit.seed), torch.tensor([NOISED_TO], device=clean.device)
+    heat = torch.zeros(clean.shape[2:], device=clean.device)
+    for _ in range(NOISES):
+        noise = torch.randn(clean.shape, generator=generator).to(clean)
+        noised = scheduler.add_noise(clean, noise, t)
+        old, new = pipe.unet(torch.cat([noised] * 2), t, text, return_dict=False)[0].float()
+        heat += (new - old).abs().mean(0) / NOISES
+    heat /= CLIPPED_AT * heat.mean()
+    grid: BoolGrid = (heat.clamp(max=1.0) > INSIDE_FROM).cpu().numpy()
+    return grid
+
+
+def _guided(case: Case, prediction: Tensor) -> Tensor:
+    """Classifier-free guidance of one or two branches [B, ...] -> [1, ...]."""
+    without, with_text = prediction[:1], prediction[-1:]
+    return without + case.recipe.guidance_scale * (with_text - without) if len(prediction) > 1 else prediction
+
+
+def _decoded(case: Case, latents: Tensor) -> Image:
+    return decode(case.editor.pipe.vae, latents)[0]

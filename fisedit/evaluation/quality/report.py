@@ -1,0 +1,117 @@
+"""What was measured, told: rows for tables. Knows scores by their fields; runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from fisedit.evaluation.quality.methods import REFERENCE
+from fisedit.evaluation.quality.metrics import median_and_tail
+
+if TYPE_CHECKING:
+    from fisedit.evaluation.quality.scores import Score
+
+Row = dict[str, Any]
+Scores = Mapping[str, Sequence["Score | None"]]
+"""Method -> its score of every edit, None where it could not be run."""
+
+FIGURES: dict[str, tuple[str, bool]] = {
+    "IoU": ("fit.cells.iou", True),
+    "precision": ("fit.cells.precision", True),
+    "recall": ("fit.cells.recall", True),
+    "pixel IoU": ("fit.pixels.iou", True),
+    "pixel precision": ("fit.pixels.precision", True),
+    "pixel recall": ("fit.pixels.recall", True),
+    "coverage": ("fit.coverage", False),
+    "area": ("area", False),
+    "background dB": ("background_psnr", True),
+    "inside dB": ("inside_psnr", True),
+    "seam": ("seam", False),
+    "dense dB": ("dense_psnr", True),
+    "kept dB": ("kept_psnr", True),
+    "again dB": ("again_psnr", True),
+    "PIE PSNR": ("published.psnr", True),
+    "PIE MSE": ("published.mse", False),
+    "PIE SSIM": ("published.ssim", True),
+    "GMACs": ("gmacs", False),
+    "evaluations": ("evaluations", False),
+}
+"""Figure -> the score's field, and whether high is good. IoU, precision and recall are by latent cells."""
+
+SHARES = {"success": "success", "exact outside": "exact", "fell back": "fell_back"}
+"""Share of edits -> the score's field."""
+
+SHOWN = (
+    *("IoU", "recall", "coverage", "success", "relative success", "background dB", "exact outside", "inside dB"),
+    *("seam", "dense dB", "kept dB", "again dB", "PIE PSNR", "PIE MSE", "PIE SSIM"),
+    *("fell back", "GMACs", "evaluations"),
+)
+"""What the short tables show, where there is any."""
+
+ALL = "all"
+"""In the place of a kind: all edits together."""
+
+
+def rows(scores: Scores, kinds: Sequence[str]) -> list[Row]:
+    """Every figure of every method: of drawn and of generated sources, of all edits and of every kind.
+
+    Returns:
+        {"method", "source", "kind", "edits"} and for every figure {"median", "tail", "edits"}, for every share
+        {"mean", "edits"}; `tail` is the 10th percentile, or the 90th where low is good.
+    """
+    found = []
+    for source, method, kind in product(("drawn", "generated"), scores, (ALL, *kinds)):
+        drawn = source == "drawn"
+        chosen = [i for i, s in enumerate(scores[method]) if s and s.drawn is drawn and kind in (ALL, s.kind)]
+        if chosen:
+            mine = [s for i in chosen if (s := scores[method][i])]
+            row = {"method": method, "source": source, "kind": kind, "edits": len(chosen)} | _figures(mine)
+            reference = [scores[REFERENCE][i] for i in chosen] if REFERENCE in scores else []
+            found.append(row | {"relative success": _relative(mine, reference)})
+    return found
+
+
+def _figures(scores: Sequence[Score]) -> Row:
+    row: Row = {}
+    for name, (path, high_is_good) in FIGURES.items():
+        values = _values(scores, path)
+        middle = median_and_tail(values, high_is_good=high_is_good) if values else (None, None)
+        row[name] = {"median": middle[0], "tail": middle[1], "edits": len(values)}
+    for name, path in SHARES.items():
+        votes = _values(scores, path)
+        row[name] = {"mean": fmean(votes) if votes else None, "edits": len(votes)}
+    return row
+
+
+def _values(scores: Sequence[Score], path: str) -> list[float]:
+    """A field of every score that has it, through fields of fields."""
+    values: list[Any] = list(scores)
+    for name in path.split("."):
+        values = [value for owner in values if (value := getattr(owner, name)) is not None]
+    return values
+
+
+def _relative(mine: Sequence[Score], reference: Sequence[Score | None]) -> Row:
+    """Successes over the reference's, on edits that the judge can tell and the reference was run on."""
+    pairs = [(a.success, b.success) for a, b in zip(mine, reference, strict=False) if b is not None]
+    told = [(a, b) for a, b in pairs if a is not None and b is not None]
+    done = sum(b for _, b in told)
+    return {"mean": sum(a for a, _ in told) / done if done else None, "edits": len(told)}
+
+
+def table(found: Sequence[Row], columns: Sequence[str], names: Sequence[str] = SHOWN) -> list[dict[str, str]]:
+    """Rows to read: `columns` as they are, figures as "median (tail)", shares in percent, "of n" where not of all."""
+    told = [{name: _told(row[name], row["edits"]) for name in names} for row in found]
+    shown = [name for name in names if any(row[name] != "-" for row in told)]
+    return [{c: str(row[c]) for c in columns} | {n: t[n] for n in shown} for row, t in zip(found, told, strict=True)]
+
+
+def _told(figure: Row, edits: int) -> str:
+    value = figure.get("median", figure.get("mean"))
+    if value is None:
+        return "-"
+    if "median" in figure:
+        return f"{value:.3g} ({figure['tail']:.3g})"
+    return f"{value:.0%}" if figure["edits"] == edits else f"{value:.0%} of {figure['edits']}"

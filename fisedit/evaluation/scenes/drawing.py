@@ -1,0 +1,205 @@
+"""Pixels: glyphs of Noto Color Emoji, backgrounds and weather. Knows nothing of scenes, prompts or models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from fisedit.errors import FisEditError
+
+if TYPE_CHECKING:
+    from fisedit.evaluation.scenes.vocabulary import Background, Hill, Rgb, Weather
+
+Bytes = NDArray[np.uint8]
+Mask = NDArray[np.bool_]
+Floats = NDArray[np.float32]
+
+CELLS = 32
+"""Cells on a side of the picture; positions and sizes are in cells."""
+
+FONT_PATHS = (
+    Path("/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf"),
+    Path("/usr/share/fonts/noto/NotoColorEmoji.ttf"),
+    Path("/usr/share/fonts/google-noto-emoji/NotoColorEmoji.ttf"),
+)
+_STRIKE = 109  # the one size at which the font holds its bitmaps
+_FAINTEST = 8  # alpha below this (of 255) is dropped, so that a mask has no invisible rim
+_COLOURED = 0.25  # saturation from which a pixel of a glyph has a colour to change
+_SAME_HUE = 45.0  # degrees around a glyph's own hue that change with it
+_PALE = {"pink": 0.55}  # saturation kept, where a colour's name asks for less of it
+_STARS = ((2, 2), (6, 9), (12, 5), (18, 11), (22, 2), (28, 7), (16, 1), (26, 13), (3, 13))  # column, row
+_FALLING = 4  # cells between two drops or flakes
+
+
+class FontMissing(FisEditError):
+    """The emoji font is not installed."""
+
+
+@lru_cache(maxsize=1)
+def emoji_font() -> ImageFont.FreeTypeFont:
+    """Noto Color Emoji, from wherever the system keeps it.
+
+    Raises:
+        FontMissing: none of the known places has it.
+    """
+    for path in FONT_PATHS:
+        if path.is_file():
+            return ImageFont.truetype(str(path), _STRIKE)
+    raise FontMissing(
+        "Noto Color Emoji is needed to draw scenes, found none: run apt-get install fonts-noto-color-emoji"
+    )
+
+
+@lru_cache(maxsize=2048)
+def glyph_pixels(glyph: str, size: int, colour: str = "", hue: float = 0.0) -> Bytes:
+    """A glyph fitted into a square and standing on its lower edge: uint8 [size, size, 4], straight alpha.
+
+    Args:
+        size: side of the square in pixels.
+        colour: a colour's name, "" to leave the glyph as it is. hue: that colour's, in degrees.
+    """
+    ink = _ink(glyph)
+    if colour:
+        ink = _recoloured(ink, hue, _PALE.get(colour, 1.0))
+    scale = size / max(ink.size)
+    fitted = ink.resize((max(1, round(ink.width * scale)), max(1, round(ink.height * scale))), Image.Resampling.BOX)
+    box = Image.new("RGBA", (size, size))
+    box.paste(fitted, ((size - fitted.width) // 2, size - fitted.height))
+    pixels = np.array(box)
+    pixels[pixels[..., 3] < _FAINTEST] = 0
+    return pixels
+
+
+@lru_cache(maxsize=128)
+def headroom(glyph: str) -> float:
+    """The share of its square that a fitted glyph leaves empty above itself: some are wider than tall."""
+    ink = _ink(glyph)
+    return 1 - ink.height / max(ink.size)
+
+
+def paste(pixels: Bytes, glyph: Bytes, left: int, top: int) -> Mask:
+    """Blends a glyph into `pixels` [S, S, 3] in place and returns the pixels that it covers, bool [S, S]."""
+    size = glyph.shape[0]
+    region = pixels[top : top + size, left : left + size]
+    alpha = glyph[..., 3:].astype(np.float32) / 255
+    region[:] = np.round(region * (1 - alpha) + glyph[..., :3] * alpha).astype(np.uint8)
+    covered = np.zeros(pixels.shape[:2], dtype=bool)
+    covered[top : top + size, left : left + size] = glyph[..., 3] > 0
+    return covered
+
+
+@lru_cache(maxsize=256)
+def draw_background(background: Background, weather: Weather | None, horizon: int, side: int) -> Bytes:
+    """Sky, stars, hills and weather: uint8 [side, side, 3], not to be written to; `horizon` in cells."""
+    cell = side / CELLS
+    depth = np.arange(side, dtype=np.float32)[:, None] + 0.5
+    pixels = np.broadcast_to(
+        _gradient(background.sky_top, background.sky_bottom, depth / (horizon * cell)), (side, side, 3)
+    )
+    if background.stars:
+        pixels = _dotted(pixels, _STARS, cell, (255, 250, 225), 0.35)
+    for hill in background.hills:
+        edge = _hill_edge(hill, horizon, side, cell)
+        cover = np.clip(depth - edge + 0.5, 0, 1)[..., None]
+        start = (horizon + hill.drop) * cell
+        paint = _gradient(hill.top, hill.bottom, (depth - start) / (side - start))
+        pixels = pixels * (1 - cover) + paint * cover
+    if weather is not None:
+        pixels = _weathered(pixels, weather, horizon * cell, cell)
+    return np.round(pixels).astype(np.uint8)
+
+
+def _ink(glyph: str) -> Image.Image:
+    """A glyph at the font's own size, without empty rows and columns around it."""
+    canvas = Image.new("RGBA", (_STRIKE * 2, _STRIKE * 2))
+    ImageDraw.Draw(canvas).text((_STRIKE // 2, _STRIKE // 2), glyph, font=emoji_font(), embedded_color=True)
+    return canvas.crop(canvas.getbbox())
+
+
+def _recoloured(ink: Image.Image, hue: float, saturation: float) -> Image.Image:
+    """A glyph whose own colour, the hue most of it has, is turned to another."""
+    alpha = ink.getchannel("A")
+    h, s, v = (np.array(band, np.float32) for band in ink.convert("RGB").convert("HSV").split())
+    degrees = h * (360 / 256)
+    coloured = (s > _COLOURED * 255) & (np.array(alpha) > 0)
+    votes = np.histogram(degrees[coloured], bins=36, range=(0, 360), weights=s[coloured])[0]
+    own = 10 * int(np.argmax(votes + np.roll(votes, 1) + np.roll(votes, -1))) + 5
+    away = (degrees - own + 180) % 360 - 180
+    turned = coloured & (np.abs(away) < _SAME_HUE)
+    h = np.where(turned, ((hue + 0.3 * away) % 360) * (256 / 360), h)
+    s = np.where(turned, s * saturation, s)
+    bands = [Image.fromarray(band.astype(np.uint8)) for band in (h % 256, s, v)]
+    painted = Image.merge("HSV", bands).convert("RGB")
+    painted.putalpha(alpha)
+    return painted
+
+
+def _gradient(top: Rgb, bottom: Rgb, share: Floats) -> Floats:
+    """Colours from `top` to `bottom` for shares [S, 1] of the way: [S, 1, 3]."""
+    ends = np.array([top, bottom], dtype=np.float32)
+    part = np.clip(share, 0, 1)[..., None]
+    mixed: Floats = ends[0] * (1 - part) + ends[1] * part
+    return mixed
+
+
+def _hill_edge(hill: Hill, horizon: int, side: int, cell: float) -> Floats:
+    """The height of a hill's edge in pixels from the top, for every column: [S]."""
+    turns = (hill.waves * (np.arange(side) + 0.5) / side + hill.turn).astype(np.float32)
+    edge: Floats = ((horizon + hill.drop) * cell - hill.swell * cell * _SHAPES[hill.shape](turns)).astype(np.float32)
+    return edge
+
+
+def _wave(turns: Floats) -> Floats:
+    wave: Floats = np.sin(2 * np.pi * turns)
+    return wave
+
+
+def _peaks(turns: Floats) -> Floats:
+    """Points of alternating height."""
+    high = 0.75 + 0.25 * np.cos(np.pi * np.floor(turns))
+    peaks: Floats = (high * (1 - 3 * np.abs(turns % 1 - 0.5))).astype(np.float32)
+    return peaks
+
+
+def _blocks(turns: Floats) -> Floats:
+    """Roofs: flat pieces of uneven height, two to a turn."""
+    heights = np.array((0.4, 1.0, 0.2, 0.8, 0.5, 0.9, 0.1, 0.6), np.float32)
+    blocks: Floats = heights[np.floor(2 * turns).astype(int) % len(heights)]
+    return blocks
+
+
+_SHAPES = {"wave": _wave, "peaks": _peaks, "blocks": _blocks}
+
+
+def _weathered(pixels: Floats, weather: Weather, horizon: float, cell: float) -> Floats:
+    """The whole background tinted, most at the horizon, and on it what falls."""
+    depth = np.arange(len(pixels), dtype=np.float32) + 0.5
+    near = 0.45 + (0.4 if weather.word == "fog" else 0.0) * np.exp(-(((depth - horizon) / (7 * cell)) ** 2))
+    tint = np.array(weather.tint, np.float32)
+    pixels = pixels * (1 - near[:, None, None]) + tint * near[:, None, None]
+    if weather.word == "fog":
+        return pixels
+    rows = range(1, CELLS, _FALLING)
+    places = [(column, row) for row in rows for column in range(1 + row % 8 // 2, CELLS, _FALLING)]
+    rain = weather.word == "rain"
+    return _dotted(pixels, places, cell, (60, 110, 190) if rain else (255, 255, 255), 0.45, tall=2.2 if rain else 1.0)
+
+
+def _dotted(
+    pixels: Floats, places: Iterable[tuple[int, int]], cell: float, colour: Rgb, radius: float, tall: float = 1.0
+) -> Floats:
+    """Soft dots of a radius in cells, stretched upright by `tall`, in the middle of cells (column, row)."""
+    y, x = np.mgrid[0 : pixels.shape[0], 0 : pixels.shape[1]].astype(np.float32) + 0.5
+    light = np.zeros(pixels.shape[:2], dtype=np.float32)
+    reach = (radius * cell) ** 2
+    for column, row in places:
+        light += np.exp(-((x - (column + 0.5) * cell) ** 2 + ((y - (row + 0.5) * cell) / tall) ** 2) / reach)
+    part = np.clip(light, 0, 1)[..., None]
+    lit: Floats = pixels * (1 - part) + np.array(colour, dtype=np.float32) * part
+    return lit

@@ -1,0 +1,175 @@
+"""Scenes in plain English, and back: how a scene is said, and what a prompt asks for.
+
+Every way of saying uses the same few telling words, so reading needs no grammar: a noun names an object, an adjective
+before it describes it, what comes after "wearing" or "with" sits on its head.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from fisedit.evaluation.scenes.scene import Placed, Scene, SceneError
+from fisedit.evaluation.scenes.vocabulary import (
+    ACCESSORIES,
+    BACKGROUND,
+    BACKGROUNDS,
+    COLOURS,
+    SCALES,
+    SKY_WORDS,
+    THING,
+    WEATHER,
+    WEATHERS,
+)
+
+RELATIONS = ("and", "next to", "on top of")
+_OPENINGS = ("", "", "a picture of ", "a drawing of ", "there is ")
+_WEARING = ("wearing", "with")
+_MARKS = {
+    place.word: _telling
+    for places in (BACKGROUNDS, WEATHERS)
+    for place in places
+    if (_telling := [tuple(phrase.split()[1:]) for phrase in place.phrases])
+}
+"""Background or weather -> its phrases without their first word."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where a word stands in a prompt: characters [start, stop)."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A prompt, and the spans in it of the nouns of a scene's `parts`, in their order."""
+
+    text: str
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One object that a prompt asks for."""
+
+    word: str
+    colour: str = ""
+    scale: str = ""
+    accessory: str = ""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a prompt asks for; objects in the order they are said in, those in the sky last."""
+
+    objects: tuple[Asked, ...]
+    background: str
+    weather: str = ""
+    relation: str = "and"
+
+
+def say(scene: Scene) -> Sentence:
+    """The prompt of a scene, in the wording it asks for."""
+    text, found = "", {}
+    for piece, part in _pieces(scene):
+        if part is not None:
+            found[part] = Span(len(text), len(text) + len(piece))
+        text += piece
+    return Sentence(text, tuple(found[part] for part in scene.parts))
+
+
+def _pieces(scene: Scene) -> Iterator[tuple[str, tuple[int, str] | None]]:
+    """The prompt in pieces, each with the part that it names."""
+    rng = np.random.default_rng(scene.wording) if scene.wording else None
+
+    def choose(ways: tuple[str, ...], chance: float = 0.5) -> str:
+        return ways[0] if rng is None or rng.random() > chance else ways[int(rng.integers(len(ways)))]
+
+    opening, background = choose(_OPENINGS), choose(BACKGROUND[scene.background].phrases, 0.8)
+    wearing, first = choose(_WEARING), choose(("last", "first"), 0.3) == "first"
+    under = choose(("under", "below"), 0.3)
+    weather = choose(WEATHER[scene.weather].phrases, 0.8) if scene.weather else ""  # last: the rest is said alike
+    ground = [i for i, placed in enumerate(scene.objects) if placed.word not in SKY_WORDS]
+    sky = [i for i in range(len(scene.objects)) if i not in ground]
+    place = f"{background} {weather}".strip()
+    yield (f"{place}, " if first else "") + opening, None
+    for rank, index in enumerate(ground):
+        if rank:
+            last = rank == len(ground) - 1
+            yield f" {scene.relation} " if rank == 1 and scene.relation != "and" else " and " if last else ", ", None
+        yield from _noun_phrase(scene.objects[index], index, wearing)
+    if not first:
+        yield f"{' ' if ground else ''}{place}", None
+    for rank, index in enumerate(sky):
+        yield f" {under} " if rank == 0 else " and ", None
+        yield from _noun_phrase(scene.objects[index], index, wearing)
+
+
+def _noun_phrase(placed: Placed, index: int, wearing: str) -> Iterator[tuple[str, tuple[int, str] | None]]:
+    before = " ".join(filter(None, (placed.scale, placed.colour)))
+    article = "the" if THING[placed.word].the else "an" if (before or placed.word)[0] in "aeiou" else "a"
+    yield " ".join(filter(None, (article, before))) + " ", None
+    yield placed.word, (index, placed.word)
+    if placed.accessory:
+        yield f" {wearing} a ", None
+        yield placed.accessory, (index, placed.accessory)
+
+
+def read(prompt: str) -> Request:
+    """What a prompt asks for; words that no scene knows are passed over.
+
+    Raises:
+        SceneError: it names no background, or no object.
+    """
+    words = tuple(re.findall(r"[a-z]+", prompt.lower()))
+    objects: list[Asked] = []
+    for at, word in enumerate(words):
+        if word in THING and not _within_place(words, at):
+            thing, before = THING[word], _adjectives(words, at)
+            colour = next((w for w in before if w in COLOURS and thing.colours), "")
+            objects.append(Asked(word, colour, next((w for w in before if w in SCALES), "")))
+        elif word in ACCESSORIES and objects and THING[objects[-1].word].wears:
+            objects[-1] = Asked(objects[-1].word, objects[-1].colour, objects[-1].scale, word)
+    backgrounds = [name for name in BACKGROUND if _said(words, name)]
+    if not backgrounds or not objects:
+        raise SceneError(f"a scene needs an object and a background, got {prompt!r}: for example 'a cat on a beach'")
+    weather = next((name for name in WEATHER if _said(words, name)), "")
+    text = f" {' '.join(words)} "
+    relation = next((r for r in RELATIONS[1:] if f" {r} " in text), "and")
+    objects.sort(key=lambda asked: asked.word in SKY_WORDS)
+    return Request(tuple({asked.word: asked for asked in objects}.values()), backgrounds[0], weather, relation)
+
+
+def _adjectives(words: tuple[str, ...], at: int) -> tuple[str, ...]:
+    start = at
+    while start and words[start - 1] in (*COLOURS, *SCALES):
+        start -= 1
+    return words[start:at]
+
+
+def _said(words: tuple[str, ...], name: str) -> bool:
+    text = f" {' '.join(words)} "
+    return any(f" {' '.join(mark)} " in text for mark in _MARKS[name])
+
+
+def _within_place(words: tuple[str, ...], at: int) -> bool:
+    """Whether a noun is part of a background's phrase ("inside a house with a wooden floor")."""
+    marks = [mark for marks in _MARKS.values() for mark in marks if words[at] in mark]
+    return any(
+        words[at - mark.index(words[at]) : at - mark.index(words[at]) + len(mark)] == mark
+        for mark in marks
+        if at >= mark.index(words[at])
+    )
+
+
+def vocabulary() -> tuple[str, ...]:
+    """Every word that `say` can use, in a fixed order."""
+    phrases = [*RELATIONS, *_OPENINGS, *_WEARING, "a an the under below"]
+    phrases += [phrase for places in (BACKGROUNDS, WEATHERS) for place in places for phrase in place.phrases]
+    words = [*THING, *ACCESSORIES, *COLOURS, *SCALES, *(word for phrase in phrases for word in phrase.split())]
+    return tuple(dict.fromkeys(words))

@@ -1,0 +1,239 @@
+"""Scenes at random, scenes for a prompt, and pairs of scenes that differ in one thing: the truth of an edit.
+
+Everything comes from a seed. An object's place depends on the seed, on how many objects there are and on which one it
+is, but not on its word, so two prompts of the same shape and seed put their objects in the same boxes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fisedit.evaluation.scenes.drawing import CELLS, Mask
+from fisedit.evaluation.scenes.language import RELATIONS, Asked, Request, read, say
+from fisedit.evaluation.scenes.scene import Placed, Scene, SceneError, render
+from fisedit.evaluation.scenes.vocabulary import (
+    ACCESSORIES,
+    BACKGROUNDS,
+    COLOURS,
+    GROUND_WORDS,
+    SCALES,
+    SKY_WORDS,
+    THING,
+    WEATHERS,
+)
+
+_SIZES = {1: 14, 2: 12, 3: 10, 4: 8}
+_SCALED = {"big": {1: 20, 2: 16}, "small": {1: 8, 2: 7}}
+_STACKED = 10
+_SKY, _FLYING = 8, 2
+_WORDINGS = 1 << 20
+
+
+def scene_for(prompt: str, seed: int) -> Scene:
+    """A scene that a prompt asks for, laid out by a seed.
+
+    Raises:
+        SceneError: the prompt names no object or no background, or more than fits.
+    """
+    return arrange(read(prompt), np.random.default_rng(seed))
+
+
+def arrange(request: Request, rng: np.random.Generator) -> Scene:
+    """Puts what is asked for in its place; draws the same numbers whatever the words are.
+
+    Raises:
+        SceneError: it is more than fits.
+    """
+    ground = [asked for asked in request.objects if asked.word not in SKY_WORDS]
+    sky = [asked for asked in request.objects if asked.word in SKY_WORDS]
+    stacked = request.relation == "on top of" and len(ground) > 1
+    room = 2 if stacked else len(_SIZES)
+    if len(ground) > room or len(sky) > _FLYING:
+        words = ", ".join(asked.word for asked in request.objects)
+        raise SceneError(f"a scene has room for {room} objects and {_FLYING} in the sky, got {words}: name fewer")
+    horizon = int(rng.integers(16, 19))
+    shares = rng.random((len(_SIZES), 2))
+    flying = rng.random((_FLYING, 2))
+    if stacked:
+        placed = _stack(ground, shares)
+    else:
+        placed = [_stand(asked, i, len(ground), shares[i], request.relation) for i, asked in enumerate(ground)]
+    for asked, share in zip(sky, flying, strict=False):
+        placed.append(_fly(asked, placed, share))
+    relation = request.relation if len(ground) > 1 else "and"
+    return Scene(request.background, horizon, tuple(placed), request.weather, relation)
+
+
+def _stand(asked: Asked, slot: int, count: int, share: np.ndarray, relation: str) -> Placed:
+    """An object somewhere in its own column of the ground, so that no two overlap."""
+    size = _SCALED[asked.scale][count] if asked.scale and count <= 2 else _SIZES[count]
+    if asked.accessory and not asked.scale:
+        size -= size // 7
+    start, stop = slot * CELLS // count, (slot + 1) * CELLS // count
+    if relation == "next to" and slot < 2:  # both at the wall between them
+        left = stop - size if slot == 0 else start
+    else:
+        left = start + int(share[0] * (stop - start - size + 1))
+    return Placed(
+        asked.word, left, 28 + int(share[1] * 3), size, asked.colour, asked.scale if count <= 2 else "", asked.accessory
+    )
+
+
+def _stack(ground: list[Asked], shares: np.ndarray) -> list[Placed]:
+    """The first object stands on the second."""
+    left, bottom = int(shares[0, 0] * (CELLS - _STACKED + 1)), 28 + int(shares[0, 1] * 3)
+    heights = (bottom - _STACKED, bottom)
+    return [Placed(a.word, left, b, _STACKED, a.colour) for a, b in zip(ground, heights, strict=True)]
+
+
+def _fly(asked: Asked, others: list[Placed], share: np.ndarray) -> Placed:
+    """An object in the sky, over no other if there is room."""
+    bottom = _SKY + 1 + int(share[1] * 3)
+    lefts = [
+        left
+        for left in range(CELLS - _SKY + 1)
+        if all(o.top >= bottom or o.right <= left or o.left >= left + _SKY for o in others)
+    ] or list(range(CELLS - _SKY + 1))
+    return Placed(asked.word, lefts[int(share[0] * len(lefts))], bottom, _SKY, asked.colour)
+
+
+def sample_scene(rng: np.random.Generator, count: int | None = None, sky: bool | None = None) -> Scene:
+    """A scene at random.
+
+    Args:
+        rng: the only source of randomness; the same state gives the same scene.
+        count: how many objects stand on the ground, 1 to 4; drawn when None.
+        sky: whether one more object is in the sky; one time in four when None.
+    """
+    n = int(rng.choice((1, 2, 3, 4), p=(0.35, 0.38, 0.17, 0.1))) if count is None else count
+    above = bool(rng.random() < 0.25) if sky is None else sky
+    words = [str(word) for word in rng.choice(GROUND_WORDS, size=n, replace=False)]
+    words += [str(rng.choice(SKY_WORDS))] if above else []
+    relation = str(rng.choice(RELATIONS, p=(0.6, 0.2, 0.2))) if n == 2 else "and"
+    scaled = int(rng.integers(n)) if n <= 2 and relation == "and" and rng.random() < 0.4 else -1
+    objects = tuple(
+        _sample_asked(rng, word, i == scaled, n <= 3 and relation != "on top of") for i, word in enumerate(words)
+    )
+    weather = str(rng.choice([w.word for w in WEATHERS])) if rng.random() < 0.15 else ""
+    background = BACKGROUNDS[int(rng.integers(len(BACKGROUNDS)))].word
+    wording = int(rng.integers(_WORDINGS)) if rng.random() < 0.7 else 0
+    return replace(arrange(Request(objects, background, weather, relation), rng), wording=wording)
+
+
+def _sample_asked(rng: np.random.Generator, word: str, scaled: bool, dressed: bool) -> Asked:
+    thing = THING[word]
+    colour = str(rng.choice(list(COLOURS))) if thing.colours and rng.random() < 0.5 else ""
+    scale = str(rng.choice(SCALES)) if scaled else ""
+    wears = dressed and thing.wears and scale != "big" and rng.random() < 0.3
+    return Asked(word, colour, scale, str(rng.choice(list(ACCESSORIES))) if wears else "")
+
+
+@dataclass(frozen=True)
+class Change:
+    """An edit with its truth: two scenes that differ in one thing.
+
+    Args:
+        kind: one of `KINDS`. before, after: the scenes. index: the object concerned, -1 for the whole background.
+    """
+
+    kind: str
+    before: Scene
+    after: Scene
+    index: int = -1
+
+    @property
+    def prompts(self) -> tuple[str, str]:
+        """What is said before and after."""
+        return say(self.before).text, say(self.after).text
+
+    def region(self, side: int = 256) -> Mask:
+        """The pixels in which the two scenes differ, bool [side, side]."""
+        before, after = render(self.before, side).pixels, render(self.after, side).pixels
+        differ: Mask = np.any(before != after, axis=-1)
+        return differ
+
+
+def sample_change(rng: np.random.Generator, kind: str) -> Change:
+    """A change at random, both prompts in the same wording; `kind` is one of `KINDS`."""
+    while True:
+        change = _CHANGES[kind](rng, sample_scene(rng))
+        if change is not None:
+            return change
+
+
+def _swap(rng: np.random.Generator, scene: Scene) -> Change | None:
+    index = int(rng.integers(len(scene.objects)))
+    old = scene.objects[index]
+    words = SKY_WORDS if old.word in SKY_WORDS else GROUND_WORDS
+    fit = [w for w in words if w not in scene.words and (not old.colour or THING[w].colours)]
+    fit = [w for w in fit if not old.accessory or THING[w].wears]
+    return Change("swap", scene, scene.change(index, word=str(rng.choice(fit))), index) if fit else None
+
+
+def _insert(rng: np.random.Generator, scene: Scene) -> Change | None:
+    deleted = _delete(rng, scene)
+    return deleted and Change("insert", deleted.after, deleted.before, deleted.index)
+
+
+def _delete(rng: np.random.Generator, scene: Scene) -> Change | None:
+    ground = [i for i, placed in enumerate(scene.objects) if placed.word not in SKY_WORDS]
+    index = int(rng.integers(len(scene.objects)))
+    if (len(ground) < 2 and index in ground) or scene.relation != "and":
+        return None
+    return Change("delete", scene, scene.without(index), index)
+
+
+def _recolour(rng: np.random.Generator, scene: Scene) -> Change | None:
+    fit = [i for i, placed in enumerate(scene.objects) if placed.colour]
+    if not fit:
+        return None
+    index = int(rng.choice(fit))
+    others = [colour for colour in COLOURS if colour != scene.objects[index].colour]
+    return Change("recolour", scene, scene.change(index, colour=str(rng.choice(others))), index)
+
+
+def _dress(rng: np.random.Generator, scene: Scene) -> Change | None:
+    fit = [i for i, placed in enumerate(scene.objects) if placed.accessory]
+    index = int(rng.choice(fit)) if fit else -1
+    return Change("dress", scene.change(index, accessory=""), scene, index) if fit else None
+
+
+def _resize(rng: np.random.Generator, scene: Scene) -> Change | None:
+    fit = [i for i, placed in enumerate(scene.objects) if placed.scale and not placed.accessory]
+    if not fit:
+        return None
+    index, old = fit[0], scene.objects[fit[0]]
+    count = sum(placed.word not in SKY_WORDS for placed in scene.objects)
+    scale = "small" if old.scale == "big" else "big"
+    size = _SCALED[scale][count]
+    start, stop = index * CELLS // count, (index + 1) * CELLS // count
+    left = min(max(start, old.left + (old.size - size) // 2), stop - size)
+    return Change("resize", scene, scene.change(index, scale=scale, size=size, left=left), index)
+
+
+def _move(rng: np.random.Generator, scene: Scene) -> Change | None:
+    others = [background.word for background in BACKGROUNDS if background.word != scene.background]
+    return Change("background", scene, replace(scene, background=str(rng.choice(others))))
+
+
+def _storm(rng: np.random.Generator, scene: Scene) -> Change | None:
+    if scene.weather:
+        return None
+    return Change("weather", scene, replace(scene, weather=str(rng.choice([w.word for w in WEATHERS]))))
+
+
+_CHANGES: dict[str, Callable[[np.random.Generator, Scene], Change | None]] = {
+    "swap": _swap,
+    "insert": _insert,
+    "delete": _delete,
+    "recolour": _recolour,
+    "resize": _resize,
+    "dress": _dress,
+    "background": _move,
+    "weather": _storm,
+}
+KINDS = tuple(_CHANGES)
+"""Kinds of change: the last two concern the whole background, the others one object."""

@@ -1,0 +1,80 @@
+"""What a drawn object is painted with where words do not say it: hues and patterns. Knows pixels and masks alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
+
+if TYPE_CHECKING:
+    from fisedit.evaluation.scenes.drawing import Bytes, Floats, Mask
+
+PATTERNS = ("plain", "stripes", "dots")
+
+
+@dataclass(frozen=True)
+class Look:
+    """What an object is painted with: one hue, or two in a pattern.
+
+    Args:
+        hues: in degrees. saturation: 0 to 1. pattern: one of `PATTERNS`.
+        period: of the pattern, as a share of the picture's side. turn: its direction, in radians.
+    """
+
+    hues: tuple[float, float]
+    saturation: float
+    pattern: str = "plain"
+    period: float = 0.08
+    turn: float = 0.0
+
+    def paint(self, pixels: Bytes, mask: Mask) -> Bytes:
+        """Pixels [S, S, 3] with what `mask` [S, S] covers painted; light and shade stay."""
+        hsv = np.array(Image.fromarray(pixels).convert("HSV"))
+        second = self._second(*mask.shape)
+        hues = np.where(second, self.hues[1], self.hues[0]) % 360 * (256 / 360)
+        hsv[..., 0] = hues.astype(np.uint8)
+        hsv[..., 1] = round(255 * self.saturation)
+        hsv[..., 2] = 70 + (hsv[..., 2].astype(np.float32) * (185 / 255)).astype(np.uint8)
+        painted = np.array(Image.fromarray(hsv, "HSV").convert("RGB"))
+        whole: Bytes = np.where(mask[..., None], painted, pixels)
+        return whole
+
+    def _second(self, height: int, width: int) -> Mask:
+        """Where the second hue is."""
+        y, x = np.mgrid[:height, :width].astype(np.float32)
+        along: Floats = (x * np.cos(self.turn) + y * np.sin(self.turn)) / (self.period * width)
+        across: Floats = (y * np.cos(self.turn) - x * np.sin(self.turn)) / (self.period * width)
+        if self.pattern == "plain":
+            return np.zeros((height, width), dtype=bool)
+        if self.pattern == "stripes":
+            stripes: Mask = along % 1 < 0.5
+            return stripes
+        dots: Mask = (along % 1 - 0.5) ** 2 + (across % 1 - 0.5) ** 2 < 0.1
+        return dots
+
+
+@dataclass(frozen=True)
+class Palette:
+    """Which looks are drawn: from the ranges of hues, in degrees, and of saturations, 0 to 1; and which patterns.
+
+    A small autoencoder can paint only colours that it has met: where it can't, no adapter can.
+    """
+
+    hues: tuple[float, float] = (0, 360)
+    saturations: tuple[float, float] = (0.5, 0.95)
+    patterns: tuple[str, ...] = PATTERNS
+
+
+def sample_look(rng: np.random.Generator, palette: Palette) -> Look:
+    """A look at random; every other one is plain where the palette has that."""
+    first, second = rng.uniform(*palette.hues, size=2)
+    plain = "plain" in palette.patterns and bool(rng.random() < 0.5)
+    return Look(
+        (float(first), float(second)),
+        float(rng.uniform(*palette.saturations)),
+        "plain" if plain else str(rng.choice(palette.patterns)),
+        period=float(rng.uniform(0.07, 0.13)),
+        turn=float(rng.uniform(0, np.pi)),
+    )

@@ -1,0 +1,115 @@
+"""`python -m fisedit.evaluation.triton_speed`: Triton's kernels against torch's on CUDA, for the table in `tuning`.
+
+Prints, for SD 1.5's levels and rows of all items together, Triton's time over torch's, each captured in a CUDA graph:
+below 1 Triton is faster. No figure is printed for a kernel whose result is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from fisedit.models.device import choose_device
+from fisedit.sparse.graph_capture import capture
+from fisedit.sparse_kernels import torch_backend
+from fisedit.sparse_kernels.buckets import Place
+from fisedit.sparse_kernels.reference import BYTES, coded
+from fisedit.sparse_kernels.triton import backend
+
+LEVELS = ((64, 320), (32, 640), (16, 1280), (8, 1280))
+"""(side of the map, channels) of SD 1.5 at 512 pixels."""
+
+SHARES = (0.02, 0.06, 0.25, 0.5)
+ITEMS = 2
+TOLERANCE = 2e-2
+REPEATS = 20
+
+Call = Callable[[], Tensor]
+
+
+def main() -> None:
+    """Measure and print."""
+    device = choose_device("cuda")
+    print(f"{torch.cuda.get_device_name(device)}, fp16, {ITEMS} items")
+    print("kernel           side  channels  rows  triton/torch")
+    with torch.inference_mode(), torch.device(device):
+        for side, channels in LEVELS:
+            for share in SHARES:
+                rows = max(16, round(share * side * side) // 16 * 16)
+                for name, (theirs, ours) in cases(rows, side, channels).items():
+                    print(f"{name:15}  {side:4}  {channels:8}  {ITEMS * rows:4}  {ratio(theirs, ours, device)}")
+
+
+def cases(rows: int, side: int, channels: int, dtype: torch.dtype = torch.float16) -> dict[str, tuple[Call, Call]]:
+    """Each kernel by torch and by Triton over the same random arguments, on torch's default device."""
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape).to(dtype)
+
+    def each(name: str, *arguments: object) -> tuple[Call, Call]:
+        def call(kernels: object) -> Call:
+            def run() -> Tensor:
+                out = getattr(kernels, name)(*arguments)
+                first: Tensor = out[0] if isinstance(out, tuple) else out
+                return first
+
+            return run
+
+        return call(torch_backend), call(backend)
+
+    x, halo = random(ITEMS, rows, channels), random(ITEMS, max(16, rows // 2), channels)
+    gamma, square = random(channels), random(channels, channels) * channels**-0.5
+    layer, wide = (gamma, gamma, 1e-5), random(8 * channels, channels) * channels**-0.5
+    weight = (random(channels, channels, 3, 3) * (9 * channels) ** -0.5).to(memory_format=torch.channels_last)
+    taps = torch.randint(0, rows + halo.shape[1] + 1, (ITEMS, rows, 9), dtype=torch.int32)
+    norm, packed = torch.randn(ITEMS, 2, channels), random(ITEMS, rows, 3 * channels)
+    recorded, text = random(ITEMS, side * side, channels), random(ITEMS, 77, channels)
+    (numbers, scales), (floats, worth) = (coded(recorded, 8, kind) for kind in BYTES.values())
+    five = random(channels, 5 * channels) * channels**-0.5
+    place = Place.empty(ITEMS, rows, side * side, x.device)
+    place.positions[:] = torch.arange(rows)
+    place.taken[:, :rows] = True
+    place.valid.fill_(rows)
+    width = side * side * channels // 32  # elements of a group
+    totals = torch.tensor([0.0, 2.0 * width], dtype=torch.float64).expand(1, 32, 2)
+    return {
+        "affine": each("affine", x, packed[..., :channels], totals, place.valid, width, gamma, gamma, 1e-5),
+        "norm_conv3x3": each("norm_conv3x3", x, halo, taps, weight, gamma, norm, random(1, channels), x),
+        "norm_linear": each("norm_linear", x, wide[: 3 * channels], None, None, layer),
+        "norm_geglu": each("norm_geglu", x, wide, random(8 * channels), layer),
+        "attention": each("attention", *packed.chunk(3, -1), recorded, recorded, place, 8),
+        "over int8": each("attention", *packed.chunk(3, -1), numbers, numbers, place, 8, (scales, scales)),
+        "over fp8": each("attention", *packed.chunk(3, -1), floats, floats, place, 8, (worth, worth)),
+        "cross_attention": each("cross_attention", x, layer, square, text, text, 8),
+        "two to linear": each("norm_linear", (random(ITEMS, rows, 4 * channels), x), five, gamma, None, None, x),
+        "linear": each("norm_linear", x, square, gamma, None, None, x),
+    }
+
+
+def ratio(theirs: Call, ours: Call, device: torch.device) -> str:
+    """Triton's median time over torch's, or what is wrong with its result."""
+    expected, got = theirs().float(), ours().float()
+    error = float((got - expected).norm() / expected.norm())
+    if not error <= TOLERANCE:
+        return f"wrong by {error:.1e}"
+    return f"{seconds(ours, device) / seconds(theirs, device):.2f}"
+
+
+def seconds(call: Call, device: torch.device) -> float:
+    """Median seconds of a captured call, by device events."""
+    captured, times = capture(lambda: {"out": call()}, device), []
+    for _ in range(REPEATS + 3):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        captured.replay()
+        end.record()
+        end.synchronize()
+        times.append(float(begin.elapsed_time(end)) / 1000)
+    return median(times[3:])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Two prompts and a trajectory to a mask: where an edit paints."""

@@ -1,0 +1,172 @@
+"""Recorded attention as maps of words, refined; and the plain recipes that make masks of them, kept for study.
+
+Pure functions on numpy arrays; does not know the UNet, how attention was recorded, or how a prompt was split. The
+recipe that ships is in `things`.
+
+The maps follow DAAM (arXiv 2210.04885) and prompt-to-prompt (arXiv 2208.01626); the new words' keys against the
+source's queries find words that the source never had. Sharpening by self-attention follows DiffSegmenter (arXiv
+2309.02773). FISEdit (arXiv 2305.17423) thresholds a difference of latents instead, after dense steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fisedit.errors import NumericsError
+from fisedit.masking.masks import clean, threshold
+from fisedit.values import EditKind, EditMask, EditScript, Hunk, MaskSource, Word
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    Heat = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to read recorded attention.
+
+    Args:
+        union: whether a replaced word's old map and the new word's are united; otherwise old words count where there
+            are some. rounds: of refinement by self-attention. two_way: whether maps are of two-way attention.
+    """
+
+    union: bool
+    rounds: int = 2
+    two_way: bool = False
+
+
+METHODS = {
+    "cross": Method(union=False, rounds=0),
+    "cross-self": Method(union=False),
+    "new-words": Method(union=True),
+    "two-way": Method(union=True, two_way=True),
+}
+"""Cross-attention alone; refined; with the new words' keys on the recorded queries; and all that with parameter-free
+two-way attention as in CALIP (arXiv 2209.14169)."""
+
+
+def seed_map(script: EditScript, old_maps: Heat, new_maps: Heat) -> Heat:
+    """Where the changed words attend: the union of all hunks' maps.
+
+    A hunk's map is the union of its focus words' maps, the old ones' as recorded and the new ones' as they would have
+    attended: for a replaced word both, for an inserted one the new, for a deleted one the old. Each map is first
+    stretched to 0 to 1, so that a word with a flat map cannot cover the frame.
+
+    Args:
+        script: whose hunks name the words.
+        old_maps: attention probabilities of the source prompt's tokens [T, h, w].
+        new_maps: those of the new prompt's keys against the source's recorded queries [T, h, w].
+
+    Returns:
+        Floats [h, w], 0 to 1; all zeros if no hunk points at a word.
+    """
+    maps = [_hunk_map(hunk, old_maps, new_maps) for hunk in pointed(script)]
+    return np.max(maps, axis=0) if maps else np.zeros(old_maps.shape[1:], np.float32)
+
+
+def pointed(script: EditScript) -> list[Hunk]:
+    """The hunks that say where."""
+    return [hunk for hunk in script.hunks if hunk.focus_old or hunk.focus_new]
+
+
+def _hunk_map(hunk: Hunk, old_maps: Heat, new_maps: Heat, *, union: bool = True) -> Heat:
+    old, new = word_maps(hunk.focus_old, old_maps), word_maps(hunk.focus_new, new_maps)
+    return np.asarray(np.max(old + new if union else old or new, axis=0))
+
+
+def word_maps(words: Sequence[Word], maps: Heat) -> list[Heat]:
+    """Every word's map out of its tokens' [T, h, w], stretched to 0 to 1."""
+    return [stretch(maps[list(word.tokens)].mean(axis=0)) for word in words]
+
+
+def stretch(heat: Heat) -> Heat:
+    """The map shifted and scaled to 0 to 1; zeros for a constant one.
+
+    Raises:
+        NumericsError: NaN or infinity in it.
+    """
+    low, high = float(heat.min()), float(heat.max())
+    if not np.isfinite(low + high):
+        raise NumericsError("recorded attention must be finite, got NaN or infinity; check the model's weights")
+    return ((heat - low) / ((high - low) or 1.0)).astype(np.float32)
+
+
+def refine(heat: Heat, affinity: Heat, affinity_grid: tuple[int, int], rounds: int = 2) -> Heat:
+    """The map after diffusing along self-attention: M <- 0.5 M + 0.5 A M, as often as asked.
+
+    Args:
+        heat: floats [h, w].
+        affinity: A, self-attention between cells [n, n] with n = gh * gw; each row sums to 1.
+        affinity_grid: (gh, gw), the grid of those cells in row-major order.
+        rounds: 0 or more; 0 gives the map at the affinity's resolution.
+
+    Returns:
+        Floats [h, w] within the range of `heat`.
+    """
+    assert affinity.shape == (affinity_grid[0] * affinity_grid[1],) * 2, "one row of affinity per cell of its grid"
+    flat = _resize(heat, affinity_grid).ravel()
+    for _ in range(rounds):
+        flat = 0.5 * flat + 0.5 * (affinity @ flat)
+    return _resize(flat.reshape(affinity_grid), (heat.shape[0], heat.shape[1]))
+
+
+def _resize(heat: Heat, size: tuple[int, int]) -> Heat:
+    """Bilinear, with cells (not corners) aligned."""
+    from scipy.ndimage import zoom
+
+    factors = (size[0] / heat.shape[0], size[1] / heat.shape[1])
+    return np.asarray(zoom(heat, factors, order=1, mode="nearest", grid_mode=True), np.float32)
+
+
+def predict(
+    script: EditScript,
+    old_maps: Heat,
+    new_maps: Heat,
+    affinity: Heat,
+    affinity_grid: tuple[int, int],
+    *,
+    growth: int = 1,
+    method: str = "new-words",
+) -> EditMask:
+    """The mask of an edit from what was recorded with its source; no UNet call is spent.
+
+    Each hunk is sought, refined and thresholded by itself, so that a large change does not hide a small one; the
+    confidence is that of the worst hunk. Below `LOW_CONFIDENCE` the mask should not be trusted.
+
+    Args:
+        script: the edit.
+        old_maps, new_maps: as in `seed_map` [T, h, w]; h and w are the latent grid's.
+        affinity, affinity_grid: as in `refine`; [n, n] and (gh, gw).
+        growth: latent cells to grow the cleaned mask by. method: a key of `METHODS`.
+
+    Returns:
+        The mask: nowhere for identical prompts, everywhere for a global edit.
+
+    Raises:
+        NumericsError: NaN or infinity in the maps.
+    """
+    if script.kind is EditKind.IDENTICAL:
+        return EditMask(np.zeros(old_maps.shape[1:], bool), MaskSource.NOWHERE)
+    if script.kind is EditKind.GLOBAL:
+        return EditMask(np.ones(old_maps.shape[1:], bool), MaskSource.EVERYWHERE)
+    how = METHODS[method]
+    seeds = [_hunk_map(hunk, old_maps, new_maps, union=how.union) for hunk in pointed(script)]
+    heats = [stretch(refine(seed, affinity, affinity_grid, how.rounds)) if how.rounds else seed for seed in seeds]
+    return _thresholded(heats, growth)
+
+
+def from_heat(heat: Heat, growth: int = 1) -> EditMask:
+    """The mask of any map of change [h, w], thresholded and cleaned as an attention map is."""
+    return _thresholded([stretch(heat)], growth)
+
+
+def _thresholded(heats: Sequence[Heat], growth: int) -> EditMask:
+    grids, confidences = zip(*map(threshold, heats), strict=True)
+    grid = clean(np.any(grids, axis=0), growth=growth)
+    return EditMask(grid, MaskSource.ATTENTION, min(confidences), np.max(heats, axis=0))

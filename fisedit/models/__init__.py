@@ -1,0 +1,1 @@
+"""Load, check, place and patch a diffusers model. Knows nothing of edits."""

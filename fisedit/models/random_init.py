@@ -1,0 +1,56 @@
+"""Stable Diffusion 1.5's architecture with random weights: everything speed depends on, without a download.
+
+Knows configurations and initial scales; nothing that it draws means anything.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from fisedit.models.loader import quiet
+
+if TYPE_CHECKING:
+    from diffusers import StableDiffusionPipeline
+
+_SD15 = Path(__file__).parent / "configs" / "sd15"
+
+
+def random_pipeline(device: torch.device, dtype: torch.dtype) -> StableDiffusionPipeline:
+    """The pipeline, convolutions channels-last, activations of order one."""
+    from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+
+    with quiet():
+        with torch.device("meta"):
+            unet = UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(_SD15 / "unet"))
+            vae = AutoencoderKL.from_config(AutoencoderKL.load_config(_SD15 / "vae"))
+        text_encoder = CLIPTextModel(CLIPTextConfig.from_pretrained(_SD15 / "text_encoder")).eval()
+        pipe = StableDiffusionPipeline(
+            unet=_filled(unet, device, dtype),
+            vae=_filled(vae, device, dtype),
+            text_encoder=text_encoder.to(device, dtype),
+            tokenizer=CLIPTokenizer.from_pretrained(str(_SD15 / "tokenizer")),
+            scheduler=DDIMScheduler.from_pretrained(str(_SD15 / "scheduler")),
+            safety_checker=None,
+            feature_extractor=None,
+            requires_safety_checker=False,
+        )
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@torch.no_grad()
+def _filled(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    module = module.to(dtype).to_empty(device=device).eval().requires_grad_(False)
+    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
+    generator = torch.Generator(device).manual_seed(0)
+    for name, weights in module.named_parameters():
+        if weights.ndim > 1:
+            weights.normal_(0, weights[0].numel() ** -0.5, generator=generator)
+        else:
+            weights.fill_(name.endswith("weight"))
+    return module

@@ -1,0 +1,72 @@
+"""A picture encoded to latents, and latents shown as a small picture while a sampler runs.
+
+Knows autoencoders; knows nothing of the UNet, prompts or edits.
+"""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from diffusers import AutoencoderKL
+from diffusers.image_processor import VaeImageProcessor
+from PIL import Image
+from torch import Tensor
+
+from fisedit.models.injection import injected
+from fisedit.values import LATENT_FACTOR
+
+_fits: WeakKeyDictionary[AutoencoderKL, Tensor] = WeakKeyDictionary()
+
+
+@torch.inference_mode()
+def encode(vae: AutoencoderKL, image: Image.Image) -> Tensor:
+    """Clean latents of an image: the mode of the encoder's distribution.
+
+    Args:
+        vae: the autoencoder.
+        image: of any mode, 8w x 8h pixels.
+
+    Returns:
+        Latents [1, C, h, w] times the scaling factor, in the autoencoder's dtype.
+    """
+    pixels = VaeImageProcessor().preprocess(image.convert("RGB")).to(vae.device, vae.dtype)
+    latents: Tensor = vae.encode(pixels).latent_dist.mode() * vae.config.scaling_factor
+    return latents
+
+
+def preview(vae: AutoencoderKL, latents: Tensor) -> Image.Image:
+    """A picture of one pixel per latent cell, by a linear map fitted once to what the autoencoder makes of noise.
+
+    Args:
+        vae: the autoencoder.
+        latents: [1, C, h, w].
+
+    Returns:
+        RGB, w x h pixels.
+    """
+    fit = _fits.get(vae)
+    if fit is None:
+        fit = _fits[vae] = _fitted(vae)
+    colours = _with_one(latents) @ fit
+    pixels = (colours.clamp(0, 1) * 255).round().byte().view(*latents.shape[-2:], 3)
+    return Image.fromarray(pixels.cpu().numpy())
+
+
+@torch.inference_mode()
+def _fitted(vae: AutoencoderKL) -> Tensor:
+    """The least-squares map [C + 1, 3] from latents to mean colour."""
+    coarse = torch.randn(1, vae.config.latent_channels, 4, 4, generator=torch.Generator().manual_seed(0))
+    latents = F.interpolate(coarse, scale_factor=4, mode="bilinear").to(vae.device, vae.dtype)
+    with injected(()):  # no other thread's forwards
+        sample = vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
+    colours = F.avg_pool2d(sample.float() / 2 + 0.5, LATENT_FACTOR)
+    fit: Tensor = torch.linalg.lstsq(_with_one(latents), colours[0].flatten(1).T).solution
+    return fit
+
+
+def _with_one(latents: Tensor) -> Tensor:
+    """[1, C, h, w] -> float32 [h * w, C + 1], the last column ones."""
+    rows = latents[0].float().flatten(1).T
+    return F.pad(rows, (0, 1), value=1.0)

@@ -1,0 +1,95 @@
+"""A real picture -> the latents that a sampler would have passed through to make it.
+
+DDIM inversion (arXiv 2010.02502) by diffusers' own inverse scheduler, or the independent noising of edit-friendly DDPM
+inversion (arXiv 2304.06140). The path found is kept as the source's latents, so what inversion loses never shows
+outside a mask: direct inversion (arXiv 2310.01506) without anything to optimise.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from diffusers import DDIMInverseScheduler, DDIMScheduler
+from diffusers.utils.torch_utils import randn_tensor
+
+from fisedit.errors import InputError, NumericsError
+from fisedit.models.injection import TURN
+from fisedit.values import SchedulerName
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from diffusers import StableDiffusionPipeline
+    from torch import Tensor
+
+    from fisedit.values import Recipe
+
+SPACINGS = ("leading", "trailing")
+"""Ways to space timesteps that diffusers can invert."""
+
+
+@torch.inference_mode()
+def inverted(
+    pipe: StableDiffusionPipeline, recipe: Recipe, text: Tensor, latents: Tensor, look: Callable[[int, Tensor], Tensor]
+) -> list[Tensor]:
+    """The way back from clean latents to noise, without guidance.
+
+    The model is asked about latents at the time whose noise they have, as a sampler that passes there will ask it, so
+    that one evaluation serves both. (diffusers' pipelines ask at the time that a step leads to: no sampler does.)
+
+    Args:
+        recipe: steps and scheduler. text: the prompt's embeddings [1, T, D]. latents: clean, [1, 4, h, w].
+        look: asks the model what the sampler's i-th step will ask, from the last to the first: called with (i, latents
+            [1, 4, h, w]), it gives the prediction [1, 4, h, w].
+
+    Returns:
+        N + 1 latents, noise first, the given ones last.
+
+    Raises:
+        InputError: a scheduler whose path has no inverse here, timesteps whose spacing has none, or a distilled model.
+        NumericsError: the model predicted NaN or infinity.
+    """
+    _check(pipe, recipe)
+    scheduler = DDIMInverseScheduler.from_config(pipe.scheduler.config)
+    steps, spacing = recipe.num_inference_steps, scheduler.config.timestep_spacing
+    if spacing not in SPACINGS:
+        told = f"a model whose timesteps are spaced {' or '.join(SPACINGS)}, got {spacing}"
+        raise InputError(f'inversion="ddim" takes {told}; use inversion="ddpm"')
+    scheduler.set_timesteps(steps, device=latents.device)
+    before = scheduler.timesteps[0] - scheduler.config.num_train_timesteps // steps
+    with TURN:
+        prediction = pipe.unet(latents, before.clamp(min=0), text, return_dict=False)[0]
+    path = [latents]
+    for i, t in zip(reversed(range(steps)), scheduler.timesteps, strict=True):
+        path.insert(0, scheduler.step(prediction, t, path[0]).prev_sample)
+        if not path[0].isfinite().all():
+            raise NumericsError(f"latents turned NaN or infinite at timestep {int(t)}; use dtype fp32")
+        prediction = look(i, path[0])
+    return path
+
+
+@torch.inference_mode()
+def noised(pipe: StableDiffusionPipeline, recipe: Recipe, latents: Tensor) -> list[Tensor]:
+    """Clean latents [1, 4, h, w] with the noise of every step's time, drawn anew for each from the recipe's seed.
+
+    Independent noise keeps the picture's structure in the noise that then leads from one to the next, where a path that
+    a sampler could have taken hides it.
+
+    Returns:
+        N + 1 latents, the noisiest first, the given ones last.
+
+    Raises:
+        InputError: a scheduler other than DDIM, or a distilled model.
+    """
+    _check(pipe, recipe)
+    scheduler, generator = DDIMScheduler.from_config(pipe.scheduler.config), torch.Generator().manual_seed(recipe.seed)
+    scheduler.set_timesteps(recipe.num_inference_steps, device=latents.device)
+    noises = (randn_tensor(latents.shape, generator, latents.device, latents.dtype) for _ in scheduler.timesteps)
+    path = [scheduler.add_noise(latents, noise, t[None]) for noise, t in zip(noises, scheduler.timesteps, strict=True)]
+    return [*path, latents]
+
+
+def _check(pipe: StableDiffusionPipeline, recipe: Recipe) -> None:
+    if recipe.scheduler is not SchedulerName.DDIM or pipe.unet.config.time_cond_proj_dim is not None:
+        raise InputError(f"a picture is opened with the scheduler ddim and a model made for it, got {recipe.scheduler}")

@@ -1,0 +1,160 @@
+"""A sampler whose steps are sums: what diffusers' scheduler makes of latents and predictions, found by asking it once.
+
+The schedulers here are linear in the latents, the predictions and the noise. Asked on small tensors of the host, they
+tell their coefficients; from then on a step is arithmetic on the device, and the host waits for nothing. One that turns
+out not to be linear (clipping, thresholds, longer memories) is left as it is. Knows samplers, as `schedule` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from diffusers.utils.torch_utils import randn_tensor
+from torch import Tensor
+
+from fisedit.errors import NumericsError
+from fisedit.sampling.scheduler import Sampler
+from fisedit.values import LATENT_FACTOR, Recipe
+
+BLANK, DRAWN = 16, 16
+"""Columns of the question that hold nothing but the scheduler's noise, and that hold numbers to check the answer by."""
+
+TOLERANCE = 1e-4
+"""Of the largest number in a step, by which the answer may miss the scheduler's own."""
+
+ROUNDING = 1e-6
+"""Coefficients below are nothing but rounding."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a number at a step is made of: so much of the latents and the prediction, of those of the step before, and
+    of the step's noise."""
+
+    latents: float
+    prediction: float
+    latents_before: float
+    prediction_before: float
+    noise: float
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """One step: what the UNet's input is scaled by, the next latents, the estimate of the clean ones."""
+
+    scale: float
+    following: Terms
+    estimate: Terms
+
+
+def coefficients(recipe: Recipe, config: Any, *, noisy: bool = False) -> tuple[Coefficients, ...] | None:
+    """The steps of a recipe's scheduler as sums, None where they are none.
+
+    One run over columns that do not mix: in each, the latents or the prediction of one step is 1 and all else 0; some
+    hold noise alone, and some hold random numbers, by which the answer is checked.
+
+    Args:
+        noisy: with the noise of every step given (eta 1), as `Sampler` takes it.
+    """
+    steps = recipe.num_inference_steps
+    columns = 2 * steps + BLANK + DRAWN
+    small = replace(recipe, width=columns * LATENT_FACTOR, height=LATENT_FACTOR)
+    shape, make = (1, 1, 1, columns), torch.Generator().manual_seed(recipe.seed)
+    draws = torch.cat([torch.randn(shape, generator=make) for _ in range(steps + 1)])  # the first are the first latents
+    noise, drawn = draws[1:].view(steps, columns), torch.Generator().manual_seed(recipe.seed + 1)
+    inputs = torch.zeros(2, steps, columns)
+    inputs[:, :, -DRAWN:] = torch.randn(2, steps, DRAWN, generator=drawn)
+    inputs[0, :, :steps], inputs[1, :, steps : 2 * steps] = torch.eye(steps), torch.eye(steps)
+    latents, predictions = inputs
+    noises = list(noise.view(-1, *shape)) if noisy else []
+    sampler = Sampler(small, config, 1, torch.device("cpu"), torch.float32, noises)
+    scales, given = [], torch.zeros(2, steps, columns)
+    for i, t in enumerate(sampler.timesteps):
+        scales.append(float(sampler.scaled(torch.ones(1), t)))
+        given[0, i] = sampler.step(predictions[i].view(shape), t, latents[i].view(shape)).flatten()
+        given[1, i] = sampler.estimate.flatten()
+    found = [[_terms(row[i], noise[i], i) for i in range(steps)] for row in given]
+    for row, terms in zip(given, found, strict=True):
+        for i, term in enumerate(terms):
+            told = _sum(term, i, latents, predictions, noise[i])[-DRAWN:]
+            if not torch.allclose(told, row[i, -DRAWN:], rtol=0, atol=TOLERANCE * float(row[i].abs().max() + 1)):
+                return None
+    return tuple(Coefficients(*three) for three in zip(scales, *found, strict=True))
+
+
+def _terms(row: Tensor, noise: Tensor, i: int) -> Terms:
+    """The terms of step i, from what the scheduler made of every column [2 N + BLANK + DRAWN]."""
+    steps = (len(row) - BLANK - DRAWN) // 2
+    blank = slice(2 * steps, 2 * steps + BLANK)
+    of_noise = row[blank].dot(noise[blank]) / noise[blank].square().sum()
+    alone = (row - of_noise * noise).tolist()
+    before = [alone[i - 1], alone[steps + i - 1]] if i else [0.0, 0.0]
+    rest = (value if abs(value) > ROUNDING else 0.0 for value in (*before, float(of_noise)))
+    return Terms(alone[i], alone[steps + i], *rest)
+
+
+def _sum(
+    terms: Terms, i: int, latents: Sequence[Tensor], predictions: Sequence[Tensor], noise: Tensor | None
+) -> Tensor:
+    """A step's sum in float32; the sequences reach to step i at least."""
+    made = terms.latents * latents[i].float() + terms.prediction * predictions[i].float()
+    if terms.latents_before or terms.prediction_before:
+        made += terms.latents_before * latents[i - 1].float() + terms.prediction_before * predictions[i - 1].float()
+    return made if noise is None or not terms.noise else made + terms.noise * noise.float()
+
+
+class LinearSampler(Sampler):
+    """`Sampler` by known coefficients: asked for its steps in their order, it never makes the host wait.
+
+    Args:
+        steps: from `coefficients`, of this recipe and config. The others as in `Sampler`.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Coefficients],
+        recipe: Recipe,
+        config: Any,
+        channels: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        noises: Sequence[Tensor] = (),
+    ) -> None:
+        super().__init__(recipe, config, channels, device, dtype, noises)
+        self._steps, self._noise = steps, list(noises)
+        if not noises and any(step.following.noise for step in steps):
+            shape, make = self.latents.shape, self._generator
+            self._noise = [randn_tensor(shape, generator=make, device=device, dtype=dtype) for _ in steps]
+        self._seen: tuple[list[Tensor], list[Tensor]] = [], []
+        self._finite: list[Tensor] = []
+
+    def scaled(self, latents: Tensor, timestep: Tensor) -> Tensor:
+        """See `Sampler`."""
+        scale = self._steps[len(self._finite)].scale
+        return latents if scale == 1 else latents * scale
+
+    def step(self, prediction: Tensor, timestep: Tensor, latents: Tensor) -> Tensor:
+        """See `Sampler`; what is NaN or infinite is found by `check`, at the end."""
+        i = len(self._finite)
+        self._seen[0].append(latents)
+        self._seen[1].append(prediction)
+        step, noise = self._steps[i], self._noise[i] if self._noise else None
+        following = _sum(step.following, i, *self._seen, noise).to(latents.dtype)
+        same = step.estimate == step.following
+        self.estimate = following if same else _sum(step.estimate, i, *self._seen, noise).to(latents.dtype)
+        self._finite.append(following.isfinite().all())
+        return following
+
+    def check(self) -> None:
+        """Look at all steps at once. Here the host waits.
+
+        Raises:
+            NumericsError: the model predicted NaN or infinity.
+        """
+        good = torch.stack(self._finite).tolist() if self._finite else []
+        if not all(good):
+            timestep = int(self.timesteps[good.index(False)])
+            raise NumericsError(f"latents turned NaN or infinite at timestep {timestep}; use dtype fp32")

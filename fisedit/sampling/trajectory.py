@@ -1,0 +1,104 @@
+"""The story of a picture: latents before every step, predictions, recorded features; and what an edit keeps of one.
+
+Knows recipes and recorded steps; runs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fisedit.sampling.scheduler import Sampler
+    from fisedit.sparse.feature_cache import Shift, StepFeatures
+    from fisedit.values import BoolGrid, Recipe
+
+STRUCTURED = 0.4
+"""Share of the steps whose queries are recorded, so that edits may keep their structure."""
+
+
+@dataclass(eq=False)
+class Story:
+    """Everything the engine knows of a picture's making.
+
+    Args:
+        recipe: how it was made; of an edit, its source's with the new prompt.
+        latents: x_0 to x_N, [1, 4, h, w] each.
+        predictions: the guided prediction of every step, [1, 4, h, w].
+        features: what every step recorded.
+        text: keys and values of the prompt for every cross-attention.
+        start: so many first steps are another story's, taken over as they were.
+        noises: [1, 4, h, w] of every step, where inversion found them; edits step with the same ones.
+        captured: so many of its steps were replayed from captured graphs. uncaptured: why others were not, or "".
+        shifts: what its dense steps found changed outside its mask, where others are sparse.
+        without: of the branch without words at the first step the text [1, T, D] and the prediction [1, 4, h, w], if
+            that was recorded: an edit begins with the same.
+    """
+
+    recipe: Recipe
+    latents: list[Tensor] = field(default_factory=list)
+    predictions: list[Tensor] = field(default_factory=list)
+    features: list[StepFeatures] = field(default_factory=list)
+    text: dict[str, Tensor] = field(default_factory=dict)
+    start: int = 0
+    noises: list[Tensor] = field(default_factory=list)
+    captured: int = 0
+    uncaptured: str = ""
+    shifts: list[Shift] = field(default_factory=list)
+    without: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of recorded features and latents held by this story alone."""
+        loose = (*self.latents[self.start :], *self.predictions[self.start :], *self.text.values(), *self.noises)
+        own = (*self.features[self.start :], *self.shifts)
+        return sum(step.own_bytes for step in own) + sum(t.nbytes for t in loose)
+
+    def known_to(self, recipe: Recipe) -> tuple[Tensor, Tensor] | None:
+        """`without` for one whose recipe is this one's with another prompt, and no adapter at work.
+
+        None of an opened picture: the way back to it is known to the bit, and half a batch is rounded otherwise.
+        """
+        alike = replace(recipe, prompt=self.recipe.prompt) == self.recipe and not (recipe.like or recipe.opened)
+        return self.without if alike else None
+
+    def take_over(self, source: Story, steps: int, sampler: Sampler) -> None:
+        """Begin as another story does, with its first steps; the sampler is left as it was after them."""
+        self.start, self.noises = steps, source.noises
+        self.without = source.known_to(self.recipe)
+        self.latents += source.latents[: steps + 1]
+        self.predictions += source.predictions[:steps]
+        self.features += source.features[:steps]
+        for i, t in enumerate(sampler.timesteps[:steps]):
+            sampler.step(self.predictions[i], t, self.latents[i])
+
+
+@dataclass(frozen=True)
+class Structure:
+    """How much of its source's structure an edit keeps, as in prompt-to-prompt (arXiv 2208.01626).
+
+    Args:
+        steps: first steps in which, inside the mask, self-attention is the source's and so are the looks of kept words.
+        tokens: (old, new) positions of the words that both prompts have.
+    """
+
+    steps: int
+    tokens: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Beginning:
+    """An edit that is to be run with others: its recipe, text [B, T, D] with what is known of its keys and values, and
+    mask [h, w]."""
+
+    recipe: Recipe
+    text: Tensor
+    cache: dict[str, Tensor]
+    grid: BoolGrid
+
+
+def kept_steps(recipe: Recipe) -> int:
+    """The first steps, of which an edit may keep the structure."""
+    return round(STRUCTURED * recipe.num_inference_steps)

@@ -1,0 +1,200 @@
+"""Edits by captured graphs: one graph for every (bucket, batch, size), made on first use, replayed over all steps.
+
+What a step reads of its source is gathered when the mask is known (see `records`) and copied into the graph's buffers
+before each replay (see `feed`). In the loop nothing is allocated and the host waits for nothing. Knows no samplers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fisedit.sparse.blocks import SKIPPED, Buffers, Fused
+from fisedit.sparse.executor import Executor
+from fisedit.sparse.feature_cache import StepFeatures, StepOverlay
+from fisedit.sparse.graph_capture import Captured, Lying, Once, Outputs, Packing, capture
+from fisedit.sparse.modules import Role, text_keys
+from fisedit.sparse.prefetch import Feed
+from fisedit.sparse.records import Records
+from fisedit.sparse_kernels import tuning
+from fisedit.sparse_kernels.buckets import Place, bucket_of
+from fisedit.sparse_kernels.reference import BYTES
+from fisedit.sparse_kernels.row_plan import SparsePlan
+
+PREDICTION = "prediction"
+
+KEPT = 24
+"""Graphs kept with their buffers; an edit takes one for each of its two growths, and one for its check."""
+
+
+@dataclass(eq=False)
+class Slot:
+    """A captured graph, its buffers, and the mark of the edit whose tables lie in them."""
+
+    buffers: Buffers
+    captured: Captured
+    owner: object = None
+
+    @cached_property
+    def packing(self) -> Packing:
+        """Rows and totals, to be copied for overlays; what is read in two halves is not among them."""
+        outputs = self.captured.outputs
+        alone = (name for name in outputs if not name.endswith(SKIPPED) and f"{name}{SKIPPED}" not in outputs)
+        return Packing({name: outputs[name] for name in alone if name != PREDICTION})
+
+
+class GraphExecutor:
+    """Captured graphs of one UNet; editors may share them and take turns.
+
+    Args:
+        executor: of the UNet.
+        coded: "int8" or "fp8" for recorded keys and values in a byte a number, which halves what a step reads and
+            changes results a little (see `reference.coded`), "" for as they were recorded; None for what FISEDIT_CODED
+            says, or else "".
+
+    Raises:
+        UnsupportedModuleError: the UNet has a block without a fused form.
+        InputError: FISEDIT_CODED says something else.
+    """
+
+    def __init__(self, executor: Executor, *, coded: str | None = None) -> None:
+        name = tuning.wanted_coding() if coded is None else coded
+        kind = BYTES[name] if name else None
+        self.executor, self.fused = executor, Fused(executor.unet, executor.sites, coded=kind)
+        self.records, self.graphs = Records(executor.sites, self.fused.heads, kind), Once[Slot](KEPT)
+
+    @torch.inference_mode()
+    def begin(
+        self,
+        plans: Sequence[SparsePlan],
+        steps: Mapping[int, StepFeatures],
+        text: Tensor,
+        budget: int | None = None,
+        known: dict[str, Tensor] | None = None,
+    ) -> GraphEdit:
+        """Get ready to replay some steps of a source under one plan for each of E edits.
+
+        Args:
+            plans: of one size, on the model's device. steps: what the source's steps recorded, S branches each.
+            text: embeddings [S * E, T, D], branch by branch.
+            budget: bytes of features that may stay on the device (see `feed`); None is no limit.
+            known: the text's keys and values, as far as somebody has them; filled.
+
+        Returns:
+            The edits, in one batch.
+        """
+        branches, rest = divmod(len(text), len(plans))
+        assert not rest, (len(text), len(plans))
+        grids = tuple((level.height, level.width) for level in plans[0].levels)
+        bucket, tokens, device = bucket_of(plans), text.shape[1], self.executor.device
+
+        def make() -> Slot:
+            buffers = self.fused.buffers(bucket, grids, len(plans), branches, tokens)
+            return Slot(buffers, capture(lambda: self._outputs(buffers), device))
+
+        slot = self.graphs.get((bucket, grids, len(plans), branches, tokens), make)
+        known = {} if known is None else known
+        text_keys(self.executor.sites, text, known)
+        return GraphEdit(self.executor, self.records, slot, plans, steps, known, branches, budget)
+
+    def _outputs(self, buffers: Buffers) -> Outputs:
+        out, fresh, totals = self.fused(buffers)
+        named = {PREDICTION: out, **{f"rows {name}": rows for name, rows in fresh.items()}}
+        return named | {f"totals {name}": sums for name, sums in totals.items()}
+
+
+class GraphEdit:
+    """Some edits of one source on their way through its steps; made by `GraphExecutor.begin`."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        records: Records,
+        slot: Slot,
+        plans: Sequence[SparsePlan],
+        steps: Mapping[int, StepFeatures],
+        text: Mapping[str, Tensor],
+        branches: int,
+        budget: int | None,
+    ) -> None:
+        self._executor, self._slot, self._plans, self._steps = executor, slot, plans, dict(steps)
+        self._text, self._mark, buffers = text, object(), slot.buffers
+        reading = records.reading(buffers.rows, plans, branches)
+        self.feed = Feed(self._steps, lambda i: reading.of(steps[i]), buffers.copied, budget, buffers.addresses)
+
+    @property
+    def place(self) -> Place:
+        """Where the prediction's rows stand."""
+        return self._slot.buffers.tables.levels[0].place
+
+    @torch.inference_mode()
+    def step(self, i: int, latents: Tensor, timestep: Tensor) -> Tensor:
+        """One sparse evaluation.
+
+        Args:
+            i: a step that was given. latents: [B, 4, h, w], scaled for the model. timestep: one number.
+
+        Returns:
+            The prediction at the padded active rows [B, R, 4], in the graph's own memory: read it before the next step.
+        """
+        buffers, later = self._slot.buffers, [j for j in self._steps if j > i]
+        if self._slot.owner is not self._mark:
+            self._enter()
+        buffers.latents.copy_(latents)
+        buffers.timestep.copy_(timestep)
+        self.feed.load(i, min(later, default=None))
+        self._slot.captured.replay()
+        return self._slot.captured.outputs[PREDICTION]
+
+    @torch.inference_mode()
+    def overlays(self, i: int) -> list[StepOverlay]:
+        """What the last step, which was the i-th, changed of its source, for each edit; in memory of their own, which
+        those of a batch share."""
+        source, outputs, each = self._steps[i], self._slot.captured.outputs, len(self._plans)
+        flats = self._slot.packing.copies()
+        whole = {
+            site: torch.cat([outputs[f"rows {site}"], outputs[f"rows {site}{SKIPPED}"]], 2) for site in self._in_halves
+        }
+        made = [StepOverlay(source, plan, share=each) for plan in self._plans]
+        for e, (overlay, found) in enumerate(zip(made, self._found, strict=True)):
+            for kind, site, lying in found:
+                if kind == "totals":
+                    overlay.totals[site] = lying.of(flats)
+                elif site in source:
+                    overlay.maps[site] = lying.of(flats)
+            for site, rows in whole.items():
+                overlay.maps[site] = rows[e::each, : overlay.plan.levels[self._levels[site]].rows]
+        return made
+
+    @cached_property
+    def _levels(self) -> dict[str, int]:
+        return {site.name: site.level for site in self._executor.sites}
+
+    @cached_property
+    def _in_halves(self) -> list[str]:
+        return [site for site in self._levels if f"rows {site}{SKIPPED}" in self._slot.captured.outputs]
+
+    @cached_property
+    def _found(self) -> list[list[tuple[str, str, Lying]]]:
+        """For every edit what its overlays hold, and where: of queries the last branch's alone."""
+        each, queries = len(self._plans), {site.name for site in self._executor.sites if site.role is Role.QUERY}
+        found: list[list[tuple[str, str, Lying]]] = [[] for _ in self._plans]
+        for name, lying in self._slot.packing.found.items():
+            kind, _, site = name.partition(" ")
+            for e, plan in enumerate(self._plans):
+                first = lying.shape[0] - each + e if site in queries else e
+                rows = lying.shape[1] if kind == "totals" else plan.levels[self._levels[site]].rows
+                found[e].append((kind, site, lying.some(first, each, rows)))
+        return found
+
+    def _enter(self) -> None:
+        """Write tables and text into buffers that another edit wrote last."""
+        buffers = self._slot.buffers
+        buffers.tables.write(self._plans)
+        for name, rows in buffers.text.items():
+            rows.copy_(self._text[name])
+        self._slot.owner = self._mark

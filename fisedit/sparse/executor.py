@@ -1,0 +1,146 @@
+"""Runs one UNet evaluation: densely while recording, or sparsely over what was recorded.
+
+Both run diffusers' own `UNet2DConditionModel.forward`; `layers` says what the injected layers do. All state of a run
+lives in its `Recording` or `Replay`. Knows nothing about samplers, masks or images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+
+import torch
+from diffusers import UNet2DConditionModel
+from torch import Tensor
+
+from fisedit.adapters import sparse_row_column
+from fisedit.adapters.conditioning import Guide, guided
+from fisedit.models.injection import Forward, injected
+from fisedit.sparse import layers
+from fisedit.sparse.feature_cache import StepFeatures, StepMaps, StepOverlay, gather
+from fisedit.sparse.layers import Recording, Replay
+from fisedit.sparse.modules import Role, Site, depth, loras, unet_sites
+from fisedit.sparse.whole_blocks import wholes
+from fisedit.sparse_kernels import prepacked
+from fisedit.sparse_kernels.row_plan import SparsePlan
+
+RECORD: dict[Role, Forward] = {**layers.RECORD, Role.KNIT: sparse_row_column.record_knit}
+REPLAY: dict[Role, Forward] = {**layers.REPLAY, Role.KNIT: sparse_row_column.replay_knit}
+
+
+class Executor:
+    """A UNet that can be recorded and replayed; several editors may share one.
+
+    Raises:
+        UnsupportedModuleError: the UNet has a layer without an exact sparse counterpart.
+    """
+
+    def __init__(self, unet: UNet2DConditionModel) -> None:
+        self.unet = unet
+        self.sites = unet_sites(unet)
+        self.depth = depth(self.sites)
+        self.loras = loras(unet)
+        self._wholes = wholes(unet, self.sites)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the UNet is; diffusers' own answer looks at all its modules first."""
+        first: Tensor = next(self.unet.parameters())
+        return first.device
+
+    def refresh(self) -> bool:
+        """Look at the UNet again, as LoRAs may have come, gone or got another scale; whether they did."""
+        prepacked.refresh()
+        if self.loras == (now := loras(self.unet)):
+            return False
+        self.sites, self.loras = unet_sites(self.unet), now
+        self._wholes = wholes(self.unet, self.sites)
+        return True
+
+    def record(
+        self,
+        latents: Tensor,
+        timestep: Tensor,
+        text: Tensor,
+        text_cache: dict[str, Tensor],
+        queries: frozenset[str] = frozenset(),
+        timestep_cond: Tensor | None = None,
+        guides: Sequence[Guide] = (),
+    ) -> tuple[Tensor, StepMaps]:
+        """One dense evaluation that remembers what a later sparse one may read.
+
+        Args:
+            latents: [B, 4, h, w], scaled for the model. timestep: scalar. text: [B, T, D].
+            text_cache: the text's keys and values, filled at the first step of a prompt.
+            queries: names of the query projections to remember.
+            timestep_cond: [B, E] for distilled models, or None.
+            guides: adapters at work.
+
+        Returns:
+            The prediction [B, 4, h, w] and the step's maps.
+        """
+        run = Recording(StepMaps(), text_cache, queries)
+        return self._run(RECORD, run, latents, timestep, text, timestep_cond, guides), run.maps
+
+    def replay(
+        self,
+        latents: Tensor,
+        timestep: Tensor,
+        text: Tensor,
+        text_cache: dict[str, Tensor],
+        source: StepFeatures,
+        plan: SparsePlan,
+        timestep_cond: Tensor | None = None,
+        *,
+        structured: bool = False,
+        guides: Sequence[Guide] = (),
+    ) -> tuple[Tensor, StepOverlay]:
+        """One sparse evaluation at the plan's active rows over the recorded step.
+
+        Args:
+            latents: [B, 4, h, w], the whole map; only active and halo rows are read.
+            structured: attend as the source did where its queries were remembered, as in prompt-to-prompt.
+            guides: adapters at work, whether the source had them or not.
+
+        Returns:
+            The prediction at the active rows [B, R, 4] and the step's overlay.
+        """
+        run = Replay(plan, source, StepOverlay(source, plan), text_cache, structured)
+        rows = layers.map_of(gather(latents, plan.levels[0].read))
+        out = self._run(REPLAY, run, rows, timestep, text, timestep_cond, guides)
+        return layers.rows_of(out), run.overlay
+
+    def _run(
+        self,
+        table: dict[Role, Forward],
+        run: Recording | Replay,
+        sample: Tensor,
+        timestep: Tensor,
+        text: Tensor,
+        timestep_cond: Tensor | None,
+        guides: Sequence[Guide],
+    ) -> Tensor:
+        whole, sites = self._wholes if isinstance(run, Replay) else ((), self.sites)
+        sites = (*sites, *sparse_row_column.sites(self.unet, guides)) if guides else sites
+        with ExitStack() as stack:
+            if guides:
+                stack.enter_context(guided(self.unet, guides, batch=len(sample)))
+            replacements = [(s.module, partial(table[s.role], run, s)) for s in sites if s.role in table]
+            replacements += [(block.module, partial(block.forward, run, block)) for block in whole]
+            stack.enter_context(injected(replacements))
+            (out,) = self.unet(sample, timestep, text, timestep_cond=timestep_cond, return_dict=False)
+        result: Tensor = out
+        return result
+
+
+def mask_queries(sites: tuple[Site, ...], sizes: tuple[int, ...], limit: int = 1100) -> frozenset[str]:
+    """Query projections worth remembering for masks: those of maps with at most `limit` positions but more than 1 / 16
+    of the finest such map.
+
+    Args:
+        sizes: positions of each level, finest first.
+    """
+    usable = [size for size in sizes if size <= limit] or [min(sizes)]
+    wanted = {i for i, size in enumerate(sizes) if max(usable) // 4 <= size <= max(usable)}
+    return frozenset(s.name for s in sites if s.role is Role.QUERY and s.level in wanted)

@@ -1,0 +1,182 @@
+"""Recorded features: what a step of a source left behind, and what edits lay over it: copy-on-write overlays of their
+rows, and shifts of everything else.
+
+Knows keys, rows and positions; knows nothing about layers, prompts or samplers. Maps are [B, H * W, C]; see
+`fisedit.values` for the legend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fisedit.models.device import pinned
+from fisedit.sparse_kernels import ops
+from fisedit.sparse_kernels.row_plan import SparsePlan
+
+
+@dataclass(eq=False)
+class StepMaps:
+    """Everything one dense step recorded.
+
+    Args:
+        maps: site name -> [B, H * W, C].
+        totals: norm's name -> [B, groups, 2], float64 sums and sums of squares over the whole map.
+        home: the device that maps go back to when they are read, if they wait in host memory; None where they do not.
+    """
+
+    maps: dict[str, Tensor] = field(default_factory=dict)
+    totals: dict[str, Tensor] = field(default_factory=dict)
+    home: torch.device | None = None
+
+    def rows(self, key: str, level: int, positions: Tensor) -> Tensor:
+        """The recorded rows [B, len(positions), C], a fresh tensor."""
+        return self.maps[key].to(positions.device, non_blocking=True).index_select(1, positions)
+
+    def whole(self, key: str, level: int) -> Tensor:
+        """The whole recorded map [B, H * W, C], a fresh tensor that the caller may write to."""
+        there = self.maps[key]
+        return there.clone() if self.home is None else there.to(self.home, non_blocking=True, copy=True)
+
+    def wait_in_host_memory(self) -> None:
+        """Move the maps there, pinned, so that copies back need no wait; totals are few and stay."""
+        self.home = next(iter(self.maps.values())).device
+        self.maps = {name: pinned(tensor, self.home) for name, tensor in self.maps.items()}
+
+    def __contains__(self, key: str) -> bool:
+        """Whether a map of that name was recorded."""
+        return key in self.maps
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes held here."""
+        return held_bytes((*self.maps.values(), *self.totals.values()))
+
+
+@dataclass(eq=False)
+class StepOverlay:
+    """What an edit changed of its parent's step: rows at the plan's active positions, totals of the large mixed maps;
+    `share` edits lie in the same memory."""
+
+    parent: StepFeatures
+    plan: SparsePlan
+    maps: dict[str, Tensor] = field(default_factory=dict)
+    totals: dict[str, Tensor] = field(default_factory=dict)
+    share: int = 1
+
+    def rows(self, key: str, level: int, positions: Tensor) -> Tensor:
+        """The mixed rows [B, len(positions), C]: this overlay's where it has them, else the parent's."""
+        rows = self.parent.rows(key, level, positions)
+        slots = self.plan.levels[level].slot[positions]
+        hit = (slots >= 0).nonzero().squeeze(1)
+        return rows.index_copy_(1, hit, self.maps[key].index_select(1, slots[hit])) if len(hit) else rows
+
+    def whole(self, key: str, level: int) -> Tensor:
+        """The whole mixed map [B, H * W, C], a fresh tensor that the caller may write to."""
+        return self.parent.whole(key, level).index_copy_(1, self.plan.levels[level].active, self.maps[key])
+
+    def __contains__(self, key: str) -> bool:
+        """Whether a map of that name was recorded."""
+        return key in self.maps
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes held here, the parent's not counted."""
+        return held_bytes((*self.maps.values(), *self.totals.values())) // self.share
+
+
+@dataclass(frozen=True, eq=False)
+class Shift:
+    """What a dense step of an edit found changed, all over the picture, against its source's step.
+
+    Args:
+        maps: site name -> [B, H * W, C].
+    """
+
+    maps: dict[str, Tensor]
+
+    @classmethod
+    def between(cls, source: StepFeatures, now: StepMaps, levels: Mapping[str, int]) -> Shift:
+        """From a source's step to an edit's; `levels`: of the sites whose maps later steps read."""
+        both = [name for name in levels if name in source and name in now]
+        return cls({name: source.whole(name, levels[name]).neg_().add_(now.maps[name]) for name in both})
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes held here."""
+        return held_bytes(self.maps.values())
+
+
+@dataclass(frozen=True, eq=False)
+class StepShifted:
+    """A source's step as an edit would have left it outside its mask: what the edit's last dense step found changed
+    there is added, as from one step to the next it changes little."""
+
+    parent: StepFeatures
+    shift: Shift
+
+    def rows(self, key: str, level: int, positions: Tensor) -> Tensor:
+        """The shifted rows [B, len(positions), C], a fresh tensor."""
+        rows, moved = self.parent.rows(key, level, positions), self.shift.maps.get(key)
+        return rows if moved is None else rows.add_(moved.index_select(1, positions))
+
+    def whole(self, key: str, level: int) -> Tensor:
+        """The whole shifted map [B, H * W, C], a fresh tensor that the caller may write to."""
+        moved, step = self.shift.maps.get(key), self.parent
+        if moved is not None and isinstance(step, StepMaps) and step.home is None:
+            return step.maps[key] + moved
+        whole = step.whole(key, level)
+        return whole if moved is None else whole.add_(moved)
+
+    def __contains__(self, key: str) -> bool:
+        """Whether a map of that name was recorded."""
+        return key in self.parent
+
+    own_bytes = 0  # the shift is its story's, which has one for many steps
+
+
+StepFeatures = StepMaps | StepOverlay | StepShifted
+
+
+def totals(step: StepFeatures, key: str, level: int, groups: int) -> Tensor:
+    """A norm's sums and sums of squares over its whole map, float64 [B, groups, 2]: kept with the step or found now."""
+    kept = {} if isinstance(step, StepShifted) else step.totals
+    return kept[key] if key in kept else ops.group_sums(step.whole(key, level), groups)
+
+
+def completed(step: StepFeatures, last: StepMaps, levels: Mapping[str, int]) -> StepMaps:
+    """What the last branch alone recorded, with the others' of another step; `levels`: of sites that have them all."""
+    maps, sums = dict(last.maps), dict(last.totals)
+    for name in maps.keys() & levels.keys():
+        maps[name] = step.whole(name, levels[name])
+        maps[name][-1:] = last.maps[name]
+    for name, own in sums.items():
+        sums[name] = torch.cat([totals(step, name, levels[name], own.shape[1])[:-1], own])
+    return StepMaps(maps, sums)
+
+
+def shifted(step: StepFeatures) -> bool:
+    """Whether a step, or one that it lies over, is shifted."""
+    while isinstance(step, StepOverlay):
+        step = step.parent
+    return isinstance(step, StepShifted)
+
+
+def held_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the memory that tensors lie in, shared memory counted once."""
+    return sum({s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors)}.values())
+
+
+def scatter(base: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+    """A copy of the map [B, C, H, W] with rows [B, R, C] put at flat positions."""
+    mixed = base.flatten(2).clone()
+    mixed.index_copy_(2, positions, rows.transpose(1, 2).to(mixed.dtype))
+    return mixed.view(base.shape)
+
+
+def gather(full: Tensor, positions: Tensor) -> Tensor:
+    """Rows [B, len(positions), C] of a map [B, C, H, W]."""
+    return torch.index_select(full.flatten(2), 2, positions).transpose(1, 2)

@@ -1,0 +1,87 @@
+"""The two ends of an edit by captured graphs: the text encoder, and sparse decodes.
+
+The encoder reads [1, 77] tokens whatever the prompt: one graph. A decode has graphs of few shapes, whatever the mask
+(see `captured_decode`). Everything else, such as weighted prompts and dense decodes, runs uncaptured. Knows an encoder
+and an autoencoder; neither prompts nor edits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fisedit.models.injection import TURN, injected
+from fisedit.sparse.captured_decode import Decoder
+from fisedit.sparse.graph_capture import Once, Outputs, capture, state_of
+from fisedit.sparse.vae_decode import DecoderRecord, decode_boxes
+from fisedit.sparse.vae_tiles import Box, boxes
+
+if TYPE_CHECKING:
+    from diffusers import AutoencoderKL
+    from PIL.Image import Image
+
+    from fisedit.values import BoolGrid
+
+SIZES_KEPT = 2
+"""Sizes of latents whose decoding graphs are kept: each has the memory that a decode works in."""
+
+
+class Ends:
+    """Captured text encoders and decodes; editors of one pipeline may share them.
+
+    Args:
+        wanted: whether they are wanted on a device.
+    """
+
+    def __init__(self, wanted: Callable[[torch.device], bool]) -> None:
+        self.wanted = wanted
+        self.texts, self.decoders = Once[_Reader](1), Once[Decoder](SIZES_KEPT)
+
+    def reading(self, encoder: nn.Module) -> AbstractContextManager[None]:
+        """While this is open, the encoder's plain calls are replayed."""
+        if not self.wanted(next(encoder.parameters()).device) or "forward" in vars(encoder):
+            return nullcontext()
+        return injected([(encoder, partial(self._read, encoder, state_of(encoder)))])
+
+    @torch.inference_mode()
+    def _read(self, encoder: nn.Module, state: object, input_ids: Tensor, *args: Any, **options: Any) -> Any:
+        if args or any(value is not None for value in options.values()):
+            return type(encoder).forward(encoder, input_ids, *args, **options)
+        key = state, input_ids.shape
+        return self.texts.get(key, lambda: _Reader(encoder, input_ids)).read(input_ids)
+
+    def decode(
+        self, vae: AutoencoderKL, latents: Tensor, grid: BoolGrid, record: DecoderRecord, source: Image
+    ) -> tuple[Image, DecoderRecord]:
+        """See `decode.decode_boxes`."""
+        found = boxes(grid)
+        if not self.wanted(vae.device) or found == [Box(0, 0, *grid.shape)]:
+            return decode_boxes(vae, latents, grid, record, source)
+        with TURN:
+            height, width = grid.shape
+            decoder = self.decoders.get((height, width, state_of(vae)), lambda: Decoder(vae, (height, width)))
+            return decoder.decode(latents, grid, found, record, source)
+
+
+class _Reader:
+    """A text encoder's graph for tokens of one shape."""
+
+    def __init__(self, encoder: nn.Module, tokens: Tensor) -> None:
+        self._tokens = tokens.clone()
+
+        def read() -> Outputs:
+            return {"last": type(encoder).forward(encoder, self._tokens)[0]}
+
+        self._captured = capture(read, tokens.device)
+
+    @torch.inference_mode()
+    def read(self, tokens: Tensor) -> tuple[Tensor]:
+        """The last hidden state [B, T, D], in memory of its own, where the encoder has its outputs."""
+        self._tokens.copy_(tokens)
+        self._captured.replay()
+        return (self._captured.outputs["last"].clone(),)

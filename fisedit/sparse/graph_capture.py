@@ -1,0 +1,181 @@
+"""Functions over static buffers, captured once and replayed: a CUDA graph, or on a CPU a stand-in with its contract.
+
+A captured function reads buffers that stay where they are and returns tensors that stay where they are: before a replay
+the caller writes the one, after it reads the other. Knows nothing about what is captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fisedit.sparse.modules import loras
+
+T = TypeVar("T")
+Outputs = dict[str, Tensor]
+Pool = Any
+"""Where graphs have their memory; None is a place of one's own. torch has no public type for it."""
+
+WARM_UP = 3
+"""Runs before a capture: kernels are compiled and libraries make their workspaces."""
+
+
+class Captured(Protocol):
+    """A captured function; `outputs` hold what the last replay gave, until the next one."""
+
+    outputs: Outputs
+
+    def replay(self) -> None:
+        """Run it over what its buffers hold now. On CUDA the host does not wait."""
+
+
+class Rerun:
+    """The stand-in: runs the function again, and moves its results to where the first ones lay."""
+
+    def __init__(self, function: Callable[[], Outputs]) -> None:
+        self._function = function
+        self.outputs = {name: result.clone() for name, result in function().items()}
+
+    def replay(self) -> None:
+        """See `Captured`."""
+        for name, result in self._function().items():
+            self.outputs[name].copy_(result)
+
+
+class Graph:
+    """A CUDA graph of the function, in a memory pool of its own, or in one that graphs share which take turns."""
+
+    def __init__(self, function: Callable[[], Outputs], pool: Pool = None) -> None:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                function()
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool, capture_error_mode="thread_local"):  # other threads may go on
+            self.outputs = function()
+
+    def replay(self) -> None:
+        """See `Captured`."""
+        self._graph.replay()
+
+
+def capture(function: Callable[[], Outputs], device: torch.device, pool: Pool = None) -> Captured:
+    """Capture a function that reads static buffers on a device. It runs a few times on the way.
+
+    Args:
+        pool: of `shared_pool`; then whatever is captured in it too may overwrite the outputs.
+    """
+    return Graph(function, pool) if device.type == "cuda" else Rerun(function)
+
+
+def shared_pool(device: torch.device) -> Pool:
+    """Memory for graphs of which one is replayed at a time, and what it gave is copied before the next one is."""
+    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+
+class Once(Generic[T]):
+    """What is made on the first call for a key and kept for later ones.
+
+    Args:
+        limit: how many are kept; the least recently used goes first.
+
+    Attributes:
+        made: how many were made.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._kept: dict[Hashable, T] = {}
+        self._limit, self.made = limit, 0
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What was made for a key, or is made now."""
+        if key in self._kept:
+            self._kept[key] = self._kept.pop(key)  # most recently used last
+            return self._kept[key]
+        while self._limit is not None and len(self._kept) >= self._limit:
+            del self._kept[next(iter(self._kept))]
+        self._kept[key] = made = make()
+        self.made += 1
+        return made
+
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether what was made for a key is still here."""
+        return key in self._kept
+
+
+@dataclass(frozen=True)
+class Lying:
+    """Where a tensor is within a packed one: as `Tensor.as_strided` takes it."""
+
+    flat: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    start: int
+
+    def of(self, flats: Outputs) -> Tensor:
+        """The tensor."""
+        return flats[self.flat].as_strided(self.shape, self.stride, self.start)
+
+    def some(self, first: int, step: int, rows: int) -> Lying:
+        """Of [B, R, ...] every `step`th item from `first` on, and so many rows."""
+        count = len(range(first, self.shape[0], step))
+        stride = self.stride[0] * step, *self.stride[1:]
+        return Lying(self.flat, (count, rows, *self.shape[2:]), stride, self.start + first * self.stride[0])
+
+
+class Packing:
+    """Tensors that stay where they are, to be copied side by side: one tensor for each type. Few kernels move it all,
+    and tensors that share memory go on sharing it.
+
+    Attributes:
+        found: where each tensor is in the copies.
+    """
+
+    def __init__(self, tensors: Outputs) -> None:
+        self._parts: dict[str, list[Tensor]] = {}
+        starts: dict[int, tuple[str, int]] = {}
+        for key, whole in {_memory(tensor): _whole(tensor) for tensor in tensors.values()}.items():
+            beside = self._parts.setdefault(str(whole.dtype), [])
+            starts[key] = str(whole.dtype), sum(part.numel() for part in beside)
+            beside.append(whole)
+        self.found: dict[str, Lying] = {}
+        for name, tensor in tensors.items():
+            flat, start = starts[_memory(tensor)]
+            start += int(tensor.storage_offset())
+            self.found[name] = Lying(flat, tuple(tensor.shape), tensor.stride(), start)
+
+    def copies(self) -> Outputs:
+        """What the tensors hold now, packed, by type."""
+        return {flat: torch.cat(beside) for flat, beside in self._parts.items()}
+
+
+def snapshot(tensors: Outputs) -> Outputs:
+    """Copies under their own names, packed."""
+    packing = Packing(tensors)
+    flats = packing.copies()
+    return {name: lying.of(flats) for name, lying in packing.found.items()}
+
+
+def state_of(module: nn.Module) -> object:
+    """What changes when a capture no longer shows a module: where its weights lie, what was written, what is injected
+    into its layers, its LoRAs' scales."""
+    version = "_version"  # torch has no public name for how often a tensor was written
+    weights = tuple((p.data_ptr(), 0 if p.is_inference() else getattr(p, version)) for p in module.parameters())
+    layers = (m for m in module.modules() if m is not module)
+    return weights, loras(module), tuple((id(m), id(vars(m)["forward"])) for m in layers if "forward" in vars(m))
+
+
+def _memory(tensor: Tensor) -> int:
+    """What tells the memory of one tensor from another's, on any device."""
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 (addresses are 0 on the meta device)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """All the memory that a tensor is a view of, as numbers of its type."""
+    return tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)

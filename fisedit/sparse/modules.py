@@ -1,0 +1,302 @@
+"""The UNet's module graph as sites: every layer that sees positions, its role and its level.
+
+This is where the read-set comes from: what must be recorded follows from the roles, never from a list of names. Knows
+diffusers' block classes; knows nothing about features, plans or steps. A layer without an exact sparse counterpart is
+refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import cached_property
+from typing import Any
+
+from diffusers import UNet2DConditionModel
+from diffusers.models.attention import BasicTransformerBlock
+from diffusers.models.attention_processor import Attention, AttnProcessor2_0
+from diffusers.models.autoencoders.vae import Decoder
+from diffusers.models.downsampling import Downsample2D
+from diffusers.models.resnet import ResnetBlock2D
+from diffusers.models.transformers.transformer_2d import Transformer2DModel
+from diffusers.models.unets.unet_2d_blocks import (
+    CrossAttnDownBlock2D,
+    CrossAttnUpBlock2D,
+    DownBlock2D,
+    UNetMidBlock2DCrossAttn,
+    UpBlock2D,
+)
+from diffusers.models.upsampling import Upsample2D
+from torch import Tensor, nn
+
+from fisedit.errors import UnsupportedModuleError
+
+
+class Role(Enum):
+    """What a layer reads of the positions it does not compute."""
+
+    CONV = auto()
+    """3x3 conv over active and halo rows; its input already brings the halo."""
+    NORM_HALO = auto()
+    """GroupNorm before a 3x3 conv: the whole map's statistics, and the recorded halo rows."""
+    NORM = auto()
+    """GroupNorm before row-wise layers: the whole map's statistics."""
+    DOWN = auto()
+    """Stride-2 conv: the recorded halo rows of its raw input."""
+    UP = auto()
+    """Nearest interpolation and 3x3 conv: the recorded halo rows of its raw input."""
+    TOKENS = auto()
+    """Self-attention's key or value projection: every recorded row."""
+    QUERY = auto()
+    """A query projection: reads nothing; recorded so that masks can be made from it."""
+    TEXT = auto()
+    """Cross-attention's key or value projection: text only, once per edit."""
+    ATTENTION = auto()
+    """Self-attention between those projections: reads nothing itself."""
+    POINTWISE = auto()
+    """Linear or 1x1 conv: reads nothing."""
+    KNIT = auto()
+    """An adapter's attention along rows and columns: recorded queries, keys and values of those that it closes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """A layer at work: its dotted name, the module, its role, and the level of the map it reads (0 is the finest)."""
+
+    name: str
+    module: Any
+    role: Role
+    level: int
+
+    @cached_property
+    def weights(self) -> int:
+        """Multiply-accumulates per output row; 0 where there are no weights, and for norms."""
+        conv = getattr(self.module, "conv", self.module)  # samplers hold their conv
+        return 0 if isinstance(conv, nn.GroupNorm | Attention) else int(conv.weight.numel())
+
+    @property
+    def cross(self) -> bool:
+        """Whether a query belongs to cross-attention."""
+        return ".attn2." in self.name
+
+
+def unet_sites(unet: UNet2DConditionModel) -> tuple[Site, ...]:
+    """All sites of a UNet, in the order the data travels.
+
+    Raises:
+        UnsupportedModuleError: a block or layer that the sparse engine has no exact counterpart for.
+    """
+    return tuple(_walk(unet))
+
+
+def decoder_sites(decoder: Decoder, levels: int) -> tuple[Site, ...]:
+    """The sites of an autoencoder's decoder at its first `levels` resolutions, up to the upsampler that leaves the last
+    of them, which is level 0.
+
+    Raises:
+        UnsupportedModuleError: as in `unet_sites`.
+    """
+    return tuple(_walk_decoder(decoder, levels))
+
+
+def depth(sites: tuple[Site, ...]) -> int:
+    """Number of levels."""
+    return 1 + max(site.level for site in sites)
+
+
+def _walk(unet: UNet2DConditionModel) -> Iterator[Site]:
+    level = 0
+    yield _conv("conv_in", unet.conv_in, level)
+    for i, block in enumerate(unet.down_blocks):
+        yield from _block(f"down_blocks.{i}", block, level)
+        level += bool(block.downsamplers)
+    if unet.mid_block is not None:
+        yield from _block("mid_block", unet.mid_block, level)
+    for i, block in enumerate(unet.up_blocks):
+        yield from _block(f"up_blocks.{i}", block, level)
+        level -= bool(block.upsamplers)
+    if unet.conv_norm_out is not None:
+        yield _norm("conv_norm_out", unet.conv_norm_out, level, Role.NORM_HALO)
+    yield _conv("conv_out", unet.conv_out, level)
+
+
+def _walk_decoder(decoder: Decoder, levels: int) -> Iterator[Site]:
+    level, middle = levels - 1, decoder.mid_block
+    yield _conv("conv_in", decoder.conv_in, level)
+    for i, resnet in enumerate(middle.resnets):
+        yield from _layer(f"mid_block.resnets.{i}", resnet, level)
+    for i, attention in enumerate(middle.attentions):
+        name = f"mid_block.attentions.{i}"
+        yield _norm(f"{name}.group_norm", attention.group_norm, level, Role.NORM)
+        yield Site(f"{name}.to_k", attention.to_k, Role.TOKENS, level)
+        yield Site(f"{name}.to_v", attention.to_v, Role.TOKENS, level)
+    for i, block in enumerate(decoder.up_blocks[:levels]):
+        for j, resnet in enumerate(block.resnets):
+            yield from _layer(f"up_blocks.{i}.resnets.{j}", resnet, level)
+        yield from _layer(f"up_blocks.{i}.upsamplers.0", block.upsamplers[0], level)
+        level -= 1
+
+
+BLOCKS = (CrossAttnDownBlock2D, CrossAttnUpBlock2D, DownBlock2D, UNetMidBlock2DCrossAttn, UpBlock2D)
+
+
+def _block(name: str, block: nn.Module, level: int) -> Iterator[Site]:
+    if type(block) not in BLOCKS:
+        raise _unsupported(name, block)
+    for child, module in block.named_children():
+        if not isinstance(module, nn.ModuleList):
+            raise _unsupported(f"{name}.{child}", module)
+        for i, layer in enumerate(module):
+            yield from _layer(f"{name}.{child}.{i}", layer, level)
+
+
+def _layer(name: str, layer: nn.Module, level: int) -> Iterator[Site]:
+    walk = LAYERS.get(type(layer))
+    if walk is None:
+        raise _unsupported(name, layer)
+    yield from walk(name, layer, level)
+
+
+def _resnet(name: str, block: ResnetBlock2D, level: int) -> Iterator[Site]:
+    if block.upsample is not None or block.downsample is not None:
+        raise _unsupported(name, block, "it resamples")
+    yield _norm(f"{name}.norm1", block.norm1, level, Role.NORM_HALO)
+    yield _conv(f"{name}.conv1", block.conv1, level)
+    yield _norm(f"{name}.norm2", block.norm2, level, Role.NORM_HALO)
+    yield _conv(f"{name}.conv2", block.conv2, level)
+    if block.conv_shortcut is not None:
+        yield _pointwise(f"{name}.conv_shortcut", block.conv_shortcut, level)
+
+
+def _transformer(name: str, model: Transformer2DModel, level: int) -> Iterator[Site]:
+    if not model.is_input_continuous:
+        raise _unsupported(name, model, "its input is not continuous")
+    yield _norm(f"{name}.norm", model.norm, level, Role.NORM)
+    yield _pointwise(f"{name}.proj_in", model.proj_in, level)
+    for i, block in enumerate(model.transformer_blocks):
+        yield from _transformer_block(f"{name}.transformer_blocks.{i}", block, level)
+    yield _pointwise(f"{name}.proj_out", model.proj_out, level)
+
+
+def _transformer_block(name: str, block: Any, level: int) -> Iterator[Site]:
+    if type(block) is not BasicTransformerBlock or block.norm_type != "layer_norm":
+        raise _unsupported(name, block)
+    for child in ("attn1", "attn2"):
+        attention = getattr(block, child)
+        if attention is not None:
+            yield from _attention(f"{name}.{child}", attention, level)
+    for child, module in block.ff.named_modules():
+        if isinstance(module, nn.Linear):
+            yield _pointwise(f"{name}.ff.{child}", module, level)
+
+
+def _attention(name: str, attention: Attention, level: int) -> Iterator[Site]:
+    extras = (attention.group_norm, attention.spatial_norm, attention.norm_cross, attention.added_kv_proj_dim)
+    if any(extra is not None for extra in extras) or attention.fused_projections:
+        raise _unsupported(name, attention, "it has norms, added or fused projections")
+    role = Role.TEXT if attention.is_cross_attention else Role.TOKENS
+    if not attention.is_cross_attention and is_plain(attention):
+        yield Site(name, attention, Role.ATTENTION, level)
+    yield Site(f"{name}.to_q", attention.to_q, Role.QUERY, level)
+    yield Site(f"{name}.to_k", attention.to_k, role, level)
+    yield Site(f"{name}.to_v", attention.to_v, role, level)
+    yield _pointwise(f"{name}.to_out.0", attention.to_out[0], level)
+
+
+def is_plain(attention: Attention) -> bool:
+    """Whether a module computes attention between its projections and nothing else."""
+    plain = attention.rescale_output_factor == 1 and not attention.residual_connection and attention.norm_q is None
+    return bool(plain and type(attention.processor) is AttnProcessor2_0)
+
+
+def _downsample(name: str, layer: Downsample2D, level: int) -> Iterator[Site]:
+    if not layer.use_conv or layer.padding != 1 or layer.norm is not None or not is_3x3(layer.conv, 2):
+        raise _unsupported(name, layer, "it is not a padded 3x3 conv of stride 2")
+    yield Site(name, layer, Role.DOWN, level)
+
+
+def _upsample(name: str, layer: Upsample2D, level: int) -> Iterator[Site]:
+    plain = layer.use_conv and layer.interpolate and not layer.use_conv_transpose and layer.norm is None
+    if not plain or not is_3x3(layer.conv, 1):
+        raise _unsupported(name, layer, "it is not nearest interpolation and a 3x3 conv")
+    yield Site(name, layer, Role.UP, level)
+
+
+LAYERS = {
+    ResnetBlock2D: _resnet,
+    Transformer2DModel: _transformer,
+    Downsample2D: _downsample,
+    Upsample2D: _upsample,
+}
+
+
+def _norm(name: str, module: nn.Module, level: int, role: Role) -> Site:
+    if type(module) is not nn.GroupNorm:
+        raise _unsupported(name, module)
+    return Site(name, module, role, level)
+
+
+def _conv(name: str, module: nn.Module, level: int) -> Site:
+    if not is_3x3(module, 1):
+        raise _unsupported(name, module, "it is not a padded 3x3 conv")
+    return Site(name, module, Role.CONV, level)
+
+
+def is_3x3(module: nn.Module, stride: int) -> bool:
+    """Whether a layer is a 3x3 conv with zeros around the map, whatever LoRAs are in it."""
+    module = _bare(module)
+    if not isinstance(module, nn.Conv2d) or module.padding_mode != "zeros":
+        return False
+    shape = (module.kernel_size, module.stride, module.padding, module.dilation, module.groups)
+    return shape == ((3, 3), (stride, stride), (1, 1), (1, 1), 1)
+
+
+def weight_of(module: Any) -> Tensor:
+    """The weight that a linear or convolution works with, LoRAs that are active in it included, with their scales."""
+    weight: Tensor
+    if type(module) in (nn.Linear, nn.Conv2d):  # to ask for what is not there takes as long as a small product
+        weight = module.weight
+        return weight
+    bare: Any = _bare(module)
+    weight = bare.weight
+    if bare is module or module.disable_adapters or module.merged:
+        return weight
+    for name in module.active_adapters:
+        if name in module.lora_A:
+            weight = weight + module.get_delta_weight(name).to(weight)
+    return weight
+
+
+def loras(model: nn.Module) -> tuple[tuple[str, float], ...]:
+    """Names and scales of the LoRAs that are active somewhere in a model, sorted."""
+    modules: Iterator[Any] = model.modules()
+    layers = (m for m in modules if hasattr(m, "lora_A") and not m.disable_adapters)
+    found = {(str(name), float(m.scaling[name])) for m in layers for name in m.active_adapters if name in m.scaling}
+    return tuple(sorted(found))
+
+
+def _bare(module: nn.Module) -> nn.Module:
+    """The layer within what diffusers' LoRA loader puts around it."""
+    inner = getattr(module, "base_layer", module)
+    return inner if isinstance(inner, nn.Module) else module
+
+
+def _pointwise(name: str, module: nn.Module, level: int) -> Site:
+    bare = _bare(module)
+    if not isinstance(bare, nn.Linear | nn.Conv2d) or getattr(bare, "kernel_size", (1, 1)) != (1, 1):
+        raise _unsupported(name, module)
+    return Site(name, module, Role.POINTWISE, level)
+
+
+def _unsupported(name: str, module: nn.Module, why: str = "it has no sparse counterpart") -> UnsupportedModuleError:
+    return UnsupportedModuleError(
+        f"the UNet's layer {name} is a {type(module).__name__} and {why}; use a Stable Diffusion 1.x or 2.x UNet"
+    )
+
+
+def text_keys(sites: Sequence[Site], text: Tensor, cache: dict[str, Tensor]) -> None:
+    """Project a prompt's embeddings [B, T, D] for every cross-attention, into a run's text cache."""
+    for site in sites:
+        if site.role is Role.TEXT and site.name not in cache:
+            cache[site.name] = type(site.module).forward(site.module, text)  # its own, whatever is injected

@@ -1,0 +1,184 @@
+"""A step's recorded maps side by side, so that one gather finds every row that an edit reads.
+
+Where the rows lie depends on the mask alone: the index is made once for an edit and serves all its steps. Knows sites,
+plans and positions; knows nothing about what the rows are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import gcd
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fisedit.models.device import pinned
+from fisedit.sparse.blocks import NORMS, Packed, channels
+from fisedit.sparse.feature_cache import StepFeatures, StepMaps, StepOverlay, totals
+from fisedit.sparse.modules import Role, Site
+from fisedit.sparse_kernels.reference import coded
+from fisedit.sparse_kernels.row_plan import SparsePlan
+
+HALOS = {Role.NORM_HALO: "same", Role.DOWN: "down", Role.UP: "up"}
+"""Role -> the reads whose halo is recorded."""
+
+
+class Records:
+    """Steps, packed on first use, and kept so as long as the step itself is.
+
+    Of an edit's step only what it changed is put together, for every edit over it: the pack under it still holds.
+
+    Args:
+        sites: the UNet's. All maps are cut into pieces of `piece` channels, which divides every map's.
+        heads: of the keys and values, by site, that are kept in a byte a number, of a `kind` (see `reference.coded`).
+    """
+
+    def __init__(
+        self, sites: Sequence[Site], heads: Mapping[str, int] | None = None, kind: torch.dtype | None = None
+    ) -> None:
+        self._sites = [site for site in sites if site.role in HALOS or site.role in NORMS]
+        self._tokens = [site for site in sites if site.role is Role.TOKENS]
+        self.piece = gcd(*map(channels, self._sites))
+        self._heads, self._kind = heads or {}, kind or torch.int8
+        self._packed: WeakKeyDictionary[StepMaps, tuple[Tensor, list[Tensor]]] = WeakKeyDictionary()
+
+    def reading(self, rows: Packed, plans: Sequence[SparsePlan], branches: int) -> Reading:
+        """What some edits of one size read of every step, in the order of `rows`."""
+        found: dict[tuple[int, str], Tensor] = {}
+        parts, starts = [], self._starts(plans[0], branches)
+        for name, shape in rows.shapes.items():
+            kind, _, site_name = name.partition(" ")
+            site = next(site for site in self._sites if site.name == site_name)
+            key = site.level, HALOS[site.role] if kind == "halo" else kind
+            if key not in found:
+                found[key] = _positions(plans, branches, *key, shape[1])
+            parts.append(self._pieces(site, starts[site_name], found[key]))
+        return Reading(self, torch.cat(parts), branches)
+
+    def changed(self, plan: SparsePlan, branches: int) -> Tensor:
+        """Where an overlay's rows lie in the pack under it: int64 [pieces], in the order of `laid`."""
+        starts = self._starts(plan, branches)
+        return torch.cat(
+            [
+                self._pieces(site, starts[site.name], _positions([plan], branches, site.level, "active", level.rows))
+                for site in self._sites
+                for level in [plan.levels[site.level]]
+            ]
+        )
+
+    def laid(self, step: StepFeatures) -> Tensor:
+        """A step's own rows side by side [pieces, piece]: of a recorded one all, of an edit's what it changed."""
+        if isinstance(step, StepMaps):
+            return self._pack(step)[0]
+        assert isinstance(step, StepOverlay), "a shifted step has no pack"
+        return torch.cat([step.maps[site.name].reshape(-1, self.piece) for site in self._sites])
+
+    def totals(self, step: StepFeatures) -> Tensor:
+        """Of all norms side by side."""
+        norms = ((site, site.module.num_groups) for site in self._sites if site.role in NORMS)
+        return torch.cat([totals(step, site.name, site.level, groups).flatten() for site, groups in norms])
+
+    def tokens(self, step: StepFeatures) -> list[Tensor]:
+        """Every map of keys and values; where these are coded, their scales are after every one."""
+        if not self._heads:
+            return [_whole(step, site) for site in self._tokens]
+        root, overlays = _lineage(step)
+        coded_maps = self._pack(root)[1]
+        if not overlays:
+            return coded_maps
+        mixed = [tensor.to(overlays[0].plan.levels[0].active.device, copy=True) for tensor in coded_maps]
+        for overlay in overlays:
+            for i, site in enumerate(self._tokens):
+                active = overlay.plan.levels[site.level].active
+                for there, rows in zip(mixed[2 * i : 2 * i + 2], self._code(overlay, site), strict=True):
+                    same = torch.int8 if rows.dtype.itemsize == 1 else rows.dtype  # few operations know fp8
+                    there.view(same).index_copy_(1, active, rows.view(same))
+        return mixed
+
+    def _pack(self, step: StepMaps) -> tuple[Tensor, list[Tensor]]:
+        """What was recorded side by side, kept so: its maps are views of it from then on."""
+        if step in self._packed:
+            return self._packed[step]
+        flat = torch.cat([step.maps[site.name].view(-1, self.piece) for site in self._sites])
+        if step.home is not None:
+            flat = pinned(flat, step.home)
+        numbers = [part for site in self._tokens if self._heads for part in self._code(step, site)]
+        self._packed[step], maps = (flat, numbers), [step.maps[site.name] for site in self._sites]
+        parts = flat.split([old.numel() // self.piece for old in maps])
+        step.maps |= {s.name: part.view(old.shape) for s, part, old in zip(self._sites, parts, maps, strict=True)}
+        return flat, numbers
+
+    def _code(self, step: StepMaps | StepOverlay, site: Site) -> tuple[Tensor, Tensor]:
+        return coded(step.maps[site.name], self._heads[site.name], self._kind)
+
+    def _starts(self, plan: SparsePlan, branches: int) -> dict[str, int]:
+        """The first piece of every map in a pack."""
+        starts, start = {}, 0
+        for site in self._sites:
+            starts[site.name] = start
+            start += branches * plan.levels[site.level].size * channels(site) // self.piece
+        return starts
+
+    def _pieces(self, site: Site, start: int, positions: Tensor) -> Tensor:
+        """Where rows at positions [S, R] of a map's record lie in a pack that has it at `start`."""
+        pieces = channels(site) // self.piece
+        within = torch.arange(pieces, device=positions.device)
+        return (start + positions[..., None] * pieces + within).flatten()
+
+
+class Reading:
+    """What some edits read of every step, found when their masks are known.
+
+    Args:
+        index: where their rows lie in a pack: int64 [pieces]. Padding points anywhere.
+    """
+
+    def __init__(self, records: Records, index: Tensor, branches: int) -> None:
+        self._records, self._index, self._branches = records, index, branches
+        self._found: dict[SparsePlan, Tensor] = {}
+
+    def of(self, step: StepFeatures) -> list[Tensor]:
+        """Totals of all norms side by side, the rows of all maps likewise, and every map of keys and values."""
+        records, (root, overlays) = self._records, _lineage(step)
+        pack = records.laid(root).to(self._index.device)
+        rows = pack.index_select(0, self._index)
+        for overlay in overlays:
+            slots = self._slots(overlay.plan, len(pack))
+            changed = records.laid(overlay).index_select(0, slots.clamp(min=0))
+            rows = torch.where((slots >= 0)[:, None], changed, rows)
+        return [records.totals(step), rows.flatten(), *records.tokens(step)]
+
+    def _slots(self, plan: SparsePlan, size: int) -> Tensor:
+        """Where the rows that are read are among the own ones of a plan's overlays, -1 for those that are not."""
+        if plan not in self._found:
+            changed = self._records.changed(plan, self._branches)
+            slots = torch.full((size,), -1, device=changed.device)
+            slots[changed] = torch.arange(len(changed), device=changed.device)
+            self._found[plan] = slots[self._index]
+        return self._found[plan]
+
+
+def _lineage(step: StepFeatures) -> tuple[StepMaps, list[StepOverlay]]:
+    """What was recorded under a step, and the overlays over it, the lowest first."""
+    overlays: list[StepOverlay] = []
+    while isinstance(step, StepOverlay):
+        overlays.insert(0, step)
+        step = step.parent
+    assert isinstance(step, StepMaps), "a shifted step has no pack"
+    return step, overlays
+
+
+def _positions(plans: Sequence[SparsePlan], branches: int, level: int, kind: str, count: int) -> Tensor:
+    """Positions in a record [S * H * W] of the rows of all items, padded: int64 [S * E, count]."""
+    each = [plan.levels[level] for plan in plans]
+    wanted = [at.active if kind == "active" else getattr(at, kind).halo for at in each]
+    rows = torch.stack([F.pad(positions, (0, count - len(positions))) for positions in wanted])
+    branch = torch.arange(branches, device=rows.device)[:, None, None] * each[0].size
+    return (branch + rows).flatten(0, 1)
+
+
+def _whole(step: StepFeatures, site: Site) -> Tensor:
+    """A recorded map; the record's own tensor where there is one, which may wait in host memory."""
+    return step.maps[site.name] if isinstance(step, StepMaps) else step.whole(site.name, site.level)

@@ -1,0 +1,284 @@
+"""Attention of active queries in Triton: recorded keys and values where nothing is fresh, then the fresh ones.
+
+Softmax does not care about order, so nothing is scattered or copied, and edits of one source share its record. One
+pass with a running maximum, as FlashAttention (arXiv 2205.14135); where there are few queries, programs share the keys,
+and the last one puts their parts together (see `parts`). Needs triton; see `reference` for what it computes.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fisedit.sparse_kernels.buckets import Place
+from fisedit.sparse_kernels.reference import LayerNorm, Lying, Recorded
+from fisedit.sparse_kernels.triton.epilogue import last_to_arrive
+from fisedit.sparse_kernels.triton.launch import counters, power_of_two, share
+from fisedit.sparse_kernels.triton.linear import layer_norm, layer_stats
+
+LOG2E = 1.4426950408889634
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    recorded_key: Recorded,
+    recorded_value: Recorded,
+    place: Place,
+    heads: int,
+    scales: tuple[Recorded, Recorded] | None = None,
+) -> Tensor:
+    """See `reference.attention`; query, key and value may be slices of one packed tensor."""
+    items, count, channels = query.shape
+    assert query.stride() == key.stride() == value.stride() and query.stride(2) == 1, "slices of one packed tensor"
+    branches, size, _ = recorded_key.shape
+    out = torch.empty(items, count, channels, dtype=query.dtype, device=query.device)
+    known = [*map(_bytes, (recorded_key, recorded_value)), *map(_pointer, scales or (out, out))]
+    width = channels // heads
+    keys = _block(width, query.dtype)
+    block = min(keys, power_of_two(count))
+    tiles = triton.cdiv(count, block) * items * heads
+    programs, _ = share(tiles, triton.cdiv(size, keys) + triton.cdiv(count, keys))
+    parts = sums = out
+    if programs > 1:
+        parts = torch.empty(programs, items, count, channels, device=out.device)
+        sums = torch.empty(programs, items, heads, 2, count, device=out.device)
+    _attend[triton.cdiv(count, block), items * heads, programs](
+        query,
+        key,
+        value,
+        *known,
+        place.taken,
+        place.valid,
+        out,
+        parts,
+        sums,
+        counters(tiles if programs > 1 else 0, out.device),
+        count,
+        size,
+        channels,
+        heads,
+        items // branches,
+        query.stride(0),
+        query.stride(1),
+        width**-0.5 * LOG2E,
+        WIDTH=width,
+        CODED=scales is not None,
+        FLOATS=scales is not None and recorded_key.dtype.is_floating_point,
+        LYING=isinstance(recorded_key, Lying),
+        PARTS=programs > 1,
+        BM=block,
+        BN=keys,
+        BD=power_of_two(width),
+        num_warps=4,
+        num_stages=2,
+    )
+    return out
+
+
+def cross_attention(
+    rows: Tensor, layer: LayerNorm, weight: Tensor, key: Tensor, value: Tensor, heads: int
+) -> tuple[Tensor, Tensor]:
+    """See `reference.cross_attention`."""
+    items, count, channels = rows.shape
+    _, tokens, inner = key.shape
+    width = inner // heads
+    out, query = (torch.empty(items, count, inner, dtype=rows.dtype, device=rows.device) for _ in range(2))
+    most = _block(width, rows.dtype)
+    block = min(most, power_of_two(count))
+    _cross[triton.cdiv(count, block), items * heads](
+        rows.contiguous(),
+        *layer,
+        weight,
+        key.contiguous(),
+        value.contiguous(),
+        out,
+        query,
+        count,
+        channels,
+        tokens,
+        heads,
+        weight.stride(0),
+        weight.stride(1),
+        width**-0.5 * LOG2E,
+        WIDTH=width,
+        BM=block,
+        BN=most,
+        BK=min(64, power_of_two(channels)),
+        BD=power_of_two(width),
+        num_warps=4,
+        num_stages=3 if rows.dtype.itemsize == 2 else 2,
+    )
+    return out, query
+
+
+def _pointer(recorded: Recorded) -> Tensor:
+    """What a kernel is given: the map, or the number that says where it lies."""
+    return recorded.address if isinstance(recorded, Lying) else recorded.contiguous()
+
+
+def _bytes(recorded: Recorded) -> Tensor:
+    """The same of keys or values; what is in a byte a number is loaded as whole numbers."""
+    there = _pointer(recorded)
+    return there.view(torch.int8) if there.dtype.itemsize == 1 else there
+
+
+def _block(width: int, dtype: torch.dtype) -> int:
+    """Queries of one program at most, and keys that it takes at once."""
+    return 32 if power_of_two(width) > 128 or dtype.itemsize > 2 else 64
+
+
+@triton.jit
+def _take(
+    acc, total, peak, q, key, value, key_scales, value_scales, stride, heads, j, d, wanted, scale,
+    WIDTH: tl.constexpr, CODED: tl.constexpr, FLOATS: tl.constexpr,
+):  # fmt: skip
+    """One block of keys and values into the running softmax; scales of coded ones lie `heads` apart."""
+    inside = wanted[:, None] & (d < WIDTH)[None, :]
+    k = tl.load(key + j[:, None] * stride + d[None, :], mask=inside, other=0)
+    v = tl.load(value + j[:, None] * stride + d[None, :], mask=inside, other=0)
+    if FLOATS:
+        k = k.to(tl.float8e4nv, bitcast=True)
+        v = v.to(tl.float8e4nv, bitcast=True)
+    scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * scale
+    if CODED:
+        scores *= tl.load(key_scales + j * heads, mask=wanted, other=0.0).to(tl.float32)[None, :]
+        worth = tl.load(value_scales + j * heads, mask=wanted, other=0.0).to(tl.float32)
+        v = (v.to(tl.float32) * worth[:, None]).to(q.dtype)
+    scores = tl.where(wanted[None, :], scores, float("-inf"))
+    higher = tl.maximum(peak, tl.max(scores, 1))
+    safe = tl.where(higher == float("-inf"), 0.0, higher)  # no key yet
+    weights = tl.exp2(scores - safe[:, None])
+    fade = tl.exp2(peak - safe)
+    acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
+    return acc, total * fade + tl.sum(weights, 1), higher
+
+
+@triton.jit
+def _there(address, kind: tl.constexpr):
+    """The map that lies where a number says."""
+    return tl.multiple_of(tl.load(address).to(tl.pointer_type(kind)), 16)
+
+
+@triton.jit
+def _attend(
+    query, key, value, recorded_key, recorded_value, key_scales, value_scales, taken, valid, out, parts, sums, counters,
+    R, size, C, heads, each, item_stride, row_stride, scale,
+    WIDTH: tl.constexpr, CODED: tl.constexpr, FLOATS: tl.constexpr, LYING: tl.constexpr, PARTS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """[BM] queries of one head of one item, over all keys or some."""
+    item = (tl.program_id(1) // heads).to(tl.int64)
+    head = tl.program_id(1) % heads * WIDTH
+    r = tl.program_id(0) * BM + tl.arange(0, BM)
+    d = tl.arange(0, BD)
+    inside = (r < R)[:, None] & (d < WIDTH)[None, :]
+    q = tl.load(query + item * item_stride + r[:, None] * row_stride + head + d[None, :], mask=inside, other=0.0)
+    acc = tl.zeros((BM, BD), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    peak = tl.full((BM,), float("-inf"), tl.float32)
+    if LYING:
+        kind = tl.int8 if CODED else out.dtype.element_ty
+        recorded_key = _there(recorded_key, kind)
+        recorded_value = _there(recorded_value, kind)
+        if CODED:
+            key_scales = _there(key_scales, out.dtype.element_ty)
+            value_scales = _there(value_scales, out.dtype.element_ty)
+    record = item // each * size * C + head
+    worth = item // each * size * heads + head // WIDTH
+    programs = tl.num_programs(2)
+    many = tl.cdiv(tl.cdiv(size, BN), programs) * BN
+    begin = tl.program_id(2) * many
+    for start in range(begin, tl.minimum(begin + many, size), BN):
+        j = start + tl.arange(0, BN)
+        there = tl.load(taken + item * size + j, mask=j < size, other=1).to(tl.int32)
+        wanted = there == 0
+        acc, total, peak = _take(
+            acc, total, peak, q, recorded_key + record, recorded_value + record, key_scales + worth,
+            value_scales + worth, C, heads, j, d, wanted, scale, WIDTH, CODED, FLOATS,
+        )  # fmt: skip
+    fresh = item * item_stride + head
+    live = tl.load(valid + item)
+    few = tl.cdiv(tl.cdiv(R, BN), programs) * BN
+    begin = tl.program_id(2) * few
+    for start in range(begin, tl.minimum(begin + few, live), BN):
+        j = start + tl.arange(0, BN)
+        acc, total, peak = _take(
+            acc, total, peak, q, key + fresh, value + fresh, key, value, row_stride, heads, j, d, j < live, scale,
+            WIDTH, False, False,
+        )  # fmt: skip
+    there = (item * R + r[:, None]) * C + head + d[None, :]
+    last = True
+    if PARTS:
+        items_heads = tl.num_programs(1)
+        row = tl.program_id(1) * 2 * R + r  # of peaks; totals are R further on
+        tl.store(parts + tl.program_id(2) * (items_heads * R * WIDTH) + there, acc, mask=inside)
+        tl.store(sums + tl.program_id(2) * (items_heads * 2 * R) + row, peak, mask=r < R)
+        tl.store(sums + tl.program_id(2) * (items_heads * 2 * R) + row + R, total, mask=r < R)
+        last = last_to_arrive(counters + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), programs)
+        if last:
+            acc = tl.zeros((BM, BD), tl.float32)
+            total = tl.zeros((BM,), tl.float32)
+            peak = tl.full((BM,), float("-inf"), tl.float32)
+            for part in range(programs):
+                acc, total, peak = _put_together(
+                    acc, total, peak, parts + part * (items_heads * R * WIDTH) + there,
+                    sums + part * (items_heads * 2 * R) + row, R, inside, r < R,
+                )  # fmt: skip
+    if last:
+        tl.store(out + there, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _put_together(acc, total, peak, part, sums, R, inside, live):
+    """One part of the keys into what the parts before it gave."""
+    peak_there = tl.load(sums, mask=live, other=float("-inf"), cache_modifier=".cg")
+    total_there = tl.load(sums + R, mask=live, other=0.0, cache_modifier=".cg")
+    acc_there = tl.load(part, mask=inside, other=0.0, cache_modifier=".cg")
+    higher = tl.maximum(peak, peak_there)
+    safe = tl.where(higher == float("-inf"), 0.0, higher)  # no key yet
+    fade = tl.exp2(peak - safe)
+    grow = tl.exp2(peak_there - safe)
+    return acc * fade[:, None] + acc_there * grow[:, None], total * fade + total_there * grow, higher
+
+
+@triton.jit
+def _cross(
+    rows, gamma, beta, eps, weight, key, value, out, query, R, C, T, heads, weight_n, weight_c, scale,
+    WIDTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """[BM] queries of one head of one item, from rows to what they find in the text."""
+    item = tl.program_id(1) // heads
+    head = tl.program_id(1) % heads * WIDTH
+    inner = heads * WIDTH
+    r = tl.program_id(0) * BM + tl.arange(0, BM)
+    live = r < R
+    row = item * R + r
+    d = tl.arange(0, BD)
+    inside = live[:, None] & (d < WIDTH)[None, :]
+    mean, rstd = layer_stats(rows, row, live, C, eps, BM, BK)
+    q = tl.zeros((BM, BD), tl.float32)
+    for start in range(0, C, BK):
+        c = start + tl.arange(0, BK)
+        x = tl.load(rows + row[:, None] * C + c[None, :], mask=live[:, None] & (c < C)[None, :], other=0.0)
+        x = layer_norm(x, gamma, beta, mean, rstd, c, C)
+        known = (c < C)[:, None] & (d < WIDTH)[None, :]
+        w = tl.load(weight + (head + d)[None, :] * weight_n + c[:, None] * weight_c, mask=known, other=0.0)
+        q = tl.dot(x, w, q, input_precision="ieee")
+    there = row[:, None] * inner + head + d[None, :]
+    narrow = q.to(query.dtype.element_ty)
+    tl.store(query + there, narrow, mask=inside)
+    acc = tl.zeros((BM, BD), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    peak = tl.full((BM,), float("-inf"), tl.float32)
+    text = item * T * inner + head
+    for start in range(0, T, BN):
+        j = start + tl.arange(0, BN)
+        acc, total, peak = _take(
+            acc, total, peak, narrow, key + text, value + text, key, value, inner, heads, j, d, j < T, scale,
+            WIDTH, False, False,
+        )  # fmt: skip
+    tl.store(out + there, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)

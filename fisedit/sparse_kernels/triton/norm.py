@@ -1,0 +1,141 @@
+"""Incremental GroupNorm statistics in Triton.
+
+Sums of a block are float32, sums of blocks and the statistics float64, always added in the same order. Needs triton;
+see `reference` for what it computes.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fisedit.sparse_kernels.reference import Rows
+from fisedit.sparse_kernels.triton.epilogue import last_to_arrive
+from fisedit.sparse_kernels.triton.launch import counters, pair, power_of_two
+
+BLOCK = 64
+"""Rows summed at once."""
+
+CHUNK = 512
+"""Rows that one program sums; more are shared (see `parts`)."""
+
+
+def affine(
+    rows: Rows,
+    recorded: Tensor,
+    totals: Tensor,
+    valid: Tensor,
+    count: int,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """See `reference.affine`."""
+    items, padded, channels = recorded.shape
+    branches, groups, _ = totals.shape
+    out = torch.empty(items, 2, channels, device=recorded.device)
+    mixed = torch.empty(items, groups, 2, dtype=torch.float64, device=recorded.device)
+    programs = max(1, triton.cdiv(padded, CHUNK))
+    parts = torch.empty(items * groups, programs, 2, dtype=torch.float64, device=out.device) if programs > 1 else mixed
+    first, second = pair(rows, 1, Tensor.contiguous)
+    width = channels // groups
+    _sums[items * groups, programs](
+        first,
+        second,
+        recorded.contiguous(),
+        valid,
+        parts,
+        counters(items * groups if programs > 1 else 0, out.device),
+        totals.contiguous(),
+        weight,
+        bias,
+        out,
+        mixed,
+        count,
+        eps,
+        groups,
+        items // branches,
+        padded,
+        first.shape[2],
+        PARTS=programs > 1,
+        PAIR=first is not second,
+        BR=BLOCK,
+        W=width,
+        BW=power_of_two(width),
+    )
+    return out, mixed
+
+
+@triton.jit
+def _write(
+    total, square, totals, weight, bias, out, mixed, count, eps, groups, each, W: tl.constexpr, BW: tl.constexpr,
+):  # fmt: skip
+    """One group's totals, and the scale and shift of its channels."""
+    index = tl.program_id(0).to(tl.int64)
+    recorded = totals + (index // groups // each * groups + index % groups) * 2
+    total += tl.load(recorded)
+    square += tl.load(recorded + 1)
+    tl.store(mixed + index * 2, total)
+    tl.store(mixed + index * 2 + 1, square)
+    size = tl.cast(count, tl.float64)
+    mean = total / size
+    variance = square / size - mean * mean
+    rstd = 1.0 / tl.sqrt(tl.maximum(variance, 0.0).to(tl.float32) + eps)
+    lane = tl.arange(0, BW)
+    c = index % groups * W + lane
+    inside = lane < W
+    scale = rstd * tl.load(weight + c, mask=inside, other=0.0).to(tl.float32)
+    shift = tl.load(bias + c, mask=inside, other=0.0).to(tl.float32) - mean.to(tl.float32) * scale
+    there = out + index // groups * 2 * groups * W + c
+    tl.store(there, scale, mask=inside)
+    tl.store(there + groups * W, shift, mask=inside)
+
+
+@triton.jit
+def _sums(
+    first, second, recorded, valid, parts, counters, totals, weight, bias, out, mixed, count, eps, groups, each, R, A,
+    PARTS: tl.constexpr, PAIR: tl.constexpr, W: tl.constexpr, BR: tl.constexpr, BW: tl.constexpr,
+):  # fmt: skip
+    """Sum and sum of squares of one group of one item, fresh less recorded, or of some of its rows."""
+    index = tl.program_id(0)
+    item = (index // groups).to(tl.int64)
+    live = tl.load(valid + item)
+    lane = tl.arange(0, BW)
+    channels = groups * W
+    c = index % groups * W + lane
+    old = recorded + item * R * channels + c
+    new = first + item * R * A + c
+    more = second + item * R * (channels - A) + c - A
+    share = tl.cdiv(tl.cdiv(R, BR), tl.num_programs(1)) * BR
+    begin = tl.program_id(1) * share
+    total = tl.zeros((), tl.float64)
+    square = tl.zeros((), tl.float64)
+    for start in range(begin, tl.minimum(begin + share, live), BR):
+        r = start + tl.arange(0, BR)
+        inside = (r < live)[:, None] & (lane < W)[None, :]
+        if PAIR:  # two loads: a choice of pointers would be read two bytes at a time
+            x = tl.load(new[None, :] + r[:, None] * A, mask=inside & (c < A)[None, :], other=0.0).to(tl.float32)
+            there = more[None, :] + r[:, None] * (channels - A)
+            x += tl.load(there, mask=inside & (c >= A)[None, :], other=0.0).to(tl.float32)
+        else:
+            x = tl.load(new[None, :] + r[:, None] * A, mask=inside, other=0.0).to(tl.float32)
+        y = tl.load(old[None, :] + r[:, None] * channels, mask=inside, other=0.0).to(tl.float32)
+        total += tl.sum(tl.sum(x, 1), 0).to(tl.float64) - tl.sum(tl.sum(y, 1), 0).to(tl.float64)
+        square += tl.sum(tl.sum(x * x, 1), 0).to(tl.float64) - tl.sum(tl.sum(y * y, 1), 0).to(tl.float64)
+    last = True
+    if PARTS:
+        programs = tl.num_programs(1)
+        there = parts + index * programs * 2
+        tl.store(there + tl.program_id(1) * 2, total)
+        tl.store(there + tl.program_id(1) * 2 + 1, square)
+        last = last_to_arrive(counters + index, programs)
+        if last:
+            total = tl.zeros((), tl.float64)
+            square = tl.zeros((), tl.float64)
+            for part in range(programs):
+                total += tl.load(there + part * 2, cache_modifier=".cg")
+                square += tl.load(there + part * 2 + 1, cache_modifier=".cg")
+    if last:
+        _write(total, square, totals, weight, bias, out, mixed, count, eps, groups, each, W, BW)

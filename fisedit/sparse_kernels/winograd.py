@@ -1,0 +1,128 @@
+"""A 3x3 conv at four outputs a time: a 2x2 tile of them takes 16 products with C x C weights instead of 36.
+
+Winograd's minimal filtering, Lavin & Gray, arXiv 1509.09308: the same numbers, but for rounding. Tiles lie wherever
+active cells do, so that a square at any place is covered without waste, and uneven blobs almost. It serves the convs of
+HelloMeme's block, arXiv 2410.22901. Knows index tables and weights; neither plans nor modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fisedit.sparse_kernels.prepacked import Matrix
+from fisedit.sparse_kernels.row_plan import TAPS
+
+PRODUCTS = 16
+"""Rows that a tile multiplies, each with weights of its own."""
+
+CENTRE = 5
+"""The product, (1, 1), that every output has once: it brings the bias."""
+
+FEWEST = 4
+"""Tiles from which this pays; the weights of fewer take longer to read than nine taps'."""
+
+
+_CELLS = (1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)
+_OUTPUTS = (1, 1, 1, 0), (0, 1, -1, -1)
+"""Along one axis: what a filter's four weights multiply of four cells, and two outputs of these products."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """What tiles read, and where the outputs lie in them.
+
+    Args:
+        table: int64 [16, T], which of [rows | zero row] stand at (y, x) of every tile's 4x4 cells.
+        pick: int64 [2, R_out], at which of its four cells (y, x), and in which tile an output lies.
+    """
+
+    table: Tensor
+    pick: Tensor
+
+    @property
+    def count(self) -> int:
+        """T."""
+        return self.table.shape[1]
+
+    def macs(self, channels: int) -> int:
+        """Multiply-accumulates of a conv from and to so many channels: products, and sums before and behind them."""
+        return self.count * channels * PRODUCTS * (channels + len(_CELLS) ** 2 + len(_OUTPUTS) ** 2)
+
+
+def serves(device: torch.device) -> bool:
+    """Whether this pays on a device: on a GPU kernels' launches cost more than products. Weights nowhere count as on a
+    CPU."""
+    return device.type in ("cpu", "meta")
+
+
+def tiles_of(nine: Tensor, outputs: Tensor, width: int, zero: int) -> Tiles | None:
+    """Tiles for a conv of stride 1; None where nine taps for every output take less.
+
+    Args:
+        nine: int64 [R_out * 9], as in `plan.Reads.table`. outputs: int64 [R_out], ascending positions on a map so wide.
+        zero: which row is of zeros.
+    """
+    cells = [divmod(position, width) for position in outputs.tolist()]
+    corners = _corners(cells)
+    if len(corners) < FEWEST or PRODUCTS * len(corners) >= TAPS * len(cells):
+        return None
+    four = [(y, x) for y in (0, 1) for x in (0, 1)]
+    lies = {(y + j, x + i): (tile, j, i) for tile, (y, x) in enumerate(corners) for j, i in four}
+    tile, y, x = torch.tensor([lies[cell] for cell in cells]).T
+    table, near = torch.full((len(corners), 4, 4), zero), torch.arange(3)
+    table[tile[:, None, None], y[:, None, None] + near[:, None], x[:, None, None] + near] = nine.view(-1, 3, 3)
+    return Tiles(table.flatten(1).T.contiguous(), torch.stack([2 * y + x, tile]))
+
+
+def _corners(cells: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(y, x) of the first cells of 2x2 tiles that cover ascending cells."""
+    left, corners = set(cells), []
+    for y, x in cells:
+        if (y, x) in left:
+            corners.append((y, x))
+            left -= {(y, x), (y, x + 1), (y + 1, x), (y + 1, x + 1)}
+    return corners
+
+
+def spread(weight: Tensor) -> list[Matrix]:
+    """The 16 weights [C_out, C_in] of a tile's products, of a conv's [C_out, C_in, 3, 3]."""
+    across = torch.stack(_filter(*weight.float().unbind(3)))  # [4, C_out, C_in, 3], by x
+    both = torch.stack(_filter(*across.unbind(3)))
+    return [Matrix(each) for each in both.flatten(0, 1).to(weight.dtype)]
+
+
+def _filter(first: Tensor, middle: Tensor, last: Tensor) -> list[Tensor]:
+    ends = first + last
+    return [first, (ends + middle) / 2, (ends - middle) / 2, last]
+
+
+def conv(rows: Tensor, tiles: Tiles, weights: Sequence[Matrix], bias: Tensor) -> Tensor:
+    """3x3 convolution at a tile's outputs.
+
+    Args:
+        rows: [B, R + G, C_in]. weights: from `spread`. bias: [C_out].
+
+    Returns:
+        [B, R_out, C_out].
+    """
+    batch, count, _ = rows.shape
+    starts = torch.arange(batch, device=rows.device)[:, None]
+    padded = F.pad(rows, (0, 0, 0, 1)).flatten(0, 1)
+    read = padded[(starts * (count + 1) + tiles.table[:, None]).flatten(1)]  # [16, B * T, C_in]
+    asked = (_both(_CELLS, rows) @ read.flatten(1)).view_as(read)
+    found = torch.stack([weights[i].of(asked[i], bias if i == CENTRE else None) for i in range(PRODUCTS)])
+    outputs = (_both(_OUTPUTS, rows) @ found.flatten(1)).unflatten(1, found.shape[1:])  # [4, B * T, C_out]
+    cell, tile = tiles.pick
+    picked: Tensor = outputs[cell, starts * tiles.count + tile]
+    return picked
+
+
+def _both(along: Sequence[Sequence[float]], like: Tensor) -> Tensor:
+    """What is done along one axis, done along both."""
+    one = torch.tensor(along, dtype=like.dtype, device=like.device)
+    return torch.kron(one, one)

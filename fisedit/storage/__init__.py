@@ -1,0 +1,1 @@
+"""Pictures, their metadata and whole sessions on disk. Knows no model."""

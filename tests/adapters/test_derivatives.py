@@ -1,0 +1,304 @@
+"""Adapters on derivatives of the base: other weights, LoRAs before and after, another autoencoder; all built here."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from diffusers import StableDiffusionPipeline
+from PIL import Image
+from safetensors.torch import save_file
+
+from fisedit import Editor
+from fisedit.adapters.checkpoints import save_adapter
+from fisedit.adapters.insertion_points import insertion
+from fisedit.errors import AdapterError, InputError, SessionError
+from fisedit.models import loader
+from fisedit.sparse.executor import Executor
+from fisedit.sparse_kernels.row_plan import make_plan
+from tests.adapters.test_references import RED, SQUARE, pixels, seen
+from tests.sparse.test_executor import Case, rows
+from tests.support import oracle
+from tests.support.adapters import lively, naive
+from tests.support.edits import CAT, DOG, pixels_outside
+from tests.support.grids import grids
+from tests.support.pipelines import build_pipeline
+from tests.support.single_file import save_single_file
+
+QUICK = {"seed": 7, "num_inference_steps": 2}
+SCALE, ALPHA, RANK = 0.6, 2.0, 4
+
+
+def check_guided(editor, pipe, adapter):
+    """A guided source of the editor's is what diffusers makes with `pipe` and the blocks written out in it."""
+    maps = seen(pipe, RED)
+    changes = {
+        name: lambda x, name=name, block=block: x + naive(block, x, maps[name])
+        for name, block in adapter.blocks.items()
+    }
+    with insertion(pipe.unet, changes):
+        dense = oracle.dense_generate(pipe, oracle.Recipe(CAT, seed=7, steps=2))
+    result = editor.generate(CAT, reference=RED, width=128, height=128, **QUICK)
+    assert oracle.deviation(torch.cat(editor._memory.get(result.id)[0].latents), dense.latents) <= 1e-4
+    assert np.abs(pixels(result).astype(int) - np.asarray(dense.image)).max() <= 1
+    return result
+
+
+@pytest.fixture
+def adapter(pipelines):
+    """Trained, if it were trained, on the first base."""
+    return lively(pipelines["sd15"].unet, "v3")
+
+
+@pytest.fixture
+def place(adapter, tmp_path):
+    save_adapter(adapter, tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+@pytest.mark.parametrize("kind", ["folder", "single file"])
+def test_another_base(adapter, place, kind, tmp_path, monkeypatch):
+    pipe = build_pipeline("sd15", seed=5)
+    folder = tmp_path / "model"
+    pipe.save_pretrained(folder)
+    if kind == "single file":
+        monkeypatch.setattr(loader, "_SD15", tmp_path / "config")
+        shutil.copytree(folder, tmp_path / "config", ignore=shutil.ignore_patterns("*.safetensors"))
+        folder = save_single_file(pipe, tmp_path / "model.safetensors")
+    editor = Editor.from_pretrained(folder, dtype="fp32", device="cpu")
+    editor.load_adapter(place)
+    check_guided(editor, pipe, adapter)
+
+
+def test_another_autoencoder(pipelines, adapter, place, tmp_path):
+    """It is the one that reads references."""
+    pipe, other = build_pipeline("sd15"), build_pipeline("sd15", seed=9).vae
+    pipe.save_pretrained(tmp_path / "model")
+    shutil.rmtree(tmp_path / "model" / "vae")
+    other.save_pretrained(tmp_path / "model" / "vae")
+    editor = Editor.from_pretrained(tmp_path / "model", dtype="fp32", device="cpu")
+    editor.load_adapter(place)
+    pipe.vae = other
+    swapped = check_guided(editor, pipe, adapter)
+    first = Editor(pipelines["sd15"])
+    first.load_adapter(place)
+    plain = first.generate(CAT, reference=RED, width=128, height=128, **QUICK)
+    assert oracle.deviation(*(e._memory.get("0")[0].latents[-1] for e in (editor, first))) > 0.01
+    assert not np.array_equal(pixels(swapped), pixels(plain))
+
+
+LAYERS = ("to_q", "to_k", "to_v", "to_out.0", "proj_in", "proj_out", "ff.net.0.proj", "conv1", "downsamplers.0.conv")
+
+
+class Lora:
+    """Random low-rank changes of a model's layers: as files, and merged into it."""
+
+    def __init__(self, pipe, seed=0):
+        make = torch.Generator().manual_seed(seed)
+        named = {"unet": pipe.unet, "text_encoder": pipe.text_encoder}
+        ends = {"unet": LAYERS, "text_encoder": ("q_proj", "v_proj", "out_proj", "fc1")}
+        self.parts = {}
+        for part, model in named.items():
+            for name, layer in model.named_modules():
+                if name.endswith(ends[part]) and hasattr(layer, "weight"):
+                    shape = layer.weight.shape
+                    down = torch.randn(RANK, *shape[1:], generator=make) / shape[1:].numel() ** 0.5
+                    up = torch.randn(shape[0], RANK, *[1] * (len(shape) - 2), generator=make) / RANK**0.5
+                    self.parts[part, name] = down, up
+
+    def kohya(self, path):
+        tensors = {}
+        for (part, name), (down, up) in self.parts.items():
+            prefix = "lora_unet" if part == "unet" else "lora_te_text_model"
+            key = f"{prefix}_{name.removeprefix('text_model.').replace('.', '_')}"
+            tensors |= {
+                f"{key}.lora_down.weight": down,
+                f"{key}.lora_up.weight": up,
+                f"{key}.alpha": torch.tensor(ALPHA),
+            }
+        save_file({k: v.contiguous() for k, v in tensors.items()}, path)
+        return path
+
+    def diffusers(self, folder, pipe):
+        from peft import LoraConfig
+        from peft.utils import get_peft_model_state_dict
+
+        copied = StableDiffusionPipeline(**copy.deepcopy(pipe.components), requires_safety_checker=False)
+        layers = {}
+        for part in ("unet", "text_encoder"):
+            names = [name for (of, name) in self.parts if of == part]
+            model = getattr(copied, part)
+            model.add_adapter(LoraConfig(r=RANK, lora_alpha=RANK, target_modules=names))
+            for name in names:
+                layer = model.get_submodule(name)
+                layer.lora_A["default"].weight.data.copy_(self.parts[part, name][0])
+                layer.lora_B["default"].weight.data.copy_(self.parts[part, name][1])
+            layers[f"{part}_lora_layers"] = get_peft_model_state_dict(model)
+        StableDiffusionPipeline.save_lora_weights(folder, **layers)
+        return folder
+
+    def merged(self, pipe, scale):
+        """Another pipeline with the change in its weights."""
+        copied = StableDiffusionPipeline(**copy.deepcopy(pipe.components), requires_safety_checker=False)
+        copied.set_progress_bar_config(disable=True)
+        for (part, name), (down, up) in self.parts.items():
+            weight = getattr(copied, part).get_submodule(name).weight.data
+            weight += scale * (up.flatten(1) @ down.flatten(1)).view(weight.shape)
+        return copied
+
+
+@pytest.fixture
+def pipe():
+    return build_pipeline("sd15")
+
+
+def written(lora, pipe, kind, folder):
+    """A file or folder, and the factor that its format brings."""
+    if kind == "kohya":
+        return lora.kohya(folder / "style.safetensors"), ALPHA / RANK
+    return lora.diffusers(folder / "style", pipe), 1.0
+
+
+@pytest.mark.parametrize("kind", ["kohya", "diffusers"])
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_a_lora_and_an_adapter(pipe, adapter, place, kind, order, tmp_path):
+    """Whichever comes first, scales reach every layer: as if the change lay in the weights."""
+    lora = Lora(pipe)
+    file, factor = written(lora, pipe, kind, tmp_path)
+    expected, editor = lora.merged(pipe, SCALE * factor), Editor(pipe)
+    plain = editor.generate(CAT, width=128, height=128, **QUICK)
+    if order == "before":
+        editor.load_lora(file, SCALE), editor.load_adapter(place)
+    else:
+        editor.load_adapter(place), editor.load_lora(file, SCALE)
+    source = check_guided(editor, expected, adapter)
+    assert not np.array_equal(pixels(source), pixels(plain))
+    edit = editor.edit(DOG, mask=SQUARE)
+    assert pixels_outside(edit, source)
+
+
+@pytest.mark.parametrize("kind", ["kohya", "diffusers"])
+def test_a_sparse_step_with_a_lora_is_the_oracles(pipe, kind, tmp_path):
+    """E4: every convolution and linear of rows works with the changed weight."""
+    lora, grid = Lora(pipe), grids(13, 17)["blobs"]
+    file, factor = written(lora, pipe, kind, tmp_path)
+    merged = lora.merged(pipe, SCALE * factor).unet
+    editor = Editor(pipe)
+    editor.load_lora(file, SCALE)
+    editor._engine.refresh()
+    case, executor = Case(merged, grid), editor._engine.executor
+    with torch.inference_mode():
+        got, _ = case.sparse(executor, make_plan(grid, executor.depth))
+        expected = rows(case.oracle(merged), grid)
+    assert torch.allclose(got, expected, atol=1e-4, rtol=0)
+
+
+def test_scales_add_up_and_leave_no_trace(pipe, tmp_path):
+    before = {k: v.clone() for k, v in pipe.unet.state_dict().items()}
+    loras = [Lora(pipe, seed) for seed in (0, 1)]
+    files = [lora.kohya(tmp_path / f"{i}.safetensors") for i, lora in enumerate(loras)]
+    expected = loras[1].merged(loras[0].merged(pipe, 0.5 * ALPHA / RANK), -0.25 * ALPHA / RANK)
+    editor = Editor(pipe)
+    plain = editor.generate(CAT, **QUICK)
+    names = [editor.load_lora(file, scale) for file, scale in zip(files, (0.5, -0.25), strict=True)]
+    both = oracle.dense_generate(expected, oracle.Recipe(CAT, seed=7, steps=2)).latents
+    result = editor.generate(CAT, width=128, height=128, **QUICK)
+    assert oracle.deviation(torch.cat(editor._memory.get(result.id)[0].latents), both) <= 1e-4
+    editor.unload_lora(names[0])
+    alone = oracle.dense_generate(
+        loras[1].merged(pipe_without(pipe, before), -0.25 * ALPHA / RANK), oracle.Recipe(CAT, seed=7, steps=2)
+    )
+    result = editor.generate(CAT, width=128, height=128, **QUICK)
+    assert oracle.deviation(torch.cat(editor._memory.get(result.id)[0].latents), alone.latents) <= 1e-4
+    editor.unload_lora(names[1])
+    after = pipe.unet.state_dict()
+    assert after.keys() == before.keys() and all(torch.equal(after[k], before[k]) for k in before)
+    assert np.array_equal(pixels(editor.generate(CAT, **QUICK)), pixels(plain))
+    with pytest.raises(AdapterError, match="no LoRA"):
+        editor.unload_lora(names[1])
+
+
+def pipe_without(pipe, weights):
+    """The pipeline as it was built."""
+    plain = build_pipeline("sd15")
+    assert all(torch.equal(plain.unet.state_dict()[k], weights[k]) for k in weights)
+    return plain
+
+
+def test_what_was_made_with_a_lora_is_rebuilt_with_it(pipe, tmp_path):
+    """Or not at all: another model's features would not be the picture's."""
+    editor, file = Editor(pipe, model="here"), Lora(pipe).kohya(tmp_path / "style.safetensors")
+    plain = editor.generate(CAT, **QUICK)
+    name = editor.load_lora(file, SCALE)
+    source = editor.generate(CAT, **QUICK)
+    edit = editor.edit(DOG, mask=SQUARE)
+    editor.save(tmp_path / "session")
+    editor.checkout(source.id), editor.forget()
+    assert np.array_equal(pixels(editor.edit(DOG, mask=SQUARE)), pixels(edit))
+    editor.checkout(source.id), editor.forget(), editor.unload_lora(name)
+    with pytest.raises(SessionError, match=f"rebuilt with {name}, as it was made"):
+        editor.edit(DOG, mask=SQUARE)
+    editor.checkout(plain.id)
+    assert pixels_outside(editor.edit(DOG, mask=SQUARE), plain)
+    editor.load(tmp_path / "session")
+    assert editor.current.recipe == edit.recipe
+    with pytest.raises(AdapterError, match="is loaded already"):
+        editor.load_lora(file), editor.load_lora(file, 0.1)
+    with pytest.raises(InputError, match=rf"made with LoRAs \({name}\)"):
+        Editor.remake(Image.open(tmp_path / "session" / f"{edit.id}.png"))
+
+
+def test_a_lora_that_diffusers_loaded_before_the_editor_began(pipe, tmp_path):
+    lora = Lora(pipe)
+    file = lora.kohya(tmp_path / "style.safetensors")
+    expected = lora.merged(pipe, SCALE * ALPHA / RANK)
+    pipe.load_lora_weights(str(tmp_path), weight_name=file.name, adapter_name="mine")
+    pipe.set_adapters(["mine"], [SCALE])
+    editor = Editor(pipe)
+    result = editor.generate(CAT, width=128, height=128, **QUICK)
+    dense = oracle.dense_generate(expected, oracle.Recipe(CAT, seed=7, steps=2)).latents
+    assert oracle.deviation(torch.cat(editor._memory.get(result.id)[0].latents), dense) <= 1e-4
+    assert Executor(pipe.unet).sites
+
+
+def test_a_lora_of_which_a_part_alone_would_count_is_refused(pipe, tmp_path):
+    """diffusers would leave out what it has no layer for, and say nothing."""
+    from safetensors.torch import load_file
+
+    keys, tensors = list(pipe.unet.state_dict()), load_file(Lora(pipe).kohya(tmp_path / "style.safetensors"))
+    start = "lora_unet_down_blocks_0_attentions_7_proj_in"
+    tensors |= {f"{start}.lora_{way}.weight": torch.ones(4, 4, 1, 1) for way in ("down", "up")}
+    save_file(tensors, tmp_path / "style.safetensors")
+    with pytest.raises(AdapterError, match=r"(of which \d+ are here|does not fit)"):
+        Editor(pipe).load_lora(tmp_path / "style.safetensors")
+    assert list(pipe.unet.state_dict()) == keys
+
+
+def test_without_peft_the_extra_is_named(pipe, tmp_path, monkeypatch):
+    monkeypatch.setattr("fisedit.adapters.lora.find_spec", lambda name: None)
+    with pytest.raises(AdapterError, match=r"pip install 'fisedit\[lora\]'"):
+        Editor(pipe).load_lora(Lora(pipe).kohya(tmp_path / "style.safetensors"))
+
+
+def test_what_is_no_lora_is_refused(pipe, place, tmp_path):
+    editor = Editor(pipe)
+    keys = list(pipe.unet.state_dict())
+    torch.save({}, tmp_path / "style.bin")
+    (tmp_path / "cut.safetensors").write_bytes(b"12345678")
+    other = Lora(build_pipeline("demo")).kohya(tmp_path / "other.safetensors")
+    for source, message in {
+        tmp_path / "nothing.safetensors": "LoRA must be a .safetensors file or a folder",
+        tmp_path / "style.bin": "must be .safetensors",
+        tmp_path / "cut.safetensors": "truncated or damaged",
+        place / "diffusion_pytorch_model.safetensors": "holds no LoRA",
+        other: "does not fit this model",
+    }.items():
+        with pytest.raises(AdapterError, match=message) as refused:
+            editor.load_lora(source)
+        assert "\n" not in str(refused.value)
+    with pytest.raises(InputError, match="scale must be a number"):
+        editor.load_lora(Lora(pipe).kohya(tmp_path / "style.safetensors"), float("inf"))
+    assert list(pipe.unet.state_dict()) == keys

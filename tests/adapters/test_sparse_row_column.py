@@ -1,0 +1,247 @@
+"""E4 with adapters: a sparse step equals a mixed dense forward in which the block's output is the source's outside."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from diffusers import UNet2DConditionModel
+
+from fisedit.adapters.checkpoints import fresh_adapter
+from fisedit.adapters.conditioning import Guide
+from fisedit.adapters.cost import dense_macs, reading_macs, sparse_macs
+from fisedit.adapters.insertion_points import insertion, places, taps
+from fisedit.adapters.variants import FAMILIES
+from fisedit.evaluation.speed import square
+from fisedit.models.loader import _SD15
+from fisedit.sparse.executor import Executor
+from fisedit.sparse.modules import unet_sites
+from fisedit.sparse.profiling import text_macs, unet_macs
+from fisedit.sparse_kernels.dilation import dilate
+from fisedit.sparse_kernels.row_plan import make_plan
+from tests.support import oracle
+from tests.support.adapters import lively, naive
+from tests.support.grids import grids
+from tests.test_editor_stats import counted, time_macs
+
+TOLERANCE = 1e-4
+SHAPES = ["sd15", "demo"]
+T = torch.tensor(500)
+
+
+class Case:
+    """A source, an edit of it, adapters and references, on one UNet."""
+
+    def __init__(self, unet, grid, families, scales=(0.7, -0.4), batch=2):
+        self.unet, self.grid, self.inside = unet, grid, torch.from_numpy(grid)
+        make = torch.Generator().manual_seed(0)
+        self.source = torch.randn(batch, 4, *grid.shape, generator=make)
+        self.texts = torch.randn(2, batch, 11, unet.config.cross_attention_dim, generator=make)
+        self.edited = torch.where(self.inside, torch.randn(self.source.shape, generator=make), self.source)
+        reference = torch.randn(batch, 4, *grid.shape, generator=make)
+        adapters = [lively(unet, family, str(i)) for i, family in enumerate(families)]
+        self.seen = taps(unet, reference, self.texts[0], tuple(places(unet)))
+        self.guides = [
+            Guide(a, a.read(self.seen), s, str(i)) for i, (a, s) in enumerate(zip(adapters, scales, strict=False))
+        ]
+        self.executor = Executor(unet)
+        self.plan = make_plan(grid, self.executor.depth)
+
+    def record(self, guides):
+        return self.executor.record(self.source, T, self.texts[0], {}, guides=guides)[1]
+
+    def replay(self, maps, guides=None, edited=None, plan=None):
+        guides = self.guides if guides is None else guides
+        latents = self.edited if edited is None else edited
+        return self.executor.replay(latents, T, self.texts[1], {}, maps, plan or self.plan, guides=guides)
+
+    def expected(self, *, recorded):
+        """The oracle's prediction: a source with the adapters or without, an edit with them."""
+        outs = {}
+
+        def source(name):
+            def change(x):
+                outs[name] = x + self.gain(name, x) if recorded else x
+                return outs[name]
+
+            return change
+
+        def mixed(name):
+            def change(x):
+                mask = oracle.levels(self.inside)[oracle.grid_of(x)]
+                seen = None if recorded else boxes(mask)
+                return torch.where(mask, x + self.gain(name, x, seen), outs[name])
+
+            return change
+
+        changed = {name for guide in self.guides for name in guide.adapter.channels}
+        with insertion(self.unet, {name: source(name) for name in changed}):
+            recording = oracle.record(self.unet, self.source, T, self.texts[0])
+        with insertion(self.unet, {name: mixed(name) for name in changed}):
+            return oracle.mixed_forward(self.unet, recording, self.edited, T, self.texts[1], self.inside)
+
+    def gain(self, name, x, seen=None):
+        blocks = [(g.adapter.blocks[name], g.scale) for g in self.guides if name in g.adapter.channels]
+        return sum(scale * naive(block, x, self.seen[name], seen) for block, scale in blocks)
+
+    def rows(self, full):
+        return full.flatten(2).transpose(1, 2)[:, self.inside.flatten()]
+
+
+def boxes(mask):
+    """The boxes around the blobs of the mask: cells of one blob touch, also at corners."""
+    left = {tuple(cell) for cell in mask.nonzero().tolist()}
+    inside = torch.zeros_like(mask)
+    while left:
+        blob, todo = [], [left.pop()]
+        while todo:
+            y, x = todo.pop()
+            blob.append((y, x))
+            near = left & {(y + i, x + j) for i in (-1, 0, 1) for j in (-1, 0, 1)}
+            left -= near
+            todo += near
+        ys, xs = zip(*blob, strict=True)
+        inside[min(ys) : max(ys) + 1, min(xs) : max(xs) + 1] = True
+    return inside
+
+
+@pytest.fixture(autouse=True)
+def _no_grad():
+    with torch.inference_mode():
+        yield
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("recorded", [True, False], ids=["over a guided source", "over a plain source"])
+@pytest.mark.parametrize("name", ["square", "blobs", "one_cell", "border", "checkerboard"])
+def test_sparse_equals_the_oracle(pipelines, family, shape, recorded, name):
+    case = Case(pipelines[shape].unet, grids(16, 24)[name], [family])
+    got, _ = case.replay(case.record(case.guides if recorded else []))
+    assert torch.allclose(got, case.rows(case.expected(recorded=recorded)), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("size", [(13, 17), (16, 16)], ids=str)
+def test_several_adapters_equal_the_oracle(pipelines, recorded, size):
+    case = Case(pipelines["sd15"].unet, grids(*size)["blobs"], ["v1", "v5b"])
+    got, _ = case.replay(case.record(case.guides if recorded else []))
+    assert torch.allclose(got, case.rows(case.expected(recorded=recorded)), atol=TOLERANCE, rtol=0)
+
+
+def test_the_comparison_can_fail(pipelines):
+    """The adapter counts, and so does whether the source had it."""
+    case = Case(pipelines["demo"].unet, grids(16, 16)["square"], ["v3"])
+    guided, plain = (case.rows(case.expected(recorded=recorded)) for recorded in (True, False))
+    got, _ = case.replay(case.record(case.guides))
+    without, _ = case.replay(case.record([]), guides=[])
+    for other in (plain, without):
+        assert not torch.allclose(got, other, atol=100 * TOLERANCE, rtol=0)
+    assert torch.allclose(got, guided, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_replay_of_everything_is_the_guided_forward(pipelines, family, recorded):
+    """E1: whatever the source was."""
+    unet = pipelines["sd15"].unet
+    case = Case(unet, np.ones((13, 17), bool), [family])
+    got, _ = case.replay(case.record(case.guides if recorded else []))
+    with insertion(unet, {n: lambda x, n=n: x + case.gain(n, x) for n in case.guides[0].adapter.channels}):
+        dense = unet(case.edited, T, case.texts[1])[0]
+    assert torch.allclose(got, case.rows(dense), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recording_is_the_guided_forward_itself(pipelines, family):
+    unet = pipelines["sd15"].unet
+    case = Case(unet, grids(13, 17)["square"], [family])
+    got, maps = case.executor.record(case.source, T, case.texts[0], {}, guides=case.guides)
+    with insertion(unet, {n: lambda x, n=n: x + case.gain(n, x) for n in case.guides[0].adapter.channels}):
+        dense = unet(case.source, T, case.texts[0])[0]
+    assert torch.allclose(got, dense, atol=TOLERANCE, rtol=0)
+    kept = {key.rpartition(".")[2] for key in maps.maps if key.startswith("0.")}
+    lines = {f"{line}_{what}" for line in ("row", "column") for what in "qkv"}
+    assert kept == lines | ({"x"} if family == "v5b" else set())
+
+
+def test_an_edit_of_an_edit(pipelines):
+    """What an overlay keeps is the block's queries and keys at its active rows. Where the first edit computed
+    everything, that is a recording."""
+    case = Case(pipelines["demo"].unet, np.ones((16, 16), bool), ["v3"])
+    _, overlay = case.replay(case.record(case.guides))
+    again = case.executor.record(case.edited, T, case.texts[1], {}, guides=case.guides)[1]
+    second = grids(16, 16)["blobs"]
+    edited = torch.where(torch.from_numpy(second), torch.randn_like(case.edited), case.edited)
+    plan = make_plan(second, case.executor.depth)
+    over, fresh = (case.replay(maps, edited=edited, plan=plan)[0] for maps in (overlay, again))
+    assert torch.allclose(over, fresh, atol=TOLERANCE, rtol=0)
+
+
+def test_an_edit_over_an_edit_without_the_adapter(pipelines):
+    """Its overlay has no keys, so an edit over it looks at its closure alone; none that reads what is not there."""
+    case = Case(pipelines["demo"].unet, grids(16, 16)["square"], ["v3"])
+    _, overlay = case.replay(case.record(case.guides), guides=[])
+    got, second = case.replay(overlay, plan=make_plan(grids(16, 16)["blobs"], case.executor.depth))
+    assert got.isfinite().all()
+    assert not any(key.startswith("0.") for key in second.maps)
+
+
+def test_the_branch_with_the_prompt_alone(pipelines):
+    """A look at one branch uses the reference of that branch."""
+    case = Case(pipelines["demo"].unet, grids(16, 16)["square"], ["v5"])
+    both, _ = case.executor.record(case.source, T, case.texts[0], {}, guides=case.guides)
+    one, _ = case.executor.record(case.source[-1:], T, case.texts[0][-1:], {}, guides=case.guides)
+    assert torch.allclose(one, both[-1:], atol=TOLERANCE, rtol=0)
+
+
+def test_the_model_is_left_as_it_was(pipelines):
+    """E8, with adapters, also after an exception in the middle of a step."""
+    case = Case(pipelines["demo"].unet, grids(16, 16)["square"], ["v3"])
+    dense = case.unet(case.source, T, case.texts[0])[0]
+    handle = case.unet.conv_out.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        case.record(case.guides)
+    handle.remove()
+    modules = [*case.unet.modules(), *case.guides[0].adapter.modules()]
+    assert not any("forward" in vars(module) for module in modules)
+    assert torch.equal(case.unet(case.source, T, case.texts[0])[0], dense)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", ["one_cell", "blobs"])
+def test_multiply_accumulates_are_what_torch_counts(pipelines, family, name):
+    case = Case(pipelines["sd15"].unet, grids(13, 17)[name], [family])
+    unet, sites, adapter = case.unet, case.executor.sites, case.guides[0].adapter
+    levels = [(level.height, level.width) for level in case.plan.levels]
+    sizes = [height * width for height, width in levels]
+    rest = time_macs(unet, 2) + text_macs(sites, 2, 11)
+    own = unet_macs(sites, sizes, sizes, 2, 11) + 2 * dense_macs(adapter, unet, levels)
+    assert counted(lambda: case.record(case.guides)) == own + rest
+    for guides in (case.guides, []):
+        maps = case.record(guides)
+        step = unet_macs(sites, case.plan.rows, sizes, 2, 11)
+        step += 2 * sparse_macs(adapter, unet, case.plan, recorded=bool(guides))
+        case.replay(maps)  # blocks' ends are folded once
+        assert counted(lambda maps=maps: case.replay(maps)) == step + rest
+    assert counted(lambda: adapter.read(case.seen)) == 2 * reading_macs(adapter, unet, levels)
+
+
+@pytest.fixture(scope="module")
+def full_size():
+    """SD 1.5's UNet without weights."""
+    with torch.device("meta"):
+        return UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(_SD15 / "unet"))
+
+
+@pytest.mark.parametrize("family", ["v1", "v2", "v3", "v5"])
+def test_at_most_15_percent_of_a_sparse_step(full_size, family):
+    """The aim, on a square of 5 % of 512x512, grown by one, wherever it lies; both branches of guidance are alike."""
+    with torch.device("meta"):
+        adapter = fresh_adapter(full_size, family)
+    sites, sizes = unet_sites(full_size), [4096, 1024, 256, 64]
+    for place in range(8):
+        grid = dilate(np.roll(square(0.05, 64), (place, 3 * place), (0, 1)), 1)
+        plan = make_plan(grid, len(sizes))
+        without = unet_macs(sites, plan.rows, sizes, 1, 77)
+        assert 0.1 < sparse_macs(adapter, full_size, plan, recorded=True) / without <= 0.15

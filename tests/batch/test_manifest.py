@@ -1,0 +1,279 @@
+"""What `fisedit batch` is given: refusals before the model loads, tables, bytes of pictures and masks."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+from safetensors.torch import load_file, save_file
+
+from fisedit.batch.manifest import make_plan
+from fisedit.batch.tables import read_captions, read_edits
+from fisedit.batch.values import Job
+from fisedit.errors import InputError
+from fisedit.storage.image_decoder import MOST_PIXELS, decode, encode, levels
+from tests.support.batches import AFTER, BEFORE, SAID, arguments, batch
+from tests.support.folders import claims, half, lines, picture, pictures, tree
+
+__all__ = ["arguments", "batch"]  # fixtures
+
+
+UNET = "unet/diffusion_pytorch_model.safetensors"
+
+
+def told_as(name: str) -> Callable[[Path], object]:
+    """Makes a model say that it is another."""
+
+    def spoil(folder: Path) -> None:
+        index = folder / "model_index.json"
+        index.write_text(json.dumps(json.loads(index.read_text()) | {"_class_name": name}))
+
+    return spoil
+
+
+def no_numbers(folder: Path) -> None:
+    tensors = load_file(folder / UNET)
+    tensors["conv_in.weight"].view(-1)[0] = torch.nan
+    save_file(tensors, folder / UNET)
+
+
+MODEL_FAULTS = {
+    "truncated": (lambda folder: os.truncate(folder / UNET, 1000), "truncated"),
+    "LFS pointer": (lambda folder: (folder / UNET).write_text("version https://git-lfs.github.com/spec/v1\n"), "LFS"),
+    "NaN": (no_numbers, "conv_in.weight", "NaN"),
+    "SDXL": (told_as("StableDiffusionXLPipeline"), "Stable Diffusion XL"),
+    "inpainting": (told_as("StableDiffusionInpaintPipeline"), "inpainting"),
+    "a pickle": (lambda folder: torch.save(os.mkdir, (folder / UNET).with_suffix(".bin")) or (folder / UNET).unlink(),
+                 "run code"),
+}  # fmt: skip
+"""Fault -> what brings it about in a model's folder, and words of the refusal."""
+
+
+class TestBeforeTheModelLoads:
+    """Refusals that need no model: the one named here does not exist, and is not what is complained of."""
+
+    @pytest.fixture
+    def early(self, batch, tmp_path):
+        pictures(tmp_path / "in", 1)
+        half(tmp_path / "masks/0.png")
+        (tmp_path / "file").touch()
+        (tmp_path / "empty").mkdir()
+        return lambda *given: batch(*given, "--model", "./nowhere")
+
+    @pytest.mark.parametrize(
+        ("given", "words"),
+        [
+            (("nothing", "out", *SAID), ("IN must be a folder", "not there")),
+            (("file", "out", *SAID), ("IN must be a folder", "a file")),
+            (("empty", "out", *SAID), ("must hold pictures", "--recursive")),
+            (("in", "in", *SAID), ("OUT must not be",)),
+            (("in", "./masks/../in", *SAID), ("OUT must not be",)),
+            (("in", "masks", *SAID, "--masks", "masks"), ("OUT must not be",)),
+            (("in", "file", *SAID), ("OUT must be a folder",)),
+            (("in", "/proc/out", *SAID), ("writable",)),
+            (("in", "out"), ("--prompt or --edits", "none")),
+            (("in", "out", *SAID, "--edits", "e.jsonl"), ("--prompt or --edits",)),
+            (("in", "out", *SAID, "--captions", "c.csv"), ("--source-prompt or --captions",)),
+            (("in", "out", "--prompt", " "), ("--prompt must say something",)),
+            (("in", "out", "--prompt", AFTER, "--captions", "c.csv"), ("c.csv", "nothing there")),
+            (("in", "out", *SAID, "--masks", "nothing"), ("--masks must be a folder",)),
+            (("in", "out", *SAID, "--report", "page.txt"), ("report must be an .html file",)),
+            (("in", "out", *SAID, "--num-inference-steps", "0"), ("num_inference_steps",)),
+            (("in", "out", *SAID, "--timeout", "0"), ("timeout",)),
+        ],
+    )
+    def test_what_cannot_start(self, early, tmp_path, given, words):
+        before = tree(tmp_path)
+        early(*given).refused("input", *words)
+        assert tree(tmp_path) == before
+
+    def test_the_model_itself(self, early, tmp_path):
+        early("in", "out", *SAID).refused("model", "./nowhere")
+        assert not (tmp_path / "out").exists()
+
+    @pytest.mark.parametrize("fault", [*MODEL_FAULTS])
+    def test_a_model_that_cannot_be_loaded(self, batch, tmp_path, model, fault):
+        pictures(tmp_path / "in", 1)
+        spoil, *words = MODEL_FAULTS[fault]
+        spoil(Path(shutil.copytree(model, tmp_path / "model")))
+        batch("in", "out", *SAID, "--model", "model").refused("model", *words)
+        assert tree(tmp_path / "out") == {} and lines(tmp_path / "out") == []
+
+    def test_a_dry_run_writes_nothing(self, batch, tmp_path):
+        pictures(tmp_path / "in")
+        os.mkfifo(tmp_path / "in/pipe.png")
+        before = sorted(tmp_path.rglob("*"))
+        run = batch("in", "out", *SAID, "--dry-run", "--json")
+        assert (run.status, run.counts) == (0, {"left": 3, "failed": 1})
+        assert sorted(tmp_path.rglob("*")) == before
+        shown = batch("in", "out", *SAID, "--dry-run").out
+        assert "edit" in shown and "0.png" in shown
+
+    def test_outputs_within_the_inputs_are_never_inputs(self, batch, tmp_path):
+        pictures(tmp_path / "in", 1)
+        for _ in range(2):
+            run = batch("in", "in/out", *SAID, "--recursive", "--json")
+            assert run.status == 0 and [item["image"] for item in run.told["items"]] == ["0.png"]
+
+    def test_an_output_that_is_an_input(self, batch, tmp_path):
+        picture(tmp_path / "all/in/a.png")
+        (tmp_path / "e.jsonl").write_text(json.dumps({"image": "a.png", "prompt": AFTER, "output": "in/a.png"}))
+        before = tree(tmp_path / "all/in")
+        run = batch("all/in", "all", "--edits", "e.jsonl", "--json", "--overwrite")
+        assert (
+            run.status == 1 and "would replace an input" in run.reasons["a.png"] and tree(tmp_path / "all/in") == before
+        )
+
+    def test_an_output_that_is_an_input_behind_a_link(self, batch, tmp_path):
+        picture(tmp_path / "in/deep/a.png")
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out/deep").symlink_to(tmp_path / "in/deep")
+        before = tree(tmp_path / "in")
+        run = batch("in", "out", *SAID, "--recursive", "--json", "--overwrite")
+        assert "would replace an input" in run.reasons["deep/a.png"] and tree(tmp_path / "in") == before
+
+    def test_links_that_lead_nowhere(self, batch, tmp_path):
+        pictures(tmp_path / "in", 1)
+        (tmp_path / "masks").mkdir()
+        (tmp_path / "masks/0.png").symlink_to("0.png")
+        (tmp_path / "in/self").symlink_to(tmp_path / "in")
+        run = batch("in", "out", *SAID, "--masks", "masks", "--recursive", "--json")
+        assert run.reasons == {"0.png": "mask cannot be read: Too many levels of symbolic links"}
+
+
+class TestTables:
+    def test_captions(self, tmp_path):
+        path = tmp_path / "c.csv"
+        rows = (
+            "image,caption,more",
+            './a.png,"a cat,\r\nasleep",1',
+            "b/c.png,a dog,2",
+            'a.png,"a cat,\r\nasleep",3',
+            "",
+        )
+        path.write_bytes("\r\n".join(rows).encode("utf-8-sig"))
+        assert read_captions(path) == {"a.png": "a cat,\r\nasleep", "b/c.png": "a dog"}
+        lines_ = tmp_path / "c.jsonl"
+        lines_.write_text('{"file_name": "a.png", "text": "a cat\u2028there"}\r\n\n{"image": "b.png", "caption": "x"}')
+        assert read_captions(lines_) == {"a.png": "a cat\u2028there", "b.png": "x"}
+
+    @pytest.mark.parametrize(
+        ("name", "content", "words"),
+        [
+            ("c.csv", b"image,caption\na.png,x\na.png,y\n", ("line 3", "line 2 says something else")),
+            ("c.csv", b"image,caption\na.png\n", ("line 2", "2 columns")),
+            ("c.csv", b"image,caption\na.png,x,y\n", ("line 2", "2 columns")),
+            ("c.csv", b"picture,caption\na.png,x\n", ("line 2", "'image'")),
+            ("c.csv", b'image,caption\na.png,"x\n', ("CSV",)),
+            ("c.csv", b"image,caption\na.png,\xff\n", ("line 2", "UTF-8")),
+            ("c.jsonl", b'{"image": "a.png", "caption": "x"}\n{"image": \n', ("line 2", "JSON")),
+            ("c.jsonl", b"[1]\n", ("line 1", "JSON object")),
+            ("c.jsonl", b"[" * 100_000, ("line 1", "JSON object")),
+            ("c.jsonl", b'{"image": "a.png"}\n', ("line 1", "'caption'", "nothing")),
+            ("c.jsonl", b'{"image": "a.png", "caption": 7}\n', ("line 1", "'caption'", "7")),
+            ("c.jsonl", b'{"image": "../a.png", "caption": "x"}\n', ("line 1", "inside its folder")),
+            ("c.jsonl", b'{"image": "/a.png", "caption": "x"}\n', ("line 1", "inside its folder")),
+            ("c.txt", b"", (".csv or .jsonl",)),
+        ],
+    )
+    def test_a_bad_table_is_told_with_its_line(self, tmp_path, name, content, words):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError) as caught:
+            read_captions(tmp_path / name)
+        assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 400
+
+    def test_edits(self, tmp_path):
+        path = tmp_path / "e.jsonl"
+        row = {"image": "a.png", "prompt": "a dog"}
+        path.write_text("\n".join(map(json.dumps, (row, row, row | {"mask": "m.png"}, row | {"mask": None}))))
+        assert [(edit.mask, edit.line) for edit in read_edits(path)] == [(None, 1), ("m.png", 3)]
+        path.write_text(json.dumps(row | {"promt": "x"}))
+        with pytest.raises(InputError, match=r"line 1 .*'promt'"):
+            read_edits(path)
+        path.write_text("\n")
+        with pytest.raises(InputError, match="at least one line"):
+            read_edits(path)
+
+    def test_captions_missing_and_too_many(self, batch, tmp_path):
+        pictures(tmp_path / "in", 2)
+        (tmp_path / "c.csv").write_text(f"image,caption\n0.png,{BEFORE}\n9.png,x\n")
+        run = batch("in", "out", "--prompt", AFTER, "--captions", "c.csv", "--json")
+        assert run.reasons == {"1.png": "c.csv has no caption for it"} and run.counts == {"done": 1, "failed": 1}
+        assert run.told["notes"] == ["captions for pictures that are not edited: 1, such as 9.png"]
+
+    def test_outputs_of_rows(self, tmp_path):
+        pictures(tmp_path / "in", 2)
+        rows = [
+            {"image": "0.png", "prompt": "x", "output": "new/night.webp"},
+            {"image": "0.png", "prompt": "y"},
+            {"image": "1.png", "prompt": "x", "output": "0-2.png"},
+            {"image": "1.png", "prompt": "x", "output": "a.gif"},
+            {"image": "7.png", "prompt": "x"},
+        ]
+        (tmp_path / "e.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        plan = make_plan(Job(tmp_path / "in", tmp_path / "out", edits=tmp_path / "e.jsonl"))
+        assert [item.output for item in plan.items] == ["new/night.webp", "0-2.png", "0-2.png", "a.gif", "7.png"]
+        problems = [item.problem for item in plan.items]
+        assert problems[:2] == ["", ""] and "0-2.png is that of 0.png as well" in problems[2]
+        assert "must end in" in problems[3] and "No such file" in problems[4]
+
+
+class TestPictures:
+    def test_a_bomb_is_refused_by_its_header(self, tmp_path):
+        Image.new("1", (12_000, 12_000)).save(tmp_path / "huge.png")
+        data = (tmp_path / "huge.png").read_bytes()
+        assert claims(data, 12_000) == data
+        for side in (12_000, 100_000, 2**31 - 1):
+            start = time.process_time()
+            with pytest.raises(InputError, match="at most 64 million pixels"):
+                decode(claims(data, side))
+            assert time.process_time() - start < 0.1 and side**2 > MOST_PIXELS
+
+    def test_metadata_that_unpacks_to_too_much(self, tmp_path):
+        said = PngInfo()
+        said.add_text("Comment", "x" * 100_000_000, zip=True)
+        Image.new("L", (64, 64)).save(tmp_path / "a.png", pnginfo=said)
+        assert (tmp_path / "a.png").stat().st_size < 200_000
+        with pytest.raises(InputError, match="damaged"):
+            decode((tmp_path / "a.png").read_bytes())
+
+    def test_the_first_of_many_frames(self, tmp_path):
+        frames = [Image.new("RGB", (64, 64), colour) for colour in ("red", "blue")]
+        frames[0].save(tmp_path / "a.webp", save_all=True, append_images=frames[1:], lossless=True)
+        found = decode((tmp_path / "a.webp").read_bytes())
+        assert found.image.getpixel((0, 0)) == (255, 0, 0) and found.notes == (
+            "animated: the first of 2 frames was edited",
+        )
+
+    @pytest.mark.parametrize(
+        ("mode", "colour", "name", "expected", "said"),
+        [
+            ("RGBA", (9, 9, 9, 0), "a.jpg", ("RGB", (255, 255, 255)), ".jpg holds no RGBA"),
+            ("LA", (9, 0), "a.png", ("LA", (9, 0)), ""),
+            ("I;16", 32896, "a.webp", ("RGB", (128, 128, 128)), "holds no I;16"),
+            ("CMYK", (0, 0, 0, 0), "a.JPG", ("CMYK", (0, 0, 0, 0)), ""),
+        ],
+    )
+    def test_what_a_format_cannot_hold_is_told(self, mode, colour, name, expected, said):
+        data, notes = encode(Image.new(mode, (8, 8), colour), name)
+        back = decode(data).image
+        assert back.mode == expected[0] and expected[1] in (None, back.getpixel((0, 0)))
+        assert all(said in note for note in notes) and bool(notes) == bool(said)
+
+    def test_masks_of_every_kind(self, tmp_path):
+        wide = np.repeat(np.array([[0, 128 * 257], [65535, 0]], np.uint16), 8, 0).repeat(8, 1)
+        Image.fromarray(wide).save(tmp_path / "m.png")
+        got = np.asarray(levels((tmp_path / "m.png").read_bytes(), (16, 16)))[::8, ::8]
+        assert got.tolist() == [[0, 128], [255, 0]]
+        Image.new("RGBA", (16, 16), (255, 255, 255, 0)).save(tmp_path / "m.png")
+        assert not np.asarray(levels((tmp_path / "m.png").read_bytes(), (8, 8))).any()

@@ -1,0 +1,245 @@
+"""`fisedit batch` as its users meet it: folders before and after, bad files, the page."""
+
+from __future__ import annotations
+
+import json
+import os
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fisedit import Editor
+from fisedit.batch.journal import Journal
+from fisedit.storage import files
+from tests.support.batches import AFTER, BEFORE, SAID, arguments, batch
+from tests.support.folders import half, lines, picture, pictures, tree
+
+__all__ = ["arguments", "batch"]  # fixtures
+
+
+class TestAFolder:
+    def test_every_picture_is_edited_and_no_input_touched(self, batch, tmp_path):
+        pictures(tmp_path / "in")
+        picture(tmp_path / "in/deep/odd.jpg", 5, (70, 97))
+        before = tree(tmp_path / "in")
+        run = batch("in", "out", *SAID, "--recursive", "--json")
+        assert (run.status, run.err, run.counts) == (0, "", {"done": 4})
+        assert tree(tmp_path / "in") == before
+        assert set(tree(tmp_path / "out")) == set(before)
+        assert Image.open(tmp_path / "out/deep/odd.jpg").size == (70, 97)
+        assert all(tree(tmp_path / "out")[name] != before[name] for name in before)
+
+    def test_a_summary_for_people(self, batch, tmp_path):
+        pictures(tmp_path / "in", 1)
+        (tmp_path / "in/[red]bad.png").write_text("no picture")
+        run = batch("in", "out", *SAID)
+        assert run.status == 1 and run.err == ""
+        assert "[red]bad.png" in run.out and "must be a PNG" in run.out and "done before" in run.out
+
+    def test_subfolders_are_left_alone_unless_asked_for(self, batch, tmp_path):
+        pictures(tmp_path / "in", 1)
+        picture(tmp_path / "in/deep/a.png")
+        assert batch("in", "out", *SAID, "--json").counts == {"done": 1}
+
+    def test_a_second_run_does_nothing(self, batch, tmp_path, monkeypatch):
+        pictures(tmp_path / "in")
+        batch("in", "out", *SAID)
+        made, told = tree(tmp_path / "out"), lines(tmp_path / "out")
+        monkeypatch.setattr(Editor, "from_pretrained", None)
+        again = batch("in", "out", *SAID, "--json")
+        assert (again.status, again.counts) == (0, {"done before": 3})
+        assert tree(tmp_path / "out") == made and lines(tmp_path / "out") == told
+
+    def test_most_work_first_and_a_source_is_opened_once(self, batch, tmp_path, monkeypatch):
+        pictures(tmp_path / "in")
+        rows = [("0.png", AFTER), ("2.png", AFTER), ("2.png", "a bird and a cake on a beach"), ("1.png", AFTER)]
+        text = "\n".join(json.dumps({"image": image, "prompt": prompt}) for image, prompt in rows)
+        (tmp_path / "edits.jsonl").write_text(text)
+        opened = []
+        really = Editor.open
+
+        def count(editor, image, *given, **options):
+            opened.append(image.tobytes())
+            return really(editor, image, *given, **options)
+
+        monkeypatch.setattr(Editor, "open", count)
+        run = batch("in", "out", "--edits", "edits.jsonl", "--source-prompt", BEFORE, "--json")
+        assert run.counts == {"done": 4} and len(opened) == len(set(opened)) == 3
+        assert [line["output"] for line in lines(tmp_path / "out")][:2] == ["2-1.png", "2-2.png"]
+        made = tree(tmp_path / "out")
+        assert set(made) == {"0.png", "1.png", "2-1.png", "2-2.png"}
+        alone = batch("in", "alone", *SAID, "--json")
+        assert alone.status == 0 and tree(tmp_path / "alone")["2.png"] == made["2-1.png"]
+
+    def test_a_mask_says_where(self, batch, tmp_path):
+        pictures(tmp_path / "in", 4)
+        half(tmp_path / "masks/0.png")
+        half(tmp_path / "masks/1.jpg", (256, 256))
+        Image.new("L", (64, 64)).save(tmp_path / "masks/2.png")
+        (tmp_path / "masks/3.png").write_bytes(b"")
+        run = batch("in", "out", *SAID, "--masks", "masks", "--json")
+        assert run.reasons == {"3.png": "mask must be an image, got an empty file"} and run.status == 1
+        for name in ("0.png", "1.png"):
+            before, after = (np.asarray(Image.open(tmp_path / where / name)) for where in ("in", "out"))
+            assert (before[:, 32:] == after[:, 32:]).all() and (before[:, :32] != after[:, :32]).any()
+        assert tree(tmp_path / "in")["2.png"] == tree(tmp_path / "out")["2.png"], "nothing to do: the same bytes"
+
+    def test_source_prompts_from_beside_or_from_nobody(self, batch, tmp_path):
+        pictures(tmp_path / "in", 3)
+        (tmp_path / "in/0.txt").write_bytes(b"\xef\xbb\xbfa cat on a beach\r\n")
+        (tmp_path / "in/1.txt").write_bytes(b"\xff\xfe bad")
+        run = batch("in", "out", "--prompt", "{source}, a dog", "--json")
+        said = {item["image"]: (item["source_prompt"], item["prompt"]) for item in run.told["items"]}
+        assert said["0.png"] == ("a cat on a beach", "a cat on a beach, a dog") and said["2.png"] == (None, ", a dog")
+        assert run.reasons == {"1.png": "1.txt beside it must be UTF-8 text"}
+
+
+class TestBadFiles:
+    def test_each_is_named_and_the_good_are_done(self, batch, tmp_path):
+        folder = pictures(tmp_path / "in", 1)
+        whole = picture(tmp_path / "whole.png").read_bytes()
+        (folder / "zero.png").touch()
+        (folder / "text.png").write_text("hello")
+        (folder / "psd.png").write_bytes(b"8BPS\0\1" + bytes(100))
+        (folder / "eps.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n")
+        (folder / "svg.png").write_bytes(b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>')
+        (folder / "real.psd").write_bytes(b"8BPS\0\1" + bytes(100))
+        (folder / "loop.png").symlink_to("loop.png")
+        (folder / "nowhere.png").symlink_to("not-there.png")
+        (folder / "device.png").symlink_to("/dev/zero")
+        os.mkfifo(folder / "pipe.png")
+        for n in range(1, 10):
+            (folder / f"cut{n}.png").write_bytes(whole[: len(whole) * n // 10])
+        (folder / "-rf.png").write_bytes(whole)
+        (folder / "a b\nc.png").write_bytes(whole)
+        (folder / ("ü" * 125 + "x.png")).write_bytes(whole)  # 255 bytes, the most that a name may have
+        (folder / "\N{CAT FACE}.png").write_bytes(whole)
+        Path(os.fsdecode(os.fsencode(folder) + b"/\xff\xfe.png")).write_bytes(whole)
+        before = {name: (folder / name).stat().st_mtime_ns for name in ("0.png", "zero.png", "cut5.png")}
+        run = batch("in", "out", *SAID, "--json", "--report", "r.html")
+        assert run.status == 1 and run.counts == {"done": 6, "failed": 18}
+        assert run.told["notes"] == ["left out, as they are of other formats: 1, such as real.psd; save them as PNG"]
+        assert all(reason and "\n" not in reason for reason in run.reasons.values())
+        assert "pipe" in run.reasons["pipe.png"] and "device" in run.reasons["device.png"]
+        assert "empty" in run.reasons["zero.png"] and "damaged" in run.reasons["cut7.png"]
+        assert len(tree(tmp_path / "out")) == 6
+        assert before == {name: (folder / name).stat().st_mtime_ns for name in before}
+        assert well_formed(tmp_path / "r.html") == 24
+
+    def test_stop_stops(self, batch, tmp_path):
+        pictures(tmp_path / "in")
+        (tmp_path / "in/big.png").write_bytes(bytes(100_000))
+        run = batch("in", "out", *SAID, "--on-error", "stop", "--json")
+        assert run.status == 1 and run.counts == {"failed": 1, "left": 3}
+
+    def test_a_bug_in_one_item_is_that_item_s(self, batch, tmp_path, monkeypatch):
+        pictures(tmp_path / "in")
+        really = Editor.open
+
+        def odd(editor, image, *given, **options):
+            if image.getpixel((0, 0)) == Image.open(tmp_path / "in/1.png").getpixel((0, 0)):
+                raise KeyError("a bug")
+            return really(editor, image, *given, **options)
+
+        monkeypatch.setattr(Editor, "open", odd)
+        run = batch("in", "out", *SAID, "--json")
+        assert run.counts == {"done": 2, "failed": 1} and run.reasons == {"1.png": "KeyError: 'a bug'"}
+
+    def test_a_picture_that_vanishes(self, batch, tmp_path, monkeypatch):
+        pictures(tmp_path / "in")
+        really = Editor.open
+
+        def last(*given, **options):
+            for path in (tmp_path / "in").iterdir():
+                path.unlink()
+            return really(*given, **options)
+
+        monkeypatch.setattr(Editor, "open", last)
+        run = batch("in", "out", *SAID, "--json")
+        assert run.counts == {"done": 1, "failed": 2}
+        assert set(run.reasons.values()) == {"cannot be read: No such file or directory"}
+
+    def test_an_item_that_takes_too_long(self, batch, tmp_path):
+        pictures(tmp_path / "in", 1)
+        run = batch("in", "out", *SAID, "--json", "--timeout", "1e-9")
+        assert run.reasons == {"0.png": "took longer than 1e-09 seconds; see --timeout"}
+
+    def test_two_pictures_of_one_name(self, batch, tmp_path):
+        picture(tmp_path / "in/a.png", 1)
+        picture(tmp_path / "in/a.jpg", 2)
+        picture(tmp_path / "in/b.jpg", 3)
+        assert batch("in", "out", *SAID, "--format", "png").status == 0
+        assert set(tree(tmp_path / "out")) == {"a.png", "a.jpg.png", "b.png"}
+        assert batch("in", "kept", *SAID).status == 0
+        assert set(tree(tmp_path / "kept")) == {"a.png", "a.jpg", "b.jpg"}
+
+    @pytest.mark.parametrize("error", ["write_bytes", "append"])
+    def test_a_full_disk_stops_the_run_and_loses_nothing(self, batch, tmp_path, monkeypatch, error):
+        pictures(tmp_path / "in")
+        full = OSError(28, "No space left on device")
+        with monkeypatch.context() as patch:
+            place = files if error == "write_bytes" else Journal
+            really, calls = getattr(place, error), []
+
+            def fail(*given):
+                calls.append(given)
+                if len(calls) > 1:
+                    raise full
+                really(*given)
+
+            patch.setattr(place, error, fail)
+            run = batch("in", "out", *SAID, "--json")
+        assert (run.status, run.err) == (1, "") and len(tree(tmp_path / "out")) == 1
+        assert run.counts == {"done": 1, "failed": 1, "left": 1}
+        assert all("cannot be written: No space left on device" in why for why in run.reasons.values())
+        assert batch("in", "out", *SAID, "--json").counts == {"done": 2, "done before": 1}
+
+
+def test_a_page_that_cannot_be_written_takes_nothing_with_it(batch, tmp_path, monkeypatch):
+    pictures(tmp_path / "in", 1)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "write_text", full)
+    run = batch("in", "out", *SAID, "--json", "--report", "r.html")
+    assert (run.status, run.counts) == (1, {"done": 1}) and len(tree(tmp_path / "out")) == 1
+    assert "No space left" in run.err and run.err.count("\n") == 1
+
+
+def test_the_page_escapes_and_links(batch, tmp_path):
+    nasty = "<script>alert(1)</script>"
+    picture(tmp_path / "in/a&b #%.png")
+    picture(tmp_path / "in/bad'\"<i>.png").write_text("no picture")
+    run = batch("in", "out", "--prompt", f"a dog {nasty}", "--source-prompt", BEFORE, "--report", "pages/r.html")
+    assert run.status == 1 and well_formed(tmp_path / "pages/r.html") == 2
+    text = (tmp_path / "pages/r.html").read_text()
+    assert nasty not in text and "<i>" not in text and "&lt;script&gt;" in text
+    assert "../in/a%26b%20%23%25.png" in text and "../out/a%26b%20%23%25.png" in text
+
+
+def well_formed(path: Path) -> int:
+    """Check that a page's elements nest; returns its table's rows."""
+    parser = _Nesting()
+    parser.feed(path.read_text(encoding="utf-8"))
+    parser.close()
+    assert parser.open == []
+    return parser.rows - 1
+
+
+class _Nesting(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.rows = 0
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.rows += tag == "tr"
+        if tag not in ("meta", "img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag

@@ -1,0 +1,293 @@
+"""The command line as its users meet it: a process, its exit status, its two streams, and the files it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fisedit import cli
+from fisedit.cli import console, demo
+from fisedit.errors import Cancelled, FisEditError, InputError, MaskError, ModelError, NumericsError
+from fisedit.storage import files
+from fisedit.values import EditMask, MaskSource, SchedulerName
+
+SMALL = ("--num-inference-steps", "2", "--width", "64", "--height", "64")
+BEFORE, AFTER = "a cat and a cake on a beach", "a dog and a cake on a beach"
+
+
+def half_mask(path: Path) -> Path:
+    pixels = np.zeros((64, 64), np.uint8)
+    pixels[:, :24] = 255
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def test_version_and_help(process):
+    assert process("--version").out.startswith("fisedit 0.")
+    assert process() == process("--help")
+    assert process("generate", "--help").status == 0
+
+
+def test_the_help_names_every_scheduler(fisedit):
+    text = fisedit("generate", "--help").out
+    assert all(name.value in text for name in SchedulerName)
+
+
+class TestUsage:
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["generate"],
+            ["bench"],
+            ["paint"],
+            ["generate", "a cat", "--colour", "red"],
+            ["generate", "a cat", "--seed", "seven"],
+            ["edit"],
+        ],
+    )
+    def test_a_wrong_call(self, fisedit, arguments):
+        fisedit(*arguments).refused("usage", "see fisedit --help")
+
+    def test_a_session_or_a_source(self, fisedit):
+        fisedit("edit", "--prompt", "a dog").refused("input", "--session", "--source-prompt", "got several or none")
+        fisedit("edit", "--prompt", "a dog", "--session", "s", "--source-prompt", "a cat").refused("input", "several")
+
+    def test_a_session_has_its_own_recipe(self, fisedit):
+        words = ["--prompt", "a dog", "--session", "s", "--seed", "7", "--model", "demo"]
+        fisedit("edit", *words).refused("input", "a session has its own seed, model")
+
+    @pytest.mark.parametrize("areas", ["1,x", "0", "101", ""])
+    def test_areas(self, fisedit, areas):
+        fisedit("bench", "edit", "--areas", areas).refused("input", "areas")
+
+
+class TestBeforeTheModelLoads:
+    """Refusals that need no model: the one named here does not exist, and is not what is complained of."""
+
+    @pytest.mark.parametrize("output", ["picture.gif", "picture", ".", "file/picture.png", "/proc/picture.png"])
+    def test_an_output_that_cannot_be_written(self, fisedit, tmp_path, output):
+        (tmp_path / "file").write_text("a file")
+        fisedit("generate", "a cat", "--model", "./nowhere", "--output", output).refused("input", "output")
+
+    @pytest.mark.parametrize(
+        ("verb", "option"), [("demo", "--output"), ("generate", "--session"), ("edit", "--session")]
+    )
+    def test_a_folder_that_cannot_be_written(self, fisedit, verb, option):
+        nowhere = ["--model", "./nowhere"]
+        words = {"demo": nowhere, "generate": ["a cat", *nowhere], "edit": ["--prompt", "a dog"]}[verb]
+        fisedit(verb, *words, option, "/proc/folder").refused("input", "writable")
+
+    def test_an_output_that_is_an_input(self, fisedit, tmp_path):
+        before = half_mask(tmp_path / "mask.png").read_bytes()
+        fisedit(
+            *("edit", "--source-prompt", BEFORE, "--prompt", AFTER, "--mask", "mask.png", "--output", "./mask.png")
+        ).refused("input", "must not be an input")
+        assert (tmp_path / "mask.png").read_bytes() == before
+
+    @pytest.mark.parametrize("content", [None, b"", b"no picture", b"%!PS-Adobe-3.0 EPSF-3.0\n"])
+    def test_a_mask_that_is_no_image(self, fisedit, tmp_path, content):
+        if content is not None:
+            (tmp_path / "mask.png").write_bytes(content)
+        fisedit("edit", "--source-prompt", BEFORE, "--prompt", AFTER, "--mask", "mask.png").refused("mask", "mask.png")
+
+    def test_a_missing_model(self, process, tmp_path):
+        process("generate", "a cat", "--model", "./nowhere").refused("model", "./nowhere")
+        assert not list(tmp_path.iterdir())
+
+
+def test_fp16_on_a_cpu(fisedit):
+    fisedit("generate", "a cat", "--device", "cpu", "--dtype", "fp16").refused("input", "fp16", "bf16")
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (["--scheduler", "magic"], "input"),
+        (["--num-inference-steps", "0"], "input"),
+        (["--width", "65"], "input"),
+        (["--guidance-scale", "nan"], "input"),
+    ],
+)
+def test_values_out_of_range(fisedit, model, tmp_path, options, code):
+    fisedit("generate", "a cat", "--model", model, *SMALL, *options).refused(code)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_empty_prompt(fisedit, model):
+    fisedit("generate", "  ", "--model", model, *SMALL).refused("prompt")
+
+
+def test_a_session_that_is_none(fisedit, tmp_path):
+    (tmp_path / "empty").mkdir()
+    fisedit("edit", "--prompt", "a dog", "--session", "empty").refused("session", "empty")
+    assert not list((tmp_path / "empty").iterdir())
+
+
+def test_a_traceback_on_request_only(fisedit):
+    run = fisedit("generate", "a cat", "--model", "./nowhere", "--debug")
+    assert run.status == 2 and run.out == ""
+    assert "Traceback" in run.err and run.err.splitlines()[-1].startswith("error[model]: ")
+
+
+def test_generate_then_edit_in_a_session(process, fisedit, model, tmp_path):
+    made = process("generate", BEFORE, "--seed", 3, "--model", model, *SMALL, "--session", "s", "--output", "cat.png")
+    assert made.status == 0 and "Written: cat.png" in made.out and made.err == ""
+    half_mask(tmp_path / "mask.png")
+    run = process("edit", "--session", "s", "--prompt", AFTER, "--mask", "mask.png", "--output", "dog.png", "--json")
+    assert (run.status, run.err) == (0, "")
+    told = json.loads(run.out)
+    assert told["prompt"] == AFTER and told["output"] == "dog.png" and told["stats"]["mask_source"] == "given"
+    before, after = (np.asarray(Image.open(tmp_path / name)) for name in ("cat.png", "dog.png"))
+    assert before.shape == after.shape == (64, 64, 3)
+    assert (before[:, 24:] == after[:, 24:]).all() and (before[:, :24] != after[:, :24]).any()
+    again = fisedit("edit", "--session", "s", "--prompt", BEFORE, "--mask", "mask.png", "--json")
+    assert json.loads(again.out)["parent"] == told["id"]
+
+
+def test_a_one_shot_edit(fisedit, model, tmp_path):
+    half_mask(tmp_path / "mask.png")
+    options = ("--seed", 3, "--model", model, *SMALL, "--mask", "mask.png", "--output", "out/dog.webp", "--json")
+    run = fisedit("edit", "--source-prompt", BEFORE, "--prompt", AFTER, *options)
+    assert (run.status, run.err) == (0, "")
+    assert json.loads(run.out)["change"] == "cat -> dog"
+    assert Image.open(tmp_path / "out/dog.webp").size == (64, 64)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["dog.webp"]
+
+
+def test_an_interrupt_leaves_nothing(model, tmp_path):
+    command = [sys.executable, "-m", "fisedit", "generate", BEFORE, "--num-inference-steps", "999", "--model", model]
+    terminal, its_end = pty.openpty()
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
+    pipes = {"stdout": subprocess.PIPE, "stderr": its_end}
+    process = subprocess.Popen(command, cwd=tmp_path, preexec_fn=heard, **pipes)  # noqa: PLW1509 (no threads here)
+    os.close(its_end)
+    shown = b""
+    while b"/999" not in shown:  # the bar: it is at work
+        shown += os.read(terminal, 1024)
+    process.send_signal(signal.SIGINT)
+    with suppress(OSError):  # so a terminal ends
+        while more := os.read(terminal, 1024):
+            shown += more
+    out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, b"")
+    assert shown.endswith(b"error[cancelled]: stopped\r\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupt_while_a_dataclass_is_made(process, tmp_path, monkeypatch):
+    lines = (
+        "import typer",
+        "def stopped(*_, **__):",
+        "    try: exec('raise KeyboardInterrupt')",
+        "    except KeyboardInterrupt: return 130",
+        "typer.Typer.__call__ = stopped",
+    )
+    (tmp_path / "sitecustomize.py").write_text("\n".join(lines))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    run = process("--version")
+    assert (run.status, run.out, run.err) == (130, "", "error[cancelled]: stopped\n")
+
+
+def test_the_demo(process, tmp_path):
+    run = process("demo", "--output", "demo", "--num-inference-steps", 4)
+    assert (run.status, run.err) == (0, "")
+    assert "byte-identical" in run.out and "What it cost" in run.out and "demo/sheet.png" in run.out
+    names = {"sheet.png", "report.json", "0-source.png"} | {
+        f"{n}-{kind}.png" for n in (1, 2) for kind in ("mask", "edit")
+    }
+    assert {path.name for path in (tmp_path / "demo").iterdir()} == names
+    report = json.loads((tmp_path / "demo/report.json").read_text())
+    assert report["identical_outside"] and report["pixels_moved_outside"] == [0, 0]
+
+
+def test_the_demo_fails_if_a_pixel_moved():
+    def result(left: int, right: int) -> SimpleNamespace:
+        pixels = np.full((8, 16, 3), left, np.uint8)
+        pixels[:, 8:] = right
+        mask = EditMask(np.array([[True, False]]), MaskSource.GIVEN)
+        return SimpleNamespace(image=Image.fromarray(pixels), mask=mask)
+
+    assert demo.moved_outside(result(1, 2), result(9, 2)) == 0
+    assert demo.moved_outside(result(1, 2), result(9, 3)) == 64
+    assert not demo.Demo((), (0, 64)).passed and demo.Demo((), (0, 0)).passed
+
+
+@pytest.mark.parametrize(
+    ("error", "line", "status"),
+    [
+        (InputError("a\nb"), "error[input]: a b", 2),
+        (MaskError("bad \x1b[31mred"), "error[mask]: bad  [31mred", 2),
+        (ModelError("m"), "error[model]: m", 2),
+        (NumericsError("n"), "error[numerics]: n", 1),
+        (FisEditError("f"), "error[fisedit]: f", 1),
+        (Cancelled("stopped"), "error[cancelled]: stopped", 130),
+        (KeyboardInterrupt(), "error[cancelled]: stopped", 130),
+        (OSError(28, "No space left on device"), "error[file]: [Errno 28] No space left on device", 1),
+        (MemoryError(), "error[memory]: MemoryError", 1),
+    ],
+)
+def test_errors_are_one_line(capsys, error, line, status):
+    assert console.complain(error) == status
+    assert capsys.readouterr() == ("", line + "\n")
+
+
+def test_a_bug_is_called_one(capsys):
+    assert console.complain(KeyError("x")) == 1
+    assert "this is a bug" in capsys.readouterr().err
+
+
+class TestFiles:
+    def test_a_failed_write_leaves_what_was_there(self, tmp_path):
+        path = tmp_path / "a.png"
+        path.write_text("old")
+
+        class Broken(Image.Image):
+            mode, info = "RGB", {}
+
+            def save(self, file, **_: object) -> None:
+                file.write(b"half")
+                raise OSError("disk full")
+
+        with pytest.raises(OSError, match="disk full"):
+            files.write_image(Broken(), path)
+        assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+    def test_masks_of_every_depth(self, tmp_path):
+        wide = np.array([[0, 128 * 257, 65535]], np.uint16)
+        Image.fromarray(wide).save(tmp_path / "16.png")
+        Image.fromarray(np.array([[False, True]])).save(tmp_path / "1.png")
+        Image.new("LA", (1, 1), (200, 0)).save(tmp_path / "la.png")
+        assert np.asarray(files.read_mask(tmp_path / "16.png")).tolist() == [[0, 128, 255]]
+        assert np.asarray(files.read_mask(tmp_path / "1.png")).tolist() == [[0, 255]]
+        assert files.read_mask(tmp_path / "la.png").getpixel((0, 0)) == 200
+        assert files.read_mask(None) is None
+
+    def test_a_huge_mask_is_refused_by_its_header(self, tmp_path):
+        for side, words in ((12_000, "12000x12000"), (20_000, "huge.png")):
+            Image.new("1", (side, side)).save(tmp_path / "huge.png")
+            with pytest.raises(MaskError, match=words):
+                files.read_mask(tmp_path / "huge.png")
+
+    def test_a_pipe_is_never_opened(self, tmp_path):
+        os.mkfifo(tmp_path / "mask.png")
+        with pytest.raises(MaskError, match="no such file"):
+            files.read_mask(tmp_path / "mask.png")
+
+
+def test_verbs_are_thin():
+    for command in (*cli.app.registered_commands, *cli.bench.registered_commands):
+        code = command.callback.__code__
+        lines = {line for _, _, line in code.co_lines() if line is not None}
+        assert len(lines) <= 30, code.co_name

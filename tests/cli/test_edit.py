@@ -1,0 +1,221 @@
+"""Pictures of the user's on the command line, and what a captioning model says of them."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import (
+    AutoProcessor,
+    BertTokenizer,
+    BlipConfig,
+    BlipForConditionalGeneration,
+    BlipImageProcessor,
+    BlipProcessor,
+)
+
+from fisedit.errors import ModelError
+from fisedit.models.captioning import caption
+from tests.test_editor_open import noise, scene
+
+BEFORE, AFTER = "a cat and a cake on a beach", "a dog and a cake on a beach"
+QUICK = ("--num-inference-steps", "2")
+WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[DEC]", "[ENC]", "a", "cat", "dog", "on", "beach", "cake")
+
+
+@pytest.fixture(scope="session")
+def captioner(tmp_path_factory) -> Path:
+    """A tiny random BLIP that knows a few words."""
+    folder = tmp_path_factory.mktemp("blip")
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    tokenizer = BertTokenizer(str(folder / "vocab.txt"))
+    text = {
+        "vocab_size": len(WORDS),
+        "hidden_size": 16,
+        "encoder_hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "bos_token_id": WORDS.index("[DEC]"),
+        "sep_token_id": WORDS.index("[SEP]"),
+        "eos_token_id": WORDS.index("[SEP]"),
+        "pad_token_id": 0,
+        "projection_dim": 16,
+    }
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 32,
+        "patch_size": 16,
+        "projection_dim": 16,
+    }
+    torch.manual_seed(3)
+    made = BlipForConditionalGeneration(BlipConfig(text_config=text, vision_config=vision, projection_dim=16))
+    made.save_pretrained(folder)
+    BlipProcessor(BlipImageProcessor(size={"height": 32, "width": 32}), tokenizer).save_pretrained(folder)
+    return folder
+
+
+class TestEdit:
+    def test_a_picture_is_edited(self, process, model, tmp_path):
+        picture = noise("RGBA", 90, 70)
+        picture.save(tmp_path / "mine.png")
+        before = (tmp_path / "mine.png").read_bytes()
+        run = process(
+            *("edit", "--picture", "mine.png", "--source-prompt", BEFORE, "--prompt", AFTER, "--model", model),
+            *(*QUICK, "--output", "new.png", "--json"),
+        )
+        assert (run.status, run.err) == (0, "")
+        told = json.loads(run.out)
+        assert told["change"] == "cat -> dog" and told["notes"] == [] and told["parent"] == "0"
+        new = Image.open(tmp_path / "new.png")
+        assert (new.mode, new.size) == ("RGBA", (90, 70))
+        assert np.array_equal(np.asarray(new)[..., 3], np.asarray(picture)[..., 3])
+        assert (tmp_path / "mine.png").read_bytes() == before
+
+    def test_without_a_caption(self, fisedit, model, tmp_path):
+        scene().save(tmp_path / "mine.png")
+        run = fisedit(*("edit", "--picture", "mine.png", "--prompt", "a dog", "--model", model, *QUICK, "--json"))
+        assert json.loads(run.out)["change"] == "+ a dog"
+
+    def test_a_session_of_it(self, fisedit, model, tmp_path):
+        scene(100, 60).save(tmp_path / "mine.jpg")
+        Image.fromarray(np.arange(100)[None].repeat(60, 0) < 38).save(tmp_path / "mask.png")
+        begin = ("--picture", "mine.jpg", "--source-prompt", BEFORE, "--model", model, *QUICK, "--inversion", "ddpm")
+        go_on = ("--session", "s", "--mask", "mask.png", "--output", "new.png", "--json")
+        first = fisedit("edit", *begin, "--strength", "0.5", "--prompt", AFTER, *go_on)
+        assert first.err == ""
+        assert json.loads(first.out)["stats"]["steps_shared"] == 1
+        after_one = np.asarray(Image.open(tmp_path / "new.png"))
+        second = fisedit("edit", "--prompt", "a bird and a cake on a beach", *go_on)
+        assert json.loads(second.out)["parent"] == json.loads(first.out)["id"]
+        after_two, stored = (np.asarray(Image.open(tmp_path / name).convert("RGB")) for name in ("new.png", "mine.jpg"))
+        assert (after_two[:, 48:] == stored[:, 48:]).all() and (after_two != after_one).any()
+        fisedit("edit", *begin, "--prompt", AFTER, *go_on).refused("input", "s holds a session")
+
+    def test_a_preview(self, fisedit, model, tmp_path):
+        scene(100, 60).save(tmp_path / "mine.png")
+        run = fisedit(*("edit", "--picture", "mine.png", "--prompt", "a dog", "--model", model, *QUICK, "--preview"))
+        assert run.status == 0 and Image.open(tmp_path / "edit.png").size == (168, 96)
+
+    def test_of_an_animation_the_first_frame(self, fisedit, model, tmp_path):
+        frames = [scene().transpose(Image.Transpose.ROTATE_90) if turn else scene() for turn in (False, True)]
+        frames[0].save(tmp_path / "mine.webp", save_all=True, append_images=frames[1:], lossless=True)
+        run = fisedit(
+            *("edit", "--picture", "mine.webp", "--source-prompt", BEFORE, "--prompt", BEFORE, "--model", model),
+            *(*QUICK, "--json"),
+        )
+        assert json.loads(run.out)["notes"] == ["animated: the first of 2 frames was edited"]
+        assert np.array_equal(np.asarray(Image.open(tmp_path / "edit.png")), np.asarray(frames[0]))
+
+
+def bomb(side: int) -> bytes:
+    """A PNG of a few bytes whose header promises so many pixels each way."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"0")) + chunk(b"IEND", b"")
+
+
+def png() -> bytes:
+    file = BytesIO()
+    noise("RGB", 64, 64).save(file, "PNG")
+    return file.getvalue()
+
+
+BROKEN = {
+    "missing": (None, "no such file"),
+    "empty": (b"", "got an empty file"),
+    "text": (b"a cat on a beach", "got something else"),
+    "EPS": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "got something else"),
+    "cut": (png()[:900], "got a damaged file"),
+    "large": (bomb(12_000), "at most 64 million pixels, got 12000x12000"),
+    "bomb": (bomb(100_000), "at most 64 million pixels, got many more"),
+}
+
+
+class TestRefused:
+    """Before the model loads: the one named here does not exist."""
+
+    @pytest.mark.parametrize("kind", BROKEN)
+    def test_a_file_that_is_no_picture(self, fisedit, tmp_path, kind):
+        content, why = BROKEN[kind]
+        if content is not None:
+            (tmp_path / "mine.png").write_bytes(content)
+        fisedit("edit", "--picture", "mine.png", "--prompt", AFTER, "--model", "./nowhere").refused(
+            "input", "picture mine.png" if content is not None else "got mine.png", why
+        )
+
+    @pytest.mark.parametrize(
+        ("options", "why"),
+        [
+            (["--scheduler", "euler"], "leave --scheduler out"),
+            (["--source-prompt", BEFORE, "--caption-model", "blip"], "give --source-prompt or --caption-model"),
+            (["--output", "./mine.png"], "must not be an input"),
+        ],
+    )
+    def test_what_a_picture_does_not_go_with(self, fisedit, tmp_path, options, why):
+        scene().save(tmp_path / "mine.png")
+        run = fisedit("edit", "--picture", "mine.png", "--prompt", AFTER, "--model", "./nowhere", *options)
+        run.refused("input", why)
+
+    @pytest.mark.parametrize("option", [("--inversion", "ddpm"), ("--caption-model", "blip")])
+    def test_what_goes_with_a_picture_alone(self, fisedit, option):
+        fisedit("edit", "--source-prompt", BEFORE, "--prompt", AFTER, *option).refused("input", "is for a --picture")
+
+    def test_two_sources(self, fisedit):
+        fisedit("edit", "--source-prompt", BEFORE, "--session", "s", "--prompt", AFTER).refused("input", "give one of")
+
+
+class TestCaptions:
+    @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L"])
+    def test_it_is_what_the_model_generates(self, captioner, mode):
+        """By the model's own class, step by step."""
+        picture = noise(mode, 50, 40)
+        blip = BlipForConditionalGeneration.from_pretrained(captioner).eval()
+        processor = AutoProcessor.from_pretrained(captioner)
+        pixels = processor(images=picture.convert("RGB"), return_tensors="pt").pixel_values
+        with torch.no_grad():
+            tokens = blip.generate(pixel_values=pixels, max_new_tokens=40, do_sample=False)
+        said = processor.decode(tokens[0], skip_special_tokens=True)
+        assert caption(picture, str(captioner), local_files_only=True) == " ".join(said.split())
+        assert set(said.split()) <= set(WORDS) and said.strip()
+
+    def test_the_command_line_tells_it(self, fisedit, model, captioner, tmp_path):
+        scene().save(tmp_path / "mine.png")
+        said = caption(scene(), str(captioner), local_files_only=True)
+        options = ("--caption-model", captioner, "--model", model, *QUICK, "--session", "s")
+        run = fisedit("edit", "--picture", "mine.png", "--prompt", AFTER, *options, "--json")
+        assert json.loads(run.out)["notes"] == [f'taken for "{said}"']
+        assert json.loads((tmp_path / "s/session.json").read_text())["results"][0]["recipe"]["prompt"] == said
+
+    @pytest.mark.parametrize("content", [None, {}, {"config.json": "{}"}, {"config.json": '{"model_type": "clip"}'}])
+    def test_no_such_model(self, tmp_path, content):
+        folder = tmp_path / "blip"
+        if content is not None:
+            folder.mkdir()
+            for name, text in content.items():
+                (folder / name).write_text(text)
+        with pytest.raises(ModelError, match="caption model must be an image-to-text model") as caught:
+            caption(scene(), str(folder), local_files_only=True)
+        assert "\n" not in str(caught.value)
+
+    def test_pickled_weights_are_refused(self, captioner, tmp_path):
+        for path in captioner.iterdir():
+            if path.suffix != ".safetensors":
+                (tmp_path / path.name).write_bytes(path.read_bytes())
+        blip = BlipForConditionalGeneration.from_pretrained(captioner)
+        torch.save(blip.state_dict(), tmp_path / "pytorch_model.bin")
+        with pytest.raises(ModelError, match="caption model must be"):
+            caption(scene(), str(tmp_path), local_files_only=True)

@@ -1,0 +1,171 @@
+"""The benchmark of captured graphs: refused without a GPU, and everything in it that a CPU can run."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pytest
+import torch
+
+from fisedit import Editor
+from fisedit.evaluation import cuda_speed, plot
+from fisedit.evaluation.speed import GUIDANCE, PROMPTS
+from fisedit.sparse import vae_tiles as boxing
+from fisedit.values import Recipe, SchedulerName
+from tests.support.grids import grids
+from tests.support.pipelines import build_pipeline
+
+RECIPE = Recipe(PROMPTS[0], 7, "", 4, GUIDANCE, 128, 128, SchedulerName.DDIM)
+
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: nothing is refused")
+
+
+@pytest.fixture(scope="module")
+def bench():
+    with torch.inference_mode():
+        yield cuda_speed.Bench(build_pipeline("sd15"), RECIPE, repeats=1)
+
+
+@without_gpu
+def test_it_is_refused_in_one_line_where_there_is_no_gpu(fisedit):
+    fisedit("bench", "edit", "--device", "cuda").refused("input", "cuda", "not on this machine")
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    monkeypatch.setattr(cuda_speed, "WHOLE_STEPS", (3, 4))
+    monkeypatch.setattr(cuda_speed, "OFTEN", 2)
+
+
+def test_a_row_of_the_table(bench, monkeypatch):
+    monkeypatch.setattr(cuda_speed, "BACKENDS", ("reference", "fast"))
+    dense = bench.dense(compiled=False)
+    row = bench.row(grids(16, 16)["square"], dense)
+    assert row["area"] == 16 / 256
+    assert row["reference_error"] < 1e-5 and row["fast_error"] < 1e-5
+    assert row["reference_error"] < row["int8_error"] < row["fp8_error"] < 1e-3
+    assert row["fast_feature_bytes"] == row["reference_feature_bytes"]
+    assert 0 < row["int8_feature_bytes"] == row["fp8_feature_bytes"] < row["fast_feature_bytes"]
+    assert row["backend"] in {"reference", "fast"}
+    step = row[f"{row['backend']}_step_seconds"]
+    assert row["step_ratio_to_eager"] == dense["eager_step_seconds"] / step
+    for steps in (3, 4):
+        whole = row[f"whole_{steps}_seconds"]
+        assert row[f"whole_{steps}_ratio_to_eager"] == dense[f"eager_whole_{steps}_seconds"] / whole
+        assert row[f"whole_{steps}_captured"] == steps and row[f"whole_{steps}_fallback"] == ""
+        assert {"text", "denoise", "decode", "total"} <= row[f"whole_{steps}_stations"].keys()
+    shown = cuda_speed._summary({"mask": "square", **row})
+    assert shown["step"] == f"{step * 1000:.2f} ms"
+    assert {"step over eager", "whole 3 over eager", "whole 4 over eager", "error"} <= shown.keys()
+    assert "roofline" not in shown  # of a CPU nobody knows it
+    known = cuda_speed._summary({"mask": "square", **row, "step_roofline_seconds": 0.00036})
+    assert known["roofline"] == "0.36 ms"
+
+
+def test_a_report_from_end_to_end(monkeypatch):
+    """All that a GPU would run but its kernels, its clock and its name; ready for JSON, and for the plot."""
+    monkeypatch.setattr(cuda_speed, "BACKENDS", ("fast",))
+    monkeypatch.setattr(cuda_speed, "BATCHES", (1, 2))
+    monkeypatch.setattr(cuda_speed, "pipeline", lambda *_, **__: build_pipeline("sd15"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a stand-in")
+    monkeypatch.setattr(torch, "compile", lambda part, mode: part)
+    seen = []
+    report = cuda_speed.run(
+        areas=(0.05, 0.15),
+        size=128,
+        num_inference_steps=4,
+        device="cpu",
+        repeats=1,
+        on_step=lambda i, n, _: seen.append((i, n)),
+    )
+    assert json.loads(json.dumps(report))["settings"]["whole_steps"] == [3, 4]
+    assert seen == [(i, 7) for i in range(7)]
+    assert {"device", "commit", "versions", "dtype", "memory_format", "cache", "whole"} <= report["settings"].keys()
+    assert [row["asked_area"] for row in report["rows"]] == [0.05, 0.15] * 2
+    for row in report["rows"]:
+        assert {"step_roofline_seconds", "fast_step_seconds", "fast_kernels", "fast_error"} <= row.keys()
+        assert {f"whole_{n}_ratio_to_{name}" for n in (3, 4) for name in ("eager", "compiled")} <= row.keys()
+    assert [row["edits"] for row in report["batches"]] == [1, 2]
+    assert all(row["whole_4_edits_a_second"] > 0 for row in report["batches"])
+    assert plot.series(report)["fast"][0][0] < plot.series(report)["fast"][1][0]
+
+
+def test_a_whole_edit_is_the_editors_and_leaves_its_source_where_it_was(bench, monkeypatch):
+    monkeypatch.setattr(boxing, "HALO", 512)  # as much for boxes as for rectangles
+    monkeypatch.setattr(boxing, "WHOLE_FROM", float("inf"))
+    monkeypatch.setattr(boxing, "SMALL", 0)
+    editor = bench._editor("fast", 3)
+    source, grid = editor.current, grids(16, 16)["one_cell"]
+    first = bench._edited(editor, grid)
+    assert list(editor.history) == [source] and editor.current is source
+    again = bench._edited(editor, grid)
+    assert first.stats.unet_evaluations_captured == again.stats.unet_evaluations_captured == 3
+    plain = Editor(bench.pipe)
+    plain.generate(PROMPTS[0], seed=7, num_inference_steps=3, guidance_scale=GUIDANCE, width=128, height=128)
+    expected = np.asarray(plain.edit(PROMPTS[1], mask=grid, growth=first.growth).image, int)
+    assert all(np.abs(np.asarray(result.image, int) - expected).max() <= 1 for result in (first, again))
+    assert bench._editor("fast", 4)._engine.graphs is editor._engine.graphs
+
+
+def test_an_edit_that_is_better_dense_says_so(bench):
+    row = bench.whole(grids(16, 16)["all_but_one"], 3, "fast")
+    assert row["whole_3_captured"] == 0 and "dense is as fast" in row["whole_3_fallback"]
+
+
+def test_the_compiled_run_leaves_the_pipeline_as_it_was(bench, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda part, mode: compiled.append((part, mode)) or part)
+    unet, decoder = bench.pipe.unet, bench.pipe.vae.decoder
+    row = bench.dense()
+    assert compiled == [(unet, "max-autotune"), (decoder, "max-autotune")]
+    assert bench.pipe.unet is unet and bench.pipe.vae.decoder is decoder
+    kinds = ("step", "decode", "whole_3", "whole_4")
+    assert {f"{name}_{kind}_seconds" for name in ("eager", "compiled") for kind in kinds} <= row.keys()
+
+
+def test_a_plot_of_a_report():
+    areas = (0.25, 0.01, 0.05)
+    none = {"mask": "square", "step_roofline_seconds": None}
+    rows = [none | {"area": a, "fast_step_seconds": a, "triton_step_seconds": a / 2} for a in areas]
+    report = {
+        "settings": {"pixels": 512, "dtype": "float16", "device": "A < B"},
+        "dense": {"eager_step_seconds": 0.02},
+        "rows": [*rows, {"mask": "ragged", "area": 0.5, "fast_step_seconds": 9.0}],
+    }
+    assert plot.series(report) == {
+        "eager": [(1, 20), (5, 20), (25, 20)],
+        "fast": [(1, 10), (5, 50), (25, 250)],
+        "triton": [(1, 5), (5, 25), (25, 125)],
+    }
+    svg = ET.fromstring(plot.drawn(report))
+    lines = {line.get("id"): line.get("points").split() for line in svg.iter("{http://www.w3.org/2000/svg}polyline")}
+    assert lines.keys() == {"eager", "fast", "triton"}
+    heights = {name: [float(point.split(",")[1]) for point in points] for name, points in lines.items()}
+    assert len(set(heights["eager"])) == 1
+    assert heights["fast"] == sorted(heights["fast"], reverse=True)  # higher up is slower
+    assert all(fast < triton for fast, triton in zip(heights["fast"], heights["triton"], strict=True))
+
+
+def test_a_batch_of_edits(bench, monkeypatch):
+    monkeypatch.setattr(cuda_speed, "BACKENDS", ("fast",))
+    row = bench.batch(3)
+    assert row["edits"] == 3
+    assert row["fast_edit_steps_a_second"] == 3 / row["fast_step_seconds"]
+    assert row["backend"] == "fast" and row["whole_4_edits_a_second"] == 3 / row["whole_4_seconds"]
+    editor = bench._editor("fast", 3)
+    results = bench._edited_many(editor, [grids(16, 16)[name] for name in ("square", "corner")])
+    assert [result.stats.unet_evaluations_captured for result in results] == [3, 3]
+    assert len(editor.history) == 1
+
+
+def test_the_roofline_is_the_slower_of_arithmetic_and_weights(bench, monkeypatch):
+    assert bench._roofline(10**9) is None  # a CPU
+    monkeypatch.setattr(bench, "device", torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
+    weights = sum(p.nbytes for p in bench.pipe.unet.parameters()) / 4.8e12
+    assert bench._roofline(1) == weights
+    assert bench._roofline(10**15) == 2e15 / 989e12
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "another")
+    assert bench._roofline(1) is None

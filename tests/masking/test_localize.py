@@ -1,0 +1,310 @@
+"""Where an edit paints, and what the user says in it: words, instances, methods, previews, the check for leaks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fisedit import Editor
+from fisedit.errors import InputError, MaskError
+from fisedit.masking import drift_check, masks
+from fisedit.masking.localize import METHODS, kept_tokens
+from fisedit.sampling.denoise import Engine
+from fisedit.sampling.trajectory import Structure, kept_steps
+from fisedit.sparse.cost_model import Costs
+from fisedit.sparse_kernels.dilation import dilate, erode
+from fisedit.values import WHOLE, EditMask, MaskSource
+from tests.support.edits import CAT, DOG, Calls, latents, pixels_outside
+from tests.support.grids import grids
+
+QUICK = {"seed": 7, "num_inference_steps": 6, "guidance_scale": 4.0}
+SQUARE = grids(16, 16)["square"]
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    return Editor.from_pretrained("demo", local_files_only=True).pipe
+
+
+@pytest.fixture
+def editor(shipped):
+    editor = Editor(shipped)
+    editor.generate(CAT, **QUICK)
+    return editor
+
+
+def test_words_say_where_instead_of_what_changed(editor):
+    cat, cake, both = (editor.preview(DOG, words=words).mask.grid for words in (["cat"], ["Cake "], ["cat", "cake"]))
+    assert (cat != cake).any() and (both >= cat).all() and (both >= cake).all()
+    assert (cat & editor.preview(DOG).mask.grid).sum() > 0.8 * cat.sum()
+    with pytest.raises(InputError, match="words must be words of the old or the new prompt, got 'horse'"):
+        editor.preview(DOG, words=["horse"])
+
+
+def test_words_make_a_global_edit_local(editor):
+    night = "a cat and a cake at night"
+    assert editor.preview(night).fallback.startswith("global edit")
+    seen = editor.preview(night, words=["cat"])
+    assert seen.mask.source is MaskSource.ATTENTION and not seen.mask.grid.all() and not seen.fallback
+
+
+def test_one_instance_of_several(editor):
+    two = editor.preview(DOG, words=["cat", "cake"]).mask.grid
+    count = masks_of(two)
+    parts = [editor.preview(DOG, words=["cat", "cake"], instance=i).mask.grid for i in range(count)]
+    assert np.array_equal(np.any(parts, axis=0), two) and sum(part.sum() for part in parts) == two.sum()
+    middles = [np.argwhere(part)[:, 1].min() + np.argwhere(part)[:, 1].max() for part in parts]
+    assert middles == sorted(middles)
+    with pytest.raises(MaskError, match=f"instance must be below {count}"):
+        editor.preview(DOG, words=["cat", "cake"], instance=count)
+
+
+def masks_of(grid):
+    from scipy.ndimage import label
+
+    return label(grid, np.ones((3, 3)))[1]
+
+
+def test_instances_are_counted_from_the_left():
+    grid = np.zeros((6, 9), bool)
+    grid[0:2, 6:8], grid[3:6, 0:2], grid[1, 3] = True, True, True
+    found = [np.argwhere(masks.instance(grid, i))[0].tolist() for i in range(3)]
+    assert found == [[3, 0], [1, 3], [0, 6]]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_finds_a_mask(editor, method):
+    with Calls(editor.pipe.unet) as calls:
+        seen = editor.preview(DOG, mask_method=method, probe_steps=2 if method == "latents" else 0)
+    assert seen.mask.grid.any() and calls.dense == (2 if method == "latents" else 0) and calls.sparse == 0
+    assert len(editor.history) == 1
+
+
+ADDED = "a cat and a cake and a dog on a beach"
+
+
+@pytest.mark.parametrize(("options", "calls"), [({}, 1), ({"probe_steps": 0}, 0), ({"probe_steps": 3}, 3)])
+def test_a_thing_that_comes_is_looked_for_in_dense_steps_that_are_counted(editor, options, calls):
+    with Calls(editor.pipe.unet) as seen:
+        result = editor.edit(ADDED, verify=False, **options)
+    assert (seen.dense, seen.sparse) == (result.stats.unet_evaluations_dense, result.stats.unet_evaluations_sparse)
+    assert seen.dense == calls + result.growth.count(WHOLE) < len(result.growth)
+    editor.undo()
+    spent = result.stats.macs - editor.edit(ADDED, mask=result.mask.grid).stats.macs
+    step = Costs(Engine(editor.pipe), result.recipe).dense_step()
+    assert spent == pytest.approx(max(0, calls - 0.5) * step, rel=1e-6)  # the last one runs one branch of two
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"mask_method": "magic"}, "mask_method must be one of"),
+        ({"mask_method": "latents"}, "give probe_steps"),
+        ({"probe_steps": -1}, "probe_steps must be"),
+        ({"instance": -1}, "instance must be"),
+        ({"grow": 65}, "grow must be"),
+        ({"grow": 1.5}, "grow must be"),
+    ],
+)
+def test_what_cannot_be_asked(editor, options, said):
+    with pytest.raises(InputError, match=said):
+        editor.preview(DOG, **options)
+
+
+def test_a_preview_is_what_the_edit_does(editor):
+    seen = editor.preview(DOG, grow=1)
+    result = editor.edit(DOG, grow=1, verify=False)
+    assert np.array_equal(seen.mask.grid, result.mask.grid) and seen.confidence == result.stats.mask_confidence
+    assert (seen.macs, seen.macs_dense, seen.fallback) == (
+        result.stats.macs,
+        result.stats.macs_dense,
+        result.stats.fallback,
+    )
+    assert seen.diff == result.diff
+
+
+def test_a_preview_of_nothing_costs_nothing(editor):
+    seen = editor.preview(CAT)
+    assert seen.nothing and seen.macs == 0 and not seen.mask.grid.any()
+
+
+@pytest.mark.parametrize("cells", [-1, 0, 2])
+def test_a_given_mask_grows_and_shrinks(pipelines, cells):
+    editor = Editor(pipelines["shallow"])
+    editor.generate(CAT, seed=7, num_inference_steps=2)
+    expected = dilate(SQUARE, cells) if cells > 0 else erode(SQUARE, -cells)
+    assert np.array_equal(editor.preview(DOG, mask=SQUARE, grow=cells).mask.grid, expected)
+
+
+def test_an_edit_without_effect_is_said(pipelines, monkeypatch):
+    editor = Editor(pipelines["shallow"])
+    editor.generate(CAT, seed=7, num_inference_steps=2)
+    loud = editor.edit(DOG, mask=SQUARE)
+    assert not any("hardly changed" in note for note in loud.stats.notes)
+    editor.undo()
+    monkeypatch.setattr("fisedit.pipeline.HARDLY", 256.0)
+    assert any("hardly changed inside the mask" in note for note in editor.edit(DOG, mask=SQUARE).stats.notes)
+
+
+# ---- leaks ------------------------------------------------------------------------------------------------------
+
+
+def difference(inside: float, outside: float) -> np.ndarray:
+    return np.where(SQUARE, inside, outside).astype(np.float32)
+
+
+def checked(others=None):
+    return drift_check.check(EditMask(SQUARE, MaskSource.ATTENTION, others=others), 25)
+
+
+def test_change_within_the_mask_is_no_leak():
+    check = checked()
+    check.look(difference(1.0, 0.1))
+    assert check.step == 5 and not (check.cells & SQUARE).any()
+    assert check.cells[dilate(SQUARE, drift_check.REACH) & ~SQUARE].all()
+
+
+def test_change_around_the_mask_grows_it():
+    wide = dilate(SQUARE, 2)
+    with pytest.raises(drift_check.Leak) as caught:
+        checked().look(np.where(wide, 1.0, 0.1).astype(np.float32))
+    assert (caught.value.grid >= wide).all() and not caught.value.everywhere and not caught.value.grid.all()
+
+
+def test_a_rim_that_changes_less_than_the_mask_is_no_leak_however_wide():
+    wide = dilate(SQUARE, drift_check.REACH)
+    checked().look(np.where(SQUARE, 1.0, np.where(wide, 0.95, 0.1)).astype(np.float32))
+
+
+def test_things_that_stay_are_left_alone():
+    wide = dilate(SQUARE, drift_check.REACH)
+    beside = wide & ~SQUARE
+    beside[:, : np.flatnonzero(SQUARE.any(0))[-1] + 1] = False  # the columns to the right of the mask
+    change = np.where(wide, 1.0, 0.1).astype(np.float32)
+    with pytest.raises(drift_check.Leak) as caught:
+        checked(others=beside).look(change)
+    assert not (caught.value.grid & beside).any() and (caught.value.grid & ~SQUARE).any()
+    checked(others=wide & ~SQUARE).look(change)
+
+
+def test_change_everywhere_has_no_mask():
+    with pytest.raises(drift_check.Leak) as caught:
+        checked().look(difference(1.0, 0.9))
+    assert caught.value.everywhere
+
+
+def small(monkeypatch, grid):
+    mask = EditMask(grid, MaskSource.ATTENTION, 1.0)
+    monkeypatch.setattr("fisedit.planner.predict", lambda *_: mask)
+    return mask
+
+
+def test_a_leak_grows_the_mask_and_the_edit_is_that_of_the_larger_mask(editor, monkeypatch):
+    grid = np.zeros((editor.current.mask.grid.shape), bool)
+    grid[8:10, 3:5] = True
+    larger = dilate(grid, 3)
+    monkeypatch.setattr("fisedit.masking.drift_check.Check.look", leaking(larger, everywhere=False))
+    small(monkeypatch, grid)
+    result = editor.edit(DOG)
+    assert np.array_equal(result.mask.grid, larger) and any("the mask was grown" in note for note in result.stats.notes)
+    kept = latents(editor._memory.get(result.id)[0])
+    source = editor.undo()
+    assert pixels_outside(result, source)
+    again = editor.edit(DOG, mask=larger)
+    assert result.image.tobytes() == again.image.tobytes()
+    assert (kept == latents(editor._memory.get(again.id)[0])).all()
+
+
+def leaking(grid, *, everywhere):
+    def look(self, *_):
+        raise drift_check.Leak(grid, self.step, everywhere=everywhere)
+
+    return look
+
+
+def test_a_leak_everywhere_runs_dense_and_says_so(editor, monkeypatch):
+    small(monkeypatch, masks_square(editor))
+    monkeypatch.setattr("fisedit.masking.drift_check.Check.look", leaking(None, everywhere=True))
+    result = editor.edit(DOG)
+    assert "changed the picture everywhere" in result.stats.fallback and result.mask.grid.all()
+    assert result.stats.unet_evaluations_sparse == 0
+
+
+def masks_square(editor):
+    grid = np.zeros(editor.current.mask.grid.shape, bool)
+    grid[4:8, 4:8] = True
+    return grid
+
+
+def test_given_masks_are_not_doubted(editor, monkeypatch):
+    monkeypatch.setattr("fisedit.masking.drift_check.Check.look", leaking(None, everywhere=True))
+    assert not editor.edit(DOG, mask=masks_square(editor)).stats.fallback
+
+
+def test_the_check_costs_less_than_a_twentyfifth_of_the_edit(editor):
+    from fisedit.sparse.cost_model import Costs
+
+    result = editor.edit(DOG)
+    assert not any("grown" in note for note in result.stats.notes)
+    costs, grid = Costs(editor._engine, result.recipe), result.mask.grid
+    check = drift_check.check(result.mask, 6)
+    extra = costs.check(grid, result.growth[check.step], check.cells)
+    assert 0 < extra < 0.04 * costs.sparse(grid, result.growth)
+    assert result.stats.macs == costs.sparse(grid, result.growth) - costs.branch() + extra
+
+
+# ---- structure --------------------------------------------------------------------------------------------------
+
+
+def test_structure_is_kept_by_degrees(editor):
+    """More of it is nearer to the picture; none is an ordinary edit; outside the mask nothing moves."""
+    source, mask = editor.current, editor.preview(DOG).mask.grid
+    pictures = []
+    for structure in (0.0, 0.5, 1.0):
+        editor.checkout(source.id)
+        result = editor.edit(DOG, mask=mask, structure=structure)
+        assert pixels_outside(result, source) and result.structure == structure
+        pictures.append(result.image)
+    plain, half, full = pictures
+    editor.checkout(source.id)
+    assert editor.edit(DOG, mask=mask).image.tobytes() == plain.tobytes()
+    inside = np.kron(mask, np.ones((8, 8), bool))
+    away = [np.abs(np.asarray(p, float) - np.asarray(source.image, float))[inside].mean() for p in pictures]
+    assert away[2] < away[0] and plain.tobytes() != half.tobytes() != full.tobytes()
+
+
+def test_all_structure_and_the_same_words_attend_as_the_source_did(editor):
+    """With every query, key and text of the source's, a structured step is the source's step."""
+    engine, result = editor._engine, editor.current
+    story = editor._memory.get(result.id)[0]
+    grid = masks_square(editor)
+    kept = Structure(kept_steps(result.recipe), tuple((i, i) for i in range(77)))
+    with torch.inference_mode():
+        text = engine.encode(result.recipe)
+        again = engine.replay(story, result.recipe, text, {}, grid, (1,) * 6, lambda *_: None, structure=kept)
+    assert kept.steps == 2
+    for ours, theirs in zip(again.latents, story.latents, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-3 if ours.dtype == torch.float32 else 0.1)
+
+
+def test_structure_survives_a_rebuild(editor):
+    result = editor.edit(DOG, mask=masks_square(editor), structure=1.0)
+    kept = latents(editor._memory.get(result.id)[0]).clone()
+    editor._memory._kept.clear()
+    editor.edit(CAT, mask=masks_square(editor))
+    assert torch.equal(latents(editor._memory.get(result.id)[0]), kept)
+
+
+def test_kept_tokens_are_those_of_words_in_both_prompts(editor):
+    two = "a robot and a cat on a beach", "a robot, a gift and a cat on a beach"
+    ids = [editor.pipe.tokenizer(prompt).input_ids for prompt in two]
+    pairs = kept_tokens(editor._workshop.diff(*two), editor._engine)
+    assert all(ids[0][i] == ids[1][j] for i, j in pairs) and [i for i, _ in pairs] == list(range(9))
+    assert dict(pairs)[5] == ids[1].index(ids[0][5]) == 8
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, "much"])
+def test_structure_out_of_range(editor, share):
+    with pytest.raises(InputError, match="structure must be in"):
+        editor.edit(DOG, structure=share)

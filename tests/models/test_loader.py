@@ -1,0 +1,380 @@
+"""Loading: what is accepted loads exactly, and what is not is refused in one line, before weights and without code."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import StableDiffusionPipeline, UNet2DConditionModel
+from safetensors.torch import load_file, save_file
+
+from fisedit.errors import FisEditError, InputError, ModelError, NumericsError
+from fisedit.models import hub, loader
+from fisedit.models.device import choose_device, choose_dtype
+from tests.support.pipelines import build_pipeline
+from tests.support.single_file import save_single_file
+
+PARTS = ("unet", "vae", "text_encoder")
+UNET = "unet/diffusion_pytorch_model.safetensors"
+
+
+@pytest.fixture(scope="session")
+def saved(pipelines, tmp_path_factory) -> Path:
+    """A good model folder; leave it as it is."""
+    folder = tmp_path_factory.mktemp("models") / "good"
+    pipelines["demo"].save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path) -> Path:
+    """A copy of the good folder, to be spoilt."""
+    return Path(shutil.copytree(saved, tmp_path / "model"))
+
+
+def edit_json(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def cut(path: Path, keep: float = 0.5) -> None:
+    os.truncate(path, int(path.stat().st_size * keep))
+
+
+def same_weights(one: StableDiffusionPipeline, other: StableDiffusionPipeline) -> bool:
+    pairs = [(getattr(one, part).state_dict(), getattr(other, part).state_dict()) for part in PARTS]
+    return all(a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a) for a, b in pairs)
+
+
+def refused(model: str | Path, *words: str, error: type[FisEditError] = ModelError, **options: object) -> None:
+    with pytest.raises(error) as caught:
+        loader.load(model, **options)
+    message = str(caught.value)
+    assert "\n" not in message and len(message) < 400
+    for word in words:
+        assert word in message, message
+
+
+@pytest.fixture
+def no_weights(monkeypatch) -> None:
+    """Fail if any component is built with weights."""
+
+    def allocated(*_: object, **__: object) -> None:
+        pytest.fail("weights were read before the refusal")
+
+    monkeypatch.setattr(UNet2DConditionModel, "from_pretrained", allocated)
+    monkeypatch.setattr(StableDiffusionPipeline, "from_single_file", allocated)
+
+
+def test_a_folder_loads_exactly_and_quietly(pipelines, saved, capfd):
+    pipe = loader.load(saved, dtype="fp32")
+    assert same_weights(pipe, pipelines["demo"])
+    assert pipe.safety_checker is None
+    assert not pipe.unet.training and not any(p.requires_grad for p in pipe.unet.parameters())
+    assert pipe.unet.conv_in.weight.is_contiguous(memory_format=torch.channels_last)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", ["sd15", "sd2", "shallow"])
+def test_every_shape_loads(pipelines, name, tmp_path):
+    pipelines[name].save_pretrained(tmp_path)
+    assert same_weights(loader.load(str(tmp_path), dtype=torch.float32), pipelines[name])
+
+
+def test_an_fp16_variant_loads(pipelines, tmp_path):
+    half = build_pipeline("demo").to(torch.float16)
+    half.save_pretrained(tmp_path, variant="fp16")
+    assert same_weights(loader.load(tmp_path, dtype="fp32").to(torch.float16), half)
+
+
+def test_names_of_older_releases_load(pipelines, folder):
+    vae, text = folder / "vae/diffusion_pytorch_model.safetensors", folder / "text_encoder/model.safetensors"
+    for new, old in (("to_q", "query"), ("to_k", "key"), ("to_v", "value"), ("to_out.0", "proj_attn")):
+        save_file({name.replace(f".{new}.", f".{old}."): t for name, t in load_file(vae).items()}, vae)
+    tensors = {f"text_model.{name.removeprefix('text_model.')}": t for name, t in load_file(text).items()}
+    save_file(tensors | {"text_model.embeddings.position_ids": torch.arange(77)[None]}, text, {"format": "pt"})
+    assert same_weights(loader.load(folder, dtype="fp32"), pipelines["demo"])
+
+
+def test_one_file_loads_exactly(pipelines, tmp_path, monkeypatch):
+    pipelines["sd15"].save_pretrained(tmp_path / "config")
+    monkeypatch.setattr(loader, "_SD15", tmp_path / "config")
+    path = save_single_file(pipelines["sd15"], tmp_path / "model.safetensors")
+    assert same_weights(loader.load(path, dtype="fp32"), pipelines["sd15"])
+    tensors = load_file(path)
+    del tensors["model.diffusion_model.middle_block.1.norm.weight"]
+    save_file(tensors, path)
+    refused(path, "unet", "mid_block.attentions.0.norm.weight")
+
+
+def test_the_shipped_configuration_is_stable_diffusion_1_5():
+    counts = {"unet": 859_520_964, "vae": 83_653_863, "text_encoder": 123_060_480}
+    for part, parameters in counts.items():
+        shapes = loader._expected(part, loader._SD15)
+        assert sum(torch.Size(shape).numel() for shape in shapes.values()) == parameters
+
+
+def test_the_shipped_vocabulary_is_clips():
+    tokenizer = loader._load_tokenizer(loader._SD15 / "tokenizer")
+    assert len(tokenizer) == 49408
+    assert tokenizer("A cat, and a cake on a beach").input_ids == [
+        *(49406, 320, 2368, 267, 537, 320, 2972, 525, 320, 2117, 49407)
+    ]
+
+
+class TestTheHub:
+    @pytest.mark.parametrize("variant", ["", ".fp16"])
+    def test_texts_come_before_weights_and_one_variant_of_them(self, saved, folder, monkeypatch, variant):
+        asked = []
+        for file in folder.rglob("*.safetensors"):
+            file.rename(file.with_suffix(f"{variant}.safetensors"))
+        monkeypatch.setattr(hub, "_snapshot", lambda *told: asked.append(told) or folder)
+        assert same_weights(loader.load("owner/model", local_files_only=True), loader.load(saved))
+        (first, texts, _), *later = asked
+        assert first == "owner/model" and not any(pattern.endswith(".safetensors") for pattern in texts)
+        assert len(later) == (1 if variant == "" else 2) and all(local for *_, local in asked)
+        assert [name for name in later[-1][1] if name.endswith(f"{variant}.safetensors")]
+
+    def test_a_hub_model_of_another_kind_or_pickled(self, folder, monkeypatch):
+        monkeypatch.setattr(hub, "_snapshot", lambda *told: asked.append(told) or folder)
+        asked: list[tuple[object, ...]] = []
+        (folder / UNET).unlink()
+        refused("owner/model", "owner/model on the hub", ".safetensors", "pickled")
+        edit_json(folder / "model_index.json", _class_name="StableDiffusionXLPipeline")
+        asked.clear()
+        refused("owner/model", "Stable Diffusion XL")
+        assert len(asked) == 1
+
+
+@pytest.mark.usefixtures("no_weights")
+class TestRefusedBeforeWeights:
+    @pytest.mark.parametrize("name", ["nowhere", "./nowhere", "no/where/at/all", "x/nowhere.safetensors", "a\0b"])
+    def test_nothing_there(self, name):
+        refused(name, "nothing there", "hub id")
+
+    def test_a_pipe_is_never_opened(self, tmp_path):
+        os.mkfifo(tmp_path / "model.safetensors")
+        refused(tmp_path / "model.safetensors", "no file or folder")
+
+    def test_an_unknown_hub_id_offline(self):
+        refused("someone/some-model", "someone/some-model", "not on this machine", local_files_only=True)
+
+    @pytest.mark.parametrize("share", [0, 0.001, 0.5, 0.999])
+    @pytest.mark.parametrize("part", ["unet", "vae"])
+    def test_truncated_weights(self, folder, part, share):
+        cut(folder / part / "diffusion_pytorch_model.safetensors", share)
+        refused(folder, "truncated", "download")
+
+    def test_truncated_texts(self, folder):
+        for name in ("model_index.json", "unet/config.json", "scheduler/scheduler_config.json"):
+            whole = (folder / name).read_bytes()
+            cut(folder / name)
+            refused(folder, name, "truncated")
+            (folder / name).write_bytes(whole)
+
+    def test_a_header_that_lies(self, folder):
+        (folder / UNET).write_bytes((2**60).to_bytes(8, "little") + b"{}")
+        refused(folder, "damaged")
+
+    def test_a_git_lfs_pointer(self, folder):
+        (folder / UNET).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+        refused(folder, "LFS pointer", "git lfs pull")
+
+    @pytest.mark.parametrize(
+        ("name", "called"),
+        [
+            ("StableDiffusionXLPipeline", "Stable Diffusion XL"),
+            ("StableDiffusion3Pipeline", "Stable Diffusion 3"),
+            ("FluxPipeline", "Flux"),
+            ("StableDiffusionInpaintPipeline", "inpainting"),
+            ("StableDiffusionControlNetPipeline", "ControlNet"),
+            ("MyOwnPipeline", "MyOwnPipeline"),
+        ],
+    )
+    def test_another_pipeline(self, folder, name, called):
+        edit_json(folder / "model_index.json", _class_name=name)
+        refused(folder, called, "Stable Diffusion 1.x or 2.x")
+
+    @pytest.mark.parametrize(
+        ("part", "named"),
+        [
+            ("unet", ["my_module", "UNet2DConditionModel"]),
+            ("scheduler", ["os", "system"]),
+            ("tokenizer", ["transformers", "AutoTokenizer"]),
+            ("vae", ["diffusers", "AutoencoderTiny"]),
+            ("text_encoder", "pickle"),
+        ],
+    )
+    def test_foreign_classes(self, folder, part, named):
+        edit_json(folder / "model_index.json", **{part: named})
+        refused(folder, part, "not supported")
+
+    def test_a_missing_part(self, folder):
+        edit_json(folder / "model_index.json", vae=[None, None])
+        refused(folder, "lacks its vae")
+
+    @pytest.mark.parametrize(
+        ("setting", "value", "called"),
+        [
+            ("in_channels", 9, "inpainting"),
+            ("in_channels", 8, "InstructPix2Pix"),
+            ("class_embed_type", "timestep", "class_embed_type"),
+            ("num_class_embeds", 1000, "num_class_embeds"),
+            ("addition_embed_type", "text_time", "addition_embed_type"),
+            ("resnet_time_scale_shift", "scale_shift", "resnet_time_scale_shift"),
+            ("down_block_types", ["DownBlock2D", "AttnDownBlock2D"], "AttnDownBlock2D"),
+            ("cross_attention_dim", 48, "width 48"),
+            ("auto_map", {"AutoModel": "evil.Model"}, "auto_map"),
+            ("block_out_channels", "many", "builds no model"),
+            ("layers_per_block", 3, "weights lack"),
+            ("attention_head_dim", 3, "do not match"),
+            ("norm_num_groups", 5, "builds no model"),
+        ],
+    )
+    def test_unet_settings(self, folder, setting, value, called):
+        edit_json(folder / "unet/config.json", **{setting: value})
+        refused(folder, called)
+
+    def test_vae_settings(self, folder):
+        edit_json(folder / "vae/config.json", latent_channels=16)
+        refused(folder, "VAE", "latent_channels", "16")
+
+    def test_missing_keys(self, folder):
+        tensors = load_file(folder / UNET)
+        del tensors["conv_in.weight"], tensors["conv_in.bias"]
+        save_file(tensors, folder / UNET)
+        refused(folder, "conv_in", "and 1 more")
+
+    def test_other_shapes(self, folder):
+        tensors = load_file(folder / UNET)
+        save_file(tensors | {"conv_in.weight": torch.zeros(1)}, folder / UNET)
+        refused(folder, "conv_in.weight", "must be", "(1,)")
+
+    def test_missing_weights(self, folder):
+        (folder / UNET).unlink()
+        refused(folder, "lacks its weights", "unet")
+
+    def test_one_part_or_an_empty_folder(self, folder, tmp_path):
+        refused(folder / "unet", "one part of a model")
+        edit_json(folder / "unet/config.json", _class_name="ControlNetModel")
+        refused(folder / "unet", "a ControlNet")
+        (tmp_path / "empty").mkdir()
+        refused(tmp_path / "empty", "without model_index.json")
+
+    @pytest.mark.parametrize("name", ["adapter_config.json", "pytorch_lora_weights.safetensors"])
+    def test_a_folder_with_a_lora(self, tmp_path, name):
+        (tmp_path / name).write_text("{}")
+        refused(tmp_path, "a LoRA; load the model that it was made for")
+
+    @pytest.mark.parametrize(
+        ("tensors", "called"),
+        [
+            ({"conditioner.embedders.0.transformer.weight": ()}, "Stable Diffusion XL"),
+            ({"model.diffusion_model.joint_blocks.0.x": ()}, "Stable Diffusion 3"),
+            ({"model.diffusion_model.a": (), "cond_stage_model.model.ln.weight": ()}, "Stable Diffusion 2"),
+            ({"lora_unet_down_blocks_0.lora_up.weight": ()}, "a LoRA"),
+            ({"unet.down_blocks.0.to_q.lora_A.weight": ()}, "a LoRA"),
+            ({"control_model.input_blocks.0.0.weight": ()}, "a ControlNet"),
+            ({"controlnet_cond_embedding.conv_in.weight": ()}, "a ControlNet"),
+            ({"first_stage_model.encoder.conv_in.weight": ()}, "a VAE alone"),
+            ({"encoder.conv_in.weight": (), "decoder.conv_in.weight": ()}, "a VAE alone"),
+            ({"model.diffusion_model.out.2.bias": ()}, "a UNet alone"),
+            ({"emb_params": ()}, "no model known here"),
+            (
+                {
+                    "model.diffusion_model.input_blocks.0.0.weight": (4, 9, 3, 3),
+                    "first_stage_model.a": (),
+                    "cond_stage_model.transformer.a": (),
+                },
+                "inpainting",
+            ),
+            (
+                {"model.diffusion_model.input_blocks.0.0.weight": (4, 9, 3, 3), "cond_stage_model.model.a": ()},
+                "inpainting",
+            ),
+            (
+                {
+                    "model.diffusion_model.input_blocks.0.0.weight": (320, 4, 3, 3),
+                    "first_stage_model.a": (),
+                    "cond_stage_model.transformer.a": (),
+                },
+                "unet",
+            ),
+        ],
+    )
+    def test_other_files(self, tmp_path, tensors, called):
+        path = tmp_path / "model.safetensors"
+        save_file({name: torch.zeros(shape) for name, shape in tensors.items()}, path)
+        refused(path, called)
+
+
+class Bomb:
+    """Leaves a canary file if anyone unpickles it."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return os.mkdir, (str(self.canary),)
+
+
+@pytest.mark.parametrize("write", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))])
+@pytest.mark.parametrize("suffix", [".ckpt", ".pt", ".pth", ".bin", ".CKPT", ".safetensors", ".model"])
+def test_pickles_are_never_run(folder, tmp_path, write, suffix):
+    canary, path = tmp_path / "canary", tmp_path / f"model{suffix}"
+    write(Bomb(canary), path)
+    refused(path, "safetensors", "run code")
+    shutil.copy(path, folder / UNET)
+    refused(folder, "run code")
+    (folder / UNET).rename(folder / "unet/diffusion_pytorch_model.bin")
+    refused(folder, "diffusion_pytorch_model.bin", "run code")
+    assert not canary.exists()
+
+
+def test_code_beside_a_model_is_never_run(folder, tmp_path):
+    for name in ("pipeline.py", "unet/modeling.py", "__init__.py"):
+        (folder / name).write_text(f"import os; os.mkdir({str(tmp_path / 'canary')!r})\n")
+    loader.load(folder)
+    assert not (tmp_path / "canary").exists()
+
+
+def test_a_tokenizer_cut_short(folder, pipelines):
+    cut(folder / "tokenizer/tokenizer.json")
+    refused(folder, "tokenizer", "damaged")
+    (folder / "tokenizer/tokenizer.json").unlink()
+    refused(folder, "vocab.json")
+    for name in ("vocab.json", "merges.txt"):
+        shutil.copy(loader._SD15 / "tokenizer" / name, folder / "tokenizer")
+    cut(folder / "tokenizer/merges.txt")
+    refused(folder, "merges.txt", "truncated")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers(folder, value):
+    tensors = load_file(folder / UNET)
+    tensors["mid_block.resnets.0.conv1.weight"].view(-1)[7] = value
+    save_file(tensors, folder / UNET)
+    refused(folder, "unet", "mid_block.resnets.0.conv1.weight", "NaN", error=NumericsError)
+
+
+def test_devices_and_dtypes():
+    cpu = torch.device("cpu")
+    assert choose_device("cpu") == choose_device("cpu:0") == cpu
+    assert choose_dtype(None, cpu) in {torch.float32, torch.bfloat16}
+    assert choose_dtype(None, torch.device("cuda")) is torch.float16
+    assert choose_dtype("bf16", cpu) is choose_dtype(torch.bfloat16, cpu) is torch.bfloat16
+
+
+@pytest.mark.parametrize("device", ["tpu9", "", "cuda:99", 3.5])
+def test_unknown_devices(saved, device):
+    refused(saved, "device", error=InputError, device=device)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp16", torch.float16, torch.float64, torch.int8, 16])
+def test_unusable_dtypes(saved, dtype):
+    refused(saved, "dtype", error=InputError, device="cpu", dtype=dtype)

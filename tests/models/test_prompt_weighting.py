@@ -1,0 +1,188 @@
+"""Prompt weights: reading them, embeddings against compel's own front door, and edits that change a weight alone."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from compel import Compel, EmbeddingsProvider
+from hypothesis import example, given, settings
+
+from fisedit import Editor
+from fisedit.masking.text_diff import words
+from fisedit.models.prompt_weighting import LIMIT, embeddings, parse
+from fisedit.sampling.denoise import Engine
+from fisedit.values import EditKind, MaskSource
+from tests.masking.test_text_diff import PROMPTS
+from tests.support.edits import CAT, Calls, pixels_outside, recipe_of
+from tests.support.pipelines import build_pipeline
+
+WEIGHTED_CAT = "a (cat:1.4) and a cake on a beach"
+QUICK = {"seed": 7, "num_inference_steps": 3}
+AS_COMPEL = [
+    (WEIGHTED_CAT, "a (cat)1.4 and a cake on a beach"),
+    ("a (cat) and a [cake] on a beach", "a (cat)1.1 and a (cake)0.9091 on a beach"),
+    ("a (cat:0.5) and a (cake:0.25)", "a (cat)0.5 and a (cake)0.25"),
+    ("a (big (red cat:1.2):1.5) in snow", "a (big)1.5 (red cat)1.8 in snow"),
+    ("(a cat:0)", "(a cat)0"),
+    ("(red:0.7) (cat:0.7) on a beach", "(red cat)0.7 on a beach"),
+    (r"a (\(red\) cat:1.3)", r"a (\(red\) cat)1.3"),
+    ("(red house:1.2) " + "big " * 90, "(red house)1.2 " + "big " * 90),
+    ("big " * 74 + "(red house:0.5)", "big " * 74 + "(red house)0.5"),
+    ("big " * 75 + "(house:0.5)", "big " * 75 + "(house)0.5"),
+]
+PLAIN = [
+    "a cat and a cake on a beach",
+    "",
+    "a cat, (a dog",
+    "a cat] :) a [dog :1.3)",
+    r"C:\cats and dogs\x",
+    "İ é 🐱 <|startoftext|> ½",
+    "big " * 100,
+]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("a (cat:1.4) b", [("a", 1), ("cat", 1.4), ("b", 1)]),
+        ("(cat)[dog]", [("cat", 1.1), ("dog", 0.9091)]),
+        ("((a) (b:2))", [("a", 1.21), ("b", 2.2)]),
+        ("([a])", [("a", 1)]),
+        ("(a [b) c]", [("a", 1.1), ("b", 1), ("c", 0.9091)]),
+        ("(a : +.5 )", [("a", 0.5)]),
+        ("(a:1.2, b:1.3)", [("a:1.2,", 1.3), ("b", 1.3)]),
+        ("(a:-1) (b:1e5) (c:99)", [("a", 0), ("b:1e5", 1.1), ("c", LIMIT)]),
+        ("((" * 300 + "a:9" + "))" * 300, [("a", LIMIT)]),
+        ("[a:0.5]", [("a:0.5", 0.9091)]),
+        (r"\(a\) \[b\] \\ \c", [("(a)", 1), ("[b]", 1), ("\\", 1), (r"\c", 1)]),
+        (r"(a\):2)", [("a)", 2)]),
+        (")a( b :1.3) ]:[", [(")a", 1), ("b", 1.3), ("]:[", 1)]),
+        ("c(at)s :) (:", [("c", 1), ("at", 1.1), ("s", 1), (":)", 1), ("(:", 1)]),
+        ("() [] (:2)", []),
+        ("<|startoftext|> (a)", [("a", 1.1)]),
+        ("<|startoftext|> a", [("<|startoftext|>", 1), ("a", 1)]),
+        ("\ud800 x", [("\ufffd", 1), ("x", 1)]),
+    ],
+    ids=lambda v: v[:30].encode("ascii", "replace").decode() if isinstance(v, str) else "",
+)
+def test_reading(prompt, expected):
+    read = parse(prompt)
+    chunks = [(match[0], set(read.weights[slice(*match.span())])) for match in re.finditer(r"\S+", read.text)]
+    assert chunks == [(text, {weight}) for text, weight in expected]
+    assert len(read.typed) == len(read.weights) == len(read.text)
+    assert all(c in (prompt[i], " ", "\ufffd") for i, c in zip(read.typed, read.text, strict=True))
+
+
+def test_many_brackets_are_read_at_once():
+    assert parse("(" * 50_000 + ")" * 50_000).text.isspace()
+    assert parse("(" * 50_000 + ":" + "1" * 50_000).text.count("(") == 50_000
+
+
+@pytest.mark.parametrize("shape", ["sd15", "sd2"])
+@pytest.mark.parametrize(("prompt", "theirs"), AS_COMPEL, ids=lambda v: v[:30])
+def test_embeddings_are_compels_own(pipelines, shape, prompt, theirs):
+    pipe = pipelines[shape]
+    with torch.inference_mode():
+        expected = Compel(pipe.tokenizer, pipe.text_encoder)(theirs)
+        got = Engine(pipe).encode(recipe_of(prompt, negative_prompt="a dog"))
+        negative = Engine(pipe).encode(recipe_of("a dog", negative_prompt=prompt))
+        dog, _ = pipe.encode_prompt("a dog", "cpu", 1, False)
+    assert got.shape == (2, 77, expected.shape[-1])
+    torch.testing.assert_close(got[1:], expected, rtol=0, atol=1e-6)
+    assert torch.equal(got[:1], dog)
+    assert torch.equal(negative, got.flip(0))
+
+
+@pytest.mark.parametrize("prompt", PLAIN, ids=lambda v: v[:20].encode("ascii", "replace").decode())
+def test_without_weights_they_are_diffusers_own(pipelines, prompt):
+    pipe = pipelines["sd15"]
+    with torch.inference_mode():
+        positive, negative = pipe.encode_prompt(prompt, "cpu", 1, True, "a dog")
+        assert torch.equal(Engine(pipe).encode(recipe_of("cat", negative_prompt=prompt))[:1], positive)
+        if prompt:
+            got = Engine(pipe).encode(recipe_of(prompt, negative_prompt="a dog"))
+            assert torch.equal(got, torch.cat([negative, positive]))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "same"),
+    [
+        ("a (cat:1.0) and [(a cake)] on a beach", CAT),
+        (r"a \(cat\)", "a (cat)"),
+        ("a cat () [] (:1.3)", "a cat"),
+        ("big " * 75 + "(cat:1.4)", "big " * 75 + "cat"),
+    ],
+)
+def test_weights_of_one_change_nothing(pipelines, prompt, same):
+    pipe = pipelines["sd15"]
+    with torch.inference_mode():
+        got = Engine(pipe).encode(recipe_of(prompt, guidance_scale=1.0))
+        assert torch.equal(got, pipe.encode_prompt(same, "cpu", 1, False)[0])
+
+
+def test_weights_near_one_hardly_change_anything(pipelines):
+    pipe = pipelines["sd15"]
+    with torch.inference_mode():
+        plain = pipe.encode_prompt(CAT, "cpu", 1, False)[0]
+        near, far = (embeddings(parse(f"a (cat:{w}) and a cake on a beach"), pipe) for w in (1.0001, 1.4))
+    assert 0 < (near - plain).abs().max() < 1e-2 < 0.1 < (far - plain).abs().max()
+
+
+def test_embeddings_in_half_precision():
+    pipe = build_pipeline("demo").to(torch.bfloat16)
+    with torch.inference_mode():
+        made = embeddings(parse("a (cat:1.4) and a (dog:0.6)"), pipe)
+    assert made.dtype == torch.bfloat16 and made.isfinite().all()
+
+
+@settings(max_examples=100, deadline=None)
+@given(PROMPTS)
+@example("<|startoftext|> a cat [a dog]")
+def test_any_string_is_encoded_and_its_words_know_their_tokens(pipelines, prompt):
+    pipe, read = pipelines["demo"], parse(prompt)
+    ids = pipe.tokenizer(read.text, padding="max_length", truncation=True).input_ids
+    fragments = read.fragments(pipe.tokenizer)
+    fed, weights, _ = EmbeddingsProvider(pipe.tokenizer, pipe.text_encoder).get_token_ids_and_expand_weights(
+        [text for text, _ in fragments], [weight for _, weight in fragments], device="cpu"
+    )
+    assert fed.tolist() == ids
+    for word in words(prompt, pipe.tokenizer):
+        alone = pipe.tokenizer(word.text, add_special_tokens=False).input_ids
+        assert [ids[i] for i in word.tokens] == alone[: len(word.tokens)]
+        assert [float(weights[i]) for i in word.tokens] == pytest.approx([word.weight] * len(word.tokens))
+    with torch.inference_mode():
+        made = embeddings(read, pipe)
+    assert made is None or (made.shape == (1, 77, 32) and made.isfinite().all())
+
+
+@pytest.mark.parametrize("shape", ["sd15", "sd2"])
+def test_a_changed_weight_is_a_sparse_edit_at_its_word(pipelines, shape):
+    editor = Editor(pipelines[shape])
+    source = editor.generate(CAT, **QUICK)
+    with Calls(editor.pipe.unet) as calls:
+        result = editor.edit(WEIGHTED_CAT, growth=0)
+    (hunk,) = result.diff.hunks
+    assert result.diff.kind is hunk.kind is EditKind.REWEIGHT
+    assert [w.tokens for w in hunk.focus_old] == [w.tokens for w in hunk.focus_new] == [(2,)]
+    assert result.mask.source is MaskSource.ATTENTION and 0 < result.mask.area < 0.5
+    assert calls.dense == 0 and calls.sparse >= 3
+    assert pixels_outside(result, source)
+    assert np.any(np.asarray(result.image) != np.asarray(source.image))
+
+
+def test_the_same_words_and_weights_are_no_edit(pipelines):
+    editor = Editor(pipelines["shallow"])
+    editor.generate(WEIGHTED_CAT, **QUICK)
+    with Calls(editor.pipe.unet) as calls:
+        assert editor.edit("a (cat:1.40) and a cake on a [(beach)]").diff.kind is EditKind.IDENTICAL
+    assert calls.dense == calls.sparse == 0
+
+
+def test_syntax_takes_none_of_the_encoders_tokens(pipelines):
+    editor = Editor(pipelines["shallow"])
+    assert not editor.generate("(big:1.01) " * 75, **QUICK).stats.notes
+    (note,) = editor.generate("(big:1.01) " * 76, **QUICK).stats.notes
+    assert "78 tokens" in note

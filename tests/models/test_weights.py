@@ -1,0 +1,80 @@
+"""The demo model that ships, and its adapter: complete, small enough, and with the checksums of `weights/README.md`."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fisedit import Editor
+from fisedit.adapters.checkpoints import load_adapter
+from fisedit.errors import AdapterError
+from fisedit.models import loader, paths
+
+WEIGHTS = Path(__file__).resolve().parents[2] / "weights"
+README = WEIGHTS / "README.md"
+START, END = "<!-- sha256 -->\n", "<!-- end -->\n"
+MOST_BYTES = 60_000_000
+
+
+def table() -> str:
+    """The checksums of all weights that ship as a Markdown table."""
+    files = sorted(WEIGHTS.rglob("*.safetensors"))
+    rows = [f"| `{f.relative_to(WEIGHTS)}` | `{hashlib.sha256(f.read_bytes()).hexdigest()}` |" for f in files]
+    return "\n".join(["| file | SHA-256 |", "|---|---|", *rows]) + "\n"
+
+
+def with_table(text: str) -> str:
+    """`text` with the present table between its marks."""
+    before, rest = text.split(START)
+    return before + START + table() + END + rest.split(END)[1]
+
+
+def test_the_readme_tells_the_checksums():
+    text = README.read_text(encoding="utf-8")
+    assert text == with_table(text), "run `python -m tests.models.test_weights`"
+
+
+def test_the_demo_model_loads_and_is_small():
+    folder = paths.demo_folder()
+    assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) <= MOST_BYTES
+    pipe = loader.load("demo", device="cpu", dtype="fp32")
+    assert pipe.unet.config.in_channels == 4
+
+
+def test_the_demo_model_is_found_in_a_wheel_and_in_a_checkout(monkeypatch, tmp_path):
+    assert paths.demo_folder() == WEIGHTS / "demo"
+    monkeypatch.setattr(paths, "_HOMES", (tmp_path,))
+    with pytest.raises(loader.ModelError, match="not in this copy"):
+        paths.demo_folder()
+    with pytest.raises(AdapterError, match="demo-look is not in this copy"):
+        load_adapter("demo-look")
+
+
+def test_the_demo_models_adapter_loads_and_is_small():
+    folder = paths.look_folder()
+    assert folder == WEIGHTS / "demo-look"
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 20_000_000
+    assert all(weight.isfinite().all() for weight in load_adapter("demo-look").state_dict().values())
+
+
+def test_an_edit_takes_a_references_look_and_nothing_else_moves():
+    editor = Editor.from_pretrained("demo", device="cpu")
+    editor.load_adapter("demo-look")
+    editor.generate("a cat and a cake on a beach", seed=7, num_inference_steps=10)
+    mask = np.zeros((16, 16), bool)
+    mask[6:14, 1:8] = True
+    grey = Image.new("RGB", (128, 128), (150, 150, 150))
+    plain = editor.edit("a dog and a cake on a beach", mask=mask)
+    editor.undo()
+    looked = editor.edit("a dog and a cake on a beach", mask=mask, reference=grey)
+    inside = np.kron(mask, np.ones((8, 8), bool))
+    assert (np.asarray(plain.image)[~inside] == np.asarray(looked.image)[~inside]).all()
+    assert not (np.asarray(plain.image)[inside] == np.asarray(looked.image)[inside]).all()
+
+
+if __name__ == "__main__":
+    README.write_text(with_table(README.read_text(encoding="utf-8")), encoding="utf-8")

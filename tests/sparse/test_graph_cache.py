@@ -1,0 +1,263 @@
+"""The ends of an edit by captured graphs: text to the same bits, decodes no farther from dense ones, by few graphs."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from fisedit import Editor
+from fisedit.sparse import captured_decode
+from fisedit.sparse import vae_decode as decoding
+from fisedit.sparse import vae_tiles as boxing
+from fisedit.sparse.captured_decode import Decoder
+from fisedit.sparse.feature_cache import totals
+from fisedit.sparse.graph_cache import Ends
+from fisedit.sparse.vae_decode import composite, decode, decode_boxes
+from fisedit.sparse.vae_tiles import Box, with_halo
+from fisedit.sparse_kernels import ops
+from tests.support.edits import BIRD, CAT, DOG
+from tests.support.grids import grids
+from tests.support.pipelines import build_pipeline
+
+SIZE = 24
+SQUARE, BLOBS, CORNER = (grids(SIZE, SIZE)[name] for name in ("square", "blobs", "corner"))
+QUICK = {"seed": 7, "num_inference_steps": 2}
+
+
+@pytest.fixture(autouse=True)
+def _no_grad():
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture
+def captured():
+    return Ends(lambda device: True)
+
+
+@pytest.fixture
+def vae(pipelines):
+    return pipelines["sd15"].vae
+
+
+@pytest.fixture
+def boxed(monkeypatch):
+    """Boxes however large they are."""
+    monkeypatch.setattr(boxing, "WHOLE_FROM", np.inf)
+    monkeypatch.setattr(boxing, "SMALL", 0)
+
+
+@pytest.fixture
+def far(monkeypatch):
+    """Rows and a halo that reach everywhere."""
+    monkeypatch.setattr(boxing, "HALO", 512)
+    monkeypatch.setattr(boxing, "GROWTH", 512)
+
+
+def graphs_of(captured):
+    """How many graphs were made, of the coarse levels and of the fine ones."""
+    (decoder,) = captured.decoders._kept.values()
+    return decoder.rows.made, decoder.rectangles.made
+
+
+def check_coarse(got, expected):
+    """What two decodes recorded of the coarse levels."""
+    sums = {
+        name: totals(expected.maps, name, int(name.startswith(("mid", "up_blocks.0"))), found.shape[1])
+        for name, found in got.maps.totals.items()
+    }
+    for mine, theirs in ((got.maps.maps, expected.maps.maps), (got.maps.totals, sums)):
+        assert mine.keys() == theirs.keys()
+        for name, tensor in theirs.items():
+            assert torch.allclose(mine[name], tensor, atol=1e-3, rtol=1e-4), name
+
+
+def apart(got, expected, grid):
+    """Mean difference of grey levels inside a grid."""
+    inside = np.kron(grid, np.ones((8, 8), bool))
+    return np.abs(np.asarray(got, int) - np.asarray(expected, int))[inside].mean()
+
+
+sizes = pytest.mark.parametrize("size", [(24, 24), (13, 17)], ids=str)
+
+
+@pytest.mark.usefixtures("boxed", "far")
+@sizes
+@pytest.mark.parametrize("name", grids(8, 8))
+def test_one_rectangle_with_all_halo_is_a_dense_decode(vae, monkeypatch, size, name):
+    """Where everything is computed, and every pixel counts in the statistics, nothing is left of an error."""
+    monkeypatch.setattr(decoding, "SAMPLED", 1)
+    monkeypatch.setattr(captured_decode, "cut", lambda grid, box, level: [box])
+    source, record = decode(vae, torch.randn(1, 4, *size))
+    latents, grid = torch.randn(1, 4, *size), grids(*size)[name]
+    dense, fresh = decode(vae, latents)
+    decoder = Decoder(vae, size)
+    got, kept = decoder.decode(latents, grid, [Box(0, 0, *size)], record, source)
+    difference = np.abs(np.asarray(got, int) - np.asarray(composite(source, dense, grid), int))
+    assert difference.max() <= 1 and (decoder.rows.made, decoder.rectangles.made) == (1, 2)
+    for norm, sums in fresh.sums.items():
+        assert torch.allclose(kept.sums[norm], sums, rtol=1e-3, atol=1e-2)
+        assert torch.allclose(kept.totals[norm], fresh.totals[norm], rtol=1e-3, atol=1)
+
+
+@pytest.mark.usefixtures("boxed")
+@sizes
+@pytest.mark.parametrize("name", grids(8, 8))
+def test_a_captured_decode_is_no_farther_from_a_dense_one(captured, vae, size, name):
+    """Coarse rows are the same; rectangles have at least the halo of boxes; outside the mask nothing moves."""
+    before, grid = torch.randn(1, 4, *size), grids(*size)[name]
+    source, record = decode(vae, before)
+    latents = torch.where(torch.from_numpy(grid), torch.randn(1, 4, *size), before)
+    dense = composite(source, decode(vae, latents)[0], grid)
+    (boxed, expected), (got, mine) = (f(vae, latents, grid, record, source) for f in (decode_boxes, captured.decode))
+    assert apart(got, dense, grid) <= 1.05 * apart(boxed, dense, grid) + 0.05
+    outside = ~np.kron(grid, np.ones((8, 8), bool))
+    assert (np.asarray(got)[outside] == np.asarray(source)[outside]).all()
+    if name != "everything":
+        check_coarse(mine, expected)
+
+
+def test_an_edit_on_an_edit(captured, vae):
+    """Its record is an overlay over an overlay."""
+    image, record = decode(vae, torch.randn(1, 4, SIZE, SIZE))
+    for grid in (SQUARE, BLOBS, CORNER):
+        latents = torch.randn(1, 4, SIZE, SIZE)
+        _, expected = decode_boxes(vae, latents, grid, record, image)
+        image, record = captured.decode(vae, latents, grid, record, image)
+        check_coarse(record, expected)
+        for name, sums in expected.sums.items():
+            assert record.sums[name].shape == sums.shape
+
+
+def test_a_new_mask_is_decoded_by_the_graphs_that_are_there(captured, vae):
+    """Moved, or another within the same sides: nothing is captured, and nothing of the mask before stays."""
+    source, record = decode(vae, torch.randn(1, 4, SIZE, SIZE))
+    latents, made = torch.randn(1, 4, SIZE, SIZE), []
+    masks = [np.roll(SQUARE, shift, (0, 1)) for shift in ((0, 0), (1, 0), (-3, 4), (5, 5))]
+    masks.append(SQUARE & ~grids(SIZE, SIZE)["checkerboard"])
+    pictures = []
+    for grid in (*masks, *masks):
+        pictures.append(captured.decode(vae, latents, grid, record, source)[0].tobytes())
+        made.append(graphs_of(captured))
+    assert made == [(1, 2)] * 10
+    assert pictures[:5] == pictures[5:] and len(set(pictures)) == 5
+
+
+def test_by_tritons_kernels(vae, monkeypatch):
+    pytest.importorskip("triton", reason="the package triton is not installed")
+    monkeypatch.setattr(boxing, "WHOLE_FROM", np.inf)
+    monkeypatch.setattr(boxing, "SMALL", 0)
+    before, grid = torch.randn(1, 4, 8, 9), grids(8, 9)["one_cell"]
+    source, record = decode(vae, before)
+    latents, found = torch.where(torch.from_numpy(grid), torch.randn(1, 4, 8, 9), before), {}
+    for name in ("reference", "fast", "triton"):
+        with ops.use(name):
+            found[name] = Decoder(vae, (8, 9)).decode(latents, grid, boxing.boxes(grid), record, source)
+    for name in ("fast", "triton"):
+        difference = np.asarray(found[name][0], int) - np.asarray(found["reference"][0], int)
+        assert np.abs(difference).max() <= 1
+        check_coarse(found[name][1], found["reference"][1])
+
+
+def test_what_a_graph_gave_stays_when_it_is_replayed(captured, vae):
+    source, record = decode(vae, torch.randn(1, 4, SIZE, SIZE))
+    _, kept = captured.decode(vae, torch.randn(1, 4, SIZE, SIZE), SQUARE, record, source)
+    homes = kept.maps.maps, kept.maps.totals, kept.sums, kept.totals
+    before = [{name: tensor.clone() for name, tensor in home.items()} for home in homes]
+    captured.decode(vae, torch.randn(1, 4, SIZE, SIZE), SQUARE, record, source)
+    assert all(torch.equal(home[name], t) for home, old in zip(homes, before, strict=True) for name, t in old.items())
+
+
+def test_rectangles_come_and_go(captured, vae):
+    """A few graphs are kept; the one that was used least goes."""
+    source, record = decode(vae, torch.randn(1, 4, SIZE, SIZE))
+    latents = torch.randn(1, 4, SIZE, SIZE)
+    captured.decode(vae, latents, SQUARE, record, source)
+    (decoder,) = captured.decoders._kept.values()
+    decoder.rectangles._limit = 2
+    for grid in (CORNER, SQUARE, BLOBS, SQUARE):
+        captured.decode(vae, latents, grid, record, source)
+    assert len(decoder.rectangles._kept) == 2 and decoder.rectangles.made > 4
+
+
+@pytest.mark.parametrize("limits", [(0, 0, 24, 24), (4, 6, 18, 20)])
+@pytest.mark.parametrize("level", [2, 3])
+def test_a_rectangle_holds_a_box_and_its_halo(level, limits):
+    """Inside its limits, and there are few of them."""
+    inside, seen = Box(*limits), set()
+    for top, left in itertools.product(range(inside.top, inside.bottom), range(inside.left, inside.right)):
+        for height, width in ((1, 1), (2, 5), (7, 3), (14, 14)):
+            box = Box(top, left, min(top + height, inside.bottom), min(left + width, inside.right))
+            outer = captured_decode._around(box, level, inside)
+            halo = with_halo(box, level, (24, 24))
+            for low, high, length in ((outer.top, outer.bottom, 0), (outer.left, outer.right, 1)):
+                first, last = (inside.top, inside.bottom) if not length else (inside.left, inside.right)
+                needed = (halo.top, halo.bottom) if not length else (halo.left, halo.right)
+                assert first <= low < high <= last
+                assert low * 2**level <= max(needed[0], first * 2**level)
+                assert high * 2**level >= min(needed[1], last * 2**level)
+                seen.add(high - low)
+    assert len(seen) <= 10
+
+
+def test_a_mask_that_is_nearly_everything_is_decoded_densely(captured, vae):
+    source, record = decode(vae, torch.randn(1, 4, SIZE, SIZE))
+    latents, grid = torch.randn(1, 4, SIZE, SIZE), grids(SIZE, SIZE)["all_but_one"]
+    expected = decode_boxes(vae, latents, grid, record, source)[0]
+    assert captured.decode(vae, latents, grid, record, source)[0].tobytes() == expected.tobytes()
+    assert captured.decoders.made == 0
+
+
+def test_a_decoder_that_was_changed_gets_graphs_of_its_own(captured):
+    with torch.inference_mode(mode=False):  # whose tensors do not count how often they are written
+        vae = build_pipeline("sd15").vae
+    source, record = decode(vae, torch.randn(1, 4, SIZE, SIZE))
+    latents = torch.randn(1, 4, SIZE, SIZE)
+    before = captured.decode(vae, latents, SQUARE, record, source)[0]
+    with torch.inference_mode(mode=False), torch.no_grad():
+        vae.decoder.conv_out.weight.mul_(1.5)
+    got, again = (captured.decode(vae, latents, SQUARE, record, source)[0] for _ in range(2))
+    assert before.tobytes() != got.tobytes() == again.tobytes()
+    assert captured.decoders.made == 2
+
+
+@pytest.mark.parametrize("prompt", [CAT, "a (cat:1.4) on a beach", "word " * 100])
+def test_text_is_encoded_by_one_graph_bit_for_bit(pipelines, prompt):
+    """Weighted words go through compel, which asks for more than a graph gives."""
+    editors = [Editor(pipelines["sd15"], graphs=graphs) for graphs in (False, True)]
+    recipe = editors[0].generate(CAT, **QUICK, negative_prompt=BIRD).recipe
+    for text in (prompt, DOG, prompt):
+        expected, got = (e._engine.encode(_with(recipe, text)) for e in editors)
+        assert torch.equal(expected, got)
+    assert editors[1]._engine.graphs.ends.texts.made == 1
+    assert editors[0]._engine.graphs.ends.texts.made == 0
+
+
+def test_text_may_be_encoded_outside_inference_mode(pipelines):
+    editor = Editor(pipelines["sd15"], graphs=True)
+    recipe = editor.generate(CAT, **QUICK).recipe
+    with torch.inference_mode(mode=False):
+        encoded = [editor._engine.encode(_with(recipe, prompt)) for prompt in (DOG, BIRD, DOG)]
+    assert torch.equal(encoded[0], encoded[2]) and not torch.equal(encoded[0], encoded[1])
+
+
+def _with(recipe, prompt):
+    from dataclasses import replace
+
+    return replace(recipe, prompt=prompt)
+
+
+def test_the_editor_decodes_a_new_mask_by_the_graphs_of_another(pipelines, boxed):
+    editor = Editor(pipelines["sd15"], graphs=True)
+    source = editor.generate(CAT, **QUICK)
+    made = []
+    for shift in ((0, 0), (1, 2), (-2, 1), (0, 0)):
+        editor.checkout(source.id)
+        editor.edit(DOG, mask=np.roll(grids(16, 16)["square"], shift, (0, 1)), growth=1)
+        made.append(graphs_of(editor._engine.graphs.ends))
+    assert made == [(1, 2)] * 4
+    first, *_, last = editor.history[1:]
+    assert first.image.tobytes() == last.image.tobytes()

@@ -1,0 +1,134 @@
+"""Neighbour tables and windows against torch's own unfold, conv and interpolation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fisedit.sparse_kernels.row_plan import active_rows, make_plan
+from tests.support.grids import grids
+
+DEPTH = 3
+SIZES = [(8, 8), (16, 12), (13, 9), (7, 12)]
+KINDS = ["same", "down", "up"]
+
+each_size = pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+each_grid = pytest.mark.parametrize("name", grids(8, 8))
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def reads_of(plan, kind):
+    """Every (input level, reads, output level) of a kind."""
+    shift = {"same": 0, "down": 1, "up": -1}[kind]
+    levels = plan.levels
+    return [(lv, getattr(lv, kind), levels[i + shift]) for i, lv in enumerate(levels) if getattr(lv, kind)]
+
+
+def slid(full, kind, out):
+    """The map [1, C, H, W] that the conv slides over."""
+    return F.interpolate(full, size=(out.height, out.width), mode="nearest") if kind == "up" else full
+
+
+def compact(full, level, reads):
+    """[active | halo | zero] rows [n, C] of a map [1, C, H, W]."""
+    rows = full[0].flatten(1).T
+    return torch.cat([rows[level.active], rows[reads.halo], torch.zeros_like(rows[:1])])
+
+
+def random_map(level, channels=3):
+    return torch.randn(1, channels, level.height, level.width, dtype=torch.float64)
+
+
+@each_size
+@each_grid
+@each_kind
+def test_the_table_is_torchs_unfold(size, name, kind):
+    plan = make_plan(grids(*size)[name], DEPTH)
+    for level, reads, out in reads_of(plan, kind):
+        numbered = torch.arange(1.0, level.size + 1).view(1, 1, level.height, level.width)  # 0 is the frame's outside
+        patches = F.unfold(slid(numbered, kind, out), 3, padding=1, stride=reads.stride)[0]
+        found = compact(numbered, level, reads)[reads.table].view(-1, 9)
+        assert torch.equal(found, patches.T[out.active])
+        assert reads.rows_out == out.rows
+
+
+@each_size
+@each_grid
+@each_kind
+def test_the_window_is_a_cropped_conv(size, name, kind):
+    plan, weight = make_plan(grids(*size)[name], DEPTH), torch.randn(2, 3, 3, 3, dtype=torch.float64)
+    for level, reads, out in reads_of(plan, kind):
+        full, window = random_map(level), reads.window
+        dense = F.conv2d(slid(full, kind, out), weight, padding=1, stride=reads.stride)[0].flatten(1)
+        crop = compact(full, level, reads)[window.table].T.view(1, 3, window.height, window.width)
+        found = F.conv2d(crop, weight, stride=reads.stride)[0].flatten(1)
+        assert torch.allclose(found[:, window.pick], dense[:, out.active])
+        assert reads.waste == pytest.approx(found.shape[1] / out.rows)
+
+
+@each_size
+@each_grid
+@each_kind
+def test_the_halo_is_what_is_read_but_not_active(size, name, kind):
+    plan = make_plan(grids(*size)[name], DEPTH)
+    for level, reads, _ in reads_of(plan, kind):
+        assert torch.equal(reads.halo, reads.halo.unique())
+        assert not torch.isin(reads.halo, level.active).any()
+        used = reads.table.unique()
+        halo_slots = level.rows + torch.arange(len(reads.halo))
+        assert torch.isin(halo_slots, used).all(), "a halo row is gathered that nothing reads"
+        assert used.max() <= level.rows + len(reads.halo)
+
+
+@each_size
+@each_grid
+def test_a_level_is_active_where_any_finer_cell_is(size, name):
+    grid = grids(*size)[name]
+    for level in make_plan(grid, DEPTH).levels:
+        assert level.active.tolist() == np.flatnonzero(grid).tolist()
+        assert (level.height, level.width) == grid.shape and level.size == grid.size and level.rows == grid.sum()
+        padded = np.pad(grid, [(0, n % 2) for n in grid.shape])
+        grid = padded.reshape(padded.shape[0] // 2, 2, -1, 2).any((1, 3))
+
+
+@each_size
+def test_everything_active_has_no_halo(size):
+    plan = make_plan(np.ones(size, bool), DEPTH)
+    for kind in KINDS:
+        assert all(len(reads.halo) == 0 for _, reads, _ in reads_of(plan, kind))
+        assert all(reads.waste == 1 for _, reads, _ in reads_of(plan, kind))
+    assert plan.rows == tuple(level.size for level in plan.levels)
+
+
+def test_slots_and_reads_of_a_level():
+    level = make_plan(grids(6, 8)["corner"], 1).levels[0]
+    assert level.slot.view(6, 8)[0, -2:].tolist() == [0, 1]
+    assert (level.slot >= 0).sum() == level.rows == 4
+    assert level.read.tolist() == [6, 7, 14, 15, 5, 13, 21, 22, 23]
+
+
+def test_one_level_has_no_samplers():
+    (level,) = make_plan(grids(8, 8)["blobs"], 1).levels
+    assert level.down is None and level.up is None
+
+
+def test_the_ends_have_one_sampler_each():
+    first, middle, last = make_plan(grids(8, 8)["blobs"], 3).levels
+    assert first.up is None and first.down and middle.up and middle.down and last.up and last.down is None
+
+
+def test_rows_of_all_levels():
+    assert make_plan(grids(16, 16)["one_cell"], 4).rows == (1, 1, 1, 1)
+    assert make_plan(grids(16, 16)["checkerboard"], 4).rows == (128, 64, 16, 4)
+    assert all(active_rows(grid, DEPTH) == make_plan(grid, DEPTH).rows for grid in grids(13, 17).values())
+
+
+def test_the_grid_is_not_kept():
+    """A plan outlives changes to the caller's array."""
+    grid = grids(8, 8)["square"]
+    plan = make_plan(grid, 2)
+    before = plan.levels[0].active.tolist()
+    grid[:] = True
+    assert plan.levels[0].active.tolist() == before

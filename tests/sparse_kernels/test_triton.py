@@ -1,0 +1,533 @@
+"""Every kernel of the fused path by every backend against float64 torch: masks that break sparse code, padded rows,
+several edits at once.
+
+Without a GPU, Triton's interpreter runs them in fp32 and fp16 at small shapes (bf16 is wrong there); on one, the same
+tests run compiled, in bf16 as well, and at Stable Diffusion's own shapes. What kernels allocate is NaN.
+"""
+
+from __future__ import annotations
+
+from itertools import cycle
+from math import nan
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fisedit.errors import InputError
+from fisedit.sparse_kernels import ops, reference, tuning
+from fisedit.sparse_kernels.triton import launch
+from tests.support.grids import grids
+from tests.support.padded_edits import DEVICE, TOLERANCE, Edits
+
+pytest.importorskip("triton", reason="the package triton is not installed")
+
+pytestmark = pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # padding, which the interpreter sees
+
+CUDA = DEVICE.type == "cuda"
+BACKENDS = [*ops.BACKENDS, "triton"]
+DTYPES = list(TOLERANCE) if CUDA else [torch.float32, torch.float16]
+SIZES = [(16, 16), (13, 9)]
+EPS = 1e-5
+
+needs_gpu = pytest.mark.skipif(not CUDA, reason="needs CUDA: torch.cuda.is_available() is False")
+each_backend = pytest.mark.parametrize("backend", BACKENDS)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+each_grid = pytest.mark.parametrize("name", grids(8, 8))
+each_mask = pytest.mark.parametrize(("name", "size"), list(zip(grids(8, 8), cycle(SIZES))))
+real = pytest.mark.parametrize(
+    ("side", "channels"), [(64, 320), (32, 640), (16, 1280), (8, 1280)], ids=["64", "32", "16", "8"]
+)
+
+
+@pytest.fixture(autouse=True)
+def _poisoned(monkeypatch):
+    """What a kernel allocates is NaN until it is written."""
+
+    def poisoned(make):
+        def made(*args, **kwargs):
+            tensor = make(*args, **kwargs)
+            return tensor.fill_(nan) if tensor.is_floating_point() else tensor
+
+        return made
+
+    with torch.device(DEVICE):
+        torch.empty(0)  # torch notes its constructors on first use, for good: the real ones
+    for name in ("empty", "empty_like"):
+        monkeypatch.setattr(torch, name, poisoned(getattr(torch, name)))
+
+
+def half_of_a_block(edits, backend, channels, groups, width, layout=torch.channels_last, *, added=True, first=None):
+    """GroupNorm, SiLU and conv of a ResNet block: what a backend gives, and what torch does with the mixed maps.
+
+    With `first`, the rows' first channels are one tensor, the others another, and a shortcut takes them as well.
+    """
+    recorded, mixed = edits.maps(0, channels)
+    gamma, beta, bias = edits.random(channels), edits.random(channels), edits.random(width)
+    weight = edits.random(width, channels, 3, 3, scale=(9 * channels) ** -0.5).to(memory_format=layout)
+    time, (_, residual) = edits.random(edits.items, width), edits.maps(0, width)
+    through = edits.random(width, channels, scale=channels**-0.5)
+    rows, halo, tables = edits.rows(mixed, 0), edits.halo(mixed, 0), edits.tables.levels[0]
+    count = edits.levels[0].size * channels // groups
+    with ops.use(backend):
+        old = edits.rows(recorded.repeat_interleave(edits.edits, 0), 0)
+        known = edits.totals(recorded, groups)
+        rows = rows if first is None else (rows[..., :first].contiguous(), rows[..., first:].contiguous())
+        norm, totals = ops.affine(rows, old, known, tables.place.valid, count, gamma, beta, EPS)
+        more = (time, edits.rows(residual, 0)) if added else (None, None)
+        short = None if first is None else (rows, through)
+        got = ops.norm_conv3x3(rows, halo, tables.same, weight, bias if added else None, norm, *more, short)
+    normed = F.group_norm(mixed.double(), groups, gamma.double(), beta.double(), EPS)
+    expected = F.conv2d(F.silu(normed), weight.double(), padding=1)
+    if first is not None:
+        expected += F.conv2d(mixed.double(), through.double()[..., None, None])
+    if added:
+        expected += (bias + 0.0).double().view(-1, 1, 1) + time.double()[..., None, None] + residual.double()
+    assert torch.allclose(totals, edits.totals(mixed, groups), rtol=1e-6, atol=1e-3)
+    edits.close(got, expected, 0)
+
+
+@each_backend
+@each_dtype
+@each_mask
+def test_half_of_a_resnet_block(backend, dtype, size, name):
+    half_of_a_block(Edits([grids(*size)[name]], dtype), backend, 16, 4, 24)
+
+
+@each_backend
+@each_dtype
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize(("channels", "groups", "width"), [(5, 5, 7), (36, 3, 33), (8, 2, 4)])
+@pytest.mark.parametrize("added", [False, True])
+def test_odd_widths(backend, dtype, layout, channels, groups, width, added):
+    edits = Edits([grids(13, 9)["blobs"]], dtype, branches=1)
+    half_of_a_block(edits, backend, channels, groups, width, layout, added=added)
+
+
+@each_backend
+@each_dtype
+@each_mask
+def test_a_block_of_two_maps_side_by_side(backend, dtype, size, name):
+    """Read where they lie, by the norm, the conv and the shortcut; groups of six channels straddle the seam."""
+    half_of_a_block(Edits([grids(*size)[name]], dtype), backend, 24, 4, 24, first=16)
+
+
+@each_backend
+@each_dtype
+@pytest.mark.parametrize(("channels", "groups", "width", "first"), [(21, 7, 5, 16), (24, 3, 40, 10), (48, 2, 20, 32)])
+def test_odd_widths_side_by_side(backend, dtype, channels, groups, width, first):
+    edits = Edits([grids(13, 9)["blobs"], grids(13, 9)["one_cell"]], dtype)
+    half_of_a_block(edits, backend, channels, groups, width, added=False, first=first)
+
+
+@each_backend
+@each_dtype
+def test_edits_of_several_masks_in_one_batch(backend, dtype):
+    masks = [grids(13, 9)[name] for name in ("one_cell", "everything", "noise")]
+    half_of_a_block(Edits(masks, dtype), backend, 16, 4, 24)
+
+
+@each_backend
+@each_dtype
+@each_mask
+def test_samplers(backend, dtype, size, name):
+    """The convs that change the level, without a norm before them."""
+    edits = Edits([grids(*size)[name]], dtype)
+    weight, bias = edits.random(12, 16, 3, 3, scale=1 / 12), edits.random(12)
+    (_, fine), (_, coarse) = edits.maps(0, 16), edits.maps(1, 16)
+    first, second = edits.tables.levels
+    with ops.use(backend):
+        down = ops.norm_conv3x3(edits.rows(fine, 0), edits.halo(fine, 0, "down"), first.down, weight, bias)
+        up = ops.norm_conv3x3(edits.rows(coarse, 1), edits.halo(coarse, 1, "up"), second.up, weight, bias)
+    edits.close(down, F.conv2d(fine.double(), weight.double(), bias.double(), 2, 1), 1)
+    larger = F.interpolate(coarse.double(), size=fine.shape[-2:], mode="nearest")
+    edits.close(up, F.conv2d(larger, weight.double(), bias.double(), 1, 1), 0)
+
+
+@each_backend
+@each_dtype
+@each_mask
+def test_attention(backend, dtype, size, name):
+    every = {"square": ["square", "one_cell", "checkerboard"]}.get(name, [name])
+    attend(Edits([grids(*size)[one] for one in every], dtype), backend, 2, 12)
+
+
+@each_backend
+@each_dtype
+@pytest.mark.parametrize(
+    ("coded", "lying"), [("int8", False), ("fp8", False), ("", True), ("int8", True), ("fp8", True)]
+)
+@pytest.mark.parametrize("name", ["one_cell", "blobs", "everything"])
+def test_attention_over_other_records(backend, dtype, name, coded, lying):
+    """Recorded keys and values in a byte a number, and wherever a number says that they lie."""
+    if lying and CUDA and backend != "triton":
+        pytest.skip("a device's memory is read by address in kernels alone")
+    edits = Edits([grids(13, 9)[name], grids(13, 9)["square"]], dtype)
+    attend(edits, backend, 2, 12, coded=coded, lying=lying)
+
+
+def attend(edits, backend, heads, width, *, coded="", lying=False):
+    (keys, mixed_keys), (values, mixed_values) = (edits.maps(0, heads * width) for _ in range(2))
+    _, queries = edits.maps(0, heads * width)
+    packed = torch.cat([edits.rows(full, 0) for full in (queries, mixed_keys, mixed_values)], -1)
+    records, scales = [full.flatten(2).transpose(1, 2).contiguous() for full in (keys, values)], None
+    place = edits.tables.levels[0].place
+    if coded:
+        records, scales = zip(
+            *(reference.coded(record, heads, reference.BYTES[coded]) for record in records), strict=True
+        )
+        mixed_keys, mixed_values = (
+            torch.where(place.taken.view(edits.items, 1, *full.shape[2:]), full, known.transpose(1, 2).view_as(full))
+            for full, known in (
+                (full, reference.decoded(*parts).repeat_interleave(edits.edits, 0))
+                for full, *parts in zip((mixed_keys, mixed_values), records, scales, strict=True)
+            )
+        )
+    there = [(t, torch.tensor([t.data_ptr()], device=DEVICE)) for t in (*records, *(scales or ()))]
+    known = [reference.Lying(at, t.shape, t.dtype) if lying else t for t, at in there]
+    with ops.use(backend):
+        got = ops.attention(*packed.chunk(3, -1), *known[:2], place, heads, tuple(known[2:]) or None)
+    tokens = (full.double().flatten(2).transpose(1, 2) for full in (queries, mixed_keys, mixed_values))
+    q, k, v = (t.unflatten(-1, (heads, width)).transpose(1, 2) for t in tokens)
+    weights = (q @ k.mT * width**-0.5).softmax(-1)
+    expected = (weights @ v).transpose(1, 2).flatten(2).transpose(1, 2).unflatten(2, queries.shape[2:])
+    edits.close(got, expected, 0, spread=mixed_values.double().std())
+
+
+@each_dtype
+@pytest.mark.parametrize("heads", [1, 3, 12])
+@pytest.mark.parametrize("kind", reference.BYTES)
+def test_a_byte_a_number(dtype, heads, kind):
+    """Off by half of a 127th of a head's largest number in its row, or by a sixteenth of itself; zeros stay zeros."""
+    rows = tokens(dtype, 2, 40, 12) * torch.logspace(-3, 3, 40, device=DEVICE)[:, None].to(dtype)
+    rows[0, 7] = 0
+    numbers, scales = reference.coded(rows, heads, reference.BYTES[kind])
+    assert numbers.dtype == reference.BYTES[kind] and scales.dtype == dtype
+    assert numbers.nbytes + scales.nbytes == rows.numel() + dtype.itemsize * 2 * 40 * heads
+    largest = rows.float().unflatten(-1, (heads, -1)).abs().amax(-1, keepdim=True).expand(-1, -1, -1, 12 // heads)
+    off = (reference.decoded(numbers, scales).float() - rows.float()).abs()
+    rounding = 1e-6 if dtype == torch.float32 else 0.002 if dtype == torch.float16 else 0.01
+    finest, most = torch.finfo(dtype).tiny * torch.finfo(dtype).eps, 448 if kind == "fp8" else 127
+    half = {"int8": largest.flatten(2) * 0.5 / 127, "fp8": (rows.float().abs() / 16).clamp(largest.flatten(2) / 2**18)}
+    assert (off <= half[kind] + largest.flatten(2) * rounding + most * finest).all()  # finest: what scales are made of
+    assert not reference.decoded(numbers, scales)[0, 7].float().any()
+
+
+@each_backend
+@each_dtype
+def test_every_float_of_a_byte_is_read_as_what_it_is(backend, dtype):
+    """All that fp8 has but NaN, as a value that alone is attended to."""
+    every = torch.arange(256, device=DEVICE).to(torch.uint8).view(torch.float8_e4m3fn)
+    every = every[every.float().isfinite()]
+    edits = Edits([grids(13, 9)["one_cell"]], dtype, branches=1)
+    place, size, width = edits.tables.levels[0].place, 13 * 9, 16
+    first = int((~place.taken[0]).nonzero()[0])
+    values = torch.zeros(1, size, width, device=DEVICE).to(torch.float8_e4m3fn)
+    keys, scales = values.clone(), torch.ones(1, size, 1, dtype=dtype, device=DEVICE)
+    keys.view(torch.uint8)[0, first] = torch.tensor(448.0).to(torch.float8_e4m3fn).view(torch.uint8).to(DEVICE)
+    query = torch.full((1, edits.bucket.rows[0], width), 16.0, dtype=dtype, device=DEVICE)
+    fresh = torch.zeros(1, edits.bucket.rows[0], 3 * width, dtype=dtype, device=DEVICE)
+    fresh[..., :width] = query
+    for some in every.split(width):
+        wide = F.pad(some.view(torch.uint8), (0, width - len(some))).view(torch.float8_e4m3fn)
+        values.view(torch.uint8)[0, first] = wide.view(torch.uint8)
+        with ops.use(backend):
+            got = ops.attention(*fresh.chunk(3, -1), keys, values, place, 1, (scales, scales))
+        assert torch.equal(got[0, 0], wide.to(dtype))
+
+
+def tokens(dtype, batch, rows, channels, mean=0.0):
+    return (torch.randn(batch, rows, channels, device=DEVICE) + mean).to(dtype)
+
+
+def near(got, expected):
+    assert got.dtype != torch.float64
+    assert ((got.double() - expected).abs() <= TOLERANCE[got.dtype] * (expected.std() + expected.abs())).all()
+
+
+@each_backend
+@each_dtype
+@pytest.mark.parametrize("norm", ["none", "group", "layer"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("batch", "rows", "channels", "width"), [(1, 1, 16, 48), (2, 48, 40, 33), (3, 70, 20, 60)])
+def test_linear_behind_a_norm(backend, dtype, norm, bias, batch, rows, channels, width):
+    linear(backend, dtype, norm, batch, rows, channels, width, bias=bias)
+
+
+def linear(backend, dtype, norm, batch, rows, channels, width, *, bias=True):
+    x, affine = tokens(dtype, batch, rows, channels, mean=3), torch.randn(batch, 2, channels, device=DEVICE)
+    weight, shift = tokens(dtype, 1, width, channels)[0] * channels**-0.5, tokens(dtype, 1, 1, width)[0, 0]
+    layer = (*tokens(dtype, 2, 1, channels).squeeze(1), EPS)
+    with ops.use(backend):
+        got = ops.norm_linear(
+            x,
+            weight,
+            shift if bias else None,
+            norm=affine if norm == "group" else None,
+            layer=layer if norm == "layer" else None,
+        )
+    expected = x.double()
+    if norm == "group":
+        expected = expected * affine.double()[:, :1] + affine.double()[:, 1:]
+    if norm == "layer":
+        expected = F.layer_norm(expected, (channels,), layer[0].double(), layer[1].double(), EPS)
+    near(got, F.linear(expected, weight.double(), shift.double() if bias else None))
+
+
+@each_backend
+@each_dtype
+@pytest.mark.parametrize(("first", "channels"), [(16, 20), (128, 168), (10, 64)])
+def test_linear_of_two_tensors_side_by_side(backend, dtype, first, channels):
+    rows, (weight,) = tokens(dtype, 2, 48, channels), tokens(dtype, 1, 33, channels) * channels**-0.5
+    bias, residual = tokens(dtype, 1, 1, 33)[0, 0], tokens(dtype, 2, 48, 33)
+    with ops.use(backend):
+        got = ops.norm_linear((rows[..., :first], rows[..., first:]), weight, bias, residual=residual)
+    near(got, F.linear(rows.double(), weight.double(), bias.double()) + residual.double())
+
+
+@each_backend
+@each_dtype
+@pytest.mark.parametrize(("rows", "channels", "text", "heads", "width"), [(1, 16, 7, 1, 16), (48, 40, 77, 4, 10)])
+def test_attention_over_the_text(backend, dtype, rows, channels, text, heads, width):
+    cross(backend, dtype, rows, channels, text, heads, width)
+
+
+def cross(backend, dtype, rows, channels, text, heads, width):
+    x, (weight,) = tokens(dtype, 2, rows, channels, mean=2), tokens(dtype, 1, heads * width, channels) * channels**-0.5
+    layer = (*tokens(dtype, 2, 1, channels).squeeze(1), EPS)
+    key, value = (tokens(dtype, 2, text, heads * width) for _ in range(2))
+    with ops.use(backend):
+        got, query = ops.cross_attention(x, layer, weight, key, value, heads)
+    normed = F.layer_norm(x.double(), (channels,), layer[0].double(), layer[1].double(), EPS)
+    near(query, F.linear(normed, weight.double()))
+    q, k, v = (t.double().unflatten(-1, (heads, width)).transpose(1, 2) for t in (query, key, value))
+    expected = ((q @ k.mT * width**-0.5).softmax(-1) @ v).transpose(1, 2).flatten(2)
+    limit = TOLERANCE[dtype] * (value.double().std() + expected.abs())
+    assert ((got.double() - expected).abs() <= limit).all()
+
+
+@each_backend
+@each_dtype
+@pytest.mark.parametrize("time", [0.0, 1.0, 999.0, 500.5])
+def test_time_is_diffusers_own(backend, dtype, time):
+    from diffusers.models.embeddings import TimestepEmbedding, Timesteps
+
+    from fisedit.sparse.packed_weights import frequencies
+
+    waves, embedding = Timesteps(20, flip_sin_to_cos=True, downscale_freq_shift=0), TimestepEmbedding(20, 36)
+    last, embedding = torch.nn.Linear(36, 50).to(DEVICE, dtype), embedding.to(DEVICE, dtype)
+    layers = [(layer.weight.detach(), layer.bias.detach()) for layer in (embedding.linear_1, embedding.linear_2, last)]
+    now = torch.tensor([time], device=DEVICE)
+    with ops.use(backend):
+        got = ops.time_rows(now, frequencies(waves).to(DEVICE), layers)
+    with torch.no_grad():
+        expected = last.double()(F.silu(embedding.double()(waves(now).to(dtype).double())))
+    assert got.dtype == dtype
+    assert ((got.double() - expected).abs() <= TOLERANCE[dtype] * (1 + expected.abs())).all()
+
+
+@each_backend
+@each_dtype
+@pytest.mark.parametrize(("batch", "rows", "channels", "width"), [(1, 1, 16, 20), (2, 48, 40, 70), (3, 7, 70, 33)])
+def test_gated_linear(backend, dtype, batch, rows, channels, width):
+    geglu(backend, dtype, batch, rows, channels, width)
+
+
+def geglu(backend, dtype, batch, rows, channels, width):
+    x, weight = tokens(dtype, batch, rows, channels, mean=1), tokens(dtype, 1, 2 * width, channels)[0]
+    weight, bias = weight * channels**-0.5, tokens(dtype, 1, 1, 2 * width)[0, 0]
+    layer = (*tokens(dtype, 2, 1, channels).squeeze(1), EPS)
+    with ops.use(backend):
+        got = ops.norm_geglu(x, weight, bias, layer)
+    normed = F.layer_norm(x.double(), (channels,), layer[0].double(), layer[1].double(), EPS)
+    hidden, gate = F.linear(normed, weight.double(), bias.double()).chunk(2, -1)
+    near(got, hidden * F.gelu(gate))
+
+
+@each_backend
+@each_dtype
+@each_mask
+def test_scatter_and_composite(backend, dtype, size, name):
+    other = "blobs" if name == "everything" else "everything"
+    edits = Edits([grids(*size)[name], grids(*size)[other]], dtype)
+    recorded, mixed = edits.maps(0, 4)
+    place, rows = edits.tables.levels[0].place, edits.rows(mixed, 0)
+    full = recorded.repeat_interleave(edits.edits, 0).flatten(2).transpose(1, 2).contiguous()
+    with ops.use(backend):
+        assert ops.scatter_rows(full, rows, place) is full
+        guided = ops.composite(recorded[:1], rows, place, 7.5)
+        plain = ops.composite(recorded[:1], rows[: edits.edits], place, None)
+    assert torch.equal(full.transpose(1, 2), mixed.flatten(2))
+    assert torch.equal(plain, mixed[: edits.edits])
+    without, with_text = mixed.double().chunk(2)
+    expected = without + 7.5 * (with_text - without)
+    for e, plan in enumerate(edits.plans):
+        active = plan.levels[0].active
+        kept = torch.ones(plan.levels[0].size, dtype=torch.bool, device=DEVICE).index_fill_(0, active, value=False)
+        got = guided[e].flatten(1)
+        assert torch.equal(got[:, kept], recorded[0].flatten(1)[:, kept])
+        there = expected[e].flatten(1)[:, active]
+        error = (got[:, active].double() - there).abs()
+        assert (error <= TOLERANCE[dtype] * (expected.std() + there.abs())).all()
+
+
+@pytest.fixture
+def shared_sums(monkeypatch):
+    """Every sum cut to pieces, however small; gives the counters, which a kernel leaves at zero."""
+    from fisedit.sparse_kernels.triton import norm
+
+    monkeypatch.setattr(launch, "PROGRAMS", 10**6)
+    monkeypatch.setattr(launch, "LEAST", 1)
+    monkeypatch.setattr(norm, "CHUNK", 64)
+    assert launch.share(1, 7) == (7, 1)
+    yield
+    assert not launch.counters(0, DEVICE).any()
+
+
+@pytest.mark.usefixtures("shared_sums")
+@each_dtype
+@each_mask
+def test_programs_that_share_a_sum(dtype, size, name):
+    """K of a conv and its shortcut cut to pieces, rows of a group cut to pieces: the same as in one."""
+    half_of_a_block(Edits([grids(*size)[name]], dtype), "triton", 48, 4, 24, first=32)
+
+
+def test_streams_and_graphs_have_counters_of_their_own(monkeypatch):
+    """Kernels that may run at once must not count together; zeros are not made while a graph is captured."""
+    from types import SimpleNamespace
+
+    made, capturing, stream, card = [], False, 7, torch.device("cuda", 5)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=stream))
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: made.append(len(made)) or made[-1])
+    first = launch.counters(1, card)
+    stream = 8
+    second, before = launch.counters(1, card), len(made)
+    capturing = True
+    captured, stream = launch.counters(1, card), 9
+    assert len({first, second, captured}) == 3
+    assert launch.counters(1, card) == captured and len(made) == before
+    launch._zeros.cache_clear()
+
+
+@pytest.mark.usefixtures("shared_sums")
+@each_dtype
+@pytest.mark.parametrize(("coded", "lying"), [("", False), ("int8", True), ("fp8", True)])
+@each_mask
+def test_programs_that_share_the_keys(dtype, size, name, coded, lying):
+    """Some of them find no key at all: every position is fresh, or no row is."""
+    attend(Edits([grids(*size)[name], grids(*size)["one_cell"]], dtype), "triton", 2, 12, coded=coded, lying=lying)
+
+
+@pytest.mark.usefixtures("shared_sums")
+@each_dtype
+@pytest.mark.parametrize("norm", ["none", "group", "layer"])
+def test_linear_layers_that_share_a_sum(dtype, norm):
+    linear("triton", dtype, norm, 3, 70, 200, 33)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_two_runs_give_the_same_bits(shared, request):
+    if shared:
+        request.getfixturevalue("shared_sums")
+    edits = Edits([grids(16, 16)["noise"]], torch.float16)
+    _, mixed = edits.maps(0, 48)
+    weight, tables = edits.random(24, 48, 3, 3), edits.tables.levels[0]
+    with ops.use("triton"):
+        first, second = (
+            ops.norm_conv3x3(edits.rows(mixed, 0), edits.halo(mixed, 0), tables.same, weight, None) for _ in range(2)
+        )
+    assert torch.equal(first, second)
+    place, full = tables.place, edits.random(2, 256, 48)
+    with ops.use("triton"):
+        rows = edits.rows(mixed, 0)
+        first, second = (ops.attention(rows, rows, rows, full, full, place, 4) for _ in range(2))
+    count = edits.levels[0].rows
+    assert torch.equal(first[:, :count], second[:, :count])
+
+
+@each_dtype
+@each_grid
+def test_the_engines_own_conv(dtype, name):
+    """`conv3x3` takes a plan's own table instead of padded ones."""
+    edits = Edits([grids(13, 9)[name]], dtype, branches=2)
+    level, (_, mixed) = edits.levels[0], edits.maps(0, 16)
+    weight, bias = edits.random(12, 16, 3, 3, scale=1 / 12), edits.random(12)
+    rows = mixed.flatten(2)[:, :, level.read].transpose(1, 2)
+    with ops.use("triton"):
+        got = ops.conv3x3(rows, level.same, weight, bias)
+    edits.close(got, F.conv2d(mixed.double(), weight.double(), bias.double(), 1, 1), 0)
+
+
+@needs_gpu
+@real
+@each_dtype
+@pytest.mark.parametrize("name", ["square", "noise"])
+def test_real_shapes(side, channels, dtype, name):
+    edits = Edits([grids(side, side)[name]], dtype)
+    half_of_a_block(edits, "triton", channels, 32, channels)
+    half_of_a_block(edits, "triton", 2 * channels, 32, channels, first=channels)
+    attend(edits, "triton", 8, channels // 8)
+    rows = edits.bucket.rows[0]
+    linear("triton", dtype, "layer", 2, rows, channels, 3 * channels)
+    linear("triton", dtype, "group", 2, rows, channels, channels)
+    geglu("triton", dtype, 2, rows, channels, 4 * channels)
+    cross("triton", dtype, rows, channels, 77, 8, channels // 8)
+
+
+def test_without_cuda_or_interpreter_triton_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(InputError, match="kernels triton need CUDA"), ops.use("triton"):
+        pass
+
+
+def test_without_the_package_triton_is_refused(monkeypatch):
+    import builtins
+    import sys
+
+    real_import = builtins.__import__
+
+    def missing(name, *args, **kwargs):
+        if name == "triton" or name.startswith("triton."):
+            raise ModuleNotFoundError("No module named 'triton'", name="triton")
+        return real_import(name, *args, **kwargs)
+
+    for name in [n for n in sys.modules if n.startswith("fisedit.sparse_kernels.") and n.rsplit(".", 1)[1] in TRITON]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", missing)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(InputError, match="pip install"), ops.use("triton"):
+        pass
+
+
+TRITON = {"gpu", "attention", "conv", "feedforward", "linear", "norm", "parts", "scatter"}
+
+
+def test_the_table_of_what_was_measured_decides_on_cuda(monkeypatch):
+    assert not tuning.prefers_triton("norm_conv3x3", 1)  # nothing was measured on a GPU yet
+    monkeypatch.setitem(tuning.TRITON_ROWS, "norm_conv3x3", 512)
+    assert tuning.prefers_triton("norm_conv3x3", 512)
+    assert not tuning.prefers_triton("norm_conv3x3", 513)
+    assert not tuning.prefers_triton("attention", 1)
+
+
+@pytest.mark.parametrize(("rows", "side", "channels"), [(16, 4, 32), (48, 8, 64)])
+def test_the_bench_of_kernels_compares_equals(rows, side, channels):
+    """What `bench_gpu` would measure: both sides give the same, so its figures would be printed."""
+    from fisedit.evaluation import triton_speed
+
+    with torch.device(DEVICE):
+        cases = triton_speed.cases(rows, side, channels, torch.float32)
+    for name, (theirs, ours) in cases.items():
+        expected, got = theirs(), ours()
+        assert (got - expected).norm() <= 1e-4 * expected.norm(), name
+
+
+def test_the_bench_of_kernels_prints_no_figure_for_a_wrong_result(monkeypatch):
+    from fisedit.evaluation import triton_speed
+
+    monkeypatch.setattr(triton_speed, "seconds", lambda call, device: call().numel())
+    right, wrong = (lambda: torch.ones(4)), (lambda: torch.full((4,), nan))
+    assert triton_speed.ratio(right, wrong, DEVICE) == "wrong by nan"
+    assert triton_speed.ratio(right, right, DEVICE) == "1.00"

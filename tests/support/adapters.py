@@ -1,0 +1,84 @@
+"""Adapters with weights made by a recipe, and what their blocks compute, written out without keys kept for later."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fisedit.adapters.checkpoints import fresh_adapter
+from fisedit.adapters.row_column import Knit, RowColumnAdapter, Staged
+
+if TYPE_CHECKING:
+    from diffusers import UNet2DConditionModel
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def filled(module: M, salt: str = "") -> M:
+    """The module with weights that its parameters' names alone decide."""
+    for name, weights in module.named_parameters():
+        seed = int.from_bytes(hashlib.sha256((salt + name).encode()).digest()[:8], "little")
+        drawn = np.random.Generator(np.random.PCG64(seed)).standard_normal(tuple(weights.shape)).astype(np.float32)
+        values = torch.from_numpy(drawn)
+        if values.ndim > 1:
+            values = values / float(np.prod(values.shape[1:])) ** 0.5
+        else:
+            values = 1 + 0.1 * values if name.endswith("weight") else 0.1 * values
+        weights.data.copy_(values)
+    return module.eval().requires_grad_(False)
+
+
+def lively(unet: UNet2DConditionModel, family: str, salt: str = "", heads: int = 4) -> RowColumnAdapter:
+    """An adapter for a UNet that changes a lot."""
+    return filled(fresh_adapter(unet, family, heads), salt)
+
+
+def naive(block: Knit | Staged, x: Tensor, reference: Tensor, seen: Tensor | None = None) -> Tensor:
+    """What a map [B, C, H, W] gains beside a reference: side by side, positions, norm, softmax, the first half kept.
+
+    Args:
+        seen: bool [H, W], the part that is taken for the whole map, and outside which nothing is right; None for all.
+    """
+    knit, (height, width) = block.knit, x.shape[-2:]
+    seen = torch.ones(height, width, dtype=torch.bool) if seen is None else seen
+    if isinstance(block, Staged):
+        reference = _staged(block.attn_ref, reference)
+    own, known = (m if knit.conv_in is None else knit.conv_in(m) for m in (x, reference))
+    own, known = (m.permute(0, 2, 3, 1) for m in (own, known))
+    found = _attend(knit, knit.row_heads, own, known, seen).transpose(1, 2)
+    found = _attend(knit, knit.column_heads, found, known.transpose(1, 2), seen.T).transpose(1, 2)
+    return knit.proj((found * seen[..., None]).permute(0, 3, 1, 2))
+
+
+def _staged(knit: Knit, reference: Tensor) -> Tensor:
+    """A reference knitted alone."""
+    lines = knit.conv_in(reference).permute(0, 2, 3, 1)
+    for heads in (knit.row_heads, knit.column_heads):
+        nobody = lines[:, :, :0]
+        lines = _attend(knit, heads, lines, nobody, torch.ones(lines.shape[1:3], dtype=torch.bool)).transpose(1, 2)
+    return knit.proj(lines.permute(0, 3, 1, 2))
+
+
+def _attend(knit: Knit, heads: nn.Module, own: Tensor, known: Tensor, seen: Tensor) -> Tensor:
+    """Lines [B, lines, n, C] look at what is seen of themselves, bool [lines, n], and at known ones behind them."""
+    count = own.shape[2]
+    tokens = knit.norm(torch.cat([own, known], 2) + positions(knit, count + known.shape[2]))
+    q, k, v = (p(tokens).unflatten(-1, (heads.heads, -1)).transpose(2, 3) for p in (heads.to_q, heads.to_k, heads.to_v))
+    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    scores[..., :count].masked_fill_(~seen[:, None, None], -math.inf)
+    found = scores.softmax(-1) @ v
+    return heads.to_out[0](found.transpose(2, 3).flatten(3))[:, :, :count]
+
+
+def positions(knit: Knit, length: int) -> Tensor:
+    """[length, C], from the formula."""
+    half = knit.channels // 2
+    angles = np.arange(length)[:, None] / 10000 ** (np.arange(half) / half)
+    sines, cosines = np.sin(angles), np.cos(angles)
+    by_turns = np.stack([sines, cosines], 2).reshape(length, -1)
+    return torch.from_numpy(by_turns if knit.pos_embed else np.concatenate([sines, cosines], 1)).float()

@@ -1,0 +1,136 @@
+"""Whole trajectories, by the engine and by the oracle, and what tests watch while they run."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
+
+import torch
+
+from fisedit.recipes import make_recipe
+from fisedit.sampling.denoise import Engine
+from fisedit.sparse_kernels.dilation import dilate
+from fisedit.values import LATENT_FACTOR, WHOLE
+from tests.support import oracle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy as np
+    from diffusers import StableDiffusionPipeline
+
+    from fisedit.history import EditResult
+    from fisedit.sampling.trajectory import Story
+    from fisedit.values import Recipe
+
+CAT, DOG, BIRD = ("a cat and a cake on a beach", "a dog and a cake on a beach", "a bird and a cake on a beach")
+DEFAULTS = {
+    "seed": 7,
+    "negative_prompt": "",
+    "num_inference_steps": 4,
+    "guidance_scale": 7.5,
+    "width": 128,
+    "height": 128,
+    "scheduler": "ddim",
+}
+
+
+def recipe_of(prompt: str = CAT, **changes: object) -> Recipe:
+    return make_recipe(prompt, **(DEFAULTS | changes))
+
+
+def as_oracle(recipe: Recipe) -> oracle.Recipe:
+    """The same recipe in the oracle's words."""
+    return oracle.Recipe(
+        recipe.prompt,
+        seed=recipe.seed,
+        steps=recipe.num_inference_steps,
+        guidance=recipe.guidance_scale,
+        height=recipe.height,
+        width=recipe.width,
+        negative_prompt=recipe.negative_prompt,
+    )
+
+
+def unwatched(*_: object) -> None:
+    """An on_step that does nothing."""
+
+
+def record(engine: Engine, recipe: Recipe) -> Story:
+    with torch.inference_mode():
+        return engine.record(recipe, engine.encode(recipe), unwatched)
+
+
+def replay(engine: Engine, source: Story, prompt: str, grid: np.ndarray, growth: Sequence[int]) -> Story:
+    recipe = replace(source.recipe, prompt=prompt)
+    with torch.inference_mode():
+        return engine.replay(source, recipe, engine.encode(recipe), {}, grid, growth, unwatched)
+
+
+def latents(story: Story) -> torch.Tensor:
+    """[N + 1, 4, h, w]."""
+    return torch.cat(story.latents)
+
+
+def oracle_chain(
+    pipe: StableDiffusionPipeline, recipe: Recipe, edits: Sequence[tuple[str, np.ndarray, Sequence[int]]]
+) -> list[torch.Tensor]:
+    """Latents [N + 1, 4, h, w] of a source and of every edit (prompt, mask, growth by step) over the one before it.
+
+    A step that grows by WHOLE is dense; those after it are mixed with the source's maps plus what it changed of them.
+    """
+    source = as_oracle(recipe)
+    maps: list[oracle.Maps] = [{} for _ in range(source.steps)]
+    with oracle._around_calls(pipe.unet, lambda i: oracle.recording(pipe.unet, maps[i])):
+        runs = [oracle.dense_generate(pipe, source).latents]
+    for prompt, grid, growth in edits:
+        under, maps = maps, [{} for _ in range(source.steps)]
+        shift: oracle.Maps = {}
+
+        @contextmanager
+        def around(i: int, under=under, over=maps, grid=grid, growth=growth, shift=shift) -> Iterator[None]:
+            if growth[i] == WHOLE:
+                with oracle.recording(pipe.unet, over[i]):
+                    yield
+                shift |= {name: map_ - under[i][name] for name, map_ in over[i].items()}
+                return
+            active, below = torch.from_numpy(dilate(grid, growth[i])), under[i]
+            moved = {name: map_ + shift[name] if shift else map_ for name, map_ in below.items()}
+            with oracle.mixing(pipe.unet, moved, active), oracle.recording(pipe.unet, over[i]):
+                yield
+
+        pin = oracle.pinned(runs[-1], torch.from_numpy(grid))
+        with oracle._around_calls(pipe.unet, around):
+            runs.append(oracle.dense_generate(pipe, replace(source, prompt=prompt), pin).latents)
+    return runs
+
+
+class Calls:
+    """Counts a UNet's forwards while open; a sparse one's sample is one column of rows."""
+
+    def __init__(self, unet: torch.nn.Module) -> None:
+        self._unet = unet
+        self.dense = self.sparse = 0
+
+    def __enter__(self) -> Self:
+        self._handle = self._unet.register_forward_pre_hook(self._count)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.remove()
+
+    def _count(self, _: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        if args[0].shape[-1] == 1:
+            self.sparse += 1
+        else:
+            self.dense += 1
+
+
+def pixels_outside(result: EditResult, parent: EditResult) -> bool:
+    """Whether the two pictures have the same bytes wherever the result's mask is not."""
+    import numpy as np
+
+    outside = ~np.kron(result.mask.grid, np.ones((LATENT_FACTOR, LATENT_FACTOR), bool))
+    new, old = np.asarray(result.image), np.asarray(parent.image)
+    return bool((new[outside] == old[outside]).all())

@@ -1,0 +1,237 @@
+"""What is refused, what interrupts, and that the editor works on as if it had not happened."""
+
+from __future__ import annotations
+
+import math
+from threading import Thread
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fisedit import Cancelled, Editor
+from fisedit.errors import InputError, MaskError, NumericsError, PromptError, SessionError
+from tests.support.edits import BIRD, CAT, DOG, latents
+from tests.support.grids import grids
+from tests.support.pipelines import build_pipeline
+
+SQUARE = grids(16, 16)["square"]
+QUICK = {"seed": 7, "num_inference_steps": 3}
+
+
+@pytest.fixture
+def editor(pipelines):
+    editor = Editor(pipelines["shallow"])
+    editor.generate(CAT, **QUICK)
+    return editor
+
+
+@pytest.fixture(scope="module")
+def expected(pipelines):
+    """The edit that every editor here must still be able to make."""
+    editor = Editor(pipelines["shallow"])
+    editor.generate(CAT, **QUICK)
+    return editor.edit(DOG, mask=SQUARE, growth=1)
+
+
+def still_works(editor, expected):
+    """One source, nothing added, and the next edit as if nothing had been."""
+    assert len(editor.history) == 1 and editor.current is editor.history[0]
+    result = editor.edit(DOG, mask=SQUARE, growth=1)
+    ours = latents(editor._memory.get(result.id)[0])
+    assert result.image.tobytes() == expected.image.tobytes()
+    assert ours.isfinite().all() and result.id == "1"
+
+
+GENERATE = [
+    ({"prompt": ""}, PromptError, "prompt must say something, got ''"),
+    ({"prompt": " \n\t"}, PromptError, "prompt must say something"),
+    ({"prompt": None}, PromptError, "prompt must be text, got NoneType"),
+    ({"prompt": ["a cat"]}, PromptError, "prompt must be text, got list"),
+    ({"negative_prompt": None}, PromptError, "negative_prompt must be text, got NoneType"),
+    ({"num_inference_steps": 0}, InputError, r"num_inference_steps must be a whole number in \[1, 999\], got 0"),
+    ({"num_inference_steps": 1001}, InputError, "got 1001"),
+    ({"num_inference_steps": True}, InputError, "got True"),
+    ({"num_inference_steps": 2.5}, InputError, "got 2.5"),
+    ({"width": 100}, InputError, "width must be divisible by 8, got 100; use 96"),
+    ({"height": 0}, InputError, r"height must be a whole number in \[64, 2048\], got 0"),
+    ({"height": 4096}, InputError, "got 4096"),
+    ({"width": -64}, InputError, "got -64"),
+    ({"width": "128"}, InputError, "got '128'"),
+    ({"seed": -1}, InputError, "seed must be a whole number"),
+    ({"seed": 2**63}, InputError, "seed must be a whole number"),
+    ({"guidance_scale": math.nan}, InputError, r"guidance_scale must be in \[0, 100\], got nan"),
+    ({"guidance_scale": math.inf}, InputError, "got inf"),
+    ({"guidance_scale": -1}, InputError, "got -1"),
+    ({"guidance_scale": "much"}, InputError, "got 'much'"),
+    ({"guidance_scale": None}, InputError, "got None"),
+    ({"scheduler": "pndm"}, InputError, r"scheduler must be one of ddim, dpmsolver\+\+, .*, got 'pndm'"),
+    ({"scheduler": None}, InputError, "scheduler must be one of"),
+    ({"scheduler": "lcm", "num_inference_steps": 60}, InputError, "must suit the scheduler lcm, got 60; use fewer"),
+    ({"num_inference_steps": 1000}, InputError, "num_inference_steps must be .* got 1000"),
+]
+
+EDIT = [
+    ({"prompt": ""}, PromptError, "prompt must say something"),
+    ({"prompt": 7}, PromptError, "prompt must be text, got int"),
+    ({"mask": np.ones((15, 16), bool)}, MaskError, "mask must have the picture's 128x128 pixels"),
+    ({"mask": Image.new("L", (64, 64), 255)}, MaskError, "got 64x64; resize it"),
+    ({"mask": "square"}, MaskError, "mask must be a PIL image, a numpy array or an EditMask, got str"),
+    ({"mask": np.full((128, 128), math.nan, np.float32)}, MaskError, "must hold values from 0 to 1, got nan"),
+    ({"mask": np.full((128, 128), 300)}, MaskError, "must hold values from 0 to 255"),
+    ({"mask": SQUARE, "protect": np.ones((15, 16), bool)}, MaskError, "128x128 pixels"),
+    ({"prompt": CAT, "mask": np.ones((15, 16), bool)}, MaskError, "128x128 pixels"),
+    ({"growth": -1}, InputError, r"growth must be one number of latent cells in \[0, 64\], or 3 of them, got -1"),
+    ({"growth": (1, 2)}, InputError, r"got \(1, 2\)"),
+    ({"growth": 65}, InputError, "got 65"),
+    ({"growth": 1.5}, InputError, "got 1.5"),
+    ({"growth": "wide"}, InputError, "got 'wide'"),
+    ({"growth": True}, InputError, "got True"),
+]
+
+
+def names(table):
+    return [f"{next(reversed(given))}={next(reversed(given.values()))!r}"[:40] for given, *_ in table]
+
+
+@pytest.mark.parametrize(("given", "error", "message"), GENERATE, ids=names(GENERATE))
+def test_generate_refuses_in_one_line(editor, expected, given, error, message):
+    with pytest.raises(error, match=message) as caught:
+        editor.generate(**({"prompt": CAT} | QUICK | given))
+    assert "\n" not in str(caught.value)
+    still_works(editor, expected)
+
+
+@pytest.mark.parametrize(("given", "error", "message"), EDIT, ids=names(EDIT))
+def test_edit_refuses_in_one_line(editor, expected, given, error, message):
+    with pytest.raises(error, match=message) as caught:
+        editor.edit(**({"prompt": DOG} | given))
+    assert "\n" not in str(caught.value)
+    still_works(editor, expected)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda editor: editor.edit(DOG),
+        lambda editor: editor.undo(),
+        lambda editor: editor.redo(),
+        lambda editor: editor.current,
+        lambda editor: editor.attention(DOG),
+    ],
+)
+def test_before_a_source(pipelines, expected, call):
+    editor = Editor(pipelines["shallow"])
+    with pytest.raises(SessionError, match="there is no source to edit yet; call generate first"):
+        call(editor)
+    editor.generate(CAT, **QUICK)
+    still_works(editor, expected)
+
+
+def test_an_unknown_result(editor, expected):
+    with pytest.raises(SessionError, match="no result '9' in this session; it has 0"):
+        editor.checkout("9")
+    still_works(editor, expected)
+
+
+class Boom(Exception):
+    """Not one of ours."""
+
+
+@pytest.mark.parametrize("error", [Cancelled("stop"), Boom("stop"), KeyboardInterrupt("stop")], ids=repr)
+@pytest.mark.parametrize("call", ["generate", "edit", "words", "dense"])
+def test_on_step_may_raise_anything(editor, expected, error, call):
+    """E8 between steps."""
+
+    def on_step(i, *_):
+        if i == 2:
+            raise error
+
+    calls = {
+        "generate": lambda: editor.generate(BIRD, on_step=on_step, **QUICK),
+        "edit": lambda: editor.edit(BIRD, mask=SQUARE, growth=1, on_step=on_step),
+        "words": lambda: editor.edit(BIRD, on_step=on_step),
+        "dense": lambda: editor.edit(BIRD, mask=np.ones((16, 16), bool), on_step=on_step),
+    }
+    with pytest.raises(type(error), match="stop"):
+        calls[call]()
+    still_works(editor, expected)
+
+
+@pytest.mark.parametrize("place", ["unet.mid_block", "unet.up_blocks.1", "vae.decoder.mid_block"])
+@pytest.mark.parametrize("call", ["generate", "edit"])
+def test_a_failure_inside_a_model(editor, expected, place, call):
+    """E8 in the middle of a step or of a decode."""
+    pipe = editor.pipe
+    name, _, path = place.partition(".")
+    before = {key: value.clone() for key, value in pipe.unet.state_dict().items()}
+
+    def burst(*_):
+        raise Boom("inside")
+
+    handle = getattr(pipe, name).get_submodule(path).register_forward_pre_hook(burst)
+    with pytest.raises(Boom, match="inside"):
+        editor.generate(BIRD, **QUICK) if call == "generate" else editor.edit(BIRD, mask=SQUARE, growth=1)
+    handle.remove()
+    assert not any("forward" in vars(module) for model in (pipe.unet, pipe.vae) for module in model.modules())
+    assert all(torch.equal(pipe.unet.state_dict()[key], value) for key, value in before.items())
+    still_works(editor, expected)
+
+
+@pytest.mark.parametrize("part", ["unet", "text_encoder", "vae"])
+@pytest.mark.parametrize("call", ["generate", "edit"])
+def test_nan_in_weights_is_told(part, call):
+    pipe = build_pipeline("shallow")
+    editor = Editor(pipe)
+    source = editor.generate(CAT, **QUICK)
+    model = getattr(pipe, part)
+    broken = next(p for name, p in reversed(list(model.named_parameters())) if "encoder.conv_out" not in name)
+    healthy = broken.detach().clone()
+    with torch.no_grad():
+        broken.fill_(math.nan)
+    with pytest.raises(NumericsError, match="NaN"):
+        editor.generate(BIRD, **QUICK) if call == "generate" else editor.edit(BIRD, mask=SQUARE, growth=1)
+    with torch.no_grad():
+        broken.copy_(healthy)
+    assert list(editor.history) == [source]
+    assert editor.generate(CAT, **QUICK).image.tobytes() == source.image.tobytes()
+
+
+def test_two_threads_on_one_pipeline(pipelines, expected):
+    """Editors may share a pipeline, also from threads: each injects only while it holds the model."""
+    pipe, results = pipelines["shallow"], {}
+
+    def work(name):
+        editor = Editor(pipe)
+        editor.generate(CAT, **QUICK)
+        results[name] = [editor.edit(DOG, mask=SQUARE, growth=1) if i % 2 else editor.undo() for i in range(1, 6)]
+
+    threads = [Thread(target=work, args=(name,)) for name in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == [0, 1, 2]
+    for edits in results.values():
+        assert all(edit.image.tobytes() == expected.image.tobytes() for edit in edits[::2])
+
+
+def test_numpys_numbers_are_numbers(pipelines, tmp_path):
+    editor, (side, guidance) = Editor(pipelines["shallow"], model="shallow"), (np.int64(64), np.float32(4))
+    sizes = {"width": side, "height": side, "guidance_scale": guidance}
+    ours = editor.generate(CAT, seed=np.int64(7), num_inference_steps=np.int32(2), **sizes)
+    plain = {"width": 64, "height": 64, "guidance_scale": 4}
+    assert ours.recipe == Editor(pipelines["shallow"]).generate(CAT, seed=7, num_inference_steps=2, **plain).recipe
+    editor.save(tmp_path / "session")
+    other = Editor(pipelines["shallow"], model="shallow")
+    other.load(tmp_path / "session")
+    assert other.current.recipe == ours.recipe
+    other.write(tmp_path / "cat.png")
+    with pytest.raises(InputError, match="seed must be a whole number"):
+        editor.generate(CAT, seed=np.float64(7), num_inference_steps=2)
+
+
+def test_a_long_negative_prompt_is_told(pipelines):
+    said = Editor(pipelines["shallow"]).generate(CAT, negative_prompt="blue " * 90, num_inference_steps=1).stats.notes
+    assert any(note.startswith("the negative prompt has") for note in said)

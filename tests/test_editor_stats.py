@@ -1,0 +1,281 @@
+"""What an edit says about itself: multiply-accumulates as torch counts them, bytes, evaluations, notes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+from diffusers import UNet2DConditionModel
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from fisedit import Editor
+from fisedit.evaluation.cuda_speed import PEAKS
+from fisedit.evaluation.speed import STEP_GROWTH, square
+from fisedit.models import random_init
+from fisedit.sampling.denoise import Engine
+from fisedit.sparse.cost_model import Costs, fixed
+from fisedit.sparse.executor import Executor
+from fisedit.sparse.profiling import decoder_macs, text_macs, unet_macs
+from fisedit.sparse.vae_decode import decode, decode_boxes
+from fisedit.sparse.vae_tiles import box_areas, frame_areas
+from fisedit.sparse_kernels.dilation import dilate
+from fisedit.sparse_kernels.row_plan import make_plan
+from fisedit.values import WHOLE, EditStats, MaskSource
+from tests.support.edits import BIRD, CAT, DOG, Calls, recipe_of, record, unwatched
+from tests.support.grids import grids
+from tests.support.pipelines import SHAPES
+
+HEIGHT, WIDTH = 13, 17
+SQUARE = grids(16, 16)["square"]
+QUICK = {"seed": 7, "num_inference_steps": 3}
+
+
+def counted(run) -> int:
+    """Multiply-accumulates by torch; its plain attention, for the counter does not know the fused one of a CPU."""
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops() // 2
+
+
+def time_macs(unet, batch) -> int:
+    """The time embedding's linears, which have no positions: our own count leaves them out."""
+    linears = [m for name, m in unet.named_modules() if "time_emb" in name and isinstance(m, torch.nn.Linear)]
+    return batch * sum(linear.weight.numel() for linear in linears)
+
+
+class Step:
+    """One UNet evaluation, dense or sparse."""
+
+    def __init__(self, unet, batch):
+        self.unet, self.batch, self.executor = unet, batch, Executor(unet)
+        make = torch.Generator().manual_seed(0)
+        self.latents = torch.randn(batch, 4, HEIGHT, WIDTH, generator=make)
+        self.text = torch.randn(batch, 11, unet.config.cross_attention_dim, generator=make)
+        self.sizes = make_plan(np.ones((HEIGHT, WIDTH), bool), self.executor.depth).rows
+
+    def dense(self):
+        return self.unet(self.latents, torch.tensor(500), self.text)
+
+    def sparse(self, plan, text_cache):
+        with torch.no_grad():
+            _, maps = self.executor.record(self.latents, torch.tensor(500), self.text, {})
+        return lambda: self.executor.replay(self.latents, torch.tensor(500), self.text, text_cache, maps, plan)
+
+    def own(self, rows):
+        return unet_macs(self.executor.sites, rows, self.sizes, self.batch, 11)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_dense_step_costs_what_torch_counts(pipelines, shape, batch):
+    unet = pipelines[shape].unet
+    step = Step(unet, batch)
+    own = step.own(step.sizes) + text_macs(step.executor.sites, batch, 11)
+    assert own + time_macs(unet, batch) == counted(step.dense)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ["one_cell", "noise"])
+def test_a_sparse_step_costs_what_torch_counts(pipelines, shape, name):
+    """The text is projected at the first step of a prompt only, and not counted with a step."""
+    unet = pipelines[shape].unet
+    step, cache = Step(unet, 2), {}
+    plan = make_plan(grids(HEIGHT, WIDTH)[name], step.executor.depth)
+    own = step.own(plan.rows) + time_macs(unet, 2)
+    text = text_macs(step.executor.sites, 2, 11)
+    assert counted(step.sparse(plan, cache)) == own + text
+    assert counted(step.sparse(plan, cache)) == own
+
+
+def test_a_dense_decode_costs_what_torch_counts(pipelines):
+    vae, latents = pipelines["sd15"].vae, torch.randn(1, 4, HEIGHT, WIDTH)
+    assert decoder_macs(vae, frame_areas(HEIGHT * WIDTH), HEIGHT * WIDTH) == counted(lambda: decode(vae, latents))
+
+
+@pytest.mark.parametrize("name", ["one_cell", "corner", "blobs", "row", "everything"])
+def test_a_boxed_decode_costs_what_torch_counts(pipelines, name):
+    vae, grid, latents = pipelines["sd15"].vae, grids(32, 24)[name], torch.randn(1, 4, 32, 24)
+    with torch.no_grad():
+        source, record = decode(vae, latents)
+    torchs = counted(lambda: decode_boxes(vae, latents, grid, record, source))
+    assert decoder_macs(vae, box_areas(grid), 32 * 24) == torchs
+
+
+def test_an_edit_costs_its_steps_its_text_and_its_decode(pipelines):
+    pipe = pipelines["demo"]
+    editor = Editor(pipe)
+    editor.generate(CAT, **QUICK)
+    stats = editor.edit(DOG, mask=SQUARE, growth=(2, 1, 0)).stats
+    costs = Costs(Engine(pipe), recipe_of(num_inference_steps=3))
+    steps = sum(costs.sparse_step(SQUARE, growth) for growth in (2, 1, 0))
+    sites = editor._engine.executor.sites
+    assert stats.macs == steps + text_macs(sites, 2, 77) + decoder_macs(pipe.vae, box_areas(SQUARE), 256)
+    assert stats.macs_dense == 3 * costs.dense_step() + decoder_macs(pipe.vae, frame_areas(256), 256)
+    assert stats.macs < 0.6 * stats.macs_dense
+
+
+@pytest.mark.parametrize(("negative", "known"), [("", 1), ("a cake", 0)])
+def test_a_fallback_costs_what_torch_counts(pipelines, negative, known):
+    """Half of its first step is its source's, where that was made with the same negative prompt."""
+    engine, recipe = Engine(pipelines["demo"]), recipe_of(DOG, num_inference_steps=3, negative_prompt=negative)
+    source = record(engine, replace(recipe, prompt=CAT, negative_prompt=""))
+    with torch.inference_mode():
+        text = engine.encode(recipe)
+    torchs = counted(lambda: engine.record(recipe, text, unwatched, (SQUARE, source)))
+    costs, time = Costs(engine, recipe), time_macs(engine.pipe.unet, 1)
+    steps = 3 * costs.sparse_step(SQUARE, WHOLE) - known * costs.branch()
+    assert torchs - (6 - known) * time == steps + text_macs(engine.executor.sites, 2, 77)
+    assert (engine.without(source, recipe, text, 0) is not None) == bool(known)
+
+
+def tensors(story):
+    loose = [*story.latents, *story.predictions, *story.text.values()]
+    return loose + [t for step in story.features for t in (*step.maps.values(), *step.totals.values())]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_recorded_bytes_are_those_of_the_tensors(pipelines, shape):
+    """A source's, and an edit's own without its parent's."""
+    editor = Editor(pipelines[shape])
+    source = editor.generate(CAT, **QUICK)
+    edit = editor.edit(DOG, mask=SQUARE, growth=1)
+    for result in (source, edit):
+        story, decoder = editor._memory.get(result.id)
+        expected = sum(t.numel() * t.element_size() for t in tensors(story)) + decoder.own_bytes
+        assert result.stats.recorded_bytes == expected > 0
+    assert editor._memory.bytes == source.stats.recorded_bytes + edit.stats.recorded_bytes
+    assert edit.stats.recorded_bytes < source.stats.recorded_bytes
+
+
+@pytest.fixture
+def editor(pipelines):
+    editor = Editor(pipelines["shallow"])
+    editor.generate(CAT, **QUICK)
+    return editor
+
+
+EDITS = {
+    "sparse": (DOG, {"mask": SQUARE, "growth": 1}),
+    "dense": ("a cat and a cake at night", {}),
+    "blended": ("a cat and a cake at night", {"protect": SQUARE}),
+    "nothing": (CAT, {}),
+}
+
+
+@pytest.mark.parametrize("case", EDITS)
+def test_stats_are_json(editor, case):
+    prompt, options = EDITS[case]
+    stats = editor.edit(prompt, **options).stats
+    plain = json.loads(json.dumps(stats.as_dict()))
+    assert list(plain) == [field.name for field in fields(EditStats)]
+    assert plain["mask_source"] == stats.mask_source and plain["mask_area"] == stats.mask_area
+    assert all(type(n) is int for n in (stats.macs, stats.macs_dense, stats.recorded_bytes, *stats.active_rows))
+
+
+@pytest.mark.parametrize("case", EDITS)
+def test_evaluations_are_those_that_ran(editor, case):
+    prompt, options = EDITS[case]
+    with Calls(editor.pipe.unet) as calls:
+        stats = editor.edit(prompt, **options).stats
+    assert (stats.unet_evaluations_dense, stats.unet_evaluations_sparse) == (calls.dense, calls.sparse)
+    assert (calls.dense, calls.sparse) == {"sparse": (0, 3), "nothing": (0, 0)}.get(case, (3, 0))
+    assert bool(stats.fallback) is (case in ("dense", "blended"))
+    stations = {"text", "mask", "plan", "denoise", "decode", "total"}
+    assert set(stats.seconds) == ({"total"} if case == "nothing" else stations)
+    assert all(seconds >= 0 for seconds in stats.seconds.values())
+
+
+def test_a_generation_says_what_it_did(editor):
+    stats = editor.current.stats
+    assert (stats.unet_evaluations_dense, stats.unet_evaluations_sparse) == (3, 0)
+    assert (stats.mask_source, stats.mask_area, stats.mask_confidence) == (MaskSource.EVERYWHERE, 1.0, 1.0)
+    assert stats.active_rows == (256, 64, 16) and stats.macs == stats.macs_dense > 0
+    assert not stats.fallback and not stats.notes and not stats.growth
+
+
+def test_a_rebuild_is_told(pipelines):
+    """Dense evaluations that only rebuild what was dropped are evaluations all the same."""
+    editor = Editor(pipelines["shallow"], max_recorded_bytes=0)
+    source = editor.generate(CAT, **QUICK)
+    editor.generate(BIRD, **QUICK)
+    editor.checkout(source.id)
+    with Calls(editor.pipe.unet) as calls:
+        stats = editor.edit(DOG, mask=SQUARE, growth=1).stats
+    assert (calls.dense, calls.sparse) == (3, 3)
+    assert stats.notes == ("results rebuilt first, as their features were gone: 1",)
+
+
+LONG = "a cat and a cake on a beach with a tree and a house " * 8
+
+
+@pytest.mark.parametrize("call", ["generate", "edit", "dense"])
+def test_a_truncated_prompt_is_told(editor, call):
+    calls = {
+        "generate": lambda: editor.generate(LONG, **QUICK),
+        "edit": lambda: editor.edit(LONG, mask=SQUARE, growth=1),
+        "dense": lambda: editor.edit(LONG, mask=np.ones((16, 16), bool)),
+    }
+    (note,) = calls[call]().stats.notes
+    assert note == "the prompt has 114 tokens, and only the first 77 are read; shorten it"
+
+
+def test_words_beyond_reach_change_nothing_and_say_so(editor):
+    editor.generate(LONG, **QUICK)
+    (note,) = editor.edit(LONG + "snow").stats.notes
+    assert note == "nothing was edited: only words beyond the text encoder's reach changed"
+
+
+def test_active_rows_are_the_widest_growths(editor):
+    stats = editor.edit(DOG, mask=grids(16, 16)["corner"], growth=(0, 3, 1)).stats
+    assert stats.active_rows == (25, 9, 4) and stats.growth == (0, 3, 1)
+    assert stats.mask_area == 4 / 256
+
+
+def test_what_a_step_takes_at_least_on_each_device():
+    """On a GPU an estimate: the floor that is hoped for, at a third of the chip's peak, less what a step computes."""
+    config = UNet2DConditionModel.load_config(random_init._SD15 / "unet")
+    with torch.device("meta"):
+        executor = Executor(UNet2DConditionModel.from_config(config))
+    grid, sizes = square(0.05, 64), tuple(4**level * 64 for level in reversed(range(4)))
+    macs = unet_macs(executor.sites, make_plan(dilate(grid, STEP_GROWTH), executor.depth).rows, sizes, 2, 77)
+    operations, _ = PEAKS["H200"]
+    assert fixed(torch.device("cuda")) == pytest.approx(1.3e-3 * operations / 2 / 3 - macs, rel=0.05)
+    assert fixed(torch.device("cpu")) == fixed(torch.device("meta")) == 10e9
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("cpu", (4, 3)), ("cuda", (5, 5))])
+def test_growth_is_as_wide_as_costs_hardly_more_time_there(pipelines, monkeypatch, kind, expected):
+    """One mask of one model: where a step's fixed part is larger, more cells come for nothing."""
+    costs = Costs(Engine(pipelines["sd15"]), recipe_of(num_inference_steps=2))
+    spent = costs.sparse_step(SQUARE, 5)
+    monkeypatch.setattr("fisedit.sparse.cost_model.FIXED", {"cpu": 4 * spent, "cuda": 40 * spent})
+    monkeypatch.setattr("fisedit.sparse.cost_model.fixed", lambda _: fixed(torch.device(kind)))
+    assert costs.growth(SQUARE, plain=True) == expected
+
+
+def test_dense_steps_in_between_where_they_cost_hardly_more_time(pipelines, monkeypatch):
+    costs = Costs(Engine(pipelines["sd15"]), recipe_of(num_inference_steps=25))
+    monkeypatch.setattr("fisedit.sparse.cost_model.FIXED", {"cpu": 100 * costs.dense_step()})
+    dense = 0, 3, 7, 12, 18
+    assert costs.growth(SQUARE) == tuple(WHOLE if i in dense else 1 for i in range(25))
+    assert costs.growth(SQUARE, 10) == tuple(WHOLE if i in (10, 13, 19) else 1 for i in range(25))
+    monkeypatch.setattr("fisedit.sparse.cost_model.FIXED", {"cpu": 0})
+    assert costs.growth(SQUARE) == (2,) * 13 + (1,) * 12
+
+
+def test_dense_steps_in_between_are_told(pipelines):
+    editor = Editor(pipelines["demo"])
+    editor.generate(CAT, num_inference_steps=5)
+    widths = (1, WHOLE, 1, WHOLE, 1)
+    with Calls(editor.pipe.unet) as seen:
+        result = editor.edit(DOG, mask=SQUARE, growth=widths)
+    stats, costs = result.stats, Costs(Engine(editor.pipe), result.recipe)
+    assert (seen.dense, seen.sparse) == (stats.unet_evaluations_dense, stats.unet_evaluations_sparse) == (2, 3)
+    assert stats.growth == widths and stats.active_rows == costs.rows(SQUARE, (1,))
+    assert costs.dense_step() > costs.sparse_step(SQUARE, WHOLE) > costs.sparse_step(SQUARE, 1)
+    assert stats.macs == costs.sparse(SQUARE, widths)
+    assert not result.stats.fallback
