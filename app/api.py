@@ -173,7 +173,7 @@ def _result(studio: "Studio", own: "Session", result: EditResult, *, pictures: b
         "prompt": result.prompt,
         "change": "" if result.parent is None else str(result.diff),
         "model": label(own.model(result)),
-        "recipe": asdict(result.recipe),
+        "recipe": asdict(result.config),
         "mask_area": result.mask.area,
         "stats": result.stats.as_dict(),
     }

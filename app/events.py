@@ -71,20 +71,20 @@ class Answers:
         self.studio.leave(_caller(request))
 
     def on_make(
-        self, request: gr.Request, prompt: str, reference: bytes | None, scale: float, *recipe: Any
+        self, request: gr.Request, prompt: str, reference: bytes | None, scale: float, *config: Any
     ) -> Iterator[Updates]:
         """A new picture from words."""
         look = _look(reference, scale)
         yield from self._run(
-            request, lambda session: handlers.generate(self.studio, session, prompt, self._settings(*recipe), look)
+            request, lambda session: handlers.generate(self.studio, session, prompt, self._settings(*config), look)
         )
 
-    def on_open(self, request: gr.Request, data: bytes | None, prompt: str, *recipe: Any) -> Iterator[Updates]:
+    def on_open(self, request: gr.Request, data: bytes | None, prompt: str, *config: Any) -> Iterator[Updates]:
         """A new picture from a file."""
         yield from self._run(
             request,
             lambda session: handlers.open_picture(
-                self.studio, session, data or b"", prompt, replace(self._settings(*recipe), width=None, height=None)
+                self.studio, session, data or b"", prompt, replace(self._settings(*config), width=None, height=None)
             ),
         )
 
@@ -227,9 +227,9 @@ class Answers:
         before = dict(zip(self.page.lora_scales, scales, strict=True))
         return self._scales({label: before[label] for label in chosen or () if label in before})
 
-    def _settings(self, *recipe: Any) -> Settings:
-        """What `Page.recipe` holds; sliders give floats."""
-        steps, guidance, seed, width, height, scheduler, negative, model, chosen, *scales = recipe
+    def _settings(self, *config: Any) -> Settings:
+        """What `Page.config` holds; sliders give floats."""
+        steps, guidance, seed, width, height, scheduler, negative, model, chosen, *scales = config
         steps, seed, width, height = (
             int(value) if isinstance(value, float) and value.is_integer() else value
             for value in (steps, seed, width, height)
@@ -242,7 +242,7 @@ class Answers:
     def on_reuse(self, request: gr.Request) -> Any:
         """The seed of the picture on the stage."""
         history = self._session(request).history
-        return history.current.recipe.seed if len(history) else gr.skip()
+        return history.current.config.seed if len(history) else gr.skip()
 
     def _run(
         self, request: gr.Request, start: Callable[[Session], Iterator[Progress]], prompt: str | None = ""
@@ -336,7 +336,7 @@ class Answers:
 
     def _truth(self, session: Session, result: EditResult, parent: EditResult | None) -> str:
         measured, shelf, name = session.measured.get(result.id), self.studio.shelf, session.model(result)
-        model, loras = shelf.known(name), self.studio.wardrobe.words(result.recipe.loras)
+        model, loras = shelf.known(name), self.studio.wardrobe.words(result.config.loras)
         dense = measured or (model.pace.dense(result.stats.macs_dense) if model else None)
         made = f"by {model.label}" if model and len(shelf.models) > 1 else ""
         means = " ".join(filter(None, (made, f"with {loras}" if loras else "")))

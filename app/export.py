@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from app.sessions import Studio
     from app.user_session import Session
     from fisedit import EditResult
-    from fisedit.values import Recipe
+    from fisedit.values import GenerationConfig
 
 
 @dataclass(frozen=True)
@@ -95,23 +95,23 @@ def restore(studio: Studio, data: bytes) -> Found:
         words, model = "Its prompt and settings were found in the picture.", studio.shelf.known(past.model)
         if model is None and past.model:
             words = f"{words} It was made with the model {label(past.model)}, which is not offered here."
-        return Found(words, prompt, _settings(studio, past.recipe, model))
+        return Found(words, prompt, _settings(studio, past.config, model))
     except FisEditError as error:
         return Found(f"What it says of its making cannot be used: {error}")
 
 
-def _settings(studio: Studio, recipe: Recipe, model: Model | None) -> Settings:
-    """A recipe as settings; the canvas of an opened picture follows from the picture."""
+def _settings(studio: Studio, config: GenerationConfig, model: Model | None) -> Settings:
+    """A config as settings; the canvas of an opened picture follows from the picture."""
     settings = Settings(
-        recipe.num_inference_steps,
-        recipe.guidance_scale,
-        recipe.seed,
-        None if recipe.opened else recipe.width,
-        None if recipe.opened else recipe.height,
-        recipe.scheduler,
-        recipe.negative_prompt,
+        config.num_inference_steps,
+        config.guidance_scale,
+        config.seed,
+        None if config.opened else config.width,
+        None if config.opened else config.height,
+        config.scheduler,
+        config.negative_prompt,
         model.label if model else "",
-        studio.wardrobe.choice(recipe.loras),
+        studio.wardrobe.choice(config.loras),
     )
     return checked_settings(settings)
 

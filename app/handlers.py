@@ -153,7 +153,7 @@ def edit(
 
 
 def dense(studio: Studio, session: Session, result_id: str) -> Iterator[Progress]:
-    """Run a result's recipe densely, to compare; the last progress has the seconds it took."""
+    """Run a result's config densely, to compare; the last progress has the seconds it took."""
     own = studio.own(session, session.history.find(result_id))
 
     def job(editor: Editor, on_step: OnStep) -> float:

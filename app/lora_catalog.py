@@ -24,7 +24,7 @@ Scales = Mapping[str, float]
 """Names of LoRAs -> how much they count."""
 
 Recorded = Sequence[tuple[str, float]]
-"""Names of LoRAs and what their layers are scaled by, as a recipe tells."""
+"""Names of LoRAs and what their layers are scaled by, as a config tells."""
 
 
 class Wardrobe:
@@ -41,7 +41,7 @@ class Wardrobe:
     def __init__(self, editor: Editor, sources: Sequence[str | Path]) -> None:
         self._sources: dict[str, Path] = {}  # by label
         self._names: dict[str, str] = {}  # by label
-        self._units: dict[str, float] = {}  # by name: what a recipe tells of the scale 1
+        self._units: dict[str, float] = {}  # by name: what a config tells of the scale 1
         for source in sources:
             self._take_in(editor, Path(source).expanduser().resolve())
 
@@ -68,7 +68,7 @@ class Wardrobe:
         return {name: scale for name, scale in rounded.items() if scale}
 
     def told(self, recorded: Recorded) -> Scales:
-        """What a picture was made with, from its recipe.
+        """What a picture was made with, from its config.
 
         Raises:
             SessionError: something that is not offered here.

@@ -196,7 +196,7 @@ class Page:
         return [self.reference, self.likeness]
 
     @property
-    def recipe(self) -> list[Any]:
+    def config(self) -> list[Any]:
         """What says how a new picture is made."""
         size = [self.steps, self.guidance, self.seed, self.width, self.height]
         return [*size, self.scheduler, self.negative, self.model, self.loras, *self.lora_scales.values()]
@@ -218,8 +218,8 @@ class Page:
             None, self.key, js="(key) => { window.fisedit.keep(key); }", **quick
         )
         blocks.unload(do.on_leave)
-        self.make.click(do.on_make, [self.prompt, *self.taken, *self.recipe], self.state, **long)
-        self.open.click(do.on_open, [self.file, self.prompt, *self.recipe], self.state, **long)
+        self.make.click(do.on_make, [self.prompt, *self.taken, *self.config], self.state, **long)
+        self.open.click(do.on_open, [self.file, self.prompt, *self.config], self.state, **long)
         self.run.click(do.on_edit, self.wish, self.state, **long)
         self.measure.click(do.on_measure, None, self.state, **long)
         self.listen.click(lambda: None, **quick)
@@ -246,7 +246,7 @@ class Page:
         for button, job in ((self.download, export.picture_file), (self.save, export.archive)):
             fetched = button.click(do.fetches(job), None, [self.fetch, self.status], **still)
             fetched.success(None, js="() => { window.fisedit.fetch(); }", **quick)
-        self.file.upload(do.on_file, self.file, [*self.state, *self.recipe, self.found, self.open_panel], **still)
+        self.file.upload(do.on_file, self.file, [*self.state, *self.config, self.found, self.open_panel], **still)
         self.file.clear(lambda: ("", gr.update(interactive=False)), None, [self.found, self.open], **still)
         scales = list(self.lora_scales.values())
         self.loras.change(do.on_loras, [self.loras, *scales], scales, **still)

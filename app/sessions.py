@@ -126,7 +126,7 @@ class Studio:
 
     def own(self, session: Session, result: EditResult) -> Choice:
         """What a picture was painted with, and its edits are. Raises SessionError for what is not offered."""
-        return Choice(self.shelf.own(session.model(result)), self.wardrobe.told(result.recipe.loras))
+        return Choice(self.shelf.own(session.model(result)), self.wardrobe.told(result.config.loras))
 
     @contextmanager
     def painting(

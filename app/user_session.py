@@ -163,7 +163,7 @@ class Session:
 
     def _looks(self) -> files.Looks:
         """The references of what is here, and adapters that read them."""
-        likes = [like for result in self.history for like in result.recipe.like]
+        likes = [like for result in self.history for like in result.config.like]
         if likes and self._shelf.adapter is not None:
             self._adapters[full_name(self._shelf.adapter)] = likes[-1].scale
         used = {like.reference for like in likes} & self.references.keys()

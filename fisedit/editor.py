@@ -23,9 +23,8 @@ from fisedit.masking.masks import pieces
 from fisedit.models.device import memory_bytes
 from fisedit.models.loader import load
 from fisedit.models.paths import full_name
-from fisedit.pipeline import Workshop
+from fisedit.pipeline import EditPipeline
 from fisedit.planner import Plan
-from fisedit.recipes import check_prompt, check_scale, make_recipe
 from fisedit.rendering import Run
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory_cache import Memory
@@ -44,6 +43,9 @@ from fisedit.values import (
     Inversion,
     MaskSource,
     OnStep,
+    check_prompt,
+    check_scale,
+    make_generation_config,
 )
 
 if TYPE_CHECKING:
@@ -111,7 +113,7 @@ class Editor:
         self._saved: tuple[Path, frozenset[str]] | None = None
         self._loras: dict[str, float] = {}
         limit = memory_bytes(pipe.unet.device) // 2 if max_recorded_bytes is None else max_recorded_bytes
-        self._workshop = Workshop(pipe, Memory(limit), Graphs(graphs))
+        self._pipeline = EditPipeline(pipe, Memory(limit), Graphs(graphs))
 
     @classmethod
     def from_pretrained(
@@ -149,21 +151,21 @@ class Editor:
                 other models; None for its own. Whose model made a result must be the one to edit it.
         """
         other = type(self)(self.pipe, model=self.model, max_recorded_bytes=self._memory.max_bytes)
-        other._workshop = self._workshop.beside(history, references)  # noqa: SLF001 (of its own class)
+        other._pipeline = self._pipeline.beside(history, references)  # noqa: SLF001 (of its own class)
         return other
 
     @property
     def history(self) -> History:
         """All results, in the order of making."""
-        return self._workshop.history
+        return self._pipeline.history
 
     @property
     def _engine(self) -> Engine:
-        return self._workshop.engine
+        return self._pipeline.engine
 
     @property
     def _memory(self) -> Memory:
-        return self._workshop.memory
+        return self._pipeline.memory
 
     @property
     def native_size(self) -> int:
@@ -182,7 +184,7 @@ class Editor:
 
     def forget(self) -> None:
         """Drop all recorded features; an edit that needs them rebuilds them. Pictures stay."""
-        self._workshop.memory = Memory(self._memory.max_bytes)
+        self._pipeline.memory = Memory(self._memory.max_bytes)
 
     def load_lora(self, source: str | Path, scale: float = 1.0) -> str:
         """Load a LoRA, which changes what is painted from now on.
@@ -314,14 +316,14 @@ class Editor:
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
         Returns:
-            The result, which is the current one from now on: image, recipe and stats.
+            The result, which is the current one from now on: image, config and stats.
 
         Raises:
             PromptError, InputError: an argument out of range. AdapterError: a reference, and no adapter that reads it.
             NumericsError: the model produced NaN.
         """
         own = self.native_size
-        recipe = make_recipe(
+        config = make_generation_config(
             prompt,
             seed=seed,
             negative_prompt=negative_prompt,
@@ -332,13 +334,13 @@ class Editor:
             scheduler=scheduler,
         )
         self._engine.refresh()
-        recipe = replace(recipe, loras=self._engine.executor.loras)
+        config = replace(config, loras=self._engine.executor.loras)
         if reference is not None:
-            recipe = replace(recipe, like=self._engine.references.likenesses(reference))
-        run = Run(recipe, None, self._workshop.diff(prompt, prompt), Stopwatch(), on_step)
-        text = self._workshop.renderer.text(run)
-        return self._workshop.keep(
-            run, self._workshop.planner.dense(run, text), self._workshop.renderer.dense(run, text)
+            config = replace(config, like=self._engine.references.likenesses(reference))
+        run = Run(config, None, self._pipeline.diff(prompt, prompt), Stopwatch(), on_step)
+        text = self._pipeline.renderer.text(run)
+        return self._pipeline.keep(
+            run, self._pipeline.planner.dense(run, text), self._pipeline.renderer.dense(run, text)
         )
 
     def edit(
@@ -382,20 +384,20 @@ class Editor:
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
         Returns:
-            The result, which is the current one from now on: image, mask, diff of the words, recipe and stats.
+            The result, which is the current one from now on: image, mask, diff of the words, config and stats.
 
         Raises:
             SessionError: there is no source yet. PromptError, MaskError, InputError: an argument out of range.
             AdapterError: a reference, and no adapter that reads it. NumericsError: the model produced NaN.
             The editor is as it was, whatever is raised.
         """
-        run = self._workshop.run(prompt, on_step, reference)
+        run = self._pipeline.run(prompt, on_step, reference)
         search = Search(tuple(words), instance, mask_method, probe_steps)
-        wish = self._workshop.planner.wish(run, mask, protect, grow, search, growth, structure, strength)
-        plan = self._workshop.plan(run, wish)
+        wish = self._pipeline.planner.wish(run, mask, protect, grow, search, growth, structure, strength)
+        plan = self._pipeline.plan(run, wish)
         if plan.nothing:
-            return self._workshop.unchanged(run, plan.nothing)
-        return self._workshop.edited(run, plan, verify=verify and plan.mask.source is MaskSource.ATTENTION)
+            return self._pipeline.unchanged(run, plan.nothing)
+        return self._pipeline.edited(run, plan, verify=verify and plan.mask.source is MaskSource.ATTENTION)
 
     def edit_many(
         self,
@@ -420,10 +422,10 @@ class Editor:
         """
         if len(prompts) != len(masks):
             raise InputError(f"masks must be as many as prompts, {len(prompts)}, got {len(masks)}")
-        search, runs = Search((), None, DEFAULT, None), [self._workshop.run(prompt, on_step) for prompt in prompts]
-        wish = self._workshop.planner.wish
+        search, runs = Search((), None, DEFAULT, None), [self._pipeline.run(prompt, on_step) for prompt in prompts]
+        wish = self._pipeline.planner.wish
         wishes = [wish(run, mask, None, 0, search, growth) for run, mask in zip(runs, masks, strict=True)]
-        return self._workshop.many(runs, wishes)
+        return self._pipeline.many(runs, wishes)
 
     def preview(
         self,
@@ -443,11 +445,11 @@ class Editor:
     ) -> Preview:
         """Where `edit` would paint and what it would cost; arguments and errors as there. Nothing is kept, and nothing
         is run but what the mask needs: where the source's features are gone, `on_step` is told of their rebuilding."""
-        run = self._workshop.run(prompt, on_step, reference)
+        run = self._pipeline.run(prompt, on_step, reference)
         search = Search(tuple(words), instance, mask_method, probe_steps)
-        wish = self._workshop.planner.wish(run, mask, protect, grow, search, growth, strength=strength)
-        plan, costs = self._workshop.plan(run, wish), self._workshop.planner.costs(run.recipe)
-        macs = 0 if plan.nothing else self._workshop.planner.macs(plan, run.recipe)
+        wish = self._pipeline.planner.wish(run, mask, protect, grow, search, growth, strength=strength)
+        plan, costs = self._pipeline.plan(run, wish), self._pipeline.planner.costs(run.config)
+        macs = 0 if plan.nothing else self._pipeline.planner.macs(plan, run.config)
         return Preview(plan.mask, run.script, macs, costs.dense(wish.start), plan.fallback, plan.nothing)
 
     def dense(self, result_id: str, on_step: OnStep | None = None) -> tuple[Image, float]:
@@ -457,16 +459,16 @@ class Editor:
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
         Returns:
-            A picture of the recipe's size, and seconds from prompt to picture.
+            A picture of the config's size, and seconds from prompt to picture.
 
         Raises:
             SessionError: no such result.
         """
         result = self.history.find(result_id)
-        run = Run(result.recipe, result, result.diff, Stopwatch(), on_step)
-        source = self._workshop.source(run)[0].story
+        run = Run(result.config, result, result.diff, Stopwatch(), on_step)
+        source = self._pipeline.source(run)[0].trajectory
         run = replace(run, watch=Stopwatch())
-        picture = self._workshop.renderer.plain(run, self._workshop.renderer.text(run), source)
+        picture = self._pipeline.renderer.plain(run, self._pipeline.renderer.text(run), source)
         return picture, run.watch.done()["total"]
 
     def open(
@@ -504,7 +506,7 @@ class Editor:
         """
         original = upright(picture)
         across, down = canvas_size(original.size, self.native_size)
-        recipe = make_recipe(
+        config = make_generation_config(
             "" if prompt is None else check_prompt(prompt),
             seed=seed,
             negative_prompt=negative_prompt,
@@ -516,17 +518,17 @@ class Editor:
             inversion=str(inversion),
         )
         self._engine.refresh()
-        recipe = replace(recipe, loras=self._engine.executor.loras)
-        run = Run(recipe, None, self._workshop.diff(recipe.prompt, recipe.prompt), Stopwatch(), on_step)
-        text, seen = self._workshop.renderer.text(run), canvas(original, (recipe.width, recipe.height))
-        plan = self._workshop.planner.dense(run, text)
-        if recipe.inversion is Inversion.DDIM:  # whose way back begins with one look, of one branch
+        config = replace(config, loras=self._engine.executor.loras)
+        run = Run(config, None, self._pipeline.diff(config.prompt, config.prompt), Stopwatch(), on_step)
+        text, seen = self._pipeline.renderer.text(run), canvas(original, (config.width, config.height))
+        plan = self._pipeline.planner.dense(run, text)
+        if config.inversion is Inversion.DDIM:  # whose way back begins with one look, of one branch
             plan = replace(
                 plan,
                 probes=1,
-                spent=self._workshop.planner.costs(recipe).dense_step() // self._engine.batch(recipe),
+                spent=self._pipeline.planner.costs(config).dense_step() // self._engine.batch(config),
             )
-        return self._workshop.keep(run, plan, self._workshop.renderer.opened(run, text, seen), original)
+        return self._pipeline.keep(run, plan, self._pipeline.renderer.opened(run, text, seen), original)
 
     def attention(self, prompt: str) -> NDArray[np.float32]:
         """Where the words that would change are looked at in the current picture: floats [h, w], 0 to 1; no UNet call.
@@ -534,11 +536,11 @@ class Editor:
         Raises:
             SessionError: there is no source yet. PromptError: an empty prompt.
         """
-        run = self._workshop.run(prompt, None)
-        text = self._workshop.renderer.text(run)
+        run = self._pipeline.run(prompt, None)
+        text = self._pipeline.renderer.text(run)
         with torch.inference_mode():
             text_keys(self._engine.executor.sites, text.embeddings, text.cache)
-        return seed_map(self._engine, self._workshop.source(run)[0].story, run.recipe, text.cache, run.script)
+        return seed_map(self._engine, self._pipeline.source(run)[0].trajectory, run.config, text.cache, run.script)
 
     def metadata(self, result: EditResult | None = None) -> Metadata:
         """How a result, the current one without it, was made, for its picture's file."""
@@ -572,7 +574,7 @@ class Editor:
             )
         place = Path(folder).resolve()
         before = self._saved[1] if self._saved and self._saved[0] == place else frozenset()
-        looks = self._engine.references.used(like for result in self.history for like in result.recipe.like)
+        looks = self._engine.references.used(like for result in self.history for like in result.config.like)
         told = self.metadata if metadata else lambda _: None
         session.save(self.history, place, self.model, self._dtype, told, before, looks)
         self._saved = place, frozenset(result.id for result in self.history)
@@ -608,14 +610,14 @@ class Editor:
         if foreign := {index["model"], *session.others(Path(folder), index).values()} - {self.model}:
             names = " and ".join(map(repr, sorted(foreign)))
             raise SessionError(f"the session is of the model {names}, got {self.model!r}; start that one")
-        history = session.load(Path(folder), index, lambda _, *prompts: self._workshop.diff(*prompts))
+        history = session.load(Path(folder), index, lambda _, *prompts: self._pipeline.diff(*prompts))
         looks = session.load_looks(Path(folder), index)
         for source, scale in looks.adapters.items():
             if not self._engine.references.loaded(source):
                 self.load_adapter(source, scale)
         self._engine.references.pictures |= looks.references
         self.forget()
-        self._workshop.history = history
+        self._pipeline.history = history
         self._saved = Path(folder).resolve(), frozenset(result.id for result in history)
 
     @classmethod
@@ -648,7 +650,7 @@ class Editor:
         arguments, name = provenance.arguments(past, changes), provenance.model(past, model)
         local = local_files_only or model is None  # a picture is no reason to bring a model from the network
         editor = cls.from_pretrained(name, device=device, dtype=dtype or past.dtype or None, local_files_only=local)
-        if past.recipe.opened:
+        if past.config.opened:
             editor.open(picture, on_step=on_step, **arguments)
             return editor
         editor.generate(on_step=on_step, **arguments)
@@ -659,12 +661,12 @@ class Editor:
 
     def _again(self, edit: PastEdit, on_step: OnStep | None) -> EditResult:
         """An edit just as it was: the same cells at every step."""
-        run = self._workshop.run(edit.prompt, on_step)
-        text, dense = self._workshop.renderer.text(run), "" if edit.growth else "it ran dense when it was made first"
-        story = self._workshop.source(run)[0].story
-        halved = self._engine.without(story, run.recipe, text.embeddings, edit.start) is not None
+        run = self._pipeline.run(edit.prompt, on_step)
+        text, dense = self._pipeline.renderer.text(run), "" if edit.growth else "it ran dense when it was made first"
+        trajectory = self._pipeline.source(run)[0].trajectory
+        halved = self._engine.without(trajectory, run.config, text.embeddings, edit.start) is not None
         plan = Plan(edit.mask, edit.growth, dense, text=text, notes=text.notes, halved=halved)
-        return self._workshop.edited(
+        return self._pipeline.edited(
             run, replace(plan, structure=edit.structure, start=edit.start), verify=edit.checked
         )
 
@@ -672,7 +674,7 @@ class Editor:
         """An edit with the same words, in the place that was given, or that they find."""
         given = edit.mask.source is MaskSource.GIVEN
         mask = edit.mask.image().resize(self.current.image.size, 0) if given else None
-        strength = 1 - edit.start / past.recipe.num_inference_steps
+        strength = 1 - edit.start / past.config.num_inference_steps
         return self.edit(edit.prompt, mask=mask, structure=edit.structure, strength=strength, on_step=on_step)
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, overload
 
 from fisedit.errors import SessionError
-from fisedit.values import EditMask, EditScript, EditStats, Recipe
+from fisedit.values import EditMask, EditScript, EditStats, GenerationConfig
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -20,11 +20,11 @@ class EditResult:
     Args:
         id: unique within the session, in the order of making: "0", "1", ...
         parent: id of the result it was edited from; None for a source.
-        recipe: prompt, seed, sampler and size.
+        config: prompt, seed, sampler and size.
         image: the picture. mask: the latent cells that may differ from the parent's.
         diff: what the prompt edit changed. stats: what it cost and why.
         growth: latent cells computed beyond the mask at each step; empty where the run was dense.
-        painted: what the model works on where that is not `image` itself: a canvas of the recipe's size, RGB.
+        painted: what the model works on where that is not `image` itself: a canvas of the config's size, RGB.
         structure: how much of the parent's structure was kept, 0 to 1.
         start: so many first steps are the parent's.
         checked: whether the run looked for a leak, which moves roundings.
@@ -32,7 +32,7 @@ class EditResult:
 
     id: str
     parent: str | None
-    recipe: Recipe
+    config: GenerationConfig
     image: Image
     mask: EditMask
     diff: EditScript
@@ -45,13 +45,18 @@ class EditResult:
 
     @property
     def canvas(self) -> Image:
-        """What the model painted: RGB, of the recipe's width and height."""
+        """What the model painted: RGB, of the config's width and height."""
         return self.painted or self.image
+
+    @property
+    def recipe(self) -> GenerationConfig:
+        """`config`, by the name that it had in 0.1.0."""
+        return self.config
 
     @property
     def prompt(self) -> str:
         """The prompt of this picture."""
-        return self.recipe.prompt
+        return self.config.prompt
 
 
 class History(Sequence[EditResult]):

@@ -17,7 +17,6 @@ from fisedit.masking.localize import kept_tokens, undescribed
 from fisedit.masking.text_diff import diff
 from fisedit.models.injection import TURN
 from fisedit.planner import Plan, Planner, Wish
-from fisedit.recipes import check_prompt
 from fisedit.rendering import Made, Renderer, Run
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory import Structure, kept_steps
@@ -25,7 +24,7 @@ from fisedit.sampling.trajectory_cache import Memory
 from fisedit.sparse.profiling import Stopwatch
 from fisedit.sparse.stepping import Graphs
 from fisedit.storage.images import coarseness, is_canvas, returned
-from fisedit.values import WHOLE, EditMask, EditScript, EditStats, MaskSource, OnStep
+from fisedit.values import WHOLE, EditMask, EditScript, EditStats, MaskSource, OnStep, check_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,21 +39,21 @@ HARDLY = 1.0
 """Mean difference inside the mask, of 255, below which an edit is said to have had no effect."""
 
 
-class Workshop:
+class EditPipeline:
     """One user's engine, memory and history, and what is done with them.
 
     Args:
-        pipe: the model. memory: for stories. graphs: whether edits want captured ones.
+        pipe: the model. memory: for trajectories. graphs: whether edits want captured ones.
     """
 
     def __init__(self, pipe: StableDiffusionPipeline, memory: Memory, graphs: Graphs) -> None:
         self.engine, self.memory, self.history = Engine(pipe, graphs), memory, History()
         self.renderer, self.planner = Renderer(self.engine, memory.max_bytes), Planner(self.engine)
 
-    def beside(self, history: History | None = None, references: dict[str, Image] | None = None) -> Workshop:
+    def beside(self, history: History | None = None, references: dict[str, Image] | None = None) -> EditPipeline:
         """Another one with the same model, graphs and adapters, and a memory of its own; arguments as of
         `Editor.beside`."""
-        other = Workshop(self.engine.pipe, Memory(self.memory.max_bytes), self.engine.graphs)
+        other = EditPipeline(self.engine.pipe, Memory(self.memory.max_bytes), self.engine.graphs)
         other.engine.references.adapters |= self.engine.references.adapters
         if history is not None:
             other.history = history
@@ -71,12 +70,12 @@ class Workshop:
         self.engine.refresh()
         parent, references = self.history.current, self.engine.references
         if reference is None:
-            own = self.history.lineage(parent.id)[0].recipe.like
+            own = self.history.lineage(parent.id)[0].config.like
             like = tuple(one for one in own if one.adapter in references.adapters)
         else:
             like = references.likenesses(reference)
-        recipe = replace(parent.recipe, prompt=check_prompt(prompt), like=like, loras=self.engine.executor.loras)
-        return Run(recipe, parent, self.diff(parent.prompt, prompt), Stopwatch(), on_step)
+        config = replace(parent.config, prompt=check_prompt(prompt), like=like, loras=self.engine.executor.loras)
+        return Run(config, parent, self.diff(parent.prompt, prompt), Stopwatch(), on_step)
 
     def plan(self, run: Run, wish: Wish) -> Plan:
         """Where the edit goes and how it will run; what was recorded is rebuilt for it where it is gone."""
@@ -85,7 +84,7 @@ class Workshop:
         text = self.renderer.text(run)
         source, rebuilt = self.source(run)
         notes = (f"results rebuilt first, as their features were gone: {rebuilt}",) if rebuilt else ()
-        plan = self.planner.plan(run, wish, text, source.story)
+        plan = self.planner.plan(run, wish, text, source.trajectory)
         return replace(plan, notes=plan.notes + notes)
 
     def edited(self, run: Run, plan: Plan, *, verify: bool) -> EditResult:
@@ -95,13 +94,13 @@ class Workshop:
         assert run.parent is not None
         self.memory.make_room(self._expected_bytes(run, plan), keep=run.parent.id)
         if not plan.growth:
-            pin = plan.mask.grid, source.story
+            pin = plan.mask.grid, source.trajectory
             return self.keep(run, plan, self.renderer.dense(run, text, pin, plan.start))
-        steps, over = run.recipe.num_inference_steps - plan.start, (source.story, source.decoder)
+        steps, over = run.config.num_inference_steps - plan.start, (source.trajectory, source.decoder)
         check = drift_check.check(plan.mask, steps, plan.start) if verify and steps > 1 else None
         plan = replace(plan, checked=check is not None)
         if check:
-            costs = self.planner.costs(run.recipe, recorded=plan.recorded)
+            costs = self.planner.costs(run.config, recorded=plan.recorded)
             extra = costs.check(plan.mask.grid, plan.growth[check.step], check.cells)
             plan = replace(plan, spent=plan.spent + extra)
         try:
@@ -142,7 +141,7 @@ class Workshop:
         size = sum(self._expected_bytes(run, plan) for run, plan in jobs.values())
         assert runs[0].parent is not None
         self.memory.make_room(size, keep=runs[0].parent.id)
-        grids, over = [plan.mask.grid for _, plan in jobs.values()], (source.story, source.decoder)
+        grids, over = [plan.mask.grid for _, plan in jobs.values()], (source.trajectory, source.decoder)
         made = self.renderer.many(runs, texts, over, grids, growth)
         return {} if made is None else dict(zip(jobs, made, strict=True))
 
@@ -154,19 +153,19 @@ class Workshop:
 
     def _structure(self, run: Run, share: float) -> Structure | None:
         """What an edit keeps of its source's structure."""
-        steps = round(share * kept_steps(run.recipe))
+        steps = round(share * kept_steps(run.config))
         return Structure(steps, kept_tokens(run.script, self.engine)) if steps else None
 
     def _expected_bytes(self, run: Run, plan: Plan) -> int:
-        """About what a plan's story will take: its share of rows of what its source took, and dense steps twice."""
+        """What a plan's trajectory will take: its share of rows of what its source took, and dense steps twice."""
         assert run.parent is not None
-        whole, costs = self.history.lineage(run.parent.id)[0].stats.recorded_bytes, self.planner.costs(run.recipe)
+        whole, costs = self.history.lineage(run.parent.id)[0].stats.recorded_bytes, self.planner.costs(run.config)
         share = sum(costs.rows(plan.mask.grid, plan.growth)) / sum(costs.sizes) if plan.growth else 1.0
-        return round(whole * (share + 2 * plan.growth.count(WHOLE) / run.recipe.num_inference_steps))
+        return round(whole * (share + 2 * plan.growth.count(WHOLE) / run.config.num_inference_steps))
 
     def keep(self, run: Run, plan: Plan, made: Made, original: Image | None = None) -> EditResult:
         """Account for a picture, remember it, and stand on it; `original` is an opened one's, upright."""
-        macs = self.planner.macs(plan, run.recipe)
+        macs = self.planner.macs(plan, run.config)
         if run.parent and (moved := _moved(run.parent.canvas, made.image, plan.mask)) < HARDLY:
             note = (
                 f"the picture hardly changed inside the mask (by {moved:.2f} of 255 in the mean); say more, or grow it"
@@ -174,8 +173,10 @@ class Workshop:
             plan = replace(plan, notes=(*plan.notes, note))
         if run.parent and (coarse := coarseness(run.parent.image.size, made.image.size)):
             plan = replace(plan, notes=(*plan.notes, coarse))
-        stats = self._stats(run, plan, macs, len(made.story.predictions) - plan.start, made.own_bytes)
-        stats = replace(stats, unet_evaluations_captured=made.story.captured, uncaptured=made.story.uncaptured)
+        stats = self._stats(run, plan, macs, len(made.trajectory.predictions) - plan.start, made.own_bytes)
+        stats = replace(
+            stats, unet_evaluations_captured=made.trajectory.captured, uncaptured=made.trajectory.uncaptured
+        )
         parent, image = run.parent.id if run.parent else None, made.image
         if original is not None:
             image = image if is_canvas(original, image.size) else original
@@ -184,7 +185,7 @@ class Workshop:
         result = EditResult(
             self.history.next_id(),
             parent,
-            run.recipe,
+            run.config,
             image,
             plan.mask,
             run.script,
@@ -195,7 +196,7 @@ class Workshop:
             plan.start,
             plan.checked,
         )
-        self.memory.put(result.id, made.story, made.decoder, base=parent if plan.growth or plan.start else None)
+        self.memory.put(result.id, made.trajectory, made.decoder, base=parent if plan.growth or plan.start else None)
         return self.history.add(result)
 
     def unchanged(self, run: Run, why: str) -> EditResult:
@@ -206,7 +207,7 @@ class Workshop:
         result = EditResult(
             self.history.next_id(),
             run.parent.id,
-            run.parent.recipe,
+            run.parent.config,
             run.parent.image,
             mask,
             run.script,
@@ -217,7 +218,7 @@ class Workshop:
         return self.history.add(result)
 
     def _stats(self, run: Run, plan: Plan, macs: int, steps: int, held: int) -> EditStats:
-        costs, growth = self.planner.costs(run.recipe), plan.growth
+        costs, growth = self.planner.costs(run.config), plan.growth
         dense = growth[plan.start :].count(WHOLE) if growth else steps
         return EditStats(
             mask_area=plan.mask.area,
@@ -243,33 +244,35 @@ class Workshop:
         known = next((i for i in reversed(range(len(lineage))) if lineage[i].id in self.memory), -1)
         for past in lineage[known + 1 :]:
             self.rebuild(past, run.on_step)
-        story, decoder = self.memory.get(run.parent.id)
-        return Made(story, run.parent.canvas, decoder), len(lineage) - known - 1
+        trajectory, decoder = self.memory.get(run.parent.id)
+        return Made(trajectory, run.parent.canvas, decoder), len(lineage) - known - 1
 
     def rebuild(self, result: EditResult, on_step: OnStep | None) -> None:
-        """Run a result's recipe again, over its parent's story where it was sparse."""
+        """Run a result's config again, over its parent's trajectory where it was sparse."""
         parent = next((past for past in self.history if past.id == result.parent), None)
         if parent is not None and result.stats.unet_evaluations_dense + len(result.growth) == 0:
             self.memory.share(parent.id, result.id)
             return
-        if result.recipe.loras != self.engine.executor.loras:
-            wanted = ", ".join(dict(result.recipe.loras)) or "no LoRA"
+        if result.config.loras != self.engine.executor.loras:
+            wanted = ", ".join(dict(result.config.loras)) or "no LoRA"
             raise SessionError(
                 f"result {result.id} must be rebuilt with {wanted}, as it was made, and with the same scales; "
                 "load that, and unload others"
             )
-        run = Run(result.recipe, parent, result.diff, Stopwatch(), on_step)
+        run = Run(result.config, parent, result.diff, Stopwatch(), on_step)
         text, over = self.renderer.text(run), self.memory.get(parent.id) if parent else None
         grid, start = result.mask.grid, result.start
         if over is not None and result.growth:
-            kept, steps = self._structure(run, result.structure), result.recipe.num_inference_steps - start
+            kept, steps = self._structure(run, result.structure), result.config.num_inference_steps - start
             check = drift_check.check(result.mask, steps, start, passed=True) if result.checked else None
             made = self.renderer.sparse(run, text, over, grid, result.growth, check, kept, start)
-        elif parent is None and result.recipe.opened:
+        elif parent is None and result.config.opened:
             made = self.renderer.opened(run, text, result.canvas)
         else:
             made = self.renderer.dense(run, text, (grid, over[0]) if over else None, start)
-        self.memory.put(result.id, made.story, made.decoder, base=result.parent if result.growth or start else None)
+        self.memory.put(
+            result.id, made.trajectory, made.decoder, base=result.parent if result.growth or start else None
+        )
 
 
 def changed(old: str, new: str, tokenizer: Tokenizer) -> EditScript:

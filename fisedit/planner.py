@@ -14,16 +14,15 @@ import numpy as np
 from fisedit.errors import InputError
 from fisedit.masking import masks
 from fisedit.masking.localize import THINGS, Search, narrowed, predict, probes
-from fisedit.recipes import first_step
 from fisedit.sparse.cost_model import Costs
 from fisedit.sparse_kernels.dilation import dilate, erode
-from fisedit.values import WHOLE, EditKind, EditMask, MaskSource, Recipe
+from fisedit.values import WHOLE, EditKind, EditMask, GenerationConfig, MaskSource, first_step
 
 if TYPE_CHECKING:
     from fisedit.masking.drift_check import Leak
     from fisedit.rendering import Run, Text
     from fisedit.sampling.denoise import Engine
-    from fisedit.sampling.trajectory import Story
+    from fisedit.sampling.trajectory import Trajectory
     from fisedit.values import BoolGrid
 
 
@@ -94,39 +93,39 @@ class Planner:
     ) -> Wish:
         """The user's words on where to edit, checked before any work is done."""
         assert run.parent is not None
-        sizes = run.recipe.height, run.recipe.width, run.parent.image.size
+        sizes = run.config.height, run.config.width, run.parent.image.size
         wanted, barred = (masks.given(m, *sizes) if m is not None else None for m in (mask, protect))
         if type(grow) is not int or not -WHOLE <= grow <= WHOLE:
             raise InputError(f"grow must be latent cells in [-{WHOLE}, {WHOLE}], got {grow!r}")
         if not (isinstance(structure, int | float) and 0 <= structure <= 1):
             raise InputError(f"structure must be in [0, 1], got {structure!r}")
-        widths = _widths(growth, run.recipe)
+        widths = _widths(growth, run.config)
         if structure and WHOLE in widths:
             raise InputError(f"growth must be under {WHOLE} where structure is kept, got {growth!r}; use structure=0")
-        start = first_step(strength, run.recipe.num_inference_steps)
+        start = first_step(strength, run.config.num_inference_steps)
         return Wish(wanted, barred, grow, search, widths, float(structure), start)
 
     def nothing(self, run: Run, wish: Wish) -> str:
         """Why an edit need not run, or ""."""
         assert run.parent is not None
-        restyled = run.recipe.like != run.parent.recipe.like and (wish.mask is not None or wish.search.words)
+        restyled = run.config.like != run.parent.config.like and (wish.mask is not None or wish.search.words)
         if run.script.kind is EditKind.IDENTICAL and not restyled:
             return run.script.reason or "the prompt says the same as before"
         return "" if wish.mask is None or wish.mask.any() else "the mask is empty"
 
-    def plan(self, run: Run, wish: Wish, text: Text, source: Story) -> Plan:
-        """The plan of an edit over its source's story; `nothing` was asked before."""
-        spent = self._reading(run) if run.recipe.like else 0
+    def plan(self, run: Run, wish: Wish, text: Text, source: Trajectory) -> Plan:
+        """The plan of an edit over its source's trajectory; `nothing` was asked before."""
+        spent = self._reading(run) if run.config.like else 0
         with run.watch.station("mask"):
             mask, reason, probed = self._mask(run, wish, source, text)
         if not mask.grid.any():
             return self.none(run, "nothing is left of the mask")
         with run.watch.station("plan"):
-            costs = self.costs(run.recipe)
+            costs = self.costs(run.config)
             growth = wish.growth or costs.growth(mask.grid, wish.start, plain=wish.structure > 0)
             reason = reason or costs.dense_is_cheaper(mask.grid, growth)
         growth = () if reason else growth
-        recorded = self._engine.remembers(source, run.recipe)
+        recorded = self._engine.remembers(source, run.config)
         spent += self._probing(run, wish.search, probed)
         return Plan(
             mask,
@@ -141,19 +140,19 @@ class Planner:
             spent=spent,
             probes=probed,
             recorded=recorded,
-            halved=self._engine.without(source, run.recipe, text.embeddings, wish.start) is not None,
+            halved=self._engine.without(source, run.config, text.embeddings, wish.start) is not None,
         )
 
     def _reading(self, run: Run) -> int:
-        """Let the adapters read the recipe's references; the MACs spent, 0 where that was done before."""
+        """Let the adapters read the config's references; the MACs spent, 0 where that was done before."""
         with run.watch.station("reference"):
-            return self._engine.references.prepare(run.recipe, self._engine.batch(run.recipe))
+            return self._engine.references.prepare(run.config, self._engine.batch(run.config))
 
     def none(self, run: Run, why: str) -> Plan:
         """The plan of an edit that need not run."""
-        return Plan(EditMask(np.zeros(self._engine.grids(run.recipe)[0], bool), MaskSource.NOWHERE), nothing=why)
+        return Plan(EditMask(np.zeros(self._engine.grids(run.config)[0], bool), MaskSource.NOWHERE), nothing=why)
 
-    def _mask(self, run: Run, wish: Wish, source: Story, text: Text) -> tuple[EditMask, str, int]:
+    def _mask(self, run: Run, wish: Wish, source: Trajectory, text: Text) -> tuple[EditMask, str, int]:
         """The user's mask, or what the words say, never where the user forbids it; why it is everywhere, or ""; and how
         many dense evaluations were spent on looking."""
         script = narrowed(run.script, wish.search.words, self._engine) if wish.search.words else run.script
@@ -161,15 +160,15 @@ class Planner:
         if wish.mask is not None:
             mask = EditMask(wish.mask, MaskSource.GIVEN)
         elif script.kind is EditKind.GLOBAL:
-            mask, reason = self.everywhere(run.recipe), f"global edit: {script.reason}"
+            mask, reason = self.everywhere(run.config), f"global edit: {script.reason}"
         else:
-            mask = predict(self._engine, source, run.recipe, (text.embeddings, text.cache), script, wish.search)
+            mask = predict(self._engine, source, run.config, (text.embeddings, text.cache), script, wish.search)
             probed = probes(script, wish.search)
             if mask.confidence < masks.LOW_CONFIDENCE:
                 reason = (
                     f"the words point nowhere in particular (confidence {mask.confidence:.2f}); give a mask to be exact"
                 )
-                mask = replace(self.everywhere(run.recipe), confidence=mask.confidence, heat=mask.heat)
+                mask = replace(self.everywhere(run.config), confidence=mask.confidence, heat=mask.heat)
         grid = mask.grid
         if wish.grow:
             grid = dilate(grid, wish.grow) if wish.grow > 0 else erode(grid, -wish.grow)
@@ -177,16 +176,16 @@ class Planner:
 
     def _probing(self, run: Run, search: Search, calls: int) -> int:
         """MACs of so many dense evaluations for a mask; "things" runs one branch of the last."""
-        step = self.costs(run.recipe).dense_step()
-        saved = step - step // self._engine.batch(run.recipe) if calls and search.method == THINGS else 0
+        step = self.costs(run.config).dense_step()
+        saved = step - step // self._engine.batch(run.config) if calls and search.method == THINGS else 0
         return calls * step - saved
 
     def grown(self, run: Run, plan: Plan, leak: Leak) -> Plan:
         """The plan after a leak: a larger mask, or a dense run."""
-        costs = self.costs(run.recipe, recorded=plan.recorded)
+        costs = self.costs(run.config, recorded=plan.recorded)
         lost = sum(costs.sparse_step(plan.mask.grid, cells) for cells in plan.growth[plan.start : leak.step + 1])
         plan = replace(plan, spent=plan.spent + lost - _known(plan, costs), checked=False)
-        grown = self.everywhere(run.recipe) if leak.everywhere else replace(plan.mask, grid=leak.grid)
+        grown = self.everywhere(run.config) if leak.everywhere else replace(plan.mask, grid=leak.grid)
         mask = grown if plan.barred is None else replace(grown, grid=grown.grid & ~plan.barred)
         if leak.everywhere:
             reason = f"at step {leak.step} the edit changed the picture everywhere"
@@ -201,21 +200,21 @@ class Planner:
 
     def dense(self, run: Run, text: Text) -> Plan:
         """The plan of a dense run."""
-        spent = self._reading(run) if run.recipe.like else 0
-        return Plan(self.everywhere(run.recipe), notes=text.notes, spent=spent)
+        spent = self._reading(run) if run.config.like else 0
+        return Plan(self.everywhere(run.config), notes=text.notes, spent=spent)
 
-    def everywhere(self, recipe: Recipe) -> EditMask:
+    def everywhere(self, config: GenerationConfig) -> EditMask:
         """The mask of all latent cells."""
-        return EditMask(np.ones(self._engine.grids(recipe)[0], bool), MaskSource.EVERYWHERE)
+        return EditMask(np.ones(self._engine.grids(config)[0], bool), MaskSource.EVERYWHERE)
 
-    def costs(self, recipe: Recipe, *, recorded: bool = False) -> Costs:
-        """Prices of a recipe, over a source that was made with its adapters or not."""
-        return Costs(self._engine, recipe, recorded=recorded)
+    def costs(self, config: GenerationConfig, *, recorded: bool = False) -> Costs:
+        """Prices of a config, over a source that was made with its adapters or not."""
+        return Costs(self._engine, config, recorded=recorded)
 
-    def macs(self, plan: Plan, recipe: Recipe) -> int:
+    def macs(self, plan: Plan, config: GenerationConfig) -> int:
         """Multiply-accumulates of a plan's run, what looking took included."""
         grid, growth, start = plan.mask.grid, plan.growth, plan.start
-        costs = self.costs(recipe, recorded=plan.recorded)
+        costs = self.costs(config, recorded=plan.recorded)
         run = costs.sparse(grid, growth, start) if growth else costs.dense(start)
         return plan.spent + run - _known(plan, costs)
 
@@ -226,11 +225,11 @@ def _known(plan: Plan, costs: Costs) -> int:
     return costs.branch() if plan.halved and dense else 0
 
 
-def _widths(growth: int | Sequence[int] | None, recipe: Recipe) -> tuple[int, ...]:
+def _widths(growth: int | Sequence[int] | None, config: GenerationConfig) -> tuple[int, ...]:
     """Latent cells of growth for every step; () where the mask's cost shall decide."""
     if growth is None:
         return ()
-    steps = recipe.num_inference_steps
+    steps = config.num_inference_steps
     widths = tuple(growth) if isinstance(growth, Sequence) else (growth,) * steps
     if len(widths) != steps or not all(type(w) is int and 0 <= w <= WHOLE for w in widths):
         raise InputError(

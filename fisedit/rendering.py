@@ -1,4 +1,4 @@
-"""How a picture is made: prompt encoded, latents sampled or inverted, decoded. One run in, story and picture out.
+"""How a picture is made: prompt encoded, latents sampled or inverted, decoded. One run in, trajectory and picture out.
 
 Knows an engine and an autoencoder; neither history nor where masks come from.
 """
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from fisedit.history import EditResult
     from fisedit.masking.drift_check import Check
     from fisedit.sampling.denoise import Engine
-    from fisedit.sampling.trajectory import Story, Structure
+    from fisedit.sampling.trajectory import Structure, Trajectory
     from fisedit.sparse.profiling import Stopwatch
-    from fisedit.values import BoolGrid, EditScript, OnStep, Recipe
+    from fisedit.values import BoolGrid, EditScript, GenerationConfig, OnStep
 
 
 @dataclass(eq=False)
@@ -45,7 +45,7 @@ class Text:
 class Run:
     """One call of the editor: what is to be made, from what, the clock, and who is told of its steps."""
 
-    recipe: Recipe
+    config: GenerationConfig
     parent: EditResult | None
     script: EditScript
     watch: Stopwatch
@@ -54,16 +54,16 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """A canvas, RGB, with its story and what its decoder remembers."""
+    """A canvas, RGB, with its trajectory and what its decoder remembers."""
 
-    story: Story
+    trajectory: Trajectory
     image: Image
     decoder: DecoderRecord
 
     @property
     def own_bytes(self) -> int:
         """Bytes of recorded features held by it alone."""
-        return self.story.own_bytes + self.decoder.own_bytes
+        return self.trajectory.own_bytes + self.decoder.own_bytes
 
 
 class Renderer:
@@ -80,11 +80,11 @@ class Renderer:
     def text(self, run: Run) -> Text:
         """Encode the prompt; says so where the encoder cannot read all of it."""
         with run.watch.station("text"), torch.inference_mode(), TURN:
-            embeddings = self.engine.encode(run.recipe)
+            embeddings = self.engine.encode(run.config)
             tokenizer = self.engine.pipe.tokenizer
-            limit, prompts = tokenizer.model_max_length, {"prompt": run.recipe.prompt}
-            if run.recipe.guided:
-                prompts["negative prompt"] = run.recipe.negative_prompt
+            limit, prompts = tokenizer.model_max_length, {"prompt": run.config.prompt}
+            if run.config.guided:
+                prompts["negative prompt"] = run.config.negative_prompt
             notes = []
             for name, prompt in prompts.items():
                 length = len(tokenizer(parse(prompt).text, truncation=False, verbose=False).input_ids)
@@ -92,23 +92,23 @@ class Renderer:
                     notes.append(f"the {name} has {length} tokens, and only the first {limit} are read; shorten it")
             return Text(embeddings, {}, tuple(notes))
 
-    def dense(self, run: Run, text: Text, pin: tuple[BoolGrid, Story] | None = None, start: int = 0) -> Made:
-        """Every row of every step from `start` on; `pin` is a grid [h, w] and the story that stays outside it."""
+    def dense(self, run: Run, text: Text, pin: tuple[BoolGrid, Trajectory] | None = None, start: int = 0) -> Made:
+        """Every row of every step from `start` on; `pin` is a grid [h, w] and the trajectory that stays outside it."""
         with run.watch.station("denoise"):
-            story = self.engine.record(
-                run.recipe, text.embeddings, self._watch(run), pin, start=start, budget=self.budget
+            trajectory = self.engine.record(
+                run.config, text.embeddings, self._watch(run), pin, start=start, budget=self.budget
             )
         with run.watch.station("decode"), torch.inference_mode():
-            image, decoder = decode(self.engine.pipe.vae, story.latents[-1])
+            image, decoder = decode(self.engine.pipe.vae, trajectory.latents[-1])
             if run.parent and pin:
                 image = composite(run.parent.canvas, image, pin[0])
-            return Made(story, image, decoder)
+            return Made(trajectory, image, decoder)
 
-    def plain(self, run: Run, text: Text, source: Story) -> Image:
-        """What a dense run makes from where a story begins, nothing recorded."""
-        steps = run.recipe.num_inference_steps
+    def plain(self, run: Run, text: Text, source: Trajectory) -> Image:
+        """What a dense run makes from where a trajectory begins, nothing recorded."""
+        steps = run.config.num_inference_steps
         with run.watch.station("denoise"):
-            latents = self.engine.sample(run.recipe, text.embeddings, source, steps, self._watch(run))[-1]
+            latents = self.engine.sample(run.config, text.embeddings, source, steps, self._watch(run))[-1]
         with run.watch.station("decode"), torch.inference_mode():
             return decode(self.engine.pipe.vae, latents)[0]
 
@@ -116,14 +116,14 @@ class Renderer:
         self,
         run: Run,
         text: Text,
-        source: tuple[Story, DecoderRecord],
+        source: tuple[Trajectory, DecoderRecord],
         grid: BoolGrid,
         growth: tuple[int, ...],
         check: Check | None = None,
         structure: Structure | None = None,
         start: int = 0,
     ) -> Made:
-        """The rows of a mask [h, w] and so many cells around it at each step from `start` on, over the parent's story.
+        """The rows of a mask [h, w] and so many cells around it at each step from `start` on, over its parent.
 
         Raises:
             Leak: `check` found the mask too small.
@@ -131,9 +131,9 @@ class Renderer:
         assert run.parent is not None
         over, record = source
         with run.watch.station("denoise"):
-            story = self.engine.replay(
+            trajectory = self.engine.replay(
                 over,
-                run.recipe,
+                run.config,
                 text.embeddings,
                 text.cache,
                 grid,
@@ -146,47 +146,47 @@ class Renderer:
             )
         with run.watch.station("decode"), torch.inference_mode():
             vae, ends = self.engine.pipe.vae, self.engine.graphs.ends
-            return Made(story, *ends.decode(vae, story.latents[-1], grid, record, run.parent.canvas))
+            return Made(trajectory, *ends.decode(vae, trajectory.latents[-1], grid, record, run.parent.canvas))
 
     def many(
         self,
         runs: Sequence[Run],
         texts: Sequence[Text],
-        source: tuple[Story, DecoderRecord],
+        source: tuple[Trajectory, DecoderRecord],
         grids: Sequence[BoolGrid],
         growth: tuple[int, ...],
     ) -> list[Made] | None:
         """`sparse` for several edits of one picture in one batch, by captured graphs; None where that cannot be."""
         over, record = source
         edits = [
-            Beginning(run.recipe, text.embeddings, text.cache, grid)
+            Beginning(run.config, text.embeddings, text.cache, grid)
             for run, text, grid in zip(runs, texts, grids, strict=True)
         ]
         with runs[0].watch.station("denoise"):
-            stories = self.engine.replay_many(over, edits, growth, self._watch(runs[0]), self.budget)
-        if stories is None:
+            trajectories = self.engine.replay_many(over, edits, growth, self._watch(runs[0]), self.budget)
+        if trajectories is None:
             return None
         vae, decode_one, made = self.engine.pipe.vae, self.engine.graphs.ends.decode, []
-        for run, story, grid in zip(runs, stories, grids, strict=True):
+        for run, trajectory, grid in zip(runs, trajectories, grids, strict=True):
             assert run.parent is not None
             with run.watch.station("decode"), torch.inference_mode():
-                made.append(Made(story, *decode_one(vae, story.latents[-1], grid, record, run.parent.canvas)))
+                made.append(Made(trajectory, *decode_one(vae, trajectory.latents[-1], grid, record, run.parent.canvas)))
         return made
 
     def opened(self, run: Run, text: Text, picture: Image) -> Made:
-        """The story that a picture might have had."""
-        recipe, pipe, watch = run.recipe, self.engine.pipe, self._watch(run)
+        """The trajectory that a picture might have had."""
+        config, pipe, watch = run.config, self.engine.pipe, self._watch(run)
         with run.watch.station("encode"), TURN:
             latents = encode(pipe.vae, picture)
         with run.watch.station("denoise"):
-            if recipe.inversion is Inversion.DDPM:
-                story = self.engine.record(
-                    recipe, text.embeddings, watch, path=noised(pipe, recipe, latents), budget=self.budget
+            if config.inversion is Inversion.DDPM:
+                trajectory = self.engine.record(
+                    config, text.embeddings, watch, path=noised(pipe, config, latents), budget=self.budget
                 )
             else:
-                story = self.engine.invert(recipe, text.embeddings, latents, watch, self.budget)
+                trajectory = self.engine.invert(config, text.embeddings, latents, watch, self.budget)
         with run.watch.station("decode"), torch.inference_mode():
-            return Made(story, picture, decode(pipe.vae, latents)[1])
+            return Made(trajectory, picture, decode(pipe.vae, latents)[1])
 
     def _watch(self, run: Run) -> Callable[[int, int, Tensor], None]:
         def watch(i: int, n: int, estimate: Tensor) -> None:

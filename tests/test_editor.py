@@ -34,7 +34,7 @@ def source(editor):
     return editor.generate(CAT, **QUICK)
 
 
-def story(editor, result):
+def trajectory(editor, result):
     return editor._memory.get(result.id)[0]
 
 
@@ -48,23 +48,23 @@ def test_generate_gives_the_bytes_of_diffusers(pipelines, scheduler, guidance):
     pipe = pipelines["shallow"]
     options = QUICK | {"scheduler": scheduler, "guidance_scale": guidance, "negative_prompt": DOG}
     result = Editor(pipe).generate(CAT, height=104, width=136, **options)
-    dense = oracle.dense_generate(with_scheduler(pipe, scheduler), as_oracle(result.recipe))
+    dense = oracle.dense_generate(with_scheduler(pipe, scheduler), as_oracle(result.config))
     assert result.image.tobytes() == dense.image.tobytes() and result.image.size == (136, 104)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_generate_at_the_models_own_size(pipelines, shape):
     result = Editor(pipelines[shape]).generate(CAT, num_inference_steps=2)
-    dense = oracle.dense_generate(pipelines[shape], as_oracle(result.recipe))
+    dense = oracle.dense_generate(pipelines[shape], as_oracle(result.config))
     assert result.image.tobytes() == dense.image.tobytes()
-    assert result.recipe.width == result.recipe.height == 128 and result.recipe.guidance_scale == 7.5
+    assert result.config.width == result.config.height == 128 and result.config.guidance_scale == 7.5
 
 
 def test_a_full_mask_gives_the_picture_of_the_dense_edit(editor, source):
     """E1 on pictures; the first step's branch without words was computed for the source, beside other words."""
     result = editor.edit(DOG, mask=np.ones((16, 16), bool))
-    dense = oracle.dense_generate(editor.pipe, as_oracle(result.recipe))
-    assert oracle.deviation(latents(story(editor, result)), dense.latents) <= FP32
+    dense = oracle.dense_generate(editor.pipe, as_oracle(result.config))
+    assert oracle.deviation(latents(trajectory(editor, result)), dense.latents) <= FP32
     assert np.abs(np.asarray(result.image, int) - np.asarray(dense.image, int)).max() <= 1
     assert result.stats.fallback == "the mask covers everything"
 
@@ -133,7 +133,7 @@ def test_a_given_mask_is_where_it_moves(editor, scheduler, name):
 
 def check_outside(editor, result, source):
     outside = ~torch.from_numpy(result.mask.grid)
-    ours, theirs = latents(story(editor, result)), latents(story(editor, source))
+    ours, theirs = latents(trajectory(editor, result)), latents(trajectory(editor, source))
     assert torch.equal(ours[..., outside], theirs[..., outside])
     assert pixels_outside(result, source) and not same(result, source)
 
@@ -163,9 +163,9 @@ def test_dense_fallbacks_say_why_and_keep_what_is_outside(editor, source, monkey
 def test_a_blended_fallback_is_the_oracles(editor, source):
     result = editor.edit(DOG, mask=grids(16, 16)["all_but_one"])
     expected = oracle.dense_blended(
-        editor.pipe, as_oracle(source.recipe), DOG, torch.from_numpy(grids(16, 16)["all_but_one"])
+        editor.pipe, as_oracle(source.config), DOG, torch.from_numpy(grids(16, 16)["all_but_one"])
     )
-    assert oracle.deviation(latents(story(editor, result)), expected.latents) <= FP32
+    assert oracle.deviation(latents(trajectory(editor, result)), expected.latents) <= FP32
 
 
 @pytest.mark.parametrize("given", [None, SQUARE], ids=["words", "given"])
@@ -247,9 +247,9 @@ def _session(editor, seed, on_step):
 
 
 def test_a_distilled_scheduler_and_defaults_meet(pipelines):
-    """The recipe keeps what the user asked for, so that a session can be told again."""
+    """The config keeps what the user asked for, so that a session can be told again."""
     result = Editor(pipelines["shallow"]).generate(CAT, **(DEFAULTS | {"scheduler": "lcm"}))
-    assert result.recipe.scheduler == "lcm" and result.recipe.num_inference_steps == 4
+    assert result.config.scheduler == "lcm" and result.config.num_inference_steps == 4
     assert result.prompt == CAT and result.diff.kind is EditKind.IDENTICAL and not result.growth
     assert result.mask.source is MaskSource.EVERYWHERE and result.mask.image().size == (128, 128)
 

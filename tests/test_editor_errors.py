@@ -222,11 +222,11 @@ def test_numpys_numbers_are_numbers(pipelines, tmp_path):
     sizes = {"width": side, "height": side, "guidance_scale": guidance}
     ours = editor.generate(CAT, seed=np.int64(7), num_inference_steps=np.int32(2), **sizes)
     plain = {"width": 64, "height": 64, "guidance_scale": 4}
-    assert ours.recipe == Editor(pipelines["shallow"]).generate(CAT, seed=7, num_inference_steps=2, **plain).recipe
+    assert ours.config == Editor(pipelines["shallow"]).generate(CAT, seed=7, num_inference_steps=2, **plain).config
     editor.save(tmp_path / "session")
     other = Editor(pipelines["shallow"], model="shallow")
     other.load(tmp_path / "session")
-    assert other.current.recipe == ours.recipe
+    assert other.current.config == ours.config
     other.write(tmp_path / "cat.png")
     with pytest.raises(InputError, match="seed must be a whole number"):
         editor.generate(CAT, seed=np.float64(7), num_inference_steps=2)

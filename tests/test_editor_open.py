@@ -50,7 +50,7 @@ def opened(editor, picture, **options):
     return editor.open(picture, CAT, **(QUICK | options))
 
 
-def story(editor, result):
+def trajectory(editor, result):
     return editor._memory.get(result.id)[0]
 
 
@@ -63,7 +63,7 @@ class TestInversion:
         editor = Editor(pipe)
         result = opened(editor, scene(*size), num_inference_steps=steps)
         with torch.no_grad():
-            ours = latents(story(editor, result))
+            ours = latents(trajectory(editor, result))
             clean = pipe.vae.encode(pixels(result.image)).latent_dist.mode() * pipe.vae.config.scaling_factor
 
         def on_time(_, given):
@@ -89,12 +89,12 @@ class TestInversion:
         with Calls(editor.pipe.unet) as calls:
             source = opened(editor, scene(), guidance_scale=guidance, on_step=lambda i, n, _: seen.append((i, n)))
         assert calls.dense == source.stats.unet_evaluations_dense == STEPS + 1
-        assert source.stats.macs - source.stats.macs_dense == Costs(editor._engine, source.recipe).dense_step() // (
+        assert source.stats.macs - source.stats.macs_dense == Costs(editor._engine, source.config).dense_step() // (
             1 + (guidance > 1)
         )
         assert seen == [(i, STEPS) for i in range(STEPS)]
-        told, engine = story(editor, source), editor._engine
-        again = engine.record(source.recipe, engine.encode(source.recipe), unwatched, (NOWHERE, told))
+        told, engine = trajectory(editor, source), editor._engine
+        again = engine.record(source.config, engine.encode(source.config), unwatched, (NOWHERE, told))
         assert torch.equal(latents(again), latents(told)) and len(told.features) == STEPS
         for ours, theirs in zip(again.features, told.features, strict=True):
             assert ours.maps.keys() == theirs.maps.keys() and ours.totals.keys() == theirs.totals.keys()
@@ -105,7 +105,7 @@ class TestInversion:
         """Predictions are those that a guided sampler makes of the path's latents."""
         pipe = pipelines["demo"]
         editor = Editor(pipe)
-        told = story(editor, opened(editor, scene(), guidance_scale=4.0))
+        told = trajectory(editor, opened(editor, scene(), guidance_scale=4.0))
         with torch.no_grad():
             text, empty = pipe.encode_prompt(CAT, pipe.device, 1, True)
             pipe.scheduler.set_timesteps(STEPS)
@@ -121,7 +121,7 @@ class TestInversion:
         )
         with pytest.raises(InputError, match=r'spaced leading or trailing, got linspace; use inversion="ddpm"'):
             opened(editor, scene())
-        assert opened(editor, scene(), inversion="ddpm").recipe.inversion == "ddpm"
+        assert opened(editor, scene(), inversion="ddpm").config.inversion == "ddpm"
 
 
 def diffedit(pipe):
@@ -153,7 +153,7 @@ def test_what_lies_outside_keeps_its_latents(editor):
     """E3: although the sampler does not find the way back that inversion came."""
     source = opened(editor, scene())
     result = editor.edit(DOG, mask=BLOBS, growth=1)
-    ours, theirs = latents(story(editor, result)), latents(story(editor, source))
+    ours, theirs = latents(trajectory(editor, result)), latents(trajectory(editor, source))
     outside = ~torch.from_numpy(BLOBS)
     assert torch.equal(ours[..., outside], theirs[..., outside]) and not torch.equal(ours, theirs)
 
@@ -164,11 +164,11 @@ class TestWithoutCaption:
         return editor.open(scene(), **QUICK)
 
     def test_it_is_recorded_with_the_empty_prompt(self, editor, source):
-        assert source.prompt == "" and source.recipe.opened
+        assert source.prompt == "" and source.config.opened
         with torch.no_grad():
             empty, _ = editor.pipe.encode_prompt("", editor.pipe.device, 1, False)
         key = editor.pipe.unet.mid_block.attentions[0].transformer_blocks[0].attn2.to_k
-        recorded = story(editor, source).text["mid_block.attentions.0.transformer_blocks.0.attn2.to_k"]
+        recorded = trajectory(editor, source).text["mid_block.attentions.0.transformer_blocks.0.attn2.to_k"]
         assert torch.equal(recorded[-1:], key(empty))
 
     def test_the_things_that_a_prompt_names_say_where(self, editor, source):
@@ -301,7 +301,7 @@ def test_any_size_comes_back(editor, size):
     picture = scene(*size)
     source = opened(editor, picture)
     h, w = source.mask.grid.shape
-    assert source.recipe.width == w * LATENT_FACTOR and source.recipe.height == h * LATENT_FACTOR
+    assert source.config.width == w * LATENT_FACTOR and source.config.height == h * LATENT_FACTOR
     grid = np.zeros((h, w), bool)
     grid[h // 4 : h // 2 + 1, w // 4 : w // 2 + 1] = True
     result = editor.edit(DOG, mask=grid, growth=1)
@@ -527,7 +527,7 @@ def test_a_session_comes_back_whole(folder, tmp_path, kind):
     for ours, theirs in zip(again.history, editor.history, strict=True):
         assert (ours.image.mode, ours.image.info) == (theirs.image.mode, theirs.image.info)
         assert ours.image.tobytes() == theirs.image.tobytes() and ours.canvas.tobytes() == theirs.canvas.tobytes()
-        assert ours.recipe == theirs.recipe
+        assert ours.config == theirs.config
     for result_id in ("0", "1"):
         again.checkout(result_id), editor.checkout(result_id)
         assert again.edit(BIRD).image.tobytes() == editor.edit(BIRD).image.tobytes()
@@ -583,4 +583,4 @@ def test_the_canvas_may_be_chosen(editor):
     assert source.canvas.size == (96, 64) and source.image.size == (40, 30)
     with torch.no_grad():
         expected = encode(editor.pipe.vae, noise("RGB", 40, 30).resize((96, 64), Image.Resampling.LANCZOS))
-    assert torch.equal(story(editor, source).latents[-1], expected)
+    assert torch.equal(trajectory(editor, source).latents[-1], expected)

@@ -25,7 +25,7 @@ from fisedit.sparse.vae_tiles import box_areas, frame_areas
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import make_plan
 from fisedit.values import WHOLE, EditStats, MaskSource
-from tests.support.edits import BIRD, CAT, DOG, Calls, recipe_of, record, unwatched
+from tests.support.edits import BIRD, CAT, DOG, Calls, config_of, record, unwatched
 from tests.support.grids import grids
 from tests.support.pipelines import SHAPES
 
@@ -110,7 +110,7 @@ def test_an_edit_costs_its_steps_its_text_and_its_decode(pipelines):
     editor = Editor(pipe)
     editor.generate(CAT, **QUICK)
     stats = editor.edit(DOG, mask=SQUARE, growth=(2, 1, 0)).stats
-    costs = Costs(Engine(pipe), recipe_of(num_inference_steps=3))
+    costs = Costs(Engine(pipe), config_of(num_inference_steps=3))
     steps = sum(costs.sparse_step(SQUARE, growth) for growth in (2, 1, 0))
     sites = editor._engine.executor.sites
     assert stats.macs == steps + text_macs(sites, 2, 77) + decoder_macs(pipe.vae, box_areas(SQUARE), 256)
@@ -121,20 +121,20 @@ def test_an_edit_costs_its_steps_its_text_and_its_decode(pipelines):
 @pytest.mark.parametrize(("negative", "known"), [("", 1), ("a cake", 0)])
 def test_a_fallback_costs_what_torch_counts(pipelines, negative, known):
     """Half of its first step is its source's, where that was made with the same negative prompt."""
-    engine, recipe = Engine(pipelines["demo"]), recipe_of(DOG, num_inference_steps=3, negative_prompt=negative)
-    source = record(engine, replace(recipe, prompt=CAT, negative_prompt=""))
+    engine, config = Engine(pipelines["demo"]), config_of(DOG, num_inference_steps=3, negative_prompt=negative)
+    source = record(engine, replace(config, prompt=CAT, negative_prompt=""))
     with torch.inference_mode():
-        text = engine.encode(recipe)
-    torchs = counted(lambda: engine.record(recipe, text, unwatched, (SQUARE, source)))
-    costs, time = Costs(engine, recipe), time_macs(engine.pipe.unet, 1)
+        text = engine.encode(config)
+    torchs = counted(lambda: engine.record(config, text, unwatched, (SQUARE, source)))
+    costs, time = Costs(engine, config), time_macs(engine.pipe.unet, 1)
     steps = 3 * costs.sparse_step(SQUARE, WHOLE) - known * costs.branch()
     assert torchs - (6 - known) * time == steps + text_macs(engine.executor.sites, 2, 77)
-    assert (engine.without(source, recipe, text, 0) is not None) == bool(known)
+    assert (engine.without(source, config, text, 0) is not None) == bool(known)
 
 
-def tensors(story):
-    loose = [*story.latents, *story.predictions, *story.text.values()]
-    return loose + [t for step in story.features for t in (*step.maps.values(), *step.totals.values())]
+def tensors(trajectory):
+    loose = [*trajectory.latents, *trajectory.predictions, *trajectory.text.values()]
+    return loose + [t for step in trajectory.features for t in (*step.maps.values(), *step.totals.values())]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -144,8 +144,8 @@ def test_recorded_bytes_are_those_of_the_tensors(pipelines, shape):
     source = editor.generate(CAT, **QUICK)
     edit = editor.edit(DOG, mask=SQUARE, growth=1)
     for result in (source, edit):
-        story, decoder = editor._memory.get(result.id)
-        expected = sum(t.numel() * t.element_size() for t in tensors(story)) + decoder.own_bytes
+        trajectory, decoder = editor._memory.get(result.id)
+        expected = sum(t.numel() * t.element_size() for t in tensors(trajectory)) + decoder.own_bytes
         assert result.stats.recorded_bytes == expected > 0
     assert editor._memory.bytes == source.stats.recorded_bytes + edit.stats.recorded_bytes
     assert edit.stats.recorded_bytes < source.stats.recorded_bytes
@@ -250,7 +250,7 @@ def test_what_a_step_takes_at_least_on_each_device():
 @pytest.mark.parametrize(("kind", "expected"), [("cpu", (4, 3)), ("cuda", (5, 5))])
 def test_growth_is_as_wide_as_costs_hardly_more_time_there(pipelines, monkeypatch, kind, expected):
     """One mask of one model: where a step's fixed part is larger, more cells come for nothing."""
-    costs = Costs(Engine(pipelines["sd15"]), recipe_of(num_inference_steps=2))
+    costs = Costs(Engine(pipelines["sd15"]), config_of(num_inference_steps=2))
     spent = costs.sparse_step(SQUARE, 5)
     monkeypatch.setattr("fisedit.sparse.cost_model.FIXED", {"cpu": 4 * spent, "cuda": 40 * spent})
     monkeypatch.setattr("fisedit.sparse.cost_model.fixed", lambda _: fixed(torch.device(kind)))
@@ -258,7 +258,7 @@ def test_growth_is_as_wide_as_costs_hardly_more_time_there(pipelines, monkeypatc
 
 
 def test_dense_steps_in_between_where_they_cost_hardly_more_time(pipelines, monkeypatch):
-    costs = Costs(Engine(pipelines["sd15"]), recipe_of(num_inference_steps=25))
+    costs = Costs(Engine(pipelines["sd15"]), config_of(num_inference_steps=25))
     monkeypatch.setattr("fisedit.sparse.cost_model.FIXED", {"cpu": 100 * costs.dense_step()})
     dense = 0, 3, 7, 12, 18
     assert costs.growth(SQUARE) == tuple(WHOLE if i in dense else 1 for i in range(25))
@@ -273,7 +273,7 @@ def test_dense_steps_in_between_are_told(pipelines):
     widths = (1, WHOLE, 1, WHOLE, 1)
     with Calls(editor.pipe.unet) as seen:
         result = editor.edit(DOG, mask=SQUARE, growth=widths)
-    stats, costs = result.stats, Costs(Engine(editor.pipe), result.recipe)
+    stats, costs = result.stats, Costs(Engine(editor.pipe), result.config)
     assert (seen.dense, seen.sparse) == (stats.unet_evaluations_dense, stats.unet_evaluations_sparse) == (2, 3)
     assert stats.growth == widths and stats.active_rows == costs.rows(SQUARE, (1,))
     assert costs.dense_step() > costs.sparse_step(SQUARE, WHOLE) > costs.sparse_step(SQUARE, 1)

@@ -36,8 +36,6 @@ ORDER = (
 PENDING = {
     ("planner", "rendering"),
     ("pipeline", "rendering"),
-    ("recipes", "values"),
-    ("recipes", "errors"),
     ("sampling.denoise", "masking.drift_check"),
     ("sparse.cost_model", "adapters.cost"),
     ("sparse.cost_model", "sampling.denoise"),

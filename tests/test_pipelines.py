@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.oracle import Recipe, dense_generate, record
+from tests.support.oracle import GenerationConfig, dense_generate, record
 from tests.support.pipelines import SHAPES, WORDS
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ for name in SHAPES:
 @every_shape
 def test_pipelines_are_alive(pipelines: Pipelines, name: str) -> None:
     pipe = pipelines[name]
-    cat = dense_generate(pipe, Recipe("a cat on a beach"))
-    dog = dense_generate(pipe, Recipe("a dog on a beach"))
+    cat = dense_generate(pipe, GenerationConfig("a cat on a beach"))
+    dog = dense_generate(pipe, GenerationConfig("a dog on a beach"))
     assert (cat.latents - dog.latents)[-1].std() > 0.1
     assert 0.1 < np.asarray(cat.image).std() / 255 < 0.4
 

@@ -16,7 +16,7 @@ from fisedit.models.injection import TURN
 from fisedit.models.loader import quiet
 from fisedit.models.validation import pickled
 from fisedit.models.weight_files import read_shapes
-from fisedit.recipes import check_scale
+from fisedit.values import check_scale
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -24,11 +24,10 @@ from fisedit.adapters.insertion_points import taps
 from fisedit.errors import AdapterError, InputError
 from fisedit.models.injection import TURN
 from fisedit.models.vae import encode
-from fisedit.recipes import check_scale
 from fisedit.sparse.profiling import text_macs, unet_macs
 from fisedit.storage.images import canvas, upright
 from fisedit.storage.session import Looks
-from fisedit.values import LATENT_FACTOR, Likeness
+from fisedit.values import LATENT_FACTOR, Likeness, check_scale
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline, UNet2DConditionModel
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
     from fisedit.adapters.row_column import Known, RowColumnAdapter
     from fisedit.sparse.executor import Executor
-    from fisedit.values import Recipe
+    from fisedit.values import GenerationConfig
 
 _KEPT = 4
 """References whose keys and values stay in memory, the last ones used."""
@@ -129,13 +128,13 @@ class References:
         self.pictures[digest] = picture
         return tuple(Likeness(name, loaded.scale, digest) for name, loaded in self.adapters.items())
 
-    def prepare(self, recipe: Recipe, branches: int) -> int:
-        """Read what a recipe refers to, where that is not known yet; the multiply-accumulates spent on it.
+    def prepare(self, config: GenerationConfig, branches: int) -> int:
+        """Read what a config refers to, where that is not known yet; the multiply-accumulates spent on it.
 
         Raises:
             AdapterError: an adapter or a picture is not here. InputError: a size that the adapter cannot take.
         """
-        return sum(self._read(likeness, recipe, branches) for likeness in recipe.like)
+        return sum(self._read(likeness, config, branches) for likeness in config.like)
 
     def used(self, likenesses: Iterable[Likeness]) -> Looks:
         """The adapters and pictures that likenesses name, as far as they are here."""
@@ -144,12 +143,12 @@ class References:
         pictures = {one.reference: self.pictures[one.reference] for one in named if one.reference in self.pictures}
         return Looks({loaded.source: loaded.scale for loaded in adapters.values()}, pictures)
 
-    def guides(self, recipe: Recipe, branches: int) -> tuple[Guide, ...]:
-        """The adapters that a recipe puts to work; arguments and errors as of `prepare`."""
-        self.prepare(recipe, branches)
+    def guides(self, config: GenerationConfig, branches: int) -> tuple[Guide, ...]:
+        """The adapters that a config puts to work; arguments and errors as of `prepare`."""
+        self.prepare(config, branches)
         return tuple(
-            Guide(self.adapters[one.adapter].adapter, self._known[_key(one, recipe, branches)], one.scale, one.adapter)
-            for one in recipe.like
+            Guide(self.adapters[one.adapter].adapter, self._known[_key(one, config, branches)], one.scale, one.adapter)
+            for one in config.like
         )
 
     def adapter(self, likeness: Likeness) -> RowColumnAdapter:
@@ -160,8 +159,8 @@ class References:
             )
         return self.adapters[likeness.adapter].adapter
 
-    def _read(self, likeness: Likeness, recipe: Recipe, branches: int) -> int:
-        key = _key(likeness, recipe, branches)
+    def _read(self, likeness: Likeness, config: GenerationConfig, branches: int) -> int:
+        key = _key(likeness, config, branches)
         if key in self._known:
             self._known.move_to_end(key)
             return 0
@@ -169,42 +168,42 @@ class References:
         if likeness.reference not in self.pictures:
             raise AdapterError(f"the reference picture {likeness.reference} is not here; give it again")
         with torch.inference_mode(), TURN:
-            seen = taps(self._pipe.unet, *self._inputs(likeness, recipe, branches), tuple(adapter.channels))
+            seen = taps(self._pipe.unet, *self._inputs(likeness, config, branches), tuple(adapter.channels))
             self._known[key] = adapter.read(seen)
-        while len(self._known) > max(_KEPT, len(recipe.like)):
+        while len(self._known) > max(_KEPT, len(config.like)):
             self._known.popitem(last=False)
-        return self._macs(adapter, recipe, branches)
+        return self._macs(adapter, config, branches)
 
-    def _inputs(self, likeness: Likeness, recipe: Recipe, branches: int) -> tuple[Tensor, Tensor]:
+    def _inputs(self, likeness: Likeness, config: GenerationConfig, branches: int) -> tuple[Tensor, Tensor]:
         """Latents [B, 4, h, w] and the text of no words [B, T, D]."""
         pipe, picture = self._pipe, self.pictures[likeness.reference]
-        latents = encode(pipe.vae, canvas(picture, (recipe.width, recipe.height))).to(pipe.unet.dtype)
+        latents = encode(pipe.vae, canvas(picture, (config.width, config.height))).to(pipe.unet.dtype)
         text = pipe.encode_prompt("", pipe.unet.device, 1, do_classifier_free_guidance=False)[0]
         if branches == 2:
             latents = torch.cat([torch.zeros_like(latents), latents])
         return latents, text.expand(branches, -1, -1)
 
-    def _macs(self, adapter: RowColumnAdapter, recipe: Recipe, branches: int) -> int:
+    def _macs(self, adapter: RowColumnAdapter, config: GenerationConfig, branches: int) -> int:
         """Of the pass that ends at the last up block, and of reading its maps."""
         last = (f"up_blocks.{len(self._pipe.unet.up_blocks) - 1}.", "conv_norm_out", "conv_out")
         sites = [site for site in self._executor.sites if not site.name.startswith(last)]
-        grids = level_grids(recipe, 1 + max(site.level for site in self._executor.sites))
+        grids = level_grids(config, 1 + max(site.level for site in self._executor.sites))
         sizes, tokens = [height * width for height, width in grids], int(self._pipe.tokenizer.model_max_length)
         passed = unet_macs(sites, sizes, sizes, branches, tokens) + text_macs(sites, branches, tokens)
         return passed + branches * reading_macs(adapter, self._pipe.unet, grids)
 
 
-def level_grids(recipe: Recipe, depth: int) -> list[tuple[int, int]]:
+def level_grids(config: GenerationConfig, depth: int) -> list[tuple[int, int]]:
     """(height, width) of every level, finest first."""
-    grids = [(recipe.height // LATENT_FACTOR, recipe.width // LATENT_FACTOR)]
+    grids = [(config.height // LATENT_FACTOR, config.width // LATENT_FACTOR)]
     while len(grids) < depth:
         height, width = grids[-1]
         grids.append((-(-height // 2), -(-width // 2)))
     return grids
 
 
-def _key(likeness: Likeness, recipe: Recipe, branches: int) -> tuple[str, str, int, int, int]:
-    return likeness.adapter, likeness.reference, recipe.width, recipe.height, branches
+def _key(likeness: Likeness, config: GenerationConfig, branches: int) -> tuple[str, str, int, int, int]:
+    return likeness.adapter, likeness.reference, config.width, config.height, branches
 
 
 def laid_out(adapter: RowColumnAdapter, unet: UNet2DConditionModel) -> RowColumnAdapter:

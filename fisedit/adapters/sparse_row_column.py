@@ -25,7 +25,7 @@ from fisedit.adapters.row_column import Knit, Known, Seen
 from fisedit.adapters.variants import FAMILIES
 from fisedit.errors import AdapterError
 from fisedit.sparse.layers import Recording, Replay, map_of, rows_of
-from fisedit.sparse.modules import Role, Site
+from fisedit.sparse.modules import LayerSite, Role
 from fisedit.sparse_kernels import ops
 
 if TYPE_CHECKING:
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from fisedit.adapters.conditioning import Guide
     from fisedit.adapters.receptive_field import Closure, Lines
     from fisedit.adapters.row_column import Heads, KeyValue
-    from fisedit.sparse.feature_cache import StepFeatures
+    from fisedit.sparse.feature_cache import CachedFeatures
 
 ROWS, COLUMNS = ("row_q", "row_k", "row_v"), ("column_q", "column_k", "column_v")
 """What is recorded of a block besides: its map, `x`, where that passes a conv first."""
 
 
 @dataclass(frozen=True, eq=False)
-class KnitSite(Site):
+class KnitSite(LayerSite):
     """An adapter's block at work; `reader` is the norm whose recorded input begins with the same map."""
 
     reader: str = ""
@@ -69,7 +69,7 @@ def sites(unet: UNet2DConditionModel, guides: Sequence[Guide]) -> tuple[KnitSite
     )
 
 
-def remembered(identity: str, step: StepFeatures) -> bool:
+def remembered(identity: str, step: CachedFeatures) -> bool:
     """Whether a step was recorded with the adapter of that identity."""
     return any(f"{identity}.{name}.{ROWS[0]}" in step for name in ("mid", "up_0", "up_1"))
 

@@ -23,8 +23,8 @@ from fisedit.batch.result_store import Ledger, sweep
 from fisedit.batch.values import Executor, Failed, Item, Job, Made, OnError, Outcome, Settings, Status
 from fisedit.errors import InputError
 from fisedit.models.paths import identity
-from fisedit.recipes import make_recipe
 from fisedit.storage import files
+from fisedit.values import make_generation_config
 
 if TYPE_CHECKING:
     from fisedit.values import OnStep
@@ -99,7 +99,7 @@ def _check(settings: Settings) -> None:
     """Refuse now what every single item would be refused for."""
     if not settings.timeout > 0:
         raise InputError(f"timeout must be above 0 seconds, got {settings.timeout:g}")
-    make_recipe(
+    make_generation_config(
         "a picture",
         seed=0,
         negative_prompt=settings.negative_prompt,

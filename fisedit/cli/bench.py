@@ -119,7 +119,7 @@ def bench_masks(
     output: opt.BenchOutput = None,
     json: opt.Json = False,
 ) -> None:
-    """Measure the masks that every recipe makes of words, beside the truth."""
+    """Measure the masks that every config makes of words, beside the truth."""
     with _measuring(output) as on_step:
         report = import_module("fisedit.evaluation.quality.finding").run(
             model=model,

@@ -28,12 +28,12 @@ def demo(
     """Draw, edit twice by changing words, prove that nothing else moved."""
     files.writable(output)
     from fisedit import Editor
-    from fisedit.cli import demo as story
+    from fisedit.cli import demo as trajectory
 
     with console.progress("Demo") as on_step:
         editor = Editor.from_pretrained(model, device=device, dtype=dtype, local_files_only=local_files_only)
-        told = story.tell(editor, on_step, seed=seed, num_inference_steps=num_inference_steps)
-    written = story.write(told, output, editor.metadata if metadata else lambda _: None)
+        told = trajectory.tell(editor, on_step, seed=seed, num_inference_steps=num_inference_steps)
+    written = trajectory.write(told, output, editor.metadata if metadata else lambda _: None)
     if json:
         console.show_json(told.as_dict() | {"files": written})
     else:

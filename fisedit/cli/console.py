@@ -126,7 +126,7 @@ def show_making(made: Metadata, past: Origin, *, json: bool) -> None:
     for line in made.parameters.split("\n"):
         print(one_line(line))  # noqa: T201
     if made.origin:
-        source = ("opened" if past.recipe.opened else "generated", past.recipe.prompt, "", "")
+        source = ("opened" if past.config.opened else "generated", past.config.prompt, "", "")
         edits = [("edited", edit.prompt, edit.change, f"{edit.mask.area:.1%}") for edit in past.edits]
         _show_texts(("", "prompt", "change", "area"), [source, *edits])
 

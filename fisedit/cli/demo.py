@@ -30,7 +30,7 @@ GUIDANCE = 4.0
 
 @dataclass(frozen=True)
 class Demo:
-    """A told story.
+    """A told trajectory.
 
     Args:
         results: the source, then one result per edit.
@@ -51,15 +51,15 @@ class Demo:
         return {"identical_outside": self.passed, "pixels_moved_outside": self.moved, "results": rows}
 
 
-def tell(editor: Editor, on_step: OnStep | None = None, **recipe: Any) -> Demo:
-    """Generate the story's source and edit it, each edit on the one before.
+def tell(editor: Editor, on_step: OnStep | None = None, **config: Any) -> Demo:
+    """Generate the trajectory's source and edit it, each edit on the one before.
 
     Args:
-        editor: with a model that knows the story's words.
+        editor: with a model that knows the trajectory's words.
         on_step: told of every step.
-        recipe: the other arguments of `Editor.generate`, such as `seed`.
+        config: the other arguments of `Editor.generate`, such as `seed`.
     """
-    source = editor.generate(STORY[0], on_step=on_step, guidance_scale=GUIDANCE, **recipe)
+    source = editor.generate(STORY[0], on_step=on_step, guidance_scale=GUIDANCE, **config)
     results = (source, *(editor.edit(prompt, on_step=on_step) for prompt in STORY[1:]))
     return Demo(results, tuple(moved_outside(before, after) for before, after in pairwise(results)))
 
@@ -72,7 +72,7 @@ def moved_outside(before: EditResult, after: EditResult) -> int:
 
 
 def write(demo: Demo, folder: Path, made: Callable[[EditResult], Metadata | None]) -> list[Path]:
-    """Write a told story's pictures, sheet and figures into `folder`.
+    """Write a told trajectory's pictures, sheet and figures into `folder`.
 
     Args:
         made: what a result's picture tells of its making.

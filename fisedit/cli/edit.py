@@ -218,7 +218,7 @@ def _referred(context: typer.Context, editor: Editor) -> Image | None:
 def _notes(context: typer.Context, editor: Editor, opened: Picture | None) -> tuple[str, ...]:
     """What there is to know of a picture that was opened, or made again."""
     said = ""
-    if opened and (context.params["caption_model"] or (context.params["origin"] and editor.history[0].recipe.opened)):
+    if opened and (context.params["caption_model"] or (context.params["origin"] and editor.history[0].config.opened)):
         said = f'taken for "{editor.history[0].prompt}"'
     elif opened and context.params["origin"] and not _changes(context):
         from fisedit.storage.image_decoder import shows
@@ -239,18 +239,18 @@ def _begun(context: typer.Context, opened: Picture | None, on_step: OnStep) -> E
         model = given["model"] if "model" in _typed(context) else None
         return Editor.remake(opened.image, model=model, changes=_changes(context), on_step=on_step, **place)
     editor = Editor.from_pretrained(given["model"], **place)
-    recipe = {name: given[name] for name in _RECIPE}
+    config = {name: given[name] for name in _RECIPE}
     if opened is None:
-        editor.generate(given["source_prompt"], on_step=on_step, **recipe)
+        editor.generate(given["source_prompt"], on_step=on_step, **config)
         return editor
-    del recipe["scheduler"]
+    del config["scheduler"]
     caption = given["source_prompt"]
     if given["caption_model"] is not None:
         from fisedit.models import captioning
 
         local = given["local_files_only"]
         caption = captioning.caption(opened.image, given["caption_model"], local_files_only=local)
-    editor.open(opened.image, caption, inversion=given["inversion"], on_step=on_step, **recipe)
+    editor.open(opened.image, caption, inversion=given["inversion"], on_step=on_step, **config)
     return editor
 
 

@@ -25,13 +25,13 @@ from fisedit.models.device import choose_device, choose_dtype
 from fisedit.models.malloc import keep_freed_memory
 from fisedit.sampling.denoise import Engine
 from fisedit.sparse.profiling import unet_macs
-from fisedit.values import LATENT_FACTOR, OnStep, Recipe, SchedulerName
+from fisedit.values import LATENT_FACTOR, GenerationConfig, OnStep, SchedulerName
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline, UNet2DConditionModel
 
     from fisedit.adapters.row_column import RowColumnAdapter
-    from fisedit.sparse.feature_cache import StepMaps
+    from fisedit.sparse.feature_cache import StepFeatures
     from fisedit.sparse_kernels.row_plan import SparsePlan
 
 FAMILIES = ("v1", "v3", "v5", "v5b")
@@ -67,10 +67,10 @@ def run(
     where = choose_device(device)
     precision = choose_dtype(dtype, where)
     pipe = pipeline(model, where, precision, local_files_only=local_files_only)
-    recipe = Recipe(PROMPTS[0], 7, "", 20, GUIDANCE, size, size, SchedulerName.DDIM)
+    config = GenerationConfig(PROMPTS[0], 7, "", 20, GUIDANCE, size, size, SchedulerName.DDIM)
     rows: list[Row] = []
     with torch.inference_mode():
-        bench = _Bench(pipe, recipe, repeats)
+        bench = _Bench(pipe, config, repeats)
         for i, family in enumerate(families):
             guide = bench.guide(random_adapter(pipe.unet, family))
             guided = bench.record([guide])
@@ -78,7 +78,7 @@ def run(
                 if on_step is not None:
                     on_step(i * len(MASKS) * len(areas) + j, len(families) * len(MASKS) * len(areas), None)
                 rows.append({"family": family, "mask": name} | bench.row(guide, guided, name, area))
-    told = settings(model, recipe, where, precision, repeats)
+    told = settings(model, config, where, precision, repeats)
     return {"settings": told, "dense": bench.dense, "rows": rows, "summary": [_summary(row) for row in rows]}
 
 
@@ -99,29 +99,29 @@ def random_adapter(unet: UNet2DConditionModel, family: str) -> RowColumnAdapter:
 class _Bench:
     """One engine and one source, recorded without an adapter; `dense` is a dense step's MACs and what families add."""
 
-    def __init__(self, pipe: StableDiffusionPipeline, recipe: Recipe, repeats: int) -> None:
-        self.engine, self.recipe, self.repeats = Engine(pipe), recipe, repeats
-        self.text = self.engine.encode(recipe)
-        sampler = self.engine.sampler(recipe)
+    def __init__(self, pipe: StableDiffusionPipeline, config: GenerationConfig, repeats: int) -> None:
+        self.engine, self.config, self.repeats = Engine(pipe), config, repeats
+        self.text = self.engine.encode(config)
+        sampler = self.engine.sampler(config)
         self.timestep = sampler.timesteps[len(sampler.timesteps) // 2]
-        self.latents = torch.cat([sampler.latents] * self.engine.batch(recipe))
+        self.latents = torch.cat([sampler.latents] * self.engine.batch(config))
         self.plain = self.record([])
-        self.dense: Row = {"macs": self._macs(self.engine.sizes(recipe))}
+        self.dense: Row = {"macs": self._macs(self.engine.sizes(config))}
 
     def guide(self, adapter: RowColumnAdapter) -> Guide:
         """An adapter that has read a reference: noise, as good as any."""
         unet, name = self.engine.pipe.unet, adapter.family.name
-        self.dense[name] = len(self.latents) * dense_macs(adapter, unet, self.engine.grids(self.recipe))
+        self.dense[name] = len(self.latents) * dense_macs(adapter, unet, self.engine.grids(self.config))
         seen = taps(unet, self.latents, self.text, tuple(adapter.channels))
         return Guide(adapter, adapter.read(seen), 1.0, name)
 
-    def record(self, guides: list[Guide]) -> StepMaps:
+    def record(self, guides: list[Guide]) -> StepFeatures:
         """A source's step, made with adapters."""
         return self.engine.executor.record(self.latents, self.timestep, self.text, {}, guides=guides)[1]
 
-    def row(self, guide: Guide, guided: StepMaps, mask: str, area: float) -> Row:
+    def row(self, guide: Guide, guided: StepFeatures, mask: str, area: float) -> Row:
         """One mask: three steps that take turns."""
-        grid = MASKS[mask](area, self.recipe.width // LATENT_FACTOR)
+        grid = MASKS[mask](area, self.config.width // LATENT_FACTOR)
         plan = self.engine.plan(grid, STEP_GROWTH)
         times = turns(
             {
@@ -144,10 +144,10 @@ class _Bench:
 
     def _macs(self, rows: Sequence[int]) -> int:
         """Of the UNet's step that computes so many rows."""
-        sizes = self.engine.sizes(self.recipe)
+        sizes = self.engine.sizes(self.config)
         return unet_macs(self.engine.executor.sites, rows, sizes, len(self.latents), self.text.shape[1])
 
-    def _step(self, plan: SparsePlan, source: StepMaps, guides: list[Guide]) -> Callable[[], object]:
+    def _step(self, plan: SparsePlan, source: StepFeatures, guides: list[Guide]) -> Callable[[], object]:
         text: dict[str, Tensor] = {}
         inputs = self.latents, self.timestep, self.text, text, source, plan
         return lambda: self.engine.executor.replay(*inputs, guides=guides)

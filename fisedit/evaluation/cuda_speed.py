@@ -30,7 +30,7 @@ from fisedit.sparse.cost_model import Costs
 from fisedit.sparse.cuda_graphs import GraphExecutor
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.reference import BYTES
-from fisedit.values import LATENT_FACTOR, OnStep, Recipe, SchedulerName
+from fisedit.values import LATENT_FACTOR, GenerationConfig, OnStep, SchedulerName
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
@@ -91,7 +91,7 @@ def run(
     where = choose_device(device)
     precision = choose_dtype(dtype, where)
     pipe = pipeline(model, where, precision, local_files_only=local_files_only)
-    recipe = Recipe(PROMPTS[0], 7, "", num_inference_steps, GUIDANCE, size, size, SchedulerName.DDIM)
+    config = GenerationConfig(PROMPTS[0], 7, "", num_inference_steps, GUIDANCE, size, size, SchedulerName.DDIM)
     total = len(areas) * len(MASKS) + len(BATCHES) + 1
 
     def tick(i: int) -> None:
@@ -100,7 +100,7 @@ def run(
 
     with torch.inference_mode():
         tick(0)
-        bench = Bench(pipe, recipe, repeats)
+        bench = Bench(pipe, config, repeats)
         dense = bench.dense(compiled=compiled)
         rows, grids = [], [(n, a, make(a, size // LATENT_FACTOR)) for n, make in MASKS.items() for a in areas]
         for i, (name, area, grid) in enumerate(grids, 1):
@@ -110,7 +110,7 @@ def run(
         for i, edits in enumerate(BATCHES, len(grids) + 1):
             tick(i)
             batches.append(bench.batch(edits))
-    settings = _settings(model, recipe, where, precision, repeats)
+    settings = _settings(model, config, where, precision, repeats)
     summary = [_summary(row) for row in rows]
     return {"settings": settings, "dense": dense, "rows": rows, "batches": batches, "summary": summary}
 
@@ -118,14 +118,14 @@ def run(
 class Bench:
     """One recorded source, the dense runs, and the captured graphs to compare with them."""
 
-    def __init__(self, pipe: StableDiffusionPipeline, recipe: Recipe, repeats: int) -> None:
-        self.pipe, self.recipe, self.repeats, self.engine = pipe, recipe, repeats, Engine(pipe)
+    def __init__(self, pipe: StableDiffusionPipeline, config: GenerationConfig, repeats: int) -> None:
+        self.pipe, self.config, self.repeats, self.engine = pipe, config, repeats, Engine(pipe)
         self.device = pipe.unet.device
-        self.costs = Costs(self.engine, recipe)
-        self.source = self.engine.record(recipe, self.engine.encode(recipe), lambda *_: None)
-        self.text = self.engine.encode(replace(recipe, prompt=PROMPTS[1]))
-        self.middle = recipe.num_inference_steps // 2
-        self.times = self.engine.sampler(recipe).timesteps
+        self.costs = Costs(self.engine, config)
+        self.source = self.engine.record(config, self.engine.encode(config), lambda *_: None)
+        self.text = self.engine.encode(replace(config, prompt=PROMPTS[1]))
+        self.middle = config.num_inference_steps // 2
+        self.times = self.engine.sampler(config).timesteps
         self.editors: dict[tuple[str, int], Editor] = {}
 
     def dense(self, *, compiled: bool = True) -> Row:
@@ -218,7 +218,7 @@ class Bench:
 
     def batch(self, edits: int) -> Row:
         """A step of several edits of one source at once, each a square somewhere else."""
-        side = self.recipe.height // LATENT_FACTOR
+        side = self.config.height // LATENT_FACTOR
         grids = [np.roll(square(BATCH_AREA, side), (4 * e, 7 * e), (0, 1)) for e in range(edits)]
         plans = [self.engine.plan(grid, STEP_GROWTH) for grid in grids]
         text = self.text.repeat_interleave(edits, 0)
@@ -273,7 +273,7 @@ class Bench:
         if (backend, steps) not in self.editors:
             alike = next((e for (name, _), e in self.editors.items() if name == backend), None)
             editor = alike.beside() if alike else Editor(self.pipe, graphs=True)
-            r = self.recipe
+            r = self.config
             self.editors[backend, steps] = editor
             editor.generate(
                 r.prompt,
@@ -298,10 +298,10 @@ class Bench:
         return results
 
     def _doubled(self, latents: Tensor) -> Tensor:
-        return torch.cat([latents] * self.engine.batch(self.recipe))
+        return torch.cat([latents] * self.engine.batch(self.config))
 
     def _pictured(self, steps: int) -> object:
-        r = self.recipe
+        r = self.config
         return self.pipe(
             prompt=r.prompt,
             width=r.width,
@@ -337,18 +337,18 @@ def _summary(row: Row) -> Row:
 
 
 def _settings(
-    model: str | None, recipe: Recipe, device: torch.device, dtype: torch.dtype, repeats: int
+    model: str | None, config: GenerationConfig, device: torch.device, dtype: torch.dtype, repeats: int
 ) -> dict[str, Any]:
     import diffusers
     import triton
 
     return {
         "model": model or "SD 1.5 architecture, random weights",
-        "pixels": recipe.width,
-        "num_inference_steps": recipe.num_inference_steps,
+        "pixels": config.width,
+        "num_inference_steps": config.num_inference_steps,
         "whole_steps": WHOLE_STEPS,
-        "guidance_scale": recipe.guidance_scale,
-        "scheduler": recipe.scheduler.value,
+        "guidance_scale": config.guidance_scale,
+        "scheduler": config.scheduler.value,
         "dtype": str(dtype).removeprefix("torch."),
         "memory_format": "channels_last",
         "step_growth": STEP_GROWTH,

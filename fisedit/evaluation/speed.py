@@ -31,7 +31,7 @@ from fisedit.models.random_init import random_pipeline
 from fisedit.sampling.denoise import Engine
 from fisedit.sparse.cost_model import Costs
 from fisedit.sparse.vae_decode import decode, decode_boxes
-from fisedit.values import LATENT_FACTOR, OnStep, Recipe, SchedulerName
+from fisedit.values import LATENT_FACTOR, GenerationConfig, OnStep, SchedulerName
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
@@ -77,10 +77,10 @@ def run(
     where = choose_device(device)
     precision = choose_dtype(dtype, where)
     pipe = pipeline(model, where, precision, local_files_only=local_files_only)
-    recipe = Recipe(PROMPTS[0], 7, "", num_inference_steps, GUIDANCE, size, size, SchedulerName.DDIM)
+    config = GenerationConfig(PROMPTS[0], 7, "", num_inference_steps, GUIDANCE, size, size, SchedulerName.DDIM)
     grids = [(name, area, make(area, size // LATENT_FACTOR)) for name, make in MASKS.items() for area in areas]
     with torch.inference_mode():
-        bench = _Bench(pipe, recipe, repeats, _Progress(on_step, len(grids) + 2 + min(repeats, ROUNDS)))
+        bench = _Bench(pipe, config, repeats, _Progress(on_step, len(grids) + 2 + min(repeats, ROUNDS)))
         dense = bench.dense(plain)
         rows = []
         for i, (name, area, grid) in enumerate(grids):
@@ -89,7 +89,7 @@ def run(
                 bench.whole(dense)
         bench.again(dense, rows, [grid for _, _, grid in grids])
         bench.finish(dense, rows)
-    told = settings(model, recipe, where, precision, repeats)
+    told = settings(model, config, where, precision, repeats)
     return {"settings": told, "dense": dense, "rows": rows, "summary": [_summary(row) for row in rows]}
 
 
@@ -137,15 +137,17 @@ class _Progress:
 class _Bench:
     """One engine, one recorded source, and the dense runs to compare with."""
 
-    def __init__(self, pipe: StableDiffusionPipeline, recipe: Recipe, repeats: int, progress: _Progress) -> None:
-        self.pipe, self.recipe, self.progress = pipe, recipe, progress
+    def __init__(
+        self, pipe: StableDiffusionPipeline, config: GenerationConfig, repeats: int, progress: _Progress
+    ) -> None:
+        self.pipe, self.config, self.progress = pipe, config, progress
         self.repeats, self.rounds = repeats, min(repeats, ROUNDS)
         self.editor, self.engine = Editor(pipe), Engine(pipe)
-        self.costs = Costs(self.engine, recipe)
-        self.text = self.engine.encode(recipe)
-        sampler = self.engine.sampler(recipe)
+        self.costs = Costs(self.engine, config)
+        self.text = self.engine.encode(config)
+        sampler = self.engine.sampler(config)
         self.timestep = sampler.timesteps[len(sampler.timesteps) // 2]
-        self.latents = torch.cat([sampler.latents] * self.engine.batch(recipe))
+        self.latents = torch.cat([sampler.latents] * self.engine.batch(config))
 
     def dense(self, plain: bool) -> Row:
         """Dense references, the recorded source, and what recording costs."""
@@ -245,7 +247,7 @@ class _Bench:
         return {"plain_step_seconds": seconds}
 
     def _asked(self) -> dict[str, Any]:
-        r = self.recipe
+        r = self.config
         sizes = {"width": r.width, "height": r.height, "num_inference_steps": r.num_inference_steps}
         return {"prompt": r.prompt, "seed": r.seed, "guidance_scale": r.guidance_scale, **sizes}
 
@@ -337,16 +339,16 @@ def _peak_memory(device: torch.device) -> int:
 
 
 def settings(
-    model: str | None, recipe: Recipe, device: torch.device, dtype: torch.dtype, repeats: int
+    model: str | None, config: GenerationConfig, device: torch.device, dtype: torch.dtype, repeats: int
 ) -> dict[str, Any]:
     """What is measured, on which device, by which versions."""
     chip = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
         "model": model or "SD 1.5 architecture, random weights",
-        "pixels": recipe.width,
-        "num_inference_steps": recipe.num_inference_steps,
-        "guidance_scale": recipe.guidance_scale,
-        "scheduler": recipe.scheduler.value,
+        "pixels": config.width,
+        "num_inference_steps": config.num_inference_steps,
+        "guidance_scale": config.guidance_scale,
+        "scheduler": config.scheduler.value,
         "dtype": str(dtype).removeprefix("torch."),
         "dense_baseline": f"diffusers, {str(dtype).removeprefix('torch.')}, channels_last",
         "plain_baseline": "diffusers, float32, contiguous",

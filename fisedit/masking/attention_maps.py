@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fisedit.sparse.feature_cache import StepFeatures
-from fisedit.sparse.modules import Role, Site
+from fisedit.sparse.feature_cache import CachedFeatures
+from fisedit.sparse.modules import LayerSite, Role
 
 if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 def cross_maps(
     unet: UNet2DConditionModel,
-    sites: Sequence[Site],
-    steps: Sequence[StepFeatures],
+    sites: Sequence[LayerSite],
+    steps: Sequence[CachedFeatures],
     text_cache: dict[str, Tensor],
     grids: Sequence[tuple[int, int]],
     *,
@@ -57,8 +57,8 @@ def cross_maps(
 
 def affinity(
     unet: UNet2DConditionModel,
-    sites: Sequence[Site],
-    steps: Sequence[StepFeatures],
+    sites: Sequence[LayerSite],
+    steps: Sequence[CachedFeatures],
     grids: Sequence[tuple[int, int]],
 ) -> tuple[Heat, tuple[int, int]]:
     """Self-attention at the finest recorded level.
@@ -81,11 +81,11 @@ def affinity(
     return mean, grids[level]
 
 
-def _recorded(sites: Sequence[Site], step: StepFeatures, *, cross: bool) -> list[Site]:
+def _recorded(sites: Sequence[LayerSite], step: CachedFeatures, *, cross: bool) -> list[LayerSite]:
     return [s for s in sites if s.role is Role.QUERY and s.cross is cross and s.name in step]
 
 
-def _sibling(site: Site, name: str) -> str:
+def _sibling(site: LayerSite, name: str) -> str:
     return f"{site.name.rpartition('.')[0]}.{name}"
 
 

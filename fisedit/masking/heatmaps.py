@@ -1,7 +1,7 @@
 """Recorded attention as maps of words, refined; and the plain recipes that make masks of them, kept for study.
 
 Pure functions on numpy arrays; does not know the UNet, how attention was recorded, or how a prompt was split. The
-recipe that ships is in `things`.
+config that ships is in `things`.
 
 The maps follow DAAM (arXiv 2210.04885) and prompt-to-prompt (arXiv 2208.01626); the new words' keys against the
 source's queries find words that the source never had. Sharpening by self-attention follows DiffSegmenter (arXiv

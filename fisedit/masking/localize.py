@@ -1,6 +1,6 @@
 """Where a source's picture would change for a new prompt: recorded attention, or a few dense steps, becomes a mask.
 
-Joins recorded stories to the pure functions of `masks`; knows no history and runs no edit.
+Joins recorded trajectories to the pure functions of `masks`; knows no history and runs no edit.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fisedit.sampling.denoise import Engine
-    from fisedit.sampling.trajectory import Story
-    from fisedit.sparse.feature_cache import StepFeatures
-    from fisedit.values import Recipe
+    from fisedit.sampling.trajectory import Trajectory
+    from fisedit.sparse.feature_cache import CachedFeatures
+    from fisedit.values import GenerationConfig
 
     Heat = NDArray[np.float32]
 
 THINGS = DEFAULT = "things"
-"""The recipe of `things`, which `fisedit bench masks` compares with the others."""
+"""The config of `things`, which `fisedit bench masks` compares with the others."""
 
 LATENTS = "latents"
 """FISEdit's difference of latents (arXiv 2305.17423); it needs dense steps."""
@@ -132,9 +132,11 @@ def _same(word: Word, text: str) -> bool:
 
 
 @torch.inference_mode()
-def seed_map(engine: Engine, source: Story, recipe: Recipe, text: dict[str, Tensor], script: EditScript) -> Heat:
+def seed_map(
+    engine: Engine, source: Trajectory, config: GenerationConfig, text: dict[str, Tensor], script: EditScript
+) -> Heat:
     """Where the words that would change are looked at: floats [h, w], 0 to 1; `text` as in `predict`."""
-    steps, grids = _looks(engine, source, recipe), engine.grids(recipe)
+    steps, grids = _looks(engine, source, config), engine.grids(config)
     unet, sites = engine.pipe.unet, engine.executor.sites
     return heatmaps.seed_map(script, *(cross_maps(unet, sites, steps, keys, grids) for keys in (source.text, text)))
 
@@ -142,8 +144,8 @@ def seed_map(engine: Engine, source: Story, recipe: Recipe, text: dict[str, Tens
 @torch.inference_mode()
 def predict(
     engine: Engine,
-    source: Story,
-    recipe: Recipe,
+    source: Trajectory,
+    config: GenerationConfig,
     text: tuple[Tensor, dict[str, Tensor]],
     script: EditScript,
     how: Search,
@@ -151,7 +153,7 @@ def predict(
     """The mask of an edit.
 
     Args:
-        source: its story. recipe: the source's with the new prompt. script: not a global one.
+        source: its trajectory. config: the source's with the new prompt. script: not a global one.
         text: the new prompt's embeddings [B, T, D], and its keys for every cross-attention (filled where missing).
 
     Raises:
@@ -159,12 +161,12 @@ def predict(
     """
     text_keys(engine.executor.sites, *text)
     if how.method == LATENTS:
-        mask = heatmaps.from_heat(_moved(engine, source, recipe, text[0], how.probe_steps or 0))
+        mask = heatmaps.from_heat(_moved(engine, source, config, text[0], how.probe_steps or 0))
     elif how.method == THINGS:
-        mask = _things(engine, source, recipe, text, script, probes(script, how))
+        mask = _things(engine, source, config, text, script, probes(script, how))
     else:
-        sites, unet, grids = engine.executor.sites, engine.pipe.unet, engine.grids(recipe)
-        steps, two_way = _looks(engine, source, recipe), heatmaps.METHODS[how.method].two_way
+        sites, unet, grids = engine.executor.sites, engine.pipe.unet, engine.grids(config)
+        steps, two_way = _looks(engine, source, config), heatmaps.METHODS[how.method].two_way
         old, new = (cross_maps(unet, sites, steps, keys, grids, two_way=two_way) for keys in (source.text, text[1]))
         mask = heatmaps.predict(script, old, new, *affinity(unet, sites, steps, grids), method=how.method)
     return mask if how.instance is None else replace(mask, grid=masks.instance(mask.grid, how.instance))
@@ -172,19 +174,19 @@ def predict(
 
 def _things(
     engine: Engine,
-    source: Story,
-    recipe: Recipe,
+    source: Trajectory,
+    config: GenerationConfig,
     text: tuple[Tensor, dict[str, Tensor]],
     script: EditScript,
     evaluations: int,
 ) -> EditMask:
     """The mask by "things"; what comes is looked for in the last of so many dense evaluations."""
-    sites, unet, grids = engine.executor.sites, engine.pipe.unet, engine.grids(recipe)
-    steps = _looks(engine, source, recipe)
+    sites, unet, grids = engine.executor.sites, engine.pipe.unet, engine.grids(config)
+    steps = _looks(engine, source, config)
     where = steps
     if evaluations:
-        where = [engine.look(recipe, text[0], source, evaluations - 1)]
-    elif _comes(script) and kept_steps(recipe):  # the earlier, the less is settled of what is where
+        where = [engine.look(config, text[0], source, evaluations - 1)]
+    elif _comes(script) and kept_steps(config):  # the earlier, the less is settled of what is where
         where = source.features[:1]
     with TURN:
         named = named_things(Sentence.of(split(script.source_prompt, engine.pipe.tokenizer)))
@@ -193,14 +195,14 @@ def _things(
     return object_masks.predict(script, scene, cross_maps(unet, sites, where, text[1], grids))
 
 
-def _looks(engine: Engine, source: Story, recipe: Recipe) -> list[StepFeatures]:
+def _looks(engine: Engine, source: Trajectory, config: GenerationConfig) -> list[CachedFeatures]:
     """The recorded steps whose queries were remembered."""
-    return [source.features[i] for i in mask_steps(engine.sampler(recipe).timesteps)]
+    return [source.features[i] for i in mask_steps(engine.sampler(config).timesteps)]
 
 
-def _moved(engine: Engine, source: Story, recipe: Recipe, text: Tensor, steps: int) -> Heat:
+def _moved(engine: Engine, source: Trajectory, config: GenerationConfig, text: Tensor, steps: int) -> Heat:
     """How far dense steps on the new prompt leave the source's latents, summed over the steps: floats [h, w]."""
-    path = engine.sample(recipe, text, source, steps)
+    path = engine.sample(config, text, source, steps)
     away = [(new - old).float().abs().mean(1)[0] for new, old in zip(path[1:], source.latents[1:], strict=False)]
     total: Heat = torch.stack(away).sum(0).cpu().numpy()
     return total

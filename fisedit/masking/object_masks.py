@@ -1,4 +1,4 @@
-"""The recipe for masks that ships: where a changed thing is, and where one that comes would be.
+"""The config for masks that ships: where a changed thing is, and where one that comes would be.
 
 A thing that goes or changes is where its word looked in the source. One that comes for it may have another outline, and
 gets the box. One that comes for nothing is where its word looks in the first step of a dense run on the new prompt: the

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
     from torch import Tensor
 
-    from fisedit.values import Recipe
+    from fisedit.values import GenerationConfig
 
 SPACINGS = ("leading", "trailing")
 """Ways to space timesteps that diffusers can invert."""
@@ -31,7 +31,11 @@ SPACINGS = ("leading", "trailing")
 
 @torch.inference_mode()
 def inverted(
-    pipe: StableDiffusionPipeline, recipe: Recipe, text: Tensor, latents: Tensor, look: Callable[[int, Tensor], Tensor]
+    pipe: StableDiffusionPipeline,
+    config: GenerationConfig,
+    text: Tensor,
+    latents: Tensor,
+    look: Callable[[int, Tensor], Tensor],
 ) -> list[Tensor]:
     """The way back from clean latents to noise, without guidance.
 
@@ -39,7 +43,7 @@ def inverted(
     that one evaluation serves both. (diffusers' pipelines ask at the time that a step leads to: no sampler does.)
 
     Args:
-        recipe: steps and scheduler. text: the prompt's embeddings [1, T, D]. latents: clean, [1, 4, h, w].
+        config: steps and scheduler. text: the prompt's embeddings [1, T, D]. latents: clean, [1, 4, h, w].
         look: asks the model what the sampler's i-th step will ask, from the last to the first: called with (i, latents
             [1, 4, h, w]), it gives the prediction [1, 4, h, w].
 
@@ -50,9 +54,9 @@ def inverted(
         InputError: a scheduler whose path has no inverse here, timesteps whose spacing has none, or a distilled model.
         NumericsError: the model predicted NaN or infinity.
     """
-    _check(pipe, recipe)
+    _check(pipe, config)
     scheduler = DDIMInverseScheduler.from_config(pipe.scheduler.config)
-    steps, spacing = recipe.num_inference_steps, scheduler.config.timestep_spacing
+    steps, spacing = config.num_inference_steps, scheduler.config.timestep_spacing
     if spacing not in SPACINGS:
         told = f"a model whose timesteps are spaced {' or '.join(SPACINGS)}, got {spacing}"
         raise InputError(f'inversion="ddim" takes {told}; use inversion="ddpm"')
@@ -70,8 +74,8 @@ def inverted(
 
 
 @torch.inference_mode()
-def noised(pipe: StableDiffusionPipeline, recipe: Recipe, latents: Tensor) -> list[Tensor]:
-    """Clean latents [1, 4, h, w] with the noise of every step's time, drawn anew for each from the recipe's seed.
+def noised(pipe: StableDiffusionPipeline, config: GenerationConfig, latents: Tensor) -> list[Tensor]:
+    """Clean latents [1, 4, h, w] with the noise of every step's time, drawn anew for each from the config's seed.
 
     Independent noise keeps the picture's structure in the noise that then leads from one to the next, where a path that
     a sampler could have taken hides it.
@@ -82,14 +86,14 @@ def noised(pipe: StableDiffusionPipeline, recipe: Recipe, latents: Tensor) -> li
     Raises:
         InputError: a scheduler other than DDIM, or a distilled model.
     """
-    _check(pipe, recipe)
-    scheduler, generator = DDIMScheduler.from_config(pipe.scheduler.config), torch.Generator().manual_seed(recipe.seed)
-    scheduler.set_timesteps(recipe.num_inference_steps, device=latents.device)
+    _check(pipe, config)
+    scheduler, generator = DDIMScheduler.from_config(pipe.scheduler.config), torch.Generator().manual_seed(config.seed)
+    scheduler.set_timesteps(config.num_inference_steps, device=latents.device)
     noises = (randn_tensor(latents.shape, generator, latents.device, latents.dtype) for _ in scheduler.timesteps)
     path = [scheduler.add_noise(latents, noise, t[None]) for noise, t in zip(noises, scheduler.timesteps, strict=True)]
     return [*path, latents]
 
 
-def _check(pipe: StableDiffusionPipeline, recipe: Recipe) -> None:
-    if recipe.scheduler is not SchedulerName.DDIM or pipe.unet.config.time_cond_proj_dim is not None:
-        raise InputError(f"a picture is opened with the scheduler ddim and a model made for it, got {recipe.scheduler}")
+def _check(pipe: StableDiffusionPipeline, config: GenerationConfig) -> None:
+    if config.scheduler is not SchedulerName.DDIM or pipe.unet.config.time_cond_proj_dim is not None:
+        raise InputError(f"a picture is opened with the scheduler ddim and a model made for it, got {config.scheduler}")

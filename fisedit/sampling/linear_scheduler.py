@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fisedit.errors import NumericsError
 from fisedit.sampling.scheduler import Sampler
-from fisedit.values import LATENT_FACTOR, Recipe
+from fisedit.values import LATENT_FACTOR, GenerationConfig
 
 BLANK, DRAWN = 16, 16
 """Columns of the question that hold nothing but the scheduler's noise, and that hold numbers to check the answer by."""
@@ -50,8 +50,10 @@ class Coefficients:
     estimate: Terms
 
 
-def coefficients(recipe: Recipe, config: Any, *, noisy: bool = False) -> tuple[Coefficients, ...] | None:
-    """The steps of a recipe's scheduler as sums, None where they are none.
+def coefficients(
+    config: GenerationConfig, scheduler_config: Any, *, noisy: bool = False
+) -> tuple[Coefficients, ...] | None:
+    """The steps of a config's scheduler as sums, None where they are none.
 
     One run over columns that do not mix: in each, the latents or the prediction of one step is 1 and all else 0; some
     hold noise alone, and some hold random numbers, by which the answer is checked.
@@ -59,18 +61,18 @@ def coefficients(recipe: Recipe, config: Any, *, noisy: bool = False) -> tuple[C
     Args:
         noisy: with the noise of every step given (eta 1), as `Sampler` takes it.
     """
-    steps = recipe.num_inference_steps
+    steps = config.num_inference_steps
     columns = 2 * steps + BLANK + DRAWN
-    small = replace(recipe, width=columns * LATENT_FACTOR, height=LATENT_FACTOR)
-    shape, make = (1, 1, 1, columns), torch.Generator().manual_seed(recipe.seed)
+    small = replace(config, width=columns * LATENT_FACTOR, height=LATENT_FACTOR)
+    shape, make = (1, 1, 1, columns), torch.Generator().manual_seed(config.seed)
     draws = torch.cat([torch.randn(shape, generator=make) for _ in range(steps + 1)])  # the first are the first latents
-    noise, drawn = draws[1:].view(steps, columns), torch.Generator().manual_seed(recipe.seed + 1)
+    noise, drawn = draws[1:].view(steps, columns), torch.Generator().manual_seed(config.seed + 1)
     inputs = torch.zeros(2, steps, columns)
     inputs[:, :, -DRAWN:] = torch.randn(2, steps, DRAWN, generator=drawn)
     inputs[0, :, :steps], inputs[1, :, steps : 2 * steps] = torch.eye(steps), torch.eye(steps)
     latents, predictions = inputs
     noises = list(noise.view(-1, *shape)) if noisy else []
-    sampler = Sampler(small, config, 1, torch.device("cpu"), torch.float32, noises)
+    sampler = Sampler(small, scheduler_config, 1, torch.device("cpu"), torch.float32, noises)
     scales, given = [], torch.zeros(2, steps, columns)
     for i, t in enumerate(sampler.timesteps):
         scales.append(float(sampler.scaled(torch.ones(1), t)))
@@ -110,20 +112,20 @@ class LinearSampler(Sampler):
     """`Sampler` by known coefficients: asked for its steps in their order, it never makes the host wait.
 
     Args:
-        steps: from `coefficients`, of this recipe and config. The others as in `Sampler`.
+        steps: from `coefficients`, of this config and config. The others as in `Sampler`.
     """
 
     def __init__(
         self,
         steps: Sequence[Coefficients],
-        recipe: Recipe,
-        config: Any,
+        config: GenerationConfig,
+        scheduler_config: Any,
         channels: int,
         device: torch.device,
         dtype: torch.dtype,
         noises: Sequence[Tensor] = (),
     ) -> None:
-        super().__init__(recipe, config, channels, device, dtype, noises)
+        super().__init__(config, scheduler_config, channels, device, dtype, noises)
         self._steps, self._noise = steps, list(noises)
         if not noises and any(step.following.noise for step in steps):
             shape, make = self.latents.shape, self._generator

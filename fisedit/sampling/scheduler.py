@@ -21,7 +21,7 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
 from fisedit.errors import InputError, NumericsError
-from fisedit.values import LATENT_FACTOR, Recipe, SchedulerName
+from fisedit.values import LATENT_FACTOR, GenerationConfig, SchedulerName
 
 SCHEDULERS: dict[SchedulerName, Any] = {
     SchedulerName.DDIM: DDIMScheduler,
@@ -33,14 +33,14 @@ SCHEDULERS: dict[SchedulerName, Any] = {
 
 
 class Sampler:
-    """One run of a recipe's scheduler, from first noise to last latents; make a new one for every run.
+    """One run of a config's scheduler, from first noise to last latents; make a new one for every run.
 
-    The noise is that of diffusers' pipelines: a CPU generator seeded with the recipe's seed draws the first latents and
+    The noise is that of diffusers' pipelines: a CPU generator seeded with the config's seed draws the first latents and
     then, for stochastic samplers, every step's noise. So an edit meets the very noise its source met.
 
     Args:
-        recipe: scheduler, steps, seed and size.
-        config: the model's scheduler config (betas, prediction type, offsets).
+        config: scheduler, steps, seed and size.
+        scheduler_config: the model's scheduler config (betas, prediction type, offsets).
         channels: latent channels.
         device, dtype: of the latents.
         noises: [1, C, h, w] of every step, which then is DDPM's (DDIM's with eta 1); () for the scheduler's own.
@@ -48,25 +48,25 @@ class Sampler:
 
     def __init__(
         self,
-        recipe: Recipe,
-        config: Any,
+        config: GenerationConfig,
+        scheduler_config: Any,
         channels: int,
         device: torch.device,
         dtype: torch.dtype,
         noises: Sequence[Tensor] = (),
     ) -> None:
-        self._scheduler = SCHEDULERS[recipe.scheduler].from_config(config)
+        self._scheduler = SCHEDULERS[config.scheduler].from_config(scheduler_config)
         try:
-            self._scheduler.set_timesteps(recipe.num_inference_steps, device=device)
+            self._scheduler.set_timesteps(config.num_inference_steps, device=device)
         except ValueError as error:  # LCM takes at most the steps it was distilled from
-            steps, name = recipe.num_inference_steps, recipe.scheduler
+            steps, name = config.num_inference_steps, config.scheduler
             raise InputError(f"num_inference_steps must suit the scheduler {name}, got {steps}; use fewer") from error
-        self._generator = torch.Generator().manual_seed(recipe.seed)
+        self._generator = torch.Generator().manual_seed(config.seed)
         takes = inspect.signature(self._scheduler.step).parameters
         self._extra = {"generator": self._generator} if "generator" in takes else {}
         self._noises = noises
         self.timesteps: Tensor = self._scheduler.timesteps
-        shape = (1, channels, recipe.height // LATENT_FACTOR, recipe.width // LATENT_FACTOR)
+        shape = (1, channels, config.height // LATENT_FACTOR, config.width // LATENT_FACTOR)
         noise = randn_tensor(shape, generator=self._generator, device=device, dtype=dtype)
         self.latents: Tensor = noise * self._scheduler.init_noise_sigma
         """The first latents [1, C, h, w]."""

@@ -1,4 +1,4 @@
-"""The story of a picture: latents before every step, predictions, recorded features; and what an edit keeps of one.
+"""A picture's trajectory: latents before every step, predictions, recorded features; and what an edit keeps of it.
 
 Knows recipes and recorded steps; runs nothing.
 """
@@ -12,24 +12,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fisedit.sampling.scheduler import Sampler
-    from fisedit.sparse.feature_cache import Shift, StepFeatures
-    from fisedit.values import BoolGrid, Recipe
+    from fisedit.sparse.feature_cache import CachedFeatures, FeatureDelta
+    from fisedit.values import BoolGrid, GenerationConfig
 
 STRUCTURED = 0.4
 """Share of the steps whose queries are recorded, so that edits may keep their structure."""
 
 
 @dataclass(eq=False)
-class Story:
+class Trajectory:
     """Everything the engine knows of a picture's making.
 
     Args:
-        recipe: how it was made; of an edit, its source's with the new prompt.
+        config: how it was made; of an edit, its source's with the new prompt.
         latents: x_0 to x_N, [1, 4, h, w] each.
         predictions: the guided prediction of every step, [1, 4, h, w].
         features: what every step recorded.
         text: keys and values of the prompt for every cross-attention.
-        start: so many first steps are another story's, taken over as they were.
+        start: so many first steps are another trajectory's, taken over as they were.
         noises: [1, 4, h, w] of every step, where inversion found them; edits step with the same ones.
         captured: so many of its steps were replayed from captured graphs. uncaptured: why others were not, or "".
         shifts: what its dense steps found changed outside its mask, where others are sparse.
@@ -37,37 +37,37 @@ class Story:
             that was recorded: an edit begins with the same.
     """
 
-    recipe: Recipe
+    config: GenerationConfig
     latents: list[Tensor] = field(default_factory=list)
     predictions: list[Tensor] = field(default_factory=list)
-    features: list[StepFeatures] = field(default_factory=list)
+    features: list[CachedFeatures] = field(default_factory=list)
     text: dict[str, Tensor] = field(default_factory=dict)
     start: int = 0
     noises: list[Tensor] = field(default_factory=list)
     captured: int = 0
     uncaptured: str = ""
-    shifts: list[Shift] = field(default_factory=list)
+    shifts: list[FeatureDelta] = field(default_factory=list)
     without: tuple[Tensor, Tensor] | None = None
 
     @property
     def own_bytes(self) -> int:
-        """Bytes of recorded features and latents held by this story alone."""
+        """Bytes of recorded features and latents held by this trajectory alone."""
         loose = (*self.latents[self.start :], *self.predictions[self.start :], *self.text.values(), *self.noises)
         own = (*self.features[self.start :], *self.shifts)
         return sum(step.own_bytes for step in own) + sum(t.nbytes for t in loose)
 
-    def known_to(self, recipe: Recipe) -> tuple[Tensor, Tensor] | None:
-        """`without` for one whose recipe is this one's with another prompt, and no adapter at work.
+    def known_to(self, config: GenerationConfig) -> tuple[Tensor, Tensor] | None:
+        """`without` for one whose config is this one's with another prompt, and no adapter at work.
 
         None of an opened picture: the way back to it is known to the bit, and half a batch is rounded otherwise.
         """
-        alike = replace(recipe, prompt=self.recipe.prompt) == self.recipe and not (recipe.like or recipe.opened)
+        alike = replace(config, prompt=self.config.prompt) == self.config and not (config.like or config.opened)
         return self.without if alike else None
 
-    def take_over(self, source: Story, steps: int, sampler: Sampler) -> None:
-        """Begin as another story does, with its first steps; the sampler is left as it was after them."""
+    def take_over(self, source: Trajectory, steps: int, sampler: Sampler) -> None:
+        """Begin as another trajectory does, with its first steps; the sampler is left as it was after them."""
         self.start, self.noises = steps, source.noises
-        self.without = source.known_to(self.recipe)
+        self.without = source.known_to(self.config)
         self.latents += source.latents[: steps + 1]
         self.predictions += source.predictions[:steps]
         self.features += source.features[:steps]
@@ -90,15 +90,15 @@ class Structure:
 
 @dataclass(frozen=True, eq=False)
 class Beginning:
-    """An edit that is to be run with others: its recipe, text [B, T, D] with what is known of its keys and values, and
+    """An edit that is to be run with others: its config, text [B, T, D] with what is known of its keys and values, and
     mask [h, w]."""
 
-    recipe: Recipe
+    config: GenerationConfig
     text: Tensor
     cache: dict[str, Tensor]
     grid: BoolGrid
 
 
-def kept_steps(recipe: Recipe) -> int:
+def kept_steps(config: GenerationConfig) -> int:
     """The first steps, of which an edit may keep the structure."""
-    return round(STRUCTURED * recipe.num_inference_steps)
+    return round(STRUCTURED * config.num_inference_steps)

@@ -1,14 +1,14 @@
-"""Stories and decoder records by result, within a budget of bytes. What is dropped can be rebuilt from its recipe.
+"""Stories and decoder records by result, within a budget of bytes. What is dropped can be rebuilt from its config.
 
-A sparse edit's overlay lies over its parent's story, so a story goes only after all that lies over it. Knows nothing of
-how a story is made.
+A sparse edit's overlay lies over its parent's trajectory, so that one goes only after all that lies over it. Knows nothing of
+how a trajectory is made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fisedit.sampling.trajectory import Story
+from fisedit.sampling.trajectory import Trajectory
 from fisedit.sparse.vae_decode import DecoderRecord
 
 
@@ -17,24 +17,24 @@ class Memory:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self._kept: dict[str, tuple[Story, DecoderRecord]] = {}
-        self._under: dict[str, str | None] = {}  # result -> the result its story lies over
-        self._sizes: dict[str, int] = {}  # counted once: a story has thousands of tensors
+        self._kept: dict[str, tuple[Trajectory, DecoderRecord]] = {}
+        self._under: dict[str, str | None] = {}  # result -> the result its trajectory lies over
+        self._sizes: dict[str, int] = {}  # counted once: a trajectory has thousands of tensors
 
-    def put(self, key: str, story: Story, decoder: DecoderRecord, *, base: str | None) -> None:
-        """Keep a result's story; `base` is the result it lies over, None for a dense one."""
-        self._sizes[key] = story.own_bytes + decoder.own_bytes
-        self._kept[key], self._under[key] = (story, decoder), base
+    def put(self, key: str, trajectory: Trajectory, decoder: DecoderRecord, *, base: str | None) -> None:
+        """Keep a result's trajectory; `base` is the result it lies over, None for a dense one."""
+        self._sizes[key] = trajectory.own_bytes + decoder.own_bytes
+        self._kept[key], self._under[key] = (trajectory, decoder), base
         self.make_room(0, keep=key)
 
     def share(self, key: str, other: str) -> None:
-        """Let another result stand on the same story, if it is here."""
+        """Let another result stand on the same trajectory, if it is here."""
         if key in self._kept:
             self._sizes[other] = self._sizes[key]
             self._kept[other], self._under[other] = self._kept[key], self._under[key]
 
-    def get(self, key: str) -> tuple[Story, DecoderRecord]:
-        """A kept story; KeyError if it is gone (see `in`)."""
+    def get(self, key: str) -> tuple[Trajectory, DecoderRecord]:
+        """A kept trajectory; KeyError if it is gone (see `in`)."""
         used: str | None = key
         while used is not None:
             self._kept[used] = self._kept.pop(used)  # most recently used last
@@ -42,17 +42,17 @@ class Memory:
         return self._kept[key]
 
     def __contains__(self, key: str) -> bool:
-        """Whether a result's story is here."""
+        """Whether a result's trajectory is here."""
         return key in self._kept
 
     @property
     def bytes(self) -> int:
         """Bytes of all that is kept."""
         kept = tuple(self._kept.items())  # others may be adding
-        return sum({id(story): self._sizes[key] for key, (story, _) in kept}.values())
+        return sum({id(trajectory): self._sizes[key] for key, (trajectory, _) in kept}.values())
 
     def drop(self, keys: Iterable[str]) -> None:
-        """Drop results and what lies over them: a story goes with all that needs it."""
+        """Drop results and what lies over them: a trajectory goes with all that needs it."""
         for key in keys:
             self._kept.pop(key, None)
             self._under.pop(key, None)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from fisedit.models.injection import Replacement, injected
 from fisedit.sparse.layers import map_of, rows_of
-from fisedit.sparse.modules import Role, Site
+from fisedit.sparse.modules import LayerSite, Role
 from fisedit.sparse.packed_weights import QKV, Weights
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.buckets import Bucket, LevelTables, Tables
@@ -79,7 +79,7 @@ class _Run:
     """One evaluation: what it reads, and the fresh rows and totals that an overlay will want."""
 
     buffers: Buffers
-    sites: dict[str, Site]
+    sites: dict[str, LayerSite]
     time: Tensor
     fresh: dict[str, Tensor] = field(default_factory=dict)
     totals: dict[str, Tensor] = field(default_factory=dict)
@@ -116,7 +116,9 @@ class Fused:
         heads: of the recorded keys and values that are coded, by site.
     """
 
-    def __init__(self, unet: UNet2DConditionModel, sites: Sequence[Site], *, coded: torch.dtype | None = None) -> None:
+    def __init__(
+        self, unet: UNet2DConditionModel, sites: Sequence[LayerSite], *, coded: torch.dtype | None = None
+    ) -> None:
         self._coded = coded
         self.unet, self._sites = unet, {site.name: site for site in sites}
         tokens = [site.name for site in sites if coded is not None and site.role is Role.TOKENS]
@@ -304,13 +306,13 @@ def _layer(norm: nn.LayerNorm) -> LayerNorm:
     return norm.weight, norm.bias, norm.eps
 
 
-def channels(site: Site) -> int:
+def channels(site: LayerSite) -> int:
     """Channels of the map that a norm or sampler reads."""
     module = site.module
     return int(module.num_channels if isinstance(module, nn.GroupNorm) else module.conv.in_channels)
 
 
-def recorded(sites: Sequence[Site], bucket: Bucket) -> dict[str, tuple[int, int]]:
+def recorded(sites: Sequence[LayerSite], bucket: Bucket) -> dict[str, tuple[int, int]]:
     """Rows and channels of everything recorded that is read by rows: "active NAME" of norms, "halo NAME" of what is
     before a 3x3 conv."""
     halos = {Role.NORM_HALO: bucket.same, Role.DOWN: bucket.down, Role.UP: bucket.up}

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from fisedit.models.injection import Forward, Replacement, injected
 from fisedit.sparse import vae_tiles as boxing
 from fisedit.sparse.blocks import NORMS, Packed, recorded
-from fisedit.sparse.feature_cache import StepOverlay
+from fisedit.sparse.feature_cache import FeatureOverlay
 from fisedit.sparse.graph_capture import Once, Outputs, Packing, capture, shared_pool
 from fisedit.sparse.layers import dense, map_of, rows_of
-from fisedit.sparse.modules import Role, Site, decoder_sites
+from fisedit.sparse.modules import LayerSite, Role, decoder_sites
 from fisedit.sparse.records import Records
 from fisedit.sparse.vae_decode import DecoderRecord, cell_sums, coarse_plan, fine_norms, normed, set_in
 from fisedit.sparse.vae_tiles import ROWS, Box, cut
@@ -159,7 +159,7 @@ class _Rows:
         self._captured = capture(self._run, like.device, decoder.pool)
         self._packing = Packing(self._captured.outputs)
 
-    def replay(self, plan: SparsePlan, record: DecoderRecord) -> StepOverlay:
+    def replay(self, plan: SparsePlan, record: DecoderRecord) -> FeatureOverlay:
         """The coarse levels at a plan's rows: their overlay, and the whole last map for the fine levels."""
         coarsest, records = plan.levels[-1], self._decoder.records
         self._tables.write([plan])
@@ -170,7 +170,7 @@ class _Rows:
             there.copy_(here)
         self._whole.copy_(record.maps.whole(self._last.name, 0)[0])
         self._captured.replay()
-        overlay, flats = StepOverlay(record.maps, plan), self._packing.copies()
+        overlay, flats = FeatureOverlay(record.maps, plan), self._packing.copies()
         levels = {site.name: site.level for site in self._decoder.sites}
         for name, lying in self._packing.found.items():
             kind, _, site = name.partition(" ")
@@ -196,11 +196,11 @@ class _Rows:
             vae.decode(map_of(latents.index_select(1, self._read)), return_dict=False)
         return outputs
 
-    def tables(self, site: Site) -> LevelTables:
+    def tables(self, site: LayerSite) -> LevelTables:
         """The tables of a site's level."""
         return self._tables.levels[site.level]
 
-    def norm(self, outputs: Outputs, site: Site, x: Tensor) -> Tensor:
+    def norm(self, outputs: Outputs, site: LayerSite, x: Tensor) -> Tensor:
         """Exact GroupNorm of padded rows and, before a conv, of the recorded halo."""
         rows, norm, place = rows_of(x), site.module, self.tables(site).place
         count = place.taken.shape[1] * (norm.num_channels // norm.num_groups)
@@ -212,13 +212,13 @@ class _Rows:
         out = torch.addcmul(affine[:, 1:], rows.float(), affine[:, :1]).to(rows.dtype)
         return map_of(out) if x.ndim == 4 else out.transpose(1, 2)
 
-    def conv(self, outputs: Outputs, site: Site, x: Tensor) -> Tensor:
+    def conv(self, outputs: Outputs, site: LayerSite, x: Tensor) -> Tensor:
         """3x3 conv of padded active and halo rows."""
         table, count = self.tables(site).same, self._bucket.rows[site.level]
         rows, halo = rows_of(x).tensor_split([count], 1)
         return map_of(ops.norm_conv3x3(rows, halo, table, site.module.weight, site.module.bias))
 
-    def up(self, outputs: Outputs, site: Site, x: Tensor, *_: Any, **__: Any) -> Tensor:
+    def up(self, outputs: Outputs, site: LayerSite, x: Tensor, *_: Any, **__: Any) -> Tensor:
         """The upsampler between two coarse levels; before the first fine one rows go into the whole map."""
         rows = outputs[f"rows {site.name}"] = rows_of(x)
         tables, conv = self.tables(site), site.module.conv
@@ -227,7 +227,7 @@ class _Rows:
             return x
         return map_of(ops.norm_conv3x3(rows, self._rows[f"halo {site.name}"], tables.up, conv.weight, conv.bias))
 
-    def tokens(self, outputs: Outputs, site: Site, x: Tensor) -> Tensor:
+    def tokens(self, outputs: Outputs, site: LayerSite, x: Tensor) -> Tensor:
         """Keys or values of every position: fresh where active, recorded elsewhere."""
         rows = outputs[f"rows {site.name}"] = dense(site, x)
         return ops.scatter_rows(self._tokens[site.name], rows, self.tables(site).place)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from fisedit.adapters.cost import dense_macs, sparse_macs
 from fisedit.sampling.denoise import Engine
-from fisedit.sparse.modules import Site
+from fisedit.sparse.modules import LayerSite
 from fisedit.sparse.profiling import decoder_macs, text_macs, unet_macs
 from fisedit.sparse.vae_tiles import Areas, box_areas, frame_areas
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import active_rows, make_plan
-from fisedit.values import WHOLE, Recipe
+from fisedit.values import WHOLE, GenerationConfig
 
 if TYPE_CHECKING:
     import torch
@@ -79,15 +79,15 @@ def fixed(device: torch.device) -> float:
 
 
 class Costs:
-    """Prices for one recipe on one engine.
+    """Prices for one config on one engine.
 
     Args:
-        recorded: the source was made with the recipe's adapters, so that edits look at all that they recorded.
+        recorded: the source was made with the config's adapters, so that edits look at all that they recorded.
     """
 
-    def __init__(self, engine: Engine, recipe: Recipe, *, recorded: bool = False) -> None:
-        self._engine, self._recipe, self._recorded = engine, recipe, recorded
-        self.sizes = engine.sizes(recipe)
+    def __init__(self, engine: Engine, config: GenerationConfig, *, recorded: bool = False) -> None:
+        self._engine, self._recipe, self._recorded = engine, config, recorded
+        self.sizes = engine.sizes(config)
 
     def rows(self, grid: BoolGrid, growth: Sequence[int]) -> tuple[int, ...]:
         """Active rows of every level at the widest growth of a sparse step."""
@@ -159,7 +159,7 @@ class Costs:
         return self._engine.batch(self._recipe)
 
     @property
-    def _sites(self) -> tuple[Site, ...]:
+    def _sites(self) -> tuple[LayerSite, ...]:
         return self._engine.executor.sites
 
     @property

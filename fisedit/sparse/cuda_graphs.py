@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fisedit.sparse.blocks import SKIPPED, Buffers, Fused
 from fisedit.sparse.executor import Executor
-from fisedit.sparse.feature_cache import StepFeatures, StepOverlay
+from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay
 from fisedit.sparse.graph_capture import Captured, Lying, Once, Outputs, Packing, capture
 from fisedit.sparse.modules import Role, text_keys
 from fisedit.sparse.prefetch import Feed
@@ -71,7 +71,7 @@ class GraphExecutor:
     def begin(
         self,
         plans: Sequence[SparsePlan],
-        steps: Mapping[int, StepFeatures],
+        steps: Mapping[int, CachedFeatures],
         text: Tensor,
         budget: int | None = None,
         known: dict[str, Tensor] | None = None,
@@ -116,7 +116,7 @@ class GraphEdit:
         records: Records,
         slot: Slot,
         plans: Sequence[SparsePlan],
-        steps: Mapping[int, StepFeatures],
+        steps: Mapping[int, CachedFeatures],
         text: Mapping[str, Tensor],
         branches: int,
         budget: int | None,
@@ -151,7 +151,7 @@ class GraphEdit:
         return self._slot.captured.outputs[PREDICTION]
 
     @torch.inference_mode()
-    def overlays(self, i: int) -> list[StepOverlay]:
+    def overlays(self, i: int) -> list[FeatureOverlay]:
         """What the last step, which was the i-th, changed of its source, for each edit; in memory of their own, which
         those of a batch share."""
         source, outputs, each = self._steps[i], self._slot.captured.outputs, len(self._plans)
@@ -159,7 +159,7 @@ class GraphEdit:
         whole = {
             site: torch.cat([outputs[f"rows {site}"], outputs[f"rows {site}{SKIPPED}"]], 2) for site in self._in_halves
         }
-        made = [StepOverlay(source, plan, share=each) for plan in self._plans]
+        made = [FeatureOverlay(source, plan, share=each) for plan in self._plans]
         for e, (overlay, found) in enumerate(zip(made, self._found, strict=True)):
             for kind, site, lying in found:
                 if kind == "totals":

@@ -18,9 +18,9 @@ from fisedit.adapters import sparse_row_column
 from fisedit.adapters.conditioning import Guide, guided
 from fisedit.models.injection import Forward, injected
 from fisedit.sparse import layers
-from fisedit.sparse.feature_cache import StepFeatures, StepMaps, StepOverlay, gather
+from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, StepFeatures, gather
 from fisedit.sparse.layers import Recording, Replay
-from fisedit.sparse.modules import Role, Site, depth, loras, unet_sites
+from fisedit.sparse.modules import LayerSite, Role, depth, loras, unet_sites
 from fisedit.sparse.whole_blocks import wholes
 from fisedit.sparse_kernels import prepacked
 from fisedit.sparse_kernels.row_plan import SparsePlan
@@ -67,7 +67,7 @@ class Executor:
         queries: frozenset[str] = frozenset(),
         timestep_cond: Tensor | None = None,
         guides: Sequence[Guide] = (),
-    ) -> tuple[Tensor, StepMaps]:
+    ) -> tuple[Tensor, StepFeatures]:
         """One dense evaluation that remembers what a later sparse one may read.
 
         Args:
@@ -80,7 +80,7 @@ class Executor:
         Returns:
             The prediction [B, 4, h, w] and the step's maps.
         """
-        run = Recording(StepMaps(), text_cache, queries)
+        run = Recording(StepFeatures(), text_cache, queries)
         return self._run(RECORD, run, latents, timestep, text, timestep_cond, guides), run.maps
 
     def replay(
@@ -89,13 +89,13 @@ class Executor:
         timestep: Tensor,
         text: Tensor,
         text_cache: dict[str, Tensor],
-        source: StepFeatures,
+        source: CachedFeatures,
         plan: SparsePlan,
         timestep_cond: Tensor | None = None,
         *,
         structured: bool = False,
         guides: Sequence[Guide] = (),
-    ) -> tuple[Tensor, StepOverlay]:
+    ) -> tuple[Tensor, FeatureOverlay]:
         """One sparse evaluation at the plan's active rows over the recorded step.
 
         Args:
@@ -106,7 +106,7 @@ class Executor:
         Returns:
             The prediction at the active rows [B, R, 4] and the step's overlay.
         """
-        run = Replay(plan, source, StepOverlay(source, plan), text_cache, structured)
+        run = Replay(plan, source, FeatureOverlay(source, plan), text_cache, structured)
         rows = layers.map_of(gather(latents, plan.levels[0].read))
         out = self._run(REPLAY, run, rows, timestep, text, timestep_cond, guides)
         return layers.rows_of(out), run.overlay
@@ -134,7 +134,7 @@ class Executor:
         return result
 
 
-def mask_queries(sites: tuple[Site, ...], sizes: tuple[int, ...], limit: int = 1100) -> frozenset[str]:
+def mask_queries(sites: tuple[LayerSite, ...], sizes: tuple[int, ...], limit: int = 1100) -> frozenset[str]:
     """Query projections worth remembering for masks: those of maps with at most `limit` positions but more than 1 / 16
     of the finest such map.
 

@@ -19,7 +19,7 @@ from fisedit.sparse_kernels.row_plan import SparsePlan
 
 
 @dataclass(eq=False)
-class StepMaps:
+class StepFeatures:
     """Everything one dense step recorded.
 
     Args:
@@ -57,11 +57,11 @@ class StepMaps:
 
 
 @dataclass(eq=False)
-class StepOverlay:
+class FeatureOverlay:
     """What an edit changed of its parent's step: rows at the plan's active positions, totals of the large mixed maps;
     `share` edits lie in the same memory."""
 
-    parent: StepFeatures
+    parent: CachedFeatures
     plan: SparsePlan
     maps: dict[str, Tensor] = field(default_factory=dict)
     totals: dict[str, Tensor] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class StepOverlay:
 
 
 @dataclass(frozen=True, eq=False)
-class Shift:
+class FeatureDelta:
     """What a dense step of an edit found changed, all over the picture, against its source's step.
 
     Args:
@@ -99,7 +99,7 @@ class Shift:
     maps: dict[str, Tensor]
 
     @classmethod
-    def between(cls, source: StepFeatures, now: StepMaps, levels: Mapping[str, int]) -> Shift:
+    def between(cls, source: CachedFeatures, now: StepFeatures, levels: Mapping[str, int]) -> FeatureDelta:
         """From a source's step to an edit's; `levels`: of the sites whose maps later steps read."""
         both = [name for name in levels if name in source and name in now]
         return cls({name: source.whole(name, levels[name]).neg_().add_(now.maps[name]) for name in both})
@@ -111,12 +111,12 @@ class Shift:
 
 
 @dataclass(frozen=True, eq=False)
-class StepShifted:
+class ShiftedFeatures:
     """A source's step as an edit would have left it outside its mask: what the edit's last dense step found changed
     there is added, as from one step to the next it changes little."""
 
-    parent: StepFeatures
-    shift: Shift
+    parent: CachedFeatures
+    shift: FeatureDelta
 
     def rows(self, key: str, level: int, positions: Tensor) -> Tensor:
         """The shifted rows [B, len(positions), C], a fresh tensor."""
@@ -126,7 +126,7 @@ class StepShifted:
     def whole(self, key: str, level: int) -> Tensor:
         """The whole shifted map [B, H * W, C], a fresh tensor that the caller may write to."""
         moved, step = self.shift.maps.get(key), self.parent
-        if moved is not None and isinstance(step, StepMaps) and step.home is None:
+        if moved is not None and isinstance(step, StepFeatures) and step.home is None:
             return step.maps[key] + moved
         whole = step.whole(key, level)
         return whole if moved is None else whole.add_(moved)
@@ -135,19 +135,19 @@ class StepShifted:
         """Whether a map of that name was recorded."""
         return key in self.parent
 
-    own_bytes = 0  # the shift is its story's, which has one for many steps
+    own_bytes = 0  # the shift is its trajectory's, which has one for many steps
 
 
-StepFeatures = StepMaps | StepOverlay | StepShifted
+CachedFeatures = StepFeatures | FeatureOverlay | ShiftedFeatures
 
 
-def totals(step: StepFeatures, key: str, level: int, groups: int) -> Tensor:
+def totals(step: CachedFeatures, key: str, level: int, groups: int) -> Tensor:
     """A norm's sums and sums of squares over its whole map, float64 [B, groups, 2]: kept with the step or found now."""
-    kept = {} if isinstance(step, StepShifted) else step.totals
+    kept = {} if isinstance(step, ShiftedFeatures) else step.totals
     return kept[key] if key in kept else ops.group_sums(step.whole(key, level), groups)
 
 
-def completed(step: StepFeatures, last: StepMaps, levels: Mapping[str, int]) -> StepMaps:
+def completed(step: CachedFeatures, last: StepFeatures, levels: Mapping[str, int]) -> StepFeatures:
     """What the last branch alone recorded, with the others' of another step; `levels`: of sites that have them all."""
     maps, sums = dict(last.maps), dict(last.totals)
     for name in maps.keys() & levels.keys():
@@ -155,14 +155,14 @@ def completed(step: StepFeatures, last: StepMaps, levels: Mapping[str, int]) -> 
         maps[name][-1:] = last.maps[name]
     for name, own in sums.items():
         sums[name] = torch.cat([totals(step, name, levels[name], own.shape[1])[:-1], own])
-    return StepMaps(maps, sums)
+    return StepFeatures(maps, sums)
 
 
-def shifted(step: StepFeatures) -> bool:
+def shifted(step: CachedFeatures) -> bool:
     """Whether a step, or one that it lies over, is shifted."""
-    while isinstance(step, StepOverlay):
+    while isinstance(step, FeatureOverlay):
         step = step.parent
-    return isinstance(step, StepShifted)
+    return isinstance(step, ShiftedFeatures)
 
 
 def held_bytes(tensors: Iterable[Tensor]) -> int:

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fisedit.models.injection import Forward, injected
-from fisedit.sparse.feature_cache import StepFeatures, StepMaps, StepOverlay, StepShifted, totals
-from fisedit.sparse.modules import Role, Site, is_3x3, is_plain, weight_of
+from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, ShiftedFeatures, StepFeatures, totals
+from fisedit.sparse.modules import LayerSite, Role, is_3x3, is_plain, weight_of
 from fisedit.sparse_kernels import ops, prepacked
 from fisedit.sparse_kernels.row_plan import Level, Reads, SparsePlan
 
@@ -35,7 +35,7 @@ SHORT = 100
 class Recording:
     """The state of one dense forward that records: where maps go, and the text's keys and values."""
 
-    maps: StepMaps
+    maps: StepFeatures
     text: dict[str, Tensor]
     queries: frozenset[str] = frozenset()
 
@@ -48,8 +48,8 @@ class Replay:
     """
 
     plan: SparsePlan
-    source: StepFeatures
-    overlay: StepOverlay
+    source: CachedFeatures
+    overlay: FeatureOverlay
     text: dict[str, Tensor] = field(default_factory=dict)
     structured: bool = False
     _warm: tuple[Tensor, Tensor] | None = None
@@ -60,7 +60,7 @@ class Replay:
             self._warm = temb, F.silu(temb)[:, None]
         return self._warm[1]
 
-    def level(self, site: Site) -> Level:
+    def level(self, site: LayerSite) -> Level:
         """The level a site works at."""
         return self.plan.levels[site.level]
 
@@ -75,13 +75,13 @@ def map_of(rows: Tensor) -> Tensor:
     return rows.transpose(1, 2).unsqueeze(-1)
 
 
-def dense(site: Site, x: Tensor) -> Tensor:
+def dense(site: LayerSite, x: Tensor) -> Tensor:
     """What the layer's own class makes of its input."""
     out: Tensor = type(site.module).forward(site.module, x)
     return out
 
 
-def projected(site: Site, rows: Tensor) -> Tensor:
+def projected(site: LayerSite, rows: Tensor) -> Tensor:
     """What a linear layer makes of rows."""
     module = site.module
     return ops.norm_linear(rows, module.weight, module.bias) if type(module) is nn.Linear else dense(site, rows)
@@ -104,12 +104,12 @@ def convolved(layer: nn.Module, x: Tensor) -> Tensor:
     return out
 
 
-def record_whole(run: Recording, site: Site, x: Tensor) -> Tensor:
+def record_whole(run: Recording, site: LayerSite, x: Tensor) -> Tensor:
     """A layer of the whole map; nothing is remembered."""
     return whole(site.module, x)
 
 
-def record_input(run: Recording, site: Site, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def record_input(run: Recording, site: LayerSite, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Remember a map before the conv of a sampler."""
     run.maps.maps[site.name] = rows_of(x)
     with injected([(site.module.conv, partial(convolved, site.module.conv))]):
@@ -117,7 +117,7 @@ def record_input(run: Recording, site: Site, x: Tensor, *args: Any, **kwargs: An
     return out
 
 
-def record_norm(run: Recording, site: Site, x: Tensor) -> Tensor:
+def record_norm(run: Recording, site: LayerSite, x: Tensor) -> Tensor:
     """Remember a norm's input and its totals."""
     norm = site.module
     run.maps.maps[site.name] = rows_of(x)
@@ -125,13 +125,13 @@ def record_norm(run: Recording, site: Site, x: Tensor) -> Tensor:
     return out
 
 
-def record_output(run: Recording, site: Site, x: Tensor) -> Tensor:
+def record_output(run: Recording, site: LayerSite, x: Tensor) -> Tensor:
     """Remember what a projection of the tokens gave."""
     out = run.maps.maps[site.name] = whole(site.module, x)
     return out
 
 
-def record_query(run: Recording, site: Site, x: Tensor) -> Tensor:
+def record_query(run: Recording, site: LayerSite, x: Tensor) -> Tensor:
     """Remember the conditional branch's queries where masks will want them."""
     out = whole(site.module, x)
     if site.name in run.queries:
@@ -139,30 +139,30 @@ def record_query(run: Recording, site: Site, x: Tensor) -> Tensor:
     return out
 
 
-def text_once(run: Recording | Replay, site: Site, text: Tensor) -> Tensor:
+def text_once(run: Recording | Replay, site: LayerSite, text: Tensor) -> Tensor:
     """Project the text at the first step only."""
     if site.name not in run.text:
         run.text[site.name] = dense(site, text)
     return run.text[site.name]
 
 
-def replay_norm(run: Replay, site: Site, x: Tensor) -> Tensor:
+def replay_norm(run: Replay, site: LayerSite, x: Tensor) -> Tensor:
     """Exact GroupNorm of the active rows."""
     out = norm_rows(run, site, rows_of(x), run.level(site).active)
     return map_of(out) if x.ndim == 4 else out.transpose(1, 2)
 
 
-def replay_norm_halo(run: Replay, site: Site, x: Tensor) -> Tensor:
+def replay_norm_halo(run: Replay, site: LayerSite, x: Tensor) -> Tensor:
     """Exact GroupNorm of the active rows and of the recorded halo rows."""
     return map_of(norm_rows(run, site, rows_of(x), run.level(site).read))
 
 
-def norm_rows(run: Replay, site: Site, rows: Tensor, positions: Tensor) -> Tensor:
+def norm_rows(run: Replay, site: LayerSite, rows: Tensor, positions: Tensor) -> Tensor:
     """Exact GroupNorm at positions [R + G], of which the first R are the active ones: [B, R + G, C]."""
     norm, level, there = site.module, run.level(site), rows.shape[1]
     run.overlay.maps[site.name] = rows
     small = not rows.is_cuda and len(rows) * level.size * norm.num_channels <= FEW
-    if small or level.whole or isinstance(run.source, StepShifted):
+    if small or level.whole or isinstance(run.source, ShiftedFeatures):
         mixed = rows
         if not level.whole:
             mixed = run.source.whole(site.name, site.level).index_copy_(1, level.active, rows)
@@ -183,29 +183,29 @@ def norm_rows(run: Replay, site: Site, rows: Tensor, positions: Tensor) -> Tenso
     return ops.group_norm(wanted, sums, count, norm.weight, norm.bias, norm.eps)
 
 
-def replay_conv(run: Replay, site: Site, x: Tensor) -> Tensor:
+def replay_conv(run: Replay, site: LayerSite, x: Tensor) -> Tensor:
     """3x3 conv of active and halo rows."""
     return map_of(ops.conv3x3(rows_of(x), run.level(site).same, weight_of(site.module), site.module.bias))
 
 
-def replay_pointwise(run: Replay, site: Site, x: Tensor) -> Tensor:
+def replay_pointwise(run: Replay, site: LayerSite, x: Tensor) -> Tensor:
     """A 1x1 conv is a linear layer on rows."""
     if x.ndim == 3:
         return dense(site, x)
     return map_of(F.linear(rows_of(x), weight_of(site.module).flatten(1), site.module.bias))
 
 
-def replay_down(run: Replay, site: Site, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def replay_down(run: Replay, site: LayerSite, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """The downsampler's conv at the coarser level's active rows."""
     return _resample(run, site, x, run.level(site).down)
 
 
-def replay_up(run: Replay, site: Site, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def replay_up(run: Replay, site: LayerSite, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Interpolation and conv in one table, at the finer level's active rows."""
     return _resample(run, site, x, run.level(site).up)
 
 
-def _resample(run: Replay, site: Site, x: Tensor, reads: Reads | None) -> Tensor:
+def _resample(run: Replay, site: LayerSite, x: Tensor, reads: Reads | None) -> Tensor:
     assert reads is not None
     rows = run.overlay.maps[site.name] = rows_of(x)
     halo = run.source.rows(site.name, site.level, reads.halo)
@@ -213,7 +213,7 @@ def _resample(run: Replay, site: Site, x: Tensor, reads: Reads | None) -> Tensor
     return map_of(ops.conv3x3(torch.cat([rows, halo], 1), reads, weight_of(conv), conv.bias))
 
 
-def replay_tokens(run: Replay, site: Site, x: Tensor) -> Tensor:
+def replay_tokens(run: Replay, site: LayerSite, x: Tensor) -> Tensor:
     """Keys or values of every position: fresh where active, recorded elsewhere; a structured run keeps all keys."""
     rows = projected(site, x)
     if run.structured and site.name.endswith(".to_k") and f"{site.name.removesuffix('k')}q" in run.source:
@@ -224,7 +224,7 @@ def replay_tokens(run: Replay, site: Site, x: Tensor) -> Tensor:
     return run.source.whole(site.name, site.level).index_copy_(1, run.level(site).active, rows)
 
 
-def replay_query(run: Replay, site: Site, x: Tensor) -> Tensor:
+def replay_query(run: Replay, site: LayerSite, x: Tensor) -> Tensor:
     """Queries of the active rows, remembered where the source remembers them; a structured run has the source's."""
     out = projected(site, x)
     if site.name in run.source:
@@ -234,7 +234,7 @@ def replay_query(run: Replay, site: Site, x: Tensor) -> Tensor:
     return out
 
 
-def attend(run: Recording | Replay, site: Site, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def attend(run: Recording | Replay, site: LayerSite, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Queries of the rows at hand over every position's keys and values; the module's own way where it got another."""
     attention = site.module
     if not is_plain(attention):

@@ -61,7 +61,7 @@ class Role(Enum):
 
 
 @dataclass(frozen=True, eq=False)
-class Site:
+class LayerSite:
     """A layer at work: its dotted name, the module, its role, and the level of the map it reads (0 is the finest)."""
 
     name: str
@@ -81,7 +81,7 @@ class Site:
         return ".attn2." in self.name
 
 
-def unet_sites(unet: UNet2DConditionModel) -> tuple[Site, ...]:
+def unet_sites(unet: UNet2DConditionModel) -> tuple[LayerSite, ...]:
     """All sites of a UNet, in the order the data travels.
 
     Raises:
@@ -90,7 +90,7 @@ def unet_sites(unet: UNet2DConditionModel) -> tuple[Site, ...]:
     return tuple(_walk(unet))
 
 
-def decoder_sites(decoder: Decoder, levels: int) -> tuple[Site, ...]:
+def decoder_sites(decoder: Decoder, levels: int) -> tuple[LayerSite, ...]:
     """The sites of an autoencoder's decoder at its first `levels` resolutions, up to the upsampler that leaves the last
     of them, which is level 0.
 
@@ -100,12 +100,12 @@ def decoder_sites(decoder: Decoder, levels: int) -> tuple[Site, ...]:
     return tuple(_walk_decoder(decoder, levels))
 
 
-def depth(sites: tuple[Site, ...]) -> int:
+def depth(sites: tuple[LayerSite, ...]) -> int:
     """Number of levels."""
     return 1 + max(site.level for site in sites)
 
 
-def _walk(unet: UNet2DConditionModel) -> Iterator[Site]:
+def _walk(unet: UNet2DConditionModel) -> Iterator[LayerSite]:
     level = 0
     yield _conv("conv_in", unet.conv_in, level)
     for i, block in enumerate(unet.down_blocks):
@@ -121,7 +121,7 @@ def _walk(unet: UNet2DConditionModel) -> Iterator[Site]:
     yield _conv("conv_out", unet.conv_out, level)
 
 
-def _walk_decoder(decoder: Decoder, levels: int) -> Iterator[Site]:
+def _walk_decoder(decoder: Decoder, levels: int) -> Iterator[LayerSite]:
     level, middle = levels - 1, decoder.mid_block
     yield _conv("conv_in", decoder.conv_in, level)
     for i, resnet in enumerate(middle.resnets):
@@ -129,8 +129,8 @@ def _walk_decoder(decoder: Decoder, levels: int) -> Iterator[Site]:
     for i, attention in enumerate(middle.attentions):
         name = f"mid_block.attentions.{i}"
         yield _norm(f"{name}.group_norm", attention.group_norm, level, Role.NORM)
-        yield Site(f"{name}.to_k", attention.to_k, Role.TOKENS, level)
-        yield Site(f"{name}.to_v", attention.to_v, Role.TOKENS, level)
+        yield LayerSite(f"{name}.to_k", attention.to_k, Role.TOKENS, level)
+        yield LayerSite(f"{name}.to_v", attention.to_v, Role.TOKENS, level)
     for i, block in enumerate(decoder.up_blocks[:levels]):
         for j, resnet in enumerate(block.resnets):
             yield from _layer(f"up_blocks.{i}.resnets.{j}", resnet, level)
@@ -141,7 +141,7 @@ def _walk_decoder(decoder: Decoder, levels: int) -> Iterator[Site]:
 BLOCKS = (CrossAttnDownBlock2D, CrossAttnUpBlock2D, DownBlock2D, UNetMidBlock2DCrossAttn, UpBlock2D)
 
 
-def _block(name: str, block: nn.Module, level: int) -> Iterator[Site]:
+def _block(name: str, block: nn.Module, level: int) -> Iterator[LayerSite]:
     if type(block) not in BLOCKS:
         raise _unsupported(name, block)
     for child, module in block.named_children():
@@ -151,14 +151,14 @@ def _block(name: str, block: nn.Module, level: int) -> Iterator[Site]:
             yield from _layer(f"{name}.{child}.{i}", layer, level)
 
 
-def _layer(name: str, layer: nn.Module, level: int) -> Iterator[Site]:
+def _layer(name: str, layer: nn.Module, level: int) -> Iterator[LayerSite]:
     walk = LAYERS.get(type(layer))
     if walk is None:
         raise _unsupported(name, layer)
     yield from walk(name, layer, level)
 
 
-def _resnet(name: str, block: ResnetBlock2D, level: int) -> Iterator[Site]:
+def _resnet(name: str, block: ResnetBlock2D, level: int) -> Iterator[LayerSite]:
     if block.upsample is not None or block.downsample is not None:
         raise _unsupported(name, block, "it resamples")
     yield _norm(f"{name}.norm1", block.norm1, level, Role.NORM_HALO)
@@ -169,7 +169,7 @@ def _resnet(name: str, block: ResnetBlock2D, level: int) -> Iterator[Site]:
         yield _pointwise(f"{name}.conv_shortcut", block.conv_shortcut, level)
 
 
-def _transformer(name: str, model: Transformer2DModel, level: int) -> Iterator[Site]:
+def _transformer(name: str, model: Transformer2DModel, level: int) -> Iterator[LayerSite]:
     if not model.is_input_continuous:
         raise _unsupported(name, model, "its input is not continuous")
     yield _norm(f"{name}.norm", model.norm, level, Role.NORM)
@@ -179,7 +179,7 @@ def _transformer(name: str, model: Transformer2DModel, level: int) -> Iterator[S
     yield _pointwise(f"{name}.proj_out", model.proj_out, level)
 
 
-def _transformer_block(name: str, block: Any, level: int) -> Iterator[Site]:
+def _transformer_block(name: str, block: Any, level: int) -> Iterator[LayerSite]:
     if type(block) is not BasicTransformerBlock or block.norm_type != "layer_norm":
         raise _unsupported(name, block)
     for child in ("attn1", "attn2"):
@@ -191,16 +191,16 @@ def _transformer_block(name: str, block: Any, level: int) -> Iterator[Site]:
             yield _pointwise(f"{name}.ff.{child}", module, level)
 
 
-def _attention(name: str, attention: Attention, level: int) -> Iterator[Site]:
+def _attention(name: str, attention: Attention, level: int) -> Iterator[LayerSite]:
     extras = (attention.group_norm, attention.spatial_norm, attention.norm_cross, attention.added_kv_proj_dim)
     if any(extra is not None for extra in extras) or attention.fused_projections:
         raise _unsupported(name, attention, "it has norms, added or fused projections")
     role = Role.TEXT if attention.is_cross_attention else Role.TOKENS
     if not attention.is_cross_attention and is_plain(attention):
-        yield Site(name, attention, Role.ATTENTION, level)
-    yield Site(f"{name}.to_q", attention.to_q, Role.QUERY, level)
-    yield Site(f"{name}.to_k", attention.to_k, role, level)
-    yield Site(f"{name}.to_v", attention.to_v, role, level)
+        yield LayerSite(name, attention, Role.ATTENTION, level)
+    yield LayerSite(f"{name}.to_q", attention.to_q, Role.QUERY, level)
+    yield LayerSite(f"{name}.to_k", attention.to_k, role, level)
+    yield LayerSite(f"{name}.to_v", attention.to_v, role, level)
     yield _pointwise(f"{name}.to_out.0", attention.to_out[0], level)
 
 
@@ -210,17 +210,17 @@ def is_plain(attention: Attention) -> bool:
     return bool(plain and type(attention.processor) is AttnProcessor2_0)
 
 
-def _downsample(name: str, layer: Downsample2D, level: int) -> Iterator[Site]:
+def _downsample(name: str, layer: Downsample2D, level: int) -> Iterator[LayerSite]:
     if not layer.use_conv or layer.padding != 1 or layer.norm is not None or not is_3x3(layer.conv, 2):
         raise _unsupported(name, layer, "it is not a padded 3x3 conv of stride 2")
-    yield Site(name, layer, Role.DOWN, level)
+    yield LayerSite(name, layer, Role.DOWN, level)
 
 
-def _upsample(name: str, layer: Upsample2D, level: int) -> Iterator[Site]:
+def _upsample(name: str, layer: Upsample2D, level: int) -> Iterator[LayerSite]:
     plain = layer.use_conv and layer.interpolate and not layer.use_conv_transpose and layer.norm is None
     if not plain or not is_3x3(layer.conv, 1):
         raise _unsupported(name, layer, "it is not nearest interpolation and a 3x3 conv")
-    yield Site(name, layer, Role.UP, level)
+    yield LayerSite(name, layer, Role.UP, level)
 
 
 LAYERS = {
@@ -231,16 +231,16 @@ LAYERS = {
 }
 
 
-def _norm(name: str, module: nn.Module, level: int, role: Role) -> Site:
+def _norm(name: str, module: nn.Module, level: int, role: Role) -> LayerSite:
     if type(module) is not nn.GroupNorm:
         raise _unsupported(name, module)
-    return Site(name, module, role, level)
+    return LayerSite(name, module, role, level)
 
 
-def _conv(name: str, module: nn.Module, level: int) -> Site:
+def _conv(name: str, module: nn.Module, level: int) -> LayerSite:
     if not is_3x3(module, 1):
         raise _unsupported(name, module, "it is not a padded 3x3 conv")
-    return Site(name, module, Role.CONV, level)
+    return LayerSite(name, module, Role.CONV, level)
 
 
 def is_3x3(module: nn.Module, stride: int) -> bool:
@@ -282,11 +282,11 @@ def _bare(module: nn.Module) -> nn.Module:
     return inner if isinstance(inner, nn.Module) else module
 
 
-def _pointwise(name: str, module: nn.Module, level: int) -> Site:
+def _pointwise(name: str, module: nn.Module, level: int) -> LayerSite:
     bare = _bare(module)
     if not isinstance(bare, nn.Linear | nn.Conv2d) or getattr(bare, "kernel_size", (1, 1)) != (1, 1):
         raise _unsupported(name, module)
-    return Site(name, module, Role.POINTWISE, level)
+    return LayerSite(name, module, Role.POINTWISE, level)
 
 
 def _unsupported(name: str, module: nn.Module, why: str = "it has no sparse counterpart") -> UnsupportedModuleError:
@@ -295,7 +295,7 @@ def _unsupported(name: str, module: nn.Module, why: str = "it has no sparse coun
     )
 
 
-def text_keys(sites: Sequence[Site], text: Tensor, cache: dict[str, Tensor]) -> None:
+def text_keys(sites: Sequence[LayerSite], text: Tensor, cache: dict[str, Tensor]) -> None:
     """Project a prompt's embeddings [B, T, D] for every cross-attention, into a run's text cache."""
     for site in sites:
         if site.role is Role.TEXT and site.name not in cache:

@@ -18,7 +18,7 @@ from diffusers.models.transformers.transformer_2d import Transformer2DModel
 from torch import Tensor, nn
 
 from fisedit.errors import UnsupportedModuleError
-from fisedit.sparse.modules import Role, Site
+from fisedit.sparse.modules import LayerSite, Role
 
 QKV = ("to_q", "to_k", "to_v")
 
@@ -39,7 +39,7 @@ class Weights:
         ends: weight [C, 5 * C] and bias of every transformer's last feed-forward and proj_out in one.
     """
 
-    def __init__(self, unet: UNet2DConditionModel, sites: Sequence[Site]) -> None:
+    def __init__(self, unet: UNet2DConditionModel, sites: Sequence[LayerSite]) -> None:
         blocks = {name: m for name, m in unet.named_modules() if isinstance(m, ResnetBlock2D | Transformer2DModel)}
         _check(unet, sites, blocks)
         resnets = {name: m for name, m in blocks.items() if isinstance(m, ResnetBlock2D)}
@@ -84,7 +84,7 @@ def _end(model: Transformer2DModel) -> tuple[Tensor, Tensor]:
     return torch.cat([folded, weight], 1), bias.to(weight.dtype)
 
 
-def _check(unet: UNet2DConditionModel, sites: Sequence[Site], blocks: Mapping[str, nn.Module]) -> None:
+def _check(unet: UNet2DConditionModel, sites: Sequence[LayerSite], blocks: Mapping[str, nn.Module]) -> None:
     """Refuse what the fused forms leave out."""
     for name, block in blocks.items():
         if not (plain_resnet(block) if isinstance(block, ResnetBlock2D) else plain_transformer(block)):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from diffusers.models.attention_processor import Attention
 from torch import nn
 
-from fisedit.sparse.modules import Role, Site
+from fisedit.sparse.modules import LayerSite, Role
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL
@@ -25,7 +25,7 @@ SHIFT = {Role.DOWN: 1, Role.UP: -1}
 """Levels between a sampler's input and its output."""
 
 
-def unet_macs(sites: Sequence[Site], rows: Sequence[int], sizes: Sequence[int], batch: int, tokens: int) -> int:
+def unet_macs(sites: Sequence[LayerSite], rows: Sequence[int], sizes: Sequence[int], batch: int, tokens: int) -> int:
     """Multiply-accumulates of one UNet evaluation, the text's projections aside.
 
     Args:
@@ -43,7 +43,7 @@ def unet_macs(sites: Sequence[Site], rows: Sequence[int], sizes: Sequence[int], 
     return batch * total
 
 
-def text_macs(sites: Sequence[Site], batch: int, tokens: int) -> int:
+def text_macs(sites: Sequence[LayerSite], batch: int, tokens: int) -> int:
     """Multiply-accumulates of projecting the text for every cross-attention once."""
     return batch * tokens * sum(site.weights for site in sites if site.role is Role.TEXT)
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fisedit.models.device import pinned
 from fisedit.sparse.blocks import NORMS, Packed, channels
-from fisedit.sparse.feature_cache import StepFeatures, StepMaps, StepOverlay, totals
-from fisedit.sparse.modules import Role, Site
+from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, StepFeatures, totals
+from fisedit.sparse.modules import LayerSite, Role
 from fisedit.sparse_kernels.reference import coded
 from fisedit.sparse_kernels.row_plan import SparsePlan
 
@@ -36,13 +36,13 @@ class Records:
     """
 
     def __init__(
-        self, sites: Sequence[Site], heads: Mapping[str, int] | None = None, kind: torch.dtype | None = None
+        self, sites: Sequence[LayerSite], heads: Mapping[str, int] | None = None, kind: torch.dtype | None = None
     ) -> None:
         self._sites = [site for site in sites if site.role in HALOS or site.role in NORMS]
         self._tokens = [site for site in sites if site.role is Role.TOKENS]
         self.piece = gcd(*map(channels, self._sites))
         self._heads, self._kind = heads or {}, kind or torch.int8
-        self._packed: WeakKeyDictionary[StepMaps, tuple[Tensor, list[Tensor]]] = WeakKeyDictionary()
+        self._packed: WeakKeyDictionary[StepFeatures, tuple[Tensor, list[Tensor]]] = WeakKeyDictionary()
 
     def reading(self, rows: Packed, plans: Sequence[SparsePlan], branches: int) -> Reading:
         """What some edits of one size read of every step, in the order of `rows`."""
@@ -68,19 +68,19 @@ class Records:
             ]
         )
 
-    def laid(self, step: StepFeatures) -> Tensor:
+    def laid(self, step: CachedFeatures) -> Tensor:
         """A step's own rows side by side [pieces, piece]: of a recorded one all, of an edit's what it changed."""
-        if isinstance(step, StepMaps):
+        if isinstance(step, StepFeatures):
             return self._pack(step)[0]
-        assert isinstance(step, StepOverlay), "a shifted step has no pack"
+        assert isinstance(step, FeatureOverlay), "a shifted step has no pack"
         return torch.cat([step.maps[site.name].reshape(-1, self.piece) for site in self._sites])
 
-    def totals(self, step: StepFeatures) -> Tensor:
+    def totals(self, step: CachedFeatures) -> Tensor:
         """Of all norms side by side."""
         norms = ((site, site.module.num_groups) for site in self._sites if site.role in NORMS)
         return torch.cat([totals(step, site.name, site.level, groups).flatten() for site, groups in norms])
 
-    def tokens(self, step: StepFeatures) -> list[Tensor]:
+    def tokens(self, step: CachedFeatures) -> list[Tensor]:
         """Every map of keys and values; where these are coded, their scales are after every one."""
         if not self._heads:
             return [_whole(step, site) for site in self._tokens]
@@ -97,7 +97,7 @@ class Records:
                     there.view(same).index_copy_(1, active, rows.view(same))
         return mixed
 
-    def _pack(self, step: StepMaps) -> tuple[Tensor, list[Tensor]]:
+    def _pack(self, step: StepFeatures) -> tuple[Tensor, list[Tensor]]:
         """What was recorded side by side, kept so: its maps are views of it from then on."""
         if step in self._packed:
             return self._packed[step]
@@ -110,7 +110,7 @@ class Records:
         step.maps |= {s.name: part.view(old.shape) for s, part, old in zip(self._sites, parts, maps, strict=True)}
         return flat, numbers
 
-    def _code(self, step: StepMaps | StepOverlay, site: Site) -> tuple[Tensor, Tensor]:
+    def _code(self, step: StepFeatures | FeatureOverlay, site: LayerSite) -> tuple[Tensor, Tensor]:
         return coded(step.maps[site.name], self._heads[site.name], self._kind)
 
     def _starts(self, plan: SparsePlan, branches: int) -> dict[str, int]:
@@ -121,7 +121,7 @@ class Records:
             start += branches * plan.levels[site.level].size * channels(site) // self.piece
         return starts
 
-    def _pieces(self, site: Site, start: int, positions: Tensor) -> Tensor:
+    def _pieces(self, site: LayerSite, start: int, positions: Tensor) -> Tensor:
         """Where rows at positions [S, R] of a map's record lie in a pack that has it at `start`."""
         pieces = channels(site) // self.piece
         within = torch.arange(pieces, device=positions.device)
@@ -139,7 +139,7 @@ class Reading:
         self._records, self._index, self._branches = records, index, branches
         self._found: dict[SparsePlan, Tensor] = {}
 
-    def of(self, step: StepFeatures) -> list[Tensor]:
+    def of(self, step: CachedFeatures) -> list[Tensor]:
         """Totals of all norms side by side, the rows of all maps likewise, and every map of keys and values."""
         records, (root, overlays) = self._records, _lineage(step)
         pack = records.laid(root).to(self._index.device)
@@ -160,13 +160,13 @@ class Reading:
         return self._found[plan]
 
 
-def _lineage(step: StepFeatures) -> tuple[StepMaps, list[StepOverlay]]:
+def _lineage(step: CachedFeatures) -> tuple[StepFeatures, list[FeatureOverlay]]:
     """What was recorded under a step, and the overlays over it, the lowest first."""
-    overlays: list[StepOverlay] = []
-    while isinstance(step, StepOverlay):
+    overlays: list[FeatureOverlay] = []
+    while isinstance(step, FeatureOverlay):
         overlays.insert(0, step)
         step = step.parent
-    assert isinstance(step, StepMaps), "a shifted step has no pack"
+    assert isinstance(step, StepFeatures), "a shifted step has no pack"
     return step, overlays
 
 
@@ -179,6 +179,6 @@ def _positions(plans: Sequence[SparsePlan], branches: int, level: int, kind: str
     return (branch + rows).flatten(0, 1)
 
 
-def _whole(step: StepFeatures, site: Site) -> Tensor:
+def _whole(step: CachedFeatures, site: LayerSite) -> Tensor:
     """A recorded map; the record's own tensor where there is one, which may wait in host memory."""
-    return step.maps[site.name] if isinstance(step, StepMaps) else step.whole(site.name, site.level)
+    return step.maps[site.name] if isinstance(step, StepFeatures) else step.whole(site.name, site.level)

@@ -20,7 +20,7 @@ from fisedit.errors import InputError, UnsupportedModuleError
 from fisedit.models.injection import TURN
 from fisedit.sparse.cuda_graphs import GraphEdit, GraphExecutor
 from fisedit.sparse.executor import Executor
-from fisedit.sparse.feature_cache import StepFeatures, StepOverlay, scatter, shifted
+from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, scatter, shifted
 from fisedit.sparse.graph_cache import Ends
 from fisedit.sparse.graph_capture import state_of
 from fisedit.sparse_kernels import ops
@@ -43,7 +43,7 @@ class Work:
     """
 
     plans: Mapping[int, SparsePlan]
-    features: Sequence[StepFeatures]
+    features: Sequence[CachedFeatures]
     predictions: Sequence[Tensor]
     text: Tensor
     cache: dict[str, Tensor]
@@ -61,7 +61,7 @@ class Layers:
     def __init__(self, executor: Executor, work: Work) -> None:
         self._executor, self._work = executor, work
 
-    def step(self, i: int, x: Tensor, t: Tensor, extra: Tensor | None) -> tuple[Tensor, StepOverlay]:
+    def step(self, i: int, x: Tensor, t: Tensor, extra: Tensor | None) -> tuple[Tensor, FeatureOverlay]:
         """The guided prediction of step i [1, 4, h, w], and its overlay.
 
         Args:
@@ -99,7 +99,7 @@ class Captured:
                 for key, plan in plans.items()
             }
 
-    def step(self, i: int, x: Tensor, t: Tensor, extra: Tensor | None) -> tuple[Tensor, StepOverlay]:
+    def step(self, i: int, x: Tensor, t: Tensor, extra: Tensor | None) -> tuple[Tensor, FeatureOverlay]:
         """See `Layers.step`; the host does not wait."""
         edit = self._edits[id(self._work.plans[i])]
         with TURN:  # until the graph's own memory has been read
@@ -130,7 +130,7 @@ class Batch:
         for e, work in enumerate(works):
             work.cache.update({name: tokens[e :: len(works)] for name, tokens in known.items()})
 
-    def step(self, i: int, x: Tensor, t: Tensor) -> tuple[Tensor, list[StepOverlay]]:
+    def step(self, i: int, x: Tensor, t: Tensor) -> tuple[Tensor, list[FeatureOverlay]]:
         """The guided predictions of step i [E, 4, h, w], and the overlays.
 
         Args:

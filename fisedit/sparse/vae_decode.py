@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from fisedit.errors import NumericsError
 from fisedit.models.injection import Forward, Replacement, injected
 from fisedit.sparse import layers
-from fisedit.sparse.feature_cache import StepFeatures, StepMaps, StepOverlay, gather
-from fisedit.sparse.modules import Role, Site, decoder_sites
+from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, StepFeatures, gather
+from fisedit.sparse.modules import LayerSite, Role, decoder_sites
 from fisedit.sparse.vae_tiles import ROWS, Box, before_upsampling, boxes, cut, rows, with_halo
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.row_plan import SparsePlan, make_plan
@@ -59,7 +59,7 @@ class DecoderRecord:
         totals: fine norm's name -> [groups, 2], float64 sums over the whole map, exact for a dense decode.
     """
 
-    maps: StepFeatures
+    maps: CachedFeatures
     sums: dict[str, Tensor] = field(default_factory=dict)
     totals: dict[str, Tensor] = field(default_factory=dict)
 
@@ -78,7 +78,7 @@ def decode(vae: AutoencoderKL, latents: Tensor) -> tuple[Image.Image, DecoderRec
     Returns:
         The picture, 8h x 8w pixels, and what `decode_boxes` needs.
     """
-    maps, shape = StepMaps(), (latents.shape[2], latents.shape[3])
+    maps, shape = StepFeatures(), (latents.shape[2], latents.shape[3])
     record = DecoderRecord(maps)
     replacements = _coarse(vae, layers.RECORD, layers.Recording(maps, {}))
     replacements += [(m, partial(_record_norm, record, shape, name, m)) for name, m in fine_norms(vae)]
@@ -179,7 +179,7 @@ class SparseDecode:
     ) -> None:
         self.vae, self.grid, self.found = vae, grid, found
         self.plan = coarse_plan(vae, grid) if plan is None else plan
-        self.coarse = layers.Replay(self.plan, source.maps, StepOverlay(source.maps, self.plan))
+        self.coarse = layers.Replay(self.plan, source.maps, FeatureOverlay(source.maps, self.plan))
         kept = ({name: t.clone() for name, t in fine.items()} for fine in (source.sums, source.totals))
         self.record = DecoderRecord(self.coarse.overlay, *kept)
         self.done: list[tuple[Box, Box, Tensor]] = []
@@ -226,7 +226,7 @@ class SparseDecode:
             self._refine(x, outer, piece, level + 1)
 
 
-def _up(run: layers.Replay, site: Site, x: Tensor) -> Tensor:
+def _up(run: layers.Replay, site: LayerSite, x: Tensor) -> Tensor:
     """The upsampler between two coarse levels; before the first fine one the whole map, for boxes to be cut from."""
     if site.level:
         return layers.replay_up(run, site, x)

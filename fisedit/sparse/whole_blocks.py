@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fisedit.models.injection import Forward
 from fisedit.sparse.layers import Replay, map_of, norm_rows, replay_query, replay_tokens, rows_of, text_once
-from fisedit.sparse.modules import Site, is_plain, weight_of
+from fisedit.sparse.modules import LayerSite, is_plain, weight_of
 from fisedit.sparse.packed_weights import plain_resnet, plain_transformer
 from fisedit.sparse_kernels import ops
 
@@ -28,11 +28,11 @@ class Whole:
     """A block, the sites within it by their names there, and what it does in a replayed forward."""
 
     module: Any
-    sites: dict[str, Site]
+    sites: dict[str, LayerSite]
     forward: Forward
 
 
-def wholes(unet: UNet2DConditionModel, sites: Sequence[Site]) -> tuple[tuple[Whole, ...], tuple[Site, ...]]:
+def wholes(unet: UNet2DConditionModel, sites: Sequence[LayerSite]) -> tuple[tuple[Whole, ...], tuple[LayerSite, ...]]:
     """The plain blocks of a UNet, and the sites outside of them."""
     found, rest = [], {site.name: site for site in sites}
     for name, module in unet.named_modules():
@@ -79,7 +79,7 @@ def replay_transformer(
     return (map_of(linear(model.proj_out, hidden, rows)),)
 
 
-def _block(run: Replay, sites: dict[str, Site], name: str, block: Any, x: Tensor, text: Tensor) -> Tensor:
+def _block(run: Replay, sites: dict[str, LayerSite], name: str, block: Any, x: Tensor, text: Tensor) -> Tensor:
     normed, own, cross = _layer_norm(block.norm1, x), f"{name}.attn1.to_", f"{name}.attn2.to_"
     query = replay_query(run, sites[f"{own}q"], normed)
     key, value = (replay_tokens(run, sites[own + to], normed) for to in "kv")

@@ -1,4 +1,4 @@
-"""Where a picture came from: the source's recipe and every edit since, as JSON and as AUTOMATIC1111's `parameters`.
+"""Where a picture came from: the source's config and every edit since, as JSON and as AUTOMATIC1111's `parameters`.
 
 An origin is all that it takes to make a picture again, but for the model, which it names, and for a picture that was
 opened, which no words can make. It names no file and no folder. Knows plain values; neither files nor models.
@@ -18,9 +18,18 @@ import numpy as np
 from fisedit import __version__
 from fisedit.errors import FisEditError, InputError
 from fisedit.models.hub import HUB_ID
-from fisedit.recipes import likenesses, make_recipe
 from fisedit.storage.image_metadata import Metadata
-from fisedit.values import LATENT_FACTOR, WHOLE, EditMask, Likeness, MaskSource, Recipe, SchedulerName
+from fisedit.values import (
+    LATENT_FACTOR,
+    WHOLE,
+    EditMask,
+    GenerationConfig,
+    Likeness,
+    MaskSource,
+    SchedulerName,
+    likenesses,
+    make_generation_config,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,8 +41,8 @@ VERSION = 1
 _LOCAL = "./"
 _MOST_LETTERS, _MOST_EDITS = 4_000_000, 1_000
 
-_GENERATED = {field.name for field in fields(Recipe)} - {"inversion", "like", "loras"}
-_OPENED = {field.name for field in fields(Recipe)} - {"scheduler", "like", "loras"}
+_GENERATED = {field.name for field in fields(GenerationConfig)} - {"inversion", "like", "loras"}
+_OPENED = {field.name for field in fields(GenerationConfig)} - {"scheduler", "like", "loras"}
 _ELSEWHERE: Mapping[str, Any] = {
     "seed": 0,
     "num_inference_steps": 25,
@@ -80,21 +89,21 @@ class Origin:
 
     Args:
         model: "demo", a hub id, "./name" for a file or folder whose place is nobody's business, or "" for no name.
-        dtype, device: what it ran in and on. recipe: of the source. edits: since then, each of the one before.
+        dtype, device: what it ran in and on. config: of the source. edits: since then, each of the one before.
         before: `parameters` that a picture had when it was opened, or "".
     """
 
     model: str
     dtype: str
     device: str
-    recipe: Recipe
+    config: GenerationConfig
     edits: tuple[PastEdit, ...] = ()
     before: str = ""
 
     @property
     def prompt(self) -> str:
         """What the picture shows."""
-        return self.edits[-1].prompt if self.edits else self.recipe.prompt
+        return self.edits[-1].prompt if self.edits else self.config.prompt
 
 
 def model_name(model: str) -> str:
@@ -125,18 +134,18 @@ def arguments(past: Origin, changes: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: a change that means nothing there.
     """
-    way, takes = ("opened", _OPENED) if past.recipe.opened else ("generated", _GENERATED)
+    way, takes = ("opened", _OPENED) if past.config.opened else ("generated", _GENERATED)
     if strange := sorted(set(changes) - takes):
         raise InputError(f"the picture was {way}, where {strange[0]} means nothing; leave it out")
-    if past.recipe.like or any(edit.like for edit in past.edits):
+    if past.config.like or any(edit.like for edit in past.edits):
         raise InputError("the picture took the look of another, which its file does not hold; edit it as --picture")
-    if past.recipe.loras:
-        names = ", ".join(name for name, _ in past.recipe.loras)
+    if past.config.loras:
+        names = ", ".join(name for name, _ in past.config.loras)
         raise InputError(
             f"the picture was made with LoRAs ({names}), which its file does not hold; edit it as --picture"
         )
-    told = {name: value for name, value in asdict(past.recipe).items() if name in takes}
-    if past.recipe.opened:
+    told = {name: value for name, value in asdict(past.config).items() if name in takes}
+    if past.config.opened:
         told |= {"prompt": past.prompt or None, "width": None, "height": None}  # whatever suits its size now
     return {**told, **changes}
 
@@ -149,9 +158,9 @@ def origin(lineage: Sequence[EditResult], model: str, dtype: str, device: str) -
         model_name(model),
         dtype,
         device,
-        source.recipe,
+        source.config,
         tuple(
-            PastEdit(e.prompt, e.mask, e.growth, e.structure, e.start, e.checked, str(e.diff), e.recipe.like)
+            PastEdit(e.prompt, e.mask, e.growth, e.structure, e.start, e.checked, str(e.diff), e.config.like)
             for e in past
         ),
         str(source.image.info.get("before", "")),
@@ -174,25 +183,25 @@ def of(made: Metadata) -> Origin:
     if not made.parameters:
         raise InputError("the picture says nothing of how it was made; edit it as --picture")
     prompt, negative = _prompts(made.parameters)
-    return Origin("demo", "", "", make_recipe(prompt, negative_prompt=negative, **_ELSEWHERE))
+    return Origin("demo", "", "", make_generation_config(prompt, negative_prompt=negative, **_ELSEWHERE))
 
 
 def _parameters(past: Origin) -> str:
     """As AUTOMATIC1111's web UI writes it: prompts, then one line of settings."""
-    recipe, model = past.recipe, Path(past.model).name
+    config, model = past.config, Path(past.model).name
     start = past.edits[-1].start if past.edits else 0
     settings = {
-        "Steps": recipe.num_inference_steps,
-        "Sampler": _SAMPLERS[recipe.scheduler],
-        "CFG scale": f"{recipe.guidance_scale:g}",
-        "Seed": recipe.seed,
-        "Size": f"{recipe.width}x{recipe.height}",
+        "Steps": config.num_inference_steps,
+        "Sampler": _SAMPLERS[config.scheduler],
+        "CFG scale": f"{config.guidance_scale:g}",
+        "Seed": config.seed,
+        "Size": f"{config.width}x{config.height}",
         "Model": model.removesuffix(".safetensors"),
-        "Denoising strength": f"{1 - start / recipe.num_inference_steps:.4g}" if start else "",
+        "Denoising strength": f"{1 - start / config.num_inference_steps:.4g}" if start else "",
         "Version": f"fisedit {__version__}",
     }
     line = ", ".join(f"{name}: {_quoted(str(value))}" for name, value in settings.items() if value != "")
-    negative = [f"Negative prompt: {recipe.negative_prompt}"] if recipe.negative_prompt else []
+    negative = [f"Negative prompt: {config.negative_prompt}"] if config.negative_prompt else []
     return "\n".join([past.prompt, *negative, line])
 
 
@@ -228,7 +237,7 @@ def _json(past: Origin) -> str:
         "model": past.model,
         "dtype": past.dtype,
         "device": past.device,
-        "source": {k: v for k, v in asdict(past.recipe).items() if v or k not in ("like", "loras")},
+        "source": {k: v for k, v in asdict(past.config).items() if v or k not in ("like", "loras")},
         "edits": edits,
     }
     return json.dumps(told | ({"before": past.before} if past.before else {}))
@@ -245,21 +254,21 @@ def _read(text: str) -> Origin:
         told: Any = json.loads(_checked(text, len(text) <= _MOST_LETTERS))
         found = told["version"]
         if found == VERSION:
-            recipe, names = make_recipe(**told["source"]), (told["model"], told["dtype"], told["device"])
+            config, names = make_generation_config(**told["source"]), (told["model"], told["dtype"], told["device"])
             before = told.get("before", "")
             _checked(
                 told, all(isinstance(name, str) for name in (*names, before)) and len(told["edits"]) <= _MOST_EDITS
             )
-            return Origin(*names, recipe, tuple(_edit(entry, recipe) for entry in told["edits"]), before)
+            return Origin(*names, config, tuple(_edit(entry, config) for entry in told["edits"]), before)
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, FisEditError) as error:
         raise InputError("what the picture says of its making is damaged; edit it as --picture") from error
     wanted = f"of version {VERSION}, got {found!r:.20}; update fisedit"
     raise InputError(f"what the picture says of its making must be {wanted}, or edit it as --picture")
 
 
-def _edit(told: Any, recipe: Recipe) -> PastEdit:
-    steps, mask = recipe.num_inference_steps, told["mask"]
-    grid = _grid(mask["runs"], recipe.height // LATENT_FACTOR, recipe.width // LATENT_FACTOR)
+def _edit(told: Any, config: GenerationConfig) -> PastEdit:
+    steps, mask = config.num_inference_steps, told["mask"]
+    grid = _grid(mask["runs"], config.height // LATENT_FACTOR, config.width // LATENT_FACTOR)
     growth, structure, start = tuple(told["growth"]), told["structure"], told["start"]
     fits = len(growth) in (0, steps) and all(type(cells) is int and 0 <= cells <= WHOLE for cells in growth)
     return PastEdit(

@@ -18,11 +18,10 @@ from PIL import Image, UnidentifiedImageError
 
 from fisedit.errors import FisEditError, SessionError
 from fisedit.history import EditResult, History
-from fisedit.recipes import make_recipe
 from fisedit.storage.files import write_image, write_json
 from fisedit.storage.image_metadata import Metadata
 from fisedit.storage.images import upright
-from fisedit.values import LATENT_FACTOR, EditMask, EditScript, EditStats, MaskSource
+from fisedit.values import LATENT_FACTOR, EditMask, EditScript, EditStats, MaskSource, make_generation_config
 
 VERSION = 1
 _INDEX = "session.json"
@@ -153,7 +152,7 @@ def _entry(result: EditResult) -> dict[str, Any]:
     return {
         "id": result.id,
         "parent": result.parent,
-        "recipe": asdict(result.recipe),
+        "recipe": asdict(result.config),
         "change": str(result.diff),
         "growth": result.growth,
         "structure": result.structure,
@@ -168,23 +167,23 @@ def _result(
     folder: Path, entry: dict[str, Any], history: History, diff: Callable[[str, str, str], EditScript]
 ) -> EditResult:
     name, parent = str(int(entry["id"])), entry["parent"]
-    recipe = make_recipe(**entry["recipe"])
-    before = {r.id: r.prompt for r in history}[parent] if parent is not None else recipe.prompt
-    cells = (recipe.width // LATENT_FACTOR, recipe.height // LATENT_FACTOR)
+    config = make_generation_config(**entry["recipe"])
+    before = {r.id: r.prompt for r in history}[parent] if parent is not None else config.prompt
+    cells = (config.width // LATENT_FACTOR, config.height // LATENT_FACTOR)
     grid = np.asarray(_picture(folder / f"{name}.mask.png", "1", cells))
     mask = EditMask(grid, MaskSource(entry["mask"]["source"]), entry["mask"]["confidence"])
-    size, aside = (recipe.width, recipe.height), folder / f"{name}.canvas.png"
+    size, aside = (config.width, config.height), folder / f"{name}.canvas.png"
     painted = _picture(aside, "RGB", size) if aside.exists() else None
     image = _original(folder, name) if painted else _picture(folder / f"{name}.png", "RGB", size)
     growth = tuple(entry["growth"])
-    if growth and [type(cells) for cells in growth] != [int] * recipe.num_inference_steps:
+    if growth and [type(cells) for cells in growth] != [int] * config.num_inference_steps:
         raise ValueError(f"growth must be a whole number for each step, got {growth}")
     structure, start = float(entry.get("structure", 0.0)), int(entry.get("start", 0))
-    if not 0 <= start < recipe.num_inference_steps:
+    if not 0 <= start < config.num_inference_steps:
         raise ValueError(f"start must leave a step to run, got {start}")
-    script, stats = diff(name, before, recipe.prompt), _stats(entry["stats"])
+    script, stats = diff(name, before, config.prompt), _stats(entry["stats"])
     checked = bool(entry.get("checked", False))
-    return EditResult(name, parent, recipe, image, mask, script, stats, growth, painted, structure, start, checked)
+    return EditResult(name, parent, config, image, mask, script, stats, growth, painted, structure, start, checked)
 
 
 def _stats(entry: dict[str, Any]) -> EditStats:

@@ -40,7 +40,7 @@ def check_guided(editor, pipe, adapter):
         for name, block in adapter.blocks.items()
     }
     with insertion(pipe.unet, changes):
-        dense = oracle.dense_generate(pipe, oracle.Recipe(CAT, seed=7, steps=2))
+        dense = oracle.dense_generate(pipe, oracle.GenerationConfig(CAT, seed=7, steps=2))
     result = editor.generate(CAT, reference=RED, width=128, height=128, **QUICK)
     assert oracle.deviation(torch.cat(editor._memory.get(result.id)[0].latents), dense.latents) <= 1e-4
     assert np.abs(pixels(result).astype(int) - np.asarray(dense.image)).max() <= 1
@@ -204,12 +204,12 @@ def test_scales_add_up_and_leave_no_trace(pipe, tmp_path):
     editor = Editor(pipe)
     plain = editor.generate(CAT, **QUICK)
     names = [editor.load_lora(file, scale) for file, scale in zip(files, (0.5, -0.25), strict=True)]
-    both = oracle.dense_generate(expected, oracle.Recipe(CAT, seed=7, steps=2)).latents
+    both = oracle.dense_generate(expected, oracle.GenerationConfig(CAT, seed=7, steps=2)).latents
     result = editor.generate(CAT, width=128, height=128, **QUICK)
     assert oracle.deviation(torch.cat(editor._memory.get(result.id)[0].latents), both) <= 1e-4
     editor.unload_lora(names[0])
     alone = oracle.dense_generate(
-        loras[1].merged(pipe_without(pipe, before), -0.25 * ALPHA / RANK), oracle.Recipe(CAT, seed=7, steps=2)
+        loras[1].merged(pipe_without(pipe, before), -0.25 * ALPHA / RANK), oracle.GenerationConfig(CAT, seed=7, steps=2)
     )
     result = editor.generate(CAT, width=128, height=128, **QUICK)
     assert oracle.deviation(torch.cat(editor._memory.get(result.id)[0].latents), alone.latents) <= 1e-4
@@ -244,7 +244,7 @@ def test_what_was_made_with_a_lora_is_rebuilt_with_it(pipe, tmp_path):
     editor.checkout(plain.id)
     assert pixels_outside(editor.edit(DOG, mask=SQUARE), plain)
     editor.load(tmp_path / "session")
-    assert editor.current.recipe == edit.recipe
+    assert editor.current.config == edit.config
     with pytest.raises(AdapterError, match="is loaded already"):
         editor.load_lora(file), editor.load_lora(file, 0.1)
     with pytest.raises(InputError, match=rf"made with LoRAs \({name}\)"):
@@ -259,7 +259,7 @@ def test_a_lora_that_diffusers_loaded_before_the_editor_began(pipe, tmp_path):
     pipe.set_adapters(["mine"], [SCALE])
     editor = Editor(pipe)
     result = editor.generate(CAT, width=128, height=128, **QUICK)
-    dense = oracle.dense_generate(expected, oracle.Recipe(CAT, seed=7, steps=2)).latents
+    dense = oracle.dense_generate(expected, oracle.GenerationConfig(CAT, seed=7, steps=2)).latents
     assert oracle.deviation(torch.cat(editor._memory.get(result.id)[0].latents), dense) <= 1e-4
     assert Executor(pipe.unet).sites
 

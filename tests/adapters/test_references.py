@@ -79,13 +79,13 @@ def test_a_guided_source_is_the_pipelines_own(pipe, adapter, editor, guidance):
         name: lambda x, name=name, block=block: x + 0.5 * naive(block, x, maps[name])
         for name, block in adapter.blocks.items()
     }
-    recipe = oracle.Recipe(CAT, seed=7, steps=3, guidance=guidance)
+    config = oracle.GenerationConfig(CAT, seed=7, steps=3, guidance=guidance)
     with insertion(pipe.unet, changes):
-        dense = oracle.dense_generate(pipe, recipe)
-    plain = oracle.dense_generate(pipe, recipe)
+        dense = oracle.dense_generate(pipe, config)
+    plain = oracle.dense_generate(pipe, config)
     result = editor.generate(CAT, reference=RED, guidance_scale=guidance, **QUICK)
-    story = editor._memory.get(result.id)[0]
-    assert oracle.deviation(torch.cat(story.latents), dense.latents) <= 1e-4
+    trajectory = editor._memory.get(result.id)[0]
+    assert oracle.deviation(torch.cat(trajectory.latents), dense.latents) <= 1e-4
     assert oracle.deviation(plain.latents, dense.latents) > 0.1
     assert np.abs(pixels(result).astype(int) - np.asarray(dense.image)).max() <= 1
 
@@ -95,7 +95,7 @@ def test_an_edit_of_everything_is_the_dense_one(pipe, adapter, editor):
     editor.generate(CAT, reference=BLUE, **QUICK)
     result = editor.edit(DOG, mask=np.ones((16, 16), bool), reference=RED)
     with guided(pipe.unet, [Guide(adapter, adapter.read(seen(pipe, RED)), 0.5)]):
-        dense = oracle.dense_generate(pipe, oracle.Recipe(DOG, seed=7, steps=3))
+        dense = oracle.dense_generate(pipe, oracle.GenerationConfig(DOG, seed=7, steps=3))
     assert oracle.deviation(torch.cat(editor._memory.get(result.id)[0].latents), dense.latents) <= 1e-4
 
 
@@ -104,7 +104,7 @@ def test_an_edit_takes_the_look_inside_its_mask_alone(editor):
     results = [editor.checkout(source.id) and editor.edit(DOG, mask=SQUARE, reference=r) for r in (None, RED, BLUE)]
     assert all(pixels_outside(result, source) for result in results)
     assert not any(np.array_equal(pixels(a), pixels(b)) for a, b in pairwise(results))
-    assert [len(result.recipe.like) for result in results] == [0, 1, 1]
+    assert [len(result.config.like) for result in results] == [0, 1, 1]
 
 
 @pytest.mark.parametrize("inversion", ["ddim", "ddpm"])
@@ -136,10 +136,10 @@ def test_a_reference_is_read_once(pipe, editor):
 def test_an_edits_reference_is_its_own_and_a_sources_stays(editor):
     source = editor.generate(CAT, **QUICK)
     editor.edit(DOG, mask=SQUARE, reference=RED)
-    assert editor.edit(CAT, mask=SQUARE).recipe.like == ()
+    assert editor.edit(CAT, mask=SQUARE).config.like == ()
     guided_source = editor.generate(CAT, reference=RED, **QUICK)
     edit = editor.edit(DOG, mask=SQUARE)
-    assert edit.recipe.like == guided_source.recipe.like != ()
+    assert edit.config.like == guided_source.config.like != ()
     assert not np.array_equal(pixels(source), pixels(guided_source))
 
 
@@ -158,7 +158,7 @@ def test_several_adapters_add_up(pipe, editor, tmp_path):
     editor.load_adapter(tmp_path / "other.safetensors", -0.3)
     editor.checkout(source.id)
     both = editor.edit(DOG, mask=SQUARE, reference=RED)
-    assert [like.scale for like in both.recipe.like] == [0.5, -0.3]
+    assert [like.scale for like in both.config.like] == [0.5, -0.3]
     assert not np.array_equal(pixels(one), pixels(both))
     editor.unload_adapter(tmp_path / "other.safetensors")
     editor.checkout(source.id)
@@ -176,7 +176,7 @@ def test_a_source_whose_adapter_is_gone_is_edited_without(editor):
     source = editor.generate(CAT, reference=RED, **QUICK)
     editor.unload_adapter()
     edit = editor.edit(DOG, mask=SQUARE)
-    assert edit.recipe.like == () and pixels_outside(edit, source)
+    assert edit.config.like == () and pixels_outside(edit, source)
     editor.forget()
     with pytest.raises(AdapterError, match="is not loaded; load it"):
         editor.edit(CAT, mask=SQUARE)
@@ -236,7 +236,7 @@ def test_a_session_keeps_adapters_and_references(editor, place, tmp_path, monkey
     pipe = editor.pipe
     monkeypatch.setattr(Editor, "from_pretrained", classmethod(lambda cls, model, **_: cls(pipe, model=model)))
     resumed = Editor.resume(tmp_path / "session")
-    assert resumed.current.recipe == first.recipe
+    assert resumed.current.config == first.config
     corner = grids(16, 16)["corner"]
     assert np.array_equal(pixels(resumed.edit(CAT, mask=corner)), pixels(editor.edit(CAT, mask=corner)))
 

@@ -27,7 +27,7 @@ FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-
 
 
 @dataclass(frozen=True)
-class Site:
+class LayerSite:
     """The app as it runs: where, in which folder its uploads lie, and what stands behind the page."""
 
     url: str
@@ -36,14 +36,14 @@ class Site:
 
 
 @pytest.fixture(scope="module")  # a server lowers Pillow's limit of pixels for the whole process: not for other tests
-def site() -> Iterator[Site]:
+def site() -> Iterator[LayerSite]:
     """The app on the demo model, in a thread of this process, where tests can look behind the page."""
     with served() as site:
         yield site
 
 
 @contextmanager
-def served(*models: str | Path, **studio: Any) -> Iterator[Site]:
+def served(*models: str | Path, **studio: Any) -> Iterator[LayerSite]:
     """Serves an app while the block runs; arguments as of `Studio`."""
     from app import server
 
@@ -57,7 +57,7 @@ def served(*models: str | Path, **studio: Any) -> Iterator[Site]:
             thread = Thread(target=running.run, args=([address.listener],))
             thread.start()
             try:
-                yield Site(address.url, uploads, behind)
+                yield LayerSite(address.url, uploads, behind)
             finally:
                 running.should_exit = True
                 thread.join()

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 if TYPE_CHECKING:
-    from tests.app.conftest import Site
+    from tests.app.conftest import LayerSite
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def picture(event: Event) -> np.ndarray:
     return np.asarray(Image.open(BytesIO(base64.b64decode(event.data[0]["picture"]))).convert("RGB"))
 
 
-def settle(site: Site) -> None:
+def settle(site: LayerSite) -> None:
     """Waits until nobody is at work."""
     for _ in range(600):
         if all(session.idle for session in site.studio._sessions.values()):

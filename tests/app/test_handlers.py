@@ -209,7 +209,7 @@ def test_deleting_the_last_picture_leaves_an_empty_session(studio, session):
 def test_a_picture_is_opened_and_edited(studio, session):
     photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (90, 140, 3), np.uint8))
     source = last(handlers.open_picture(studio, session, png(photo), CAT, QUICK))
-    assert source.image.size == (140, 90) and source.recipe.opened
+    assert source.image.size == (140, 90) and source.config.opened
     corner = Image.new("L", photo.size)
     corner.paste(255, (0, 0, 40, 40))
     edited = last(handlers.edit(studio, session, DOG, Region(add=corner, only=True)))

@@ -84,7 +84,7 @@ def file(picture):
 
 def test_what_nobody_chose_changes_nothing(studio, session, plain):
     made = last(handlers.generate(studio, session, CAT, PLAIN))
-    assert same(made, plain.generate(CAT, **QUICK)) and made.recipe.loras == ()
+    assert same(made, plain.generate(CAT, **QUICK)) and made.config.loras == ()
     assert same(last(handlers.edit(studio, session, DOG)), plain.edit(DOG))
 
 
@@ -95,12 +95,12 @@ def test_a_chosen_lora_paints_a_picture_and_its_edits(studio, session, places, p
     seen = handlers.preview(studio, session, "a fox and a cake on a beach").preview
     plain.load_lora(places["ink"], 0.6)
     assert same(source, plain.generate(CAT, **QUICK)) and not same(source, without)
-    assert same(edit, plain.edit(DOG)) and source.recipe.loras == edit.recipe.loras != ()
+    assert same(edit, plain.edit(DOG)) and source.config.loras == edit.config.loras != ()
     assert np.array_equal(seen.mask.grid, plain.preview("a fox and a cake on a beach").mask.grid)
-    assert studio.wardrobe.words(edit.recipe.loras) == "ink at 0.6" and studio.wardrobe.words(()) == ""
+    assert studio.wardrobe.words(edit.config.loras) == "ink at 0.6" and studio.wardrobe.words(()) == ""
 
     handlers.checkout(session, without.id)
-    assert last(handlers.edit(studio, session, DOG)).recipe.loras == ()
+    assert last(handlers.edit(studio, session, DOG)).config.loras == ()
     handlers.checkout(session, source.id)
     studio.shelf.forget(session)
     assert same(last(handlers.edit(studio, session, DOG)), edit)
@@ -113,7 +113,7 @@ def test_several_loras_at_once(studio, session, places, plain):
     plain.load_lora(places["ink"], 0.6)
     plain.load_lora(places["oil"], 0.5)
     assert same(source, plain.generate(CAT, **QUICK)) and same(edit, plain.edit(DOG))
-    assert studio.wardrobe.words(edit.recipe.loras) == "ink at 0.6 and oil at 0.5"
+    assert studio.wardrobe.words(edit.config.loras) == "ink at 0.6 and oil at 0.5"
     assert export.restore(studio, export.picture_bytes(session, source)).settings == several
 
 
@@ -150,14 +150,14 @@ def test_people_who_chose_differently_at_once(studio):
 def test_an_opened_picture_has_its_lora_too(studio, session):
     source = last(handlers.open_picture(studio, session, file(RED), CAT, OIL))
     edit = last(handlers.edit(studio, session, DOG, Region(add=Image.fromarray(SQUARE), only=True)))
-    assert source.recipe.loras == edit.recipe.loras and studio.wardrobe.words(edit.recipe.loras) == "oil at 1"
+    assert source.config.loras == edit.config.loras and studio.wardrobe.words(edit.config.loras) == "oil at 1"
 
 
 def test_who_comes_back_to_an_app_that_does_not_offer_it(shared, studio, session):
     last(handlers.generate(studio, session, CAT, INK))
     fewer = without(shared, studio.folder)
     back = fewer.adopt("me", session.key)
-    assert len(back.history) == 1 and fewer.wardrobe.words(back.current.recipe.loras) == ""
+    assert len(back.history) == 1 and fewer.wardrobe.words(back.current.config.loras) == ""
     for refused in (lambda: last(handlers.edit(fewer, back, DOG)), lambda: handlers.preview(fewer, back, DOG)):
         with pytest.raises(SessionError, match=r"made with the LoRA ink_\w+; start the app with it, as --lora"):
             refused()
@@ -257,7 +257,7 @@ def test_a_look_is_taken_from_an_uploaded_picture(studio, session, places, plain
     painted = last(handlers.edit(studio, session, CAT, region, look))
     assert same(source, plain.generate(CAT, **QUICK))
     assert same(painted, plain.edit(CAT, mask=SQUARE, reference=RED)) and not same(painted, source)
-    assert [one.scale for one in painted.recipe.like] == [0.5]
+    assert [one.scale for one in painted.config.like] == [0.5]
 
 
 def test_a_look_stays_with_a_picture_and_with_its_owner(studio, session, tmp_path):
@@ -266,7 +266,7 @@ def test_a_look_stays_with_a_picture_and_with_its_owner(studio, session, tmp_pat
     theirs = last(handlers.generate(studio, other, CAT, PLAIN, Look(file(BLUE), 1.0)))
     assert not same(mine, theirs)
     edit = last(handlers.edit(studio, session, DOG))
-    assert edit.recipe.like == mine.recipe.like != theirs.recipe.like
+    assert edit.config.like == mine.config.like != theirs.config.like
     packed = export.archive(session).read_bytes()
     back = studio.session("back")
     export.reopen(studio, back, packed)

@@ -103,7 +103,7 @@ def test_a_model_is_loaded_when_it_is_needed_first(other, tmp_path):
     assert loaded(studio) == ["demo"]
     assert [(model.native_size, model.guidance) for model in shelf.models] == [(128, 4.0), (64, 7.5)]
     own = last(handlers.generate(studio, studio.session("me"), CAT, Settings(2, model="other")))
-    assert own.image.size == (64, 64) and own.recipe.guidance_scale == 7.5
+    assert own.image.size == (64, 64) and own.config.guidance_scale == 7.5
     assert loaded(studio) == ["demo", "other"]
 
 
@@ -280,9 +280,9 @@ def test_what_does_not_fit_another_model_is_told(tmp_path):
     save_adapter(lively(pipe.unet, "v3"), tmp_path / "adapter")
     studio = Studio("demo", tmp_path / "tiny", loras=[lora], adapter=tmp_path / "adapter", folder=tmp_path / "sessions")
     session, tiny = studio.session("me"), Settings(2, seed=7, width=64, height=64, model="tiny")
-    assert last(handlers.generate(studio, session, CAT, tiny)).recipe.loras == ()
+    assert last(handlers.generate(studio, session, CAT, tiny)).config.loras == ()
     with pytest.raises(InputError, match="the LoRA ink does not fit the model; choose another one"):
         list(handlers.generate(studio, session, CAT, Settings(2, model="tiny", loras={"ink": 1.0})))
     with pytest.raises(InputError, match="the adapter does not fit the model"):
         list(handlers.edit(studio, session, DOG, None, handlers.Look(file(RED))))
-    assert last(handlers.generate(studio, session, CAT, Settings(2, loras={"ink": 1.0}))).recipe.loras != ()
+    assert last(handlers.generate(studio, session, CAT, Settings(2, loras={"ink": 1.0}))).config.loras != ()

@@ -20,7 +20,7 @@ from fisedit import Editor
 from fisedit.adapters.checkpoints import save_adapter
 from tests.adapters.test_derivatives import Lora
 from tests.adapters.test_references import RED
-from tests.app.conftest import Site, served
+from tests.app.conftest import LayerSite, served
 from tests.app.program import Program, picture
 from tests.app.test_browser import CAT, DOG, make, nodes, pixels, run, stroke
 from tests.app.test_docs import PLACE, TEXT
@@ -43,7 +43,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def site(folder) -> Iterator[Site]:
+def site(folder) -> Iterator[LayerSite]:
     pipe = Editor.from_pretrained("demo").pipe
     save_adapter(lively(pipe.unet, "v3"), folder / "adapter")
     loras = [Lora(pipe, seed).kohya(folder / f"{name}.safetensors") for seed, name in enumerate(("ink", "oil"))]
@@ -200,7 +200,7 @@ def test_the_documents_python_runs(site, tmp_path):
     assert run.returncode == 0, run.stderr
     session = next(reversed(site.studio._sessions.values()))
     assert (session.current.prompt, label(session.model(session.current))) == (FOX, "another")
-    assert site.studio.wardrobe.choice(session.current.recipe.loras) == {"ink": 0.8} and session.current.recipe.like
+    assert site.studio.wardrobe.choice(session.current.config.loras) == {"ink": 0.8} and session.current.config.like
 
 
 def test_what_programs_may_not_choose(program):

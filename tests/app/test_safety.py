@@ -16,7 +16,7 @@ from PIL import Image
 from tests.app.program import JSON, Program, settle
 
 if TYPE_CHECKING:
-    from tests.app.conftest import Site
+    from tests.app.conftest import LayerSite
 
 CAT, DOG = "a cat and a cake on a beach", "a dog and a cake on a beach"
 SMALL = (0, 2, 4.0, 64, 64)
@@ -175,7 +175,7 @@ class TestLeaving:
         assert program.ask("history").data[0]["results"] == []
 
 
-def upload(site: Site, data: bytes) -> dict[str, object]:
+def upload(site: LayerSite, data: bytes) -> dict[str, object]:
     """Sends a file; what a request calls it by then."""
     sent = httpx.post(f"{site.url}gradio_api/upload", files={"files": ("a.png", data)})
     assert sent.status_code == 200, sent.text

@@ -13,11 +13,11 @@ from fisedit import Editor
 from fisedit.evaluation import cuda_speed, plot
 from fisedit.evaluation.speed import GUIDANCE, PROMPTS
 from fisedit.sparse import vae_tiles as boxing
-from fisedit.values import Recipe, SchedulerName
+from fisedit.values import GenerationConfig, SchedulerName
 from tests.support.grids import grids
 from tests.support.pipelines import build_pipeline
 
-RECIPE = Recipe(PROMPTS[0], 7, "", 4, GUIDANCE, 128, 128, SchedulerName.DDIM)
+RECIPE = GenerationConfig(PROMPTS[0], 7, "", 4, GUIDANCE, 128, 128, SchedulerName.DDIM)
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: nothing is refused")
 

@@ -295,7 +295,7 @@ def opened(pipelines):
 
 def fresh(case: Case, **changes: object) -> Case:
     """The same source without what was kept of earlier methods."""
-    return Case(case.editor, replace(case.edit, **changes), case.source, case.story)
+    return Case(case.editor, replace(case.edit, **changes), case.source, case.trajectory)
 
 
 def levels(one: Image.Image, other: Image.Image) -> int:
@@ -379,7 +379,7 @@ def test_image_to_image_begins_at_the_picture(opened, monkeypatch):
     moved = []
     for strength in (0.15, 0.5, by_diffusers.STRENGTH):
         monkeypatch.setattr(by_diffusers, "STRENGTH", strength)
-        moved.append(float((decoded_by("img2img", fresh(opened)) - opened.story.latents[-1][0]).norm()))
+        moved.append(float((decoded_by("img2img", fresh(opened)) - opened.trajectory.latents[-1][0]).norm()))
         assert METHODS["img2img"](fresh(opened)).evaluations == int(7 * strength)
     assert moved[0] < moved[1] < moved[2]
 
@@ -414,7 +414,7 @@ def test_prompt_to_prompts_source_stays_on_its_path(opened):
     prompt_to_prompt(opened)
     watched.remove()
     old, new, old_guided, new_guided = torch.stack(seen).unbind(1)
-    assert torch.equal(old, torch.cat(opened.story.latents[:-1])) and torch.equal(old, old_guided)
+    assert torch.equal(old, torch.cat(opened.trajectory.latents[:-1])) and torch.equal(old, old_guided)
     assert torch.equal(new, new_guided) and not torch.equal(new[1:], old[1:])
 
 
@@ -469,26 +469,26 @@ def test_blocks_are_whole():
 
 def test_stale_norms_repeat_the_source_and_nothing_else(generated):
     """On the source's own inputs old and mixed statistics are the same; on others they are not."""
-    case, story = generated, generated.story
+    case, trajectory = generated, generated.trajectory
     unet, plan = case.editor.pipe.unet, case.engine.plan(SQUARE, 0)
-    text, t = case.engine.encode(case.source.recipe), case.engine.sampler(case.recipe).timesteps[2]
+    text, t = case.engine.encode(case.source.config), case.engine.sampler(case.config).timesteps[2]
 
     def rows(executor: Executor, latents: torch.Tensor) -> torch.Tensor:
-        return executor.replay(torch.cat([latents] * 2), t, text, {}, story.features[2], plan)[0]
+        return executor.replay(torch.cat([latents] * 2), t, text, {}, trajectory.features[2], plan)[0]
 
     with torch.inference_mode():
-        old, other = story.latents[2], 2 * story.latents[2]
+        old, other = trajectory.latents[2], 2 * trajectory.latents[2]
         stale, exact = published.StaleExecutor(unet), Executor(unet)
         torch.testing.assert_close(rows(stale, old), rows(exact, old), rtol=1e-4, atol=1e-4)
         assert not torch.allclose(rows(stale, other), rows(exact, other), rtol=1e-2, atol=1e-2)
 
 
 def test_fisedits_latents_outside_its_mask_are_the_sources(generated):
-    story, engine = generated.story, generated.engine
+    trajectory, engine = generated.trajectory, generated.engine
     with torch.inference_mode():
-        text = engine.encode(generated.recipe)
-        latents = published._sparse_steps(generated, text, story.latents[2], 2, SQUARE)
-    moved = (latents != story.latents[-1]).any(1)[0].numpy()
+        text = engine.encode(generated.config)
+        latents = published._sparse_steps(generated, text, trajectory.latents[2], 2, SQUARE)
+    moved = (latents != trajectory.latents[-1]).any(1)[0].numpy()
     assert moved[SQUARE].all() and not moved[~SQUARE].any()
 
 
@@ -737,7 +737,7 @@ def test_the_command_line_hands_everything_on(monkeypatch, tmp_path, capsys):
     assert "0.9 (0.8)" in (said := capsys.readouterr().out) and "note: a note" in said
 
 
-# masks by every recipe
+# masks by every config
 
 
 def test_recipes_rows_by_hand():

@@ -92,7 +92,7 @@ def test_a_thing_that_comes_is_looked_for_in_dense_steps_that_are_counted(editor
     assert seen.dense == calls + result.growth.count(WHOLE) < len(result.growth)
     editor.undo()
     spent = result.stats.macs - editor.edit(ADDED, mask=result.mask.grid).stats.macs
-    step = Costs(Engine(editor.pipe), result.recipe).dense_step()
+    step = Costs(Engine(editor.pipe), result.config).dense_step()
     assert spent == pytest.approx(max(0, calls - 0.5) * step, rel=1e-6)  # the last one runs one branch of two
 
 
@@ -247,7 +247,7 @@ def test_the_check_costs_less_than_a_twentyfifth_of_the_edit(editor):
 
     result = editor.edit(DOG)
     assert not any("grown" in note for note in result.stats.notes)
-    costs, grid = Costs(editor._engine, result.recipe), result.mask.grid
+    costs, grid = Costs(editor._engine, result.config), result.mask.grid
     check = drift_check.check(result.mask, 6)
     extra = costs.check(grid, result.growth[check.step], check.cells)
     assert 0 < extra < 0.04 * costs.sparse(grid, result.growth)
@@ -277,14 +277,14 @@ def test_structure_is_kept_by_degrees(editor):
 def test_all_structure_and_the_same_words_attend_as_the_source_did(editor):
     """With every query, key and text of the source's, a structured step is the source's step."""
     engine, result = editor._engine, editor.current
-    story = editor._memory.get(result.id)[0]
+    trajectory = editor._memory.get(result.id)[0]
     grid = masks_square(editor)
-    kept = Structure(kept_steps(result.recipe), tuple((i, i) for i in range(77)))
+    kept = Structure(kept_steps(result.config), tuple((i, i) for i in range(77)))
     with torch.inference_mode():
-        text = engine.encode(result.recipe)
-        again = engine.replay(story, result.recipe, text, {}, grid, (1,) * 6, lambda *_: None, structure=kept)
+        text = engine.encode(result.config)
+        again = engine.replay(trajectory, result.config, text, {}, grid, (1,) * 6, lambda *_: None, structure=kept)
     assert kept.steps == 2
-    for ours, theirs in zip(again.latents, story.latents, strict=True):
+    for ours, theirs in zip(again.latents, trajectory.latents, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-3 if ours.dtype == torch.float32 else 0.1)
 
 
@@ -299,7 +299,7 @@ def test_structure_survives_a_rebuild(editor):
 def test_kept_tokens_are_those_of_words_in_both_prompts(editor):
     two = "a robot and a cat on a beach", "a robot, a gift and a cat on a beach"
     ids = [editor.pipe.tokenizer(prompt).input_ids for prompt in two]
-    pairs = kept_tokens(editor._workshop.diff(*two), editor._engine)
+    pairs = kept_tokens(editor._pipeline.diff(*two), editor._engine)
     assert all(ids[0][i] == ids[1][j] for i, j in pairs) and [i for i, _ in pairs] == list(range(9))
     assert dict(pairs)[5] == ids[1].index(ids[0][5]) == 8
 

@@ -294,7 +294,7 @@ def test_confidence_is_otsus_share_of_variance():
     assert masks.threshold(stray)[1] < masks.LOW_CONFIDENCE
 
 
-# ---- things, the recipe that ships ----------------------------------------------------------------------------------
+# ---- things, the config that ships ----------------------------------------------------------------------------------
 
 ELL = square(32, 32, 4, 4, 10) & ~square(32, 32, 4, 8, 6)
 

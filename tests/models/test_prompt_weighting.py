@@ -16,7 +16,7 @@ from fisedit.models.prompt_weighting import LIMIT, embeddings, parse
 from fisedit.sampling.denoise import Engine
 from fisedit.values import EditKind, MaskSource
 from tests.masking.test_text_diff import PROMPTS
-from tests.support.edits import CAT, Calls, pixels_outside, recipe_of
+from tests.support.edits import CAT, Calls, config_of, pixels_outside
 from tests.support.pipelines import build_pipeline
 
 WEIGHTED_CAT = "a (cat:1.4) and a cake on a beach"
@@ -87,8 +87,8 @@ def test_embeddings_are_compels_own(pipelines, shape, prompt, theirs):
     pipe = pipelines[shape]
     with torch.inference_mode():
         expected = Compel(pipe.tokenizer, pipe.text_encoder)(theirs)
-        got = Engine(pipe).encode(recipe_of(prompt, negative_prompt="a dog"))
-        negative = Engine(pipe).encode(recipe_of("a dog", negative_prompt=prompt))
+        got = Engine(pipe).encode(config_of(prompt, negative_prompt="a dog"))
+        negative = Engine(pipe).encode(config_of("a dog", negative_prompt=prompt))
         dog, _ = pipe.encode_prompt("a dog", "cpu", 1, False)
     assert got.shape == (2, 77, expected.shape[-1])
     torch.testing.assert_close(got[1:], expected, rtol=0, atol=1e-6)
@@ -101,9 +101,9 @@ def test_without_weights_they_are_diffusers_own(pipelines, prompt):
     pipe = pipelines["sd15"]
     with torch.inference_mode():
         positive, negative = pipe.encode_prompt(prompt, "cpu", 1, True, "a dog")
-        assert torch.equal(Engine(pipe).encode(recipe_of("cat", negative_prompt=prompt))[:1], positive)
+        assert torch.equal(Engine(pipe).encode(config_of("cat", negative_prompt=prompt))[:1], positive)
         if prompt:
-            got = Engine(pipe).encode(recipe_of(prompt, negative_prompt="a dog"))
+            got = Engine(pipe).encode(config_of(prompt, negative_prompt="a dog"))
             assert torch.equal(got, torch.cat([negative, positive]))
 
 
@@ -119,7 +119,7 @@ def test_without_weights_they_are_diffusers_own(pipelines, prompt):
 def test_weights_of_one_change_nothing(pipelines, prompt, same):
     pipe = pipelines["sd15"]
     with torch.inference_mode():
-        got = Engine(pipe).encode(recipe_of(prompt, guidance_scale=1.0))
+        got = Engine(pipe).encode(config_of(prompt, guidance_scale=1.0))
         assert torch.equal(got, pipe.encode_prompt(same, "cpu", 1, False)[0])
 
 

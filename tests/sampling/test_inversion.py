@@ -29,13 +29,13 @@ def editor(pipelines):
     return Editor(pipelines["shallow"])
 
 
-def story(editor, result):
+def trajectory(editor, result):
     return editor._memory.get(result.id)[0]
 
 
 def open_scene(editor, **options):
     source = editor.open(scene(), CAT, **(QUICK | options))
-    return source, story(editor, source)
+    return source, trajectory(editor, source)
 
 
 def test_the_path_is_the_picture_noised_anew_for_every_step(editor):
@@ -74,8 +74,8 @@ def test_the_sampler_finds_its_way_back(pipelines, shape, steps):
     source, told = open_scene(editor, num_inference_steps=steps)
     engine = editor._engine
     with torch.inference_mode():
-        text = engine.encode(source.recipe)
-        again = engine.record(source.recipe, text, unwatched, (EVERYWHERE, told))
+        text = engine.encode(source.config)
+        again = engine.record(source.config, text, unwatched, (EVERYWHERE, told))
     assert torch.equal(latents(again), latents(told))
     with torch.no_grad():
         clean = encode(editor.pipe.vae, scene())
@@ -87,8 +87,8 @@ def test_without_the_maps_it_does_not(editor):
     source, told = open_scene(editor)
     engine = editor._engine
     with torch.inference_mode():
-        text = engine.encode(source.recipe)
-        again = engine.record(source.recipe, text, unwatched, (EVERYWHERE, replace(told, noises=[])))
+        text = engine.encode(source.config)
+        again = engine.record(source.config, text, unwatched, (EVERYWHERE, replace(told, noises=[])))
     assert oracle.deviation(latents(again), latents(told)) > 0.1
 
 
@@ -108,7 +108,7 @@ def test_a_dense_edit_steps_as_ledits_does(pipelines, guidance, start):
         for noise, t in list(zip(told.noises, scheduler.timesteps, strict=True))[start:]:
             without, with_text = (pipe.unet(x, t, each)[0] for each in (empty, text))
             x = scheduler.step(without + guidance * (with_text - without), t, x, eta=1.0, variance_noise=noise)[0]
-    assert oracle.deviation(story(editor, result).latents[-1], x) <= 1e-4
+    assert oracle.deviation(trajectory(editor, result).latents[-1], x) <= 1e-4
 
 
 @pytest.mark.parametrize("grid", [SQUARE, BLOBS])
@@ -119,7 +119,7 @@ def test_what_lies_outside_is_pinned(editor, grid):
         same = editor.edit(CAT)
         result = editor.edit(DOG, mask=grid, growth=1)
     assert (calls.dense, calls.sparse) == (0, STEPS) and same.image.tobytes() == source.image.tobytes()
-    ours, outside = story(editor, result), ~torch.from_numpy(grid)
+    ours, outside = trajectory(editor, result), ~torch.from_numpy(grid)
     assert torch.equal(latents(ours)[..., outside], latents(told)[..., outside])
     assert not torch.equal(latents(ours), latents(told)) and ours.noises is told.noises
     pixels = ~np.kron(grid, np.ones((8, 8), bool))
@@ -163,8 +163,8 @@ def test_a_session_keeps_it(pipelines, tmp_path):
     chain(editor)
     editor.save(tmp_path / "session")
     again = Editor.resume(tmp_path / "session", device="cpu")
-    assert [result.recipe for result in again.history] == [result.recipe for result in editor.history]
-    assert again.history[0].recipe.inversion == "ddpm"
+    assert [result.config for result in again.history] == [result.config for result in editor.history]
+    assert again.history[0].config.inversion == "ddpm"
     for each in (editor, again):
         each.edit(DOG, mask=SQUARE, growth=1)
     assert again.current.image.tobytes() == editor.current.image.tobytes()
@@ -175,7 +175,7 @@ def test_masks_from_latents_sample_with_the_same_noise(editor):
     source, told = open_scene(editor)
     engine = editor._engine
     with torch.inference_mode():
-        path = engine.sample(source.recipe, engine.encode(source.recipe), told, STEPS)
+        path = engine.sample(source.config, engine.encode(source.config), told, STEPS)
     assert oracle.deviation(torch.cat(path), latents(told)) <= 1e-4
     assert editor.preview(DOG, mask_method="latents", probe_steps=2).mask.grid.any()
 

@@ -8,21 +8,23 @@ import torch
 from fisedit.errors import NumericsError
 from fisedit.sampling.linear_scheduler import LinearSampler, coefficients
 from fisedit.sampling.scheduler import Sampler
-from tests.support.edits import recipe_of
+from tests.support.edits import config_of
 from tests.support.pipelines import SCHEDULERS, build_scheduler
 
 PLACE = torch.device("cpu"), torch.float32
 STEPS = 7
 
 
-def samplers(recipe, config, noises=()):
-    steps = coefficients(recipe, config, noisy=bool(noises))
+def samplers(config, scheduler_config, noises=()):
+    steps = coefficients(config, scheduler_config, noisy=bool(noises))
     assert steps is not None
-    return Sampler(recipe, config, 4, *PLACE, noises), LinearSampler(steps, recipe, config, 4, *PLACE, noises)
+    return Sampler(config, scheduler_config, 4, *PLACE, noises), LinearSampler(
+        steps, config, scheduler_config, 4, *PLACE, noises
+    )
 
 
 def settings(scheduler):
-    """A scheduler's config, free to be changed: without the list of what was left at its default."""
+    """A scheduler's scheduler_config, free to be changed: without the list of what was left at its default."""
     return {name: value for name, value in scheduler.config.items() if not name.startswith("_")}
 
 
@@ -44,32 +46,32 @@ def check_run(theirs, ours):
 @pytest.mark.parametrize("steps", [1, 2, STEPS, 20])
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_every_scheduler(scheduler, steps, prediction):
-    config = build_scheduler("ddim", prediction).config
-    check_run(*samplers(recipe_of(scheduler=scheduler, num_inference_steps=steps), config))
+    scheduler_config = build_scheduler("ddim", prediction).config
+    check_run(*samplers(config_of(scheduler=scheduler, num_inference_steps=steps), scheduler_config))
 
 
 def test_with_the_noise_that_inversion_found():
-    recipe = recipe_of(num_inference_steps=STEPS)
-    check_run(*samplers(recipe, build_scheduler().config, [torch.randn(1, 4, 16, 16) for _ in range(STEPS)]))
+    config = config_of(num_inference_steps=STEPS)
+    check_run(*samplers(config, build_scheduler().config, [torch.randn(1, 4, 16, 16) for _ in range(STEPS)]))
 
 
 @pytest.mark.parametrize(
     "change", [{"clip_sample": True}, {"thresholding": True}], ids=lambda change: next(iter(change))
 )
 def test_one_that_clips_is_no_sum(change):
-    recipe, config = recipe_of(num_inference_steps=STEPS), settings(build_scheduler())
-    assert coefficients(recipe, config) is not None
-    assert coefficients(recipe, config | change) is None
+    config, scheduler_config = config_of(num_inference_steps=STEPS), settings(build_scheduler())
+    assert coefficients(config, scheduler_config) is not None
+    assert coefficients(config, scheduler_config | change) is None
 
 
 def test_one_that_remembers_two_steps_is_no_sum():
-    config = settings(build_scheduler("dpmsolver++")) | {"solver_order": 3}
-    assert coefficients(recipe_of(scheduler="dpmsolver++", num_inference_steps=20), config) is None
+    scheduler_config = settings(build_scheduler("dpmsolver++")) | {"solver_order": 3}
+    assert coefficients(config_of(scheduler="dpmsolver++", num_inference_steps=20), scheduler_config) is None
 
 
 def test_the_first_step_that_was_not_finite_is_named_at_the_end():
-    recipe, config = recipe_of(num_inference_steps=STEPS), build_scheduler().config
-    _, sampler = samplers(recipe, config)
+    config, scheduler_config = config_of(num_inference_steps=STEPS), build_scheduler().config
+    _, sampler = samplers(config, scheduler_config)
     for i, t in enumerate(sampler.timesteps):
         sampler.step(torch.full_like(sampler.latents, float("nan") if i == 3 else 0.0), t, sampler.latents)
     with pytest.raises(NumericsError, match=f"at timestep {int(sampler.timesteps[3])}; use dtype fp32"):

@@ -16,7 +16,7 @@ from fisedit.sampling.denoise import Engine
 from fisedit.sparse.cost_model import Costs
 from fisedit.values import EditMask, MaskSource
 from tests.support import oracle
-from tests.support.edits import BIRD, CAT, DOG, Calls, as_oracle, latents, recipe_of, record, unwatched
+from tests.support.edits import BIRD, CAT, DOG, Calls, as_oracle, config_of, latents, record, unwatched
 from tests.support.grids import grids
 from tests.support.pipelines import SCHEDULERS, with_scheduler
 from tests.test_editor_open import diffedit, scene
@@ -30,13 +30,13 @@ each_scheduler = pytest.mark.parametrize("scheduler", SCHEDULERS)
 each_start = pytest.mark.parametrize("start", [1, 3, 4])
 
 
-def midway(pipe, recipe, prompt, start, grid, around=lambda i: nullcontext()):
+def midway(pipe, config, prompt, start, grid, around=lambda i: nullcontext()):
     """Latents [N + 1, 4, h, w] of a pipeline that reads another prompt from step `start` on, pinned to the source.
 
     Args:
         around: what the i-th call of the UNet runs inside.
     """
-    source = oracle.dense_generate(pipe, recipe).latents
+    source = oracle.dense_generate(pipe, config).latents
     pin, told = oracle.pinned(source, torch.from_numpy(grid)), [source[:1]]
     with torch.no_grad():
         text, empty = pipe.encode_prompt(prompt, pipe.device, 1, True, negative_prompt="")
@@ -47,12 +47,12 @@ def midway(pipe, recipe, prompt, start, grid, around=lambda i: nullcontext()):
 
     with oracle._around_calls(pipe.unet, around):
         pipe(
-            recipe.prompt,
-            height=recipe.height,
-            width=recipe.width,
-            num_inference_steps=recipe.steps,
-            guidance_scale=recipe.guidance,
-            generator=torch.Generator().manual_seed(recipe.seed),
+            config.prompt,
+            height=config.height,
+            width=config.width,
+            num_inference_steps=config.steps,
+            guidance_scale=config.guidance,
+            generator=torch.Generator().manual_seed(config.seed),
             callback_on_step_end=on_step_end,
             callback_on_step_end_tensor_inputs=["latents", "prompt_embeds"],
         )
@@ -64,12 +64,12 @@ def midway(pipe, recipe, prompt, start, grid, around=lambda i: nullcontext()):
 def test_a_dense_edit_is_a_pipeline_whose_prompt_changes(pipelines, scheduler, start):
     """Also what a multistep sampler remembers of the source's steps, and a stochastic one's noise."""
     pipe = pipelines["shallow"]
-    engine, recipe = Engine(pipe), recipe_of(scheduler=scheduler, num_inference_steps=STEPS)
-    source = record(engine, recipe)
-    edit = replace(recipe, prompt=DOG)
+    engine, config = Engine(pipe), config_of(scheduler=scheduler, num_inference_steps=STEPS)
+    source = record(engine, config)
+    edit = replace(config, prompt=DOG)
     with torch.inference_mode():
         got = engine.record(edit, engine.encode(edit), unwatched, (BLOBS, source), start=start)
-    expected = midway(with_scheduler(pipe, scheduler), as_oracle(recipe), DOG, start, BLOBS)
+    expected = midway(with_scheduler(pipe, scheduler), as_oracle(config), DOG, start, BLOBS)
     assert oracle.deviation(latents(got), expected) <= 1e-4
     assert torch.equal(latents(got)[: start + 1], latents(source)[: start + 1])
 
@@ -78,21 +78,21 @@ def test_a_dense_edit_is_a_pipeline_whose_prompt_changes(pipelines, scheduler, s
 @each_start
 def test_a_sparse_edit_is_the_oracles(pipelines, scheduler, start):
     pipe = with_scheduler(pipelines["shallow"], scheduler)
-    engine, recipe = Engine(pipe), recipe_of(scheduler=scheduler, num_inference_steps=STEPS)
-    source = record(engine, recipe)
-    edit = replace(recipe, prompt=DOG)
+    engine, config = Engine(pipe), config_of(scheduler=scheduler, num_inference_steps=STEPS)
+    source = record(engine, config)
+    edit = replace(config, prompt=DOG)
     with torch.inference_mode():
         got = engine.replay(source, edit, engine.encode(edit), {}, SQUARE, (0,) * STEPS, unwatched, start=start)
     maps = [{} for _ in range(STEPS)]
     with oracle._around_calls(pipe.unet, lambda i: oracle.recording(pipe.unet, maps[i])):
-        oracle.dense_generate(pipe, as_oracle(recipe))
+        oracle.dense_generate(pipe, as_oracle(config))
 
     @contextmanager
     def mixed(i):
         with oracle.mixing(pipe.unet, maps[i], torch.from_numpy(SQUARE)) if i >= start else nullcontext():
             yield
 
-    expected = midway(pipe, as_oracle(recipe), DOG, start, SQUARE, mixed)
+    expected = midway(pipe, as_oracle(config), DOG, start, SQUARE, mixed)
     assert oracle.deviation(latents(got), expected) <= 1e-4
     assert not torch.equal(latents(got)[start + 1], latents(source)[start + 1])
 
@@ -128,7 +128,7 @@ def test_what_it_costs(editor, mask):
     editor.generate(CAT, **QUICK)
     with Calls(editor.pipe.unet) as calls:
         result = editor.edit(DOG, mask=mask, strength=0.4, growth=1)
-    stats, costs = result.stats, Costs(editor._engine, result.recipe)
+    stats, costs = result.stats, Costs(editor._engine, result.config)
     assert calls.dense + calls.sparse == stats.unet_evaluations_dense + stats.unet_evaluations_sparse == 2
     assert (stats.steps_shared, result.start) == (3, 3)
     assert costs.dense() - stats.macs_dense == 3 * costs.dense_step()
@@ -221,7 +221,7 @@ def test_refused_in_one_line(editor, strength, message):
 
 
 def test_a_dense_edit_of_an_opened_picture_begins_at_its_latents(editor):
-    """And not at the noise that a generated picture of the same recipe would begin at."""
+    """And not at the noise that a generated picture of the same config would begin at."""
     source = editor.open(Image.new("RGB", (128, 128), "teal"), CAT, num_inference_steps=3)
     result = editor.edit("a cat and a cake at night")
     first, theirs = (editor._memory.get(r.id)[0].latents[0] for r in (result, source))

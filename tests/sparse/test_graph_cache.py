@@ -228,9 +228,9 @@ def test_a_decoder_that_was_changed_gets_graphs_of_its_own(captured):
 def test_text_is_encoded_by_one_graph_bit_for_bit(pipelines, prompt):
     """Weighted words go through compel, which asks for more than a graph gives."""
     editors = [Editor(pipelines["sd15"], graphs=graphs) for graphs in (False, True)]
-    recipe = editors[0].generate(CAT, **QUICK, negative_prompt=BIRD).recipe
+    config = editors[0].generate(CAT, **QUICK, negative_prompt=BIRD).config
     for text in (prompt, DOG, prompt):
-        expected, got = (e._engine.encode(_with(recipe, text)) for e in editors)
+        expected, got = (e._engine.encode(_with(config, text)) for e in editors)
         assert torch.equal(expected, got)
     assert editors[1]._engine.graphs.ends.texts.made == 1
     assert editors[0]._engine.graphs.ends.texts.made == 0
@@ -238,16 +238,16 @@ def test_text_is_encoded_by_one_graph_bit_for_bit(pipelines, prompt):
 
 def test_text_may_be_encoded_outside_inference_mode(pipelines):
     editor = Editor(pipelines["sd15"], graphs=True)
-    recipe = editor.generate(CAT, **QUICK).recipe
+    config = editor.generate(CAT, **QUICK).config
     with torch.inference_mode(mode=False):
-        encoded = [editor._engine.encode(_with(recipe, prompt)) for prompt in (DOG, BIRD, DOG)]
+        encoded = [editor._engine.encode(_with(config, prompt)) for prompt in (DOG, BIRD, DOG)]
     assert torch.equal(encoded[0], encoded[2]) and not torch.equal(encoded[0], encoded[1])
 
 
-def _with(recipe, prompt):
+def _with(config, prompt):
     from dataclasses import replace
 
-    return replace(recipe, prompt=prompt)
+    return replace(config, prompt=prompt)
 
 
 def test_the_editor_decodes_a_new_mask_by_the_graphs_of_another(pipelines, boxed):

@@ -15,17 +15,17 @@ from torch.utils._pytree import tree_leaves
 
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.linear_scheduler import LinearSampler
-from fisedit.sampling.trajectory import Story
+from fisedit.sampling.trajectory import Trajectory
 from fisedit.sparse import graph_cache
 from fisedit.sparse.captured_decode import Decoder
 from fisedit.sparse.cuda_graphs import GraphExecutor
-from fisedit.sparse.feature_cache import StepMaps
+from fisedit.sparse.feature_cache import StepFeatures
 from fisedit.sparse.graph_capture import Rerun
 from fisedit.sparse.stepping import Graphs
 from fisedit.sparse.vae_decode import DecoderRecord, coarse_plan, decode
 from fisedit.sparse.vae_tiles import boxes
 from tests.sparse.test_cuda_graphs import TIME, Case
-from tests.support.edits import CAT, DOG, recipe_of, record
+from tests.support.edits import CAT, DOG, config_of, record
 from tests.support.grids import grids
 from tests.support.pipelines import build_pipeline
 
@@ -51,13 +51,15 @@ class Watched(TorchDispatchMode):
         return out
 
 
-def on_meta(story, *, waiting=False):
-    """A story whose tensors have shapes alone, but for maps that wait in the host's memory."""
-    steps = [StepMaps(*({n: t.to(META) for n, t in d.items()} for d in (s.maps, s.totals))) for s in story.features]
+def on_meta(trajectory, *, waiting=False):
+    """A trajectory whose tensors have shapes alone, but for maps that wait in the host's memory."""
+    steps = [
+        StepFeatures(*({n: t.to(META) for n, t in d.items()} for d in (s.maps, s.totals))) for s in trajectory.features
+    ]
     if waiting:
-        steps = [StepMaps(old.maps, new.totals, META) for old, new in zip(story.features, steps, strict=True)]
-    paths = [[t.to(META) for t in tensors] for tensors in (story.latents, story.predictions)]
-    return Story(story.recipe, *paths, steps)
+        steps = [StepFeatures(old.maps, new.totals, META) for old, new in zip(trajectory.features, steps, strict=True)]
+    paths = [[t.to(META) for t in tensors] for tensors in (trajectory.latents, trajectory.predictions)]
+    return Trajectory(trajectory.config, *paths, steps)
 
 
 @pytest.mark.parametrize("waiting", [False, True], ids=["resident", "waiting"])
@@ -65,9 +67,9 @@ def on_meta(story, *, waiting=False):
 def test_the_loop_of_steps(monkeypatch, scheduler, growth, waiting):
     """From the first step to the check at the end, with overlays made, tables written anew and the plans changing."""
     pipe = build_pipeline("sd15")
-    recipe = recipe_of(CAT, scheduler=scheduler, num_inference_steps=4)
+    config = config_of(CAT, scheduler=scheduler, num_inference_steps=4)
     engine = Engine(pipe, Graphs(True))
-    source, edit = on_meta(record(engine, recipe), waiting=waiting), replace(recipe, prompt=DOG)
+    source, edit = on_meta(record(engine, config), waiting=waiting), replace(config, prompt=DOG)
     with torch.inference_mode():
         text = engine.encode(edit).to(META)
     pipe.unet.to(META)
@@ -76,8 +78,8 @@ def test_the_loop_of_steps(monkeypatch, scheduler, growth, waiting):
     engine = Engine(pipe, Graphs(True))
     steps = (1,) * 4 if growth == "one" else (2, 2, 1, 1)
     with torch.inference_mode(), watched:
-        story = engine.replay(source, edit, text, {}, SQUARE, steps, lambda *_: setattr(watched, "on", True))
-    assert story.captured == 4 and len(story.latents) == 5 and not watched.on
+        trajectory = engine.replay(source, edit, text, {}, SQUARE, steps, lambda *_: setattr(watched, "on", True))
+    assert trajectory.captured == 4 and len(trajectory.latents) == 5 and not watched.on
     assert watched.count > 400 and watched.seen == []
 
 
@@ -145,7 +147,7 @@ def test_a_sparse_decode(name):
     vae, grid = build_pipeline("sd15").vae, grids(16, 16)[name]
     with torch.inference_mode():
         _, record = decode(vae, torch.randn(1, 4, 16, 16))
-        maps = StepMaps(*({n: t.to(META) for n, t in d.items()} for d in (record.maps.maps, record.maps.totals)))
+        maps = StepFeatures(*({n: t.to(META) for n, t in d.items()} for d in (record.maps.maps, record.maps.totals)))
         fine = ({n: t.to(META) for n, t in d.items()} for d in (record.sums, record.totals))
         vae, moved = vae.to(META), DecoderRecord(maps, *fine)
         plan, latents, watched = coarse_plan(vae, grid), torch.zeros(1, 4, 16, 16, device=META), Watched()

@@ -20,7 +20,7 @@ from fisedit.sparse import layers, prefetch
 from fisedit.sparse import vae_tiles as boxing
 from fisedit.sparse.cuda_graphs import GraphExecutor
 from fisedit.sparse.executor import Executor
-from fisedit.sparse.feature_cache import StepMaps
+from fisedit.sparse.feature_cache import StepFeatures
 from fisedit.sparse.modules import Role
 from fisedit.sparse.prefetch import Feed
 from fisedit.sparse_kernels import ops
@@ -28,7 +28,7 @@ from fisedit.sparse_kernels.buckets import bucket_of
 from fisedit.sparse_kernels.reference import BYTES, Lying
 from fisedit.sparse_kernels.row_plan import make_plan
 from fisedit.sparse_kernels.triton import launch
-from fisedit.values import Recipe, SchedulerName
+from fisedit.values import GenerationConfig, SchedulerName
 from tests.sparse.test_cuda_graphs import TIME, TOLERANCE, Case
 from tests.support.edits import BIRD, CAT, DOG
 from tests.support.grids import grids
@@ -77,11 +77,11 @@ def test_a_source_that_does_not_fit_waits_in_host_memory(pipelines, monkeypatch,
     monkeypatch.setattr(boxing, "HALO", 512)  # as much for boxes as for rectangles
     monkeypatch.setattr(boxing, "WHOLE_FROM", np.inf)
     monkeypatch.setattr(boxing, "SMALL", 0)
-    recipe, editors = {"num_inference_steps": 4, "guidance_scale": 2.0}, []
+    config, editors = {"num_inference_steps": 4, "guidance_scale": 2.0}, []
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (128, 128, 3), np.uint8))
 
     def begin(editor):
-        return editor.open(picture, CAT, inversion=inversion, **recipe) if inversion else editor.generate(CAT, **recipe)
+        return editor.open(picture, CAT, inversion=inversion, **config) if inversion else editor.generate(CAT, **config)
 
     rich = Editor(pipelines["shallow"], graphs=True)
     begin(rich)
@@ -235,14 +235,14 @@ def test_a_byte_a_number_by_a_word_in_the_environment(pipelines, monkeypatch):
 
 def test_what_a_byte_a_number_costs_on_the_demo_model():
     """A recorded source of the shipped model; the error of a step's prediction beside the edit that it makes."""
-    recipe = Recipe("a cat and a cake on a beach", 7, "", 4, 4.0, 256, 256, SchedulerName.DDIM)
+    config = GenerationConfig("a cat and a cake on a beach", 7, "", 4, 4.0, 256, 256, SchedulerName.DDIM)
     engine = Engine(load("demo", dtype=torch.float32))
-    executor, source = engine.executor, engine.record(recipe, engine.encode(recipe), lambda *_: None)
+    executor, source = engine.executor, engine.record(config, engine.encode(config), lambda *_: None)
     plan = make_plan(grids(*source.latents[0].shape[-2:])["blobs"], executor.depth)
-    text = engine.encode(replace(recipe, prompt="a dog and a cake on a beach"))
+    text = engine.encode(replace(config, prompt="a dog and a cake on a beach"))
     changed = torch.from_numpy(grids(*source.latents[0].shape[-2:])["blobs"])
     latents = source.latents[2] + changed * torch.randn_like(source.latents[2])
-    step = torch.cat([latents] * len(text)), engine.sampler(recipe).timesteps[2]
+    step = torch.cat([latents] * len(text)), engine.sampler(config).timesteps[2]
     expected, _ = executor.replay(*step, text, {}, source.features[2], plan)
     errors = {}
     for coded in ("", *BYTES):
@@ -258,8 +258,8 @@ def test_what_a_byte_a_number_costs_on_the_demo_model():
 def test_of_edits_on_edits_only_what_they_changed_is_put_together(pipelines, monkeypatch, coded):
     """The source's pack serves all edits over it and over its edits; whole maps are made of keys and values alone."""
     monkeypatch.setattr(layers, "FEW", 0)  # on a GPU no map is so small that its totals are not kept
-    asked, whole = [], StepMaps.whole
-    monkeypatch.setattr(StepMaps, "whole", lambda *args: (asked.append(args[1]), whole(*args))[1])
+    asked, whole = [], StepFeatures.whole
+    monkeypatch.setattr(StepFeatures, "whole", lambda *args: (asked.append(args[1]), whole(*args))[1])
     source = Case(pipelines["shallow"].unet, [grids(8, 9)["square"]])
     graphs = GraphExecutor(source.executor, coded=coded)
     levels, step = {site.name: site.level for site in source.executor.sites}, source.maps
@@ -272,7 +272,7 @@ def test_of_edits_on_edits_only_what_they_changed_is_put_together(pipelines, mon
         asked.clear()
         got = reading.of(step)
         assert all(not coded and name.endswith(("to_k", "to_v")) for name in asked)
-        mixed = StepMaps({name: step.whole(name, levels[name]) for name in step.maps}, dict(step.totals))
+        mixed = StepFeatures({name: step.whole(name, levels[name]) for name in step.maps}, dict(step.totals))
         for mine, theirs in zip(got, reading.of(mixed), strict=True):
             assert torch.equal(mine.double(), theirs.double())
         _, step = case.executor.replay(case.latents[0], TIME, case.texts[0], {}, step, case.plans[0])

@@ -468,8 +468,8 @@ def test_several_edits_in_one_batch_are_each_as_alone(pipelines, scheduler, guid
         assert np.abs(np.asarray(expected.image, int) - np.asarray(got.image, int)).max() <= 1
         assert expected.mask.source is got.mask.source and pixels_outside(got, source)
         if got.stats.unet_evaluations_captured:
-            stories = [e._memory.get(r.id)[0] for e, r in ((alone, expected), (editor, got))]
-            check_stories(*stories)
+            trajectories = [e._memory.get(r.id)[0] for e, r in ((alone, expected), (editor, got))]
+            check_stories(*trajectories)
     for e in (editor, alone):  # an edit over one of them
         e.checkout(e.history[2].id)
         e.edit(CAT, mask=BLOBS, growth=0)

@@ -120,7 +120,7 @@ class TestParameters:
     )
     def test_prompts_of_other_programs(self, text, prompts):
         past = provenance.of(Metadata(text))
-        assert (past.recipe.prompt, past.recipe.negative_prompt) == prompts and past.recipe.opened
+        assert (past.config.prompt, past.config.negative_prompt) == prompts and past.config.opened
 
     @pytest.mark.parametrize("order", ["utf-16-le", "utf-16-be"])
     def test_either_order_of_utf16(self, order):
@@ -129,7 +129,7 @@ class TestParameters:
         assert image_metadata.read(plain(exif=exif, kind="JPEG")).parameters == "a cat é"
 
 
-def story(editor):
+def trajectory(editor):
     """A source and edits of every kind, each of the one before; yields after each."""
     yield editor.generate(CAT, **QUICK)
     yield editor.edit(DOG, mask=SQUARE, growth=(1, 1, 0), structure=1.0)
@@ -142,7 +142,7 @@ def story(editor):
 
 class TestRemake:
     def test_every_pixel_is_made_again(self, editor, model):
-        for number, result in enumerate(story(editor)):
+        for number, result in enumerate(trajectory(editor)):
             picture = written(editor)
             again = Editor.remake(picture, model=model)
             assert np.array_equal(np.asarray(picture), np.asarray(again.current.image)), number
@@ -181,7 +181,7 @@ class TestRemake:
         changes = {"seed": 8, "num_inference_steps": 2, "width": 64}
         again = Editor.remake(written(editor), model=model, changes=changes)
         source, edit = again.history
-        assert (source.recipe.seed, source.recipe.num_inference_steps, source.image.size) == (8, 2, (64, 128))
+        assert (source.config.seed, source.config.num_inference_steps, source.image.size) == (8, 2, (64, 128))
         expected = Editor.from_pretrained(model).generate(CAT, seed=8, num_inference_steps=2, width=64)
         assert source.image.tobytes() == expected.image.tobytes()
         assert np.array_equal(edit.mask.grid, SQUARE[:, ::2] | SQUARE[:, 1::2]), "a given mask, at the new size"
@@ -271,7 +271,7 @@ class TestOpened:
         (source,) = again.history
         assert np.array_equal(np.asarray(source.image), np.asarray(picture))
         expected = {"inversion": "ddpm", "negative_prompt": "snow", "guidance_scale": 3, "prompt": DOG} | QUICK
-        assert {name: getattr(source.recipe, name) for name in expected} == expected
+        assert {name: getattr(source.config, name) for name in expected} == expected
         with pytest.raises(InputError, match="was opened, where scheduler means nothing"):
             Editor.remake(picture, model=model, changes={"scheduler": "euler"})
 
@@ -565,7 +565,7 @@ class TestCommands:
             assert bool(made.parameters) == bool(made.origin) == told
             if told:
                 past = provenance.of(made)
-                assert (past.recipe.prompt, past.prompt, past.model) == (CAT, DOG, "./model")
+                assert (past.config.prompt, past.prompt, past.model) == (CAT, DOG, "./model")
                 assert as_uis_read(picture) == made.parameters
 
     @pytest.mark.parametrize("options", [(), ("--no-metadata",)])

@@ -123,7 +123,7 @@ def test_a_session_comes_back_whole(folder, tmp_path):
     for ours, theirs in zip(again.history, editor.history, strict=True):
         assert ours.image.tobytes() == theirs.image.tobytes()
         assert np.array_equal(ours.mask.grid, theirs.mask.grid) and ours.mask.source is theirs.mask.source
-        assert (ours.id, ours.parent, ours.recipe) == (theirs.id, theirs.parent, theirs.recipe)
+        assert (ours.id, ours.parent, ours.config) == (theirs.id, theirs.parent, theirs.config)
         assert ours.growth == theirs.growth and ours.stats == theirs.stats and str(ours.diff) == str(theirs.diff)
     assert same(last_edit(again), last_edit(editor))
     assert same([again.checkout("1"), again.edit(BIRD)], [editor.checkout("1"), editor.edit(BIRD)]), (
@@ -225,7 +225,7 @@ DAMAGE = {
     "a current of another kind": ("session.json", edited(lambda index: index.update(current=[])), "is damaged"),
     "an unknown parent": ("session.json", entry(parent="9"), "is damaged"),
     "an id that is a path": ("session.json", entry(id="../1"), "is damaged"),
-    "no recipe": ("session.json", entry(recipe=None), "is damaged"),
+    "no recipe": ("session.json", entry(config=None), "is damaged"),
     "a recipe out of range": ("session.json", edited(lambda i: i["results"][0]["recipe"].clear()), "is damaged"),
     "growth for other steps": ("session.json", entry(growth=[1]), "is damaged"),
     "growth of another kind": ("session.json", entry(growth=["a", "b", "c"]), "is damaged"),

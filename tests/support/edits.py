@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from fisedit.recipes import make_recipe
 from fisedit.sampling.denoise import Engine
 from fisedit.sparse_kernels.dilation import dilate
-from fisedit.values import LATENT_FACTOR, WHOLE
+from fisedit.values import LATENT_FACTOR, WHOLE, make_generation_config
 from tests.support import oracle
 
 if TYPE_CHECKING:
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
     from fisedit.history import EditResult
-    from fisedit.sampling.trajectory import Story
-    from fisedit.values import Recipe
+    from fisedit.sampling.trajectory import Trajectory
+    from fisedit.values import GenerationConfig
 
 CAT, DOG, BIRD = ("a cat and a cake on a beach", "a dog and a cake on a beach", "a bird and a cake on a beach")
 DEFAULTS = {
@@ -36,20 +35,20 @@ DEFAULTS = {
 }
 
 
-def recipe_of(prompt: str = CAT, **changes: object) -> Recipe:
-    return make_recipe(prompt, **(DEFAULTS | changes))
+def config_of(prompt: str = CAT, **changes: object) -> GenerationConfig:
+    return make_generation_config(prompt, **(DEFAULTS | changes))
 
 
-def as_oracle(recipe: Recipe) -> oracle.Recipe:
-    """The same recipe in the oracle's words."""
-    return oracle.Recipe(
-        recipe.prompt,
-        seed=recipe.seed,
-        steps=recipe.num_inference_steps,
-        guidance=recipe.guidance_scale,
-        height=recipe.height,
-        width=recipe.width,
-        negative_prompt=recipe.negative_prompt,
+def as_oracle(config: GenerationConfig) -> oracle.GenerationConfig:
+    """The same config in the oracle's words."""
+    return oracle.GenerationConfig(
+        config.prompt,
+        seed=config.seed,
+        steps=config.num_inference_steps,
+        guidance=config.guidance_scale,
+        height=config.height,
+        width=config.width,
+        negative_prompt=config.negative_prompt,
     )
 
 
@@ -57,30 +56,30 @@ def unwatched(*_: object) -> None:
     """An on_step that does nothing."""
 
 
-def record(engine: Engine, recipe: Recipe) -> Story:
+def record(engine: Engine, config: GenerationConfig) -> Trajectory:
     with torch.inference_mode():
-        return engine.record(recipe, engine.encode(recipe), unwatched)
+        return engine.record(config, engine.encode(config), unwatched)
 
 
-def replay(engine: Engine, source: Story, prompt: str, grid: np.ndarray, growth: Sequence[int]) -> Story:
-    recipe = replace(source.recipe, prompt=prompt)
+def replay(engine: Engine, source: Trajectory, prompt: str, grid: np.ndarray, growth: Sequence[int]) -> Trajectory:
+    config = replace(source.config, prompt=prompt)
     with torch.inference_mode():
-        return engine.replay(source, recipe, engine.encode(recipe), {}, grid, growth, unwatched)
+        return engine.replay(source, config, engine.encode(config), {}, grid, growth, unwatched)
 
 
-def latents(story: Story) -> torch.Tensor:
+def latents(trajectory: Trajectory) -> torch.Tensor:
     """[N + 1, 4, h, w]."""
-    return torch.cat(story.latents)
+    return torch.cat(trajectory.latents)
 
 
 def oracle_chain(
-    pipe: StableDiffusionPipeline, recipe: Recipe, edits: Sequence[tuple[str, np.ndarray, Sequence[int]]]
+    pipe: StableDiffusionPipeline, config: GenerationConfig, edits: Sequence[tuple[str, np.ndarray, Sequence[int]]]
 ) -> list[torch.Tensor]:
     """Latents [N + 1, 4, h, w] of a source and of every edit (prompt, mask, growth by step) over the one before it.
 
     A step that grows by WHOLE is dense; those after it are mixed with the source's maps plus what it changed of them.
     """
-    source = as_oracle(recipe)
+    source = as_oracle(config)
     maps: list[oracle.Maps] = [{} for _ in range(source.steps)]
     with oracle._around_calls(pipe.unet, lambda i: oracle.recording(pipe.unet, maps[i])):
         runs = [oracle.dense_generate(pipe, source).latents]

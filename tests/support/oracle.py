@@ -212,11 +212,11 @@ Pin = Callable[[int, Tensor], Tensor]
 
 def dense_generate(pipe: StableDiffusionPipeline, recipe: Recipe, pin: Pin = lambda _, latents: latents) -> DenseRun:
     """Run diffusers' pipeline on `recipe`, with `pin` applied after every scheduler step."""
-    story = [first_latents(pipe, recipe)]
+    trajectory = [first_latents(pipe, recipe)]
 
     def on_step_end(_: StableDiffusionPipeline, step: int, __: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        story.append(pin(step, tensors["latents"]))
-        return {"latents": story[-1]}
+        trajectory.append(pin(step, tensors["latents"]))
+        return {"latents": trajectory[-1]}
 
     result = pipe(
         recipe.prompt,
@@ -228,7 +228,7 @@ def dense_generate(pipe: StableDiffusionPipeline, recipe: Recipe, pin: Pin = lam
         generator=torch.Generator().manual_seed(recipe.seed),
         callback_on_step_end=on_step_end,
     )
-    return DenseRun(torch.cat(story), result.images[0])
+    return DenseRun(torch.cat(trajectory), result.images[0])
 
 
 def first_latents(pipe: StableDiffusionPipeline, recipe: Recipe) -> Tensor:
@@ -255,9 +255,9 @@ def dense_decode(pipe: StableDiffusionPipeline, latents: Tensor) -> Tensor:
     return pipe.vae.decode(latents / pipe.vae.config.scaling_factor, return_dict=False)[0]
 
 
-def pinned(story: Tensor, mask: Tensor) -> Pin:
-    """Overwrite, after step i, the latents outside `mask` [h, w] with those of `story` [N + 1, 4, h, w] at i + 1."""
-    return lambda step, latents: torch.where(mask, latents, story[step + 1 : step + 2])
+def pinned(trajectory: Tensor, mask: Tensor) -> Pin:
+    """Overwrite, after step i, the latents outside `mask` [h, w] with `trajectory`'s [N + 1, 4, h, w] at i + 1."""
+    return lambda step, latents: torch.where(mask, latents, trajectory[step + 1 : step + 2])
 
 
 def mixed_edit(
@@ -271,10 +271,10 @@ def mixed_edit(
     """
     steps: defaultdict[int, Maps] = defaultdict(dict)
     with _around_calls(pipe.unet, lambda call: recording(pipe.unet, steps[call])):
-        story = dense_generate(pipe, source).latents
+        trajectory = dense_generate(pipe, source).latents
     grown = mask if active is None else active
     with _around_calls(pipe.unet, lambda call: mixing(pipe.unet, steps[call], grown)):
-        return dense_generate(pipe, replace(source, prompt=prompt), pinned(story, mask))
+        return dense_generate(pipe, replace(source, prompt=prompt), pinned(trajectory, mask))
 
 
 @contextmanager

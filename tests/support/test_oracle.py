@@ -13,7 +13,7 @@ from diffusers import StableDiffusionPipeline, UNet2DConditionModel
 from torch import Tensor, nn
 
 from tests.support.oracle import (
-    Recipe,
+    GenerationConfig,
     coarser,
     dense_blended,
     dense_decode,
@@ -177,19 +177,19 @@ def hooks_of(model: nn.Module) -> list[object]:
 @pytest.mark.parametrize("guidance", [1.0, 7.5])
 def test_blended_and_mixed_edits_keep_the_source_outside(pipelines: Pipelines, scheduler: str, guidance: float) -> None:
     pipe = with_scheduler(pipelines["shallow"], scheduler)
-    source = Recipe("a cat on a beach", seed=3, steps=3, guidance=guidance, height=104, width=136)
-    mask, story = square((13, 17)), dense_generate(pipe, source).latents
-    assert story.shape == (4, 4, 13, 17)
+    source = GenerationConfig("a cat on a beach", seed=3, steps=3, guidance=guidance, height=104, width=136)
+    mask, trajectory = square((13, 17)), dense_generate(pipe, source).latents
+    assert trajectory.shape == (4, 4, 13, 17)
     for edit in (dense_blended, mixed_edit):
         latents = edit(pipe, source, "a dog on a beach", mask).latents
-        assert torch.equal(latents[..., ~mask], story[..., ~mask])
-        assert (latents - story)[1:, :, mask].std(dim=(1, 2)).min() > 1e-3
+        assert torch.equal(latents[..., ~mask], trajectory[..., ~mask])
+        assert (latents - trajectory)[1:, :, mask].std(dim=(1, 2)).min() > 1e-3
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_an_edit_everywhere_is_the_dense_pipeline(pipelines: Pipelines, scheduler: str) -> None:
     pipe = with_scheduler(pipelines["demo"], scheduler)
-    source = Recipe("a cat on a beach", seed=3, steps=3)
+    source = GenerationConfig("a cat on a beach", seed=3, steps=3)
     dense_run = dense_generate(pipe, replace(source, prompt="a dog on a beach"))
     for edit in (dense_blended, mixed_edit):
         run = edit(pipe, source, "a dog on a beach", torch.ones(16, 16, dtype=torch.bool))
@@ -201,11 +201,11 @@ def test_an_edit_everywhere_is_the_dense_pipeline(pipelines: Pipelines, schedule
 
 def test_first_latents_and_decode_are_the_pipelines_own(pipelines: Pipelines) -> None:
     pipe = with_scheduler(pipelines["shallow"], "euler_a")
-    recipe = Recipe("a cat on a beach", seed=3, steps=3)
-    run = dense_generate(pipe, recipe)
+    config = GenerationConfig("a cat on a beach", seed=3, steps=3)
+    run = dense_generate(pipe, config)
     generator = torch.Generator().manual_seed(3)
     noise = torch.randn(1, 4, 16, 16, generator=generator)
-    images = pipe(recipe.prompt, 128, 128, 3, latents=noise, generator=generator, output_type="np").images
+    images = pipe(config.prompt, 128, 128, 3, latents=noise, generator=generator, output_type="np").images
     decoded = (dense_decode(pipe, run.latents[-1:]) / 2 + 0.5).clamp(0, 1)
     np.testing.assert_array_equal(decoded.permute(0, 2, 3, 1).numpy(), images)
     np.testing.assert_array_equal((images[0] * 255).round().astype("uint8"), np.asarray(run.image))

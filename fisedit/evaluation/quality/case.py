@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from fisedit.evaluation.quality.edits import Edit
     from fisedit.history import EditResult
-    from fisedit.sampling.trajectory import Story
-    from fisedit.values import BoolGrid, Recipe
+    from fisedit.sampling.trajectory import Trajectory
+    from fisedit.values import BoolGrid, GenerationConfig
 
 Hook = Callable[[int, Tensor], Tensor]
 """Called with a step's index and the latents after it [B, 4, h, w]; gives those to go on with."""
@@ -64,24 +64,24 @@ class Case:
     """An edit and its source.
 
     Args:
-        editor: stands on the source. edit: what is asked. source: the picture, `story` what was recorded with it.
+        editor: stands on the source. edit: what is asked. source: the picture, `trajectory` what was recorded with it.
     """
 
     editor: Editor
     edit: Edit
     source: EditResult
-    story: Story
+    trajectory: Trajectory
     _blended: dict[bytes, Image] = field(default_factory=dict)
 
     @property
-    def recipe(self) -> Recipe:
+    def config(self) -> GenerationConfig:
         """The source's, with the new prompt."""
-        return replace(self.source.recipe, prompt=self.edit.prompt)
+        return replace(self.source.config, prompt=self.edit.prompt)
 
     @property
     def steps(self) -> int:
         """N."""
-        return self.recipe.num_inference_steps
+        return self.config.num_inference_steps
 
     @property
     def everywhere(self) -> BoolGrid:
@@ -103,7 +103,7 @@ class Case:
     @cached_property
     def costs(self) -> Costs:
         """Prices of this edit."""
-        return Costs(self.engine, self.recipe)
+        return Costs(self.engine, self.config)
 
     @property
     def decode_macs(self) -> int:
@@ -136,8 +136,8 @@ class Case:
         """The dense blended edit over a mask [h, w]: outside, the source's latents after every step."""
         key = grid.tobytes()
         if key not in self._blended:
-            inside = torch.from_numpy(grid.copy()).to(self.story.latents[0].device)
-            path = self.story.latents
+            inside = torch.from_numpy(grid.copy()).to(self.trajectory.latents[0].device)
+            path = self.trajectory.latents
             self._blended[key] = self.dense([self.edit.prompt], lambda i, x: torch.where(inside, x, path[i + 1]))
         return self._blended[key]
 
@@ -149,19 +149,19 @@ class Case:
         Args:
             guidance_scale: None for the source's.
         """
-        recipe = self.source.recipe
+        config = self.source.config
 
         def after(_: Any, i: int, __: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
             return {"latents": hook(i, state["latents"])}
 
         pictures: list[Image] = self.pipeline("StableDiffusionPipeline")(
             list(prompts),
-            negative_prompt=[recipe.negative_prompt] * len(prompts),
-            latents=torch.cat([self.story.latents[0]] * len(prompts)),
-            num_inference_steps=recipe.num_inference_steps,
-            guidance_scale=recipe.guidance_scale if guidance_scale is None else guidance_scale,
-            width=recipe.width,
-            height=recipe.height,
+            negative_prompt=[config.negative_prompt] * len(prompts),
+            latents=torch.cat([self.trajectory.latents[0]] * len(prompts)),
+            num_inference_steps=config.num_inference_steps,
+            guidance_scale=config.guidance_scale if guidance_scale is None else guidance_scale,
+            width=config.width,
+            height=config.height,
             callback_on_step_end=after,
         ).images
         return pictures[-1]
@@ -193,6 +193,6 @@ def make_case(pipe: StableDiffusionPipeline, edit: Edit, *, num_inference_steps:
     return Case(editor, edit, source, story_of(editor, source))
 
 
-def story_of(editor: Editor, result: EditResult) -> Story:
+def story_of(editor: Editor, result: EditResult) -> Trajectory:
     """What was recorded with a result that was just made."""
     return editor._memory.get(result.id)[0]  # noqa: SLF001 (no user needs it)

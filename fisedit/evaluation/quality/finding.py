@@ -1,4 +1,4 @@
-"""`fisedit bench masks`: the same edits' masks by every recipe, beside the truth. Nothing is edited."""
+"""`fisedit bench masks`: the same edits' masks by every config, beside the truth. Nothing is edited."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NOTES = (
 
 @dataclass(frozen=True)
 class Found:
-    """A recipe's mask of one edit: how it fits, what the edit would cost, and whether it would run dense."""
+    """A config's mask of one edit: how it fits, what the edit would cost, and whether it would run dense."""
 
     fit: Fit
     gmacs: float
@@ -75,7 +75,7 @@ def run(
     local_files_only: bool = False,
     on_step: OnStep | None = None,
 ) -> dict[str, Any]:
-    """Look for the masks of edits of drawn scenes, whose truth is known, by every recipe.
+    """Look for the masks of edits of drawn scenes, whose truth is known, by every config.
 
     Args:
         model: as in `fisedit.models.loader.load`; drawn scenes use the words that are one token to it.
@@ -139,13 +139,13 @@ def _find(case: Case, how: Asked) -> Found:
 
 
 def rows(kinds_of: Sequence[str], found: Sequence[Mapping[str, Found]]) -> list[dict[str, Any]]:
-    """All figures of every recipe, of all edits and of every kind.
+    """All figures of every config, of all edits and of every kind.
 
     Args:
-        kinds_of: every edit's kind. found: every edit's masks, by recipe.
+        kinds_of: every edit's kind. found: every edit's masks, by config.
 
     Returns:
-        {"recipe", "kind", "edits"}, for every figure {"median", "tail", "edits"}, and "fell back": {"mean", "edits"}.
+        {"config", "kind", "edits"}, for every figure {"median", "tail", "edits"}, and "fell back": {"mean", "edits"}.
     """
     told = []
     for kind, name in product((ALL, *dict.fromkeys(kinds_of)), found[0]):

@@ -63,7 +63,7 @@ def p2p(case: Case) -> Outcome:
 @torch.inference_mode()
 def no_edit(case: Case) -> Outcome:
     """The source, encoded and decoded: what the autoencoder alone loses, and what the judge sees in no edit."""
-    picture = decode(case.editor.pipe.vae, case.story.latents[-1])[0]
+    picture = decode(case.editor.pipe.vae, case.trajectory.latents[-1])[0]
     return Outcome(picture, None, 0, case.decode_macs, again=True)
 
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fisedit.evaluation.quality.case import Case, Outcome
-from fisedit.recipes import first_step
-from fisedit.values import EditMask, MaskSource
+from fisedit.values import EditMask, MaskSource, first_step
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -33,20 +32,20 @@ def inpaint_true(case: Case) -> Outcome | None:
     """The true mask painted with the new prompt; None where nobody knows it."""
     if case.true_grid is None:
         return None
-    size = {"width": case.recipe.width, "height": case.recipe.height}
+    size = {"width": case.config.width, "height": case.config.height}
     mask = EditMask(case.true_grid, MaskSource.GIVEN).image()
     picture = _painted(case, "StableDiffusionInpaintPipeline", mask_image=mask, strength=1.0, **size)
     return Outcome(picture, case.true_grid, case.steps, case.dense_macs(case.steps))
 
 
 def _painted(case: Case, pipeline: str, **how: Any) -> Image:
-    recipe = case.recipe
+    config = case.config
     pictures: list[Image] = case.pipeline(pipeline)(
-        recipe.prompt,
+        config.prompt,
         image=case.source.image,
-        negative_prompt=recipe.negative_prompt,
-        num_inference_steps=recipe.num_inference_steps,
-        guidance_scale=recipe.guidance_scale,
+        negative_prompt=config.negative_prompt,
+        num_inference_steps=config.num_inference_steps,
+        guidance_scale=config.guidance_scale,
         generator=torch.Generator().manual_seed(case.edit.seed),
         **how,
     ).images
@@ -60,6 +59,6 @@ def resampled(case: Case, guidance_scale: float | None = None) -> Outcome:
         guidance_scale: None for the source's; 1 is what inversion itself has.
     """
     picture = case.dense([case.source.prompt], guidance_scale=guidance_scale)
-    branches = case.engine.batch(case.recipe)
+    branches = case.engine.batch(case.config)
     share = 1 if guidance_scale is None or guidance_scale > 1 else 1 / branches
     return Outcome(picture, None, case.steps, case.dense_macs(share * case.steps), again=True)

@@ -84,7 +84,7 @@ def prompt_to_prompt(case: Case, cross: float = CROSS, own: float = OWN) -> Imag
 
     def follow(i: int, latents: Tensor) -> Tensor:
         control.step = i + 1
-        return torch.cat([case.story.latents[i + 1], latents[1:]])
+        return torch.cat([case.trajectory.latents[i + 1], latents[1:]])
 
     with injected(replacements):
         return case.dense([case.source.prompt, case.edit.prompt], follow)

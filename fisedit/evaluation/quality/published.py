@@ -21,7 +21,7 @@ from fisedit.sampling.scheduler import pinned
 from fisedit.sparse.executor import Executor
 from fisedit.sparse.feature_cache import scatter, totals
 from fisedit.sparse.layers import Replay, map_of, rows_of
-from fisedit.sparse.modules import Role, Site
+from fisedit.sparse.modules import LayerSite, Role
 from fisedit.sparse.vae_decode import decode
 from fisedit.sparse_kernels import ops
 
@@ -40,7 +40,7 @@ NOISES, NOISED_TO, CLIPPED_AT, INSIDE_FROM, ENCODED = 10, 500, 3.0, 0.5, 0.8
 share of the steps that the edit runs."""
 
 
-def stale_norm(run: Replay, site: Site, x: Tensor, *, halo: bool) -> Tensor:
+def stale_norm(run: Replay, site: LayerSite, x: Tensor, *, halo: bool) -> Tensor:
     """GroupNorm of the active rows (and of the recorded halo rows) by the source's statistics."""
     norm, rows, level = site.module, rows_of(x), run.level(site)
     if halo:
@@ -67,11 +67,11 @@ class StaleExecutor(Executor):
 @torch.inference_mode()
 def fisedit_recipe(case: Case, probes: int = PROBES) -> Outcome:
     """FISEdit's edit, with so many dense steps (at most all)."""
-    story, engine = case.story, case.engine
+    trajectory, engine = case.trajectory, case.engine
     probes = min(probes, case.steps)
-    text = engine.encode(case.recipe)
-    path = engine.sample(case.recipe, text, story, probes)
-    away = [(new - old).float().abs().mean(1)[0] for new, old in zip(path[1:], story.latents[1:], strict=False)]
+    text = engine.encode(case.config)
+    path = engine.sample(case.config, text, trajectory, probes)
+    away = [(new - old).float().abs().mean(1)[0] for new, old in zip(path[1:], trajectory.latents[1:], strict=False)]
     grid = blocks(threshold(torch.stack(away).sum(0).cpu().numpy())[0])
     latents = _sparse_steps(case, text, path[-1], probes, grid)
     sparse = case.steps - probes
@@ -90,30 +90,30 @@ def blocks(grid: BoolGrid) -> BoolGrid:
 
 def _sparse_steps(case: Case, text: Tensor, latents: Tensor, first: int, grid: BoolGrid) -> Tensor:
     """From step `first` on, the mask's rows over the source's features; outside, the source's latents."""
-    story, sampler, plan = case.story, case.engine.sampler(case.recipe), case.engine.plan(grid, 0)
+    trajectory, sampler, plan = case.trajectory, case.engine.sampler(case.config), case.engine.plan(grid, 0)
     executor = StaleExecutor(case.editor.pipe.unet)
     cache: dict[str, Tensor] = {}
     inside = torch.from_numpy(grid.copy()).to(latents.device)
-    latents = pinned(latents, story.latents[first], inside)
+    latents = pinned(latents, trajectory.latents[first], inside)
     for i, t in enumerate(sampler.timesteps[first:], first):
         batch = torch.cat([latents] * len(text))
-        raw = executor.replay(batch, t, text, cache, story.features[i], plan)[0]
-        prediction = scatter(story.predictions[i], plan.levels[0].active, _guided(case, raw))
-        latents = pinned(sampler.step(prediction, t, latents), story.latents[i + 1], inside)
+        raw = executor.replay(batch, t, text, cache, trajectory.features[i], plan)[0]
+        prediction = scatter(trajectory.predictions[i], plan.levels[0].active, _guided(case, raw))
+        latents = pinned(sampler.step(prediction, t, latents), trajectory.latents[i + 1], inside)
     return latents
 
 
 @torch.inference_mode()
 def diffedit(case: Case) -> Outcome:
     """DiffEdit's edit: dense, blended with the source's latents outside its mask."""
-    story, sampler = case.story, case.engine.sampler(case.recipe)
+    trajectory, sampler = case.trajectory, case.engine.sampler(case.config)
     grid = difference_mask(case)
-    text, inside = case.engine.encode(case.recipe), torch.from_numpy(grid).to(story.latents[0].device)
+    text, inside = case.engine.encode(case.config), torch.from_numpy(grid).to(trajectory.latents[0].device)
     first = case.steps - round(ENCODED * case.steps)
-    latents = story.latents[first]
+    latents = trajectory.latents[first]
     for i, t in enumerate(sampler.timesteps[first:], first):
         raw = case.editor.pipe.unet(torch.cat([latents] * len(text)), t, text, return_dict=False)[0]
-        latents = pinned(sampler.step(_guided(case, raw), t, latents), story.latents[i + 1], inside)
+        latents = pinned(sampler.step(_guided(case, raw), t, latents), trajectory.latents[i + 1], inside)
     evaluations = case.steps - first
     macs = case.dense_macs(evaluations + NOISES * 2 / len(text))
     return Outcome(_decoded(case, latents), grid, NOISES + evaluations, macs)
@@ -122,9 +122,9 @@ def diffedit(case: Case) -> Outcome:
 @torch.inference_mode()
 def difference_mask(case: Case) -> BoolGrid:
     """Where the two prompts' predictions differ on the noised source: booleans [h, w]."""
-    pipe, clean = case.editor.pipe, case.story.latents[-1]
+    pipe, clean = case.editor.pipe, case.trajectory.latents[-1]
     scheduler = DDIMScheduler.from_config(pipe.scheduler.config)
-    text = torch.cat([case.engine.encode(recipe)[-1:] for recipe in (case.source.recipe, case.recipe)])
+    text = torch.cat([case.engine.encode(config)[-1:] for config in (case.source.config, case.config)])
     generator, t = torch.Generator().manual_seed(case.edit.seed), torch.tensor([NOISED_TO], device=clean.device)
     heat = torch.zeros(clean.shape[2:], device=clean.device)
     for _ in range(NOISES):
@@ -140,7 +140,7 @@ def difference_mask(case: Case) -> BoolGrid:
 def _guided(case: Case, prediction: Tensor) -> Tensor:
     """Classifier-free guidance of one or two branches [B, ...] -> [1, ...]."""
     without, with_text = prediction[:1], prediction[-1:]
-    return without + case.recipe.guidance_scale * (with_text - without) if len(prediction) > 1 else prediction
+    return without + case.config.guidance_scale * (with_text - without) if len(prediction) > 1 else prediction
 
 
 def _decoded(case: Case, latents: Tensor) -> Image:
