@@ -181,7 +181,7 @@ def _token_layers(place: str, transformer: Transformer2DModel) -> list[tuple[str
 
 
 @dataclass(frozen=True)
-class Recipe:
+class GenerationConfig:
     """All that decides a generated picture besides the pipeline; sizes in pixels."""
 
     prompt: str
@@ -210,37 +210,39 @@ Pin = Callable[[int, Tensor], Tensor]
 """Sees a step's index and the latents [1, 4, h, w] after it; what it returns is carried on."""
 
 
-def dense_generate(pipe: StableDiffusionPipeline, recipe: Recipe, pin: Pin = lambda _, latents: latents) -> DenseRun:
-    """Run diffusers' pipeline on `recipe`, with `pin` applied after every scheduler step."""
-    trajectory = [first_latents(pipe, recipe)]
+def dense_generate(
+    pipe: StableDiffusionPipeline, config: GenerationConfig, pin: Pin = lambda _, latents: latents
+) -> DenseRun:
+    """Run diffusers' pipeline on `config`, with `pin` applied after every scheduler step."""
+    trajectory = [first_latents(pipe, config)]
 
     def on_step_end(_: StableDiffusionPipeline, step: int, __: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         trajectory.append(pin(step, tensors["latents"]))
         return {"latents": trajectory[-1]}
 
     result = pipe(
-        recipe.prompt,
-        negative_prompt=recipe.negative_prompt,
-        height=recipe.height,
-        width=recipe.width,
-        num_inference_steps=recipe.steps,
-        guidance_scale=recipe.guidance,
-        generator=torch.Generator().manual_seed(recipe.seed),
+        config.prompt,
+        negative_prompt=config.negative_prompt,
+        height=config.height,
+        width=config.width,
+        num_inference_steps=config.steps,
+        guidance_scale=config.guidance,
+        generator=torch.Generator().manual_seed(config.seed),
         callback_on_step_end=on_step_end,
     )
     return DenseRun(torch.cat(trajectory), result.images[0])
 
 
-def first_latents(pipe: StableDiffusionPipeline, recipe: Recipe) -> Tensor:
+def first_latents(pipe: StableDiffusionPipeline, config: GenerationConfig) -> Tensor:
     """Draw the initial noise [1, 4, h, w] as the pipeline does: from the seed, scaled to the scheduler's spread."""
-    pipe.scheduler.set_timesteps(recipe.steps)
-    generator = torch.Generator().manual_seed(recipe.seed)
+    pipe.scheduler.set_timesteps(config.steps)
+    generator = torch.Generator().manual_seed(config.seed)
     return pipe.prepare_latents(
-        1, pipe.unet.config.in_channels, recipe.height, recipe.width, pipe.unet.dtype, pipe.device, generator
+        1, pipe.unet.config.in_channels, config.height, config.width, pipe.unet.dtype, pipe.device, generator
     )
 
 
-def dense_blended(pipe: StableDiffusionPipeline, source: Recipe, prompt: str, mask: Tensor) -> DenseRun:
+def dense_blended(pipe: StableDiffusionPipeline, source: GenerationConfig, prompt: str, mask: Tensor) -> DenseRun:
     """Run the fidelity reference (E9): dense on `prompt` from the same seed, pinned to the source outside `mask`.
 
     Args:
@@ -261,7 +263,7 @@ def pinned(trajectory: Tensor, mask: Tensor) -> Pin:
 
 
 def mixed_edit(
-    pipe: StableDiffusionPipeline, source: Recipe, prompt: str, mask: Tensor, active: Tensor | None = None
+    pipe: StableDiffusionPipeline, source: GenerationConfig, prompt: str, mask: Tensor, active: Tensor | None = None
 ) -> DenseRun:
     """Run a whole edit by the oracle: every UNet call mixed with the source's of the same step, latents pinned.
 
