@@ -23,13 +23,13 @@ from fisedit.masking.masks import pieces
 from fisedit.models.device import memory_bytes
 from fisedit.models.loader import load
 from fisedit.models.paths import full_name
+from fisedit.models.stopwatch import Stopwatch
 from fisedit.pipeline import EditPipeline
 from fisedit.planner import Plan
 from fisedit.rendering import Run
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory_cache import Memory
 from fisedit.sparse.modules import text_keys
-from fisedit.sparse.profiling import Stopwatch
 from fisedit.sparse.stepping import Graphs
 from fisedit.storage import provenance, session
 from fisedit.storage.files import image_output, write_image

@@ -16,12 +16,12 @@ from fisedit.masking import drift_check
 from fisedit.masking.localize import kept_tokens, undescribed
 from fisedit.masking.text_diff import diff
 from fisedit.models.injection import TURN
+from fisedit.models.stopwatch import Stopwatch
 from fisedit.planner import Plan, Planner, Wish
 from fisedit.rendering import Made, Renderer, Run
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory import Structure, kept_steps
 from fisedit.sampling.trajectory_cache import Memory
-from fisedit.sparse.profiling import Stopwatch
 from fisedit.sparse.stepping import Graphs
 from fisedit.storage.images import coarseness, is_canvas, returned
 from fisedit.values import WHOLE, EditMask, EditScript, EditStats, MaskSource, OnStep, check_prompt

@@ -209,7 +209,7 @@ class Planner:
 
     def costs(self, config: GenerationConfig, *, recorded: bool = False) -> Costs:
         """Prices of a config, over a source that was made with its adapters or not."""
-        return Costs(self._engine, config, recorded=recorded)
+        return self._engine.costs(config, recorded=recorded)
 
     def macs(self, plan: Plan, config: GenerationConfig) -> int:
         """Multiply-accumulates of a plan's run, what looking took included."""

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from fisedit.history import EditResult
     from fisedit.masking.drift_check import Check
+    from fisedit.models.stopwatch import Stopwatch
     from fisedit.sampling.denoise import Engine
     from fisedit.sampling.trajectory import Structure, Trajectory
-    from fisedit.sparse.profiling import Stopwatch
     from fisedit.values import BoolGrid, EditScript, GenerationConfig, OnStep
 
 

@@ -14,7 +14,6 @@ from PIL import Image, ImageCms
 from fisedit import Editor
 from fisedit.errors import InputError, MaskError, PromptError, SessionError
 from fisedit.models.vae import encode
-from fisedit.sparse.cost_model import Costs
 from fisedit.storage import files
 from fisedit.storage.images import canvas, on_screen, upright
 from fisedit.values import LATENT_FACTOR, EditKind, MaskSource
@@ -89,7 +88,7 @@ class TestInversion:
         with Calls(editor.pipe.unet) as calls:
             source = opened(editor, scene(), guidance_scale=guidance, on_step=lambda i, n, _: seen.append((i, n)))
         assert calls.dense == source.stats.unet_evaluations_dense == STEPS + 1
-        assert source.stats.macs - source.stats.macs_dense == Costs(editor._engine, source.config).dense_step() // (
+        assert source.stats.macs - source.stats.macs_dense == editor._engine.costs(source.config).dense_step() // (
             1 + (guidance > 1)
         )
         assert seen == [(i, STEPS) for i in range(STEPS)]

@@ -17,9 +17,8 @@ from fisedit.evaluation.cuda_speed import PEAKS
 from fisedit.evaluation.speed import STEP_GROWTH, square
 from fisedit.models import random_init
 from fisedit.sampling.denoise import Engine
-from fisedit.sparse.cost_model import Costs, fixed
+from fisedit.sparse.cost_model import decoder_macs, fixed, text_macs, unet_macs
 from fisedit.sparse.executor import Executor
-from fisedit.sparse.profiling import decoder_macs, text_macs, unet_macs
 from fisedit.sparse.vae_decode import decode, decode_boxes
 from fisedit.sparse.vae_tiles import box_areas, frame_areas
 from fisedit.sparse_kernels.dilation import dilate
@@ -110,7 +109,7 @@ def test_an_edit_costs_its_steps_its_text_and_its_decode(pipelines):
     editor = Editor(pipe)
     editor.generate(CAT, **QUICK)
     stats = editor.edit(DOG, mask=SQUARE, growth=(2, 1, 0)).stats
-    costs = Costs(Engine(pipe), config_of(num_inference_steps=3))
+    costs = Engine(pipe).costs(config_of(num_inference_steps=3))
     steps = sum(costs.sparse_step(SQUARE, growth) for growth in (2, 1, 0))
     sites = editor._engine.executor.sites
     assert stats.macs == steps + text_macs(sites, 2, 77) + decoder_macs(pipe.vae, box_areas(SQUARE), 256)
@@ -126,7 +125,7 @@ def test_a_fallback_costs_what_torch_counts(pipelines, negative, known):
     with torch.inference_mode():
         text = engine.encode(config)
     torchs = counted(lambda: engine.record(config, text, unwatched, (SQUARE, source)))
-    costs, time = Costs(engine, config), time_macs(engine.pipe.unet, 1)
+    costs, time = engine.costs(config), time_macs(engine.pipe.unet, 1)
     steps = 3 * costs.sparse_step(SQUARE, WHOLE) - known * costs.branch()
     assert torchs - (6 - known) * time == steps + text_macs(engine.executor.sites, 2, 77)
     assert (engine.without(source, config, text, 0) is not None) == bool(known)
@@ -250,7 +249,7 @@ def test_what_a_step_takes_at_least_on_each_device():
 @pytest.mark.parametrize(("kind", "expected"), [("cpu", (4, 3)), ("cuda", (5, 5))])
 def test_growth_is_as_wide_as_costs_hardly_more_time_there(pipelines, monkeypatch, kind, expected):
     """One mask of one model: where a step's fixed part is larger, more cells come for nothing."""
-    costs = Costs(Engine(pipelines["sd15"]), config_of(num_inference_steps=2))
+    costs = Engine(pipelines["sd15"]).costs(config_of(num_inference_steps=2))
     spent = costs.sparse_step(SQUARE, 5)
     monkeypatch.setattr("fisedit.sparse.cost_model.FIXED", {"cpu": 4 * spent, "cuda": 40 * spent})
     monkeypatch.setattr("fisedit.sparse.cost_model.fixed", lambda _: fixed(torch.device(kind)))
@@ -258,7 +257,7 @@ def test_growth_is_as_wide_as_costs_hardly_more_time_there(pipelines, monkeypatc
 
 
 def test_dense_steps_in_between_where_they_cost_hardly_more_time(pipelines, monkeypatch):
-    costs = Costs(Engine(pipelines["sd15"]), config_of(num_inference_steps=25))
+    costs = Engine(pipelines["sd15"]).costs(config_of(num_inference_steps=25))
     monkeypatch.setattr("fisedit.sparse.cost_model.FIXED", {"cpu": 100 * costs.dense_step()})
     dense = 0, 3, 7, 12, 18
     assert costs.growth(SQUARE) == tuple(WHOLE if i in dense else 1 for i in range(25))
@@ -273,7 +272,7 @@ def test_dense_steps_in_between_are_told(pipelines):
     widths = (1, WHOLE, 1, WHOLE, 1)
     with Calls(editor.pipe.unet) as seen:
         result = editor.edit(DOG, mask=SQUARE, growth=widths)
-    stats, costs = result.stats, Costs(Engine(editor.pipe), result.config)
+    stats, costs = result.stats, Engine(editor.pipe).costs(result.config)
     assert (seen.dense, seen.sparse) == (stats.unet_evaluations_dense, stats.unet_evaluations_sparse) == (2, 3)
     assert stats.growth == widths and stats.active_rows == costs.rows(SQUARE, (1,))
     assert costs.dense_step() > costs.sparse_step(SQUARE, WHOLE) > costs.sparse_step(SQUARE, 1)

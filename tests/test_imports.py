@@ -37,11 +37,6 @@ PENDING = {
     ("planner", "rendering"),
     ("pipeline", "rendering"),
     ("sampling.denoise", "masking.drift_check"),
-    ("sparse.cost_model", "adapters.cost"),
-    ("sparse.cost_model", "sampling.denoise"),
-    ("sparse.executor", "adapters.conditioning"),
-    ("sparse.executor", "adapters.sparse_row_column"),
-    ("sparse.stepping", "adapters.conditioning"),
     ("main", "events"),
     ("user_session", "model_pool"),
 }

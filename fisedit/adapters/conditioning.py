@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from fisedit.adapters import sparse_row_column
 from fisedit.adapters.insertion_points import Change, insertion, places
 from fisedit.errors import AdapterError
 from fisedit.models.injection import Injection
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel
 
     from fisedit.adapters.row_column import Knit, Known, RowColumnAdapter
+    from fisedit.sparse.executor import ExtraSite
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +37,25 @@ class Guide:
     known: Mapping[str, Known]
     scale: float = 1.0
     identity: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Conditioning:
+    """Adapters as the layers that an executor adds to a UNet (see `sparse.executor.ExtraLayers`).
+
+    Args:
+        guides: the adapters, each with what it read of a reference.
+    """
+
+    guides: Sequence[Guide]
+
+    def sites(self, unet: UNet2DConditionModel) -> tuple[ExtraSite, ...]:
+        """The blocks of all adapters. Raises AdapterError where one has no sparse form."""
+        return sparse_row_column.sites(unet, [(guide.identity, guide.adapter) for guide in self.guides])
+
+    def injection(self, unet: UNet2DConditionModel, batch: int | None = None) -> Injection:
+        """See `guided`."""
+        return guided(unet, self.guides, batch=batch)
 
 
 def check_fit(adapter: RowColumnAdapter, unet: UNet2DConditionModel) -> None:

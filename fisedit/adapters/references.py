@@ -24,7 +24,7 @@ from fisedit.adapters.insertion_points import taps
 from fisedit.errors import AdapterError, InputError
 from fisedit.models.injection import TURN
 from fisedit.models.vae import encode
-from fisedit.sparse.profiling import text_macs, unet_macs
+from fisedit.sparse.cost_model import text_macs, unet_macs
 from fisedit.storage.images import canvas, upright
 from fisedit.storage.session import Looks
 from fisedit.values import LATENT_FACTOR, Likeness, check_scale

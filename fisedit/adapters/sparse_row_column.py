@@ -24,8 +24,9 @@ from fisedit.adapters.receptive_field import Keys, closure_of
 from fisedit.adapters.row_column import Knit, Known, Seen
 from fisedit.adapters.variants import FAMILIES
 from fisedit.errors import AdapterError
+from fisedit.sparse.executor import ExtraSite
 from fisedit.sparse.layers import Recording, Replay, map_of, rows_of
-from fisedit.sparse.modules import LayerSite, Role
+from fisedit.sparse.modules import Role
 from fisedit.sparse_kernels import ops
 
 if TYPE_CHECKING:
@@ -33,9 +34,8 @@ if TYPE_CHECKING:
 
     from diffusers import UNet2DConditionModel
 
-    from fisedit.adapters.conditioning import Guide
     from fisedit.adapters.receptive_field import Closure, Lines
-    from fisedit.adapters.row_column import Heads, KeyValue
+    from fisedit.adapters.row_column import Heads, KeyValue, RowColumnAdapter
     from fisedit.sparse.feature_cache import CachedFeatures
 
 ROWS, COLUMNS = ("row_q", "row_k", "row_v"), ("column_q", "column_k", "column_v")
@@ -43,29 +43,41 @@ ROWS, COLUMNS = ("row_q", "row_k", "row_v"), ("column_q", "column_k", "column_v"
 
 
 @dataclass(frozen=True, eq=False)
-class KnitSite(LayerSite):
+class KnitSite(ExtraSite):
     """An adapter's block at work; `reader` is the norm whose recorded input begins with the same map."""
 
     reader: str = ""
 
+    def run_dense(self, run: Recording, *args: Any) -> Tensor:
+        """See `record_knit`."""
+        return record_knit(run, self, *args)
 
-def sites(unet: UNet2DConditionModel, guides: Sequence[Guide]) -> tuple[KnitSite, ...]:
-    """The blocks of all guides; what they record is told apart by the adapter's identity.
+    def run_sparse(self, run: Replay, *args: Any) -> Tensor:
+        """See `replay_knit`."""
+        return replay_knit(run, self, *args)
+
+
+def sites(unet: UNet2DConditionModel, adapters: Sequence[tuple[str, RowColumnAdapter]]) -> tuple[KnitSite, ...]:
+    """The blocks of some adapters.
+
+    Args:
+        unet: that the adapters are for.
+        adapters: identity, which tells what they record apart, and adapter.
 
     Raises:
         AdapterError: a block's attention runs along no rows and columns.
     """
     there = places(unet)
-    for guide in guides:
-        if any(type(block.knit) is not Knit for block in guide.adapter.blocks.values()):
+    for _, adapter in adapters:
+        if any(type(block.knit) is not Knit for block in adapter.blocks.values()):
             raise AdapterError(
                 f"sparse edits need attention along rows and columns, got an adapter of family "
-                f"{guide.adapter.family.name}; use one of {', '.join(FAMILIES)}"
+                f"{adapter.family.name}; use one of {', '.join(FAMILIES)}"
             )
     return tuple(
-        KnitSite(f"{guide.identity}.{name}", block.knit, Role.KNIT, there[name].level, there[name].reader)
-        for guide in guides
-        for name, block in guide.adapter.blocks.items()
+        KnitSite(f"{identity}.{name}", block.knit, Role.EXTRA, there[name].level, there[name].reader)
+        for identity, adapter in adapters
+        for name, block in adapter.blocks.items()
     )
 
 

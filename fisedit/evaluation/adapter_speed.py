@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fisedit.adapters.checkpoints import fresh_adapter
-from fisedit.adapters.conditioning import Guide
+from fisedit.adapters.conditioning import Conditioning, Guide
 from fisedit.adapters.cost import dense_macs, sparse_macs
 from fisedit.adapters.insertion_points import taps
 from fisedit.adapters.references import laid_out
@@ -24,7 +24,7 @@ from fisedit.evaluation.speed import GUIDANCE, MASKS, PROMPTS, STEP_GROWTH, Row,
 from fisedit.models.device import choose_device, choose_dtype
 from fisedit.models.malloc import keep_freed_memory
 from fisedit.sampling.denoise import Engine
-from fisedit.sparse.profiling import unet_macs
+from fisedit.sparse.cost_model import unet_macs
 from fisedit.values import LATENT_FACTOR, GenerationConfig, OnStep, SchedulerName
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class _Bench:
 
     def record(self, guides: list[Guide]) -> StepFeatures:
         """A source's step, made with adapters."""
-        return self.engine.executor.record(self.latents, self.timestep, self.text, {}, guides=guides)[1]
+        return self.engine.executor.record(self.latents, self.timestep, self.text, {}, extra=Conditioning(guides))[1]
 
     def row(self, guide: Guide, guided: StepFeatures, mask: str, area: float) -> Row:
         """One mask: three steps that take turns."""
@@ -150,7 +150,7 @@ class _Bench:
     def _step(self, plan: SparsePlan, source: StepFeatures, guides: list[Guide]) -> Callable[[], object]:
         text: dict[str, Tensor] = {}
         inputs = self.latents, self.timestep, self.text, text, source, plan
-        return lambda: self.engine.executor.replay(*inputs, guides=guides)
+        return lambda: self.engine.executor.replay(*inputs, extra=Conditioning(guides))
 
 
 def _summary(row: Row) -> Row:

@@ -26,7 +26,6 @@ from fisedit.editor import Editor
 from fisedit.evaluation.speed import GUIDANCE, MASKS, PROMPTS, STEP_GROWTH, pipeline, square
 from fisedit.models.device import choose_device, choose_dtype
 from fisedit.sampling.denoise import Engine
-from fisedit.sparse.cost_model import Costs
 from fisedit.sparse.cuda_graphs import GraphExecutor
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.reference import BYTES
@@ -121,7 +120,7 @@ class Bench:
     def __init__(self, pipe: StableDiffusionPipeline, config: GenerationConfig, repeats: int) -> None:
         self.pipe, self.config, self.repeats, self.engine = pipe, config, repeats, Engine(pipe)
         self.device = pipe.unet.device
-        self.costs = Costs(self.engine, config)
+        self.costs = self.engine.costs(config)
         self.source = self.engine.record(config, self.engine.encode(config), lambda *_: None)
         self.text = self.engine.encode(replace(config, prompt=PROMPTS[1]))
         self.middle = config.num_inference_steps // 2

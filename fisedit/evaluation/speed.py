@@ -29,7 +29,6 @@ from fisedit.models.loader import load
 from fisedit.models.malloc import keep_freed_memory
 from fisedit.models.random_init import random_pipeline
 from fisedit.sampling.denoise import Engine
-from fisedit.sparse.cost_model import Costs
 from fisedit.sparse.vae_decode import decode, decode_boxes
 from fisedit.values import LATENT_FACTOR, GenerationConfig, OnStep, SchedulerName
 
@@ -143,7 +142,7 @@ class _Bench:
         self.pipe, self.config, self.progress = pipe, config, progress
         self.repeats, self.rounds = repeats, min(repeats, ROUNDS)
         self.editor, self.engine = Editor(pipe), Engine(pipe)
-        self.costs = Costs(self.engine, config)
+        self.costs = self.engine.costs(config)
         self.text = self.engine.encode(config)
         sampler = self.engine.sampler(config)
         self.timestep = sampler.timesteps[len(sampler.timesteps) // 2]

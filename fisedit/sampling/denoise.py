@@ -6,13 +6,16 @@ Knows the UNet, samplers and grids; knows nothing about masks from words, pictur
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fisedit.adapters.conditioning import guided
+from fisedit.adapters.conditioning import Conditioning
+from fisedit.adapters.cost import dense_macs, sparse_macs
 from fisedit.adapters.references import References, level_grids
 from fisedit.adapters.sparse_row_column import remembered
 from fisedit.models.prompt_weighting import embeddings, parse
@@ -20,6 +23,7 @@ from fisedit.sampling.inversion import inverted
 from fisedit.sampling.linear_scheduler import Coefficients, LinearSampler, coefficients
 from fisedit.sampling.scheduler import Sampler, mask_steps, pinned
 from fisedit.sampling.trajectory import Trajectory, kept_steps
+from fisedit.sparse.cost_model import CostedLayers, Costs
 from fisedit.sparse.executor import Executor, mask_queries
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureDelta, ShiftedFeatures, StepFeatures, completed, shifted
 from fisedit.sparse.modules import Role, text_keys
@@ -31,7 +35,6 @@ from fisedit.values import WHOLE, GenerationConfig
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
-    from fisedit.adapters.conditioning import Guide
     from fisedit.masking.drift_check import Check
     from fisedit.sampling.trajectory import Beginning, Structure
     from fisedit.values import BoolGrid
@@ -68,9 +71,29 @@ class Engine:
         if self.executor.refresh():
             self.references.forget()
 
-    def guides(self, config: GenerationConfig) -> tuple[Guide, ...]:
-        """The adapters at work, with what they read of the config's references. Raises AdapterError without them."""
-        return self.references.guides(config, self.batch(config)) if config.like else ()
+    def conditioning(self, config: GenerationConfig) -> Conditioning | None:
+        """A config's adapters with what they read of its references, or None. Raises AdapterError without them."""
+        return Conditioning(self.references.guides(config, self.batch(config))) if config.like else None
+
+    def costs(self, config: GenerationConfig, *, recorded: bool = False) -> Costs:
+        """What evaluations and decodes of a config cost.
+
+        Args:
+            config: of the source or the edit.
+            recorded: the source was made with the config's adapters, so that edits read all that they recorded.
+        """
+        executor, tokenizer = self.executor, self.pipe.tokenizer
+        layers = CostedLayers(executor.sites, self.pipe.vae, self.grids(config), int(tokenizer.model_max_length))
+        adapter_macs = partial(self._adapter_macs, config, recorded) if config.like else None
+        captured = self.graphs.on(executor.device)
+        return Costs(layers, config.num_inference_steps, self.batch(config), executor.device, captured, adapter_macs)
+
+    def _adapter_macs(self, config: GenerationConfig, recorded: bool, plan: SparsePlan | None) -> int:
+        """MACs of one branch of a step's adapters; of a dense step without a plan."""
+        unet, adapters = self.pipe.unet, [self.references.adapter(like) for like in config.like]
+        if plan is None:
+            return sum(dense_macs(adapter, unet, self.grids(config)) for adapter in adapters)
+        return sum(sparse_macs(adapter, unet, plan, recorded=recorded) for adapter in adapters)
 
     def remembers(self, trajectory: Trajectory, config: GenerationConfig) -> bool:
         """Whether a trajectory recorded what a config's adapters saw."""
@@ -232,7 +255,7 @@ class Engine:
             kept,
             structure.steps if structure else 0,
             guidance,
-            self.guides(config),
+            self.conditioning(config),
             budget,
             mixed=WHOLE in growth[start:],
         )
@@ -338,7 +361,8 @@ class Engine:
             if watch:
                 watch(i, steps, sampler.estimate)
             x, extra = self._inputs(sampler, config, path[-1], t)
-            with guided(self.pipe.unet, self.guides(config)):
+            adapters = self.conditioning(config)
+            with adapters.injection(self.pipe.unet) if adapters else nullcontext():
                 raw = self.pipe.unet(x, t, text, timestep_cond=extra, return_dict=False)[0]
             path.append(sampler.step(self._guide(raw, config), t, path[-1]))
         return path
@@ -349,7 +373,7 @@ class Engine:
         sampler, path = self.sampler(config, source), self.sample(config, text, source, step)
         t, queries = sampler.timesteps[step], mask_queries(self.executor.sites, self.sizes(config))
         x, extra = self._inputs(sampler, config, path[-1], t)
-        return self.executor.record(x[-1:], t, text[-1:], {}, queries, extra, self.guides(config))[1]
+        return self.executor.record(x[-1:], t, text[-1:], {}, queries, extra, self.conditioning(config))[1]
 
     def plan(self, grid: BoolGrid, growth: int, besides: BoolGrid | None = None) -> SparsePlan:
         """The plan that computes the mask, `growth` cells around it, and other cells [h, w] besides."""
@@ -377,7 +401,7 @@ class Engine:
             last, recorded = self.executor.record(x[-1:], t, text[-1:], own, queries)
             raw, maps = torch.cat([without, last]), completed(source.features[i], recorded, self._levels)
         else:
-            raw, maps = self.executor.record(x, t, text, trajectory.text, queries, extra, self.guides(config))
+            raw, maps = self.executor.record(x, t, text, trajectory.text, queries, extra, self.conditioning(config))
         if i == 0 and self.guided(config):
             trajectory.without = text[:1], raw[:1]
         return raw, maps

@@ -1,26 +1,29 @@
-"""What an edit will cost, from the graph and a mask: active rows, multiply-accumulates, and when dense is cheaper.
+"""What an edit will cost, from layer sites and a mask: active rows, multiply-accumulates, and when dense is cheaper.
 
-Knows shapes and measured constants; runs nothing.
+MACs are counted from the layers: output rows times weights, plus 2 * queries * keys * width for attention. Norms and
+activations count nothing, as in torch's FlopCounterMode. Knows shapes and measured constants; runs nothing, and knows
+neither samplers nor adapters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
-from fisedit.adapters.cost import dense_macs, sparse_macs
-from fisedit.sampling.denoise import Engine
-from fisedit.sparse.modules import LayerSite
-from fisedit.sparse.profiling import decoder_macs, text_macs, unet_macs
+from diffusers.models.attention_processor import Attention
+from torch import nn
+
+from fisedit.sparse.modules import LayerSite, Role, depth
 from fisedit.sparse.vae_tiles import Areas, box_areas, frame_areas
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import active_rows, make_plan
-from fisedit.values import WHOLE, GenerationConfig
+from fisedit.values import WHOLE
 
 if TYPE_CHECKING:
     import torch
+    from diffusers import AutoencoderKL
 
     from fisedit.sparse_kernels.row_plan import SparsePlan
     from fisedit.values import BoolGrid
@@ -78,16 +81,101 @@ def fixed(device: torch.device) -> float:
     return FIXED.get(device.type, FIXED["cpu"])
 
 
-class Costs:
-    """Prices for one config on one engine.
+SHIFT = {Role.DOWN: 1, Role.UP: -1}
+"""Levels between a sampler's input and its output."""
+
+
+def unet_macs(sites: Sequence[LayerSite], rows: Sequence[int], sizes: Sequence[int], batch: int, tokens: int) -> int:
+    """Multiply-accumulates of one UNet evaluation, the text's projections aside.
 
     Args:
-        recorded: the source was made with the config's adapters, so that edits look at all that they recorded.
+        rows: rows computed at each level, finest first (all positions for a dense one).
+        sizes: positions of each level. batch: B. tokens: T.
+    """
+    total = 0
+    for site in sites:
+        if site.role is Role.TEXT:
+            continue
+        total += rows[site.level + SHIFT.get(site.role, 0)] * site.weights
+        if site.role is Role.QUERY:
+            keys = tokens if site.cross else sizes[site.level]
+            total += 2 * rows[site.level] * keys * site.module.out_features
+    return batch * total
+
+
+def text_macs(sites: Sequence[LayerSite], batch: int, tokens: int) -> int:
+    """Multiply-accumulates of projecting the text for every cross-attention once."""
+    return batch * tokens * sum(site.weights for site in sites if site.role is Role.TEXT)
+
+
+def decoder_macs(vae: AutoencoderKL, areas: Areas, latent_size: int) -> int:
+    """Multiply-accumulates of a decode.
+
+    Args:
+        areas: cells read and computed at each resolution, see `fisedit.sparse.vae_tiles.Areas`.
+        latent_size: h * w, the keys of the middle attention.
+    """
+    total = vae.post_quant_conv.weight.numel() * areas[0][0] if vae.post_quant_conv is not None else 0
+    for name, module in vae.decoder.named_modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            total += module.weight.numel() * _decoder_cells(name, areas)
+        elif isinstance(module, Attention):
+            total += 2 * areas[0][1] * latent_size * int(module.to_q.weight.shape[0])
+    return total
+
+
+def _decoder_cells(name: str, areas: Areas) -> int:
+    """Cells a layer computes."""
+    if not name.startswith("up_blocks."):
+        return areas[0 if name.startswith(("conv_in", "mid_block")) else -1][1]
+    level = int(name.split(".")[1])
+    return areas[level + 1][0] if ".upsamplers." in name else areas[level][1]
+
+
+@dataclass(frozen=True, eq=False)
+class CostedLayers:
+    """The layers that costs are counted of.
+
+    Args:
+        sites: of the UNet.
+        vae: whose decoder runs at the end.
+        grids: (height, width) of every level, finest first.
+        tokens: T.
     """
 
-    def __init__(self, engine: Engine, config: GenerationConfig, *, recorded: bool = False) -> None:
-        self._engine, self._recipe, self._recorded = engine, config, recorded
-        self.sizes = engine.sizes(config)
+    sites: tuple[LayerSite, ...]
+    vae: AutoencoderKL
+    grids: Sequence[tuple[int, int]]
+    tokens: int
+
+
+class Costs:
+    """Costs of a run's steps and decode.
+
+    Args:
+        layers: of the UNet and the decoder.
+        steps: N.
+        batch: B, the branches of one evaluation.
+        device: where it runs.
+        captured: whether sparse steps run by captured graphs.
+        adapter_macs: a sparse step's plan, or None for a dense step -> multiply-accumulates of one branch of its
+            adapters; None where there are none.
+    """
+
+    def __init__(
+        self,
+        layers: CostedLayers,
+        steps: int,
+        batch: int,
+        device: torch.device,
+        captured: bool = False,
+        adapter_macs: Callable[[SparsePlan | None], int] | None = None,
+    ) -> None:
+        self._sites, self._vae, self._tokens = layers.sites, layers.vae, layers.tokens
+        self._steps, self._batch, self._device = steps, batch, device
+        self._captured, self._adapter_macs = captured, adapter_macs
+        self._num_levels = depth(layers.sites)
+        self.sizes = tuple(height * width for height, width in layers.grids)
 
     def rows(self, grid: BoolGrid, growth: Sequence[int]) -> tuple[int, ...]:
         """Active rows of every level at the widest growth of a sparse step."""
@@ -131,7 +219,7 @@ class Costs:
                 graphs.
         """
         least, *wider = (spread(*pair, self._steps) for pair in GROWTHS)
-        if not (plain or self._recipe.like or self._engine.graphs.on(self._engine.executor.device)):
+        if not (plain or self._adapter_macs or self._captured):
             wider.append(mixed(self._steps, start))
         allowed = FREE * self._time(grid, least[start:])
         affordable = (g for g in reversed(wider) if self._time(grid, g[start:]) <= allowed)
@@ -140,7 +228,7 @@ class Costs:
 
     def _time(self, grid: BoolGrid, growth: Sequence[int]) -> float:
         """Of a sparse run's steps, in multiply-accumulates."""
-        return fixed(self._engine.executor.device) * len(growth) + self._sparse_steps(grid, growth)
+        return fixed(self._device) * len(growth) + self._sparse_steps(grid, growth)
 
     def _sparse_steps(self, grid: BoolGrid, growth: Sequence[int]) -> int:
         """MACs of a sparse run's steps."""
@@ -154,44 +242,20 @@ class Costs:
         share = self._step(self.rows(grid, growth)) / self._step(self.sizes)
         return f"at {share:.0%} of a dense step, dense is as fast" if share > BREAK_EVEN else ""
 
-    @cached_property
-    def _batch(self) -> int:
-        return self._engine.batch(self._recipe)
-
-    @property
-    def _sites(self) -> tuple[LayerSite, ...]:
-        return self._engine.executor.sites
-
-    @property
-    def _tokens(self) -> int:
-        return int(self._engine.pipe.tokenizer.model_max_length)
-
-    @property
-    def _steps(self) -> int:
-        return self._recipe.num_inference_steps
-
     def _rows(self, grid: BoolGrid, growth: int) -> tuple[int, ...]:
-        return active_rows(dilate(grid, growth), self._engine.executor.depth)
+        return active_rows(dilate(grid, growth), self._num_levels)
 
     def _step(self, rows: Sequence[int]) -> int:
         return unet_macs(self._sites, rows, self.sizes, self._batch, self._tokens)
 
     def _sparse(self, cells: BoolGrid) -> int:
         """MACs of a step that computes these cells [h, w]."""
-        depth = self._engine.executor.depth
-        plan = make_plan(cells, depth) if self._recipe.like else None
-        return self._step(active_rows(cells, depth)) + self._guided(plan)
+        plan = make_plan(cells, self._num_levels) if self._adapter_macs else None
+        return self._step(active_rows(cells, self._num_levels)) + self._guided(plan)
 
     def _guided(self, plan: SparsePlan | None) -> int:
         """MACs of a step's adapters, dense without a plan."""
-        unet, grids, total = self._engine.pipe.unet, self._engine.grids(self._recipe), 0
-        for like in self._recipe.like:
-            adapter = self._engine.references.adapter(like)
-            if plan is None:
-                total += dense_macs(adapter, unet, grids)
-            else:
-                total += sparse_macs(adapter, unet, plan, recorded=self._recorded)
-        return self._batch * total
+        return self._batch * self._adapter_macs(plan) if self._adapter_macs else 0
 
     def _decode(self, areas: Areas) -> int:
-        return decoder_macs(self._engine.pipe.vae, areas, self.sizes[0])
+        return decoder_macs(self._vae, areas, self.sizes[0])

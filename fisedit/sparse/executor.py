@@ -7,16 +7,16 @@ lives in its `Recording` or `Replay`. Knows nothing about samplers, masks or ima
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, Protocol
 
 import torch
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
-from fisedit.adapters import sparse_row_column
-from fisedit.adapters.conditioning import Guide, guided
-from fisedit.models.injection import Forward, injected
+from fisedit.models.injection import Forward, Replacement, injected
 from fisedit.sparse import layers
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, StepFeatures, gather
 from fisedit.sparse.layers import Recording, Replay
@@ -25,8 +25,28 @@ from fisedit.sparse.whole_blocks import wholes
 from fisedit.sparse_kernels import prepacked
 from fisedit.sparse_kernels.row_plan import SparsePlan
 
-RECORD: dict[Role, Forward] = {**layers.RECORD, Role.KNIT: sparse_row_column.record_knit}
-REPLAY: dict[Role, Forward] = {**layers.REPLAY, Role.KNIT: sparse_row_column.replay_knit}
+
+@dataclass(frozen=True, eq=False)
+class ExtraSite(LayerSite):
+    """A layer that something adds to the UNet, and what it computes in a dense and in a sparse evaluation."""
+
+    def run_dense(self, run: Recording, *args: Any) -> Any:
+        """Compute the layer on whole maps and record what a sparse evaluation reads of it."""
+        raise NotImplementedError
+
+    def run_sparse(self, run: Replay, *args: Any) -> Any:
+        """Compute the layer at the active rows over what was recorded."""
+        raise NotImplementedError
+
+
+class ExtraLayers(Protocol):
+    """Layers added to a UNet for an evaluation, such as reference adapters."""
+
+    def sites(self, unet: UNet2DConditionModel) -> Sequence[ExtraSite]:
+        """The added layers that see positions."""
+
+    def injection(self, unet: UNet2DConditionModel, batch: int) -> AbstractContextManager[object]:
+        """A context in which a UNet's forward calls them, for a batch of B items."""
 
 
 class Executor:
@@ -66,7 +86,7 @@ class Executor:
         text_cache: dict[str, Tensor],
         queries: frozenset[str] = frozenset(),
         timestep_cond: Tensor | None = None,
-        guides: Sequence[Guide] = (),
+        extra: ExtraLayers | None = None,
     ) -> tuple[Tensor, StepFeatures]:
         """One dense evaluation that remembers what a later sparse one may read.
 
@@ -75,13 +95,13 @@ class Executor:
             text_cache: the text's keys and values, filled at the first step of a prompt.
             queries: names of the query projections to remember.
             timestep_cond: [B, E] for distilled models, or None.
-            guides: adapters at work.
+            extra: layers added to the UNet, or None.
 
         Returns:
             The prediction [B, 4, h, w] and the step's maps.
         """
         run = Recording(StepFeatures(), text_cache, queries)
-        return self._run(RECORD, run, latents, timestep, text, timestep_cond, guides), run.maps
+        return self._run(layers.RECORD, run, latents, timestep, text, timestep_cond, extra), run.maps
 
     def replay(
         self,
@@ -94,21 +114,21 @@ class Executor:
         timestep_cond: Tensor | None = None,
         *,
         structured: bool = False,
-        guides: Sequence[Guide] = (),
+        extra: ExtraLayers | None = None,
     ) -> tuple[Tensor, FeatureOverlay]:
         """One sparse evaluation at the plan's active rows over the recorded step.
 
         Args:
             latents: [B, 4, h, w], the whole map; only active and halo rows are read.
             structured: attend as the source did where its queries were remembered, as in prompt-to-prompt.
-            guides: adapters at work, whether the source had them or not.
+            extra: layers added to the UNet, whether the source had them or not; or None.
 
         Returns:
             The prediction at the active rows [B, R, 4] and the step's overlay.
         """
         run = Replay(plan, source, FeatureOverlay(source, plan), text_cache, structured)
         rows = layers.map_of(gather(latents, plan.levels[0].read))
-        out = self._run(REPLAY, run, rows, timestep, text, timestep_cond, guides)
+        out = self._run(layers.REPLAY, run, rows, timestep, text, timestep_cond, extra)
         return layers.rows_of(out), run.overlay
 
     def _run(
@@ -119,19 +139,25 @@ class Executor:
         timestep: Tensor,
         text: Tensor,
         timestep_cond: Tensor | None,
-        guides: Sequence[Guide],
+        extra: ExtraLayers | None,
     ) -> Tensor:
         whole, sites = self._wholes if isinstance(run, Replay) else ((), self.sites)
-        sites = (*sites, *sparse_row_column.sites(self.unet, guides)) if guides else sites
         with ExitStack() as stack:
-            if guides:
-                stack.enter_context(guided(self.unet, guides, batch=len(sample)))
-            replacements = [(s.module, partial(table[s.role], run, s)) for s in sites if s.role in table]
+            replacements: list[Replacement] = [
+                (s.module, partial(table[s.role], run, s)) for s in sites if s.role in table
+            ]
+            if extra is not None:
+                stack.enter_context(extra.injection(self.unet, len(sample)))
+                replacements += [(s.module, _extra_forward(s, run)) for s in extra.sites(self.unet)]
             replacements += [(block.module, partial(block.forward, run, block)) for block in whole]
             stack.enter_context(injected(replacements))
             (out,) = self.unet(sample, timestep, text, timestep_cond=timestep_cond, return_dict=False)
         result: Tensor = out
         return result
+
+
+def _extra_forward(site: ExtraSite, run: Recording | Replay) -> Forward:
+    return partial(site.run_dense, run) if isinstance(run, Recording) else partial(site.run_sparse, run)
 
 
 def mask_queries(sites: tuple[LayerSite, ...], sizes: tuple[int, ...], limit: int = 1100) -> frozenset[str]:

@@ -56,8 +56,8 @@ class Role(Enum):
     """Self-attention between those projections: reads nothing itself."""
     POINTWISE = auto()
     """Linear or 1x1 conv: reads nothing."""
-    KNIT = auto()
-    """An adapter's attention along rows and columns: recorded queries, keys and values of those that it closes."""
+    EXTRA = auto()
+    """A layer that is added to the UNet's own; its site says what it reads."""
 
 
 @dataclass(frozen=True, eq=False)

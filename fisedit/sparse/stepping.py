@@ -15,11 +15,10 @@ import torch
 from diffusers.models import attention_processor as processors
 from torch import Tensor
 
-from fisedit.adapters.conditioning import Guide
 from fisedit.errors import InputError, UnsupportedModuleError
 from fisedit.models.injection import TURN
 from fisedit.sparse.cuda_graphs import GraphEdit, GraphExecutor
-from fisedit.sparse.executor import Executor
+from fisedit.sparse.executor import Executor, ExtraLayers
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, scatter, shifted
 from fisedit.sparse.graph_cache import Ends
 from fisedit.sparse.graph_capture import state_of
@@ -38,7 +37,7 @@ class Work:
         plans: of every step that is run; steps of one plan share the object. features, predictions: the source's, of
             all steps. text: embeddings [B, T, D]. cache: their keys and values, filled as they are needed.
         kept: those of the first `structured` steps, which attend as the source did.
-        guidance: its scale, None where one branch runs. guides: adapters at work. budget: see `feed`.
+        guidance: its scale, None where one branch runs. extra: layers added to the UNet, or None. budget: see `feed`.
         mixed: dense steps run in between.
     """
 
@@ -50,7 +49,7 @@ class Work:
     kept: dict[str, Tensor]
     structured: int
     guidance: float | None
-    guides: Sequence[Guide] = ()
+    extra: ExtraLayers | None = None
     budget: int | None = None
     mixed: bool = False
 
@@ -70,7 +69,7 @@ class Layers:
         work, structured = self._work, i < self._work.structured
         text, plan = work.kept if structured else work.cache, work.plans[i]
         rows, overlay = self._executor.replay(
-            x, t, work.text, text, work.features[i], plan, extra, structured=structured, guides=work.guides
+            x, t, work.text, text, work.features[i], plan, extra, structured=structured, extra=work.extra
         )
         if work.guidance is not None:
             without, with_text = rows.chunk(2)
@@ -179,7 +178,7 @@ class Graphs:
         ways: dict[int, Layers | Captured] = dict.fromkeys(work.plans, layers)
         if isinstance(graphs, str):
             return ways, graphs
-        if work.guides:
+        if work.extra is not None:
             return ways, "a reference adapter is at work; run it layer by layer"
         if work.mixed or any(map(shifted, work.features)):
             return ways, "dense steps in between change what sparse ones read; run it layer by layer"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fisedit.adapters.checkpoints import fresh_adapter, load_adapter, save_adapter
-from fisedit.adapters.conditioning import Guide, guided
+from fisedit.adapters.conditioning import Conditioning, Guide, guided
 from fisedit.adapters.cost import dense_macs
 from fisedit.adapters.insertion_points import places, taps
 from fisedit.errors import AdapterError
@@ -80,4 +80,4 @@ def test_neither_files_nor_sparse_steps_take_it(unet, tmp_path):
         load_adapter(tmp_path / "whole")
     latents, text, seen = reference(unet)
     with torch.no_grad(), pytest.raises(AdapterError, match="along rows and columns, got an adapter of family full"):
-        Executor(unet).record(latents, T, text, {}, guides=[Guide(whole, whole.read(seen))])
+        Executor(unet).record(latents, T, text, {}, extra=Conditioning([Guide(whole, whole.read(seen))]))

@@ -8,15 +8,15 @@ import torch
 from diffusers import UNet2DConditionModel
 
 from fisedit.adapters.checkpoints import fresh_adapter
-from fisedit.adapters.conditioning import Guide
+from fisedit.adapters.conditioning import Conditioning, Guide
 from fisedit.adapters.cost import dense_macs, reading_macs, sparse_macs
 from fisedit.adapters.insertion_points import insertion, places, taps
 from fisedit.adapters.variants import FAMILIES
 from fisedit.evaluation.speed import square
 from fisedit.models.loader import _SD15
+from fisedit.sparse.cost_model import text_macs, unet_macs
 from fisedit.sparse.executor import Executor
 from fisedit.sparse.modules import unet_sites
-from fisedit.sparse.profiling import text_macs, unet_macs
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import make_plan
 from tests.support import oracle
@@ -48,12 +48,12 @@ class Case:
         self.plan = make_plan(grid, self.executor.depth)
 
     def record(self, guides):
-        return self.executor.record(self.source, T, self.texts[0], {}, guides=guides)[1]
+        return self.executor.record(self.source, T, self.texts[0], {}, extra=Conditioning(guides))[1]
 
     def replay(self, maps, guides=None, edited=None, plan=None):
         guides = self.guides if guides is None else guides
         latents = self.edited if edited is None else edited
-        return self.executor.replay(latents, T, self.texts[1], {}, maps, plan or self.plan, guides=guides)
+        return self.executor.replay(latents, T, self.texts[1], {}, maps, plan or self.plan, extra=Conditioning(guides))
 
     def expected(self, *, recorded):
         """The oracle's prediction: a source with the adapters or without, an edit with them."""
@@ -156,7 +156,7 @@ def test_a_replay_of_everything_is_the_guided_forward(pipelines, family, recorde
 def test_recording_is_the_guided_forward_itself(pipelines, family):
     unet = pipelines["sd15"].unet
     case = Case(unet, grids(13, 17)["square"], [family])
-    got, maps = case.executor.record(case.source, T, case.texts[0], {}, guides=case.guides)
+    got, maps = case.executor.record(case.source, T, case.texts[0], {}, extra=Conditioning(case.guides))
     with insertion(unet, {n: lambda x, n=n: x + case.gain(n, x) for n in case.guides[0].adapter.channels}):
         dense = unet(case.source, T, case.texts[0])[0]
     assert torch.allclose(got, dense, atol=TOLERANCE, rtol=0)
@@ -170,7 +170,7 @@ def test_an_edit_of_an_edit(pipelines):
     everything, that is a recording."""
     case = Case(pipelines["demo"].unet, np.ones((16, 16), bool), ["v3"])
     _, overlay = case.replay(case.record(case.guides))
-    again = case.executor.record(case.edited, T, case.texts[1], {}, guides=case.guides)[1]
+    again = case.executor.record(case.edited, T, case.texts[1], {}, extra=Conditioning(case.guides))[1]
     second = grids(16, 16)["blobs"]
     edited = torch.where(torch.from_numpy(second), torch.randn_like(case.edited), case.edited)
     plan = make_plan(second, case.executor.depth)
@@ -190,8 +190,8 @@ def test_an_edit_over_an_edit_without_the_adapter(pipelines):
 def test_the_branch_with_the_prompt_alone(pipelines):
     """A look at one branch uses the reference of that branch."""
     case = Case(pipelines["demo"].unet, grids(16, 16)["square"], ["v5"])
-    both, _ = case.executor.record(case.source, T, case.texts[0], {}, guides=case.guides)
-    one, _ = case.executor.record(case.source[-1:], T, case.texts[0][-1:], {}, guides=case.guides)
+    both, _ = case.executor.record(case.source, T, case.texts[0], {}, extra=Conditioning(case.guides))
+    one, _ = case.executor.record(case.source[-1:], T, case.texts[0][-1:], {}, extra=Conditioning(case.guides))
     assert torch.allclose(one, both[-1:], atol=TOLERANCE, rtol=0)
 
 

@@ -12,7 +12,6 @@ from fisedit.masking import drift_check, masks
 from fisedit.masking.localize import METHODS, kept_tokens
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory import Structure, kept_steps
-from fisedit.sparse.cost_model import Costs
 from fisedit.sparse_kernels.dilation import dilate, erode
 from fisedit.values import WHOLE, EditMask, MaskSource
 from tests.support.edits import CAT, DOG, Calls, latents, pixels_outside
@@ -92,7 +91,7 @@ def test_a_thing_that_comes_is_looked_for_in_dense_steps_that_are_counted(editor
     assert seen.dense == calls + result.growth.count(WHOLE) < len(result.growth)
     editor.undo()
     spent = result.stats.macs - editor.edit(ADDED, mask=result.mask.grid).stats.macs
-    step = Costs(Engine(editor.pipe), result.config).dense_step()
+    step = Engine(editor.pipe).costs(result.config).dense_step()
     assert spent == pytest.approx(max(0, calls - 0.5) * step, rel=1e-6)  # the last one runs one branch of two
 
 
@@ -243,11 +242,10 @@ def test_given_masks_are_not_doubted(editor, monkeypatch):
 
 
 def test_the_check_costs_less_than_a_twentyfifth_of_the_edit(editor):
-    from fisedit.sparse.cost_model import Costs
 
     result = editor.edit(DOG)
     assert not any("grown" in note for note in result.stats.notes)
-    costs, grid = Costs(editor._engine, result.config), result.mask.grid
+    costs, grid = editor._engine.costs(result.config), result.mask.grid
     check = drift_check.check(result.mask, 6)
     extra = costs.check(grid, result.growth[check.step], check.cells)
     assert 0 < extra < 0.04 * costs.sparse(grid, result.growth)

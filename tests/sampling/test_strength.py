@@ -13,7 +13,6 @@ from PIL import Image
 from fisedit import Editor
 from fisedit.errors import InputError, SessionError
 from fisedit.sampling.denoise import Engine
-from fisedit.sparse.cost_model import Costs
 from fisedit.values import EditMask, MaskSource
 from tests.support import oracle
 from tests.support.edits import BIRD, CAT, DOG, Calls, as_oracle, config_of, latents, record, unwatched
@@ -128,7 +127,7 @@ def test_what_it_costs(editor, mask):
     editor.generate(CAT, **QUICK)
     with Calls(editor.pipe.unet) as calls:
         result = editor.edit(DOG, mask=mask, strength=0.4, growth=1)
-    stats, costs = result.stats, Costs(editor._engine, result.config)
+    stats, costs = result.stats, editor._engine.costs(result.config)
     assert calls.dense + calls.sparse == stats.unet_evaluations_dense + stats.unet_evaluations_sparse == 2
     assert (stats.steps_shared, result.start) == (3, 3)
     assert costs.dense() - stats.macs_dense == 3 * costs.dense_step()

@@ -103,7 +103,7 @@ class Case:
     @cached_property
     def costs(self) -> Costs:
         """Prices of this edit."""
-        return Costs(self.engine, self.config)
+        return self.engine.costs(self.config)
 
     @property
     def decode_macs(self) -> int:
