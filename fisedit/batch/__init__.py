@@ -1,1 +1,1 @@
-"""`fisedit batch`: a folder of pictures edited as one job that can be killed anywhere and taken up again."""
+"""`fisedit batch`: edits a folder of images; a run can be killed at any time and continued."""

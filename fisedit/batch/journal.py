@@ -1,7 +1,7 @@
-"""What a batch has done, one JSON line an item, in the output folder. Knows files and plain values, no picture.
+"""The journal of an output folder: one JSON line per item. Knows files and plain values, no image.
 
-A line is written, and on the disk, before the output that it tells of: an item is done only where the output's bytes
-are those the line names. So a kill at any instant leaves a journal that is right. One run holds it at a time.
+A line is written and synced before the output that it describes. An item is done only if the output's bytes have the
+line's digest, so a kill at any instant leaves a valid journal. One run at a time holds the lock of a journal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fisedit.batch.values import Item, Made, Record, Status
+from fisedit.batch.values import BatchItem, ItemFailure, ItemOutput, ItemRecord, ItemStatus
 from fisedit.errors import InputError
 
 NAME = ".fisedit-batch.jsonl"
@@ -26,13 +26,21 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One line.
+class JournalEntry:
+    """One line; the fields are its JSON keys.
 
     Args:
-        output, picture: names in their folders. prompt, source_prompt: as in `Item`.
-        key: of all that the output depends on; "" for a failure. sha256: of the output's bytes.
-        reason: why it failed, "" for what is done. area: as in `Made`, base64.
+        output: The output's name in the output folder.
+        picture: The input's name in the input folder.
+        prompt: As in `BatchItem`.
+        source_prompt: As in `BatchItem`.
+        key: Digest of everything that the output depends on; "" for a failure.
+        sha256: SHA-256 of the output's bytes; "" for a failure.
+        reason: The error; "" for an output.
+        change: The changed words as text.
+        area: The mask of `ItemOutput` in base64.
+        seconds: Duration.
+        notes: Remarks for the user.
     """
 
     output: str
@@ -47,42 +55,47 @@ class Entry:
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
 
-    def record(self, item: Item, status: Status) -> Record:
-        """What the report tells of it."""
-        return Record(item, status, self.reason, self.change, self.seconds, b64decode(self.area), self.notes)
+    @classmethod
+    def of_output(cls, item: BatchItem, made: ItemOutput, key: str, sha256: str) -> JournalEntry:
+        """The line of an output that is about to be written."""
+        names = (item.output, item.name, item.prompt, item.source_prompt)
+        area = b64encode(made.area).decode()
+        return cls(*names, key, sha256, "", made.change, area, round(made.seconds, 3), made.notes)
+
+    @classmethod
+    def of_failure(cls, item: BatchItem, failure: ItemFailure) -> JournalEntry:
+        """The line of an item without output."""
+        names = (item.output, item.name, item.prompt, item.source_prompt)
+        return cls(*names, reason=failure.reason, seconds=round(failure.seconds, 3))
+
+    def to_record(self, item: BatchItem, status: ItemStatus) -> ItemRecord:
+        """The item's record for the report."""
+        return ItemRecord(item, status, self.reason, self.change, self.seconds, b64decode(self.area), self.notes)
 
 
-def done(item: Item, made: Made, key: str, sha256: str) -> Entry:
-    """The line of an item whose output is about to be written."""
-    area = b64encode(made.area).decode()
-    said = (item.output, item.name, item.prompt, item.source_prompt)
-    return Entry(*said, key, sha256, "", made.change, area, round(made.seconds, 3), made.notes)
-
-
-def failed(item: Item, reason: str, seconds: float) -> Entry:
-    """The line of an item that came to nothing."""
-    said = (item.output, item.name, item.prompt, item.source_prompt)
-    return Entry(*said, reason=reason, seconds=round(seconds, 3))
-
-
-class Journal:
+class BatchJournal:
     """The lines of one output folder.
 
     Args:
-        entries: output -> its last line. damaged: lines that could not be read; their items count as not done.
+        lines: Contents of the file.
+        file: Descriptor to append to, or None to read only.
+
+    Attributes:
+        entries: The last line of each output, by the output's name.
+        damaged: Number of lines that could not be read; their items count as not done.
     """
 
     def __init__(self, lines: bytes, file: int | None = None) -> None:
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, JournalEntry] = {}
         self.damaged = 0
         self._file = file
         self._written = defaultdict[str, set[str]](set)
         for line in lines.splitlines():
-            self._take(line)
+            self._parse(line)
 
     @classmethod
-    def read(cls, folder: Path) -> Journal:
-        """What a folder's journal says now, to look at only; empty where there is none."""
+    def read(cls, folder: Path) -> BatchJournal:
+        """The folder's journal, read only; empty if there is none."""
         try:
             return cls((folder / NAME).read_bytes() if (folder / NAME).is_file() else b"")
         except OSError as error:
@@ -90,11 +103,14 @@ class Journal:
 
     @classmethod
     @contextmanager
-    def hold(cls, folder: Path) -> Iterator[Journal]:
-        """Open a folder's journal for this run alone; a last line torn by a kill is cut off.
+    def lock(cls, folder: Path) -> Iterator[BatchJournal]:
+        """Open a folder's journal for this run alone; an incomplete last line is removed.
+
+        Args:
+            folder: The output folder; created if missing.
 
         Raises:
-            InputError: another run holds it, or it cannot be read and written.
+            InputError: Another run holds the lock, or the file cannot be read and written.
         """
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -111,15 +127,18 @@ class Journal:
                 os.ftruncate(file, whole)
             yield cls(lines[:whole], file)
         finally:
-            os.close(file)  # which unlocks
+            os.close(file)  # releases the lock
 
-    def append(self, entry: Entry) -> None:
-        """Add a line; it is on the disk when this returns.
+    def append(self, entry: JournalEntry) -> None:
+        """Add a line and sync it to the disk.
+
+        Args:
+            entry: The line.
 
         Raises:
-            OSError: it could not be written; the journal is as it was.
+            OSError: It could not be written; the journal is unchanged.
         """
-        assert self._file is not None, "held, not only read"
+        assert self._file is not None, "opened by lock, not by read"
         line = json.dumps({"version": VERSION} | asdict(entry)).encode() + b"\n"
         size = os.fstat(self._file).st_size
         try:
@@ -128,21 +147,21 @@ class Journal:
         except OSError:
             os.ftruncate(self._file, size)
             raise
-        self._keep(entry)
+        self._add(entry)
 
-    def wrote(self, output: str, sha256: str) -> bool:
-        """Whether a batch wrote this output with these bytes, now or ever."""
+    def has_written(self, output: str, sha256: str) -> bool:
+        """Whether any batch ever wrote this output with these bytes."""
         return sha256 in self._written[output]
 
-    def _take(self, line: bytes) -> None:
+    def _parse(self, line: bytes) -> None:
         try:
-            told: dict[str, Any] = json.loads(line)
-            if told.pop("version") == VERSION:
-                self._keep(Entry(**(told | {"notes": tuple(told["notes"])})))
+            fields: dict[str, Any] = json.loads(line)
+            if fields.pop("version") == VERSION:
+                self._add(JournalEntry(**(fields | {"notes": tuple(fields["notes"])})))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             self.damaged += 1
 
-    def _keep(self, entry: Entry) -> None:
+    def _add(self, entry: JournalEntry) -> None:
         self.entries[entry.output] = entry
         if entry.sha256:
             self._written[entry.output].add(entry.sha256)

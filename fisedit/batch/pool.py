@@ -1,4 +1,4 @@
-"""Who does the work: this process, or processes that load the model once and are replaced when they die.
+"""Runs items on workers: in this process, or in processes that load the model once and are replaced when they die.
 
 Knows processes and no model: what edits is imported where it runs.
 """
@@ -17,218 +17,243 @@ from multiprocessing.process import BaseProcess
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
-from fisedit.batch.values import Failed, Item, Made, Settings
+from fisedit.batch.values import BatchItem, BatchSettings, ItemFailure, ItemOutput
 from fisedit.errors import FisEditError, ModelError, NumericsError
 
 if TYPE_CHECKING:
-    from fisedit.batch.worker import Hand
+    from fisedit.batch.worker import BatchWorker
 
 GRACE = 10.0
-"""Seconds after its time that an item which does not stop by itself is stopped with its process."""
+"""Seconds beyond its time limit after which an item that does not stop is stopped with its process."""
 
 _READY = "ready"
 
+Results = Iterator[tuple[int, BatchItem, ItemOutput | ItemFailure]]
+"""(slot, item, result) of items that are finished."""
 
-class Pool(Protocol):
-    """Hands that work; each is told by a number."""
 
-    def idle(self) -> list[int]:
-        """Hands that wait for an item."""
+class WorkerPool(Protocol):
+    """A fixed number of slots, each with one worker that takes one item at a time."""
 
-    def give(self, hand: int, item: Item) -> None:
-        """Let an idle hand do an item."""
+    def idle_slots(self) -> list[int]:
+        """Slots that have no item."""
 
-    def results(self) -> Iterator[tuple[int, Item, Made | Failed]]:
-        """What came out since the last call; waits a moment for something to.
+    def submit(self, slot: int, item: BatchItem) -> None:
+        """Start an item in an idle slot."""
+
+    def results(self) -> Results:
+        """The results since the last call; waits for a short time if there are none.
 
         Raises:
-            FisEditError: the model cannot be loaded.
+            FisEditError: The model cannot be loaded.
         """
 
 
 @contextmanager
-def open_pool(workers: int, settings: Settings) -> Iterator[Pool]:
-    """So many worker processes, or this process for 0; none outlives the block."""
+def open_pool(workers: int, settings: BatchSettings) -> Iterator[WorkerPool]:
+    """A pool on this machine; no worker outlives the block.
+
+    Args:
+        workers: Number of processes, 0 for this process.
+        settings: The model, and the options of every edit.
+    """
     if workers == 0:
-        yield _Here(settings)
+        yield _InProcessPool(settings)
         return
-    pool = _Workers(workers, settings)
+    pool = _ProcessPool(workers, settings)
     try:
         yield pool
     finally:
         pool.close()
 
 
-class _Here:
-    """One hand in this process. It cannot be stopped in the middle of a step, nor replaced."""
+class _InProcessPool:
+    """One worker in this process. It cannot be stopped in the middle of a step, nor replaced."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._hand = load(settings)
-        self._item: Item | None = None
+    def __init__(self, settings: BatchSettings) -> None:
+        self._worker = load_worker(settings)
+        self._item: BatchItem | None = None
 
-    def idle(self) -> list[int]:
+    def idle_slots(self) -> list[int]:
         return [] if self._item else [0]
 
-    def give(self, hand: int, item: Item) -> None:
+    def submit(self, slot: int, item: BatchItem) -> None:
         self._item = item
 
-    def results(self) -> Iterator[tuple[int, Item, Made | Failed]]:
+    def results(self) -> Results:
         item, self._item = self._item, None
         if item is not None:
-            yield 0, item, self._hand.attempt(item)
+            yield 0, item, self._worker.process(item)
 
 
 @dataclass(eq=False)
-class _Worker:
-    """A process, the pipe to it, and what it has in hand since when."""
+class WorkerSlot:
+    """The state of one worker.
 
-    process: BaseProcess
-    pipe: Connection
-    item: Item | None = None
+    Args:
+        item: The item that it has, if any.
+        since: Start of that item by the monotonic clock, in seconds.
+        ready: Whether the model is loaded.
+    """
+
+    item: BatchItem | None = None
     since: float = field(default_factory=monotonic)
     ready: bool = False
 
+    def seconds_left(self, timeout: float) -> float:
+        """Seconds until the item must be finished; infinite without an item or while the model is loaded."""
+        return self.since + timeout + GRACE - monotonic() if self.item and self.ready else float("inf")
 
-class _Workers:
-    """Worker processes, started when there is something to do."""
+    def overdue(self, timeout: float) -> ItemFailure:
+        """The failure of an item that exceeded its time limit."""
+        return ItemFailure(f"took longer than {timeout:g} seconds and did not stop", monotonic() - self.since)
 
-    def __init__(self, count: int, settings: Settings) -> None:
+
+@dataclass(eq=False, kw_only=True)
+class _ProcessSlot(WorkerSlot):
+    """A worker process and the pipe to it."""
+
+    process: BaseProcess
+    pipe: Connection
+
+
+class _ProcessPool:
+    """Worker processes, each started with its slot's first item."""
+
+    def __init__(self, count: int, settings: BatchSettings) -> None:
         self._settings = settings
         self._threads = max(1, (os.cpu_count() or 1) // count)
-        self._stillborn = 0
-        self._workers: list[_Worker | None] = [None] * count
+        self._died_loading = 0
+        self._slots: list[_ProcessSlot | None] = [None] * count
 
-    def idle(self) -> list[int]:
-        return [n for n, worker in enumerate(self._workers) if worker is None or worker.item is None]
+    def idle_slots(self) -> list[int]:
+        return [n for n, slot in enumerate(self._slots) if slot is None or slot.item is None]
 
-    def give(self, hand: int, item: Item) -> None:
-        worker = self._workers[hand] or self._start(hand)
-        worker.item, worker.since = item, monotonic()
-        with suppress(OSError):  # dead already: its end of the pipe tells so
-            worker.pipe.send(item)
+    def submit(self, slot: int, item: BatchItem) -> None:
+        state = self._slots[slot] or self._start(slot)
+        state.item, state.since = item, monotonic()
+        with suppress(OSError):  # dead already: `results` sees the end of the pipe
+            state.pipe.send(item)
 
-    def results(self) -> Iterator[tuple[int, Item, Made | Failed]]:
-        pipes = {worker.pipe: (n, worker) for n, worker in enumerate(self._workers) if worker}
-        told = wait(list(pipes), self._patience())
-        for pipe, (n, worker) in pipes.items():
-            if pipe in told:
-                yield from self._hear(n, worker)
-            elif self._left(worker) <= 0:
-                yield from self._lost(n, f"took longer than {self._settings.timeout:g} seconds and did not stop")
+    def results(self) -> Results:
+        pipes = {slot.pipe: (n, slot) for n, slot in enumerate(self._slots) if slot}
+        readable = wait(list(pipes), self._wait_seconds())
+        for pipe, (n, slot) in pipes.items():
+            if pipe in readable:
+                yield from self._receive(n, slot)
+            elif slot.item and slot.seconds_left(self._settings.timeout) <= 0:
+                self._stop(n)
+                yield n, slot.item, slot.overdue(self._settings.timeout)
 
     def close(self) -> None:
-        """Stop every worker at once."""
-        for n, worker in enumerate(self._workers):
-            if worker:
+        """Kill every worker."""
+        for n, slot in enumerate(self._slots):
+            if slot:
                 self._stop(n)
 
-    def _start(self, n: int) -> _Worker:
+    def _start(self, n: int) -> _ProcessSlot:
         context = mp.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(theirs, self._settings, self._threads), daemon=True)
         process.start()
-        theirs.close()  # so that its death ends the pipe
-        self._workers[n] = worker = _Worker(process, ours)
-        return worker
+        theirs.close()  # so that the pipe ends with the process
+        self._slots[n] = slot = _ProcessSlot(process=process, pipe=ours)
+        return slot
 
-    def _hear(self, n: int, worker: _Worker) -> Iterator[tuple[int, Item, Made | Failed]]:
-        """What a worker says, or that it died."""
+    def _receive(self, n: int, slot: _ProcessSlot) -> Results:
+        """Handle a worker's message, or its death."""
         try:
-            said = worker.pipe.recv()
+            message = slot.pipe.recv()
         except (EOFError, OSError):
-            yield from self._lost(n, "")
+            yield from self._handle_death(n, slot)
             return
-        if said == _READY:
-            worker.ready, worker.since, self._stillborn = True, monotonic(), 0
-        elif isinstance(said, FisEditError):
-            raise said
+        if message == _READY:
+            slot.ready, slot.since, self._died_loading = True, monotonic(), 0
+        elif isinstance(message, FisEditError):
+            raise message
         else:
-            assert worker.item is not None
-            item, worker.item = worker.item, None
-            if isinstance(said, Failed) and said.broken:
+            assert slot.item is not None
+            item, slot.item = slot.item, None
+            if isinstance(message, ItemFailure) and message.broken:
                 self._stop(n)
-            yield n, item, said
+            yield n, item, message
 
-    def _lost(self, n: int, why: str) -> Iterator[tuple[int, Item, Made | Failed]]:
-        """A worker that is dead or will not stop: its item fails, the next finds a new one."""
-        worker = self._workers[n]
-        assert worker is not None
-        worker.process.join(0.2)  # its pipe ends a little before it does
+    def _handle_death(self, n: int, slot: _ProcessSlot) -> Results:
+        """Fail the item of a dead worker; an item whose worker died while it loaded the model is tried once more."""
+        slot.process.join(0.2)  # the pipe ends a little before the process
         code = self._stop(n)
-        if worker.item is None:
+        if slot.item is None:
             return
-        if worker.ready:
-            killed = not why and code == -signal.SIGKILL  # as the system does when memory runs out
-            reason, seconds = why or f"its worker ended with {_ending(code)}", monotonic() - worker.since
-            yield n, worker.item, Failed(reason, seconds, memory=killed)
+        if slot.ready:
+            killed = code == -signal.SIGKILL  # as the system does when memory runs out
+            reason = f"its worker ended with {_describe_exit(code)}"
+            yield n, slot.item, ItemFailure(reason, monotonic() - slot.since, memory=killed)
             return
-        self._stillborn += 1
-        if self._stillborn > 1:
-            raise ModelError(f"workers must live to load the model, got {_ending(code)} twice; use fewer --workers")
-        self.give(n, worker.item)
+        self._died_loading += 1
+        if self._died_loading > 1:
+            ending = _describe_exit(code)
+            raise ModelError(f"workers must live to load the model, got {ending} twice; use fewer --workers")
+        self.submit(n, slot.item)
 
     def _stop(self, n: int) -> int | None:
-        """Kill a worker; returns how it ended."""
-        worker, self._workers[n] = self._workers[n], None
-        assert worker is not None
-        worker.process.kill()
-        worker.process.join()
-        worker.pipe.close()
-        code = worker.process.exitcode
-        worker.process.close()
+        """Kill a worker; returns its exit code, negative for a signal."""
+        slot, self._slots[n] = self._slots[n], None
+        assert slot is not None
+        slot.process.kill()
+        slot.process.join()
+        slot.pipe.close()
+        code = slot.process.exitcode
+        slot.process.close()
         return code
 
-    def _left(self, worker: _Worker) -> float:
-        """Seconds until a worker's item must be out; loading the model takes what it takes."""
-        if worker.item is None or not worker.ready:
-            return float("inf")
-        return worker.since + self._settings.timeout + GRACE - monotonic()
-
-    def _patience(self) -> float:
-        return max(0.0, min([1.0, *(self._left(worker) for worker in self._workers if worker)]))
+    def _wait_seconds(self) -> float:
+        return max(0.0, min([1.0, *(slot.seconds_left(self._settings.timeout) for slot in self._slots if slot)]))
 
 
-def _ending(code: int | None) -> str:
+def _describe_exit(code: int | None) -> str:
     if code is not None and code < 0:
         return f"signal {-code} ({signal.strsignal(-code)})"
     return f"status {code}"
 
 
-def _serve(pipe: Connection, settings: Settings, threads: int) -> None:
-    """A worker's life: load the model, then answer every item until the pipe ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's interrupt reaches all; the parent decides
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+def _serve(pipe: Connection, settings: BatchSettings, threads: int) -> None:
+    """The main function of a worker process: load the model, then process every item until the pipe ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's interrupt reaches all processes; the parent decides
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # before torch; workers share the machine's cores
     try:
-        hand = load(settings)
+        worker = load_worker(settings)
     except FisEditError as error:
         pipe.send(error)
         return
     pipe.send(_READY)
     with suppress(EOFError, OSError):
         while True:
-            pipe.send(hand.attempt(pipe.recv()))
+            pipe.send(worker.process(pipe.recv()))
 
 
-def load(settings: Settings) -> Hand:
-    """The model, and what edits with it.
+def load_worker(settings: BatchSettings) -> BatchWorker:
+    """Load the model.
+
+    Args:
+        settings: The model, and the options of every edit.
 
     Raises:
-        FisEditError: whatever it is that keeps the run from starting; weights that are NaN are the model's fault.
+        FisEditError: The run cannot start; weights that are NaN are a ModelError.
     """
-    from fisedit.batch.worker import Hand
+    from fisedit.batch.worker import BatchWorker
 
     try:
-        return Hand(settings)
+        return BatchWorker(settings)
     except NumericsError as error:
         raise ModelError(str(error)) from error
     except FisEditError:
         raise
-    except Exception as error:  # the border of a process: whatever it is, one line says it
+    except Exception as error:  # the border of a process: any error becomes one line
         raise ModelError(f"the model cannot be loaded ({type(error).__name__}: {error}); try --device cpu") from error
 
 
-def _die_with_parent() -> None:
+def _exit_with_parent() -> None:
     parent = mp.parent_process()
     assert parent is not None
     wait([parent.sentinel])

@@ -1,6 +1,7 @@
-"""A run's outcome as one page: before, after, mask, prompt, seconds and reason of every item. Knows records alone.
+"""Writes a run's outcome as one HTML page: before, after, mask, prompt, seconds and error of every item.
 
-Pictures are linked by relative paths, so the page moves with its folders; masks lie in the page. Text is escaped.
+Images are linked by relative paths, so the page can be moved with its folders; masks are embedded. Text is escaped.
+Knows records only.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
-from fisedit.batch.values import Outcome, Record, Status, one_line
+from fisedit.batch.values import BatchOutcome, ItemRecord, ItemStatus, one_line
 from fisedit.storage import files
 
 
-def write(outcome: Outcome, path: Path) -> None:
-    """Write the page, whole or not at all.
+def write_report(outcome: BatchOutcome, path: Path) -> None:
+    """Write the page; it is complete or absent.
 
     Args:
-        path: an .html file; its folder is made if need be.
+        outcome: The result of a run.
+        path: An .html file; its folder is created if missing.
     """
     here = path.absolute().parent
     counts = ", ".join(f"{count} {status}" for status, count in outcome.counts.items() if count)
@@ -29,25 +31,25 @@ def write(outcome: Outcome, path: Path) -> None:
     files.write_text(_PAGE.format(counts=counts, seconds=outcome.seconds, notes=notes, rows=rows), path)
 
 
-def _row(record: Record, here: Path) -> str:
+def _row(record: ItemRecord, here: Path) -> str:
     cells = "".join(f"<td>{cell}</td>" for cell in _cells(record, here))
     return f'<tr class="{record.status.replace(" ", "-")}">{cells}</tr>'
 
 
-def _cells(record: Record, here: Path) -> Iterator[str]:
-    item, done = record.item, record.status in (Status.DONE, Status.BEFORE)
+def _cells(record: ItemRecord, here: Path) -> Iterator[str]:
+    item, done = record.item, record.status in (ItemStatus.DONE, ItemStatus.BEFORE)
     area = b64encode(record.area).decode()
     yield f"{_text(item.name)}<br><b>{record.status}</b>"
-    yield _picture(item.picture, here, "before")
-    yield _picture(item.target, here, "after") if done else ""
+    yield _image_link(item.picture, here, "before")
+    yield _image_link(item.target, here, "after") if done else ""
     yield f'<img class="mask" alt="mask" src="data:image/png;base64,{area}">' if area else ""
     yield f"{_text(item.prompt)}<br><small>{_text(item.source_prompt or '')}</small>"
     yield f"{record.seconds:.1f}" if record.seconds else ""
     yield "<br>".join(map(_text, filter(None, (record.reason, record.change, *record.notes))))
 
 
-def _picture(path: Path, here: Path, what: str) -> str:
-    """A picture that is loaded once it scrolls into view; its address is quoted byte by byte."""
+def _image_link(path: Path, here: Path, what: str) -> str:
+    """An image that the browser loads when it scrolls into view; its address is quoted byte by byte."""
     link = escape(quote(os.fsencode(os.path.relpath(path.absolute(), here))))
     return f'<a href="{link}"><img loading="lazy" alt="{what}" src="{link}"></a>'
 

@@ -1,101 +1,158 @@
-"""What became of every item of a job, in memory and in its journal; the only place that writes outputs.
+"""The result of every item of a job, in memory and in the journal; the only module that writes outputs.
 
-Knows files and plain values, and neither pictures nor who edits them.
+Knows files and plain values, no image and no pool.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable
-from pathlib import Path
+from dataclasses import asdict
+from pathlib import Path, PurePosixPath
 
-from fisedit.batch import digest, journal
-from fisedit.batch.journal import Entry, Journal
-from fisedit.batch.manifest import Plan
-from fisedit.batch.values import Failed, Item, Job, Made, Outcome, Record, Settings, Status
+from fisedit.batch.journal import BatchJournal, JournalEntry
+from fisedit.batch.manifest import BatchPlan
+from fisedit.batch.values import (
+    BatchItem,
+    BatchJob,
+    BatchOutcome,
+    BatchSettings,
+    ItemFailure,
+    ItemOutput,
+    ItemRecord,
+    ItemStatus,
+)
 from fisedit.storage import files
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
+_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 """Errors after which the output folder takes no other file either."""
 
+_NOT_IN_KEY = {"timeout", "local_files_only", "model"}
+"""Settings that no pixel depends on, and the model's name, which the digest of its files replaces."""
 
-class Ledger:
-    """What became of every item.
+
+class ResultStore:
+    """The results of a job's items.
 
     Args:
-        model: the identity of its files. plan: the job's items. held: the journal, which tells what is done already.
+        job: The job.
+        settings: Options of every edit.
+        model: Identity of the model's files.
+        plan: The job's items.
+        journal: Results of former runs; locked if results are committed.
+
+    Attributes:
+        full: Whether the output folder takes no more files.
+        committed: Number of results of this run.
     """
 
-    def __init__(self, job: Job, settings: Settings, model: str, plan: Plan, held: Journal) -> None:
-        self._settings, self._model, self._journal, self._overwrite = settings, model, held, job.overwrite
-        self._records = {item: self._standing(item) for item in plan.items}
-        damaged = (f"lines of the journal that cannot be read, whose items are not taken as done: {held.damaged}",)
-        self._notes = plan.notes + damaged * (held.damaged > 0)
+    def __init__(
+        self, job: BatchJob, settings: BatchSettings, model: str, plan: BatchPlan, journal: BatchJournal
+    ) -> None:
+        self._settings, self._model, self._journal, self._overwrite = settings, model, journal, job.overwrite
+        self._records = {item: self._initial_record(item) for item in plan.items}
+        damaged = (f"lines of the journal that cannot be read, whose items are not taken as done: {journal.damaged}",)
+        self._notes = plan.notes + damaged * (journal.damaged > 0)
         self.full = False
-        self.settled = 0
+        self.committed = 0
 
-    def left(self) -> list[Item]:
-        """Items still to do."""
-        return [item for item, record in self._records.items() if record.status is Status.LEFT]
+    def remaining(self) -> list[BatchItem]:
+        """Items to edit."""
+        return [item for item, record in self._records.items() if record.status is ItemStatus.LEFT]
 
-    def outcome(self) -> Outcome:
-        """How the job stands."""
-        return Outcome(tuple(self._records.values()), self._notes)
+    def outcome(self) -> BatchOutcome:
+        """The records of all items."""
+        return BatchOutcome(tuple(self._records.values()), self._notes)
 
-    def settle(self, item: Item, result: Made | Failed) -> Record:
-        """Write an output, or why there is none."""
-        self.settled += 1
+    def commit(self, item: BatchItem, result: ItemOutput | ItemFailure) -> ItemRecord:
+        """Write an item's output, or its failure, to the journal and the output folder.
+
+        Args:
+            item: The item.
+            result: Its output or failure.
+
+        Returns:
+            The item's record; failed as well if the output or the journal could not be written.
+        """
+        self.committed += 1
         try:
-            entry = self._failed(item, result) if isinstance(result, Failed) else self._write(item, result)
-            record = entry.record(item, Status.FAILED if entry.reason else Status.DONE)
+            entry = self._add_failure(item, result) if isinstance(result, ItemFailure) else self._write(item, result)
+            record = entry.to_record(item, ItemStatus.FAILED if entry.reason else ItemStatus.DONE)
         except OSError as error:
             self.full = True
-            why = f"the journal in OUT cannot be written: {error.strerror}; make room and run again"
-            record = Record(item, Status.FAILED, why)
+            reason = f"the journal in OUT cannot be written: {error.strerror}; make room and run again"
+            record = ItemRecord(item, ItemStatus.FAILED, reason)
         self._records[item] = record
         return record
 
-    def _write(self, item: Item, made: Made) -> Entry:
-        """The line first, then the file: the line counts only where the file is as it says."""
-        key = digest.key(self._settings, self._model, item, made.picture, made.mask)
-        entry = journal.done(item, made, key, digest.of_bytes(made.data))
+    def _write(self, item: BatchItem, made: ItemOutput) -> JournalEntry:
+        """The line first, then the file: a line counts only while the file has its digest."""
+        key = item_key(self._settings, self._model, item, made.picture, made.mask)
+        entry = JournalEntry.of_output(item, made, key, hashlib.sha256(made.data).hexdigest())
         self._journal.append(entry)
         try:
             files.write_bytes(made.data, item.target)
         except OSError as error:
-            self.full = error.errno in _FULL
-            return self._failed(item, Failed(f"{item.output} cannot be written: {error.strerror}", made.seconds))
+            self.full = error.errno in _DISK_ERRORS
+            reason = f"{item.output} cannot be written: {error.strerror}"
+            return self._add_failure(item, ItemFailure(reason, made.seconds))
         return entry
 
-    def _failed(self, item: Item, failed: Failed) -> Entry:
-        entry = journal.failed(item, failed.reason, failed.seconds)
+    def _add_failure(self, item: BatchItem, failure: ItemFailure) -> JournalEntry:
+        entry = JournalEntry.of_failure(item, failure)
         self._journal.append(entry)
         return entry
 
-    def _standing(self, item: Item) -> Record:
-        """Done before, not to be done, or left to do."""
+    def _initial_record(self, item: BatchItem) -> ItemRecord:
         if item.problem:
-            return Record(item, Status.FAILED, item.problem)
+            return ItemRecord(item, ItemStatus.FAILED, item.problem)
         entry = self._journal.entries.get(item.output)
-        there = digest.of_file(item.target)
-        if entry and entry.key and there == entry.sha256 and entry.key == self._key(item):
-            return entry.record(item, Status.BEFORE)
-        if os.path.lexists(item.target) and not self._journal.wrote(item.output, there) and not self._overwrite:
-            why = f"OUT has another {item.output}, which this would replace; use --overwrite, or another folder"
-            return Record(item, Status.FAILED, why)
-        return Record(item, Status.LEFT)
+        present = _file_digest(item.target)
+        if entry and entry.key and present == entry.sha256 and entry.key == self._key(item):
+            return entry.to_record(item, ItemStatus.BEFORE)
+        if os.path.lexists(item.target) and not self._journal.has_written(item.output, present) and not self._overwrite:
+            reason = f"OUT has another {item.output}, which this would replace; use --overwrite, or another folder"
+            return ItemRecord(item, ItemStatus.FAILED, reason)
+        return ItemRecord(item, ItemStatus.LEFT)
 
-    def _key(self, item: Item) -> str:
-        picture, mask = digest.of_file(item.picture), digest.of_file(item.mask)
-        return digest.key(self._settings, self._model, item, picture, mask)
+    def _key(self, item: BatchItem) -> str:
+        return item_key(self._settings, self._model, item, _file_digest(item.picture), _file_digest(item.mask))
 
 
-def sweep(items: Iterable[Item]) -> None:
-    """Remove what a killed run left of unfinished files."""
+def item_key(settings: BatchSettings, model: str, item: BatchItem, picture: str, mask: str) -> str:
+    """SHA-256 over everything that an item's output depends on.
+
+    Args:
+        settings: Options of the edit.
+        model: Identity of the model's files.
+        item: The item.
+        picture: SHA-256 of the input's bytes.
+        mask: SHA-256 of the mask's bytes, or "".
+    """
+    common = {name: value for name, value in asdict(settings).items() if name not in _NOT_IN_KEY}
+    own = [item.source_prompt, item.prompt, picture, mask, PurePosixPath(item.output).suffix.lower()]
+    return hashlib.sha256(json.dumps([common, model, own], sort_keys=True).encode()).hexdigest()
+
+
+def remove_partial_files(items: Iterable[BatchItem]) -> None:
+    """Remove the unfinished output files of a killed run."""
     names = defaultdict[Path, list[str]](list)
     for item in items:
         names[item.target.parent].append(item.target.name)
     for folder, within in names.items():
-        files.sweep(folder, within)
+        files.remove_partial(folder, within)
+
+
+def _file_digest(path: Path | None) -> str:
+    """SHA-256 of a file's bytes; "" for None or a file that cannot be read."""
+    if path is None or not path.is_file():
+        return ""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""

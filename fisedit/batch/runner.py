@@ -1,6 +1,6 @@
-"""A job from beginning to end: what is left to do, longest first; hand it out, and let what comes back be written.
+"""Runs a batch from the plan to the outcome: what is left to do, the longest first, on a pool, into the result store.
 
-Knows ledger and pool, no picture and no model.
+Knows the result store and the pool, no image and no model.
 """
 
 from __future__ import annotations
@@ -16,11 +16,21 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from fisedit.batch import ray_pool
-from fisedit.batch.journal import Journal
+from fisedit.batch.journal import BatchJournal
 from fisedit.batch.manifest import make_plan
-from fisedit.batch.pool import Pool, open_pool
-from fisedit.batch.result_store import Ledger, sweep
-from fisedit.batch.values import Executor, Failed, Item, Job, Made, OnError, Outcome, Settings, Status
+from fisedit.batch.pool import WorkerPool, open_pool
+from fisedit.batch.result_store import ResultStore, remove_partial_files
+from fisedit.batch.values import (
+    BatchItem,
+    BatchJob,
+    BatchOutcome,
+    BatchSettings,
+    ExecutorKind,
+    ItemFailure,
+    ItemOutput,
+    ItemStatus,
+    OnError,
+)
 from fisedit.errors import InputError
 from fisedit.models.paths import identity
 from fisedit.storage import files
@@ -29,74 +39,89 @@ from fisedit.values import make_generation_config
 if TYPE_CHECKING:
     from fisedit.values import OnStep
 
-_POOLS = {Executor.LOCAL: open_pool, Executor.RAY: ray_pool.open_pool}
+_OPEN_POOL = {ExecutorKind.LOCAL: open_pool, ExecutorKind.RAY: ray_pool.open_pool}
 
 
-def look(job: Job, settings: Settings) -> Outcome:
-    """What `run` would find; nothing is written, loaded or locked. What it would make is `Status.LEFT`.
+def preview_batch(job: BatchJob, settings: BatchSettings) -> BatchOutcome:
+    """Determine what `run_batch` would do; nothing is written, loaded or locked.
+
+    Args:
+        job: Inputs and outputs.
+        settings: The model, and the options of every edit.
+
+    Returns:
+        The records of all items; those that would be edited are `ItemStatus.LEFT`.
 
     Raises:
-        InputError, ModelError: as `run`.
+        InputError: As in `run_batch`.
+        ModelError: As in `run_batch`.
     """
-    _check(settings)
-    plan, model = make_plan(job), _model(settings)
-    return Ledger(job, settings, model, plan, Journal.read(job.output)).outcome()
+    _check_settings(settings)
+    plan, model = make_plan(job), _model_identity(settings)
+    return ResultStore(job, settings, model, plan, BatchJournal.read(job.output)).outcome()
 
 
-def run(
-    job: Job,
-    settings: Settings,
+def run_batch(
+    job: BatchJob,
+    settings: BatchSettings,
     *,
     workers: int,
     on_error: OnError,
     on_step: OnStep,
-    executor: Executor = Executor.LOCAL,
-) -> Outcome:
-    """Do what is left of a job. SIGINT once finishes what is in hand; twice stops at once.
+    executor: ExecutorKind = ExecutorKind.LOCAL,
+) -> BatchOutcome:
+    """Edit the remaining items of a job. The first SIGINT finishes the items in progress; the second stops at once.
 
     Args:
-        workers: processes that edit, each with its own model; 0 for this one.
-        on_step: called after each item with (items out, items to do, None).
-        executor: processes of this machine, or actors of a Ray cluster.
+        job: Inputs and outputs.
+        settings: The model, and the options of every edit.
+        workers: Number of worker processes, each with its own model; 0 for this process.
+        on_error: Whether the run goes on after an item failed.
+        on_step: Called after each item with (finished items, items of this run, None).
+        executor: Processes of this machine, or actors of a Ray cluster.
+
+    Returns:
+        The records of all items.
 
     Raises:
-        InputError: a job that contradicts itself, or an output folder that cannot be used or is in use.
-        ModelError: the model cannot be loaded. KeyboardInterrupt: SIGINT twice.
+        InputError: A job that contradicts itself, or an output folder that cannot be used or is in use.
+        ModelError: The model cannot be loaded.
+        KeyboardInterrupt: The second SIGINT.
     """
-    least = int(executor is Executor.RAY)
+    least = int(executor is ExecutorKind.RAY)
     if workers < least:
         raise InputError(f"workers must be {least} or more, got {workers}")
-    if executor is Executor.RAY:
-        ray_pool.require()
-    _check(settings)
+    if executor is ExecutorKind.RAY:
+        ray_pool.require_ray()
+    _check_settings(settings)
     start, plan = monotonic(), make_plan(job)
     files.writable(job.output)
-    model = _model(settings)
-    with _interrupts() as interrupted, Journal.hold(job.output) as held:
-        ledger = Ledger(job, settings, model, plan, held)
-        left = ledger.left()
-        sweep(left)
+    model = _model_identity(settings)
+    with _sigint_requests() as interrupted, BatchJournal.lock(job.output) as journal:
+        store = ResultStore(job, settings, model, plan, journal)
+        remaining = store.remaining()
+        remove_partial_files(remaining)
 
-        def settle(item: Item, result: Made | Failed) -> bool:
-            record = ledger.settle(item, result)
-            on_step(ledger.settled, len(left), None)
-            return not ledger.full and (on_error is OnError.SKIP or record.status is not Status.FAILED)
+        def commit(item: BatchItem, result: ItemOutput | ItemFailure) -> bool:
+            record = store.commit(item, result)
+            on_step(store.committed, len(remaining), None)
+            return not store.full and (on_error is OnError.SKIP or record.status is not ItemStatus.FAILED)
 
-        queue = _Queue(left)
-        while queue.groups:
-            workers = min(workers, queue.groups)
-            with _POOLS[executor](workers, settings) as pool:
-                queue = _Queue(_work(pool, queue, settle, interrupted, crowded=workers > 1))
+        queue = _Queue(remaining)
+        while queue.sources:
+            workers = min(workers, queue.sources)
+            with _OPEN_POOL[executor](workers, settings) as pool:
+                queue = _Queue(_process(pool, queue, commit, interrupted, shared_memory=workers > 1))
             workers = min(workers, 1)
-        return replace(ledger.outcome(), interrupted=interrupted(), seconds=monotonic() - start)
+        return replace(store.outcome(), interrupted=interrupted(), seconds=monotonic() - start)
 
 
-def _model(settings: Settings) -> str:
+def _model_identity(settings: BatchSettings) -> str:
     return identity(settings.model, local_files_only=settings.local_files_only)
 
 
-def _check(settings: Settings) -> None:
-    """Refuse now what every single item would be refused for."""
+def _check_settings(settings: BatchSettings) -> None:
+    """Raise now the InputError that every item would fail with."""
     if not settings.timeout > 0:
         raise InputError(f"timeout must be above 0 seconds, got {settings.timeout:g}")
     make_generation_config(
@@ -111,78 +136,85 @@ def _check(settings: Settings) -> None:
     )
 
 
-def _work(
-    pool: Pool,
+def _process(
+    pool: WorkerPool,
     queue: _Queue,
-    settle: Callable[[Item, Made | Failed], bool],
+    commit: Callable[[BatchItem, ItemOutput | ItemFailure], bool],
     interrupted: Callable[[], bool],
     *,
-    crowded: bool,
-) -> list[Item]:
-    """Hand items out until there are none, or no more are wanted, and wait for those in hand.
+    shared_memory: bool,
+) -> list[BatchItem]:
+    """Submit items until there are none or the run stops, and wait for those in progress.
 
     Args:
-        settle: takes what came out; whether more is wanted. crowded: whether hands share the machine's memory.
+        pool: The workers.
+        queue: The items.
+        commit: Stores a result; returns whether the run goes on.
+        interrupted: Whether the user wants to stop.
+        shared_memory: Whether workers share the machine's memory.
 
     Returns:
-        Items that lacked memory in a crowd, to be tried again alone.
+        Items that ran out of shared memory, to be edited again by a single worker.
     """
-    again: list[Item] = []
+    retry: list[BatchItem] = []
     while True:
-        for hand in pool.idle():
-            item = None if interrupted() else queue.take(hand)
+        for slot in pool.idle_slots():
+            item = None if interrupted() else queue.take(slot)
             if item:
-                pool.give(hand, item)
-        if not queue.in_hand:
-            return [] if queue.closed or interrupted() else again
+                pool.submit(slot, item)
+        if not queue.in_progress:
+            return [] if queue.closed or interrupted() else retry
         for _, item, result in pool.results():
-            queue.out += 1
-            if crowded and isinstance(result, Failed) and result.memory:
-                again.append(item)
-            elif not settle(item, result):
+            queue.in_progress -= 1
+            if shared_memory and isinstance(result, ItemFailure) and result.memory:
+                retry.append(item)
+            elif not commit(item, result):
                 queue.close()
 
 
 class _Queue:
-    """Items to hand out: those of one source to one hand in a row, most work first."""
+    """Items to submit: those of one source to one slot in a row, the longest source first.
 
-    def __init__(self, items: Iterable[Item]) -> None:
-        groups = defaultdict[object, deque[Item]](deque)
+    Args:
+        items: The items.
+
+    Attributes:
+        in_progress: Number of items that were taken and have no result yet.
+        closed: Whether no more items are given out.
+    """
+
+    def __init__(self, items: Iterable[BatchItem]) -> None:
+        sources = defaultdict[object, deque[BatchItem]](deque)
         for item in items:
-            groups[item.source].append(item)
-        self._waiting = deque(sorted(groups.values(), key=_work_of, reverse=True))
-        self._held: dict[int, deque[Item]] = {}
-        self.given = self.out = 0
+            sources[item.source].append(item)
+        self._waiting = deque(sorted(sources.values(), key=_estimated_work, reverse=True))
+        self._of_slot: dict[int, deque[BatchItem]] = {}
+        self.in_progress = 0
         self.closed = False
 
     @property
-    def groups(self) -> int:
-        """Sources that wait."""
+    def sources(self) -> int:
+        """Number of sources that no slot has."""
         return len(self._waiting)
 
-    @property
-    def in_hand(self) -> int:
-        """Items that were given and did not come out."""
-        return self.given - self.out
-
-    def take(self, hand: int) -> Item | None:
-        """The next item for a hand: of the source that it has open, else of the next."""
-        if not self._held.get(hand) and self._waiting:
-            self._held[hand] = self._waiting.popleft()
-        if not self._held.get(hand):
+    def take(self, slot: int) -> BatchItem | None:
+        """The next item for a slot: of the source that it has open, else of the next source."""
+        if not self._of_slot.get(slot) and self._waiting:
+            self._of_slot[slot] = self._waiting.popleft()
+        if not self._of_slot.get(slot):
             return None
-        self.given += 1
-        return self._held[hand].popleft()
+        self.in_progress += 1
+        return self._of_slot[slot].popleft()
 
     def close(self) -> None:
-        """Give nothing more."""
+        """Give out no more items."""
         self.closed = True
         self._waiting.clear()
-        self._held.clear()
+        self._of_slot.clear()
 
 
-def _work_of(items: deque[Item]) -> tuple[int, int]:
-    """About how much work a source with its edits is: opening costs as an edit does, more for a larger picture."""
+def _estimated_work(items: deque[BatchItem]) -> tuple[int, int]:
+    """A sort key for the time that a source with its edits takes: number of edits, then size of the file."""
     try:
         size = items[0].picture.stat().st_size
     except OSError:
@@ -191,21 +223,21 @@ def _work_of(items: deque[Item]) -> tuple[int, int]:
 
 
 @contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Take SIGINT as a wish to finish, the second time as one to stop; yields whether there was one."""
-    asked = threading.Event()
+def _sigint_requests() -> Iterator[Callable[[], bool]]:
+    """Make the first SIGINT a request to finish and the second a KeyboardInterrupt; yields whether there was one."""
+    requested = threading.Event()
 
     def on_signal(number: int, frame: object) -> None:
-        if asked.is_set():
+        if requested.is_set():
             raise KeyboardInterrupt
-        asked.set()
-        print("finishing what is in hand; interrupt again to stop at once", file=sys.stderr)  # noqa: T201
+        requested.set()
+        print("finishing the items in progress; interrupt again to stop at once", file=sys.stderr)  # noqa: T201
 
     if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
+        yield requested.is_set
         return
     before = signal.signal(signal.SIGINT, on_signal)
     try:
-        yield asked.is_set
+        yield requested.is_set
     finally:
         signal.signal(signal.SIGINT, before)

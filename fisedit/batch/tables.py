@@ -1,4 +1,4 @@
-"""Captions and edits as users write them: CSV with a head, or one JSON object a line. Knows text, and no pictures."""
+"""Reads tables of captions and of edits: CSV with a header, or one JSON object per line. Knows text, no image."""
 
 from __future__ import annotations
 
@@ -13,15 +13,24 @@ from typing import Any
 from fisedit.errors import InputError
 
 _IMAGE, _CAPTION = ("image", "file_name", "file"), ("caption", "text", "prompt")
-"""Names that a column may have; the first of each pair is what Hugging Face's image folders use after ours."""
+"""Names that a column may have: ours, then those of Hugging Face's image folders."""
 
 _EDIT = ("image", "prompt", "source_prompt", "mask", "output")
-_MOST_BYTES = 1 << 30
+_MAX_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
 class EditRow:
-    """One line of an edits file; paths are relative, with slashes between."""
+    """One row of a table of edits; paths are relative, with slashes.
+
+    Args:
+        image: The input's name in the input folder.
+        prompt: Prompt of the output.
+        source_prompt: Prompt of the input.
+        mask: The mask's name in the folder of masks, or else in the input folder.
+        output: The output's name in the output folder.
+        line: Number of the line in the file, from 1.
+    """
 
     image: str
     prompt: str
@@ -32,57 +41,61 @@ class EditRow:
 
 
 def read_captions(path: Path) -> dict[str, str]:
-    """Picture -> caption, from .csv (columns image, caption) or .jsonl (one object a line with those keys).
+    """Image -> caption, from .csv (columns image, caption) or .jsonl (one object per line with those keys).
 
-    Rows that say the same twice count once.
+    Args:
+        path: The table. Equal rows count once.
 
     Raises:
-        InputError: no such file, another ending, no text, a bad line (with its number), or two captions for a picture.
+        InputError: No such file, another suffix, no text, a bad line (with its number), or two captions of an image.
     """
     captions: dict[str, tuple[int, str]] = {}
-    for line, row in _rows(path, "captions"):
+    for line, row in _read_rows(path, "captions"):
         image, caption = (_field(row, names, path, line) for names in (_IMAGE, _CAPTION))
-        name = _relative(image, "image", path, line)
-        first, known = captions.setdefault(name, (line, caption))
-        if known != caption:
-            raise _bad(path, line, f"must not caption {name} again: line {first} says something else; keep one")
+        name = _relative_path(image, "image", path, line)
+        first, earlier = captions.setdefault(name, (line, caption))
+        if earlier != caption:
+            raise _line_error(path, line, f"must not caption {name} again: line {first} says something else; keep one")
     return {name: caption for name, (_, caption) in captions.items()}
 
 
 def read_edits(path: Path) -> list[EditRow]:
-    """Edits in the order of the file, .jsonl or .csv, each with "image" and "prompt", and where wanted "source_prompt",
-    "mask" and "output". A row that stands there twice counts once.
+    """Edits in the order of a .csv or .jsonl file.
+
+    Args:
+        path: The table, with "image" and "prompt", and if wanted "source_prompt", "mask" and "output". Equal rows count
+            once.
 
     Raises:
-        InputError: as in `read_captions`; also for an unknown key.
+        InputError: As in `read_captions`; also for an unknown key.
     """
     rows: dict[tuple[object, ...], EditRow] = {}
-    for line, row in _rows(path, "edits"):
+    for line, row in _read_rows(path, "edits"):
         given = {key: value for key, value in row.items() if value not in (None, "")}
         if unknown := sorted(set(given) - set(_EDIT)):
-            raise _bad(path, line, f"must hold {', '.join(_EDIT)} only, got {unknown[0]!r}")
+            raise _line_error(path, line, f"must hold {', '.join(_EDIT)} only, got {unknown[0]!r}")
         texts = {key: _field(given, (key,), path, line) for key in ("image", "prompt", *given)}
         for key in {"image", "mask", "output"} & set(texts):
-            texts[key] = _relative(texts[key], key, path, line)
+            texts[key] = _relative_path(texts[key], key, path, line)
         rows.setdefault(tuple(texts.get(key) for key in _EDIT), EditRow(**texts, line=line))
     if not rows:
         raise InputError(f"edits must hold at least one line, got the empty {path}")
     return list(rows.values())
 
 
-def _rows(path: Path, what: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _read_rows(path: Path, what: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """(line, row) for every row of a table."""
     readers = {".csv": _csv_rows, ".jsonl": _json_rows}
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise InputError(f"{what} must be a .csv or .jsonl file, got {path}")
-    yield from reader(path, _text(path, what))
+    yield from reader(path, _read_text(path, what))
 
 
-def _text(path: Path, what: str) -> str:
+def _read_text(path: Path, what: str) -> str:
     if not path.is_file():
         raise InputError(f"{what} must be a file, got {path}: {'not one' if path.exists() else 'nothing there'}")
-    if path.stat().st_size > _MOST_BYTES:
+    if path.stat().st_size > _MAX_BYTES:
         raise InputError(f"{what} must be a text of at most 1 GiB, got {path}")
     try:
         return path.read_bytes().decode("utf-8-sig")
@@ -90,7 +103,7 @@ def _text(path: Path, what: str) -> str:
         raise InputError(f"{what} must be readable, got {path} ({error.strerror})") from error
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise _bad(path, line, "must be UTF-8 text; save the file as UTF-8") from error
+        raise _line_error(path, line, "must be UTF-8 text; save the file as UTF-8") from error
 
 
 def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -98,44 +111,46 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     try:
         for row in reader:
             if None in row or None in row.values():
-                raise _bad(path, reader.line_num, f"must have {len(reader.fieldnames or ())} columns, as the head has")
+                raise _line_error(
+                    path, reader.line_num, f"must have {len(reader.fieldnames or ())} columns, as the header has"
+                )
             yield reader.line_num, row
     except csv.Error as error:
-        raise _bad(path, reader.line_num, f"must be CSV ({error})") from error
+        raise _line_error(path, reader.line_num, f"must be CSV ({error})") from error
 
 
 def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for line, words in enumerate(text.split("\n"), 1):  # str.splitlines would split inside JSON strings as well
-        if not words.strip():
+    for line, source in enumerate(text.split("\n"), 1):  # str.splitlines would split inside JSON strings as well
+        if not source.strip():
             continue
         try:
-            row = json.loads(words)
+            row = json.loads(source)
         except (ValueError, RecursionError) as error:
-            raise _bad(path, line, f"must be a JSON object, got {_short(words)}") from error
+            raise _line_error(path, line, f"must be a JSON object, got {_shorten(source)}") from error
         if not isinstance(row, dict):
-            raise _bad(path, line, f"must be a JSON object, got {_short(words)}")
+            raise _line_error(path, line, f"must be a JSON object, got {_shorten(source)}")
         yield line, row
 
 
 def _field(row: Mapping[str, Any], names: tuple[str, ...], path: Path, line: int) -> str:
     value = next((row[name] for name in names if name in row), None)
     if not isinstance(value, str) or not value.strip():
-        got = "nothing" if value is None or value == "" else _short(repr(value))
-        raise _bad(path, line, f"must say {names[0]!r} as text, got {got}")
+        got = "nothing" if value is None or value == "" else _shorten(repr(value))
+        raise _line_error(path, line, f"must say {names[0]!r} as text, got {got}")
     return value.strip()
 
 
-def _relative(name: str, key: str, path: Path, line: int) -> str:
-    """A relative path that stays where it belongs, in one spelling."""
+def _relative_path(name: str, key: str, path: Path, line: int) -> str:
+    """A normalised relative path that does not leave its folder."""
     parts = PurePosixPath(name)
     if parts.is_absolute() or ".." in parts.parts or "\0" in name or not parts.name:
-        raise _bad(path, line, f"must name its {key} by a path inside its folder, got {_short(repr(name))}")
+        raise _line_error(path, line, f"must name its {key} by a path inside its folder, got {_shorten(repr(name))}")
     return str(parts)
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _bad(path: Path, line: int, what: str) -> InputError:
+def _line_error(path: Path, line: int, what: str) -> InputError:
     return InputError(f"{path} line {line} {what}")

@@ -1,4 +1,4 @@
-"""Frozen values of a batch; some of them cross process borders. Knows paths and texts, no picture and no model."""
+"""Frozen values of a batch; some of them cross process borders. Knows paths and texts, no image and no model."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 
 
-class Format(StrEnum):
-    """What outputs are written as; KEEP is the input's own format where it can be written, else PNG."""
+class OutputFormat(StrEnum):
+    """File format of the outputs; KEEP is the input's own format where it can be written, else PNG."""
 
     KEEP = "keep"
     PNG = "png"
@@ -18,21 +18,21 @@ class Format(StrEnum):
 
 
 class OnError(StrEnum):
-    """What happens after an item failed."""
+    """What a run does after an item failed."""
 
     SKIP = "skip"
     STOP = "stop"
 
 
-class Executor(StrEnum):
-    """Where workers live."""
+class ExecutorKind(StrEnum):
+    """Where workers run."""
 
     LOCAL = "local"
     RAY = "ray"
 
 
-class Status(StrEnum):
-    """How an item stands at the end of a run."""
+class ItemStatus(StrEnum):
+    """The status of an item at the end of a run."""
 
     DONE = "done"
     BEFORE = "done before"
@@ -41,15 +41,20 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True)
-class Job:
-    """What is to be done: which pictures, where to, and what is said about them.
+class BatchJob:
+    """The inputs and outputs of a batch.
 
     Args:
-        folder: of the inputs. output: folder of the outputs. recursive: take subfolders as well.
-        prompt: of every edit, "{source}" standing for the source prompt; None where `edits` has them.
-        source_prompt: of every picture; or captions: a table with one each; or neither: a .txt beside each picture.
-        masks: folder of masks named as the pictures are. edits: a table of edits, several per picture if need be.
-        format: of the outputs. overwrite: replace files in `output` that no batch wrote.
+        folder: Folder of the input images.
+        output: Folder of the outputs.
+        prompt: Prompt of every edit, in which "{source}" stands for the source prompt; None where `edits` has prompts.
+        source_prompt: Source prompt of every image. Without it and `captions`, a .txt file beside an image has it.
+        captions: Table with a source prompt for each image.
+        masks: Folder of masks named as the images are.
+        edits: Table of edits, any number per image.
+        recursive: Whether images in subfolders are edited as well.
+        format: File format of the outputs.
+        overwrite: Whether files in `output` that no batch wrote are replaced.
     """
 
     folder: Path
@@ -60,16 +65,24 @@ class Job:
     masks: Path | None = None
     edits: Path | None = None
     recursive: bool = False
-    format: Format = Format.KEEP
+    format: OutputFormat = OutputFormat.KEEP
     overwrite: bool = False
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What every item is edited with; arguments as of `Editor.from_pretrained` and `Editor.open`.
+class BatchSettings:
+    """The model and the options of every edit, as `Editor.from_pretrained` and `Editor.open` take them.
 
     Args:
-        timeout: seconds that one item may take. metadata: tell in the outputs how they were made.
+        model: Name, folder or file of the model.
+        device: Torch device, None for the best of the machine.
+        dtype: Precision, None for the best of the device.
+        local_files_only: Whether the network is never used.
+        negative_prompt: Negative prompt of every edit.
+        num_inference_steps: Denoising steps.
+        guidance_scale: Scale of classifier-free guidance; 1 switches it off.
+        timeout: Time limit of one item in seconds, above 0.
+        metadata: Whether outputs say how they were made.
     """
 
     model: str = "demo"
@@ -84,15 +97,18 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Item:
+class BatchItem:
     """One output to make.
 
     Args:
-        picture: the file. name: the same within the input folder.
-        source_prompt: what it shows; None where nobody said. prompt: what it shall show.
-        mask: an image, white where it may change; None for where the words say.
-        output: the same within the output folder. target: the file to write.
-        problem: why it cannot be tried, or "".
+        picture: The input file.
+        name: The input's name within the input folder.
+        source_prompt: Prompt of the input; None if it has none.
+        prompt: Prompt of the output.
+        mask: Image that is white where the edit may change pixels; None to localize the changed words.
+        output: The output's name within the output folder.
+        target: The output file.
+        problem: Why the item cannot be edited, or "".
     """
 
     picture: Path
@@ -106,18 +122,22 @@ class Item:
 
     @property
     def source(self) -> tuple[Path, str | None]:
-        """What items with a common recording share."""
+        """The key of the opened source, which items of one image and source prompt share."""
         return self.picture, self.source_prompt
 
 
 @dataclass(frozen=True)
-class Made:
-    """An item's result.
+class ItemOutput:
+    """The result of an item that was edited.
 
     Args:
-        data: the output file's bytes. picture, mask: SHA-256 of the inputs that it was made of, mask "" for none.
-        area: where it changed, a PNG with one pixel for each latent cell; b"" where nothing did.
-        change: what the words changed. seconds: of this item, opening included. notes: what the user should know.
+        data: Bytes of the output file.
+        picture: SHA-256 of the input file.
+        mask: SHA-256 of the mask file, or "".
+        area: The edit's mask as a PNG of one pixel per latent cell; b"" if nothing was edited.
+        change: The changed words as text.
+        seconds: Duration, with the time to open the input.
+        notes: Remarks for the user.
     """
 
     data: bytes
@@ -130,12 +150,14 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Failed:
-    """Why an item has no result.
+class ItemFailure:
+    """The result of an item that was not edited.
 
     Args:
-        reason: one line. broken: its worker should not be trusted with another.
-        memory: there was too little of it, so that it may go well where no other worker holds any.
+        reason: The error on one line.
+        seconds: Duration until the failure.
+        broken: Whether the worker has to be replaced before its next item.
+        memory: Whether memory ran out, so that the item may succeed when one worker runs alone.
     """
 
     reason: str
@@ -145,15 +167,21 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Record:
-    """How an item came out of a run, for the summary and the report.
+class ItemRecord:
+    """An item's status and result for the summary and the report.
 
     Args:
-        reason: why it failed, else "". area: as in `Made`.
+        item: The item.
+        status: Its status.
+        reason: The error, or "".
+        change: The changed words as text.
+        seconds: Duration.
+        area: The mask, as in `ItemOutput`.
+        notes: Remarks for the user.
     """
 
-    item: Item
-    status: Status
+    item: BatchItem
+    status: ItemStatus
     reason: str = ""
     change: str = ""
     seconds: float = 0.0
@@ -162,33 +190,35 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How a job stands.
+class BatchOutcome:
+    """The result of a run.
 
     Args:
-        records: of every item, in the order of the plan. notes: what the user should know.
-        interrupted: whether the user stopped the run. seconds: that it took.
+        records: Every item's record, in the order of the plan.
+        notes: Remarks for the user.
+        interrupted: Whether the user stopped the run.
+        seconds: Duration of the run.
     """
 
-    records: tuple[Record, ...]
+    records: tuple[ItemRecord, ...]
     notes: tuple[str, ...]
     interrupted: bool = False
     seconds: float = 0.0
 
     @property
-    def counts(self) -> dict[Status, int]:
-        """Items by status."""
+    def counts(self) -> dict[ItemStatus, int]:
+        """Number of items by status."""
         count = Counter(record.status for record in self.records)
-        return {status: count[status] for status in Status}
+        return {status: count[status] for status in ItemStatus}
 
     @property
-    def status(self) -> int:
-        """The exit status: 0 all done, 1 some not, 130 interrupted."""
-        unfinished = self.counts[Status.FAILED] + self.counts[Status.LEFT]
+    def exit_status(self) -> int:
+        """The process's exit status: 0 all done, 1 some not, 130 interrupted."""
+        unfinished = self.counts[ItemStatus.FAILED] + self.counts[ItemStatus.LEFT]
         return 130 if self.interrupted else int(unfinished > 0)
 
 
 def one_line(text: str) -> str:
-    """Text on one line, whatever a file's name or an error holds: no control characters, no undecodable bytes."""
+    """Text on one line, without control characters and undecodable bytes of file names."""
     decoded = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return "".join(letter if letter.isprintable() else " " for letter in " ".join(decoded.split()))

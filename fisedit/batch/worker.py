@@ -1,9 +1,10 @@
-"""One loaded model that edits pictures, one item after another, and stands whatever a picture does to it."""
+"""A batch worker: one loaded model that edits items in sequence and survives every error that an item causes."""
 
 from __future__ import annotations
 
 import gc
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 from time import monotonic
@@ -13,8 +14,7 @@ import torch
 from diffusers.models.attention_processor import SlicedAttnProcessor
 from PIL import Image
 
-from fisedit.batch.digest import of_bytes
-from fisedit.batch.values import Failed, Item, Made, Settings, one_line
+from fisedit.batch.values import BatchItem, BatchSettings, ItemFailure, ItemOutput, one_line
 from fisedit.editor import Editor
 from fisedit.errors import Cancelled, FisEditError, NumericsError
 from fisedit.models.malloc import keep_freed_memory
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fisedit.values import OnStep
 
 
-_OWN = {
+_OWN_SUFFIXES = {
     "PNG": (".png",),
     "JPEG": (".jpg", ".jpeg"),
     "MPO": (".jpg", ".jpeg"),
@@ -40,84 +40,94 @@ _OWN = {
     "BMP": (),
     "GIF": (),
 }
-"""Format -> endings of outputs that are written in it."""
+"""Format of an input -> file name suffixes of outputs in the same format."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Source:
-    """An opened picture: whose, its file's bytes, and where its edits are made."""
+class _OpenedSource:
+    """An opened input: its key, the file's bytes, the decoded image, and the editor that holds it."""
 
     key: tuple[Path, str | None]
     data: bytes
-    picture: image_decoder.Picture
+    picture: image_decoder.DecodedImage
     editor: Editor
     result: EditResult
 
 
-class Hand:
+class BatchWorker:
     """Edits items with a model that is loaded once; a source stays open while the next item shares it.
 
     Args:
-        settings: the model, and what every item is edited with.
+        settings: The model, and the options of every edit.
 
     Raises:
-        ModelError, InputError, NumericsError: as `Editor.from_pretrained`.
+        ModelError: As `Editor.from_pretrained`.
+        InputError: As `Editor.from_pretrained`.
+        NumericsError: As `Editor.from_pretrained`.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: BatchSettings) -> None:
         keep_freed_memory()
         self._settings = settings
-        self._home = self._pipe = self._load(settings.device, settings.dtype)
-        self._source: _Source | None = None
+        self._loaded = self._pipe = self._load(settings.device, settings.dtype)
+        self._source: _OpenedSource | None = None
 
-    def attempt(self, item: Item) -> Made | Failed:
-        """An item's result, or why there is none; nothing that a picture does is raised."""
+    def process(self, item: BatchItem) -> ItemOutput | ItemFailure:
+        """Edit an item. Errors that the item causes are returned, never raised.
+
+        Args:
+            item: The item.
+
+        Returns:
+            The output, or the reason why there is none.
+        """
         start, memory = monotonic(), False
         try:
-            return replace(self._with_relief(item, start + self._settings.timeout), seconds=monotonic() - start)
+            output = self._edit_with_fallbacks(item, start + self._settings.timeout)
+            return replace(output, seconds=monotonic() - start)
         except Cancelled:
-            why, broken = f"took longer than {self._settings.timeout:g} seconds; see --timeout", False
+            reason, broken = f"took longer than {self._settings.timeout:g} seconds; see --timeout", False
         except FisEditError as error:
-            why, broken = str(error), False
+            reason, broken = str(error), False
         except OSError as error:
-            why, broken = f"cannot be read: {error.strerror or error}", False
-        except Exception as error:  # noqa: BLE001 (one bad picture never stops a batch; the next gets a fresh worker)
-            memory = _out_of_memory(error)
+            reason, broken = f"cannot be read: {error.strerror or error}", False
+        except Exception as error:  # noqa: BLE001 (one bad image never stops a batch; the next gets a fresh worker)
+            memory = _is_out_of_memory(error)
             short = "memory ran out; use a smaller picture or fewer --workers"
-            why, broken = short if memory else f"{type(error).__name__}: {error}", True
+            reason, broken = short if memory else f"{type(error).__name__}: {error}", True
         self._source = None
-        return Failed(one_line(why), monotonic() - start, broken, memory)
+        return ItemFailure(one_line(reason), monotonic() - start, broken, memory)
 
-    def _with_relief(self, item: Item, deadline: float) -> Made:
-        """Try an item, and again after each relief that there is for what went wrong."""
-        rungs, notes = self._ladder(), dict[bool, str]()  # of digits and of memory, the last one each
+    def _edit_with_fallbacks(self, item: BatchItem, deadline: float) -> ItemOutput:
+        """Edit an item; after an error that a fallback may cure, apply the fallback and edit it again."""
+        memory_fallbacks, notes = self._out_of_memory_fallbacks(), dict[bool, str]()  # the last note of each kind
         try:
             while True:
                 try:
-                    made = self._edit(item, deadline)
-                    return replace(made, notes=(*made.notes, *notes.values()))
+                    output = self._edit(item, deadline)
+                    return replace(output, notes=(*output.notes, *notes.values()))
                 except (NumericsError, MemoryError, RuntimeError) as error:
-                    digits, relieve = isinstance(error, NumericsError), self._relief(error, rungs)
-                    if relieve is None:
+                    numerics, fallback = isinstance(error, NumericsError), self._fallback(error, memory_fallbacks)
+                    if fallback is None:
                         raise
-                gc.collect()  # out of the handler, whose traceback holds what shall be freed
+                gc.collect()  # outside the handler, whose traceback holds what is to be freed
                 torch.cuda.empty_cache()
-                notes[digits] = relieve()
+                notes[numerics] = fallback()
         finally:
             if notes:
-                self._as_before()
+                self._restore()
 
-    def _relief(self, error: Exception, rungs: Iterator[Callable[[], str]]) -> Callable[[], str] | None:
-        """What to try against an error that more memory, another device or more digits may cure; None for nothing."""
+    def _fallback(self, error: Exception, memory_fallbacks: Iterator[Callable[[], str]]) -> Callable[[], str] | None:
+        """The change that may cure an error, which returns its note; None if there is none (left)."""
         if isinstance(error, NumericsError):
             return self._use_fp32 if self._pipe.unet.dtype is not torch.float32 else None
-        return next(rungs, None) if _out_of_memory(error) else None
+        return next(memory_fallbacks, None) if _is_out_of_memory(error) else None
 
-    def _ladder(self) -> Iterator[Callable[[], str]]:
-        """What helps where memory ran out, the cheapest first."""
+    def _out_of_memory_fallbacks(self) -> Iterator[Callable[[], str]]:
+        """The changes that need less memory, the cheapest first."""
         yield lambda: "memory ran out once and was freed"
         yield self._evict
-        yield self._slice
+        yield self._slice_attention
         if self._pipe.device.type != "cpu":
             yield self._use_cpu
 
@@ -125,7 +135,7 @@ class Hand:
         self._source = None
         return "memory ran out, and what was recorded was dropped"
 
-    def _slice(self) -> str:
+    def _slice_attention(self) -> str:
         self._source = None
         self._pipe.enable_attention_slicing("max")
         return "made with sliced attention, as memory ran out"
@@ -140,9 +150,9 @@ class Hand:
         self._pipe = self._load(str(self._pipe.device), "fp32")
         return "made in fp32, as the model gave NaN in less"
 
-    def _as_before(self) -> None:
-        """A relief is for one picture: the next has the model as it was, and a source of its own."""
-        self._source, self._pipe = None, self._home
+    def _restore(self) -> None:
+        """Undo the fallbacks of one item: the next has the model as loaded, and a source of its own."""
+        self._source, self._pipe = None, self._loaded
         if any(isinstance(one, SlicedAttnProcessor) for one in self._pipe.unet.attn_processors.values()):
             self._pipe.disable_attention_slicing()
 
@@ -150,34 +160,34 @@ class Hand:
         local = self._settings.local_files_only
         return Editor.from_pretrained(self._settings.model, device=device, dtype=dtype, local_files_only=local).pipe
 
-    def _edit(self, item: Item, deadline: float) -> Made:
-        on_step = _until(deadline)
+    def _edit(self, item: BatchItem, deadline: float) -> ItemOutput:
+        on_step = _cancel_after(deadline)
         source = self._open(item, on_step)
         data = image_decoder.read_bytes(item.mask) if item.mask else b""
         mask = image_decoder.levels(data, source.result.image.size) if item.mask else None
         source.editor.checkout(source.result.id)
         result = source.editor.edit(item.prompt, mask=mask, on_step=on_step)
-        made = source.editor.metadata(result) if self._settings.metadata else None
-        output, lost = _file(item, source, result, made)
+        metadata = source.editor.metadata(result) if self._settings.metadata else None
+        output, lost = _encode(item, source, result, metadata)
         fallback = (f"dense: {result.stats.fallback}",) if result.stats.fallback else ()
-        return Made(
+        return ItemOutput(
             data=output,
-            picture=of_bytes(source.data),
-            mask=of_bytes(data) if item.mask else "",
-            area=_area(result),
+            picture=sha256(source.data).hexdigest(),
+            mask=sha256(data).hexdigest() if item.mask else "",
+            area=_mask_png(result),
             change=str(result.diff),
             seconds=0.0,
             notes=(*source.picture.notes, *fallback, *result.stats.notes, *lost),
         )
 
-    def _open(self, item: Item, on_step: OnStep) -> _Source:
-        """The item's source: the one that is open, where they share it, else a new one in a new editor."""
+    def _open(self, item: BatchItem, on_step: OnStep) -> _OpenedSource:
+        """The item's source: the one that is open if the item shares it, else a new one in a new editor."""
         if self._source is not None and self._source.key == item.source:
             return self._source
         self._source = None
         data = image_decoder.read_bytes(item.picture)
         picture = image_decoder.decode(data)
-        editor = Editor(self._pipe, model=self._settings.model)  # what is recorded ends with it; the model is shared
+        editor = Editor(self._pipe, model=self._settings.model)  # its features end with it; the model is shared
         result = editor.open(
             picture.image,
             item.source_prompt,
@@ -186,19 +196,22 @@ class Hand:
             guidance_scale=self._settings.guidance_scale,
             on_step=on_step,
         )
-        self._source = _Source(item.source, data, picture, editor, result)
+        self._source = _OpenedSource(item.source, data, picture, editor, result)
         return self._source
 
 
-def _file(item: Item, source: _Source, result: EditResult, made: Metadata | None) -> tuple[bytes, tuple[str, ...]]:
-    """The output's bytes: the input's own where nothing was edited; and what was lost in its format."""
-    if result.mask.source is MaskSource.NOWHERE and Path(item.output).suffix.lower() in _OWN[source.picture.format]:
+def _encode(
+    item: BatchItem, source: _OpenedSource, result: EditResult, metadata: Metadata | None
+) -> tuple[bytes, tuple[str, ...]]:
+    """The output file's bytes, and notes on what its format cannot hold; the input's own bytes if nothing changed."""
+    suffixes = _OWN_SUFFIXES[source.picture.format]
+    if result.mask.source is MaskSource.NOWHERE and Path(item.output).suffix.lower() in suffixes:
         return source.data, ()
-    return image_decoder.encode(result.image, item.output, made)
+    return image_decoder.encode(result.image, item.output, metadata)
 
 
-def _area(result: EditResult) -> bytes:
-    """The mask as a PNG with one pixel a latent cell; b"" where nothing was edited."""
+def _mask_png(result: EditResult) -> bytes:
+    """The mask as a PNG with one pixel per latent cell; b"" if nothing was edited."""
     if result.mask.source is MaskSource.NOWHERE:
         return b""
     file = BytesIO()
@@ -206,16 +219,16 @@ def _area(result: EditResult) -> bytes:
     return file.getvalue()
 
 
-def _until(deadline: float) -> OnStep:
-    """An `on_step` that stops the work at a moment of the monotonic clock."""
+def _cancel_after(deadline: float) -> OnStep:
+    """An `on_step` that raises Cancelled after a time of the monotonic clock, in seconds."""
 
     def on_step(step: int, steps: int, preview: Image.Image | None) -> None:
         if monotonic() > deadline:
-            raise Cancelled("the time for this picture is over")
+            raise Cancelled("the time limit of this item has passed")
 
     return on_step
 
 
-def _out_of_memory(error: Exception) -> bool:
-    """Whether memory ran out, the device's or the machine's; torch's CPU allocator says so in words alone."""
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether the device's or the machine's memory ran out; torch's CPU allocator raises a plain RuntimeError."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from fisedit.batch.values import Executor, Format, Job, OnError, Settings
+from fisedit.batch.values import BatchJob, BatchSettings, ExecutorKind, OnError, OutputFormat
 from fisedit.cli import console
 from fisedit.cli import options as opt
 from fisedit.storage import files
@@ -55,9 +55,9 @@ def batch(
     masks: opt.Masks = None,
     edits: opt.EditRows = None,
     recursive: opt.Recursive = False,
-    image_format: opt.BatchFormat = Format.KEEP,
+    image_format: opt.BatchFormat = OutputFormat.KEEP,
     workers: opt.Workers = 1,
-    executor: opt.Executors = Executor.LOCAL,
+    executor: opt.Executors = ExecutorKind.LOCAL,
     on_error: opt.OnFailure = OnError.SKIP,
     overwrite: opt.Overwrite = False,
     dry_run: opt.DryRun = False,
@@ -74,22 +74,22 @@ def batch(
     json: opt.Json = False,
 ) -> None:
     """Edit a folder of pictures; stop it anywhere, run it again, and it goes on."""
-    job = Job(folder, output, prompt, source_prompt, captions, masks, edits, recursive, image_format, overwrite)
+    job = BatchJob(folder, output, prompt, source_prompt, captions, masks, edits, recursive, image_format, overwrite)
     place = (model, device, dtype, local_files_only)
-    settings = Settings(*place, negative_prompt, num_inference_steps, guidance_scale, timeout, metadata)
+    settings = BatchSettings(*place, negative_prompt, num_inference_steps, guidance_scale, timeout, metadata)
     files.page_output(report)
-    from fisedit.batch import report as html_report
-    from fisedit.batch import runner
+    from fisedit.batch.report import write_report
+    from fisedit.batch.runner import preview_batch, run_batch
 
     if dry_run:
-        console.show_plan(runner.look(job, settings), json=json)
+        console.show_plan(preview_batch(job, settings), json=json)
         return
     with console.progress("Editing") as on_step:
-        outcome = runner.run(job, settings, workers=workers, on_error=on_error, on_step=on_step, executor=executor)
+        outcome = run_batch(job, settings, workers=workers, on_error=on_error, on_step=on_step, executor=executor)
     console.show_outcome(outcome, json=json)
     if report is not None:
-        html_report.write(outcome, report)
-    raise typer.Exit(outcome.status)
+        write_report(outcome, report)
+    raise typer.Exit(outcome.exit_status)
 
 
 def train_adapter(

@@ -15,7 +15,7 @@ from fisedit.batch.values import one_line
 from fisedit.errors import Cancelled, FisEditError, InputError, ModelError, SessionError
 
 if TYPE_CHECKING:
-    from fisedit.batch.values import Outcome, Record
+    from fisedit.batch.values import BatchOutcome, ItemRecord
     from fisedit.history import EditResult
     from fisedit.storage.image_metadata import Metadata
     from fisedit.storage.provenance import Origin
@@ -131,7 +131,7 @@ def show_making(made: Metadata, past: Origin, *, json: bool) -> None:
         _show_texts(("", "prompt", "change", "area"), [source, *edits])
 
 
-def show_plan(outcome: Outcome, *, json: bool) -> None:
+def show_plan(outcome: BatchOutcome, *, json: bool) -> None:
     """Print what a batch would do, an item a row."""
     if json:
         show_json(_told(outcome))
@@ -146,7 +146,7 @@ def show_plan(outcome: Outcome, *, json: bool) -> None:
     _show_notes(outcome.notes)
 
 
-def show_outcome(outcome: Outcome, *, json: bool) -> None:
+def show_outcome(outcome: BatchOutcome, *, json: bool) -> None:
     """Print how a batch ended: what failed and why, at most twenty of it, then a row of counts."""
     if json:
         show_json(_told(outcome))
@@ -159,7 +159,7 @@ def show_outcome(outcome: Outcome, *, json: bool) -> None:
     show_rows([{str(status): count for status, count in outcome.counts.items()} | {"seconds": outcome.seconds}])
 
 
-def _told(outcome: Outcome) -> dict[str, Any]:
+def _told(outcome: BatchOutcome) -> dict[str, Any]:
     items = [
         {
             "image": record.item.name,
@@ -182,7 +182,7 @@ def _parsed(text: str) -> object:
     return json.loads(text) if text else None
 
 
-def _standing(record: Record) -> str:
+def _standing(record: ItemRecord) -> str:
     return {"left": "edit", "done before": "-"}.get(record.status, record.reason)
 
 

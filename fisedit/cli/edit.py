@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from fisedit import Editor
     from fisedit.editor import Preview
-    from fisedit.storage.image_decoder import Picture
+    from fisedit.storage.image_decoder import DecodedImage
     from fisedit.values import OnStep
 
 _RECIPE = (
@@ -195,7 +195,7 @@ def _check_source(context: typer.Context) -> None:
         raise InputError(f"{context.params['session']} holds a session; give it alone to go on with it")
 
 
-def _read_picture(path: Path | None) -> Picture | None:
+def _read_picture(path: Path | None) -> DecodedImage | None:
     """A picture of the user's; None stays None."""
     if path is None:
         return None
@@ -215,7 +215,7 @@ def _referred(context: typer.Context, editor: Editor) -> Image | None:
     return picture.image if picture else None
 
 
-def _notes(context: typer.Context, editor: Editor, opened: Picture | None) -> tuple[str, ...]:
+def _notes(context: typer.Context, editor: Editor, opened: DecodedImage | None) -> tuple[str, ...]:
     """What there is to know of a picture that was opened, or made again."""
     said = ""
     if opened and (context.params["caption_model"] or (context.params["origin"] and editor.history[0].config.opened)):
@@ -227,7 +227,7 @@ def _notes(context: typer.Context, editor: Editor, opened: Picture | None) -> tu
     return (*opened.notes, *filter(None, [said])) if opened else ()
 
 
-def _begun(context: typer.Context, opened: Picture | None, on_step: OnStep) -> Editor:
+def _begun(context: typer.Context, opened: DecodedImage | None, on_step: OnStep) -> Editor:
     """An editor that stands on the source that was asked for."""
     from fisedit import Editor
 

@@ -6,7 +6,7 @@ from typing import Annotated
 from typer import Argument, Exit, Option, echo
 
 from fisedit import __version__
-from fisedit.batch.values import Executor, Format, OnError
+from fisedit.batch.values import ExecutorKind, OnError, OutputFormat
 
 
 def _tell_version(asked: bool) -> None:
@@ -125,11 +125,12 @@ EditRows = Annotated[
 ]
 Recursive = Annotated[bool, Option("--recursive", help="Take the pictures of subfolders as well.")]
 BatchFormat = Annotated[
-    Format, Option("--format", help="Of the outputs; keep is PNG where the input's is not written.")
+    OutputFormat, Option("--format", help="Of the outputs; keep is PNG where the input's is not written.")
 ]
 Workers = Annotated[int, Option(min=0, max=256, help="Processes, each with its own model; 0 works in this one.")]
 Executors = Annotated[
-    Executor, Option("--executor", help="Where workers live: this machine's processes, or a Ray cluster (RAY_ADDRESS).")
+    ExecutorKind,
+    Option("--executor", help="Where workers live: this machine's processes, or a Ray cluster (RAY_ADDRESS)."),
 ]
 OnFailure = Annotated[OnError, Option("--on-error", help="Whether to go on after a picture that cannot be edited.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace files in OUT that no batch wrote.")]

@@ -128,8 +128,13 @@ def write_bytes(data: bytes, path: Path) -> None:
     _write(path, lambda file: file.write(data))
 
 
-def sweep(folder: Path, names: Collection[str]) -> None:
-    """Remove what killed writes of files with these names left in a folder. No write of them may be going on."""
+def remove_partial(folder: Path, names: Collection[str]) -> None:
+    """Remove the unfinished copies that killed writes left in a folder.
+
+    Args:
+        folder: The folder.
+        names: Names of the files that were written; none of them may be being written now.
+    """
     stems = {Path(name).stem[:_STEM] for name in names}
     for part in folder.glob(".*.part"):
         if part.name[1:].rpartition("-")[0] in stems:

@@ -30,7 +30,7 @@ _DAMAGED = (OSError, SyntaxError, ValueError, LookupError, TypeError, OverflowEr
 
 
 @dataclass(frozen=True, eq=False)
-class Picture:
+class DecodedImage:
     """A decoded file: the image, the format it was in, and what the user should know of it."""
 
     image: Image.Image
@@ -54,7 +54,7 @@ def read_bytes(path: Path) -> bytes:
         return file.read(MOST_BYTES)
 
 
-def decode(data: bytes, what: str = "picture") -> Picture:
+def decode(data: bytes, what: str = "picture") -> DecodedImage:
     """The first picture in a file's bytes, whole.
 
     Args:
@@ -76,7 +76,7 @@ def decode(data: bytes, what: str = "picture") -> Picture:
                 whole = image.copy()
                 if image.format == "TIFF":
                     whole.info["exif"] = image_metadata.tags(image)
-                return Picture(whole, image.format or "", notes)
+                return DecodedImage(whole, image.format or "", notes)
         except InputError:
             raise
         except UnidentifiedImageError as error:
@@ -104,7 +104,7 @@ def encode(image: Image.Image, name: str, made: Metadata | None = None) -> tuple
     return files.image_bytes(image, PurePosixPath(name).suffix, made)
 
 
-def shows(picture: Picture, image: Image.Image) -> bool:
+def shows(picture: DecodedImage, image: Image.Image) -> bool:
     """Whether a picture is what an image looks like once it is written in the picture's format."""
     name = {"JPEG": "a.jpg", "WEBP": "a.webp"}.get(picture.format, "a.png")
     return np.array_equal(np.asarray(decode(encode(image, name)[0]).image), np.asarray(picture.image))

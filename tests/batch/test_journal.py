@@ -17,8 +17,8 @@ import torch
 
 from fisedit import Editor, cli
 from fisedit.batch import runner as running
-from fisedit.batch.journal import Journal
-from fisedit.batch.values import Job, OnError, Settings
+from fisedit.batch.journal import BatchJournal
+from fisedit.batch.values import BatchJob, BatchSettings, OnError
 from fisedit.storage import files
 from tests.support.batches import AFTER, BEFORE, SAID, arguments, batch
 from tests.support.folders import JOURNAL, lines, picture, pictures, tree, whole
@@ -60,15 +60,15 @@ def ended(child: int) -> int:
 def uninterrupted(model, tmp_path_factory) -> Path:
     """A folder with "in" and what an uninterrupted run makes of it, "clean"."""
     folder = tmp_path_factory.mktemp("uninterrupted")
-    job = Job(pictures(folder / "in"), folder / "clean", AFTER, BEFORE)
-    settings = Settings(str(model), num_inference_steps=2)
-    done = running.run(job, settings, workers=0, on_error=OnError.STOP, on_step=lambda *_: None)
-    assert done.status == 0
+    job = BatchJob(pictures(folder / "in"), folder / "clean", AFTER, BEFORE)
+    settings = BatchSettings(str(model), num_inference_steps=2)
+    done = running.run_batch(job, settings, workers=0, on_error=OnError.STOP, on_step=lambda *_: None)
+    assert done.exit_status == 0
     return folder
 
 
 TRAPS = {
-    "before the line": (Journal, "append"),
+    "before the line": (BatchJournal, "append"),
     "before the file": (files, "write_bytes"),
     "before the rename": (Path, "replace"),
     "after the rename": (files, "_sync"),
@@ -148,7 +148,7 @@ class TestResuming:
 
     def test_a_second_run_on_the_folder_is_told(self, batch, tmp_path):
         pictures(tmp_path / "in", 1)
-        with Journal.hold(tmp_path / "out"):
+        with BatchJournal.lock(tmp_path / "out"):
             batch("in", "out", *SAID).refused("input", "another run is working on")
         assert batch("in", "out", *SAID).status == 0
 

@@ -55,14 +55,14 @@ def batch(fisedit, model):
 
 
 def working() -> list[int]:
-    """Processes of actors that have an item in hand."""
+    """Processes of actors that have an item."""
     every = psutil.process_iter(["pid", "cmdline"])
-    return [p.pid for p in every if (p.info["cmdline"] or [""])[0].startswith("ray::Remote.attempt")]
+    return [p.pid for p in every if (p.info["cmdline"] or [""])[0].startswith("ray::RemoteWorker.process")]
 
 
 @contextmanager
 def killer(most: int, number: int = signal.SIGKILL):
-    """Signals so many workers, one after the other, each with an item in hand; yields their ids."""
+    """Signals so many workers, one after the other, each with an item; yields their ids."""
     killed: list[int] = []
     over = threading.Event()
 

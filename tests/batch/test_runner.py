@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from fisedit import Editor
-from fisedit.batch.journal import Journal
+from fisedit.batch.journal import BatchJournal
 from fisedit.storage import files
 from tests.support.batches import AFTER, BEFORE, SAID, arguments, batch
 from tests.support.folders import half, lines, picture, pictures, tree
@@ -181,7 +181,7 @@ class TestBadFiles:
         pictures(tmp_path / "in")
         full = OSError(28, "No space left on device")
         with monkeypatch.context() as patch:
-            place = files if error == "write_bytes" else Journal
+            place = files if error == "write_bytes" else BatchJournal
             really, calls = getattr(place, error), []
 
             def fail(*given):

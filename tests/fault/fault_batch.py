@@ -204,7 +204,7 @@ def test_an_interrupt_from_the_terminal(tmp_path, started, batch, clean):
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert err.splitlines() == [
-        "finishing what is in hand; interrupt again to stop at once",
+        "finishing the items in progress; interrupt again to stop at once",
         "error[cancelled]: stopped",
     ]
     made = tree(tmp_path / "out")
