@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support import sweeps
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -46,8 +48,15 @@ class LazyPipelines(Mapping[str, "StableDiffusionPipeline"]):
         return len(self._names)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What waits for a browser or a cluster may be tried twice; the summary tells of it."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run whole sweeps, and the slow tests")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only `--all` runs. What waits for a browser or a cluster may be tried twice."""
+    if not config.getoption("--all"):
+        items[:], left_out = sweeps.split(items)
+        config.hook.pytest_deselected(items=left_out)
     for item in items:
         if {"chromium", "cluster"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.flaky(reruns=1))

@@ -42,6 +42,7 @@ def same(a, b):
     return a.image.tobytes() == b.image.tobytes()
 
 
+@pytest.mark.sweep(1)
 @each_scheduler
 @pytest.mark.parametrize("guidance", [7.5, 1.0], ids=["guided", "unguided"])
 def test_generate_gives_the_bytes_of_diffusers(pipelines, scheduler, guidance):
@@ -120,6 +121,7 @@ def test_words_alone_move_only_their_mask(pipelines, shape):
     check_outside(editor, result, source)
 
 
+@pytest.mark.sweep(1)
 @each_scheduler
 @pytest.mark.parametrize("name", ["one_cell", "corner", "blobs", "checkerboard"])
 def test_a_given_mask_is_where_it_moves(editor, scheduler, name):
@@ -145,6 +147,7 @@ FALLBACKS = {
 }
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("protect", [None, BLOBS], ids=["", "protected"])
 @pytest.mark.parametrize("case", FALLBACKS)
 def test_dense_fallbacks_say_why_and_keep_what_is_outside(editor, source, monkeypatch, case, protect):

@@ -139,6 +139,7 @@ class Boom(Exception):
     """Not one of ours."""
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("error", [Cancelled("stop"), Boom("stop"), KeyboardInterrupt("stop")], ids=repr)
 @pytest.mark.parametrize("call", ["generate", "edit", "words", "dense"])
 def test_on_step_may_raise_anything(editor, expected, error, call):
@@ -159,6 +160,7 @@ def test_on_step_may_raise_anything(editor, expected, error, call):
     still_works(editor, expected)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("place", ["unet.mid_block", "unet.up_blocks.1", "vae.decoder.mid_block"])
 @pytest.mark.parametrize("call", ["generate", "edit"])
 def test_a_failure_inside_a_model(editor, expected, place, call):
@@ -179,6 +181,7 @@ def test_a_failure_inside_a_model(editor, expected, place, call):
     still_works(editor, expected)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("part", ["unet", "text_encoder", "vae"])
 @pytest.mark.parametrize("call", ["generate", "edit"])
 def test_nan_in_weights_is_told(part, call):

@@ -54,6 +54,7 @@ def trajectory(editor, result):
 
 
 class TestInversion:
+    @pytest.mark.sweep(1)
     @pytest.mark.parametrize("shape", SHAPES)
     @pytest.mark.parametrize(("steps", "size"), [(3, (128, 128)), (7, (136, 104))])
     def test_the_path_is_that_of_diffedit(self, pipelines, shape, steps, size):
@@ -348,6 +349,7 @@ TURNS = {  # what a viewer does with the stored pixels, by the EXIF standard's t
 }
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("orientation", TURNS)
 @pytest.mark.parametrize("ending", ["PNG", "JPEG", "TIFF", "WEBP"])
 def test_pictures_are_turned_upright(orientation, ending):
@@ -406,6 +408,7 @@ class TestProfiles:
         assert np.array_equal(edited[~inside], np.asarray(picture)[~inside])
         assert np.abs(edited[inside] - painted[inside][:, [1, 0, 2]]).max() <= 2
 
+    @pytest.mark.sweep(1)
     @pytest.mark.parametrize("profile", [b"", b"no profile", swapped_profile()[:200]])
     @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
     def test_a_damaged_profile_is_as_none(self, profile, mode):
@@ -423,6 +426,7 @@ class TestProfiles:
 MODES = ["RGB", "RGBA", "L", "LA", "I;16", "CMYK"]
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("ending", [".png", ".tif", ".webp"])
 def test_files_hold_what_they_can(tmp_path, mode, ending):

@@ -68,6 +68,7 @@ class Step:
         return unet_macs(self.executor.sites, rows, self.sizes, self.batch, 11)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_dense_step_costs_what_torch_counts(pipelines, shape, batch):
@@ -77,6 +78,7 @@ def test_a_dense_step_costs_what_torch_counts(pipelines, shape, batch):
     assert own + time_macs(unet, batch) == counted(step.dense)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ["one_cell", "noise"])
 def test_a_sparse_step_costs_what_torch_counts(pipelines, shape, name):

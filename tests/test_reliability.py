@@ -6,8 +6,6 @@ import ast
 import re
 from functools import cache
 
-import pytest
-
 from tests.support import reliability_table as table
 
 JUNIT = """<testsuites><testsuite>
@@ -20,14 +18,21 @@ JUNIT = """<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
-@pytest.mark.parametrize("test", table.tests())
-def test_it_is_there(test):
+def test_every_test_of_the_table_is_there():
+    assert table.tests() and not [test for test in table.tests() if not is_there(test)]
+
+
+def is_there(test: str) -> bool:
     path, *names = test.split("::")
+    if not (table.ROOT / path).exists():
+        return False
     scope = parsed(path).body
     for name in names:
         named = [node for node in scope if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name]
-        assert named, f"{path} has no {name}"
+        if not named:
+            return False
         scope = named[0].body
+    return True
 
 
 @cache

@@ -39,6 +39,7 @@ def full_size() -> dict[str, dict[str, tuple[int, ...]]]:
     return {kind: {k: tuple(v) for k, v in shapes.items()} for kind, shapes in json.loads(KEYS.read_text()).items()}
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("kind", PUBLISHED)
 @pytest.mark.parametrize("named", [True, False], ids=["by its class", "by its tensors"])
 def test_every_published_file_is_recognised(kind, named):
@@ -93,6 +94,7 @@ def same(one, other):
     return a.keys() == b.keys() and all(torch.equal(a[k].float(), b[k].float()) for k in a)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("place", ["folder", "one.safetensors"])

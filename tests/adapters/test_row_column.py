@@ -119,6 +119,7 @@ def test_every_tap_is_the_public_one(public):
 SIZES = [(8, 8), (6, 10), (5, 3)]
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_a_block_at_any_size_is_plain_attention(name, size):

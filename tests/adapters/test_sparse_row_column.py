@@ -111,6 +111,7 @@ def _no_grad():
         yield
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("recorded", [True, False], ids=["over a guided source", "over a plain source"])
@@ -140,6 +141,7 @@ def test_the_comparison_can_fail(pipelines):
     assert torch.allclose(got, guided, atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("recorded", [True, False])
 def test_a_replay_of_everything_is_the_guided_forward(pipelines, family, recorded):
@@ -208,6 +210,7 @@ def test_the_model_is_left_as_it_was(pipelines):
     assert torch.equal(case.unet(case.source, T, case.texts[0])[0], dense)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", ["one_cell", "blobs"])
 def test_multiply_accumulates_are_what_torch_counts(pipelines, family, name):

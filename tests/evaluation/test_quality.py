@@ -318,6 +318,7 @@ class Branches(Calls):
         self.rows += len(args[0]) if args[0].shape[-1] > 1 else 0
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("source", ["generated", "opened"])
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_runs_and_counts_what_it_ran(request, name, source):

@@ -164,6 +164,7 @@ class TestRefusedBeforeWeights:
     def test_an_unknown_hub_id_offline(self):
         refused("someone/some-model", "someone/some-model", "not on this machine", local_files_only=True)
 
+    @pytest.mark.sweep(1)
     @pytest.mark.parametrize("share", [0, 0.001, 0.5, 0.999])
     @pytest.mark.parametrize("part", ["unet", "vae"])
     def test_truncated_weights(self, folder, part, share):
@@ -323,6 +324,7 @@ class Bomb:
         return os.mkdir, (str(self.canary),)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("write", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))])
 @pytest.mark.parametrize("suffix", [".ckpt", ".pt", ".pth", ".bin", ".CKPT", ".safetensors", ".model"])
 def test_pickles_are_never_run(folder, tmp_path, write, suffix):

@@ -81,6 +81,7 @@ def test_many_brackets_are_read_at_once():
     assert parse("(" * 50_000 + ":" + "1" * 50_000).text.count("(") == 50_000
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("shape", ["sd15", "sd2"])
 @pytest.mark.parametrize(("prompt", "theirs"), AS_COMPEL, ids=lambda v: v[:30])
 def test_embeddings_are_compels_own(pipelines, shape, prompt, theirs):

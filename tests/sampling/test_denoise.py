@@ -34,6 +34,7 @@ def cells(size):
     return size[0] // LATENT_FACTOR, size[1] // LATENT_FACTOR
 
 
+@pytest.mark.sweep(1)
 @each_scheduler
 @each_guidance
 def test_recording_is_diffusers_own_pipeline(pipelines, scheduler, guidance):
@@ -52,6 +53,7 @@ def test_recording_with_a_negative_prompt(pipelines, shape):
     assert not torch.equal(latents(record(Engine(pipe), config_of())), dense.latents)
 
 
+@pytest.mark.sweep(1)
 @each_scheduler
 @each_guidance
 def test_a_replay_of_everything_is_the_dense_edit(pipelines, scheduler, guidance):
@@ -63,6 +65,7 @@ def test_a_replay_of_everything_is_the_dense_edit(pipelines, scheduler, guidance
     assert oracle.deviation(latents(got), dense) <= FP32
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("size", SIZES[1:], ids=lambda size: f"{size[0]}x{size[1]}")
 def test_a_replay_of_everything_at_any_shape_and_size(pipelines, shape, size):
@@ -91,6 +94,7 @@ def test_a_replay_of_everything_in_bf16(fp32, monkeypatch):
     assert (got - dense).norm() <= BF16 * dense.norm()
 
 
+@pytest.mark.sweep(1)
 @each_scheduler
 @each_guidance
 def test_a_sparse_edit_is_the_oracles(pipelines, scheduler, guidance):
@@ -102,6 +106,7 @@ def test_a_sparse_edit_is_the_oracles(pipelines, scheduler, guidance):
     assert oracle.deviation(latents(got), expected) <= FP32
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("growth", [(0,) * 3, (2,) * 3, (3, 1, 1), (0, 1, 16), (1, WHOLE, 1), (WHOLE, 2, 0)], ids=str)
 @each_size
 def test_a_sparse_edit_at_any_growth(pipelines, growth, size):
@@ -129,6 +134,7 @@ def test_dense_steps_alone_are_the_dense_blended_edit(pipelines):
     assert oracle.deviation(latents(got), expected) <= FP32
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", ["one_cell", "border", "checkerboard"])
 @pytest.mark.parametrize("shape", ["sd15", "sd2"])
 def test_a_sparse_edit_of_any_shape(pipelines, shape, name):
@@ -225,6 +231,7 @@ def test_a_chain_of_edits_is_the_oracles_chain(pipelines):
         assert oracle.deviation(latents(got), expected) <= FP32
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("growth", "tolerance"), [(2, 0.3), (4, 0.2), (8, FP32)])
 @pytest.mark.parametrize("again", ["square", "corner"])
 def test_an_edit_on_a_fresh_recording_of_an_edit(pipelines, again, growth, tolerance):
@@ -263,6 +270,7 @@ def test_growing_as_the_steps_say(pipelines):
         assert np.array_equal(~same, dilate(grid, growth))
 
 
+@pytest.mark.sweep(1)
 @each_scheduler
 @pytest.mark.parametrize("steps", [1, 2, 9])
 def test_any_number_of_steps_samples_as_diffusers_does(pipelines, scheduler, steps):

@@ -66,6 +66,7 @@ def test_the_noise_maps_are_those_of_ledits(editor, steps):
         assert oracle.deviation(reached, told.latents[i + 1]) <= 1e-4
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("steps", [1, 5, 30])
 def test_the_sampler_finds_its_way_back(pipelines, shape, steps):

@@ -58,6 +58,7 @@ def midway(pipe, config, prompt, start, grid, around=lambda i: nullcontext()):
     return torch.cat(told)
 
 
+@pytest.mark.sweep(1)
 @each_scheduler
 @each_start
 def test_a_dense_edit_is_a_pipeline_whose_prompt_changes(pipelines, scheduler, start):
@@ -73,6 +74,7 @@ def test_a_dense_edit_is_a_pipeline_whose_prompt_changes(pipelines, scheduler, s
     assert torch.equal(latents(got)[: start + 1], latents(source)[: start + 1])
 
 
+@pytest.mark.sweep(1)
 @each_scheduler
 @each_start
 def test_a_sparse_edit_is_the_oracles(pipelines, scheduler, start):
@@ -101,6 +103,7 @@ def editor(pipelines):
     return Editor(pipelines["shallow"])
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("steps", "strength"), [(5, 0.6), (7, 0.99), (50, 0.58)])
 @pytest.mark.parametrize("guidance", [7.5, 1.0])
 def test_of_an_opened_picture_it_is_diffedits(pipelines, steps, strength, guidance):

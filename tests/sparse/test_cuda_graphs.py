@@ -67,6 +67,7 @@ class Case:
 SIZES = {"sd15": (16, 16), "sd2": (13, 17), "shallow": (13, 17), "demo": (16, 24)}
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("shape", "size"), SIZES.items())
 @pytest.mark.parametrize("name", grids(8, 8))
 def test_a_captured_step_is_the_engines_own(pipelines, shape, size, name):

@@ -52,6 +52,7 @@ def _no_grad():
         yield
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.parametrize("name", grids(8, 8))
@@ -68,6 +69,7 @@ def test_sparse_equals_the_oracle(pipelines, monkeypatch, shape, size, name):
         assert torch.allclose(got, expected, atol=TOLERANCE, rtol=0), limits
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("backend", sorted(ops.BACKENDS))
 def test_every_backend_equals_the_oracle_without_guidance(pipelines, shape, backend):
@@ -109,6 +111,7 @@ def test_a_recorded_step_attends_as_it_was_told():
     assert seen == {module for module in unet.modules() if isinstance(module, Attention)}
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("few", [0, layers.FEW])
 @pytest.mark.parametrize("name", ["square", "blobs", "noise"])
 def test_an_overlay_is_as_good_as_a_recording(pipelines, monkeypatch, name, few):

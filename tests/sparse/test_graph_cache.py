@@ -84,6 +84,7 @@ def apart(got, expected, grid):
 sizes = pytest.mark.parametrize("size", [(24, 24), (13, 17)], ids=str)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.usefixtures("boxed", "far")
 @sizes
 @pytest.mark.parametrize("name", grids(8, 8))
@@ -103,6 +104,7 @@ def test_one_rectangle_with_all_halo_is_a_dense_decode(vae, monkeypatch, size, n
         assert torch.allclose(kept.totals[norm], fresh.totals[norm], rtol=1e-3, atol=1)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.usefixtures("boxed")
 @sizes
 @pytest.mark.parametrize("name", grids(8, 8))

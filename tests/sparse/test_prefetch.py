@@ -40,6 +40,7 @@ def _no_grad():
         yield
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("budget", [None, 0])
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 1, 0)])
 def test_a_feed_says_where_the_others_lie(budget, order):

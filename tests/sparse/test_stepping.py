@@ -80,6 +80,7 @@ def captured(editor):
     return [result.stats.unet_evaluations_captured for result in editor.history]
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("guidance", [7.5, 1.0], ids=["guided", "unguided"])
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_an_edit_by_every_sampler(pipelines, scheduler, guidance):
@@ -451,6 +452,7 @@ def test_features_may_take_half_of_where_they_lie(pipelines, monkeypatch):
 MANY = [(DOG, SQUARE), (BIRD, CORNER), (CAT, SQUARE), (DOG, grids(16, 16)["one_cell"]), (BIRD, np.ones((16, 16), bool))]
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("scheduler", ["ddim", "dpmsolver++", "euler_a"])
 @pytest.mark.parametrize("guidance", [7.5, 1.0], ids=["guided", "unguided"])
 def test_several_edits_in_one_batch_are_each_as_alone(pipelines, scheduler, guidance):

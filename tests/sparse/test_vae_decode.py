@@ -96,6 +96,7 @@ def test_a_dense_decode_is_diffusers_own(pipelines, vae, size):
     assert image.tobytes() == expected.tobytes() and image.size == expected.size
 
 
+@pytest.mark.sweep(1)
 @each_size
 @each_grid
 @pytest.mark.usefixtures("far")
@@ -106,6 +107,7 @@ def test_with_nothing_changed_boxes_give_the_source(vae, size, name):
     assert apart(decode_boxes(vae, latents, grid, record, source)[0], source, grid).max() <= 1
 
 
+@pytest.mark.sweep(1)
 @each_size
 @each_grid
 @pytest.mark.usefixtures("far")
@@ -174,6 +176,7 @@ def test_farther_is_nearer(vae, monkeypatch, name, default):
     assert errors == sorted(errors, reverse=True) and errors[0] > errors[1] > errors[-1]
 
 
+@pytest.mark.sweep(1)
 @each_size
 @each_grid
 def test_boxes_cover_the_mask_and_only_where_it_is(size, name):
@@ -257,6 +260,7 @@ def plain(grey, size=128):
     return Image.new("RGB", (size, size), (grey,) * 3)
 
 
+@pytest.mark.sweep(1)
 @each_grid
 @pytest.mark.parametrize("level", [30, 240])
 def test_a_rim_is_mended_up_to_a_limit(name, level):

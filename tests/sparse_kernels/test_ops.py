@@ -67,6 +67,7 @@ class Conv:
         return rows, reads, rows_at(dense, out.active)
 
 
+@pytest.mark.sweep
 @each_backend
 @each_dtype
 @each_size
@@ -78,6 +79,7 @@ def test_conv_of_rows_is_torchs_conv(backend, dtype, size, name, close):
             close(ops.conv3x3(rows, reads, conv.weight, conv.bias), expected, dtype)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("form", [torch_backend.gathered, torch_backend.cropped])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize("widths", WIDTHS, ids=str)
@@ -99,6 +101,7 @@ def test_conv_without_bias(backend, close):
             close(ops.conv3x3(rows, reads, conv.weight, None), expected, torch.float32)
 
 
+@pytest.mark.sweep
 @each_backend
 @each_dtype
 @pytest.mark.parametrize(("rows", "channels", "groups"), [(1, 8, 8), (7, 12, 3), (130, 40, 4), (4096, 32, 2)])
@@ -121,6 +124,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.sweep
 @each_backend
 @each_dtype
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -149,6 +153,7 @@ def test_norm_of_a_constant_map_is_its_bias(backend, dtype):
         assert torch.allclose(out, bias.expand_as(out), atol=0.02)  # 3 - 3 is not quite 0 beside a deviation of 0.003
 
 
+@pytest.mark.sweep
 @each_backend
 @each_dtype
 @each_size
@@ -218,6 +223,7 @@ def test_shapes_are_checked():
         ops.group_sums(torch.zeros(1, 4, 6), 4)
 
 
+@pytest.mark.sweep
 @each_backend
 @each_dtype
 @pytest.mark.parametrize("scores", [1 << 22, 500, 7], ids=["whole", "pieces", "rows"])
@@ -250,6 +256,7 @@ def test_the_cpus_that_prefer_fp32(told, expected, monkeypatch):
     assert tuning.prefers_fp32.__wrapped__() is expected
 
 
+@pytest.mark.sweep
 @each_backend
 @each_dtype
 @pytest.mark.parametrize("scores", [1 << 22, 200], ids=["whole", "pieces"])

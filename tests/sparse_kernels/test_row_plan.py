@@ -12,18 +12,18 @@ from tests.support.grids import grids
 
 DEPTH = 3
 SIZES = [(8, 8), (16, 12), (13, 9), (7, 12)]
-KINDS = ["same", "down", "up"]
+SHIFTS = {"same": 0, "down": 1, "up": -1}
 
 each_size = pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 each_grid = pytest.mark.parametrize("name", grids(8, 8))
-each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def reads_of(plan, kind):
-    """Every (input level, reads, output level) of a kind."""
-    shift = {"same": 0, "down": 1, "up": -1}[kind]
-    levels = plan.levels
-    return [(lv, getattr(lv, kind), levels[i + shift]) for i, lv in enumerate(levels) if getattr(lv, kind)]
+def reads_of(plan):
+    """Every (kind, input level, reads, output level)."""
+    for kind, shift in SHIFTS.items():
+        for i, level in enumerate(plan.levels):
+            if reads := getattr(level, kind):
+                yield kind, level, reads, plan.levels[i + shift]
 
 
 def slid(full, kind, out):
@@ -41,12 +41,12 @@ def random_map(level, channels=3):
     return torch.randn(1, channels, level.height, level.width, dtype=torch.float64)
 
 
+@pytest.mark.sweep(1)
 @each_size
 @each_grid
-@each_kind
-def test_the_table_is_torchs_unfold(size, name, kind):
+def test_the_table_is_torchs_unfold(size, name):
     plan = make_plan(grids(*size)[name], DEPTH)
-    for level, reads, out in reads_of(plan, kind):
+    for kind, level, reads, out in reads_of(plan):
         numbered = torch.arange(1.0, level.size + 1).view(1, 1, level.height, level.width)  # 0 is the frame's outside
         patches = F.unfold(slid(numbered, kind, out), 3, padding=1, stride=reads.stride)[0]
         found = compact(numbered, level, reads)[reads.table].view(-1, 9)
@@ -54,12 +54,12 @@ def test_the_table_is_torchs_unfold(size, name, kind):
         assert reads.rows_out == out.rows
 
 
+@pytest.mark.sweep(1)
 @each_size
 @each_grid
-@each_kind
-def test_the_window_is_a_cropped_conv(size, name, kind):
+def test_the_window_is_a_cropped_conv(size, name):
     plan, weight = make_plan(grids(*size)[name], DEPTH), torch.randn(2, 3, 3, 3, dtype=torch.float64)
-    for level, reads, out in reads_of(plan, kind):
+    for kind, level, reads, out in reads_of(plan):
         full, window = random_map(level), reads.window
         dense = F.conv2d(slid(full, kind, out), weight, padding=1, stride=reads.stride)[0].flatten(1)
         crop = compact(full, level, reads)[window.table].T.view(1, 3, window.height, window.width)
@@ -68,12 +68,12 @@ def test_the_window_is_a_cropped_conv(size, name, kind):
         assert reads.waste == pytest.approx(found.shape[1] / out.rows)
 
 
+@pytest.mark.sweep(1)
 @each_size
 @each_grid
-@each_kind
-def test_the_halo_is_what_is_read_but_not_active(size, name, kind):
+def test_the_halo_is_what_is_read_but_not_active(size, name):
     plan = make_plan(grids(*size)[name], DEPTH)
-    for level, reads, _ in reads_of(plan, kind):
+    for _, level, reads, _ in reads_of(plan):
         assert torch.equal(reads.halo, reads.halo.unique())
         assert not torch.isin(reads.halo, level.active).any()
         used = reads.table.unique()
@@ -82,6 +82,7 @@ def test_the_halo_is_what_is_read_but_not_active(size, name, kind):
         assert used.max() <= level.rows + len(reads.halo)
 
 
+@pytest.mark.sweep(1)
 @each_size
 @each_grid
 def test_a_level_is_active_where_any_finer_cell_is(size, name):
@@ -96,9 +97,7 @@ def test_a_level_is_active_where_any_finer_cell_is(size, name):
 @each_size
 def test_everything_active_has_no_halo(size):
     plan = make_plan(np.ones(size, bool), DEPTH)
-    for kind in KINDS:
-        assert all(len(reads.halo) == 0 for _, reads, _ in reads_of(plan, kind))
-        assert all(reads.waste == 1 for _, reads, _ in reads_of(plan, kind))
+    assert all(len(reads.halo) == 0 and reads.waste == 1 for _, _, reads, _ in reads_of(plan))
     assert plan.rows == tuple(level.size for level in plan.levels)
 
 

@@ -87,6 +87,7 @@ def half_of_a_block(edits, backend, channels, groups, width, layout=torch.channe
     edits.close(got, expected, 0)
 
 
+@pytest.mark.sweep
 @each_backend
 @each_dtype
 @each_mask
@@ -94,6 +95,7 @@ def test_half_of_a_resnet_block(backend, dtype, size, name):
     half_of_a_block(Edits([grids(*size)[name]], dtype), backend, 16, 4, 24)
 
 
+@pytest.mark.sweep
 @each_backend
 @each_dtype
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"])
@@ -104,6 +106,7 @@ def test_odd_widths(backend, dtype, layout, channels, groups, width, added):
     half_of_a_block(edits, backend, channels, groups, width, layout, added=added)
 
 
+@pytest.mark.sweep
 @each_backend
 @each_dtype
 @each_mask
@@ -112,6 +115,7 @@ def test_a_block_of_two_maps_side_by_side(backend, dtype, size, name):
     half_of_a_block(Edits([grids(*size)[name]], dtype), backend, 24, 4, 24, first=16)
 
 
+@pytest.mark.sweep
 @each_backend
 @each_dtype
 @pytest.mark.parametrize(("channels", "groups", "width", "first"), [(21, 7, 5, 16), (24, 3, 40, 10), (48, 2, 20, 32)])
@@ -120,6 +124,7 @@ def test_odd_widths_side_by_side(backend, dtype, channels, groups, width, first)
     half_of_a_block(edits, backend, channels, groups, width, added=False, first=first)
 
 
+@pytest.mark.sweep(1)
 @each_backend
 @each_dtype
 def test_edits_of_several_masks_in_one_batch(backend, dtype):
@@ -127,6 +132,7 @@ def test_edits_of_several_masks_in_one_batch(backend, dtype):
     half_of_a_block(Edits(masks, dtype), backend, 16, 4, 24)
 
 
+@pytest.mark.sweep
 @each_backend
 @each_dtype
 @each_mask
@@ -144,6 +150,7 @@ def test_samplers(backend, dtype, size, name):
     edits.close(up, F.conv2d(larger, weight.double(), bias.double(), 1, 1), 0)
 
 
+@pytest.mark.sweep
 @each_backend
 @each_dtype
 @each_mask
@@ -152,6 +159,7 @@ def test_attention(backend, dtype, size, name):
     attend(Edits([grids(*size)[one] for one in every], dtype), backend, 2, 12)
 
 
+@pytest.mark.sweep
 @each_backend
 @each_dtype
 @pytest.mark.parametrize(
@@ -194,6 +202,7 @@ def attend(edits, backend, heads, width, *, coded="", lying=False):
     edits.close(got, expected, 0, spread=mixed_values.double().std())
 
 
+@pytest.mark.sweep
 @each_dtype
 @pytest.mark.parametrize("heads", [1, 3, 12])
 @pytest.mark.parametrize("kind", reference.BYTES)
@@ -213,6 +222,7 @@ def test_a_byte_a_number(dtype, heads, kind):
     assert not reference.decoded(numbers, scales)[0, 7].float().any()
 
 
+@pytest.mark.sweep(1)
 @each_backend
 @each_dtype
 def test_every_float_of_a_byte_is_read_as_what_it_is(backend, dtype):
@@ -245,6 +255,7 @@ def near(got, expected):
     assert ((got.double() - expected).abs() <= TOLERANCE[got.dtype] * (expected.std() + expected.abs())).all()
 
 
+@pytest.mark.sweep
 @each_backend
 @each_dtype
 @pytest.mark.parametrize("norm", ["none", "group", "layer"])
@@ -274,6 +285,7 @@ def linear(backend, dtype, norm, batch, rows, channels, width, *, bias=True):
     near(got, F.linear(expected, weight.double(), shift.double() if bias else None))
 
 
+@pytest.mark.sweep
 @each_backend
 @each_dtype
 @pytest.mark.parametrize(("first", "channels"), [(16, 20), (128, 168), (10, 64)])
@@ -285,6 +297,7 @@ def test_linear_of_two_tensors_side_by_side(backend, dtype, first, channels):
     near(got, F.linear(rows.double(), weight.double(), bias.double()) + residual.double())
 
 
+@pytest.mark.sweep
 @each_backend
 @each_dtype
 @pytest.mark.parametrize(("rows", "channels", "text", "heads", "width"), [(1, 16, 7, 1, 16), (48, 40, 77, 4, 10)])
@@ -306,6 +319,7 @@ def cross(backend, dtype, rows, channels, text, heads, width):
     assert ((got.double() - expected).abs() <= limit).all()
 
 
+@pytest.mark.sweep
 @each_backend
 @each_dtype
 @pytest.mark.parametrize("time", [0.0, 1.0, 999.0, 500.5])
@@ -326,6 +340,7 @@ def test_time_is_diffusers_own(backend, dtype, time):
     assert ((got.double() - expected).abs() <= TOLERANCE[dtype] * (1 + expected.abs())).all()
 
 
+@pytest.mark.sweep
 @each_backend
 @each_dtype
 @pytest.mark.parametrize(("batch", "rows", "channels", "width"), [(1, 1, 16, 20), (2, 48, 40, 70), (3, 7, 70, 33)])
@@ -344,6 +359,7 @@ def geglu(backend, dtype, batch, rows, channels, width):
     near(got, hidden * F.gelu(gate))
 
 
+@pytest.mark.sweep
 @each_backend
 @each_dtype
 @each_mask
@@ -384,6 +400,7 @@ def shared_sums(monkeypatch):
     assert not launch.counters(0, DEVICE).any()
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.usefixtures("shared_sums")
 @each_dtype
 @each_mask
@@ -410,6 +427,7 @@ def test_streams_and_graphs_have_counters_of_their_own(monkeypatch):
     launch._zeros.cache_clear()
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("shared_sums")
 @each_dtype
 @pytest.mark.parametrize(("coded", "lying"), [("", False), ("int8", True), ("fp8", True)])
@@ -419,6 +437,7 @@ def test_programs_that_share_the_keys(dtype, size, name, coded, lying):
     attend(Edits([grids(*size)[name], grids(*size)["one_cell"]], dtype), "triton", 2, 12, coded=coded, lying=lying)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.usefixtures("shared_sums")
 @each_dtype
 @pytest.mark.parametrize("norm", ["none", "group", "layer"])
@@ -446,6 +465,7 @@ def test_two_runs_give_the_same_bits(shared, request):
     assert torch.equal(first[:, :count], second[:, :count])
 
 
+@pytest.mark.sweep(1)
 @each_dtype
 @each_grid
 def test_the_engines_own_conv(dtype, name):
@@ -459,6 +479,7 @@ def test_the_engines_own_conv(dtype, name):
     edits.close(got, F.conv2d(mixed.double(), weight.double(), bias.double(), 1, 1), 0)
 
 
+@pytest.mark.sweep
 @needs_gpu
 @real
 @each_dtype

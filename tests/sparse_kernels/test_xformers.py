@@ -44,6 +44,7 @@ def asked(monkeypatch):
     sys.modules.pop(MODULE, None)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("coded", ["", "int8", "fp8"])
 @pytest.mark.parametrize("name", grids(8, 8))
 def test_attention_over_recorded_and_fresh_keys(asked, name, coded):

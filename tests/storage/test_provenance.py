@@ -229,6 +229,7 @@ class TestOpened:
         }
         return piexif.dump(told)
 
+    @pytest.mark.sweep
     @pytest.mark.parametrize("made", [True, False])
     @pytest.mark.parametrize("ending", ENDINGS)
     @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])

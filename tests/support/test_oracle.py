@@ -56,6 +56,7 @@ def dense(unet: UNet2DConditionModel, latents: Tensor, text: Tensor) -> Tensor:
     return unet(latents, TIME, encoder_hidden_states=text).sample
 
 
+@pytest.mark.sweep(1)
 @every_shape
 @every_size
 def test_all_active_is_the_dense_forward(pipelines: Pipelines, name: str, size: tuple[int, int]) -> None:
@@ -66,6 +67,7 @@ def test_all_active_is_the_dense_forward(pipelines: Pipelines, name: str, size: 
     assert torch.equal(mixed, dense(unet, new, new_text))
 
 
+@pytest.mark.sweep(1)
 @every_shape
 @every_size
 def test_none_active_is_the_recording_in_every_layer(pipelines: Pipelines, name: str, size: tuple[int, int]) -> None:
@@ -78,6 +80,7 @@ def test_none_active_is_the_recording_in_every_layer(pipelines: Pipelines, name:
     assert all(torch.equal(mixed.maps[layer], recorded.maps[layer]) for layer in recorded.maps)
 
 
+@pytest.mark.sweep(1)
 @every_shape
 @every_size
 def test_changes_stay_inside_and_the_rim_matters(pipelines: Pipelines, name: str, size: tuple[int, int]) -> None:
@@ -173,6 +176,7 @@ def hooks_of(model: nn.Module) -> list[object]:
     return [h for m in model.modules() for hooks in (m._forward_hooks, m._forward_pre_hooks) for h in hooks.values()]
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize("guidance", [1.0, 7.5])
 def test_blended_and_mixed_edits_keep_the_source_outside(pipelines: Pipelines, scheduler: str, guidance: float) -> None:
