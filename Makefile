@@ -2,10 +2,11 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := demo
-.PHONY: demo app test fault lint clean
+.PHONY: demo app test test-all coverage fault lint clean
 
 PYTHON ?= python3
 BIN := .venv/bin
+PYTEST = $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 STAMP := .venv/fisedit-ready
 EMOJI := /usr/share/fonts/truetype/noto/NotoColorEmoji.ttf
 CHROMIUM := $(or $(firstword $(foreach name,chromium chromium-browser google-chrome,$(shell command -v $(name)))),/usr/bin/chromium)
@@ -18,7 +19,16 @@ app: $(STAMP)
 	$(BIN)/fisedit app --port $(or $(PORT),7860)
 
 test: lint $(EMOJI) $(CHROMIUM)
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
+	$(PYTEST)
+
+# Whole products of swept tests, and the slow ones.
+test-all: lint $(EMOJI) $(CHROMIUM)
+	$(PYTEST) --all
+
+# Lines and branches of fisedit/ and app/ that `make test` runs.
+coverage: $(STAMP) $(EMOJI) $(CHROMIUM)
+	$(PYTEST) --cov=fisedit --cov=app --cov-branch --cov-report=json:.coverage.json
+	$(BIN)/python -m tests.support.coverage_table .coverage.json
 
 # Kills, hangs, full and read-only disks, crowds; writes docs/reliability.md.
 fault: $(STAMP)

@@ -486,7 +486,16 @@ def main() -> int:
     """Run the tests and write the page; returns pytest's exit status."""
     with tempfile.TemporaryDirectory() as folder:
         junit = Path(folder) / "junit.xml"
-        command = [sys.executable, "-m", "pytest", f"--junitxml={junit}", "-o", "junit_family=xunit1", *tests()]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "--all",
+            f"--junitxml={junit}",
+            "-o",
+            "junit_family=xunit1",
+            *tests(),
+        ]
         status = subprocess.run(command, cwd=ROOT, check=False).returncode
         if not junit.is_file():
             return status or 1
