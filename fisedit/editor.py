@@ -18,8 +18,8 @@ from fisedit.adapters import lora
 from fisedit.adapters.checkpoints import load_adapter
 from fisedit.errors import AdapterError, InputError, SessionError
 from fisedit.history import EditResult, History
-from fisedit.masking.localize import DEFAULT, Search, seed_map
-from fisedit.masking.masks import pieces
+from fisedit.masking.localize import DEFAULT, Search, change_heatmap
+from fisedit.masking.masks import count_pieces
 from fisedit.models.device import memory_bytes
 from fisedit.models.loader import load
 from fisedit.models.paths import full_name
@@ -79,7 +79,7 @@ class Preview:
     @property
     def pieces(self) -> int:
         """Connected pieces of the mask, which `instance` counts."""
-        return pieces(self.mask.grid)
+        return count_pieces(self.mask.grid)
 
 
 class Editor:
@@ -540,7 +540,9 @@ class Editor:
         text = self._pipeline.renderer.text(run)
         with torch.inference_mode():
             text_keys(self._engine.executor.sites, text.embeddings, text.cache)
-        return seed_map(self._engine, self._pipeline.source(run)[0].trajectory, run.config, text.cache, run.script)
+        return change_heatmap(
+            self._engine, self._pipeline.source(run)[0].trajectory, run.config, text.cache, run.script
+        )
 
     def metadata(self, result: EditResult | None = None) -> Metadata:
         """How a result, the current one without it, was made, for its picture's file."""

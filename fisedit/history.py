@@ -27,7 +27,7 @@ class EditResult:
         painted: what the model works on where that is not `image` itself: a canvas of the config's size, RGB.
         structure: how much of the parent's structure was kept, 0 to 1.
         start: so many first steps are the parent's.
-        checked: whether the run looked for a leak, which moves roundings.
+        checked: whether the run was checked for drift, which moves roundings.
     """
 
     id: str

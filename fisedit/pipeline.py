@@ -13,7 +13,7 @@ import numpy as np
 from fisedit.errors import SessionError
 from fisedit.history import EditResult, History
 from fisedit.masking import drift_check
-from fisedit.masking.localize import kept_tokens, undescribed
+from fisedit.masking.localize import describe_source, shared_tokens
 from fisedit.masking.text_diff import diff
 from fisedit.models.injection import TURN
 from fisedit.models.stopwatch import Stopwatch
@@ -97,7 +97,7 @@ class EditPipeline:
             pin = plan.mask.grid, source.trajectory
             return self.keep(run, plan, self.renderer.dense(run, text, pin, plan.start))
         steps, over = run.config.num_inference_steps - plan.start, (source.trajectory, source.decoder)
-        check = drift_check.check(plan.mask, steps, plan.start) if verify and steps > 1 else None
+        check = drift_check.plan_check(plan.mask, steps, plan.start) if verify and steps > 1 else None
         plan = replace(plan, checked=check is not None)
         if check:
             costs = self.planner.costs(run.config, recorded=plan.recorded)
@@ -106,8 +106,8 @@ class EditPipeline:
         try:
             kept = self._structure(run, plan.structure)
             made = self.renderer.sparse(run, text, over, plan.mask.grid, plan.growth, check, kept, plan.start)
-        except drift_check.Leak as leak:
-            return self.edited(run, self.planner.grown(run, plan, leak), verify=False)
+        except drift_check.DriftDetected as drift:
+            return self.edited(run, self.planner.grown(run, plan, drift), verify=False)
         return self.keep(run, plan, made)
 
     def many(self, runs: Sequence[Run], wishes: Sequence[Wish]) -> tuple[EditResult, ...]:
@@ -154,7 +154,7 @@ class EditPipeline:
     def _structure(self, run: Run, share: float) -> Structure | None:
         """What an edit keeps of its source's structure."""
         steps = round(share * kept_steps(run.config))
-        return Structure(steps, kept_tokens(run.script, self.engine)) if steps else None
+        return Structure(steps, shared_tokens(run.script, self.engine)) if steps else None
 
     def _expected_bytes(self, run: Run, plan: Plan) -> int:
         """What a plan's trajectory will take: its share of rows of what its source took, and dense steps twice."""
@@ -264,7 +264,7 @@ class EditPipeline:
         grid, start = result.mask.grid, result.start
         if over is not None and result.growth:
             kept, steps = self._structure(run, result.structure), result.config.num_inference_steps - start
-            check = drift_check.check(result.mask, steps, start, passed=True) if result.checked else None
+            check = drift_check.plan_check(result.mask, steps, start, passed=True) if result.checked else None
             made = self.renderer.sparse(run, text, over, grid, result.growth, check, kept, start)
         elif parent is None and result.config.opened:
             made = self.renderer.opened(run, text, result.canvas)
@@ -279,7 +279,7 @@ def changed(old: str, new: str, tokenizer: Tokenizer) -> EditScript:
     """What changes from one prompt to another, for a model with such a tokenizer; "" is what nobody described."""
     with TURN:
         script = diff(old, new, tokenizer)
-    return undescribed(script) if script.hunks and not old else script
+    return describe_source(script) if script.hunks and not old else script
 
 
 def _moved(before: Image, after: Image, mask: EditMask) -> float:

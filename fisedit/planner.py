@@ -13,13 +13,13 @@ import numpy as np
 
 from fisedit.errors import InputError
 from fisedit.masking import masks
-from fisedit.masking.localize import THINGS, Search, narrowed, predict, probes
+from fisedit.masking.localize import THINGS, Search, num_probes, predict_mask, restrict_to_words
 from fisedit.sparse.cost_model import Costs
 from fisedit.sparse_kernels.dilation import dilate, erode
 from fisedit.values import WHOLE, EditKind, EditMask, GenerationConfig, MaskSource, first_step
 
 if TYPE_CHECKING:
-    from fisedit.masking.drift_check import Leak
+    from fisedit.masking.drift_check import DriftDetected
     from fisedit.rendering import Run, Text
     from fisedit.sampling.denoise import Engine
     from fisedit.sampling.trajectory import Trajectory
@@ -50,7 +50,7 @@ class Plan:
         probes: dense evaluations besides the steps'.
         spent: MACs on top: of such evaluations, of a check, and of a run that it broke off.
         structure: how much of the source's is kept. start: the first step to run.
-        checked: whether the run looks for a leak. recorded: whether the source was made with the same adapters.
+        checked: whether the run looks for a drift. recorded: whether the source was made with the same adapters.
         halved: whether half of the first step, where that is dense, is the source's.
     """
 
@@ -94,7 +94,7 @@ class Planner:
         """The user's words on where to edit, checked before any work is done."""
         assert run.parent is not None
         sizes = run.config.height, run.config.width, run.parent.image.size
-        wanted, barred = (masks.given(m, *sizes) if m is not None else None for m in (mask, protect))
+        wanted, barred = (masks.grid_of_mask(m, *sizes) if m is not None else None for m in (mask, protect))
         if type(grow) is not int or not -WHOLE <= grow <= WHOLE:
             raise InputError(f"grow must be latent cells in [-{WHOLE}, {WHOLE}], got {grow!r}")
         if not (isinstance(structure, int | float) and 0 <= structure <= 1):
@@ -155,15 +155,15 @@ class Planner:
     def _mask(self, run: Run, wish: Wish, source: Trajectory, text: Text) -> tuple[EditMask, str, int]:
         """The user's mask, or what the words say, never where the user forbids it; why it is everywhere, or ""; and how
         many dense evaluations were spent on looking."""
-        script = narrowed(run.script, wish.search.words, self._engine) if wish.search.words else run.script
+        script = restrict_to_words(run.script, wish.search.words, self._engine) if wish.search.words else run.script
         reason, probed = "", 0
         if wish.mask is not None:
             mask = EditMask(wish.mask, MaskSource.GIVEN)
         elif script.kind is EditKind.GLOBAL:
             mask, reason = self.everywhere(run.config), f"global edit: {script.reason}"
         else:
-            mask = predict(self._engine, source, run.config, (text.embeddings, text.cache), script, wish.search)
-            probed = probes(script, wish.search)
+            mask = predict_mask(self._engine, source, run.config, (text.embeddings, text.cache), script, wish.search)
+            probed = num_probes(script, wish.search)
             if mask.confidence < masks.LOW_CONFIDENCE:
                 reason = (
                     f"the words point nowhere in particular (confidence {mask.confidence:.2f}); give a mask to be exact"
@@ -180,18 +180,18 @@ class Planner:
         saved = step - step // self._engine.batch(run.config) if calls and search.method == THINGS else 0
         return calls * step - saved
 
-    def grown(self, run: Run, plan: Plan, leak: Leak) -> Plan:
-        """The plan after a leak: a larger mask, or a dense run."""
+    def grown(self, run: Run, plan: Plan, drift: DriftDetected) -> Plan:
+        """The plan after a drift: a larger mask, or a dense run."""
         costs = self.costs(run.config, recorded=plan.recorded)
-        lost = sum(costs.sparse_step(plan.mask.grid, cells) for cells in plan.growth[plan.start : leak.step + 1])
+        lost = sum(costs.sparse_step(plan.mask.grid, cells) for cells in plan.growth[plan.start : drift.step + 1])
         plan = replace(plan, spent=plan.spent + lost - _known(plan, costs), checked=False)
-        grown = self.everywhere(run.config) if leak.everywhere else replace(plan.mask, grid=leak.grid)
+        grown = self.everywhere(run.config) if drift.everywhere else replace(plan.mask, grid=drift.grid)
         mask = grown if plan.barred is None else replace(grown, grid=grown.grid & ~plan.barred)
-        if leak.everywhere:
-            reason = f"at step {leak.step} the edit changed the picture everywhere"
+        if drift.everywhere:
+            reason = f"at step {drift.step} the edit changed the picture everywhere"
             return replace(plan, mask=mask, growth=(), fallback=reason)
         before = plan.mask.area
-        note = f"the mask was grown from {before:.1%} to {mask.area:.1%}: at step {leak.step} the edit left it"
+        note = f"the mask was grown from {before:.1%} to {mask.area:.1%}: at step {drift.step} the edit left it"
         growth = plan.growth
         if costs.dense_is_cheaper(mask.grid, growth):
             growth = costs.growth(mask.grid, plan.start, plain=plan.structure > 0)

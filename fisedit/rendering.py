@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fisedit.history import EditResult
-    from fisedit.masking.drift_check import Check
+    from fisedit.masking.drift_check import DriftCheck
     from fisedit.models.stopwatch import Stopwatch
     from fisedit.sampling.denoise import Engine
     from fisedit.sampling.trajectory import Structure, Trajectory
@@ -119,14 +119,14 @@ class Renderer:
         source: tuple[Trajectory, DecoderRecord],
         grid: BoolGrid,
         growth: tuple[int, ...],
-        check: Check | None = None,
+        check: DriftCheck | None = None,
         structure: Structure | None = None,
         start: int = 0,
     ) -> Made:
         """The rows of a mask [h, w] and so many cells around it at each step from `start` on, over its parent.
 
         Raises:
-            Leak: `check` found the mask too small.
+            DriftDetected: `check` found the mask too small.
         """
         assert run.parent is not None
         over, record = source

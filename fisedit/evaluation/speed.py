@@ -115,7 +115,7 @@ def ragged(area: float, side: int) -> BoolGrid:
     from scipy.ndimage import gaussian_filter
 
     field = gaussian_filter(np.random.default_rng(3).normal(size=(side, side)), side / 11)
-    return masks.clean(field > np.quantile(field, 1 - area), growth=0)
+    return masks.clean_mask(field > np.quantile(field, 1 - area), dilation=0)
 
 
 MASKS: dict[str, Callable[[float, int], BoolGrid]] = {"square": square, "ragged": ragged}

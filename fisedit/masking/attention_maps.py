@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel
     from numpy.typing import NDArray
 
-    Heat = NDArray[np.float32]
+    Heatmap = NDArray[np.float32]
 
 
 def cross_maps(
@@ -32,7 +32,7 @@ def cross_maps(
     grids: Sequence[tuple[int, int]],
     *,
     two_way: bool = False,
-) -> Heat:
+) -> Heatmap:
     """Where each token of a prompt is looked at.
 
     Args:
@@ -51,7 +51,7 @@ def cross_maps(
         look = _both_ways if two_way else _probabilities
         mean = torch.stack([look(step.whole(site.name, site.level), key, heads) for step in steps]).mean(0)
         maps.append(_resized(mean.T, grids[site.level], grids[0]))
-    heat: Heat = torch.stack(maps).mean(0).cpu().numpy()
+    heat: Heatmap = torch.stack(maps).mean(0).cpu().numpy()
     return heat
 
 
@@ -60,7 +60,7 @@ def affinity(
     sites: Sequence[LayerSite],
     steps: Sequence[CachedFeatures],
     grids: Sequence[tuple[int, int]],
-) -> tuple[Heat, tuple[int, int]]:
+) -> tuple[Heatmap, tuple[int, int]]:
     """Self-attention at the finest recorded level.
 
     Args: as in `cross_maps`.
@@ -77,7 +77,7 @@ def affinity(
         for step in steps:
             key = step.whole(_sibling(site, "to_k"), level)[-1:]
             total = total + _probabilities(step.whole(site.name, level), key, heads).cpu()
-    mean: Heat = (total / (len(chosen) * len(steps))).numpy()
+    mean: Heatmap = (total / (len(chosen) * len(steps))).numpy()
     return mean, grids[level]
 
 

@@ -1,8 +1,8 @@
-"""Looking for change where none should be: a check of an edit under way, by a few rows outside its mask.
+"""Detects changes outside an edit's mask from a few additional rows at one step. Pure arithmetic on grids.
 
-An edit's prediction is compared with its source's on the cells around the mask, and on a sparse lattice of others. If
-much of the difference lies outside, the mask is too small; but things that stay may change a little as their neighbours
-do, and are left alone. Pure arithmetic on grids.
+The edit's prediction is compared with its source's on the cells around the mask and on a sparse lattice of other cells.
+If much of the difference lies outside, the mask is too small. Objects that stay may change a little as their neighbours
+change, and are left out. The module knows neither models nor prompts.
 """
 
 from __future__ import annotations
@@ -19,43 +19,55 @@ if TYPE_CHECKING:
 
     from fisedit.values import BoolGrid, EditMask
 
-    Heat = NDArray[np.float32]
+    Heatmap = NDArray[np.float32]
 
-AT = 0.2
+CHECK_AT = 0.2
 """Share of the steps after which an edit is checked, once."""
 
 SPACING = 6
 """Cells between two samples outside the mask."""
 
 REACH = 2
-"""Cells around a mask in which a change belongs to it."""
+"""Cells around a mask in which a change belongs to the mask."""
 
-LEAK = 0.6
-"""How much of the change that a mask holds may lie around it, in cells that change as much as the mask does on average,
-and as far from things that stay. Of 74 swaps and removals in drawn scenes three have more with the true mask, two with
-our own, and 54 with half of the true one; were things that stay not left alone, 6, 9 and 56."""
+MAX_DRIFT = 0.6
+"""Change around a mask, outside objects that stay, from which the mask is too small, in units of the change inside.
 
-EVERYWHERE = 0.6
-"""Difference to the source far from the mask, in the median over samples and in units of the mean inside it, from which
-the whole picture changes. In those 74 edits it is .57 at most, with the true mask and with our own; in 45 of 50 changes
-of the background, run as if a square were all that changes, it is more. (The mean would take a thing that stays and
-moves a little for the whole picture.)"""
+Of 74 swaps and removals in drawn scenes three drift more with the true mask, two with our own, and 54 with half of the
+true one; were objects that stay not left out, 6, 9 and 56."""
+
+GLOBAL_CHANGE = 0.6
+"""Median difference of the samples, in units of the mean inside the mask, from which the whole picture changes.
+
+In those 74 edits it is .57 at most, with the true mask and with our own; in 45 of 50 changes of the background, run
+with a square mask, it is more. (The mean would take an object that stays and moves a little for the whole picture.)"""
 
 
-class Leak(Exception):
-    """Raised out of a run whose mask is too small: `grid` [h, w] would do, or no mask if `everywhere`."""
+class DriftDetected(Exception):
+    """Raised out of a run whose mask is too small.
+
+    Args:
+        grid: booleans [h, w], a mask that would do.
+        step: index of the step at which the drift was found.
+        everywhere: whether the whole picture changes, so that no mask would do.
+    """
 
     def __init__(self, grid: BoolGrid, step: int, *, everywhere: bool) -> None:
-        super().__init__(f"the edit leaked from its mask at step {step}")
+        super().__init__(f"the edit changed the picture outside its mask at step {step}")
         self.grid, self.step, self.everywhere = grid, step, everywhere
 
 
 @dataclass(frozen=True, eq=False)
-class Check:
-    """What to compute besides the mask, and when: at `step`, `cells` [h, w]; `mask` is the one to check, and it may not
-    grow into those `taken`.
+class DriftCheck:
+    """What to compute besides the mask, and at which step.
 
-    One that was `passed` before finds nothing, but moves roundings as it did then.
+    Args:
+        mask: booleans [h, w], the mask to check.
+        cells: booleans [h, w], cells outside the mask to compute as well.
+        step: index of the step at which they are computed.
+        taken: booleans [h, w], cells that the mask may not grow into.
+        passed: the check passed in an earlier run of the same edit: the same cells are computed, so that roundings
+            are the same, and nothing is compared.
     """
 
     mask: BoolGrid
@@ -64,33 +76,43 @@ class Check:
     taken: BoolGrid
     passed: bool = False
 
-    def look(self, difference: Heat) -> None:
-        """Compare.
+    def compare(self, difference: Heatmap) -> None:
+        """Compare the change outside the mask with the change inside.
 
         Args:
-            difference: between the edit's prediction and the source's, floats [h, w], known in the mask and `cells`.
+            difference: floats [h, w], 0 or more, between the edit's prediction and the source's; known in the mask and
+                in `cells`.
 
         Raises:
-            Leak: the mask is too small.
+            DriftDetected: the mask is too small.
         """
         if self.passed:
             return
         inside, reach = difference[self.mask], dilate(self.mask, REACH)
         around, samples = reach & ~self.mask & ~self.taken, self.cells & ~reach
         changed = around & (difference >= inside.mean())
-        everywhere = bool(samples.any()) and float(np.median(difference[samples])) > EVERYWHERE * float(inside.mean())
-        if everywhere or float(difference[changed].sum()) > LEAK * float(inside.sum()):
-            raise Leak(self.mask | (dilate(changed, 1) & (self.mask | around)), self.step, everywhere=everywhere)
+        median = float(np.median(difference[samples])) if samples.any() else 0.0
+        everywhere = median > GLOBAL_CHANGE * float(inside.mean())
+        if everywhere or float(difference[changed].sum()) > MAX_DRIFT * float(inside.sum()):
+            grid = self.mask | (dilate(changed, 1) & (self.mask | around))
+            raise DriftDetected(grid, self.step, everywhere=everywhere)
 
 
-def check(mask: EditMask, steps: int, start: int = 0, *, passed: bool = False) -> Check:
-    """The check of an edit of so many steps, the first of them `start`, over a mask."""
+def plan_check(mask: EditMask, steps: int, start: int = 0, *, passed: bool = False) -> DriftCheck:
+    """The check of an edit over a mask.
+
+    Args:
+        mask: the edit's.
+        steps: number of steps that the edit runs, 2 or more.
+        start: index of the first of them.
+        passed: as in `DriftCheck`.
+    """
     cells = dilate(mask.grid, REACH)
     cells[SPACING // 2 :: SPACING, SPACING // 2 :: SPACING] = True
     taken = np.zeros_like(cells) if mask.others is None else dilate(mask.others, REACH)
-    return Check(mask.grid, cells & ~mask.grid, start + step(steps), taken, passed)
+    return DriftCheck(mask.grid, cells & ~mask.grid, start + check_step(steps), taken, passed)
 
 
-def step(steps: int) -> int:
-    """Which of so many steps an edit is checked at."""
-    return max(1, round(AT * steps))
+def check_step(steps: int) -> int:
+    """Index, among `steps` steps, of the one at which an edit is checked."""
+    return max(1, round(CHECK_AT * steps))

@@ -1,7 +1,7 @@
-"""Recorded attention as maps of words, refined; and the plain recipes that make masks of them, kept for study.
+"""Recorded attention as heatmaps of words, refined by self-attention; and the mask methods kept for comparison.
 
-Pure functions on numpy arrays; does not know the UNet, how attention was recorded, or how a prompt was split. The
-config that ships is in `things`.
+Pure functions on numpy arrays; knows neither the UNet, nor how attention was recorded, nor how a prompt was split. The
+default method is in `object_masks`.
 
 The maps follow DAAM (arXiv 2210.04885) and prompt-to-prompt (arXiv 2208.01626); the new words' keys against the
 source's queries find words that the source never had. Sharpening by self-attention follows DiffSegmenter (arXiv
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fisedit.errors import NumericsError
-from fisedit.masking.masks import clean, threshold
+from fisedit.masking.masks import clean_mask, otsu
 from fisedit.values import EditKind, EditMask, EditScript, Hunk, MaskSource, Word
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    Heat = NDArray[np.float32]
+    Heatmap = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,9 @@ class Method:
     """One way to read recorded attention.
 
     Args:
-        union: whether a replaced word's old map and the new word's are united; otherwise old words count where there
-            are some. rounds: of refinement by self-attention. two_way: whether maps are of two-way attention.
+        union: unite a replaced word's old map with the new word's; otherwise the old one counts where there is one.
+        rounds: of refinement by self-attention, 0 or more.
+        two_way: read maps of two-way attention.
     """
 
     union: bool
@@ -51,12 +52,12 @@ METHODS = {
 two-way attention as in CALIP (arXiv 2209.14169)."""
 
 
-def seed_map(script: EditScript, old_maps: Heat, new_maps: Heat) -> Heat:
-    """Where the changed words attend: the union of all hunks' maps.
+def change_heatmap(script: EditScript, old_maps: Heatmap, new_maps: Heatmap) -> Heatmap:
+    """Heatmap of the changed words: the union of all hunks' maps.
 
     A hunk's map is the union of its focus words' maps, the old ones' as recorded and the new ones' as they would have
     attended: for a replaced word both, for an inserted one the new, for a deleted one the old. Each map is first
-    stretched to 0 to 1, so that a word with a flat map cannot cover the frame.
+    scaled to 0 to 1, so that a word with a flat map cannot cover the frame.
 
     Args:
         script: whose hunks name the words.
@@ -66,26 +67,31 @@ def seed_map(script: EditScript, old_maps: Heat, new_maps: Heat) -> Heat:
     Returns:
         Floats [h, w], 0 to 1; all zeros if no hunk points at a word.
     """
-    maps = [_hunk_map(hunk, old_maps, new_maps) for hunk in pointed(script)]
+    maps = [_hunk_map(hunk, old_maps, new_maps) for hunk in localized_hunks(script)]
     return np.max(maps, axis=0) if maps else np.zeros(old_maps.shape[1:], np.float32)
 
 
-def pointed(script: EditScript) -> list[Hunk]:
-    """The hunks that say where."""
+def localized_hunks(script: EditScript) -> list[Hunk]:
+    """The hunks with words whose attention shows where."""
     return [hunk for hunk in script.hunks if hunk.focus_old or hunk.focus_new]
 
 
-def _hunk_map(hunk: Hunk, old_maps: Heat, new_maps: Heat, *, union: bool = True) -> Heat:
+def _hunk_map(hunk: Hunk, old_maps: Heatmap, new_maps: Heatmap, *, union: bool = True) -> Heatmap:
     old, new = word_maps(hunk.focus_old, old_maps), word_maps(hunk.focus_new, new_maps)
     return np.asarray(np.max(old + new if union else old or new, axis=0))
 
 
-def word_maps(words: Sequence[Word], maps: Heat) -> list[Heat]:
-    """Every word's map out of its tokens' [T, h, w], stretched to 0 to 1."""
-    return [stretch(maps[list(word.tokens)].mean(axis=0)) for word in words]
+def word_maps(words: Sequence[Word], maps: Heatmap) -> list[Heatmap]:
+    """Each word's map [h, w], scaled to 0 to 1.
+
+    Args:
+        words: words with token positions.
+        maps: attention probabilities of every token [T, h, w].
+    """
+    return [rescale(maps[list(word.tokens)].mean(axis=0)) for word in words]
 
 
-def stretch(heat: Heat) -> Heat:
+def rescale(heat: Heatmap) -> Heatmap:
     """The map shifted and scaled to 0 to 1; zeros for a constant one.
 
     Raises:
@@ -97,7 +103,7 @@ def stretch(heat: Heat) -> Heat:
     return ((heat - low) / ((high - low) or 1.0)).astype(np.float32)
 
 
-def refine(heat: Heat, affinity: Heat, affinity_grid: tuple[int, int], rounds: int = 2) -> Heat:
+def refine(heat: Heatmap, affinity: Heatmap, affinity_grid: tuple[int, int], rounds: int = 2) -> Heatmap:
     """The map after diffusing along self-attention: M <- 0.5 M + 0.5 A M, as often as asked.
 
     Args:
@@ -116,7 +122,7 @@ def refine(heat: Heat, affinity: Heat, affinity_grid: tuple[int, int], rounds: i
     return _resize(flat.reshape(affinity_grid), (heat.shape[0], heat.shape[1]))
 
 
-def _resize(heat: Heat, size: tuple[int, int]) -> Heat:
+def _resize(heat: Heatmap, size: tuple[int, int]) -> Heatmap:
     """Bilinear, with cells (not corners) aligned."""
     from scipy.ndimage import zoom
 
@@ -126,24 +132,27 @@ def _resize(heat: Heat, size: tuple[int, int]) -> Heat:
 
 def predict(
     script: EditScript,
-    old_maps: Heat,
-    new_maps: Heat,
-    affinity: Heat,
+    old_maps: Heatmap,
+    new_maps: Heatmap,
+    affinity: Heatmap,
     affinity_grid: tuple[int, int],
     *,
-    growth: int = 1,
+    dilation: int = 1,
     method: str = "new-words",
 ) -> EditMask:
     """The mask of an edit from what was recorded with its source; no UNet call is spent.
 
-    Each hunk is sought, refined and thresholded by itself, so that a large change does not hide a small one; the
+    Each hunk is localized, refined and thresholded by itself, so that a large change does not hide a small one; the
     confidence is that of the worst hunk. Below `LOW_CONFIDENCE` the mask should not be trusted.
 
     Args:
         script: the edit.
-        old_maps, new_maps: as in `seed_map` [T, h, w]; h and w are the latent grid's.
-        affinity, affinity_grid: as in `refine`; [n, n] and (gh, gw).
-        growth: latent cells to grow the cleaned mask by. method: a key of `METHODS`.
+        old_maps: as in `change_heatmap` [T, h, w]; h and w are the latent grid's.
+        new_maps: as in `change_heatmap` [T, h, w].
+        affinity: as in `refine` [n, n].
+        affinity_grid: as in `refine` (gh, gw).
+        dilation: latent cells by which the cleaned mask is dilated, 0 or more.
+        method: a key of `METHODS`.
 
     Returns:
         The mask: nowhere for identical prompts, everywhere for a global edit.
@@ -156,17 +165,22 @@ def predict(
     if script.kind is EditKind.GLOBAL:
         return EditMask(np.ones(old_maps.shape[1:], bool), MaskSource.EVERYWHERE)
     how = METHODS[method]
-    seeds = [_hunk_map(hunk, old_maps, new_maps, union=how.union) for hunk in pointed(script)]
-    heats = [stretch(refine(seed, affinity, affinity_grid, how.rounds)) if how.rounds else seed for seed in seeds]
-    return _thresholded(heats, growth)
+    seeds = [_hunk_map(hunk, old_maps, new_maps, union=how.union) for hunk in localized_hunks(script)]
+    heats = [rescale(refine(seed, affinity, affinity_grid, how.rounds)) if how.rounds else seed for seed in seeds]
+    return _mask_of(heats, dilation)
 
 
-def from_heat(heat: Heat, growth: int = 1) -> EditMask:
-    """The mask of any map of change [h, w], thresholded and cleaned as an attention map is."""
-    return _thresholded([stretch(heat)], growth)
+def mask_from_heatmap(heat: Heatmap, dilation: int = 1) -> EditMask:
+    """The mask of any heatmap of change, thresholded and cleaned as an attention map is.
+
+    Args:
+        heat: floats [h, w].
+        dilation: latent cells, 0 or more.
+    """
+    return _mask_of([rescale(heat)], dilation)
 
 
-def _thresholded(heats: Sequence[Heat], growth: int) -> EditMask:
-    grids, confidences = zip(*map(threshold, heats), strict=True)
-    grid = clean(np.any(grids, axis=0), growth=growth)
+def _mask_of(heats: Sequence[Heatmap], dilation: int) -> EditMask:
+    grids, confidences = zip(*map(otsu, heats), strict=True)
+    grid = clean_mask(np.any(grids, axis=0), dilation=dilation)
     return EditMask(grid, MaskSource.ATTENTION, min(confidences), np.max(heats, axis=0))

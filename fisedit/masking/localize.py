@@ -1,6 +1,6 @@
-"""Where a source's picture would change for a new prompt: recorded attention, or a few dense steps, becomes a mask.
+"""Predicts an edit's mask from a source's recorded attention, or from a few dense steps on the new prompt.
 
-Joins recorded trajectories to the pure functions of `masks`; knows no history and runs no edit.
+Joins trajectories to the pure functions of this package; knows no history and runs no edit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fisedit.errors import InputError
 from fisedit.masking import heatmaps, masks, object_masks
 from fisedit.masking.attention_maps import affinity, cross_maps
 from fisedit.masking.text_diff import words as split
-from fisedit.masking.word_classes import Sentence, named_things
+from fisedit.masking.word_classes import TaggedPrompt, object_words
 from fisedit.models.injection import TURN
 from fisedit.sampling.scheduler import mask_steps
 from fisedit.sampling.trajectory import kept_steps
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from fisedit.sparse.feature_cache import CachedFeatures
     from fisedit.values import GenerationConfig
 
-    Heat = NDArray[np.float32]
+    Heatmap = NDArray[np.float32]
 
 THINGS = DEFAULT = "things"
-"""The config of `things`, which `fisedit bench masks` compares with the others."""
+"""The method of `object_masks`, which `fisedit bench masks` compares with the others."""
 
 LATENTS = "latents"
 """FISEdit's difference of latents (arXiv 2305.17423); it needs dense steps."""
@@ -46,14 +46,14 @@ METHODS = (THINGS, *heatmaps.METHODS, LATENTS)
 
 @dataclass(frozen=True)
 class Search:
-    """How to look for a mask.
+    """How a mask is predicted.
 
     Args:
-        words: look for these instead of what the diff points at; () for the diff's.
-        instance: which piece of the mask to keep, counted from the left and from 0; None for all.
+        words: localize by these instead of the diff's words; () for the diff's.
+        instance: which component of the mask to keep, counted from the left and from 0; None for all.
         method: one of `METHODS`.
-        probe_steps: dense steps on the new prompt to spend on looking; None for one where "things" has a thing to look
-            for that the source has not. "latents" needs some, the others need none.
+        probe_steps: dense steps on the new prompt to spend, 0 or more; None for one where "things" localizes an
+            inserted object. "latents" needs some, the others need none.
     """
 
     words: tuple[str, ...] = ()
@@ -72,22 +72,32 @@ class Search:
             raise InputError(f"instance must be a whole number from 0, counted from the left, got {self.instance!r}")
 
 
-def probes(script: EditScript, how: Search) -> int:
-    """How many dense evaluations `predict` spends; the last one of "things" runs the prompt's own branch alone."""
-    if how.method == LATENTS:
-        return how.probe_steps or 0
-    if how.method != THINGS or not _comes(script):
+def num_probes(script: EditScript, search: Search) -> int:
+    """Number of dense evaluations that `predict_mask` spends; "things" runs the conditional branch of the last alone.
+
+    Args:
+        script: the edit.
+        search: how the mask is predicted.
+    """
+    if search.method == LATENTS:
+        return search.probe_steps or 0
+    if search.method != THINGS or not _inserts_object(script):
         return 0
-    return 1 if how.probe_steps is None else how.probe_steps
+    return 1 if search.probe_steps is None else search.probe_steps
 
 
-def _comes(script: EditScript) -> bool:
-    """Whether a thing comes that the source has not; of a picture that nobody described, nobody knows."""
+def _inserts_object(script: EditScript) -> bool:
+    """Whether the edit inserts an object; unknown, and so False, for a source without a prompt."""
     return bool(script.source_prompt) and any(h.focus_new and not h.focus_old for h in script.hunks)
 
 
-def narrowed(script: EditScript, words: Sequence[str], engine: Engine) -> EditScript:
-    """A script that points at the given words of either prompt, and at nothing else.
+def restrict_to_words(script: EditScript, words: Sequence[str], engine: Engine) -> EditScript:
+    """A script localized by the given words of either prompt alone.
+
+    Args:
+        script: the edit.
+        words: of the old or the new prompt.
+        engine: whose tokenizer splits the prompts.
 
     Raises:
         InputError: a word that is in neither prompt.
@@ -96,7 +106,7 @@ def narrowed(script: EditScript, words: Sequence[str], engine: Engine) -> EditSc
         old, new = (split(prompt, engine.pipe.tokenizer) for prompt in (script.source_prompt, script.prompt))
     hunks = []
     for word in words:
-        found = [tuple(w for w in side if w.tokens and _same(w, word)) for side in (old, new)]
+        found = [tuple(w for w in side if w.tokens and _same_text(w, word)) for side in (old, new)]
         if not any(found):
             raise InputError(f"words must be words of the old or the new prompt, got {word!r}")
         hunks.append(Hunk(EditKind.MIXED, (), (), *found))
@@ -104,10 +114,10 @@ def narrowed(script: EditScript, words: Sequence[str], engine: Engine) -> EditSc
     return replace(script, kind=kind, hunks=tuple(hunks))
 
 
-def undescribed(script: EditScript) -> EditScript:
-    """The script of a prompt for a picture that nobody described: every word is new, and the things it names say where.
+def describe_source(script: EditScript) -> EditScript:
+    """The script of a prompt for a source without one: every word is new, and the objects that it names localize it.
 
-    A prompt that also names a style or a scene is global: what of it is there already, nobody knows.
+    A prompt that also names a style or a scene is global, as it is unknown what of it the source shows.
     """
     hunks = script.hunks
     if any(hunk.kind is EditKind.GLOBAL for hunk in hunks) or not any(hunk.focus_new for hunk in hunks):
@@ -116,63 +126,81 @@ def undescribed(script: EditScript) -> EditScript:
     return replace(script, kind=EditKind.INSERT, reason="")
 
 
-def kept_tokens(script: EditScript, engine: Engine) -> tuple[tuple[int, int], ...]:
+def shared_tokens(script: EditScript, engine: Engine) -> tuple[tuple[int, int], ...]:
     """Token positions (old, new) of the words that both prompts have, and of the start token."""
     with TURN:
         old, new = (split(prompt, engine.pipe.tokenizer) for prompt in (script.source_prompt, script.prompt))
     gone = {word for hunk in script.hunks for word in hunk.old}
     fresh = {word for hunk in script.hunks for word in hunk.new}
     pairs = zip([w for w in old if w not in gone], [w for w in new if w not in fresh], strict=False)
-    tokens = [(i, j) for a, b in pairs if _same(a, b.text) for i, j in zip(a.tokens, b.tokens, strict=False)]
+    tokens = [(i, j) for a, b in pairs if _same_text(a, b.text) for i, j in zip(a.tokens, b.tokens, strict=False)]
     return ((0, 0), *tokens)
 
 
-def _same(word: Word, text: str) -> bool:
+def _same_text(word: Word, text: str) -> bool:
     return word.text.casefold() == str(text).strip().casefold()
 
 
 @torch.inference_mode()
-def seed_map(
+def change_heatmap(
     engine: Engine, source: Trajectory, config: GenerationConfig, text: dict[str, Tensor], script: EditScript
-) -> Heat:
-    """Where the words that would change are looked at: floats [h, w], 0 to 1; `text` as in `predict`."""
-    steps, grids = _looks(engine, source, config), engine.grids(config)
+) -> Heatmap:
+    """Heatmap of the words that would change.
+
+    Args:
+        engine: that recorded the source.
+        source: its trajectory.
+        config: the source's with the new prompt.
+        text: the new prompt's keys and values by cross-attention, complete.
+        script: the edit.
+
+    Returns:
+        Floats [h, w], 0 to 1.
+    """
+    steps, grids = _recorded_steps(engine, source, config), engine.grids(config)
     unet, sites = engine.pipe.unet, engine.executor.sites
-    return heatmaps.seed_map(script, *(cross_maps(unet, sites, steps, keys, grids) for keys in (source.text, text)))
+    return heatmaps.change_heatmap(
+        script, *(cross_maps(unet, sites, steps, keys, grids) for keys in (source.text, text))
+    )
 
 
 @torch.inference_mode()
-def predict(
+def predict_mask(
     engine: Engine,
     source: Trajectory,
     config: GenerationConfig,
     text: tuple[Tensor, dict[str, Tensor]],
     script: EditScript,
-    how: Search,
+    search: Search,
 ) -> EditMask:
     """The mask of an edit.
 
     Args:
-        source: its trajectory. config: the source's with the new prompt. script: not a global one.
-        text: the new prompt's embeddings [B, T, D], and its keys for every cross-attention (filled where missing).
+        engine: that recorded the source.
+        source: its trajectory.
+        config: the source's with the new prompt.
+        text: the new prompt's embeddings [B, T, D], and its keys and values by cross-attention (filled where missing).
+        script: the edit, not a global one.
+        search: how the mask is predicted.
 
     Raises:
-        NumericsError: NaN in what was recorded. MaskError: fewer pieces than `how.instance` asks for.
+        NumericsError: NaN in the recorded attention.
+        MaskError: the mask has fewer components than `search.instance` asks for.
     """
     text_keys(engine.executor.sites, *text)
-    if how.method == LATENTS:
-        mask = heatmaps.from_heat(_moved(engine, source, config, text[0], how.probe_steps or 0))
-    elif how.method == THINGS:
-        mask = _things(engine, source, config, text, script, probes(script, how))
+    if search.method == LATENTS:
+        mask = heatmaps.mask_from_heatmap(_latent_difference(engine, source, config, text[0], search.probe_steps or 0))
+    elif search.method == THINGS:
+        mask = _object_mask(engine, source, config, text, script, num_probes(script, search))
     else:
         sites, unet, grids = engine.executor.sites, engine.pipe.unet, engine.grids(config)
-        steps, two_way = _looks(engine, source, config), heatmaps.METHODS[how.method].two_way
+        steps, two_way = _recorded_steps(engine, source, config), heatmaps.METHODS[search.method].two_way
         old, new = (cross_maps(unet, sites, steps, keys, grids, two_way=two_way) for keys in (source.text, text[1]))
-        mask = heatmaps.predict(script, old, new, *affinity(unet, sites, steps, grids), method=how.method)
-    return mask if how.instance is None else replace(mask, grid=masks.instance(mask.grid, how.instance))
+        mask = heatmaps.predict(script, old, new, *affinity(unet, sites, steps, grids), method=search.method)
+    return mask if search.instance is None else replace(mask, grid=masks.select_instance(mask.grid, search.instance))
 
 
-def _things(
+def _object_mask(
     engine: Engine,
     source: Trajectory,
     config: GenerationConfig,
@@ -180,29 +208,31 @@ def _things(
     script: EditScript,
     evaluations: int,
 ) -> EditMask:
-    """The mask by "things"; what comes is looked for in the last of so many dense evaluations."""
+    """The mask by "things"; inserted objects are localized in the last of so many dense evaluations."""
     sites, unet, grids = engine.executor.sites, engine.pipe.unet, engine.grids(config)
-    steps = _looks(engine, source, config)
+    steps = _recorded_steps(engine, source, config)
     where = steps
     if evaluations:
         where = [engine.look(config, text[0], source, evaluations - 1)]
-    elif _comes(script) and kept_steps(config):  # the earlier, the less is settled of what is where
+    elif _inserts_object(script) and kept_steps(config):  # the layout is least settled at the first step
         where = source.features[:1]
     with TURN:
-        named = named_things(Sentence.of(split(script.source_prompt, engine.pipe.tokenizer)))
+        named = object_words(TaggedPrompt.of(split(script.source_prompt, engine.pipe.tokenizer)))
     maps = cross_maps(unet, sites, steps, source.text, grids)
-    scene = object_masks.Scene(maps, *affinity(unet, sites, steps, grids), named)
-    return object_masks.predict(script, scene, cross_maps(unet, sites, where, text[1], grids))
+    attention = object_masks.SourceAttention(maps, *affinity(unet, sites, steps, grids), named)
+    return object_masks.predict(script, attention, cross_maps(unet, sites, where, text[1], grids))
 
 
-def _looks(engine: Engine, source: Trajectory, config: GenerationConfig) -> list[CachedFeatures]:
-    """The recorded steps whose queries were remembered."""
+def _recorded_steps(engine: Engine, source: Trajectory, config: GenerationConfig) -> list[CachedFeatures]:
+    """The steps whose queries were recorded for masks."""
     return [source.features[i] for i in mask_steps(engine.sampler(config).timesteps)]
 
 
-def _moved(engine: Engine, source: Trajectory, config: GenerationConfig, text: Tensor, steps: int) -> Heat:
-    """How far dense steps on the new prompt leave the source's latents, summed over the steps: floats [h, w]."""
+def _latent_difference(
+    engine: Engine, source: Trajectory, config: GenerationConfig, text: Tensor, steps: int
+) -> Heatmap:
+    """Mean absolute difference of latents between dense steps on the new prompt and the source's: floats [h, w]."""
     path = engine.sample(config, text, source, steps)
     away = [(new - old).float().abs().mean(1)[0] for new, old in zip(path[1:], source.latents[1:], strict=False)]
-    total: Heat = torch.stack(away).sum(0).cpu().numpy()
+    total: Heatmap = torch.stack(away).sum(0).cpu().numpy()
     return total

@@ -1,7 +1,7 @@
-"""Grids of latent cells where an edit may paint: a user's mask in any form, maps cut in two, grids cleaned and grown.
+"""Boolean grids of latent cells where an edit may paint: read from masks of any form, thresholded, cleaned, selected.
 
-Pure functions on numpy arrays. The module knows neither prompts nor attention; what an empty, full or doubtful mask
-means is the editor's to decide.
+Pure functions on numpy arrays. The module knows neither prompts nor attention, and does not decide what an empty, full
+or doubtful mask means.
 """
 
 from __future__ import annotations
@@ -22,25 +22,27 @@ if TYPE_CHECKING:
 
     from fisedit.values import BoolGrid
 
-    Heat = NDArray[np.float32]
+    Heatmap = NDArray[np.float32]
 
 LOW_CONFIDENCE = 0.5
-"""Below this the attention did not tell inside from outside, and the editor should run dense. Published automatic masks
+"""Confidence below which attention did not tell inside from outside, and an edit runs dense. Published automatic masks
 have .53 at their 5th percentile and .64 in the median. It catches maps with a few stray peaks, not every map without a
 shape: pure Gaussian noise has .64 too."""
 
-SPECK = 0.01
-"""Share of the frame below which a separate piece of an automatic mask is dropped."""
+MIN_SHARE = 0.01
+"""Share of the frame below which a component of an automatic mask is dropped."""
 
 
-def given(mask: object, height: int, width: int, size: tuple[int, int] | None = None) -> BoolGrid:
-    """The latent cells that a user's mask marks: those in which any pixel is at least half inside.
+def grid_of_mask(mask: object, height: int, width: int, size: tuple[int, int] | None = None) -> BoolGrid:
+    """The latent cells that a mask marks: those in which any pixel is at least half inside.
 
     Args:
         mask: of the picture's size, a PIL image (white inside; transparent is outside) or a numpy array [height, width]
             of booleans, floats 0 to 1, or integers (0 and 1, or 0 to 255); or a boolean grid [height / 8, width / 8] of
             latent cells; or an `EditMask`.
-        height, width: of the canvas in pixels, divisible by 8. size: width and height of the picture, if it has others.
+        height: of the canvas in pixels, divisible by 8.
+        width: of the canvas in pixels, divisible by 8.
+        size: width and height of the picture in pixels, if they are not the canvas's.
 
     Returns:
         Booleans [height / 8, width / 8]; possibly all false or all true.
@@ -48,7 +50,7 @@ def given(mask: object, height: int, width: int, size: tuple[int, int] | None = 
     Raises:
         MaskError: a mask of another type, size or range of values.
     """
-    array = _array(mask)
+    array = _as_array(mask)
     cells = (height // LATENT_FACTOR, width // LATENT_FACTOR)
     if array.dtype == np.bool_ and array.shape == cells:
         return array.copy()
@@ -56,12 +58,12 @@ def given(mask: object, height: int, width: int, size: tuple[int, int] | None = 
     if array.shape not in ((height, width), (down, across)):
         raise MaskError(
             f"mask must have the picture's {across}x{down} pixels, or be a boolean grid of {cells[1]}x{cells[0]} "
-            f"latent cells, got {_size(array)}; resize it"
+            f"latent cells, got {_size_text(array)}; resize it"
         )
-    return _touched(_half(array), cells)
+    return _cells_of_pixels(_binarized(array), cells)
 
 
-def _touched(pixels: BoolGrid, cells: tuple[int, int]) -> BoolGrid:
+def _cells_of_pixels(pixels: BoolGrid, cells: tuple[int, int]) -> BoolGrid:
     """The cells of a grid in which any pixel lies; a cell smaller than a pixel takes the one at its middle."""
     down, across = (((np.arange(n) + 0.5) * m / n).astype(int) for n, m in zip(pixels.shape, cells, strict=True))
     back = (((np.arange(m) + 0.5) * n / m).astype(int) for n, m in zip(pixels.shape, cells, strict=True))
@@ -71,7 +73,7 @@ def _touched(pixels: BoolGrid, cells: tuple[int, int]) -> BoolGrid:
     return grid
 
 
-def _array(mask: object) -> NDArray[Any]:
+def _as_array(mask: object) -> NDArray[Any]:
     from PIL.Image import Image as PILImage
 
     if isinstance(mask, EditMask):
@@ -91,8 +93,8 @@ def _luminance(image: Image) -> NDArray[Any]:
     return light * alpha
 
 
-def _half(array: NDArray[Any]) -> BoolGrid:
-    """Which values are at least half of their range."""
+def _binarized(array: NDArray[Any]) -> BoolGrid:
+    """Values that are at least half of their range."""
     if array.dtype == np.bool_:
         return array
     integer = np.issubdtype(array.dtype, np.integer)
@@ -104,22 +106,22 @@ def _half(array: NDArray[Any]) -> BoolGrid:
     return np.asarray(array >= (128 if integer and high > 1 else 0.5))
 
 
-def _size(array: NDArray[Any]) -> str:
+def _size_text(array: NDArray[Any]) -> str:
     if array.ndim == 2:
         return f"{array.shape[1]}x{array.shape[0]}"
     return f"an array of shape {'x'.join(map(str, array.shape)) or 'nothing'}"
 
 
-def clean(grid: BoolGrid, speck: float = SPECK, growth: int = 1) -> BoolGrid:
-    """A grid of a few whole blobs: threads cut, specks dropped, holes filled, then grown.
+def clean_mask(grid: BoolGrid, min_share: float = MIN_SHARE, dilation: int = 1) -> BoolGrid:
+    """A grid of a few whole components: opened, small components dropped, holes filled, then dilated.
 
-    Every speck costs a halo and every ragged rim costs rows, so this is a matter of speed as well. Where all is thread
-    and speck, the largest piece stays: cleaning never empties a mask.
+    Every small component costs a halo and every ragged boundary costs rows, so this is a matter of speed as well. Where
+    nothing would stay, the largest component does: cleaning never empties a mask.
 
     Args:
         grid: booleans [h, w].
-        speck: pieces smaller than this share of the frame are dropped, 0 to 1.
-        growth: latent cells to grow by at the end, 0 or more.
+        min_share: components smaller than this share of the frame are dropped, 0 to 1.
+        dilation: latent cells to dilate by at the end, 0 or more.
 
     Returns:
         Booleans [h, w]; empty only if `grid` is.
@@ -127,12 +129,12 @@ def clean(grid: BoolGrid, speck: float = SPECK, growth: int = 1) -> BoolGrid:
     from scipy.ndimage import binary_fill_holes, binary_opening
 
     opened = np.asarray(binary_opening(grid, np.ones((2, 2), bool)))  # cuts what is one cell thin, keeps 2x2 objects
-    kept = _pieces(opened if opened.any() else grid, speck * grid.size)
-    return dilate(np.asarray(binary_fill_holes(kept)), growth)
+    kept = _large_components(opened if opened.any() else grid, min_share * grid.size)
+    return dilate(np.asarray(binary_fill_holes(kept)), dilation)
 
 
-def _pieces(grid: BoolGrid, cells: float) -> BoolGrid:
-    """Connected pieces of at least so many cells, or the largest one where all are smaller."""
+def _large_components(grid: BoolGrid, cells: float) -> BoolGrid:
+    """Connected components of at least so many cells, or the largest one where all are smaller."""
     from scipy.ndimage import label
 
     labels, _ = label(grid, np.ones((3, 3), int))
@@ -142,8 +144,15 @@ def _pieces(grid: BoolGrid, cells: float) -> BoolGrid:
     return np.asarray(kept[labels] & grid)
 
 
-def instance(grid: BoolGrid, index: int) -> BoolGrid:
-    """One connected piece of a grid, counted from the left and from 0.
+def select_instance(grid: BoolGrid, index: int) -> BoolGrid:
+    """One connected component of a grid, diagonals connecting.
+
+    Args:
+        grid: booleans [h, w].
+        index: which one, counted from the left and from 0.
+
+    Returns:
+        Booleans [h, w].
 
     Raises:
         MaskError: there are not so many.
@@ -158,15 +167,15 @@ def instance(grid: BoolGrid, index: int) -> BoolGrid:
     return np.asarray(labels == order[index] + 1)
 
 
-def pieces(grid: BoolGrid) -> int:
-    """How many connected pieces a grid [h, w] has, diagonals connecting."""
+def count_pieces(grid: BoolGrid) -> int:
+    """Number of connected components of a grid [h, w], diagonals connecting."""
     from scipy.ndimage import label
 
     return int(label(grid, np.ones((3, 3), int))[1])
 
 
-def boxed(grid: BoolGrid) -> BoolGrid:
-    """The upright box around every connected piece of a grid [h, w], diagonals connecting."""
+def bounding_boxes(grid: BoolGrid) -> BoolGrid:
+    """The grid [h, w] with every connected component filled to its bounding box, diagonals connecting."""
     from scipy.ndimage import find_objects, label
 
     boxes = np.zeros_like(grid)
@@ -175,8 +184,8 @@ def boxed(grid: BoolGrid) -> BoolGrid:
     return boxes
 
 
-def threshold(heat: Heat) -> tuple[BoolGrid, float]:
-    """Inside and outside by Otsu's method.
+def otsu(heat: Heatmap) -> tuple[BoolGrid, float]:
+    """Splits a heatmap in two by Otsu's method.
 
     Args:
         heat: floats [h, w].

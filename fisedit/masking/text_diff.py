@@ -11,7 +11,7 @@ import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fisedit.masking.word_classes import Role, Sentence, focus, importance, placeless
+from fisedit.masking.word_classes import TaggedPrompt, WordClass, focus, importance, placeless
 from fisedit.models.prompt_weighting import Weighted, parse
 from fisedit.values import EditKind, EditScript, Hunk, Word
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CONTEXT_LENGTH = 77
 """Tokens that a CLIP text encoder reads, start and end token included."""
 
-_SPOKEN = (Role.STOP, Role.VERB, Role.CONTENT)
+_SPOKEN = (WordClass.STOP, WordClass.VERB, WordClass.CONTENT)
 
 
 class Tokenizer(Protocol):
@@ -81,7 +81,7 @@ def diff(source_prompt: str, prompt: str, tokenizer: Tokenizer) -> EditScript:
         The script. Its kind is the hunks' common kind, MIXED for several, IDENTICAL for no hunk, and GLOBAL with a
         `reason` when the change has no place of its own: style, weather, time, scene, order, or punctuation alone.
     """
-    old, new = (Sentence.of(words(text, tokenizer)) for text in (source_prompt, prompt))
+    old, new = (TaggedPrompt.of(words(text, tokenizer)) for text in (source_prompt, prompt))
     pairs = _align(old.words, new.words)
     hunks, reasons = [], []
     for span in _merge(_changes(pairs, old.words, new.words), old):
@@ -97,7 +97,7 @@ def _beyond(prompt: str, tokenizer: Tokenizer) -> list[tuple[str, float]]:
     return [(w.text, w.weight) for w in words(prompt, tokenizer) if not w.tokens]
 
 
-def _classify(old: Sentence, new: Sentence, hunks: list[Hunk], reasons: list[str]) -> tuple[EditKind, str]:
+def _classify(old: TaggedPrompt, new: TaggedPrompt, hunks: list[Hunk], reasons: list[str]) -> tuple[EditKind, str]:
     if not hunks:
         return EditKind.IDENTICAL, ""
     pointed = [hunk for hunk in hunks if hunk.focus_old or hunk.focus_new]
@@ -108,7 +108,7 @@ def _classify(old: Sentence, new: Sentence, hunks: list[Hunk], reasons: list[str
     return (kinds.pop() if len(kinds) == 1 else EditKind.MIXED), ""
 
 
-def _whole_reason(old: Sentence, new: Sentence, pointed: list[Hunk]) -> str:
+def _whole_reason(old: TaggedPrompt, new: TaggedPrompt, pointed: list[Hunk]) -> str:
     if not pointed:
         return "the change points at no thing"
     if not old.words or not new.words:
@@ -117,7 +117,7 @@ def _whole_reason(old: Sentence, new: Sentence, pointed: list[Hunk]) -> str:
     reweighted = before == after
     if not reweighted and sorted(before) == sorted(after):
         return "the same words in another order"
-    left, right = ({(w.text, w.weight if reweighted else 1) for w in s.having(Role.CONTENT)} for s in (old, new))
+    left, right = ({(w.text, w.weight if reweighted else 1) for w in s.having(WordClass.CONTENT)} for s in (old, new))
     things = max(len(focus) for hunk in pointed for focus in (hunk.focus_old, hunk.focus_new))
     return "no word of the source prompt is left as it was" if not left & right and things > 2 else ""
 
@@ -167,7 +167,7 @@ def _changes(pairs: list[tuple[int, int]], old: Sequence[Word], new: Sequence[Wo
     return spans
 
 
-def _merge(spans: list[_Span], old: Sentence) -> list[_Span]:
+def _merge(spans: list[_Span], old: TaggedPrompt) -> list[_Span]:
     merged: list[_Span] = []
     for span in spans:
         first = merged.pop() if merged and _are_one(merged[-1], span, old) else span
@@ -176,14 +176,14 @@ def _merge(spans: list[_Span], old: Sentence) -> list[_Span]:
     return merged
 
 
-def _are_one(a: _Span, b: _Span, old: Sentence) -> bool:
+def _are_one(a: _Span, b: _Span, old: TaggedPrompt) -> bool:
     if old.tells(range(a.old.stop, b.old.start)):
         return False
     # what becomes of stop words' weights beside a changed word is part of its change
     return a.reweighted == b.reweighted or not old.tells(a.old if a.reweighted else b.old)
 
 
-def _hunk(old: Sentence, new: Sentence, pairs: dict[int, int], span: _Span, everywhere: bool) -> Hunk:
+def _hunk(old: TaggedPrompt, new: TaggedPrompt, pairs: dict[int, int], span: _Span, everywhere: bool) -> Hunk:
     before = focus(old, span.old, new.tells(span.new))
     after = focus(new, span.new, old.tells(span.old))
     # a noun outside the change ("a [red] car") stands in both prompts
@@ -193,7 +193,7 @@ def _hunk(old: Sentence, new: Sentence, pairs: dict[int, int], span: _Span, ever
     return Hunk(kind, old.pick(span.old), new.pick(span.new), old.pick(before), new.pick(after))
 
 
-def _kind(old: Sentence, new: Sentence, span: _Span) -> EditKind:
+def _kind(old: TaggedPrompt, new: TaggedPrompt, span: _Span) -> EditKind:
     gone, come = old.tells(span.old), new.tells(span.new)
     if not gone and not come:  # small words or punctuation alone
         gone, come = bool(span.old), bool(span.new)

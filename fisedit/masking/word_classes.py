@@ -82,7 +82,7 @@ _SCENES = _TIMES | _set(
 )
 
 
-class Role(Enum):
+class WordClass(Enum):
     """What a word does in a prompt, as far as a mask cares."""
 
     PUNCTUATION = auto()
@@ -92,14 +92,14 @@ class Role(Enum):
 
 
 @dataclass(frozen=True)
-class Sentence:
+class TaggedPrompt:
     """The words of a prompt that the text encoder reads, each with its role."""
 
     words: tuple[Word, ...]
-    roles: tuple[Role, ...]
+    roles: tuple[WordClass, ...]
 
     @classmethod
-    def of(cls, every: Iterable[Word]) -> Sentence:
+    def of(cls, every: Iterable[Word]) -> TaggedPrompt:
         """The sentence of a prompt's words; those without tokens are left out."""
         read = tuple(w for w in every if w.tokens)
         return cls(read, tuple(_role(read, i) for i in range(len(read))))
@@ -108,15 +108,15 @@ class Sentence:
         """The word at i, or "" before the first and after the last."""
         return self.words[i].text if 0 <= i < len(self.words) else ""
 
-    def role(self, i: int) -> Role:
+    def role(self, i: int) -> WordClass:
         """The role at i; the ends of the prompt count as punctuation."""
-        return self.roles[i] if 0 <= i < len(self.roles) else Role.PUNCTUATION
+        return self.roles[i] if 0 <= i < len(self.roles) else WordClass.PUNCTUATION
 
     def tells(self, span: Iterable[int]) -> bool:
         """Whether a content word or verb lies in the span."""
-        return any(self.roles[i] in (Role.CONTENT, Role.VERB) for i in span)
+        return any(self.roles[i] in (WordClass.CONTENT, WordClass.VERB) for i in span)
 
-    def having(self, *roles: Role) -> list[Word]:
+    def having(self, *roles: WordClass) -> list[Word]:
         """The words of these roles, in reading order."""
         return [w for w, role in zip(self.words, self.roles, strict=True) if role in roles]
 
@@ -135,41 +135,41 @@ def speaks(text: str) -> bool:
     return any(c.isalnum() or unicodedata.category(c) == "So" for c in text)
 
 
-def _role(read: Sequence[Word], i: int) -> Role:
+def _role(read: Sequence[Word], i: int) -> WordClass:
     text, before, after = (read[k].text if 0 <= k < len(read) else "" for k in (i, i - 1, i + 1))
     glued = (before == "-" and read[i - 1].end == read[i].start) or (after == "-" and read[i].end == read[i + 1].start)
     if not speaks(text):  # the hyphen of "t-shirt" holds a run together
         inner = text == "-" and 0 < i < len(read) - 1 and read[i - 1].end == read[i].start
-        return Role.CONTENT if inner and read[i].end == read[i + 1].start else Role.PUNCTUATION
+        return WordClass.CONTENT if inner and read[i].end == read[i + 1].start else WordClass.PUNCTUATION
     if text in _STOP and not glued:
-        return Role.STOP
+        return WordClass.STOP
     verb = text in _VERBS or (text.endswith("ing") and len(text) > 4 and text not in _ING_NOUNS)
     # "a sleeping cat": between a determiner and a noun a participle is a modifier
     modifier = before in _DETERMINERS | _ADJECTIVES and speaks(after) and after not in _STOP
-    return Role.VERB if verb and not modifier else Role.CONTENT
+    return WordClass.VERB if verb and not modifier else WordClass.CONTENT
 
 
-def _run(s: Sentence, i: int) -> range:
+def _run(s: TaggedPrompt, i: int) -> range:
     """The unbroken content words around i: a noun with its modifiers."""
     start = stop = i
-    while s.role(start - 1) is Role.CONTENT:
+    while s.role(start - 1) is WordClass.CONTENT:
         start -= 1
-    while s.role(stop + 1) is Role.CONTENT:
+    while s.role(stop + 1) is WordClass.CONTENT:
         stop += 1
     return range(start, stop + 1)
 
 
-def _nearest(s: Sentence, i: int, step: int) -> list[int]:
+def _nearest(s: TaggedPrompt, i: int, step: int) -> list[int]:
     """The head of the closest run to the left (step -1) or right (+1) of word i, as a list of one or none."""
     i += step
     while 0 <= i < len(s.words):
-        if s.roles[i] is Role.CONTENT:
+        if s.roles[i] is WordClass.CONTENT:
             return _head(s, i, lonely=False)
         i += step
     return []
 
 
-def _head(s: Sentence, i: int, lonely: bool = True) -> list[int]:
+def _head(s: TaggedPrompt, i: int, lonely: bool = True) -> list[int]:
     """The noun that content word i belongs to: the last of its run, or, for "is red", the noun before."""
     run = _run(s, i)
     nouns = [k for k in run if s.text(k) not in _ADJECTIVES and speaks(s.text(k))]
@@ -178,28 +178,28 @@ def _head(s: Sentence, i: int, lonely: bool = True) -> list[int]:
     return _nearest(s, run[0], -1) or _nearest(s, run[-1], +1) or [run[-1]]
 
 
-def _object(s: Sentence, i: int) -> list[int]:
+def _object(s: TaggedPrompt, i: int) -> list[int]:
     """The noun that directly follows word i, determiners aside, as a list of one or none."""
     k = i + 1
     while s.text(k) in _DETERMINERS:
         k += 1
-    return _head(s, k) if s.role(k) is Role.CONTENT else []
+    return _head(s, k) if s.role(k) is WordClass.CONTENT else []
 
 
-def _actors(s: Sentence, i: int, object_only: bool) -> list[int]:
+def _actors(s: TaggedPrompt, i: int, object_only: bool) -> list[int]:
     """Subject and direct object of the verb at i."""
     thing = _object(s, i)
     return thing if object_only and thing else _nearest(s, i, -1) + thing
 
 
-def _small(s: Sentence, i: int) -> list[int]:
+def _small(s: TaggedPrompt, i: int) -> list[int]:
     """What a stop word concerns: both nouns of a preposition of place, the noun after any other, or else before it."""
     if s.text(i) in _PLACING:
         return _nearest(s, i, -1) + _nearest(s, i, +1)
     return _object(s, i) or _nearest(s, i, -1) or _nearest(s, i, +1)
 
 
-def focus(s: Sentence, span: range, other_tells: bool) -> set[int]:
+def focus(s: TaggedPrompt, span: range, other_tells: bool) -> set[int]:
     """The nouns that show where one side of a change is.
 
     A noun shows itself and its modifiers, a verb is shown by subject and object, a preposition by both its nouns.
@@ -213,16 +213,16 @@ def focus(s: Sentence, span: range, other_tells: bool) -> set[int]:
         Indices into `s.words`; empty where nothing can be pointed at.
     """
     if not s.tells(span):
-        return set() if other_tells else {k for i in span if s.roles[i] is Role.STOP for k in _small(s, i)}
-    content = [i for i in span if s.roles[i] is Role.CONTENT]
+        return set() if other_tells else {k for i in span if s.roles[i] is WordClass.STOP for k in _small(s, i)}
+    content = [i for i in span if s.roles[i] is WordClass.CONTENT]
     heads = sorted({k for i in content for k in _head(s, i)})
     if not other_tells:  # "a hat on his head" is added at the hat
         heads = [k for n, k in enumerate(heads) if not (n and _placed(s, k, span))]
-    verbs = [i for i in span if s.roles[i] is Role.VERB]
+    verbs = [i for i in span if s.roles[i] is WordClass.VERB]
     return {*heads, *(k for i in verbs for k in _actors(s, i, bool(heads) and s.text(i) in _ATTACHING))}
 
 
-def _placed(s: Sentence, head: int, span: range) -> bool:
+def _placed(s: TaggedPrompt, head: int, span: range) -> bool:
     """Whether a noun of the span only tells the place of another: it follows a preposition of the span."""
     i = _run(s, head)[0] - 1
     while s.text(i) in _DETERMINERS:
@@ -230,19 +230,19 @@ def _placed(s: Sentence, head: int, span: range) -> bool:
     return i in span and s.text(i) in _PLACING
 
 
-def named_things(s: Sentence) -> tuple[Word, ...]:
+def object_words(s: TaggedPrompt) -> tuple[Word, ...]:
     """The nouns that name a thing in a place of its own; styles, media, scenes and times are none."""
-    content = (i for i in range(len(s.words)) if s.roles[i] is Role.CONTENT and not _everywhere(s, i))
+    content = (i for i in range(len(s.words)) if s.roles[i] is WordClass.CONTENT and not _everywhere(s, i))
     return s.pick({k for i in content for k in _head(s, i)})
 
 
-def placeless(s: Sentence, span: range) -> str:
+def placeless(s: TaggedPrompt, span: range) -> str:
     """Why the changed words concern the whole picture and no place in it (style, weather, scene), or ""."""
-    telling = (i for i in span if s.roles[i] is Role.CONTENT or s.text(i) in _WEATHER)  # "raining" is a verb
+    telling = (i for i in span if s.roles[i] is WordClass.CONTENT or s.text(i) in _WEATHER)  # "raining" is a verb
     return next(filter(None, (_everywhere(s, i) for i in telling)), "")
 
 
-def _everywhere(s: Sentence, i: int) -> str:
+def _everywhere(s: TaggedPrompt, i: int) -> str:
     run = _run(s, i)
     head, before, after = s.text(run[-1]), run[0] - 1, s.text(run[-1] + 1)
     if s.text(i) in _STYLES or head in _STYLES | _LOOKS:
@@ -253,6 +253,6 @@ def _everywhere(s: Sentence, i: int) -> str:
         return f'"{s.text(i)}" changes the scene'
     while s.text(before) in _DETERMINERS | _ADJECTIVES | {"and"}:  # "a black and white photo"
         before -= 1
-    opens = s.role(before) is Role.PUNCTUATION or s.text(before) in _AS
+    opens = s.role(before) is WordClass.PUNCTUATION or s.text(before) in _AS
     medium = head in _MEDIA and opens and (after in ("of", "showing", "") or not speaks(after))
     return f'"{s.text(i)}" changes the medium' if medium else ""

@@ -35,7 +35,7 @@ from fisedit.values import WHOLE, GenerationConfig
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
-    from fisedit.masking.drift_check import Check
+    from fisedit.masking.drift_check import DriftCheck
     from fisedit.sampling.trajectory import Beginning, Structure
     from fisedit.values import BoolGrid
 
@@ -225,7 +225,7 @@ class Engine:
         grid: BoolGrid,
         growth: Sequence[int],
         watch: Watch,
-        check: Check | None = None,
+        check: DriftCheck | None = None,
         structure: Structure | None = None,
         start: int = 0,
         budget: int | None = None,
@@ -240,7 +240,7 @@ class Engine:
             start: so many first steps are taken over. budget: bytes that captured graphs may gather on the device.
 
         Raises:
-            Leak: what `check` found.
+            DriftDetected: what `check` found.
         """
         plans = self._plans(grid, growth, check, start)
         kept = self._kept_text(source, text, text_cache, structure) if structure else {}
@@ -280,7 +280,7 @@ class Engine:
             trajectory.predictions.append(prediction)
             if check and i == check.step:
                 moved = (prediction - source.predictions[i]).float().norm(dim=1)[0].cpu().numpy()
-                check.look(moved)
+                check.compare(moved)
             trajectory.features.append(made)
             trajectory.latents.append(keep(i + 1, sampler.step(prediction, t, trajectory.latents[i])))
         if isinstance(sampler, LinearSampler):
@@ -331,7 +331,9 @@ class Engine:
         _tell(trajectories, latents)
         return trajectories
 
-    def _plans(self, grid: BoolGrid, growth: Sequence[int], check: Check | None, start: int) -> dict[int, SparsePlan]:
+    def _plans(
+        self, grid: BoolGrid, growth: Sequence[int], check: DriftCheck | None, start: int
+    ) -> dict[int, SparsePlan]:
         """Of every sparse step from `start` on; one object for steps that compute the same cells."""
         made = {cells: self.plan(grid, cells) for cells in set(growth[start:]) - {WHOLE}}
         plans = {i: made[growth[i]] for i in range(start, len(growth)) if growth[i] != WHOLE}

@@ -1,7 +1,7 @@
 """Stories and decoder records by result, within a budget of bytes. What is dropped can be rebuilt from its config.
 
-A sparse edit's overlay lies over its parent's trajectory, so that one goes only after all that lies over it. Knows nothing
-of how a trajectory is made.
+A sparse edit's overlay lies over its parent's trajectory, so that one goes only after all over it. Knows nothing of
+how a trajectory is made.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where an edit paints, and what the user says in it: words, instances, methods, previews, the check for leaks."""
+"""Where an edit paints, and what the user says in it: words, instances, methods, previews, the check for drift."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from fisedit import Editor
 from fisedit.errors import InputError, MaskError
 from fisedit.masking import drift_check, masks
-from fisedit.masking.localize import METHODS, kept_tokens
+from fisedit.masking.localize import METHODS, shared_tokens
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory import Structure, kept_steps
 from fisedit.sparse_kernels.dilation import dilate, erode
@@ -68,7 +68,7 @@ def masks_of(grid):
 def test_instances_are_counted_from_the_left():
     grid = np.zeros((6, 9), bool)
     grid[0:2, 6:8], grid[3:6, 0:2], grid[1, 3] = True, True, True
-    found = [np.argwhere(masks.instance(grid, i))[0].tolist() for i in range(3)]
+    found = [np.argwhere(masks.select_instance(grid, i))[0].tolist() for i in range(3)]
     assert found == [[3, 0], [1, 3], [0, 6]]
 
 
@@ -146,7 +146,7 @@ def test_an_edit_without_effect_is_said(pipelines, monkeypatch):
     assert any("hardly changed inside the mask" in note for note in editor.edit(DOG, mask=SQUARE).stats.notes)
 
 
-# ---- leaks ------------------------------------------------------------------------------------------------------
+# ---- drift ------------------------------------------------------------------------------------------------------
 
 
 def difference(inside: float, outside: float) -> np.ndarray:
@@ -154,26 +154,26 @@ def difference(inside: float, outside: float) -> np.ndarray:
 
 
 def checked(others=None):
-    return drift_check.check(EditMask(SQUARE, MaskSource.ATTENTION, others=others), 25)
+    return drift_check.plan_check(EditMask(SQUARE, MaskSource.ATTENTION, others=others), 25)
 
 
-def test_change_within_the_mask_is_no_leak():
+def test_change_within_the_mask_is_no_drift():
     check = checked()
-    check.look(difference(1.0, 0.1))
+    check.compare(difference(1.0, 0.1))
     assert check.step == 5 and not (check.cells & SQUARE).any()
     assert check.cells[dilate(SQUARE, drift_check.REACH) & ~SQUARE].all()
 
 
 def test_change_around_the_mask_grows_it():
     wide = dilate(SQUARE, 2)
-    with pytest.raises(drift_check.Leak) as caught:
-        checked().look(np.where(wide, 1.0, 0.1).astype(np.float32))
+    with pytest.raises(drift_check.DriftDetected) as caught:
+        checked().compare(np.where(wide, 1.0, 0.1).astype(np.float32))
     assert (caught.value.grid >= wide).all() and not caught.value.everywhere and not caught.value.grid.all()
 
 
-def test_a_rim_that_changes_less_than_the_mask_is_no_leak_however_wide():
+def test_a_rim_that_changes_less_than_the_mask_is_no_drift_however_wide():
     wide = dilate(SQUARE, drift_check.REACH)
-    checked().look(np.where(SQUARE, 1.0, np.where(wide, 0.95, 0.1)).astype(np.float32))
+    checked().compare(np.where(SQUARE, 1.0, np.where(wide, 0.95, 0.1)).astype(np.float32))
 
 
 def test_things_that_stay_are_left_alone():
@@ -181,15 +181,15 @@ def test_things_that_stay_are_left_alone():
     beside = wide & ~SQUARE
     beside[:, : np.flatnonzero(SQUARE.any(0))[-1] + 1] = False  # the columns to the right of the mask
     change = np.where(wide, 1.0, 0.1).astype(np.float32)
-    with pytest.raises(drift_check.Leak) as caught:
-        checked(others=beside).look(change)
+    with pytest.raises(drift_check.DriftDetected) as caught:
+        checked(others=beside).compare(change)
     assert not (caught.value.grid & beside).any() and (caught.value.grid & ~SQUARE).any()
-    checked(others=wide & ~SQUARE).look(change)
+    checked(others=wide & ~SQUARE).compare(change)
 
 
 def test_change_everywhere_has_no_mask():
-    with pytest.raises(drift_check.Leak) as caught:
-        checked().look(difference(1.0, 0.9))
+    with pytest.raises(drift_check.DriftDetected) as caught:
+        checked().compare(difference(1.0, 0.9))
     assert caught.value.everywhere
 
 
@@ -199,11 +199,11 @@ def small(monkeypatch, grid):
     return mask
 
 
-def test_a_leak_grows_the_mask_and_the_edit_is_that_of_the_larger_mask(editor, monkeypatch):
+def test_drift_grows_the_mask_and_the_edit_is_that_of_the_larger_mask(editor, monkeypatch):
     grid = np.zeros((editor.current.mask.grid.shape), bool)
     grid[8:10, 3:5] = True
     larger = dilate(grid, 3)
-    monkeypatch.setattr("fisedit.masking.drift_check.Check.look", leaking(larger, everywhere=False))
+    monkeypatch.setattr("fisedit.masking.drift_check.DriftCheck.compare", drifting(larger, everywhere=False))
     small(monkeypatch, grid)
     result = editor.edit(DOG)
     assert np.array_equal(result.mask.grid, larger) and any("the mask was grown" in note for note in result.stats.notes)
@@ -215,16 +215,16 @@ def test_a_leak_grows_the_mask_and_the_edit_is_that_of_the_larger_mask(editor, m
     assert (kept == latents(editor._memory.get(again.id)[0])).all()
 
 
-def leaking(grid, *, everywhere):
-    def look(self, *_):
-        raise drift_check.Leak(grid, self.step, everywhere=everywhere)
+def drifting(grid, *, everywhere):
+    def compare(self, *_):
+        raise drift_check.DriftDetected(grid, self.step, everywhere=everywhere)
 
-    return look
+    return compare
 
 
-def test_a_leak_everywhere_runs_dense_and_says_so(editor, monkeypatch):
+def test_drift_everywhere_runs_dense_and_says_so(editor, monkeypatch):
     small(monkeypatch, masks_square(editor))
-    monkeypatch.setattr("fisedit.masking.drift_check.Check.look", leaking(None, everywhere=True))
+    monkeypatch.setattr("fisedit.masking.drift_check.DriftCheck.compare", drifting(None, everywhere=True))
     result = editor.edit(DOG)
     assert "changed the picture everywhere" in result.stats.fallback and result.mask.grid.all()
     assert result.stats.unet_evaluations_sparse == 0
@@ -237,7 +237,7 @@ def masks_square(editor):
 
 
 def test_given_masks_are_not_doubted(editor, monkeypatch):
-    monkeypatch.setattr("fisedit.masking.drift_check.Check.look", leaking(None, everywhere=True))
+    monkeypatch.setattr("fisedit.masking.drift_check.DriftCheck.compare", drifting(None, everywhere=True))
     assert not editor.edit(DOG, mask=masks_square(editor)).stats.fallback
 
 
@@ -246,7 +246,7 @@ def test_the_check_costs_less_than_a_twentyfifth_of_the_edit(editor):
     result = editor.edit(DOG)
     assert not any("grown" in note for note in result.stats.notes)
     costs, grid = editor._engine.costs(result.config), result.mask.grid
-    check = drift_check.check(result.mask, 6)
+    check = drift_check.plan_check(result.mask, 6)
     extra = costs.check(grid, result.growth[check.step], check.cells)
     assert 0 < extra < 0.04 * costs.sparse(grid, result.growth)
     assert result.stats.macs == costs.sparse(grid, result.growth) - costs.branch() + extra
@@ -294,10 +294,10 @@ def test_structure_survives_a_rebuild(editor):
     assert torch.equal(latents(editor._memory.get(result.id)[0]), kept)
 
 
-def test_kept_tokens_are_those_of_words_in_both_prompts(editor):
+def test_shared_tokens_are_those_of_words_in_both_prompts(editor):
     two = "a robot and a cat on a beach", "a robot, a gift and a cat on a beach"
     ids = [editor.pipe.tokenizer(prompt).input_ids for prompt in two]
-    pairs = kept_tokens(editor._pipeline.diff(*two), editor._engine)
+    pairs = shared_tokens(editor._pipeline.diff(*two), editor._engine)
     assert all(ids[0][i] == ids[1][j] for i, j in pairs) and [i for i, _ in pairs] == list(range(9))
     assert dict(pairs)[5] == ids[1].index(ids[0][5]) == 8
 

@@ -17,7 +17,7 @@ from PIL import Image
 from fisedit.errors import InputError, MaskError, NumericsError
 from fisedit.masking import heatmaps, masks, object_masks
 from fisedit.masking.text_diff import diff, words
-from fisedit.masking.word_classes import Sentence, named_things
+from fisedit.masking.word_classes import TaggedPrompt, object_words
 from fisedit.sparse_kernels.dilation import dilate, erode
 from fisedit.values import EditKind, EditMask, MaskSource
 from tests.support.pipelines import build_tokenizer
@@ -62,7 +62,7 @@ FORMS = {
 
 @pytest.mark.parametrize("mask", FORMS.values(), ids=FORMS)
 def test_every_form_of_a_mask_gives_the_same_cells(mask):
-    got = masks.given(mask, height=48, width=64)
+    got = masks.grid_of_mask(mask, height=48, width=64)
     assert got.dtype == bool
     assert np.array_equal(got, CELLS)
 
@@ -70,17 +70,17 @@ def test_every_form_of_a_mask_gives_the_same_cells(mask):
 def test_a_cell_is_inside_if_any_of_its_pixels_is_at_least_half():
     painted = np.zeros((16, 16), np.uint8)
     painted[7, 8], painted[15, 0] = 128, 127
-    assert masks.given(painted, 16, 16).tolist() == [[False, True], [False, False]]
+    assert masks.grid_of_mask(painted, 16, 16).tolist() == [[False, True], [False, False]]
 
 
 @pytest.mark.parametrize("value", [False, True])
 def test_empty_and_full_masks_are_legal(value):
-    assert (masks.given(np.full((504, 520), value), 504, 520) == np.full((63, 65), value)).all()
+    assert (masks.grid_of_mask(np.full((504, 520), value), 504, 520) == np.full((63, 65), value)).all()
 
 
 def test_a_given_grid_is_copied():
     grid = CELLS.copy()
-    masks.given(grid, 48, 64)[:] = True
+    masks.grid_of_mask(grid, 48, 64)[:] = True
     assert np.array_equal(grid, CELLS)
 
 
@@ -108,7 +108,7 @@ BAD = {
 @pytest.mark.parametrize(("mask", "message"), BAD.values(), ids=BAD)
 def test_bad_masks_are_refused_in_one_line(mask, message):
     with pytest.raises(MaskError, match=message) as caught:
-        masks.given(mask, height=48, width=64)
+        masks.grid_of_mask(mask, height=48, width=64)
     assert "\n" not in str(caught.value)
     assert ";" in str(caught.value)
 
@@ -138,8 +138,8 @@ def test_grow_and_shrink_are_each_others_mirror(grid, cells):
 @quantified(GRIDS)
 @settings(max_examples=200, deadline=None)
 def test_cleaning_empties_no_mask_and_fills_no_empty_one(grid):
-    assert masks.clean(grid).any() == grid.any()
-    assert masks.clean(grid, growth=0).any() == grid.any()
+    assert masks.clean_mask(grid).any() == grid.any()
+    assert masks.clean_mask(grid, dilation=0).any() == grid.any()
 
 
 def test_cleaning_keeps_blobs_and_drops_specks_threads_and_holes():
@@ -149,21 +149,21 @@ def test_cleaning_keeps_blobs_and_drops_specks_threads_and_holes():
     ragged[10, 16:30] = True  # a thread
     ragged[25:27, 25:27] = True  # a speck of 4 cells, under 1 % of 1024
     ragged[0, ::2] = True
-    assert np.array_equal(masks.clean(ragged, growth=0), blob)
-    assert np.array_equal(masks.clean(ragged), dilate(blob, 1))
+    assert np.array_equal(masks.clean_mask(ragged, dilation=0), blob)
+    assert np.array_equal(masks.clean_mask(ragged), dilate(blob, 1))
 
 
 def test_where_all_is_speck_the_largest_stays():
     grid = square(64, 64, 3, 3, 2) | square(64, 64, 30, 30, 3) | square(64, 64, 60, 0, 1)
-    assert np.array_equal(masks.clean(grid, growth=0), square(64, 64, 30, 30, 3))
+    assert np.array_equal(masks.clean_mask(grid, dilation=0), square(64, 64, 30, 30, 3))
     thread = np.zeros((64, 64), bool)
     thread[5, :20] = thread[50, :4] = True
-    assert np.array_equal(np.unique(np.nonzero(masks.clean(thread, growth=0))[0]), [5])
+    assert np.array_equal(np.unique(np.nonzero(masks.clean_mask(thread, dilation=0))[0]), [5])
 
 
 def test_a_small_object_survives_on_a_small_grid():
     grid = square(16, 16, 14, 14, 2)
-    assert np.array_equal(masks.clean(grid, growth=0), grid)
+    assert np.array_equal(masks.clean_mask(grid, dilation=0), grid)
 
 
 OLD, NEW = square(32, 32, 4, 4, 9), square(32, 32, 6, 6, 10)  # a cat, and where a dog would look
@@ -202,15 +202,15 @@ def test_a_swap_covers_the_old_word_and_the_new(noise):
     assert mask.confidence > masks.LOW_CONFIDENCE
     assert (mask.grid >= (OLD | NEW)).mean() > 0.99
     assert not (mask.grid & CAKE).any()
-    assert iou(predicted("a dog and a cake on a beach", {"cat": OLD}, {"dog": NEW}, growth=0).grid, OLD | NEW) > 0.8
+    assert iou(predicted("a dog and a cake on a beach", {"cat": OLD}, {"dog": NEW}, dilation=0).grid, OLD | NEW) > 0.8
 
 
 def test_deletion_insertion_and_adjectives_look_at_their_noun():
-    deleted = predicted("a cat on a beach", {"cat": OLD, "cake": CAKE}, {"cat": OLD}, growth=0)
+    deleted = predicted("a cat on a beach", {"cat": OLD, "cake": CAKE}, {"cat": OLD}, dilation=0)
     assert iou(deleted.grid, CAKE) > 0.8
-    inserted = predicted(SOURCE, {"cat": OLD}, {"cat": OLD, "cake": CAKE}, source="a cat on a beach", growth=0)
+    inserted = predicted(SOURCE, {"cat": OLD}, {"cat": OLD, "cake": CAKE}, source="a cat on a beach", dilation=0)
     assert iou(inserted.grid, CAKE) > 0.8
-    recoloured = predicted("a cat and a red cake on a beach", {"cake": CAKE, "cat": OLD}, {"cake": CAKE}, growth=0)
+    recoloured = predicted("a cat and a red cake on a beach", {"cake": CAKE, "cat": OLD}, {"cake": CAKE}, dilation=0)
     assert iou(recoloured.grid, CAKE) > 0.8
 
 
@@ -229,7 +229,7 @@ def test_objects_at_the_border_stay_inside_the_frame():
     corner = square(32, 32, 24, 24, 8)
     script = diff("a cat", "a dog", TOKENIZER)
     maps = attention("a cat", {"cat": corner}), attention("a dog", {"dog": corner}, seed=1)
-    mask = heatmaps.predict(script, *maps, affinity(corner), (16, 16), growth=0)
+    mask = heatmaps.predict(script, *maps, affinity(corner), (16, 16), dilation=0)
     assert iou(mask.grid, corner) > 0.9
 
 
@@ -239,7 +239,7 @@ def test_prediction_works_on_oblong_and_odd_grids():
     place[20:40, 10:30] = True
     maps = np.zeros((77, 63, 65), np.float32) + place
     near = np.eye(32 * 33, dtype=np.float32)
-    assert iou(heatmaps.predict(script, maps, maps, near, (32, 33), growth=0).grid, place) > 0.85
+    assert iou(heatmaps.predict(script, maps, maps, near, (32, 33), dilation=0).grid, place) > 0.85
 
 
 def test_heat_is_shown_from_0_to_1():
@@ -267,9 +267,9 @@ def test_the_seed_is_the_union_over_words_and_hunks():
     script = diff("a cat on a house", "a dog on a house with a cake", TOKENIZER)
     assert script.kind is EditKind.MIXED
     old, new = attention("a cat on a house", {"cat": OLD}, 0), attention(script.prompt, {"dog": NEW, "cake": CAKE}, 0)
-    seed = heatmaps.seed_map(script, old, new)
+    seed = heatmaps.change_heatmap(script, old, new)
     assert np.array_equal(seed > 0.5, OLD | NEW | CAKE)
-    assert not heatmaps.seed_map(replace(script, hunks=()), old, new).any()
+    assert not heatmaps.change_heatmap(replace(script, hunks=()), old, new).any()
 
 
 def test_refinement_fills_a_place_and_keeps_the_range():
@@ -283,15 +283,15 @@ def test_refinement_fills_a_place_and_keeps_the_range():
 
 def test_confidence_is_otsus_share_of_variance():
     rng = np.random.default_rng(0)
-    grid, certain = masks.threshold(OLD.astype(np.float32))
+    grid, certain = masks.otsu(OLD.astype(np.float32))
     assert np.array_equal(grid, OLD)
     assert certain == pytest.approx(1)
     ramp = np.linspace(0, 1, 1024, dtype=np.float32).reshape(32, 32)
-    assert masks.threshold(ramp)[1] == pytest.approx(0.75, abs=0.01)
-    assert masks.threshold(rng.standard_normal((64, 64)).astype(np.float32))[1] == pytest.approx(2 / np.pi, abs=0.02)
+    assert masks.otsu(ramp)[1] == pytest.approx(0.75, abs=0.01)
+    assert masks.otsu(rng.standard_normal((64, 64)).astype(np.float32))[1] == pytest.approx(2 / np.pi, abs=0.02)
     stray = rng.standard_normal((64, 64)).astype(np.float32)
     stray[3, 5] = 40
-    assert masks.threshold(stray)[1] < masks.LOW_CONFIDENCE
+    assert masks.otsu(stray)[1] < masks.LOW_CONFIDENCE
 
 
 # ---- things, the config that ships ----------------------------------------------------------------------------------
@@ -300,16 +300,16 @@ ELL = square(32, 32, 4, 4, 10) & ~square(32, 32, 4, 8, 6)
 
 
 def found(prompt: str, old: dict, coming: dict | None = None, source: str = SOURCE, noise: float = 0.1) -> EditMask:
-    named = named_things(Sentence.of(words(source, TOKENIZER)))
+    named = object_words(TaggedPrompt.of(words(source, TOKENIZER)))
     near = affinity(*(place > 0.5 for place in old.values()))
-    scene = object_masks.Scene(attention(source, old, noise), near, (16, 16), named)
+    scene = object_masks.SourceAttention(attention(source, old, noise), near, (16, 16), named)
     maps = None if coming is None else attention(prompt, coming, noise, seed=1)
     return object_masks.predict(diff(source, prompt, TOKENIZER), scene, maps)
 
 
 def test_boxes_stand_around_every_piece():
-    assert np.array_equal(masks.boxed(ELL | CAKE), square(32, 32, 4, 4, 10) | CAKE)
-    assert not masks.boxed(np.zeros((4, 5), bool)).any()
+    assert np.array_equal(masks.bounding_boxes(ELL | CAKE), square(32, 32, 4, 4, 10) | CAKE)
+    assert not masks.bounding_boxes(np.zeros((4, 5), bool)).any()
 
 
 def test_another_thing_gets_the_box_and_a_changed_or_removed_one_its_outline():
@@ -344,20 +344,22 @@ def test_what_sits_on_a_thing_that_stays_may_take_its_cells():
 
 
 def test_places_and_times_own_nothing():
-    named = named_things(Sentence.of(words("a red cat, a cake in a box on a beach at night in the snow", TOKENIZER)))
+    named = object_words(
+        TaggedPrompt.of(words("a red cat, a cake in a box on a beach at night in the snow", TOKENIZER))
+    )
     assert [word.text for word in named] == ["cat", "cake", "box"]
 
 
 def test_the_rim_adds_the_flanks_that_otsus_threshold_cuts_off():
     rows, columns = np.indices((32, 32)) - 15.5
     bump = np.exp(-(rows**2 + columns**2) / 2 / 4**2).astype(np.float32)
-    core, rim = object_masks.core(bump), object_masks.rim(bump)
+    core, rim = object_masks.above_otsu(bump), object_masks.above_li(bump)
     assert (rim >= core).all() and 1.3 * core.sum() < (rim & dilate(core, 1)).sum()
     assert bump[core].sum() < 0.72 * bump.sum() and bump[rim & dilate(core, 1)].sum() > 0.8 * bump.sum()
 
 
 def test_things_of_flat_maps_are_nowhere_and_nan_is_refused():
-    scene = object_masks.Scene(np.ones((77, 32, 32), np.float32), affinity(OLD), (16, 16))
+    scene = object_masks.SourceAttention(np.ones((77, 32, 32), np.float32), affinity(OLD), (16, 16))
     script = diff("a cat", "a dog", TOKENIZER)
     nothing = object_masks.predict(script, scene)
     assert (nothing.area, nothing.confidence) == (0.0, 0.0)

@@ -174,11 +174,11 @@ def test_steps_that_keep_structure_run_layer_by_layer(pipelines, structure):
 
 
 def test_a_leak_in_mid_edit_grows_the_mask(pipelines, monkeypatch):
-    seen, look = [], drift_check.Check.look
+    seen, look = [], drift_check.DriftCheck.compare
     found(monkeypatch, SQUARE)
     monkeypatch.setattr(drift_check, "LEAK", 0.0)
     monkeypatch.setattr(drift_check, "EVERYWHERE", float("inf"))
-    monkeypatch.setattr(drift_check.Check, "look", lambda *args: (seen.append(args[1]), look(*args)))
+    monkeypatch.setattr(drift_check.DriftCheck, "compare", lambda *args: (seen.append(args[1]), look(*args)))
 
     def script(editor):
         editor.generate(CAT, **QUICK)

@@ -122,7 +122,7 @@ class Case:
     def edited(self, mask: BoolGrid | None = None, **options: Any) -> Outcome:
         """What the editor makes of the prompt, in a given mask [h, w] or in its own; `options` as of `Editor.edit`."""
         self.editor.checkout(self.source.id)
-        calls: list[None] = []  # counted here: an edit's stats leave out a run that a leak broke off
+        calls: list[None] = []  # counted here: an edit's stats leave out a run that drift broke off
         watched = self.editor.pipe.unet.register_forward_pre_hook(lambda *_: calls.append(None))
         try:
             result = self.editor.edit(self.edit.prompt, mask=mask, **options)

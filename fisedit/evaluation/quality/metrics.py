@@ -61,7 +61,7 @@ def fit(grid: BoolGrid, true: BoolGrid) -> Fit:
 
 def cells(pixels: BoolGrid) -> BoolGrid:
     """The latent cells [h, w] in which any pixel [8h, 8w] is true."""
-    return masks.given(pixels, *pixels.shape)
+    return masks.grid_of_mask(pixels, *pixels.shape)
 
 
 def pixels(grid: BoolGrid) -> BoolGrid:

@@ -16,7 +16,7 @@ import torch
 from diffusers import DDIMScheduler
 
 from fisedit.evaluation.quality.case import Case, Outcome
-from fisedit.masking.masks import threshold
+from fisedit.masking.masks import otsu
 from fisedit.sampling.scheduler import pinned
 from fisedit.sparse.executor import Executor
 from fisedit.sparse.feature_cache import scatter, totals
@@ -72,7 +72,7 @@ def fisedit_recipe(case: Case, probes: int = PROBES) -> Outcome:
     text = engine.encode(case.config)
     path = engine.sample(case.config, text, trajectory, probes)
     away = [(new - old).float().abs().mean(1)[0] for new, old in zip(path[1:], trajectory.latents[1:], strict=False)]
-    grid = blocks(threshold(torch.stack(away).sum(0).cpu().numpy())[0])
+    grid = blocks(otsu(torch.stack(away).sum(0).cpu().numpy())[0])
     latents = _sparse_steps(case, text, path[-1], probes, grid)
     sparse = case.steps - probes
     macs = case.dense_macs(probes) + sparse * case.costs.sparse_step(grid, 0)
