@@ -195,7 +195,7 @@ def test_change_everywhere_has_no_mask():
 
 def small(monkeypatch, grid):
     mask = EditMask(grid, MaskSource.ATTENTION, 1.0)
-    monkeypatch.setattr("fisedit.planner.predict", lambda *_: mask)
+    monkeypatch.setattr("fisedit.planner.predict_mask", lambda *_: mask)
     return mask
 
 

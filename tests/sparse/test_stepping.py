@@ -140,7 +140,7 @@ WISHES = {
 def found(monkeypatch, grid):
     """Words say this, and are checked in mid-edit."""
     mask = EditMask(grid, MaskSource.ATTENTION)
-    monkeypatch.setattr("fisedit.planner.predict", lambda *_: mask)
+    monkeypatch.setattr("fisedit.planner.predict_mask", lambda *_: mask)
 
 
 @pytest.mark.parametrize("wish", WISHES)
