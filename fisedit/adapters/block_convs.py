@@ -21,7 +21,7 @@ from fisedit.sparse_kernels.prepacked import Matrix
 if TYPE_CHECKING:
     from fisedit.adapters.receptive_field import Closure
     from fisedit.adapters.row_column import Knit
-    from fisedit.sparse_kernels.row_plan import Reads
+    from fisedit.sparse_kernels.row_plan import KernelMap
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Conv:
         """Its weights for tiles, 16 of [C, C]."""
         return winograd.spread(self.weight.detach())
 
-    def at(self, rows: Tensor, reads: Reads, tiled: winograd.Tiles | None) -> Tensor:
+    def at(self, rows: Tensor, reads: KernelMap, tiled: winograd.Tiles | None) -> Tensor:
         """Rows [B, R_out, C] of it, of rows [B, R + G, C]; by tiles where there are such and they pay."""
         if tiled is None or not winograd.serves(rows.device):
             return ops.conv3x3(rows, reads, self.weight, self.bias)

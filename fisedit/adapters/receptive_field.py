@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from fisedit.sparse_kernels.row_plan import TAPS, Level, Reads, Window, reads_to
+from fisedit.sparse_kernels.row_plan import TAPS, Crop, KernelMap, Level, kernel_map_to
 from fisedit.sparse_kernels.winograd import Tiles, tiles_of
 
 
@@ -70,7 +70,7 @@ class Closure:
     columns: Tensor
     fresh: Tensor
     active: Tensor
-    entering: Reads | None
+    entering: KernelMap | None
     entering_tiles: Tiles | None
     found: Tensor
     found_fresh: Tensor
@@ -115,7 +115,7 @@ def boxes(grid: Tensor) -> Tensor:
 def _made(level: Level, conv: bool, recorded: bool) -> Closure:
     height, width, same = level.height, level.width, level.same
     active = _grid(level.active.cpu(), level)
-    grown = _grid(level.read.cpu(), level)
+    grown = _grid(level.read_positions.cpu(), level)
     if recorded:
         anew = grown if conv else active
         crossed = anew.any(1)[:, None] & grown.any(0)
@@ -123,18 +123,20 @@ def _made(level: Level, conv: bool, recorded: bool) -> Closure:
         anew = crossed = boxes(active)
         grown &= crossed
     fresh, found = _cells(anew), _cells(crossed)
-    reads = grown.flatten()[level.read.cpu()].nonzero()[:, 0]
-    read = level.read.cpu()[reads]
+    reads = grown.flatten()[level.read_positions.cpu()].nonzero()[:, 0]
+    read = level.read_positions.cpu()[reads]
     asking = crossed.flatten()[read]
     rows, columns = anew.any(1).nonzero()[:, 0], grown.any(0).nonzero()[:, 0]
     by_row = _Direction(rows, _among(rows, height), width, recorded)
     by_column = _Direction(columns, _among(columns, width), height, recorded)
-    there = torch.zeros(len(level.read) + 1, dtype=torch.bool)  # its table reads the row of zeros beyond the frame
+    there = torch.zeros(
+        len(level.read_positions) + 1, dtype=torch.bool
+    )  # its table reads the row of zeros beyond the frame
     there[reads] = True
     beyond = ~there[same.table.cpu()].view(-1, TAPS)
     rim = beyond.any(1).nonzero()[:, 0]
     stands = _among(found, level.size)
-    entering = reads_to(active, anew) if conv else None
+    entering = kernel_map_to(active, anew) if conv else None
     made = Closure(
         rows,
         columns,
@@ -152,7 +154,7 @@ def _made(level: Level, conv: bool, recorded: bool) -> Closure:
         asking.nonzero()[:, 0],
         by_column.keys(columns[:, None] + torch.arange(height) * width, found % width, found // width),
         by_column.lines(read % width),
-        tiles_of(same.table.cpu(), level.active.cpu(), width, len(level.read)),
+        tiles_of(same.table.cpu(), level.active.cpu(), width, len(level.read_positions)),
         rim,
         beyond[rim, :, None],
     )
@@ -211,6 +213,6 @@ def _to(value: Any, device: torch.device) -> Any:
     """A value with all tensors in it on a device."""
     if isinstance(value, Tensor):
         return value.to(device)
-    if not isinstance(value, Closure | Keys | Lines | Reads | Tiles | Window):
+    if not isinstance(value, Closure | Keys | Lines | KernelMap | Tiles | Crop):
         return value
     return replace(value, **{field.name: _to(getattr(value, field.name), device) for field in fields(value)})

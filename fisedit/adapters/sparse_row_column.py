@@ -120,7 +120,9 @@ def replay_knit(run: Replay, site: KnitSite, x: Tensor, known: Known) -> Tensor:
     keys, seen = _mixed(run, site, COLUMNS[1:], keys, cells.column_keys, len(cells.columns))
     found, end, level = _look(asked, cells.column_asks, keys, beside[1], seen), end_of(knit), run.level(site)
     if not recorded:
-        found = found.new_zeros(len(found), len(level.read), found.shape[2]).index_copy_(1, cells.reads, found)
+        found = found.new_zeros(len(found), len(level.read_positions), found.shape[2]).index_copy_(
+            1, cells.reads, found
+        )
     return map_of(end.framed(end.at(found, level.same, cells.tiles), cells))
 
 
@@ -167,7 +169,9 @@ def _look(asked: Tensor, asks: Lines, keys: KeyValue, beside: KeyValue, seen: Te
     frames = batch // len(beside[0])
     k, v = (x.flatten(0, 1) for x in keys)
     beside_k, beside_v = ((x if frames == 1 else x.repeat_interleave(frames, 0)).flatten(0, 1) for x in beside)
-    found = ops.attend_lines(query, (k, v), (beside_k, beside_v), None if seen is None else seen.repeat(batch, 1))
+    found = ops.row_column_attention(
+        query, (k, v), (beside_k, beside_v), None if seen is None else seen.repeat(batch, 1)
+    )
     return found.view(batch, -1, asked.shape[2]).index_select(1, asks.back)
 
 

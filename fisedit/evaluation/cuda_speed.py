@@ -28,7 +28,7 @@ from fisedit.models.device import choose_device, choose_dtype
 from fisedit.sampling.denoise import Engine
 from fisedit.sparse.cuda_graphs import GraphExecutor
 from fisedit.sparse_kernels import ops
-from fisedit.sparse_kernels.reference import BYTES
+from fisedit.sparse_kernels.reference import QUANTISED_DTYPES
 from fisedit.values import LATENT_FACTOR, GenerationConfig, OnStep, SchedulerName
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class Bench:
             row |= {f"{backend}_{name}": value for name, value in measured.items()}
         row["backend"] = best = min(BACKENDS, key=lambda name: float(row[f"{name}_step_seconds"]))
         with ops.use(best):
-            for kind in BYTES:
+            for kind in QUANTISED_DTYPES:
                 measured = self._step(plan, latents, expected, coded=kind)
                 row |= {f"{kind}_{name}": value for name, value in measured.items()}
         for steps in WHOLE_STEPS:

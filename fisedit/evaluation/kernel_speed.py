@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from fisedit.models.device import choose_device, choose_dtype
 from fisedit.sparse_kernels import torch_backend
-from fisedit.sparse_kernels.row_plan import Reads, make_plan
+from fisedit.sparse_kernels.row_plan import KernelMap, make_plan
 
 LEVELS = ((64, 320), (32, 640), (16, 1280), (8, 1280))
 """(side of the map, channels) of SD 1.5 at 512 pixels."""
@@ -39,7 +39,7 @@ def main() -> None:
                 print(f"{side:4}  {channels:8}  {reads.rows_out:4}  {reads.waste:5.2f}  {ratio:11.2f}")
 
 
-def _reads(side: int, edge: int, kept: float) -> Reads:
+def _reads(side: int, edge: int, kept: float) -> KernelMap:
     grid, start = np.zeros((side, side), bool), (side - edge) // 2
     inside = np.random.default_rng(0).random((edge, edge)) < kept
     inside[0, 0] = inside[-1, -1] = True
@@ -48,11 +48,11 @@ def _reads(side: int, edge: int, kept: float) -> Reads:
 
 
 @torch.inference_mode()
-def _ratio(reads: Reads, channels: int, dtype: torch.dtype, repeats: int = 7) -> float:
+def _ratio(reads: KernelMap, channels: int, dtype: torch.dtype, repeats: int = 7) -> float:
     rows = torch.randn(2, reads.rows_out + len(reads.halo), channels).to(dtype)
     weight = torch.randn(channels, channels, 3, 3).to(dtype).to(memory_format=torch.channels_last)
     padded, bias = F.pad(rows, (0, 0, 0, 1)), torch.zeros(channels).to(dtype)
-    times: dict[Callable[..., object], list[float]] = {torch_backend.cropped: [], torch_backend.gathered: []}
+    times: dict[Callable[..., object], list[float]] = {torch_backend.cropped_conv: [], torch_backend.gathered_conv: []}
     for _ in range(repeats + 1):
         for form, seconds in times.items():
             start = perf_counter()

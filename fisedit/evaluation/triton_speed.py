@@ -15,8 +15,8 @@ from torch import Tensor
 from fisedit.models.device import choose_device
 from fisedit.sparse.graph_capture import capture
 from fisedit.sparse_kernels import torch_backend
-from fisedit.sparse_kernels.buckets import Place
-from fisedit.sparse_kernels.reference import BYTES, coded
+from fisedit.sparse_kernels.buckets import RowPlacement
+from fisedit.sparse_kernels.reference import QUANTISED_DTYPES, ConvEpilogue, quantise
 from fisedit.sparse_kernels.triton import backend
 
 LEVELS = ((64, 320), (32, 640), (16, 1280), (8, 1280))
@@ -67,22 +67,24 @@ def cases(rows: int, side: int, channels: int, dtype: torch.dtype = torch.float1
     taps = torch.randint(0, rows + halo.shape[1] + 1, (ITEMS, rows, 9), dtype=torch.int32)
     norm, packed = torch.randn(ITEMS, 2, channels), random(ITEMS, rows, 3 * channels)
     recorded, text = random(ITEMS, side * side, channels), random(ITEMS, 77, channels)
-    (numbers, scales), (floats, worth) = (coded(recorded, 8, kind) for kind in BYTES.values())
+    (numbers, scales), (floats, worth) = (quantise(recorded, 8, kind) for kind in QUANTISED_DTYPES.values())
     five = random(channels, 5 * channels) * channels**-0.5
-    place = Place.empty(ITEMS, rows, side * side, x.device)
-    place.positions[:] = torch.arange(rows)
-    place.taken[:, :rows] = True
-    place.valid.fill_(rows)
+    placement = RowPlacement.empty(ITEMS, rows, side * side, x.device)
+    placement.positions[:] = torch.arange(rows)
+    placement.active_mask[:, :rows] = True
+    placement.num_rows.fill_(rows)
     width = side * side * channels // 32  # elements of a group
     totals = torch.tensor([0.0, 2.0 * width], dtype=torch.float64).expand(1, 32, 2)
     return {
-        "affine": each("affine", x, packed[..., :channels], totals, place.valid, width, gamma, gamma, 1e-5),
-        "norm_conv3x3": each("norm_conv3x3", x, halo, taps, weight, gamma, norm, random(1, channels), x),
+        "group_norm_affine": each(
+            "group_norm_affine", x, packed[..., :channels], totals, placement.num_rows, width, gamma, gamma, 1e-5
+        ),
+        "norm_conv3x3": each("norm_conv3x3", x, halo, taps, weight, gamma, norm, ConvEpilogue(random(1, channels), x)),
         "norm_linear": each("norm_linear", x, wide[: 3 * channels], None, None, layer),
         "norm_geglu": each("norm_geglu", x, wide, random(8 * channels), layer),
-        "attention": each("attention", *packed.chunk(3, -1), recorded, recorded, place, 8),
-        "over int8": each("attention", *packed.chunk(3, -1), numbers, numbers, place, 8, (scales, scales)),
-        "over fp8": each("attention", *packed.chunk(3, -1), floats, floats, place, 8, (worth, worth)),
+        "attention": each("attention", *packed.chunk(3, -1), recorded, recorded, placement, 8),
+        "over int8": each("attention", *packed.chunk(3, -1), numbers, numbers, placement, 8, (scales, scales)),
+        "over fp8": each("attention", *packed.chunk(3, -1), floats, floats, placement, 8, (worth, worth)),
         "cross_attention": each("cross_attention", x, layer, square, text, text, 8),
         "two to linear": each("norm_linear", (random(ITEMS, rows, 4 * channels), x), five, gamma, None, None, x),
         "linear": each("norm_linear", x, square, gamma, None, None, x),

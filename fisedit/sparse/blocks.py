@@ -27,8 +27,8 @@ from fisedit.sparse.layers import map_of, rows_of
 from fisedit.sparse.modules import LayerSite, Role
 from fisedit.sparse.packed_weights import QKV, Weights
 from fisedit.sparse_kernels import ops
-from fisedit.sparse_kernels.buckets import Bucket, LevelTables, Tables
-from fisedit.sparse_kernels.reference import LayerNorm, Lying, Recorded, Rows
+from fisedit.sparse_kernels.buckets import Bucket, LevelTables, PlanTables
+from fisedit.sparse_kernels.reference import ConvEpilogue, DevicePointer, LayerNormParams, RecordedMap, Rows
 
 
 class Packed:
@@ -58,13 +58,13 @@ class Buffers:
         addresses: int64, where each of these lies if it is read in place, at first in `blank`; None if it is copied.
     """
 
-    tables: Tables
+    tables: PlanTables
     latents: Tensor
     timestep: Tensor
     totals: Packed
     rows: Packed
     text: dict[str, Tensor] = field(default_factory=dict)
-    tokens: dict[str, Recorded] = field(default_factory=dict)
+    tokens: dict[str, RecordedMap] = field(default_factory=dict)
     addresses: Tensor | None = None
     blank: Tensor | None = None
 
@@ -89,11 +89,11 @@ class _Run:
         return self.buffers.tables.levels[self.sites[name].level]
 
     def affine(self, name: str, norm: nn.GroupNorm, rows: Rows) -> Tensor:
-        place = self.tables(name).place
-        count = place.taken.shape[1] * (norm.num_channels // norm.num_groups)
+        place = self.tables(name).placement
+        count = place.active_mask.shape[1] * (norm.num_channels // norm.num_groups)
         recorded, totals = self.buffers.rows[f"active {name}"], self.buffers.totals[name]
-        affine, self.totals[name] = ops.affine(
-            rows, recorded, totals, place.valid, count, norm.weight, norm.bias, norm.eps
+        affine, self.totals[name] = ops.group_norm_affine(
+            rows, recorded, totals, place.num_rows, count, norm.weight, norm.bias, norm.eps
         )
         if isinstance(rows, Tensor):
             self.fresh[name] = rows
@@ -139,7 +139,7 @@ class Fused:
         totals = {name: (branches, site.module.num_groups, 2) for name, site in sites if site.role in NORMS}
         rows = recorded(tuple(self._sites.values()), bucket)
         made = Buffers(
-            Tables(bucket, sizes, items, like.device),
+            PlanTables(bucket, sizes, items, like.device),
             like.new_zeros(items, self.unet.config.in_channels, *grids[0]),
             torch.zeros(1, device=like.device),
             Packed(totals, torch.float64, like.device),
@@ -158,7 +158,9 @@ class Fused:
             made.blank = like.new_zeros(max(prod(shape) for shape in shapes.values()))
             made.addresses = torch.full((len(shapes),), made.blank.data_ptr(), device=like.device)
             each = made.addresses.split(1)
-            made.tokens |= {name: Lying(at, shapes[name], types[name]) for name, at in zip(shapes, each, strict=True)}
+            made.tokens |= {
+                name: DevicePointer(at, shapes[name], types[name]) for name, at in zip(shapes, each, strict=True)
+            }
         else:
             made.tokens |= {name: like.new_zeros(shape, dtype=types[name]) for name, shape in shapes.items()}
         return made
@@ -171,7 +173,9 @@ class Fused:
             maps side by side the second one's by its name and `SKIPPED`; totals of the mixed maps [B, groups, 2] by
             norm. Rows of padding hold nothing of use.
         """
-        time = ops.time_rows(buffers.timestep, self._weights.frequencies, self._weights.time)  # of all items and blocks
+        time = ops.time_projections(
+            buffers.timestep, self._weights.frequencies, self._weights.time
+        )  # of all items and blocks
         run = _Run(buffers, self._sites, time)
         replacements: list[Replacement] = [
             (module, partial(_BLOCKS[type(module)], self, run, name))
@@ -219,19 +223,20 @@ class Fused:
         first, second, short = f"{name}.norm1", f"{name}.norm2", block.conv_shortcut
         same, kept, time = run.tables(first).same, run.buffers.rows, run.time[:, self._weights.times[name]]
         norm, conv = run.affine(first, block.norm1, rows), block.conv1
-        hidden = ops.norm_conv3x3(rows, kept[f"halo {first}"], same, conv.weight, conv.bias, norm, time)
+        hidden = ops.norm_conv3x3(rows, kept[f"halo {first}"], same, conv.weight, conv.bias, norm, ConvEpilogue(time))
         norm, weight, bias = run.affine(second, block.norm2, hidden), block.conv2.weight, self._weights.second[name]
         halo = kept[f"halo {second}"]
         if short is None:
             assert isinstance(rows, Tensor), name
-            return ops.norm_conv3x3(hidden, halo, same, weight, bias, norm, residual=rows)
-        return ops.norm_conv3x3(hidden, halo, same, weight, bias, norm, shortcut=(rows, short.weight.flatten(1)))
+            return ops.norm_conv3x3(hidden, halo, same, weight, bias, norm, ConvEpilogue(residual=rows))
+        shortcut = rows, short.weight.flatten(1)
+        return ops.norm_conv3x3(hidden, halo, same, weight, bias, norm, ConvEpilogue(shortcut=shortcut))
 
     def _transformer(self, run: _Run, name: str, rows: Tensor) -> Tensor:
         """Its norm is in proj_in's prologue; its last feed-forward and proj_out are one linear layer."""
         model = self.unet.get_submodule(name)
         norm = run.affine(f"{name}.norm", model.norm, rows)
-        hidden = ops.norm_linear(rows, model.proj_in.weight.flatten(1), model.proj_in.bias, norm=norm)
+        hidden = ops.norm_linear(rows, model.proj_in.weight.flatten(1), model.proj_in.bias, affine=norm)
         for i, block in enumerate(model.transformer_blocks):
             parts = self._block(run, f"{name}.transformer_blocks.{i}", block, hidden)
             if block is not model.transformer_blocks[-1]:
@@ -248,10 +253,10 @@ class Fused:
     def _block(self, run: _Run, name: str, block: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         """A transformer block up to its last linear layer: what that takes, and what is added to it."""
         own, cross = block.attn1, block.attn2
-        packed = ops.norm_linear(x, self._weights.packed[name], None, layer=_layer(block.norm1))
+        packed = ops.norm_linear(x, self._weights.packed[name], None, layer_norm=_layer(block.norm1))
         query, key, value = packed.chunk(3, -1)
         query_name, key_name, value_name = (f"{name}.attn1.{to}" for to in QKV)
-        tokens, place = run.buffers.tokens, run.tables(key_name).place
+        tokens, place = run.buffers.tokens, run.tables(key_name).placement
         run.fresh |= {query_name: query, key_name: key, value_name: value}
         scales = (tokens[key_name + SCALES], tokens[value_name + SCALES]) if self.heads else None
         mixed = ops.attention(query, key, value, tokens[key_name], tokens[value_name], place, own.heads, scales)
@@ -281,7 +286,7 @@ _BLOCKS: dict[type[nn.Module], Callable[..., Any]] = {
 def _conv_in(conv: nn.Conv2d, run: _Run, latents: Tensor) -> Tensor:
     """The first conv, at rows gathered from the whole latents."""
     tables, rows = run.buffers.tables, latents.flatten(2).transpose(1, 2)
-    read = rows.gather(1, tables.read[..., None].expand(-1, -1, rows.shape[2]))
+    read = rows.gather(1, tables.read_positions[..., None].expand(-1, -1, rows.shape[2]))
     active, halo = read.split([tables.bucket.rows[0], tables.bucket.same[0]], 1)
     return map_of(ops.norm_conv3x3(active, halo, tables.levels[0].same, conv.weight, conv.bias))
 
@@ -302,7 +307,7 @@ def _linear(module: Any, rows: Tensor, residual: Tensor | None = None) -> Tensor
     return ops.norm_linear(rows, module.weight.flatten(1), module.bias, residual=residual)
 
 
-def _layer(norm: nn.LayerNorm) -> LayerNorm:
+def _layer(norm: nn.LayerNorm) -> LayerNormParams:
     return norm.weight, norm.bias, norm.eps
 
 

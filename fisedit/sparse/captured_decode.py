@@ -26,7 +26,7 @@ from fisedit.sparse.records import Records
 from fisedit.sparse.vae_decode import DecoderRecord, cell_sums, coarse_plan, fine_norms, normed, set_in
 from fisedit.sparse.vae_tiles import ROWS, Box, cut
 from fisedit.sparse_kernels import ops
-from fisedit.sparse_kernels.buckets import Bucket, LevelTables, Tables, bucket_of
+from fisedit.sparse_kernels.buckets import Bucket, LevelTables, PlanTables, choose_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -89,7 +89,7 @@ class Decoder:
         self, latents: Tensor, plan: SparsePlan, grid: BoolGrid, found: Sequence[Box], record: DecoderRecord
     ) -> tuple[list[tuple[Box, Box, Tensor]], DecoderRecord]:
         """What `set_in` wants, and the record of this decode; the host waits for nothing."""
-        bucket = bucket_of([plan])
+        bucket = choose_bucket([plan])
         rows = self.rows.get(bucket, lambda: _Rows(self, bucket))
         self.latents.copy_(latents)
         for name, sums in self.sums.items():
@@ -144,7 +144,7 @@ class _Rows:
         self._decoder, self._bucket, like = decoder, bucket, decoder.latents
         height, width = decoder.shape
         sizes = [4**level * height * width for level in reversed(range(ROWS))]
-        self._tables = Tables(bucket, sizes, 1, like.device)
+        self._tables = PlanTables(bucket, sizes, 1, like.device)
         self._read = torch.zeros(bucket.rows[-1] + bucket.same[-1], dtype=torch.long, device=like.device)
         totals = {s.name: (1, s.module.num_groups, 2) for s in decoder.sites if s.role in NORMS}
         self._totals = Packed(totals, torch.float64, like.device)
@@ -202,10 +202,12 @@ class _Rows:
 
     def norm(self, outputs: Outputs, site: LayerSite, x: Tensor) -> Tensor:
         """Exact GroupNorm of padded rows and, before a conv, of the recorded halo."""
-        rows, norm, place = rows_of(x), site.module, self.tables(site).place
-        count = place.taken.shape[1] * (norm.num_channels // norm.num_groups)
+        rows, norm, place = rows_of(x), site.module, self.tables(site).placement
+        count = place.active_mask.shape[1] * (norm.num_channels // norm.num_groups)
         old, totals, rest = self._rows[f"active {site.name}"], self._totals[site.name], (norm.weight, norm.bias)
-        affine, outputs[f"totals {site.name}"] = ops.affine(rows, old, totals, place.valid, count, *rest, norm.eps)
+        affine, outputs[f"totals {site.name}"] = ops.group_norm_affine(
+            rows, old, totals, place.num_rows, count, *rest, norm.eps
+        )
         outputs[f"rows {site.name}"] = rows
         if site.role is Role.NORM_HALO:
             rows = torch.cat([rows, self._rows[f"halo {site.name}"]], 1)
@@ -223,14 +225,14 @@ class _Rows:
         rows = outputs[f"rows {site.name}"] = rows_of(x)
         tables, conv = self.tables(site), site.module.conv
         if tables.up is None:
-            ops.scatter_rows(self._whole[None], rows, tables.place)
+            ops.scatter_rows(self._whole[None], rows, tables.placement)
             return x
         return map_of(ops.norm_conv3x3(rows, self._rows[f"halo {site.name}"], tables.up, conv.weight, conv.bias))
 
     def tokens(self, outputs: Outputs, site: LayerSite, x: Tensor) -> Tensor:
         """Keys or values of every position: fresh where active, recorded elsewhere."""
         rows = outputs[f"rows {site.name}"] = dense(site, x)
-        return ops.scatter_rows(self._tokens[site.name], rows, self.tables(site).place)
+        return ops.scatter_rows(self._tokens[site.name], rows, self.tables(site).placement)
 
 
 def _coarse(decoder: Any, x: Tensor, *_: Any) -> Tensor:

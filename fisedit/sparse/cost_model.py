@@ -18,7 +18,7 @@ from torch import nn
 from fisedit.sparse.modules import LayerSite, Role, depth
 from fisedit.sparse.vae_tiles import Areas, box_areas, frame_areas
 from fisedit.sparse_kernels.dilation import dilate
-from fisedit.sparse_kernels.row_plan import active_rows, make_plan
+from fisedit.sparse_kernels.row_plan import count_active_rows, make_plan
 from fisedit.values import WHOLE
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ class Costs:
         return f"at {share:.0%} of a dense step, dense is as fast" if share > BREAK_EVEN else ""
 
     def _rows(self, grid: BoolGrid, growth: int) -> tuple[int, ...]:
-        return active_rows(dilate(grid, growth), self._num_levels)
+        return count_active_rows(dilate(grid, growth), self._num_levels)
 
     def _step(self, rows: Sequence[int]) -> int:
         return unet_macs(self._sites, rows, self.sizes, self._batch, self._tokens)
@@ -251,7 +251,7 @@ class Costs:
     def _sparse(self, cells: BoolGrid) -> int:
         """MACs of a step that computes these cells [h, w]."""
         plan = make_plan(cells, self._num_levels) if self._adapter_macs else None
-        return self._step(active_rows(cells, self._num_levels)) + self._guided(plan)
+        return self._step(count_active_rows(cells, self._num_levels)) + self._guided(plan)
 
     def _guided(self, plan: SparsePlan | None) -> int:
         """MACs of a step's adapters, dense without a plan."""

@@ -16,13 +16,13 @@ from torch import Tensor
 from fisedit.sparse.blocks import SKIPPED, Buffers, Fused
 from fisedit.sparse.executor import Executor
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay
-from fisedit.sparse.graph_capture import Captured, Lying, Once, Outputs, Packing, capture
+from fisedit.sparse.graph_capture import Captured, DevicePointer, Once, Outputs, Packing, capture
 from fisedit.sparse.modules import Role, text_keys
 from fisedit.sparse.prefetch import Feed
 from fisedit.sparse.records import Records
 from fisedit.sparse_kernels import tuning
-from fisedit.sparse_kernels.buckets import Place, bucket_of
-from fisedit.sparse_kernels.reference import BYTES
+from fisedit.sparse_kernels.buckets import RowPlacement, choose_bucket
+from fisedit.sparse_kernels.reference import QUANTISED_DTYPES
 from fisedit.sparse_kernels.row_plan import SparsePlan
 
 PREDICTION = "prediction"
@@ -62,8 +62,8 @@ class GraphExecutor:
     """
 
     def __init__(self, executor: Executor, *, coded: str | None = None) -> None:
-        name = tuning.wanted_coding() if coded is None else coded
-        kind = BYTES[name] if name else None
+        name = tuning.quantisation_setting() if coded is None else coded
+        kind = QUANTISED_DTYPES[name] if name else None
         self.executor, self.fused = executor, Fused(executor.unet, executor.sites, coded=kind)
         self.records, self.graphs = Records(executor.sites, self.fused.heads, kind), Once[Slot](KEPT)
 
@@ -90,7 +90,7 @@ class GraphExecutor:
         branches, rest = divmod(len(text), len(plans))
         assert not rest, (len(text), len(plans))
         grids = tuple((level.height, level.width) for level in plans[0].levels)
-        bucket, tokens, device = bucket_of(plans), text.shape[1], self.executor.device
+        bucket, tokens, device = choose_bucket(plans), text.shape[1], self.executor.device
 
         def make() -> Slot:
             buffers = self.fused.buffers(bucket, grids, len(plans), branches, tokens)
@@ -127,9 +127,9 @@ class GraphEdit:
         self.feed = Feed(self._steps, lambda i: reading.of(steps[i]), buffers.copied, budget, buffers.addresses)
 
     @property
-    def place(self) -> Place:
+    def placement(self) -> RowPlacement:
         """Where the prediction's rows stand."""
-        return self._slot.buffers.tables.levels[0].place
+        return self._slot.buffers.tables.levels[0].placement
 
     @torch.inference_mode()
     def step(self, i: int, latents: Tensor, timestep: Tensor) -> Tensor:
@@ -179,10 +179,10 @@ class GraphEdit:
         return [site for site in self._levels if f"rows {site}{SKIPPED}" in self._slot.captured.outputs]
 
     @cached_property
-    def _found(self) -> list[list[tuple[str, str, Lying]]]:
+    def _found(self) -> list[list[tuple[str, str, DevicePointer]]]:
         """For every edit what its overlays hold, and where: of queries the last branch's alone."""
         each, queries = len(self._plans), {site.name for site in self._executor.sites if site.role is Role.QUERY}
-        found: list[list[tuple[str, str, Lying]]] = [[] for _ in self._plans]
+        found: list[list[tuple[str, str, DevicePointer]]] = [[] for _ in self._plans]
         for name, lying in self._slot.packing.found.items():
             kind, _, site = name.partition(" ")
             for e, plan in enumerate(self._plans):

@@ -127,7 +127,7 @@ class Executor:
             The prediction at the active rows [B, R, 4] and the step's overlay.
         """
         run = Replay(plan, source, FeatureOverlay(source, plan), text_cache, structured)
-        rows = layers.map_of(gather(latents, plan.levels[0].read))
+        rows = layers.map_of(gather(latents, plan.levels[0].read_positions))
         out = self._run(layers.REPLAY, run, rows, timestep, text, timestep_cond, extra)
         return layers.rows_of(out), run.overlay
 

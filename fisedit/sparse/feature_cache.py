@@ -70,7 +70,7 @@ class FeatureOverlay:
     def rows(self, key: str, level: int, positions: Tensor) -> Tensor:
         """The mixed rows [B, len(positions), C]: this overlay's where it has them, else the parent's."""
         rows = self.parent.rows(key, level, positions)
-        slots = self.plan.levels[level].slot[positions]
+        slots = self.plan.levels[level].row_of_position[positions]
         hit = (slots >= 0).nonzero().squeeze(1)
         return rows.index_copy_(1, hit, self.maps[key].index_select(1, slots[hit])) if len(hit) else rows
 
@@ -144,7 +144,7 @@ CachedFeatures = StepFeatures | FeatureOverlay | ShiftedFeatures
 def totals(step: CachedFeatures, key: str, level: int, groups: int) -> Tensor:
     """A norm's sums and sums of squares over its whole map, float64 [B, groups, 2]: kept with the step or found now."""
     kept = {} if isinstance(step, ShiftedFeatures) else step.totals
-    return kept[key] if key in kept else ops.group_sums(step.whole(key, level), groups)
+    return kept[key] if key in kept else ops.group_statistics(step.whole(key, level), groups)
 
 
 def completed(step: CachedFeatures, last: StepFeatures, levels: Mapping[str, int]) -> StepFeatures:

@@ -22,7 +22,7 @@ from fisedit.models.injection import Forward, injected
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, ShiftedFeatures, StepFeatures, totals
 from fisedit.sparse.modules import LayerSite, Role, is_3x3, is_plain, weight_of
 from fisedit.sparse_kernels import ops, prepacked
-from fisedit.sparse_kernels.row_plan import Level, Reads, SparsePlan
+from fisedit.sparse_kernels.row_plan import KernelMap, Level, SparsePlan
 
 FEW = 1 << 17
 """Numbers in a map up to which all of it is normed on a CPU: less work at the active rows is not worth its calls."""
@@ -121,7 +121,7 @@ def record_norm(run: Recording, site: LayerSite, x: Tensor) -> Tensor:
     """Remember a norm's input and its totals."""
     norm = site.module
     run.maps.maps[site.name] = rows_of(x)
-    out, run.maps.totals[site.name] = ops.map_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps)
+    out, run.maps.totals[site.name] = ops.dense_group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps)
     return out
 
 
@@ -154,7 +154,7 @@ def replay_norm(run: Replay, site: LayerSite, x: Tensor) -> Tensor:
 
 def replay_norm_halo(run: Replay, site: LayerSite, x: Tensor) -> Tensor:
     """Exact GroupNorm of the active rows and of the recorded halo rows."""
-    return map_of(norm_rows(run, site, rows_of(x), run.level(site).read))
+    return map_of(norm_rows(run, site, rows_of(x), run.level(site).read_positions))
 
 
 def norm_rows(run: Replay, site: LayerSite, rows: Tensor, positions: Tensor) -> Tensor:
@@ -169,13 +169,13 @@ def norm_rows(run: Replay, site: LayerSite, rows: Tensor, positions: Tensor) -> 
         if small and level.size <= SHORT:
             normed = rows_of(dense(site, map_of(mixed)))
             return normed if level.whole else normed.index_select(1, positions)
-        sums = ops.group_sums(mixed, norm.num_groups)
+        sums = ops.group_statistics(mixed, norm.num_groups)
         wanted = rows if level.whole else mixed.index_select(1, positions)
     else:
         recorded = run.source.rows(site.name, site.level, positions)
         sums = totals(run.source, site.name, site.level, norm.num_groups)
-        sums = sums - ops.group_sums(recorded[:, :there], norm.num_groups)
-        sums += ops.group_sums(rows, norm.num_groups)
+        sums = sums - ops.group_statistics(recorded[:, :there], norm.num_groups)
+        sums += ops.group_statistics(rows, norm.num_groups)
         wanted = rows if len(positions) == there else torch.cat([rows, recorded[:, there:]], 1)
     if not small:
         run.overlay.totals[site.name] = sums
@@ -205,7 +205,7 @@ def replay_up(run: Replay, site: LayerSite, x: Tensor, *args: Any, **kwargs: Any
     return _resample(run, site, x, run.level(site).up)
 
 
-def _resample(run: Replay, site: LayerSite, x: Tensor, reads: Reads | None) -> Tensor:
+def _resample(run: Replay, site: LayerSite, x: Tensor, reads: KernelMap | None) -> Tensor:
     assert reads is not None
     rows = run.overlay.maps[site.name] = rows_of(x)
     halo = run.source.rows(site.name, site.level, reads.halo)
@@ -240,7 +240,7 @@ def attend(run: Recording | Replay, site: LayerSite, x: Tensor, *args: Any, **kw
     if not is_plain(attention):
         own: Tensor = type(attention).forward(attention, x, *args, **kwargs)
         return own
-    mixed = ops.attend(attention.to_q(x), attention.to_k(x), attention.to_v(x), attention.heads)
+    mixed = ops.dense_attention(attention.to_q(x), attention.to_k(x), attention.to_v(x), attention.heads)
     out: Tensor = attention.to_out[0](mixed)
     return out
 

@@ -18,7 +18,7 @@ from fisedit.models.device import pinned
 from fisedit.sparse.blocks import NORMS, Packed, channels
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, StepFeatures, totals
 from fisedit.sparse.modules import LayerSite, Role
-from fisedit.sparse_kernels.reference import coded
+from fisedit.sparse_kernels.reference import quantise
 from fisedit.sparse_kernels.row_plan import SparsePlan
 
 HALOS = {Role.NORM_HALO: "same", Role.DOWN: "down", Role.UP: "up"}
@@ -32,7 +32,7 @@ class Records:
 
     Args:
         sites: the UNet's. All maps are cut into pieces of `piece` channels, which divides every map's.
-        heads: of the keys and values, by site, that are kept in a byte a number, of a `kind` (see `reference.coded`).
+        heads: of the keys and values, by site, that are kept in a byte a number, of a `kind` (see `quantise`).
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Records:
         return torch.cat([totals(step, site.name, site.level, groups).flatten() for site, groups in norms])
 
     def tokens(self, step: CachedFeatures) -> list[Tensor]:
-        """Every map of keys and values; where these are coded, their scales are after every one."""
+        """Every map of keys and values; where these are quantised, their scales are after every one."""
         if not self._heads:
             return [_whole(step, site) for site in self._tokens]
         root, overlays = _lineage(step)
@@ -111,7 +111,7 @@ class Records:
         return flat, numbers
 
     def _code(self, step: StepFeatures | FeatureOverlay, site: LayerSite) -> tuple[Tensor, Tensor]:
-        return coded(step.maps[site.name], self._heads[site.name], self._kind)
+        return quantise(step.maps[site.name], self._heads[site.name], self._kind)
 
     def _starts(self, plan: SparsePlan, branches: int) -> dict[str, int]:
         """The first piece of every map in a pack."""

@@ -103,7 +103,9 @@ class Captured:
         edit = self._edits[id(self._work.plans[i])]
         with TURN:  # until the graph's own memory has been read
             rows = edit.step(i, x, t)
-            return ops.composite(self._work.predictions[i], rows, edit.place, self._work.guidance), edit.overlays(i)[0]
+            return ops.composite(self._work.predictions[i], rows, edit.placement, self._work.guidance), edit.overlays(
+                i
+            )[0]
 
 
 class Batch:
@@ -138,7 +140,7 @@ class Batch:
         edit, work = self._edits[i], self._works[0]
         with TURN:
             rows = edit.step(i, x, t)
-            return ops.composite(work.predictions[i], rows, edit.place, work.guidance), edit.overlays(i)
+            return ops.composite(work.predictions[i], rows, edit.placement, work.guidance), edit.overlays(i)
 
 
 class Graphs:

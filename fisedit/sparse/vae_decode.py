@@ -188,7 +188,7 @@ class SparseDecode:
     def decode(self, latents: Tensor) -> None:
         """From latents [1, 4, h, w] to the pixels of every box."""
         vae = self.vae
-        read = gather(latents / vae.config.scaling_factor, self.plan.levels[-1].read)
+        read = gather(latents / vae.config.scaling_factor, self.plan.levels[-1].read_positions)
         replacements = _coarse(vae, layers.REPLAY | {Role.UP: _up}, self.coarse)
         replacements += [(m, partial(_replay_norm, self, name, m)) for name, m in fine_norms(vae)]
         fine = [block.upsamplers[0] for block in vae.decoder.up_blocks[ROWS:-1]]
@@ -244,7 +244,7 @@ def _crop(x: Tensor, box: Box) -> Tensor:
 
 def _record_norm(record: DecoderRecord, shape: tuple[int, int], name: str, norm: nn.GroupNorm, x: Tensor) -> Tensor:
     record.sums[name] = cell_sums(x, norm.num_groups, shape)
-    out, totals = ops.map_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps)
+    out, totals = ops.dense_group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps)
     record.totals[name] = totals[0]
     return out
 

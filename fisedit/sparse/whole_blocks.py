@@ -64,7 +64,7 @@ def replay_resnet(run: Replay, whole: Whole, x: Tensor, temb: Tensor, *_: Any, *
 def _half(run: Replay, whole: Whole, which: str, rows: Tensor) -> Tensor:
     norm, conv = whole.sites[f"norm{which}"], whole.sites[f"conv{which}"].module
     level = run.level(norm)
-    activated = F.silu(norm_rows(run, norm, rows, level.read), inplace=True)
+    activated = F.silu(norm_rows(run, norm, rows, level.read_positions), inplace=True)
     return ops.conv3x3(activated, level.same, weight_of(conv), conv.bias)
 
 
@@ -83,10 +83,10 @@ def _block(run: Replay, sites: dict[str, LayerSite], name: str, block: Any, x: T
     normed, own, cross = _layer_norm(block.norm1, x), f"{name}.attn1.to_", f"{name}.attn2.to_"
     query = replay_query(run, sites[f"{own}q"], normed)
     key, value = (replay_tokens(run, sites[own + to], normed) for to in "kv")
-    x = linear(block.attn1.to_out[0], ops.attend(query, key, value, block.attn1.heads), x)
+    x = linear(block.attn1.to_out[0], ops.dense_attention(query, key, value, block.attn1.heads), x)
     query = replay_query(run, sites[f"{cross}q"], _layer_norm(block.norm2, x))
     key, value = (text_once(run, sites[cross + to], text) for to in "kv")
-    x = linear(block.attn2.to_out[0], ops.attend(query, key, value, block.attn2.heads), x)
+    x = linear(block.attn2.to_out[0], ops.dense_attention(query, key, value, block.attn2.heads), x)
     hidden, gate = linear(block.ff.net[0].proj, _layer_norm(block.norm3, x)).chunk(2, -1)
     return linear(block.ff.net[2], hidden * F.gelu(gate), x)
 

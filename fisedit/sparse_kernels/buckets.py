@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fisedit.sparse_kernels.row_plan import TAPS, Level, Reads, SparsePlan
+from fisedit.sparse_kernels.row_plan import TAPS, KernelMap, Level, SparsePlan
 
 STEP = 16
 """Rows of the smallest bucket: what one tensor-core product takes."""
@@ -24,7 +24,7 @@ HALO = 64
 """Halo rows that every bucket has room for."""
 
 
-def padded(count: int) -> int:
+def bucket_size(count: int) -> int:
     """The bucket for a number of rows: 16 times a power of two, or one and a half times that."""
     size = STEP
     while size < count:
@@ -48,18 +48,18 @@ class Bucket:
     up: tuple[int, ...]
 
 
-def bucket_of(plans: Sequence[SparsePlan]) -> Bucket:
+def choose_bucket(plans: Sequence[SparsePlan]) -> Bucket:
     """The smallest bucket that holds all of some plans of one size, at least one.
 
     As many halo rows as active ones always have room, and `HALO` of them, so that masks of one size mostly share a
     bucket; what is not used costs memory alone.
     """
     levels = list(zip(*(plan.levels for plan in plans), strict=True))
-    rows = tuple(padded(max(level.rows for level in same)) for same in levels)
+    rows = tuple(bucket_size(max(level.rows for level in same)) for same in levels)
 
-    def halo(reads: Iterable[tuple[Reads | None, ...]]) -> tuple[int, ...]:
+    def halo(reads: Iterable[tuple[KernelMap | None, ...]]) -> tuple[int, ...]:
         sizes = [max((r.halo.numel() for r in each if r is not None), default=None) for each in reads]
-        return tuple(0 if n is None else padded(max(n, r, HALO)) for n, r in zip(sizes, rows, strict=True))
+        return tuple(0 if n is None else bucket_size(max(n, r, HALO)) for n, r in zip(sizes, rows, strict=True))
 
     return Bucket(
         rows,
@@ -70,23 +70,23 @@ def bucket_of(plans: Sequence[SparsePlan]) -> Bucket:
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class RowPlacement:
     """Where padded rows stand in their map, for each of B items.
 
     Args:
         positions: int64 [B, R], ascending; the map's size for padded rows.
-        taken: bool [B, H * W], the positions that have a row.
-        valid: int32 [B], rows that are not padding; they come first.
+        active_mask: bool [B, H * W], the positions that have a row.
+        num_rows: int32 [B], rows that are not padding; they come first.
     """
 
     positions: Tensor
-    taken: Tensor
-    valid: Tensor
+    active_mask: Tensor
+    num_rows: Tensor
 
     @staticmethod
-    def empty(batch: int, rows: int, size: int, device: torch.device) -> Place:
+    def empty(batch: int, rows: int, size: int, device: torch.device) -> RowPlacement:
         """Buffers in which every row is padding."""
-        return Place(
+        return RowPlacement(
             torch.full((batch, rows), size, device=device),
             torch.zeros(batch, size, dtype=torch.bool, device=device),
             torch.zeros(batch, dtype=torch.int32, device=device),
@@ -94,10 +94,10 @@ class Place:
 
     def write(self, item: int, level: Level) -> None:
         """Put a level's active rows into one item's buffers."""
-        size = self.taken.shape[1]
+        size = self.active_mask.shape[1]
         self.positions[item].copy_(F.pad(level.active, (0, self.positions.shape[1] - level.rows), value=size))
-        self.taken[item].zero_().index_fill_(0, level.active, True)
-        self.valid[item].fill_(level.rows)
+        self.active_mask[item].zero_().index_fill_(0, level.active, True)
+        self.num_rows[item].fill_(level.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,13 +108,13 @@ class LevelTables:
         same, down, up: int32 [B, R_out, 9] into [padded rows | padded halo | one zero row], None where there are none.
     """
 
-    place: Place
+    placement: RowPlacement
     same: Tensor
     down: Tensor | None
     up: Tensor | None
 
 
-class Tables:
+class PlanTables:
     """The buffers of one bucket, and what writes a plan into them.
 
     Args:
@@ -137,10 +137,10 @@ class Tables:
             assert same is not None
             coarser, finer = rows[i + 1] if i + 1 < len(rows) else None, rows[i - 1] if i else None
             down, up = table(coarser, rows[i], bucket.down[i]), table(finer, rows[i], bucket.up[i])
-            return LevelTables(Place.empty(batch, rows[i], sizes[i], device), same, down, up)
+            return LevelTables(RowPlacement.empty(batch, rows[i], sizes[i], device), same, down, up)
 
         self.levels = tuple(level(i) for i in range(len(rows)))
-        self.read = torch.zeros(batch, rows[0] + bucket.same[0], dtype=torch.long, device=device)
+        self.read_positions = torch.zeros(batch, rows[0] + bucket.same[0], dtype=torch.long, device=device)
         """int64 [B, R + G], positions of the finest level's active and halo rows."""
 
     def write(self, plans: Sequence[SparsePlan]) -> None:
@@ -151,7 +151,7 @@ class Tables:
 
     def _write(self, item: int, plan: SparsePlan) -> None:
         for i, (tables, level) in enumerate(zip(self.levels, plan.levels, strict=True)):
-            tables.place.write(item, level)
+            tables.placement.write(item, level)
             inside = level.rows, self.bucket.rows[i]
             for table, reads, halo in (
                 (tables.same, level.same, self.bucket.same[i]),
@@ -161,11 +161,11 @@ class Tables:
                 if table is not None and reads is not None:
                     _write_reads(table[item], reads, inside, halo)
         finest = plan.levels[0]
-        self.read[item, : finest.rows] = finest.active
-        self.read[item, self.bucket.rows[0] :][: finest.same.halo.numel()] = finest.same.halo
+        self.read_positions[item, : finest.rows] = finest.active
+        self.read_positions[item, self.bucket.rows[0] :][: finest.same.halo.numel()] = finest.same.halo
 
 
-def _write_reads(table: Tensor, reads: Reads, rows: tuple[int, int], halo: int) -> None:
+def _write_reads(table: Tensor, reads: KernelMap, rows: tuple[int, int], halo: int) -> None:
     """Write a neighbour table into [R_out, 9]; `rows` are the input's active ones and their bucket."""
     (active, bucket), there = rows, reads.halo.numel()
     found = reads.table.view(-1, TAPS)

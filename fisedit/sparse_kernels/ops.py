@@ -19,9 +19,9 @@ from torch import Tensor
 
 from fisedit.errors import InputError
 from fisedit.sparse_kernels import reference, torch_backend, tuning
-from fisedit.sparse_kernels.buckets import Place
-from fisedit.sparse_kernels.reference import LayerNorm, Recorded, Rows
-from fisedit.sparse_kernels.row_plan import Reads
+from fisedit.sparse_kernels.buckets import RowPlacement
+from fisedit.sparse_kernels.reference import NO_EPILOGUE, ConvEpilogue, LayerNormParams, RecordedMap, Rows
+from fisedit.sparse_kernels.row_plan import KernelMap
 
 BACKENDS: dict[str, ModuleType] = {"reference": reference, "fast": torch_backend}
 TRITON, XFORMERS = "triton", "xformers"
@@ -51,7 +51,7 @@ def _module(name: str) -> ModuleType:
     if name == TRITON:
         return _triton()
     if name == XFORMERS:
-        return _optional("memory_efficient", XFORMERS, "xformers")
+        return _optional("xformers", XFORMERS, "xformers")
     if name not in BACKENDS:
         names = ", ".join((*BACKENDS, TRITON, XFORMERS))
         raise InputError(f"kernels must be one of {names}, got {name!r}; unset FISEDIT_KERNELS or fix it")
@@ -62,7 +62,7 @@ def _triton() -> ModuleType:
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if not torch.cuda.is_available() and not interpreted:
         raise InputError("kernels triton need CUDA, and torch found none; use fast, or set TRITON_INTERPRET=1 to test")
-    return _optional("gpu", TRITON, "gpu")
+    return _optional("triton.backend", TRITON, "gpu")
 
 
 def _optional(module: str, package: str, extra: str) -> ModuleType:
@@ -92,28 +92,28 @@ def use(name: str) -> Iterator[None]:
 
 
 def reads_in_place() -> bool:
-    """Whether attention reads recorded keys and values wherever they lie (see `reference.Lying`), on any device."""
+    """Whether attention reads recorded keys and values through a `reference.DevicePointer`."""
     return _backend.get() == TRITON
 
 
-def conv3x3(rows: Tensor, reads: Reads, weight: Tensor, bias: Tensor | None) -> Tensor:
+def conv3x3(rows: Tensor, reads: KernelMap, weight: Tensor, bias: Tensor | None) -> Tensor:
     """3x3 convolution at the output rows of `reads`; see `reference.conv3x3`."""
     assert rows.ndim == 3 and weight.shape[1:] == (rows.shape[2], 3, 3), (rows.shape, weight.shape)
     result: Tensor = _kernels("conv3x3", rows).conv3x3(rows, reads, weight, bias)
     return result
 
 
-def group_sums(rows: Tensor, groups: int) -> Tensor:
-    """Sum and sum of squares by group; see `reference.group_sums`."""
+def group_statistics(rows: Tensor, groups: int) -> Tensor:
+    """Sum and sum of squares by group; see `reference.group_statistics`."""
     assert rows.ndim == 3 and rows.shape[2] % groups == 0, (rows.shape, groups)
-    result: Tensor = _kernels("group_sums", rows).group_sums(rows, groups)
+    result: Tensor = _kernels("group_statistics", rows).group_statistics(rows, groups)
     return result
 
 
-def map_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """GroupNorm of a whole map, and its totals; see `reference.map_norm`."""
+def dense_group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """GroupNorm of a whole map, and its totals; see `reference.dense_group_norm`."""
     assert x.ndim >= 3 and x.shape[1] % groups == 0, (x.shape, groups)
-    result: tuple[Tensor, Tensor] = _kernels("map_norm", x).map_norm(x, groups, weight, bias, eps)
+    result: tuple[Tensor, Tensor] = _kernels("dense_group_norm", x).dense_group_norm(x, groups, weight, bias, eps)
     return result
 
 
@@ -124,20 +124,22 @@ def group_norm(rows: Tensor, totals: Tensor, count: int, weight: Tensor, bias: T
     return result
 
 
-def affine(
+def group_norm_affine(
     rows: Rows,
     recorded: Tensor,
     totals: Tensor,
-    valid: Tensor,
+    num_rows: Tensor,
     count: int,
     weight: Tensor,
     bias: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """Incremental GroupNorm statistics; see `reference.affine`."""
+    """Incremental GroupNorm statistics; see `reference.group_norm_affine`."""
     assert _shape(rows) == recorded.shape and not len(recorded) % len(totals), (recorded.shape, totals.shape)
-    kernels = _kernels("affine", rows)
-    result: tuple[Tensor, Tensor] = kernels.affine(rows, recorded, totals, valid, count, weight, bias, eps)
+    kernels = _kernels("group_norm_affine", rows)
+    result: tuple[Tensor, Tensor] = kernels.group_norm_affine(
+        rows, recorded, totals, num_rows, count, weight, bias, eps
+    )
     return result
 
 
@@ -147,16 +149,14 @@ def norm_conv3x3(
     taps: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    norm: Tensor | None = None,
-    time: Tensor | None = None,
-    residual: Tensor | None = None,
-    shortcut: tuple[Rows, Tensor] | None = None,
+    affine: Tensor | None = None,
+    epilogue: ConvEpilogue = NO_EPILOGUE,
 ) -> Tensor:
     """Norm, SiLU, 3x3 convolution and what is added to it; see `reference.norm_conv3x3`."""
     shape = _shape(rows)
     assert shape[::2] == halo.shape[::2] and weight.shape[1:] == (shape[2], 3, 3), (shape, halo.shape, weight.shape)
     kernels = _kernels("norm_conv3x3", rows)
-    result: Tensor = kernels.norm_conv3x3(rows, halo, taps, weight, bias, norm, time, residual, shortcut)
+    result: Tensor = kernels.norm_conv3x3(rows, halo, taps, weight, bias, affine, epilogue)
     return result
 
 
@@ -164,23 +164,23 @@ def norm_linear(
     rows: Rows,
     weight: Tensor,
     bias: Tensor | None,
-    norm: Tensor | None = None,
-    layer: LayerNorm | None = None,
+    affine: Tensor | None = None,
+    layer_norm: LayerNormParams | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
     """A norm, a linear layer and what is added to it; see `reference.norm_linear`."""
     shape = _shape(rows)
     assert len(shape) == 3 and weight.shape[1] == shape[2], (shape, weight.shape)
-    kernels = _kernels("linear" if norm is None and layer is None else "norm_linear", rows)
+    kernels = _kernels("linear" if affine is None and layer_norm is None else "norm_linear", rows)
     weight = weight if kernels is torch_backend else weight.flatten(1)
-    result: Tensor = kernels.norm_linear(rows, weight, bias, norm, layer, residual)
+    result: Tensor = kernels.norm_linear(rows, weight, bias, affine, layer_norm, residual)
     return result
 
 
-def norm_geglu(rows: Tensor, weight: Tensor, bias: Tensor, layer: LayerNorm) -> Tensor:
+def norm_geglu(rows: Tensor, weight: Tensor, bias: Tensor, layer_norm: LayerNormParams) -> Tensor:
     """LayerNorm and a gated linear layer; see `reference.norm_geglu`."""
     assert rows.ndim == 3 and weight.shape[1] == rows.shape[2] and not len(weight) % 2, (rows.shape, weight.shape)
-    result: Tensor = _kernels("norm_geglu", rows).norm_geglu(rows, weight, bias, layer)
+    result: Tensor = _kernels("norm_geglu", rows).norm_geglu(rows, weight, bias, layer_norm)
     return result
 
 
@@ -188,64 +188,64 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    recorded_key: Recorded,
-    recorded_value: Recorded,
-    place: Place,
+    recorded_key: RecordedMap,
+    recorded_value: RecordedMap,
+    placement: RowPlacement,
     heads: int,
-    scales: tuple[Recorded, Recorded] | None = None,
+    scales: tuple[RecordedMap, RecordedMap] | None = None,
 ) -> Tensor:
     """Active queries over recorded and fresh keys and values; see `reference.attention`."""
     assert query.shape == key.shape == value.shape and query.shape[2] % heads == 0, (query.shape, key.shape, heads)
     assert recorded_key.shape == recorded_value.shape and not len(query) % recorded_key.shape[0], recorded_key.shape
     kernels = _kernels("attention", query)
-    result: Tensor = kernels.attention(query, key, value, recorded_key, recorded_value, place, heads, scales)
+    result: Tensor = kernels.attention(query, key, value, recorded_key, recorded_value, placement, heads, scales)
     return result
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> Tensor:
-    """Attention over whole maps; see `reference.attend`."""
+def dense_attention(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> Tensor:
+    """Attention over whole maps; see `reference.dense_attention`."""
     assert keys.shape == values.shape and len(query) == len(keys) and not query.shape[2] % heads, (query.shape, heads)
-    result: Tensor = _kernels("attend", query).attend(query, keys, values, heads)
+    result: Tensor = _kernels("dense_attention", query).dense_attention(query, keys, values, heads)
     return result
 
 
-def attend_lines(
+def row_column_attention(
     query: Tensor, own: tuple[Tensor, Tensor], beside: tuple[Tensor, Tensor], seen: Tensor | None = None
 ) -> Tensor:
-    """Attention along lines and others beside them; see `reference.attend_lines`."""
+    """Attention along lines and others beside them; see `reference.row_column_attention`."""
     assert own[0].shape == own[1].shape and beside[0].shape == beside[1].shape, (own[0].shape, beside[0].shape)
     assert len(query) == len(own[0]) == len(beside[0]), (query.shape, own[0].shape, beside[0].shape)
-    result: Tensor = _kernels("attend_lines", query).attend_lines(query, own, beside, seen)
+    result: Tensor = _kernels("row_column_attention", query).row_column_attention(query, own, beside, seen)
     return result
 
 
 def cross_attention(
-    rows: Tensor, layer: LayerNorm, weight: Tensor, key: Tensor, value: Tensor, heads: int
+    rows: Tensor, layer_norm: LayerNormParams, weight: Tensor, key: Tensor, value: Tensor, heads: int
 ) -> tuple[Tensor, Tensor]:
     """LayerNorm, queries and their attention over the text; see `reference.cross_attention`."""
     assert key.shape == value.shape and len(key) == len(rows), (rows.shape, key.shape, value.shape)
     assert weight.shape == (key.shape[2], rows.shape[2]) and not len(weight) % heads, (weight.shape, heads)
     kernels = _kernels("cross_attention", rows)
-    result: tuple[Tensor, Tensor] = kernels.cross_attention(rows, layer, weight, key, value, heads)
+    result: tuple[Tensor, Tensor] = kernels.cross_attention(rows, layer_norm, weight, key, value, heads)
     return result
 
 
-def time_rows(timestep: Tensor, frequencies: Tensor, layers: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """What every ResNet block adds for a time; see `reference.time_rows`."""
+def time_projections(timestep: Tensor, frequencies: Tensor, layers: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """What every ResNet block adds for a time; see `reference.time_projections`."""
     assert timestep.shape == (1,) and layers[0][0].shape[1] == 2 * len(frequencies), (timestep.shape, len(frequencies))
-    result: Tensor = _kernels("time_rows", layers[0][0]).time_rows(timestep, frequencies, layers)
+    result: Tensor = _kernels("time_projections", layers[0][0]).time_projections(timestep, frequencies, layers)
     return result
 
 
-def scatter_rows(full: Tensor, rows: Tensor, place: Place) -> Tensor:
+def scatter_rows(full: Tensor, rows: Tensor, placement: RowPlacement) -> Tensor:
     """Rows into maps, in place; see `reference.scatter_rows`."""
     assert full.shape[::2] == rows.shape[::2] and full.is_contiguous(), (full.shape, rows.shape)
-    result: Tensor = _kernels("scatter_rows", rows).scatter_rows(full, rows, place)
+    result: Tensor = _kernels("scatter_rows", rows).scatter_rows(full, rows, placement)
     return result
 
 
-def composite(base: Tensor, rows: Tensor, place: Place, guidance: float | None) -> Tensor:
+def composite(base: Tensor, rows: Tensor, placement: RowPlacement, guidance: float | None) -> Tensor:
     """Guided rows over the source's prediction; see `reference.composite`."""
     assert base.ndim == 4 and base.shape[1] == rows.shape[2], (base.shape, rows.shape)
-    result: Tensor = _kernels("composite", rows).composite(base, rows, place, guidance)
+    result: Tensor = _kernels("composite", rows).composite(base, rows, placement, guidance)
     return result

@@ -21,8 +21,8 @@ TAPS = 9
 
 
 @dataclass(frozen=True, eq=False)
-class Window:
-    """The bounding box of a conv's outputs, for the cropped dense conv.
+class Crop:
+    """The bounding box of a conv's outputs, for one dense conv over a crop.
 
     Args:
         table: int64 [(sH + 3 - s) * (sW + 3 - s)], rows of [active | halo | zero] that fill the crop, row-major.
@@ -33,11 +33,11 @@ class Window:
     table: Tensor
     height: int
     width: int
-    pick: Tensor
+    output_index: Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Reads:
+class KernelMap:
     """What a 3x3 conv reads: `table` int64 [R_out * 9] indexes [active rows | halo rows | one zero row].
 
     Args:
@@ -50,16 +50,16 @@ class Reads:
     table: Tensor
     halo: Tensor
     stride: int
-    window: Window
-    _of_batches: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False)
+    crop: Crop
+    _batched_tables: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False)
 
-    def of_batch(self, batch: int, count: int) -> Tensor:
+    def batched_table(self, batch: int, count: int) -> Tensor:
         """`table` of several items that lie one after another, `count` rows each: int64 [B * R_out * 9]."""
         key = batch, count
-        if key not in self._of_batches:
+        if key not in self._batched_tables:
             starts = torch.arange(0, batch * count, count, device=self.table.device)[:, None]
-            self._of_batches[key] = (starts + self.table).flatten()
-        return self._of_batches[key]
+            self._batched_tables[key] = (starts + self.table).flatten()
+        return self._batched_tables[key]
 
     @property
     def rows_out(self) -> int:
@@ -68,8 +68,8 @@ class Reads:
 
     @cached_property
     def waste(self) -> float:
-        """Outputs a cropped conv computes per output wanted, at least 1."""
-        height, width = ((n - 3) // self.stride + 1 for n in (self.window.height, self.window.width))
+        """Outputs the dense conv over the crop computes per output wanted, at least 1."""
+        height, width = ((n - 3) // self.stride + 1 for n in (self.crop.height, self.crop.width))
         return height * width / max(1, self.rows_out)
 
 
@@ -87,9 +87,9 @@ class Level:
     height: int
     width: int
     active: Tensor
-    same: Reads
-    down: Reads | None
-    up: Reads | None
+    same: KernelMap
+    down: KernelMap | None
+    up: KernelMap | None
 
     @property
     def size(self) -> int:
@@ -107,12 +107,12 @@ class Level:
         return self.rows == self.size
 
     @cached_property
-    def slot(self) -> Tensor:
+    def row_of_position(self) -> Tensor:
         """int64 [H * W]: the active row that holds a position, -1 for inactive ones."""
-        return _slots(self.size, self.active)
+        return _row_of_position(self.size, self.active)
 
     @cached_property
-    def read(self) -> Tensor:
+    def read_positions(self) -> Tensor:
         """int64 [R + G]: positions of the active rows, then of the halo rows of `same`."""
         return torch.cat([self.active, self.same.halo])
 
@@ -144,7 +144,7 @@ def make_plan(grid: BoolGrid, depth: int, device: torch.device | str = "cpu") ->
     return SparsePlan(tuple(_level(active, i, torch.device(device)) for i in range(depth)))
 
 
-def active_rows(grid: BoolGrid, depth: int) -> tuple[int, ...]:
+def count_active_rows(grid: BoolGrid, depth: int) -> tuple[int, ...]:
     """Active rows of each level of `make_plan`'s plan, which need not be made for them."""
     return tuple(int(level.sum()) for level in _active(grid, depth))
 
@@ -157,8 +157,8 @@ def _active(grid: BoolGrid, depth: int) -> list[Tensor]:
     return active
 
 
-def reads_to(active: Tensor, outputs: Tensor) -> Reads:
-    """Reads of a 3x3 conv from active cells, with a halo of its own, to other cells: bool [H, W], on the CPU."""
+def kernel_map_to(active: Tensor, outputs: Tensor) -> KernelMap:
+    """KernelMap of a 3x3 conv from active cells, with a halo of its own, to other cells: bool [H, W], on the CPU."""
     return _reads(active, outputs, _strided(outputs.shape, 1), 1)
 
 
@@ -180,10 +180,10 @@ def _positions(grid: Tensor) -> Tensor:
     return grid.flatten().nonzero().squeeze(1)
 
 
-def _slots(size: int, positions: Tensor) -> Tensor:
-    slots = torch.full((size,), -1, device=positions.device)
-    slots[positions] = torch.arange(positions.numel(), device=positions.device)
-    return slots
+def _row_of_position(size: int, positions: Tensor) -> Tensor:
+    row_of_position = torch.full((size,), -1, device=positions.device)
+    row_of_position[positions] = torch.arange(positions.numel(), device=positions.device)
+    return row_of_position
 
 
 def _strided(shape: torch.Size, stride: int) -> Tensor:
@@ -199,7 +199,7 @@ def _nearest(coarse: torch.Size, fine: torch.Size) -> Tensor:
     return F.interpolate(positions, size=tuple(fine), mode="nearest")[0, 0].long()
 
 
-def _reads(inputs: Tensor, outputs: Tensor, slid: Tensor, stride: int) -> Reads:
+def _reads(inputs: Tensor, outputs: Tensor, slid: Tensor, stride: int) -> KernelMap:
     """The reads of a padded 3x3 conv that slides over `slid` and computes the active cells of `outputs`."""
     padded = F.pad(slid, (1, stride + 1, 1, stride + 1), value=-1)
     out = outputs.nonzero() * stride
@@ -207,24 +207,26 @@ def _reads(inputs: Tensor, outputs: Tensor, slid: Tensor, stride: int) -> Reads:
     y, x = (out[:, None, :] + taps[None]).unbind(-1)
     neighbours = padded[y, x].flatten()
     active = _positions(inputs)
-    slots = _slots(inputs.numel(), active)
+    row_of_position = _row_of_position(inputs.numel(), active)
     needed = neighbours[neighbours >= 0].unique()
-    halo = needed[slots[needed] < 0]
-    slots[halo] = active.numel() + torch.arange(halo.numel())
+    halo = needed[row_of_position[needed] < 0]
+    row_of_position[halo] = active.numel() + torch.arange(halo.numel())
     zero = torch.tensor([active.numel() + halo.numel()])
-    slots = torch.cat([torch.where(slots < 0, zero, slots), zero])  # position -1, outside the frame, reads zeros
-    return Reads(slots[neighbours], halo, stride, _window(outputs, padded, slots, stride))
+    row_of_position = torch.cat(
+        [torch.where(row_of_position < 0, zero, row_of_position), zero]
+    )  # position -1, outside the frame, reads zeros
+    return KernelMap(row_of_position[neighbours], halo, stride, _crop(outputs, padded, row_of_position, stride))
 
 
-def _window(outputs: Tensor, padded: Tensor, slots: Tensor, stride: int) -> Window:
+def _crop(outputs: Tensor, padded: Tensor, row_of_position: Tensor, stride: int) -> Crop:
     cells = outputs.nonzero()
     if not len(cells):
         cells = torch.zeros(1, 2, dtype=torch.long)
     (top, left), (bottom, right) = cells.amin(0).tolist(), cells.amax(0).tolist()
     crop = padded[top * stride : bottom * stride + 3, left * stride : right * stride + 3]
-    pick = _positions(outputs[top : bottom + 1, left : right + 1])
+    output_index = _positions(outputs[top : bottom + 1, left : right + 1])
     height, width = crop.shape
-    return Window(slots[crop.flatten()], height, width, pick)
+    return Crop(row_of_position[crop.flatten()], height, width, output_index)
 
 
 def _to(level: Level, device: torch.device) -> Level:
@@ -232,7 +234,7 @@ def _to(level: Level, device: torch.device) -> Level:
     return Level(level.height, level.width, level.active.to(device), _reads_to(level.same, device), down, up)
 
 
-def _reads_to(reads: Reads, device: torch.device) -> Reads:
-    table = reads.window.table.to(device)
-    window = Window(table, reads.window.height, reads.window.width, reads.window.pick.to(device))
-    return Reads(reads.table.to(device), reads.halo.to(device), reads.stride, window)
+def _reads_to(reads: KernelMap, device: torch.device) -> KernelMap:
+    table = reads.crop.table.to(device)
+    crop_index = Crop(table, reads.crop.height, reads.crop.width, reads.crop.output_index.to(device))
+    return KernelMap(reads.table.to(device), reads.halo.to(device), reads.stride, crop_index)

@@ -1,4 +1,4 @@
-"""The fast path on a CPU: gather-then-linear or one cropped dense conv, fp32 statistics.
+"""The fast path on a CPU: gather-then-linear or one dense conv over a crop, fp32 statistics.
 
 Same signatures as `reference`. Weights in channels_last are used in place: a [C_out, C_in, 3, 3] tensor laid out that
 way is a [C_out, 9 * C_in] matrix already.
@@ -11,35 +11,37 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fisedit.sparse_kernels import prepacked, reference, tuning
-from fisedit.sparse_kernels.buckets import Place
+from fisedit.sparse_kernels.buckets import RowPlacement
 from fisedit.sparse_kernels.reference import (
-    LayerNorm,
-    Recorded,
+    NO_EPILOGUE,
+    ConvEpilogue,
+    LayerNormParams,
+    RecordedMap,
     Rows,
     cross_attention,
-    joined,
-    known,
+    join_rows,
     norm_geglu,
-    time_rows,
+    read_recorded,
+    time_projections,
 )
-from fisedit.sparse_kernels.row_plan import TAPS, Reads
+from fisedit.sparse_kernels.row_plan import TAPS, KernelMap
 
 __all__ = [  # the reference's own where torch does it in one go
-    "affine",
-    "attend",
-    "attend_lines",
     "attention",
     "composite",
     "conv3x3",
     "cross_attention",
+    "dense_attention",
+    "dense_group_norm",
     "group_norm",
-    "group_sums",
-    "map_norm",
+    "group_norm_affine",
+    "group_statistics",
     "norm_conv3x3",
     "norm_geglu",
     "norm_linear",
+    "row_column_attention",
     "scatter_rows",
-    "time_rows",
+    "time_projections",
 ]
 
 
@@ -50,30 +52,32 @@ FEW = 512
 """Keys up to which torch's fused attention takes half the time of two products: .13 for .28 ms at 144 x 256."""
 
 
-def conv3x3(rows: Tensor, reads: Reads, weight: Tensor, bias: Tensor | None) -> Tensor:
+def conv3x3(rows: Tensor, reads: KernelMap, weight: Tensor, bias: Tensor | None) -> Tensor:
     """See `reference.conv3x3`; the cheaper of the two forms by the measured table in `tuning`."""
     padded = torch.cat([rows, rows.new_zeros(len(rows), 1, rows.shape[2])], 1)
-    form = cropped if tuning.prefers_crop(reads) else gathered
+    form = cropped_conv if tuning.prefers_cropped_conv(reads) else gathered_conv
     return form(padded, reads, weight, bias)
 
 
-def gathered(padded: Tensor, reads: Reads, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """One GEMM over gathered neighbours; `padded` is [B, R + G + 1, C_in] with the zero row last."""
+def gathered_conv(padded: Tensor, reads: KernelMap, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """One GEMM over gathered_conv neighbours; `padded` is [B, R + G + 1, C_in] with the zero row last."""
     batch, count, channels = padded.shape
-    patches = padded.view(-1, channels).index_select(0, reads.of_batch(batch, count))
+    patches = padded.view(-1, channels).index_select(0, reads.batched_table(batch, count))
     return prepacked.linear(patches.view(batch, -1, TAPS * channels), weight, bias)
 
 
-def cropped(padded: Tensor, reads: Reads, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """One dense conv over the bounding box of the outputs; `padded` as in `gathered`."""
-    window = reads.window
-    crop = padded.index_select(1, window.table).unflatten(1, (window.height, window.width)).permute(0, 3, 1, 2)
+def cropped_conv(padded: Tensor, reads: KernelMap, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """One dense conv over the bounding box of the outputs; `padded` as in `gathered_conv`."""
+    crop_index = reads.crop
+    crop = (
+        padded.index_select(1, crop_index.table).unflatten(1, (crop_index.height, crop_index.width)).permute(0, 3, 1, 2)
+    )
     out = prepacked.conv(crop, weight, bias, reads.stride).permute(0, 2, 3, 1).flatten(1, 2)
-    return out if reads.waste == 1 else out.index_select(1, window.pick)
+    return out if reads.waste == 1 else out.index_select(1, crop_index.output_index)
 
 
-def group_sums(rows: Tensor, groups: int) -> Tensor:
-    """See `reference.group_sums`; accumulates in float32, returns float64."""
+def group_statistics(rows: Tensor, groups: int) -> Tensor:
+    """See `reference.group_statistics`; accumulates in float32, returns float64."""
     batch, _, channels = rows.shape
     numbers = rows.float()
     sums = torch.stack([numbers.sum(1), numbers.square().sum(1)], -1)  # [B, C, 2]
@@ -81,9 +85,12 @@ def group_sums(rows: Tensor, groups: int) -> Tensor:
     return grouped
 
 
-def map_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """See `reference.map_norm`; torch's kernel computes the statistics anyway, and keeps them in float32 for float32
-    weights, which changes no bit of the output."""
+def dense_group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """See `reference.dense_group_norm`.
+
+    torch's kernel computes the statistics anyway, and keeps them in float32 for float32 weights, which changes no bit
+    of the output.
+    """
     batch, channels = x.shape[:2]
     size = x[0, 0].numel()
     if not (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and x.stride(0) == x[0].numel()):
@@ -104,19 +111,19 @@ def group_norm(rows: Tensor, totals: Tensor, count: int, weight: Tensor, bias: T
     return torch.addcmul(shift, rows, scale, out=torch.empty_like(rows))
 
 
-def affine(
+def group_norm_affine(
     rows: Rows,
     recorded: Tensor,
     totals: Tensor,
-    valid: Tensor,
+    num_rows: Tensor,
     count: int,
     weight: Tensor,
     bias: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """See `reference.affine`; accumulates in float32, and treats fresh and recorded rows as one tensor."""
-    rows, (branches, groups, _) = joined(rows), totals.shape
-    absent = torch.arange(rows.shape[1], device=rows.device) >= valid[:, None]
+    """See `reference.group_norm_affine`; accumulates in float32, and treats fresh and recorded rows as one tensor."""
+    rows, (branches, groups, _) = join_rows(rows), totals.shape
+    absent = torch.arange(rows.shape[1], device=rows.device) >= num_rows[:, None]
     both = torch.stack([recorded, rows], 1).float().masked_fill_(absent[:, None, :, None], 0)  # [B, 2, R, C]
     sums = torch.stack([both.sum(2), both.square_().sum(2)], -1).unflatten(2, (groups, -1)).sum(3).double()
     mixed = (totals.repeat_interleave(len(rows) // branches, 0) - sums[:, 0]).add_(sums[:, 1])
@@ -133,21 +140,20 @@ def norm_conv3x3(
     taps: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    norm: Tensor | None = None,
-    time: Tensor | None = None,
-    residual: Tensor | None = None,
-    shortcut: tuple[Rows, Tensor] | None = None,
+    affine: Tensor | None = None,
+    epilogue: ConvEpilogue = NO_EPILOGUE,
 ) -> Tensor:
-    """See `reference.norm_conv3x3`; one GEMM over gathered neighbours."""
-    x = torch.cat([joined(rows), halo], 1)
+    """See `reference.norm_conv3x3`; one GEMM over gathered_conv neighbours."""
+    x = torch.cat([join_rows(rows), halo], 1)
     items, count, channels = len(x), x.shape[1] + 1, x.shape[2]
-    if norm is not None:
-        x = F.silu(torch.addcmul(norm[:, 1:], x.float(), norm[:, :1]), inplace=True)
+    if affine is not None:
+        x = F.silu(torch.addcmul(affine[:, 1:], x.float(), affine[:, :1]), inplace=True)
     padded = halo.new_zeros(items, count, channels)
     padded[:, :-1] = x
     start = torch.arange(0, items * count, count, device=halo.device)[:, None, None]
     flat = padded.view(-1, channels).index_select(0, (taps + start).flatten())
     out = prepacked.linear(flat.view(items, -1, TAPS * channels), weight, bias)
+    time, residual, shortcut = epilogue
     if time is not None:
         out += time[:, None]
     if shortcut is not None:
@@ -159,16 +165,16 @@ def norm_linear(
     rows: Rows,
     weight: Tensor,
     bias: Tensor | None,
-    norm: Tensor | None = None,
-    layer: LayerNorm | None = None,
+    affine: Tensor | None = None,
+    layer_norm: LayerNormParams | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
     """See `reference.norm_linear`; two tensors side by side are two GEMMs, not a third tensor."""
-    if isinstance(rows, Tensor) and norm is None and layer is None:
+    if isinstance(rows, Tensor) and affine is None and layer_norm is None:
         out = prepacked.linear(rows, weight, bias)
         return out if residual is None else out.add_(residual)
-    if isinstance(rows, Tensor) or norm is not None or layer is not None:
-        return reference.norm_linear(rows, weight, bias, norm, layer, residual)
+    if isinstance(rows, Tensor) or affine is not None or layer_norm is not None:
+        return reference.norm_linear(rows, weight, bias, affine, layer_norm, residual)
     first, second = rows
     one, other = weight.split([first.shape[-1], second.shape[-1]], 1)
     out = F.linear(first, one, bias).add_(F.linear(second, other))
@@ -179,21 +185,21 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    recorded_key: Recorded,
-    recorded_value: Recorded,
-    place: Place,
+    recorded_key: RecordedMap,
+    recorded_value: RecordedMap,
+    placement: RowPlacement,
     heads: int,
-    scales: tuple[Recorded, Recorded] | None = None,
+    scales: tuple[RecordedMap, RecordedMap] | None = None,
 ) -> Tensor:
     """See `reference.attention`; torch's kernel over one map of keys, into which the fresh ones are copied."""
     key_scales, value_scales = scales or (None, None)
-    keys = mixed_tokens(known(recorded_key, key_scales), key, place)
-    values = mixed_tokens(known(recorded_value, value_scales), value, place)
-    return attend(query, keys, values, heads)
+    keys = mixed_tokens(read_recorded(recorded_key, key_scales), key, placement)
+    values = mixed_tokens(read_recorded(recorded_value, value_scales), value, placement)
+    return dense_attention(query, keys, values, heads)
 
 
-def mixed_tokens(recorded: Tensor, rows: Tensor, place: Place) -> Tensor:
-    """Recorded keys or values [S, P, C] of every item with its fresh rows [B, R, C] among them: [B, P, C].
+def mixed_tokens(recorded: Tensor, rows: Tensor, placement: RowPlacement) -> Tensor:
+    """RecordedMap keys or values [S, P, C] of every item with its fresh rows [B, R, C] among them: [B, P, C].
 
     Padding goes to a position behind the map, so that nothing waits for the number of rows.
     """
@@ -201,18 +207,21 @@ def mixed_tokens(recorded: Tensor, rows: Tensor, place: Place) -> Tensor:
     mixed = recorded.new_empty(len(rows), size + 1, channels)
     mixed.unflatten(0, (branches, -1))[:, :, :-1] = recorded[:, None]
     start = torch.arange(0, mixed[..., 0].numel(), size + 1, device=rows.device)[:, None]
-    mixed.view(-1, channels).index_copy_(0, (place.positions + start).flatten(), rows.reshape(-1, channels))
+    mixed.view(-1, channels).index_copy_(0, (placement.positions + start).flatten(), rows.reshape(-1, channels))
     return mixed[:, :-1]
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> Tensor:
-    """See `reference.attend`. In bf16 two products and a softmax in pieces that stay in the cache, which on Zen 4 takes
-    half the time of torch's fused kernel; as scores are rounded, outputs are .5 % from float64's, where that one's are
-    .2 %. On CPUs that attend faster in float32 that kernel does, which is nearer still."""
+def dense_attention(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> Tensor:
+    """See `reference.dense_attention`.
+
+    In bf16: two products and a softmax, in pieces that fit in the cache, which on Zen 4 takes half the time of torch's
+    fused kernel. As scores are rounded, outputs differ by .5 % from float64's, where the fused kernel's differ by .2 %.
+    CPUs that multiply faster in float32 run the fused kernel in float32.
+    """
     if query.dtype is not torch.bfloat16 or query.device.type != "cpu" or keys.shape[1] <= FEW:
-        return reference.attend(query, keys, values, heads)
+        return reference.dense_attention(query, keys, values, heads)
     if tuning.prefers_fp32():
-        return reference.attend(query.float(), keys.float(), values.float(), heads).to(query.dtype)
+        return reference.dense_attention(query.float(), keys.float(), values.float(), heads).to(query.dtype)
     batch, count, size = *query.shape[:2], keys.shape[1]
     scaled = query * (query.shape[2] // heads) ** -0.5
     q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2).flatten(0, 1) for t in (scaled, keys, values))
@@ -226,12 +235,12 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> Tensor:
     return mixed
 
 
-def attend_lines(
+def row_column_attention(
     query: Tensor, own: tuple[Tensor, Tensor], beside: tuple[Tensor, Tensor], seen: Tensor | None = None
 ) -> Tensor:
-    """See `reference.attend_lines`. In bf16 products and a softmax in pieces, as in `attend`; others are not copied."""
+    """See `reference.row_column_attention`; in bf16 products and a softmax in pieces, as in `dense_attention`."""
     if query.dtype is not torch.bfloat16 or query.device.type != "cpu":
-        return reference.attend_lines(query, own, beside, seen)
+        return reference.row_column_attention(query, own, beside, seen)
     (_, heads, others, width), count = beside[0].shape, own[0].shape[1]
     q, k, v = (t.unflatten(2, (heads, width)).transpose(1, 2).flatten(0, 1) for t in (query * width**-0.5, *own))
     other_keys, other_values = (t.flatten(0, 1) for t in beside)
@@ -248,18 +257,18 @@ def attend_lines(
     return mixed
 
 
-def scatter_rows(full: Tensor, rows: Tensor, place: Place) -> Tensor:
+def scatter_rows(full: Tensor, rows: Tensor, placement: RowPlacement) -> Tensor:
     """See `reference.scatter_rows`; waits for nothing."""
-    padded = F.pad(full, (0, 0, 0, 1)).scatter_(1, place.positions[..., None].expand_as(rows), rows)
+    padded = F.pad(full, (0, 0, 0, 1)).scatter_(1, placement.positions[..., None].expand_as(rows), rows)
     return full.copy_(padded[:, :-1])
 
 
-def composite(base: Tensor, rows: Tensor, place: Place, guidance: float | None) -> Tensor:
+def composite(base: Tensor, rows: Tensor, placement: RowPlacement, guidance: float | None) -> Tensor:
     """See `reference.composite`; waits for nothing."""
     if guidance is not None:
         without, with_text = rows.chunk(2)
         rows = torch.lerp(without, with_text, guidance)
-    at = place.positions[: len(rows), None].expand(-1, rows.shape[2], -1)
+    at = placement.positions[: len(rows), None].expand(-1, rows.shape[2], -1)
     full = F.pad(base.flatten(2), (0, 1)).expand(len(rows), -1, -1).contiguous()
     mixed: Tensor = full.scatter(2, at, rows.transpose(1, 2))[..., :-1].unflatten(2, base.shape[2:])
     return mixed

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from fisedit.errors import InputError
-from fisedit.sparse_kernels.row_plan import Reads
+from fisedit.sparse_kernels.row_plan import KernelMap
 
 CROP_WASTE = ((300, 0.0), (1500, 1.1), (1 << 62, 1.3))
-"""(output rows up to, waste up to which one cropped conv beats gather-then-linear): bf16 on two Zen 5 cores."""
+"""(output rows up to, waste up to which one cropped_conv conv beats gather-then-linear): bf16 on two Zen 5 cores."""
 
 TRITON_ROWS: dict[str, int] = {}
 """Kernel, by its name in `ops` ("linear" for one without a norm) -> rows of all items together up to which Triton was
@@ -33,12 +33,15 @@ def prefers_fp32() -> bool:
     return "Intel" in told.get("cpu_name", "") and not told.get("amx_bf16", False)
 
 
-def wanted_coding() -> str:
-    """What FISEDIT_CODED says that recorded keys and values are kept in, a name of `reference.BYTES`, or "" for as they
-    were recorded; 1 is int8. Triton's kernels read fp8 on GPUs from Ada and Hopper on.
+def quantisation_setting() -> str:
+    """Read from FISEDIT_CODED how recorded keys and values are quantised.
+
+    Returns:
+        A name of `reference.QUANTISED_DTYPES` (1 is int8), or "" for not at all. Triton's kernels read fp8 on GPUs from
+        Ada and Hopper on.
 
     Raises:
-        InputError: it says something else.
+        InputError: another value.
     """
     said = os.environ.get("FISEDIT_CODED", "")
     if said not in ("", "0", "1", "int8", "fp8"):
@@ -48,7 +51,7 @@ def wanted_coding() -> str:
     return {"0": "", "1": "int8"}.get(said, said)
 
 
-def prefers_crop(reads: Reads) -> bool:
-    """Whether the cropped dense conv is the faster form for these reads."""
+def prefers_cropped_conv(reads: KernelMap) -> bool:
+    """Whether one dense conv over a crop is the faster form for these reads."""
     limit = next(waste for rows, waste in CROP_WASTE if reads.rows_out <= rows)
     return reads.waste <= limit

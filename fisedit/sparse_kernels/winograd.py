@@ -64,8 +64,10 @@ def tiles_of(nine: Tensor, outputs: Tensor, width: int, zero: int) -> Tiles | No
     """Tiles for a conv of stride 1; None where nine taps for every output take less.
 
     Args:
-        nine: int64 [R_out * 9], as in `plan.Reads.table`. outputs: int64 [R_out], ascending positions on a map so wide.
-        zero: which row is of zeros.
+        nine: int64 [R_out * 9], as in `row_plan.KernelMap.table`.
+        outputs: int64 [R_out], ascending positions of a map.
+        width: of that map.
+        zero: index of the row of zeros.
     """
     cells = [divmod(position, width) for position in outputs.tolist()]
     corners = _corners(cells)

@@ -8,45 +8,45 @@ from __future__ import annotations
 from torch import Tensor
 from xformers.ops import memory_efficient_attention
 
-from fisedit.sparse_kernels.buckets import Place
-from fisedit.sparse_kernels.reference import LayerNorm, Recorded, known
+from fisedit.sparse_kernels.buckets import RowPlacement
+from fisedit.sparse_kernels.reference import LayerNormParams, RecordedMap, read_recorded
 from fisedit.sparse_kernels.torch_backend import (
-    affine,
-    attend_lines,
     composite,
     conv3x3,
+    dense_group_norm,
     group_norm,
-    group_sums,
-    map_norm,
+    group_norm_affine,
+    group_statistics,
     mixed_tokens,
     norm_conv3x3,
     norm_geglu,
     norm_linear,
+    row_column_attention,
     scatter_rows,
-    time_rows,
+    time_projections,
 )
 
 __all__ = [
-    "affine",
-    "attend",
-    "attend_lines",
     "attention",
     "composite",
     "conv3x3",
     "cross_attention",
+    "dense_attention",
+    "dense_group_norm",
     "group_norm",
-    "group_sums",
-    "map_norm",
+    "group_norm_affine",
+    "group_statistics",
     "norm_conv3x3",
     "norm_geglu",
     "norm_linear",
+    "row_column_attention",
     "scatter_rows",
-    "time_rows",
+    "time_projections",
 ]
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> Tensor:
-    """See `reference.attend`; xFormers takes [B, M, H, K] and gives the same back."""
+def dense_attention(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> Tensor:
+    """See `reference.dense_attention`; xFormers takes [B, M, H, K] and gives the same back."""
     split = (t.unflatten(-1, (heads, -1)) for t in (query, keys, values))
     out: Tensor = memory_efficient_attention(*split).flatten(2)
     return out
@@ -56,22 +56,22 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    recorded_key: Recorded,
-    recorded_value: Recorded,
-    place: Place,
+    recorded_key: RecordedMap,
+    recorded_value: RecordedMap,
+    placement: RowPlacement,
     heads: int,
-    scales: tuple[Recorded, Recorded] | None = None,
+    scales: tuple[RecordedMap, RecordedMap] | None = None,
 ) -> Tensor:
     """See `reference.attention`; over one map of keys, into which the fresh ones are copied."""
     key_scales, value_scales = scales or (None, None)
-    keys = mixed_tokens(known(recorded_key, key_scales), key, place)
-    values = mixed_tokens(known(recorded_value, value_scales), value, place)
-    return attend(query, keys, values, heads)
+    keys = mixed_tokens(read_recorded(recorded_key, key_scales), key, placement)
+    values = mixed_tokens(read_recorded(recorded_value, value_scales), value, placement)
+    return dense_attention(query, keys, values, heads)
 
 
 def cross_attention(
-    rows: Tensor, layer: LayerNorm, weight: Tensor, key: Tensor, value: Tensor, heads: int
+    rows: Tensor, layer_norm: LayerNormParams, weight: Tensor, key: Tensor, value: Tensor, heads: int
 ) -> tuple[Tensor, Tensor]:
     """See `reference.cross_attention`."""
-    query = norm_linear(rows, weight, None, layer=layer)
-    return attend(query, key, value, heads), query
+    query = norm_linear(rows, weight, None, layer_norm=layer_norm)
+    return dense_attention(query, key, value, heads), query

@@ -17,7 +17,7 @@ from fisedit.sparse.graph_capture import Once, capture, snapshot
 from fisedit.sparse.modules import Role
 from fisedit.sparse.prefetch import Feed
 from fisedit.sparse_kernels import ops
-from fisedit.sparse_kernels.buckets import bucket_of, padded
+from fisedit.sparse_kernels.buckets import bucket_size, choose_bucket
 from fisedit.sparse_kernels.row_plan import make_plan
 from tests.support.grids import grids
 from tests.support.pipelines import build_pipeline
@@ -204,13 +204,13 @@ def test_a_layer_with_a_lora_is_refused_by_name(pipelines):
     [(1, 16), (16, 16), (17, 32), (33, 48), (49, 64), (65, 96), (97, 128), (4096, 4096), (3000, 3072)],
 )
 def test_buckets(count, size):
-    assert padded(count) == size
+    assert bucket_size(count) == size
 
 
 def test_buckets_waste_at_most_half_and_suit_triton():
     for count in range(17, 5000):
-        assert count <= padded(count) < 2 * count
-        assert padded(count) % 16 == 0  # kernels are compiled once for such numbers
+        assert count <= bucket_size(count) < 2 * count
+        assert bucket_size(count) % 16 == 0  # kernels are compiled once for such numbers
 
 
 def test_masks_of_one_size_share_a_bucket():
@@ -218,7 +218,7 @@ def test_masks_of_one_size_share_a_bucket():
     for top in range(1, 10):
         grid = grids(16, 16)["one_cell"] & False
         grid[top : top + 6, 3:9] = True
-        buckets.add(bucket_of([make_plan(grid, 1)]))
+        buckets.add(choose_bucket([make_plan(grid, 1)]))
     assert len(buckets) == 1
 
 
@@ -256,11 +256,11 @@ def test_of_many_the_least_used_goes():
 def test_a_snapshot_has_memory_of_its_own_and_shares_as_before():
     packed, alone = torch.randn(2, 5, 12), torch.randn(3, dtype=torch.float64)
     one, two, three = packed.chunk(3, -1)
-    taken = snapshot({"one": one, "two": two[-1:], "three": three[:, :2], "alone": alone})
+    active_mask = snapshot({"one": one, "two": two[-1:], "three": three[:, :2], "alone": alone})
     expected = {"one": one.clone(), "two": two[-1:].clone(), "three": three[:, :2].clone(), "alone": alone.clone()}
     packed.zero_(), alone.zero_()
-    assert all(torch.equal(taken[name], tensor) for name, tensor in expected.items())
-    assert held_bytes(taken.values()) == packed.nbytes + alone.nbytes
+    assert all(torch.equal(active_mask[name], tensor) for name, tensor in expected.items())
+    assert held_bytes(active_mask.values()) == packed.nbytes + alone.nbytes
 
 
 def test_an_edit_that_is_over_holds_no_features(pipelines):

@@ -24,8 +24,8 @@ from fisedit.sparse.feature_cache import StepFeatures
 from fisedit.sparse.modules import Role
 from fisedit.sparse.prefetch import Feed
 from fisedit.sparse_kernels import ops
-from fisedit.sparse_kernels.buckets import bucket_of
-from fisedit.sparse_kernels.reference import BYTES, Lying
+from fisedit.sparse_kernels.buckets import choose_bucket
+from fisedit.sparse_kernels.reference import QUANTISED_DTYPES, DevicePointer
 from fisedit.sparse_kernels.row_plan import make_plan
 from fisedit.sparse_kernels.triton import launch
 from fisedit.values import GenerationConfig, SchedulerName
@@ -51,7 +51,7 @@ def test_a_feed_says_where_the_others_lie(budget, order):
     assert feed.bytes == 3 * (5 + 2 * 6) * 4
     for i in order:
         feed.load(i, i + 1 if i < 2 else None)
-        there = [Lying(at, (2, 3), torch.float32).here() for at in addresses.split(1)]
+        there = [DevicePointer(at, (2, 3), torch.float32).to_tensor() for at in addresses.split(1)]
         assert (target == i).all()
         assert all((t == 10 * i + k).all() for k, t in enumerate(there))
         if budget is None:
@@ -181,7 +181,10 @@ class Steps:
 
     def predicted(self, coded, budget):
         """Predictions of both steps, in order, and whether their features are resident."""
-        graphs, text = GraphExecutor(self.case.executor, coded=coded), self.case.texts.transpose(0, 1).flatten(0, 1)
+        graphs, text = (
+            GraphExecutor(self.case.executor, coded=coded),
+            self.case.texts.transpose(0, 1).flatten(0, 1),
+        )
         edit = graphs.begin(self.case.plans, self.features, text, budget)
         return [edit.step(i, self.case.batch(), TIME).clone() for i in (0, 1)], edit.feed.resident
 
@@ -213,7 +216,9 @@ def test_copied_or_read_where_they_lie(pipelines, monkeypatch):
 def test_bytes_of_keys_and_values_in_a_byte_a_number(pipelines):
     """One instead of the model's own, and the scales, which are few where heads are wide."""
     case = Case(pipelines["sd15"].unet, [grids(16, 16)["blobs"]])
-    feeds = {coded: case.begin(GraphExecutor(case.executor, coded=coded)).feed.bytes for coded in ("", *BYTES)}
+    feeds = {
+        coded: case.begin(GraphExecutor(case.executor, coded=coded)).feed.bytes for coded in ("", *QUANTISED_DTYPES)
+    }
     tokens = [case.maps.maps[site.name] for site in case.executor.sites if site.role is Role.TOKENS]
     numbers, scales = sum(t.numel() for t in tokens), sum(8 * t[..., 0].numel() for t in tokens)  # eight heads
     assert feeds["fp8"] == feeds["int8"]
@@ -246,7 +251,7 @@ def test_what_a_byte_a_number_costs_on_the_demo_model():
     step = torch.cat([latents] * len(text)), engine.sampler(config).timesteps[2]
     expected, _ = executor.replay(*step, text, {}, source.features[2], plan)
     errors = {}
-    for coded in ("", *BYTES):
+    for coded in ("", *QUANTISED_DTYPES):
         edit = GraphExecutor(executor, coded=coded).begin([plan], {2: source.features[2]}, text)
         got = edit.step(2, *step)[:, : plan.rows[0]]
         errors[coded] = float((got - expected).norm() / expected.norm())
@@ -255,7 +260,7 @@ def test_what_a_byte_a_number_costs_on_the_demo_model():
     assert 10 * errors[""] < errors["int8"] < errors["fp8"] < 2e-3  # measured: 6e-5 and 3e-4
 
 
-@pytest.mark.parametrize("coded", ["", *BYTES])
+@pytest.mark.parametrize("coded", ["", *QUANTISED_DTYPES])
 def test_of_edits_on_edits_only_what_they_changed_is_put_together(pipelines, monkeypatch, coded):
     """The source's pack serves all edits over it and over its edits; whole maps are made of keys and values alone."""
     monkeypatch.setattr(layers, "FEW", 0)  # on a GPU no map is so small that its totals are not kept
@@ -268,7 +273,7 @@ def test_of_edits_on_edits_only_what_they_changed_is_put_together(pipelines, mon
     for name in ("square", "blobs", "corner", "noise"):
         case = Case(source.executor.unet, [grids(8, 9)[name]])
         sizes = [(level.height, level.width) for level in case.plans[0].levels]
-        rows = graphs.fused.buffers(bucket_of(case.plans), sizes, 1, 2, 11).rows
+        rows = graphs.fused.buffers(choose_bucket(case.plans), sizes, 1, 2, 11).rows
         reading = graphs.records.reading(rows, case.plans, 2)
         asked.clear()
         got = reading.of(step)

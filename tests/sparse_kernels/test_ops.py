@@ -80,7 +80,7 @@ def test_conv_of_rows_is_torchs_conv(backend, dtype, size, name, close):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("form", [torch_backend.gathered, torch_backend.cropped])
+@pytest.mark.parametrize("form", [torch_backend.gathered_conv, torch_backend.cropped_conv])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize("widths", WIDTHS, ids=str)
 @pytest.mark.parametrize("batch", [1, 2, 3])
@@ -110,7 +110,7 @@ def test_group_sums(backend, dtype, rows, channels, groups):
     grouped = x.double().view(3, rows, groups, -1)
     expected = torch.stack([grouped.sum((1, 3)), grouped.square().sum((1, 3))], -1)
     with ops.use(backend):
-        got = ops.group_sums(x, groups)
+        got = ops.group_statistics(x, groups)
     assert got.dtype == torch.float64
     count = rows * channels // groups
     assert torch.allclose(got / count, expected / count, atol=1e-6, rtol=0)
@@ -134,7 +134,7 @@ def test_norm_of_a_map_and_its_totals(backend, dtype, layout, batch, channels, g
     x = LAYOUTS[layout](torch.randn(batch, channels, 13, 9, dtype=dtype) * 3 + 1)
     weight, bias = torch.randn(2, channels, dtype=dtype)
     with ops.use(backend):
-        got, totals = ops.map_norm(x, groups, weight, bias, EPS)
+        got, totals = ops.dense_group_norm(x, groups, weight, bias, EPS)
     close(got, F.group_norm(x.double(), groups, weight.double(), bias.double(), EPS), dtype)
     grouped = x.double().unflatten(1, (groups, -1)).flatten(2)
     expected = torch.stack([grouped.sum(2), grouped.square().sum(2)], -1)
@@ -147,7 +147,7 @@ def test_norm_of_a_map_and_its_totals(backend, dtype, layout, batch, channels, g
 def test_norm_of_a_constant_map_is_its_bias(backend, dtype):
     x, (weight, bias) = torch.full((2, 8, 5, 7), 3.0, dtype=dtype), torch.randn(2, 8, dtype=dtype)
     with ops.use(backend):
-        got, totals = ops.map_norm(x, 4, weight, bias, EPS)
+        got, totals = ops.dense_group_norm(x, 4, weight, bias, EPS)
         rows = ops.group_norm(rows_at(x, torch.arange(6)), totals, 35 * 2, weight, bias, EPS)
     for out in (rows_at(got, torch.arange(6)), rows):
         assert torch.allclose(out, bias.expand_as(out), atol=0.02)  # 3 - 3 is not quite 0 beside a deviation of 0.003
@@ -167,13 +167,13 @@ def test_norm_of_mixed_rows_is_the_mixed_maps_own(backend, dtype, size, name, ch
     mixed.flatten(2)[:, :, level.active] = torch.randn(2, channels, level.rows, dtype=dtype) * 2 - mean
     weight, bias = torch.randn(2, channels, dtype=dtype)
     with ops.use(backend):
-        _, totals = ops.map_norm(recorded, groups, weight, bias, EPS)
-        totals = totals - ops.group_sums(rows_at(recorded, level.active), groups)
-        totals = totals + ops.group_sums(rows_at(mixed, level.active), groups)
+        _, totals = ops.dense_group_norm(recorded, groups, weight, bias, EPS)
+        totals = totals - ops.group_statistics(rows_at(recorded, level.active), groups)
+        totals = totals + ops.group_statistics(rows_at(mixed, level.active), groups)
         count = level.size * channels // groups
-        got = ops.group_norm(rows_at(mixed, level.read), totals, count, weight, bias, EPS)
+        got = ops.group_norm(rows_at(mixed, level.read_positions), totals, count, weight, bias, EPS)
     dense = F.group_norm(mixed.double(), groups, weight.double(), bias.double(), EPS)
-    close(got, rows_at(dense, level.read), dtype)
+    close(got, rows_at(dense, level.read_positions), dtype)
 
 
 @each_backend
@@ -185,8 +185,8 @@ def test_replacing_every_row_of_a_map_with_a_large_mean(backend, mean, tolerance
     everywhere, weight, bias = torch.arange(32 * 32), torch.ones(32), torch.zeros(32)
     rows = rows_at(mixed, everywhere)
     with ops.use(backend):
-        _, totals = ops.map_norm(recorded, 8, weight, bias, EPS)
-        totals = totals - ops.group_sums(rows_at(recorded, everywhere), 8) + ops.group_sums(rows, 8)
+        _, totals = ops.dense_group_norm(recorded, 8, weight, bias, EPS)
+        totals = totals - ops.group_statistics(rows_at(recorded, everywhere), 8) + ops.group_statistics(rows, 8)
         got = ops.group_norm(rows, totals, 32 * 32 * 4, weight, bias, EPS)
     expected = rows_at(F.group_norm(mixed.double(), 8, eps=EPS), everywhere)
     assert (got - expected).abs().max() <= tolerance
@@ -203,15 +203,15 @@ def test_an_unknown_backend_is_refused(name):
 
 def test_the_switch_goes_back(monkeypatch):
     calls = []
-    monkeypatch.setattr(torch_backend, "group_sums", lambda *_: calls.append("fast"))
+    monkeypatch.setattr(torch_backend, "group_statistics", lambda *_: calls.append("fast"))
     x = torch.zeros(1, 1, 2)
     with ops.use("fast"):
         with pytest.raises(AssertionError), ops.use("reference"):
-            ops.group_sums(x, 3)
+            ops.group_statistics(x, 3)
         with ops.use("reference"):
-            ops.group_sums(x, 1)
+            ops.group_statistics(x, 1)
         assert not calls
-        ops.group_sums(x, 1)
+        ops.group_statistics(x, 1)
     assert calls == ["fast"]
 
 
@@ -220,7 +220,7 @@ def test_shapes_are_checked():
     with pytest.raises(AssertionError):
         ops.conv3x3(torch.zeros(1, 4, 3), reads, torch.zeros(2, 4, 3, 3), None)
     with pytest.raises(AssertionError):
-        ops.group_sums(torch.zeros(1, 4, 6), 4)
+        ops.group_statistics(torch.zeros(1, 4, 6), 4)
 
 
 @pytest.mark.sweep
@@ -235,7 +235,7 @@ def test_attention_over_whole_maps(backend, dtype, scores, fp32, rows, size, hea
     monkeypatch.setattr(tuning, "prefers_fp32", lambda: fp32)
     query, keys, values = (torch.randn(2, n, heads * width).to(dtype) for n in (rows, size, size))
     with ops.use(backend):
-        got = ops.attend(query, keys, values, heads)
+        got = ops.dense_attention(query, keys, values, heads)
     split = (t.double().unflatten(-1, (heads, width)).transpose(1, 2) for t in (query, keys, values))
     expected = F.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
     assert got.dtype == dtype
@@ -269,7 +269,7 @@ def test_attention_along_lines(backend, dtype, filled, scores, monkeypatch):
     beside = tuple(torch.randn(6, heads, 7, width).to(dtype) for _ in "kv")
     seen = torch.arange(9) <= torch.arange(6)[:, None] if filled else None
     with ops.use(backend):
-        got = ops.attend_lines(query, tuple(own), beside, seen)
+        got = ops.row_column_attention(query, tuple(own), beside, seen)
     expected = []
     for i in range(6):
         there = 9 if seen is None else int(seen[i].sum())
@@ -302,9 +302,9 @@ def test_packed_weights_follow_their_parameters(monkeypatch):
         linear.weight.data += 1  # as PEFT merges: torch counts no such write
         prepacked.refresh()
         assert torch.equal(prepacked.linear(rows, linear.weight, linear.bias), linear(rows))
-    known = len(prepacked._kept)
+    kept = len(prepacked._kept)
     del linear, conv
-    assert len(prepacked._kept) == max(known - 3, 0)
+    assert len(prepacked._kept) == max(kept - 3, 0)
 
 
 def test_products_that_are_widened(monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fisedit.sparse_kernels.row_plan import active_rows, make_plan
+from fisedit.sparse_kernels.row_plan import count_active_rows, make_plan
 from tests.support.grids import grids
 
 DEPTH = 3
@@ -60,11 +60,11 @@ def test_the_table_is_torchs_unfold(size, name):
 def test_the_window_is_a_cropped_conv(size, name):
     plan, weight = make_plan(grids(*size)[name], DEPTH), torch.randn(2, 3, 3, 3, dtype=torch.float64)
     for kind, level, reads, out in reads_of(plan):
-        full, window = random_map(level), reads.window
+        full, crop_index = random_map(level), reads.crop
         dense = F.conv2d(slid(full, kind, out), weight, padding=1, stride=reads.stride)[0].flatten(1)
-        crop = compact(full, level, reads)[window.table].T.view(1, 3, window.height, window.width)
+        crop = compact(full, level, reads)[crop_index.table].T.view(1, 3, crop_index.height, crop_index.width)
         found = F.conv2d(crop, weight, stride=reads.stride)[0].flatten(1)
-        assert torch.allclose(found[:, window.pick], dense[:, out.active])
+        assert torch.allclose(found[:, crop_index.output_index], dense[:, out.active])
         assert reads.waste == pytest.approx(found.shape[1] / out.rows)
 
 
@@ -103,9 +103,9 @@ def test_everything_active_has_no_halo(size):
 
 def test_slots_and_reads_of_a_level():
     level = make_plan(grids(6, 8)["corner"], 1).levels[0]
-    assert level.slot.view(6, 8)[0, -2:].tolist() == [0, 1]
-    assert (level.slot >= 0).sum() == level.rows == 4
-    assert level.read.tolist() == [6, 7, 14, 15, 5, 13, 21, 22, 23]
+    assert level.row_of_position.view(6, 8)[0, -2:].tolist() == [0, 1]
+    assert (level.row_of_position >= 0).sum() == level.rows == 4
+    assert level.read_positions.tolist() == [6, 7, 14, 15, 5, 13, 21, 22, 23]
 
 
 def test_one_level_has_no_samplers():
@@ -121,7 +121,7 @@ def test_the_ends_have_one_sampler_each():
 def test_rows_of_all_levels():
     assert make_plan(grids(16, 16)["one_cell"], 4).rows == (1, 1, 1, 1)
     assert make_plan(grids(16, 16)["checkerboard"], 4).rows == (128, 64, 16, 4)
-    assert all(active_rows(grid, DEPTH) == make_plan(grid, DEPTH).rows for grid in grids(13, 17).values())
+    assert all(count_active_rows(grid, DEPTH) == make_plan(grid, DEPTH).rows for grid in grids(13, 17).values())
 
 
 def test_the_grid_is_not_kept():

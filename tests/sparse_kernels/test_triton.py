@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from fisedit.errors import InputError
 from fisedit.sparse_kernels import ops, reference, tuning
+from fisedit.sparse_kernels.reference import ConvEpilogue
 from fisedit.sparse_kernels.triton import launch
 from tests.support.grids import grids
 from tests.support.padded_edits import DEVICE, TOLERANCE, Edits
@@ -73,10 +74,12 @@ def half_of_a_block(edits, backend, channels, groups, width, layout=torch.channe
         old = edits.rows(recorded.repeat_interleave(edits.edits, 0), 0)
         known = edits.totals(recorded, groups)
         rows = rows if first is None else (rows[..., :first].contiguous(), rows[..., first:].contiguous())
-        norm, totals = ops.affine(rows, old, known, tables.place.valid, count, gamma, beta, EPS)
+        norm, totals = ops.group_norm_affine(rows, old, known, tables.placement.num_rows, count, gamma, beta, EPS)
         more = (time, edits.rows(residual, 0)) if added else (None, None)
         short = None if first is None else (rows, through)
-        got = ops.norm_conv3x3(rows, halo, tables.same, weight, bias if added else None, norm, *more, short)
+        got = ops.norm_conv3x3(
+            rows, halo, tables.same, weight, bias if added else None, norm, ConvEpilogue(*more, short)
+        )
     normed = F.group_norm(mixed.double(), groups, gamma.double(), beta.double(), EPS)
     expected = F.conv2d(F.silu(normed), weight.double(), padding=1)
     if first is not None:
@@ -156,45 +159,48 @@ def test_samplers(backend, dtype, size, name):
 @each_mask
 def test_attention(backend, dtype, size, name):
     every = {"square": ["square", "one_cell", "checkerboard"]}.get(name, [name])
-    attend(Edits([grids(*size)[one] for one in every], dtype), backend, 2, 12)
+    dense_attention(Edits([grids(*size)[one] for one in every], dtype), backend, 2, 12)
 
 
 @pytest.mark.sweep
 @each_backend
 @each_dtype
 @pytest.mark.parametrize(
-    ("coded", "lying"), [("int8", False), ("fp8", False), ("", True), ("int8", True), ("fp8", True)]
+    ("quantised", "lying"), [("int8", False), ("fp8", False), ("", True), ("int8", True), ("fp8", True)]
 )
 @pytest.mark.parametrize("name", ["one_cell", "blobs", "everything"])
-def test_attention_over_other_records(backend, dtype, name, coded, lying):
-    """Recorded keys and values in a byte a number, and wherever a number says that they lie."""
+def test_attention_over_other_records(backend, dtype, name, quantised, lying):
+    """RecordedMap keys and values in a byte a number, and wherever a number says that they lie."""
     if lying and CUDA and backend != "triton":
         pytest.skip("a device's memory is read by address in kernels alone")
     edits = Edits([grids(13, 9)[name], grids(13, 9)["square"]], dtype)
-    attend(edits, backend, 2, 12, coded=coded, lying=lying)
+    dense_attention(edits, backend, 2, 12, quantised=quantised, lying=lying)
 
 
-def attend(edits, backend, heads, width, *, coded="", lying=False):
+def dense_attention(edits, backend, heads, width, *, quantised="", lying=False):
     (keys, mixed_keys), (values, mixed_values) = (edits.maps(0, heads * width) for _ in range(2))
     _, queries = edits.maps(0, heads * width)
     packed = torch.cat([edits.rows(full, 0) for full in (queries, mixed_keys, mixed_values)], -1)
     records, scales = [full.flatten(2).transpose(1, 2).contiguous() for full in (keys, values)], None
-    place = edits.tables.levels[0].place
-    if coded:
+    placement = edits.tables.levels[0].placement
+    if quantised:
         records, scales = zip(
-            *(reference.coded(record, heads, reference.BYTES[coded]) for record in records), strict=True
+            *(reference.quantise(record, heads, reference.QUANTISED_DTYPES[quantised]) for record in records),
+            strict=True,
         )
         mixed_keys, mixed_values = (
-            torch.where(place.taken.view(edits.items, 1, *full.shape[2:]), full, known.transpose(1, 2).view_as(full))
+            torch.where(
+                placement.active_mask.view(edits.items, 1, *full.shape[2:]), full, known.transpose(1, 2).view_as(full)
+            )
             for full, known in (
-                (full, reference.decoded(*parts).repeat_interleave(edits.edits, 0))
+                (full, reference.dequantise(*parts).repeat_interleave(edits.edits, 0))
                 for full, *parts in zip((mixed_keys, mixed_values), records, scales, strict=True)
             )
         )
     there = [(t, torch.tensor([t.data_ptr()], device=DEVICE)) for t in (*records, *(scales or ()))]
-    known = [reference.Lying(at, t.shape, t.dtype) if lying else t for t, at in there]
+    known = [reference.DevicePointer(at, t.shape, t.dtype) if lying else t for t, at in there]
     with ops.use(backend):
-        got = ops.attention(*packed.chunk(3, -1), *known[:2], place, heads, tuple(known[2:]) or None)
+        got = ops.attention(*packed.chunk(3, -1), *known[:2], placement, heads, tuple(known[2:]) or None)
     tokens = (full.double().flatten(2).transpose(1, 2) for full in (queries, mixed_keys, mixed_values))
     q, k, v = (t.unflatten(-1, (heads, width)).transpose(1, 2) for t in tokens)
     weights = (q @ k.mT * width**-0.5).softmax(-1)
@@ -205,21 +211,21 @@ def attend(edits, backend, heads, width, *, coded="", lying=False):
 @pytest.mark.sweep
 @each_dtype
 @pytest.mark.parametrize("heads", [1, 3, 12])
-@pytest.mark.parametrize("kind", reference.BYTES)
+@pytest.mark.parametrize("kind", reference.QUANTISED_DTYPES)
 def test_a_byte_a_number(dtype, heads, kind):
     """Off by half of a 127th of a head's largest number in its row, or by a sixteenth of itself; zeros stay zeros."""
     rows = tokens(dtype, 2, 40, 12) * torch.logspace(-3, 3, 40, device=DEVICE)[:, None].to(dtype)
     rows[0, 7] = 0
-    numbers, scales = reference.coded(rows, heads, reference.BYTES[kind])
-    assert numbers.dtype == reference.BYTES[kind] and scales.dtype == dtype
+    numbers, scales = reference.quantise(rows, heads, reference.QUANTISED_DTYPES[kind])
+    assert numbers.dtype == reference.QUANTISED_DTYPES[kind] and scales.dtype == dtype
     assert numbers.nbytes + scales.nbytes == rows.numel() + dtype.itemsize * 2 * 40 * heads
     largest = rows.float().unflatten(-1, (heads, -1)).abs().amax(-1, keepdim=True).expand(-1, -1, -1, 12 // heads)
-    off = (reference.decoded(numbers, scales).float() - rows.float()).abs()
+    off = (reference.dequantise(numbers, scales).float() - rows.float()).abs()
     rounding = 1e-6 if dtype == torch.float32 else 0.002 if dtype == torch.float16 else 0.01
     finest, most = torch.finfo(dtype).tiny * torch.finfo(dtype).eps, 448 if kind == "fp8" else 127
     half = {"int8": largest.flatten(2) * 0.5 / 127, "fp8": (rows.float().abs() / 16).clamp(largest.flatten(2) / 2**18)}
     assert (off <= half[kind] + largest.flatten(2) * rounding + most * finest).all()  # finest: what scales are made of
-    assert not reference.decoded(numbers, scales)[0, 7].float().any()
+    assert not reference.dequantise(numbers, scales)[0, 7].float().any()
 
 
 @pytest.mark.sweep(1)
@@ -230,8 +236,8 @@ def test_every_float_of_a_byte_is_read_as_what_it_is(backend, dtype):
     every = torch.arange(256, device=DEVICE).to(torch.uint8).view(torch.float8_e4m3fn)
     every = every[every.float().isfinite()]
     edits = Edits([grids(13, 9)["one_cell"]], dtype, branches=1)
-    place, size, width = edits.tables.levels[0].place, 13 * 9, 16
-    first = int((~place.taken[0]).nonzero()[0])
+    placement, size, width = edits.tables.levels[0].placement, 13 * 9, 16
+    first = int((~placement.active_mask[0]).nonzero()[0])
     values = torch.zeros(1, size, width, device=DEVICE).to(torch.float8_e4m3fn)
     keys, scales = values.clone(), torch.ones(1, size, 1, dtype=dtype, device=DEVICE)
     keys.view(torch.uint8)[0, first] = torch.tensor(448.0).to(torch.float8_e4m3fn).view(torch.uint8).to(DEVICE)
@@ -242,7 +248,7 @@ def test_every_float_of_a_byte_is_read_as_what_it_is(backend, dtype):
         wide = F.pad(some.view(torch.uint8), (0, width - len(some))).view(torch.float8_e4m3fn)
         values.view(torch.uint8)[0, first] = wide.view(torch.uint8)
         with ops.use(backend):
-            got = ops.attention(*fresh.chunk(3, -1), keys, values, place, 1, (scales, scales))
+            got = ops.attention(*fresh.chunk(3, -1), keys, values, placement, 1, (scales, scales))
         assert torch.equal(got[0, 0], wide.to(dtype))
 
 
@@ -266,7 +272,7 @@ def test_linear_behind_a_norm(backend, dtype, norm, bias, batch, rows, channels,
 
 
 def linear(backend, dtype, norm, batch, rows, channels, width, *, bias=True):
-    x, affine = tokens(dtype, batch, rows, channels, mean=3), torch.randn(batch, 2, channels, device=DEVICE)
+    x, group_norm_affine = tokens(dtype, batch, rows, channels, mean=3), torch.randn(batch, 2, channels, device=DEVICE)
     weight, shift = tokens(dtype, 1, width, channels)[0] * channels**-0.5, tokens(dtype, 1, 1, width)[0, 0]
     layer = (*tokens(dtype, 2, 1, channels).squeeze(1), EPS)
     with ops.use(backend):
@@ -274,12 +280,12 @@ def linear(backend, dtype, norm, batch, rows, channels, width, *, bias=True):
             x,
             weight,
             shift if bias else None,
-            norm=affine if norm == "group" else None,
-            layer=layer if norm == "layer" else None,
+            affine=group_norm_affine if norm == "group" else None,
+            layer_norm=layer if norm == "layer" else None,
         )
     expected = x.double()
     if norm == "group":
-        expected = expected * affine.double()[:, :1] + affine.double()[:, 1:]
+        expected = expected * group_norm_affine.double()[:, :1] + group_norm_affine.double()[:, 1:]
     if norm == "layer":
         expected = F.layer_norm(expected, (channels,), layer[0].double(), layer[1].double(), EPS)
     near(got, F.linear(expected, weight.double(), shift.double() if bias else None))
@@ -333,7 +339,7 @@ def test_time_is_diffusers_own(backend, dtype, time):
     layers = [(layer.weight.detach(), layer.bias.detach()) for layer in (embedding.linear_1, embedding.linear_2, last)]
     now = torch.tensor([time], device=DEVICE)
     with ops.use(backend):
-        got = ops.time_rows(now, frequencies(waves).to(DEVICE), layers)
+        got = ops.time_projections(now, frequencies(waves).to(DEVICE), layers)
     with torch.no_grad():
         expected = last.double()(F.silu(embedding.double()(waves(now).to(dtype).double())))
     assert got.dtype == dtype
@@ -367,12 +373,12 @@ def test_scatter_and_composite(backend, dtype, size, name):
     other = "blobs" if name == "everything" else "everything"
     edits = Edits([grids(*size)[name], grids(*size)[other]], dtype)
     recorded, mixed = edits.maps(0, 4)
-    place, rows = edits.tables.levels[0].place, edits.rows(mixed, 0)
+    placement, rows = edits.tables.levels[0].placement, edits.rows(mixed, 0)
     full = recorded.repeat_interleave(edits.edits, 0).flatten(2).transpose(1, 2).contiguous()
     with ops.use(backend):
-        assert ops.scatter_rows(full, rows, place) is full
-        guided = ops.composite(recorded[:1], rows, place, 7.5)
-        plain = ops.composite(recorded[:1], rows[: edits.edits], place, None)
+        assert ops.scatter_rows(full, rows, placement) is full
+        guided = ops.composite(recorded[:1], rows, placement, 7.5)
+        plain = ops.composite(recorded[:1], rows[: edits.edits], placement, None)
     assert torch.equal(full.transpose(1, 2), mixed.flatten(2))
     assert torch.equal(plain, mixed[: edits.edits])
     without, with_text = mixed.double().chunk(2)
@@ -430,11 +436,13 @@ def test_streams_and_graphs_have_counters_of_their_own(monkeypatch):
 @pytest.mark.sweep
 @pytest.mark.usefixtures("shared_sums")
 @each_dtype
-@pytest.mark.parametrize(("coded", "lying"), [("", False), ("int8", True), ("fp8", True)])
+@pytest.mark.parametrize(("quantised", "lying"), [("", False), ("int8", True), ("fp8", True)])
 @each_mask
-def test_programs_that_share_the_keys(dtype, size, name, coded, lying):
+def test_programs_that_share_the_keys(dtype, size, name, quantised, lying):
     """Some of them find no key at all: every position is fresh, or no row is."""
-    attend(Edits([grids(*size)[name], grids(*size)["one_cell"]], dtype), "triton", 2, 12, coded=coded, lying=lying)
+    dense_attention(
+        Edits([grids(*size)[name], grids(*size)["one_cell"]], dtype), "triton", 2, 12, quantised=quantised, lying=lying
+    )
 
 
 @pytest.mark.sweep(1)
@@ -457,10 +465,10 @@ def test_two_runs_give_the_same_bits(shared, request):
             ops.norm_conv3x3(edits.rows(mixed, 0), edits.halo(mixed, 0), tables.same, weight, None) for _ in range(2)
         )
     assert torch.equal(first, second)
-    place, full = tables.place, edits.random(2, 256, 48)
+    placement, full = tables.placement, edits.random(2, 256, 48)
     with ops.use("triton"):
         rows = edits.rows(mixed, 0)
-        first, second = (ops.attention(rows, rows, rows, full, full, place, 4) for _ in range(2))
+        first, second = (ops.attention(rows, rows, rows, full, full, placement, 4) for _ in range(2))
     count = edits.levels[0].rows
     assert torch.equal(first[:, :count], second[:, :count])
 
@@ -473,7 +481,7 @@ def test_the_engines_own_conv(dtype, name):
     edits = Edits([grids(13, 9)[name]], dtype, branches=2)
     level, (_, mixed) = edits.levels[0], edits.maps(0, 16)
     weight, bias = edits.random(12, 16, 3, 3, scale=1 / 12), edits.random(12)
-    rows = mixed.flatten(2)[:, :, level.read].transpose(1, 2)
+    rows = mixed.flatten(2)[:, :, level.read_positions].transpose(1, 2)
     with ops.use("triton"):
         got = ops.conv3x3(rows, level.same, weight, bias)
     edits.close(got, F.conv2d(mixed.double(), weight.double(), bias.double(), 1, 1), 0)
@@ -488,7 +496,7 @@ def test_real_shapes(side, channels, dtype, name):
     edits = Edits([grids(side, side)[name]], dtype)
     half_of_a_block(edits, "triton", channels, 32, channels)
     half_of_a_block(edits, "triton", 2 * channels, 32, channels, first=channels)
-    attend(edits, "triton", 8, channels // 8)
+    dense_attention(edits, "triton", 8, channels // 8)
     rows = edits.bucket.rows[0]
     linear("triton", dtype, "layer", 2, rows, channels, 3 * channels)
     linear("triton", dtype, "group", 2, rows, channels, channels)

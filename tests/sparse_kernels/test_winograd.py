@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from fisedit.adapters.block_convs import Conv
 from fisedit.sparse_kernels import winograd
-from fisedit.sparse_kernels.row_plan import make_plan, reads_to
+from fisedit.sparse_kernels.row_plan import kernel_map_to, make_plan
 from tests.support.grids import grids
 from tests.test_editor_stats import counted
 
@@ -32,11 +32,11 @@ def made(grid, grown=False):
         return (
             level,
             level.same,
-            winograd.tiles_of(level.same.table, level.active, level.width, len(level.read)),
+            winograd.tiles_of(level.same.table, level.active, level.width, len(level.read_positions)),
             outputs,
         )
     outputs = F.max_pool2d(outputs[None].float(), 3, 1, 1)[0] > 0
-    reads = reads_to(torch.from_numpy(grid), outputs)
+    reads = kernel_map_to(torch.from_numpy(grid), outputs)
     at = outputs.flatten().nonzero()[:, 0]
     return level, reads, winograd.tiles_of(reads.table, at, level.width, level.rows + len(reads.halo)), outputs
 
@@ -70,7 +70,7 @@ def test_a_square_at_any_place_is_covered_without_waste(left):
 
 def test_what_is_multiplied():
     level, reads, tiled, _ = made(grids(11, 14)["blobs"])
-    rows, conv = torch.randn(2, len(level.read), 12), Conv(torch.randn(12, 12, 3, 3), torch.randn(12))
+    rows, conv = torch.randn(2, len(level.read_positions), 12), Conv(torch.randn(12, 12, 3, 3), torch.randn(12))
     assert counted(lambda: conv.at(rows, reads, tiled)) == 2 * tiled.macs(12)
 
 

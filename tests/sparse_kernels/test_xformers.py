@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from fisedit.errors import InputError
 from fisedit.sparse_kernels import ops, reference
-from tests.sparse_kernels.test_triton import attend, cross
+from tests.sparse_kernels.test_triton import cross, dense_attention
 from tests.support.grids import grids
 from tests.support.padded_edits import Edits
 
@@ -45,11 +45,11 @@ def asked(monkeypatch):
 
 
 @pytest.mark.sweep(1)
-@pytest.mark.parametrize("coded", ["", "int8", "fp8"])
+@pytest.mark.parametrize("quantised", ["", "int8", "fp8"])
 @pytest.mark.parametrize("name", grids(8, 8))
-def test_attention_over_recorded_and_fresh_keys(asked, name, coded):
+def test_attention_over_recorded_and_fresh_keys(asked, name, quantised):
     edits = Edits([grids(13, 9)[name]], torch.float32, device=torch.device("cpu"))
-    attend(edits, "xformers", 2, 12, coded=coded)
+    dense_attention(edits, "xformers", 2, 12, quantised=quantised)
     assert asked == [((2, edits.bucket.rows[0], 2, 12), (2, 117, 2, 12))]  # [B, M, H, K]
 
 
@@ -61,9 +61,9 @@ def test_attention_over_the_text(asked):
 def test_attention_over_whole_maps(asked):
     query, keys, values = torch.randn(2, 5, 24), torch.randn(2, 9, 24), torch.randn(2, 9, 24)
     with ops.use("xformers"):
-        got = ops.attend(query, keys, values, 3)
+        got = ops.dense_attention(query, keys, values, 3)
     assert asked == [((2, 5, 3, 8), (2, 9, 3, 8))]
-    assert torch.allclose(got, reference.attend(query, keys, values, 3), atol=1e-6)
+    assert torch.allclose(got, reference.dense_attention(query, keys, values, 3), atol=1e-6)
 
 
 def test_everything_else_is_torchs(asked):
@@ -72,7 +72,7 @@ def test_everything_else_is_torchs(asked):
     with ops.use("xformers"):
         module = sys.modules[MODULE]
     assert set(module.__all__) == set(torch_backend.__all__)
-    own = {"attend", "attention", "cross_attention"}
+    own = {"dense_attention", "attention", "cross_attention"}
     assert {name for name in module.__all__ if getattr(module, name) is not getattr(torch_backend, name)} == own
 
 
@@ -89,5 +89,5 @@ def test_without_the_package_it_is_refused(monkeypatch):
 @needs_xformers
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 def test_with_the_package(dtype):
-    attend(Edits([grids(16, 16)["blobs"]], dtype), "xformers", 2, 40)
+    dense_attention(Edits([grids(16, 16)["blobs"]], dtype), "xformers", 2, 40)
     cross("xformers", dtype, 48, 80, 77, 2, 40)

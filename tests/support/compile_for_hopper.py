@@ -17,8 +17,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from fisedit.sparse_kernels.buckets import Place
-from fisedit.sparse_kernels.reference import Lying
+from fisedit.sparse_kernels.buckets import RowPlacement
+from fisedit.sparse_kernels.reference import ConvEpilogue, DevicePointer
 from fisedit.sparse_kernels.triton import backend
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -90,23 +90,27 @@ def resnet(dtype, items, rows, channels, size):
     x, halo = torch.empty(items, rows, channels, dtype=dtype), torch.empty(items, rows // 2, channels, dtype=dtype)
     weight = torch.empty(channels, channels, 3, 3, dtype=dtype).to(memory_format=torch.channels_last)
     gamma, taps = torch.empty(channels, dtype=dtype), torch.empty(items, rows, 9, dtype=torch.int32)
-    valid, totals = torch.empty(items, dtype=torch.int32), torch.empty(2, 32, 2, dtype=torch.float64)
-    norm, _ = backend.affine(x, x, totals, valid, size * channels // 32, gamma, gamma, 1e-5)
-    backend.norm_conv3x3(x, halo, taps, weight, gamma, norm, torch.empty(1, channels, dtype=dtype), x)
-    beside(dtype, x, valid, totals, taps, size)
+    num_rows, totals = torch.empty(items, dtype=torch.int32), torch.empty(2, 32, 2, dtype=torch.float64)
+    norm, _ = backend.group_norm_affine(x, x, totals, num_rows, size * channels // 32, gamma, gamma, 1e-5)
+    backend.norm_conv3x3(x, halo, taps, weight, gamma, norm, ConvEpilogue(torch.empty(1, channels, dtype=dtype), x))
+    beside(dtype, x, num_rows, totals, taps, size)
     return x, norm
 
 
-def beside(dtype, x, valid, totals, taps, size):
+def beside(dtype, x, num_rows, totals, taps, size):
     """A ResNet block of two maps side by side: statistics, the first conv, the second one with the shortcut."""
     items, rows, channels = x.shape
     recorded, gamma = torch.empty(items, rows, 2 * channels, dtype=dtype), torch.empty(2 * channels, dtype=dtype)
-    norm, _ = backend.affine((x, x.clone()), recorded, totals, valid, size * channels // 16, gamma, gamma, 1e-5)
+    norm, _ = backend.group_norm_affine(
+        (x, x.clone()), recorded, totals, num_rows, size * channels // 16, gamma, gamma, 1e-5
+    )
     wide = torch.empty(channels, 2 * channels, 3, 3, dtype=dtype).to(memory_format=torch.channels_last)
     more = torch.empty(channels, 2 * channels, dtype=dtype)
     backend.norm_conv3x3((x, x.clone()), recorded, taps, wide, None, norm)
     weight = torch.empty(channels, channels, 3, 3, dtype=dtype).to(memory_format=torch.channels_last)
-    backend.norm_conv3x3(x, x, taps, weight, None, norm[..., :channels].contiguous(), shortcut=((x, x.clone()), more))
+    backend.norm_conv3x3(
+        x, x, taps, weight, None, norm[..., :channels].contiguous(), ConvEpilogue(shortcut=((x, x.clone()), more))
+    )
 
 
 def transformer(dtype, x, norm, size):
@@ -114,22 +118,22 @@ def transformer(dtype, x, norm, size):
     items, rows, channels = x.shape
     gamma, square = torch.empty(channels, dtype=dtype), torch.empty(channels, channels, dtype=dtype)
     layer, wide = (gamma, gamma, 1e-5), torch.empty(8 * channels, channels, dtype=dtype)
-    place = Place.empty(items, rows, size, torch.device("cpu"))
-    backend.norm_linear(x, square, gamma, norm=norm)
-    packed = backend.norm_linear(x, wide[: 3 * channels], None, layer=layer)
+    placement = RowPlacement.empty(items, rows, size, torch.device("cpu"))
+    backend.norm_linear(x, square, gamma, affine=norm)
+    packed = backend.norm_linear(x, wide[: 3 * channels], None, layer_norm=layer)
     recorded = torch.empty(2, size, channels, dtype=dtype)
-    backend.attention(*packed.chunk(3, -1), recorded, recorded, place, 8)
+    backend.attention(*packed.chunk(3, -1), recorded, recorded, placement, 8)
     numbers, scales = torch.empty(2, size, channels, dtype=torch.int8), torch.empty(2, size, 8, dtype=dtype)
-    backend.attention(*packed.chunk(3, -1), numbers, numbers, place, 8, (scales, scales))
+    backend.attention(*packed.chunk(3, -1), numbers, numbers, placement, 8, (scales, scales))
     plain, byte, unit = (
-        Lying(torch.zeros(1, dtype=torch.int64), t.shape, t.dtype) for t in (recorded, numbers, scales)
+        DevicePointer(torch.zeros(1, dtype=torch.int64), t.shape, t.dtype) for t in (recorded, numbers, scales)
     )
-    backend.attention(*packed.chunk(3, -1), plain, plain, place, 8)
-    backend.attention(*packed.chunk(3, -1), byte, byte, place, 8, (unit, unit))
+    backend.attention(*packed.chunk(3, -1), plain, plain, placement, 8)
+    backend.attention(*packed.chunk(3, -1), byte, byte, placement, 8, (unit, unit))
     floats = numbers.view(torch.float8_e4m3fn)
-    backend.attention(*packed.chunk(3, -1), floats, floats, place, 8, (scales, scales))
+    backend.attention(*packed.chunk(3, -1), floats, floats, placement, 8, (scales, scales))
     small = byte._replace(dtype=torch.float8_e4m3fn)
-    backend.attention(*packed.chunk(3, -1), small, small, place, 8, (unit, unit))
+    backend.attention(*packed.chunk(3, -1), small, small, placement, 8, (unit, unit))
     backend.norm_linear(x, square, gamma, residual=x)
     gated = backend.norm_geglu(x, wide, torch.empty(8 * channels, dtype=dtype), layer)
     backend.norm_linear((gated, x), torch.empty(channels, 5 * channels, dtype=dtype), gamma, residual=x)
@@ -143,12 +147,14 @@ def ends(dtype):
     taps = torch.empty(2, 256, 9, dtype=torch.int32)
     backend.norm_conv3x3(x, x[:, :128], taps, torch.empty(4, 320, 3, 3, dtype=dtype), torch.empty(4, dtype=dtype))
     times = [torch.empty(1280, wide, dtype=dtype) for wide in (320, 1280)]
-    backend.time_rows(torch.empty(1), torch.empty(160), [(weight, torch.empty(1280, dtype=dtype)) for weight in times])
-    place = Place.empty(2, 256, 4096, torch.device("cpu"))
-    backend.scatter_rows(torch.empty(2, 4096, 320, dtype=dtype), x, place)
+    backend.time_projections(
+        torch.empty(1), torch.empty(160), [(weight, torch.empty(1280, dtype=dtype)) for weight in times]
+    )
+    placement = RowPlacement.empty(2, 256, 4096, torch.device("cpu"))
+    backend.scatter_rows(torch.empty(2, 4096, 320, dtype=dtype), x, placement)
     rows = torch.empty(2, 256, 4, dtype=dtype)
-    backend.composite(torch.empty(1, 4, 64, 64, dtype=dtype), rows, place, 7.5)
-    backend.composite(torch.empty(1, 4, 64, 64, dtype=dtype), rows, place, None)
+    backend.composite(torch.empty(1, 4, 64, 64, dtype=dtype), rows, placement, 7.5)
+    backend.composite(torch.empty(1, 4, 64, 64, dtype=dtype), rows, placement, None)
 
 
 def main(names: list[str]) -> None:

@@ -9,7 +9,7 @@ from math import nan
 
 import torch
 
-from fisedit.sparse_kernels.buckets import Tables, bucket_of
+from fisedit.sparse_kernels.buckets import PlanTables, choose_bucket
 from fisedit.sparse_kernels.row_plan import make_plan
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -25,8 +25,8 @@ class Edits:
         self.levels = self.plans[0].levels
         self.dtype, self.device, self.branches, self.edits = dtype, device, branches, len(grids)
         self.items = branches * len(grids)
-        self.bucket = bucket_of(self.plans)
-        self.tables = Tables(self.bucket, [level.size for level in self.levels], self.items, device)
+        self.bucket = choose_bucket(self.plans)
+        self.tables = PlanTables(self.bucket, [level.size for level in self.levels], self.items, device)
         self.tables.write(self.plans)
 
     def level(self, item, i):

@@ -44,7 +44,7 @@ def stale_norm(run: Replay, site: LayerSite, x: Tensor, *, halo: bool) -> Tensor
     """GroupNorm of the active rows (and of the recorded halo rows) by the source's statistics."""
     norm, rows, level = site.module, rows_of(x), run.level(site)
     if halo:
-        recorded = run.source.rows(site.name, site.level, level.read)
+        recorded = run.source.rows(site.name, site.level, level.read_positions)
         rows = torch.cat([rows, recorded[:, rows.shape[1] :]], 1)
     count = level.size * (norm.num_channels // norm.num_groups)
     sums = totals(run.source, site.name, site.level, norm.num_groups)

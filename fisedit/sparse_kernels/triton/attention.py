@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fisedit.sparse_kernels.buckets import Place
-from fisedit.sparse_kernels.reference import LayerNorm, Lying, Recorded
+from fisedit.sparse_kernels.buckets import RowPlacement
+from fisedit.sparse_kernels.reference import DevicePointer, LayerNormParams, RecordedMap
 from fisedit.sparse_kernels.triton.epilogue import last_to_arrive
 from fisedit.sparse_kernels.triton.launch import counters, power_of_two, share
-from fisedit.sparse_kernels.triton.linear import layer_norm, layer_stats
+from fisedit.sparse_kernels.triton.linear import apply_layer_norm, layer_stats
 
 LOG2E = 1.4426950408889634
 
@@ -25,18 +25,18 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    recorded_key: Recorded,
-    recorded_value: Recorded,
-    place: Place,
+    recorded_key: RecordedMap,
+    recorded_value: RecordedMap,
+    placement: RowPlacement,
     heads: int,
-    scales: tuple[Recorded, Recorded] | None = None,
+    scales: tuple[RecordedMap, RecordedMap] | None = None,
 ) -> Tensor:
     """See `reference.attention`; query, key and value may be slices of one packed tensor."""
     items, count, channels = query.shape
     assert query.stride() == key.stride() == value.stride() and query.stride(2) == 1, "slices of one packed tensor"
     branches, size, _ = recorded_key.shape
     out = torch.empty(items, count, channels, dtype=query.dtype, device=query.device)
-    known = [*map(_bytes, (recorded_key, recorded_value)), *map(_pointer, scales or (out, out))]
+    recorded = [*map(_bytes, (recorded_key, recorded_value)), *map(_pointer, scales or (out, out))]
     width = channels // heads
     keys = _block(width, query.dtype)
     block = min(keys, power_of_two(count))
@@ -50,9 +50,9 @@ def attention(
         query,
         key,
         value,
-        *known,
-        place.taken,
-        place.valid,
+        *recorded,
+        placement.active_mask,
+        placement.num_rows,
         out,
         parts,
         sums,
@@ -68,7 +68,7 @@ def attention(
         WIDTH=width,
         CODED=scales is not None,
         FLOATS=scales is not None and recorded_key.dtype.is_floating_point,
-        LYING=isinstance(recorded_key, Lying),
+        LYING=isinstance(recorded_key, DevicePointer),
         PARTS=programs > 1,
         BM=block,
         BN=keys,
@@ -80,7 +80,7 @@ def attention(
 
 
 def cross_attention(
-    rows: Tensor, layer: LayerNorm, weight: Tensor, key: Tensor, value: Tensor, heads: int
+    rows: Tensor, layer_norm: LayerNormParams, weight: Tensor, key: Tensor, value: Tensor, heads: int
 ) -> tuple[Tensor, Tensor]:
     """See `reference.cross_attention`."""
     items, count, channels = rows.shape
@@ -91,7 +91,7 @@ def cross_attention(
     block = min(most, power_of_two(count))
     _cross[triton.cdiv(count, block), items * heads](
         rows.contiguous(),
-        *layer,
+        *layer_norm,
         weight,
         key.contiguous(),
         value.contiguous(),
@@ -115,12 +115,12 @@ def cross_attention(
     return out, query
 
 
-def _pointer(recorded: Recorded) -> Tensor:
+def _pointer(recorded: RecordedMap) -> Tensor:
     """What a kernel is given: the map, or the number that says where it lies."""
-    return recorded.address if isinstance(recorded, Lying) else recorded.contiguous()
+    return recorded.address if isinstance(recorded, DevicePointer) else recorded.contiguous()
 
 
-def _bytes(recorded: Recorded) -> Tensor:
+def _bytes(recorded: RecordedMap) -> Tensor:
     """The same of keys or values; what is in a byte a number is loaded as whole numbers."""
     there = _pointer(recorded)
     return there.view(torch.int8) if there.dtype.itemsize == 1 else there
@@ -136,7 +136,7 @@ def _take(
     acc, total, peak, q, key, value, key_scales, value_scales, stride, heads, j, d, wanted, scale,
     WIDTH: tl.constexpr, CODED: tl.constexpr, FLOATS: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys and values into the running softmax; scales of coded ones lie `heads` apart."""
+    """One block of keys and values into the running softmax; scales of quantised ones lie `heads` apart."""
     inside = wanted[:, None] & (d < WIDTH)[None, :]
     k = tl.load(key + j[:, None] * stride + d[None, :], mask=inside, other=0)
     v = tl.load(value + j[:, None] * stride + d[None, :], mask=inside, other=0)
@@ -165,7 +165,8 @@ def _there(address, kind: tl.constexpr):
 
 @triton.jit
 def _attend(
-    query, key, value, recorded_key, recorded_value, key_scales, value_scales, taken, valid, out, parts, sums, counters,
+    query, key, value, recorded_key, recorded_value, key_scales, value_scales, active_mask, num_rows,
+    out, parts, sums, counters,
     R, size, C, heads, each, item_stride, row_stride, scale,
     WIDTH: tl.constexpr, CODED: tl.constexpr, FLOATS: tl.constexpr, LYING: tl.constexpr, PARTS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
@@ -194,14 +195,14 @@ def _attend(
     begin = tl.program_id(2) * many
     for start in range(begin, tl.minimum(begin + many, size), BN):
         j = start + tl.arange(0, BN)
-        there = tl.load(taken + item * size + j, mask=j < size, other=1).to(tl.int32)
+        there = tl.load(active_mask + item * size + j, mask=j < size, other=1).to(tl.int32)
         wanted = there == 0
         acc, total, peak = _take(
             acc, total, peak, q, recorded_key + record, recorded_value + record, key_scales + worth,
             value_scales + worth, C, heads, j, d, wanted, scale, WIDTH, CODED, FLOATS,
         )  # fmt: skip
     fresh = item * item_stride + head
-    live = tl.load(valid + item)
+    live = tl.load(num_rows + item)
     few = tl.cdiv(tl.cdiv(R, BN), programs) * BN
     begin = tl.program_id(2) * few
     for start in range(begin, tl.minimum(begin + few, live), BN):
@@ -264,9 +265,9 @@ def _cross(
     for start in range(0, C, BK):
         c = start + tl.arange(0, BK)
         x = tl.load(rows + row[:, None] * C + c[None, :], mask=live[:, None] & (c < C)[None, :], other=0.0)
-        x = layer_norm(x, gamma, beta, mean, rstd, c, C)
-        known = (c < C)[:, None] & (d < WIDTH)[None, :]
-        w = tl.load(weight + (head + d)[None, :] * weight_n + c[:, None] * weight_c, mask=known, other=0.0)
+        x = apply_layer_norm(x, gamma, beta, mean, rstd, c, C)
+        present = (c < C)[:, None] & (d < WIDTH)[None, :]
+        w = tl.load(weight + (head + d)[None, :] * weight_n + c[:, None] * weight_c, mask=present, other=0.0)
         q = tl.dot(x, w, q, input_precision="ieee")
     there = row[:, None] * inner + head + d[None, :]
     narrow = q.to(query.dtype.element_ty)

@@ -7,34 +7,40 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fisedit.sparse_kernels.row_plan import TAPS, Reads
-from fisedit.sparse_kernels.torch_backend import attend, attend_lines, group_norm, group_sums, map_norm
+from fisedit.sparse_kernels.row_plan import TAPS, KernelMap
+from fisedit.sparse_kernels.torch_backend import (
+    dense_attention,
+    dense_group_norm,
+    group_norm,
+    group_statistics,
+    row_column_attention,
+)
 from fisedit.sparse_kernels.triton.attention import attention, cross_attention
 from fisedit.sparse_kernels.triton.conv import norm_conv3x3
 from fisedit.sparse_kernels.triton.feedforward import norm_geglu
-from fisedit.sparse_kernels.triton.linear import norm_linear, time_rows
-from fisedit.sparse_kernels.triton.norm import affine
+from fisedit.sparse_kernels.triton.linear import norm_linear, time_projections
+from fisedit.sparse_kernels.triton.norm import group_norm_affine
 from fisedit.sparse_kernels.triton.scatter import composite, scatter_rows
 
 __all__ = [
-    "affine",
-    "attend",
-    "attend_lines",
     "attention",
     "composite",
     "conv3x3",
     "cross_attention",
+    "dense_attention",
+    "dense_group_norm",
     "group_norm",
-    "group_sums",
-    "map_norm",
+    "group_norm_affine",
+    "group_statistics",
     "norm_conv3x3",
     "norm_geglu",
     "norm_linear",
+    "row_column_attention",
     "scatter_rows",
-    "time_rows",
+    "time_projections",
 ]
 
 
-def conv3x3(rows: Tensor, reads: Reads, weight: Tensor, bias: Tensor | None) -> Tensor:
+def conv3x3(rows: Tensor, reads: KernelMap, weight: Tensor, bias: Tensor | None) -> Tensor:
     """See `reference.conv3x3`."""
     return norm_conv3x3(rows, rows[:, :0], reads.table.view(1, -1, TAPS), weight, bias)

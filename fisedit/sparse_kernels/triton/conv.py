@@ -1,4 +1,4 @@
-"""The 3x3 convolution of rows in Triton: an implicit GEMM over nine gathered neighbours.
+"""The 3x3 convolution of rows in Triton: an implicit GEMM over nine gathered_conv neighbours.
 
 GroupNorm's affine and the SiLU run in its prologue; bias, time embedding and residual in its epilogue; a ResNet block's
 1x1 shortcut is more of K. Where there are few rows and K is long (the 16x16 and 8x8 levels: tens of rows, K = 11,520),
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fisedit.sparse_kernels.reference import Rows
+from fisedit.sparse_kernels.reference import NO_EPILOGUE, ConvEpilogue, Rows
 from fisedit.sparse_kernels.row_plan import TAPS
 from fisedit.sparse_kernels.triton.epilogue import finish
 from fisedit.sparse_kernels.triton.launch import aligned, counters, dense, dummy, pair, share, tile_for
@@ -24,13 +24,12 @@ def norm_conv3x3(
     taps: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    norm: Tensor | None = None,
-    time: Tensor | None = None,
-    residual: Tensor | None = None,
-    shortcut: tuple[Rows, Tensor] | None = None,
+    affine: Tensor | None = None,
+    epilogue: ConvEpilogue = NO_EPILOGUE,
 ) -> Tensor:
     """See `reference.norm_conv3x3`; a weight in channels_last is read in place, row by row."""
     items, halo_rows, channels = halo.shape
+    time, residual, shortcut = epilogue
     rows_out, width = taps.shape[1], len(weight)
     out = torch.empty(items, rows_out, width, dtype=halo.dtype, device=halo.device)
     if not out.numel():
@@ -54,7 +53,7 @@ def norm_conv3x3(
         halo,
         taps,
         weight,
-        dummy(norm, out),
+        dummy(affine, out),
         dummy(bias, out),
         dummy(time, out),
         0 if time is None or len(time) == 1 else time.stride(0),
@@ -83,7 +82,7 @@ def norm_conv3x3(
         weight.stride(1),
         weight.stride(3),
         short_weight.stride(0),
-        NORM=norm is not None,
+        NORM=affine is not None,
         MERGED=merged,
         PARTS=programs > 1,
         PAIR=first is not second,
@@ -102,18 +101,18 @@ def norm_conv3x3(
 
 
 @triton.jit
-def _normed(x, norm, item, one, c, C, known, MERGED: tl.constexpr):
-    """GroupNorm's affine and the SiLU of rows; what is not known stays zero. If not merged, rows are of `one`."""
+def _normed(x, norm, item, one, c, C, present, MERGED: tl.constexpr):
+    """GroupNorm's affine and the SiLU of rows; what is not present stays zero. If not merged, rows are of `one`."""
     if MERGED:
         here = norm + item[:, None] * 2 * C + c[None, :]
-        scale = tl.load(here, mask=known, other=0.0)
-        shift = tl.load(here + C, mask=known, other=0.0)
+        scale = tl.load(here, mask=present, other=0.0)
+        shift = tl.load(here + C, mask=present, other=0.0)
     else:
         here = norm + one * 2 * C + c
         scale = tl.load(here, mask=c < C, other=0.0)[None, :]
         shift = tl.load(here + C, mask=c < C, other=0.0)[None, :]
     z = x.to(tl.float32) * scale + shift
-    return tl.where(known, z / (1.0 + tl.exp(-z)), 0.0).to(x.dtype)
+    return tl.where(present, z / (1.0 + tl.exp(-z)), 0.0).to(x.dtype)
 
 
 @triton.jit
@@ -166,16 +165,16 @@ def _conv(
         start = k % blocks * BK
         c = start + tl.arange(0, BK)
         at = tl.load(taps + item * taps_item + r * 9 + tap, mask=live, other=R + G).to(tl.int32)
-        known = (at < R + G)[:, None] & (c < C)[None, :]
+        present = (at < R + G)[:, None] & (c < C)[None, :]
         fresh = first + item * first_item + at * A
         if PAIR:
             fresh = tl.where(start < A, fresh, second + item * second_item + at * (C - A) - A)
         here = tl.where(at < R, fresh, halo + item * halo_item + (at - R) * C)
         if ALIGNED:  # which the compiler does not see through the choice of tensors
             here = tl.multiple_of(here, 16)
-        x = tl.load(here[:, None] + c[None, :], mask=known, other=0.0)
+        x = tl.load(here[:, None] + c[None, :], mask=present, other=0.0)
         if NORM:
-            x = _normed(x, norm, item, one, c, C, known, MERGED)
+            x = _normed(x, norm, item, one, c, C, present, MERGED)
         inside = (c < C)[:, None] & (n < N)[None, :]
         w = tl.load(weight + n[None, :] * weight_n + c[:, None] * weight_c + tap * weight_tap, mask=inside, other=0.0)
         acc = tl.dot(x, w, acc, input_precision="ieee")

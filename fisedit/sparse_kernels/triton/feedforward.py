@@ -10,12 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fisedit.sparse_kernels.reference import LayerNorm
+from fisedit.sparse_kernels.reference import LayerNormParams
 from fisedit.sparse_kernels.triton.launch import tile_for
-from fisedit.sparse_kernels.triton.linear import layer_norm, layer_stats
+from fisedit.sparse_kernels.triton.linear import apply_layer_norm, layer_stats
 
 
-def norm_geglu(rows: Tensor, weight: Tensor, bias: Tensor, layer: LayerNorm) -> Tensor:
+def norm_geglu(rows: Tensor, weight: Tensor, bias: Tensor, layer_norm: LayerNormParams) -> Tensor:
     """See `reference.norm_geglu`."""
     items, count, channels = rows.shape
     width = len(weight) // 2
@@ -25,7 +25,7 @@ def norm_geglu(rows: Tensor, weight: Tensor, bias: Tensor, layer: LayerNorm) -> 
         rows.contiguous(),
         weight,
         bias,
-        *layer,
+        *layer_norm,
         out,
         items * count,
         channels,
@@ -56,7 +56,7 @@ def _geglu(
     for start in range(0, C, BK):
         c = start + tl.arange(0, BK)
         x = tl.load(rows + row[:, None] * C + c[None, :], mask=live[:, None] & (c < C)[None, :], other=0.0)
-        x = layer_norm(x, gamma, beta, mean, rstd, c, C)
+        x = apply_layer_norm(x, gamma, beta, mean, rstd, c, C)
         inside = (c < C)[:, None] & (n < N)[None, :]
         here = weight + n[None, :] * weight_n + c[:, None] * weight_c
         hidden = tl.dot(x, tl.load(here, mask=inside, other=0.0), hidden, input_precision="ieee")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fisedit.sparse_kernels.reference import Rows, joined
+from fisedit.sparse_kernels.reference import Rows, join_rows
 
 PROGRAMS = 264
 """Programs that fill an H200: two for each of its 132 multiprocessors."""
@@ -84,7 +84,7 @@ def pair(rows: Rows, block: int, lay: Callable[[Tensor], Tensor]) -> tuple[Tenso
         lay: what lays a tensor as the kernel wants it.
     """
     if isinstance(rows, tuple) and rows[0].shape[-1] % block:
-        rows = joined(rows)
+        rows = join_rows(rows)
     if isinstance(rows, tuple):
         return lay(rows[0]), lay(rows[1])
     one = lay(rows)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fisedit.sparse_kernels.reference import LayerNorm, Rows, joined
+from fisedit.sparse_kernels.reference import LayerNormParams, Rows, join_rows
 from fisedit.sparse_kernels.triton.epilogue import finish
 from fisedit.sparse_kernels.triton.launch import aligned, counters, dummy, pair, share, tile_for
 
@@ -24,30 +24,30 @@ def norm_linear(
     rows: Rows,
     weight: Tensor,
     bias: Tensor | None,
-    norm: Tensor | None = None,
-    layer: LayerNorm | None = None,
+    affine: Tensor | None = None,
+    layer_norm: LayerNormParams | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
     """See `reference.norm_linear`."""
-    if norm is not None or layer is not None:
-        rows = joined(rows)
+    if affine is not None or layer_norm is not None:
+        rows = join_rows(rows)
     width, channels = weight.shape
     tile = tile_for(0, width, channels, weight.dtype)
     first, second = pair(rows, tile.depth, Tensor.contiguous)
     items, count, _ = first.shape
     out = torch.empty(items, count, width, dtype=first.dtype, device=first.device)
-    if norm is None:  # then items do not matter
+    if affine is None:  # then items do not matter
         items, count = 1, items * count
     tile = tile_for(count, width, channels, first.dtype)
     tiles, columns = items * triton.cdiv(count, tile.rows), triton.cdiv(width, tile.columns)
     programs, each = share(tiles * columns, triton.cdiv(channels, tile.depth))
-    gamma, beta, eps = layer if layer is not None else (out, out, 0.0)
+    gamma, beta, eps = layer_norm if layer_norm is not None else (out, out, 0.0)
     _linear[tiles, columns, programs](
         first,
         second,
         weight,
         dummy(bias, out),
-        dummy(norm, out),
+        dummy(affine, out),
         gamma,
         beta,
         eps,
@@ -65,8 +65,8 @@ def norm_linear(
         weight.stride(1),
         BIAS=bias is not None,
         RESIDUAL=residual is not None,
-        NORM=norm is not None,
-        LAYER=layer is not None,
+        NORM=affine is not None,
+        LAYER=layer_norm is not None,
         PAIR=first is not second,
         PARTS=programs > 1,
         ALIGNED=aligned(first, second),
@@ -79,8 +79,8 @@ def norm_linear(
     return out
 
 
-def time_rows(timestep: Tensor, frequencies: Tensor, layers: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """See `reference.time_rows`; one kernel for each layer."""
+def time_projections(timestep: Tensor, frequencies: Tensor, layers: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """See `reference.time_projections`; one kernel for each layer."""
     x = timestep
     for i, (weight, bias) in enumerate(layers):
         width, channels = weight.shape
@@ -111,7 +111,7 @@ def layer_stats(rows, row, live, C, eps, BM: tl.constexpr, BK: tl.constexpr):
 
 
 @triton.jit
-def layer_norm(x, gamma, beta, mean, rstd, c, C):
+def apply_layer_norm(x, gamma, beta, mean, rstd, c, C):
     """LayerNorm of a block of rows, under each row's statistics."""
     scale = tl.load(gamma + c, mask=c < C, other=0.0).to(tl.float32)
     shift = tl.load(beta + c, mask=c < C, other=0.0).to(tl.float32)
@@ -150,7 +150,7 @@ def _linear(
             shift = tl.load(norm + item * 2 * C + C + c, mask=c < C, other=0.0)
             x = (x.to(tl.float32) * scale[None, :] + shift[None, :]).to(out.dtype.element_ty)
         if LAYER:
-            x = layer_norm(x, gamma, beta, mean, rstd, c, C)
+            x = apply_layer_norm(x, gamma, beta, mean, rstd, c, C)
         inside = (c < C)[:, None] & (n < N)[None, :]
         w = tl.load(weight + n[None, :] * weight_n + c[:, None] * weight_c, mask=inside, other=0.0)
         acc = tl.dot(x, w, acc, input_precision="ieee")

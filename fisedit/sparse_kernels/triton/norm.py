@@ -22,17 +22,17 @@ CHUNK = 512
 """Rows that one program sums; more are shared (see `parts`)."""
 
 
-def affine(
+def group_norm_affine(
     rows: Rows,
     recorded: Tensor,
     totals: Tensor,
-    valid: Tensor,
+    num_rows: Tensor,
     count: int,
     weight: Tensor,
     bias: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """See `reference.affine`."""
+    """See `reference.group_norm_affine`."""
     items, padded, channels = recorded.shape
     branches, groups, _ = totals.shape
     out = torch.empty(items, 2, channels, device=recorded.device)
@@ -45,7 +45,7 @@ def affine(
         first,
         second,
         recorded.contiguous(),
-        valid,
+        num_rows,
         parts,
         counters(items * groups if programs > 1 else 0, out.device),
         totals.contiguous(),
@@ -95,13 +95,13 @@ def _write(
 
 @triton.jit
 def _sums(
-    first, second, recorded, valid, parts, counters, totals, weight, bias, out, mixed, count, eps, groups, each, R, A,
-    PARTS: tl.constexpr, PAIR: tl.constexpr, W: tl.constexpr, BR: tl.constexpr, BW: tl.constexpr,
+    first, second, recorded, num_rows, parts, counters, totals, weight, bias, out, mixed, count, eps, groups, each,
+    R, A, PARTS: tl.constexpr, PAIR: tl.constexpr, W: tl.constexpr, BR: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
     """Sum and sum of squares of one group of one item, fresh less recorded, or of some of its rows."""
     index = tl.program_id(0)
     item = (index // groups).to(tl.int64)
-    live = tl.load(valid + item)
+    live = tl.load(num_rows + item)
     lane = tl.arange(0, BW)
     channels = groups * W
     c = index % groups * W + lane

@@ -10,26 +10,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fisedit.sparse_kernels.buckets import Place
+from fisedit.sparse_kernels.buckets import RowPlacement
 from fisedit.sparse_kernels.triton.launch import power_of_two
 
 ROWS = 32
 
 
-def scatter_rows(full: Tensor, rows: Tensor, place: Place) -> Tensor:
+def scatter_rows(full: Tensor, rows: Tensor, placement: RowPlacement) -> Tensor:
     """See `reference.scatter_rows`."""
-    _put(full, rows.contiguous(), rows.shape, place, None, full.stride())
+    _put(full, rows.contiguous(), rows.shape, placement, None, full.stride())
     return full
 
 
-def composite(base: Tensor, rows: Tensor, place: Place, guidance: float | None) -> Tensor:
+def composite(base: Tensor, rows: Tensor, placement: RowPlacement, guidance: float | None) -> Tensor:
     """See `reference.composite`."""
     edits, count, channels = rows.shape
     if guidance is not None:
         edits //= 2
     out = base.expand(edits, -1, -1, -1).contiguous(memory_format=torch.contiguous_format).clone()
     strides = (out.stride(0), 1, out.stride(1))
-    _put(out, rows.contiguous(), (edits, count, channels), place, guidance, strides)
+    _put(out, rows.contiguous(), (edits, count, channels), placement, guidance, strides)
     return out
 
 
@@ -37,7 +37,7 @@ def _put(
     full: Tensor,
     rows: Tensor,
     shape: tuple[int, ...],
-    place: Place,
+    placement: RowPlacement,
     guidance: float | None,
     strides: tuple[int, ...],
 ) -> None:
@@ -46,8 +46,8 @@ def _put(
     _scatter[items * triton.cdiv(count, ROWS), triton.cdiv(channels, lanes)](
         full,
         rows,
-        place.positions,
-        place.taken.shape[1],
+        placement.positions,
+        placement.active_mask.shape[1],
         count,
         channels,
         items * count * channels,
