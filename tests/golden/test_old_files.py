@@ -1,0 +1,178 @@
+"""Files of version 0.1.0, written at commit 7d06e12, are read, gone on with and made again as they were.
+
+Pictures that are computed anew must be equal on the kind of CPU and the version of torch that wrote the files;
+elsewhere `ELSEWHERE` says how far they may be off. What is only read must be equal everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from fisedit import Editor
+from tests.golden.old_files import (
+    ENDINGS,
+    FILES,
+    FURTHER,
+    INDEX,
+    JOBS,
+    JOURNAL,
+    PLACE,
+    batch,
+    checked,
+    pixels,
+    told_of_result,
+    told_of_session,
+)
+from tests.golden.outcome import ELSEWHERE, EXACT, Tolerance, difference, machine
+
+EXPECTED = json.loads(INDEX.read_text(encoding="utf-8"))
+HERE = machine() == EXPECTED["machine"]
+JPEG_ELSEWHERE = Tolerance(levels=8, share=1.0)
+"""A grey level before JPEG's quantisation is several after it."""
+
+
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch):
+    """One thread, as the files were written, and no choice of the environment's."""
+    for name in ("FISEDIT_GRAPHS", "FISEDIT_KERNELS"):
+        monkeypatch.delenv(name, raising=False)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def files(tmp_path) -> Path:
+    """A copy of the files, which a test may change."""
+    return Path(shutil.copytree(FILES, tmp_path / "files"))
+
+
+def check_picture(ours: Image.Image, path: Path) -> None:
+    """Compare a picture that was computed anew with a stored one."""
+    allowed = EXACT if HERE else JPEG_ELSEWHERE if path.suffix == ".jpg" else ELSEWHERE
+    with Image.open(path) as stored:
+        gap = difference(ours, stored)
+    print(f"{path.name}: {gap}")  # noqa: T201
+    assert gap.within(allowed), f"{path.name}: {gap}"
+
+
+def resumed(folder: Path) -> Editor:
+    return Editor.resume(folder, device="cpu", local_files_only=True)
+
+
+@pytest.mark.parametrize("name", FURTHER)
+class TestSessions:
+    def test_all_is_read(self, files, name):
+        expected = {key: value for key, value in EXPECTED["sessions"][name].items() if key != "further"}
+        assert told_of_session(resumed(files / "sessions" / name)) == expected
+
+    def test_saved_again_it_says_the_same(self, files, name):
+        before, after = files / "sessions" / name, files / "again"
+        resumed(before).save(after)
+        said = [json.loads((folder / "session.json").read_text(encoding="utf-8")) for folder in (before, after)]
+        assert said[0] == said[1]
+        assert sorted(path.name for path in before.iterdir()) == sorted(path.name for path in after.iterdir())
+        for path in before.glob("*.png"):
+            with Image.open(path) as old, Image.open(after / path.name) as new:
+                assert pixels(old) == pixels(new), path.name
+
+    def test_a_further_edit(self, files, name):
+        editor, expected = resumed(files / "sessions" / name), dict(EXPECTED["sessions"][name]["further"])
+        further = editor.edit(FURTHER[name])
+        check_picture(further.image, FILES / "further" / f"{name}.png")
+        told = told_of_result(further)
+        for key in () if HERE else ("picture", "canvas", "mask", "stats"):  # of which the last digits may differ
+            del told[key], expected[key]
+        assert told == expected
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_picture_is_made_again(ending):
+    with Image.open(FILES / "pictures" / f"edited.{ending}") as picture:
+        editor = Editor.remake(picture, device="cpu", local_files_only=True)
+    check_picture(editor.current.image, FILES / "further" / "edited.png")
+    assert len(editor.history) == 4
+
+
+def test_a_source_is_made_again():
+    path = FILES / "pictures" / "source.png"
+    with Image.open(path) as picture:
+        editor = Editor.remake(picture, device="cpu", local_files_only=True)
+    check_picture(editor.current.image, path)
+
+
+def test_an_opened_picture_is_opened_again():
+    with Image.open(FILES / "pictures" / "opened.jpg") as picture:
+        editor = Editor.remake(picture, device="cpu", local_files_only=True)
+        assert pixels(editor.current.image) == pixels(picture)
+    assert (editor.current.prompt, editor.current.recipe.opened) == ("a dog and a cake on a beach", True)
+
+
+@pytest.mark.parametrize("name", EXPECTED["pictures"])
+def test_what_a_picture_tells_is_shown(name):
+    assert json.loads(checked(FILES / "pictures", "show", name, "--json")) == EXPECTED["pictures"][name]
+
+
+def test_an_edit_begins_at_a_picture(files):
+    place = [word for word in PLACE if word not in ("--model", "demo")]
+    words = ("edit", "--from", "edited.webp", "--prompt", "a fox on a beach", "--output", "next.png", "--json")
+    told = json.loads(checked(files / "pictures", *words, *place))
+    assert not HERE or told["notes"] == ["made again: every pixel is the file's"]
+    assert (files / "pictures" / "next.png").is_file()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder but the journal."""
+    found = (path for path in folder.rglob("*") if path.is_file() and path.name != JOURNAL)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+def expected_batch(name: str, before: list[str]) -> dict[str, object]:
+    """What the first run of a job printed, with these outputs done before instead of done."""
+    told = json.loads(json.dumps(EXPECTED["batch"]["printed"][name]))
+    for item in told["items"]:
+        if item["status"] == "done" and item["output"] in before:
+            item["status"] = "done before"
+    counts = [item["status"] for item in told["items"]]
+    told["counts"] = {status: counts.count(status) for status in told["counts"]}
+    return told
+
+
+@pytest.mark.parametrize("name", ["finished", "rows"])
+def test_a_finished_batch_has_nothing_left_to_do(files, name):
+    folder = files / "batch" / name
+    before, journal = contents(folder), (folder / JOURNAL).read_bytes()
+    told = batch(files / "batch", name)
+    assert told == expected_batch(name, [item["output"] for item in told["items"]])
+    assert contents(folder) == before
+    lines = (folder / JOURNAL).read_bytes().removeprefix(journal)
+    assert lines.count(b"\n") == told["counts"]["failed"], "only what failed was tried again"
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"version": 1, "output": "b.j'], ids=["whole", "torn"])
+def test_an_interrupted_batch_is_gone_on_with(files, torn):
+    folder, done = files / "batch" / "interrupted", EXPECTED["batch"]["interrupted"]
+    before = contents(folder)
+    assert sorted(before) == sorted(done)
+    with (folder / JOURNAL).open("ab") as journal:
+        journal.write(torn)
+    told = batch(files / "batch", "interrupted")
+    assert told == expected_batch("finished", done)
+    after = contents(folder)
+    assert {name: after[name] for name in before} == before and sorted(after) == sorted(
+        contents(FILES / "batch/finished")
+    )
+    for name in after:
+        with Image.open(folder / name) as image:
+            check_picture(image, FILES / "batch" / "finished" / name)
+
+
+def test_every_job_is_there():
+    assert {path.name for path in (FILES / "batch").iterdir() if (path / JOURNAL).is_file()} == set(JOBS)
