@@ -1,4 +1,4 @@
-"""Recorded queries and keys -> attention maps: where words look, and which positions belong together.
+"""Attention maps from recorded queries and keys: cross-attention of words, and self-attention between positions.
 
 Follows DAAM (arXiv 2210.04885): probabilities averaged over heads, layers and a few steps, at the latent grid's size.
 No UNet call is spent: a new prompt's keys meet the queries that the source recorded. Knows features, not masks.
@@ -33,13 +33,15 @@ def cross_maps(
     *,
     two_way: bool = False,
 ) -> Heatmap:
-    """Where each token of a prompt is looked at.
+    """Cross-attention maps of a prompt's tokens, averaged over heads, layers and steps.
 
     Args:
-        sites: the UNet's. steps: recorded steps whose queries were remembered.
-        text_cache: the prompt's keys (see `text_keys`).
+        unet: whose attention was recorded.
+        sites: its layer sites.
+        steps: recorded steps whose queries were kept, one or more.
+        text_cache: the prompt's keys by cross-attention (see `text_keys`).
         grids: (height, width) of every level, finest first.
-        two_way: multiply each by how much the token looks at the position, as in CALIP (arXiv 2209.14169).
+        two_way: multiply each probability by the token's attention to the position, as in CALIP (arXiv 2209.14169).
 
     Returns:
         Probabilities [T, h, w] at the finest grid; two-way ones are products, of no fixed sum.
@@ -48,8 +50,8 @@ def cross_maps(
     for site in _recorded(sites, steps[0], cross=True):
         key = text_cache[_sibling(site, "to_k")][-1:]
         heads = unet.get_submodule(site.name.rpartition(".")[0]).heads
-        look = _both_ways if two_way else _probabilities
-        mean = torch.stack([look(step.whole(site.name, site.level), key, heads) for step in steps]).mean(0)
+        attend = _two_way_probabilities if two_way else _probabilities
+        mean = torch.stack([attend(step.whole(site.name, site.level), key, heads) for step in steps]).mean(0)
         maps.append(_resized(mean.T, grids[site.level], grids[0]))
     heat: Heatmap = torch.stack(maps).mean(0).cpu().numpy()
     return heat
@@ -61,9 +63,13 @@ def affinity(
     steps: Sequence[CachedFeatures],
     grids: Sequence[tuple[int, int]],
 ) -> tuple[Heatmap, tuple[int, int]]:
-    """Self-attention at the finest recorded level.
+    """Self-attention at the finest recorded level, averaged over heads, layers and steps.
 
-    Args: as in `cross_maps`.
+    Args:
+        unet: as in `cross_maps`.
+        sites: as in `cross_maps`.
+        steps: as in `cross_maps`.
+        grids: as in `cross_maps`.
 
     Returns:
         Probabilities [n, n], rows summing to 1, and that level's grid (height, width).
@@ -95,7 +101,7 @@ def _probabilities(query: Tensor, key: Tensor, heads: int) -> Tensor:
     return mean
 
 
-def _both_ways(query: Tensor, key: Tensor, heads: int) -> Tensor:
+def _two_way_probabilities(query: Tensor, key: Tensor, heads: int) -> Tensor:
     """`_probabilities`, each times the softmax over the n positions and times n."""
     scores = _scores(query, key, heads)
     mean: Tensor = (scores.softmax(-1) * scores.softmax(-2)).mean(0) * scores.shape[-2]

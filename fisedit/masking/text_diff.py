@@ -1,7 +1,7 @@
 """Which words an edit changes, and which nouns show where: a prompt pair becomes an `EditScript`.
 
-Pure text. It knows CLIP's tokenizer by its call alone, and neither models, attention, nor pictures; what a word means
-is `grammar`'s business. Every pair of strings gives a script. Prompt-to-prompt (arXiv 2208.01626) and its successors
+Pure text. It knows CLIP's tokenizer by its call alone, and neither models, attention, nor pictures; word classes are
+`word_classes`'s. Every pair of strings gives a script. Prompt-to-prompt (arXiv 2208.01626) and its successors
 are told the changed words; here they are found.
 """
 

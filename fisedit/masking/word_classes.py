@@ -1,7 +1,7 @@
-"""A little English: which noun a changed word belongs to, and which changes have no place in the picture.
+"""Word classes of English prompts: which noun a changed word belongs to, and which changes concern the whole picture.
 
-Rules and short word lists, no model. It does not know what the other prompt says, nor anything of tokens, attention or
-pictures. A word it has never seen counts as a noun that points at itself.
+Rules and short word lists, no model. The module knows neither the other prompt, nor tokens, attention or pictures. An
+unknown word counts as a noun.
 """
 
 from __future__ import annotations
