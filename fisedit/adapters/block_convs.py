@@ -36,15 +36,15 @@ class Conv:
     bias: Tensor
 
     @cached_property
-    def spread(self) -> list[Matrix]:
+    def winograd_weights(self) -> list[Matrix]:
         """Its weights for tiles, 16 of [C, C]."""
-        return winograd.spread(self.weight.detach())
+        return winograd.winograd_weights(self.weight.detach())
 
     def at(self, rows: Tensor, reads: KernelMap, tiled: winograd.Tiles | None) -> Tensor:
         """Rows [B, R_out, C] of it, of rows [B, R + G, C]; by tiles where there are such and they pay."""
         if tiled is None or not winograd.serves(rows.device):
             return ops.conv3x3(rows, reads, self.weight, self.bias)
-        return winograd.conv(rows, tiled, self.spread, self.bias)
+        return winograd.conv(rows, tiled, self.winograd_weights, self.bias)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,1 +1,1 @@
-"""Kernels on compact rows: `ops` is the face and the only switch, `reference` the specification, `cpu` the fast one."""
+"""Kernels on compact rows: `ops` is the interface, `reference` the specification, `torch_backend` the default."""

@@ -1,8 +1,8 @@
-"""Plans of any mask in buffers of few shapes: rows padded to buckets, index tables written in place.
+"""Padded plans: index tables of any mask in buffers of a few shapes.
 
-A captured CUDA graph knows addresses and shapes. So the tables of a plan live in device buffers whose shapes depend on
-its bucket alone; another mask is other numbers in the same buffers. Padded rows read the zero row alone, and nothing
-reads them. Knows index arithmetic only, as `plan` does.
+A captured CUDA graph holds addresses and shapes. So the tables of a plan are in device buffers whose shapes depend on
+its bucket alone, and another mask is written into the same buffers. Padding rows read the zero row only, and no row
+reads them. Knows index arithmetic only, as `row_plan` does.
 """
 
 from __future__ import annotations
@@ -16,21 +16,24 @@ from torch import Tensor
 
 from fisedit.sparse_kernels.row_plan import TAPS, KernelMap, Level, SparsePlan
 
-STEP = 16
-"""Rows of the smallest bucket: what one tensor-core product takes."""
+MIN_ROWS = 16
+"""Rows of the smallest bucket: those of one tensor-core product."""
 
-
-HALO = 64
-"""Halo rows that every bucket has room for."""
+MIN_HALO_ROWS = 64
+"""Halo rows for which every bucket has room."""
 
 
 def bucket_size(count: int) -> int:
-    """The bucket for a number of rows: 16 times a power of two, or one and a half times that."""
-    size = STEP
+    """Round a number of rows up to the size of a bucket: 16 times a power of two, or one and a half times that.
+
+    Args:
+        count: rows, 0 or more.
+    """
+    size = MIN_ROWS
     while size < count:
         size *= 2
     middle = size // 4 * 3
-    return middle if middle % STEP == 0 and middle >= count else size
+    return middle if middle % MIN_ROWS == 0 and middle >= count else size
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,10 @@ class Bucket:
     """Shapes of a plan's buffers, finest level first.
 
     Args:
-        rows: padded active rows of each level.
-        same, down, up: padded halo rows of each level's reads; 0 where there are none.
+        rows: active rows of each level with padding.
+        same: halo rows with padding of each level's `Level.same`.
+        down: those of `Level.down`; 0 where there is none.
+        up: those of `Level.up`; 0 where there is none.
     """
 
     rows: tuple[int, ...]
@@ -49,17 +54,22 @@ class Bucket:
 
 
 def choose_bucket(plans: Sequence[SparsePlan]) -> Bucket:
-    """The smallest bucket that holds all of some plans of one size, at least one.
+    """Choose the smallest bucket that holds each of some plans.
 
-    As many halo rows as active ones always have room, and `HALO` of them, so that masks of one size mostly share a
-    bucket; what is not used costs memory alone.
+    A bucket has room for as many halo rows as active rows, and for at least `MIN_HALO_ROWS`, so that masks of one size
+    mostly share a bucket; unused room costs memory only.
+
+    Args:
+        plans: of maps of one size, at least one.
     """
     levels = list(zip(*(plan.levels for plan in plans), strict=True))
     rows = tuple(bucket_size(max(level.rows for level in same)) for same in levels)
 
-    def halo(reads: Iterable[tuple[KernelMap | None, ...]]) -> tuple[int, ...]:
-        sizes = [max((r.halo.numel() for r in each if r is not None), default=None) for each in reads]
-        return tuple(0 if n is None else bucket_size(max(n, r, HALO)) for n, r in zip(sizes, rows, strict=True))
+    def halo(kernel_maps: Iterable[tuple[KernelMap | None, ...]]) -> tuple[int, ...]:
+        sizes = [max((r.halo.numel() for r in each if r is not None), default=None) for each in kernel_maps]
+        return tuple(
+            0 if n is None else bucket_size(max(n, r, MIN_HALO_ROWS)) for n, r in zip(sizes, rows, strict=True)
+        )
 
     return Bucket(
         rows,
@@ -71,12 +81,12 @@ def choose_bucket(plans: Sequence[SparsePlan]) -> Bucket:
 
 @dataclass(frozen=True, eq=False)
 class RowPlacement:
-    """Where padded rows stand in their map, for each of B items.
+    """Positions of padded rows in their map, for each of B items.
 
     Args:
-        positions: int64 [B, R], ascending; the map's size for padded rows.
+        positions: int64 [B, R], ascending; H * W for padding rows.
         active_mask: bool [B, H * W], the positions that have a row.
-        num_rows: int32 [B], rows that are not padding; they come first.
+        num_rows: int32 [B], rows that are not padding; these come first.
     """
 
     positions: Tensor
@@ -85,7 +95,14 @@ class RowPlacement:
 
     @staticmethod
     def empty(batch: int, rows: int, size: int, device: torch.device) -> RowPlacement:
-        """Buffers in which every row is padding."""
+        """Allocate buffers in which every row is padding.
+
+        Args:
+            batch: items, B.
+            rows: padded rows of each, R.
+            size: positions of the map, H * W.
+            device: of the buffers.
+        """
         return RowPlacement(
             torch.full((batch, rows), size, device=device),
             torch.zeros(batch, size, dtype=torch.bool, device=device),
@@ -93,7 +110,12 @@ class RowPlacement:
         )
 
     def write(self, item: int, level: Level) -> None:
-        """Put a level's active rows into one item's buffers."""
+        """Write a level's active rows into one item's buffers.
+
+        Args:
+            item: index in [0, B).
+            level: with at most R active rows.
+        """
         size = self.active_mask.shape[1]
         self.positions[item].copy_(F.pad(level.active, (0, self.positions.shape[1] - level.rows), value=size))
         self.active_mask[item].zero_().index_fill_(0, level.active, True)
@@ -102,10 +124,15 @@ class RowPlacement:
 
 @dataclass(frozen=True, eq=False)
 class LevelTables:
-    """One level's buffers: where its rows stand, and the reads of its 3x3 convs.
+    """One level's buffers: positions of its rows, and kernel maps of its 3x3 convs with padding.
+
+    A kernel map is int32 [B, R_out, 9], indices into [active rows with padding | halo rows with padding | zero row].
 
     Args:
-        same, down, up: int32 [B, R_out, 9] into [padded rows | padded halo | one zero row], None where there are none.
+        placement: of the level's rows.
+        same: kernel map of the level's own convs.
+        down: that of the downsampler's conv, or None where there is none.
+        up: that of the upsampler's conv, or None where there is none.
     """
 
     placement: RowPlacement
@@ -115,12 +142,13 @@ class LevelTables:
 
 
 class PlanTables:
-    """The buffers of one bucket, and what writes a plan into them.
+    """The buffers of one bucket, into which plans are written.
 
     Args:
-        bucket: their shapes. sizes: positions of each level, finest first.
-        batch: B; item b has the plan b % (number of plans), as guidance branches come one after another.
-        device: where they live.
+        bucket: shapes of the buffers.
+        sizes: positions H * W of each level, finest first.
+        batch: items, B; item b has the plan b % (number of plans), as the guidance branches follow one another.
+        device: of the buffers.
     """
 
     def __init__(self, bucket: Bucket, sizes: Sequence[int], batch: int, device: torch.device) -> None:
@@ -144,7 +172,11 @@ class PlanTables:
         """int64 [B, R + G], positions of the finest level's active and halo rows."""
 
     def write(self, plans: Sequence[SparsePlan]) -> None:
-        """Write one plan for each edit, in place; nothing is allocated that stays, and the host waits for nothing."""
+        """Write one plan for each edit in place, without synchronising with the device.
+
+        Args:
+            plans: that fit the bucket; their number divides B.
+        """
         assert self.batch % len(plans) == 0, (self.batch, len(plans))
         for item in range(self.batch):
             self._write(item, plans[item % len(plans)])
@@ -153,21 +185,21 @@ class PlanTables:
         for i, (tables, level) in enumerate(zip(self.levels, plan.levels, strict=True)):
             tables.placement.write(item, level)
             inside = level.rows, self.bucket.rows[i]
-            for table, reads, halo in (
+            for table, kernel_map, halo in (
                 (tables.same, level.same, self.bucket.same[i]),
                 (tables.down, level.down, self.bucket.down[i]),
                 (tables.up, level.up, self.bucket.up[i]),
             ):
-                if table is not None and reads is not None:
-                    _write_reads(table[item], reads, inside, halo)
+                if table is not None and kernel_map is not None:
+                    _write_kernel_map(table[item], kernel_map, inside, halo)
         finest = plan.levels[0]
         self.read_positions[item, : finest.rows] = finest.active
         self.read_positions[item, self.bucket.rows[0] :][: finest.same.halo.numel()] = finest.same.halo
 
 
-def _write_reads(table: Tensor, reads: KernelMap, rows: tuple[int, int], halo: int) -> None:
-    """Write a neighbour table into [R_out, 9]; `rows` are the input's active ones and their bucket."""
-    (active, bucket), there = rows, reads.halo.numel()
-    found = reads.table.view(-1, TAPS)
-    moved = found + (found >= active) * (bucket - active) + (found >= active + there) * (halo - there)
-    table.fill_(bucket + halo)[: len(moved)].copy_(moved)
+def _write_kernel_map(table: Tensor, kernel_map: KernelMap, rows: tuple[int, int], halo: int) -> None:
+    """Write a kernel map into [R_out, 9]; `rows` are the input's active rows without and with padding."""
+    (active, padded), halo_rows = rows, kernel_map.halo.numel()
+    index = kernel_map.table.view(-1, TAPS)
+    index = index + (index >= active) * (padded - active) + (index >= active + halo_rows) * (halo - halo_rows)
+    table.fill_(padded + halo)[: len(index)].copy_(index)

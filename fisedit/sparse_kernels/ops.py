@@ -1,8 +1,9 @@
-"""The face of the kernels: shape checks, and the only switch between reference and fast paths.
+"""The interface of the kernels: shape checks, and the only switch between backends.
 
-`use("reference")` (or FISEDIT_KERNELS=reference) runs the specification; anything else is an optimisation of it. "fast"
-is torch's kernels, and on CUDA Triton's where the table in `tuning` says so; "triton" is Triton's everywhere, and
-"xformers" is torch's with attention by xFormers.
+FISEDIT_KERNELS, or `use`, chooses the backend. "reference" is the specification; all others are optimisations of it.
+"fast", the default, is torch's kernels on every device; a kernel of Triton's replaces one of them only on a GPU for
+which `tuning.TRITON_ROWS` holds a measurement. "triton" and "xformers" (torch's kernels with attention by xFormers) run
+where they are chosen by name, and raise where they cannot. Knows no model; kernels see rows and index tables.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ _backend: ContextVar[str] = ContextVar("kernels", default=_DEFAULT)
 
 
 def _kernels(kernel: str, rows: Rows) -> ModuleType:
-    """The module that computes a kernel for rows [B, R, C] or a map."""
+    """The backend module that computes a kernel for rows [B, R, C] or a map."""
     rows = rows if isinstance(rows, Tensor) else rows[0]
     name = _backend.get()
-    if name == "fast" and rows.is_cuda and tuning.prefers_triton(kernel, rows[..., 0].numel()):
+    if name == "fast" and tuning.prefers_triton(kernel, rows[..., 0].numel(), rows.device):
         name = TRITON
     return _module(name)
 
@@ -66,7 +67,7 @@ def _triton() -> ModuleType:
 
 
 def _optional(module: str, package: str, extra: str) -> ModuleType:
-    """Kernels that need a package which may be missing."""
+    """Import a backend that needs a package which may be missing."""
     try:
         return import_module(f"fisedit.sparse_kernels.{module}")
     except ModuleNotFoundError as error:
@@ -78,7 +79,10 @@ def _optional(module: str, package: str, extra: str) -> ModuleType:
 
 @contextmanager
 def use(name: str) -> Iterator[None]:
-    """Run the enclosed calls with the named backend: "reference", "fast", "triton" or "xformers".
+    """Run the enclosed calls with one backend.
+
+    Args:
+        name: "reference", "fast", "triton" or "xformers".
 
     Raises:
         InputError: another name, or Triton or xFormers where they cannot run.
@@ -96,10 +100,10 @@ def reads_in_place() -> bool:
     return _backend.get() == TRITON
 
 
-def conv3x3(rows: Tensor, reads: KernelMap, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """3x3 convolution at the output rows of `reads`; see `reference.conv3x3`."""
+def conv3x3(rows: Tensor, kernel_map: KernelMap, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """3x3 convolution at the output rows of `kernel_map`; see `reference.conv3x3`."""
     assert rows.ndim == 3 and weight.shape[1:] == (rows.shape[2], 3, 3), (rows.shape, weight.shape)
-    result: Tensor = _kernels("conv3x3", rows).conv3x3(rows, reads, weight, bias)
+    result: Tensor = _kernels("conv3x3", rows).conv3x3(rows, kernel_map, weight, bias)
     return result
 
 
@@ -210,12 +214,15 @@ def dense_attention(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> 
 
 
 def row_column_attention(
-    query: Tensor, own: tuple[Tensor, Tensor], beside: tuple[Tensor, Tensor], seen: Tensor | None = None
+    query: Tensor, own: tuple[Tensor, Tensor], reference_lines: tuple[Tensor, Tensor], valid: Tensor | None = None
 ) -> Tensor:
-    """Attention along lines and others beside them; see `reference.row_column_attention`."""
-    assert own[0].shape == own[1].shape and beside[0].shape == beside[1].shape, (own[0].shape, beside[0].shape)
-    assert len(query) == len(own[0]) == len(beside[0]), (query.shape, own[0].shape, beside[0].shape)
-    result: Tensor = _kernels("row_column_attention", query).row_column_attention(query, own, beside, seen)
+    """Attention along lines and those of a reference; see `reference.row_column_attention`."""
+    assert own[0].shape == own[1].shape and reference_lines[0].shape == reference_lines[1].shape, (
+        own[0].shape,
+        reference_lines[0].shape,
+    )
+    assert len(query) == len(own[0]) == len(reference_lines[0]), (query.shape, own[0].shape, reference_lines[0].shape)
+    result: Tensor = _kernels("row_column_attention", query).row_column_attention(query, own, reference_lines, valid)
     return result
 
 

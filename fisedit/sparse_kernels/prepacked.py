@@ -1,14 +1,15 @@
-"""Products in bf16 on a CPU, with weights as oneDNN wants them, made once: a product with few rows costs less than
-putting its weight in order.
+"""oneDNN's products with prepacked weights, in bf16 on a CPU.
 
-Only parameters are packed: one that was written to gets new copies, one that is gone takes its copies with it. It costs
-a second copy of every weight that sparse steps multiply by, of SD 1.5 1.6 GB, and takes 8 % off a step of 5 % of the
-picture, 4 % off one of 15 %; and another copy of the convs that whole maps go through, 1 GB, which takes 3 % off a
-dense step.
+With few rows, reordering a weight takes longer than the product, so that reordered copies are kept. Only parameters are
+packed: one that was written to gets new copies, and its copies are dropped with it. They cost a second copy of every
+weight that sparse steps multiply by, 1.6 GB of SD 1.5, and take 8 % off a step of 5 % of the picture, 4 % off one of
+15 %; and another copy of the convs of whole maps, 1 GB, which takes 3 % off a dense step.
 
-A CPU that multiplies faster in float32 (`tuning.prefers_fp32`) does: maps and rows stay in bf16, and are widened for a
-conv, or for a product with a packed weight, where these are large. The copies are then in float32, 3.3 GB, and whole
-maps' convs have none. On a Xeon that takes a quarter off sparse steps and a third off dense ones.
+A CPU that multiplies faster in float32 (`tuning.prefers_fp32`) does so: maps and rows stay in bf16, and are widened for
+a large conv, or for a product with a large packed weight. The copies are then in float32, 3.3 GB, and the convs of
+whole maps have none. On a Xeon that takes a quarter off sparse steps and a third off dense ones.
+
+Knows tensors and weights; no modules.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from fisedit.sparse_kernels import tuning
 
-ONCE = [1, 1]
+SAME_SIZE = [1, 1]
 """Padding, stride and dilation of a 3x3 conv that keeps a map's size."""
 
 LARGE, MUCH = 800_000, 1 << 29
@@ -37,15 +38,22 @@ SMALL = 512
 
 @dataclass(frozen=True)
 class _Copy:
-    """A weight, where it lay and how often it had been written to, some of its numbers, and all in oneDNN's order."""
+    """A reordered copy of a weight.
+
+    Args:
+        weight: that was copied.
+        state: address, version and dtype of the weight at that time.
+        sample: some of its numbers at that time.
+        packed: the weight in oneDNN's order.
+    """
 
     weight: ref[Tensor]
     state: tuple[int, int, torch.dtype]
-    some: Tensor
+    sample: Tensor
     packed: Tensor
 
 
-_kept: dict[tuple[int, int], _Copy] = {}
+_copies: dict[tuple[int, int], _Copy] = {}
 """(A weight's id, dimensions of what is multiplied by it) -> its copy."""
 
 
@@ -56,7 +64,15 @@ def conv(
     stride: int = 1,
     padding: int = 0,
 ) -> Tensor:
-    """`F.conv2d` of a map [B, C_in, H, W], bit for bit where nothing is widened."""
+    """`F.conv2d`, bit for bit where nothing is widened.
+
+    Args:
+        x: [B, C_in, H, W].
+        weight: [C_out, C_in, k, k].
+        bias: [C_out] or None.
+        stride: in positions.
+        padding: in positions.
+    """
     if not widens(x) or x[:, 0].numel() * weight.numel() < MUCH:
         return F.conv2d(x, weight, bias, stride, padding)
     if x[0, 0].numel() <= SMALL:
@@ -67,61 +83,75 @@ def conv(
 
 
 def conv3x3(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`conv` of a whole map with a padding of 1."""
+    """`conv` of a whole map [B, C_in, H, W] with a padding of 1."""
     packed = None
     if x.is_contiguous(memory_format=torch.channels_last) and not widens(x):
         packed = _packed(weight, x.ndim, lambda w: _ordered_conv(w, x.shape))
     if packed is None:
         return conv(x, weight, bias, padding=1)
     convolve = torch.ops.mkldnn._convolution_pointwise.default  # noqa: SLF001 (torch has no public name)
-    out: Tensor = convolve(x, packed, bias, ONCE, ONCE, ONCE, 1, "none", [], "")
+    out: Tensor = convolve(x, packed, bias, SAME_SIZE, SAME_SIZE, SAME_SIZE, 1, "none", [], "")
     return out
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`F.linear`, bit for bit where nothing is widened; a conv's weight [C_out, C_in, 3, 3] is for patches
-    [..., 9 * C_in], or 1x1 for rows."""
+    """`F.linear`, bit for bit where nothing is widened.
+
+    Args:
+        rows: [..., C_in], or patches [..., 9 * C_in] for the weight of a 3x3 conv.
+        weight: [C_out, C_in], [C_out, C_in, 1, 1] or [C_out, C_in, 3, 3].
+        bias: [C_out] or None.
+    """
     packed = _packed(weight, 2, lambda w: _ordered(matrix(w)))
     return F.linear(rows, matrix(weight), bias) if packed is None else _product(rows, packed, bias)
 
 
 class Matrix:
-    """A weight [C_out, C_in] of which nothing else is kept."""
+    """A weight of which only the packed copy is kept.
+
+    Args:
+        weight: [C_out, C_in].
+    """
 
     def __init__(self, weight: Tensor) -> None:
         self._packed = _packs(weight)
         self._weight = _ordered(weight) if self._packed else weight
 
-    def of(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
-        """`F.linear` of rows [..., C_in], with a bias [C_out] or without."""
+    def linear(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
+        """`F.linear` with the weight.
+
+        Args:
+            rows: [..., C_in].
+            bias: [C_out] or None.
+        """
         return (_product if self._packed else F.linear)(rows, self._weight, bias)
 
 
 def refresh() -> None:
-    """Drop the copies of weights that went elsewhere, or that were written to unseen: PEFT merges through `.data`."""
-    for key, copy in list(_kept.items()):
+    """Drop copies of weights that were replaced, or written to unnoticed by torch: PEFT merges through `.data`."""
+    for key, copy in list(_copies.items()):
         weight = copy.weight()
-        if weight is None or copy.state != _state(weight) or not torch.equal(copy.some, _some(weight)):
-            _kept.pop(key, None)
+        if weight is None or copy.state != _state(weight) or not torch.equal(copy.sample, _sample(weight)):
+            _copies.pop(key, None)
 
 
 def matrix(weight: Tensor) -> Tensor:
-    """A weight as a matrix: [C_out, 9 * C_in] of a 3x3 conv, in place where it is channels_last."""
+    """A weight as a matrix; [C_out, 9 * C_in] of a 3x3 conv, which is a view where the weight is channels_last."""
     return weight if weight.ndim == 2 else weight.permute(0, 2, 3, 1).reshape(len(weight), -1)
 
 
 def _packs(weight: Tensor) -> bool:
-    fast = _grows(weight) or torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001 (torch has no public name)
+    fast = _widens_copy(weight) or torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001 (torch has no public name)
     return weight.dtype is torch.bfloat16 and weight.device.type == "cpu" and fast and _available()
 
 
-def _grows(weight: Tensor) -> bool:
+def _widens_copy(weight: Tensor) -> bool:
     """Whether a weight's copy is in float32."""
     return widens(weight) and weight.numel() >= LARGE
 
 
 def widens(x: Tensor) -> bool:
-    """Whether products with a tensor are made in float32 though it is in bf16."""
+    """Whether products with a tensor are computed in float32 though it is in bf16."""
     return x.dtype is torch.bfloat16 and x.device.type == "cpu" and tuning.prefers_fp32()
 
 
@@ -131,13 +161,13 @@ def _wide(bias: Tensor | None) -> Tensor | None:
 
 def _ordered(weight: Tensor) -> Tensor:
     order = torch.ops.mkldnn._reorder_linear_weight  # noqa: SLF001 (torch has no public name)
-    packed: Tensor = order(weight.float() if _grows(weight) else weight, None)
+    packed: Tensor = order(weight.float() if _widens_copy(weight) else weight, None)
     return packed
 
 
 def _ordered_conv(weight: Tensor, shape: torch.Size) -> Tensor:
     order = torch.ops.mkldnn._reorder_convolution_weight  # noqa: SLF001 (torch has no public name)
-    packed: Tensor = order(weight, ONCE, ONCE, ONCE, 1, shape)
+    packed: Tensor = order(weight, SAME_SIZE, SAME_SIZE, SAME_SIZE, 1, shape)
     return packed
 
 
@@ -150,39 +180,39 @@ def _product(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _packed(weight: Tensor, ndim: int, order: Callable[[Tensor], Tensor]) -> Tensor | None:
-    """A weight's copy as it is now, None for one that is not packed; `ndim`: of what is multiplied by it."""
+    """The current copy of a weight, None for one that is not packed; `ndim`: of the tensor that is multiplied by it."""
     key = id(weight), ndim
-    found = _kept.get(key)
+    found = _copies.get(key)
     if found is not None and found.weight() is weight and found.state == _state(weight):
         return found.packed
     if not (isinstance(weight, torch.nn.Parameter) and _packs(weight)) or weight.is_inference():
         return None
     copy = _Copy(
-        ref(weight, lambda gone: _forget(key, gone)), _state(weight), _some(weight).clone(), order(weight.detach())
+        ref(weight, lambda gone: _forget(key, gone)), _state(weight), _sample(weight).clone(), order(weight.detach())
     )
-    _kept[key] = copy
+    _copies[key] = copy
     return copy.packed
 
 
 def _state(weight: Tensor) -> tuple[int, int, torch.dtype]:
-    """Where a weight lies, how often it was written to, and as what."""
+    """Address, version and dtype of a weight."""
     return weight.data_ptr(), weight._version, weight.dtype  # noqa: SLF001 (it has no public name)
 
 
-def _some(weight: Tensor) -> Tensor:
-    """A thousand of a weight's numbers, from all over it."""
+def _sample(weight: Tensor) -> Tensor:
+    """At most a thousand of a weight's numbers, spread over it."""
     count = min(1000, weight.numel())
     return weight.detach().as_strided((count,), (weight.numel() // count,))
 
 
 def _forget(key: tuple[int, int], gone: ref[Tensor]) -> None:
-    """Another parameter may have the number of one that is gone."""
-    if key in _kept and _kept[key].weight is gone:
-        del _kept[key]
+    """Drop a dead weight's copy, as another parameter may get its id."""
+    if key in _copies and _copies[key].weight is gone:
+        del _copies[key]
 
 
 @cache
 def _available() -> bool:
-    """Whether this torch has oneDNN's products of packed weights."""
+    """Whether this build of torch has oneDNN's products with packed weights."""
     names = "_linear_pointwise", "_convolution_pointwise", "_reorder_linear_weight", "_reorder_convolution_weight"
     return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in names)

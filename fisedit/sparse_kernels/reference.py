@@ -1,6 +1,6 @@
-"""The specification: every kernel in the plainest torch, slow and obvious. Fast paths are checked against this.
+"""The specification: every kernel in the plainest torch, slow and obvious. All backends are checked against it.
 
-Rows are [B, R, C]; see `fisedit.values` for the legend.
+Rows are [B, R, C]; see `fisedit.values` for the legend. Knows tensors and index tables only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ Rows = Tensor | tuple[Tensor, Tensor]
 
 
 class DevicePointer(NamedTuple):
-    """A tensor of a known shape, contiguous, that lies where a number on its device says: read, not copied."""
+    """A contiguous tensor of a known shape at an address that is read from device memory, so that it is not copied.
+
+    Args:
+        address: int64 [1], on the device.
+        shape: of the tensor.
+        dtype: of the tensor.
+    """
 
     address: Tensor
     """int64 [1]."""
@@ -33,7 +39,7 @@ class DevicePointer(NamedTuple):
     dtype: torch.dtype
 
     def to_tensor(self) -> Tensor:
-        """The tensor; of a CPU's memory alone, as a device's may be asked by kernels only."""
+        """The tensor, for addresses in a CPU's memory only."""
         assert self.address.device.type == "cpu", self.address.device
         size = prod(self.shape) * self.dtype.itemsize
         memory = (c_byte * size).from_address(int(self.address))
@@ -61,7 +67,7 @@ RecordedMap = Tensor | DevicePointer
 
 
 def join_rows(rows: Rows) -> Tensor:
-    """Rows as one tensor."""
+    """Concatenate rows that are in two tensors."""
     return rows if isinstance(rows, Tensor) else torch.cat(rows, -1)
 
 
@@ -89,7 +95,12 @@ def quantise(rows: Tensor, heads: int, kind: torch.dtype = torch.int8) -> tuple[
 
 
 def read_recorded(recorded: RecordedMap, scales: RecordedMap | None) -> Tensor:
-    """A recorded map, wherever it lies, dequantised if it has scales."""
+    """Read a recorded map.
+
+    Args:
+        recorded: [S, P, C], or the pointer to it.
+        scales: [S, P, heads] of a quantised map, or the pointer to them; None for one that is not quantised.
+    """
     numbers = recorded.to_tensor() if isinstance(recorded, DevicePointer) else recorded
     if scales is None:
         return numbers
@@ -110,42 +121,65 @@ def dequantise(numbers: Tensor, scales: Tensor) -> Tensor:
     return rows.flatten(2)
 
 
-def conv3x3(rows: Tensor, reads: KernelMap, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """3x3 convolution at the output rows of `reads`.
+def conv3x3(rows: Tensor, kernel_map: KernelMap, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute a 3x3 convolution at the output rows of a kernel map.
 
     Args:
         rows: [B, R + G, C_in], active rows followed by halo rows.
-        reads: neighbour table over [rows | one zero row].
-        weight: [C_out, C_in, 3, 3]. bias: [C_out] or None.
+        kernel_map: indices into [rows | one zero row].
+        weight: [C_out, C_in, 3, 3].
+        bias: [C_out] or None.
 
     Returns:
         [B, R_out, C_out].
     """
     padded = F.pad(rows, (0, 0, 0, 1))
-    gathered_conv = padded[:, reads.table.view(-1, TAPS)]  # [B, R_out, 9, C_in]
+    gathered_conv = padded[:, kernel_map.table.view(-1, TAPS)]  # [B, R_out, 9, C_in]
     out = torch.einsum("brtc,oct->bro", gathered_conv, weight.flatten(2))
     return out if bias is None else out + bias
 
 
 def group_statistics(rows: Tensor, groups: int) -> Tensor:
-    """Sum and sum of squares of every group, float64 [B, groups, 2], of rows [B, R, C]."""
+    """Sum and sum of squares of every group.
+
+    Args:
+        rows: [B, R, C].
+        groups: divides C.
+
+    Returns:
+        float64 [B, groups, 2].
+    """
     grouped = rows.double().unflatten(-1, (groups, -1))
     return torch.stack([grouped.sum((1, 3)), grouped.square().sum((1, 3))], -1)
 
 
 def dense_group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """GroupNorm of a whole map [B, C, ...], and the totals it stands on: float64 [B, groups, 2]."""
+    """GroupNorm of a whole map, and the group statistics that it uses.
+
+    Args:
+        x: [B, C, ...].
+        groups: divides C.
+        weight: [C].
+        bias: [C].
+        eps: added to the variance.
+
+    Returns:
+        The normalised map, as `x`; float64 [B, groups, 2] as of `group_statistics`.
+    """
     totals = group_statistics(x.flatten(2).transpose(1, 2), groups)
     return F.group_norm(x, groups, weight, bias, eps), totals
 
 
 def group_norm(rows: Tensor, totals: Tensor, count: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """GroupNorm of rows [B, R, C] under the statistics of a whole map.
+    """GroupNorm of rows under the statistics of a whole map.
 
     Args:
-        totals: [B, groups, 2], sum and sum of squares over the map (see `group_statistics`).
+        rows: [B, R, C].
+        totals: [B, groups, 2], the map's `group_statistics`.
         count: elements of a group in the map, H * W * C / groups.
-        weight, bias: [C]. eps: added to the variance.
+        weight: [C].
+        bias: [C].
+        eps: added to the variance.
 
     Returns:
         [B, R, C] in the dtype of `rows`.
@@ -168,17 +202,21 @@ def group_norm_affine(
     bias: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """Incremental GroupNorm statistics: the scale and shift of every channel, and the mixed map's totals.
+    """Update a recorded map's group statistics by the fresh rows; give GroupNorm's scale and shift of every channel.
 
     Args:
-        rows, recorded: [B, R, C], the fresh rows, and what was recorded in their places.
-        totals: float64 [S, groups, 2], of the recorded maps (see `group_statistics`); item b has those of b // (B / S).
-        num_rows: int32 [B], how many rows are not padding.
+        rows: [B, R, C], fresh.
+        recorded: [B, R, C], the recorded rows of the same positions.
+        totals: float64 [S, groups, 2], `group_statistics` of the recorded maps; item b has those of b // (B / S).
+        num_rows: int32 [B], rows that are not padding.
         count: elements of a group in the map, H * W * C / groups.
-        weight, bias: [C]. eps: added to the variance.
+        weight: [C].
+        bias: [C].
+        eps: added to the variance.
 
     Returns:
-        float32 [B, 2, C], scale and shift; float64 [B, groups, 2], the totals less `recorded`, plus `rows`.
+        float32 [B, 2, C], scale and shift; float64 [B, groups, 2], `totals` minus those of `recorded` plus those of
+        `rows`.
     """
     rows, groups = join_rows(rows), totals.shape[1]
     real = (torch.arange(rows.shape[1], device=rows.device) < num_rows[:, None])[..., None]
@@ -201,15 +239,17 @@ def norm_conv3x3(
     affine: Tensor | None = None,
     epilogue: ConvEpilogue = NO_EPILOGUE,
 ) -> Tensor:
-    """GroupNorm's affine and SiLU, a 3x3 convolution of rows, and what is added to it: a ResNet block's half in one.
+    """GroupNorm's scale and shift with SiLU, a 3x3 convolution of rows, and an epilogue: half a ResNet block.
 
     Args:
-        rows: [B, R, C_in], fresh. halo: [B, G, C_in], recorded.
-        taps: int [B, R_out, 9] into [rows | halo | one zero row]; what is zero is the conv's padding, after the norm.
-        weight: [C_out, C_in, 3, 3]. bias: [C_out] or None.
-        norm: float32 [B, 2, C_in] of `group_norm_affine`; None leaves rows as they are, without the SiLU.
-        time: [B, C_out], added to every row. residual: [B, R_out, C_out], added.
-        shortcut: rows [B, R_out, C] and the weight [C_out, C] that they go through, added.
+        rows: [B, R, C_in], fresh.
+        halo: [B, G, C_in], recorded.
+        taps: int [B, R_out, 9], indices into [rows | halo | one zero row]; the zero row is the convolution's padding,
+            which is not normalised.
+        weight: [C_out, C_in, 3, 3].
+        bias: [C_out] or None.
+        affine: float32 [B, 2, C_in] of `group_norm_affine`; None for neither a norm nor the SiLU.
+        epilogue: what is added to the outputs.
 
     Returns:
         [B, R_out, C_out].
@@ -235,11 +275,14 @@ def norm_linear(
     layer_norm: LayerNormParams | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """A linear layer, behind a GroupNorm's affine or a LayerNorm: proj_in, or queries, keys and values in one.
+    """A linear layer, after GroupNorm's scale and shift or after LayerNorm.
 
     Args:
-        rows: [B, R, C_in]. weight: [C_out, C_in], a 1x1 conv's as it is. bias: [C_out] or None.
-        norm: float32 [B, 2, C_in] of `group_norm_affine`, or None. layer: weight [C_in], bias [C_in] and eps, or None.
+        rows: [B, R, C_in].
+        weight: [C_out, C_in], or [C_out, C_in, 1, 1] of a 1x1 convolution.
+        bias: [C_out] or None.
+        affine: float32 [B, 2, C_in] of `group_norm_affine`, or None.
+        layer_norm: weight [C_in], bias [C_in] and eps, or None.
         residual: [B, R, C_out], added; or None.
 
     Returns:
@@ -255,10 +298,13 @@ def norm_linear(
 
 
 def norm_geglu(rows: Tensor, weight: Tensor, bias: Tensor, layer_norm: LayerNormParams) -> Tensor:
-    """LayerNorm and the gated half of a feed-forward: linear, then one half times GELU of the other (GEGLU).
+    """LayerNorm and the gated half of a feed-forward: a linear layer, then one half times GELU of the other (GEGLU).
 
     Args:
-        rows: [B, R, C]. weight: [2 * D, C]. bias: [2 * D]. layer: weight [C], bias [C] and eps.
+        rows: [B, R, C].
+        weight: [2 * D, C].
+        bias: [2 * D].
+        layer_norm: weight [C], bias [C] and eps.
 
     Returns:
         [B, R, D].
@@ -277,16 +323,20 @@ def attention(
     heads: int,
     scales: tuple[RecordedMap, RecordedMap] | None = None,
 ) -> Tensor:
-    """Active queries over every position: fresh keys and values where there are some, recorded ones elsewhere.
+    """Attention of active queries over every position: fresh keys and values at active ones, recorded ones elsewhere.
 
     Args:
-        query, key, value: [B, R, C], padded rows. placement: where they stand.
-        recorded_key, recorded_value: [S, H * W, C], S dividing B: item b reads the record b // (B / S).
+        query: [B, R, C], with padding rows.
+        key: [B, R, C].
+        value: [B, R, C].
+        recorded_key: [S, H * W, C], where S divides B; item b reads the record b // (B / S).
+        recorded_value: [S, H * W, C].
+        placement: positions of the rows.
         heads: C is heads * width.
-        scales: of recorded keys and of recorded values, where these are `quantise`; None where they are not.
+        scales: those of the recorded keys and of the recorded values where these are quantised, else None.
 
     Returns:
-        [B, R, C]; rows of padding hold something finite.
+        [B, R, C]; padding rows hold finite numbers.
     """
     each, (key_scales, value_scales) = len(query) // recorded_key.shape[0], scales or (None, None)
     keys, values = (
@@ -303,7 +353,10 @@ def dense_attention(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> 
     """Attention over whole maps.
 
     Args:
-        query: [B, R, C]. keys, values: [B, N, C]. heads: C is heads * width.
+        query: [B, R, C].
+        keys: [B, N, C].
+        values: [B, N, C].
+        heads: C is heads * width.
 
     Returns:
         [B, R, C].
@@ -314,21 +367,23 @@ def dense_attention(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> 
 
 
 def row_column_attention(
-    query: Tensor, own: tuple[Tensor, Tensor], beside: tuple[Tensor, Tensor], seen: Tensor | None = None
+    query: Tensor, own: tuple[Tensor, Tensor], reference_lines: tuple[Tensor, Tensor], valid: Tensor | None = None
 ) -> Tensor:
-    """Attention along short lines of tokens, to which a line of others is known.
+    """Attention of queries over the keys of their own line and those of a reference's line.
 
     Args:
-        query: [N, R, C]. own: the lines' keys and values, [N, M, C]. beside: those of the others, head by head,
-            [N, H, K, C / H]. seen: bool [N, M], which of the lines' own are there; None for all.
+        query: [N, R, C], for N lines.
+        own: keys and values of the lines, [N, M, C] each.
+        reference_lines: keys and values of the reference's lines by head, [N, H, K, C / H] each.
+        valid: bool [N, M], which of the lines' own keys are not padding; None for all.
 
     Returns:
         [N, R, C].
     """
-    _, heads, count, _ = beside[0].shape
+    _, heads, count, _ = reference_lines[0].shape
     q, *lines = (t.unflatten(2, (heads, -1)).transpose(1, 2) for t in (query, *own))
-    k, v = (torch.cat(pair, 2) for pair in zip(lines, beside, strict=True))
-    mask = None if seen is None else F.pad(seen, (0, count), value=True)[:, None, None]
+    k, v = (torch.cat(pair, 2) for pair in zip(lines, reference_lines, strict=True))
+    mask = None if valid is None else F.pad(valid, (0, count), value=True)[:, None, None]
     out: Tensor = F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2)
     return out
 
@@ -336,14 +391,18 @@ def row_column_attention(
 def cross_attention(
     rows: Tensor, layer_norm: LayerNormParams, weight: Tensor, key: Tensor, value: Tensor, heads: int
 ) -> tuple[Tensor, Tensor]:
-    """LayerNorm, the queries' projection, and their attention over the text.
+    """LayerNorm, the query projection, and attention over the text.
 
     Args:
-        rows: [B, R, C_in]. layer: weight [C_in], bias [C_in] and eps. weight: [C, C_in].
-        key, value: [B, T, C]. heads: C is heads * width.
+        rows: [B, R, C_in].
+        layer_norm: weight [C_in], bias [C_in] and eps.
+        weight: [C, C_in], of the query projection.
+        key: [B, T, C].
+        value: [B, T, C].
+        heads: C is heads * width.
 
     Returns:
-        [B, R, C], what is attended to; [B, R, C], the queries.
+        The attention's output [B, R, C]; the queries [B, R, C].
     """
     query = norm_linear(rows, weight, None, layer_norm=layer_norm)
     q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (query, key, value))
@@ -351,10 +410,12 @@ def cross_attention(
 
 
 def time_projections(timestep: Tensor, frequencies: Tensor, layers: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """What every ResNet block adds for a time: its cosines and sines through linear layers, SiLU between them.
+    """The time embedding as every ResNet block adds it: sinusoids through linear layers with SiLU between them.
 
     Args:
-        timestep: float32 [1]. frequencies: float32 [F]. layers: weights [C_out, C_in] and biases, the first C_in 2 * F.
+        timestep: float32 [1].
+        frequencies: float32 [F].
+        layers: weights [C_out, C_in] and biases [C_out]; C_in of the first is 2 * F.
 
     Returns:
         [1, C_out] of the last layer, in the weights' dtype.
@@ -369,19 +430,29 @@ def time_projections(timestep: Tensor, frequencies: Tensor, layers: Sequence[tup
 
 
 def scatter_rows(full: Tensor, rows: Tensor, placement: RowPlacement) -> Tensor:
-    """Put rows [B, R, C] into the maps [B, H * W, C], in place; padding goes nowhere. Returns `full`."""
+    """Write rows into maps, in place.
+
+    Args:
+        full: [B, H * W, C].
+        rows: [B, R, C].
+        placement: positions of the rows; padding rows are dropped.
+
+    Returns:
+        `full`.
+    """
     item, row = placement.positions.lt(full.shape[1]).nonzero(as_tuple=True)
     full[item, placement.positions[item, row]] = rows[item, row]
     return full
 
 
 def composite(base: Tensor, rows: Tensor, placement: RowPlacement, guidance: float | None) -> Tensor:
-    """Classifier-free guidance of the fresh rows, set into copies of the source's prediction.
+    """Classifier-free guidance of the fresh rows, written into copies of the source's prediction.
 
     Args:
-        base: [1 or E, 4, h, w], the source's guided prediction. placement: of at least E items.
+        base: [1 or E, 4, h, w], the source's guided prediction.
         rows: [2 * E, R, 4], first all without the prompt, then all with it; [E, R, 4] where `guidance` is None.
-        guidance: the scale of classifier-free guidance, or None.
+        placement: positions of the rows, of at least E items.
+        guidance: the guidance scale, or None.
 
     Returns:
         [E, 4, h, w].

@@ -1,4 +1,4 @@
-"""EditMask grid -> SparsePlan: which rows of every level are computed, which are read, and how 3x3 convs find them.
+"""Sparse plans: which rows of every level an edit computes, which it reads, and the kernel maps of 3x3 convs.
 
 Knows index arithmetic only: no features, no model, no mask making. Features of active positions are kept as compact
 matrices of rows, so every linear, norm and activation is plain; only a 3x3 conv needs the neighbour table built here.
@@ -6,7 +6,7 @@ matrices of rows, so every linear, norm and activation is plain; only a 3x3 conv
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -18,16 +18,18 @@ if TYPE_CHECKING:
     from fisedit.values import BoolGrid
 
 TAPS = 9
+"""Weights of a 3x3 conv for one pair of channels."""
 
 
 @dataclass(frozen=True, eq=False)
 class Crop:
-    """The bounding box of a conv's outputs, for one dense conv over a crop.
+    """The input region that a dense conv reads to compute the bounding box of a sparse conv's outputs.
 
     Args:
-        table: int64 [(sH + 3 - s) * (sW + 3 - s)], rows of [active | halo | zero] that fill the crop, row-major.
-        height, width: size of the crop the conv reads.
-        pick: int64 [R_out], the wanted outputs among the conv's H * W.
+        table: int64 [height * width], row-major: indices into [active rows | halo rows | one zero row].
+        height: of the region, in positions.
+        width: of the region, in positions.
+        output_index: int64 [R_out], the wanted outputs among those of the dense conv, flat.
     """
 
     table: Tensor
@@ -38,10 +40,11 @@ class Crop:
 
 @dataclass(frozen=True, eq=False)
 class KernelMap:
-    """What a 3x3 conv reads: `table` int64 [R_out * 9] indexes [active rows | halo rows | one zero row].
+    """Which input rows a sparse 3x3 conv multiplies for every output row.
 
     Args:
-        table: neighbour rows of every output row, in the weight's (ky, kx) order.
+        table: int64 [R_out * 9], indices into [active rows | halo rows | one zero row] of every output row, in the
+            weight's (ky, kx) order.
         halo: int64 [G], positions of the input level that are read but not active.
         stride: 1 or 2.
         window: the crop that covers the same outputs.
@@ -54,7 +57,15 @@ class KernelMap:
     _batched_tables: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False)
 
     def batched_table(self, batch: int, count: int) -> Tensor:
-        """`table` of several items that lie one after another, `count` rows each: int64 [B * R_out * 9]."""
+        """`table` for several items whose rows follow one another in one matrix.
+
+        Args:
+            batch: items, B.
+            count: rows of each item.
+
+        Returns:
+            int64 [B * R_out * 9].
+        """
         key = batch, count
         if key not in self._batched_tables:
             starts = torch.arange(0, batch * count, count, device=self.table.device)[:, None]
@@ -68,7 +79,7 @@ class KernelMap:
 
     @cached_property
     def waste(self) -> float:
-        """Outputs the dense conv over the crop computes per output wanted, at least 1."""
+        """Outputs that the dense conv over the crop computes for one that is wanted, at least 1."""
         height, width = ((n - 3) // self.stride + 1 for n in (self.crop.height, self.crop.width))
         return height * width / max(1, self.rows_out)
 
@@ -78,10 +89,12 @@ class Level:
     """One resolution of the UNet.
 
     Args:
-        height, width: the map's grid.
+        height: of the map, in positions.
+        width: of the map, in positions.
         active: int64 [R], flat positions computed by an edit, ascending.
-        same, down, up: reads of a 3x3 conv at this level, of the downsampler that leaves it and of the upsampler that
-            leaves it (None where there is none).
+        same: kernel map of a 3x3 conv at this level.
+        down: kernel map of the downsampler's conv from this level, or None where there is none.
+        up: kernel map of the upsampler's conv from this level, or None where there is none.
     """
 
     height: int
@@ -108,7 +121,7 @@ class Level:
 
     @cached_property
     def row_of_position(self) -> Tensor:
-        """int64 [H * W]: the active row that holds a position, -1 for inactive ones."""
+        """int64 [H * W], the active row of every position, -1 for inactive ones."""
         return _row_of_position(self.size, self.active)
 
     @cached_property
@@ -119,7 +132,7 @@ class Level:
 
 @dataclass(frozen=True, eq=False)
 class SparsePlan:
-    """Active rows and reads for every level, finest first."""
+    """Active rows and kernel maps of every level, finest first."""
 
     levels: tuple[Level, ...]
 
@@ -129,44 +142,57 @@ class SparsePlan:
         return tuple(level.rows for level in self.levels)
 
 
-def make_plan(grid: BoolGrid, depth: int, device: torch.device | str = "cpu") -> SparsePlan:
-    """The plan that computes exactly the cells of `grid`.
+def make_plan(grid: BoolGrid, num_levels: int, device: torch.device | str = "cpu") -> SparsePlan:
+    """Make the plan that computes exactly the cells of `grid`.
 
     Args:
         grid: booleans [h, w], the latent cells to compute, at least one of them.
-        depth: number of resolutions of the UNet, at least 1.
+        num_levels: resolutions of the UNet, at least 1.
         device: where the index tables live.
 
     Returns:
         A plan whose level l + 1 is active wherever one of its 2x2 cells of level l is.
     """
-    active = _active(grid, depth)
-    return SparsePlan(tuple(_level(active, i, torch.device(device)) for i in range(depth)))
+    active = _active(grid, num_levels)
+    return SparsePlan(tuple(_level(active, i, torch.device(device)) for i in range(num_levels)))
 
 
-def count_active_rows(grid: BoolGrid, depth: int) -> tuple[int, ...]:
-    """Active rows of each level of `make_plan`'s plan, which need not be made for them."""
-    return tuple(int(level.sum()) for level in _active(grid, depth))
+def count_active_rows(grid: BoolGrid, num_levels: int) -> tuple[int, ...]:
+    """Count the active rows of a plan without making it.
+
+    Args:
+        grid: booleans [h, w], the latent cells to compute.
+        num_levels: resolutions of the UNet, at least 1.
+
+    Returns:
+        Rows of each level, finest first.
+    """
+    return tuple(int(level.sum()) for level in _active(grid, num_levels))
 
 
-def _active(grid: BoolGrid, depth: int) -> list[Tensor]:
+def _active(grid: BoolGrid, num_levels: int) -> list[Tensor]:
     """The active cells of every level, finest first: bool [H, W]."""
     active = [torch.from_numpy(grid.copy())]
-    for _ in range(depth - 1):
+    for _ in range(num_levels - 1):
         active.append(_any_pool(active[-1]))
     return active
 
 
 def kernel_map_to(active: Tensor, outputs: Tensor) -> KernelMap:
-    """KernelMap of a 3x3 conv from active cells, with a halo of its own, to other cells: bool [H, W], on the CPU."""
-    return _reads(active, outputs, _strided(outputs.shape, 1), 1)
+    """Make the kernel map of a 3x3 conv between two sets of cells of one level, with a halo of its own.
+
+    Args:
+        active: bool [H, W], cells whose rows are there; on the CPU.
+        outputs: bool [H, W], cells to compute; on the CPU.
+    """
+    return _kernel_map(active, outputs, _all_positions(outputs.shape), 1)
 
 
 def _level(active: list[Tensor], i: int, device: torch.device) -> Level:
     here = active[i]
-    down = _reads(here, active[i + 1], _strided(here.shape, 2), 2) if i + 1 < len(active) else None
-    up = _reads(here, active[i - 1], _nearest(here.shape, active[i - 1].shape), 1) if i else None
-    same = _reads(here, here, _strided(here.shape, 1), 1)
+    down = _kernel_map(here, active[i + 1], _all_positions(here.shape), 2) if i + 1 < len(active) else None
+    up = _kernel_map(here, active[i - 1], _upsampled_positions(here.shape, active[i - 1].shape), 1) if i else None
+    same = _kernel_map(here, here, _all_positions(here.shape), 1)
     height, width = here.shape
     level = Level(height, width, _positions(here), same, down, up)
     return _to(level, device)
@@ -186,21 +212,21 @@ def _row_of_position(size: int, positions: Tensor) -> Tensor:
     return row_of_position
 
 
-def _strided(shape: torch.Size, stride: int) -> Tensor:
-    """The grid that a conv slides over, as flat input positions [H, W] (the input itself)."""
+def _all_positions(shape: torch.Size) -> Tensor:
+    """Flat positions [H, W] of a map."""
     height, width = shape
     return torch.arange(height * width).view(height, width)
 
 
-def _nearest(coarse: torch.Size, fine: torch.Size) -> Tensor:
-    """The grid an upsampler's conv slides over: coarse positions [H_fine, W_fine], as torch's nearest puts them."""
+def _upsampled_positions(coarse: torch.Size, fine: torch.Size) -> Tensor:
+    """Coarse positions [H_fine, W_fine] of an upsampled map, as torch's nearest interpolation repeats them."""
     height, width = coarse
     positions = torch.arange(height * width, dtype=torch.float64).view(1, 1, height, width)
     return F.interpolate(positions, size=tuple(fine), mode="nearest")[0, 0].long()
 
 
-def _reads(inputs: Tensor, outputs: Tensor, slid: Tensor, stride: int) -> KernelMap:
-    """The reads of a padded 3x3 conv that slides over `slid` and computes the active cells of `outputs`."""
+def _kernel_map(inputs: Tensor, outputs: Tensor, slid: Tensor, stride: int) -> KernelMap:
+    """The kernel map of a padded 3x3 conv that slides over `slid` and computes the active cells of `outputs`."""
     padded = F.pad(slid, (1, stride + 1, 1, stride + 1), value=-1)
     out = outputs.nonzero() * stride
     taps = torch.cartesian_prod(torch.arange(3), torch.arange(3))
@@ -230,11 +256,11 @@ def _crop(outputs: Tensor, padded: Tensor, row_of_position: Tensor, stride: int)
 
 
 def _to(level: Level, device: torch.device) -> Level:
-    down, up = (_reads_to(reads, device) if reads else None for reads in (level.down, level.up))
-    return Level(level.height, level.width, level.active.to(device), _reads_to(level.same, device), down, up)
+    down, up = (_map_to(each, device) if each else None for each in (level.down, level.up))
+    return Level(level.height, level.width, level.active.to(device), _map_to(level.same, device), down, up)
 
 
-def _reads_to(reads: KernelMap, device: torch.device) -> KernelMap:
-    table = reads.crop.table.to(device)
-    crop_index = Crop(table, reads.crop.height, reads.crop.width, reads.crop.output_index.to(device))
-    return KernelMap(reads.table.to(device), reads.halo.to(device), reads.stride, crop_index)
+def _map_to(kernel_map: KernelMap, device: torch.device) -> KernelMap:
+    crop = kernel_map.crop
+    crop = replace(crop, table=crop.table.to(device), output_index=crop.output_index.to(device))
+    return KernelMap(kernel_map.table.to(device), kernel_map.halo.to(device), kernel_map.stride, crop)

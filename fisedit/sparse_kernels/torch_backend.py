@@ -1,4 +1,4 @@
-"""The fast path on a CPU: gather-then-linear or one dense conv over a crop, fp32 statistics.
+"""torch's kernels, the default on every device: gather-then-linear or one dense conv over a crop, fp32 statistics.
 
 Same signatures as `reference`. Weights in channels_last are used in place: a [C_out, C_in, 3, 3] tensor laid out that
 way is a [C_out, 9 * C_in] matrix already.
@@ -52,28 +52,26 @@ FEW = 512
 """Keys up to which torch's fused attention takes half the time of two products: .13 for .28 ms at 144 x 256."""
 
 
-def conv3x3(rows: Tensor, reads: KernelMap, weight: Tensor, bias: Tensor | None) -> Tensor:
+def conv3x3(rows: Tensor, kernel_map: KernelMap, weight: Tensor, bias: Tensor | None) -> Tensor:
     """See `reference.conv3x3`; the cheaper of the two forms by the measured table in `tuning`."""
     padded = torch.cat([rows, rows.new_zeros(len(rows), 1, rows.shape[2])], 1)
-    form = cropped_conv if tuning.prefers_cropped_conv(reads) else gathered_conv
-    return form(padded, reads, weight, bias)
+    form = cropped_conv if tuning.prefers_cropped_conv(kernel_map) else gathered_conv
+    return form(padded, kernel_map, weight, bias)
 
 
-def gathered_conv(padded: Tensor, reads: KernelMap, weight: Tensor, bias: Tensor | None) -> Tensor:
+def gathered_conv(padded: Tensor, kernel_map: KernelMap, weight: Tensor, bias: Tensor | None) -> Tensor:
     """One GEMM over gathered_conv neighbours; `padded` is [B, R + G + 1, C_in] with the zero row last."""
     batch, count, channels = padded.shape
-    patches = padded.view(-1, channels).index_select(0, reads.batched_table(batch, count))
+    patches = padded.view(-1, channels).index_select(0, kernel_map.batched_table(batch, count))
     return prepacked.linear(patches.view(batch, -1, TAPS * channels), weight, bias)
 
 
-def cropped_conv(padded: Tensor, reads: KernelMap, weight: Tensor, bias: Tensor | None) -> Tensor:
+def cropped_conv(padded: Tensor, kernel_map: KernelMap, weight: Tensor, bias: Tensor | None) -> Tensor:
     """One dense conv over the bounding box of the outputs; `padded` as in `gathered_conv`."""
-    crop_index = reads.crop
-    crop = (
-        padded.index_select(1, crop_index.table).unflatten(1, (crop_index.height, crop_index.width)).permute(0, 3, 1, 2)
-    )
-    out = prepacked.conv(crop, weight, bias, reads.stride).permute(0, 2, 3, 1).flatten(1, 2)
-    return out if reads.waste == 1 else out.index_select(1, crop_index.output_index)
+    region = kernel_map.crop
+    crop = padded.index_select(1, region.table).unflatten(1, (region.height, region.width)).permute(0, 3, 1, 2)
+    out = prepacked.conv(crop, weight, bias, kernel_map.stride).permute(0, 2, 3, 1).flatten(1, 2)
+    return out if kernel_map.waste == 1 else out.index_select(1, region.output_index)
 
 
 def group_statistics(rows: Tensor, groups: int) -> Tensor:
@@ -236,21 +234,21 @@ def dense_attention(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> 
 
 
 def row_column_attention(
-    query: Tensor, own: tuple[Tensor, Tensor], beside: tuple[Tensor, Tensor], seen: Tensor | None = None
+    query: Tensor, own: tuple[Tensor, Tensor], reference_lines: tuple[Tensor, Tensor], valid: Tensor | None = None
 ) -> Tensor:
     """See `reference.row_column_attention`; in bf16 products and a softmax in pieces, as in `dense_attention`."""
     if query.dtype is not torch.bfloat16 or query.device.type != "cpu":
-        return reference.row_column_attention(query, own, beside, seen)
-    (_, heads, others, width), count = beside[0].shape, own[0].shape[1]
+        return reference.row_column_attention(query, own, reference_lines, valid)
+    (_, heads, others, width), count = reference_lines[0].shape, own[0].shape[1]
     q, k, v = (t.unflatten(2, (heads, width)).transpose(1, 2).flatten(0, 1) for t in (query * width**-0.5, *own))
-    other_keys, other_values = (t.flatten(0, 1) for t in beside)
-    unseen = None if seen is None else ~seen.repeat_interleave(heads, 0)[:, None]
+    other_keys, other_values = (t.flatten(0, 1) for t in reference_lines)
+    padding = None if valid is None else ~valid.repeat_interleave(heads, 0)[:, None]
     out = torch.empty_like(q)
     some = max(1, SCORES // (q.shape[1] * (count + others)))
     for at in (slice(i, i + some) for i in range(0, len(q), some)):
         scores = torch.bmm(q[at], k[at].transpose(1, 2))
-        if unseen is not None:
-            scores.masked_fill_(unseen[at], -torch.inf)
+        if padding is not None:
+            scores.masked_fill_(padding[at], -torch.inf)
         scores = torch.cat([scores, torch.bmm(q[at], other_keys[at].transpose(1, 2))], 2).softmax(2)
         torch.bmm(scores[..., :count], v[at], out=out[at]).add_(torch.bmm(scores[..., count:], other_values[at]))
     mixed: Tensor = out.unflatten(0, (-1, heads)).transpose(1, 2).flatten(2)

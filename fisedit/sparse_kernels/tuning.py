@@ -1,4 +1,7 @@
-"""The measured tables behind the fast kernels, written from `bench` and `bench_gpu` beside this; and one wish."""
+"""Measured tables that choose among the fast kernels, and one setting.
+
+The figures come from `fisedit.evaluation.kernel_speed` and `triton_speed`. Knows sizes and devices; no kernels.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +15,42 @@ from fisedit.errors import InputError
 from fisedit.sparse_kernels.row_plan import KernelMap
 
 CROP_WASTE = ((300, 0.0), (1500, 1.1), (1 << 62, 1.3))
-"""(output rows up to, waste up to which one cropped_conv conv beats gather-then-linear): bf16 on two Zen 5 cores."""
+"""(Output rows up to, waste up to which one dense conv over a crop is faster than gather-then-linear), measured in bf16
+on two Zen 5 cores."""
 
-TRITON_ROWS: dict[str, int] = {}
-"""Kernel, by its name in `ops` ("linear" for one without a norm) -> rows of all items together up to which Triton was
-measured to beat torch on CUDA. It is empty: nothing was measured on a GPU yet, so torch's kernels run there unless
-`ops.use("triton")` asks for the others."""
+TRITON_ROWS: dict[str, dict[str, int]] = {}
+"""Name of a GPU as torch gives it -> kernel -> rows of all items together up to which Triton was measured to be faster
+than torch. A kernel is named as in `ops`, "linear" for one without a norm.
+
+It is empty: no GPU was measured yet. So torch's kernels run on every GPU, and Triton's are reached only by
+FISEDIT_KERNELS or `ops.use`."""
 
 
-def prefers_triton(kernel: str, rows: int) -> bool:
-    """Whether Triton's form of a kernel is the faster one on CUDA for so many rows."""
-    return rows <= TRITON_ROWS.get(kernel, 0)
+def prefers_triton(kernel: str, rows: int, device: torch.device) -> bool:
+    """Whether Triton's form of a kernel was measured to be the faster one.
+
+    Args:
+        kernel: name in `TRITON_ROWS`.
+        rows: rows of all items together, B * R.
+        device: where they are.
+
+    Returns:
+        False for every device without a measurement, and for all that are no GPU of CUDA.
+    """
+    if not TRITON_ROWS or device.type != "cuda":
+        return False
+    return rows <= TRITON_ROWS.get(torch.cuda.get_device_name(device), {}).get(kernel, 0)
 
 
 @cache
 def prefers_fp32() -> bool:
-    """Whether this CPU multiplies faster in float32 than in bf16: Intel's without AMX do. A Xeon made 75 GMAC/s in bf16
-    and 110 to 140 in float32; it took .7 of the time of torch's fused attention in bf16, and .6 of two products'."""
-    told: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return "Intel" in told.get("cpu_name", "") and not told.get("amx_bf16", False)
+    """Whether this CPU multiplies faster in float32 than in bf16: Intel's without AMX do.
+
+    A Xeon computed 75 GMAC/s in bf16 and 110 to 140 in float32; in float32 it took .7 of the time of torch's fused
+    attention in bf16, and .6 of the time of two products.
+    """
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return "Intel" in capabilities.get("cpu_name", "") and not capabilities.get("amx_bf16", False)
 
 
 def quantisation_setting() -> str:
@@ -43,15 +63,15 @@ def quantisation_setting() -> str:
     Raises:
         InputError: another value.
     """
-    said = os.environ.get("FISEDIT_CODED", "")
-    if said not in ("", "0", "1", "int8", "fp8"):
+    value = os.environ.get("FISEDIT_CODED", "")
+    if value not in ("", "0", "1", "int8", "fp8"):
         raise InputError(
-            f"FISEDIT_CODED must be 0, int8 or fp8, got {said!r}; unset it for keys and values as they were recorded"
+            f"FISEDIT_CODED must be 0, int8 or fp8, got {value!r}; unset it for keys and values as they were recorded"
         )
-    return {"0": "", "1": "int8"}.get(said, said)
+    return {"0": "", "1": "int8"}.get(value, value)
 
 
-def prefers_cropped_conv(reads: KernelMap) -> bool:
-    """Whether one dense conv over a crop is the faster form for these reads."""
-    limit = next(waste for rows, waste in CROP_WASTE if reads.rows_out <= rows)
-    return reads.waste <= limit
+def prefers_cropped_conv(kernel_map: KernelMap) -> bool:
+    """Whether one dense conv over the crop is faster than gather-then-linear for a kernel map."""
+    limit = next(waste for rows, waste in CROP_WASTE if kernel_map.rows_out <= rows)
+    return kernel_map.waste <= limit

@@ -34,40 +34,43 @@ _OUTPUTS = (1, 1, 1, 0), (0, 1, -1, -1)
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """What tiles read, and where the outputs lie in them.
+    """Index tables of the 2x2 output tiles that cover a conv's outputs.
 
     Args:
-        table: int64 [16, T], which of [rows | zero row] stand at (y, x) of every tile's 4x4 cells.
-        pick: int64 [2, R_out], at which of its four cells (y, x), and in which tile an output lies.
+        table: int64 [16, T], indices into [rows | zero row] of every tile's 4x4 input cells, by (y, x).
+        output_index: int64 [2, R_out], the cell (y, x) of its tile and the tile that hold an output.
     """
 
     table: Tensor
-    pick: Tensor
+    output_index: Tensor
 
     @property
     def count(self) -> int:
-        """T."""
+        """Tiles, T."""
         return self.table.shape[1]
 
     def macs(self, channels: int) -> int:
-        """Multiply-accumulates of a conv from and to so many channels: products, and sums before and behind them."""
+        """Multiply-accumulates of a conv: the products, and the sums before and after them.
+
+        Args:
+            channels: C_in, which is C_out.
+        """
         return self.count * channels * PRODUCTS * (channels + len(_CELLS) ** 2 + len(_OUTPUTS) ** 2)
 
 
 def serves(device: torch.device) -> bool:
-    """Whether this pays on a device: on a GPU kernels' launches cost more than products. Weights nowhere count as on a
-    CPU."""
+    """Whether this is faster on a device: on a GPU launches cost more than products. "meta" counts as a CPU."""
     return device.type in ("cpu", "meta")
 
 
 def tiles_of(nine: Tensor, outputs: Tensor, width: int, zero: int) -> Tiles | None:
-    """Tiles for a conv of stride 1; None where nine taps for every output take less.
+    """Tiles for a conv of stride 1, or None where nine products for every output cost less.
 
     Args:
-        nine: int64 [R_out * 9], as in `row_plan.KernelMap.table`.
+        nine: int64 [R_out * 9], as of `row_plan.KernelMap.table`.
         outputs: int64 [R_out], ascending positions of a map.
         width: of that map.
-        zero: index of the row of zeros.
+        zero: index of the zero row.
     """
     cells = [divmod(position, width) for position in outputs.tolist()]
     corners = _corners(cells)
@@ -91,8 +94,8 @@ def _corners(cells: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return corners
 
 
-def spread(weight: Tensor) -> list[Matrix]:
-    """The 16 weights [C_out, C_in] of a tile's products, of a conv's [C_out, C_in, 3, 3]."""
+def winograd_weights(weight: Tensor) -> list[Matrix]:
+    """Transform a conv's weights [C_out, C_in, 3, 3] into the 16 weights [C_out, C_in] of a tile's products."""
     across = torch.stack(_filter(*weight.float().unbind(3)))  # [4, C_out, C_in, 3], by x
     both = torch.stack(_filter(*across.unbind(3)))
     return [Matrix(each) for each in both.flatten(0, 1).to(weight.dtype)]
@@ -104,10 +107,13 @@ def _filter(first: Tensor, middle: Tensor, last: Tensor) -> list[Tensor]:
 
 
 def conv(rows: Tensor, tiles: Tiles, weights: Sequence[Matrix], bias: Tensor) -> Tensor:
-    """3x3 convolution at a tile's outputs.
+    """3x3 convolution at the outputs of tiles.
 
     Args:
-        rows: [B, R + G, C_in]. weights: from `spread`. bias: [C_out].
+        rows: [B, R + G, C_in].
+        tiles: of the conv's outputs.
+        weights: from `winograd_weights`.
+        bias: [C_out].
 
     Returns:
         [B, R_out, C_out].
@@ -117,14 +123,14 @@ def conv(rows: Tensor, tiles: Tiles, weights: Sequence[Matrix], bias: Tensor) ->
     padded = F.pad(rows, (0, 0, 0, 1)).flatten(0, 1)
     read = padded[(starts * (count + 1) + tiles.table[:, None]).flatten(1)]  # [16, B * T, C_in]
     asked = (_both(_CELLS, rows) @ read.flatten(1)).view_as(read)
-    found = torch.stack([weights[i].of(asked[i], bias if i == CENTRE else None) for i in range(PRODUCTS)])
+    found = torch.stack([weights[i].linear(asked[i], bias if i == CENTRE else None) for i in range(PRODUCTS)])
     outputs = (_both(_OUTPUTS, rows) @ found.flatten(1)).unflatten(1, found.shape[1:])  # [4, B * T, C_out]
-    cell, tile = tiles.pick
+    cell, tile = tiles.output_index
     picked: Tensor = outputs[cell, starts * tiles.count + tile]
     return picked
 
 
 def _both(along: Sequence[Sequence[float]], like: Tensor) -> Tensor:
-    """What is done along one axis, done along both."""
+    """The matrix that transforms both axes, of the one that transforms one axis."""
     one = torch.tensor(along, dtype=like.dtype, device=like.device)
     return torch.kron(one, one)

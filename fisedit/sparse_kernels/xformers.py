@@ -1,6 +1,6 @@
-"""The fast path with attention by xFormers (arXiv 2112.05682): the same signatures, everything else as in `cpu`.
+"""The torch backend with attention by xFormers (arXiv 2112.05682).
 
-Needs xformers, whose kernels need CUDA; `ops` imports this when it is wanted.
+Same signatures as `reference`. Needs xformers, whose kernels need CUDA; `ops` imports this when it is chosen.
 """
 
 from __future__ import annotations

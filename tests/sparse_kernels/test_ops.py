@@ -302,9 +302,9 @@ def test_packed_weights_follow_their_parameters(monkeypatch):
         linear.weight.data += 1  # as PEFT merges: torch counts no such write
         prepacked.refresh()
         assert torch.equal(prepacked.linear(rows, linear.weight, linear.bias), linear(rows))
-    kept = len(prepacked._kept)
+    kept = len(prepacked._copies)
     del linear, conv
-    assert len(prepacked._kept) == max(kept - 3, 0)
+    assert len(prepacked._copies) == max(kept - 3, 0)
 
 
 def test_products_that_are_widened(monkeypatch):
@@ -325,7 +325,7 @@ def test_products_that_are_widened(monkeypatch):
         for _ in range(2):
             w, b = linear.weight.float(), linear.bias.float()
             near(prepacked.linear(rows, linear.weight, linear.bias), F.linear(rows.float(), w, b).bfloat16())
-            near(prepacked.Matrix(linear.weight).of(rows), F.linear(rows.float(), w).bfloat16())
+            near(prepacked.Matrix(linear.weight).linear(rows), F.linear(rows.float(), w).bfloat16())
             w, b = conv.weight.float(), conv.bias.float()
             flat = w.permute(0, 2, 3, 1).reshape(16, -1)
             near(prepacked.linear(patches, conv.weight, conv.bias), F.linear(patches.float(), flat, b).bfloat16())
@@ -340,7 +340,7 @@ def test_products_that_are_widened(monkeypatch):
                 assert got.is_contiguous(memory_format=torch.channels_last)
             linear.weight.mul_(2)
         assert set(seen) == {(torch.float32, torch.float32)} and len(seen) == 6  # small maps are rows
-        kept = [prepacked._kept.get((id(layer.weight), 2)) for layer in (linear, conv)]
+        kept = [prepacked._copies.get((id(layer.weight), 2)) for layer in (linear, conv)]
         if prepacked._available():
             assert [copy.packed.dtype for copy in kept] == [torch.float32, torch.float32]
         before = prepacked.linear(rows, linear.weight, linear.bias)

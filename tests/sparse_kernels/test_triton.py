@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from fisedit.errors import InputError
-from fisedit.sparse_kernels import ops, reference, tuning
+from fisedit.sparse_kernels import ops, reference, row_plan, torch_backend, tuning
 from fisedit.sparse_kernels.reference import ConvEpilogue
 from fisedit.sparse_kernels.triton import launch
 from tests.support.grids import grids
@@ -166,18 +166,18 @@ def test_attention(backend, dtype, size, name):
 @each_backend
 @each_dtype
 @pytest.mark.parametrize(
-    ("quantised", "lying"), [("int8", False), ("fp8", False), ("", True), ("int8", True), ("fp8", True)]
+    ("quantised", "pointers"), [("int8", False), ("fp8", False), ("", True), ("int8", True), ("fp8", True)]
 )
 @pytest.mark.parametrize("name", ["one_cell", "blobs", "everything"])
-def test_attention_over_other_records(backend, dtype, name, quantised, lying):
+def test_attention_over_other_records(backend, dtype, name, quantised, pointers):
     """RecordedMap keys and values in a byte a number, and wherever a number says that they lie."""
-    if lying and CUDA and backend != "triton":
+    if pointers and CUDA and backend != "triton":
         pytest.skip("a device's memory is read by address in kernels alone")
     edits = Edits([grids(13, 9)[name], grids(13, 9)["square"]], dtype)
-    dense_attention(edits, backend, 2, 12, quantised=quantised, lying=lying)
+    dense_attention(edits, backend, 2, 12, quantised=quantised, pointers=pointers)
 
 
-def dense_attention(edits, backend, heads, width, *, quantised="", lying=False):
+def dense_attention(edits, backend, heads, width, *, quantised="", pointers=False):
     (keys, mixed_keys), (values, mixed_values) = (edits.maps(0, heads * width) for _ in range(2))
     _, queries = edits.maps(0, heads * width)
     packed = torch.cat([edits.rows(full, 0) for full in (queries, mixed_keys, mixed_values)], -1)
@@ -198,7 +198,7 @@ def dense_attention(edits, backend, heads, width, *, quantised="", lying=False):
             )
         )
     there = [(t, torch.tensor([t.data_ptr()], device=DEVICE)) for t in (*records, *(scales or ()))]
-    known = [reference.DevicePointer(at, t.shape, t.dtype) if lying else t for t, at in there]
+    known = [reference.DevicePointer(at, t.shape, t.dtype) if pointers else t for t, at in there]
     with ops.use(backend):
         got = ops.attention(*packed.chunk(3, -1), *known[:2], placement, heads, tuple(known[2:]) or None)
     tokens = (full.double().flatten(2).transpose(1, 2) for full in (queries, mixed_keys, mixed_values))
@@ -401,7 +401,7 @@ def shared_sums(monkeypatch):
     monkeypatch.setattr(launch, "PROGRAMS", 10**6)
     monkeypatch.setattr(launch, "LEAST", 1)
     monkeypatch.setattr(norm, "CHUNK", 64)
-    assert launch.share(1, 7) == (7, 1)
+    assert launch.split_k(1, 7) == (7, 1)
     yield
     assert not launch.counters(0, DEVICE).any()
 
@@ -436,12 +436,17 @@ def test_streams_and_graphs_have_counters_of_their_own(monkeypatch):
 @pytest.mark.sweep
 @pytest.mark.usefixtures("shared_sums")
 @each_dtype
-@pytest.mark.parametrize(("quantised", "lying"), [("", False), ("int8", True), ("fp8", True)])
+@pytest.mark.parametrize(("quantised", "pointers"), [("", False), ("int8", True), ("fp8", True)])
 @each_mask
-def test_programs_that_share_the_keys(dtype, size, name, quantised, lying):
+def test_programs_that_share_the_keys(dtype, size, name, quantised, pointers):
     """Some of them find no key at all: every position is fresh, or no row is."""
     dense_attention(
-        Edits([grids(*size)[name], grids(*size)["one_cell"]], dtype), "triton", 2, 12, quantised=quantised, lying=lying
+        Edits([grids(*size)[name], grids(*size)["one_cell"]], dtype),
+        "triton",
+        2,
+        12,
+        quantised=quantised,
+        pointers=pointers,
     )
 
 
@@ -530,20 +535,34 @@ def test_without_the_package_triton_is_refused(monkeypatch):
         pass
 
 
-TRITON = {"gpu", "attention", "conv", "feedforward", "linear", "norm", "parts", "scatter"}
+TRITON = {"attention", "backend", "conv", "epilogue", "feedforward", "linear", "norm", "scatter"}
 
 
-def test_the_table_of_what_was_measured_decides_on_cuda(monkeypatch):
-    assert not tuning.prefers_triton("norm_conv3x3", 1)  # nothing was measured on a GPU yet
-    monkeypatch.setitem(tuning.TRITON_ROWS, "norm_conv3x3", 512)
-    assert tuning.prefers_triton("norm_conv3x3", 512)
-    assert not tuning.prefers_triton("norm_conv3x3", 513)
-    assert not tuning.prefers_triton("attention", 1)
+def test_only_a_measurement_of_this_gpu_chooses_triton(monkeypatch):
+    gpu, name = torch.device("cuda", 0), "NVIDIA H200"
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert not tuning.TRITON_ROWS  # nothing was measured on a GPU yet
+    assert not tuning.prefers_triton("norm_conv3x3", 1, gpu)
+    monkeypatch.setitem(tuning.TRITON_ROWS, "another GPU", {"norm_conv3x3": 512})
+    assert not tuning.prefers_triton("norm_conv3x3", 1, gpu)
+    monkeypatch.setitem(tuning.TRITON_ROWS, name, {"norm_conv3x3": 512})
+    assert tuning.prefers_triton("norm_conv3x3", 512, gpu)
+    assert not tuning.prefers_triton("norm_conv3x3", 513, gpu)
+    assert not tuning.prefers_triton("attention", 1, gpu)
+    assert not tuning.prefers_triton("norm_conv3x3", 1, torch.device("cpu"))
+
+
+def test_the_default_runs_torchs_kernels_alone(monkeypatch):
+    """Neither Triton nor xFormers is imported, though both could be."""
+    monkeypatch.setattr(ops, "import_module", lambda name: pytest.fail(f"{name} was imported"))
+    rows, reads = torch.zeros(1, 17, 4, device=DEVICE), row_plan.make_plan(grids(4, 4)["everything"], 1, DEVICE)
+    ops.conv3x3(rows[:, :16], reads.levels[0].same, torch.zeros(2, 4, 3, 3, device=DEVICE), None)
+    assert ops._backend.get() == "fast" and ops._kernels("attention", rows) is torch_backend
 
 
 @pytest.mark.parametrize(("rows", "side", "channels"), [(16, 4, 32), (48, 8, 64)])
 def test_the_bench_of_kernels_compares_equals(rows, side, channels):
-    """What `bench_gpu` would measure: both sides give the same, so its figures would be printed."""
+    """What `triton_speed` would measure: both sides give the same, so its figures would be printed."""
     from fisedit.evaluation import triton_speed
 
     with torch.device(DEVICE):

@@ -13,7 +13,7 @@ from tests.support.grids import grids
 from tests.test_editor_stats import counted
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.035}
-"""Of outputs with a spread of 1.3; largest measured: 6.4e-7 and 0.022."""
+"""Of outputs with a winograd_weights of 1.3; largest measured: 6.4e-7 and 0.022."""
 
 GRIDS = sorted(grids(11, 14))
 

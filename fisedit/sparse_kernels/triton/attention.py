@@ -2,7 +2,7 @@
 
 Softmax does not care about order, so nothing is scattered or copied, and edits of one source share its record. One
 pass with a running maximum, as FlashAttention (arXiv 2205.14135); where there are few queries, programs share the keys,
-and the last one puts their parts together (see `parts`). Needs triton; see `reference` for what it computes.
+and the last one combines their partial sums (see `epilogue`). Needs triton; see `reference` for what it computes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from fisedit.sparse_kernels.buckets import RowPlacement
 from fisedit.sparse_kernels.reference import DevicePointer, LayerNormParams, RecordedMap
 from fisedit.sparse_kernels.triton.epilogue import last_to_arrive
-from fisedit.sparse_kernels.triton.launch import counters, power_of_two, share
+from fisedit.sparse_kernels.triton.launch import counters, power_of_two, split_k
 from fisedit.sparse_kernels.triton.linear import apply_layer_norm, layer_stats
 
 LOG2E = 1.4426950408889634
@@ -41,7 +41,7 @@ def attention(
     keys = _block(width, query.dtype)
     block = min(keys, power_of_two(count))
     tiles = triton.cdiv(count, block) * items * heads
-    programs, _ = share(tiles, triton.cdiv(size, keys) + triton.cdiv(count, keys))
+    programs, _ = split_k(tiles, triton.cdiv(size, keys) + triton.cdiv(count, keys))
     parts = sums = out
     if programs > 1:
         parts = torch.empty(programs, items, count, channels, device=out.device)
@@ -66,9 +66,9 @@ def attention(
         query.stride(1),
         width**-0.5 * LOG2E,
         WIDTH=width,
-        CODED=scales is not None,
+        QUANTISED=scales is not None,
         FLOATS=scales is not None and recorded_key.dtype.is_floating_point,
-        LYING=isinstance(recorded_key, DevicePointer),
+        POINTERS=isinstance(recorded_key, DevicePointer),
         PARTS=programs > 1,
         BM=block,
         BN=keys,
@@ -134,7 +134,7 @@ def _block(width: int, dtype: torch.dtype) -> int:
 @triton.jit
 def _take(
     acc, total, peak, q, key, value, key_scales, value_scales, stride, heads, j, d, wanted, scale,
-    WIDTH: tl.constexpr, CODED: tl.constexpr, FLOATS: tl.constexpr,
+    WIDTH: tl.constexpr, QUANTISED: tl.constexpr, FLOATS: tl.constexpr,
 ):  # fmt: skip
     """One block of keys and values into the running softmax; scales of quantised ones lie `heads` apart."""
     inside = wanted[:, None] & (d < WIDTH)[None, :]
@@ -144,7 +144,7 @@ def _take(
         k = k.to(tl.float8e4nv, bitcast=True)
         v = v.to(tl.float8e4nv, bitcast=True)
     scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * scale
-    if CODED:
+    if QUANTISED:
         scores *= tl.load(key_scales + j * heads, mask=wanted, other=0.0).to(tl.float32)[None, :]
         worth = tl.load(value_scales + j * heads, mask=wanted, other=0.0).to(tl.float32)
         v = (v.to(tl.float32) * worth[:, None]).to(q.dtype)
@@ -168,7 +168,7 @@ def _attend(
     query, key, value, recorded_key, recorded_value, key_scales, value_scales, active_mask, num_rows,
     out, parts, sums, counters,
     R, size, C, heads, each, item_stride, row_stride, scale,
-    WIDTH: tl.constexpr, CODED: tl.constexpr, FLOATS: tl.constexpr, LYING: tl.constexpr, PARTS: tl.constexpr,
+    WIDTH: tl.constexpr, QUANTISED: tl.constexpr, FLOATS: tl.constexpr, POINTERS: tl.constexpr, PARTS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """[BM] queries of one head of one item, over all keys or some."""
@@ -181,11 +181,11 @@ def _attend(
     acc = tl.zeros((BM, BD), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     peak = tl.full((BM,), float("-inf"), tl.float32)
-    if LYING:
-        kind = tl.int8 if CODED else out.dtype.element_ty
+    if POINTERS:
+        kind = tl.int8 if QUANTISED else out.dtype.element_ty
         recorded_key = _there(recorded_key, kind)
         recorded_value = _there(recorded_value, kind)
-        if CODED:
+        if QUANTISED:
             key_scales = _there(key_scales, out.dtype.element_ty)
             value_scales = _there(value_scales, out.dtype.element_ty)
     record = item // each * size * C + head
@@ -199,7 +199,7 @@ def _attend(
         wanted = there == 0
         acc, total, peak = _take(
             acc, total, peak, q, recorded_key + record, recorded_value + record, key_scales + worth,
-            value_scales + worth, C, heads, j, d, wanted, scale, WIDTH, CODED, FLOATS,
+            value_scales + worth, C, heads, j, d, wanted, scale, WIDTH, QUANTISED, FLOATS,
         )  # fmt: skip
     fresh = item * item_stride + head
     live = tl.load(num_rows + item)
@@ -235,7 +235,7 @@ def _attend(
 
 @triton.jit
 def _put_together(acc, total, peak, part, sums, R, inside, live):
-    """One part of the keys into what the parts before it gave."""
+    """Combine the running softmax with that of another program's keys."""
     peak_there = tl.load(sums, mask=live, other=float("-inf"), cache_modifier=".cg")
     total_there = tl.load(sums + R, mask=live, other=0.0, cache_modifier=".cg")
     acc_there = tl.load(part, mask=inside, other=0.0, cache_modifier=".cg")

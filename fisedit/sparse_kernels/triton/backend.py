@@ -1,6 +1,6 @@
-"""The fast path on a GPU: Triton's kernels, and torch's own where nothing is gained.
+"""Triton's kernels under the names of `reference`, and torch's own where Triton gains nothing.
 
-Same signatures as `reference`. Needs triton, and CUDA or its interpreter; `ops` imports this when it is wanted.
+Same signatures as `reference`. Needs triton, and CUDA or its interpreter; `ops` imports this when it is chosen.
 """
 
 from __future__ import annotations
@@ -41,6 +41,6 @@ __all__ = [
 ]
 
 
-def conv3x3(rows: Tensor, reads: KernelMap, weight: Tensor, bias: Tensor | None) -> Tensor:
+def conv3x3(rows: Tensor, kernel_map: KernelMap, weight: Tensor, bias: Tensor | None) -> Tensor:
     """See `reference.conv3x3`."""
-    return norm_conv3x3(rows, rows[:, :0], reads.table.view(1, -1, TAPS), weight, bias)
+    return norm_conv3x3(rows, rows[:, :0], kernel_map.table.view(1, -1, TAPS), weight, bias)

@@ -2,7 +2,7 @@
 
 GroupNorm's affine and the SiLU run in its prologue; bias, time embedding and residual in its epilogue; a ResNet block's
 1x1 shortcut is more of K. Where there are few rows and K is long (the 16x16 and 8x8 levels: tens of rows, K = 11,520),
-programs share K (see `parts`). Needs triton; see `reference` for what it computes.
+programs share K (see `epilogue`). Needs triton; see `reference` for what it computes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from fisedit.sparse_kernels.reference import NO_EPILOGUE, ConvEpilogue, Rows
 from fisedit.sparse_kernels.row_plan import TAPS
 from fisedit.sparse_kernels.triton.epilogue import finish
-from fisedit.sparse_kernels.triton.launch import aligned, counters, dense, dummy, pair, share, tile_for
+from fisedit.sparse_kernels.triton.launch import aligned, counters, dense, dummy, pair, split_k, tile_for
 
 
 def norm_conv3x3(
@@ -45,7 +45,7 @@ def norm_conv3x3(
     tiles = triton.cdiv(items * rows_out, tile.rows) if merged else items * triton.cdiv(rows_out, tile.rows)
     columns = triton.cdiv(width, tile.columns)
     blocks = TAPS * triton.cdiv(channels, tile.depth) + triton.cdiv(short_channels, tile.depth)
-    programs, each = share(tiles * columns, blocks)
+    programs, each = split_k(tiles * columns, blocks)
     parts = torch.empty(programs, items * rows_out, width, device=out.device) if programs > 1 else out
     _conv[tiles, columns, programs](
         first,

@@ -1,7 +1,7 @@
-"""The end of a GEMM's tile in Triton. Programs may share K: each writes its part, and the last adds all, in order.
+"""The end of a GEMM's tile in Triton.
 
-So there is no second kernel, and every run gives the same bits, whoever was last. A counter for each tile begins and
-ends at zero. Needs triton.
+With split-K every program writes its partial sum, and the last one adds all of them in order. So there is no second
+kernel, and every run gives the same bits. A counter for each tile begins and ends at zero. Needs triton.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def last_to_arrive(counter, programs):
-    """Whether all other programs of a tile have written their parts; called by all, once each."""
+    """Whether all other programs of a tile have written their partial sums; every program calls it once."""
     tl.debug_barrier()  # one thread counts for all: theirs must be written
     last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == programs - 1
     if last:
@@ -22,7 +22,7 @@ def last_to_arrive(counter, programs):
 
 @triton.jit
 def add_parts(here, step, programs, mask):
-    """The sum of all parts of a tile; `here` points into the first one, `step` elements lie between two."""
+    """The sum of all partial sums of a tile; `here` points into the first one, `step` elements are between two."""
     total = tl.load(here, mask=mask, other=0.0, cache_modifier=".cg")  # not from a multiprocessor's own stale cache
     for part in range(1, programs):
         total += tl.load(here + part * step, mask=mask, other=0.0, cache_modifier=".cg")

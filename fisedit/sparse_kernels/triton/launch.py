@@ -1,4 +1,4 @@
-"""How Triton's kernels are cut: tiles by shape, never by measuring at run time, so that nothing compiles in a loop.
+"""Launch shapes of Triton's kernels: tiles by shape, never measured at run time, so that nothing compiles in a loop.
 
 Knows shapes and dtypes; needs no triton.
 """
@@ -22,7 +22,15 @@ LEAST = 4
 
 
 class Tile(NamedTuple):
-    """What one program computes ([rows, columns]), K at a time, and how many warps and stages it takes."""
+    """What one program computes.
+
+    Args:
+        rows: of the output tile.
+        columns: of the output tile.
+        depth: elements of K in one step.
+        warps: of the program.
+        stages: of its software pipeline.
+    """
 
     rows: int
     columns: int
@@ -32,7 +40,14 @@ class Tile(NamedTuple):
 
 
 def tile_for(rows: int, width: int, channels: int, dtype: torch.dtype) -> Tile:
-    """The tile of a GEMM [rows, channels] x [channels, width]. Not measured yet: chosen to fill the chip."""
+    """The tile of a GEMM [rows, channels] x [channels, width]. Not measured yet: chosen to fill the GPU.
+
+    Args:
+        rows: of the output.
+        width: columns of the output.
+        channels: length of K.
+        dtype: of the operands.
+    """
     tall = next(size for size in (16, 32, 64, 128) if size >= rows or size == 128)
     if rows * width < 128 * 128 * PROGRAMS:
         tall = min(tall, 64)
@@ -41,28 +56,42 @@ def tile_for(rows: int, width: int, channels: int, dtype: torch.dtype) -> Tile:
     return Tile(tall, wide, deep, 8 if tall * wide > 64 * 64 else 4, 3 if dtype.itemsize == 2 else 2)
 
 
-class Share(NamedTuple):
-    """Among how many programs a tile's K is shared, and how many blocks of K each takes."""
+class SplitK(NamedTuple):
+    """How the K of one tile is divided.
+
+    Args:
+        programs: among how many programs.
+        blocks: blocks of K of each program.
+    """
 
     programs: int
     blocks: int
 
 
-def share(tiles: int, blocks: int) -> Share:
-    """How `tiles` with `blocks` of K each fill the chip."""
+def split_k(tiles: int, blocks: int) -> SplitK:
+    """Divide K so that the programs fill the GPU.
+
+    Args:
+        tiles: of the output.
+        blocks: blocks of K of each tile.
+    """
     each = cdiv(blocks, max(1, min(PROGRAMS // tiles, blocks // LEAST)))
-    return Share(cdiv(blocks, each), each)
+    return SplitK(cdiv(blocks, each), each)
 
 
 COUNTERS = 1 << 16
-"""Tiles whose programs may share a sum at once."""
+"""Tiles that may use split-K at once."""
 
 
 def counters(tiles: int, device: torch.device) -> Tensor:
-    """Int32 zeros, one for each tile whose programs share a sum: who is done counts, the last one sets zero again.
+    """Arrival counters of a split-K kernel: int32 zeros, one for each tile, which its last program sets to zero again.
 
-    Kernels that have the same ones must not run at once: each stream has its own, and all captured graphs of a device
-    have theirs, as they are replayed on one stream.
+    Kernels that share counters must not run at once. So each stream has its own, and all captured graphs of a device
+    share one set, as they are replayed on one stream.
+
+    Args:
+        tiles: whose K is divided among programs, at most `COUNTERS`.
+        device: of the kernel.
     """
     assert tiles <= COUNTERS, tiles
     for_graphs = _zeros(device, None)  # made before the first capture
@@ -73,15 +102,17 @@ def counters(tiles: int, device: torch.device) -> Tensor:
 
 @cache
 def _zeros(device: torch.device, stream: int | None) -> Tensor:
-    """Counters of a stream; its number is of the key alone."""
+    """Counters of a stream; `stream` is only part of the key."""
     return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
 
 def pair(rows: Rows, block: int, lay: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Rows as two tensors side by side, the first ending at a multiple of `block` channels; the same twice if one.
+    """Rows as two tensors side by side, the first with a multiple of `block` channels; one tensor is given twice.
 
     Args:
-        lay: what lays a tensor as the kernel wants it.
+        rows: one tensor or two.
+        block: channels.
+        lay: makes a tensor contiguous as the kernel reads it.
     """
     if isinstance(rows, tuple) and rows[0].shape[-1] % block:
         rows = join_rows(rows)
@@ -92,25 +123,25 @@ def pair(rows: Rows, block: int, lay: Callable[[Tensor], Tensor]) -> tuple[Tenso
 
 
 def dense(rows: Tensor) -> Tensor:
-    """Rows [B, R, C] that follow one another within each item, in place where they do."""
+    """Rows [B, R, C] that are contiguous within each item; not copied where they are already."""
     return rows if rows.stride(2) == 1 and rows.stride(1) == rows.shape[2] else rows.contiguous()
 
 
 def aligned(*tensors: Tensor) -> bool:
-    """Whether every row [B, R, C] of these begins at a multiple of sixteen bytes and of sixteen elements."""
+    """Whether every row [B, R, C] begins at a multiple of 16 bytes and of 16 elements."""
     return all(not (t.shape[2] | t.stride(0)) % 16 and not t.data_ptr() % 16 for t in tensors)
 
 
 def cdiv(count: int, size: int) -> int:
-    """How many blocks of a size hold a count."""
+    """Blocks of `size` that hold `count`."""
     return -(-count // size)
 
 
 def power_of_two(count: int) -> int:
-    """The smallest power of two from 16 on that holds `count`."""
+    """The smallest power of two, 16 or more, that is at least `count`."""
     return max(16, 1 << (count - 1).bit_length())
 
 
 def dummy(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
-    """A pointer for an argument that the kernel will not read."""
+    """A valid pointer for an argument that the kernel does not read."""
     return stand_in if tensor is None else tensor

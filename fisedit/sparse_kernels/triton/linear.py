@@ -1,6 +1,6 @@
 """Linear layers of rows in Triton: behind a GroupNorm or LayerNorm, with what is added to them; and the time's.
 
-Where there are few rows, programs share K (see `parts`). Needs triton; see `reference` for what it computes.
+Where there are few rows, programs share K (see `epilogue`). Needs triton; see `reference` for what it computes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fisedit.sparse_kernels.reference import LayerNormParams, Rows, join_rows
 from fisedit.sparse_kernels.triton.epilogue import finish
-from fisedit.sparse_kernels.triton.launch import aligned, counters, dummy, pair, share, tile_for
+from fisedit.sparse_kernels.triton.launch import aligned, counters, dummy, pair, split_k, tile_for
 
 LANES = 16
 """Outputs of one program of a single row's linear layer."""
@@ -40,7 +40,7 @@ def norm_linear(
         items, count = 1, items * count
     tile = tile_for(count, width, channels, first.dtype)
     tiles, columns = items * triton.cdiv(count, tile.rows), triton.cdiv(width, tile.columns)
-    programs, each = share(tiles * columns, triton.cdiv(channels, tile.depth))
+    programs, each = split_k(tiles * columns, triton.cdiv(channels, tile.depth))
     gamma, beta, eps = layer_norm if layer_norm is not None else (out, out, 0.0)
     _linear[tiles, columns, programs](
         first,

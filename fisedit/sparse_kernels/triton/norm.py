@@ -19,7 +19,7 @@ BLOCK = 64
 """Rows summed at once."""
 
 CHUNK = 512
-"""Rows that one program sums; more are shared (see `parts`)."""
+"""Rows that one program sums; more are divided among programs (see `epilogue`)."""
 
 
 def group_norm_affine(
