@@ -15,7 +15,7 @@ from fisedit.history import EditResult, History
 from fisedit.masking import drift_check
 from fisedit.masking.localize import describe_source, shared_tokens
 from fisedit.masking.text_diff import diff
-from fisedit.models.injection import TURN
+from fisedit.models.injection import exclusive
 from fisedit.models.stopwatch import Stopwatch
 from fisedit.planner import Plan, Planner, Wish
 from fisedit.rendering import Made, Renderer, Run
@@ -277,7 +277,7 @@ class EditPipeline:
 
 def changed(old: str, new: str, tokenizer: Tokenizer) -> EditScript:
     """What changes from one prompt to another, for a model with such a tokenizer; "" is what nobody described."""
-    with TURN:
+    with exclusive(tokenizer):
         script = diff(old, new, tokenizer)
     return describe_source(script) if script.hunks and not old else script
 

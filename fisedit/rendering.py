@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fisedit.models.injection import TURN
+from fisedit.models.injection import exclusive
 from fisedit.models.prompt_weighting import parse
 from fisedit.models.vae import encode, preview
 from fisedit.sampling.inversion import noised
@@ -79,9 +79,10 @@ class Renderer:
 
     def text(self, run: Run) -> Text:
         """Encode the prompt; says so where the encoder cannot read all of it."""
-        with run.watch.station("text"), torch.inference_mode(), TURN:
+        pipe = self.engine.pipe
+        tokenizer = pipe.tokenizer
+        with run.watch.station("text"), torch.inference_mode(), exclusive(pipe.text_encoder, tokenizer):
             embeddings = self.engine.encode(run.config)
-            tokenizer = self.engine.pipe.tokenizer
             limit, prompts = tokenizer.model_max_length, {"prompt": run.config.prompt}
             if run.config.guided:
                 prompts["negative prompt"] = run.config.negative_prompt
@@ -176,7 +177,7 @@ class Renderer:
     def opened(self, run: Run, text: Text, picture: Image) -> Made:
         """The trajectory that a picture might have had."""
         config, pipe, watch = run.config, self.engine.pipe, self._watch(run)
-        with run.watch.station("encode"), TURN:
+        with run.watch.station("encode"):
             latents = encode(pipe.vae, picture)
         with run.watch.station("denoise"):
             if config.inversion is Inversion.DDPM:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Thread
+
 import numpy as np
 import pytest
 import torch
@@ -10,12 +12,13 @@ from PIL import Image
 from fisedit import Cancelled, Editor
 from fisedit.errors import SessionError
 from fisedit.masking import masks
+from fisedit.models.injection import exclusive
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import EditKind, MaskSource
 from tests.support import oracle
 from tests.support.edits import BIRD, CAT, DEFAULTS, DOG, Calls, as_oracle, latents, pixels_outside
 from tests.support.grids import grids
-from tests.support.pipelines import SCHEDULERS, SHAPES, with_scheduler
+from tests.support.pipelines import SCHEDULERS, SHAPES, build_pipeline, with_scheduler
 
 SQUARE, BLOBS, CORNER = (grids(16, 16)[name] for name in ("square", "blobs", "corner"))
 QUICK = {"seed": 7, "num_inference_steps": 3}
@@ -242,6 +245,40 @@ def test_two_editors_on_one_pipeline_take_turns(pipelines):
     result = _session(Editor(pipe), 1, on_step)
     assert same(result, alone[0]) and len(interleaved) == 2
     assert all(same(done, alone[1]) for done in interleaved)
+
+
+def _in_threads(*works):
+    """Run these at once, to their ends; what each gave."""
+    given = {}
+    threads = [
+        Thread(target=lambda i=i, work=work: given.update({i: work()}), daemon=True) for i, work in enumerate(works)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    return [given.get(i) for i in range(len(works))]
+
+
+def test_editors_of_two_models_never_wait_for_one_another():
+    """One holds all locks of its model in the middle of an edit, until the other has come to its end."""
+    first, second = (build_pipeline("shallow") for _ in range(2))
+    alone, done = _session(Editor(second), 2, None), []
+
+    def on_step(i, *_):
+        if i == 1:
+            with exclusive(first.unet, first.vae, first.text_encoder, first.tokenizer):
+                done.extend(_in_threads(lambda: _session(Editor(second), 2, None)))
+
+    _session(Editor(first), 1, on_step)
+    assert len(done) == 2 and all(one is not None and same(one, alone) for one in done)
+
+
+def test_editors_of_one_pipeline_in_threads_give_what_each_gives_alone(pipelines):
+    pipe = pipelines["shallow"]
+    alone = [_session(Editor(pipe), seed, None) for seed in (1, 2, 3)]
+    together = _in_threads(*(lambda seed=seed: _session(Editor(pipe), seed, None) for seed in (1, 2, 3)))
+    assert all(one is not None and same(one, other) for one, other in zip(together, alone, strict=True))
 
 
 def _session(editor, seed, on_step):

@@ -83,7 +83,7 @@ def insertion(
         return lambda inner: partial(wrap, inner, partial(visit, name))
 
     wanted = [name for name in places(unet) if tap or name in (controls or {}) or name in (changes or {})]
-    return Injection((places(unet)[name].block, around(name)) for name in wanted)
+    return Injection(unet, ((places(unet)[name].block, around(name)) for name in wanted))
 
 
 class _SeenAll(Exception):

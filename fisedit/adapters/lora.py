@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fisedit.errors import AdapterError, ModelError
-from fisedit.models.injection import TURN
+from fisedit.models.injection import exclusive
 from fisedit.models.loader import quiet
 from fisedit.models.validation import pickled
 from fisedit.models.weight_files import read_shapes
@@ -48,7 +48,7 @@ def load(pipe: StableDiffusionPipeline, source: str | Path, loaded: Mapping[str,
     layers, name = _layers(file), _name(file)
     if name in loaded:
         raise AdapterError(f"the LoRA {file} is loaded already; change its scale with scale_loras")
-    with TURN, quiet(), warnings.catch_warnings():
+    with exclusive(*_parts(pipe)), quiet(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="peft")  # that there are several is meant
         try:
             pipe.load_lora_weights(str(file.parent), weight_name=file.name, adapter_name=name, local_files_only=True)
@@ -69,7 +69,7 @@ def set_scales(pipe: StableDiffusionPipeline, scales: Mapping[str, float]) -> No
     from diffusers.utils.peft_utils import set_adapter_layers
 
     heard = {name: scale for name, scale in scales.items() if scale}
-    with TURN:
+    with exclusive(*_parts(pipe)):
         for part in _parts(pipe):
             set_adapter_layers(part, enabled=bool(heard))
         if heard:
@@ -78,7 +78,7 @@ def set_scales(pipe: StableDiffusionPipeline, scales: Mapping[str, float]) -> No
 
 def unload(pipe: StableDiffusionPipeline, kept: Mapping[str, float], name: str) -> None:
     """Take a LoRA out; of the last, nothing stays."""
-    with TURN:
+    with exclusive(*_parts(pipe)):
         there = {one for names in pipe.get_list_adapters().values() for one in names}
         if there <= {name}:
             pipe.unload_lora_weights()

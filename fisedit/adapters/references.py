@@ -22,7 +22,7 @@ from fisedit.adapters.conditioning import Guide, check_fit
 from fisedit.adapters.cost import reading_macs
 from fisedit.adapters.insertion_points import taps
 from fisedit.errors import AdapterError, InputError
-from fisedit.models.injection import TURN
+from fisedit.models.injection import exclusive
 from fisedit.models.vae import encode
 from fisedit.sparse.cost_model import text_macs, unet_macs
 from fisedit.storage.images import canvas, upright
@@ -167,8 +167,11 @@ class References:
         adapter = self.adapter(likeness)
         if likeness.reference not in self.pictures:
             raise AdapterError(f"the reference picture {likeness.reference} is not here; give it again")
-        with torch.inference_mode(), TURN:
-            seen = taps(self._pipe.unet, *self._inputs(likeness, config, branches), tuple(adapter.channels))
+        unet = self._pipe.unet
+        with torch.inference_mode():
+            inputs = self._inputs(likeness, config, branches)
+        with torch.inference_mode(), exclusive(unet):
+            seen = taps(unet, *inputs, tuple(adapter.channels))
             self._known[key] = adapter.read(seen)
         while len(self._known) > max(_KEPT, len(config.like)):
             self._known.popitem(last=False)
@@ -178,7 +181,8 @@ class References:
         """Latents [B, 4, h, w] and the text of no words [B, T, D]."""
         pipe, picture = self._pipe, self.pictures[likeness.reference]
         latents = encode(pipe.vae, canvas(picture, (config.width, config.height))).to(pipe.unet.dtype)
-        text = pipe.encode_prompt("", pipe.unet.device, 1, do_classifier_free_guidance=False)[0]
+        with exclusive(pipe.text_encoder, pipe.tokenizer):
+            text = pipe.encode_prompt("", pipe.unet.device, 1, do_classifier_free_guidance=False)[0]
         if branches == 2:
             latents = torch.cat([torch.zeros_like(latents), latents])
         return latents, text.expand(branches, -1, -1)

@@ -17,7 +17,7 @@ from fisedit.masking import heatmaps, masks, object_masks
 from fisedit.masking.attention_maps import affinity, cross_maps
 from fisedit.masking.text_diff import words as split
 from fisedit.masking.word_classes import TaggedPrompt, object_words
-from fisedit.models.injection import TURN
+from fisedit.models.injection import exclusive
 from fisedit.sampling.scheduler import mask_steps
 from fisedit.sampling.trajectory import kept_steps
 from fisedit.sparse.modules import text_keys
@@ -102,7 +102,7 @@ def restrict_to_words(script: EditScript, words: Sequence[str], engine: Engine) 
     Raises:
         InputError: a word that is in neither prompt.
     """
-    with TURN:
+    with exclusive(engine.pipe.tokenizer):
         old, new = (split(prompt, engine.pipe.tokenizer) for prompt in (script.source_prompt, script.prompt))
     hunks = []
     for word in words:
@@ -128,7 +128,7 @@ def describe_source(script: EditScript) -> EditScript:
 
 def shared_tokens(script: EditScript, engine: Engine) -> tuple[tuple[int, int], ...]:
     """Token positions (old, new) of the words that both prompts have, and of the start token."""
-    with TURN:
+    with exclusive(engine.pipe.tokenizer):
         old, new = (split(prompt, engine.pipe.tokenizer) for prompt in (script.source_prompt, script.prompt))
     gone = {word for hunk in script.hunks for word in hunk.old}
     fresh = {word for hunk in script.hunks for word in hunk.new}
@@ -216,7 +216,7 @@ def _object_mask(
         where = [engine.look(config, text[0], source, evaluations - 1)]
     elif _inserts_object(script) and kept_steps(config):  # the layout is least settled at the first step
         where = source.features[:1]
-    with TURN:
+    with exclusive(engine.pipe.tokenizer):
         named = object_words(TaggedPrompt.of(split(script.source_prompt, engine.pipe.tokenizer)))
     maps = cross_maps(unet, sites, steps, source.text, grids)
     attention = object_masks.SourceAttention(maps, *affinity(unet, sites, steps, grids), named)

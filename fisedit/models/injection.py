@@ -2,15 +2,17 @@
 
 A layer is given another `forward` on the instance; its class, parameters, buffers and place in the module tree stay as
 they are, so state_dict keys never change. The sparse executor, what records attention, and the adapters of
-HelloMeme (arXiv 2410.22901) all come in this way. Knows nothing about what the new forward does.
+HelloMeme (arXiv 2410.22901) all come in this way. While a model is injected other threads wait for that model, and for
+no other. Knows nothing about what the new forward does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from threading import RLock
+from contextlib import ExitStack, contextmanager
+from threading import Lock, RLock
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -23,10 +25,31 @@ Replacement = tuple[nn.Module, Forward]
 Around = Callable[[Forward], Forward]
 """Makes a forward of the one that is there."""
 
-TURN = RLock()
-"""Held while a model is injected or its tokenizer speaks: both keep state, and editors in threads may share them."""
-
 _NONE = object()
+
+_locks: WeakKeyDictionary[object, Any] = WeakKeyDictionary()
+"""Owner -> its re-entrant lock; kept beside the owner, so that its state_dict and its copies know nothing of it."""
+_locks_guard = Lock()
+
+
+def _lock_of(owner: object) -> Any:
+    with _locks_guard:
+        return _locks.setdefault(owner, RLock())
+
+
+@contextmanager
+def exclusive(*owners: object) -> Iterator[None]:
+    """Let one thread at a time use models or tokenizers, which keep state and may be shared by editors in threads.
+
+    Re-entrant. Whoever takes several takes them in this order: UNet, autoencoder, text encoder, tokenizer.
+
+    Args:
+        owners: the root modules or tokenizers to lock, compared by identity.
+    """
+    with ExitStack() as stack:
+        for owner in owners:
+            stack.enter_context(_lock_of(owner))
+        yield
 
 
 class Injection:
@@ -35,11 +58,12 @@ class Injection:
     Several may lie over one another; the last one in is the first one out, and what was there is there again, exactly.
 
     Args:
+        owner: the root module, which other threads must not use in a `with` block over this.
         changes: what makes each module's new forward, given the one it has when this is injected.
     """
 
-    def __init__(self, changes: Iterable[tuple[nn.Module, Around]]) -> None:
-        self._changes = tuple(changes)
+    def __init__(self, owner: nn.Module, changes: Iterable[tuple[nn.Module, Around]]) -> None:
+        self._owner, self._changes = owner, tuple(changes)
         self._before: list[tuple[nn.Module, Any, Forward]] | None = None
 
     @property
@@ -85,28 +109,30 @@ class Injection:
         self._before = None
 
     def __enter__(self) -> Self:
-        TURN.acquire()
+        lock = _lock_of(self._owner)
+        lock.acquire()
         try:
             return self.inject()
         except BaseException:
-            TURN.release()
+            lock.release()
             raise
 
     def __exit__(self, *_: object) -> None:
         try:
             self.eject()
         finally:
-            TURN.release()
+            _lock_of(self._owner).release()
 
 
 @contextmanager
-def injected(replacements: Iterable[Replacement]) -> Iterator[None]:
+def injected(owner: nn.Module, replacements: Iterable[Replacement]) -> Iterator[None]:
     """Run the enclosed code with other forwards; ejects on the way out, exceptions included.
 
     Args:
-        replacements: what gets which forward. Nesting is allowed: ejecting restores what was there. Other threads wait.
+        owner: the root module of those below; other threads wait for it.
+        replacements: what gets which forward. Nesting is allowed: ejecting restores what was there.
     """
-    with Injection((module, _instead(forward)) for module, forward in replacements):
+    with Injection(owner, ((module, _instead(forward)) for module, forward in replacements)):
         yield
 
 

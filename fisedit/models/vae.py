@@ -14,7 +14,7 @@ from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
 from torch import Tensor
 
-from fisedit.models.injection import injected
+from fisedit.models.injection import exclusive
 from fisedit.values import LATENT_FACTOR
 
 _fits: WeakKeyDictionary[AutoencoderKL, Tensor] = WeakKeyDictionary()
@@ -32,7 +32,8 @@ def encode(vae: AutoencoderKL, image: Image.Image) -> Tensor:
         Latents [1, C, h, w] times the scaling factor, in the autoencoder's dtype.
     """
     pixels = VaeImageProcessor().preprocess(image.convert("RGB")).to(vae.device, vae.dtype)
-    latents: Tensor = vae.encode(pixels).latent_dist.mode() * vae.config.scaling_factor
+    with exclusive(vae):
+        latents: Tensor = vae.encode(pixels).latent_dist.mode() * vae.config.scaling_factor
     return latents
 
 
@@ -59,7 +60,7 @@ def _fitted(vae: AutoencoderKL) -> Tensor:
     """The least-squares map [C + 1, 3] from latents to mean colour."""
     coarse = torch.randn(1, vae.config.latent_channels, 4, 4, generator=torch.Generator().manual_seed(0))
     latents = F.interpolate(coarse, scale_factor=4, mode="bilinear").to(vae.device, vae.dtype)
-    with injected(()):  # no other thread's forwards
+    with exclusive(vae):  # no other thread's forwards
         sample = vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
     colours = F.avg_pool2d(sample.float() / 2 + 0.5, LATENT_FACTOR)
     fit: Tensor = torch.linalg.lstsq(_with_one(latents), colours[0].flatten(1).T).solution

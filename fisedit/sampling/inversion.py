@@ -14,7 +14,7 @@ from diffusers import DDIMInverseScheduler, DDIMScheduler
 from diffusers.utils.torch_utils import randn_tensor
 
 from fisedit.errors import InputError, NumericsError
-from fisedit.models.injection import TURN
+from fisedit.models.injection import exclusive
 from fisedit.values import SchedulerName
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def inverted(
         raise InputError(f'inversion="ddim" takes {told}; use inversion="ddpm"')
     scheduler.set_timesteps(steps, device=latents.device)
     before = scheduler.timesteps[0] - scheduler.config.num_train_timesteps // steps
-    with TURN:
+    with exclusive(pipe.unet):
         prediction = pipe.unet(latents, before.clamp(min=0), text, return_dict=False)[0]
     path = [latents]
     for i, t in zip(reversed(range(steps)), scheduler.timesteps, strict=True):

@@ -187,7 +187,7 @@ class Fused:
         replacements += [(unet.conv_norm_out, partial(_norm_out, unet.conv_norm_out, run))]
         replacements += [(unet.conv_out, partial(_conv_out, unet.conv_out, run))]
         replacements += [(module, lambda *_: buffers.latents) for module in (unet.time_proj, unet.time_embedding)]
-        with injected(replacements):
+        with injected(unet, replacements):
             (out,) = unet(buffers.latents, buffers.timestep, None, return_dict=False)
         return rows_of(out), run.fresh, run.totals
 

@@ -192,7 +192,7 @@ class _Rows:
         table: list[Replacement] = [
             (site.module, partial(_PADDED[site.role], self, outputs, site)) for site in sites if site.role in _PADDED
         ]
-        with injected([*table, (vae.decoder, partial(_coarse, vae.decoder))]):
+        with injected(vae, [*table, (vae.decoder, partial(_coarse, vae.decoder))]):
             vae.decode(map_of(latents.index_select(1, self._read)), return_dict=False)
         return outputs
 
@@ -290,7 +290,7 @@ class _Rectangle:
         last = level + 1 == len(decoder.up_blocks)
         if not last:
             replacements.append((decoder.up_blocks[level].upsamplers[0], lambda x, *_, **__: x))
-        with injected(replacements):
+        with injected(self._decoder.vae, replacements):
             x = decoder.up_blocks[level](x.contiguous(memory_format=torch.channels_last))
             if last:
                 return {"sample": decoder.conv_out(decoder.conv_act(decoder.conv_norm_out(x)))}

@@ -150,7 +150,7 @@ class Executor:
                 stack.enter_context(extra.injection(self.unet, len(sample)))
                 replacements += [(s.module, _extra_forward(s, run)) for s in extra.sites(self.unet)]
             replacements += [(block.module, partial(block.forward, run, block)) for block in whole]
-            stack.enter_context(injected(replacements))
+            stack.enter_context(injected(self.unet, replacements))
             (out,) = self.unet(sample, timestep, text, timestep_cond=timestep_cond, return_dict=False)
         result: Tensor = out
         return result

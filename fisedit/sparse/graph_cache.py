@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fisedit.models.injection import TURN, injected
+from fisedit.models.injection import exclusive, injected
 from fisedit.sparse.captured_decode import Decoder
 from fisedit.sparse.graph_capture import Once, Outputs, capture, state_of
 from fisedit.sparse.vae_decode import DecoderRecord, decode_boxes
@@ -46,7 +46,7 @@ class Ends:
         """While this is open, the encoder's plain calls are replayed."""
         if not self.wanted(next(encoder.parameters()).device) or "forward" in vars(encoder):
             return nullcontext()
-        return injected([(encoder, partial(self._read, encoder, state_of(encoder)))])
+        return injected(encoder, [(encoder, partial(self._read, encoder, state_of(encoder)))])
 
     @torch.inference_mode()
     def _read(self, encoder: nn.Module, state: object, input_ids: Tensor, *args: Any, **options: Any) -> Any:
@@ -62,7 +62,7 @@ class Ends:
         found = boxes(grid)
         if not self.wanted(vae.device) or found == [Box(0, 0, *grid.shape)]:
             return decode_boxes(vae, latents, grid, record, source)
-        with TURN:
+        with exclusive(vae):
             height, width = grid.shape
             decoder = self.decoders.get((height, width, state_of(vae)), lambda: Decoder(vae, (height, width)))
             return decoder.decode(latents, grid, found, record, source)

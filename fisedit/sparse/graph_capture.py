@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -22,6 +23,9 @@ Pool = Any
 
 WARM_UP = 3
 """Runs before a capture: kernels are compiled and libraries make their workspaces."""
+
+_capturing = Lock()
+"""CUDA captures one graph at a time in a process; replays and everything else go on."""
 
 
 class Captured(Protocol):
@@ -57,7 +61,8 @@ class Graph:
                 function()
         torch.cuda.current_stream().wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool, capture_error_mode="thread_local"):  # other threads may go on
+        capturing = torch.cuda.graph(self._graph, pool, capture_error_mode="thread_local")  # other threads may go on
+        with _capturing, capturing:
             self.outputs = function()
 
     def replay(self) -> None:

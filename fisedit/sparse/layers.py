@@ -112,7 +112,7 @@ def record_whole(run: Recording, site: LayerSite, x: Tensor) -> Tensor:
 def record_input(run: Recording, site: LayerSite, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Remember a map before the conv of a sampler."""
     run.maps.maps[site.name] = rows_of(x)
-    with injected([(site.module.conv, partial(convolved, site.module.conv))]):
+    with injected(site.module, [(site.module.conv, partial(convolved, site.module.conv))]):
         out: Tensor = type(site.module).forward(site.module, x, *args, **kwargs)
     return out
 

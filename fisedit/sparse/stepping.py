@@ -16,7 +16,7 @@ from diffusers.models import attention_processor as processors
 from torch import Tensor
 
 from fisedit.errors import InputError, UnsupportedModuleError
-from fisedit.models.injection import TURN
+from fisedit.models.injection import exclusive
 from fisedit.sparse.cuda_graphs import GraphEdit, GraphExecutor
 from fisedit.sparse.executor import Executor, ExtraLayers
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, scatter, shifted
@@ -85,8 +85,9 @@ class Captured:
     """
 
     def __init__(self, graphs: GraphExecutor, work: Work, steps: Sequence[int]) -> None:
-        self._work, plans = work, {id(work.plans[i]): work.plans[i] for i in steps}
-        with TURN:
+        self._unet, self._work = graphs.executor.unet, work
+        plans = {id(work.plans[i]): work.plans[i] for i in steps}
+        with exclusive(self._unet):
             self._edits = {
                 key: graphs.begin(
                     [plan],
@@ -101,7 +102,7 @@ class Captured:
     def step(self, i: int, x: Tensor, t: Tensor, extra: Tensor | None) -> tuple[Tensor, FeatureOverlay]:
         """See `Layers.step`; the host does not wait."""
         edit = self._edits[id(self._work.plans[i])]
-        with TURN:  # until the graph's own memory has been read
+        with exclusive(self._unet):  # until the graph's own memory has been read
             rows = edit.step(i, x, t)
             return ops.composite(self._work.predictions[i], rows, edit.placement, self._work.guidance), edit.overlays(
                 i
@@ -116,14 +117,14 @@ class Batch:
     """
 
     def __init__(self, graphs: GraphExecutor, works: Sequence[Work]) -> None:
-        self._works, first = works, works[0]
+        self._unet, self._works, first = graphs.executor.unet, works, works[0]
         text = torch.stack([work.text for work in works], 1).flatten(0, 1)
         rows: dict[tuple[int, ...], list[int]] = {}
         for i in first.plans:
             rows.setdefault(tuple(id(work.plans[i]) for work in works), []).append(i)
         self._edits: dict[int, GraphEdit] = {}
         known: dict[str, Tensor] = {}
-        with TURN:
+        with exclusive(self._unet):
             for steps in rows.values():
                 features = {i: first.features[i] for i in steps}
                 edit = graphs.begin([work.plans[steps[0]] for work in works], features, text, first.budget, known)
@@ -138,7 +139,7 @@ class Batch:
             x: latents [S * E, 4, h, w], branch by branch, scaled for the model. t: timestep.
         """
         edit, work = self._edits[i], self._works[0]
-        with TURN:
+        with exclusive(self._unet):
             rows = edit.step(i, x, t)
             return ops.composite(work.predictions[i], rows, edit.placement, work.guidance), edit.overlays(i)
 
@@ -168,7 +169,7 @@ class Graphs:
         unet = executor.unet
         if not self.on(executor.device):
             return ""
-        with TURN:
+        with exclusive(unet):
             known, state = self._made[0], (state_of(unet), tuple(map(type, unet.attn_processors.values())))
             if known != state:
                 self._made = state, _made(executor)

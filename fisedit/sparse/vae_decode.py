@@ -83,7 +83,7 @@ def decode(vae: AutoencoderKL, latents: Tensor) -> tuple[Image.Image, DecoderRec
     replacements = _coarse(vae, layers.RECORD, layers.Recording(maps, {}))
     replacements += [(m, partial(_record_norm, record, shape, name, m)) for name, m in fine_norms(vae)]
     replacements += _fine_convs(vae)
-    with injected(replacements):
+    with injected(vae, replacements):
         sample = vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
     return _picture(sample), record
 
@@ -194,7 +194,7 @@ class SparseDecode:
         fine = [block.upsamplers[0] for block in vae.decoder.up_blocks[ROWS:-1]]
         replacements += [(m, lambda x, *_, **__: x) for m in fine]  # `_refine` calls them, box by box
         replacements += _fine_convs(vae)
-        with injected([*replacements, (vae.decoder, self._decoder)]):
+        with injected(vae, [*replacements, (vae.decoder, self._decoder)]):
             vae.decode(layers.map_of(read), return_dict=False)
 
     def _decoder(self, x: Tensor, *_: Any) -> Tensor:

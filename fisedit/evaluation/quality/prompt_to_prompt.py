@@ -86,5 +86,5 @@ def prompt_to_prompt(case: Case, cross: float = CROSS, own: float = OWN) -> Imag
         control.step = i + 1
         return torch.cat([case.trajectory.latents[i + 1], latents[1:]])
 
-    with injected(replacements):
+    with injected(case.editor.pipe.unet, replacements):
         return case.dense([case.source.prompt, case.edit.prompt], follow)
