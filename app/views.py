@@ -20,7 +20,7 @@ from PIL import Image, ImageFilter
 
 from fisedit.errors import InputError, MaskError
 from fisedit.storage import image_decoder
-from fisedit.values import WHOLE, EditKind, MaskSource
+from fisedit.values import DENSE_STEP, EditKind, MaskSource
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -105,7 +105,7 @@ def truth(
 def _computed(result: EditResult) -> float:
     """Share of the finest level's rows that a sparse edit computed, dense steps in between included."""
     steps = result.stats.growth[result.stats.steps_shared :]
-    dense = steps.count(WHOLE) / len(steps)
+    dense = steps.count(DENSE_STEP) / len(steps)
     return float(dense + (1 - dense) * result.stats.active_rows[0] / result.mask.grid.size)
 
 

@@ -28,7 +28,7 @@ from fisedit.pipeline import EditPipeline
 from fisedit.planner import Plan
 from fisedit.rendering import Run
 from fisedit.sampling.denoise import Engine
-from fisedit.sampling.trajectory_cache import Memory
+from fisedit.sampling.trajectory_cache import TrajectoryCache
 from fisedit.sparse.modules import text_keys
 from fisedit.sparse.stepping import Graphs
 from fisedit.storage import provenance, session
@@ -113,7 +113,7 @@ class Editor:
         self._saved: tuple[Path, frozenset[str]] | None = None
         self._loras: dict[str, float] = {}
         limit = memory_bytes(pipe.unet.device) // 2 if max_recorded_bytes is None else max_recorded_bytes
-        self._pipeline = EditPipeline(pipe, Memory(limit), Graphs(graphs))
+        self._pipeline = EditPipeline(pipe, TrajectoryCache(limit), Graphs(graphs))
 
     @classmethod
     def from_pretrained(
@@ -164,7 +164,7 @@ class Editor:
         return self._pipeline.engine
 
     @property
-    def _memory(self) -> Memory:
+    def _memory(self) -> TrajectoryCache:
         return self._pipeline.memory
 
     @property
@@ -184,7 +184,7 @@ class Editor:
 
     def forget(self) -> None:
         """Drop all recorded features; an edit that needs them rebuilds them. Pictures stay."""
-        self._pipeline.memory = Memory(self._memory.max_bytes)
+        self._pipeline.memory = TrajectoryCache(self._memory.max_bytes)
 
     def load_lora(self, source: str | Path, scale: float = 1.0) -> str:
         """Load a LoRA, which changes what is painted from now on.

@@ -18,13 +18,13 @@ from fisedit.masking.text_diff import diff
 from fisedit.models.injection import exclusive
 from fisedit.models.stopwatch import Stopwatch
 from fisedit.planner import Plan, Planner, Wish
-from fisedit.rendering import Made, Renderer, Run
+from fisedit.rendering import Renderer, RenderOutput, Run
 from fisedit.sampling.denoise import Engine
-from fisedit.sampling.trajectory import Structure, kept_steps
-from fisedit.sampling.trajectory_cache import Memory
+from fisedit.sampling.trajectory import AttentionInjection, max_injection_steps
+from fisedit.sampling.trajectory_cache import TrajectoryCache
 from fisedit.sparse.stepping import Graphs
 from fisedit.storage.images import coarseness, is_canvas, returned
-from fisedit.values import WHOLE, EditMask, EditScript, EditStats, MaskSource, OnStep, check_prompt
+from fisedit.values import DENSE_STEP, EditMask, EditScript, EditStats, MaskSource, OnStep, check_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from fisedit.masking.text_diff import Tokenizer
-    from fisedit.sampling.trajectory_cache import Memory
+    from fisedit.sampling.trajectory_cache import TrajectoryCache
 
 HARDLY = 1.0
 """Mean difference inside the mask, of 255, below which an edit is said to have had no effect."""
@@ -46,14 +46,14 @@ class EditPipeline:
         pipe: the model. memory: for trajectories. graphs: whether edits want captured ones.
     """
 
-    def __init__(self, pipe: StableDiffusionPipeline, memory: Memory, graphs: Graphs) -> None:
+    def __init__(self, pipe: StableDiffusionPipeline, memory: TrajectoryCache, graphs: Graphs) -> None:
         self.engine, self.memory, self.history = Engine(pipe, graphs), memory, History()
         self.renderer, self.planner = Renderer(self.engine, memory.max_bytes), Planner(self.engine)
 
     def beside(self, history: History | None = None, references: dict[str, Image] | None = None) -> EditPipeline:
         """Another one with the same model, graphs and adapters, and a memory of its own; arguments as of
         `Editor.beside`."""
-        other = EditPipeline(self.engine.pipe, Memory(self.memory.max_bytes), self.engine.graphs)
+        other = EditPipeline(self.engine.pipe, TrajectoryCache(self.memory.max_bytes), self.engine.graphs)
         other.engine.references.adapters |= self.engine.references.adapters
         if history is not None:
             other.history = history
@@ -122,19 +122,19 @@ class EditPipeline:
         finally:
             self.history.checkout(parent.id)
 
-    def _together(self, runs: Sequence[Run], plans: Sequence[Plan]) -> dict[int, Made]:
+    def _together(self, runs: Sequence[Run], plans: Sequence[Plan]) -> dict[int, RenderOutput]:
         """Those of several edits of one picture that batches can make: a batch grows its masks alike."""
         alike: dict[tuple[int, ...], list[int]] = {}
         for i, plan in enumerate(plans):
             if plan.growth and not plan.nothing:
                 alike.setdefault(plan.growth, []).append(i)
-        made: dict[int, Made] = {}
+        made: dict[int, RenderOutput] = {}
         for growth, at in alike.items():
             if len(at) > 1:
                 made |= self._batch(growth, {i: (runs[i], plans[i]) for i in at})
         return made
 
-    def _batch(self, growth: tuple[int, ...], jobs: Mapping[int, tuple[Run, Plan]]) -> dict[int, Made]:
+    def _batch(self, growth: tuple[int, ...], jobs: Mapping[int, tuple[Run, Plan]]) -> dict[int, RenderOutput]:
         """Edits that grow alike, in one batch; {} where they must go one by one."""
         runs = [run for run, _ in jobs.values()]
         texts, source = [plan.text for _, plan in jobs.values() if plan.text], self.source(runs[0])[0]
@@ -145,25 +145,25 @@ class EditPipeline:
         made = self.renderer.many(runs, texts, over, grids, growth)
         return {} if made is None else dict(zip(jobs, made, strict=True))
 
-    def _one(self, run: Run, plan: Plan, made: Made | None) -> EditResult:
+    def _one(self, run: Run, plan: Plan, made: RenderOutput | None) -> EditResult:
         """The result of one of several edits, made with others or now."""
         if plan.nothing:
             return self.unchanged(run, plan.nothing)
         return self.edited(run, plan, verify=False) if made is None else self.keep(run, plan, made)
 
-    def _structure(self, run: Run, share: float) -> Structure | None:
+    def _structure(self, run: Run, share: float) -> AttentionInjection | None:
         """What an edit keeps of its source's structure."""
-        steps = round(share * kept_steps(run.config))
-        return Structure(steps, shared_tokens(run.script, self.engine)) if steps else None
+        steps = round(share * max_injection_steps(run.config))
+        return AttentionInjection(steps, shared_tokens(run.script, self.engine)) if steps else None
 
     def _expected_bytes(self, run: Run, plan: Plan) -> int:
         """What a plan's trajectory will take: its share of rows of what its source took, and dense steps twice."""
         assert run.parent is not None
         whole, costs = self.history.lineage(run.parent.id)[0].stats.recorded_bytes, self.planner.costs(run.config)
         share = sum(costs.rows(plan.mask.grid, plan.growth)) / sum(costs.sizes) if plan.growth else 1.0
-        return round(whole * (share + 2 * plan.growth.count(WHOLE) / run.config.num_inference_steps))
+        return round(whole * (share + 2 * plan.growth.count(DENSE_STEP) / run.config.num_inference_steps))
 
-    def keep(self, run: Run, plan: Plan, made: Made, original: Image | None = None) -> EditResult:
+    def keep(self, run: Run, plan: Plan, made: RenderOutput, original: Image | None = None) -> EditResult:
         """Account for a picture, remember it, and stand on it; `original` is an opened one's, upright."""
         macs = self.planner.macs(plan, run.config)
         if run.parent and (moved := _moved(run.parent.canvas, made.image, plan.mask)) < HARDLY:
@@ -219,7 +219,7 @@ class EditPipeline:
 
     def _stats(self, run: Run, plan: Plan, macs: int, steps: int, held: int) -> EditStats:
         costs, growth = self.planner.costs(run.config), plan.growth
-        dense = growth[plan.start :].count(WHOLE) if growth else steps
+        dense = growth[plan.start :].count(DENSE_STEP) if growth else steps
         return EditStats(
             mask_area=plan.mask.area,
             mask_source=plan.mask.source,
@@ -237,7 +237,7 @@ class EditPipeline:
             steps_shared=plan.start,
         )
 
-    def source(self, run: Run) -> tuple[Made, int]:
+    def source(self, run: Run) -> tuple[RenderOutput, int]:
         """What was recorded with the parent, and how many results were rebuilt for it from the nearest still known."""
         assert run.parent is not None
         lineage = self.history.lineage(run.parent.id)
@@ -245,7 +245,7 @@ class EditPipeline:
         for past in lineage[known + 1 :]:
             self.rebuild(past, run.on_step)
         trajectory, decoder = self.memory.get(run.parent.id)
-        return Made(trajectory, run.parent.canvas, decoder), len(lineage) - known - 1
+        return RenderOutput(trajectory, run.parent.canvas, decoder), len(lineage) - known - 1
 
     def rebuild(self, result: EditResult, on_step: OnStep | None) -> None:
         """Run a result's config again, over its parent's trajectory where it was sparse."""

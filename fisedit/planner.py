@@ -16,7 +16,7 @@ from fisedit.masking import masks
 from fisedit.masking.localize import THINGS, Search, num_probes, predict_mask, restrict_to_words
 from fisedit.sparse.cost_model import Costs
 from fisedit.sparse_kernels.dilation import dilate, erode
-from fisedit.values import WHOLE, EditKind, EditMask, GenerationConfig, MaskSource, first_step
+from fisedit.values import DENSE_STEP, MAX_DILATION, EditKind, EditMask, GenerationConfig, MaskSource, first_step
 
 if TYPE_CHECKING:
     from fisedit.masking.drift_check import DriftDetected
@@ -95,13 +95,15 @@ class Planner:
         assert run.parent is not None
         sizes = run.config.height, run.config.width, run.parent.image.size
         wanted, barred = (masks.grid_of_mask(m, *sizes) if m is not None else None for m in (mask, protect))
-        if type(grow) is not int or not -WHOLE <= grow <= WHOLE:
-            raise InputError(f"grow must be latent cells in [-{WHOLE}, {WHOLE}], got {grow!r}")
+        if type(grow) is not int or not -MAX_DILATION <= grow <= MAX_DILATION:
+            raise InputError(f"grow must be latent cells in [-{MAX_DILATION}, {MAX_DILATION}], got {grow!r}")
         if not (isinstance(structure, int | float) and 0 <= structure <= 1):
             raise InputError(f"structure must be in [0, 1], got {structure!r}")
         widths = _widths(growth, run.config)
-        if structure and WHOLE in widths:
-            raise InputError(f"growth must be under {WHOLE} where structure is kept, got {growth!r}; use structure=0")
+        if structure and DENSE_STEP in widths:
+            raise InputError(
+                f"growth must be under {DENSE_STEP} where structure is kept, got {growth!r}; use structure=0"
+            )
         start = first_step(strength, run.config.num_inference_steps)
         return Wish(wanted, barred, grow, search, widths, float(structure), start)
 
@@ -221,7 +223,7 @@ class Planner:
 
 def _known(plan: Plan, costs: Costs) -> int:
     """MACs of a plan's first step that its source spent."""
-    dense = not plan.growth or plan.growth[plan.start] == WHOLE
+    dense = not plan.growth or plan.growth[plan.start] == DENSE_STEP
     return costs.branch() if plan.halved and dense else 0
 
 
@@ -231,8 +233,8 @@ def _widths(growth: int | Sequence[int] | None, config: GenerationConfig) -> tup
         return ()
     steps = config.num_inference_steps
     widths = tuple(growth) if isinstance(growth, Sequence) else (growth,) * steps
-    if len(widths) != steps or not all(type(w) is int and 0 <= w <= WHOLE for w in widths):
+    if len(widths) != steps or not all(type(w) is int and 0 <= w <= MAX_DILATION for w in widths):
         raise InputError(
-            f"growth must be one number of latent cells in [0, {WHOLE}], or {steps} of them, got {growth!r}"
+            f"growth must be one number of latent cells in [0, {MAX_DILATION}], or {steps} of them, got {growth!r}"
         )
     return widths

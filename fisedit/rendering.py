@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fisedit.masking.drift_check import DriftCheck
     from fisedit.models.stopwatch import Stopwatch
     from fisedit.sampling.denoise import Engine
-    from fisedit.sampling.trajectory import Structure, Trajectory
+    from fisedit.sampling.trajectory import AttentionInjection, Trajectory
     from fisedit.values import BoolGrid, EditScript, GenerationConfig, OnStep
 
 
@@ -53,7 +53,7 @@ class Run:
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class RenderOutput:
     """A canvas, RGB, with its trajectory and what its decoder remembers."""
 
     trajectory: Trajectory
@@ -93,7 +93,9 @@ class Renderer:
                     notes.append(f"the {name} has {length} tokens, and only the first {limit} are read; shorten it")
             return Text(embeddings, {}, tuple(notes))
 
-    def dense(self, run: Run, text: Text, pin: tuple[BoolGrid, Trajectory] | None = None, start: int = 0) -> Made:
+    def dense(
+        self, run: Run, text: Text, pin: tuple[BoolGrid, Trajectory] | None = None, start: int = 0
+    ) -> RenderOutput:
         """Every row of every step from `start` on; `pin` is a grid [h, w] and the trajectory that stays outside it."""
         with run.watch.station("denoise"):
             trajectory = self.engine.record(
@@ -103,7 +105,7 @@ class Renderer:
             image, decoder = decode(self.engine.pipe.vae, trajectory.latents[-1])
             if run.parent and pin:
                 image = composite(run.parent.canvas, image, pin[0])
-            return Made(trajectory, image, decoder)
+            return RenderOutput(trajectory, image, decoder)
 
     def plain(self, run: Run, text: Text, source: Trajectory) -> Image:
         """What a dense run makes from where a trajectory begins, nothing recorded."""
@@ -121,9 +123,9 @@ class Renderer:
         grid: BoolGrid,
         growth: tuple[int, ...],
         check: DriftCheck | None = None,
-        structure: Structure | None = None,
+        structure: AttentionInjection | None = None,
         start: int = 0,
-    ) -> Made:
+    ) -> RenderOutput:
         """The rows of a mask [h, w] and so many cells around it at each step from `start` on, over its parent.
 
         Raises:
@@ -147,7 +149,7 @@ class Renderer:
             )
         with run.watch.station("decode"), torch.inference_mode():
             vae, ends = self.engine.pipe.vae, self.engine.graphs.ends
-            return Made(trajectory, *ends.decode(vae, trajectory.latents[-1], grid, record, run.parent.canvas))
+            return RenderOutput(trajectory, *ends.decode(vae, trajectory.latents[-1], grid, record, run.parent.canvas))
 
     def many(
         self,
@@ -156,7 +158,7 @@ class Renderer:
         source: tuple[Trajectory, DecoderRecord],
         grids: Sequence[BoolGrid],
         growth: tuple[int, ...],
-    ) -> list[Made] | None:
+    ) -> list[RenderOutput] | None:
         """`sparse` for several edits of one picture in one batch, by captured graphs; None where that cannot be."""
         over, record = source
         edits = [
@@ -171,10 +173,12 @@ class Renderer:
         for run, trajectory, grid in zip(runs, trajectories, grids, strict=True):
             assert run.parent is not None
             with run.watch.station("decode"), torch.inference_mode():
-                made.append(Made(trajectory, *decode_one(vae, trajectory.latents[-1], grid, record, run.parent.canvas)))
+                made.append(
+                    RenderOutput(trajectory, *decode_one(vae, trajectory.latents[-1], grid, record, run.parent.canvas))
+                )
         return made
 
-    def opened(self, run: Run, text: Text, picture: Image) -> Made:
+    def opened(self, run: Run, text: Text, picture: Image) -> RenderOutput:
         """The trajectory that a picture might have had."""
         config, pipe, watch = run.config, self.engine.pipe, self._watch(run)
         with run.watch.station("encode"):
@@ -187,7 +191,7 @@ class Renderer:
             else:
                 trajectory = self.engine.invert(config, text.embeddings, latents, watch, self.budget)
         with run.watch.station("decode"), torch.inference_mode():
-            return Made(trajectory, picture, decode(pipe.vae, latents)[1])
+            return RenderOutput(trajectory, picture, decode(pipe.vae, latents)[1])
 
     def _watch(self, run: Run) -> Callable[[int, int, Tensor], None]:
         def watch(i: int, n: int, estimate: Tensor) -> None:

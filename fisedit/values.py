@@ -33,9 +33,12 @@ OnStep = Callable[[int, int, "Image | None"], None]
 LATENT_FACTOR = 8
 """Image pixels along one side of a latent cell, for every Stable Diffusion 1.x / 2.x autoencoder."""
 
-WHOLE = 64
-"""The most latent cells that a mask, or what is computed around it, may grow by. A step that grows by so many is taken
-for a dense one: it computes the whole picture, and what it finds changed outside the mask is carried on."""
+MAX_DILATION = 64
+"""Latent cells by which a mask may be dilated or eroded, and the active cells of a step may exceed it, at most."""
+
+DENSE_STEP = 64
+"""In the dilations of an edit's steps: this step is dense. It computes the whole latent grid, and the sparse steps
+after it read the recorded features shifted by what it found changed outside the mask."""
 
 
 class SchedulerName(StrEnum):
@@ -219,7 +222,7 @@ class EditStats:
         mask_source: where the mask came from.
         mask_confidence: 0 to 1.
         active_rows: active rows of each level at the widest growth, finest level first.
-        growth: latent cells by which the active set exceeds the mask, one number per step; WHOLE for a dense one.
+        growth: latent cells by which the active set exceeds the mask, one number per step; DENSE_STEP for a dense one.
         unet_evaluations_dense, unet_evaluations_sparse: calls of the UNet (both guidance branches count as one).
         macs, macs_dense: multiply-accumulates of the UNet and decoder spent, and what a dense run would have spent.
         seconds: wall seconds by station: encode (of an opened picture), text, reference, mask, plan, denoise, decode,

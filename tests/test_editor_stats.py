@@ -23,7 +23,7 @@ from fisedit.sparse.vae_decode import decode, decode_boxes
 from fisedit.sparse.vae_tiles import box_areas, frame_areas
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import make_plan
-from fisedit.values import WHOLE, EditStats, MaskSource
+from fisedit.values import DENSE_STEP, EditStats, MaskSource
 from tests.support.edits import BIRD, CAT, DOG, Calls, config_of, record, unwatched
 from tests.support.grids import grids
 from tests.support.pipelines import SHAPES
@@ -128,7 +128,7 @@ def test_a_fallback_costs_what_torch_counts(pipelines, negative, known):
         text = engine.encode(config)
     torchs = counted(lambda: engine.record(config, text, unwatched, (SQUARE, source)))
     costs, time = engine.costs(config), time_macs(engine.pipe.unet, 1)
-    steps = 3 * costs.sparse_step(SQUARE, WHOLE) - known * costs.branch()
+    steps = 3 * costs.sparse_step(SQUARE, DENSE_STEP) - known * costs.branch()
     assert torchs - (6 - known) * time == steps + text_macs(engine.executor.sites, 2, 77)
     assert (engine.without(source, config, text, 0) is not None) == bool(known)
 
@@ -262,8 +262,8 @@ def test_dense_steps_in_between_where_they_cost_hardly_more_time(pipelines, monk
     costs = Engine(pipelines["sd15"]).costs(config_of(num_inference_steps=25))
     monkeypatch.setattr("fisedit.sparse.cost_model.FIXED", {"cpu": 100 * costs.dense_step()})
     dense = 0, 3, 7, 12, 18
-    assert costs.growth(SQUARE) == tuple(WHOLE if i in dense else 1 for i in range(25))
-    assert costs.growth(SQUARE, 10) == tuple(WHOLE if i in (10, 13, 19) else 1 for i in range(25))
+    assert costs.growth(SQUARE) == tuple(DENSE_STEP if i in dense else 1 for i in range(25))
+    assert costs.growth(SQUARE, 10) == tuple(DENSE_STEP if i in (10, 13, 19) else 1 for i in range(25))
     monkeypatch.setattr("fisedit.sparse.cost_model.FIXED", {"cpu": 0})
     assert costs.growth(SQUARE) == (2,) * 13 + (1,) * 12
 
@@ -271,12 +271,12 @@ def test_dense_steps_in_between_where_they_cost_hardly_more_time(pipelines, monk
 def test_dense_steps_in_between_are_told(pipelines):
     editor = Editor(pipelines["demo"])
     editor.generate(CAT, num_inference_steps=5)
-    widths = (1, WHOLE, 1, WHOLE, 1)
+    widths = (1, DENSE_STEP, 1, DENSE_STEP, 1)
     with Calls(editor.pipe.unet) as seen:
         result = editor.edit(DOG, mask=SQUARE, growth=widths)
     stats, costs = result.stats, Engine(editor.pipe).costs(result.config)
     assert (seen.dense, seen.sparse) == (stats.unet_evaluations_dense, stats.unet_evaluations_sparse) == (2, 3)
     assert stats.growth == widths and stats.active_rows == costs.rows(SQUARE, (1,))
-    assert costs.dense_step() > costs.sparse_step(SQUARE, WHOLE) > costs.sparse_step(SQUARE, 1)
+    assert costs.dense_step() > costs.sparse_step(SQUARE, DENSE_STEP) > costs.sparse_step(SQUARE, 1)
     assert stats.macs == costs.sparse(SQUARE, widths)
     assert not result.stats.fallback

@@ -19,7 +19,7 @@ from fisedit.masking.text_diff import words as split
 from fisedit.masking.word_classes import TaggedPrompt, object_words
 from fisedit.models.injection import exclusive
 from fisedit.sampling.scheduler import mask_steps
-from fisedit.sampling.trajectory import kept_steps
+from fisedit.sampling.trajectory import max_injection_steps
 from fisedit.sparse.modules import text_keys
 from fisedit.values import EditKind, EditMask, EditScript, Hunk, Word
 
@@ -214,7 +214,7 @@ def _object_mask(
     where = steps
     if evaluations:
         where = [engine.look(config, text[0], source, evaluations - 1)]
-    elif _inserts_object(script) and kept_steps(config):  # the layout is least settled at the first step
+    elif _inserts_object(script) and max_injection_steps(config):  # the layout is least settled at the first step
         where = source.features[:1]
     with exclusive(engine.pipe.tokenizer):
         named = object_words(TaggedPrompt.of(split(script.source_prompt, engine.pipe.tokenizer)))

@@ -21,8 +21,8 @@ from fisedit.adapters.sparse_row_column import remembered
 from fisedit.models.prompt_weighting import embeddings, parse
 from fisedit.sampling.inversion import inverted
 from fisedit.sampling.linear_scheduler import Coefficients, LinearSampler, coefficients
-from fisedit.sampling.scheduler import Sampler, mask_steps, pinned
-from fisedit.sampling.trajectory import Trajectory, kept_steps
+from fisedit.sampling.scheduler import Sampler, blend_latents, mask_steps
+from fisedit.sampling.trajectory import Trajectory, max_injection_steps
 from fisedit.sparse.cost_model import CostedLayers, Costs
 from fisedit.sparse.executor import Executor, mask_queries
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureDelta, ShiftedFeatures, StepFeatures, completed, shifted
@@ -30,16 +30,16 @@ from fisedit.sparse.modules import Role, text_keys
 from fisedit.sparse.stepping import Batch, Captured, Graphs, Work
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import SparsePlan, make_plan
-from fisedit.values import WHOLE, GenerationConfig
+from fisedit.values import DENSE_STEP, GenerationConfig
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
     from fisedit.masking.drift_check import DriftCheck
-    from fisedit.sampling.trajectory import Beginning, Structure
+    from fisedit.sampling.trajectory import AttentionInjection, Beginning
     from fisedit.values import BoolGrid
 
-Watch = Callable[[int, int, Tensor], None]
+StepCallback = Callable[[int, int, Tensor], None]
 """Called before every step with (index, number of steps, estimate of the clean latents [1, 4, h, w])."""
 
 
@@ -153,7 +153,7 @@ class Engine:
         self,
         config: GenerationConfig,
         text: Tensor,
-        watch: Watch,
+        watch: StepCallback,
         pin: tuple[BoolGrid, Trajectory] | None = None,
         path: Sequence[Tensor] | None = None,
         start: int = 0,
@@ -161,15 +161,15 @@ class Engine:
     ) -> Trajectory:
         """Sample densely, as diffusers would, and remember everything.
 
-        Over a pinned trajectory the first step runs the branch with words alone, and takes the other from there.
+        Over a source the first step runs the branch with words alone, and takes the other from there.
 
         Args:
             text: embeddings [B, T, D]. watch: called before every step.
             pin: a grid [h, w] and the trajectory that stays outside it, whose first latents are those of this one.
             path: of DDPM inversion, latents before every step and at the end [1, 4, h, w]: the noise that leads from
                 each to the next is found.
-            start: so many first steps are taken over from the pinned one. budget: bytes of features that may stay on
-                the device; those of the steps that do not fit wait in host memory.
+            start: so many first steps are taken over from the source. budget: bytes of features that may stay on the
+                device; those of the steps that do not fit wait in host memory.
         """
         trajectory = Trajectory(config)
         sampler = self.sampler(config, pin[1] if pin else trajectory)
@@ -192,7 +192,7 @@ class Engine:
 
     @torch.inference_mode()
     def invert(
-        self, config: GenerationConfig, text: Tensor, clean: Tensor, watch: Watch, budget: int | None = None
+        self, config: GenerationConfig, text: Tensor, clean: Tensor, watch: StepCallback, budget: int | None = None
     ) -> Trajectory:
         """DDIM inversion, and everything remembered on the way: a sampler that passed there would see the same.
 
@@ -224,9 +224,9 @@ class Engine:
         text_cache: dict[str, Tensor],
         grid: BoolGrid,
         growth: Sequence[int],
-        watch: Watch,
+        watch: StepCallback,
         check: DriftCheck | None = None,
-        structure: Structure | None = None,
+        structure: AttentionInjection | None = None,
         start: int = 0,
         budget: int | None = None,
     ) -> Trajectory:
@@ -234,8 +234,8 @@ class Engine:
 
         Args:
             config: the source's with the new prompt. text, text_cache: its embeddings, and keys known already.
-            grid: booleans [h, w]. growth: latent cells to compute beyond the mask, one number per step. Those that grow
-                by WHOLE run dense, and the steps after them read what is recorded shifted by what they found changed.
+            grid: booleans [h, w]. growth: latent cells to compute beyond the mask, one number per step. Those that are
+                DENSE_STEP run dense, and the steps after them read what is recorded shifted by what they found changed.
             check: computes some more cells at one step and looks at them. structure: what is kept of the source's.
             start: so many first steps are taken over. budget: bytes that captured graphs may gather on the device.
 
@@ -257,7 +257,7 @@ class Engine:
             guidance,
             self.conditioning(config),
             budget,
-            mixed=WHOLE in growth[start:],
+            mixed=DENSE_STEP in growth[start:],
         )
         ways, why = self.graphs.steps(self.executor, work)
         captured = sum(isinstance(way, Captured) for way in ways.values())
@@ -268,7 +268,7 @@ class Engine:
         for i, t in enumerate(sampler.timesteps[start:], start):
             watch(i, len(sampler.timesteps), sampler.estimate)
             made: CachedFeatures
-            if growth[i] == WHOLE:
+            if growth[i] == DENSE_STEP:
                 raw, made = self._evaluate(trajectory, sampler, text, i, trajectory.latents[i], source)
                 prediction = self._guide(raw, config)
                 trajectory.shifts.append(FeatureDelta.between(source.features[i], made, self._levels))
@@ -293,7 +293,7 @@ class Engine:
         source: Trajectory,
         edits: Sequence[Beginning],
         growth: Sequence[int],
-        watch: Watch,
+        watch: StepCallback,
         budget: int | None = None,
     ) -> list[Trajectory] | None:
         """`replay` of several edits of one source in one batch, by captured graphs; None where that cannot be.
@@ -303,7 +303,7 @@ class Engine:
         """
         config = edits[0].config
         sampler, graphs = self.sampler(config, source, linear=True), self.graphs.of(self.executor)
-        if isinstance(graphs, str) or not isinstance(sampler, LinearSampler) or config.like or WHOLE in growth:
+        if isinstance(graphs, str) or not isinstance(sampler, LinearSampler) or config.like or DENSE_STEP in growth:
             return None
         if any(map(shifted, source.features)):
             return None
@@ -335,14 +335,14 @@ class Engine:
         self, grid: BoolGrid, growth: Sequence[int], check: DriftCheck | None, start: int
     ) -> dict[int, SparsePlan]:
         """Of every sparse step from `start` on; one object for steps that compute the same cells."""
-        made = {cells: self.plan(grid, cells) for cells in set(growth[start:]) - {WHOLE}}
-        plans = {i: made[growth[i]] for i in range(start, len(growth)) if growth[i] != WHOLE}
+        made = {cells: self.plan(grid, cells) for cells in set(growth[start:]) - {DENSE_STEP}}
+        plans = {i: made[growth[i]] for i in range(start, len(growth)) if growth[i] != DENSE_STEP}
         if check and check.step in plans:
             plans[check.step] = self.plan(grid, growth[check.step], check.cells)
         return plans
 
     def _kept_text(
-        self, source: Trajectory, text: Tensor, cache: dict[str, Tensor], structure: Structure
+        self, source: Trajectory, text: Tensor, cache: dict[str, Tensor], structure: AttentionInjection
     ) -> dict[str, Tensor]:
         """The prompt's keys and values [B, T, C], with the source's keys for the words that both prompts have."""
         text_keys(self.executor.sites, text, cache)
@@ -355,7 +355,7 @@ class Engine:
 
     @torch.inference_mode()
     def sample(
-        self, config: GenerationConfig, text: Tensor, source: Trajectory, steps: int, watch: Watch | None = None
+        self, config: GenerationConfig, text: Tensor, source: Trajectory, steps: int, watch: StepCallback | None = None
     ) -> list[Tensor]:
         """The first dense steps from where a trajectory begins, nothing recorded: steps + 1 latents [1, 4, h, w]."""
         sampler, path = self.sampler(config, source), [source.latents[0]]
@@ -393,7 +393,7 @@ class Engine:
     ) -> tuple[Tensor, StepFeatures]:
         """The i-th step's predictions [B, 4, h, w], and what of it later edits and masks may read."""
         config, t = trajectory.config, sampler.timesteps[i]
-        wanted = i < kept_steps(config) or i in mask_steps(sampler.timesteps)
+        wanted = i < max_injection_steps(config) or i in mask_steps(sampler.timesteps)
         queries = mask_queries(self.executor.sites, self.sizes(config)) if wanted else frozenset()
         x, extra = self._inputs(sampler, config, latents, t)
         without = self.without(source, config, text, i) if source else None
@@ -450,4 +450,4 @@ def _tell(
 def _keeper(grid: BoolGrid, source: Trajectory) -> Callable[[int, Tensor], Tensor]:
     """Pins step i's latents to the source's outside the grid."""
     inside = torch.from_numpy(grid.copy()).to(source.latents[0].device)
-    return lambda i, latents: pinned(latents, source.latents[i], inside)
+    return lambda i, latents: blend_latents(latents, source.latents[i], inside)

@@ -114,7 +114,7 @@ class Sampler:
         return int((self.timesteps == timestep).nonzero())
 
 
-def pinned(latents: Tensor, source: Tensor, inside: Tensor) -> Tensor:
+def blend_latents(latents: Tensor, source: Tensor, inside: Tensor) -> Tensor:
     """`latents` inside, `source` outside; both [1, C, h, w], `inside` boolean [h, w]."""
     return torch.where(inside, latents, source)
 

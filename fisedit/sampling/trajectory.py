@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fisedit.sparse.feature_cache import CachedFeatures, FeatureDelta
     from fisedit.values import BoolGrid, GenerationConfig
 
-STRUCTURED = 0.4
+INJECTION_SHARE = 0.4
 """Share of the steps whose queries are recorded, so that edits may keep their structure."""
 
 
@@ -76,7 +76,7 @@ class Trajectory:
 
 
 @dataclass(frozen=True)
-class Structure:
+class AttentionInjection:
     """How much of its source's structure an edit keeps, as in prompt-to-prompt (arXiv 2208.01626).
 
     Args:
@@ -99,6 +99,6 @@ class Beginning:
     grid: BoolGrid
 
 
-def kept_steps(config: GenerationConfig) -> int:
+def max_injection_steps(config: GenerationConfig) -> int:
     """The first steps, of which an edit may keep the structure."""
-    return round(STRUCTURED * config.num_inference_steps)
+    return round(INJECTION_SHARE * config.num_inference_steps)

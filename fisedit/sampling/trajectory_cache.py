@@ -12,7 +12,7 @@ from fisedit.sampling.trajectory import Trajectory
 from fisedit.sparse.vae_decode import DecoderRecord
 
 
-class Memory:
+class TrajectoryCache:
     """What was recorded, least recently used first out."""
 
     def __init__(self, max_bytes: int) -> None:

@@ -19,7 +19,7 @@ from fisedit.sparse.modules import LayerSite, Role, depth
 from fisedit.sparse.vae_tiles import Areas, box_areas, frame_areas
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import count_active_rows, make_plan
-from fisedit.values import WHOLE
+from fisedit.values import DENSE_STEP
 
 if TYPE_CHECKING:
     import torch
@@ -69,11 +69,11 @@ def spread(first: int, then: int, steps: int, share: float = 0.5) -> tuple[int, 
 
 
 def mixed(steps: int, start: int = 0, share: float = BETWEEN) -> tuple[int, ...]:
-    """A single cell, and dense steps in between from the first to run on: (WHOLE, 1, 1, WHOLE, ...)."""
+    """A single cell, and dense steps in between from the first to run on: (DENSE_STEP, 1, 1, DENSE_STEP, ...)."""
     left = steps - start
     count = ceil(round(share * left, 6))  # 7 / 25 of 25 is 7
     dense = {start + round(left * (k / count) ** EARLIER) for k in range(count)}
-    return tuple(WHOLE if i in dense else 1 for i in range(steps))
+    return tuple(DENSE_STEP if i in dense else 1 for i in range(steps))
 
 
 def fixed(device: torch.device) -> float:
@@ -179,7 +179,7 @@ class Costs:
 
     def rows(self, grid: BoolGrid, growth: Sequence[int]) -> tuple[int, ...]:
         """Active rows of every level at the widest growth of a sparse step."""
-        return self._rows(grid, max((cells for cells in growth if cells < WHOLE), default=WHOLE))
+        return self._rows(grid, max((cells for cells in growth if cells < DENSE_STEP), default=DENSE_STEP))
 
     def dense_step(self) -> int:
         """MACs of a dense step, projecting the text included."""
@@ -192,11 +192,13 @@ class Costs:
 
     def sparse_step(self, grid: BoolGrid, growth: int) -> int:
         """MACs of a sparse step, or of a dense one among them; the text was projected before."""
-        return self._sparse(dilate(grid, growth)) if growth < WHOLE else self._step(self.sizes) + self._guided(None)
+        return (
+            self._sparse(dilate(grid, growth)) if growth < DENSE_STEP else self._step(self.sizes) + self._guided(None)
+        )
 
     def check(self, grid: BoolGrid, growth: int, cells: BoolGrid) -> int:
         """MACs that computing other cells [h, w] besides adds to a sparse step."""
-        if growth == WHOLE:
+        if growth == DENSE_STEP:
             return 0
         return self._sparse(dilate(grid, growth) | cells) - self.sparse_step(grid, growth)
 

@@ -21,7 +21,7 @@ from fisedit.models.hub import HUB_ID
 from fisedit.storage.image_metadata import Metadata
 from fisedit.values import (
     LATENT_FACTOR,
-    WHOLE,
+    MAX_DILATION,
     EditMask,
     GenerationConfig,
     Likeness,
@@ -270,7 +270,7 @@ def _edit(told: Any, config: GenerationConfig) -> PastEdit:
     steps, mask = config.num_inference_steps, told["mask"]
     grid = _grid(mask["runs"], config.height // LATENT_FACTOR, config.width // LATENT_FACTOR)
     growth, structure, start = tuple(told["growth"]), told["structure"], told["start"]
-    fits = len(growth) in (0, steps) and all(type(cells) is int and 0 <= cells <= WHOLE for cells in growth)
+    fits = len(growth) in (0, steps) and all(type(cells) is int and 0 <= cells <= MAX_DILATION for cells in growth)
     return PastEdit(
         _checked(told["prompt"], isinstance(told["prompt"], str) and told["prompt"].strip() and grid.any()),
         EditMask(grid, MaskSource(mask["source"]), float(_checked(mask["confidence"], 0 <= mask["confidence"] <= 1))),

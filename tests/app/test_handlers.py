@@ -24,7 +24,7 @@ from app.validation import MOST_BYTES, MOST_LETTERS, Busy, Region, Settings
 from fisedit import Cancelled, Editor
 from fisedit.errors import FisEditError, InputError, MaskError, PromptError, SessionError
 from fisedit.sparse_kernels import tuning
-from fisedit.values import WHOLE, EditMask, EditStats, MaskSource
+from fisedit.values import DENSE_STEP, EditMask, EditStats, MaskSource
 
 CAT, DOG, FOX = "a cat and a cake on a beach", "a dog and a cake on a beach", "a fox and a cake on a beach"
 ROOT = Path(__file__).resolve().parents[2]
@@ -495,7 +495,7 @@ def test_names_in_the_history_are_escaped(studio, session):
 def test_the_line_of_truth(studio, session):
     source = made(studio, session)
     dog = last(handlers.edit(studio, session, DOG))
-    seconds, dense = dog.stats.seconds["total"], dog.stats.growth.count(WHOLE)
+    seconds, dense = dog.stats.seconds["total"], dog.stats.growth.count(DENSE_STEP)
     rows = (dense + (len(dog.stats.growth) - dense) * dog.stats.active_rows[0] / 256) / len(dog.stats.growth)
     told = views.truth(dog, source, seconds * 3, measured=False)
     assert f"{seconds:.1f} s" in told and "3.0 times faster than dense (predicted)" in told

@@ -11,9 +11,9 @@ from fisedit.errors import InputError, MaskError
 from fisedit.masking import drift_check, masks
 from fisedit.masking.localize import METHODS, shared_tokens
 from fisedit.sampling.denoise import Engine
-from fisedit.sampling.trajectory import Structure, kept_steps
+from fisedit.sampling.trajectory import AttentionInjection, max_injection_steps
 from fisedit.sparse_kernels.dilation import dilate, erode
-from fisedit.values import WHOLE, EditMask, MaskSource
+from fisedit.values import DENSE_STEP, EditMask, MaskSource
 from tests.support.edits import CAT, DOG, Calls, latents, pixels_outside
 from tests.support.grids import grids
 
@@ -88,7 +88,7 @@ def test_a_thing_that_comes_is_looked_for_in_dense_steps_that_are_counted(editor
     with Calls(editor.pipe.unet) as seen:
         result = editor.edit(ADDED, verify=False, **options)
     assert (seen.dense, seen.sparse) == (result.stats.unet_evaluations_dense, result.stats.unet_evaluations_sparse)
-    assert seen.dense == calls + result.growth.count(WHOLE) < len(result.growth)
+    assert seen.dense == calls + result.growth.count(DENSE_STEP) < len(result.growth)
     editor.undo()
     spent = result.stats.macs - editor.edit(ADDED, mask=result.mask.grid).stats.macs
     step = Engine(editor.pipe).costs(result.config).dense_step()
@@ -277,7 +277,7 @@ def test_all_structure_and_the_same_words_attend_as_the_source_did(editor):
     engine, result = editor._engine, editor.current
     trajectory = editor._memory.get(result.id)[0]
     grid = masks_square(editor)
-    kept = Structure(kept_steps(result.config), tuple((i, i) for i in range(77)))
+    kept = AttentionInjection(max_injection_steps(result.config), tuple((i, i) for i in range(77)))
     with torch.inference_mode():
         text = engine.encode(result.config)
         again = engine.replay(trajectory, result.config, text, {}, grid, (1,) * 6, lambda *_: None, structure=kept)

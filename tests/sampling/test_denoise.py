@@ -16,7 +16,7 @@ from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory import Trajectory
 from fisedit.sparse_kernels import prepacked, tuning
 from fisedit.sparse_kernels.dilation import dilate
-from fisedit.values import LATENT_FACTOR, WHOLE
+from fisedit.values import DENSE_STEP, LATENT_FACTOR
 from tests.support import oracle
 from tests.support.edits import BIRD, CAT, DOG, as_oracle, config_of, latents, oracle_chain, record, replay, unwatched
 from tests.support.grids import grids
@@ -107,7 +107,9 @@ def test_a_sparse_edit_is_the_oracles(pipelines, scheduler, guidance):
 
 
 @pytest.mark.sweep(1)
-@pytest.mark.parametrize("growth", [(0,) * 3, (2,) * 3, (3, 1, 1), (0, 1, 16), (1, WHOLE, 1), (WHOLE, 2, 0)], ids=str)
+@pytest.mark.parametrize(
+    "growth", [(0,) * 3, (2,) * 3, (3, 1, 1), (0, 1, 16), (1, DENSE_STEP, 1), (DENSE_STEP, 2, 0)], ids=str
+)
 @each_size
 def test_a_sparse_edit_at_any_growth(pipelines, growth, size):
     check_sparse_edit(pipelines["shallow"], grids(*cells(size))["blobs"], growth, size)
@@ -117,7 +119,7 @@ def test_a_sparse_edit_at_any_growth(pipelines, growth, size):
 def test_dense_steps_in_between(pipelines, scheduler):
     """What they find changed outside is carried on; the last step reads what the second of them found."""
     pipe, config = pipelines["demo"], config_of(scheduler=scheduler, num_inference_steps=5)
-    engine, grid, growth = Engine(pipe), grids(16, 16)["blobs"], (1, WHOLE, 1, WHOLE, 0)
+    engine, grid, growth = Engine(pipe), grids(16, 16)["blobs"], (1, DENSE_STEP, 1, DENSE_STEP, 0)
     source = record(engine, config)
     got, plain = (replay(engine, source, DOG, grid, widths) for widths in (growth, (1, 1, 1, 1, 0)))
     _, expected = oracle_chain(with_scheduler(pipe, scheduler), config, [(DOG, grid, growth)])
@@ -129,7 +131,7 @@ def test_dense_steps_in_between(pipelines, scheduler):
 def test_dense_steps_alone_are_the_dense_blended_edit(pipelines):
     pipe, grid = pipelines["demo"], grids(16, 16)["blobs"]
     engine, config = Engine(pipe), config_of()
-    got = replay(engine, record(engine, config), DOG, grid, (WHOLE,) * 4)
+    got = replay(engine, record(engine, config), DOG, grid, (DENSE_STEP,) * 4)
     expected = oracle.dense_blended(pipe, as_oracle(config), DOG, torch.from_numpy(grid)).latents
     assert oracle.deviation(latents(got), expected) <= FP32
 
@@ -192,9 +194,12 @@ def first_batches(engine, run) -> tuple[int, int]:
 def test_an_edit_takes_the_branch_without_words_of_its_first_step_from_the_source(pipelines):
     engine, grid = Engine(pipelines["demo"]), grids(16, 16)["blobs"]
     source = record(engine, config_of())
-    edits = [replay(engine, source, DOG, grid, (1,) * 4), replay(engine, source, DOG, grid, (WHOLE, 1, 1, 1))]
+    edits = [replay(engine, source, DOG, grid, (1,) * 4), replay(engine, source, DOG, grid, (DENSE_STEP, 1, 1, 1))]
     for over in (source, *edits):
-        assert first_batches(engine, lambda over=over: replay(engine, over, BIRD, grid, (WHOLE, 1, 1, 1))) == (1, 2)
+        assert first_batches(engine, lambda over=over: replay(engine, over, BIRD, grid, (DENSE_STEP, 1, 1, 1))) == (
+            1,
+            2,
+        )
     edit, other = config_of(BIRD), config_of(BIRD, negative_prompt="a cake")
     brushed = replace(edit, loras=(("brush", 1.0),))
     with torch.inference_mode():
@@ -219,9 +224,9 @@ def test_a_chain_of_edits_is_the_oracles_chain(pipelines):
     pipe, at = pipelines["sd15"], grids(16, 16)
     edits = [
         (DOG, at["square"], (1,) * 4),
-        (BIRD, at["blobs"], (2, WHOLE, 0, 0)),
+        (BIRD, at["blobs"], (2, DENSE_STEP, 0, 0)),
         (CAT, at["corner"], (1,) * 4),
-        (DOG, at["blobs"], (WHOLE, 1, WHOLE, 1)),
+        (DOG, at["blobs"], (DENSE_STEP, 1, DENSE_STEP, 1)),
     ]
     engine, config = Engine(pipe), config_of()
     trajectories = [record(engine, config)]

@@ -10,7 +10,7 @@ import torch
 
 from fisedit.sampling.denoise import Engine
 from fisedit.sparse_kernels.dilation import dilate
-from fisedit.values import LATENT_FACTOR, WHOLE, make_generation_config
+from fisedit.values import DENSE_STEP, LATENT_FACTOR, make_generation_config
 from tests.support import oracle
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def oracle_chain(
 ) -> list[torch.Tensor]:
     """Latents [N + 1, 4, h, w] of a source and of every edit (prompt, mask, growth by step) over the one before it.
 
-    A step that grows by WHOLE is dense; those after it are mixed with the source's maps plus what it changed of them.
+    A DENSE_STEP is dense; those after it are mixed with the source's maps plus what it changed of them.
     """
     source = as_oracle(config)
     maps: list[oracle.Maps] = [{} for _ in range(source.steps)]
@@ -89,7 +89,7 @@ def oracle_chain(
 
         @contextmanager
         def around(i: int, under=under, over=maps, grid=grid, growth=growth, shift=shift) -> Iterator[None]:
-            if growth[i] == WHOLE:
+            if growth[i] == DENSE_STEP:
                 with oracle.recording(pipe.unet, over[i]):
                     yield
                 shift |= {name: map_ - under[i][name] for name, map_ in over[i].items()}

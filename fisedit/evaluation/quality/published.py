@@ -17,7 +17,7 @@ from diffusers import DDIMScheduler
 
 from fisedit.evaluation.quality.case import Case, Outcome
 from fisedit.masking.masks import otsu
-from fisedit.sampling.scheduler import pinned
+from fisedit.sampling.scheduler import blend_latents
 from fisedit.sparse.executor import Executor
 from fisedit.sparse.feature_cache import scatter, totals
 from fisedit.sparse.layers import Replay, map_of, rows_of
@@ -94,12 +94,12 @@ def _sparse_steps(case: Case, text: Tensor, latents: Tensor, first: int, grid: B
     executor = StaleExecutor(case.editor.pipe.unet)
     cache: dict[str, Tensor] = {}
     inside = torch.from_numpy(grid.copy()).to(latents.device)
-    latents = pinned(latents, trajectory.latents[first], inside)
+    latents = blend_latents(latents, trajectory.latents[first], inside)
     for i, t in enumerate(sampler.timesteps[first:], first):
         batch = torch.cat([latents] * len(text))
         raw = executor.replay(batch, t, text, cache, trajectory.features[i], plan)[0]
         prediction = scatter(trajectory.predictions[i], plan.levels[0].active, _guided(case, raw))
-        latents = pinned(sampler.step(prediction, t, latents), trajectory.latents[i + 1], inside)
+        latents = blend_latents(sampler.step(prediction, t, latents), trajectory.latents[i + 1], inside)
     return latents
 
 
@@ -113,7 +113,7 @@ def diffedit(case: Case) -> Outcome:
     latents = trajectory.latents[first]
     for i, t in enumerate(sampler.timesteps[first:], first):
         raw = case.editor.pipe.unet(torch.cat([latents] * len(text)), t, text, return_dict=False)[0]
-        latents = pinned(sampler.step(_guided(case, raw), t, latents), trajectory.latents[i + 1], inside)
+        latents = blend_latents(sampler.step(_guided(case, raw), t, latents), trajectory.latents[i + 1], inside)
     evaluations = case.steps - first
     macs = case.dense_macs(evaluations + NOISES * 2 / len(text))
     return Outcome(_decoded(case, latents), grid, NOISES + evaluations, macs)
