@@ -19,7 +19,7 @@ from app import export, handlers, views
 from app.validation import Look, Region, Settings, label
 from fisedit import EditResult
 from fisedit.errors import FisEditError, InputError
-from fisedit.storage import image_decoder
+from fisedit.storage import images
 
 if TYPE_CHECKING:
     from app.handlers import Progress
@@ -225,7 +225,7 @@ def _look(reference: str, scale: float) -> Callable[[], Look | None]:
 
 def _image(text: str, what: str) -> Image.Image | None:
     data = _bytes(text, what, MOST_MASK)
-    return image_decoder.decode(data, what).image if data else None
+    return images.decode(data, what).image if data else None
 
 
 def _bytes(text: str, what: str, most: int) -> bytes:

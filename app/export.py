@@ -16,8 +16,9 @@ from app.archive import pack, unpack
 from app.validation import Settings, checked_picture, checked_prompt, checked_settings, label
 from fisedit.errors import FisEditError, SessionError
 from fisedit.storage import provenance
-from fisedit.storage.files import holds, image_bytes, write_bytes
-from fisedit.storage.image_metadata import read
+from fisedit.storage.files import write_bytes
+from fisedit.storage.image_metadata import read_metadata
+from fisedit.storage.images import can_hold, encode
 
 if TYPE_CHECKING:
     from app.model_pool import Model
@@ -43,7 +44,7 @@ class Found:
 
 def picture_bytes(session: Session, result: EditResult) -> bytes:
     """A result as a PNG that tells how it was made (a TIFF where a PNG cannot hold it)."""
-    return image_bytes(result.image, _ending(result), session.metadata(result))[0]
+    return encode(result.image, _ending(result), session.metadata(result))[0]
 
 
 def picture_file(session: Session) -> Path:
@@ -84,11 +85,11 @@ def restore(studio: Studio, data: bytes) -> Found:
         InputError: no picture, or one too large.
     """
     picture = checked_picture(data)
-    made = read(picture)
+    made = read_metadata(picture)
     if not (made.parameters or made.origin):
         return Found("The picture does not say how it was made.")
     try:
-        past = provenance.of(made)
+        past = provenance.parse_origin(made)
         prompt = checked_prompt(past.prompt)
         if not made.origin:
             return Found("Its prompt was found in the picture.", prompt)
@@ -124,7 +125,7 @@ def _out(session: Session, name: str, data: bytes) -> Path:
 
 
 def _ending(result: EditResult) -> str:
-    return ".png" if holds(".png", result.image) else ".tif"
+    return ".png" if can_hold(".png", result.image) else ".tif"
 
 
 def _slug(prompt: str) -> str:

@@ -113,12 +113,12 @@ def surroundings(*, offline: bool) -> Iterator[Path]:
         raise InputError("the app needs gradio, which is not installed: pip install 'fisedit[app]'")
     from PIL import Image
 
-    from fisedit.storage.image_decoder import MOST_PIXELS
+    from fisedit.storage.images import MAX_PIXELS
 
     with tempfile.TemporaryDirectory(prefix="fisedit-app-") as folder:
         uploads = Path(folder).resolve()
         os.environ.update(_QUIET | {"GRADIO_TEMP_DIR": str(uploads)} | ({"HF_HUB_OFFLINE": "1"} if offline else {}))
-        most, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, MOST_PIXELS // 2  # Pillow refuses twice as many
+        most, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, MAX_PIXELS // 2  # Pillow refuses twice as many
         try:
             yield uploads
         finally:

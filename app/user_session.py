@@ -67,8 +67,8 @@ class Session:
     def metadata(self, result: EditResult) -> Metadata:
         """How a result was made, for its picture's file."""
         lineage = self.history.lineage(result.id)
-        return provenance.metadata(
-            provenance.origin(lineage, self.model(result), self._shelf.dtype, self._shelf.device)
+        return provenance.to_metadata(
+            provenance.make_origin(lineage, self.model(result), self._shelf.dtype, self._shelf.device)
         )
 
     @property
@@ -134,13 +134,13 @@ class Session:
             SessionError: a damaged one. All is as it was then.
         """
         index = files.read_index(folder)
-        others = files.others(folder, index)
+        others = files.read_other_models(folder, index)
 
         def diff(result: str, old: str, new: str) -> EditScript:
             model = self._shelf.known(others.get(result, index["model"])) or self._shelf.first
             return model.diff(old, new)
 
-        history, looks = files.load(folder, index, diff), files.load_looks(folder, index)
+        history, looks = files.load(folder, index, diff), files.load_assets(folder, index)
         self._shelf.forget(self)
         self.history, self.references, self._adapters = history, dict(looks.references), dict(looks.adapters)
         self.models = {result.id: others.get(result.id, index["model"]) for result in history if result.parent is None}
@@ -157,14 +157,23 @@ class Session:
         first, shelf = names[self.history[0].id], self._shelf
         others = {result: name for result, name in names.items() if name != first}
         files.save(
-            self.history, self.folder, first, shelf.dtype, self.metadata, self._saved, self._looks(), others=others
+            self.history,
+            self.folder,
+            first,
+            shelf.dtype,
+            self.metadata,
+            self._saved,
+            self._looks(),
+            other_models=others,
         )
         self._saved = frozenset(names)
 
-    def _looks(self) -> files.Looks:
+    def _looks(self) -> files.SessionAssets:
         """The references of what is here, and adapters that read them."""
         likes = [like for result in self.history for like in result.config.like]
         if likes and self._shelf.adapter is not None:
             self._adapters[full_name(self._shelf.adapter)] = likes[-1].scale
         used = {like.reference for like in likes} & self.references.keys()
-        return files.Looks(self._adapters if likes else {}, {digest: self.references[digest] for digest in used})
+        return files.SessionAssets(
+            self._adapters if likes else {}, {digest: self.references[digest] for digest in used}
+        )

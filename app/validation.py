@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fisedit.errors import FisEditError, InputError, PromptError
-from fisedit.storage import image_decoder
+from fisedit.storage import images
 from fisedit.values import SchedulerName
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def checked_picture(data: bytes) -> Image:
         raise InputError(
             f"picture must have at most {MOST_BYTES >> 20} MiB, got {len(data) / 2**20:.0f}; make it smaller"
         )
-    picture = image_decoder.decode(data).image
+    picture = images.decode(data).image
     if picture.width * picture.height > MOST_PIXELS or max(picture.size) > MOST_SIDE:
         limit = f"{MOST_PIXELS // 10**6} million pixels and sides of {MOST_SIDE}"
         raise InputError(f"picture must have at most {limit}, got {picture.width}x{picture.height}; make it smaller")

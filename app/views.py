@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image, ImageFilter
 
 from fisedit.errors import InputError, MaskError
-from fisedit.storage import image_decoder
+from fisedit.storage import images
 from fisedit.values import DENSE_STEP, EditKind, MaskSource
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def strokes(sent: str, size: tuple[int, int]) -> tuple[Image.Image | None, Image
     kind, _, data = sent.partition(",") if isinstance(sent, str) else ("", "", "")
     if kind != "data:image/png;base64" or len(sent) > MOST_STROKES:
         raise MaskError(f"strokes must be a PNG as a data URL of at most {MOST_STROKES} letters; paint again")
-    painted = image_decoder.decode(from_base64(data, "strokes"), "strokes").image
+    painted = images.decode(from_base64(data, "strokes"), "strokes").image
     if max(painted.size) > 2048:
         raise MaskError(f"strokes must have sides of at most 2048 pixels, got {painted.width}x{painted.height}")
     levels = np.asarray(painted.convert("RGBA")).astype(int)
@@ -276,9 +276,9 @@ def caption(result: EditResult) -> str:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    from fisedit.storage.images import on_screen
+    from fisedit.storage.canvas import to_srgb
 
-    return on_screen(image, alpha=False) if image.mode != "RGB" or image.info.get("icc_profile") else image.copy()
+    return to_srgb(image, alpha=False) if image.mode != "RGB" or image.info.get("icc_profile") else image.copy()
 
 
 def _url(image: Image.Image, kind: str, **options: int) -> str:

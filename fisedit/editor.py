@@ -32,9 +32,10 @@ from fisedit.sampling.trajectory_cache import TrajectoryCache
 from fisedit.sparse.modules import text_keys
 from fisedit.sparse.stepping import Graphs
 from fisedit.storage import provenance, session
-from fisedit.storage.files import image_output, write_image
-from fisedit.storage.image_metadata import Metadata, read
-from fisedit.storage.images import canvas, canvas_size, upright
+from fisedit.storage.canvas import canvas_size, to_canvas, to_editable
+from fisedit.storage.files import check_image_path
+from fisedit.storage.image_metadata import Metadata, read_metadata
+from fisedit.storage.images import write_image
 from fisedit.storage.provenance import Origin, PastEdit
 from fisedit.values import (
     LATENT_FACTOR,
@@ -504,7 +505,7 @@ class Editor:
         Raises:
             PromptError, InputError: an argument out of range. NumericsError: the model produced NaN.
         """
-        original = upright(picture)
+        original = to_editable(picture)
         across, down = canvas_size(original.size, self.native_size)
         config = make_generation_config(
             "" if prompt is None else check_prompt(prompt),
@@ -520,7 +521,7 @@ class Editor:
         self._engine.refresh()
         config = replace(config, loras=self._engine.executor.loras)
         run = Run(config, None, self._pipeline.diff(config.prompt, config.prompt), Stopwatch(), on_step)
-        text, seen = self._pipeline.renderer.text(run), canvas(original, (config.width, config.height))
+        text, seen = self._pipeline.renderer.text(run), to_canvas(original, (config.width, config.height))
         plan = self._pipeline.planner.dense(run, text)
         if config.inversion is Inversion.DDIM:  # whose way back begins with one look, of one branch
             plan = replace(
@@ -547,7 +548,9 @@ class Editor:
     def metadata(self, result: EditResult | None = None) -> Metadata:
         """How a result, the current one without it, was made, for its picture's file."""
         lineage = self.history.lineage((result or self.current).id)
-        return provenance.metadata(provenance.origin(lineage, self.model, self._dtype, self.pipe.unet.device.type))
+        return provenance.to_metadata(
+            provenance.make_origin(lineage, self.model, self._dtype, self.pipe.unet.device.type)
+        )
 
     def write(self, path: str | Path, *, metadata: bool = True) -> tuple[str, ...]:
         """Write the current picture in the format of its file's ending, whole or not at all.
@@ -559,7 +562,7 @@ class Editor:
         Returns:
             What the format could not hold.
         """
-        return write_image(self.current.image, image_output(Path(path)), self.metadata() if metadata else None)
+        return write_image(self.current.image, check_image_path(Path(path)), self.metadata() if metadata else None)
 
     def save(self, folder: str | Path, *, metadata: bool = True) -> None:
         """Write the session: pictures, masks, prompts, seeds, lineage, parameters.
@@ -609,11 +612,11 @@ class Editor:
             SessionError: no session there, a damaged one, or another model's. The editor is as it was then.
         """
         index = session.read_index(Path(folder))
-        if foreign := {index["model"], *session.others(Path(folder), index).values()} - {self.model}:
+        if foreign := {index["model"], *session.read_other_models(Path(folder), index).values()} - {self.model}:
             names = " and ".join(map(repr, sorted(foreign)))
             raise SessionError(f"the session is of the model {names}, got {self.model!r}; start that one")
         history = session.load(Path(folder), index, lambda _, *prompts: self._pipeline.diff(*prompts))
-        looks = session.load_looks(Path(folder), index)
+        looks = session.load_assets(Path(folder), index)
         for source, scale in looks.adapters.items():
             if not self._engine.references.loaded(source):
                 self.load_adapter(source, scale)
@@ -648,8 +651,8 @@ class Editor:
             InputError: the file tells nothing or damaged things, or a change is out of range.
             ModelError: the model cannot be loaded.
         """
-        past = provenance.of(read(picture))
-        arguments, name = provenance.arguments(past, changes), provenance.model(past, model)
+        past = provenance.parse_origin(read_metadata(picture))
+        arguments, name = provenance.source_arguments(past, changes), provenance.choose_model(past, model)
         local = local_files_only or model is None  # a picture is no reason to bring a model from the network
         editor = cls.from_pretrained(name, device=device, dtype=dtype or past.dtype or None, local_files_only=local)
         if past.config.opened:

@@ -23,7 +23,7 @@ from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory import AttentionInjection, max_injection_steps
 from fisedit.sampling.trajectory_cache import TrajectoryCache
 from fisedit.sparse.stepping import Graphs
-from fisedit.storage.images import coarseness, is_canvas, returned
+from fisedit.storage.canvas import is_canvas, paste_edit, upscale_note
 from fisedit.values import DENSE_STEP, EditMask, EditScript, EditStats, MaskSource, OnStep, check_prompt
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class EditPipeline:
                 f"the picture hardly changed inside the mask (by {moved:.2f} of 255 in the mean); say more, or grow it"
             )
             plan = replace(plan, notes=(*plan.notes, note))
-        if run.parent and (coarse := coarseness(run.parent.image.size, made.image.size)):
+        if run.parent and (coarse := upscale_note(run.parent.image.size, made.image.size)):
             plan = replace(plan, notes=(*plan.notes, coarse))
         stats = self._stats(run, plan, macs, len(made.trajectory.predictions) - plan.start, made.own_bytes)
         stats = replace(
@@ -181,7 +181,7 @@ class EditPipeline:
         if original is not None:
             image = image if is_canvas(original, image.size) else original
         elif run.parent and run.parent.painted:
-            image = returned(run.parent.image, made.image, plan.mask.grid)
+            image = paste_edit(run.parent.image, made.image, plan.mask.grid)
         result = EditResult(
             self.history.next_id(),
             parent,

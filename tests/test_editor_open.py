@@ -14,8 +14,8 @@ from PIL import Image, ImageCms
 from fisedit import Editor
 from fisedit.errors import InputError, MaskError, PromptError, SessionError
 from fisedit.models.vae import encode
-from fisedit.storage import files
-from fisedit.storage.images import canvas, on_screen, upright
+from fisedit.storage import images
+from fisedit.storage.canvas import to_canvas, to_editable, to_srgb
 from fisedit.values import LATENT_FACTOR, EditKind, MaskSource
 from tests.support import oracle
 from tests.support.edits import BIRD, CAT, DOG, Calls, latents, unwatched
@@ -360,9 +360,9 @@ def test_pictures_are_turned_upright(orientation, ending):
     options = {"lossless": True} if ending == "WEBP" else {}
     scene(24, 16).save(plain, ending, **options)
     scene(24, 16).save(file, ending, exif=exif, **options)
-    stored, result = np.asarray(Image.open(plain)), upright(Image.open(file))
+    stored, result = np.asarray(Image.open(plain)), to_editable(Image.open(file))
     assert np.array_equal(np.asarray(result), TURNS[orientation](stored))
-    assert not result.info and np.array_equal(np.asarray(upright(result)), np.asarray(result))
+    assert not result.info and np.array_equal(np.asarray(to_editable(result)), np.asarray(result))
 
 
 @pytest.mark.parametrize(
@@ -373,7 +373,7 @@ def test_damaged_exif_says_nothing(exif):
     file = BytesIO()
     scene(24, 16).save(file, "JPEG", exif=exif)
     picture = Image.open(file)
-    assert upright(picture).tobytes() == picture.convert("RGB").tobytes()
+    assert to_editable(picture).tobytes() == picture.convert("RGB").tobytes()
 
 
 @cache
@@ -395,7 +395,7 @@ class TestProfiles:
     def test_the_model_sees_the_colours_that_a_screen_shows(self):
         picture = scene(64, 64)
         picture.info["icc_profile"] = swapped_profile()
-        seen, stored = (np.asarray(p).astype(int) for p in (canvas(upright(picture), (64, 64)), picture))
+        seen, stored = (np.asarray(p).astype(int) for p in (to_canvas(to_editable(picture), (64, 64)), picture))
         assert np.abs(seen - stored[..., [1, 0, 2]]).max() <= 2
 
     def test_paint_returns_in_the_pictures_colours(self, editor):
@@ -414,12 +414,12 @@ class TestProfiles:
     def test_a_damaged_profile_is_as_none(self, profile, mode):
         picture = noise(mode, 32, 32)
         picture.info["icc_profile"] = profile
-        assert canvas(upright(picture), (32, 32)).tobytes() == picture.convert("RGB").tobytes()
+        assert to_canvas(to_editable(picture), (32, 32)).tobytes() == picture.convert("RGB").tobytes()
 
     @pytest.mark.parametrize("name", ["a.png", "a.webp", "a.jpg", "a.tif"])
     def test_it_survives_a_file(self, editor, tmp_path, name):
         opened(editor, with_profile())
-        files.write_image(editor.edit(DOG, mask=SQUARE, growth=1).image, tmp_path / name)
+        images.write_image(editor.edit(DOG, mask=SQUARE, growth=1).image, tmp_path / name)
         assert Image.open(tmp_path / name).info["icc_profile"] == swapped_profile()
 
 
@@ -432,10 +432,10 @@ MODES = ["RGB", "RGBA", "L", "LA", "I;16", "CMYK"]
 def test_files_hold_what_they_can(tmp_path, mode, ending):
     """PNG and TIFF hold every mode but PNG no CMYK; WebP holds RGB and RGBA, to which grey is the same."""
     picture = deep() if mode == "I;16" else noise(mode, 40, 30)
-    files.write_image(picture, tmp_path / f"a{ending}")
+    images.write_image(picture, tmp_path / f"a{ending}")
     back = Image.open(tmp_path / f"a{ending}")
     if (mode, ending) in {("CMYK", ".png"), ("CMYK", ".webp"), ("I;16", ".webp")}:
-        assert back.mode == "RGB" and back.tobytes() == on_screen(picture, alpha=True).tobytes()
+        assert back.mode == "RGB" and back.tobytes() == to_srgb(picture, alpha=True).tobytes()
     elif ending == ".webp":
         visible = np.asarray(picture.convert("RGBA"))[..., 3] > 0
         assert np.array_equal(np.asarray(back.convert("RGBA"))[visible], np.asarray(picture.convert("RGBA"))[visible])
@@ -451,14 +451,14 @@ def test_a_jpeg_shows_what_it_cannot_hold(tmp_path):
         ("la", Image.new("LA", (16, 16), (0, 0)), (255, 255, 255)),
         ("deep", Image.fromarray(np.full((16, 16), 100 * 257, np.uint16)), (100, 100, 100)),
     ):
-        files.write_image(picture, tmp_path / f"{name}.jpg")
+        images.write_image(picture, tmp_path / f"{name}.jpg")
         back = np.asarray(Image.open(tmp_path / f"{name}.jpg").convert("RGB")).astype(int)
         assert np.abs(back - colour).max() <= 3, name
 
 
 def test_a_jpeg_of_ink_stays_ink(tmp_path):
     picture = Image.new("CMYK", (16, 16), (10, 200, 30, 40))
-    files.write_image(picture, tmp_path / "a.jpg")
+    images.write_image(picture, tmp_path / "a.jpg")
     back = Image.open(tmp_path / "a.jpg")
     assert back.mode == "CMYK" and np.abs(np.asarray(back).astype(int) - np.asarray(picture)).max() <= 3
 
@@ -577,7 +577,7 @@ def test_lab_becomes_rgb():
     """Its colours, as Pillow's own transform to it made them."""
     srgb, lab = ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB")
     picture = scene(32, 32)
-    result = upright(ImageCms.profileToProfile(picture, srgb, lab, outputMode="LAB"))
+    result = to_editable(ImageCms.profileToProfile(picture, srgb, lab, outputMode="LAB"))
     assert result.mode == "RGB" and np.abs(np.asarray(result).astype(int) - np.asarray(picture)).mean() <= 2
 
 

@@ -25,8 +25,8 @@ from fisedit.errors import AdapterError, InputError
 from fisedit.models.injection import exclusive
 from fisedit.models.vae import encode
 from fisedit.sparse.cost_model import text_macs, unet_macs
-from fisedit.storage.images import canvas, upright
-from fisedit.storage.session import Looks
+from fisedit.storage.canvas import to_canvas, to_editable
+from fisedit.storage.session import SessionAssets
 from fisedit.values import LATENT_FACTOR, Likeness, check_scale
 
 if TYPE_CHECKING:
@@ -122,8 +122,8 @@ class References:
         if not isinstance(reference, PIL.Image.Image):
             what = type(reference).__name__
             raise InputError(f"reference must be a PIL image, got {what}; open files with PIL.Image.open")
-        picture = upright(reference)
-        picture = canvas(picture, picture.size)
+        picture = to_editable(reference)
+        picture = to_canvas(picture, picture.size)
         digest = hashlib.sha256(f"{picture.size}".encode() + picture.tobytes()).hexdigest()[:16]
         self.pictures[digest] = picture
         return tuple(Likeness(name, loaded.scale, digest) for name, loaded in self.adapters.items())
@@ -136,12 +136,12 @@ class References:
         """
         return sum(self._read(likeness, config, branches) for likeness in config.like)
 
-    def used(self, likenesses: Iterable[Likeness]) -> Looks:
+    def used(self, likenesses: Iterable[Likeness]) -> SessionAssets:
         """The adapters and pictures that likenesses name, as far as they are here."""
         named = tuple(likenesses)
         adapters = {name: loaded for name, loaded in self.adapters.items() if any(one.adapter == name for one in named)}
         pictures = {one.reference: self.pictures[one.reference] for one in named if one.reference in self.pictures}
-        return Looks({loaded.source: loaded.scale for loaded in adapters.values()}, pictures)
+        return SessionAssets({loaded.source: loaded.scale for loaded in adapters.values()}, pictures)
 
     def guides(self, config: GenerationConfig, branches: int) -> tuple[Guide, ...]:
         """The adapters that a config puts to work; arguments and errors as of `prepare`."""
@@ -180,7 +180,7 @@ class References:
     def _inputs(self, likeness: Likeness, config: GenerationConfig, branches: int) -> tuple[Tensor, Tensor]:
         """Latents [B, 4, h, w] and the text of no words [B, T, D]."""
         pipe, picture = self._pipe, self.pictures[likeness.reference]
-        latents = encode(pipe.vae, canvas(picture, (config.width, config.height))).to(pipe.unet.dtype)
+        latents = encode(pipe.vae, to_canvas(picture, (config.width, config.height))).to(pipe.unet.dtype)
         with exclusive(pipe.text_encoder, pipe.tokenizer):
             text = pipe.encode_prompt("", pipe.unet.device, 1, do_classifier_free_guidance=False)[0]
         if branches == 2:

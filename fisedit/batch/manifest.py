@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from fisedit.batch.tables import EditRow, read_captions, read_edits
 from fisedit.batch.values import BatchItem, BatchJob, OutputFormat
 from fisedit.errors import InputError
-from fisedit.storage.files import IMAGE_SUFFIXES
+from fisedit.storage.files import IMAGE_FORMATS
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 """Suffixes of files that are edited; hidden files are not."""
@@ -130,15 +130,15 @@ def _suffix(image: str, kind: OutputFormat) -> str:
     """The suffix of an output: the input's own if it has the wanted format."""
     own = PurePosixPath(image).suffix
     if kind is OutputFormat.KEEP:
-        return own if own.lower() in IMAGE_SUFFIXES else ".png"
+        return own if own.lower() in IMAGE_FORMATS else ".png"
     return own if _FORMAT_OF.get(own.lower()) is kind else f".{kind}"
 
 
 def _make_item(job: BatchJob, row: EditRow, output: str, captions: dict[str, str]) -> BatchItem:
     picture = job.folder / row.image
     problem = _file_problem(picture, "picture")
-    if not problem and PurePosixPath(output).suffix.lower() not in IMAGE_SUFFIXES:
-        problem = f"output must end in {', '.join(IMAGE_SUFFIXES)}, got {output}"
+    if not problem and PurePosixPath(output).suffix.lower() not in IMAGE_FORMATS:
+        problem = f"output must end in {', '.join(IMAGE_FORMATS)}, got {output}"
     source, source_problem = _source_prompt(job, row, captions)
     mask = _mask_path(job, row)
     problem = problem or source_problem or (_file_problem(mask, "mask") if mask else "")

@@ -18,7 +18,7 @@ from fisedit.batch.values import BatchItem, BatchSettings, ItemFailure, ItemOutp
 from fisedit.editor import Editor
 from fisedit.errors import Cancelled, FisEditError, NumericsError
 from fisedit.models.malloc import keep_freed_memory
-from fisedit.storage import image_decoder
+from fisedit.storage import images
 from fisedit.values import MaskSource
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class _OpenedSource:
 
     key: tuple[Path, str | None]
     data: bytes
-    picture: image_decoder.DecodedImage
+    picture: images.DecodedImage
     editor: Editor
     result: EditResult
 
@@ -163,8 +163,8 @@ class BatchWorker:
     def _edit(self, item: BatchItem, deadline: float) -> ItemOutput:
         on_step = _cancel_after(deadline)
         source = self._open(item, on_step)
-        data = image_decoder.read_bytes(item.mask) if item.mask else b""
-        mask = image_decoder.levels(data, source.result.image.size) if item.mask else None
+        data = images.read_bytes(item.mask) if item.mask else b""
+        mask = images.decode_mask(data, source.result.image.size) if item.mask else None
         source.editor.checkout(source.result.id)
         result = source.editor.edit(item.prompt, mask=mask, on_step=on_step)
         metadata = source.editor.metadata(result) if self._settings.metadata else None
@@ -185,8 +185,8 @@ class BatchWorker:
         if self._source is not None and self._source.key == item.source:
             return self._source
         self._source = None
-        data = image_decoder.read_bytes(item.picture)
-        picture = image_decoder.decode(data)
+        data = images.read_bytes(item.picture)
+        picture = images.decode(data)
         editor = Editor(self._pipe, model=self._settings.model)  # its features end with it; the model is shared
         result = editor.open(
             picture.image,
@@ -207,7 +207,7 @@ def _encode(
     suffixes = _OWN_SUFFIXES[source.picture.format]
     if result.mask.source is MaskSource.NOWHERE and Path(item.output).suffix.lower() in suffixes:
         return source.data, ()
-    return image_decoder.encode(result.image, item.output, metadata)
+    return images.encode(result.image, Path(item.output).suffix, metadata)
 
 
 def _mask_png(result: EditResult) -> bytes:

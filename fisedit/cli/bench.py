@@ -156,7 +156,7 @@ def bench_quality(
 ) -> None:
     """Measure masks and edits whose truth is known, beside other methods; or with and without a reference's look."""
     if html is not None:
-        files.writable(html)
+        files.check_writable(html)
     how = {"model": model, "edits": edits, "num_inference_steps": num_inference_steps, "seed": seed, "judge": judge}
     how |= {"guidance_scale": guidance_scale, "html": html, "device": device, "dtype": dtype}
     how |= {"local_files_only": local_files_only}
@@ -179,7 +179,7 @@ def _measuring(*outputs: Path | None) -> Iterator[OnStep]:
     """Progress, once it is known that what is found out can be written."""
     for output in outputs:
         if output is not None:
-            files.writable(output.parent)
+            files.check_writable(output.parent)
     with console.progress("Measuring") as on_step:
         yield on_step
 

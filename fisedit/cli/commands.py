@@ -26,7 +26,7 @@ def demo(
     json: opt.Json = False,
 ) -> None:
     """Draw, edit twice by changing words, prove that nothing else moved."""
-    files.writable(output)
+    files.check_writable(output)
     from fisedit import Editor
     from fisedit.cli import demo as trajectory
 
@@ -77,7 +77,7 @@ def batch(
     job = BatchJob(folder, output, prompt, source_prompt, captions, masks, edits, recursive, image_format, overwrite)
     place = (model, device, dtype, local_files_only)
     settings = BatchSettings(*place, negative_prompt, num_inference_steps, guidance_scale, timeout, metadata)
-    files.page_output(report)
+    files.check_page_path(report)
     from fisedit.batch.report import write_report
     from fisedit.batch.runner import preview_batch, run_batch
 
@@ -124,7 +124,7 @@ def train_adapter(
     """Train a reference adapter; stop it anywhere, run it again, and it goes on from its last checkpoint."""
     settings = import_module("fisedit.adapters.training.settings").Settings.chosen(context.params)
     triples = import_module("fisedit.adapters.training.triples").read_triples(folder, held_out)
-    files.writable(output)
+    files.check_writable(output)
     place = {"device": device, "local_files_only": local_files_only}
     with console.progress("Training") as on_step:
         report = import_module("fisedit.adapters.training.run").run(triples, output, settings, on_step=on_step, **place)
@@ -148,7 +148,7 @@ def browse(
 ) -> None:
     """Edit pictures in a browser."""
     if sessions is not None:
-        files.writable(sessions)
+        files.check_writable(sessions)
     from app import server
 
     address = server.listen(host, port, token, allowed_host or ())

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fisedit.storage import files
-from fisedit.storage.contact_sheet import overlay, sheet
+from fisedit.storage import files, images
+from fisedit.storage.contact_sheet import make_sheet, overlay
 
 if TYPE_CHECKING:
     from fisedit import Editor, EditResult
@@ -88,8 +88,8 @@ def write(demo: Demo, folder: Path, made: Callable[[EditResult], Metadata | None
         pictures |= {f"{number}-mask.png": where, f"{number}-edit.png": after.image}
         told |= {f"{number}-edit.png": made(after)}
         columns += [(f"{after.diff}: {after.mask.area:.0%} may change", where), (after.prompt, after.image)]
-    pictures = {"sheet.png": sheet(columns)} | pictures
+    pictures = {"sheet.png": make_sheet(columns)} | pictures
     for name, picture in pictures.items():
-        files.write_image(picture, folder / name, told.get(name))
+        images.write_image(picture, folder / name, told.get(name))
     files.write_json(demo.as_dict(), folder / "report.json")
     return [folder / name for name in (*pictures, "report.json")]

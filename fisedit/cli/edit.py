@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from fisedit import Editor
     from fisedit.editor import Preview
-    from fisedit.storage.image_decoder import DecodedImage
+    from fisedit.storage.images import DecodedImage
     from fisedit.values import OnStep
 
 _RECIPE = (
@@ -61,9 +61,9 @@ def generate(
     json: opt.Json = False,
 ) -> None:
     """Generate a picture, and a --session to edit it in."""
-    files.image_output(output, reference)
+    files.check_image_path(output, reference)
     if session is not None:
-        files.writable(session)
+        files.check_writable(session)
     from fisedit import Editor
 
     with console.progress("Generating") as on_step:
@@ -125,11 +125,13 @@ def edit(
 ) -> None:
     """Change a prompt and what it changes: of a saved --session, a --source-prompt, a --picture, or --from a file."""
     _check_source(context)
-    files.image_output(output, mask, protect, picture, origin, reference)
+    files.check_image_path(output, mask, protect, picture, origin, reference)
     if session is not None:
-        files.writable(session)
+        files.check_writable(session)
     opened = _read_picture(picture or origin)
-    areas: dict[str, Any] = {"mask": files.read_mask(mask), "protect": files.read_mask(protect), "grow": grow}
+    from fisedit.storage.images import read_mask
+
+    areas: dict[str, Any] = {"mask": read_mask(mask), "protect": read_mask(protect), "grow": grow}
     areas |= {"words": word or (), "instance": instance, "mask_method": mask_method, "probe_steps": probe_steps}
     areas |= {"strength": strength}
     with console.progress("Editing") as on_step:
@@ -152,9 +154,9 @@ def show(picture: opt.Shown, json: opt.Json = False) -> None:
     assert opened is not None
     from fisedit.storage import image_metadata, provenance
 
-    made = image_metadata.read(opened.image)
-    past = provenance.of(made)
-    console.show_making(made if made.parameters else provenance.metadata(past), past, json=json)
+    made = image_metadata.read_metadata(opened.image)
+    past = provenance.parse_origin(made)
+    console.show_making(made if made.parameters else provenance.to_metadata(past), past, json=json)
 
 
 def _deliver(editor: Editor, output: Path, notes: tuple[str, ...] = (), *, metadata: bool, json: bool) -> None:
@@ -199,7 +201,7 @@ def _read_picture(path: Path | None) -> DecodedImage | None:
     """A picture of the user's; None stays None."""
     if path is None:
         return None
-    from fisedit.storage.image_decoder import decode, read_bytes
+    from fisedit.storage.images import decode, read_bytes
 
     if not path.is_file():
         raise InputError(f"picture must be an image file, got {path}: no such file")
@@ -221,9 +223,9 @@ def _notes(context: typer.Context, editor: Editor, opened: DecodedImage | None) 
     if opened and (context.params["caption_model"] or (context.params["origin"] and editor.history[0].config.opened)):
         said = f'taken for "{editor.history[0].prompt}"'
     elif opened and context.params["origin"] and not _changes(context):
-        from fisedit.storage.image_decoder import shows
+        from fisedit.storage.images import is_written_form
 
-        said = "made again: every pixel is the file's" if shows(opened, editor.current.image) else _DIFFERENT
+        said = "made again: every pixel is the file's" if is_written_form(opened, editor.current.image) else _DIFFERENT
     return (*opened.notes, *filter(None, [said])) if opened else ()
 
 
@@ -268,8 +270,9 @@ def _typed(context: typer.Context) -> set[str]:
 def _show_preview(editor: Editor, seen: Preview, output: Path, *, json: bool) -> None:
     """Write the current picture with a mask over it, and tell what the edit would cost."""
     from fisedit.storage.contact_sheet import overlay
+    from fisedit.storage.images import write_image
 
-    files.write_image(overlay(editor.current.canvas, seen.mask.image()), output)
+    write_image(overlay(editor.current.canvas, seen.mask.image()), output)
     told = {
         "change": str(seen.diff),
         "area": seen.mask.area,

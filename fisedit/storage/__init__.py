@@ -1,1 +1,1 @@
-"""Pictures, their metadata and whole sessions on disk. Knows no model."""
+"""Images, their metadata and sessions on disk. Knows no model."""

@@ -1,4 +1,4 @@
-"""Pictures about pictures: a mask laid over an image, and a captioned row of images. Knows Pillow alone."""
+"""Images for reports: a mask over an image, and a captioned row of images. Knows Pillow only."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from PIL import Image, ImageChops, ImageDraw, ImageFilter, ImageFont
 from PIL.Image import Resampling
 
 _TINT = (255, 64, 96)
-_PAPER, _INK = (252, 252, 250), (32, 32, 36)
+_BACKGROUND, _TEXT = (252, 252, 250), (32, 32, 36)
 _SIDE, _GAP, _LINE = 288, 16, 20
 
 
 def overlay(image: Image.Image, mask: Image.Image) -> Image.Image:
-    """Lay a mask over its picture: what may change is tinted and outlined, the rest keeps its colours.
+    """Draw a mask over an image: the area inside is tinted and outlined.
 
     Args:
-        image: the picture before the edit.
-        mask: mode "L", the same size, 255 where the edit may change it.
+        image: The image before the edit.
+        mask: Mode "L", of the same size, 255 inside and 0 outside.
     """
     tinted = Image.blend(image.convert("RGB"), Image.new("RGB", image.size, _TINT), 0.4)
     shown = Image.composite(tinted, image.convert("RGB"), mask)
@@ -26,37 +26,37 @@ def overlay(image: Image.Image, mask: Image.Image) -> Image.Image:
     return shown
 
 
-def sheet(columns: Sequence[tuple[str, Image.Image]]) -> Image.Image:
-    """Lay captioned pictures side by side, small ones enlarged.
+def make_sheet(columns: Sequence[tuple[str, Image.Image]]) -> Image.Image:
+    """Draw captioned images side by side, all of one size.
 
     Args:
-        columns: caption and picture, from left to right.
+        columns: Caption and image, from left to right.
     """
     font = ImageFont.load_default(15)
-    captions = [_wrapped(caption, font) for caption, _ in columns]
-    pictures = [_shown(picture) for _, picture in columns]
+    captions = [_wrap(caption, font) for caption, _ in columns]
+    pictures = [_resize(picture) for _, picture in columns]
     top = max(picture.height for picture in pictures) + 2 * _GAP
     size = (
         sum(picture.width + _GAP for picture in pictures) + _GAP,
         top + _LINE * max(len(lines) for lines in captions) + _GAP,
     )
-    paper = Image.new("RGB", size, _PAPER)
-    draw = ImageDraw.Draw(paper)
+    page = Image.new("RGB", size, _BACKGROUND)
+    draw = ImageDraw.Draw(page)
     left = _GAP
     for lines, picture in zip(captions, pictures, strict=True):
-        paper.paste(picture, (left, _GAP))
-        draw.multiline_text((left, top), "\n".join(lines), _INK, font, spacing=4)
+        page.paste(picture, (left, _GAP))
+        draw.multiline_text((left, top), "\n".join(lines), _TEXT, font, spacing=4)
         left += picture.width + _GAP
-    return paper
+    return page
 
 
-def _shown(picture: Image.Image) -> Image.Image:
+def _resize(picture: Image.Image) -> Image.Image:
     factor = _SIDE / max(picture.size)
     size = (max(1, round(picture.width * factor)), max(1, round(picture.height * factor)))
     return picture.convert("RGB").resize(size, Resampling.LANCZOS)
 
 
-def _wrapped(caption: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> list[str]:
+def _wrap(caption: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> list[str]:
     lines = [""]
     for word in caption.split():
         longer = f"{lines[-1]} {word}".strip()

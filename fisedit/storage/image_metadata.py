@@ -1,8 +1,8 @@
-"""What a picture's file says besides its pixels: how it was made, and what its owner wrote into it.
+"""Reads and writes the metadata of image files: how an image was made, and what its owner wrote into it.
 
-How it was made is two texts: `parameters`, which Stable Diffusion's web UIs read, and `fisedit`, a JSON of our own. In
-a PNG they are chunks of these names; elsewhere EXIF's UserComment, as those UIs have it, and ImageHistory. The owner's
-words are EXIF, XMP, a comment and a PNG's texts. Knows Pillow and where texts stand; nothing of what they mean.
+How it was made is two texts: `parameters`, which Stable Diffusion's web UIs read, and `fisedit`, our own JSON. In a PNG
+they are chunks of these names; elsewhere EXIF's UserComment, as in those UIs, and ImageHistory. The owner's metadata
+are EXIF, XMP, a comment and a PNG's texts. Knows Pillow and where texts are stored; nothing of what they mean.
 """
 
 from __future__ import annotations
@@ -18,101 +18,110 @@ from PIL import ExifTags, Image
 from PIL.PngImagePlugin import PngInfo
 
 _PARAMETERS, _ORIGIN, _XMP = "parameters", "fisedit", "XML:com.adobe.xmp"
-_NO_TEXT = {_PARAMETERS, _ORIGIN, _XMP, "compression"}  # the last is a word of Pillow's about a TIFF
+_NO_TEXT = {_PARAMETERS, _ORIGIN, _XMP, "compression"}  # Pillow adds the last one for a TIFF
 _INFOTEXT = re.compile(r"^Steps: \d+, ", re.MULTILINE)
 
 _COMMENT, _HISTORY = ExifTags.Base.UserComment, ExifTags.Base.ImageHistory
 _DESCRIBES = set(range(0x010D, 0x0111)) | {0x011A, 0x011B, 0x0128, 0x0131, 0x0132, 0x013B, 0x013C}
-"""Tags of a TIFF that tell of the picture, among those that tell how it is stored."""
+"""TIFF tags that describe the image; the others of this range describe its storage."""
 _IFDS = (ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo)
 _XMP_OF_TIFF = 0x02BC
 _STORED = {*_IFDS, ExifTags.Base.IPTCNAA, ExifTags.Base.ImageResources, ExifTags.Base.InterColorProfile}
 
 _UNICODE, _CODE = b"UNICODE\0", 8
-_MOST = {"exif": 65_533, "xmp": 65_504, "comment": 65_533}
-"""Bytes of each that a JPEG takes."""
+_MAX_JPEG_BYTES = {"exif": 65_533, "xmp": 65_504, "comment": 65_533}
+"""Greatest size of each in a JPEG."""
 
 _DAMAGED = (ArithmeticError, AttributeError, LookupError, OSError, SyntaxError, TypeError, ValueError, struct.error)
-"""What Pillow raises over metadata that somebody made up."""
+"""What Pillow raises for forged metadata."""
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """How a picture was made.
+    """How an image was made.
 
     Args:
-        parameters: prompt and settings as AUTOMATIC1111's web UI writes them.
-        origin: as `storage.provenance` writes it; both "" where nothing is said.
+        parameters: Prompt and settings as AUTOMATIC1111's web UI writes them, or "".
+        origin: The JSON of `storage.provenance`, or "".
     """
 
     parameters: str = ""
     origin: str = ""
 
 
-def read(picture: Image.Image) -> Metadata:
-    """What a picture's file says of its making, unchecked; "" for what it does not say, or what cannot be read."""
-    texts, exif = picture.info, _exif(picture)
+def read_metadata(picture: Image.Image) -> Metadata:
+    """The unchecked metadata of an opened file; "" for texts that are missing or damaged."""
+    texts, exif = picture.info, _read_exif(picture)
     return Metadata(
-        _said(texts.get(_PARAMETERS)) or _uncoded(exif.get_ifd(ExifTags.IFD.Exif).get(_COMMENT)),
-        _said(texts.get(_ORIGIN)) or _ours(exif.get(_HISTORY)),
+        _text_or_empty(texts.get(_PARAMETERS)) or _decode_comment(exif.get_ifd(ExifTags.IFD.Exif).get(_COMMENT)),
+        _text_or_empty(texts.get(_ORIGIN)) or _origin_or_empty(exif.get(_HISTORY)),
     )
 
 
-def kept(picture: Image.Image) -> dict[str | tuple[int, int], Any]:
-    """The owner's words, for a picture that becomes another: what `options` writes of `Image.info`.
+def owner_info(picture: Image.Image) -> dict[str | tuple[int, int], Any]:
+    """The owner's metadata of an image that will be edited, as `save_options` expects it in `Image.info`.
 
-    Thumbnail and orientation are left out, for the picture changes; so is what tells how it was made, but for the
-    `parameters` that it came with, which an origin tells as what was before. Damaged EXIF is left out as a whole.
+    Thumbnail and orientation are left out, as the pixels change, and how the image was made, except for `parameters` of
+    another program, which an origin stores as "before". Damaged EXIF is left out as a whole.
+
+    Args:
+        picture: An opened file.
     """
-    made, texts = read(picture), {key: text for key, text in picture.info.items() if _is_text(key, text)}
+    metadata, texts = read_metadata(picture), {key: text for key, text in picture.info.items() if _is_text(key, text)}
     comment, xmp = picture.info.get("comment"), picture.info.get("xmp")
     found: dict[str | tuple[int, int], Any] = {
         "icc_profile": picture.info.get("icc_profile"),
-        "exif": _owners(picture),
+        "exif": _owner_exif(picture),
         "xmp": xmp if isinstance(xmp, bytes) else None,
         "comment": comment if isinstance(comment, bytes) else None,
         "texts": texts,
-        "before": _before(made.origin) if made.origin else made.parameters if _INFOTEXT.search(made.parameters) else "",
+        "before": _parameters_before(metadata),
     }
     return {key: value for key, value in found.items() if value}
 
 
-def tags(picture: Image.Image) -> bytes:
-    """A TIFF's tags as EXIF, for a copy of it, which has none."""
-    return _bytes(_described(_exif(picture)))
+def tiff_exif(picture: Image.Image) -> bytes:
+    """A TIFF's tags as EXIF bytes, for a copy of the image, which has no tags."""
+    return _to_bytes(_descriptive(_read_exif(picture)))
 
 
-def options(image: Image.Image, kind: str, made: Metadata) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """How Pillow writes an image's metadata, and what is lost for want of room.
+def save_options(image: Image.Image, kind: str, metadata: Metadata) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The arguments of Pillow's `save` that write an image's metadata.
 
     Args:
-        image: whose `info` is as `kept` makes it. kind: "PNG", "JPEG", "WEBP" or "TIFF".
+        image: An image, whose `info` is as `owner_info` makes it.
+        kind: "PNG", "JPEG", "WEBP" or "TIFF".
+        metadata: How the image was made.
+
+    Returns:
+        The arguments, and notes on what a JPEG has no room for.
     """
     own: dict[str, bytes] = {key: image.info[key] for key in ("exif", "xmp", "comment") if key in image.info}
     if kind == "PNG":
-        return {"pnginfo": _chunks(image, made), "exif": own.get("exif")}, ()
+        return {"pnginfo": _png_chunks(image, metadata), "exif": own.get("exif")}, ()
     if kind == "TIFF":
-        return _tiff(own, made), ()
-    small = {key: value for key, value in own.items() if kind != "JPEG" or len(value) <= _MOST[key]}
+        return _tiff_options(own, metadata), ()
+    small = {key: value for key, value in own.items() if kind != "JPEG" or len(value) <= _MAX_JPEG_BYTES[key]}
     lost = tuple(f"the picture's {key}" for key in own if key not in small)
-    exif = {told: _with(small.get("exif", b""), told) for told in (made, Metadata(made.parameters), Metadata())}
-    fitting = next(told for told, data in exif.items() if kind != "JPEG" or len(data) <= _MOST["exif"])
-    if fitting != made:
+    texts = (metadata, Metadata(metadata.parameters), Metadata())
+    exif = {part: _add_to_exif(small.get("exif", b""), part) for part in texts}
+    fitting = next(part for part, data in exif.items() if kind != "JPEG" or len(data) <= _MAX_JPEG_BYTES["exif"])
+    if fitting != metadata:
         lost += ("how to make it again" if fitting.parameters else "how it was made",)
     notes = tuple(f"left out, as a JPEG has no room for it: {what}" for what in lost)
     return {"comment": None} | small | {"exif": exif[fitting]}, notes
 
 
-def _tiff(own: dict[str, bytes], made: Metadata) -> dict[str, Any]:
-    """Of how it was made the origin alone, from which the rest follows: Pillow packs no TIFF with inner directories."""
+def _tiff_options(own: dict[str, bytes], metadata: Metadata) -> dict[str, Any]:
+    """Only the origin is written, which implies the rest: Pillow compresses no TIFF with nested directories."""
     exif = Image.Exif()
-    exif.load(_with(own.get("exif", b""), Metadata("", made.origin)))
+    exif.load(_add_to_exif(own.get("exif", b""), Metadata("", metadata.origin)))
     if "xmp" in own:
         exif[_XMP_OF_TIFF] = own["xmp"]
     return {"exif": exif} | ({"compression": None} if set(_IFDS) & set(exif) else {})
 
 
-def _chunks(image: Image.Image, made: Metadata) -> PngInfo:
+def _png_chunks(image: Image.Image, metadata: Metadata) -> PngInfo:
     """A PNG's texts; Pillow writes those beyond Latin-1 as UTF-8."""
     chunks = PngInfo()
     comment = {"Comment": image.info["comment"].decode("utf-8", "replace")} if "comment" in image.info else {}
@@ -120,33 +129,33 @@ def _chunks(image: Image.Image, made: Metadata) -> PngInfo:
         chunks.add_text(key, text)
     if xmp := image.info.get("xmp"):
         chunks.add_itxt(_XMP, xmp.decode("utf-8", "replace"))
-    for key, text in ((_PARAMETERS, made.parameters), (_ORIGIN, made.origin)):
+    for key, text in ((_PARAMETERS, metadata.parameters), (_ORIGIN, metadata.origin)):
         if text:
             chunks.add_text(key, text)
     return chunks
 
 
-def _with(own: bytes, made: Metadata) -> bytes:
-    """The owner's EXIF with how the picture was made."""
-    if made == Metadata():
+def _add_to_exif(own: bytes, metadata: Metadata) -> bytes:
+    """The owner's EXIF with how the image was made."""
+    if metadata == Metadata():
         return own
     exif = Image.Exif()
     exif.load(own)
-    if made.origin:
-        exif[_HISTORY] = made.origin
-    if not made.parameters:
+    if metadata.origin:
+        exif[_HISTORY] = metadata.origin
+    if not metadata.parameters:
         return exif.tobytes()
-    comment = _UNICODE + made.parameters.encode("utf-16-be", "replace")
+    comment = _UNICODE + metadata.parameters.encode("utf-16-be", "replace")
     exif.get_ifd(ExifTags.IFD.Exif)[_COMMENT] = comment
     entry = f"{'<' if exif.endian == '<' else '>'}HHL"
     plain, undefined = (struct.pack(entry, _COMMENT, kind, len(comment)) for kind in (1, 7))
-    return exif.tobytes().replace(plain, undefined, 1)  # Pillow calls it bytes, and UIs insist on the standard's type
+    return exif.tobytes().replace(plain, undefined, 1)  # Pillow writes another type than the standard's
 
 
-def _exif(picture: Image.Image) -> Image.Exif:
-    """A picture's EXIF, empty where it is damaged."""
+def _read_exif(picture: Image.Image) -> Image.Exif:
+    """An image's EXIF, empty if it is damaged."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # doubtful metadata is no news
+        warnings.simplefilter("ignore")  # doubtful metadata is common
         try:
             exif = picture.getexif()
             _ = dict(exif), [exif.get_ifd(ifd) for ifd in _IFDS]  # read now, so that damage shows here
@@ -155,19 +164,19 @@ def _exif(picture: Image.Image) -> Image.Exif:
     return exif
 
 
-def _owners(picture: Image.Image) -> bytes:
-    """The owner's EXIF, without what tells how the picture is stored, how it was made, and what it looked like."""
-    own = _described(_exif(picture))
-    if _ours(own.get(_HISTORY)):
+def _owner_exif(picture: Image.Image) -> bytes:
+    """The owner's EXIF, without storage tags, thumbnail, and how the image was made."""
+    own = _descriptive(_read_exif(picture))
+    if _origin_or_empty(own.get(_HISTORY)):
         del own[_HISTORY]
     inner = own.get(ExifTags.IFD.Exif, {})
-    if _INFOTEXT.search(_uncoded(inner.get(_COMMENT))):
+    if _INFOTEXT.search(_decode_comment(inner.get(_COMMENT))):
         del inner[_COMMENT]
-    return _bytes(own)
+    return _to_bytes(own)
 
 
-def _described(exif: Image.Exif) -> Image.Exif:
-    """What EXIF tells of a picture, and not of how it is stored."""
+def _descriptive(exif: Image.Exif) -> Image.Exif:
+    """The tags that describe the image, without those that describe its storage."""
     own = Image.Exif()
     own.endian = exif.endian
     own.update({tag: value for tag, value in exif.items() if tag in _DESCRIBES or 0x8000 < tag not in _STORED})
@@ -177,7 +186,7 @@ def _described(exif: Image.Exif) -> Image.Exif:
     return own
 
 
-def _bytes(exif: Image.Exif) -> bytes:
+def _to_bytes(exif: Image.Exif) -> bytes:
     try:
         return exif.tobytes() if len(exif) else b""
     except _DAMAGED:
@@ -185,23 +194,23 @@ def _bytes(exif: Image.Exif) -> bytes:
 
 
 def _is_text(key: object, text: object) -> bool:
-    """Whether an entry of Pillow's `info` is a text that the owner wrote into a PNG."""
+    """Whether an entry of Pillow's `info` is an owner's text of a PNG."""
     return isinstance(key, str) and isinstance(text, str) and key not in _NO_TEXT and 0 < len(key.encode()) < 80
 
 
-def _said(text: object) -> str:
+def _text_or_empty(text: object) -> str:
     return str(text) if isinstance(text, str) else ""
 
 
-def _ours(text: object) -> str:
-    """A text of EXIF's ImageHistory if it is an origin, which begins so, else ""."""
+def _origin_or_empty(text: object) -> str:
+    """EXIF's ImageHistory if it is an origin, which begins so, else ""."""
     return text if isinstance(text, str) and text.startswith('{"fisedit"') else ""
 
 
-def _uncoded(comment: object) -> str:
-    """EXIF's UserComment; UTF-16 comes in either order, and every second byte of plain words is 0."""
+def _decode_comment(comment: object) -> str:
+    """EXIF's UserComment; UTF-16 occurs in either byte order, and every second byte of ASCII is 0."""
     if not isinstance(comment, bytes):
-        return _said(comment)
+        return _text_or_empty(comment)
     code, words = comment[:_CODE], comment[_CODE:]
     if code != _UNICODE:
         return words.decode("utf-8", "replace").rstrip("\0 ")
@@ -209,9 +218,11 @@ def _uncoded(comment: object) -> str:
     return words.decode("utf-16-le" if little else "utf-16-be", "replace").rstrip("\0 ")
 
 
-def _before(origin: str) -> str:
-    """What an origin tells of the time before."""
+def _parameters_before(metadata: Metadata) -> str:
+    """The `parameters` that another program gave the image, from the origin if there is one, else as they are."""
+    if not metadata.origin:
+        return metadata.parameters if _INFOTEXT.search(metadata.parameters) else ""
     try:
-        return _said(json.loads(origin)["before"])
+        return _text_or_empty(json.loads(metadata.origin)["before"])
     except (ValueError, LookupError, TypeError, RecursionError):
         return ""

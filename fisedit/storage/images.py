@@ -1,198 +1,220 @@
-"""Pictures of any size and kind, the canvas a model paints on, and the way back.
+"""Reads and writes image files. What a file claims is checked before anything of it is decoded.
 
-A canvas is RGB in sRGB, its sides divisible by 8, about as large as the model likes. What was painted returns at the
-picture's own size, mode and alpha, in the colours of its profile; every pixel outside the mask keeps its value. Knows
-Pillow and numpy.
+Knows Pillow's formats and nothing of editing.
 """
 
 from __future__ import annotations
 
-import math
+import os
+import stat
 import struct
+import warnings
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from io import BytesIO
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
-from PIL import Image, ImageCms, ImageOps
+from PIL import Image, UnidentifiedImageError
 
-from fisedit.errors import InputError
-from fisedit.storage.image_metadata import kept
-from fisedit.values import LATENT_FACTOR
+from fisedit.errors import InputError, MaskError
+from fisedit.storage import image_metadata
+from fisedit.storage.canvas import to_srgb
+from fisedit.storage.files import IMAGE_FORMATS, write_file
+from fisedit.storage.image_metadata import Metadata
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+READABLE = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
+MAX_BYTES = 1 << 30
+MAX_PIXELS = 64_000_000
 
-    from fisedit.values import BoolGrid
+_DAMAGED = (OSError, SyntaxError, ValueError, LookupError, TypeError, OverflowError, EOFError, struct.error, zlib.error)
+"""What Pillow's decoders raise for truncated or forged files."""
 
-SMALLEST, LARGEST = 64, 2048
-"""Sides of a canvas in pixels."""
-
-NEAR = 1.5
-"""How many times more or fewer pixels than its own size a model takes before a picture is resized for it."""
-
-COARSE = 2.0
-"""How many times larger than its canvas a picture is before its user is told."""
-
-_DEEP, _LEVEL = "I;16", 257
-"""The mode with 16 bits, and what one of 256 levels is in it."""
-
-
-def upright(picture: Image.Image) -> Image.Image:
-    """A picture that may be edited: turned as its EXIF says, in a mode that can hold any colour.
-
-    L, LA, RGB, RGBA, CMYK and 16-bit grey stay what they are. A palette, or black and white alone, could not hold what
-    is painted: those become RGB or grey of the same colours, and a colour that counts as transparent becomes alpha.
-    Its `info` is what `metadata.kept` keeps.
-
-    Raises:
-        InputError: not a picture, one of no size, or of numbers that are not 8 or 16-bit levels.
-    """
-    if not isinstance(picture, Image.Image):
-        raise InputError(f"picture must be a PIL image, got {type(picture).__name__}; open files with PIL.Image.open")
-    if not picture.width or not picture.height:
-        raise InputError(f"picture must have pixels, got {picture.width}x{picture.height}")
-    info, result = kept(picture), _editable(_turned(picture))
-    result.info = info
-    return result
+_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "PNG": {},
+    "WEBP": {"lossless": True, "exact": True},
+    "JPEG": {"quality": 95},
+    "TIFF": {"compression": "tiff_adobe_deflate"},
+}
+_MODES = {
+    "PNG": ("1", "L", "LA", "RGB", "RGBA", "I;16"),
+    "WEBP": ("RGB", "RGBA"),
+    "JPEG": ("L", "RGB", "CMYK"),
+    "TIFF": ("L", "LA", "RGB", "RGBA", "CMYK", "I;16"),
+}
+"""Modes that a format stores without loss of depth, alpha or colours."""
 
 
-def _turned(picture: Image.Image) -> Image.Image:
-    """Turned as its EXIF says, where that can be read."""
-    try:
-        return ImageOps.exif_transpose(picture)
-    except (SyntaxError, ValueError, LookupError, TypeError, OSError, struct.error):
-        return picture.copy()
-
-
-def canvas_size(size: tuple[int, int], native: int) -> tuple[int, int]:
-    """Width and height that a model of `native` x `native` pixels paints a picture of this size on.
-
-    A picture of about as many pixels is painted as it is; any other is resized as a whole, never tiled, to as many.
-    """
-    width, height = size
-    fits = not (width % LATENT_FACTOR or height % LATENT_FACTOR) and min(size) >= SMALLEST and max(size) <= LARGEST
-    if fits and 1 / NEAR <= width * height / native**2 <= NEAR:
-        return size
-    scale = native / math.sqrt(width * height)
-    return _side(width * scale), _side(height * scale)
-
-
-def coarseness(size: tuple[int, int], canvas: tuple[int, int]) -> str:
-    """What to tell where paint from a canvas is enlarged so much that it shows, or ""."""
-    times = math.sqrt(math.prod(size) / math.prod(canvas))
-    told = f"painted on {canvas[0]}x{canvas[1]} pixels and enlarged {times:.1f} times"
-    return f"{told}; open a part of the picture, or give width and height, for finer paint" if times > COARSE else ""
-
-
-def is_canvas(picture: Image.Image, size: tuple[int, int]) -> bool:
-    """Whether a picture from `upright` is a canvas of this size as it stands."""
-    return picture.mode == "RGB" and picture.size == size and not picture.info
-
-
-def canvas(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """What a model sees of a picture from `upright`: its colours at a canvas' size, those of clear pixels included."""
-    colours = _shallow(picture)
-    if colours.size != size:
-        colours = colours.resize(size, Image.Resampling.LANCZOS)
-    return _recoloured(colours, picture.info.get("icc_profile"), None, "RGB")
-
-
-def returned(picture: Image.Image, painted: Image.Image, grid: BoolGrid) -> Image.Image:
-    """The picture with what was painted inside the mask.
+@dataclass(frozen=True, eq=False)
+class DecodedImage:
+    """A decoded file.
 
     Args:
-        picture: from `upright`, of any size. painted: the canvas after the edit. grid: booleans [h, w] of its cells.
+        image: The pixels.
+        format: Pillow's name of the file's format.
+        notes: Remarks for the user.
+    """
+
+    image: Image.Image
+    format: str
+    notes: tuple[str, ...] = ()
+
+
+def read_bytes(path: Path) -> bytes:
+    """The bytes of a plain file. Pipes and devices are never opened.
+
+    Args:
+        path: The file.
+
+    Raises:
+        InputError: No plain file, or one too large to be an image.
+        OSError: It cannot be read.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise InputError(f"{path.name} must be a plain file")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # it may be a pipe by now
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
+            raise InputError(f"{path.name} must be a plain file of at most 1 GiB, got {status.st_size} bytes")
+        return file.read(MAX_BYTES)
+
+
+def decode(data: bytes, what: str = "picture", error: type[InputError] = InputError) -> DecodedImage:
+    """Decode a file's bytes; of an animation the first frame.
+
+    Args:
+        data: The file's bytes.
+        what: The name of the image in errors.
+        error: The class of errors.
+
+    Raises:
+        InputError: No image of a readable format, a damaged one, or one of too many pixels (nothing is decoded then).
+    """
+    if not data:
+        raise error(f"{what} must be an image, got an empty file")
+    too_large = f"{what} must have at most {MAX_PIXELS // 10**6} million pixels, got {{}}; make it smaller"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the limit here is lower than Pillow's, and doubtful metadata is common
+        try:
+            with Image.open(BytesIO(data), formats=READABLE) as image:
+                if image.width * image.height > MAX_PIXELS:
+                    raise error(too_large.format(f"{image.width}x{image.height}"))
+                return _load(image)
+        except InputError:
+            raise
+        except UnidentifiedImageError as cause:
+            raise error(f"{what} must be a {', '.join(READABLE)} image, got something else") from cause
+        except Image.DecompressionBombError as cause:
+            raise error(too_large.format("many more")) from cause
+        except _DAMAGED as cause:
+            raise error(f"{what} must be whole, got a damaged file ({cause}); restore it from a copy") from cause
+
+
+def _load(image: Image.Image) -> DecodedImage:
+    frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)  # a depth map is no frame
+    image.load()
+    notes = (f"animated: the first of {frames} frames was edited",) if frames > 1 else ()
+    loaded = image.copy()
+    if image.format == "TIFF":
+        loaded.info["exif"] = image_metadata.tiff_exif(image)
+    return DecodedImage(loaded, image.format or "", notes)
+
+
+def read_mask(path: Path | None) -> Image.Image | None:
+    """Read a mask for one edit as grey levels, ignoring alpha; None stays None.
+
+    Args:
+        path: An image file.
 
     Returns:
-        A picture of the same size, mode and profile; alpha, and every pixel outside the mask, as they were.
+        Mode "L", levels 0 to 255.
+
+    Raises:
+        MaskError: No image, or one too large to be a mask.
     """
-    inside = _inside(grid, picture.size)
-    paint = _recoloured(painted, None, picture.info.get("icc_profile"), _opaque(picture))
-    if paint.size != picture.size:
-        paint = paint.resize(picture.size, Image.Resampling.LANCZOS)
-    pixels, new = np.array(picture), np.asarray(paint)
-    if picture.mode == _DEEP:
-        pixels[inside] = new[inside].astype(np.uint16) * _LEVEL
-    elif picture.mode in ("LA", "RGBA"):
-        pixels[..., :-1][inside] = new.reshape(*inside.shape, -1)[inside]
-    else:
-        pixels[inside] = new[inside]
-    result = Image.fromarray(pixels, "CMYK" if picture.mode == "CMYK" else None)
-    result.info = dict(picture.info)
-    return result
-
-
-def on_screen(picture: Image.Image, *, alpha: bool) -> Image.Image:
-    """A picture as a screen shows it: 8-bit sRGB, without a profile; RGBA where it has alpha that may stay, or over
-    white."""
-    shown = canvas(picture, picture.size)
-    if not picture.has_transparency_data:
-        return shown
-    clear = picture.getchannel("A")
-    if alpha:
-        shown.putalpha(clear)
-        return shown
-    return Image.composite(shown, Image.new("RGB", shown.size, "white"), clear)
-
-
-def _editable(picture: Image.Image) -> Image.Image:
-    mode = picture.mode
-    if mode == "I" or mode.startswith(_DEEP):
-        levels = np.asarray(picture)
-        low, high = levels.min(), levels.max()
-        if low < 0 or high >= 2**16:
-            raise InputError(f"picture must have levels from 0 to 65535, got {low} to {high}; scale them")
-        return Image.fromarray(levels.astype(np.uint16))
-    if mode == "F":
-        raise InputError("picture must have levels of 8 or 16 bits, got floats (mode F); convert it")
-    if mode == "LAB":
-        to_rgb = ImageCms.buildTransform(ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB"), mode, "RGB")
-        return to_rgb.apply(picture)
-    if mode.endswith("a"):  # colours multiplied by their alpha
-        picture = picture.convert("LA" if mode == "La" else "RGBA")
-    grey, clear = mode in ("1", "L", "LA", "La"), picture.has_transparency_data
-    return picture.convert("CMYK" if mode == "CMYK" else ("L" if grey else "RGB") + "A" * clear)
-
-
-def _opaque(picture: Image.Image) -> str:
-    """The mode of a picture's colours alone, in 8 bits."""
-    return "L" if picture.mode == _DEEP else picture.mode.removesuffix("A")
-
-
-def _shallow(picture: Image.Image) -> Image.Image:
-    """A picture's colours alone, in 8 bits."""
-    if picture.mode == _DEEP:
-        return Image.fromarray((np.asarray(picture) / _LEVEL).round().astype(np.uint8))
-    return picture.convert(_opaque(picture))
-
-
-def _recoloured(picture: Image.Image, before: bytes | None, after: bytes | None, mode: str) -> Image.Image:
-    """A picture's colours of one profile in another, None being sRGB; taken as they stand where a profile is damaged or
-    of another kind of colours."""
-    result = _translated(picture, before, after, mode) if before or after else None
-    result = result or picture.convert(mode)
-    result.info = {}
-    return result
-
-
-def _translated(picture: Image.Image, before: bytes | None, after: bytes | None, mode: str) -> Image.Image | None:
-    try:
-        old, new = (
-            ImageCms.ImageCmsProfile(BytesIO(p)) if p else ImageCms.createProfile("sRGB") for p in (before, after)
-        )
-        intent = ImageCms.Intent.RELATIVE_COLORIMETRIC
-        return ImageCms.profileToProfile(picture, old, new, renderingIntent=intent, outputMode=mode)
-    except (OSError, ImageCms.PyCMSError):
+    if path is None:
         return None
+    if not path.is_file():
+        raise MaskError(f"mask must be an image file, got {path}: no such file")
+    return _to_8_bit(decode(read_bytes(path), f"mask {path}", MaskError).image).convert("L")
 
 
-def _inside(grid: BoolGrid, size: tuple[int, int]) -> NDArray[np.bool_]:
-    """The pixels of a picture [H, W] whose middle lies in a cell of the mask."""
-    columns, rows = (
-        ((np.arange(n) + 0.5) * cells / n).astype(int) for n, cells in zip(size, reversed(grid.shape), strict=True)
-    )
-    return np.asarray(grid[np.ix_(rows, columns)], bool)
+def decode_mask(data: bytes, size: tuple[int, int]) -> Image.Image:
+    """Decode a mask for an image of a folder: transparent pixels are outside, other sizes are resized.
+
+    Args:
+        data: The file's bytes.
+        size: Width and height in pixels.
+
+    Returns:
+        Mode "L", levels 0 to 255.
+
+    Raises:
+        InputError: As in `decode`.
+    """
+    colour = _to_8_bit(decode(data, "mask").image).convert("RGBA")
+    light = Image.composite(colour.convert("L"), Image.new("L", colour.size), colour.getchannel("A"))
+    return light if light.size == size else light.resize(size, Image.Resampling.BOX)
 
 
-def _side(pixels: float) -> int:
-    return min(LARGEST, max(SMALLEST, round(pixels / LATENT_FACTOR) * LATENT_FACTOR))
+def encode(image: Image.Image, suffix: str, metadata: Metadata | None = None) -> tuple[bytes, tuple[str, ...]]:
+    """Encode an image in the format of a file name suffix, with its colour profile and metadata.
+
+    What the format cannot store is converted to 8-bit sRGB, for a JPEG on white.
+
+    Args:
+        image: An image, whose `info` is as `image_metadata.owner_info` makes it.
+        suffix: One of `IMAGE_FORMATS`.
+        metadata: How the image was made, or None.
+
+    Returns:
+        The file's bytes, and notes on what was lost.
+    """
+    file = BytesIO()
+    notes = _save(image, suffix, file, metadata)
+    return file.getvalue(), notes
+
+
+def write_image(image: Image.Image, path: Path, metadata: Metadata | None = None) -> tuple[str, ...]:
+    """Write an image as `encode` does; the file is complete or absent.
+
+    Args:
+        image: As in `encode`.
+        path: The file; its folder is created if missing.
+        metadata: How the image was made, or None.
+
+    Returns:
+        Notes on what was lost.
+    """
+    return write_file(path, lambda file: _save(image, path.suffix, file, metadata))
+
+
+def can_hold(suffix: str, image: Image.Image) -> bool:
+    """Whether the format of a file name suffix stores an image without loss of depth, alpha or colours."""
+    return image.mode in _MODES[IMAGE_FORMATS[suffix.lower()]]
+
+
+def is_written_form(decoded: DecodedImage, image: Image.Image) -> bool:
+    """Whether a decoded file has the pixels that an image has after it is written in the file's format."""
+    suffix = {"JPEG": ".jpg", "WEBP": ".webp"}.get(decoded.format, ".png")
+    return np.array_equal(np.asarray(decode(encode(image, suffix)[0]).image), np.asarray(decoded.image))
+
+
+def _save(image: Image.Image, suffix: str, file: IO[bytes], metadata: Metadata | None) -> tuple[str, ...]:
+    kind, stored = IMAGE_FORMATS[suffix.lower()], image
+    notes: tuple[str, ...] = ()
+    if not can_hold(suffix, image):
+        stored = to_srgb(image, alpha=kind != "JPEG")
+        notes = (f"{suffix} holds no {image.mode}: written as a screen shows it",)
+    options, more_notes = image_metadata.save_options(image, kind, metadata or Metadata())
+    profile = stored.info.get("icc_profile")
+    stored.save(file, format=kind, **{**_OPTIONS[kind], **options}, icc_profile=profile)
+    return notes + more_notes
+
+
+def _to_8_bit(image: Image.Image) -> Image.Image:
+    """16-bit levels scaled to 8 bits, which Pillow would clip; other images unchanged."""
+    return image.point(lambda level: level / 257, "F").convert("L") if image.mode.startswith("I") else image

@@ -1,7 +1,7 @@
-"""Where a picture came from: the source's config and every edit since, as JSON and as AUTOMATIC1111's `parameters`.
+"""An image's origin: the source's config and every edit since, as JSON and as AUTOMATIC1111's `parameters`.
 
-An origin is all that it takes to make a picture again, but for the model, which it names, and for a picture that was
-opened, which no words can make. It names no file and no folder. Knows plain values; neither files nor models.
+An origin suffices to make the image again, except for the model, which it names, and for a source that was opened from
+a file. It names no path. Knows plain values; neither files nor models.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 _LOCAL = "./"
-_MOST_LETTERS, _MOST_EDITS = 4_000_000, 1_000
+_MAX_LETTERS, _MAX_EDITS = 4_000_000, 1_000
 
 _GENERATED = {field.name for field in fields(GenerationConfig)} - {"inversion", "like", "loras"}
 _OPENED = {field.name for field in fields(GenerationConfig)} - {"scheduler", "like", "loras"}
@@ -52,7 +52,7 @@ _ELSEWHERE: Mapping[str, Any] = {
     "scheduler": "ddim",
     "inversion": "ddim",
 }
-"""How a picture of another program is opened."""
+"""Arguments with which an image of another program is opened."""
 
 _SAMPLERS = {
     SchedulerName.DDIM: "DDIM",
@@ -61,16 +61,22 @@ _SAMPLERS = {
     SchedulerName.EULER_ANCESTRAL: "Euler a",
     SchedulerName.LCM: "LCM",
 }
-"""Names by which web UIs know them."""
+"""Names of the schedulers in web UIs."""
 
 
 @dataclass(frozen=True, eq=False)
 class PastEdit:
-    """One edit of a picture's past.
+    """One edit of an origin.
 
     Args:
-        prompt, mask, growth, structure, start, checked: as in `EditResult`. change: what its words changed, for people.
-        like: whose look it took.
+        prompt: As in `EditResult`.
+        mask: As in `EditResult`.
+        growth: As in `EditResult`.
+        structure: As in `EditResult`.
+        start: As in `EditResult`.
+        checked: As in `EditResult`.
+        change: The changed words as text.
+        like: The references that it used.
     """
 
     prompt: str
@@ -85,12 +91,15 @@ class PastEdit:
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """A picture's past.
+    """How an image was made.
 
     Args:
-        model: "demo", a hub id, "./name" for a file or folder whose place is nobody's business, or "" for no name.
-        dtype, device: what it ran in and on. config: of the source. edits: since then, each of the one before.
-        before: `parameters` that a picture had when it was opened, or "".
+        model: "demo", a hub id, "./name" for a local file or folder (its path stays private), or "" if unknown.
+        dtype: Precision that it was made in.
+        device: Type of the torch device.
+        config: Generation config of the source.
+        edits: The edits, each of the result before it.
+        before: `parameters` that the image had when it was opened, or "".
     """
 
     model: str
@@ -102,58 +111,75 @@ class Origin:
 
     @property
     def prompt(self) -> str:
-        """What the picture shows."""
+        """The prompt of the last edit."""
         return self.edits[-1].prompt if self.edits else self.config.prompt
 
 
 def model_name(model: str) -> str:
-    """A model's name as a picture may tell it: of what lies on this machine the last part alone."""
+    """A model's name for `Origin.model`: of a local path only the last part."""
     path = Path(model).expanduser()
     if model in ("demo", "") or (HUB_ID.fullmatch(model) and not path.exists()):
         return model
     return _LOCAL + path.resolve().name
 
 
-def model(past: Origin, given: str | Path | None) -> str | Path:
-    """The model to make a picture again with.
+def choose_model(origin: Origin, given: str | Path | None) -> str | Path:
+    """The model to make an image again with.
+
+    Args:
+        origin: The image's origin.
+        given: The user's choice, or None.
 
     Raises:
-        InputError: none was given, and the picture's own cannot be known.
+        InputError: None was given, and the image's own is a local file or unknown.
     """
     if given is not None:
         return given
-    if not past.model or past.model.startswith(_LOCAL):
-        of = f"a model of its maker's, {past.model.removeprefix(_LOCAL)}" if past.model else "a model without a name"
+    if not origin.model or origin.model.startswith(_LOCAL):
+        of = (
+            f"a model of its maker's, {origin.model.removeprefix(_LOCAL)}" if origin.model else "a model without a name"
+        )
         raise InputError(f"the picture was made with {of}; give --model, a file or folder that holds it")
-    return past.model
+    return origin.model
 
 
-def arguments(past: Origin, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """What `Editor.generate` makes the source of, or `Editor.open` opens the picture itself with.
+def source_arguments(origin: Origin, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `Editor.generate` for the source, or of `Editor.open` if the source was opened.
+
+    Args:
+        origin: The image's origin.
+        changes: Arguments that replace the origin's.
 
     Raises:
-        InputError: a change that means nothing there.
+        InputError: A change that does not apply, or an origin with references or LoRAs.
     """
-    way, takes = ("opened", _OPENED) if past.config.opened else ("generated", _GENERATED)
-    if strange := sorted(set(changes) - takes):
-        raise InputError(f"the picture was {way}, where {strange[0]} means nothing; leave it out")
-    if past.config.like or any(edit.like for edit in past.edits):
+    verb, allowed = ("opened", _OPENED) if origin.config.opened else ("generated", _GENERATED)
+    if unknown := sorted(set(changes) - allowed):
+        raise InputError(f"the picture was {verb}, where {unknown[0]} means nothing; leave it out")
+    if origin.config.like or any(edit.like for edit in origin.edits):
         raise InputError("the picture took the look of another, which its file does not hold; edit it as --picture")
-    if past.config.loras:
-        names = ", ".join(name for name, _ in past.config.loras)
+    if origin.config.loras:
+        names = ", ".join(name for name, _ in origin.config.loras)
         raise InputError(
             f"the picture was made with LoRAs ({names}), which its file does not hold; edit it as --picture"
         )
-    told = {name: value for name, value in asdict(past.config).items() if name in takes}
-    if past.config.opened:
-        told |= {"prompt": past.prompt or None, "width": None, "height": None}  # whatever suits its size now
-    return {**told, **changes}
+    result = {name: value for name, value in asdict(origin.config).items() if name in allowed}
+    if origin.config.opened:
+        result |= {"prompt": origin.prompt or None, "width": None, "height": None}  # chosen again for its present size
+    return {**result, **changes}
 
 
-def origin(lineage: Sequence[EditResult], model: str, dtype: str, device: str) -> Origin:
-    """The origin of the last result of a lineage that begins with a source; edits that changed nothing do not count."""
+def make_origin(lineage: Sequence[EditResult], model: str, dtype: str, device: str) -> Origin:
+    """The origin of the last result of a lineage; edits that changed nothing are left out.
+
+    Args:
+        lineage: A source and its edits, each of the one before.
+        model: The model's name or path.
+        dtype: Precision.
+        device: Type of the torch device.
+    """
     source, *edits = lineage
-    past = (edit for edit in edits if edit.mask.source is not MaskSource.NOWHERE)
+    effective = (edit for edit in edits if edit.mask.source is not MaskSource.NOWHERE)
     return Origin(
         model_name(model),
         dtype,
@@ -161,35 +187,38 @@ def origin(lineage: Sequence[EditResult], model: str, dtype: str, device: str) -
         source.config,
         tuple(
             PastEdit(e.prompt, e.mask, e.growth, e.structure, e.start, e.checked, str(e.diff), e.config.like)
-            for e in past
+            for e in effective
         ),
         str(source.image.info.get("before", "")),
     )
 
 
-def metadata(past: Origin) -> Metadata:
+def to_metadata(origin: Origin) -> Metadata:
     """Both texts of an origin."""
-    return Metadata(_parameters(past), _json(past))
+    return Metadata(_to_parameters(origin), _to_json(origin))
 
 
-def of(made: Metadata) -> Origin:
-    """What a picture's texts tell. Of one that was made elsewhere the prompts alone count, and it can only be opened.
+def parse_origin(metadata: Metadata) -> Origin:
+    """The origin of an image. Of `parameters` only the prompts are used, and the image is opened as a source.
+
+    Args:
+        metadata: The texts of the image's file.
 
     Raises:
-        InputError: they tell nothing, or are damaged, or come from a newer version.
+        InputError: They are missing, damaged or of a newer version.
     """
-    if made.origin:
-        return _read(made.origin)
-    if not made.parameters:
+    if metadata.origin:
+        return _parse_json(metadata.origin)
+    if not metadata.parameters:
         raise InputError("the picture says nothing of how it was made; edit it as --picture")
-    prompt, negative = _prompts(made.parameters)
+    prompt, negative = _parse_prompts(metadata.parameters)
     return Origin("demo", "", "", make_generation_config(prompt, negative_prompt=negative, **_ELSEWHERE))
 
 
-def _parameters(past: Origin) -> str:
-    """As AUTOMATIC1111's web UI writes it: prompts, then one line of settings."""
-    config, model = past.config, Path(past.model).name
-    start = past.edits[-1].start if past.edits else 0
+def _to_parameters(origin: Origin) -> str:
+    """In the format of AUTOMATIC1111's web UI: prompts, then one line of settings."""
+    config, model = origin.config, Path(origin.model).name
+    start = origin.edits[-1].start if origin.edits else 0
     settings = {
         "Steps": config.num_inference_steps,
         "Sampler": _SAMPLERS[config.scheduler],
@@ -200,86 +229,88 @@ def _parameters(past: Origin) -> str:
         "Denoising strength": f"{1 - start / config.num_inference_steps:.4g}" if start else "",
         "Version": f"fisedit {__version__}",
     }
-    line = ", ".join(f"{name}: {_quoted(str(value))}" for name, value in settings.items() if value != "")
+    line = ", ".join(f"{name}: {_quote_if_needed(str(value))}" for name, value in settings.items() if value != "")
     negative = [f"Negative prompt: {config.negative_prompt}"] if config.negative_prompt else []
-    return "\n".join([past.prompt, *negative, line])
+    return "\n".join([origin.prompt, *negative, line])
 
 
-def _quoted(value: str) -> str:
+def _quote_if_needed(value: str) -> str:
     return json.dumps(value, ensure_ascii=False) if set(value) & set(',:\n"') else value
 
 
-def _prompts(parameters: str) -> tuple[str, str]:
+def _parse_prompts(parameters: str) -> tuple[str, str]:
     """Prompt and negative prompt of a `parameters` text."""
-    words, _, last = f"\n{parameters.strip()}".rpartition("\n")
-    prompt, _, negative = (words if last.startswith("Steps: ") else f"{words}\n{last}").partition("\nNegative prompt:")
+    text, _, last = f"\n{parameters.strip()}".rpartition("\n")
+    prompt, _, negative = (text if last.startswith("Steps: ") else f"{text}\n{last}").partition("\nNegative prompt:")
     return prompt.strip(), negative.strip()
 
 
-def _json(past: Origin) -> str:
+def _to_json(origin: Origin) -> str:
     edits = [
         {
             "prompt": edit.prompt,
             "change": edit.change,
-            "mask": {"source": edit.mask.source, "confidence": edit.mask.confidence, "runs": _runs(edit.mask.grid)},
+            "mask": _mask_entry(edit.mask),
             "growth": edit.growth,
             "structure": edit.structure,
             "start": edit.start,
             "checked": edit.checked,
-            **_like(edit.like),
+            **_like_entry(edit.like),
         }
-        for edit in past.edits
+        for edit in origin.edits
     ]
-    told = {
+    entry = {
         "fisedit": __version__,
         "version": VERSION,
         "torch": version("torch"),
-        "model": past.model,
-        "dtype": past.dtype,
-        "device": past.device,
-        "source": {k: v for k, v in asdict(past.config).items() if v or k not in ("like", "loras")},
+        "model": origin.model,
+        "dtype": origin.dtype,
+        "device": origin.device,
+        "source": {k: v for k, v in asdict(origin.config).items() if v or k not in ("like", "loras")},
         "edits": edits,
     }
-    return json.dumps(told | ({"before": past.before} if past.before else {}))
+    return json.dumps(entry | ({"before": origin.before} if origin.before else {}))
 
 
-def _like(like: tuple[Likeness, ...]) -> dict[str, Any]:
-    """As pictures without one say nothing of it, older versions read them."""
+def _mask_entry(mask: EditMask) -> dict[str, Any]:
+    return {"source": mask.source, "confidence": mask.confidence, "runs": _run_lengths(mask.grid)}
+
+
+def _like_entry(like: tuple[Likeness, ...]) -> dict[str, Any]:
+    """The key "like", left out if empty, so that older versions can read the origin."""
     return {"like": [asdict(one) for one in like]} if like else {}
 
 
-def _read(text: str) -> Origin:
-    """An origin of which nothing is believed before it is checked."""
+def _parse_json(text: str) -> Origin:
+    """The origin of an untrusted text; every value is checked."""
     try:
-        told: Any = json.loads(_checked(text, len(text) <= _MOST_LETTERS))
-        found = told["version"]
+        data: Any = json.loads(_checked(text, len(text) <= _MAX_LETTERS))
+        found = data["version"]
         if found == VERSION:
-            config, names = make_generation_config(**told["source"]), (told["model"], told["dtype"], told["device"])
-            before = told.get("before", "")
-            _checked(
-                told, all(isinstance(name, str) for name in (*names, before)) and len(told["edits"]) <= _MOST_EDITS
-            )
-            return Origin(*names, config, tuple(_edit(entry, config) for entry in told["edits"]), before)
+            config, names = make_generation_config(**data["source"]), (data["model"], data["dtype"], data["device"])
+            before, edits = data.get("before", ""), data["edits"]
+            _checked(data, all(isinstance(name, str) for name in (*names, before)) and len(edits) <= _MAX_EDITS)
+            return Origin(*names, config, tuple(_parse_edit(entry, config) for entry in edits), before)
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, FisEditError) as error:
         raise InputError("what the picture says of its making is damaged; edit it as --picture") from error
     wanted = f"of version {VERSION}, got {found!r:.20}; update fisedit"
     raise InputError(f"what the picture says of its making must be {wanted}, or edit it as --picture")
 
 
-def _edit(told: Any, config: GenerationConfig) -> PastEdit:
-    steps, mask = config.num_inference_steps, told["mask"]
-    grid = _grid(mask["runs"], config.height // LATENT_FACTOR, config.width // LATENT_FACTOR)
-    growth, structure, start = tuple(told["growth"]), told["structure"], told["start"]
+def _parse_edit(data: Any, config: GenerationConfig) -> PastEdit:
+    steps, mask = config.num_inference_steps, data["mask"]
+    grid = _decode_runs(mask["runs"], config.height // LATENT_FACTOR, config.width // LATENT_FACTOR)
+    growth, structure, start = tuple(data["growth"]), data["structure"], data["start"]
     fits = len(growth) in (0, steps) and all(type(cells) is int and 0 <= cells <= MAX_DILATION for cells in growth)
     return PastEdit(
-        _checked(told["prompt"], isinstance(told["prompt"], str) and told["prompt"].strip() and grid.any()),
+        _checked(data["prompt"], isinstance(data["prompt"], str) and data["prompt"].strip() and grid.any()),
         EditMask(grid, MaskSource(mask["source"]), float(_checked(mask["confidence"], 0 <= mask["confidence"] <= 1))),
         _checked(growth, fits),
         float(_checked(structure, 0 <= structure <= 1)),
         _checked(start, type(start) is int and 0 <= start < steps),
-        bool(told["checked"]),
-        str(told["change"]),
-        likenesses(told.get("like", ())),
+        bool(data["checked"]),
+        str(data["change"]),
+        likenesses(data.get("like", ())),
     )
 
 
@@ -289,15 +320,15 @@ def _checked(value: Any, holds: object) -> Any:
     return value
 
 
-def _runs(grid: BoolGrid) -> list[int]:
-    """Lengths of runs of equal cells, row by row, the first outside (perhaps 0)."""
+def _run_lengths(grid: BoolGrid) -> list[int]:
+    """Lengths of the runs of equal cells, row by row; the first run is outside and may be 0."""
     cells: NDArray[np.bool_] = np.concatenate([[False], grid.ravel()])
     edges = np.flatnonzero(cells[1:] != cells[:-1])
     runs: list[int] = np.diff([0, *edges, grid.size]).tolist()
     return runs
 
 
-def _grid(runs: list[int], height: int, width: int) -> BoolGrid:
-    """Booleans [h, w] of runs."""
+def _decode_runs(runs: list[int], height: int, width: int) -> BoolGrid:
+    """Booleans [h, w] from run lengths."""
     _checked(runs, all(type(n) is int and n >= 0 for n in runs) and sum(runs) == height * width)
     return np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(height, width)

@@ -114,7 +114,7 @@ def test_from_words_to_a_file(browser, tmp_path):
     told.value.save_as(tmp_path / "castle.png")
     with Image.open(tmp_path / "castle.png") as image:
         assert (np.asarray(image.convert("RGB")) == branch).all()
-        assert provenance.of(image_metadata.read(image)).prompt == CASTLE
+        assert provenance.parse_origin(image_metadata.read_metadata(image)).prompt == CASTLE
 
 
 def test_painting(browser):

@@ -20,7 +20,7 @@ from fisedit.batch.manifest import make_plan
 from fisedit.batch.tables import read_captions, read_edits
 from fisedit.batch.values import BatchJob
 from fisedit.errors import InputError
-from fisedit.storage.image_decoder import MOST_PIXELS, decode, encode, levels
+from fisedit.storage.images import MAX_PIXELS, decode, decode_mask, encode
 from tests.support.batches import AFTER, BEFORE, SAID, arguments, batch
 from tests.support.folders import claims, half, lines, picture, pictures, tree
 
@@ -237,7 +237,7 @@ class TestPictures:
             start = time.process_time()
             with pytest.raises(InputError, match="at most 64 million pixels"):
                 decode(claims(data, side))
-            assert time.process_time() - start < 0.1 and side**2 > MOST_PIXELS
+            assert time.process_time() - start < 0.1 and side**2 > MAX_PIXELS
 
     def test_metadata_that_unpacks_to_too_much(self, tmp_path):
         said = PngInfo()
@@ -265,7 +265,7 @@ class TestPictures:
         ],
     )
     def test_what_a_format_cannot_hold_is_told(self, mode, colour, name, expected, said):
-        data, notes = encode(Image.new(mode, (8, 8), colour), name)
+        data, notes = encode(Image.new(mode, (8, 8), colour), Path(name).suffix)
         back = decode(data).image
         assert back.mode == expected[0] and expected[1] in (None, back.getpixel((0, 0)))
         assert all(said in note for note in notes) and bool(notes) == bool(said)
@@ -273,7 +273,7 @@ class TestPictures:
     def test_masks_of_every_kind(self, tmp_path):
         wide = np.repeat(np.array([[0, 128 * 257], [65535, 0]], np.uint16), 8, 0).repeat(8, 1)
         Image.fromarray(wide).save(tmp_path / "m.png")
-        got = np.asarray(levels((tmp_path / "m.png").read_bytes(), (16, 16)))[::8, ::8]
+        got = np.asarray(decode_mask((tmp_path / "m.png").read_bytes(), (16, 16)))[::8, ::8]
         assert got.tolist() == [[0, 128], [255, 0]]
         Image.new("RGBA", (16, 16), (255, 255, 255, 0)).save(tmp_path / "m.png")
-        assert not np.asarray(levels((tmp_path / "m.png").read_bytes(), (8, 8))).any()
+        assert not np.asarray(decode_mask((tmp_path / "m.png").read_bytes(), (8, 8))).any()

@@ -19,7 +19,7 @@ from fisedit.batch.manifest import make_plan
 from fisedit.batch.values import BatchJob, BatchSettings, ExecutorKind, ItemFailure, ItemOutput, OnError
 from fisedit.batch.worker import BatchWorker
 from fisedit.errors import NumericsError
-from fisedit.storage.image_decoder import decode
+from fisedit.storage.images import decode
 from tests.support.batches import AFTER, BEFORE
 from tests.support.folders import lines, pictures
 

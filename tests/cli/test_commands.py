@@ -20,7 +20,7 @@ from PIL import Image
 from fisedit import cli
 from fisedit.cli import console, demo
 from fisedit.errors import Cancelled, FisEditError, InputError, MaskError, ModelError, NumericsError
-from fisedit.storage import files
+from fisedit.storage import images
 from fisedit.values import EditMask, MaskSource, SchedulerName
 
 SMALL = ("--num-inference-steps", "2", "--width", "64", "--height", "64")
@@ -261,7 +261,7 @@ class TestFiles:
                 raise OSError("disk full")
 
         with pytest.raises(OSError, match="disk full"):
-            files.write_image(Broken(), path)
+            images.write_image(Broken(), path)
         assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
     def test_masks_of_every_depth(self, tmp_path):
@@ -269,21 +269,21 @@ class TestFiles:
         Image.fromarray(wide).save(tmp_path / "16.png")
         Image.fromarray(np.array([[False, True]])).save(tmp_path / "1.png")
         Image.new("LA", (1, 1), (200, 0)).save(tmp_path / "la.png")
-        assert np.asarray(files.read_mask(tmp_path / "16.png")).tolist() == [[0, 128, 255]]
-        assert np.asarray(files.read_mask(tmp_path / "1.png")).tolist() == [[0, 255]]
-        assert files.read_mask(tmp_path / "la.png").getpixel((0, 0)) == 200
-        assert files.read_mask(None) is None
+        assert np.asarray(images.read_mask(tmp_path / "16.png")).tolist() == [[0, 128, 255]]
+        assert np.asarray(images.read_mask(tmp_path / "1.png")).tolist() == [[0, 255]]
+        assert images.read_mask(tmp_path / "la.png").getpixel((0, 0)) == 200
+        assert images.read_mask(None) is None
 
     def test_a_huge_mask_is_refused_by_its_header(self, tmp_path):
         for side, words in ((12_000, "12000x12000"), (20_000, "huge.png")):
             Image.new("1", (side, side)).save(tmp_path / "huge.png")
             with pytest.raises(MaskError, match=words):
-                files.read_mask(tmp_path / "huge.png")
+                images.read_mask(tmp_path / "huge.png")
 
     def test_a_pipe_is_never_opened(self, tmp_path):
         os.mkfifo(tmp_path / "mask.png")
         with pytest.raises(MaskError, match="no such file"):
-            files.read_mask(tmp_path / "mask.png")
+            images.read_mask(tmp_path / "mask.png")
 
 
 def test_verbs_are_thin():

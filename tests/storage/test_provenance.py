@@ -20,9 +20,9 @@ from PIL.PngImagePlugin import PngInfo
 from fisedit import Editor
 from fisedit.errors import InputError, ModelError
 from fisedit.models import hub
-from fisedit.storage import files, image_metadata, provenance
-from fisedit.storage.image_decoder import decode
-from fisedit.storage.image_metadata import Metadata, kept
+from fisedit.storage import image_metadata, images, provenance
+from fisedit.storage.image_metadata import Metadata, owner_info
+from fisedit.storage.images import decode
 from tests.cli.test_edit import bomb
 from tests.support.edits import BIRD, CAT, DOG
 from tests.support.grids import grids
@@ -94,8 +94,8 @@ class TestParameters:
     @pytest.mark.parametrize("ending", ENDINGS)
     def test_we_read_them(self, editor, ending):
         editor.generate(CAT, **QUICK)
-        assert image_metadata.read(written(editor, ending)) == told_in(ending, editor)
-        assert image_metadata.read(written(editor, ending, metadata=False)) == Metadata()
+        assert image_metadata.read_metadata(written(editor, ending)) == told_in(ending, editor)
+        assert image_metadata.read_metadata(written(editor, ending, metadata=False)) == Metadata()
 
     def test_an_edit_tells_its_own(self, editor):
         editor.generate(CAT, scheduler="euler_a", seed=7, num_inference_steps=4)
@@ -119,14 +119,14 @@ class TestParameters:
         ],
     )
     def test_prompts_of_other_programs(self, text, prompts):
-        past = provenance.of(Metadata(text))
+        past = provenance.parse_origin(Metadata(text))
         assert (past.config.prompt, past.config.negative_prompt) == prompts and past.config.opened
 
     @pytest.mark.parametrize("order", ["utf-16-le", "utf-16-be"])
     def test_either_order_of_utf16(self, order):
         exif = Image.Exif()
         exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.UserComment] = b"UNICODE\0" + "a cat é".encode(order)
-        assert image_metadata.read(plain(exif=exif, kind="JPEG")).parameters == "a cat é"
+        assert image_metadata.read_metadata(plain(exif=exif, kind="JPEG")).parameters == "a cat é"
 
 
 def trajectory(editor):
@@ -251,7 +251,7 @@ class TestOpened:
         if kind == "JPEG":
             assert picture.info["xmp"] == xmp
             assert picture.info.get("comment", picture.info.get("Comment", b"mine")) in (b"mine", "mine")
-        assert image_metadata.read(picture) == (told_in(ending, editor) if made else Metadata())
+        assert image_metadata.read_metadata(picture) == (told_in(ending, editor) if made else Metadata())
 
     @pytest.mark.parametrize("read", [Image.open, lambda file: decode(file.getvalue()).image])
     def test_those_of_a_tiff(self, editor, read):
@@ -286,12 +286,12 @@ class TestOpened:
         first.edit("a dog, (armour:1.2)", mask=np.eye(64, dtype=bool))
         for ending in ENDINGS:
             picture = written(first, ending)
-            assert FOREIGN not in image_metadata.read(picture).parameters
-            assert provenance.of(image_metadata.read(picture)).before == FOREIGN
-            assert image_metadata.read(written(first, ending, metadata=False)) == Metadata()
+            assert FOREIGN not in image_metadata.read_metadata(picture).parameters
+            assert provenance.parse_origin(image_metadata.read_metadata(picture)).before == FOREIGN
+            assert image_metadata.read_metadata(written(first, ending, metadata=False)) == Metadata()
         second = Editor.from_pretrained(model)
         second.open(picture, DOG, num_inference_steps=2)
-        assert provenance.of(second.metadata()).before == FOREIGN
+        assert provenance.parse_origin(second.metadata()).before == FOREIGN
 
     def test_a_session_keeps_them(self, editor):
         editor.model = str(editor.model)
@@ -299,7 +299,7 @@ class TestOpened:
         editor.edit(DOG, mask=np.eye(64, dtype=bool))
         editor.save("session")
         resumed = Editor.resume("session")
-        assert resumed.metadata() == editor.metadata() and provenance.of(resumed.metadata()).before == FOREIGN
+        assert resumed.metadata() == editor.metadata() and provenance.parse_origin(resumed.metadata()).before == FOREIGN
         assert written(resumed).text["Title"] == "mine"
 
     def test_a_full_jpeg(self, editor):
@@ -316,7 +316,7 @@ class TestOpened:
         exif[ExifTags.Base.Artist] = "Z" * 70_000
         editor.open(plain(exif=exif), CAT, **QUICK)
         assert editor.write("a.jpg") == ("left out, as a JPEG has no room for it: the picture's exif",)
-        assert image_metadata.read(Image.open("a.jpg")) == editor.metadata()
+        assert image_metadata.read_metadata(Image.open("a.jpg")) == editor.metadata()
 
 
 class TestPrivate:
@@ -395,18 +395,18 @@ def bad(name):
 
 class TestHostile:
     def test_the_good_one_is_good(self):
-        past = provenance.of(Metadata(origin=json.dumps(GOOD)))
+        past = provenance.parse_origin(Metadata(origin=json.dumps(GOOD)))
         assert past.prompt == DOG and past.edits[0].mask.grid.sum() == 5
-        assert json.loads(provenance.metadata(past).origin) | {"torch": 0} == GOOD | {"torch": 0}
+        assert json.loads(provenance.to_metadata(past).origin) | {"torch": 0} == GOOD | {"torch": 0}
 
     @pytest.mark.parametrize("name", BAD)
     def test_damaged_origins_are_refused(self, name):
         with pytest.raises(InputError, match="what the picture says of its making is damaged; edit it as --picture"):
-            provenance.of(Metadata("a cat", bad(name)))
+            provenance.parse_origin(Metadata("a cat", bad(name)))
 
     def test_a_newer_one_is_named(self):
         with pytest.raises(InputError, match="must be of version 1, got 2; update fisedit"):
-            provenance.of(Metadata("", json.dumps(GOOD | {"version": 2})))
+            provenance.parse_origin(Metadata("", json.dumps(GOOD | {"version": 2})))
 
     @settings(deadline=None, max_examples=150)
     @given(st.data())
@@ -421,25 +421,25 @@ class TestHostile:
         place = data.draw(st.sampled_from([told, told["source"], told["edits"][0], told["edits"][0]["mask"]]))
         place[data.draw(st.sampled_from(sorted(place)))] = data.draw(values)
         try:
-            past = provenance.of(Metadata(origin=json.dumps(told)))
+            past = provenance.parse_origin(Metadata(origin=json.dumps(told)))
         except InputError:
             return
-        assert provenance.metadata(past).parameters
+        assert provenance.to_metadata(past).parameters
 
     @settings(deadline=None, max_examples=150)
     @given(st.binary(max_size=200), st.sampled_from([b"II*\0\x08\0\0\0", b"MM\0*\0\0\0\x08", b""]))
     def test_made_up_exif(self, data, head):
         picture = Image.new("RGB", (8, 8))
         picture.info["exif"] = b"Exif\0\0" + head + data
-        assert isinstance(image_metadata.read(picture), Metadata)
+        assert isinstance(image_metadata.read_metadata(picture), Metadata)
         file = BytesIO()
-        picture.info = kept(picture)
-        picture.save(file, "JPEG", **image_metadata.options(picture, "JPEG", Metadata("a", '{"fisedit"}'))[0])
-        assert image_metadata.read(Image.open(file)) == Metadata("a", '{"fisedit"}')
+        picture.info = owner_info(picture)
+        picture.save(file, "JPEG", **image_metadata.save_options(picture, "JPEG", Metadata("a", '{"fisedit"}'))[0])
+        assert image_metadata.read_metadata(Image.open(file)) == Metadata("a", '{"fisedit"}')
 
     def test_show_says_it_in_a_line(self, fisedit):
         for name in BAD:
-            files.write_image(Image.new("RGB", (64, 64)), Path("a.png"), Metadata("", bad(name)))
+            images.write_image(Image.new("RGB", (64, 64)), Path("a.png"), Metadata("", bad(name)))
             for verb in (("show", "a.png"), ("edit", "--from", "a.png", "--prompt", DOG)):
                 fisedit(*verb).refused("input", "damaged")
 
@@ -562,10 +562,10 @@ class TestCommands:
         png, jpg = Image.open("out/a.png"), Image.open("out/b.jpg")
         assert png.text["Title"] == "mine" and jpg.getexif()[ExifTags.Base.Make] == "Leica"
         for picture in (png, jpg):
-            made = image_metadata.read(picture)
+            made = image_metadata.read_metadata(picture)
             assert bool(made.parameters) == bool(made.origin) == told
             if told:
-                past = provenance.of(made)
+                past = provenance.parse_origin(made)
                 assert (past.config.prompt, past.prompt, past.model) == (CAT, DOG, "./model")
                 assert as_uis_read(picture) == made.parameters
 
@@ -578,4 +578,7 @@ class TestCommands:
     def test_a_session_tells_of_every_result(self, fisedit, model):
         self.made(fisedit, model, "--session", "s")
         fisedit("edit", "--session", "s", "--prompt", DOG)
-        assert [image_metadata.read(Image.open(f"s/{n}.png")).parameters.split("\n")[0] for n in (0, 1)] == [CAT, DOG]
+        assert [image_metadata.read_metadata(Image.open(f"s/{n}.png")).parameters.split("\n")[0] for n in (0, 1)] == [
+            CAT,
+            DOG,
+        ]

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from fisedit.adapters.insertion_points import places
 from fisedit.errors import InputError
 from fisedit.models.vae import encode
-from fisedit.storage.image_decoder import decode, levels, read_bytes
-from fisedit.storage.images import canvas, upright
+from fisedit.storage.canvas import to_canvas, to_editable
+from fisedit.storage.images import decode, decode_mask, read_bytes
 from fisedit.values import LATENT_FACTOR
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Examples:
 
     def picture(self, path: Path) -> Image:
         """A file as the model sees it."""
-        return canvas(upright(decode(read_bytes(path), f"picture {path}").image), (self.side, self.side))
+        return to_canvas(to_editable(decode(read_bytes(path), f"picture {path}").image), (self.side, self.side))
 
     def _latents(self, row: int) -> tuple[Tensor, Tensor, Tensor]:
         if row not in self._known:
@@ -106,7 +106,7 @@ class Examples:
         cells = self.side // LATENT_FACTOR
         if triple.region is None:
             return torch.zeros(1, 1, cells, cells)
-        grey = levels(read_bytes(triple.region), (self.side, self.side))
+        grey = decode_mask(read_bytes(triple.region), (self.side, self.side))
         shares = torch.frombuffer(bytearray(grey.tobytes()), dtype=torch.uint8).float().view(1, 1, self.side, self.side)
         return F.avg_pool2d(shares / 255, LATENT_FACTOR)
 

@@ -31,7 +31,7 @@ from fisedit.adapters.training.log import append_row, forget_after
 from fisedit.adapters.training.samples import Samples
 from fisedit.errors import InputError, NumericsError
 from fisedit.models.loader import load
-from fisedit.storage import files
+from fisedit.storage import files, images
 from fisedit.values import LATENT_FACTOR
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Run:
         self.ema.copy_to(self.averaged.parameters())
         sheet, held_out = self.samples.report(self.averaged, self.scheduler, self.settings)
         self.losses["held_out"] = held_out
-        files.write_image(sheet, self.output / f"sheet-{self.step:06d}.png")
+        images.write_image(sheet, self.output / f"sheet-{self.step:06d}.png")
         append_row(self.output / REPORT, {"step": self.step, "seconds": self._spent(), "held_out": held_out})
         save_adapter(self.averaged, self.output / ADAPTER)
         scaler = self.accelerator.scaler

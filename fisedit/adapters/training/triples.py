@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fisedit.errors import InputError
-from fisedit.storage.files import IMAGE_SUFFIXES
-from fisedit.storage.image_decoder import decode, read_bytes
+from fisedit.storage.files import IMAGE_FORMATS
+from fisedit.storage.images import decode, read_bytes
 
 _LAYOUT = "a folder to train on holds target/NAME.png, target/NAME.txt and reference/NAME.png"
 
@@ -83,7 +83,7 @@ def _pictures(folder: Path) -> dict[str, Path]:
     """Name without its ending -> picture."""
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith("."):
+        if path.suffix.lower() in IMAGE_FORMATS and not path.name.startswith("."):
             if path.stem in found:
                 raise InputError(
                     f"{folder} must hold one picture of a name, got {found[path.stem].name} and {path.name}"

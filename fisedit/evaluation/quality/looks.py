@@ -27,7 +27,7 @@ from fisedit.evaluation.quality.look_edits import PAINTABLE, VISIBLE, LookEdit, 
 from fisedit.evaluation.quality.run import find_judge
 from fisedit.evaluation.quality.scores import achieved
 from fisedit.models.vae import encode
-from fisedit.storage import files
+from fisedit.storage import images
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,7 +115,7 @@ def run(
     settings |= {"num_inference_steps": num_inference_steps, "guidance_scale": guidance_scale, "fisedit": __version__}
     settings |= {"dtype": str(first.pipe.unet.dtype).removeprefix("torch.")}
     if html is not None:
-        files.write_image(make_image_grid([*map(Image.fromarray, rows)], len(rows) // 5, 5), html / "references.png")
+        images.write_image(make_image_grid([*map(Image.fromarray, rows)], len(rows) // 5, 5), html / "references.png")
     return {"settings": settings, "notes": NOTES, "summary": summary(told), "edits": told}
 
 

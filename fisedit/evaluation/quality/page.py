@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image as PIL
 
 from fisedit.evaluation.quality.metrics import pixels
-from fisedit.storage import files
-from fisedit.storage.contact_sheet import overlay, sheet
+from fisedit.storage import files, images
+from fisedit.storage.contact_sheet import make_sheet, overlay
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +45,7 @@ class Page:
             return
         self._shown[key] += 1
         name = f"sheets/{len(self._figures):03d}.jpg"
-        files.write_image(_sheet(case, outcomes, scores), self.folder / name)
+        images.write_image(_sheet(case, outcomes, scores), self.folder / name)
         said = escape(f"{case.edit.kind}: {case.edit.source_prompt} → {case.edit.prompt}")
         self._figures.append(f'<figure><img src="{name}" alt="{said}" /><figcaption>{said}</figcaption></figure>')
 
@@ -71,7 +71,7 @@ def _sheet(case: Case, outcomes: Mapping[str, Outcome | None], scores: Mapping[s
             success = score.success if score else None
             verdict = "" if success is None else " (done)" if success else " (not done)"
             columns.append((method + verdict, outcome.picture))
-    return sheet(columns)
+    return make_sheet(columns)
 
 
 def _mask(inside: BoolGrid) -> Image:
