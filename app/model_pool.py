@@ -28,8 +28,8 @@ from app.thread_budget import Cores
 from app.validation import label
 from fisedit import Editor
 from fisedit.errors import AdapterError, FisEditError, InputError, ModelError, SessionError
-from fisedit.models.loader import texts, tokenizer
-from fisedit.models.paths import full_name
+from fisedit.models.loader import config_folder, load_tokenizer
+from fisedit.models.paths import absolute_name
 from fisedit.models.weight_files import read_json
 from fisedit.pipeline import changed
 from fisedit.values import LATENT_FACTOR
@@ -63,18 +63,18 @@ class Model:
     """
 
     def __init__(self, place: str | Path) -> None:
-        self.place, self.name = place, full_name(place)
+        self.place, self.name = place, absolute_name(place)
         self.label, self.pace = label(self.name), Pace()
         self.editor: Editor | None = None
         self.rail: Rail | None = None
         self.reads_looks, self.quick, self.users, self.opening = False, False, 0, Lock()
-        self._texts = texts(place)
+        self._config_folder = config_folder(place)
         self.desks: WeakKeyDictionary[Session, Editor] = WeakKeyDictionary()
 
     @cached_property
     def native_size(self) -> int:
         """The side in pixels of the square that it was made for."""
-        return int(read_json(self._texts / "unet" / "config.json")["sample_size"]) * LATENT_FACTOR
+        return int(read_json(self._config_folder / "unet" / "config.json")["sample_size"]) * LATENT_FACTOR
 
     @property
     def guidance(self) -> float:
@@ -83,7 +83,7 @@ class Model:
 
     @cached_property
     def _tokenizer(self) -> Any:
-        return tokenizer(self._texts)
+        return load_tokenizer(self._config_folder)
 
     def diff(self, old: str, new: str) -> EditScript:
         """What changes for it from one prompt to another; it need not be loaded."""

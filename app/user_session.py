@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from app.validation import Busy
 from fisedit.errors import Cancelled, SessionError
 from fisedit.history import EditResult, History
-from fisedit.models.paths import full_name
+from fisedit.models.paths import absolute_name
 from fisedit.storage import provenance
 from fisedit.storage import session as files
 
@@ -172,7 +172,7 @@ class Session:
         """The references of what is here, and adapters that read them."""
         likes = [like for result in self.history for like in result.config.like]
         if likes and self._shelf.adapter is not None:
-            self._adapters[full_name(self._shelf.adapter)] = likes[-1].scale
+            self._adapters[absolute_name(self._shelf.adapter)] = likes[-1].scale
         used = {like.reference for like in likes} & self.references.keys()
         return files.SessionAssets(
             self._adapters if likes else {}, {digest: self.references[digest] for digest in used}

@@ -22,7 +22,7 @@ from fisedit.masking.localize import DEFAULT, Search, change_heatmap
 from fisedit.masking.masks import count_pieces
 from fisedit.models.device import memory_bytes
 from fisedit.models.loader import load
-from fisedit.models.paths import full_name
+from fisedit.models.paths import absolute_name
 from fisedit.models.stopwatch import Stopwatch
 from fisedit.pipeline import EditPipeline
 from fisedit.planner import Plan
@@ -142,7 +142,7 @@ class Editor:
             NumericsError: its weights hold NaN or infinity. InputError: a device or dtype that cannot be used here.
         """
         pipe = load(model, device=device, dtype=dtype, local_files_only=local_files_only)
-        return cls(pipe, model=full_name(model), max_recorded_bytes=max_recorded_bytes, graphs=graphs)
+        return cls(pipe, model=absolute_name(model), max_recorded_bytes=max_recorded_bytes, graphs=graphs)
 
     def beside(self, history: History | None = None, references: dict[str, Image] | None = None) -> Self:
         """Another editor over the same model, with a memory of its own.

@@ -20,8 +20,8 @@ from fisedit.adapters.insertion_points import places
 from fisedit.adapters.row_column import RowColumnAdapter
 from fisedit.adapters.variants import FAMILIES, STUDIES, WANTED, Family, dead, family_of, indices, kind_of, module_name
 from fisedit.errors import AdapterError, ModelError, NumericsError
-from fisedit.models import hub
-from fisedit.models.paths import LOOK, look_folder
+from fisedit.models import paths
+from fisedit.models.paths import DEMO_ADAPTER, demo_adapter_folder
 from fisedit.models.validation import pickled
 from fisedit.models.weight_files import read_json, read_shapes, weights_file
 from fisedit.storage.files import write_bytes, write_json
@@ -103,21 +103,22 @@ def identity(adapter: RowColumnAdapter) -> str:
 
 
 def _located(source: str | Path, *, local_files_only: bool) -> Path:
-    if source == LOOK:
-        return look_folder()
+    if source == DEMO_ADAPTER:
+        return demo_adapter_folder()
     path = Path(source).expanduser()
     if path.exists():
         return path
     refusal = pickled(path)
     if refusal:
         raise refusal
-    if isinstance(source, str) and hub.HUB_ID.fullmatch(source) and path.suffix != ".safetensors":
-        folder = hub.bring(source, ["config.json"], local_files_only=local_files_only)
+    if isinstance(source, str) and paths.HUB_ID.fullmatch(source) and path.suffix != ".safetensors":
+        folder = paths.download_files(source, ["config.json"], local_files_only=local_files_only)
         if (folder / "config.json").is_file():
             kind_of(read_json(folder / "config.json"))  # before weights are brought
-        return hub.bring(source, ["config.json", "*.safetensors"], local_files_only=local_files_only)
+        return paths.download_files(source, ["config.json", "*.safetensors"], local_files_only=local_files_only)
     raise AdapterError(
-        f'adapter must be "{LOOK}", a folder, a .safetensors file or a hub id owner/name, got {source} (not there)'
+        f'adapter must be "{DEMO_ADAPTER}", a folder, a .safetensors file or a hub id owner/name, '
+        f"got {source} (not there)"
     )
 
 

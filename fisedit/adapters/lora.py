@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from fisedit.errors import AdapterError, ModelError
 from fisedit.models.injection import exclusive
-from fisedit.models.loader import quiet
+from fisedit.models.loader import quiet_loaders
 from fisedit.models.validation import pickled
 from fisedit.models.weight_files import read_shapes
 from fisedit.values import check_scale
@@ -48,7 +48,7 @@ def load(pipe: StableDiffusionPipeline, source: str | Path, loaded: Mapping[str,
     layers, name = _layers(file), _name(file)
     if name in loaded:
         raise AdapterError(f"the LoRA {file} is loaded already; change its scale with scale_loras")
-    with exclusive(*_parts(pipe)), quiet(), warnings.catch_warnings():
+    with exclusive(*_parts(pipe)), quiet_loaders(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="peft")  # that there are several is meant
         try:
             pipe.load_lora_weights(str(file.parent), weight_name=file.name, adapter_name=name, local_files_only=True)

@@ -68,12 +68,12 @@ def open_pool(workers: int, settings: BatchSettings) -> Iterator[WorkerPool]:
 
 def _connect(ray: Any, workers: int) -> int | None:
     """Join the cluster, or start one; returns the number of compute threads per worker, None for Ray's choice."""
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    quiet_loaders = {"log_to_driver": False, "logging_level": logging.ERROR}
     address, threads = os.environ.get("RAY_ADDRESS", "local"), None
     what = f"RAY_ADDRESS must lead to a Ray cluster with our token, got {address}"
     if address == "local":
         what = "Ray must start on this machine, and did not"
-        quiet |= {"include_dashboard": False, "num_cpus": workers, "object_store_memory": _STORE}
+        quiet_loaders |= {"include_dashboard": False, "num_cpus": workers, "object_store_memory": _STORE}
         if "RAY_AUTH_TOKEN_PATH" not in os.environ:  # else Ray writes one into the user's home folder
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         if "OMP_NUM_THREADS" not in os.environ:
@@ -81,7 +81,7 @@ def _connect(ray: Any, workers: int) -> int | None:
     try:
         _check_listening(address)
         with _native_stderr_closed():
-            ray.init(address, **quiet)
+            ray.init(address, **quiet_loaders)
     except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         first_line = str(error).strip().partition("\n")[0]
         raise InputError(f"{what} ({first_line})") from error

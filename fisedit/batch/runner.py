@@ -32,7 +32,7 @@ from fisedit.batch.values import (
     OnError,
 )
 from fisedit.errors import InputError
-from fisedit.models.paths import identity
+from fisedit.models.paths import model_digest
 from fisedit.storage import files
 from fisedit.values import make_generation_config
 
@@ -117,7 +117,7 @@ def run_batch(
 
 
 def _model_identity(settings: BatchSettings) -> str:
-    return identity(settings.model, local_files_only=settings.local_files_only)
+    return model_digest(settings.model, local_files_only=settings.local_files_only)
 
 
 def _check_settings(settings: BatchSettings) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fisedit.masking.word_classes import TaggedPrompt, WordClass, focus, importance, placeless
-from fisedit.models.prompt_weighting import Weighted, parse
+from fisedit.models.prompt_weighting import WeightedPrompt, parse
 from fisedit.values import EditKind, EditScript, Hunk, Word
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def words(prompt: str, tokenizer: Tokenizer) -> tuple[Word, ...]:
     return tuple(_word(read, span, follow, reach) for span, follow in zip(ordered, follows, strict=True))
 
 
-def _word(read: Weighted, span: list[int], follow: int, reach: int) -> Word:
+def _word(read: WeightedPrompt, span: list[int], follow: int, reach: int) -> Word:
     start, end, *tokens = span
     # The tokenizer's offsets leave out a combining mark that it composed; up to the next word only spaces may lie.
     end = max(end, start + len(read.text[start:follow].rstrip()))

@@ -1,4 +1,4 @@
-"""What a picture shows, said by a captioning model of transformers' such as BLIP (arXiv 2201.12086).
+"""Captions an image with a model of transformers such as BLIP (arXiv 2201.12086).
 
 Optional, and never part of an edit. Knows transformers and pictures.
 """
@@ -12,21 +12,21 @@ from fisedit.errors import ModelError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-LONGEST = 40
-"""Tokens of a caption at most."""
+MAX_TOKENS = 40
+"""Greatest length of a caption in tokens."""
 
 
 def caption(picture: Image, model: str, *, local_files_only: bool = False) -> str:
-    """A caption of a picture.
+    """Caption an image.
 
     Args:
-        picture: any PIL image.
-        model: a folder or hub id of an image-to-text model with its processor. No code of it is run, and pickled
-            weights are refused.
-        local_files_only: never reach for the network.
+        picture: Any PIL image.
+        model: Folder or hub id of an image-to-text model with its processor. No code of it is run, and pickled weights
+            are refused.
+        local_files_only: Whether the network is never used.
 
     Raises:
-        ModelError: no such model, one of another kind, or one that has nothing to say.
+        ModelError: No such model, one of another kind, or an empty caption.
     """
     import torch
     from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -36,13 +36,13 @@ def caption(picture: Image, model: str, *, local_files_only: bool = False) -> st
         processor = AutoProcessor.from_pretrained(model, **options)
         captioner = AutoModelForImageTextToText.from_pretrained(model, use_safetensors=True, **options).eval()
     except (OSError, ValueError, KeyError, ImportError) as error:
-        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         kind = "an image-to-text model that transformers knows, with safetensors"
-        raise ModelError(f"caption model must be {kind}, got {model} ({why})") from error
+        raise ModelError(f"caption model must be {kind}, got {model} ({reason})") from error
     inputs = processor(images=picture.convert("RGB"), return_tensors="pt")
     with torch.inference_mode():
-        tokens = captioner.generate(**inputs, max_new_tokens=LONGEST, do_sample=False)
-    said = " ".join(processor.batch_decode(tokens, skip_special_tokens=True)[0].split())
-    if not said:
+        tokens = captioner.generate(**inputs, max_new_tokens=MAX_TOKENS, do_sample=False)
+    text = " ".join(processor.batch_decode(tokens, skip_special_tokens=True)[0].split())
+    if not text:
         raise ModelError(f"caption model {model} has nothing to say of this picture; give --source-prompt instead")
-    return said
+    return text

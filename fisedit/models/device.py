@@ -1,4 +1,4 @@
-"""Where and in which precision a model runs. Knows torch and no model."""
+"""Chooses a model's device and precision. Knows torch and no model."""
 
 from __future__ import annotations
 
@@ -17,27 +17,35 @@ DTYPES: Mapping[str, torch.dtype] = {
     "fp16": torch.float16,
     "float16": torch.float16,
 }
-"""The names that `dtype` understands."""
+"""Name of a precision -> torch's."""
 
 
 def memory_bytes(device: torch.device) -> int:
-    """All the memory of a GPU, or of the machine for another device."""
+    """Total memory in bytes of a GPU, or of the machine for another device."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def pinned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor in host memory, contiguous, from where a copy stream of that device may fetch it."""
+def to_pinned_memory(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a tensor to contiguous host memory, pinned if the device is CUDA.
+
+    Args:
+        tensor: On any device.
+        device: The device that will copy from it.
+    """
     host = tensor.to("cpu").contiguous()
     return host.pin_memory() if device.type == "cuda" else host
 
 
 def choose_device(device: str | torch.device | None = None) -> torch.device:
-    """Resolve a device; None takes CUDA where there is some, else the CPU.
+    """Resolve a device.
+
+    Args:
+        device: Torch device or its name; None for CUDA if available, else the CPU.
 
     Raises:
-        InputError: torch knows no such device, or this machine has none.
+        InputError: Torch knows no such device, or this machine has none.
     """
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -54,10 +62,14 @@ def choose_device(device: str | torch.device | None = None) -> torch.device:
 
 
 def choose_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
-    """Resolve a precision; None takes fp16 on CUDA, bf16 on CPUs that multiply it in hardware, else fp32.
+    """Resolve a precision.
+
+    Args:
+        dtype: One of `DTYPES`; None for fp16 on CUDA, bf16 on CPUs with hardware products of it, else fp32.
+        device: The device.
 
     Raises:
-        InputError: the precision is unknown, or fp16 on a CPU.
+        InputError: The precision is unknown, or fp16 on a CPU.
     """
     chosen = _best_dtype(device) if dtype is None else DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if chosen is None or chosen not in DTYPES.values():

@@ -1,4 +1,4 @@
-"""Loads a model, after every check that needs no weights: a path or a name -> diffusers' own StableDiffusionPipeline.
+"""Loads a diffusers StableDiffusionPipeline from a name or path, after every check that needs no weights.
 
 Knows files, configurations and diffusers' loaders; knows nothing of editing. No code from a model is ever run: only
 classes named here are built, and only safetensors are read.
@@ -18,19 +18,18 @@ from torch import nn
 from fisedit.errors import ModelError, NumericsError
 from fisedit.models import validation as checks
 from fisedit.models.device import choose_device, choose_dtype
-from fisedit.models.hub import TEXTS, bring, fetch
-from fisedit.models.paths import demo_folder, locate
+from fisedit.models.paths import CONFIG_PATTERNS, demo_folder, download_files, download_model, locate
 from fisedit.models.weight_files import Shapes, check_vocabulary, read_json, read_shapes, weights_file
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
-__all__ = ["demo_folder", "load", "quiet", "texts", "tokenizer"]
+__all__ = ["config_folder", "demo_folder", "load", "load_tokenizer", "quiet_loaders"]
 
 _SD15 = Path(__file__).parent / "configs" / "sd15"
 _STEMS = {"unet": "diffusion_pytorch_model", "vae": "diffusion_pytorch_model", "text_encoder": "model"}
-_RENAMED = {".query.": ".to_q.", ".key.": ".to_k.", ".value.": ".to_v.", ".proj_attn.": ".to_out.0."}
-"""Names that an autoencoder's attention had in older files; diffusers reads both."""
+_OLD_NAMES = {".query.": ".to_q.", ".key.": ".to_k.", ".value.": ".to_v.", ".proj_attn.": ".to_out.0."}
+"""Names of an autoencoder's attention weights in older files -> today's; diffusers reads both."""
 
 
 def load(
@@ -44,32 +43,37 @@ def load(
 
     Args:
         model: "demo", a diffusers folder, a hub id such as "owner/name", or a .safetensors file (1.x).
-        device: None takes CUDA where there is some, else the CPU.
-        dtype: "fp32", "bf16", "fp16" or torch's; None as in `devices.choose_dtype`.
-        local_files_only: never reach for the network.
+        device: Torch device; None for CUDA if available, else the CPU.
+        dtype: "fp32", "bf16", "fp16" or torch's; None as in `device.choose_dtype`.
+        local_files_only: Whether the network is never used.
 
     Raises:
-        ModelError: the model is missing, damaged, unsafe to load or of another architecture.
-        NumericsError: its weights hold NaN or infinity.
-        InputError: the device or dtype cannot be used here.
+        ModelError: The model is missing, damaged, unsafe to load or of another architecture.
+        NumericsError: Its weights contain NaN or infinity.
+        InputError: The device or dtype cannot be used here.
     """
     where = choose_device(device)
     precision = choose_dtype(dtype, where)
     path = locate(model)
-    with quiet():
+    with quiet_loaders():
         if path is None:
-            pipe = _load_folder(fetch(str(model), _STEMS, _check_texts, local_files_only=local_files_only), precision)
+            folder = download_model(str(model), _STEMS, _check_configs, local_files_only=local_files_only)
+            pipe = _load_folder(folder, precision)
         else:
             pipe = (_load_file if path.is_file() else _load_folder)(path, precision)
     _check_finite(pipe)
     return _place(pipe, where)
 
 
-def texts(model: str | Path, *, local_files_only: bool = False) -> Path:
-    """The folder with a model's configurations and tokenizer, checked; no weights are read or brought.
+def config_folder(model: str | Path, *, local_files_only: bool = False) -> Path:
+    """The checked folder with a model's configurations and tokenizer; no weights are read or downloaded.
+
+    Args:
+        model: As in `load`.
+        local_files_only: Whether the network is never used.
 
     Raises:
-        ModelError: as in `load`, as far as configurations and headers tell.
+        ModelError: As in `load`, as far as configurations and headers show it.
     """
     path = locate(model)
     if path is not None and path.is_file():
@@ -77,14 +81,21 @@ def texts(model: str | Path, *, local_files_only: bool = False) -> Path:
             raise refusal
         checks.check_single_file(path, read_shapes(path))
         return _SD15
-    folder = bring(str(model), TEXTS, local_files_only=local_files_only) if path is None else path
-    _check_texts(folder)
+    folder = download_files(str(model), CONFIG_PATTERNS, local_files_only=local_files_only) if path is None else path
+    _check_configs(folder)
     return folder
 
 
-def tokenizer(folder: Path) -> Any:
-    """The tokenizer in a folder from `texts`. Raises ModelError for a damaged one."""
-    with quiet():
+def load_tokenizer(folder: Path) -> Any:
+    """Load the tokenizer of a model.
+
+    Args:
+        folder: From `config_folder`.
+
+    Raises:
+        ModelError: It is damaged.
+    """
+    with quiet_loaders():
         return _load_tokenizer(folder / "tokenizer")
 
 
@@ -103,7 +114,7 @@ def _load_file(path: Path, dtype: torch.dtype) -> StableDiffusionPipeline:
 
 
 def _converted(part: str, shapes: Shapes) -> Shapes:
-    """A single file's tensors of one part under diffusers' names; diffusers' own converters run on empty tensors."""
+    """Shapes of one part of a single file under diffusers' names, by diffusers' own converters on meta tensors."""
     from diffusers.loaders import single_file_utils as ldm
 
     empty = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
@@ -116,17 +127,17 @@ def _converted(part: str, shapes: Shapes) -> Shapes:
         tensors = convert(empty, config=read_json(_SD15 / part / "config.json"))
     except (KeyError, IndexError) as error:
         raise ModelError(f"the {part}'s weights are not complete (no {error}); download the model again") from error
-    return _normalised(part, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    return _with_current_names(part, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
 
 
 def _load_folder(folder: Path, dtype: torch.dtype) -> StableDiffusionPipeline:
     import diffusers
     import transformers
 
-    index = _check_texts(folder)
+    index = _check_configs(folder)
     files = {part: weights_file(folder / part, stem) for part, stem in _STEMS.items()}
     for part, file in files.items():
-        checks.check_shapes(part, _expected(part, folder), _normalised(part, read_shapes(file)))
+        checks.check_shapes(part, _expected(part, folder), _with_current_names(part, read_shapes(file)))
     libraries = {"diffusers": diffusers, "transformers": transformers}
     modules = {
         part: getattr(libraries[library], name).from_pretrained(
@@ -148,8 +159,8 @@ def _load_folder(folder: Path, dtype: torch.dtype) -> StableDiffusionPipeline:
     )
 
 
-def _check_texts(folder: Path) -> dict[str, Any]:
-    """Check all that a folder's configurations tell; returns its model_index."""
+def _check_configs(folder: Path) -> dict[str, Any]:
+    """Check a folder's configurations; returns its model_index."""
     checks.check_pipeline(folder)
     configs = {part: read_json(folder / part / "config.json") for part in checks.MODULES}
     for part, config in configs.items():
@@ -173,7 +184,7 @@ def _load_tokenizer(folder: Path) -> Any:
 
 
 def _expected(part: str, folder: Path) -> Shapes:
-    """Names and shapes that a part's configuration asks for, from a model without memory."""
+    """Names and shapes of the tensors of a part's configuration, from a model on the meta device."""
     import diffusers
     import transformers
 
@@ -187,19 +198,19 @@ def _expected(part: str, folder: Path) -> Shapes:
     except (ArithmeticError, KeyError, RuntimeError, TypeError, ValueError) as error:
         why = str(error).splitlines()[0]
         raise ModelError(f"the {part}'s config.json builds no model ({why}); download the folder again") from error
-    return _normalised(part, {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()})
+    return _with_current_names(part, {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()})
 
 
-def _normalised(part: str, shapes: Shapes) -> Shapes:
-    """Shapes under one spelling of their names, whichever release wrote them."""
+def _with_current_names(part: str, shapes: Shapes) -> Shapes:
+    """Shapes under the names of today's releases."""
     if part == "text_encoder":
         plain = {name.removeprefix("text_model."): shape for name, shape in shapes.items()}
         return {name: shape for name, shape in plain.items() if name != "embeddings.position_ids"}
-    return {_renamed(name): shape for name, shape in shapes.items()} if part == "vae" else shapes
+    return {_current_name(name): shape for name, shape in shapes.items()} if part == "vae" else shapes
 
 
-def _renamed(name: str) -> str:
-    for old, new in _RENAMED.items():
+def _current_name(name: str) -> str:
+    for old, new in _OLD_NAMES.items():
         name = name.replace(old, new)
     return name
 
@@ -223,8 +234,8 @@ def _place(pipe: StableDiffusionPipeline, device: torch.device) -> StableDiffusi
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Hold back the loaders' progress bars and warnings, which no one can act on."""
+def quiet_loaders() -> Iterator[None]:
+    """Switch off the loaders' progress bars and warnings in the enclosed code."""
     levels = {}
     for library in ("transformers", "diffusers"):  # in this order: diffusers' import makes transformers warn
         log = import_module(f"{library}.utils.logging")

@@ -1,4 +1,4 @@
-"""Freed memory stays in the process. Knows the C library and nothing of tensors."""
+"""Makes the C library keep freed memory in the process. Knows nothing of tensors."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # of glibc's mallopt
 
 
 def keep_freed_memory() -> None:
-    """Have the allocator keep what is freed, for the next tensors; a program calls it once, before it makes any.
+    """Make the allocator reuse freed memory for the next tensors; to be called once, before the first tensor.
 
-    glibc hands every large block back to the system and gets it again zeroed, page by page, at .1 to 2 s a GB. A source
-    of SD 1.5 at 512x512 has 6 GB of features. And it gives every thread a heap of its own, which keeps what it freed to
-    itself: so all have one, or an app whose models change among its threads grows. Other C libraries are left as they
-    are.
+    glibc returns every large block to the system and gets it back zeroed, page by page, at 0.1 to 2 s per GB; a source
+    of SD 1.5 at 512x512 has 6 GB of features. It also gives every thread its own heap, which keeps what the thread
+    freed, so that an app whose models move between threads grows; hence one heap for all. Other C libraries are
+    unchanged.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -1,47 +1,65 @@
-"""Where models lie, and which is which. Knows paths and bytes; imports no torch, so that it answers at once."""
+"""Finds models and adapters: those that ship with fisedit, on this machine, or on the Hugging Face hub.
+
+From the hub come small text files first, and weights only after the texts passed their checks. Knows paths, bytes and
+huggingface_hub, no architecture; imports no torch, so that checks are fast.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fisedit.errors import ModelError
-from fisedit.models import hub
 from fisedit.models.validation import pickled
 
-_PACKAGE = Path(__file__).parents[1]
-_HOMES = (_PACKAGE / "_weights", _PACKAGE.parent / "weights")  # of what ships: an installed wheel; a checkout
-LOOK = "demo-look"
-"""The name of the reference adapter that ships, for the demo model."""
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+"""Pattern of a hub id: owner/name."""
 
-_READ = {".json", ".txt", ".safetensors"}  # endings of all that a loader reads
+CONFIG_PATTERNS = ["model_index.json", "*/config.json", "scheduler/*.json", "tokenizer/*"]
+"""All files of a model's folder except its weights."""
+
+DEMO_ADAPTER = "demo-look"
+"""Name of the demo model's reference adapter, which ships with fisedit."""
+
+_PACKAGE = Path(__file__).parents[1]
+_SHIPPED = (_PACKAGE / "_weights", _PACKAGE.parent / "weights")  # in an installed wheel; in a checkout
+_DIGESTED = {".json", ".txt", ".safetensors"}  # suffixes of all files that a loader reads
 
 
 def demo_folder() -> Path:
-    """Find the model that ships with fisedit, in an installed wheel or in a checkout.
+    """The folder of the demo model, in an installed wheel or in a checkout.
 
     Raises:
-        ModelError: this copy of fisedit came without it.
+        ModelError: This copy of fisedit has no demo model.
     """
-    for home in _HOMES:
-        if (home / "demo" / "model_index.json").is_file():
-            return home / "demo"
+    for folder in _SHIPPED:
+        if (folder / "demo" / "model_index.json").is_file():
+            return folder / "demo"
     raise ModelError("the demo model is not in this copy of fisedit; reinstall it, or give another model")
 
 
-def look_folder() -> Path:
-    """Find the demo model's reference adapter likewise. Raises ModelError: this copy of fisedit came without it."""
-    for home in _HOMES:
-        if (home / LOOK / "config.json").is_file():
-            return home / LOOK
-    raise ModelError(f"{LOOK} is not in this copy of fisedit; reinstall it, or give another adapter")
+def demo_adapter_folder() -> Path:
+    """The folder of the demo model's reference adapter, likewise.
+
+    Raises:
+        ModelError: This copy of fisedit has no demo adapter.
+    """
+    for folder in _SHIPPED:
+        if (folder / DEMO_ADAPTER / "config.json").is_file():
+            return folder / DEMO_ADAPTER
+    raise ModelError(f"{DEMO_ADAPTER} is not in this copy of fisedit; reinstall it, or give another adapter")
 
 
 def locate(model: str | Path) -> Path | None:
-    """The model's file or folder; None stands for a hub id.
+    """The model's file or folder; None for a hub id.
+
+    Args:
+        model: "demo", a folder, a .safetensors file, or a hub id.
 
     Raises:
-        ModelError: it is neither.
+        ModelError: It is none of these.
     """
     if model == "demo":
         return demo_folder()
@@ -49,7 +67,7 @@ def locate(model: str | Path) -> Path | None:
     if path.is_dir() or path.is_file():
         return path
     refusal = pickled(path)
-    if isinstance(model, str) and hub.HUB_ID.fullmatch(model) and path.suffix != ".safetensors" and not refusal:
+    if isinstance(model, str) and HUB_ID.fullmatch(model) and path.suffix != ".safetensors" and not refusal:
         return None
     found = "no file or folder" if path.exists() else "nothing there"
     raise ModelError(
@@ -57,32 +75,98 @@ def locate(model: str | Path) -> Path | None:
     )
 
 
-def full_name(model: str | Path) -> str:
-    """What sessions call a model or an adapter: "demo", "demo-look", its place in full where it is on this machine, or
-    its hub id."""
+def absolute_name(model: str | Path) -> str:
+    """The name of a model or an adapter in sessions: its absolute path if it is on this machine, else as given."""
     path = Path(model).expanduser()
-    return str(path.resolve()) if path.exists() and model not in ("demo", LOOK) else str(model)
+    return str(path.resolve()) if path.exists() and model not in ("demo", DEMO_ADAPTER) else str(model)
 
 
-def identity(model: str | Path, *, local_files_only: bool = False) -> str:
-    """What tells a model from every other: a SHA-256 of its files wherever they lie, or a hub id's commit.
+def model_digest(model: str | Path, *, local_files_only: bool = False) -> str:
+    """Identify a model's contents: a SHA-256 of its files wherever they are, or a hub id with its commit.
 
     Args:
-        model, local_files_only: as of `fisedit.models.loader.load`.
+        model: As in `locate`.
+        local_files_only: Whether the network is never used.
 
     Raises:
-        ModelError: there is no such model, or it cannot be read.
+        ModelError: There is no such model, or it cannot be read.
     """
     path = locate(model)
     if path is None:
-        return f"{model}@{hub.commit(str(model), local_files_only=local_files_only)}"
-    files = [path] if path.is_file() else sorted(file for file in path.glob("**/*") if file.suffix in _READ)
-    whole = hashlib.sha256()
+        commit = _snapshot(str(model), ["model_index.json"], local_files_only).name
+        return f"{model}@{commit}"
+    files = [path] if path.is_file() else sorted(file for file in path.glob("**/*") if file.suffix in _DIGESTED)
+    digest = hashlib.sha256()
     try:
         for file in files:
             name = str(file.relative_to(path)) if path.is_dir() else ""
             with file.open("rb") as content:
-                whole.update(f"{name}\0{hashlib.file_digest(content, 'sha256').hexdigest()}\0".encode())
+                digest.update(f"{name}\0{hashlib.file_digest(content, 'sha256').hexdigest()}\0".encode())
     except OSError as error:
         raise ModelError(f"the model's files must be readable, got {error.filename} ({error.strerror})") from error
-    return whole.hexdigest()
+    return digest.hexdigest()
+
+
+def download_model(
+    model_id: str, stems: Mapping[str, str], check: Callable[[Path], object], *, local_files_only: bool
+) -> Path:
+    """Download a model's folder to this machine's cache.
+
+    Args:
+        model_id: Hub id.
+        stems: Component -> stem of its weights' file name; of two variants only one is downloaded.
+        check: Raises ModelError for a folder of texts whose weights should not be downloaded.
+        local_files_only: Whether only the cache is used.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ModelError: The model is not available, or does not pass `check`.
+    """
+    folder = _snapshot(model_id, CONFIG_PATTERNS, local_files_only)
+    check(folder)
+    for variant in ("", ".fp16"):
+        names = [f"{part}/{stem}{variant}.safetensors" for part, stem in stems.items()]
+        folder = _snapshot(model_id, [*CONFIG_PATTERNS, *names], local_files_only)
+        if all((folder / name).is_file() for name in names):
+            return folder
+    raise ModelError(
+        f"model {model_id} on the hub must have .safetensors weights of {', '.join(stems)}, got none of some; pickled "
+        "ones are not read: choose another model, or convert it where you trust it"
+    )
+
+
+def download_files(model_id: str, patterns: list[str], *, local_files_only: bool) -> Path:
+    """Download the files of a hub id that match patterns.
+
+    Args:
+        model_id: Hub id.
+        patterns: File name patterns.
+        local_files_only: Whether only the cache is used.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ModelError: They are not available.
+    """
+    return _snapshot(model_id, patterns, local_files_only)
+
+
+def _snapshot(model_id: str, patterns: list[str], local_files_only: bool) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model_id, allow_patterns=patterns, local_files_only=local_files_only))
+    except LocalEntryNotFoundError as error:
+        raise ModelError(
+            f"model {model_id} is not on this machine, and the hub was not asked or did not answer; "
+            "check the name and the network, or give a folder or file"
+        ) from error
+    except (OSError, HFValidationError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(
+            f"the hub does not give model {model_id} ({reason}); check the name and your access"
+        ) from error

@@ -1,8 +1,8 @@
-r"""Weights inside a prompt, as Automatic1111's web UI writes them, and the embeddings that they make.
+r"""Parses weights inside a prompt in the syntax of Automatic1111's web UI, and computes weighted embeddings.
 
-`(cat:1.4)` counts 1.4 times, `(cat)` 1.1 times, `[cat]` 1/1.1 times; nested ones multiply. So "a cat (smiling)" weighs
-its last word. `\(`, `\)`, `\[`, `\]` and `\\` are the characters themselves, and a bracket without its partner is
-itself too: every string can be read. Knows text and, for embeddings, a pipeline's text encoder; compel weighs.
+`(cat:1.4)` has weight 1.4, `(cat)` 1.1, `[cat]` 1/1.1; nested weights multiply. So "a cat (smiling)" weights its last
+word. `\(`, `\)`, `\[`, `\]` and `\\` are the characters themselves, and so is an unpaired bracket: every
+string is valid. Knows text and, for embeddings, a pipeline's text encoder; compel applies the weights.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 STRONGER = 1.1
-"""What a pair of round brackets multiplies by; square ones divide by it."""
+"""Factor of a pair of round brackets; square ones divide by it."""
 
 LIMIT = 10.0
-"""The greatest weight; the least is 0, and what lies beyond is brought back."""
+"""Greatest weight; the least is 0, and weights outside are clamped."""
 
 _CLOSING = {"(": ")", "[": "]"}
 _NUMBER = r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)"
@@ -31,13 +31,13 @@ _NOTHING = 1e-9  # has a logarithm, and is rounded to 0
 
 
 @dataclass(frozen=True)
-class Weighted:
+class WeightedPrompt:
     """A prompt without its syntax.
 
     Args:
-        text: what the text encoder reads, with spaces for the brackets and numbers.
-        typed: for every character of `text`, its index in the prompt as it was typed.
-        weights: for every character of `text`, how much it counts, 0 to `LIMIT`.
+        text: Input of the text encoder, with spaces in place of brackets and numbers.
+        typed: Index of every character of `text` in the prompt as it was typed.
+        weights: Weight of every character of `text`, 0 to `LIMIT`.
     """
 
     text: str
@@ -45,8 +45,7 @@ class Weighted:
     weights: tuple[float, ...]
 
     def fragments(self, tokenizer: Any) -> list[tuple[str, float]]:
-        """The text in pieces of equal weight, each of one token or more; what a CLIPTokenizer truncates is no reason to
-        begin another."""
+        """The text in pieces of equal weight, each of one or more tokens that a CLIPTokenizer does not truncate."""
         encoded = tokenizer(self.text, truncation=True, return_offsets_mapping=True, verbose=False)
         starts = (start for start, _ in encoded["offset_mapping"][1:-1])
         runs = [(next(run), weight) for weight, run in groupby(starts, self.weights.__getitem__)]
@@ -54,8 +53,8 @@ class Weighted:
         return [(self.text[start:end], weight) for (start, weight), end in zip(runs, ends, strict=False)]
 
 
-def parse(prompt: str) -> Weighted:
-    """Read a prompt's weights. Lone surrogates, which are no text to a tokenizer, become U+FFFD."""
+def parse(prompt: str) -> WeightedPrompt:
+    """Parse a prompt's weights. Lone surrogates, which a tokenizer refuses, become U+FFFD."""
     chars, steps = list(re.sub("[\ud800-\udfff]", "\ufffd", prompt)), [0.0] * (len(prompt) + 1)
     opened: dict[str, list[int]] = {closing: [] for closing in _CLOSING.values()}
     for mark in _MARK.finditer(prompt):
@@ -76,15 +75,21 @@ def parse(prompt: str) -> Weighted:
     text = "".join(chars)
     if any(weight != 1 for weight in weights):  # compel looks for the first fragment from its own start token on
         text = text.replace(_START, " " * len(_START))
-    return Weighted(text, typed, tuple(weights[i] for i in typed))
+    return WeightedPrompt(text, typed, tuple(weights[i] for i in typed))
 
 
-def embeddings(prompt: Weighted, pipe: StableDiffusionPipeline) -> Tensor | None:
-    """What compel makes of the weights: [1, T, D], like the pipeline's own; None where every token that is read has
-    weight 1, for then the pipeline's own are right.
+def embeddings(prompt: WeightedPrompt, pipe: StableDiffusionPipeline) -> Tensor | None:
+    """Weighted prompt embeddings by compel.
 
     Above 1, a token's embedding is moved away from the empty prompt's; below 1, the whole prompt's also towards that of
     the prompt with the token masked.
+
+    Args:
+        prompt: The parsed prompt.
+        pipe: The pipeline, whose tokenizer and text encoder are used.
+
+    Returns:
+        [1, T, D] as the pipeline's own embeddings; None if all weights are 1, when the pipeline's own are exact.
     """
     fragments = prompt.fragments(pipe.tokenizer)
     if all(weight == 1 for _, weight in fragments):

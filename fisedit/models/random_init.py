@@ -1,6 +1,6 @@
-"""Stable Diffusion 1.5's architecture with random weights: everything speed depends on, without a download.
+"""Builds Stable Diffusion 1.5's architecture with random weights, for measurements of speed without a download.
 
-Knows configurations and initial scales; nothing that it draws means anything.
+Knows configurations and initial scales; its images are noise.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from fisedit.models.loader import quiet
+from fisedit.models.loader import quiet_loaders
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
@@ -20,11 +20,16 @@ _SD15 = Path(__file__).parent / "configs" / "sd15"
 
 
 def random_pipeline(device: torch.device, dtype: torch.dtype) -> StableDiffusionPipeline:
-    """The pipeline, convolutions channels-last, activations of order one."""
+    """The pipeline in channels-last layout, with activations of order one.
+
+    Args:
+        device: Torch device.
+        dtype: Precision.
+    """
     from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
-    with quiet():
+    with quiet_loaders():
         with torch.device("meta"):
             unet = UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(_SD15 / "unet"))
             vae = AutoencoderKL.from_config(AutoencoderKL.load_config(_SD15 / "vae"))

@@ -1,4 +1,4 @@
-"""A picture encoded to latents, and latents shown as a small picture while a sampler runs.
+"""Encodes images to latents, and shows latents as small preview images while a sampler runs.
 
 Knows autoencoders; knows nothing of the UNet, prompts or edits.
 """
@@ -22,11 +22,11 @@ _fits: WeakKeyDictionary[AutoencoderKL, Tensor] = WeakKeyDictionary()
 
 @torch.inference_mode()
 def encode(vae: AutoencoderKL, image: Image.Image) -> Tensor:
-    """Clean latents of an image: the mode of the encoder's distribution.
+    """Encode an image: the mode of the encoder's distribution.
 
     Args:
-        vae: the autoencoder.
-        image: of any mode, 8w x 8h pixels.
+        vae: The autoencoder.
+        image: Of any mode, 8w x 8h pixels.
 
     Returns:
         Latents [1, C, h, w] times the scaling factor, in the autoencoder's dtype.
@@ -38,10 +38,10 @@ def encode(vae: AutoencoderKL, image: Image.Image) -> Tensor:
 
 
 def preview(vae: AutoencoderKL, latents: Tensor) -> Image.Image:
-    """A picture of one pixel per latent cell, by a linear map fitted once to what the autoencoder makes of noise.
+    """An image of one pixel per latent cell, by a linear map that is fitted once to decoded noise.
 
     Args:
-        vae: the autoencoder.
+        vae: The autoencoder.
         latents: [1, C, h, w].
 
     Returns:

@@ -18,7 +18,7 @@ MODULES: Mapping[str, tuple[str, str]] = {
     "vae": ("diffusers", "AutoencoderKL"),
     "text_encoder": ("transformers", "CLIPTextModel"),
 }
-"""The pipeline's parts that hold weights -> (library, class)."""
+"""Part of a pipeline with weights -> (library, class)."""
 
 _SCHEDULERS = (
     "DDIM DDPM DEISMultistep DPMSolverMultistep DPMSolverSinglestep EulerAncestralDiscrete EulerDiscrete "
@@ -29,7 +29,7 @@ _CLASSES: Mapping[str, tuple[str, ...]] = {
     "tokenizer": ("transformers.CLIPTokenizer", "transformers.CLIPTokenizerFast"),
     "scheduler": tuple(f"diffusers.{name}Scheduler" for name in _SCHEDULERS.split()),
 }
-"""The pipeline's part -> the classes that it may name."""
+"""Part of a pipeline -> allowed classes."""
 
 _OTHER_PIPELINES: Mapping[str, str] = {
     "StableDiffusionXL": "Stable Diffusion XL",
@@ -43,7 +43,7 @@ _OTHER_PIPELINES: Mapping[str, str] = {
     "StableDiffusionControlNet": "a ControlNet pipeline",
     "LatentConsistencyModel": "a guidance-distilled latent consistency model",
 }
-"""Start of a foreign pipeline's class name -> what people call it."""
+"""Prefix of an unsupported pipeline's class name -> its usual name."""
 
 _OTHER_FILES: tuple[tuple[str, str], ...] = (
     ("conditioner.embedders.", "Stable Diffusion XL"),
@@ -55,7 +55,7 @@ _OTHER_FILES: tuple[tuple[str, str], ...] = (
     ("controlnet_", "a ControlNet"),
     ("cond_stage_model.model.", "Stable Diffusion 2 as one file; convert it to a diffusers folder"),
 )
-"""Start of a tensor's name -> what a file with such tensors is."""
+"""Prefix of a tensor's name -> the kind of a file with such tensors."""
 
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "a VAE alone": ("first_stage_model.", "encoder.", "decoder.", "quant_conv.", "post_quant_conv."),
@@ -67,13 +67,13 @@ SINGLE_FILE: Mapping[str, str] = {
     "vae": "first_stage_model.",
     "text_encoder": "cond_stage_model.transformer.",
 }
-"""Component -> start of its tensors' names in a single-file checkpoint of Stable Diffusion 1.x."""
+"""Component -> prefix of its tensors' names in a single-file checkpoint of Stable Diffusion 1.x."""
 
 _UNKNOWN = "tensors of no model known here"
 _CONV_IN = "model.diffusion_model.input_blocks.0.0.weight"
 _INPUTS = {8: "InstructPix2Pix (8 input channels)", 9: "an inpainting model (9 input channels)"}
 _DOWN, _UP = {"CrossAttnDownBlock2D", "DownBlock2D"}, {"CrossAttnUpBlock2D", "UpBlock2D"}
-_PLAIN: Mapping[str, tuple[object, ...]] = {
+_SUPPORTED: Mapping[str, tuple[object, ...]] = {
     "in_channels": (4,),
     "out_channels": (4,),
     "act_fn": ("silu",),
@@ -101,16 +101,19 @@ _PLAIN: Mapping[str, tuple[object, ...]] = {
     "time_embedding_type": ("positional",),
     "timestep_post_act": (None,),
 }
-"""UNet setting -> the values that the sparse engine is exact for; a setting that is absent has its default."""
+"""UNet setting -> values for which the sparse engine is exact; a missing setting has its default."""
 
 Config = Mapping[str, Any]
 
 
 def check_pipeline(folder: Path) -> None:
-    """Check that a diffusers folder is a Stable Diffusion pipeline made of the classes we load, and of no others.
+    """Check that a diffusers folder is a Stable Diffusion pipeline of allowed classes.
+
+    Args:
+        folder: The folder.
 
     Raises:
-        ModelError: it is another pipeline, names foreign classes, or lacks a part.
+        ModelError: It is another pipeline, names other classes, or lacks a part.
     """
     if not (folder / "model_index.json").is_file():
         raise _no_pipeline(folder)
@@ -123,10 +126,14 @@ def check_pipeline(folder: Path) -> None:
 
 
 def check_single_file(path: Path, shapes: Shapes) -> None:
-    """Check that a single file holds the three models of Stable Diffusion 1.x.
+    """Check that a single file contains the three models of Stable Diffusion 1.x.
+
+    Args:
+        path: The file, for the message.
+        shapes: Its tensors.
 
     Raises:
-        ModelError: it is something else, named if it is known.
+        ModelError: It is another kind of file, named if it is known.
     """
     channels = shapes.get(_CONV_IN, ())[1:2]
     found = next((what for count, what in _INPUTS.items() if channels == (count,)), None)
@@ -140,28 +147,34 @@ def check_single_file(path: Path, shapes: Shapes) -> None:
 
 
 def check_unet(config: Config) -> None:
-    """Check a UNet's settings against what the sparse engine computes exactly.
+    """Check that the sparse engine is exact for a UNet's settings.
+
+    Args:
+        config: The UNet's configuration.
 
     Raises:
-        ModelError: names the first setting that it does not.
+        ModelError: Names the first unsupported setting.
     """
     for inputs, what in _INPUTS.items():
         if config.get("in_channels") == inputs:
             raise ModelError(f"model must be {WANTED}, got {what}; load the model that it was made from")
-    for name, plain in _PLAIN.items():
-        if config.get(name, plain[0]) not in plain:
-            raise _setting("UNet", name, config[name], " or ".join(map(repr, plain)))
-    for name, plain_blocks in (("down_block_types", _DOWN), ("up_block_types", _UP)):
+    for name, supported in _SUPPORTED.items():
+        if config.get(name, supported[0]) not in supported:
+            raise _setting("UNet", name, config[name], " or ".join(map(repr, supported)))
+    for name, supported_blocks in (("down_block_types", _DOWN), ("up_block_types", _UP)):
         for block in config.get(name, ()):
-            if block not in plain_blocks:
-                raise _setting("UNet", name, block, " or ".join(sorted(plain_blocks)))
+            if block not in supported_blocks:
+                raise _setting("UNet", name, block, " or ".join(sorted(supported_blocks)))
 
 
 def check_vae(config: Config) -> None:
-    """Check that an autoencoder has 4 latent channels and shrinks images by 8.
+    """Check that an autoencoder has 4 latent channels and a downsampling factor of 8.
+
+    Args:
+        config: The autoencoder's configuration.
 
     Raises:
-        ModelError: names the setting that differs.
+        ModelError: Names the setting that differs.
     """
     if config.get("latent_channels", 4) != 4:
         raise _setting("VAE", "latent_channels", config["latent_channels"], "4")
@@ -171,10 +184,14 @@ def check_vae(config: Config) -> None:
 
 
 def check_fit(unet: Config, text_encoder: Config) -> None:
-    """Check that the UNet reads what the text encoder writes.
+    """Check that the UNet's cross-attention has the text encoder's width.
+
+    Args:
+        unet: The UNet's configuration.
+        text_encoder: The text encoder's configuration.
 
     Raises:
-        ModelError: their widths differ.
+        ModelError: The widths differ.
     """
     reads, writes = unet.get("cross_attention_dim"), text_encoder.get("hidden_size")
     if reads != writes:
@@ -184,10 +201,14 @@ def check_fit(unet: Config, text_encoder: Config) -> None:
 
 
 def check_config(part: str, config: Config) -> None:
-    """Check that a component's configuration names its own class and asks for no code or quantisation.
+    """Check that a component's configuration names its own class, no code and no quantisation.
+
+    Args:
+        part: The component.
+        config: Its configuration.
 
     Raises:
-        ModelError: it does not.
+        ModelError: It does not.
     """
     named = {str(name) for name in (config.get("_class_name"), *(config.get("architectures") or ())) if name}
     foreign = named - {MODULES[part][1]} or {key for key in ("auto_map", "quantization_config") if config.get(key)}
@@ -196,10 +217,15 @@ def check_config(part: str, config: Config) -> None:
 
 
 def check_shapes(part: str, expected: Shapes, got: Shapes) -> None:
-    """Compare a component's tensors with what its configuration asks for.
+    """Compare a component's tensors with those of its configuration.
+
+    Args:
+        part: The component.
+        expected: Tensors of the configuration.
+        got: Tensors of the file.
 
     Raises:
-        ModelError: tensors are missing or have other shapes; names the first.
+        ModelError: Tensors are missing or have other shapes; names the first.
     """
     missing = [name for name in expected if name not in got]
     if missing:
@@ -211,7 +237,7 @@ def check_shapes(part: str, expected: Shapes, got: Shapes) -> None:
 
 
 def pickled(path: Path) -> ModelError | None:
-    """The refusal that a file's name alone calls for, or None."""
+    """The error for a file whose suffix is that of a pickle, or None."""
     return pickle_error(path) if path.suffix.lower() in PICKLES else None
 
 

@@ -1,4 +1,4 @@
-"""Model files as they lie on disk: what they are and which tensors they hold, before any weight is read.
+"""Inspects model files on disk: their kind and the shapes of their tensors, before any weight is read.
 
 Knows nothing of architectures. No function here executes or unpickles anything.
 """
@@ -16,20 +16,23 @@ Shapes = Mapping[str, tuple[int, ...]]
 """Tensor name -> shape."""
 
 PICKLES = frozenset({".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth"})
-_SPECIAL_TOKENS = 100  # words that no merge makes: start and end of text, and what fine-tuning added
+_SPECIAL_TOKENS = 100  # upper bound of words without merges: start and end of text, added tokens
 _LFS = b"version https://git-lfs"
 _PICKLE_STARTS = (b"PK\x03\x04", *(b"\x80" + bytes([protocol]) for protocol in range(6)))
 
 
 def read_shapes(path: Path) -> Shapes:
-    """Read the names and shapes of a safetensors file's tensors from its header; weights stay on disk.
+    """Read the names and shapes of a safetensors file's tensors from its header.
+
+    Args:
+        path: The file.
 
     Raises:
-        ModelError: the file is no whole safetensors file.
+        ModelError: It is no complete safetensors file.
     """
     from safetensors import SafetensorError, safe_open
 
-    _refuse_disguises(path)
+    _check_file_start(path)
     try:
         with safe_open(path, framework="pt") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no mapping)
@@ -40,12 +43,15 @@ def read_shapes(path: Path) -> Shapes:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 
+    Args:
+        path: The file.
+
     Raises:
-        ModelError: the file is missing, or no JSON object.
+        ModelError: The file is missing, or no JSON object.
     """
     if not path.is_file():
         raise ModelError(f"the model folder lacks {path.parent.name}/{path.name}; copy or download the whole folder")
-    _refuse_disguises(path)
+    _check_file_start(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -56,10 +62,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def weights_file(folder: Path, stem: str) -> Path:
-    """Find a component's weights: `stem.safetensors`, or its fp16 variant where only that one is there.
+    """Find a component's weights: `stem.safetensors`, or its fp16 variant if only that one exists.
+
+    Args:
+        folder: The component's folder.
+        stem: Stem of the file name.
 
     Raises:
-        ModelError: neither is there, or the weights are pickled or cut into shards.
+        ModelError: Neither exists, or the weights are pickled or sharded.
     """
     for name in (f"{stem}.safetensors", f"{stem}.fp16.safetensors"):
         if (folder / name).is_file():
@@ -71,10 +81,13 @@ def weights_file(folder: Path, stem: str) -> Path:
 
 
 def check_vocabulary(folder: Path) -> None:
-    """Check that a CLIP tokenizer's merges reach its whole vocabulary; a cut file would quietly split words.
+    """Check that a CLIP tokenizer's merges produce its whole vocabulary; a truncated file would split words.
+
+    Args:
+        folder: The tokenizer's folder.
 
     Raises:
-        ModelError: a file is missing or cut short.
+        ModelError: A file is missing or truncated.
     """
     vocabulary = read_json(folder / "vocab.json")
     merges = folder / "merges.txt"
@@ -87,14 +100,14 @@ def check_vocabulary(folder: Path) -> None:
 
 
 def pickle_error(path: Path) -> ModelError:
-    """The refusal of a pickled file, whose loading could run any code."""
+    """The error for a pickled file, whose loading could run any code."""
     return ModelError(
         f"weights must be .safetensors, got {path.name}: a pickled file can run code when it is read; "
         "get the .safetensors file or convert it where you trust it"
     )
 
 
-def _refuse_disguises(path: Path) -> None:
+def _check_file_start(path: Path) -> None:
     with path.open("rb") as file:
         start = file.read(len(_LFS))
     if start == _LFS:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fisedit.models.device import pinned
+from fisedit.models.device import to_pinned_memory
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.row_plan import SparsePlan
 
@@ -44,7 +44,7 @@ class StepFeatures:
     def wait_in_host_memory(self) -> None:
         """Move the maps there, pinned, so that copies back need no wait; totals are few and stay."""
         self.home = next(iter(self.maps.values())).device
-        self.maps = {name: pinned(tensor, self.home) for name, tensor in self.maps.items()}
+        self.maps = {name: to_pinned_memory(tensor, self.home) for name, tensor in self.maps.items()}
 
     def __contains__(self, key: str) -> bool:
         """Whether a map of that name was recorded."""

@@ -13,7 +13,7 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
-from fisedit.models.device import pinned
+from fisedit.models.device import to_pinned_memory
 
 
 class Feed:
@@ -87,7 +87,7 @@ class Feed:
         return [_words([*tensors[: self._count], there]) for tensors, there in zip(sets, lying, strict=True)]
 
     def _kept(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._device).contiguous() if self.resident else pinned(tensor, self._device)
+        return tensor.to(self._device).contiguous() if self.resident else to_pinned_memory(tensor, self._device)
 
 
 def _words(tensors: list[Tensor]) -> list[Tensor]:

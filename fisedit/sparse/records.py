@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fisedit.models.device import pinned
+from fisedit.models.device import to_pinned_memory
 from fisedit.sparse.blocks import NORMS, Packed, channels
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, StepFeatures, totals
 from fisedit.sparse.modules import LayerSite, Role
@@ -103,7 +103,7 @@ class Records:
             return self._packed[step]
         flat = torch.cat([step.maps[site.name].view(-1, self.piece) for site in self._sites])
         if step.home is not None:
-            flat = pinned(flat, step.home)
+            flat = to_pinned_memory(flat, step.home)
         numbers = [part for site in self._tokens if self._heads for part in self._code(step, site)]
         self._packed[step], maps = (flat, numbers), [step.maps[site.name] for site in self._sites]
         parts = flat.split([old.numel() // self.piece for old in maps])

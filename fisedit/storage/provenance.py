@@ -17,7 +17,7 @@ import numpy as np
 
 from fisedit import __version__
 from fisedit.errors import FisEditError, InputError
-from fisedit.models.hub import HUB_ID
+from fisedit.models.paths import HUB_ID
 from fisedit.storage.image_metadata import Metadata
 from fisedit.values import (
     LATENT_FACTOR,

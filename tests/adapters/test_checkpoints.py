@@ -14,7 +14,7 @@ from fisedit.adapters.checkpoints import fresh_adapter, identity, load_adapter, 
 from fisedit.adapters.conditioning import check_fit
 from fisedit.adapters.variants import FAMILIES
 from fisedit.errors import AdapterError, NumericsError
-from fisedit.models import hub
+from fisedit.models import paths
 from tests.support.adapters import lively
 from tests.support.pipelines import build_pipeline
 
@@ -233,7 +233,7 @@ def test_a_hub_id_is_fetched_by_the_hubs_own_client(unet, tmp_path, monkeypatch)
     """The configuration first, and weights only for a kind that is ours."""
     asked = []
     save_adapter(lively(unet, "v3"), tmp_path)
-    monkeypatch.setattr(hub, "_snapshot", lambda name, wanted, local: asked.append((name, wanted, local)) or tmp_path)
+    monkeypatch.setattr(paths, "_snapshot", lambda name, wanted, local: asked.append((name, wanted, local)) or tmp_path)
     monkeypatch.chdir(tmp_path)
     assert load_adapter("songkey/hm3_reference", local_files_only=True).family.name == "v3"
     assert asked == [

@@ -15,7 +15,7 @@ from diffusers import StableDiffusionPipeline, UNet2DConditionModel
 from safetensors.torch import load_file, save_file
 
 from fisedit.errors import FisEditError, InputError, ModelError, NumericsError
-from fisedit.models import hub, loader
+from fisedit.models import loader, paths
 from fisedit.models.device import choose_device, choose_dtype
 from tests.support.pipelines import build_pipeline
 from tests.support.single_file import save_single_file
@@ -133,7 +133,7 @@ class TestTheHub:
         asked = []
         for file in folder.rglob("*.safetensors"):
             file.rename(file.with_suffix(f"{variant}.safetensors"))
-        monkeypatch.setattr(hub, "_snapshot", lambda *told: asked.append(told) or folder)
+        monkeypatch.setattr(paths, "_snapshot", lambda *told: asked.append(told) or folder)
         assert same_weights(loader.load("owner/model", local_files_only=True), loader.load(saved))
         (first, texts, _), *later = asked
         assert first == "owner/model" and not any(pattern.endswith(".safetensors") for pattern in texts)
@@ -141,7 +141,7 @@ class TestTheHub:
         assert [name for name in later[-1][1] if name.endswith(f"{variant}.safetensors")]
 
     def test_a_hub_model_of_another_kind_or_pickled(self, folder, monkeypatch):
-        monkeypatch.setattr(hub, "_snapshot", lambda *told: asked.append(told) or folder)
+        monkeypatch.setattr(paths, "_snapshot", lambda *told: asked.append(told) or folder)
         asked: list[tuple[object, ...]] = []
         (folder / UNET).unlink()
         refused("owner/model", "owner/model on the hub", ".safetensors", "pickled")

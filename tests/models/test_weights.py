@@ -47,7 +47,7 @@ def test_the_demo_model_loads_and_is_small():
 
 def test_the_demo_model_is_found_in_a_wheel_and_in_a_checkout(monkeypatch, tmp_path):
     assert paths.demo_folder() == WEIGHTS / "demo"
-    monkeypatch.setattr(paths, "_HOMES", (tmp_path,))
+    monkeypatch.setattr(paths, "_SHIPPED", (tmp_path,))
     with pytest.raises(loader.ModelError, match="not in this copy"):
         paths.demo_folder()
     with pytest.raises(AdapterError, match="demo-look is not in this copy"):
@@ -55,7 +55,7 @@ def test_the_demo_model_is_found_in_a_wheel_and_in_a_checkout(monkeypatch, tmp_p
 
 
 def test_the_demo_models_adapter_loads_and_is_small():
-    folder = paths.look_folder()
+    folder = paths.demo_adapter_folder()
     assert folder == WEIGHTS / "demo-look"
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 20_000_000
     assert all(weight.isfinite().all() for weight in load_adapter("demo-look").state_dict().values())

@@ -19,7 +19,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from fisedit import Editor
 from fisedit.errors import InputError, ModelError
-from fisedit.models import hub
+from fisedit.models import paths
 from fisedit.storage import image_metadata, images, provenance
 from fisedit.storage.image_metadata import Metadata, owner_info
 from fisedit.storage.images import decode
@@ -202,7 +202,7 @@ class TestRemake:
     def test_a_picture_brings_no_model_from_the_network(self, editor, monkeypatch):
         editor.generate(CAT, **QUICK)
         editor.model, asked = "some/body", []
-        monkeypatch.setattr(hub, "_snapshot", lambda *wanted: asked.append(wanted[-1]) or _missing())
+        monkeypatch.setattr(paths, "_snapshot", lambda *wanted: asked.append(wanted[-1]) or _missing())
         with pytest.raises(ModelError):
             Editor.remake(written(editor))
         assert asked == [True], "what is on this machine, alone"

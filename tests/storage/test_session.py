@@ -225,7 +225,7 @@ DAMAGE = {
     "a current of another kind": ("session.json", edited(lambda index: index.update(current=[])), "is damaged"),
     "an unknown parent": ("session.json", entry(parent="9"), "is damaged"),
     "an id that is a path": ("session.json", entry(id="../1"), "is damaged"),
-    "no recipe": ("session.json", entry(config=None), "is damaged"),
+    "no recipe": ("session.json", entry(recipe=None), "is damaged"),
     "a recipe out of range": ("session.json", edited(lambda i: i["results"][0]["recipe"].clear()), "is damaged"),
     "growth for other steps": ("session.json", entry(growth=[1]), "is damaged"),
     "growth of another kind": ("session.json", entry(growth=["a", "b", "c"]), "is damaged"),

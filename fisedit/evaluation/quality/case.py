@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fisedit.editor import Editor
 from fisedit.evaluation.quality import metrics
-from fisedit.models.loader import quiet
+from fisedit.models.loader import quiet_loaders
 from fisedit.sampling.denoise import Engine
 from fisedit.sparse.cost_model import Costs
 
@@ -170,7 +170,7 @@ class Case:
         """A pipeline of diffusers', by name: the editor's modules with a DDIM scheduler, as its sources have."""
         pipe = self.editor.pipe
         modules = pipe.components | {"scheduler": DDIMScheduler.from_config(pipe.scheduler.config)}
-        with quiet():
+        with quiet_loaders():
             made = getattr(import_module("diffusers"), name)(**modules, requires_safety_checker=False)
         made.set_progress_bar_config(disable=True)
         return made
