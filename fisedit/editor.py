@@ -250,7 +250,7 @@ class Editor:
         Raises:
             AdapterError: it is not loaded. InputError: a scale outside -10 to 10.
         """
-        self._engine.references.weigh(None if source is None else _place(source), scale)
+        self._engine.references.set_scale(None if source is None else _place(source), scale)
 
     def unload_adapter(self, source: str | Path | None = None) -> None:
         """Let go of an adapter, or of all. Edits of a picture that was made with it run without.

@@ -1,7 +1,7 @@
-"""The 3x3 convs of a block: the one before the rows, and the end, where a linear layer and a conv are made one conv.
+"""The 3x3 convs of a row-column block: the one before the rows, and the last, into which the linear layer is folded.
 
-Beyond the frame the last conv reads zeros and not the linear layer's bias, so that cells beside it have less of a bias.
-Follows arXiv 2410.22901 for the block. Knows weights; the modules are left as they are.
+Beyond the frame the last conv reads zeros and not the linear layer's bias, so that cells beside the frame get less of
+that bias. Follows arXiv 2410.22901 for the block. Knows weights; the modules are not changed.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from fisedit.sparse_kernels import ops, winograd
 from fisedit.sparse_kernels.prepacked import Matrix
 
 if TYPE_CHECKING:
-    from fisedit.adapters.receptive_field import Closure
-    from fisedit.adapters.row_column import Knit
+    from fisedit.adapters.receptive_field import ReceptiveField
+    from fisedit.adapters.row_column import RowColumnBlock
     from fisedit.sparse_kernels.row_plan import KernelMap
 
 
 @dataclass(frozen=True, eq=False)
-class Conv:
-    """A 3x3 conv.
+class BlockConv:
+    """A 3x3 conv of rows.
 
     Args:
-        weight: [C, C, 3, 3], channels_last. bias: [C], where all taps lie within the frame.
+        weight: [C, C, 3, 3], channels_last.
+        bias: [C], where all taps are within the frame.
     """
 
     weight: Tensor
@@ -37,63 +38,84 @@ class Conv:
 
     @cached_property
     def winograd_weights(self) -> list[Matrix]:
-        """Its weights for tiles, 16 of [C, C]."""
+        """The 16 weights [C, C] of a tile's products."""
         return winograd.winograd_weights(self.weight.detach())
 
-    def at(self, rows: Tensor, reads: KernelMap, tiled: winograd.Tiles | None) -> Tensor:
-        """Rows [B, R_out, C] of it, of rows [B, R + G, C]; by tiles where there are such and they pay."""
-        if tiled is None or not winograd.serves(rows.device):
-            return ops.conv3x3(rows, reads, self.weight, self.bias)
-        return winograd.conv(rows, tiled, self.winograd_weights, self.bias)
+    def forward(self, rows: Tensor, kernel_map: KernelMap, tiles: winograd.Tiles | None) -> Tensor:
+        """Compute the conv, by tiles where there are some and the device gains by them.
+
+        Args:
+            rows: [B, R + G, C].
+            kernel_map: of the conv.
+            tiles: of its outputs, or None.
+
+        Returns:
+            [B, R_out, C].
+        """
+        if tiles is None or not winograd.serves(rows.device):
+            return ops.conv3x3(rows, kernel_map, self.weight, self.bias)
+        return winograd.conv(rows, tiles, self.winograd_weights, self.bias)
 
 
 @dataclass(frozen=True, eq=False)
-class End(Conv):
-    """The last one.
+class FoldedConv(BlockConv):
+    """The last conv with the linear layer before it.
 
     Args:
-        taps: [9, C], what each tap has to do with its bias, in the order (ky, kx).
+        taps: [9, C], the part of the bias that each tap brings, in the order (ky, kx).
     """
 
     taps: Tensor
 
-    def framed(self, rows: Tensor, closure: Closure) -> Tensor:
-        """Rows [B, R, C] of the conv, changed in place beside the frame."""
-        if len(closure.rim):
-            rows.index_add_(1, closure.rim, -(closure.outside * self.taps).sum(1).expand(len(rows), -1, -1))
+    def correct_border(self, rows: Tensor, receptive_field: ReceptiveField) -> Tensor:
+        """Subtract the bias of taps beyond the frame, in place.
+
+        Args:
+            rows: [B, R, C], outputs of the conv.
+            receptive_field: of the block.
+
+        Returns:
+            `rows`.
+        """
+        boundary = receptive_field.boundary
+        if len(boundary):
+            missing = (receptive_field.outside_taps * self.taps).sum(1)
+            rows.index_add_(1, boundary, -missing.expand(len(rows), -1, -1))
         return rows
 
 
-_MADE: WeakKeyDictionary[nn.Module, tuple[tuple[object, ...], Any]] = WeakKeyDictionary()
+_CACHE: WeakKeyDictionary[nn.Module, tuple[tuple[object, ...], Any]] = WeakKeyDictionary()
 
 
-def entry_of(conv: nn.Conv2d) -> Conv:
+def input_conv(conv: nn.Conv2d) -> BlockConv:
     """A block's conv before the rows."""
-    entry: Conv = _made(conv, tuple(conv.parameters()), Conv)
+    entry: BlockConv = _cached(conv, tuple(conv.parameters()), BlockConv)
     return entry
 
 
-def end_of(knit: Knit) -> End:
-    """A block's last two layers in one."""
-    end: End = _made(knit, (*knit.proj.parameters(), *knit.column_heads.to_out[0].parameters()), _folded)
+def output_conv(row_column: RowColumnBlock) -> FoldedConv:
+    """A block's last linear layer and conv as one conv."""
+    end: FoldedConv = _cached(
+        row_column, (*row_column.proj.parameters(), *row_column.column_attention.to_out[0].parameters()), _fold
+    )
     return end
 
 
-def _made(module: nn.Module, weights: tuple[Tensor, ...], make: Callable[..., Any]) -> Any:
-    """What is made of a module's weights, anew only when these are others."""
+def _cached(module: nn.Module, weights: tuple[Tensor, ...], make: Callable[..., Any]) -> Any:
+    """What `make` computes of a module's weights, cached until they change."""
     mark = tuple((w.data_ptr(), w.dtype, w.device, 0 if w.is_inference() else w._version) for w in weights)  # noqa: SLF001 (its only name)
-    known = _MADE.get(module)
-    if known is None or known[0] != mark:
-        known = _MADE[module] = mark, make(*weights)
-    return known[1]
+    cached = _CACHE.get(module)
+    if cached is None or cached[0] != mark:
+        cached = _CACHE[module] = mark, make(*weights)
+    return cached[1]
 
 
 @torch.inference_mode(mode=False)
-def _folded(conv: Tensor, bias: Tensor, linear: Tensor, shift: Tensor) -> End:
-    """In float32, then as precise as the weights."""
+def _fold(conv: Tensor, bias: Tensor, linear: Tensor, shift: Tensor) -> FoldedConv:
+    """Fold in float32, then round to the weights' dtype."""
     conv, bias, linear, shift = (weights.detach() for weights in (conv, bias, linear, shift))
     rows = conv.permute(0, 2, 3, 1).float()
     weight = (rows @ linear.float()).to(conv).permute(0, 3, 1, 2)  # channels_last already
     taps = (rows @ shift.float()).flatten(1).T
     fixed = nn.Parameter(weight, requires_grad=False)  # parameters outside inference mode are those that get packed
-    return End(fixed, (bias.float() + taps.sum(0)).to(conv), taps.to(conv).contiguous())
+    return FoldedConv(fixed, (bias.float() + taps.sum(0)).to(conv), taps.to(conv).contiguous())

@@ -15,10 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fisedit.adapters.full_attention import WholeAdapter
-from fisedit.adapters.insertion_points import places
+from fisedit.adapters.full_attention import FullAttentionAdapter
+from fisedit.adapters.insertion_points import insertion_points
 from fisedit.adapters.row_column import RowColumnAdapter
-from fisedit.adapters.variants import FAMILIES, STUDIES, WANTED, Family, dead, family_of, indices, kind_of, module_name
+from fisedit.adapters.variants import (
+    EXPECTED,
+    FAMILIES,
+    STUDIES,
+    AdapterFamily,
+    class_name_of,
+    family_of,
+    indices,
+    is_unused_tensor,
+    module_name,
+)
 from fisedit.errors import AdapterError, ModelError, NumericsError
 from fisedit.models import paths
 from fisedit.models.paths import DEMO_ADAPTER, demo_adapter_folder
@@ -65,8 +75,8 @@ def save_adapter(adapter: RowColumnAdapter, path: str | Path) -> None:
     path, config = Path(path), {"_class_name": adapter.family.kind, **adapter.config}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in adapter.state_dict().items()}
     single = path.suffix == ".safetensors"
-    told = {"format": "pt"} | ({"config": json.dumps(config)} if single else {})
-    write_bytes(save(tensors, told), path if single else path / f"{STEM}.safetensors")
+    described = {"format": "pt"} | ({"config": json.dumps(config)} if single else {})
+    write_bytes(save(tensors, described), path if single else path / f"{STEM}.safetensors")
     if not single:
         write_json(config, path / "config.json")
 
@@ -80,9 +90,9 @@ def fresh_adapter(unet: UNet2DConditionModel, family: str = "v3", heads: int = 8
     known = FAMILIES | STUDIES
     if family not in known:
         raise AdapterError(f"family must be one of {', '.join(known)}, got {family!r}")
-    there, kind = places(unet), known[family]
+    there, kind = insertion_points(unet), known[family]
     ups = len(unet.up_blocks)
-    channels = {name: there[name].channels for name in kind.places(ups)}
+    channels = {name: there[name].channels for name in kind.insertion_points(ups)}
     config: dict[str, Any] = {"num_attention_heads": heads, "cross_attention_dim": unet.config.cross_attention_dim}
     if kind.kind == "HMReferenceAdapter":
         config |= {"block_out_channels": list(unet.config.block_out_channels), "version": family}
@@ -91,6 +101,40 @@ def fresh_adapter(unet: UNet2DConditionModel, family: str = "v3", heads: int = 8
         config["block_down_channels"] = [there[f"down_{i}"].channels for i in range(ups)]
         config["block_up_channels"] = [there[f"up_{i}"].channels for i in range(ups)]
     return _built(kind, channels, config)
+
+
+def check_fit(adapter: RowColumnAdapter, unet: UNet2DConditionModel) -> None:
+    """Check that an adapter was made for a UNet of this shape.
+
+    Raises:
+        AdapterError: names the first place where it was not.
+    """
+    found = insertion_points(unet)
+    wanted = adapter.family.insertion_points(len(unet.up_blocks))
+    if set(wanted) != set(adapter.channels):
+        ups = sum(name.startswith("up_") for name in adapter.channels) + adapter.family.first_up
+        raise AdapterError(
+            f"the adapter must be for a UNet of {len(unet.up_blocks)} levels, got one for {ups}; "
+            "load the model that it was trained for, or a derivative"
+        )
+    for name, channels in adapter.channels.items():
+        if found[name].channels != channels:
+            raise AdapterError(
+                f"the adapter must have {found[name].channels} channels at {name}, got {channels}; "
+                "load the model that it was trained for, or a derivative"
+            )
+    width, there = text_width(adapter), unet.config.cross_attention_dim
+    if width not in (None, there):
+        raise AdapterError(
+            f"the adapter is for a model that reads text of width {width}, got {there}; "
+            "load the model that it was trained for, or a derivative (Stable Diffusion 1.x has 768)"
+        )
+
+
+def text_width(adapter: RowColumnAdapter) -> int | None:
+    """The width of the text that an adapter's base reads: as it says, or SD 1.x's for its channels, or unknown."""
+    described = adapter.config.get("cross_attention_dim")
+    return described if isinstance(described, int) else 768 if max(adapter.channels.values()) == 1280 else None
 
 
 def identity(adapter: RowColumnAdapter) -> str:
@@ -114,7 +158,7 @@ def _located(source: str | Path, *, local_files_only: bool) -> Path:
     if isinstance(source, str) and paths.HUB_ID.fullmatch(source) and path.suffix != ".safetensors":
         folder = paths.download_files(source, ["config.json"], local_files_only=local_files_only)
         if (folder / "config.json").is_file():
-            kind_of(read_json(folder / "config.json"))  # before weights are brought
+            class_name_of(read_json(folder / "config.json"))  # before the weights are downloaded
         return paths.download_files(source, ["config.json", "*.safetensors"], local_files_only=local_files_only)
     raise AdapterError(
         f'adapter must be "{DEMO_ADAPTER}", a folder, a .safetensors file or a hub id owner/name, '
@@ -127,7 +171,7 @@ def _load(path: Path) -> RowColumnAdapter:
 
     if path.is_dir():
         config = read_json(path / "config.json") if (path / "config.json").is_file() else {}
-        kind_of(config)
+        class_name_of(config)
         file = weights_file(path, STEM)
     else:
         if refusal := pickled(path):
@@ -151,20 +195,20 @@ def _told(file: Path) -> dict[str, Any]:
     from safetensors import safe_open
 
     with safe_open(file, framework="pt") as opened:
-        told = (opened.metadata() or {}).get("config", "{}")
+        described = (opened.metadata() or {}).get("config", "{}")
     try:
-        config = json.loads(told)
+        config = json.loads(described)
     except (ValueError, RecursionError):
         return {}
     return config if isinstance(config, dict) else {}
 
 
-def _empty(family: Family, shapes: Shapes, config: Mapping[str, Any], path: Path) -> RowColumnAdapter:
+def _empty(family: AdapterFamily, shapes: Shapes, config: Mapping[str, Any], path: Path) -> RowColumnAdapter:
     """The family's adapter, without memory, whose names and shapes are those of the file."""
     ups = max(indices(shapes, "up"), default=-1) + 1 + family.first_up
     channels = {}
-    for place in family.places(ups):
-        norm = f"{module_name(place, family)}{'.attn' if family.staged else ''}.norm.weight"
+    for place in family.insertion_points(ups):
+        norm = f"{module_name(place, family)}{'.attn' if family.two_stage else ''}.norm.weight"
         if norm not in shapes:
             raise AdapterError(f"the adapter lacks {norm} ({path}); download it again")
         channels[place] = shapes[norm][0]
@@ -178,25 +222,25 @@ def _empty(family: Family, shapes: Shapes, config: Mapping[str, Any], path: Path
     for name, shape in expected.items():
         if shapes[name] != shape:
             raise AdapterError(f"the adapter's {name} must be {shape}, got {shapes[name]} ({path})")
-    strange = [name for name in shapes if name not in expected and not dead(name, family, ups)]
+    strange = [name for name in shapes if name not in expected and not is_unused_tensor(name, family, ups)]
     if strange:
-        raise AdapterError(f"adapter must be {WANTED} of family {family.name}, which has no {strange[0]} ({path})")
+        raise AdapterError(f"adapter must be {EXPECTED} of family {family.name}, which has no {strange[0]} ({path})")
     return adapter
 
 
-def _built(family: Family, channels: Mapping[str, int], config: Mapping[str, Any]) -> RowColumnAdapter:
+def _built(family: AdapterFamily, channels: Mapping[str, int], config: Mapping[str, Any]) -> RowColumnAdapter:
     heads = config.get("num_attention_heads") or 8
     counts = [heads] * len(channels) if isinstance(heads, int) else _by_place(channels, list(heads))
     if any(type(n) is not int or n < 1 or c % n for n, c in zip(counts, channels.values(), strict=True)):
         raise AdapterError(
             f"num_attention_heads must divide the channels {sorted(set(channels.values()))}, got {heads}"
         )
-    made = WholeAdapter if family.name in STUDIES else RowColumnAdapter
+    made = FullAttentionAdapter if family.name in STUDIES else RowColumnAdapter
     return made(family, channels, counts, {k: v for k, v in config.items() if k != "_class_name"})
 
 
 def _by_place(channels: Mapping[str, int], heads: list[Any]) -> list[Any]:
-    """Heads told by down block; up blocks have them in reverse."""
+    """LineAttention told by down block; up blocks have them in reverse."""
     sides = [place.partition("_") for place in channels]
     at = [{"mid": -1, "down": int(i or 0), "up": -1 - int(i or 0)}[side] for side, _, i in sides]
     return [heads[i] for i in at]

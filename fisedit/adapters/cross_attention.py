@@ -1,4 +1,4 @@
-"""A picture's map that reads tokens, along its rows and then its columns: the block of HelloMeme's control networks.
+"""Attention of a map's rows, then columns, over tokens: the block of HelloMeme's control networks.
 
 Follows arXiv 2410.22901. Knows tensors only.
 """
@@ -9,41 +9,52 @@ import torch.nn.functional as F
 from diffusers.models.attention import FeedForward
 from torch import Tensor, nn
 
-from fisedit.adapters.row_column import Heads, Table
+from fisedit.adapters.row_column import LineAttention, PositionTable
 
 
 class MapToTokens(nn.Module):
-    """Halves a map and lets it read tokens; what comes out is zero until it is trained.
+    """Halve a map's size and let it attend to tokens; its output is zero until it is trained.
 
     Args:
-        channels_in: C of the map. channels: C of what comes out. width: D of the tokens. heads: of both attentions.
-        positions: the longest line and the most tokens.
+        channels_in: C of the map.
+        channels: C of the output.
+        width: D of the tokens.
+        heads: of both attentions.
+        positions: the longest line, and the most tokens.
     """
 
     def __init__(self, channels_in: int, channels: int, width: int, heads: int = 8, positions: int = 64) -> None:
         super().__init__()
         self.conv = _Halving(channels_in, channels)
-        self.pos_embed, self.pos_embed_hidden = Table(channels, positions), Table(width, positions)
-        self.norm1, self.attn1 = nn.LayerNorm(channels), Heads(channels, heads, width)
-        self.norm2, self.attn2 = nn.LayerNorm(channels), Heads(channels, heads, width)
+        self.pos_embed, self.pos_embed_hidden = PositionTable(channels, positions), PositionTable(width, positions)
+        self.norm1, self.attn1 = nn.LayerNorm(channels), LineAttention(channels, heads, width)
+        self.norm2, self.attn2 = nn.LayerNorm(channels), LineAttention(channels, heads, width)
         self.ff = FeedForward(channels, inner_dim=2 * channels, activation_fn="geglu")
         self.proj = nn.Conv2d(channels, channels, 3, padding=1)
         for weights in self.proj.parameters():
             nn.init.zeros_(weights)
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
-        """A map [B, C_in, 2H, 2W] and tokens [B, T, D] -> [B, C, H, W]."""
+        """Compute the output.
+
+        Args:
+            x: [B, C_in, 2H, 2W].
+            tokens: [B, T, D].
+
+        Returns:
+            [B, C, H, W].
+        """
         lines = self.conv(x).permute(0, 2, 3, 1)
         read = (tokens + self.pos_embed_hidden.pe[:, : tokens.shape[1]])[:, None]
         for norm, heads in ((self.norm1, self.attn1), (self.norm2, self.attn2)):
-            asked = norm(lines + self.pos_embed.pe[:, None, : lines.shape[2]])
-            lines = heads(asked, heads.keys(read.expand(-1, lines.shape[1], -1, -1))).transpose(1, 2)
+            query = norm(lines + self.pos_embed.pe[:, None, : lines.shape[2]])
+            lines = heads(query, heads.keys(read.expand(-1, lines.shape[1], -1, -1))).transpose(1, 2)
         gain: Tensor = self.proj(self.ff(lines).permute(0, 3, 1, 2))
         return gain
 
 
 class _Halving(nn.Module):
-    """A residual block of stride 2, its norms by instance and without weights."""
+    """A residual block of stride 2; its norms are by instance and have no weights."""
 
     def __init__(self, channels_in: int, channels: int) -> None:
         super().__init__()

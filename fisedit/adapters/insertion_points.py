@@ -1,8 +1,8 @@
-"""Where an adapter meets a UNet: taps of its feature maps, controls, and changes of the maps that blocks hand on.
+"""Insertion points of a UNet: the maps between its blocks, where adapters read, add controls and change maps.
 
 The order is that of HelloMeme (arXiv 2410.22901). In a down block and in the middle: block, tap, control, change; in an
-up block: tap of its input, control, change, block. A control is added to the map that also becomes the last skip; a
-change goes on without it. Knows diffusers' blocks; nothing about what changes a map.
+up block: tap of its input, control, change, block. A control is added to the map that is also the last skip; a change
+only to the map that goes on. Knows diffusers' blocks; not what changes a map.
 """
 
 from __future__ import annotations
@@ -20,20 +20,22 @@ from fisedit.models.injection import Around, Forward, Injection
 if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel
 
-Change = Callable[[Tensor], Tensor]
+MapChange = Callable[[Tensor], Tensor]
 """[B, C, H, W] -> the same."""
 
-Tap = Callable[[str, Tensor], None]
+MapTap = Callable[[str, Tensor], None]
 """Sees a place's name and map [B, C, H, W]."""
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class InsertionPoint:
     """A map between two blocks.
 
     Args:
-        block: whose output (down, mid) or input (up) it is. level: its resolution, 0 the finest.
-        channels: C. reader: the first norm behind it, whose input begins with it.
+        block: whose output (down, mid) or input (up) it is.
+        level: its resolution, 0 the finest.
+        channels: C.
+        reader: name of the first norm behind it, whose input begins with it.
     """
 
     block: nn.Module
@@ -42,32 +44,35 @@ class Place:
     reader: str
 
 
-def places(unet: UNet2DConditionModel) -> dict[str, Place]:
-    """The places of a UNet, "down_0" to "up_N", in the order the data travels."""
+def insertion_points(unet: UNet2DConditionModel) -> dict[str, InsertionPoint]:
+    """The insertion points of a UNet, "down_0" to "up_N", in the order of the forward pass."""
     found, level, downs = {}, 0, len(unet.down_blocks)
     for i, block in enumerate(unet.down_blocks):
         level += bool(block.downsamplers)
         after = f"down_blocks.{i + 1}" if i + 1 < downs else "mid_block"
-        found[f"down_{i}"] = Place(block, level, block.resnets[-1].out_channels, f"{after}.resnets.0.norm1")
+        found[f"down_{i}"] = InsertionPoint(block, level, block.resnets[-1].out_channels, f"{after}.resnets.0.norm1")
     channels = unet.mid_block.resnets[-1].out_channels
-    found["mid"] = Place(unet.mid_block, level, channels, "up_blocks.0.resnets.0.norm1")
+    found["mid"] = InsertionPoint(unet.mid_block, level, channels, "up_blocks.0.resnets.0.norm1")
     for i, block in enumerate(unet.up_blocks):
-        found[f"up_{i}"] = Place(block, level, channels, f"up_blocks.{i}.resnets.0.norm1")
+        found[f"up_{i}"] = InsertionPoint(block, level, channels, f"up_blocks.{i}.resnets.0.norm1")
         level -= bool(block.upsamplers)
         channels = block.resnets[-1].out_channels
     return found
 
 
-def insertion(
+def inject_maps(
     unet: UNet2DConditionModel,
-    changes: Mapping[str, Change] | None = None,
+    changes: Mapping[str, MapChange] | None = None,
     controls: Mapping[str, Tensor] | None = None,
-    tap: Tap | None = None,
+    tap: MapTap | None = None,
 ) -> Injection:
-    """What to inject, to see and to change the maps of a UNet's places.
+    """Inject taps, controls and changes at a UNet's insertion points.
 
     Args:
-        changes: place -> what becomes of its map. controls: place -> [B, C, H, W], added. tap: sees every map first.
+        unet: that is run in the context.
+        changes: the changed map of a map, by insertion point.
+        controls: [B, C, H, W], added, by insertion point.
+        tap: called with every insertion point's name and map, before anything is added.
     """
 
     def visit(name: str, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,22 +87,29 @@ def insertion(
         wrap = {"down": _down, "mid": _mid, "up": _up}[name.partition("_")[0]]
         return lambda inner: partial(wrap, inner, partial(visit, name))
 
-    wanted = [name for name in places(unet) if tap or name in (controls or {}) or name in (changes or {})]
-    return Injection(unet, ((places(unet)[name].block, around(name)) for name in wanted))
+    wanted = [name for name in insertion_points(unet) if tap or name in (controls or {}) or name in (changes or {})]
+    return Injection(unet, ((insertion_points(unet)[name].block, around(name)) for name in wanted))
 
 
-class _SeenAll(Exception):
-    """No error: it ends a forward whose rest nobody needs."""
+class _AllTapped(Exception):
+    """Ends a forward pass whose rest is not needed; not an error."""
 
 
 @torch.no_grad()
-def taps(
+def tap_maps(
     unet: UNet2DConditionModel, latents: Tensor, text: Tensor, wanted: tuple[str, ...], timestep: int = 0
 ) -> dict[str, Tensor]:
-    """A reference's maps at the wanted places, from one pass that ends at the last of them.
+    """Read a reference's maps in one pass that ends at the last wanted insertion point.
 
     Args:
-        latents: [B, 4, h, w], clean. text: [B, T, D].
+        unet: that reads the reference.
+        latents: [B, 4, h, w], clean.
+        text: [B, T, D].
+        wanted: names of insertion points.
+        timestep: of the pass.
+
+    Returns:
+        [B, C, H, W] by insertion point.
     """
     found: dict[str, Tensor] = {}
 
@@ -105,12 +117,12 @@ def taps(
         if name in wanted:
             found[name] = x.clone()
         if len(found) == len(wanted):
-            raise _SeenAll
+            raise _AllTapped
 
-    with insertion(unet, tap=tap):
+    with inject_maps(unet, tap=tap):
         try:
             unet(latents, timestep, text, return_dict=False)
-        except _SeenAll:
+        except _AllTapped:
             return found
     raise AssertionError(f"the UNet has no {set(wanted) - set(found)}")
 

@@ -1,13 +1,13 @@
-"""What a block of attention along rows and columns computes of a map of which the active cells alone are wanted.
+"""The receptive field of active cells through a block of row-column attention: what each of its stages computes.
 
-HelloMeme's block (arXiv 2410.22901) is exact there if it runs on the active set grown by one, for the 3x3 conv at its
-end, and closed under rows x columns. Not every projection is needed everywhere. Where the source had the block, its
-queries, keys and values are known but at the active cells, and in rows without one the rows' outcome, and all that is
-made of it, is what was recorded. No smaller set is exact: every cell of a row with an active one reads changed keys,
-and every column reads that cell.
+HelloMeme's block (arXiv 2410.22901) is exact at the active cells if it runs on the active set grown by one cell, for
+the 3x3 conv at its end, and closed under rows x columns. Not every projection is needed everywhere. Where the source
+had the block, its queries, keys and values are recorded at all other cells, and rows without an active cell give what
+was recorded. No smaller set is exact: every cell of a row with an active one reads changed keys, and every column reads
+that cell.
 
-Where the source did not have it, the block takes the boxes around the blobs for the whole map: its end reads zeros
-beyond them, as beyond the frame. Knows index arithmetic only.
+Where the source did not have the block, the boxes around the active blobs stand for the whole map: the conv at the end
+reads zeros beyond them, as beyond the frame. Knows index arithmetic only.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from fisedit.sparse_kernels.winograd import Tiles, tiles_of
 
 
 @dataclass(frozen=True, eq=False)
-class Lines:
-    """Cells by line, every line filled up to n cells with its first one.
+class PaddedLines:
+    """Cells by line; every line is padded to n cells with its first one.
 
     Args:
-        at: int64 [lines * n], which cells. back: int64 [cells], where each of them stands in `at`.
-        real: bool [lines, n], False where filled up; None where no line is.
+        at: int64 [lines * n], indices of the cells.
+        back: int64 [cells], index of every cell in `at`.
+        real: bool [lines, n], False for padding; None where no line is padded.
     """
 
     at: Tensor
@@ -38,11 +39,12 @@ class Lines:
 
 
 @dataclass(frozen=True, eq=False)
-class Keys:
-    """Whole recorded lines, in which fresh cells are put.
+class RecordedLines:
+    """Whole recorded lines, in which fresh cells are replaced.
 
     Args:
-        whole: int64 [lines * n], positions, line by line. fresh: int64, where the fresh cells stand in it.
+        whole: int64 [lines * n], positions, line by line.
+        fresh: int64, indices of the fresh cells in `whole`.
     """
 
     whole: Tensor
@@ -50,20 +52,29 @@ class Keys:
 
 
 @dataclass(frozen=True, eq=False)
-class Closure:
-    """Cells that every stage computes: lists are int64, and ascend by position.
+class ReceptiveField:
+    """Cells that every stage of a block computes. Lists are int64 and ascend by position.
 
     Args:
-        rows, columns: [r], [c], the y and x of the lines that ask: of fresh cells; of those that the last conv reads.
-        fresh: [F], positions whose tokens are made anew. active: [R], where the active ones stand among them.
-        entering: reads of a 3x3 conv from the active set to `fresh`, where there is one before the rows.
-        entering_tiles, tiles: of that conv, and of the last one; None where they would not pay.
-        found: [M], positions where rows find something new. found_fresh: [F], where `fresh` stand among them.
-        row_keys, row_asks: what rows look at (fresh cells alone where nothing was recorded), and `found` by row.
-        read: positions that the last conv reads, the active ones first. reads: where they stand among its [R + G].
-        asking: [Q], where those of `read` that were found stand among `found`; read_asking: [Q], where among `read`.
-        column_keys, column_asks: what columns look at, and `read` by column.
-        rim: [E], which active rows lie beside the frame or their box's. outside: bool [E, 9, 1], their taps beyond it.
+        rows: [r], y of the rows that have queries: those of fresh cells.
+        columns: [c], x of the columns that have queries: those of cells that the last conv reads.
+        fresh: [F], positions whose tokens are computed.
+        active: [R], indices of the active cells in `fresh`.
+        entering: kernel map from the active set to `fresh` of the 3x3 conv before the rows, or None without one.
+        entering_tiles: of that conv; None where they do not pay.
+        changed: [M], positions where the attention along rows gives something new.
+        fresh_in_changed: [F], indices of `fresh` in `changed`.
+        row_keys: keys of the rows; fresh cells only where nothing was recorded.
+        row_queries: `changed` by row.
+        conv_inputs: [N], positions that the last conv reads, the active ones first.
+        conv_input_rows: [N], indices of `conv_inputs` among the rows [R + G] of the level's kernel map.
+        querying_in_changed: [Q], indices in `changed` of those `conv_inputs` that are in it.
+        querying_in_conv_inputs: [Q], indices of the same in `conv_inputs`.
+        column_keys: keys of the columns; fresh cells only where nothing was recorded.
+        column_queries: `conv_inputs` by column.
+        tiles: of the last conv; None where they do not pay.
+        boundary: [E], active rows beside the frame, or beside their box's border.
+        outside_taps: bool [E, 9, 1], taps of the last conv that are beyond it.
     """
 
     rows: Tensor
@@ -72,38 +83,44 @@ class Closure:
     active: Tensor
     entering: KernelMap | None
     entering_tiles: Tiles | None
-    found: Tensor
-    found_fresh: Tensor
-    row_keys: Keys | Lines
-    row_asks: Lines
-    read: Tensor
-    reads: Tensor
-    asking: Tensor
-    read_asking: Tensor
-    column_keys: Keys | Lines
-    column_asks: Lines
+    changed: Tensor
+    fresh_in_changed: Tensor
+    row_keys: RecordedLines | PaddedLines
+    row_queries: PaddedLines
+    conv_inputs: Tensor
+    conv_input_rows: Tensor
+    querying_in_changed: Tensor
+    querying_in_conv_inputs: Tensor
+    column_keys: RecordedLines | PaddedLines
+    column_queries: PaddedLines
     tiles: Tiles | None
-    rim: Tensor
-    outside: Tensor
+    boundary: Tensor
+    outside_taps: Tensor
 
 
-_KNOWN: WeakKeyDictionary[Level, dict[tuple[bool, bool], Closure]] = WeakKeyDictionary()
+_CACHE: WeakKeyDictionary[Level, dict[tuple[bool, bool], ReceptiveField]] = WeakKeyDictionary()
 
 
-def closure_of(level: Level, *, conv: bool, recorded: bool) -> Closure:
-    """What a block computes at a level; made once.
+def find_receptive_field(level: Level, *, conv: bool, recorded: bool) -> ReceptiveField:
+    """Find what a block computes at a level; cached by level.
 
     Args:
-        conv: a 3x3 conv comes before the rows. recorded: the source had the block.
+        level: of a sparse plan.
+        conv: a 3x3 conv comes before the rows.
+        recorded: the source had the block.
     """
-    known = _KNOWN.setdefault(level, {})
-    if (conv, recorded) not in known:
-        known[conv, recorded] = _made(level, conv, recorded)
-    return known[conv, recorded]
+    cached = _CACHE.setdefault(level, {})
+    if (conv, recorded) not in cached:
+        cached[conv, recorded] = _compute(level, conv, recorded)
+    return cached[conv, recorded]
 
 
 def boxes(grid: Tensor) -> Tensor:
-    """Bool [H, W]: the boxes around the connected parts of another such grid, together."""
+    """The union of the bounding boxes of a grid's connected parts.
+
+    Args:
+        grid: bool [H, W].
+    """
     from scipy import ndimage
 
     around = torch.zeros_like(grid)
@@ -112,73 +129,78 @@ def boxes(grid: Tensor) -> Tensor:
     return around
 
 
-def _made(level: Level, conv: bool, recorded: bool) -> Closure:
+def _compute(level: Level, conv: bool, recorded: bool) -> ReceptiveField:
     height, width, same = level.height, level.width, level.same
     active = _grid(level.active.cpu(), level)
     grown = _grid(level.read_positions.cpu(), level)
     if recorded:
-        anew = grown if conv else active
-        crossed = anew.any(1)[:, None] & grown.any(0)
+        computed = grown if conv else active
+        crossed = computed.any(1)[:, None] & grown.any(0)
     else:
-        anew = crossed = boxes(active)
+        computed = crossed = boxes(active)
         grown &= crossed
-    fresh, found = _cells(anew), _cells(crossed)
-    reads = grown.flatten()[level.read_positions.cpu()].nonzero()[:, 0]
-    read = level.read_positions.cpu()[reads]
-    asking = crossed.flatten()[read]
-    rows, columns = anew.any(1).nonzero()[:, 0], grown.any(0).nonzero()[:, 0]
+    fresh, changed = _cells(computed), _cells(crossed)
+    conv_input_rows = grown.flatten()[level.read_positions.cpu()].nonzero()[:, 0]
+    conv_inputs = level.read_positions.cpu()[conv_input_rows]
+    querying_in_changed = crossed.flatten()[conv_inputs]
+    rows, columns = computed.any(1).nonzero()[:, 0], grown.any(0).nonzero()[:, 0]
     by_row = _Direction(rows, _among(rows, height), width, recorded)
     by_column = _Direction(columns, _among(columns, width), height, recorded)
-    there = torch.zeros(
-        len(level.read_positions) + 1, dtype=torch.bool
-    )  # its table reads the row of zeros beyond the frame
-    there[reads] = True
+    there = torch.zeros(len(level.read_positions) + 1, dtype=torch.bool)  # the last is the zero row beyond the frame
+    there[conv_input_rows] = True
     beyond = ~there[same.table.cpu()].view(-1, TAPS)
-    rim = beyond.any(1).nonzero()[:, 0]
-    stands = _among(found, level.size)
-    entering = kernel_map_to(active, anew) if conv else None
-    made = Closure(
+    boundary = beyond.any(1).nonzero()[:, 0]
+    stands = _among(changed, level.size)
+    entering = kernel_map_to(active, computed) if conv else None
+    made = ReceptiveField(
         rows,
         columns,
         fresh,
         _among(fresh, level.size)[level.active.cpu()],
         entering,
         tiles_of(entering.table, fresh, width, level.rows + len(entering.halo)) if entering else None,
-        found,
+        changed,
         stands[fresh],
         by_row.keys(rows[:, None] * width + torch.arange(width), fresh // width, fresh % width),
-        by_row.lines(found // width),
-        read,
-        reads,
-        stands[read[asking]],
-        asking.nonzero()[:, 0],
-        by_column.keys(columns[:, None] + torch.arange(height) * width, found % width, found // width),
-        by_column.lines(read % width),
+        by_row.lines(changed // width),
+        conv_inputs,
+        conv_input_rows,
+        stands[conv_inputs[querying_in_changed]],
+        querying_in_changed.nonzero()[:, 0],
+        by_column.keys(columns[:, None] + torch.arange(height) * width, changed % width, changed // width),
+        by_column.lines(conv_inputs % width),
         tiles_of(same.table.cpu(), level.active.cpu(), width, len(level.read_positions)),
-        rim,
-        beyond[rim, :, None],
+        boundary,
+        beyond[boundary, :, None],
     )
-    moved: Closure = _to(made, level.active.device)
+    moved: ReceptiveField = _to(made, level.active.device)
     return moved
 
 
 @dataclass(frozen=True, eq=False)
 class _Direction:
-    """The lines of one direction: their coordinates, which line has a coordinate, their length."""
+    """The lines of one direction.
+
+    Args:
+        coordinates: of the lines, ascending.
+        line: index of the line at every coordinate, -1 for none.
+        length: cells of a line.
+        recorded: the source had the block.
+    """
 
     coordinates: Tensor
     line: Tensor
     length: int
     recorded: bool
 
-    def keys(self, whole: Tensor, line: Tensor, along: Tensor) -> Keys | Lines:
-        """What is looked at: positions [lines, length], or fresh cells on lines at these coordinates alone."""
+    def keys(self, whole: Tensor, line: Tensor, along: Tensor) -> RecordedLines | PaddedLines:
+        """Keys of the lines: positions [lines, length], or, where nothing was recorded, only fresh cells by line."""
         if self.recorded:
-            return Keys(whole.flatten(), self.line[line] * self.length + along)
+            return RecordedLines(whole.flatten(), self.line[line] * self.length + along)
         return self.lines(line)
 
-    def lines(self, coordinates: Tensor) -> Lines:
-        """Cells on lines at these coordinates, line by line; every line has one."""
+    def lines(self, coordinates: Tensor) -> PaddedLines:
+        """Cells at these line coordinates, by line; every line has one."""
         line, count = self.line[coordinates], len(self.coordinates)
         order, counts = line.argsort(stable=True), line.bincount(minlength=count)
         longest, starts = int(counts.max()), counts.cumsum(0) - counts
@@ -188,7 +210,7 @@ class _Direction:
         back[order] = slots
         real = torch.zeros(count * longest, dtype=torch.bool)
         real[slots] = True
-        return Lines(at, back, None if real.all() else real.view(count, longest))
+        return PaddedLines(at, back, None if real.all() else real.view(count, longest))
 
 
 def _grid(positions: Tensor, level: Level) -> Tensor:
@@ -203,16 +225,16 @@ def _cells(grid: Tensor) -> Tensor:
 
 
 def _among(listed: Tensor, size: int) -> Tensor:
-    """Where each of `size` numbers stands in a list; -1 for others."""
+    """Index in a list of each of `size` numbers; -1 for others."""
     slots = torch.full((size,), -1)
     slots[listed] = torch.arange(len(listed))
     return slots
 
 
 def _to(value: Any, device: torch.device) -> Any:
-    """A value with all tensors in it on a device."""
+    """A value with all tensors in it moved to a device."""
     if isinstance(value, Tensor):
         return value.to(device)
-    if not isinstance(value, Closure | Keys | Lines | KernelMap | Tiles | Crop):
+    if not isinstance(value, ReceptiveField | RecordedLines | PaddedLines | KernelMap | Tiles | Crop):
         return value
     return replace(value, **{field.name: _to(getattr(value, field.name), device) for field in fields(value)})

@@ -16,11 +16,11 @@ import PIL.Image
 import torch
 from torch import Tensor
 
-from fisedit.adapters.block_convs import end_of
-from fisedit.adapters.checkpoints import identity
-from fisedit.adapters.conditioning import Guide, check_fit
-from fisedit.adapters.cost import reading_macs
-from fisedit.adapters.insertion_points import taps
+from fisedit.adapters.block_convs import output_conv
+from fisedit.adapters.checkpoints import check_fit, identity
+from fisedit.adapters.cost import dense_macs, reading_macs, sparse_macs
+from fisedit.adapters.insertion_points import tap_maps
+from fisedit.adapters.sparse_row_column import is_recorded, sites
 from fisedit.errors import AdapterError, InputError
 from fisedit.models.injection import exclusive
 from fisedit.models.vae import encode
@@ -33,8 +33,11 @@ if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline, UNet2DConditionModel
     from PIL.Image import Image
 
-    from fisedit.adapters.row_column import Known, RowColumnAdapter
-    from fisedit.sparse.executor import Executor
+    from fisedit.adapters.base import Gain, Grids
+    from fisedit.adapters.row_column import ReferenceKeys, RowColumnAdapter, RowColumnBlock
+    from fisedit.sparse.executor import Executor, ExtraSite
+    from fisedit.sparse.feature_cache import CachedFeatures
+    from fisedit.sparse_kernels.row_plan import SparsePlan
     from fisedit.values import GenerationConfig
 
 _KEPT = 4
@@ -42,12 +45,53 @@ _KEPT = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Loaded:
+class LoadedAdapter:
     """An adapter at hand: where it came from, and its scale."""
 
     adapter: RowColumnAdapter
     source: str
     scale: float
+
+
+@dataclass(frozen=True, eq=False)
+class ReferenceCondition:
+    """A reference adapter at work on one reference (see `base.UNetAdapter`).
+
+    Args:
+        adapter: its blocks.
+        reference: the reference's keys and values by insertion point, from `RowColumnAdapter.read`; empty where only
+            layers or costs are needed.
+        scale: factor of the adapter's gains.
+        identity: tells the adapter from all others.
+    """
+
+    adapter: RowColumnAdapter
+    reference: Mapping[str, ReferenceKeys]
+    scale: float = 1.0
+    identity: str = ""
+
+    def gains(self, batch: int | None) -> dict[str, Gain]:
+        """See `base.UNetAdapter.gains`."""
+        return {name: self._gain(block.row_column, name, batch) for name, block in self.adapter.blocks.items()}
+
+    def sites(self, unet: UNet2DConditionModel) -> tuple[ExtraSite, ...]:
+        """See `base.UNetAdapter.sites`."""
+        return sites(unet, self.identity, self.adapter)
+
+    def macs(self, unet: UNet2DConditionModel, grids: Grids, plan: SparsePlan | None, *, recorded: bool) -> int:
+        """See `base.UNetAdapter.macs`."""
+        if plan is None:
+            return dense_macs(self.adapter, unet, grids)
+        return sparse_macs(self.adapter, unet, plan, recorded=recorded)
+
+    def _gain(self, block: RowColumnBlock, name: str, batch: int | None) -> Gain:
+        reference = self.reference[name] if batch is None else self.reference[name].last(batch)
+
+        def gain(x: Tensor) -> Tensor:
+            scaled: Tensor = self.scale * block(x, reference)
+            return scaled
+
+        return gain
 
 
 class References:
@@ -59,9 +103,9 @@ class References:
 
     def __init__(self, pipe: StableDiffusionPipeline, executor: Executor) -> None:
         self._pipe, self._executor = pipe, executor
-        self.adapters: dict[str, Loaded] = {}
+        self.adapters: dict[str, LoadedAdapter] = {}
         self.pictures: dict[str, Image] = {}
-        self._known: OrderedDict[tuple[str, str, int, int, int], Mapping[str, Known]] = OrderedDict()
+        self._read_keys: OrderedDict[tuple[str, str, int, int, int], Mapping[str, ReferenceKeys]] = OrderedDict()
 
     def load(self, adapter: RowColumnAdapter, source: str, scale: float) -> str:
         """Take an adapter in; its identity.
@@ -75,9 +119,9 @@ class References:
         if name in self.adapters:
             raise AdapterError(f"the adapter {source} is loaded already; change its scale with scale_adapter")
         unet = self._pipe.unet
-        self.adapters[name] = Loaded(laid_out(adapter, unet), source, scale)
+        self.adapters[name] = LoadedAdapter(match_unet(adapter, unet), source, scale)
         for block in adapter.blocks.values():
-            end_of(block.knit)  # known before the first edit
+            output_conv(block.row_column)  # known before the first edit
         return name
 
     def loaded(self, source: str) -> bool:
@@ -94,7 +138,7 @@ class References:
             del self.adapters[name]
         self.forget()
 
-    def weigh(self, source: str | None, scale: float) -> None:
+    def set_scale(self, source: str | None, scale: float) -> None:
         """Let an adapter count anew, by where it came from; None for all. Raises as `load` and `unload`."""
         scale = check_scale(scale)
         for name in self._named(source):
@@ -109,7 +153,7 @@ class References:
 
     def forget(self) -> None:
         """Drop what was read, as when the model's weights changed."""
-        self._known.clear()
+        self._read_keys.clear()
 
     def likenesses(self, reference: object) -> tuple[Likeness, ...]:
         """What a picture says of itself when it takes a reference's look, by every loaded adapter.
@@ -143,15 +187,23 @@ class References:
         pictures = {one.reference: self.pictures[one.reference] for one in named if one.reference in self.pictures}
         return SessionAssets({loaded.source: loaded.scale for loaded in adapters.values()}, pictures)
 
-    def guides(self, config: GenerationConfig, branches: int) -> tuple[Guide, ...]:
-        """The adapters that a config puts to work; arguments and errors as of `prepare`."""
+    def conditions(self, config: GenerationConfig, branches: int) -> tuple[ReferenceCondition, ...]:
+        """The adapters of a config with what they read of its references; arguments and errors as of `prepare`."""
         self.prepare(config, branches)
         return tuple(
-            Guide(self.adapters[one.adapter].adapter, self._known[_key(one, config, branches)], one.scale, one.adapter)
-            for one in config.like
+            replace(condition, reference=self._read_keys[_key(one, config, branches)])
+            for condition, one in zip(self.unread_conditions(config), config.like, strict=True)
         )
 
-    def adapter(self, likeness: Likeness) -> RowColumnAdapter:
+    def unread_conditions(self, config: GenerationConfig) -> tuple[ReferenceCondition, ...]:
+        """The adapters of a config without their references, for costs. Raises AdapterError where one is not loaded."""
+        return tuple(ReferenceCondition(self._adapter(one), {}, one.scale, one.adapter) for one in config.like)
+
+    def are_recorded(self, config: GenerationConfig, features: CachedFeatures) -> bool:
+        """Whether a step's features were recorded with all adapters of a config."""
+        return all(is_recorded(one.adapter, features) for one in config.like)
+
+    def _adapter(self, likeness: Likeness) -> RowColumnAdapter:
         """The adapter that a likeness names. Raises AdapterError where it is not loaded."""
         if likeness.adapter not in self.adapters:
             raise AdapterError(
@@ -161,20 +213,20 @@ class References:
 
     def _read(self, likeness: Likeness, config: GenerationConfig, branches: int) -> int:
         key = _key(likeness, config, branches)
-        if key in self._known:
-            self._known.move_to_end(key)
+        if key in self._read_keys:
+            self._read_keys.move_to_end(key)
             return 0
-        adapter = self.adapter(likeness)
+        adapter = self._adapter(likeness)
         if likeness.reference not in self.pictures:
             raise AdapterError(f"the reference picture {likeness.reference} is not here; give it again")
         unet = self._pipe.unet
         with torch.inference_mode():
             inputs = self._inputs(likeness, config, branches)
         with torch.inference_mode(), exclusive(unet):
-            seen = taps(unet, *inputs, tuple(adapter.channels))
-            self._known[key] = adapter.read(seen)
-        while len(self._known) > max(_KEPT, len(config.like)):
-            self._known.popitem(last=False)
+            seen = tap_maps(unet, *inputs, tuple(adapter.channels))
+            self._read_keys[key] = adapter.read(seen)
+        while len(self._read_keys) > max(_KEPT, len(config.like)):
+            self._read_keys.popitem(last=False)
         return self._macs(adapter, config, branches)
 
     def _inputs(self, likeness: Likeness, config: GenerationConfig, branches: int) -> tuple[Tensor, Tensor]:
@@ -210,7 +262,7 @@ def _key(likeness: Likeness, config: GenerationConfig, branches: int) -> tuple[s
     return likeness.adapter, likeness.reference, config.width, config.height, branches
 
 
-def laid_out(adapter: RowColumnAdapter, unet: UNet2DConditionModel) -> RowColumnAdapter:
+def match_unet(adapter: RowColumnAdapter, unet: UNet2DConditionModel) -> RowColumnAdapter:
     """Where and as precise as a UNet, with convolutions laid out as the sparse ones read them."""
     adapter.to(unet.device, unet.dtype)
     adapter.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it

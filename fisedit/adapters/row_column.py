@@ -1,12 +1,12 @@
-"""Attention along the rows, then the columns, of a feature map beside a reference's: HelloMeme's "spatial knitting".
+"""Row-column attention: a feature map attends along its rows, then its columns, to itself and to a reference's map.
 
-Follows arXiv 2410.22901 (Zhang et al., HelloMeme). A map's tokens attend along their row to the row itself and to the
-reference's, then along their column likewise; a 3x3 conv that begins at zero adds what they found to the map. Every
-published family of reference adapters is made of the modules here (see `families`). The reference's keys and values do
-not change over a picture's steps: `read` makes them once. Only the map's own tokens ask. Knows tensors; neither files
-nor UNets.
+Follows arXiv 2410.22901 (Zhang et al., HelloMeme), where it is called "spatial knitting". The tokens of a map attend
+along their row to that row and to the reference's, then along their column likewise; a 3x3 conv that begins at zero
+adds the result to the map. Every published family of reference adapters consists of the modules here (see `variants`).
+The reference's keys and values are the same in all steps: `read` computes them once. Only the map's own tokens have
+queries. Knows tensors; neither files nor UNets.
 
-Maps are [B, C, H, W]; lines of tokens [B, lines, n, C], where a row's tokens stand in the order of x, a column's of y.
+Maps are [B, C, H, W]; lines of tokens [B, lines, n, C], a row's tokens in the order of x, a column's of y.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from fisedit.values import LATENT_FACTOR
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fisedit.adapters.variants import Family
+    from fisedit.adapters.variants import AdapterFamily
 
-TABLE = 128
+TABLE_LENGTH = 128
 """Positions that a stored table holds: those of a row of 64 and of its reference's."""
 
 KeyValue = tuple[Tensor, Tensor]
@@ -37,9 +37,13 @@ KeyValue = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
-    """What a reference gives to one block for all steps: keys and values of its rows [B, H, W, C] and of its columns
-    [B, W, H, C]."""
+class ReferenceKeys:
+    """A reference's keys and values for one block, the same in all steps.
+
+    Args:
+        rows: keys and values of the rows, [B, H, W, C] each.
+        columns: keys and values of the columns, [B, W, H, C] each.
+    """
 
     rows: KeyValue
     columns: KeyValue
@@ -49,23 +53,34 @@ class Known:
         """Height and width of the reference's map."""
         return self.rows[0].shape[1], self.rows[0].shape[2]
 
-    def last(self, batch: int) -> Known:
-        """That of the last so many of a batch."""
+    def last(self, batch: int) -> ReferenceKeys:
+        """The keys and values of the last `batch` items."""
         if batch >= len(self.rows[0]):
             return self
-        return Known(*((k[-batch:], v[-batch:]) for k, v in (self.rows, self.columns)))
+        return ReferenceKeys(*((k[-batch:], v[-batch:]) for k, v in (self.rows, self.columns)))
 
 
 @dataclass(eq=False)
-class Seen:
-    """What one dense pass computed of the map itself, laid out as in `Known`: queries, keys and values."""
+class Trace:
+    """Queries, keys and values of the map itself in one dense pass, with shapes as of `ReferenceKeys`.
+
+    Args:
+        rows: those of the rows.
+        columns: those of the columns.
+    """
 
     rows: list[Tensor] = field(default_factory=list)
     columns: list[Tensor] = field(default_factory=list)
 
 
-class Heads(nn.Module):
-    """The projections of a multi-head attention, under diffusers' names: no bias but that of the output."""
+class LineAttention(nn.Module):
+    """The projections of a multi-head attention, under diffusers' names; only the output has a bias.
+
+    Args:
+        channels: C, of queries and outputs.
+        heads: divides C.
+        width: channels of the tokens that give keys and values; None for C.
+    """
 
     def __init__(self, channels: int, heads: int, width: int | None = None) -> None:
         super().__init__()
@@ -79,36 +94,60 @@ class Heads(nn.Module):
         """Keys and values of tokens."""
         return self.to_k(tokens), self.to_v(tokens)
 
-    def look(self, asked: Tensor, keys: KeyValue) -> Tensor:
-        """What queries [B, lines, n, C] find among the keys of their line [B, lines, m, C], before `to_out`."""
-        q, k, v = (x.flatten(0, 1).unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (asked, *keys))
+    def attend(self, query: Tensor, keys: KeyValue) -> Tensor:
+        """Attention before `to_out`.
+
+        Args:
+            query: [B, lines, n, C].
+            keys: keys and values of the same lines, [B, lines, m, C] each.
+
+        Returns:
+            [B, lines, n, C].
+        """
+        q, k, v = (x.flatten(0, 1).unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (query, *keys))
         found = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        lines: Tensor = found.unflatten(0, asked.shape[:2])
+        lines: Tensor = found.unflatten(0, query.shape[:2])
         return lines
 
     def forward(self, tokens: Tensor, keys: KeyValue) -> Tensor:
-        """What tokens [B, lines, n, C] find among the keys of their line [B, lines, m, C]."""
-        out: Tensor = self.to_out[0](self.look(self.to_q(tokens), keys))
+        """Attention of tokens.
+
+        Args:
+            tokens: [B, lines, n, C].
+            keys: keys and values of the same lines, [B, lines, m, C] each.
+
+        Returns:
+            [B, lines, n, C].
+        """
+        out: Tensor = self.to_out[0](self.attend(self.to_q(tokens), keys))
         return out
 
 
-class Table(nn.Module):
-    """Stored positions, sine and cosine by turns."""
+class PositionTable(nn.Module):
+    """Stored positions, sine and cosine in turn.
+
+    Args:
+        channels: C.
+        length: positions.
+    """
 
     pe: Tensor
 
-    def __init__(self, channels: int, length: int = TABLE) -> None:
+    def __init__(self, channels: int, length: int = TABLE_LENGTH) -> None:
         super().__init__()
         turned = angles(torch.arange(length), channels)
         self.register_buffer("pe", torch.stack([turned.sin(), turned.cos()], -1).flatten(1)[None])
 
 
-class Knit(nn.Module):
-    """One block: rows, columns, and the conv that brings what they found.
+class RowColumnBlock(nn.Module):
+    """One block: attention along rows, along columns, and the conv that gives the gain.
 
     Args:
-        channels: C, divisible by 2 and by `heads`. names: of the rows' and the columns' attention.
-        table: positions are stored. conv_in: maps pass a 3x3 conv first.
+        channels: C, divisible by 2 and by `heads`.
+        heads: of each attention.
+        names: of the rows' and the columns' attention in files.
+        table: positions are stored.
+        conv_in: maps go through a 3x3 conv first.
     """
 
     def __init__(
@@ -123,38 +162,46 @@ class Knit(nn.Module):
         super().__init__()
         self._names, self.channels = names, channels
         self.conv_in = nn.Conv2d(channels, channels, 3, padding=1) if conv_in else None
-        self.pos_embed = Table(channels) if table else None
+        self.pos_embed = PositionTable(channels) if table else None
         for name in names:
-            self.add_module(name, Heads(channels, heads))
+            self.add_module(name, LineAttention(channels, heads))
         self.norm = nn.LayerNorm(channels)
         self.proj = nn.Conv2d(channels, channels, 3, padding=1)
         for weights in self.proj.parameters():
             nn.init.zeros_(weights)
 
     @property
-    def knit(self) -> Knit:
-        """What runs at every step."""
+    def row_column(self) -> RowColumnBlock:
+        """The block that runs at every step."""
         return self
 
     @property
-    def row_heads(self) -> Heads:
+    def row_attention(self) -> LineAttention:
         """Attention along rows."""
-        heads: Heads = self.get_submodule(self._names[0])  # type: ignore[assignment]  # made in __init__
+        heads: LineAttention = self.get_submodule(self._names[0])  # type: ignore[assignment]  # made in __init__
         return heads
 
     @property
-    def column_heads(self) -> Heads:
+    def column_attention(self) -> LineAttention:
         """Attention along columns."""
-        heads: Heads = self.get_submodule(self._names[1])  # type: ignore[assignment]  # made in __init__
+        heads: LineAttention = self.get_submodule(self._names[1])  # type: ignore[assignment]  # made in __init__
         return heads
 
-    def looks(self, height: int, width: int) -> tuple[int, int]:
-        """Keys that a token of a map looks at, along rows and along columns, its reference's among them."""
+    def num_keys(self, height: int, width: int) -> tuple[int, int]:
+        """Keys of one token along rows and along columns, those of the reference included."""
         return 2 * width, 2 * height
 
     def tokens(self, lines: Tensor, at: Tensor, length: int = 0) -> Tensor:
-        """Normed tokens of lines [B, lines, n, C] that lie at positions int64 [n]; where many share few of them, below
-        `length`, each is made once."""
+        """Normalise lines with their positions.
+
+        Args:
+            lines: [B, lines, n, C].
+            at: int64 [n], positions along the line.
+            length: positions below it are computed once each, where many tokens share them; 0 for one position a token.
+
+        Returns:
+            [B, lines, n, C].
+        """
         turned = self._positions(_span(length, at) if length else at).to(lines)
         normed: Tensor = self.norm(lines + (turned.index_select(0, at) if length else turned))
         return normed
@@ -163,15 +210,18 @@ class Knit(nn.Module):
         """A map [B, C, H, W] as it enters the rows: [B, H, W, C]."""
         return (x if self.conv_in is None else self.conv_in(x)).permute(0, 2, 3, 1)
 
-    def read(self, reference: Tensor) -> Known:
-        """What a reference's map [B, C, H, W] gives: its rows stand behind the map's, its columns below.
+    def read(self, reference: Tensor) -> ReferenceKeys:
+        """Compute a reference's keys and values; its rows continue those of the map, its columns likewise.
+
+        Args:
+            reference: the reference's map, [B, C, H, W].
 
         Raises:
             InputError: it is larger than the stored positions reach.
         """
         height, width = reference.shape[-2:]
-        if self.pos_embed is not None and 2 * max(height, width) > TABLE:
-            side = TABLE // 2 * LATENT_FACTOR
+        if self.pos_embed is not None and 2 * max(height, width) > TABLE_LENGTH:
+            side = TABLE_LENGTH // 2 * LATENT_FACTOR
             raise InputError(
                 f"an adapter of the families v1 to v4 takes pictures up to {side} pixels a side, got a feature map of "
                 f"{width}x{height}; use one of family v5 or v5b, or a smaller picture"
@@ -179,25 +229,29 @@ class Knit(nn.Module):
         grid = self.grid(reference)
         rows = self.tokens(grid, _span(width, reference) + width)
         columns = self.tokens(grid.transpose(1, 2), _span(height, reference) + height)
-        return Known(self.row_heads.keys(rows), self.column_heads.keys(columns))
+        return ReferenceKeys(self.row_attention.keys(rows), self.column_attention.keys(columns))
 
-    def forward(self, x: Tensor, known: Known | None = None, seen: Seen | None = None) -> Tensor:
-        """What a map [B * F, C, H, W] gains: [B * F, C, H, W], to be added to it.
+    def forward(self, x: Tensor, reference: ReferenceKeys | None = None, trace: Trace | None = None) -> Tensor:
+        """Compute the gain of a map.
 
         Args:
-            known: from `read`, of a map of the same size; every one of B is read by F frames. None: the map alone.
-            seen: is given the map's own queries, keys and values.
+            x: [B * F, C, H, W].
+            reference: from `read`, of B maps of the same size, each for F frames; None for the map alone.
+            trace: receives the map's own queries, keys and values.
+
+        Returns:
+            [B * F, C, H, W], to be added to the map.
         """
         height, width = x.shape[-2:]
-        seen = Seen() if seen is None else seen
-        rows, heads = self.tokens(self.grid(x), _span(width, x)), self.row_heads
-        asked, keys = heads.to_q(rows), heads.keys(rows)
-        seen.rows += asked, *keys
-        found = heads.to_out[0](heads.look(asked, joined(keys, known.rows if known else None)))
-        columns, heads = self.tokens(found.transpose(1, 2), _span(height, x)), self.column_heads
-        asked, keys = heads.to_q(columns), heads.keys(columns)
-        seen.columns += asked, *keys
-        found = heads.to_out[0](heads.look(asked, joined(keys, known.columns if known else None)))
+        trace = Trace() if trace is None else trace
+        rows, heads = self.tokens(self.grid(x), _span(width, x)), self.row_attention
+        query, keys = heads.to_q(rows), heads.keys(rows)
+        trace.rows += query, *keys
+        found = heads.to_out[0](heads.attend(query, append_reference(keys, reference.rows if reference else None)))
+        columns, heads = self.tokens(found.transpose(1, 2), _span(height, x)), self.column_attention
+        query, keys = heads.to_q(columns), heads.keys(columns)
+        trace.columns += query, *keys
+        found = heads.to_out[0](heads.attend(query, append_reference(keys, reference.columns if reference else None)))
         gain: Tensor = self.proj(found.permute(0, 3, 2, 1))
         return gain
 
@@ -209,52 +263,57 @@ class Knit(nn.Module):
         return torch.cat([turned.sin(), turned.cos()], -1)
 
 
-class Staged(nn.Module):
-    """Family v5b: the reference is knitted alone first, once for all steps."""
+class TwoStageBlock(nn.Module):
+    """Family v5b: the reference goes through a block of its own first, once for all steps.
+
+    Args:
+        channels: as of `RowColumnBlock`.
+        heads: as of `RowColumnBlock`.
+    """
 
     def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
-        self.attn_ref = Knit(channels, heads, ("attnx", "attny"), conv_in=True)
-        self.attn = Knit(channels, heads, ("attnx", "attny"), conv_in=True)
+        self.attn_ref = RowColumnBlock(channels, heads, ("attnx", "attny"), conv_in=True)
+        self.attn = RowColumnBlock(channels, heads, ("attnx", "attny"), conv_in=True)
 
     @property
-    def knit(self) -> Knit:
-        """What runs at every step."""
+    def row_column(self) -> RowColumnBlock:
+        """The block that runs at every step."""
         return self.attn
 
-    def read(self, reference: Tensor) -> Known:
-        """As of `Knit`."""
+    def read(self, reference: Tensor) -> ReferenceKeys:
+        """See `RowColumnBlock.read`."""
         return self.attn.read(self.attn_ref(reference))
 
-    def forward(self, x: Tensor, known: Known | None = None) -> Tensor:
-        """As of `Knit`."""
-        gain: Tensor = self.attn(x, known)
+    def forward(self, x: Tensor, reference: ReferenceKeys | None = None) -> Tensor:
+        """See `RowColumnBlock.forward`."""
+        gain: Tensor = self.attn(x, reference)
         return gain
 
 
-def joined(own: KeyValue, known: KeyValue | None) -> KeyValue:
-    """A map's keys and values, and behind them those of its reference, for every frame."""
-    if known is None:
+def append_reference(own: KeyValue, reference: KeyValue | None) -> KeyValue:
+    """A map's keys and values, followed by those of its reference, which are repeated for every frame."""
+    if reference is None:
         return own
-    frames = own[0].shape[0] // known[0].shape[0]
-    behind = known if frames == 1 else [x.repeat_interleave(frames, 0) for x in known]
+    frames = own[0].shape[0] // reference[0].shape[0]
+    behind = reference if frames == 1 else [x.repeat_interleave(frames, 0) for x in reference]
     k, v = (torch.cat(pair, 2) for pair in zip(own, behind, strict=True))
     return k, v
 
 
 class RowColumnAdapter(nn.Module):
-    """A family's blocks for one UNet, under the names of the published files.
+    """A family's blocks for one UNet, named as in the published files; a fresh one adds zero until it is trained.
 
     Args:
-        family: one of `FAMILIES`. channels: of each of the family's places, by name (see `Family.places`).
-        heads: of every attention, or of each place. config: settings that its file came with.
-
-    A fresh one changes nothing: what it adds is zero until it is trained.
+        family: one of `FAMILIES`.
+        channels: of each of the family's insertion points, by name (see `AdapterFamily.insertion_points`).
+        heads: of every attention, or of those of each insertion point.
+        config: of its file.
     """
 
     def __init__(
         self,
-        family: Family,
+        family: AdapterFamily,
         channels: Mapping[str, int],
         heads: int | Sequence[int] = 8,
         config: Mapping[str, Any] | None = None,
@@ -266,20 +325,24 @@ class RowColumnAdapter(nn.Module):
         for (place, width), count in zip(channels.items(), each, strict=True):
             self._add(place, self.block(width, count))
 
-    def block(self, channels: int, heads: int) -> Knit | Staged:
+    def block(self, channels: int, heads: int) -> RowColumnBlock | TwoStageBlock:
         """A fresh block of the family."""
-        return Staged(channels, heads) if self.family.staged else Knit(channels, heads, table=self.family.table)
+        return (
+            TwoStageBlock(channels, heads)
+            if self.family.two_stage
+            else RowColumnBlock(channels, heads, table=self.family.table)
+        )
 
     @property
-    def blocks(self) -> dict[str, Knit | Staged]:
-        """Place -> its block."""
+    def blocks(self) -> dict[str, RowColumnBlock | TwoStageBlock]:
+        """The blocks by insertion point."""
         return {place: self.get_submodule(module_name(place, self.family)) for place in self.channels}  # type: ignore[misc]
 
-    def read(self, taps: Mapping[str, Tensor]) -> dict[str, Known]:
-        """What a reference gives to every block.
+    def read(self, taps: Mapping[str, Tensor]) -> dict[str, ReferenceKeys]:
+        """Compute a reference's keys and values for every block.
 
         Args:
-            taps: place -> the reference's map there, [B, C, H, W].
+            taps: the reference's maps [B, C, H, W] by insertion point.
 
         Raises:
             InputError: a map is larger than the stored positions reach.
@@ -287,7 +350,7 @@ class RowColumnAdapter(nn.Module):
         return {place: block.read(taps[place]) for place, block in self.blocks.items()}
 
     def _add(self, place: str, block: nn.Module) -> None:
-        """Put a block where its published name says."""
+        """Add a block under its published name."""
         parent, _, name = module_name(place, self.family).rpartition(".")
         if not parent:
             self.add_module(name, block)
@@ -302,6 +365,14 @@ def _span(length: int, like: Tensor) -> Tensor:
 
 
 def angles(at: Tensor, channels: int) -> Tensor:
-    """Positions [n] times the frequencies of sinusoidal embeddings: [n, C / 2], float32."""
+    """Positions times the frequencies of sinusoidal embeddings.
+
+    Args:
+        at: positions [n].
+        channels: C.
+
+    Returns:
+        float32 [n, C / 2].
+    """
     steps = torch.arange(channels // 2, device=at.device, dtype=torch.float32)
     return at.float()[:, None] * torch.exp(steps * (-2 * math.log(10000.0) / channels))

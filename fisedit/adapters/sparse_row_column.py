@@ -1,10 +1,9 @@
-"""What an adapter's block does while a source is recorded and while an edit is replayed.
+"""A block of row-column attention in a dense evaluation that records, and in a sparse one.
 
-One changed cell changes its row, and then every column. But the block is exact on the active set if it runs on the
-cells of `closure`, at their own places, with the recorded queries, keys and values of the rest of those rows and
-columns. What was recorded is then mixed at the active set alone, as everywhere. A source that was made without the
-adapter has none of these: there the block sees the boxes around the active blobs, as if they were the whole map, and
-the reference alone.
+A changed cell changes its row, and then every column. But the block is exact at the active cells if it runs on their
+`receptive_field`, with the recorded queries, keys and values of all other cells of those rows and columns. A source
+that was made without the adapter has none of these: there the block reads the boxes around the active blobs, as if they
+were the whole map, and the reference only.
 
 Follows arXiv 2410.22901 for the block itself. Knows rows and positions; no samplers.
 """
@@ -18,10 +17,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from fisedit.adapters.block_convs import end_of, entry_of
-from fisedit.adapters.insertion_points import places
-from fisedit.adapters.receptive_field import Keys, closure_of
-from fisedit.adapters.row_column import Knit, Known, Seen
+from fisedit.adapters.block_convs import input_conv, output_conv
+from fisedit.adapters.insertion_points import insertion_points
+from fisedit.adapters.receptive_field import RecordedLines, find_receptive_field
+from fisedit.adapters.row_column import ReferenceKeys, RowColumnBlock, Trace
 from fisedit.adapters.variants import FAMILIES
 from fisedit.errors import AdapterError
 from fisedit.sparse.executor import ExtraSite
@@ -30,12 +29,10 @@ from fisedit.sparse.modules import Role
 from fisedit.sparse_kernels import ops
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from diffusers import UNet2DConditionModel
 
-    from fisedit.adapters.receptive_field import Closure, Lines
-    from fisedit.adapters.row_column import Heads, KeyValue, RowColumnAdapter
+    from fisedit.adapters.receptive_field import PaddedLines, ReceptiveField
+    from fisedit.adapters.row_column import KeyValue, LineAttention, RowColumnAdapter
     from fisedit.sparse.feature_cache import CachedFeatures
 
 ROWS, COLUMNS = ("row_q", "row_k", "row_v"), ("column_q", "column_k", "column_v")
@@ -43,152 +40,194 @@ ROWS, COLUMNS = ("row_q", "row_k", "row_v"), ("column_q", "column_k", "column_v"
 
 
 @dataclass(frozen=True, eq=False)
-class KnitSite(ExtraSite):
-    """An adapter's block at work; `reader` is the norm whose recorded input begins with the same map."""
+class RowColumnSite(ExtraSite):
+    """A block as a layer of an executor.
+
+    Args:
+        reader: name of the norm whose recorded input begins with the map that the block reads.
+    """
 
     reader: str = ""
 
     def run_dense(self, run: Recording, *args: Any) -> Tensor:
-        """See `record_knit`."""
-        return record_knit(run, self, *args)
+        """See `run_dense_block`."""
+        return run_dense_block(run, self, *args)
 
     def run_sparse(self, run: Replay, *args: Any) -> Tensor:
-        """See `replay_knit`."""
-        return replay_knit(run, self, *args)
+        """See `run_sparse_block`."""
+        return run_sparse_block(run, self, *args)
 
 
-def sites(unet: UNet2DConditionModel, adapters: Sequence[tuple[str, RowColumnAdapter]]) -> tuple[KnitSite, ...]:
-    """The blocks of some adapters.
+def sites(unet: UNet2DConditionModel, identity: str, adapter: RowColumnAdapter) -> tuple[RowColumnSite, ...]:
+    """The blocks of an adapter as layers of an executor.
 
     Args:
-        unet: that the adapters are for.
-        adapters: identity, which tells what they record apart, and adapter.
+        unet: that the adapter is for.
+        identity: of the adapter; the start of the names under which its blocks record.
+        adapter: its blocks.
 
     Raises:
-        AdapterError: a block's attention runs along no rows and columns.
+        AdapterError: the blocks attend along no rows and columns.
     """
-    there = places(unet)
-    for _, adapter in adapters:
-        if any(type(block.knit) is not Knit for block in adapter.blocks.values()):
-            raise AdapterError(
-                f"sparse edits need attention along rows and columns, got an adapter of family "
-                f"{adapter.family.name}; use one of {', '.join(FAMILIES)}"
-            )
+    points = insertion_points(unet)
+    if any(type(block.row_column) is not RowColumnBlock for block in adapter.blocks.values()):
+        raise AdapterError(
+            f"sparse edits need attention along rows and columns, got an adapter of family "
+            f"{adapter.family.name}; use one of {', '.join(FAMILIES)}"
+        )
     return tuple(
-        KnitSite(f"{identity}.{name}", block.knit, Role.EXTRA, there[name].level, there[name].reader)
-        for identity, adapter in adapters
+        RowColumnSite(f"{identity}.{name}", block.row_column, Role.EXTRA, points[name].level, points[name].reader)
         for name, block in adapter.blocks.items()
     )
 
 
-def remembered(identity: str, step: CachedFeatures) -> bool:
-    """Whether a step was recorded with the adapter of that identity."""
+def is_recorded(identity: str, step: CachedFeatures) -> bool:
+    """Whether a step's features were recorded with an adapter.
+
+    Args:
+        identity: of the adapter.
+        step: features of a source's step.
+    """
     return any(f"{identity}.{name}.{ROWS[0]}" in step for name in ("mid", "up_0", "up_1"))
 
 
-def record_knit(run: Recording, site: KnitSite, x: Tensor, known: Known) -> Tensor:
-    """Run densely; remember the map's own queries, keys and values."""
-    seen = Seen()
-    gain = Knit.forward(site.module, x, known, seen)
+def run_dense_block(run: Recording, site: RowColumnSite, x: Tensor, reference: ReferenceKeys) -> Tensor:
+    """Run a block on whole maps, and record its queries, keys and values.
+
+    Args:
+        run: the evaluation.
+        site: of the block.
+        x: [B * F, C, H, W].
+        reference: as of `RowColumnBlock.forward`.
+
+    Returns:
+        The map's gain [B * F, C, H, W].
+    """
+    trace = Trace()
+    gain = RowColumnBlock.forward(site.module, x, reference, trace)
     if site.module.conv_in is not None:
         run.maps.maps[f"{site.name}.x"] = rows_of(x)
-    for names, found in ((ROWS, seen.rows), (COLUMNS, [keys.transpose(1, 2) for keys in seen.columns])):
+    for names, found in ((ROWS, trace.rows), (COLUMNS, [keys.transpose(1, 2) for keys in trace.columns])):
         for name, lines in zip(names, found, strict=True):
             run.maps.maps[f"{site.name}.{name}"] = lines.flatten(1, 2).contiguous()
     return gain
 
 
-def replay_knit(run: Replay, site: KnitSite, x: Tensor, known: Known) -> Tensor:
-    """Run on the closure of the active rows; what the map [B, C, R, 1] gains."""
-    knit, width, recorded = site.module, run.level(site).width, f"{site.name}.{ROWS[0]}" in run.source
-    cells = closure_of(run.level(site), conv=knit.conv_in is not None, recorded=recorded)
-    tokens = knit.tokens(_entering(run, site, cells, rows_of(x)), cells.fresh % width, width)
-    rows, columns = knit.row_heads, knit.column_heads
+def run_sparse_block(run: Replay, site: RowColumnSite, x: Tensor, reference: ReferenceKeys) -> Tensor:
+    """Run a block on the receptive field of the active rows.
+
+    Args:
+        run: the evaluation.
+        site: of the block.
+        x: [B, C, R, 1], the active rows as a map.
+        reference: as of `RowColumnBlock.forward`.
+
+    Returns:
+        The gain of the active rows [B, C, R, 1].
+    """
+    block, width, recorded = site.module, run.level(site).width, f"{site.name}.{ROWS[0]}" in run.source
+    cells = find_receptive_field(run.level(site), conv=block.conv_in is not None, recorded=recorded)
+    tokens = block.tokens(_entering(run, site, cells, rows_of(x)), cells.fresh % width, width)
+    rows, columns = block.row_attention, block.column_attention
     asked, keys = _linear(rows.to_q, tokens), _keys(rows, tokens)
     if recorded:
-        _keep(run, site, ROWS, (asked, *keys), cells.active)
-        asked = _recorded(run, site, ROWS[0], cells.found).index_copy_(1, cells.found_fresh, asked)
-    beside = _beside(knit, known, cells)
-    keys, seen = _mixed(run, site, ROWS[1:], keys, cells.row_keys, len(cells.rows))
-    found = _linear(rows.to_out[0], _look(asked, cells.row_asks, keys, beside[0], seen))
-    tokens = knit.tokens(found, cells.found // width, run.level(site).height)
-    asked, keys = _linear(columns.to_q, tokens.index_select(1, cells.asking)), _keys(columns, tokens)
+        _record_active(run, site, ROWS, (asked, *keys), cells.active)
+        asked = _recorded(run, site, ROWS[0], cells.changed).index_copy_(1, cells.fresh_in_changed, asked)
+    reference_lines = _reference_lines(block, reference, cells)
+    keys, valid = _mixed_key_values(run, site, ROWS[1:], keys, cells.row_keys, len(cells.rows))
+    found = _linear(rows.to_out[0], _attend(asked, cells.row_queries, keys, reference_lines[0], valid))
+    tokens = block.tokens(found, cells.changed // width, run.level(site).height)
+    asked, keys = _linear(columns.to_q, tokens.index_select(1, cells.querying_in_changed)), _keys(columns, tokens)
     if recorded:
         run.overlay.maps[f"{site.name}.{COLUMNS[0]}"] = asked[:, : len(cells.active)].clone()
-        _keep(run, site, COLUMNS[1:], keys, cells.found_fresh[cells.active])
-        asked = _recorded(run, site, COLUMNS[0], cells.read).index_copy_(1, cells.read_asking, asked)
-    keys, seen = _mixed(run, site, COLUMNS[1:], keys, cells.column_keys, len(cells.columns))
-    found, end, level = _look(asked, cells.column_asks, keys, beside[1], seen), end_of(knit), run.level(site)
+        _record_active(run, site, COLUMNS[1:], keys, cells.fresh_in_changed[cells.active])
+        asked = _recorded(run, site, COLUMNS[0], cells.conv_inputs).index_copy_(1, cells.querying_in_conv_inputs, asked)
+    keys, valid = _mixed_key_values(run, site, COLUMNS[1:], keys, cells.column_keys, len(cells.columns))
+    found, end, level = (
+        _attend(asked, cells.column_queries, keys, reference_lines[1], valid),
+        output_conv(block),
+        run.level(site),
+    )
     if not recorded:
         found = found.new_zeros(len(found), len(level.read_positions), found.shape[2]).index_copy_(
-            1, cells.reads, found
+            1, cells.conv_input_rows, found
         )
-    return map_of(end.framed(end.at(found, level.same, cells.tiles), cells))
+    return map_of(end.correct_border(end.forward(found, level.same, cells.tiles), cells))
 
 
-def _entering(run: Replay, site: KnitSite, cells: Closure, rows: Tensor) -> Tensor:
-    """The fresh cells as they enter the rows [B, F, C]: of active ones, and of the source's where those are not."""
-    knit, channels = site.module, rows.shape[2]
+def _entering(run: Replay, site: RowColumnSite, cells: ReceptiveField, rows: Tensor) -> Tensor:
+    """The fresh cells before the rows [B, F, C]: of the edit at active cells, of the source at all others."""
+    block, channels = site.module, rows.shape[2]
     if cells.entering is not None:
         if f"{site.name}.x" in run.source:
             run.overlay.maps[f"{site.name}.x"] = rows
         rows = torch.cat([rows, _map(run, site, cells.entering.halo, channels)], 1)
-        return entry_of(knit.conv_in).at(rows, cells.entering, cells.entering_tiles)
+        return input_conv(block.conv_in).forward(rows, cells.entering, cells.entering_tiles)
     if len(cells.fresh) == rows.shape[1]:
         return rows
     return _map(run, site, cells.fresh, channels).index_copy_(1, cells.active, rows)
 
 
-def _map(run: Replay, site: KnitSite, positions: Tensor, channels: int) -> Tensor:
-    """Rows of the source's map here [B, len(positions), C], whether it had the adapter or not."""
+def _map(run: Replay, site: RowColumnSite, positions: Tensor, channels: int) -> Tensor:
+    """Rows of the source's map before the block [B, len(positions), C], whether the source had the adapter or not."""
     own = f"{site.name}.x"
     rows = run.source.rows(own if own in run.source else site.reader, site.level, positions)
     return rows[..., :channels].contiguous()
 
 
-def _recorded(run: Replay, site: KnitSite, name: str, positions: Tensor) -> Tensor:
+def _recorded(run: Replay, site: RowColumnSite, name: str, positions: Tensor) -> Tensor:
     return run.source.rows(f"{site.name}.{name}", site.level, positions)
 
 
-def _mixed(
-    run: Replay, site: KnitSite, names: tuple[str, ...], fresh: KeyValue, keys: Keys | Lines, lines: int
+def _mixed_key_values(
+    run: Replay,
+    site: RowColumnSite,
+    names: tuple[str, ...],
+    fresh: KeyValue,
+    keys: RecordedLines | PaddedLines,
+    lines: int,
 ) -> tuple[KeyValue, Tensor | None]:
-    """Keys and values of lines [B, lines, n, C], and which of them are there (None: all)."""
-    if isinstance(keys, Keys):
-        whole, seen = (_recorded(run, site, name, keys.whole) for name in names), None
+    """Keys and values of lines [B, lines, n, C], and which of them are not padding (None: all)."""
+    if isinstance(keys, RecordedLines):
+        whole, valid = (_recorded(run, site, name, keys.whole) for name in names), None
         k, v = (each.index_copy_(1, keys.fresh, new) for each, new in zip(whole, fresh, strict=True))
     else:
-        (k, v), seen = (new.index_select(1, keys.at) for new in fresh), keys.real
-    return (k.unflatten(1, (lines, -1)), v.unflatten(1, (lines, -1))), seen
+        (k, v), valid = (new.index_select(1, keys.at) for new in fresh), keys.real
+    return (k.unflatten(1, (lines, -1)), v.unflatten(1, (lines, -1))), valid
 
 
-def _look(asked: Tensor, asks: Lines, keys: KeyValue, beside: KeyValue, seen: Tensor | None) -> Tensor:
-    """What queries of cells [B, N, C] find on their lines, and on the reference's beside them."""
+def _attend(
+    asked: Tensor, asks: PaddedLines, keys: KeyValue, reference_lines: KeyValue, valid: Tensor | None
+) -> Tensor:
+    """Attention of the queries of cells [B, N, C] over their lines and the reference's."""
     batch, lines = asked.shape[0], keys[0].shape[1]
     query = asked.index_select(1, asks.at).unflatten(1, (lines, -1)).flatten(0, 1)
-    frames = batch // len(beside[0])
+    frames = batch // len(reference_lines[0])
     k, v = (x.flatten(0, 1) for x in keys)
-    beside_k, beside_v = ((x if frames == 1 else x.repeat_interleave(frames, 0)).flatten(0, 1) for x in beside)
+    beside_k, beside_v = ((x if frames == 1 else x.repeat_interleave(frames, 0)).flatten(0, 1) for x in reference_lines)
     found = ops.row_column_attention(
-        query, (k, v), (beside_k, beside_v), None if seen is None else seen.repeat(batch, 1)
+        query, (k, v), (beside_k, beside_v), None if valid is None else valid.repeat(batch, 1)
     )
     return found.view(batch, -1, asked.shape[2]).index_select(1, asks.back)
 
 
-_BESIDE: WeakKeyDictionary[Known, WeakKeyDictionary[Closure, tuple[KeyValue, KeyValue]]] = WeakKeyDictionary()
+_CACHE: WeakKeyDictionary[ReferenceKeys, WeakKeyDictionary[ReceptiveField, tuple[KeyValue, KeyValue]]] = (
+    WeakKeyDictionary()
+)
 
 
-def _beside(knit: Knit, known: Known, cells: Closure) -> tuple[KeyValue, KeyValue]:
-    """A reference's keys and values on the rows and the columns that ask, head by head, [B, lines, H, n, C / H]; made
-    once an edit."""
-    made = _BESIDE.setdefault(known, WeakKeyDictionary())
+def _reference_lines(
+    block: RowColumnBlock, reference: ReferenceKeys, cells: ReceptiveField
+) -> tuple[KeyValue, KeyValue]:
+    """A reference's keys and values of the queried rows and columns, by head [B, lines, H, n, C / H]; cached."""
+    made = _CACHE.setdefault(reference, WeakKeyDictionary())
     if cells not in made:
-        rows = _by_head(known.rows, cells.rows, knit.row_heads.heads)
-        made[cells] = rows, _by_head(known.columns, cells.columns, knit.column_heads.heads)
+        rows = _split_heads(reference.rows, cells.rows, block.row_attention.heads)
+        made[cells] = rows, _split_heads(reference.columns, cells.columns, block.column_attention.heads)
     return made[cells]
 
 
-def _by_head(keys: KeyValue, lines: Tensor, heads: int) -> KeyValue:
+def _split_heads(keys: KeyValue, lines: Tensor, heads: int) -> KeyValue:
     k, v = (x.index_select(1, lines).unflatten(3, (heads, -1)).transpose(2, 3).contiguous() for x in keys)
     return k, v
 
@@ -197,11 +236,13 @@ def _linear(layer: Any, rows: Tensor) -> Tensor:
     return ops.norm_linear(rows, layer.weight, layer.bias)
 
 
-def _keys(heads: Heads, tokens: Tensor) -> KeyValue:
+def _keys(heads: LineAttention, tokens: Tensor) -> KeyValue:
     return _linear(heads.to_k, tokens), _linear(heads.to_v, tokens)
 
 
-def _keep(run: Replay, site: KnitSite, names: tuple[str, ...], fresh: tuple[Tensor, ...], active: Tensor) -> None:
-    """Drop what is fresh back to the active rows, for later edits to read."""
+def _record_active(
+    run: Replay, site: RowColumnSite, names: tuple[str, ...], fresh: tuple[Tensor, ...], active: Tensor
+) -> None:
+    """Put what was computed at the active cells into the overlay, for later edits."""
     for name, rows in zip(names, fresh, strict=True):
         run.overlay.maps[f"{site.name}.{name}"] = rows.index_select(1, active)

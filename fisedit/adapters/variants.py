@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Family:
+class AdapterFamily:
     """What sets one published family of adapters apart.
 
     Args:
@@ -35,9 +35,9 @@ class Family:
     down: bool = False
     first_up: int = 0
     table: bool = False
-    staged: bool = False
+    two_stage: bool = False
 
-    def places(self, ups: int) -> tuple[str, ...]:
+    def insertion_points(self, ups: int) -> tuple[str, ...]:
         """The places in a UNet of so many up blocks that are changed, in the order the data travels."""
         down = [*(f"down_{i}" for i in range(ups - 1)), "mid"] if self.down else []
         return (*down, *(f"up_{i}" for i in range(self.first_up, ups)))
@@ -46,20 +46,20 @@ class Family:
 FAMILIES = {
     family.name: family
     for family in (
-        Family("v1", "HMReferenceAdapter", down=True, first_up=1, table=True),
-        Family("v2", "HMReferenceAdapter", first_up=1, table=True),
-        Family("v3", "HM3ReferenceAdapter", table=True),
-        Family("v5", "HM5ReferenceAdapter"),
-        Family("v5b", "HM5bReferenceAdapter", staged=True),
+        AdapterFamily("v1", "HMReferenceAdapter", down=True, first_up=1, table=True),
+        AdapterFamily("v2", "HMReferenceAdapter", first_up=1, table=True),
+        AdapterFamily("v3", "HM3ReferenceAdapter", table=True),
+        AdapterFamily("v5", "HM5ReferenceAdapter"),
+        AdapterFamily("v5b", "HM5bReferenceAdapter", two_stage=True),
     )
 }
 """By name; v4's files are v3's."""
 
-STUDIES = {"full": Family("full", "FullAttentionAdapter")}
+STUDIES = {"full": AdapterFamily("full", "FullAttentionAdapter")}
 """What can be trained beside them, to compare (see `whole`), and is no published family."""
 
-KINDS = tuple(dict.fromkeys(family.kind for family in FAMILIES.values()))
-WANTED = f"a reference adapter ({', '.join(KINDS)})"
+CLASS_NAMES = tuple(dict.fromkeys(family.kind for family in FAMILIES.values()))
+EXPECTED = f"a reference adapter ({', '.join(CLASS_NAMES)})"
 
 _PLACE = re.compile(r"reference_modules_(?:(down|up)\.(\d+)|(mid))\.")
 _DEAD = re.compile(r"reference_modules_\w+\.\d+\.time_emb_proj\.(?:weight|bias)")
@@ -76,7 +76,7 @@ _KNOWN = {
 """Start of a tensor's name -> what a file with such tensors is."""
 
 
-def module_name(place: str, family: Family) -> str:
+def module_name(place: str, family: AdapterFamily) -> str:
     """A place's name in files: up blocks count from the first that is changed."""
     side, _, index = place.partition("_")
     if side == "mid":
@@ -84,15 +84,15 @@ def module_name(place: str, family: Family) -> str:
     return f"reference_modules_{side}.{int(index) - (family.first_up if side == 'up' else 0)}"
 
 
-def kind_of(config: Mapping[str, Any]) -> str | None:
+def class_name_of(config: Mapping[str, Any]) -> str | None:
     """The class that a configuration names, if it is one of ours."""
     kind = config.get("_class_name")
-    if kind is not None and kind not in KINDS:
-        raise AdapterError(f"adapter must be {WANTED}, got a {kind}")
+    if kind is not None and kind not in CLASS_NAMES:
+        raise AdapterError(f"adapter must be {EXPECTED}, got a {kind}")
     return kind
 
 
-def family_of(config: Mapping[str, Any], shapes: Shapes, path: Path) -> Family:
+def family_of(config: Mapping[str, Any], shapes: Shapes, path: Path) -> AdapterFamily:
     """The family of a file, by its configuration, or by its tensors where that is silent.
 
     Raises:
@@ -100,8 +100,10 @@ def family_of(config: Mapping[str, Any], shapes: Shapes, path: Path) -> Family:
     """
     if not any(_PLACE.match(name) for name in shapes):
         found = (what for start, what in _KNOWN.items() if any(name.startswith(start) for name in shapes))
-        raise AdapterError(f"adapter must be {WANTED}, got {next(found, 'tensors of no adapter known here')} ({path})")
-    kind = kind_of(config)
+        raise AdapterError(
+            f"adapter must be {EXPECTED}, got {next(found, 'tensors of no adapter known here')} ({path})"
+        )
+    kind = class_name_of(config)
     if kind == "HMReferenceAdapter":
         version = config.get("version", "v1")
         if version not in ("v1", "v2"):
@@ -124,6 +126,6 @@ def indices(shapes: Shapes, side: str) -> set[int]:
     return {int(match[2]) for match in matches if match and match[1] == side}
 
 
-def dead(name: str, family: Family, ups: int) -> bool:
+def is_unused_tensor(name: str, family: AdapterFamily, ups: int) -> bool:
     """Whether published files hold a tensor that nothing reads."""
     return bool(_DEAD.fullmatch(name)) or (family.down and name.startswith(f"reference_modules_down.{ups - 1}."))

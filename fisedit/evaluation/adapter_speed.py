@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fisedit.adapters.base import AdapterStack
 from fisedit.adapters.checkpoints import fresh_adapter
-from fisedit.adapters.conditioning import Conditioning, Guide
 from fisedit.adapters.cost import dense_macs, sparse_macs
-from fisedit.adapters.insertion_points import taps
-from fisedit.adapters.references import laid_out
+from fisedit.adapters.insertion_points import tap_maps
+from fisedit.adapters.references import ReferenceCondition, match_unet
 from fisedit.evaluation.speed import GUIDANCE, MASKS, PROMPTS, STEP_GROWTH, Row, pipeline, settings, turns
 from fisedit.models.device import choose_device, choose_dtype
 from fisedit.models.malloc import keep_freed_memory
@@ -72,21 +72,21 @@ def run(
     with torch.inference_mode():
         bench = _Bench(pipe, config, repeats)
         for i, family in enumerate(families):
-            guide = bench.guide(random_adapter(pipe.unet, family))
-            guided = bench.record([guide])
+            condition = bench.condition(random_adapter(pipe.unet, family))
+            conditioned = bench.record([condition])
             for j, (name, area) in enumerate((name, area) for name in MASKS for area in areas):
                 if on_step is not None:
                     on_step(i * len(MASKS) * len(areas) + j, len(families) * len(MASKS) * len(areas), None)
-                rows.append({"family": family, "mask": name} | bench.row(guide, guided, name, area))
-    told = settings(model, config, where, precision, repeats)
-    return {"settings": told, "dense": bench.dense, "rows": rows, "summary": [_summary(row) for row in rows]}
+                rows.append({"family": family, "mask": name} | bench.row(condition, conditioned, name, area))
+    described = settings(model, config, where, precision, repeats)
+    return {"settings": described, "dense": bench.dense, "rows": rows, "summary": [_summary(row) for row in rows]}
 
 
 @torch.inference_mode(mode=False)
 @torch.no_grad()
 def random_adapter(unet: UNet2DConditionModel, family: str) -> RowColumnAdapter:
     """An adapter for a UNet whose gains are of order one, laid out as in an editor."""
-    adapter = laid_out(fresh_adapter(unet, family), unet)
+    adapter = match_unet(fresh_adapter(unet, family), unet)
     generator = torch.Generator(unet.device).manual_seed(0)
     for name, weights in adapter.named_parameters():
         if weights.ndim > 1:
@@ -108,33 +108,35 @@ class _Bench:
         self.plain = self.record([])
         self.dense: Row = {"macs": self._macs(self.engine.sizes(config))}
 
-    def guide(self, adapter: RowColumnAdapter) -> Guide:
+    def condition(self, adapter: RowColumnAdapter) -> ReferenceCondition:
         """An adapter that has read a reference: noise, as good as any."""
         unet, name = self.engine.pipe.unet, adapter.family.name
         self.dense[name] = len(self.latents) * dense_macs(adapter, unet, self.engine.grids(self.config))
-        seen = taps(unet, self.latents, self.text, tuple(adapter.channels))
-        return Guide(adapter, adapter.read(seen), 1.0, name)
+        seen = tap_maps(unet, self.latents, self.text, tuple(adapter.channels))
+        return ReferenceCondition(adapter, adapter.read(seen), 1.0, name)
 
-    def record(self, guides: list[Guide]) -> StepFeatures:
+    def record(self, conditions: list[ReferenceCondition]) -> StepFeatures:
         """A source's step, made with adapters."""
-        return self.engine.executor.record(self.latents, self.timestep, self.text, {}, extra=Conditioning(guides))[1]
+        return self.engine.executor.record(self.latents, self.timestep, self.text, {}, extra=AdapterStack(conditions))[
+            1
+        ]
 
-    def row(self, guide: Guide, guided: StepFeatures, mask: str, area: float) -> Row:
+    def row(self, condition: ReferenceCondition, conditioned: StepFeatures, mask: str, area: float) -> Row:
         """One mask: three steps that take turns."""
         grid = MASKS[mask](area, self.config.width // LATENT_FACTOR)
         plan = self.engine.plan(grid, STEP_GROWTH)
         times = turns(
             {
                 "without": self._step(plan, self.plain, []),
-                "with": self._step(plan, guided, [guide]),
-                "with_over_plain": self._step(plan, self.plain, [guide]),
+                "with": self._step(plan, conditioned, [condition]),
+                "with_over_plain": self._step(plan, self.plain, [condition]),
             },
             self.repeats,
         )
         batch, unet = len(self.latents), self.engine.pipe.unet
         macs = {"without": self._macs(plan.rows)}
         for name, recorded in (("with", True), ("with_over_plain", False)):
-            macs[name] = macs["without"] + batch * sparse_macs(guide.adapter, unet, plan, recorded=recorded)
+            macs[name] = macs["without"] + batch * sparse_macs(condition.adapter, unet, plan, recorded=recorded)
         row: Row = {"area": float(grid.mean()), "asked_area": area, "macs": macs, "turns": times}
         row["seconds"] = {name: median(seconds) for name, seconds in times.items()}
         for name in ("with", "with_over_plain"):
@@ -147,10 +149,12 @@ class _Bench:
         sizes = self.engine.sizes(self.config)
         return unet_macs(self.engine.executor.sites, rows, sizes, len(self.latents), self.text.shape[1])
 
-    def _step(self, plan: SparsePlan, source: StepFeatures, guides: list[Guide]) -> Callable[[], object]:
+    def _step(
+        self, plan: SparsePlan, source: StepFeatures, conditions: list[ReferenceCondition]
+    ) -> Callable[[], object]:
         text: dict[str, Tensor] = {}
         inputs = self.latents, self.timestep, self.text, text, source, plan
-        return lambda: self.engine.executor.replay(*inputs, extra=Conditioning(guides))
+        return lambda: self.engine.executor.replay(*inputs, extra=AdapterStack(conditions))
 
 
 def _summary(row: Row) -> Row:

@@ -14,10 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fisedit.adapters.conditioning import Conditioning
-from fisedit.adapters.cost import dense_macs, sparse_macs
+from fisedit.adapters.base import AdapterStack
 from fisedit.adapters.references import References, level_grids
-from fisedit.adapters.sparse_row_column import remembered
 from fisedit.models.prompt_weighting import embeddings, parse
 from fisedit.sampling.inversion import inverted
 from fisedit.sampling.linear_scheduler import Coefficients, LinearSampler, coefficients
@@ -71,9 +69,9 @@ class Engine:
         if self.executor.refresh():
             self.references.forget()
 
-    def conditioning(self, config: GenerationConfig) -> Conditioning | None:
+    def conditioning(self, config: GenerationConfig) -> AdapterStack | None:
         """A config's adapters with what they read of its references, or None. Raises AdapterError without them."""
-        return Conditioning(self.references.guides(config, self.batch(config))) if config.like else None
+        return AdapterStack(self.references.conditions(config, self.batch(config))) if config.like else None
 
     def costs(self, config: GenerationConfig, *, recorded: bool = False) -> Costs:
         """What evaluations and decodes of a config cost.
@@ -90,14 +88,12 @@ class Engine:
 
     def _adapter_macs(self, config: GenerationConfig, recorded: bool, plan: SparsePlan | None) -> int:
         """MACs of one branch of a step's adapters; of a dense step without a plan."""
-        unet, adapters = self.pipe.unet, [self.references.adapter(like) for like in config.like]
-        if plan is None:
-            return sum(dense_macs(adapter, unet, self.grids(config)) for adapter in adapters)
-        return sum(sparse_macs(adapter, unet, plan, recorded=recorded) for adapter in adapters)
+        adapters = AdapterStack(self.references.unread_conditions(config))
+        return adapters.macs(self.pipe.unet, self.grids(config), plan, recorded=recorded)
 
     def remembers(self, trajectory: Trajectory, config: GenerationConfig) -> bool:
         """Whether a trajectory recorded what a config's adapters saw."""
-        return all(remembered(like.adapter, trajectory.features[0]) for like in config.like)
+        return self.references.are_recorded(config, trajectory.features[0])
 
     def without(self, source: Trajectory, config: GenerationConfig, text: Tensor, step: int) -> Tensor | None:
         """What an edit's branch without words predicts [1, 4, h, w], at the one step where its source found it: the

@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fisedit.adapters import checkpoints, variants
-from fisedit.adapters.checkpoints import fresh_adapter, identity, load_adapter, save_adapter
-from fisedit.adapters.conditioning import check_fit
+from fisedit.adapters.checkpoints import check_fit, fresh_adapter, identity, load_adapter, save_adapter
 from fisedit.adapters.variants import FAMILIES
 from fisedit.errors import AdapterError, NumericsError
 from fisedit.models import paths
@@ -51,9 +50,11 @@ def test_every_published_file_is_recognised(kind, named):
     family = variants.family_of(config, shapes, path)
     adapter = checkpoints._empty(family, shapes, config, path)
     own = {name: tuple(tensor.shape) for name, tensor in adapter.state_dict().items()}
-    dead = {name for name in shapes if "time_emb_proj" in name or name.startswith("reference_modules_down.3.")}
+    is_unused_tensor = {
+        name for name in shapes if "time_emb_proj" in name or name.startswith("reference_modules_down.3.")
+    }
     assert family.name == PUBLISHED[kind]
-    assert own == {name: shape for name, shape in shapes.items() if name not in dead}
+    assert own == {name: shape for name, shape in shapes.items() if name not in is_unused_tensor}
     assert all(tensor.is_meta for tensor in adapter.state_dict().values())
 
 
@@ -105,7 +106,7 @@ def test_saving_and_loading(unet, family, dtype, place, tmp_path):
     assert again.family is adapter.family
     assert same(again, adapter) and identity(again) == identity(adapter)
     assert {tensor.dtype for tensor in again.state_dict().values()} == {dtype}
-    assert [b.knit.row_heads.heads for b in again.blocks.values()] == [4] * len(again.blocks)
+    assert [b.row_column.row_attention.heads for b in again.blocks.values()] == [4] * len(again.blocks)
     check_fit(again, unet)
 
 
@@ -120,25 +121,25 @@ def test_a_loaded_adapter_says_what_it_said_before(unet, tmp_path):
 def stored(unet, family, folder, config=None, **tensors):
     """A folder with an adapter whose configuration and tensors are changed; None takes one away."""
     save_adapter(lively(unet, family), folder)
-    weights, told = (
+    weights, described = (
         load_file(folder / f"{checkpoints.STEM}.safetensors"),
         json.loads((folder / "config.json").read_text()),
     )
     weights = {k: v for k, v in (weights | tensors).items() if v is not None}
     save_file(weights, folder / f"{checkpoints.STEM}.safetensors")
-    told = {k: v for k, v in (told | (config or {})).items() if v is not None}
-    (folder / "config.json").write_text(json.dumps(told))
+    described = {k: v for k, v in (described | (config or {})).items() if v is not None}
+    (folder / "config.json").write_text(json.dumps(described))
     return folder
 
 
 def test_dead_weights_are_ignored(unet, tmp_path):
-    dead = {
+    is_unused_tensor = {
         "reference_modules_down.3.norm.weight": torch.ones(5),
         "reference_modules_down.3.pos_embed.pe": torch.ones(1),
     }
-    assert same(load_adapter(stored(unet, "v1", tmp_path / "v1", **dead)), lively(unet, "v1"))
-    dead = {f"reference_modules_up.{i}.time_emb_proj.weight": torch.ones(4, 1280) for i in range(4)}
-    assert same(load_adapter(stored(unet, "v5", tmp_path / "v5", **dead)), lively(unet, "v5"))
+    assert same(load_adapter(stored(unet, "v1", tmp_path / "v1", **is_unused_tensor)), lively(unet, "v1"))
+    is_unused_tensor = {f"reference_modules_up.{i}.time_emb_proj.weight": torch.ones(4, 1280) for i in range(4)}
+    assert same(load_adapter(stored(unet, "v5", tmp_path / "v5", **is_unused_tensor)), lively(unet, "v5"))
 
 
 def test_a_missing_version_is_the_first(unet, tmp_path):
@@ -149,7 +150,7 @@ def test_a_missing_version_is_the_first(unet, tmp_path):
 def test_heads_by_level(unet, tmp_path):
     """Told from the finest down block to the coarsest, as diffusers tells them; up blocks have them in reverse."""
     loaded = load_adapter(stored(unet, "v1", tmp_path, {"num_attention_heads": [1, 2, 4, 8]}))
-    heads = {place: block.knit.row_heads.heads for place, block in loaded.blocks.items()}
+    heads = {place: block.row_column.row_attention.heads for place, block in loaded.blocks.items()}
     assert heads == {"down_0": 1, "down_1": 2, "down_2": 4, "mid": 8, "up_1": 4, "up_2": 2, "up_3": 1}
 
 

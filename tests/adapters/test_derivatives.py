@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from fisedit import Editor
 from fisedit.adapters.checkpoints import save_adapter
-from fisedit.adapters.insertion_points import insertion
+from fisedit.adapters.insertion_points import inject_maps
 from fisedit.errors import AdapterError, InputError, SessionError
 from fisedit.models import loader
 from fisedit.sparse.executor import Executor
@@ -39,7 +39,7 @@ def check_guided(editor, pipe, adapter):
         name: lambda x, name=name, block=block: x + naive(block, x, maps[name])
         for name, block in adapter.blocks.items()
     }
-    with insertion(pipe.unet, changes):
+    with inject_maps(pipe.unet, changes):
         dense = oracle.dense_generate(pipe, oracle.GenerationConfig(CAT, seed=7, steps=2))
     result = editor.generate(CAT, reference=RED, width=128, height=128, **QUICK)
     assert oracle.deviation(torch.cat(editor._memory.get(result.id)[0].latents), dense.latents) <= 1e-4

@@ -10,9 +10,10 @@ import torch
 from PIL import Image
 
 from fisedit import Editor
+from fisedit.adapters.base import inject_adapters
 from fisedit.adapters.checkpoints import save_adapter
-from fisedit.adapters.conditioning import Guide, guided
-from fisedit.adapters.insertion_points import insertion, places, taps
+from fisedit.adapters.insertion_points import inject_maps, insertion_points, tap_maps
+from fisedit.adapters.references import ReferenceCondition
 from fisedit.errors import AdapterError, InputError
 from fisedit.values import MaskSource
 from tests.support import oracle
@@ -68,7 +69,7 @@ def seen(pipe, reference, branches=2, size=(128, 128)):
     latents = torch.cat([torch.zeros_like(latents), latents])[-branches:]
     ids = pipe.tokenizer("", padding="max_length", max_length=77, return_tensors="pt").input_ids
     text = pipe.text_encoder(ids)[0].expand(branches, -1, -1)
-    return taps(pipe.unet, latents, text, tuple(places(pipe.unet)))
+    return tap_maps(pipe.unet, latents, text, tuple(insertion_points(pipe.unet)))
 
 
 @pytest.mark.parametrize("guidance", [7.5, 1.0], ids=["guided", "unguided"])
@@ -80,7 +81,7 @@ def test_a_guided_source_is_the_pipelines_own(pipe, adapter, editor, guidance):
         for name, block in adapter.blocks.items()
     }
     config = oracle.GenerationConfig(CAT, seed=7, steps=3, guidance=guidance)
-    with insertion(pipe.unet, changes):
+    with inject_maps(pipe.unet, changes):
         dense = oracle.dense_generate(pipe, config)
     plain = oracle.dense_generate(pipe, config)
     result = editor.generate(CAT, reference=RED, guidance_scale=guidance, **QUICK)
@@ -94,7 +95,7 @@ def test_an_edit_of_everything_is_the_dense_one(pipe, adapter, editor):
     """E1: over a source that has another look."""
     editor.generate(CAT, reference=BLUE, **QUICK)
     result = editor.edit(DOG, mask=np.ones((16, 16), bool), reference=RED)
-    with guided(pipe.unet, [Guide(adapter, adapter.read(seen(pipe, RED)), 0.5)]):
+    with inject_adapters(pipe.unet, [ReferenceCondition(adapter, adapter.read(seen(pipe, RED)), 0.5)]):
         dense = oracle.dense_generate(pipe, oracle.GenerationConfig(DOG, seed=7, steps=3))
     assert oracle.deviation(torch.cat(editor._memory.get(result.id)[0].latents), dense.latents) <= 1e-4
 
@@ -206,8 +207,8 @@ def test_an_edit_costs_what_torch_counts(pipe, editor, reference):
         made = []
         torchs = counted(lambda made=made: made.append(editor.edit(DOG, mask=SQUARE, reference=BLUE)))
         ours = made[0].stats.macs + 3 * time + reads * (time - 2 * sum(m.weight.numel() for m in up))
-        outside = torchs - ours - encoding(pipe) * reads - text(pipe) * (1 + reads / 2)
-        assert outside == 0
+        outside_taps = torchs - ours - encoding(pipe) * reads - text(pipe) * (1 + reads / 2)
+        assert outside_taps == 0
 
 
 def encoding(pipe):

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from fisedit.adapters.base import inject_adapters, map_changes
 from fisedit.adapters.checkpoints import fresh_adapter
-from fisedit.adapters.conditioning import Guide, changes, guided
 from fisedit.adapters.cross_attention import MapToTokens
-from fisedit.adapters.insertion_points import insertion, places, taps
-from fisedit.adapters.row_column import Knit, Staged
+from fisedit.adapters.insertion_points import inject_maps, insertion_points, tap_maps
+from fisedit.adapters.references import ReferenceCondition
+from fisedit.adapters.row_column import RowColumnBlock, TwoStageBlock
 from fisedit.adapters.variants import FAMILIES
 from fisedit.errors import InputError
 from tests.support.adapters import filled, lively, naive
@@ -35,10 +36,10 @@ def names(file: str, start: str) -> dict[str, list[int]]:
 
 
 BLOCKS = {
-    "ska_v1": lambda: Knit(32, 8, table=True),
-    "ska_v3": lambda: Knit(32, 8, table=True),
-    "ska_v5": lambda: Knit(32, 8),
-    "stk_ref_v5b": lambda: Staged(32, 8),
+    "ska_v1": lambda: RowColumnBlock(32, 8, table=True),
+    "ska_v3": lambda: RowColumnBlock(32, 8, table=True),
+    "ska_v5": lambda: RowColumnBlock(32, 8),
+    "stk_ref_v5b": lambda: TwoStageBlock(32, 8),
 }
 
 
@@ -83,12 +84,12 @@ class Public:
         self.text = self.given["in.text"]
         controls = {k.removeprefix("in.ctrl."): v for k, v in self.given.items() if k.startswith("in.ctrl.")}
         self.controls = {re.sub(r"(down|up)\w*_(\d)", r"\1_\2", k): v for k, v in controls.items()}
-        self.seen = taps(self.unet, self.given["in.ref_latent"], self.text, tuple(places(self.unet)))
-        self.guides = [Guide(self.adapter, self.adapter.read(self.seen))]
+        self.seen = tap_maps(self.unet, self.given["in.ref_latent"], self.text, tuple(insertion_points(self.unet)))
+        self.conditions = [ReferenceCondition(self.adapter, self.adapter.read(self.seen))]
 
     @torch.no_grad()
     def eps(self, *, reference: bool, control: bool):
-        with guided(self.unet, self.guides if reference else [], self.controls if control else None):
+        with inject_adapters(self.unet, self.conditions if reference else [], self.controls if control else None):
             return self.unet(self.given["in.latent"], 500, self.text)[0]
 
 
@@ -125,7 +126,7 @@ SIZES = [(8, 8), (6, 10), (5, 3)]
 def test_a_block_at_any_size_is_plain_attention(name, size):
     """Against softmax written out, over both maps side by side."""
     family = FAMILIES[name]
-    block = filled(Staged(16, 4) if family.staged else Knit(16, 4, table=family.table), name)
+    block = filled(TwoStageBlock(16, 4) if family.two_stage else RowColumnBlock(16, 4, table=family.table), name)
     x, reference = torch.randn(2, 2, 16, *size)
     expected = naive(block, x, reference)
     assert torch.allclose(block(x, block.read(reference)), expected, **TOLERANCE)
@@ -139,8 +140,8 @@ def test_a_fresh_adapter_changes_nothing_and_can_learn(pipelines):
         plain = base(x, 500, text)[0]
     for family in FAMILIES.values():
         adapter = fresh_adapter(base, family.name)
-        seen = taps(base, x, text, tuple(adapter.channels))
-        with guided(base, [Guide(adapter, adapter.read(seen))]):
+        seen = tap_maps(base, x, text, tuple(adapter.channels))
+        with inject_adapters(base, [ReferenceCondition(adapter, adapter.read(seen))]):
             out = base(x, 500, text)[0]
         assert torch.equal(out, plain)
         weights = {name: p for name, p in adapter.named_parameters() if ".proj." in name and "attn_ref" not in name}
@@ -150,7 +151,7 @@ def test_a_fresh_adapter_changes_nothing_and_can_learn(pipelines):
 
 @pytest.mark.parametrize("name", ["v1", "v3"])
 def test_stored_positions_end(name):
-    block = Knit(16, 4, table=True)
+    block = RowColumnBlock(16, 4, table=True)
     assert block.read(torch.randn(1, 16, 64, 64)).size == (64, 64)
     with pytest.raises(InputError, match=r"up to 512 pixels a side, got a feature map of 72x64"):
         block.read(torch.randn(1, 16, 64, 72))
@@ -162,15 +163,15 @@ def test_guides_add_up_in_any_order(pipelines):
     made = []
     for salt, scale in (("a", 0.5), ("b", 2.0)):
         adapter = lively(base, "v3", salt)
-        seen = taps(base, torch.randn_like(x), text, tuple(adapter.channels))
-        made.append(Guide(adapter, adapter.read(seen), scale))
+        seen = tap_maps(base, torch.randn_like(x), text, tuple(adapter.channels))
+        made.append(ReferenceCondition(adapter, adapter.read(seen), scale))
     with torch.no_grad():
         outs = []
-        for guides in (made, made[::-1], made[:1], []):
-            with guided(base, guides):
+        for conditions in (made, made[::-1], made[:1], []):
+            with inject_adapters(base, conditions):
                 outs.append(base(x, 500, text)[0])
-        m = torch.randn(1, places(base)["up_0"].channels, 4, 4)
-        both, each = changes(made)["up_0"](m), [changes([g])["up_0"](m) - m for g in made]
+        m = torch.randn(1, insertion_points(base)["up_0"].channels, 4, 4)
+        both, each = map_changes(made)["up_0"](m), [map_changes([g])["up_0"](m) - m for g in made]
     assert torch.allclose(outs[0], outs[1], **TOLERANCE)
     assert not torch.allclose(outs[0], outs[2], **TOLERANCE) and not torch.allclose(outs[2], outs[3], **TOLERANCE)
     assert torch.allclose(both, m + each[0] + each[1], **TOLERANCE)
@@ -182,9 +183,9 @@ def test_inserting_leaves_the_model_as_it_was(pipelines):
     text = torch.randn(1, 11, base.config.cross_attention_dim)
     with torch.no_grad():
         before = base(x, 500, text)[0]
-        with insertion(base, {"up_0": lambda m: m + 1}):
+        with inject_maps(base, {"up_0": lambda m: m + 1}):
             assert list(base.state_dict()) == keys
             assert not torch.equal(base(x, 500, text)[0], before)
-        taps(base, x, text, ("down_0",))
+        tap_maps(base, x, text, ("down_0",))
         assert torch.equal(base(x, 500, text)[0], before)
     assert not any("forward" in vars(module) for module in base.modules())

@@ -7,10 +7,11 @@ import pytest
 import torch
 from diffusers import UNet2DConditionModel
 
+from fisedit.adapters.base import AdapterStack
 from fisedit.adapters.checkpoints import fresh_adapter
-from fisedit.adapters.conditioning import Conditioning, Guide
 from fisedit.adapters.cost import dense_macs, reading_macs, sparse_macs
-from fisedit.adapters.insertion_points import insertion, places, taps
+from fisedit.adapters.insertion_points import inject_maps, insertion_points, tap_maps
+from fisedit.adapters.references import ReferenceCondition
 from fisedit.adapters.variants import FAMILIES
 from fisedit.evaluation.speed import square
 from fisedit.models.loader import _SD15
@@ -40,20 +41,23 @@ class Case:
         self.edited = torch.where(self.inside, torch.randn(self.source.shape, generator=make), self.source)
         reference = torch.randn(batch, 4, *grid.shape, generator=make)
         adapters = [lively(unet, family, str(i)) for i, family in enumerate(families)]
-        self.seen = taps(unet, reference, self.texts[0], tuple(places(unet)))
-        self.guides = [
-            Guide(a, a.read(self.seen), s, str(i)) for i, (a, s) in enumerate(zip(adapters, scales, strict=False))
+        self.seen = tap_maps(unet, reference, self.texts[0], tuple(insertion_points(unet)))
+        self.conditions = [
+            ReferenceCondition(a, a.read(self.seen), s, str(i))
+            for i, (a, s) in enumerate(zip(adapters, scales, strict=False))
         ]
         self.executor = Executor(unet)
         self.plan = make_plan(grid, self.executor.depth)
 
-    def record(self, guides):
-        return self.executor.record(self.source, T, self.texts[0], {}, extra=Conditioning(guides))[1]
+    def record(self, conditions):
+        return self.executor.record(self.source, T, self.texts[0], {}, extra=AdapterStack(conditions))[1]
 
-    def replay(self, maps, guides=None, edited=None, plan=None):
-        guides = self.guides if guides is None else guides
+    def replay(self, maps, conditions=None, edited=None, plan=None):
+        conditions = self.conditions if conditions is None else conditions
         latents = self.edited if edited is None else edited
-        return self.executor.replay(latents, T, self.texts[1], {}, maps, plan or self.plan, extra=Conditioning(guides))
+        return self.executor.replay(
+            latents, T, self.texts[1], {}, maps, plan or self.plan, extra=AdapterStack(conditions)
+        )
 
     def expected(self, *, recorded):
         """The oracle's prediction: a source with the adapters or without, an edit with them."""
@@ -74,14 +78,14 @@ class Case:
 
             return change
 
-        changed = {name for guide in self.guides for name in guide.adapter.channels}
-        with insertion(self.unet, {name: source(name) for name in changed}):
+        changed = {name for condition in self.conditions for name in condition.adapter.channels}
+        with inject_maps(self.unet, {name: source(name) for name in changed}):
             recording = oracle.record(self.unet, self.source, T, self.texts[0])
-        with insertion(self.unet, {name: mixed(name) for name in changed}):
+        with inject_maps(self.unet, {name: mixed(name) for name in changed}):
             return oracle.mixed_forward(self.unet, recording, self.edited, T, self.texts[1], self.inside)
 
     def gain(self, name, x, seen=None):
-        blocks = [(g.adapter.blocks[name], g.scale) for g in self.guides if name in g.adapter.channels]
+        blocks = [(g.adapter.blocks[name], g.scale) for g in self.conditions if name in g.adapter.channels]
         return sum(scale * naive(block, x, self.seen[name], seen) for block, scale in blocks)
 
     def rows(self, full):
@@ -118,7 +122,7 @@ def _no_grad():
 @pytest.mark.parametrize("name", ["square", "blobs", "one_cell", "border", "checkerboard"])
 def test_sparse_equals_the_oracle(pipelines, family, shape, recorded, name):
     case = Case(pipelines[shape].unet, grids(16, 24)[name], [family])
-    got, _ = case.replay(case.record(case.guides if recorded else []))
+    got, _ = case.replay(case.record(case.conditions if recorded else []))
     assert torch.allclose(got, case.rows(case.expected(recorded=recorded)), atol=TOLERANCE, rtol=0)
 
 
@@ -126,19 +130,19 @@ def test_sparse_equals_the_oracle(pipelines, family, shape, recorded, name):
 @pytest.mark.parametrize("size", [(13, 17), (16, 16)], ids=str)
 def test_several_adapters_equal_the_oracle(pipelines, recorded, size):
     case = Case(pipelines["sd15"].unet, grids(*size)["blobs"], ["v1", "v5b"])
-    got, _ = case.replay(case.record(case.guides if recorded else []))
+    got, _ = case.replay(case.record(case.conditions if recorded else []))
     assert torch.allclose(got, case.rows(case.expected(recorded=recorded)), atol=TOLERANCE, rtol=0)
 
 
 def test_the_comparison_can_fail(pipelines):
     """The adapter counts, and so does whether the source had it."""
     case = Case(pipelines["demo"].unet, grids(16, 16)["square"], ["v3"])
-    guided, plain = (case.rows(case.expected(recorded=recorded)) for recorded in (True, False))
-    got, _ = case.replay(case.record(case.guides))
-    without, _ = case.replay(case.record([]), guides=[])
+    inject_adapters, plain = (case.rows(case.expected(recorded=recorded)) for recorded in (True, False))
+    got, _ = case.replay(case.record(case.conditions))
+    without, _ = case.replay(case.record([]), conditions=[])
     for other in (plain, without):
         assert not torch.allclose(got, other, atol=100 * TOLERANCE, rtol=0)
-    assert torch.allclose(got, guided, atol=TOLERANCE, rtol=0)
+    assert torch.allclose(got, inject_adapters, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.sweep(1)
@@ -148,8 +152,8 @@ def test_a_replay_of_everything_is_the_guided_forward(pipelines, family, recorde
     """E1: whatever the source was."""
     unet = pipelines["sd15"].unet
     case = Case(unet, np.ones((13, 17), bool), [family])
-    got, _ = case.replay(case.record(case.guides if recorded else []))
-    with insertion(unet, {n: lambda x, n=n: x + case.gain(n, x) for n in case.guides[0].adapter.channels}):
+    got, _ = case.replay(case.record(case.conditions if recorded else []))
+    with inject_maps(unet, {n: lambda x, n=n: x + case.gain(n, x) for n in case.conditions[0].adapter.channels}):
         dense = unet(case.edited, T, case.texts[1])[0]
     assert torch.allclose(got, case.rows(dense), atol=TOLERANCE, rtol=0)
 
@@ -158,8 +162,8 @@ def test_a_replay_of_everything_is_the_guided_forward(pipelines, family, recorde
 def test_recording_is_the_guided_forward_itself(pipelines, family):
     unet = pipelines["sd15"].unet
     case = Case(unet, grids(13, 17)["square"], [family])
-    got, maps = case.executor.record(case.source, T, case.texts[0], {}, extra=Conditioning(case.guides))
-    with insertion(unet, {n: lambda x, n=n: x + case.gain(n, x) for n in case.guides[0].adapter.channels}):
+    got, maps = case.executor.record(case.source, T, case.texts[0], {}, extra=AdapterStack(case.conditions))
+    with inject_maps(unet, {n: lambda x, n=n: x + case.gain(n, x) for n in case.conditions[0].adapter.channels}):
         dense = unet(case.source, T, case.texts[0])[0]
     assert torch.allclose(got, dense, atol=TOLERANCE, rtol=0)
     kept = {key.rpartition(".")[2] for key in maps.maps if key.startswith("0.")}
@@ -171,8 +175,8 @@ def test_an_edit_of_an_edit(pipelines):
     """What an overlay keeps is the block's queries and keys at its active rows. Where the first edit computed
     everything, that is a recording."""
     case = Case(pipelines["demo"].unet, np.ones((16, 16), bool), ["v3"])
-    _, overlay = case.replay(case.record(case.guides))
-    again = case.executor.record(case.edited, T, case.texts[1], {}, extra=Conditioning(case.guides))[1]
+    _, overlay = case.replay(case.record(case.conditions))
+    again = case.executor.record(case.edited, T, case.texts[1], {}, extra=AdapterStack(case.conditions))[1]
     second = grids(16, 16)["blobs"]
     edited = torch.where(torch.from_numpy(second), torch.randn_like(case.edited), case.edited)
     plan = make_plan(second, case.executor.depth)
@@ -183,7 +187,7 @@ def test_an_edit_of_an_edit(pipelines):
 def test_an_edit_over_an_edit_without_the_adapter(pipelines):
     """Its overlay has no keys, so an edit over it looks at its closure alone; none that reads what is not there."""
     case = Case(pipelines["demo"].unet, grids(16, 16)["square"], ["v3"])
-    _, overlay = case.replay(case.record(case.guides), guides=[])
+    _, overlay = case.replay(case.record(case.conditions), conditions=[])
     got, second = case.replay(overlay, plan=make_plan(grids(16, 16)["blobs"], case.executor.depth))
     assert got.isfinite().all()
     assert not any(key.startswith("0.") for key in second.maps)
@@ -192,8 +196,8 @@ def test_an_edit_over_an_edit_without_the_adapter(pipelines):
 def test_the_branch_with_the_prompt_alone(pipelines):
     """A look at one branch uses the reference of that branch."""
     case = Case(pipelines["demo"].unet, grids(16, 16)["square"], ["v5"])
-    both, _ = case.executor.record(case.source, T, case.texts[0], {}, extra=Conditioning(case.guides))
-    one, _ = case.executor.record(case.source[-1:], T, case.texts[0][-1:], {}, extra=Conditioning(case.guides))
+    both, _ = case.executor.record(case.source, T, case.texts[0], {}, extra=AdapterStack(case.conditions))
+    one, _ = case.executor.record(case.source[-1:], T, case.texts[0][-1:], {}, extra=AdapterStack(case.conditions))
     assert torch.allclose(one, both[-1:], atol=TOLERANCE, rtol=0)
 
 
@@ -203,9 +207,9 @@ def test_the_model_is_left_as_it_was(pipelines):
     dense = case.unet(case.source, T, case.texts[0])[0]
     handle = case.unet.conv_out.register_forward_pre_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        case.record(case.guides)
+        case.record(case.conditions)
     handle.remove()
-    modules = [*case.unet.modules(), *case.guides[0].adapter.modules()]
+    modules = [*case.unet.modules(), *case.conditions[0].adapter.modules()]
     assert not any("forward" in vars(module) for module in modules)
     assert torch.equal(case.unet(case.source, T, case.texts[0])[0], dense)
 
@@ -215,16 +219,16 @@ def test_the_model_is_left_as_it_was(pipelines):
 @pytest.mark.parametrize("name", ["one_cell", "blobs"])
 def test_multiply_accumulates_are_what_torch_counts(pipelines, family, name):
     case = Case(pipelines["sd15"].unet, grids(13, 17)[name], [family])
-    unet, sites, adapter = case.unet, case.executor.sites, case.guides[0].adapter
+    unet, sites, adapter = case.unet, case.executor.sites, case.conditions[0].adapter
     levels = [(level.height, level.width) for level in case.plan.levels]
     sizes = [height * width for height, width in levels]
     rest = time_macs(unet, 2) + text_macs(sites, 2, 11)
     own = unet_macs(sites, sizes, sizes, 2, 11) + 2 * dense_macs(adapter, unet, levels)
-    assert counted(lambda: case.record(case.guides)) == own + rest
-    for guides in (case.guides, []):
-        maps = case.record(guides)
+    assert counted(lambda: case.record(case.conditions)) == own + rest
+    for conditions in (case.conditions, []):
+        maps = case.record(conditions)
         step = unet_macs(sites, case.plan.rows, sizes, 2, 11)
-        step += 2 * sparse_macs(adapter, unet, case.plan, recorded=bool(guides))
+        step += 2 * sparse_macs(adapter, unet, case.plan, recorded=bool(conditions))
         case.replay(maps)  # blocks' ends are folded once
         assert counted(lambda maps=maps: case.replay(maps)) == step + rest
     assert counted(lambda: adapter.read(case.seen)) == 2 * reading_macs(adapter, unet, levels)

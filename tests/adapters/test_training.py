@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from fisedit.adapters.checkpoints import fresh_adapter, load_adapter
-from fisedit.adapters.insertion_points import insertion
+from fisedit.adapters.insertion_points import inject_maps
 from fisedit.adapters.training.denoising import Guided, denoising_loss, level_weights, region_weights
 from fisedit.adapters.training.draws import generator_for, rows_from
 from fisedit.adapters.training.examples import Examples
@@ -220,10 +220,10 @@ def test_region_weights(begun):
         with torch.no_grad():
             return float(denoising_loss(run.model, run.scheduler, batch, run.examples.silence, settings, noise))
 
-    outside, plain, heavy = loss(0), loss(1), loss(5)
-    inside = plain - outside
+    outside_taps, plain, heavy = loss(0), loss(1), loss(5)
+    inside = plain - outside_taps
     assert inside > 0.1 * plain
-    assert heavy == pytest.approx(outside + 5 * inside, rel=1e-5)
+    assert heavy == pytest.approx(outside_taps + 5 * inside, rel=1e-5)
     nowhere = replace(batch, regions=torch.zeros(2, 1, 8, 8))
     assert loss(5, nowhere) == pytest.approx(plain, rel=1e-6)
     assert torch.equal(region_weights(torch.tensor([0.0, 0.5, 1.0]), 3), torch.tensor([1.0, 2.0, 3.0]))
@@ -269,7 +269,7 @@ def test_controls_are_added(pipe, folder, tmp_path):
     given = inputs(pipe)
     with torch.no_grad():
         ours = Guided(pipe.unet, fresh_adapter(pipe.unet, "v5", 4))(*given, batch.controls)
-        with insertion(pipe.unet, controls=batch.controls):
+        with inject_maps(pipe.unet, controls=batch.controls):
             assert torch.equal(ours, pipe.unet(*given[:3]).sample)
     save_file({"down_0": torch.zeros(3, 4, 4)}, tmp_path / "control.safetensors")
     with pytest.raises(InputError, match=r"got down_0 \[3, 4, 4\]"):

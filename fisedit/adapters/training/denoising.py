@@ -14,8 +14,9 @@ import torch
 from diffusers.training_utils import compute_snr
 from torch import Tensor, nn
 
-from fisedit.adapters.conditioning import Guide, guided
-from fisedit.adapters.insertion_points import taps
+from fisedit.adapters.base import inject_adapters
+from fisedit.adapters.insertion_points import tap_maps
+from fisedit.adapters.references import ReferenceCondition
 
 if TYPE_CHECKING:
     from diffusers import DDPMScheduler, UNet2DConditionModel
@@ -50,18 +51,22 @@ class Guided(nn.Module):
             seen: the references' maps by place, where they are known; see `look`.
         """
         unet = self._frozen[0]
-        guide = Guide(self.adapter, self.adapter.read(seen)) if seen else self.guide(references, silence)
-        with guided(unet, [guide], controls):
+        condition = (
+            ReferenceCondition(self.adapter, self.adapter.read(seen)) if seen else self.condition(references, silence)
+        )
+        with inject_adapters(unet, [condition], controls):
             guess: Tensor = unet(noised, steps, text, return_dict=False)[0]
         return guess
 
-    def guide(self, references: Tensor, silence: Tensor) -> Guide:
+    def condition(self, references: Tensor, silence: Tensor) -> ReferenceCondition:
         """The adapter and what it reads of references [B, 4, h, w]."""
-        return Guide(self.adapter, self.adapter.read(self.look(references, silence)))
+        return ReferenceCondition(self.adapter, self.adapter.read(self.look(references, silence)))
 
     def look(self, references: Tensor, silence: Tensor) -> dict[str, Tensor]:
         """The frozen UNet's maps of references [B, 4, h, w] at the adapter's places: place -> [B, C, h', w']."""
-        return taps(self._frozen[0], references, silence.expand(len(references), -1, -1), tuple(self.adapter.channels))
+        return tap_maps(
+            self._frozen[0], references, silence.expand(len(references), -1, -1), tuple(self.adapter.channels)
+        )
 
 
 def denoising_loss(

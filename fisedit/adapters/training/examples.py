@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fisedit.adapters.insertion_points import places
+from fisedit.adapters.insertion_points import insertion_points
 from fisedit.errors import InputError
 from fisedit.models.vae import encode
 from fisedit.storage.canvas import to_canvas, to_editable
@@ -119,7 +119,7 @@ class Examples:
     def _controls(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """Zeros stand for the controls of triples that have none."""
         each = [_control(self.triples[row].control) for row in rows]
-        there = places(self._pipe.unet)
+        there = insertion_points(self._pipe.unet)
         controls: dict[str, Tensor] = {}
         for name, like in {name: tensor for control in each for name, tensor in control.items()}.items():
             if name not in there or like.ndim != 3 or like.shape[0] != there[name].channels:

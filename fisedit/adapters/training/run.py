@@ -22,8 +22,7 @@ from diffusers import DDPMScheduler
 from diffusers.optimization import get_cosine_schedule_with_warmup
 from diffusers.training_utils import EMAModel
 
-from fisedit.adapters.checkpoints import fresh_adapter, load_adapter, save_adapter
-from fisedit.adapters.conditioning import check_fit
+from fisedit.adapters.checkpoints import check_fit, fresh_adapter, load_adapter, save_adapter
 from fisedit.adapters.training.denoising import Guided, denoising_loss
 from fisedit.adapters.training.draws import generator_for, rows_from
 from fisedit.adapters.training.examples import Examples
@@ -109,14 +108,14 @@ class Run:
             pipe.unet.enable_gradient_checkpointing()
         self.scheduler = DDPMScheduler.from_config(pipe.scheduler.config)
         adapter = _begun(pipe, settings).to(accelerator.device)
-        guided = Guided(pipe.unet, adapter)
-        self.examples = Examples(pipe, triples[:last], side, guided.look if settings.keep_maps else None)
+        inject_adapters = Guided(pipe.unet, adapter)
+        self.examples = Examples(pipe, triples[:last], side, inject_adapters.look if settings.keep_maps else None)
         self.averaged = copy.deepcopy(adapter).eval().requires_grad_(False)
         self.ema = EMAModel(adapter.parameters(), decay=settings.ema, foreach=True)
         optimizer = torch.optim.AdamW(adapter.parameters(), lr=settings.learning_rate, weight_decay=0.0)
         self.rates = get_cosine_schedule_with_warmup(optimizer, settings.warmup, settings.steps)
         self.adapter = adapter
-        self.model, self.optimizer = accelerator.prepare(guided, optimizer)
+        self.model, self.optimizer = accelerator.prepare(inject_adapters, optimizer)
         self.step, self.seconds, self.started = 0, 0.0, time.monotonic()
         self.losses: dict[str, float] = {}
 
@@ -199,8 +198,8 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """What there is to say at the end."""
         parameters = sum(weights.numel() for weights in self.adapter.parameters())
-        told = {"adapter": self.output / ADAPTER, "steps": self.step, "parameters": parameters}
-        return told | {"seconds": round(self._spent(), 1)} | self.losses
+        described = {"adapter": self.output / ADAPTER, "steps": self.step, "parameters": parameters}
+        return described | {"seconds": round(self._spent(), 1)} | self.losses
 
     def _loss(self, passed: int) -> torch.Tensor:
         """Of the batch that this process sees in the run's so-and-so-many-th pass."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from diffusers.utils import make_image_grid
 
-from fisedit.adapters.conditioning import guided
+from fisedit.adapters.base import inject_adapters
 from fisedit.adapters.training.denoising import Guided, denoising_loss
 from fisedit.adapters.training.draws import generator_for
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from diffusers import DDPMScheduler, StableDiffusionPipeline
     from PIL.Image import Image
 
-    from fisedit.adapters.conditioning import Guide
+    from fisedit.adapters.references import ReferenceCondition
     from fisedit.adapters.row_column import RowColumnAdapter
     from fisedit.adapters.training.examples import Examples
     from fisedit.adapters.training.settings import Settings
@@ -51,12 +51,12 @@ class Samples:
         self._plain = self._plain or self._painted(None)
         references = self._examples.batch(range(min(_MOST, len(self._examples)))).references
         both = torch.cat([torch.zeros_like(references), references])
-        return self._sheet(self._painted(model.guide(both, silence))), sum(errors) / len(errors)
+        return self._sheet(self._painted(model.condition(both, silence))), sum(errors) / len(errors)
 
-    def _painted(self, guide: Guide | None) -> list[Image]:
+    def _painted(self, condition: ReferenceCondition | None) -> list[Image]:
         prompts = [triple.prompt for triple in self._examples.triples[:_MOST]]
         seeds = [generator_for(0, row, self._pipe.device) for row in range(len(prompts))]
-        with guided(self._pipe.unet, [guide]) if guide else nullcontext():
+        with inject_adapters(self._pipe.unet, [condition]) if condition else nullcontext():
             painted: list[Image] = self._pipe(
                 prompts,
                 width=self._examples.side,

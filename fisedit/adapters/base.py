@@ -1,0 +1,128 @@
+"""One protocol for what changes a UNet's feature maps, and the stack of such adapters in one evaluation.
+
+An adapter names insertion points of a UNet and what it adds to the maps there; the layers that compute this, if a
+sparse evaluation has to run them at active rows; and their cost. Every adapter reads the map as it was before any of
+them, and the gains are added up, so that their order does not matter. They are injected for one evaluation and ejected
+after it, errors included (see `models.injection`). The engine knows this protocol alone. What changes a UNet's weights
+(LoRAs) stays loaded between evaluations, and is diffusers' own; see `lora`. Knows tensors and insertion points; neither
+files nor pictures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from fisedit.adapters.insertion_points import MapChange, inject_maps
+
+if TYPE_CHECKING:
+    from diffusers import UNet2DConditionModel
+
+    from fisedit.models.injection import Injection
+    from fisedit.sparse.executor import ExtraSite
+    from fisedit.sparse_kernels.row_plan import SparsePlan
+
+Grids = Sequence[tuple[int, int]]
+"""(height, width) of every level, finest first."""
+
+Gain = Callable[[Tensor], Tensor]
+"""A map [B, C, H, W] -> what is added to it, of the same shape."""
+
+
+class UNetAdapter(Protocol):
+    """An adapter at work: its weights, what it read beforehand, and its scale."""
+
+    def gains(self, batch: int | None) -> Mapping[str, Gain]:
+        """What is added to the maps, by insertion point, with the scale in it.
+
+        Args:
+            batch: items of the maps, B. What was read for both guidance branches serves the last of them; None: all.
+        """
+
+    def sites(self, unet: UNet2DConditionModel) -> Sequence[ExtraSite]:
+        """The layers that `gains` call, and what they record and read.
+
+        Args:
+            unet: that the adapter is for.
+
+        Raises:
+            AdapterError: a layer has no sparse form.
+        """
+
+    def macs(self, unet: UNet2DConditionModel, grids: Grids, plan: SparsePlan | None, *, recorded: bool) -> int:
+        """Multiply-accumulates of a step, for one item.
+
+        Args:
+            unet: that the adapter is for.
+            grids: of every level.
+            plan: of a sparse step; None for a dense one.
+            recorded: the source was made with this adapter, so that a sparse step reads what it recorded.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class AdapterStack:
+    """Adapters as the layers that an executor adds to a UNet (see `sparse.executor.ExtraLayers`).
+
+    Args:
+        adapters: those of one evaluation.
+    """
+
+    adapters: Sequence[UNetAdapter]
+
+    def sites(self, unet: UNet2DConditionModel) -> tuple[ExtraSite, ...]:
+        """The layers of all adapters; arguments and errors as of `UNetAdapter.sites`."""
+        return tuple(site for adapter in self.adapters for site in adapter.sites(unet))
+
+    def injection(self, unet: UNet2DConditionModel, batch: int | None = None) -> Injection:
+        """The context in which the UNet runs with the adapters; arguments as of `inject_adapters`."""
+        return inject_adapters(unet, self.adapters, batch=batch)
+
+    def macs(
+        self, unet: UNet2DConditionModel, grids: Grids, plan: SparsePlan | None = None, *, recorded: bool = True
+    ) -> int:
+        """Multiply-accumulates of all adapters; arguments as of `UNetAdapter.macs`."""
+        return sum(adapter.macs(unet, grids, plan, recorded=recorded) for adapter in self.adapters)
+
+
+def map_changes(adapters: Sequence[UNetAdapter], batch: int | None = None) -> dict[str, MapChange]:
+    """The changed maps of every insertion point that an adapter names.
+
+    Args:
+        adapters: of one evaluation.
+        batch: as of `UNetAdapter.gains`.
+    """
+    gains: dict[str, list[Gain]] = {}
+    for adapter in adapters:
+        for name, gain in adapter.gains(batch).items():
+            gains.setdefault(name, []).append(gain)
+    return {name: _sum_of(each) for name, each in gains.items()}
+
+
+def inject_adapters(
+    unet: UNet2DConditionModel,
+    adapters: Sequence[UNetAdapter],
+    controls: Mapping[str, Tensor] | None = None,
+    batch: int | None = None,
+) -> Injection:
+    """Inject adapters into a UNet; leaving the context ejects them.
+
+    Args:
+        unet: that the adapters are for.
+        adapters: of one evaluation.
+        controls: as of `insertion_points.inject_maps`.
+        batch: as of `UNetAdapter.gains`.
+    """
+    return inject_maps(unet, map_changes(adapters, batch), controls)
+
+
+def _sum_of(gains: Sequence[Gain]) -> MapChange:
+    def change(x: Tensor) -> Tensor:
+        first, *others = (gain(x) for gain in gains)
+        changed: Tensor = x + sum(others, first)
+        return changed
+
+    return change
