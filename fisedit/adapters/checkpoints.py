@@ -1,8 +1,8 @@
-"""Adapters on disk and on the hub: published folders as they are, single files, and our own.
+"""Reading and writing reference adapters: published folders, single files, the hub, and our own.
 
 A file is recognised by the class that its configuration names, else by its tensors' names, and checked before a weight
 is read. Nothing is unpickled, and no code that comes with an adapter is run. The families are those of HelloMeme
-(arXiv 2410.22901). Knows files; what the blocks compute, `row_column` knows.
+(arXiv 2410.22901). Knows files; `row_column` knows what the blocks compute.
 """
 
 from __future__ import annotations
@@ -65,10 +65,11 @@ def load_adapter(source: str | Path, *, local_files_only: bool = False) -> RowCo
 
 
 def save_adapter(adapter: RowColumnAdapter, path: str | Path) -> None:
-    """Write an adapter, whole or not at all: a folder as the published ones are, or one file if that ends so.
+    """Write an adapter, whole or not at all.
 
     Args:
-        path: a folder, or a file that ends in .safetensors.
+        adapter: to write.
+        path: a folder, laid out as the published ones, or a file that ends in .safetensors.
     """
     from safetensors.torch import save
 
@@ -82,7 +83,12 @@ def save_adapter(adapter: RowColumnAdapter, path: str | Path) -> None:
 
 
 def fresh_adapter(unet: UNet2DConditionModel, family: str = "v3", heads: int = 8) -> RowColumnAdapter:
-    """An adapter for a UNet that changes nothing yet.
+    """Make an adapter for a UNet that changes nothing yet.
+
+    Args:
+        unet: that it is for.
+        family: a name of `FAMILIES` or `STUDIES`.
+        heads: of every attention.
 
     Raises:
         AdapterError: no such family, or heads that do not divide its channels.
@@ -106,8 +112,12 @@ def fresh_adapter(unet: UNet2DConditionModel, family: str = "v3", heads: int = 8
 def check_fit(adapter: RowColumnAdapter, unet: UNet2DConditionModel) -> None:
     """Check that an adapter was made for a UNet of this shape.
 
+    Args:
+        adapter: to check.
+        unet: that it would change.
+
     Raises:
-        AdapterError: names the first place where it was not.
+        AdapterError: names the first insertion point where it was not.
     """
     found = insertion_points(unet)
     wanted = adapter.family.insertion_points(len(unet.up_blocks))
@@ -132,13 +142,13 @@ def check_fit(adapter: RowColumnAdapter, unet: UNet2DConditionModel) -> None:
 
 
 def text_width(adapter: RowColumnAdapter) -> int | None:
-    """The width of the text that an adapter's base reads: as it says, or SD 1.x's for its channels, or unknown."""
+    """Width of the text that an adapter's base reads: as configured, else SD 1.x's by its channels, else None."""
     described = adapter.config.get("cross_attention_dim")
     return described if isinstance(described, int) else 768 if max(adapter.channels.values()) == 1280 else None
 
 
 def identity(adapter: RowColumnAdapter) -> str:
-    """Tells an adapter from every other: 16 hexadecimal digits of a SHA-256 of its family and weights."""
+    """16 hexadecimal digits of a SHA-256 of an adapter's family and weights."""
     whole = hashlib.sha256(adapter.family.name.encode())
     for name, tensor in sorted(adapter.state_dict().items()):
         whole.update(name.encode())
@@ -240,7 +250,7 @@ def _built(family: AdapterFamily, channels: Mapping[str, int], config: Mapping[s
 
 
 def _by_place(channels: Mapping[str, int], heads: list[Any]) -> list[Any]:
-    """LineAttention told by down block; up blocks have them in reverse."""
+    """Heads that are listed by down block, by insertion point; up blocks have them in reverse."""
     sides = [place.partition("_") for place in channels]
     at = [{"mid": -1, "down": int(i or 0), "up": -1 - int(i or 0)}[side] for side, _, i in sides]
     return [heads[i] for i in at]

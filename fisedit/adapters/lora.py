@@ -30,17 +30,20 @@ FILE = "pytorch_lora_weights.safetensors"
 
 
 def load(pipe: StableDiffusionPipeline, source: str | Path, loaded: Mapping[str, float], scale: float) -> str:
-    """Put a LoRA in, besides those that were loaded here; others that are in the pipeline stop counting.
+    """Load a LoRA beside those that were loaded here; all other LoRAs in the pipeline are disabled.
 
     Args:
-        source: a .safetensors file, or a folder with diffusers' own. loaded: names of the others -> their scales.
-        scale: how much it counts, -10 to 10.
+        pipe: that gets it.
+        source: a .safetensors file, or a folder with diffusers' own.
+        loaded: scales of the others by name.
+        scale: of the LoRA, -10 to 10.
 
     Returns:
         Its name.
 
     Raises:
-        AdapterError: no such file, no LoRA, or one of another model. InputError: a scale out of range.
+        AdapterError: no such file, no LoRA, or one of another model.
+        InputError: a scale out of range.
     """
     if find_spec("peft") is None:
         raise AdapterError("LoRAs need peft; pip install 'fisedit[lora]'")
@@ -65,7 +68,12 @@ def load(pipe: StableDiffusionPipeline, source: str | Path, loaded: Mapping[str,
 
 
 def set_scales(pipe: StableDiffusionPipeline, scales: Mapping[str, float]) -> None:
-    """Let every LoRA count as much as its scale says, in the UNet and in the text encoder, and others not at all."""
+    """Set the scales of LoRAs in the UNet and in the text encoder; all others are disabled.
+
+    Args:
+        pipe: that has them.
+        scales: by name.
+    """
     from diffusers.utils.peft_utils import set_adapter_layers
 
     heard = {name: scale for name, scale in scales.items() if scale}
@@ -77,7 +85,13 @@ def set_scales(pipe: StableDiffusionPipeline, scales: Mapping[str, float]) -> No
 
 
 def unload(pipe: StableDiffusionPipeline, kept: Mapping[str, float], name: str) -> None:
-    """Take a LoRA out; of the last, nothing stays."""
+    """Unload a LoRA; after the last one the pipeline is as it was.
+
+    Args:
+        pipe: that has it.
+        kept: scales of the others by name.
+        name: of the LoRA.
+    """
     with exclusive(*_parts(pipe)):
         there = {one for names in pipe.get_list_adapters().values() for one in names}
         if there <= {name}:
@@ -93,7 +107,7 @@ def _parts(pipe: StableDiffusionPipeline) -> tuple[nn.Module, nn.Module]:
 
 
 def _name(file: Path) -> str:
-    """Tells a LoRA from every other, and people which one it is."""
+    """A readable name, unique by the file's content."""
     with file.open("rb") as content:
         return f"{file.stem.replace('.', '_')}_{hashlib.file_digest(content, 'sha256').hexdigest()[:8]}"
 
@@ -108,7 +122,7 @@ def _file(path: Path) -> Path:
 
 
 def _layers(file: Path) -> int:
-    """How many layers a LoRA changes."""
+    """Count the layers that a LoRA changes."""
     try:
         names = read_shapes(file)
     except ModelError as error:

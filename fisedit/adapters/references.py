@@ -1,4 +1,4 @@
-"""Loaded adapters, pictures whose look others take, and what the former read of the latter, once for all steps.
+"""Loaded reference adapters, reference pictures, and what the former read of the latter, once for all steps.
 
 The reference pass is that of HelloMeme (arXiv 2410.22901): the same UNet reads the picture's clean latents at t = 0,
 and zeros for the branch without a prompt. It reads no words, so that a prompt may change. Knows a pipeline; no history.
@@ -46,7 +46,13 @@ _KEPT = 4
 
 @dataclass(frozen=True, eq=False)
 class LoadedAdapter:
-    """An adapter at hand: where it came from, and its scale."""
+    """A loaded adapter.
+
+    Args:
+        adapter: its blocks.
+        source: where it came from.
+        scale: of new pictures.
+    """
 
     adapter: RowColumnAdapter
     source: str
@@ -95,10 +101,11 @@ class ReferenceCondition:
 
 
 class References:
-    """What an engine's pictures may look like.
+    """The reference adapters and pictures of an engine.
 
     Args:
-        pipe: whose UNet and autoencoder read references. executor: of its UNet.
+        pipe: whose UNet and autoencoder read references.
+        executor: of its UNet.
     """
 
     def __init__(self, pipe: StableDiffusionPipeline, executor: Executor) -> None:
@@ -108,10 +115,19 @@ class References:
         self._read_keys: OrderedDict[tuple[str, str, int, int, int], Mapping[str, ReferenceKeys]] = OrderedDict()
 
     def load(self, adapter: RowColumnAdapter, source: str, scale: float) -> str:
-        """Take an adapter in; its identity.
+        """Load an adapter.
+
+        Args:
+            adapter: moved to the UNet's device and dtype.
+            source: where it came from.
+            scale: of new pictures.
+
+        Returns:
+            Its identity.
 
         Raises:
-            AdapterError: it is here already, or was made for another UNet. InputError: a scale that is no number.
+            AdapterError: it is loaded already, or was made for another UNet.
+            InputError: a scale out of range.
         """
         scale = check_scale(scale)
         check_fit(adapter, self._pipe.unet)
@@ -125,11 +141,14 @@ class References:
         return name
 
     def loaded(self, source: str) -> bool:
-        """Whether an adapter from there is here."""
+        """Whether an adapter of this source is loaded."""
         return any(loaded.source == source for loaded in self.adapters.values())
 
     def unload(self, source: str | None) -> None:
-        """Let go of an adapter, by where it came from; None for all.
+        """Unload an adapter.
+
+        Args:
+            source: where it came from; None for all.
 
         Raises:
             AdapterError: no such adapter is loaded.
@@ -139,7 +158,16 @@ class References:
         self.forget()
 
     def set_scale(self, source: str | None, scale: float) -> None:
-        """Let an adapter count anew, by where it came from; None for all. Raises as `load` and `unload`."""
+        """Set an adapter's scale.
+
+        Args:
+            source: where it came from; None for all.
+            scale: of new pictures.
+
+        Raises:
+            AdapterError: no such adapter is loaded.
+            InputError: a scale out of range.
+        """
         scale = check_scale(scale)
         for name in self._named(source):
             self.adapters[name] = replace(self.adapters[name], scale=scale)
@@ -152,14 +180,18 @@ class References:
         return named
 
     def forget(self) -> None:
-        """Drop what was read, as when the model's weights changed."""
+        """Drop what was read, for when the model's weights changed."""
         self._read_keys.clear()
 
     def likenesses(self, reference: object) -> tuple[Likeness, ...]:
-        """What a picture says of itself when it takes a reference's look, by every loaded adapter.
+        """What a config records of a reference: one entry for every loaded adapter.
+
+        Args:
+            reference: a PIL image.
 
         Raises:
-            InputError: the reference is not a picture. AdapterError: no adapter is loaded.
+            InputError: the reference is no picture.
+            AdapterError: no adapter is loaded.
         """
         if not self.adapters:
             raise AdapterError("a reference needs an adapter that reads it; call load_adapter first")
@@ -173,15 +205,23 @@ class References:
         return tuple(Likeness(name, loaded.scale, digest) for name, loaded in self.adapters.items())
 
     def prepare(self, config: GenerationConfig, branches: int) -> int:
-        """Read what a config refers to, where that is not known yet; the multiply-accumulates spent on it.
+        """Read the references of a config that were not read yet.
+
+        Args:
+            config: of the picture.
+            branches: guidance branches, 1 or 2.
+
+        Returns:
+            Multiply-accumulates spent.
 
         Raises:
-            AdapterError: an adapter or a picture is not here. InputError: a size that the adapter cannot take.
+            AdapterError: an adapter or a picture is missing.
+            InputError: a size that the adapter cannot take.
         """
         return sum(self._read(likeness, config, branches) for likeness in config.like)
 
     def used(self, likenesses: Iterable[Likeness]) -> SessionAssets:
-        """The adapters and pictures that likenesses name, as far as they are here."""
+        """The adapters and pictures that likenesses name, as far as they are there."""
         named = tuple(likenesses)
         adapters = {name: loaded for name, loaded in self.adapters.items() if any(one.adapter == name for one in named)}
         pictures = {one.reference: self.pictures[one.reference] for one in named if one.reference in self.pictures}
@@ -240,7 +280,7 @@ class References:
         return latents, text.expand(branches, -1, -1)
 
     def _macs(self, adapter: RowColumnAdapter, config: GenerationConfig, branches: int) -> int:
-        """Of the pass that ends at the last up block, and of reading its maps."""
+        """Of the pass up to the last up block, and of reading its maps."""
         last = (f"up_blocks.{len(self._pipe.unet.up_blocks) - 1}.", "conv_norm_out", "conv_out")
         sites = [site for site in self._executor.sites if not site.name.startswith(last)]
         grids = level_grids(config, 1 + max(site.level for site in self._executor.sites))
@@ -249,10 +289,18 @@ class References:
         return passed + branches * reading_macs(adapter, self._pipe.unet, grids)
 
 
-def level_grids(config: GenerationConfig, depth: int) -> list[tuple[int, int]]:
-    """(height, width) of every level, finest first."""
+def level_grids(config: GenerationConfig, num_levels: int) -> list[tuple[int, int]]:
+    """Sizes of a config's maps.
+
+    Args:
+        config: of the picture.
+        num_levels: of the UNet.
+
+    Returns:
+        (height, width) of every level, finest first.
+    """
     grids = [(config.height // LATENT_FACTOR, config.width // LATENT_FACTOR)]
-    while len(grids) < depth:
+    while len(grids) < num_levels:
         height, width = grids[-1]
         grids.append((-(-height // 2), -(-width // 2)))
     return grids
@@ -263,7 +311,7 @@ def _key(likeness: Likeness, config: GenerationConfig, branches: int) -> tuple[s
 
 
 def match_unet(adapter: RowColumnAdapter, unet: UNet2DConditionModel) -> RowColumnAdapter:
-    """Where and as precise as a UNet, with convolutions laid out as the sparse ones read them."""
+    """Move an adapter to a UNet's device and dtype, its convolutions to channels_last."""
     adapter.to(unet.device, unet.dtype)
     adapter.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
     return adapter

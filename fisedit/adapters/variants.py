@@ -1,6 +1,6 @@
-"""The published families of HelloMeme's adapters (arXiv 2410.22901): what sets them apart, and which one a file is of.
+"""The published families of HelloMeme's adapters (arXiv 2410.22901): how they differ, and which one a file is of.
 
-Knows places' names and tensors' names; neither weights nor what blocks compute.
+Knows the names of insertion points and of tensors; neither weights nor what blocks compute.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AdapterFamily:
-    """What sets one published family of adapters apart.
+    """How one published family of adapters differs from the others.
 
     Args:
-        name: "v1" to "v5b". kind: the class that its configuration names.
-        down: the maps that leave the down blocks, but the last, and the middle are changed too.
+        name: "v1" to "v5b".
+        kind: class that its configuration names.
+        down: the outputs of all down blocks but the last, and of the middle, are changed too.
         first_up: the first up block whose input is changed.
-        table: positions are stored, sine and cosine by turns, and end at 512 pixels.
-        staged: the reference is knitted alone first, and both maps pass a 3x3 conv.
+        table: positions are stored, sine and cosine in turn, and end at 512 pixels.
+        two_stage: the reference goes through a block of its own first, and both maps through a 3x3 conv.
     """
 
     name: str
@@ -38,7 +39,11 @@ class AdapterFamily:
     two_stage: bool = False
 
     def insertion_points(self, ups: int) -> tuple[str, ...]:
-        """The places in a UNet of so many up blocks that are changed, in the order the data travels."""
+        """Names of the insertion points that are changed, in the order of the forward pass.
+
+        Args:
+            ups: up blocks of the UNet.
+        """
         down = [*(f"down_{i}" for i in range(ups - 1)), "mid"] if self.down else []
         return (*down, *(f"up_{i}" for i in range(self.first_up, ups)))
 
@@ -77,7 +82,7 @@ _KNOWN = {
 
 
 def module_name(place: str, family: AdapterFamily) -> str:
-    """A place's name in files: up blocks count from the first that is changed."""
+    """An insertion point's name in files, where up blocks are counted from the first that is changed."""
     side, _, index = place.partition("_")
     if side == "mid":
         return "reference_modules_mid"
@@ -85,7 +90,7 @@ def module_name(place: str, family: AdapterFamily) -> str:
 
 
 def class_name_of(config: Mapping[str, Any]) -> str | None:
-    """The class that a configuration names, if it is one of ours."""
+    """The class that a configuration names, None for none. Raises AdapterError for one that is no reference adapter."""
     kind = config.get("_class_name")
     if kind is not None and kind not in CLASS_NAMES:
         raise AdapterError(f"adapter must be {EXPECTED}, got a {kind}")
@@ -93,7 +98,12 @@ def class_name_of(config: Mapping[str, Any]) -> str | None:
 
 
 def family_of(config: Mapping[str, Any], shapes: Shapes, path: Path) -> AdapterFamily:
-    """The family of a file, by its configuration, or by its tensors where that is silent.
+    """The family of a file, by its configuration, or by its tensors where that names none.
+
+    Args:
+        config: of the file.
+        shapes: of its tensors by name.
+        path: for messages.
 
     Raises:
         AdapterError: it is no reference adapter.
@@ -121,11 +131,16 @@ def family_of(config: Mapping[str, Any], shapes: Shapes, path: Path) -> AdapterF
 
 
 def indices(shapes: Shapes, side: str) -> set[int]:
-    """The numbers that blocks of one side, "down" or "up", have in a file."""
+    """Numbers of the blocks of one side in a file.
+
+    Args:
+        shapes: of its tensors by name.
+        side: "down" or "up".
+    """
     matches = (_PLACE.match(name) for name in shapes)
     return {int(match[2]) for match in matches if match and match[1] == side}
 
 
 def is_unused_tensor(name: str, family: AdapterFamily, ups: int) -> bool:
-    """Whether published files hold a tensor that nothing reads."""
+    """Whether a tensor is in published files but read by nothing."""
     return bool(_DEAD.fullmatch(name)) or (family.down and name.startswith(f"reference_modules_down.{ups - 1}."))

@@ -122,12 +122,14 @@ def train_adapter(
     json: opt.Json = False,
 ) -> None:
     """Train a reference adapter; stop it anywhere, run it again, and it goes on from its last checkpoint."""
-    settings = import_module("fisedit.adapters.training.settings").Settings.chosen(context.params)
+    settings = import_module("fisedit.adapters.training.settings").TrainingSettings.from_options(context.params)
     triples = import_module("fisedit.adapters.training.triples").read_triples(folder, held_out)
     files.check_writable(output)
     place = {"device": device, "local_files_only": local_files_only}
     with console.progress("Training") as on_step:
-        report = import_module("fisedit.adapters.training.run").run(triples, output, settings, on_step=on_step, **place)
+        report = import_module("fisedit.adapters.training.run").train_adapter(
+            triples, output, settings, on_step=on_step, **place
+        )
     if report:
         console.show_json(report) if json else console.show_rows([report])
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from fisedit.sparse.blocks import SKIPPED, Buffers, Fused
 from fisedit.sparse.executor import Executor
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay
-from fisedit.sparse.graph_capture import Captured, DevicePointer, Once, Outputs, Packing, capture
+from fisedit.sparse.graph_capture import Captured, Once, Outputs, PackedView, Packing, capture
 from fisedit.sparse.modules import Role, text_keys
 from fisedit.sparse.prefetch import Feed
 from fisedit.sparse.records import Records
@@ -179,10 +179,10 @@ class GraphEdit:
         return [site for site in self._levels if f"rows {site}{SKIPPED}" in self._slot.captured.outputs]
 
     @cached_property
-    def _found(self) -> list[list[tuple[str, str, DevicePointer]]]:
+    def _found(self) -> list[list[tuple[str, str, PackedView]]]:
         """For every edit what its overlays hold, and where: of queries the last branch's alone."""
         each, queries = len(self._plans), {site.name for site in self._executor.sites if site.role is Role.QUERY}
-        found: list[list[tuple[str, str, DevicePointer]]] = [[] for _ in self._plans]
+        found: list[list[tuple[str, str, PackedView]]] = [[] for _ in self._plans]
         for name, lying in self._slot.packing.found.items():
             kind, _, site = name.partition(" ")
             for e, plan in enumerate(self._plans):

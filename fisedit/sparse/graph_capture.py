@@ -115,7 +115,7 @@ class Once(Generic[T]):
 
 
 @dataclass(frozen=True)
-class DevicePointer:
+class PackedView:
     """Where a tensor is within a packed one: as `Tensor.as_strided` takes it."""
 
     flat: str
@@ -127,11 +127,11 @@ class DevicePointer:
         """The tensor."""
         return flats[self.flat].as_strided(self.shape, self.stride, self.start)
 
-    def some(self, first: int, step: int, rows: int) -> DevicePointer:
+    def some(self, first: int, step: int, rows: int) -> PackedView:
         """Of [B, R, ...] every `step`th item from `first` on, and so many rows."""
         count = len(range(first, self.shape[0], step))
         stride = self.stride[0] * step, *self.stride[1:]
-        return DevicePointer(self.flat, (count, rows, *self.shape[2:]), stride, self.start + first * self.stride[0])
+        return PackedView(self.flat, (count, rows, *self.shape[2:]), stride, self.start + first * self.stride[0])
 
 
 class Packing:
@@ -149,11 +149,11 @@ class Packing:
             beside = self._parts.setdefault(str(whole.dtype), [])
             starts[key] = str(whole.dtype), sum(part.numel() for part in beside)
             beside.append(whole)
-        self.found: dict[str, DevicePointer] = {}
+        self.found: dict[str, PackedView] = {}
         for name, tensor in tensors.items():
             flat, start = starts[_memory(tensor)]
             start += int(tensor.storage_offset())
-            self.found[name] = DevicePointer(flat, tuple(tensor.shape), tensor.stride(), start)
+            self.found[name] = PackedView(flat, tuple(tensor.shape), tensor.stride(), start)
 
     def copies(self) -> Outputs:
         """What the tensors hold now, packed, by type."""

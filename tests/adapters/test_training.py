@@ -18,12 +18,12 @@ from safetensors.torch import save_file
 
 from fisedit.adapters.checkpoints import fresh_adapter, load_adapter
 from fisedit.adapters.insertion_points import inject_maps
-from fisedit.adapters.training.denoising import Guided, denoising_loss, level_weights, region_weights
-from fisedit.adapters.training.draws import generator_for, rows_from
-from fisedit.adapters.training.examples import Examples
-from fisedit.adapters.training.log import append_row, forget_after
-from fisedit.adapters.training.run import Run
-from fisedit.adapters.training.settings import Settings
+from fisedit.adapters.training.denoising import ConditionedUNet, denoising_loss, level_weights, region_weights
+from fisedit.adapters.training.draws import draw_rows, generator_for
+from fisedit.adapters.training.examples import TrainingExamples
+from fisedit.adapters.training.log import append_row, truncate_after
+from fisedit.adapters.training.run import TrainingRun
+from fisedit.adapters.training.settings import TrainingSettings
 from fisedit.adapters.training.triples import read_triples
 from fisedit.errors import AdapterError, InputError, NumericsError
 from tests.support.adapters import lively
@@ -31,7 +31,7 @@ from tests.support.folders import half, picture
 from tests.support.pipelines import build_pipeline
 
 SIDE = 64
-SETTINGS = Settings(
+SETTINGS = TrainingSettings(
     family="v5",
     heads=4,
     size=SIDE,
@@ -48,8 +48,7 @@ SETTINGS = Settings(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from fisedit import files
-from fisedit.adapters.training.run import run
+from fisedit.adapters.training.run import train_adapter
 from fisedit.adapters.training.triples import read_triples
 from tests.adapters.test_training import SETTINGS
 from dataclasses import replace
@@ -60,7 +59,7 @@ def replace_or_die(self, target):
         os.kill(os.getpid(), signal.SIGKILL)
     return replaced(self, target)
 Path.replace = replace_or_die
-run(read_triples(folder), output, replace(SETTINGS, model=str(model)), device="cpu")
+train_adapter(read_triples(folder), output, replace(SETTINGS, model=str(model)), device="cpu")
 """
 """Trains, and is killed where the second checkpoint is written but not yet in its place."""
 
@@ -87,7 +86,7 @@ def pipe():
 def begun(folder, pipe, tmp_path):
     """A run of the folder: begun(output, changed settings)."""
 
-    def begin(output: str = "run", **changes: object) -> Run:
+    def begin(output: str = "run", **changes: object) -> TrainingRun:
         AcceleratorState._reset_state(reset_partial_state=True)
         settings = replace(SETTINGS, **changes)
         (tmp_path / output).mkdir(exist_ok=True)
@@ -96,7 +95,7 @@ def begun(folder, pipe, tmp_path):
             mixed_precision=settings.mixed_precision,
             gradient_accumulation_steps=settings.accumulate,
         )
-        return Run(pipe, read_triples(folder), tmp_path / output, settings, accelerator)
+        return TrainingRun(pipe, read_triples(folder), tmp_path / output, settings, accelerator)
 
     return begin
 
@@ -120,8 +119,12 @@ def inputs(pipe, batch: int = 2) -> tuple[torch.Tensor, ...]:
 def test_step_zero_is_the_base(pipe, family):
     given = inputs(pipe)
     with torch.no_grad():
-        assert torch.equal(Guided(pipe.unet, fresh_adapter(pipe.unet, family, 4))(*given), pipe.unet(*given[:3]).sample)
-        assert not torch.equal(Guided(pipe.unet, lively(pipe.unet, family))(*given), pipe.unet(*given[:3]).sample)
+        assert torch.equal(
+            ConditionedUNet(pipe.unet, fresh_adapter(pipe.unet, family, 4))(*given), pipe.unet(*given[:3]).sample
+        )
+        assert not torch.equal(
+            ConditionedUNet(pipe.unet, lively(pipe.unet, family))(*given), pipe.unet(*given[:3]).sample
+        )
 
 
 def test_samples_before_the_first_step_are_the_base_s(begun):
@@ -263,12 +266,12 @@ def test_controls_are_added(pipe, folder, tmp_path):
     control = {"down_0": torch.randn(pipe.unet.config.block_out_channels[0], 4, 4)}
     save_file(control, tmp_path / "control.safetensors")
     first, second = read_triples(folder)[:2]
-    examples = Examples(pipe, [replace(first, control=tmp_path / "control.safetensors"), second], SIDE)
+    examples = TrainingExamples(pipe, [replace(first, control=tmp_path / "control.safetensors"), second], SIDE)
     batch = examples.batch([0, 1])
     assert torch.equal(batch.controls["down_0"], torch.stack([control["down_0"], torch.zeros_like(control["down_0"])]))
     given = inputs(pipe)
     with torch.no_grad():
-        ours = Guided(pipe.unet, fresh_adapter(pipe.unet, "v5", 4))(*given, batch.controls)
+        ours = ConditionedUNet(pipe.unet, fresh_adapter(pipe.unet, "v5", 4))(*given, batch.controls)
         with inject_maps(pipe.unet, controls=batch.controls):
             assert torch.equal(ours, pipe.unet(*given[:3]).sample)
     save_file({"down_0": torch.zeros(3, 4, 4)}, tmp_path / "control.safetensors")
@@ -327,10 +330,10 @@ def test_a_loss_that_is_no_number(begun):
 
 
 def test_every_pass_shows_every_example_once():
-    rows = rows_from(3, 5, 0, 15)
+    rows = draw_rows(3, 5, 0, 15)
     assert [sorted(rows[n : n + 5]) for n in (0, 5, 10)] == [[0, 1, 2, 3, 4]] * 3
     assert len({tuple(rows[n : n + 5]) for n in (0, 5, 10)}) > 1
-    assert [rows_from(3, 5, start, 4) for start in (0, 4, 8)] == [rows[:4], rows[4:8], rows[8:12]]
+    assert [draw_rows(3, 5, start, 4) for start in (0, 4, 8)] == [rows[:4], rows[4:8], rows[8:12]]
 
 
 def test_lines_past_the_checkpoint_are_taken_back(tmp_path):
@@ -339,7 +342,7 @@ def test_lines_past_the_checkpoint_are_taken_back(tmp_path):
         append_row(log, {"step": step, "loss": 0.5})
     with log.open("a") as file:
         file.write("4,0.")
-    forget_after(log, 2)
+    truncate_after(log, 2)
     assert log.read_text().splitlines() == ["step,loss", "1,0.5", "2,0.5"]
 
 

@@ -1,8 +1,8 @@
-"""What is descended: the denoising error of a frozen UNet with an adapter that is being trained.
+"""The training objective: the denoising error of a frozen UNet with an adapter.
 
-Follows HelloMeme (arXiv 2410.22901) for what runs: the reference is read by the same UNet at t = 0 without words, and
-the adapter is all that learns. A branch without prompt reads zeros for its reference, as
-`fisedit.adapters.references` lets it. Knows tensors; neither files nor optimizers.
+Follows HelloMeme (arXiv 2410.22901): the same UNet reads the reference at t = 0 without words, and only the adapter
+learns. A branch without prompt reads zeros for its reference, as in `fisedit.adapters.references`. Knows tensors;
+neither files nor optimizers.
 """
 
 from __future__ import annotations
@@ -22,12 +22,17 @@ if TYPE_CHECKING:
     from diffusers import DDPMScheduler, UNet2DConditionModel
 
     from fisedit.adapters.row_column import RowColumnAdapter
-    from fisedit.adapters.training.examples import Batch
-    from fisedit.adapters.training.settings import Settings
+    from fisedit.adapters.training.examples import TrainingBatch
+    from fisedit.adapters.training.settings import TrainingSettings
 
 
-class Guided(nn.Module):
-    """A UNet as an adapter guides it. Its weights, as a module, are the adapter's alone."""
+class ConditionedUNet(nn.Module):
+    """A UNet with an adapter. Its parameters, as a module, are the adapter's only.
+
+    Args:
+        unet: frozen.
+        adapter: that is trained.
+    """
 
     def __init__(self, unet: UNet2DConditionModel, adapter: RowColumnAdapter) -> None:
         super().__init__()
@@ -43,12 +48,19 @@ class Guided(nn.Module):
         controls: Mapping[str, Tensor] | None = None,
         seen: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """What the UNet predicts, [B, 4, h, w].
+        """Predict the noise.
 
         Args:
-            noised: latents [B, 4, h, w] at int64 `steps` [B]. text: [B, T, D]. references: clean latents [B, 4, h, w].
-            silence: the text of no words, [1, T, D]. controls: place -> [B, C, h', w'].
-            seen: the references' maps by place, where they are known; see `look`.
+            noised: latents [B, 4, h, w].
+            steps: int64 [B], timesteps of the latents.
+            text: [B, T, D].
+            references: clean latents [B, 4, h, w].
+            silence: embedding of the empty prompt, [1, T, D].
+            controls: [B, C, h', w'] by insertion point.
+            seen: the references' maps by insertion point where they are cached (see `read_maps`).
+
+        Returns:
+            [B, 4, h, w].
         """
         unet = self._frozen[0]
         condition = (
@@ -59,11 +71,24 @@ class Guided(nn.Module):
         return guess
 
     def condition(self, references: Tensor, silence: Tensor) -> ReferenceCondition:
-        """The adapter and what it reads of references [B, 4, h, w]."""
-        return ReferenceCondition(self.adapter, self.adapter.read(self.look(references, silence)))
+        """The adapter with what it reads of references.
 
-    def look(self, references: Tensor, silence: Tensor) -> dict[str, Tensor]:
-        """The frozen UNet's maps of references [B, 4, h, w] at the adapter's places: place -> [B, C, h', w']."""
+        Args:
+            references: clean latents [B, 4, h, w].
+            silence: embedding of the empty prompt, [1, T, D].
+        """
+        return ReferenceCondition(self.adapter, self.adapter.read(self.read_maps(references, silence)))
+
+    def read_maps(self, references: Tensor, silence: Tensor) -> dict[str, Tensor]:
+        """The frozen UNet's maps of references.
+
+        Args:
+            references: clean latents [B, 4, h, w].
+            silence: embedding of the empty prompt, [1, T, D].
+
+        Returns:
+            [B, C, h', w'] by insertion point of the adapter.
+        """
         return tap_maps(
             self._frozen[0], references, silence.expand(len(references), -1, -1), tuple(self.adapter.channels)
         )
@@ -72,15 +97,23 @@ class Guided(nn.Module):
 def denoising_loss(
     model: nn.Module,
     scheduler: DDPMScheduler,
-    batch: Batch,
+    batch: TrainingBatch,
     silence: Tensor,
-    settings: Settings,
+    settings: TrainingSettings,
     noise: torch.Generator,
 ) -> Tensor:
-    """The weighted squared error of one batch; noise levels are spread evenly over it.
+    """The weighted squared error of one batch, whose noise levels are spread evenly.
 
     Args:
-        model: a `Guided`, or what accelerate wraps it in. noise: the only source of randomness.
+        model: a `ConditionedUNet`, or accelerate's wrapper of it.
+        scheduler: that adds the noise.
+        batch: of examples.
+        silence: embedding of the empty prompt, [1, T, D].
+        settings: dropout and weights.
+        noise: the only source of randomness.
+
+    Returns:
+        A scalar.
     """
     count, device = len(batch.targets), batch.targets.device
     added = torch.randn(batch.targets.shape, generator=noise, device=device)
@@ -101,7 +134,16 @@ def denoising_loss(
 
 
 def level_weights(scheduler: DDPMScheduler, steps: Tensor, cap: float) -> Tensor:
-    """What noise levels [B] count, [B, 1, 1, 1]: min-SNR (Hang et al., arXiv 2303.09556); all alike without a cap."""
+    """Weights of noise levels: min-SNR (Hang et al., arXiv 2303.09556).
+
+    Args:
+        scheduler: of the noise.
+        steps: int64 [B].
+        cap: on the signal-to-noise ratio; 0 weighs all levels alike.
+
+    Returns:
+        [B, 1, 1, 1].
+    """
     if not cap:
         return torch.ones_like(steps, dtype=torch.float32)[:, None, None, None]
     ratio: Tensor = compute_snr(scheduler, steps)
@@ -110,5 +152,10 @@ def level_weights(scheduler: DDPMScheduler, steps: Tensor, cap: float) -> Tensor
 
 
 def region_weights(regions: Tensor, weight: float) -> Tensor:
-    """What errors count: `weight` within regions [B, 1, h, w], 1 outside, between them at their rims."""
+    """Weights of errors: `weight` within regions, 1 outside, between them at their boundaries.
+
+    Args:
+        regions: [B, 1, h, w], in [0, 1].
+        weight: 0 or more.
+    """
     return 1 + (weight - 1) * regions

@@ -1,6 +1,6 @@
-"""Everything random in a training run, drawn from its seed and the number of the step alone.
+"""The random numbers of a training run, drawn from its seed and the number of the step only.
 
-So a run that was stopped needs no saved generators, and goes on exactly as it would have.
+So a run that was stopped needs no saved generators, and continues exactly. Knows torch's generators only.
 """
 
 from __future__ import annotations
@@ -9,12 +9,28 @@ import torch
 
 
 def generator_for(seed: int, step: int, device: torch.device) -> torch.Generator:
-    """The source of all noise of one step."""
+    """The generator of all noise of one step.
+
+    Args:
+        seed: of the run.
+        step: number of the step.
+        device: of the generator.
+    """
     return torch.Generator(device).manual_seed((seed << 32) + step)
 
 
-def rows_from(seed: int, count: int, start: int, length: int) -> list[int]:
-    """Which of `count` examples come at places `start` to `start + length` of a run: every pass has its own order."""
+def draw_rows(seed: int, count: int, start: int, length: int) -> list[int]:
+    """Draw the examples of consecutive places of a run; every pass over them has its own order.
+
+    Args:
+        seed: of the run.
+        count: number of examples.
+        start: first place.
+        length: number of places.
+
+    Returns:
+        Indices in [0, count).
+    """
     rows: list[int] = []
     while len(rows) < length:
         passed, at = divmod(start + len(rows), count)

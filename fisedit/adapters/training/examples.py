@@ -1,4 +1,4 @@
-"""Triples as tensors: each one's pictures are read and encoded the first time it is asked for, and kept as latents.
+"""Triples as tensors: pictures are read and encoded on first use, and cached as latents.
 
 Knows a pipeline's autoencoder and text encoder; no UNet.
 """
@@ -29,17 +29,20 @@ if TYPE_CHECKING:
     from fisedit.adapters.training.triples import Triple
 
 
-Look = Callable[[Tensor, Tensor], dict[str, Tensor]]
+MapReader = Callable[[Tensor, Tensor], dict[str, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class TrainingBatch:
     """B examples.
 
     Args:
-        targets, references: clean latents [B, 4, h, w]. text: of the prompts, [B, T, D].
-        regions: share of every cell that counts more, [B, 1, h, w]. controls: place -> [B, C, h', w'].
-        seen: place -> maps of no reference, and of the B references, [1 + B, C, h', w']; empty where none are kept.
+        targets: clean latents [B, 4, h, w].
+        references: clean latents [B, 4, h, w].
+        text: of the prompts, [B, T, D].
+        regions: weight of every cell's error, [B, 1, h, w], in [0, 1].
+        controls: [B, C, h', w'] by insertion point.
+        seen: maps of no reference and of the B references, [1 + B, C, h', w'], by insertion point; empty if not cached.
     """
 
     targets: Tensor
@@ -50,18 +53,21 @@ class Batch:
     seen: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-class Examples:
-    """A folder's triples, painted on squares.
+class TrainingExamples:
+    """A folder's triples as square pictures.
 
     Args:
-        pipe: whose autoencoder and text encoder read them. side: of a square, in pixels.
-        look: makes maps by place of latents [1, 4, h, w] and no words [1, T, D], to be kept; None keeps none.
+        pipe: whose autoencoder and text encoder read them.
+        triples: from `read_triples`.
+        side: of a square, in pixels.
+        read_maps: gives the maps by insertion point of latents [1, 4, h, w] and the empty prompt's embedding
+            [1, T, D], to be cached; None caches none.
     """
 
     def __init__(
-        self, pipe: StableDiffusionPipeline, triples: Sequence[Triple], side: int, look: Look | None = None
+        self, pipe: StableDiffusionPipeline, triples: Sequence[Triple], side: int, read_maps: MapReader | None = None
     ) -> None:
-        self._pipe, self.triples, self.side, self._look = pipe, triples, side, look
+        self._pipe, self.triples, self.side, self._read_maps = pipe, triples, side, read_maps
         self._known: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         self._seen: dict[int, dict[str, Tensor]] = {}
         self.silence = self._text([""])  # [1, T, D]
@@ -69,8 +75,11 @@ class Examples:
     def __len__(self) -> int:
         return len(self.triples)
 
-    def batch(self, rows: Sequence[int]) -> Batch:
-        """The examples of these numbers.
+    def batch(self, rows: Sequence[int]) -> TrainingBatch:
+        """The examples of some rows.
+
+        Args:
+            rows: indices of triples.
 
         Raises:
             InputError: a control file cannot be read, or is for another UNet.
@@ -78,7 +87,7 @@ class Examples:
         targets, references, regions = zip(*(self._latents(row) for row in rows), strict=True)
         text = self._text([self.triples[row].prompt for row in rows])
         controls, whole = self._controls(rows), torch.cat(references)
-        return Batch(torch.cat(targets), whole, text, torch.cat(regions), controls, self._maps(rows, whole))
+        return TrainingBatch(torch.cat(targets), whole, text, torch.cat(regions), controls, self._maps(rows, whole))
 
     def picture(self, path: Path) -> Image:
         """A file as the model sees it."""
@@ -92,13 +101,13 @@ class Examples:
         return self._known[row]
 
     def _maps(self, rows: Sequence[int], references: Tensor) -> dict[str, Tensor]:
-        """As of `Batch.seen`; number -1 is no reference."""
-        if self._look is None:
+        """As of `TrainingBatch.seen`; row -1 is no reference."""
+        if self._read_maps is None:
             return {}
         nothing = torch.zeros_like(references[:1])
         for row, latents in zip((-1, *rows), (nothing, *references.split(1)), strict=True):
             if row not in self._seen:
-                self._seen[row] = self._look(latents, self.silence)
+                self._seen[row] = self._read_maps(latents, self.silence)
         each = [self._seen[row] for row in (-1, *rows)]
         return {name: torch.cat([one[name] for one in each]) for name in each[0]}
 
@@ -117,7 +126,7 @@ class Examples:
         return text
 
     def _controls(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        """Zeros stand for the controls of triples that have none."""
+        """Controls by insertion point; zeros for triples that have none."""
         each = [_control(self.triples[row].control) for row in rows]
         there = insertion_points(self._pipe.unet)
         controls: dict[str, Tensor] = {}

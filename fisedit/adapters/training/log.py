@@ -1,4 +1,4 @@
-"""Tables of a run's figures, a line at a time; what a killed run wrote past its last checkpoint is taken back."""
+"""Tables of a run's figures in CSV, a line at a time. Knows files only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from fisedit.storage.files import write_text
 
 
 def append_row(path: Path, row: Mapping[str, float]) -> None:
-    """Add one line to a CSV file, and its header when the file is new."""
+    """Append one line to a CSV file, and its header to a new file.
+
+    Args:
+        path: of the file.
+        row: value by column.
+    """
     fresh = not path.is_file()
     with path.open("a", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(row))
@@ -19,8 +24,13 @@ def append_row(path: Path, row: Mapping[str, float]) -> None:
         writer.writerow({name: f"{value:.6g}" for name, value in row.items()})
 
 
-def forget_after(path: Path, step: int) -> None:
-    """Drop the lines of later steps, and one that was not finished; the first column is the step."""
+def truncate_after(path: Path, step: int) -> None:
+    """Drop the lines of later steps, and an unfinished one, which a killed run wrote after its last checkpoint.
+
+    Args:
+        path: of a CSV file whose first column is the step; it may be missing.
+        step: the last to keep.
+    """
     if path.is_file():
         head, *lines = path.read_text().splitlines(keepends=True)
         kept = [line for line in lines if line.endswith("\n") and float(line.partition(",")[0]) <= step]

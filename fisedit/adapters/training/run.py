@@ -1,7 +1,7 @@
 """One training run of a reference adapter: accelerate's loop, checkpoints, log and sample sheets.
 
     OUTPUT/adapter/           the averaged weights, as `load_adapter` reads them
-    OUTPUT/checkpoint.pt      all that going on needs; a run in the same place goes on from it
+    OUTPUT/checkpoint.pt      all that resuming needs; a run with the same output continues from it
     OUTPUT/log.csv, report.csv, sheet-NNNNNN.png
 
 Every file is whole or absent, whenever the run is killed. Knows no command line.
@@ -23,11 +23,11 @@ from diffusers.optimization import get_cosine_schedule_with_warmup
 from diffusers.training_utils import EMAModel
 
 from fisedit.adapters.checkpoints import check_fit, fresh_adapter, load_adapter, save_adapter
-from fisedit.adapters.training.denoising import Guided, denoising_loss
-from fisedit.adapters.training.draws import generator_for, rows_from
-from fisedit.adapters.training.examples import Examples
-from fisedit.adapters.training.log import append_row, forget_after
-from fisedit.adapters.training.samples import Samples
+from fisedit.adapters.training.denoising import ConditionedUNet, denoising_loss
+from fisedit.adapters.training.draws import draw_rows, generator_for
+from fisedit.adapters.training.examples import TrainingExamples
+from fisedit.adapters.training.log import append_row, truncate_after
+from fisedit.adapters.training.samples import SampleSheets
 from fisedit.errors import InputError, NumericsError
 from fisedit.models.loader import load
 from fisedit.storage import files, images
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
     from fisedit.adapters.row_column import RowColumnAdapter
-    from fisedit.adapters.training.settings import Settings
+    from fisedit.adapters.training.settings import TrainingSettings
     from fisedit.adapters.training.triples import Triple
     from fisedit.values import OnStep
 
@@ -45,26 +45,32 @@ CHECKPOINT, ADAPTER, LOG, REPORT = "checkpoint.pt", "adapter", "log.csv", "repor
 _CLIP = 1.0
 
 
-def run(
+def train_adapter(
     triples: tuple[Triple, ...],
     output: Path,
-    settings: Settings,
+    settings: TrainingSettings,
     *,
     device: str | None = None,
     local_files_only: bool = False,
     on_step: OnStep | None = None,
 ) -> dict[str, Any]:
-    """Train an adapter on triples, or go on with the run in `output`.
+    """Train an adapter on triples, or resume the run in `output`.
 
     Args:
-        triples: from `read_triples`. device: "cpu" keeps a GPU out of it; None: as accelerate chooses.
+        triples: from `read_triples`.
+        output: folder of the run.
+        settings: of the run.
+        device: "cpu" for a CPU; None for accelerate's choice.
+        local_files_only: never use the network.
+        on_step: called after every step of the first process.
 
     Returns:
         Where the adapter is, the step reached, its size, and the last losses; nothing in processes but the first.
 
     Raises:
         InputError: a picture or control cannot be read, or `output` holds a run of other settings.
-        ModelError: the base, or the adapter to start from, cannot be loaded. NumericsError: the loss is no number.
+        ModelError: the base, or the adapter to start from, cannot be loaded.
+        NumericsError: the loss is no number.
     """
     output.mkdir(parents=True, exist_ok=True)
     accelerator = Accelerator(
@@ -74,20 +80,24 @@ def run(
     )
     pipe = load(settings.model, device=accelerator.device, dtype="fp32", local_files_only=local_files_only)
     pipe.set_progress_bar_config(disable=True)
-    going = Run(pipe, triples, output, settings, accelerator)
-    going.resume()
-    while going.step < settings.steps:
-        going.advance()
+    run = TrainingRun(pipe, triples, output, settings, accelerator)
+    run.resume()
+    while run.step < settings.steps:
+        run.advance()
         if on_step and accelerator.is_main_process:
-            on_step(going.step, settings.steps, None)
-    return going.summary() if accelerator.is_main_process else {}
+            on_step(run.step, settings.steps, None)
+    return run.summary() if accelerator.is_main_process else {}
 
 
-class Run:
+class TrainingRun:
     """The state of a run.
 
     Args:
-        pipe: the base, frozen here. triples: the last `settings.held_out` of them are kept from training.
+        pipe: the base, frozen here.
+        triples: of which the last `settings.held_out` are kept from training.
+        output: folder of the run.
+        settings: of the run.
+        accelerator: of this process.
     """
 
     def __init__(
@@ -95,32 +105,32 @@ class Run:
         pipe: StableDiffusionPipeline,
         triples: tuple[Triple, ...],
         output: Path,
-        settings: Settings,
+        settings: TrainingSettings,
         accelerator: Accelerator,
     ) -> None:
         self.settings, self.output, self.accelerator = settings, output, accelerator
         side = settings.size or int(pipe.unet.config.sample_size) * LATENT_FACTOR
         last = len(triples) - settings.held_out
-        self.samples = Samples(pipe, Examples(pipe, triples[last:] or triples[:4], side))
+        self.samples = SampleSheets(pipe, TrainingExamples(pipe, triples[last:] or triples[:4], side))
         for part in (pipe.unet, pipe.vae, pipe.text_encoder):
             part.requires_grad_(False).eval()
         if settings.gradient_checkpointing:
             pipe.unet.enable_gradient_checkpointing()
         self.scheduler = DDPMScheduler.from_config(pipe.scheduler.config)
-        adapter = _begun(pipe, settings).to(accelerator.device)
-        inject_adapters = Guided(pipe.unet, adapter)
-        self.examples = Examples(pipe, triples[:last], side, inject_adapters.look if settings.keep_maps else None)
+        adapter = _initial_adapter(pipe, settings).to(accelerator.device)
+        model = ConditionedUNet(pipe.unet, adapter)
+        self.examples = TrainingExamples(pipe, triples[:last], side, model.read_maps if settings.keep_maps else None)
         self.averaged = copy.deepcopy(adapter).eval().requires_grad_(False)
         self.ema = EMAModel(adapter.parameters(), decay=settings.ema, foreach=True)
         optimizer = torch.optim.AdamW(adapter.parameters(), lr=settings.learning_rate, weight_decay=0.0)
         self.rates = get_cosine_schedule_with_warmup(optimizer, settings.warmup, settings.steps)
         self.adapter = adapter
-        self.model, self.optimizer = accelerator.prepare(inject_adapters, optimizer)
+        self.model, self.optimizer = accelerator.prepare(model, optimizer)
         self.step, self.seconds, self.started = 0, 0.0, time.monotonic()
         self.losses: dict[str, float] = {}
 
     def advance(self) -> None:
-        """Update the weights once; log and save when it is time to."""
+        """Update the weights once; log and save where a step is due."""
         loss = torch.zeros((), device=self.accelerator.device)
         for part in range(self.settings.accumulate):
             with self.accelerator.accumulate(self.model):
@@ -144,18 +154,18 @@ class Run:
             self.accelerator.wait_for_everyone()
 
     def save(self) -> None:
-        """Measure and draw the held-out triples with the averaged weights; write them, then all that resuming needs."""
+        """Measure and draw the held-out triples with the averaged weights, then write the checkpoint."""
         self.ema.copy_to(self.averaged.parameters())
         sheet, held_out = self.samples.report(self.averaged, self.scheduler, self.settings)
         self.losses["held_out"] = held_out
         images.write_image(sheet, self.output / f"sheet-{self.step:06d}.png")
-        append_row(self.output / REPORT, {"step": self.step, "seconds": self._spent(), "held_out": held_out})
+        append_row(self.output / REPORT, {"step": self.step, "seconds": self._elapsed(), "held_out": held_out})
         save_adapter(self.averaged, self.output / ADAPTER)
         scaler = self.accelerator.scaler
         state = {
-            "settings": self.settings.lasting(),
+            "settings": self.settings.resume_settings(),
             "step": self.step,
-            "seconds": self._spent(),
+            "seconds": self._elapsed(),
             "adapter": self.adapter.state_dict(),
             "ema": self.ema.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -168,7 +178,7 @@ class Run:
         files.write_bytes(whole.getvalue(), self.output / CHECKPOINT)
 
     def resume(self) -> None:
-        """Take up the run in `output`, if there is one.
+        """Continue the run in `output`, if there is one.
 
         Raises:
             InputError: it was made with other settings.
@@ -177,7 +187,7 @@ class Run:
         if not path.is_file():
             return
         state = torch.load(path, map_location=self.accelerator.device, weights_only=True)
-        for name, value in self.settings.lasting().items():
+        for name, value in self.settings.resume_settings().items():
             if state["settings"].get(name) != value:
                 was = state["settings"].get(name)
                 raise InputError(
@@ -193,19 +203,19 @@ class Run:
         self.started = time.monotonic()
         if self.accelerator.is_main_process:
             for name in (LOG, REPORT):
-                forget_after(self.output / name, self.step)
+                truncate_after(self.output / name, self.step)
 
     def summary(self) -> dict[str, Any]:
-        """What there is to say at the end."""
+        """The result of `train_adapter`."""
         parameters = sum(weights.numel() for weights in self.adapter.parameters())
         described = {"adapter": self.output / ADAPTER, "steps": self.step, "parameters": parameters}
-        return described | {"seconds": round(self._spent(), 1)} | self.losses
+        return described | {"seconds": round(self._elapsed(), 1)} | self.losses
 
     def _loss(self, passed: int) -> torch.Tensor:
-        """Of the batch that this process sees in the run's so-and-so-many-th pass."""
+        """The loss of this process's batch in a pass of the run."""
         settings, accelerator = self.settings, self.accelerator
         own = passed * accelerator.num_processes + accelerator.process_index
-        rows = rows_from(settings.seed, len(self.examples), own * settings.batch, settings.batch)
+        rows = draw_rows(settings.seed, len(self.examples), own * settings.batch, settings.batch)
         noise = generator_for(settings.seed, own, accelerator.device)
         batch = self.examples.batch(rows)
         return denoising_loss(self.model, self.scheduler, batch, self.examples.silence, settings, noise)
@@ -217,15 +227,15 @@ class Run:
             )
         self.losses["loss"] = loss
         if self.accelerator.is_main_process:
-            row = {"step": self.step, "seconds": self._spent(), "loss": loss, "rate": rate, "norm": norm}
+            row = {"step": self.step, "seconds": self._elapsed(), "loss": loss, "rate": rate, "norm": norm}
             append_row(self.output / LOG, row)
 
-    def _spent(self) -> float:
+    def _elapsed(self) -> float:
         return self.seconds + time.monotonic() - self.started
 
 
-def _begun(pipe: StableDiffusionPipeline, settings: Settings) -> RowColumnAdapter:
-    """The adapter to train: that of `start`, or one that changes nothing yet; in fp32."""
+def _initial_adapter(pipe: StableDiffusionPipeline, settings: TrainingSettings) -> RowColumnAdapter:
+    """The adapter to train, in fp32: that of `start`, or a fresh one."""
     if settings.start:
         adapter = load_adapter(settings.start)
         check_fit(adapter, pipe.unet)

@@ -1,6 +1,6 @@
-"""How far a run has come: the error on held-out triples under fixed noise, and a sheet of them.
+"""Progress of a run: the error on held-out triples under fixed noise, and a sheet of samples.
 
-Each row of a sheet: target, reference, what the base paints of the prompt, and what it paints with the adapter.
+Each row of a sheet: target, reference, the base's picture of the prompt, and the picture with the adapter.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from diffusers.utils import make_image_grid
 
 from fisedit.adapters.base import inject_adapters
-from fisedit.adapters.training.denoising import Guided, denoising_loss
+from fisedit.adapters.training.denoising import ConditionedUNet, denoising_loss
 from fisedit.adapters.training.draws import generator_for
 
 if TYPE_CHECKING:
@@ -21,27 +21,39 @@ if TYPE_CHECKING:
 
     from fisedit.adapters.references import ReferenceCondition
     from fisedit.adapters.row_column import RowColumnAdapter
-    from fisedit.adapters.training.examples import Examples
-    from fisedit.adapters.training.settings import Settings
+    from fisedit.adapters.training.examples import TrainingExamples
+    from fisedit.adapters.training.settings import TrainingSettings
 
 _STEPS, _GUIDANCE, _MOST = 20, 4.0, 8
 
 
-class Samples:
+class SampleSheets:
     """Held-out triples, and the base's pictures of them, which are painted once.
 
     Args:
-        pipe: the base. examples: of all held-out triples; the first eight are drawn.
+        pipe: the base.
+        examples: of all held-out triples; the first eight are drawn.
     """
 
-    def __init__(self, pipe: StableDiffusionPipeline, examples: Examples) -> None:
+    def __init__(self, pipe: StableDiffusionPipeline, examples: TrainingExamples) -> None:
         self._pipe, self._examples = pipe, examples
         self._plain: list[Image] = []
 
     @torch.no_grad()
-    def report(self, adapter: RowColumnAdapter, scheduler: DDPMScheduler, settings: Settings) -> tuple[Image, float]:
-        """The sheet, and the error, with an adapter in eval mode."""
-        model, silence = Guided(self._pipe.unet, adapter), self._examples.silence
+    def report(
+        self, adapter: RowColumnAdapter, scheduler: DDPMScheduler, settings: TrainingSettings
+    ) -> tuple[Image, float]:
+        """Measure and draw.
+
+        Args:
+            adapter: in eval mode.
+            scheduler: of the noise.
+            settings: of the run.
+
+        Returns:
+            The sheet; the mean error.
+        """
+        model, silence = ConditionedUNet(self._pipe.unet, adapter), self._examples.silence
         errors = []
         for start in range(0, len(self._examples), settings.batch):
             batch = self._examples.batch(range(start, min(start + settings.batch, len(self._examples))))

@@ -1,4 +1,4 @@
-"""How an adapter is trained, as one frozen value that says at once what is wrong with it. Knows no torch."""
+"""How an adapter is trained, as one frozen value that is checked when it is made. Knows no torch."""
 
 from __future__ import annotations
 
@@ -14,26 +14,36 @@ if TYPE_CHECKING:
 
 PRECISIONS = ("no", "bf16", "fp16")
 
-_GROWING = {"steps", "mixed_precision", "gradient_checkpointing", "keep_maps", "log_every", "save_every"}
-"""What may be another when a run is taken up again: how long, how fast and how watched, not what is learnt."""
+_CHANGEABLE = {"steps", "mixed_precision", "gradient_checkpointing", "keep_maps", "log_every", "save_every"}
+"""Settings that may differ when a run is resumed: its length, speed and reports, not what is learnt."""
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainingSettings:
     """How an adapter is trained.
 
     Args:
-        model: the base. start: an adapter to go on from, "" for a fresh one of `family` with so many `heads`.
+        model: the base model.
+        family: of a fresh adapter.
+        heads: of a fresh adapter's attention.
+        start: an adapter to continue from; "" for a fresh one.
         size: side of the square pictures in pixels; 0 for the model's own.
-        steps: updates of the weights. batch: pictures of one pass, per process. accumulate: passes of one update.
-        learning_rate: its peak, after `warmup` steps; a cosine brings it to 0 at the last step.
-        region_weight: what errors within a triple's region count, those outside count 1.
-        dropout: share of pictures that are shown neither prompt nor reference, as guidance's other branch is.
+        steps: updates of the weights.
+        batch: pictures of one pass, per process.
+        accumulate: passes of one update.
+        learning_rate: its maximum, after `warmup` steps; a cosine brings it to 0 at the last step.
+        warmup: steps.
+        region_weight: weight of errors within a triple's region; those outside have 1.
+        dropout: share of pictures without prompt and reference, as in guidance's unconditional branch.
         snr_cap: of min-SNR weights (Hang et al., arXiv 2303.09556); 0 weighs all noise levels alike.
-        ema: decay of the average of the weights, which is what is saved and shown.
-        held_out: the last triples, never trained on: they are measured and drawn.
-        keep_maps: what the base makes of a reference stays in memory once it was seen, which saves its pass.
-        log_every, save_every: steps between lines of the log, and between checkpoints with a sample sheet.
+        ema: decay of the average of the weights, which is what is saved and sampled.
+        seed: of all randomness.
+        held_out: the last triples, which are measured and drawn, and never trained on.
+        log_every: steps between lines of the log.
+        save_every: steps between checkpoints with a sample sheet.
+        mixed_precision: one of `PRECISIONS`.
+        gradient_checkpointing: recompute the UNet's activations in the backward pass.
+        keep_maps: cache the base's maps of a reference, which saves its pass.
 
     Raises:
         InputError: a value is out of range.
@@ -77,13 +87,13 @@ class Settings:
             raise InputError(f"mixed_precision must be one of {', '.join(PRECISIONS)}, got {self.mixed_precision!r}")
 
     @classmethod
-    def chosen(cls, values: Mapping[str, Any]) -> Settings:
+    def from_options(cls, values: Mapping[str, Any]) -> TrainingSettings:
         """The settings among values by name."""
         return cls(**{field.name: values[field.name] for field in fields(cls)})
 
-    def lasting(self) -> dict[str, Any]:
-        """What has to stay the same for a run to be taken up again."""
-        return {name: value for name, value in asdict(self).items() if name not in _GROWING}
+    def resume_settings(self) -> dict[str, Any]:
+        """The settings that must not differ when a run is resumed."""
+        return {name: value for name, value in asdict(self).items() if name not in _CHANGEABLE}
 
 
 def _check(name: str, value: float, *, at_least: int) -> None:

@@ -1,10 +1,10 @@
-"""A folder to train on: what lies in it, and whether all of it can be used. Knows files and Pillow; no torch.
+"""The files of a training folder, checked. Knows files and Pillow; no torch.
 
-target/NAME.png        what is to be painted; any format of pictures
-target/NAME.txt        the prompt of it
-reference/NAME.png     whose look it takes
-region/NAME.png        optional: white where the look counts most
-control/NAME.safetensors  optional: place of the UNet -> [C, h, w], added to the map there
+target/NAME.png        the picture to learn; any picture format
+target/NAME.txt        its prompt
+reference/NAME.png     the picture whose look it takes
+region/NAME.png        optional: white where errors have more weight
+control/NAME.safetensors  optional: insertion point of the UNet -> [C, h, w], added to the map there
 """
 
 from __future__ import annotations
@@ -21,7 +21,16 @@ _LAYOUT = "a folder to train on holds target/NAME.png, target/NAME.txt and refer
 
 @dataclass(frozen=True)
 class Triple:
-    """One example: files of a target, a reference and perhaps of a region and a control; and the prompt."""
+    """One example.
+
+    Args:
+        name: of its files.
+        target: picture file.
+        reference: picture file.
+        prompt: of the target.
+        region: picture file, or None.
+        control: .safetensors file, or None.
+    """
 
     name: str
     target: Path
@@ -32,13 +41,14 @@ class Triple:
 
 
 def read_triples(folder: Path, held_out: int = 0) -> tuple[Triple, ...]:
-    """All triples of a folder in the order of their names, every picture read once to see that it is whole.
+    """Read all triples of a folder in the order of their names; every picture is decoded once to check it.
 
     Args:
-        held_out: more than so many are wanted.
+        folder: laid out as above.
+        held_out: there must be more than this many.
 
     Raises:
-        InputError: there are too few, or one lacks a file, a prompt, or holds what is no picture.
+        InputError: there are too few, or a file is missing, empty or no picture.
     """
     pictures = {kind: _pictures(folder / kind) for kind in ("target", "reference", "region")}
     if not pictures["target"]:
@@ -80,7 +90,7 @@ def _prompt(path: Path) -> str:
 
 
 def _pictures(folder: Path) -> dict[str, Path]:
-    """Name without its ending -> picture."""
+    """Picture files by name without suffix."""
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.suffix.lower() in IMAGE_FORMATS and not path.name.startswith("."):
