@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fisedit.adapters.checkpoints import fresh_adapter
-from fisedit.adapters.row_column import Knit, RowColumnAdapter, Staged
+from fisedit.adapters.row_column import RowColumnAdapter, RowColumnBlock, TwoStageBlock
 
 if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel
@@ -38,36 +38,36 @@ def lively(unet: UNet2DConditionModel, family: str, salt: str = "", heads: int =
     return filled(fresh_adapter(unet, family, heads), salt)
 
 
-def naive(block: Knit | Staged, x: Tensor, reference: Tensor, seen: Tensor | None = None) -> Tensor:
+def naive(block: RowColumnBlock | TwoStageBlock, x: Tensor, reference: Tensor, seen: Tensor | None = None) -> Tensor:
     """What a map [B, C, H, W] gains beside a reference: side by side, positions, norm, softmax, the first half kept.
 
     Args:
         seen: bool [H, W], the part that is taken for the whole map, and outside which nothing is right; None for all.
     """
-    knit, (height, width) = block.knit, x.shape[-2:]
+    inner, (height, width) = block.row_column, x.shape[-2:]
     seen = torch.ones(height, width, dtype=torch.bool) if seen is None else seen
-    if isinstance(block, Staged):
-        reference = _staged(block.attn_ref, reference)
-    own, known = (m if knit.conv_in is None else knit.conv_in(m) for m in (x, reference))
+    if isinstance(block, TwoStageBlock):
+        reference = _first_stage(block.attn_ref, reference)
+    own, known = (m if inner.conv_in is None else inner.conv_in(m) for m in (x, reference))
     own, known = (m.permute(0, 2, 3, 1) for m in (own, known))
-    found = _attend(knit, knit.row_heads, own, known, seen).transpose(1, 2)
-    found = _attend(knit, knit.column_heads, found, known.transpose(1, 2), seen.T).transpose(1, 2)
-    return knit.proj((found * seen[..., None]).permute(0, 3, 1, 2))
+    found = _attend(inner, inner.row_attention, own, known, seen).transpose(1, 2)
+    found = _attend(inner, inner.column_attention, found, known.transpose(1, 2), seen.T).transpose(1, 2)
+    return inner.proj((found * seen[..., None]).permute(0, 3, 1, 2))
 
 
-def _staged(knit: Knit, reference: Tensor) -> Tensor:
-    """A reference knitted alone."""
-    lines = knit.conv_in(reference).permute(0, 2, 3, 1)
-    for heads in (knit.row_heads, knit.column_heads):
-        nobody = lines[:, :, :0]
-        lines = _attend(knit, heads, lines, nobody, torch.ones(lines.shape[1:3], dtype=torch.bool)).transpose(1, 2)
-    return knit.proj(lines.permute(0, 3, 1, 2))
+def _first_stage(inner: RowColumnBlock, reference: Tensor) -> Tensor:
+    """A reference through its own block, family v5b."""
+    lines = inner.conv_in(reference).permute(0, 2, 3, 1)
+    for heads in (inner.row_attention, inner.column_attention):
+        none = lines[:, :, :0]
+        lines = _attend(inner, heads, lines, none, torch.ones(lines.shape[1:3], dtype=torch.bool)).transpose(1, 2)
+    return inner.proj(lines.permute(0, 3, 1, 2))
 
 
-def _attend(knit: Knit, heads: nn.Module, own: Tensor, known: Tensor, seen: Tensor) -> Tensor:
-    """Lines [B, lines, n, C] look at what is seen of themselves, bool [lines, n], and at known ones behind them."""
+def _attend(inner: RowColumnBlock, heads: nn.Module, own: Tensor, known: Tensor, seen: Tensor) -> Tensor:
+    """Attention of lines [B, lines, n, C] over what is seen of them, bool [lines, n], and over known ones."""
     count = own.shape[2]
-    tokens = knit.norm(torch.cat([own, known], 2) + positions(knit, count + known.shape[2]))
+    tokens = inner.norm(torch.cat([own, known], 2) + positions(inner, count + known.shape[2]))
     q, k, v = (p(tokens).unflatten(-1, (heads.heads, -1)).transpose(2, 3) for p in (heads.to_q, heads.to_k, heads.to_v))
     scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
     scores[..., :count].masked_fill_(~seen[:, None, None], -math.inf)
@@ -75,10 +75,10 @@ def _attend(knit: Knit, heads: nn.Module, own: Tensor, known: Tensor, seen: Tens
     return heads.to_out[0](found.transpose(2, 3).flatten(3))[:, :, :count]
 
 
-def positions(knit: Knit, length: int) -> Tensor:
+def positions(inner: RowColumnBlock, length: int) -> Tensor:
     """[length, C], from the formula."""
-    half = knit.channels // 2
+    half = inner.channels // 2
     angles = np.arange(length)[:, None] / 10000 ** (np.arange(half) / half)
     sines, cosines = np.sin(angles), np.cos(angles)
     by_turns = np.stack([sines, cosines], 2).reshape(length, -1)
-    return torch.from_numpy(by_turns if knit.pos_embed else np.concatenate([sines, cosines], 1)).float()
+    return torch.from_numpy(by_turns if inner.pos_embed else np.concatenate([sines, cosines], 1)).float()
