@@ -188,7 +188,7 @@ def _load(path: Path) -> RowColumnAdapter:
             raise refusal
         file, config = path, {}
     shapes = read_shapes(file)
-    config = config or _told(file)
+    config = config or _file_config(file)
     family = family_of(config, shapes, path)
     adapter = _empty(family, shapes, config, path)
     living = adapter.state_dict()
@@ -200,8 +200,8 @@ def _load(path: Path) -> RowColumnAdapter:
     return adapter.eval().requires_grad_(False)
 
 
-def _told(file: Path) -> dict[str, Any]:
-    """The configuration that a single file of ours tells."""
+def _file_config(file: Path) -> dict[str, Any]:
+    """The configuration in the metadata of a single file of ours."""
     from safetensors import safe_open
 
     with safe_open(file, framework="pt") as opened:

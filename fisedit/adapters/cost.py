@@ -37,7 +37,7 @@ def reading_macs(adapter: RowColumnAdapter, unet: UNet2DConditionModel, grids: G
         height, width = grids[insertion_points(unet)[name].level]
         total += height * width * block.row_column.channels**2 * (13 if isinstance(block, TwoStageBlock) else 4)
         if isinstance(block, TwoStageBlock):
-            total += _knit_macs(block.attn_ref, height, width, width, height)
+            total += _block_macs(block.attn_ref, height, width, width, height)
     return total
 
 
@@ -52,7 +52,7 @@ def dense_macs(adapter: RowColumnAdapter, unet: UNet2DConditionModel, grids: Gri
     total = 0
     for name, block in adapter.blocks.items():
         height, width = grids[insertion_points(unet)[name].level]
-        total += _knit_macs(block.row_column, height, width, *block.row_column.num_keys(height, width))
+        total += _block_macs(block.row_column, height, width, *block.row_column.num_keys(height, width))
     return total
 
 
@@ -69,18 +69,18 @@ def sparse_macs(adapter: RowColumnAdapter, unet: UNet2DConditionModel, plan: Spa
     for name, block in adapter.blocks.items():
         level, conv = plan.levels[insertion_points(unet)[name].level], block.row_column.conv_in is not None
         cells = find_receptive_field(level, conv=conv, recorded=recorded)
-        total += _closure_macs(block.row_column.channels, level, cells, tiled=tiled)
+        total += _receptive_field_macs(block.row_column.channels, level, cells, tiled=tiled)
     return total
 
 
-def _knit_macs(row_column: RowColumnBlock, height: int, width: int, row_keys: int, column_keys: int) -> int:
+def _block_macs(row_column: RowColumnBlock, height: int, width: int, row_keys: int, column_keys: int) -> int:
     """A dense block on height x width positions, each looking at so many keys."""
     cells, channels = height * width, row_column.channels
     linear = 8 + 9 + (9 if row_column.conv_in is not None else 0)
     return cells * (linear * channels**2 + 2 * (row_keys + column_keys) * channels)
 
 
-def _closure_macs(channels: int, level: Level, cells: ReceptiveField, *, tiled: bool) -> int:
+def _receptive_field_macs(channels: int, level: Level, cells: ReceptiveField, *, tiled: bool) -> int:
     """A block on a closure: projections where they are fresh, lines as long as they are filled up, the folded end."""
     linear = 3 * len(cells.fresh) + 3 * len(cells.changed) + len(cells.querying_in_changed)
     total = _conv_macs(channels, level.rows, cells.tiles if tiled else None)
