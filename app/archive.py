@@ -18,11 +18,11 @@ from fisedit.errors import FisEditError, InputError, SessionError
 from fisedit.storage import provenance
 from fisedit.storage.files import write_bytes
 
-MOST_BYTES, MOST_UNPACKED, MOST_FILES = 256 << 20, 512 << 20, 2_000
+MAX_BYTES, MAX_UNPACKED, MAX_FILES = 256 << 20, 512 << 20, 2_000
 
 _MEMBER = re.compile(r"session\.json|\d{1,6}(\.mask|\.canvas)?\.(png|tif)|reference-[0-9a-f]{16}\.png")
 _INDEX = "session.json"
-_TOLD = ("version", "model", "dtype", "current", "results")
+_KEPT = ("version", "model", "dtype", "current", "results")
 
 
 def pack(folder: Path) -> bytes:
@@ -31,7 +31,7 @@ def pack(folder: Path) -> bytes:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as packed:
         for path in sorted(folder.iterdir()):
             if _MEMBER.fullmatch(path.name):
-                packed.writestr(path.name, _told(path))
+                packed.writestr(path.name, _read_member(path))
     return file.getvalue()
 
 
@@ -39,35 +39,38 @@ def unpack(data: bytes, folder: Path, models: Sequence[str]) -> None:
     """Write what `pack` made into a new folder.
 
     Args:
+        data: the zip's bytes.
+        folder: is made.
         models: this machine's, which the index gets where it has their names.
 
     Raises:
         InputError: another file, or one too large. SessionError: a damaged index.
     """
-    _write(data, folder)
-    _name_models(folder / _INDEX, {provenance.model_name(model): model for model in models})
+    _unpack_files(data, folder)
+    _name_local_models(folder / _INDEX, {provenance.model_name(model): model for model in models})
 
 
-def _told(path: Path) -> bytes:
+def _read_member(path: Path) -> bytes:
     """A file of a session as it may leave this machine: without the places of its model and adapters."""
     if path.name != _INDEX:
         return path.read_bytes()
     index = json.loads(path.read_bytes())
-    return json.dumps(_bare(_renamed(index, provenance.model_name)), indent=2).encode()
+    return json.dumps(_without_sources(_rename_models(index, provenance.model_name)), indent=2).encode()
 
 
-def _name_models(path: Path, models: Mapping[str, str]) -> None:
+def _name_local_models(path: Path, models: Mapping[str, str]) -> None:
     """Let an index name this machine's models, where it has their names, and nothing else that could be loaded: a
     place or hub id that a zip tells becomes the name of a file that is nowhere."""
     try:
         index = json.loads(path.read_bytes())
-        named = json.dumps(_bare(_renamed(index, lambda name: models.get(name) or f"./{label(name)}"))).encode()
+        named = _rename_models(index, lambda name: models.get(name) or f"./{label(name)}")
+        data = json.dumps(_without_sources(named)).encode()
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise SessionError("the saved session is damaged (session.json); save it again") from error
-    write_bytes(named, path)
+    write_bytes(data, path)
 
 
-def _renamed(index: dict[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
+def _rename_models(index: dict[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
     """An index with other names for its models, that of the session and those of its results."""
     results = [
         entry | ({"model": rename(entry["model"])} if "model" in entry else {}) for entry in index.get("results", ())
@@ -75,33 +78,33 @@ def _renamed(index: dict[str, Any], rename: Callable[[str], str]) -> dict[str, A
     return index | {"model": rename(index["model"]), "results": results}
 
 
-def _bare(index: dict[str, Any]) -> dict[str, Any]:
+def _without_sources(index: dict[str, Any]) -> dict[str, Any]:
     """What the results are, without what they were made with."""
-    return {key: index[key] for key in _TOLD if key in index}
+    return {key: index[key] for key in _KEPT if key in index}
 
 
-def _write(data: bytes, folder: Path) -> None:
+def _unpack_files(data: bytes, folder: Path) -> None:
     """The files of a saved session, and no others; nothing is believed of what the zip says."""
-    if len(data) > MOST_BYTES:
-        raise InputError(f"a saved session must have at most {MOST_BYTES >> 20} MiB, got {len(data) / 2**20:.0f}")
-    for name, content in _members(data):
+    if len(data) > MAX_BYTES:
+        raise InputError(f"a saved session must have at most {MAX_BYTES >> 20} MiB, got {len(data) / 2**20:.0f}")
+    for name, content in _iterate_members(data):
         write_bytes(content, folder / name)
 
 
-def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
+def _iterate_members(data: bytes) -> Iterator[tuple[str, bytes]]:
     """Names and contents. What writing them fails of is not the zip's fault, so it is done elsewhere."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as packed:
             members = packed.infolist()
-            if len(members) > MOST_FILES or not all(_MEMBER.fullmatch(member.filename) for member in members):
+            if len(members) > MAX_FILES or not all(_MEMBER.fullmatch(member.filename) for member in members):
                 raise InputError("a saved session must be a zip that was downloaded here, got one with other files")
-            left = MOST_UNPACKED
+            left = MAX_UNPACKED
             for member in members:
                 with packed.open(member) as file:
                     content = file.read(left + 1)
                 left -= len(content)
                 if left < 0:
-                    raise InputError(f"a saved session must have at most {MOST_UNPACKED >> 20} MiB unpacked, got more")
+                    raise InputError(f"a saved session must have at most {MAX_UNPACKED >> 20} MiB unpacked, got more")
                 yield member.filename, content
     except FisEditError:
         raise

@@ -18,35 +18,45 @@ _SHARES = (0.0, 0.062, 0.2, 0.333, 1.0), (0.035, 0.11, 0.233, 0.417, 1.0)
 _REMEMBERED = 5
 
 
-class Pace:
-    """Seconds to come, learnt from runs that are over."""
+class RuntimeEstimator:
+    """Predicts the seconds of a run from runs that are over."""
 
     def __init__(self) -> None:
-        self._dense = _Learnt()  # seconds per multiply-accumulate
-        self._fixed = _Learnt()  # which share of the seconds that the table saves is not saved here: small models' are
+        self._dense = _RecentMedian()  # seconds per multiply-accumulate
+        self._unsaved = _RecentMedian()  # of the seconds that the table saves, the share that this model does not save
 
-    def saw(self, stats: EditStats, *, trial: bool = False) -> None:
-        """Learn from a run. A trial, which no page shows while it runs, counts until there is one that a page does."""
+    def observe(self, stats: EditStats, *, trial: bool = False) -> None:
+        """Learn from a run.
+
+        Args:
+            stats: of the run.
+            trial: whether no page showed the run. Trials count until there is a run that a page shows.
+        """
         if not stats.macs:
             return
         seconds = stats.seconds["total"]
         if not stats.unet_evaluations_sparse:
             self._dense.add(seconds / stats.macs, trial=trial)
-        elif (whole := self.dense(stats.macs_dense)) is not None:
+        elif (whole := self.dense_seconds(stats.macs_dense)) is not None:
             table = _share(stats.macs, stats.macs_dense)
-            self._fixed.add((seconds / whole - table) / (1 - table), trial=trial)
+            self._unsaved.add((seconds / whole - table) / (1 - table), trial=trial)
 
-    def dense(self, macs: int) -> float | None:
-        """Seconds of a dense run of so many multiply-accumulates; None before any was seen."""
+    def dense_seconds(self, macs: int) -> float | None:
+        """Seconds of a dense run of so many multiply-accumulates; None before any was observed."""
         return None if self._dense.value is None else self._dense.value * macs
 
-    def sparse(self, macs: int, macs_dense: int) -> float | None:
-        """Seconds of a sparse run that spends `macs` where a dense one would spend `macs_dense`."""
-        whole, table = self.dense(macs_dense), _share(macs, macs_dense)
-        return None if whole is None else whole * max(table + (self._fixed.value or 0.0) * (1 - table), _SHARES[1][0])
+    def sparse_seconds(self, macs: int, macs_dense: int) -> float | None:
+        """Seconds of a sparse run; None before any dense run was observed.
+
+        Args:
+            macs: multiply-accumulates of the run.
+            macs_dense: multiply-accumulates of a dense run of the same config.
+        """
+        whole, table = self.dense_seconds(macs_dense), _share(macs, macs_dense)
+        return None if whole is None else whole * max(table + (self._unsaved.value or 0.0) * (1 - table), _SHARES[1][0])
 
 
-class _Learnt:
+class _RecentMedian:
     """The median of the last runs; of trials until there is a run of another kind."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a browser takes home and brings back: pictures that tell how they were made, and whole sessions.
+"""Files for download and upload: pictures that record how they were made, and whole sessions.
 
 Knows sessions and files; neither gradio nor torch.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.archive import pack, unpack
-from app.validation import Settings, checked_picture, checked_prompt, checked_settings, label
+from app.validation import SourceSettings, check_settings, clean_prompt, decode_picture, label
 from fisedit.errors import FisEditError, SessionError
 from fisedit.storage import provenance
 from fisedit.storage.files import write_bytes
@@ -21,25 +21,26 @@ from fisedit.storage.image_metadata import read_metadata
 from fisedit.storage.images import can_hold, encode
 
 if TYPE_CHECKING:
-    from app.model_pool import Model
-    from app.sessions import Studio
-    from app.user_session import Session
+    from app.model_pool import OfferedModel
+    from app.session import Session
+    from app.sessions import AppState
     from fisedit import EditResult
     from fisedit.values import GenerationConfig
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a dropped picture tells of its making.
+class RestoredSettings:
+    """How an uploaded picture was made, as far as its file records it.
 
     Args:
-        prompt: of the picture, or "". settings: how it was made; None where another program made it, or nobody tells.
-        words: one line on what was found.
+        message: one line on what was found.
+        prompt: of the picture, or "".
+        settings: how it was made; None where another program made it, or the file does not say.
     """
 
-    words: str
+    message: str
     prompt: str = ""
-    settings: Settings | None = None
+    settings: SourceSettings | None = None
 
 
 def picture_bytes(session: Session, result: EditResult) -> bytes:
@@ -50,27 +51,27 @@ def picture_bytes(session: Session, result: EditResult) -> bytes:
 def picture_file(session: Session) -> Path:
     """The current picture as a file in the session's own folder, which tells how it was made. Raises SessionError."""
     result = session.current
-    return _out(session, f"{_slug(result.prompt)}-{result.id}{_ending(result)}", picture_bytes(session, result))
+    return _write_out(session, f"{_slug(result.prompt)}-{result.id}{_ending(result)}", picture_bytes(session, result))
 
 
-def archive(session: Session) -> Path:
-    """All pictures as a zip in the session's own folder, which `reopen` takes up again. Raises SessionError, Busy."""
+def export_session(session: Session) -> Path:
+    """All pictures as a zip in the session's own folder, for `import_session`. Raises SessionError, Busy."""
     with session.work():
         if not len(session.history):
             raise SessionError("there is nothing to save yet; make a picture first")
         session.save()
-        return _out(session, f"{_slug(session.history[0].prompt)}-session.zip", pack(session.folder))
+        return _write_out(session, f"{_slug(session.history[0].prompt)}-session.zip", pack(session.folder))
 
 
-def reopen(studio: Studio, session: Session, data: bytes) -> EditResult:
-    """Take up a session from what `archive` made of it, instead of what is here; where it stood then.
+def import_session(state: AppState, session: Session, data: bytes) -> EditResult:
+    """Load what `export_session` made, instead of what is here; returns its current result.
 
     Raises:
         InputError: no such file, or one too large. SessionError: a damaged one. Busy.
     """
     with session.work(), tempfile.TemporaryDirectory(prefix=".reopened-", dir=session.folder.parent) as name:
         folder = Path(name) / "session"
-        unpack(data, folder, [model.name for model in studio.shelf.models])
+        unpack(data, folder, [model.name for model in state.pool.models])
         session.load(folder)
         if session.folder.exists():
             shutil.rmtree(session.folder)
@@ -78,32 +79,32 @@ def reopen(studio: Studio, session: Session, data: bytes) -> EditResult:
         return session.current
 
 
-def restore(studio: Studio, data: bytes) -> Found:
+def restore_settings(state: AppState, data: bytes) -> RestoredSettings:
     """Prompt and settings that a picture's file tells; of one that tells nothing, or damaged things, that.
 
     Raises:
         InputError: no picture, or one too large.
     """
-    picture = checked_picture(data)
+    picture = decode_picture(data)
     made = read_metadata(picture)
     if not (made.parameters or made.origin):
-        return Found("The picture does not say how it was made.")
+        return RestoredSettings("The picture does not say how it was made.")
     try:
         past = provenance.parse_origin(made)
-        prompt = checked_prompt(past.prompt)
+        prompt = clean_prompt(past.prompt)
         if not made.origin:
-            return Found("Its prompt was found in the picture.", prompt)
-        words, model = "Its prompt and settings were found in the picture.", studio.shelf.known(past.model)
+            return RestoredSettings("Its prompt was found in the picture.", prompt)
+        message, model = "Its prompt and settings were found in the picture.", state.pool.find(past.model)
         if model is None and past.model:
-            words = f"{words} It was made with the model {label(past.model)}, which is not offered here."
-        return Found(words, prompt, _settings(studio, past.config, model))
+            message = f"{message} It was made with the model {label(past.model)}, which is not offered here."
+        return RestoredSettings(message, prompt, _settings_from_config(state, past.config, model))
     except FisEditError as error:
-        return Found(f"What it says of its making cannot be used: {error}")
+        return RestoredSettings(f"What it says of its making cannot be used: {error}")
 
 
-def _settings(studio: Studio, config: GenerationConfig, model: Model | None) -> Settings:
+def _settings_from_config(state: AppState, config: GenerationConfig, model: OfferedModel | None) -> SourceSettings:
     """A config as settings; the canvas of an opened picture follows from the picture."""
-    settings = Settings(
+    settings = SourceSettings(
         config.num_inference_steps,
         config.guidance_scale,
         config.seed,
@@ -112,12 +113,12 @@ def _settings(studio: Studio, config: GenerationConfig, model: Model | None) -> 
         config.scheduler,
         config.negative_prompt,
         model.label if model else "",
-        studio.wardrobe.choice(config.loras),
+        state.pool.loras.scales_by_label(config.loras),
     )
-    return checked_settings(settings)
+    return check_settings(settings)
 
 
-def _out(session: Session, name: str, data: bytes) -> Path:
+def _write_out(session: Session, name: str, data: bytes) -> Path:
     """A file for the browser to fetch; the one before it goes."""
     shutil.rmtree(session.out, ignore_errors=True)
     write_bytes(data, session.out / name)

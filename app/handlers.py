@@ -1,4 +1,4 @@
-"""What a page or a program may ask for, as plain functions over a session.
+"""What a page or a program may ask for, as plain functions over the app's state and a session.
 
 Every argument is checked here, whoever sends it: limits are the server's, not the page's. Knows sessions and pictures;
 neither gradio nor torch.
@@ -8,63 +8,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from queue import SimpleQueue
-from threading import Thread
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from app.thread_budget import apart
+from app.runs import RunProgress, RunRequest, stream_run
 from app.validation import (
-    MOST_RESULTS,
-    Look,
+    ReferencePicture,
     Region,
-    Settings,
-    checked_look,
-    checked_picture,
-    checked_prompt,
-    checked_region,
-    checked_settings,
+    SourceSettings,
+    check_region,
+    check_settings,
+    clean_prompt,
+    decode_picture,
+    decode_reference,
 )
 from fisedit.errors import InputError, SessionError
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
-    from app.sessions import Choice, Studio
-    from app.user_session import Session
+    from app.session import Session
+    from app.sessions import AppState, ModelChoice
     from fisedit import Editor, EditResult
     from fisedit.editor import Preview
     from fisedit.values import OnStep
 
 T = TypeVar("T")
+Arguments = dict[str, Any]
+"""Keyword arguments of an editor's methods."""
 
 PATIENCE = 1.0
-"""Seconds that a preview waits for people who paint with other models or LoRAs."""
+"""Seconds that a preview waits for a run with another model or other LoRAs."""
 
 
 @dataclass(frozen=True, eq=False)
-class Progress:
-    """Where a run stands.
+class EditEstimate:
+    """What an edit would do.
 
     Args:
-        step, steps: steps done, and all. left: seconds to come, None where nobody knows yet.
-        picture: a small preview of one pixel per latent cell, or None. result: at the end, what was made.
-        seconds: at the end of a dense run to compare, what it took.
+        preview: the editor's.
+        seconds: of the edit; None where no run was observed yet.
+        dense_seconds: of a dense run; None likewise.
     """
-
-    step: int
-    steps: int
-    left: float | None = None
-    picture: Image | None = None
-    result: EditResult | None = None
-    seconds: float | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Outlook:
-    """What an edit would do: the editor's preview, its seconds and those of a dense run, None where nobody knows."""
 
     preview: Preview
     seconds: float | None
@@ -72,129 +56,182 @@ class Outlook:
 
 
 def generate(
-    studio: Studio, session: Session, prompt: str, settings: Settings, look: Look | None = None
-) -> Iterator[Progress]:
-    """Make a source of words, with the look of a picture if there is one; the last progress has it.
+    state: AppState,
+    session: Session,
+    prompt: str,
+    settings: SourceSettings,
+    reference: ReferencePicture | None = None,
+) -> Iterator[RunProgress]:
+    """Make a source of a prompt; the last progress has it.
+
+    Args:
+        state: whose worker runs it.
+        session: that gets the source.
+        prompt: what the picture shows.
+        settings: how it is made.
+        reference: a picture whose look it takes, or None.
 
     Raises:
-        InputError: an argument out of range. Busy: the session is at work. Cancelled: it was stopped.
+        InputError: an argument out of range, or not offered.
+        Busy: the session is at work.
+        Cancelled: it was stopped.
     """
-    text, choice = checked_prompt(prompt), studio.chosen(checked_settings(settings))
-    arguments, like = _arguments(settings, choice) | {"scheduler": settings.scheduler}, _like(studio, look)
-    return _run(
-        studio,
-        session,
-        lambda editor, on_step: editor.generate(text, **arguments, **like(editor), on_step=on_step),
-        choice,
-    )
+    text, choice = clean_prompt(prompt), state.select(check_settings(settings))
+    arguments = _source_arguments(settings, choice) | {"scheduler": settings.scheduler}
+    add_reference = _reference_arguments(state, reference)
+
+    def job(editor: Editor, on_step: OnStep) -> EditResult:
+        return editor.generate(text, **arguments, **add_reference(editor), on_step=on_step)
+
+    return stream_run(state, session, RunRequest(job, settings.steps, choice))
 
 
 def open_picture(
-    studio: Studio, session: Session, data: bytes, prompt: str = "", settings: Settings | None = None
-) -> Iterator[Progress]:
-    """Make a source of a picture's file, which is inverted; `prompt` says what it shows, "" where nobody knows.
+    state: AppState, session: Session, data: bytes, prompt: str = "", settings: SourceSettings | None = None
+) -> Iterator[RunProgress]:
+    """Make a source of a picture, which is inverted; the last progress has it.
+
+    Args:
+        state: whose worker runs it.
+        session: that gets the source.
+        data: the picture's file.
+        prompt: what the picture shows, "" where that is not known.
+        settings: how it is made; None for the defaults.
 
     Raises:
-        InputError: no picture, one too large, or an argument out of range. Busy, Cancelled: as in `generate`.
+        InputError: no picture, one too large, or an argument out of range.
+        Busy: the session is at work.
+        Cancelled: it was stopped.
     """
-    picture, settings = checked_picture(data), settings or Settings()
-    text = None if isinstance(prompt, str) and not prompt.strip() else checked_prompt(prompt)
-    choice = studio.chosen(checked_settings(settings))
-    arguments = _arguments(settings, choice)
-    return _run(
-        studio,
-        session,
-        lambda editor, on_step: editor.open(picture, text, **arguments, on_step=on_step),
-        choice,
-    )
+    picture, settings = decode_picture(data), settings or SourceSettings()
+    text = None if isinstance(prompt, str) and not prompt.strip() else clean_prompt(prompt)
+    choice = state.select(check_settings(settings))
+    arguments = _source_arguments(settings, choice)
+
+    def job(editor: Editor, on_step: OnStep) -> EditResult:
+        return editor.open(picture, text, **arguments, on_step=on_step)
+
+    return stream_run(state, session, RunRequest(job, settings.steps, choice))
 
 
 def preview(
-    studio: Studio, session: Session, prompt: str, region: Region | None = None, look: Look | None = None
-) -> Outlook:
+    state: AppState,
+    session: Session,
+    prompt: str,
+    region: Region | None = None,
+    reference: ReferencePicture | None = None,
+) -> EditEstimate:
     """Where an edit would paint and what it would cost. No result is made.
 
-    Raises:
-        SessionError: there is no source, or what made it is not offered. InputError: an argument out of range.
-        Busy: the session is at work, or others paint with other models or LoRAs.
-    """
-    text, wish, like = checked_prompt(prompt), checked_region(region or Region()), _like(studio, look)
+    Args:
+        state: whose worker runs it.
+        session: whose current picture would be edited.
+        prompt: what the picture should show.
+        region: where the edit may paint; None for what the words say.
+        reference: a picture whose look the edit takes, or None.
 
-    def job() -> Preview:
-        with studio.painting(session, own, session.check, PATIENCE) as editor:
-            where = _where(editor, text, wish) | like(editor)
+    Raises:
+        SessionError: there is no source, or what made it is not offered.
+        InputError: an argument out of range.
+        Busy: the session is at work, or a run uses another model or other LoRAs.
+    """
+    text, region = clean_prompt(prompt), check_region(region or Region())
+    add_reference = _reference_arguments(state, reference)
+    with session.work():
+        choice = state.select_recorded(session, session.current)
+
+        def job() -> Preview:
+            session.check()
+            editor = session.editor(state.load(choice))
+            where = _region_arguments(editor, text, region) | add_reference(editor)
             return editor.preview(text, **where, on_step=lambda *_: session.check())
 
-    with session.work():
-        own = studio.own(session, session.current)
-        seen = apart(job)
-    studio.make_room()
-    dense = own.model.pace.dense(seen.macs_dense)
-    seconds = dense if seen.fallback else own.model.pace.sparse(seen.macs, seen.macs_dense)
-    session.seen = seen
-    return Outlook(seen, 0.0 if seen.nothing else seconds, dense)
+        waiting = state.worker.submit(job, choice.weights, brief=True)
+        seen = state.worker.wait_briefly(waiting, PATIENCE)
+        session.last_preview = seen
+    state.make_room()
+    return _estimate(seen, choice)
 
 
 def edit(
-    studio: Studio, session: Session, prompt: str, region: Region | None = None, look: Look | None = None
-) -> Iterator[Progress]:
-    """Change the current picture to fit a new prompt, or the look of another; the last progress has the result.
+    state: AppState,
+    session: Session,
+    prompt: str,
+    region: Region | None = None,
+    reference: ReferencePicture | None = None,
+) -> Iterator[RunProgress]:
+    """Change the current picture to fit a prompt; the last progress has the result. Arguments as of `preview`.
 
     Raises:
-        SessionError: there is no source, or what made it is not offered. InputError: an argument out of range.
-        Busy, Cancelled: as in `generate`.
+        SessionError: there is no source, or what made it is not offered.
+        InputError: an argument out of range.
+        Busy: the session is at work.
+        Cancelled: it was stopped.
     """
-    text, wish, like = checked_prompt(prompt), checked_region(region or Region()), _like(studio, look)
+    text, region = clean_prompt(prompt), check_region(region or Region())
+    add_reference = _reference_arguments(state, reference)
 
     def job(editor: Editor, on_step: OnStep) -> EditResult:
-        return editor.edit(text, **_where(editor, text, wish), **like(editor), on_step=on_step)
+        return editor.edit(text, **_region_arguments(editor, text, region), **add_reference(editor), on_step=on_step)
 
-    return _run(studio, session, job)
+    return stream_run(state, session, RunRequest(job, session.current.config.num_inference_steps))
 
 
-def dense(studio: Studio, session: Session, result_id: str) -> Iterator[Progress]:
-    """Run a result's config densely, to compare; the last progress has the seconds it took."""
-    own = studio.own(session, session.history.find(result_id))
+def measure_dense(state: AppState, session: Session, result_id: str) -> Iterator[RunProgress]:
+    """Run a result's config densely, to compare; the last progress has the seconds that it took.
+
+    Args:
+        state: whose worker runs it.
+        session: that has the result.
+        result_id: of any result.
+
+    Raises:
+        SessionError: there is no such result, or what made it is not offered.
+        Busy: the session is at work.
+        Cancelled: it was stopped.
+    """
+    result = session.history.find(result_id)
+    choice = state.select_recorded(session, result)
 
     def job(editor: Editor, on_step: OnStep) -> float:
         session.measured[result_id] = editor.dense(result_id, on_step)[1]
         return session.measured[result_id]
 
-    return _run(studio, session, job, own)
+    return stream_run(state, session, RunRequest(job, result.config.num_inference_steps, choice))
 
 
 def undo(session: Session) -> EditResult:
     """Go back to the parent. Raises SessionError at a source, Busy while the session is at work."""
-    return _moved(session, session.history.undo)
+    return _move(session, session.history.undo)
 
 
 def redo(session: Session) -> EditResult:
     """Go forward to the edit visited last. Raises SessionError where there is none, Busy."""
-    return _moved(session, session.history.redo)
+    return _move(session, session.history.redo)
 
 
 def checkout(session: Session, result_id: str) -> EditResult:
-    """Stand on any result; the next edit branches there. Raises SessionError for an unknown id, Busy."""
-    return _moved(session, lambda: session.history.checkout(result_id))
+    """Make any result the current one; the next edit branches there. Raises SessionError for an unknown id, Busy."""
+    return _move(session, lambda: session.history.checkout(result_id))
 
 
 def delete(session: Session, result_id: str) -> tuple[str, ...]:
     """Remove a result and what was made from it; returns the ids that are gone. Raises SessionError, Busy."""
-    return _moved(session, lambda: session.delete(result_id))
+    return _move(session, lambda: session.delete(result_id))
 
 
 def delete_current(session: Session) -> tuple[str, ...]:
-    """Remove the result one stands on; returns the ids that are gone. Raises SessionError where there is none, Busy."""
+    """Remove the current result; returns the ids that are gone. Raises SessionError where there is none, Busy."""
     return delete(session, session.current.id)
 
 
-def followers(session: Session) -> int:
+def count_descendants(session: Session) -> int:
     """How many results were made from the current one, or from those."""
-    history, line = session.history, [session.current.id]
+    history, found = session.history, [session.current.id]
     for result in history:  # parents come before their children
-        if result.parent in line:
-            line.append(result.id)
-    return len(line) - 1
+        if result.parent in found:
+            found.append(result.id)
+    return len(found) - 1
 
 
 def compare(session: Session, other_id: str) -> tuple[EditResult, EditResult]:
@@ -206,8 +243,8 @@ def compare(session: Session, other_id: str) -> tuple[EditResult, EditResult]:
     return other, current
 
 
-def _arguments(settings: Settings, choice: Choice) -> dict[str, Any]:
-    """What generating and opening have in common, as the editor calls it."""
+def _source_arguments(settings: SourceSettings, choice: ModelChoice) -> Arguments:
+    """What generating and opening have in common."""
     return {
         "seed": settings.seed,
         "num_inference_steps": settings.steps,
@@ -218,27 +255,28 @@ def _arguments(settings: Settings, choice: Choice) -> dict[str, Any]:
     }
 
 
-def _like(studio: Studio, look: Look | None) -> Callable[[Editor], dict[str, Any]]:
-    """A look as an editor's arguments, for when its turn has come. Raises InputError."""
-    reference = checked_look(look)
-    if look is None:
+def _reference_arguments(state: AppState, reference: ReferencePicture | None) -> Callable[[Editor], Arguments]:
+    """A reference picture as arguments, once there is an editor. Raises InputError."""
+    picture = decode_reference(reference)
+    if reference is None:
         return lambda _: {}
-    if not studio.reads_looks:
+    if state.pool.adapter is None:
         raise InputError("a look needs an adapter that reads it; start the app with --adapter")
-    scale = look.scale
+    scale = reference.scale
 
-    def like(editor: Editor) -> dict[str, Any]:
-        if not studio.shelf.own(editor.model).reads_looks:
+    def add(editor: Editor) -> Arguments:
+        loaded = state.pool.require(editor.model).loaded
+        if loaded is None or not loaded.reads_references:
             raise InputError("the adapter does not fit the model; leave the look out, or choose another model")
         editor.scale_adapter(scale)
-        return {"reference": reference}
+        return {"reference": picture}
 
-    return like
+    return add
 
 
-def _where(editor: Editor, prompt: str, region: Region) -> dict[str, Any]:
-    """A region as the editor's arguments: what is painted joins what the words find, where they find something."""
-    found: dict[str, Any] = {
+def _region_arguments(editor: Editor, prompt: str, region: Region) -> Arguments:
+    """A region as arguments: what is painted joins what the words find, where they find something."""
+    found: Arguments = {
         "words": region.words,
         "instance": region.instance,
         "grow": region.grow,
@@ -246,71 +284,26 @@ def _where(editor: Editor, prompt: str, region: Region) -> dict[str, Any]:
     }
     if region.add is None:
         return found
-    given: dict[str, Any] = {"mask": region.add, "protect": region.protect, "grow": region.grow}
+    given: Arguments = {"mask": region.add, "protect": region.protect, "grow": region.grow}
     if region.only:
         return given
     seen = editor.preview(prompt, **found)
     if seen.nothing or seen.fallback:
         return given
-    words = np.asarray(seen.mask.image().resize(editor.current.image.size, 0)) > 0
-    painted = np.asarray(region.add.convert("L").resize(editor.current.image.size, 0)) > 127
+    size = editor.current.image.size
+    words = np.asarray(seen.mask.image().resize(size, 0)) > 0
+    painted = np.asarray(region.add.convert("L").resize(size, 0)) > 127
     return {"mask": words | painted, "protect": region.protect}
 
 
-def _run(
-    studio: Studio,
-    session: Session,
-    job: Callable[[Editor, OnStep], EditResult | float],
-    choice: Choice | None = None,
-) -> Iterator[Progress]:
-    """Work in a thread of its own, told step by step; who stops listening stops it.
-
-    Args:
-        choice: what to paint with; None for what made the current picture.
-    """
-    if len(session.history) >= MOST_RESULTS:
-        raise SessionError(f"a session holds {MOST_RESULTS} pictures; delete some, or save it and begin another")
-    session.take()
-    told, began = SimpleQueue[Progress | BaseException](), perf_counter()
-
-    def on_step(i: int, n: int, picture: Image | None) -> None:
-        session.check()
-        left = (perf_counter() - began) / i * (n - i) if i else None
-        told.put(Progress(i, n, left, picture))
-
-    def work() -> None:
-        try:
-            studio.make_room()
-            own = choice or studio.own(session, session.current)
-            session.models[session.history.next_id()] = own.model.name  # before anybody sees it
-            with studio.painting(session, own, session.check) as editor:
-                made = job(editor, on_step)
-            last = Progress(1, 1, 0.0, seconds=made) if isinstance(made, float) else Progress(1, 1, 0.0, result=made)
-            if last.result:
-                own.model.pace.saw(last.result.stats)
-                session.save()
-            studio.make_room()
-            end: Progress | BaseException = last
-        except BaseException as error:  # noqa: BLE001 (it is raised where it is listened for)
-            end = error
-        session.release()
-        told.put(end)
-
-    Thread(target=work, daemon=True).start()
-    over = False
-    try:
-        while not over:
-            news = told.get()
-            over = isinstance(news, BaseException) or news.result is not None or news.seconds is not None
-            if isinstance(news, BaseException):
-                raise news
-            yield news
-    finally:
-        if not over:  # else the session may be at somebody's next work by now
-            session.stop()
+def _estimate(seen: Preview, choice: ModelChoice) -> EditEstimate:
+    estimator = choice.model.estimator
+    dense = estimator.dense_seconds(seen.macs_dense)
+    seconds = dense if seen.fallback else estimator.sparse_seconds(seen.macs, seen.macs_dense)
+    return EditEstimate(seen, 0.0 if seen.nothing else seconds, dense)
 
 
-def _moved(session: Session, move: Callable[[], T]) -> T:
+def _move(session: Session, move: Callable[[], T]) -> T:
     with session.work():
         moved = move()
         session.save()

@@ -1,4 +1,4 @@
-"""The doors of the server: who may come in, by which route, and with what.
+"""The guard of the server: which requests pass, by which route, and with what.
 
 A request that names a host of others, comes from another site's page, lacks the token, or carries a path or an address
 is refused before gradio sees it. Knows HTTP and where uploads lie; neither gradio's insides nor the editor.
@@ -20,19 +20,19 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-MOST_UPLOADED, MOST_SAID = 257 << 20, 4 << 20
+MAX_UPLOAD_BYTES, MAX_BODY_BYTES = 257 << 20, 4 << 20
 """Bytes of one request: with files, and without."""
 
 COOKIE = "fisedit-token"
 _API = "/gradio_api/"
 _FILE = f"{_API}file="
-_READ = re.compile(
+_GET_PATHS = re.compile(
     r"/((config|theme\.css|favicon\.ico|robots\.txt|manifest\.json)?/?|(assets|static|svelte|pwa_icon)/.+"
     r"|gradio_api/((info|openapi\.json|app_id|theme\.css|startup-events|upload_progress|user|token|login_check"
     r"|queue/(data|status))/?|heartbeat/[^/]+|call/(v2/)?[^/]+/[^/]+|file=.+))"
 )
-_TOLD = re.compile(r"/gradio_api/((cancel|reset|queue/join)|(run|api|call|call/v2)/[^/]+)/?")
-_SENT = re.compile(r"/gradio_api/upload/?")
+_POST_PATHS = re.compile(r"/gradio_api/((cancel|reset|queue/join)|(run|api|call|call/v2)/[^/]+)/?")
+_UPLOAD_PATH = re.compile(r"/gradio_api/upload/?")
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
     "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
@@ -44,7 +44,7 @@ _HEADERS = {
 }
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that is not let in: status, and one line that says why."""
 
     def __init__(self, status: int, why: str) -> None:
@@ -53,12 +53,14 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Doors:
+class RequestGuard:
     """ASGI middleware that lets in what the page and the HTTP API need, and nothing else.
 
     Args:
-        app: what lies behind. hosts: names and addresses that a request may call this machine by.
-        token: what every request must know; "" for none. uploads: the folder that files of requests lie in.
+        app: what answers the requests that pass.
+        hosts: names and addresses that a request may call this machine by.
+        token: what every request must know; "" for none.
+        uploads: the folder that files of requests lie in.
     """
 
     app: ASGIApp
@@ -71,87 +73,91 @@ class Doors:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
-            send = _guarded(send)
+            send = _add_headers(send)
             request = Request(scope, receive)
             try:
                 answer = self._check(request)
-                if answer is None and request.method == "POST" and _TOLD.fullmatch(scope["path"]):
-                    receive = _again(await self._said(request), receive)
-            except Refused as refused:
+                if answer is None and request.method == "POST" and _POST_PATHS.fullmatch(scope["path"]):
+                    receive = _replay_body(await self._read_body(request), receive)
+            except RequestRefused as refused:
                 answer = JSONResponse({"detail": refused.why}, refused.status)
             await (answer or self.app)(scope, receive, send)
         else:
             await send({"type": "websocket.close"})
 
     def _check(self, request: Request) -> Response | None:
-        """Raises Refused; returns an answer where the request needs no more."""
+        """Raises RequestRefused; returns an answer where the request needs no more."""
         host = request.headers.get("host", "")
-        if _name(host) not in self.hosts:
-            raise Refused(400, f"this is not {host[:80]!r}: open the address that was printed, or use --allowed-host")
+        if _host_name(host) not in self.hosts:
+            why = f"this is not {host[:80]!r}: open the address that was printed, or use --allowed-host"
+            raise RequestRefused(400, why)
         origin = request.headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != host:
-            raise Refused(403, "a page of another site may not use this server")
-        if answer := self._admit(request):
+            raise RequestRefused(403, "a page of another site may not use this server")
+        if answer := self._check_token(request):
             return answer
         path = request.scope["path"]
-        if request.method in ("GET", "HEAD") and _READ.fullmatch(path):
+        if request.method in ("GET", "HEAD") and _GET_PATHS.fullmatch(path):
             if path.startswith(_FILE):
-                self._own(path.removeprefix(_FILE))
-        elif request.method == "POST" and (_TOLD.fullmatch(path) or _SENT.fullmatch(path)):
-            _measure(request.headers.get("content-length"), MOST_UPLOADED if _SENT.fullmatch(path) else MOST_SAID)
+                self._check_upload(path.removeprefix(_FILE))
+        elif request.method == "POST" and (_POST_PATHS.fullmatch(path) or _UPLOAD_PATH.fullmatch(path)):
+            most = MAX_UPLOAD_BYTES if _UPLOAD_PATH.fullmatch(path) else MAX_BODY_BYTES
+            _check_length(request.headers.get("content-length"), most)
         else:
-            raise Refused(404, "nothing here")
+            raise RequestRefused(404, "nothing here")
         return None
 
-    def _admit(self, request: Request) -> Response | None:
-        """Who knows the token may come in; from the printed address it moves into a cookie."""
+    def _check_token(self, request: Request) -> Response | None:
+        """Raises RequestRefused without the token; the printed address moves it into a cookie."""
         if not self.token:
             return None
         asked = request.query_params.get("token")
-        if asked is not None and request.url.path == "/" and self._knows(asked):
+        if asked is not None and request.url.path == "/" and self._is_token(asked):
             answer = RedirectResponse("/", 303)
             answer.set_cookie(COOKIE, asked, httponly=True, samesite="lax")
             return answer
         kind, _, sent = request.headers.get("authorization", "").partition(" ")
-        if self._knows(request.cookies.get(COOKIE, "")) or (kind.lower() == "bearer" and self._knows(sent)):
+        if self._is_token(request.cookies.get(COOKIE, "")) or (kind.lower() == "bearer" and self._is_token(sent)):
             return None
-        raise Refused(401, "the token is missing or wrong: open /?token=TOKEN, or send 'Authorization: Bearer TOKEN'")
+        raise RequestRefused(
+            401, "the token is missing or wrong: open /?token=TOKEN, or send 'Authorization: Bearer TOKEN'"
+        )
 
-    def _knows(self, given: str) -> bool:
+    def _is_token(self, given: str) -> bool:
         return compare_digest(given.encode(), self.token.encode())
 
-    async def _said(self, request: Request) -> bytes:
+    async def _read_body(self, request: Request) -> bytes:
         """A request's JSON, in which every file is one that was uploaded here."""
         body = await request.body()
         try:
-            for told in _objects(json.loads(body)):
-                self._check_file(told, request.headers["host"])
+            for value in _iterate_objects(json.loads(body)):
+                self._check_file(value, request.headers["host"])
         except (ValueError, RecursionError) as error:
-            raise Refused(400, "a request must be JSON") from error
+            raise RequestRefused(400, "a request must be JSON") from error
         return body
 
-    def _check_file(self, told: dict[str, Any], host: str) -> None:
-        path, url = told.get("path"), told.get("url")
+    def _check_file(self, value: dict[str, Any], host: str) -> None:
+        path, url = value.get("path"), value.get("url")
         if path is not None:
-            self._own(path)
+            self._check_upload(path)
         if url is not None:
             parts = urlsplit(url) if isinstance(url, str) else None
             own = parts and parts.netloc in ("", host) and parts.scheme in ("", "http", "https")
             if path is None or parts is None or not own or not parts.path.startswith(_FILE):
-                raise Refused(403, "addresses are not read: upload the file first")
+                raise RequestRefused(403, "addresses are not read: upload the file first")
 
-    def _own(self, path: object) -> None:
-        """Raises Refused for any file but a plain one among the uploads."""
+    def _check_upload(self, path: object) -> None:
+        """Raises RequestRefused for any file but a plain one among the uploads."""
         try:
             file = Path(path) if isinstance(path, str) else self.uploads
             if file.is_relative_to(self.uploads) and file.resolve(strict=True) == file and file.is_file():
                 return
         except (OSError, ValueError):
             pass
-        raise Refused(403, "paths are not read: upload the file first")
+        raise RequestRefused(403, "paths are not read: upload the file first")
 
 
-def _guarded(send: Send) -> Send:
+def _add_headers(send: Send) -> Send:
     """Answers with headers that keep the page to itself."""
 
     async def guarded(message: Message) -> None:
@@ -162,7 +168,7 @@ def _guarded(send: Send) -> Send:
     return guarded
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
+def _replay_body(body: bytes, receive: Receive) -> Receive:
     """A body that was read already, and then what else comes."""
     first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -172,7 +178,7 @@ def _again(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-def _name(host: str) -> str:
+def _host_name(host: str) -> str:
     """A Host header's name or address, without its port."""
     try:
         return (urlsplit(f"//{host}").hostname or "").lower()
@@ -180,16 +186,16 @@ def _name(host: str) -> str:
         return ""
 
 
-def _measure(length: str | None, most: int) -> None:
+def _check_length(length: str | None, most: int) -> None:
     if length is None or not length.isdecimal():
-        raise Refused(411, "a request must say its length")
+        raise RequestRefused(411, "a request must say its length")
     if int(length) > most:
-        raise Refused(413, f"a request may have at most {most >> 20} MiB, got {int(length) / 2**20:.0f}")
+        raise RequestRefused(413, f"a request may have at most {most >> 20} MiB, got {int(length) / 2**20:.0f}")
 
 
-def _objects(told: object) -> Iterator[dict[str, Any]]:
+def _iterate_objects(value: object) -> Iterator[dict[str, Any]]:
     """Every object in a JSON value, at any depth."""
-    todo = [told]
+    todo = [value]
     while todo:
         value = todo.pop()
         if isinstance(value, dict):

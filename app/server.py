@@ -1,6 +1,6 @@
-"""Starts the app: an address that nobody else has, the page, and doors before it.
+"""Starts the app: an address of its own, the page, and a request guard before it.
 
-Everything of gradio's that would reach out, share or tell others is off. Knows uvicorn and gradio; no editing.
+Everything of gradio's that would reach other machines or share anything is off. Knows uvicorn and gradio; no editing.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     import gradio
     import uvicorn
 
-    from app.security import Doors
+    from app.security import RequestGuard
 
-MOST_WAITING = 20
-"""Jobs in the queue before others are told that the app is busy."""
+MAX_WAITING = 20
+"""Jobs in the queue before further ones are answered that the app is busy."""
 
-AT_ONCE = 2
-MOST_REMEMBERED = 128
+MAX_CONCURRENT = 2
+MAX_REMEMBERED = 128
 """Connections whose page gradio remembers (10,000 without it); nothing of ours is lost with one."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,}")
 _LOCAL = ("127.0.0.1", "localhost", "::1")
-_QUIET = {
+_ENVIRONMENT = {
     "GRADIO_ANALYTICS_ENABLED": "False",
     "GRADIO_RUN_HISTORY": "False",
     "GRADIO_SSR_MODE": "False",
@@ -44,10 +44,12 @@ _QUIET = {
 
 @dataclass(frozen=True)
 class Address:
-    """Where the app listens, and who may ask for it.
+    """Where the app listens, and by which names.
 
     Args:
-        listener: a bound socket. host: as it was given. token: what every request must know; "" for none.
+        listener: a bound socket.
+        host: as it was given.
+        token: what every request must know; "" for none.
         hosts: names and addresses that requests may call this machine by.
     """
 
@@ -68,8 +70,10 @@ def listen(host: str = "127.0.0.1", port: int = 7860, token: str = "", allowed_h
     """Take a port, before anything heavy is loaded.
 
     Args:
-        host: an address of this machine, or a name of it. port: 0 for any free one.
-        token: at least 16 letters, digits, `-` or `_`. allowed_hosts: other names that this machine is reached by.
+        host: an address of this machine, or a name of it.
+        port: 0 for any free one.
+        token: at least 16 letters, digits, `-` or `_`.
+        allowed_hosts: other names that this machine is reached by.
 
     Raises:
         InputError: others could come in without a token, or the port cannot be had.
@@ -103,7 +107,7 @@ def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
 
 
 @contextmanager
-def surroundings(*, offline: bool) -> Iterator[Path]:
+def environment(*, offline: bool) -> Iterator[Path]:
     """What gradio, the hub and Pillow go by, set before they are imported; yields the folder that uploads lie in.
 
     Raises:
@@ -117,7 +121,9 @@ def surroundings(*, offline: bool) -> Iterator[Path]:
 
     with tempfile.TemporaryDirectory(prefix="fisedit-app-") as folder:
         uploads = Path(folder).resolve()
-        os.environ.update(_QUIET | {"GRADIO_TEMP_DIR": str(uploads)} | ({"HF_HUB_OFFLINE": "1"} if offline else {}))
+        os.environ.update(_ENVIRONMENT | {"GRADIO_TEMP_DIR": str(uploads)})
+        if offline:
+            os.environ["HF_HUB_OFFLINE"] = "1"
         most, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, MAX_PIXELS // 2  # Pillow refuses twice as many
         try:
             yield uploads
@@ -125,22 +131,25 @@ def surroundings(*, offline: bool) -> Iterator[Path]:
             Image.MAX_IMAGE_PIXELS = most
 
 
-def prepared(
+def make_server(
     page: gradio.Blocks,
     address: Address,
     uploads: Path,
-    looks: Mapping[str, Any],
+    theme: Mapping[str, Any],
 ) -> uvicorn.Server:
-    """A server of the page; `run([address.listener])` answers requests until it is told to stop.
+    """A server of the page; `run([address.listener])` answers requests until it is stopped.
 
     Args:
-        looks: the page's theme, css, js and head. uploads: from `surroundings`.
+        page: from `app.main.build`.
+        address: from `listen`.
+        uploads: from `environment`.
+        theme: from `app.main.theme`.
     """
     import uvicorn
 
     return uvicorn.Server(
         uvicorn.Config(
-            application(page, address, uploads, looks),
+            application(page, address, uploads, theme),
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -151,15 +160,22 @@ def prepared(
     )
 
 
-def application(page: gradio.Blocks, address: Address, uploads: Path, looks: Mapping[str, Any]) -> Doors:
-    """The page behind its doors, as an ASGI application."""
+def application(page: gradio.Blocks, address: Address, uploads: Path, theme: Mapping[str, Any]) -> RequestGuard:
+    """The page behind its request guard, as an ASGI application.
+
+    Args:
+        page: from `app.main.build`.
+        address: from `listen`.
+        uploads: from `environment`.
+        theme: from `app.main.theme`.
+    """
     import gradio as gr
     from fastapi import FastAPI
 
     from app import security
 
-    page.queue(max_size=MOST_WAITING, default_concurrency_limit=AT_ONCE, api_open=False)
-    page.state_session_capacity = MOST_REMEMBERED
+    page.queue(max_size=MAX_WAITING, default_concurrency_limit=MAX_CONCURRENT, api_open=False)
+    page.state_session_capacity = MAX_REMEMBERED
     page.has_launched = True  # else gradio does not look where a request's files lie
     outer = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     gr.mount_gradio_app(
@@ -171,10 +187,10 @@ def application(page: gradio.Blocks, address: Address, uploads: Path, looks: Map
         allowed_paths=[],
         blocked_paths=[],
         show_error=True,
-        max_file_size=security.MOST_UPLOADED,
+        max_file_size=security.MAX_UPLOAD_BYTES,
         ssr_mode=False,
         enable_monitoring=False,
         mcp_server=False,
-        **looks,
+        **theme,
     )
-    return security.Doors(outer, address.hosts, address.token, uploads)
+    return security.RequestGuard(outer, address.hosts, address.token, uploads)

@@ -16,27 +16,36 @@ from fisedit.values import SchedulerName
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MOST_LETTERS, MOST_WORDS, MOST_LORAS = 2_000, 16, 8
+MAX_PROMPT_CHARACTERS, MAX_WORDS, MAX_LORAS = 2_000, 16, 8
 STEPS, GUIDANCE, SEEDS, SIDES, GROW = (1, 150), (0.0, 30.0), (0, 2**32 - 1), (64, 1024), (-16, 16)
-LORA_SCALE, LOOK_SCALE = (-2.0, 2.0), (0.0, 2.0)
-MOST_BYTES, MOST_PIXELS, MOST_SIDE = 32 << 20, 32_000_000, 12_000
+LORA_SCALE, REFERENCE_SCALE = (-2.0, 2.0), (0.0, 2.0)
+MAX_BYTES, MAX_PIXELS, MAX_SIDE = 32 << 20, 32_000_000, 12_000
 """Of an uploaded picture."""
 
-MOST_RESULTS = 200
+MAX_RESULTS = 200
 """Pictures of a session."""
 
 
 class Busy(FisEditError):
-    """Everybody is at work, or the session is: try again in a moment."""
+    """The app or the session is at work: try again in a moment."""
 
     code = "busy"
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How a source is made. None for guidance, width and height: the model's own, or what suits an opened picture.
+class SourceSettings:
+    """How a source is made.
 
-    model: the label of one that the studio offers, "" for the first. loras: labels -> how much they count.
+    Args:
+        steps: of the scheduler.
+        guidance: the guidance scale; None for the model's own.
+        seed: of the first noise.
+        width: in pixels; None for the model's own, or what suits an opened picture.
+        height: in pixels; None likewise.
+        scheduler: a `SchedulerName`.
+        negative_prompt: what the picture should not show.
+        model: the label of an offered one, "" for the first.
+        loras: labels of offered ones -> their scales.
     """
 
     steps: int = 25
@@ -55,9 +64,12 @@ class Region:
     """Where an edit may paint.
 
     Args:
-        words: use only these words of either prompt; () for the changed ones. instance: one piece, from the left and 0.
-        grow: latent cells; negative shrinks. add: painted over what the words find; where `only` is set, instead of it.
-        protect: never to be painted. Both are pictures or boolean grids of the current picture's size, or None.
+        words: use only these words of either prompt; () for the changed ones.
+        instance: one piece of the mask, from the left and 0; None for all.
+        grow: latent cells of dilation; negative erodes.
+        add: a picture of the current one's size, white where the edit may paint too; None for nowhere.
+        protect: a picture of the current one's size, white where the edit never paints; None for nowhere.
+        only: whether the edit paints where `add` is white and nowhere else.
     """
 
     words: tuple[str, ...] = ()
@@ -69,27 +81,31 @@ class Region:
 
 
 @dataclass(frozen=True)
-class Look:
-    """A picture whose look is taken, as its file's bytes, and how much of it."""
+class ReferencePicture:
+    """A picture whose look is taken.
+
+    Args:
+        picture: its file's bytes.
+        scale: how much of its look, 0 to 2.
+    """
 
     picture: bytes
     scale: float = 1.0
 
 
 def label(model: str) -> str:
-    """What people call a model that sessions call by its place, and pictures by the last part of that; nothing is
-    looked up, as a picture may say anything."""
+    """A model's name for users: the last part of its place. Nothing is looked up, as a picture may name anything."""
     last = model.rpartition("/")[2] if model.startswith(("/", "./")) else model
     return "".join(sign if sign.isprintable() else " " for sign in last[:80]).removesuffix(".safetensors")
 
 
-def checked_prompt(prompt: str) -> str:
+def clean_prompt(prompt: str) -> str:
     """A prompt without control characters. Raises PromptError for an empty or far too long one."""
     if not isinstance(prompt, str):
         raise PromptError(f"prompt must be text, got {type(prompt).__name__}")
-    if len(prompt) > MOST_LETTERS:
+    if len(prompt) > MAX_PROMPT_CHARACTERS:
         raise PromptError(
-            f"prompt must have at most {MOST_LETTERS} letters, got {len(prompt)}; the model reads 75 words"
+            f"prompt must have at most {MAX_PROMPT_CHARACTERS} letters, got {len(prompt)}; the model reads 75 words"
         )
     plain = "".join(letter if letter.isprintable() else " " for letter in prompt).strip()
     if not plain:
@@ -97,13 +113,13 @@ def checked_prompt(prompt: str) -> str:
     return plain
 
 
-def checked_settings(settings: Settings) -> Settings:
-    """Settings within the server's limits. Raises InputError."""
+def check_settings(settings: SourceSettings) -> SourceSettings:
+    """SourceSettings within the server's limits. Raises InputError."""
     if not isinstance(settings.negative_prompt, str):
         raise PromptError(f"negative prompt must be text, got {type(settings.negative_prompt).__name__}")
-    if len(settings.negative_prompt) > MOST_LETTERS:
+    if len(settings.negative_prompt) > MAX_PROMPT_CHARACTERS:
         raise PromptError(
-            f"negative prompt must have at most {MOST_LETTERS} letters, got {len(settings.negative_prompt)}"
+            f"negative prompt must have at most {MAX_PROMPT_CHARACTERS} letters, got {len(settings.negative_prompt)}"
         )
     _within("steps", settings.steps, STEPS, whole=True)
     if settings.guidance is not None:
@@ -112,50 +128,50 @@ def checked_settings(settings: Settings) -> Settings:
     for name, side in (("width", settings.width), ("height", settings.height)):
         if side is not None and _within(name, side, SIDES, whole=True) % 8:
             raise InputError(f"{name} must be divisible by 8, got {side}; use {round(side / 8) * 8}")
-    _checked_names(settings)
+    _check_names(settings)
     if settings.scheduler not in tuple(SchedulerName):
         raise InputError(f"scheduler must be one of {', '.join(SchedulerName)}, got {settings.scheduler!r:.40}")
     return settings
 
 
-def _checked_names(settings: Settings) -> None:
-    """What is chosen by name; whether it is offered, the studio knows."""
+def _check_names(settings: SourceSettings) -> None:
+    """What is chosen by name; whether it is offered, the model pool knows."""
     if not isinstance(settings.model, str):
         raise InputError(f"model must be the name of one that is offered, got {settings.model!r:.40}")
     named = isinstance(settings.loras, Mapping) and all(isinstance(label, str) for label in settings.loras)
-    if not named or len(settings.loras) > MOST_LORAS:
-        raise InputError(f"loras must be at most {MOST_LORAS} names with their scales, got {settings.loras!r:.40}")
+    if not named or len(settings.loras) > MAX_LORAS:
+        raise InputError(f"loras must be at most {MAX_LORAS} names with their scales, got {settings.loras!r:.40}")
     for scale in settings.loras.values():
         _within("lora scale", scale, LORA_SCALE)
 
 
-def checked_region(region: Region) -> Region:
+def check_region(region: Region) -> Region:
     """A region within the server's limits. Raises InputError."""
-    if len(region.words) > MOST_WORDS or any(len(word) > MOST_LETTERS for word in region.words):
-        raise InputError(f"words must be at most {MOST_WORDS} words of a prompt, got {len(region.words)}")
+    if len(region.words) > MAX_WORDS or any(len(word) > MAX_PROMPT_CHARACTERS for word in region.words):
+        raise InputError(f"words must be at most {MAX_WORDS} words of a prompt, got {len(region.words)}")
     _within("grow", region.grow, GROW, whole=True)
     if region.instance is not None:
         _within("instance", region.instance, (0, 999), whole=True)
     return region
 
 
-def checked_look(look: Look | None) -> Image | None:
-    """A look's picture. Raises InputError as `checked_picture`, and for a scale out of range."""
+def decode_reference(look: ReferencePicture | None) -> Image | None:
+    """A look's picture. Raises InputError as `decode_picture`, and for a scale out of range."""
     if look is None:
         return None
-    _within("scale of the look", look.scale, LOOK_SCALE)
-    return checked_picture(look.picture)
+    _within("scale of the look", look.scale, REFERENCE_SCALE)
+    return decode_picture(look.picture)
 
 
-def checked_picture(data: bytes) -> Image:
+def decode_picture(data: bytes) -> Image:
     """The first picture in a file's bytes, whole. Raises InputError for another file, or one too large."""
-    if len(data) > MOST_BYTES:
+    if len(data) > MAX_BYTES:
         raise InputError(
-            f"picture must have at most {MOST_BYTES >> 20} MiB, got {len(data) / 2**20:.0f}; make it smaller"
+            f"picture must have at most {MAX_BYTES >> 20} MiB, got {len(data) / 2**20:.0f}; make it smaller"
         )
     picture = images.decode(data).image
-    if picture.width * picture.height > MOST_PIXELS or max(picture.size) > MOST_SIDE:
-        limit = f"{MOST_PIXELS // 10**6} million pixels and sides of {MOST_SIDE}"
+    if picture.width * picture.height > MAX_PIXELS or max(picture.size) > MAX_SIDE:
+        limit = f"{MAX_PIXELS // 10**6} million pixels and sides of {MAX_SIDE}"
         raise InputError(f"picture must have at most {limit}, got {picture.width}x{picture.height}; make it smaller")
     return picture
 

@@ -37,8 +37,6 @@ PENDING = {
     ("planner", "rendering"),
     ("pipeline", "rendering"),
     ("sampling.denoise", "masking.drift_check"),
-    ("main", "events"),
-    ("user_session", "model_pool"),
 }
 """Arrows that still point upwards; each is to go, and none may come."""
 

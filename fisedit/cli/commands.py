@@ -156,11 +156,11 @@ def browse(
     address = server.listen(host, port, token, allowed_host or ())
     named = {*(model or ()), adapter} - {"demo", "demo-look", None}
     offline = local_files_only or all(Path(str(place)).expanduser().exists() for place in named)
-    with server.surroundings(offline=offline) as uploads:
-        page, studios = import_module("app.main"), import_module("app.sessions")
-        offers = {"loras": lora or (), "adapter": adapter, "loaded": loaded}
-        with closing(studios.Studio(*model or (), device=device, dtype=dtype, folder=sessions, **offers)) as studio:
-            running = server.prepared(page.build(studio), address, uploads, page.looks())
+    with server.environment(offline=offline) as uploads:
+        page, state = import_module("app.main"), import_module("app.sessions").AppState
+        offers = {"loras": lora or (), "adapter": adapter, "max_loaded": loaded}
+        with closing(state.open(*model or (), device=device, dtype=dtype, folder=sessions, **offers)) as opened:
+            running = server.make_server(page.build(opened), address, uploads, page.theme())
             typer.echo(f"The app is at {address.url} (Ctrl+C ends it)")
             with suppress(KeyboardInterrupt):
                 running.run([address.listener])

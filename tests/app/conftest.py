@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
 
-    from app.sessions import Studio
+    from app.session import Session
+    from app.sessions import AppState
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking")
@@ -32,7 +33,7 @@ class LayerSite:
 
     url: str
     uploads: Path
-    studio: Studio
+    state: AppState
 
 
 @pytest.fixture(scope="module")  # a server lowers Pillow's limit of pixels for the whole process: not for other tests
@@ -42,18 +43,39 @@ def site() -> Iterator[LayerSite]:
         yield site
 
 
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory) -> Iterator[AppState]:
+    """The app's state over the demo model, whose worker and models other states share."""
+    from app.sessions import AppState
+
+    with closing(AppState.open(folder=tmp_path_factory.mktemp("shared"))) as state:
+        yield state
+
+
+@pytest.fixture
+def state(shared, tmp_path) -> AppState:
+    """A state of its own over the one loaded model."""
+    return type(shared)(shared.pool, shared.worker, folder=tmp_path)
+
+
+@pytest.fixture
+def session(state) -> Session:
+    """A session of its own."""
+    return state.session("me")
+
+
 @contextmanager
-def served(*models: str | Path, **studio: Any) -> Iterator[LayerSite]:
-    """Serves an app while the block runs; arguments as of `Studio`."""
+def served(*models: str | Path, **state: Any) -> Iterator[LayerSite]:
+    """Serves an app while the block runs; arguments as of `AppState`."""
     from app import server
 
     address = server.listen(port=0)
-    with server.surroundings(offline=True) as uploads:
+    with server.environment(offline=True) as uploads:
         from app import main
-        from app.sessions import Studio
+        from app.sessions import AppState
 
-        with closing(Studio(*models, **studio)) as behind:
-            running = server.prepared(main.build(behind), address, uploads, main.looks())
+        with closing(AppState.open(*models, **state)) as behind:
+            running = server.make_server(main.build(behind), address, uploads, main.theme())
             thread = Thread(target=running.run, args=([address.listener],))
             thread.start()
             try:
@@ -128,7 +150,7 @@ def browser(chromium, site) -> Iterator[Callable[..., Watched]]:
 @pytest.fixture
 def steps(site, monkeypatch) -> list[str]:
     """What was done, in order: "step" before each step of any run, "stop" where one that goes on is asked to end."""
-    from app.user_session import Session
+    from app.session import Session
 
     told: list[str] = []
     check, stop = Session.check, Session.stop

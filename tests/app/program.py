@@ -95,7 +95,7 @@ def picture(event: Event) -> np.ndarray:
 def settle(site: LayerSite) -> None:
     """Waits until nobody is at work."""
     for _ in range(600):
-        if all(session.idle for session in site.studio._sessions.values()):
+        if all(session.idle for session in site.state._sessions.values()):
             return
         sleep(0.1)
     raise AssertionError("somebody is still at work")

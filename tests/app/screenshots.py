@@ -89,7 +89,12 @@ def _offered(page: Page, url: str, folder: Path, name: str) -> None:
     ready(page, url)
     shoot(page, folder / f"{name}-empty.png")
     page.locator("#prompt textarea").fill(STORY[0])
-    for panel in ("Settings of new pictures", "Look of another picture", "Region", "Open a picture or a saved session"):
+    for panel in (
+        "Settings of new pictures",
+        "Look of another picture",
+        "Region",
+        "Open a picture or a saved session",
+    ):
         page.get_by_role("button", name=panel).click()
     for box, options in (("model", ["paper-cut"]), ("loras", LORAS)):
         for option in options:

@@ -49,7 +49,7 @@ WARM, MOST = 0.25, 1.05
 
 
 @dataclass(frozen=True)
-class Look:
+class ProcessSample:
     """What the process holds: resident MiB, file descriptors, threads; and how many people had come."""
 
     minute: float
@@ -67,7 +67,7 @@ class Soak:
         looks: one every few seconds. alike: digests of what was asked for alike.
     """
 
-    looks: list[Look] = field(default_factory=list)
+    looks: list[ProcessSample] = field(default_factory=list)
     people: int = 0
     left: int = 0
     alike: dict[str, bytes] = field(default_factory=dict)
@@ -165,7 +165,7 @@ def run(minutes: float, every: float = EVERY, seed: int = 0) -> Soak:
             work = [everybody.submit(come, number) for number in range(AT_ONCE)]
             try:
                 while (passed := (monotonic() - began) / 60) < minutes and not any(one.done() for one in work):
-                    soak.looks.append(_look(process, passed, soak.people))
+                    soak.looks.append(_sample(process, passed, soak.people))
                     say(f"{soak.looks[-1]}")
                     over.wait(every)
             finally:
@@ -175,9 +175,9 @@ def run(minutes: float, every: float = EVERY, seed: int = 0) -> Soak:
     return soak
 
 
-def _look(process: psutil.Process, minute: float, people: int) -> Look:
+def _sample(process: psutil.Process, minute: float, people: int) -> ProcessSample:
     held = process.memory_info().rss / 2**20
-    return Look(round(minute, 2), people, round(held, 1), process.num_fds(), process.num_threads())
+    return ProcessSample(round(minute, 2), people, round(held, 1), process.num_fds(), process.num_threads())
 
 
 def say(line: str) -> None:

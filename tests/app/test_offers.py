@@ -15,7 +15,8 @@ import pytest
 from PIL import Image
 from playwright.sync_api import expect
 
-from app.validation import label
+from app import handlers
+from app.validation import SourceSettings, label
 from fisedit import Editor
 from fisedit.adapters.checkpoints import save_adapter
 from tests.adapters.test_derivatives import Lora
@@ -92,8 +93,8 @@ def test_a_model_is_chosen(browser, site, tmp_path):
     expect(page.locator("#facts")).to_contain_text("of the picture")
     page.locator("#run").click()
     expect(nodes(page)).to_have_count(3)
-    session = next(reversed(site.studio._sessions.values()))
-    assert [label(session.model(result)) for result in session.history] == [
+    session = next(reversed(site.state._sessions.values()))
+    assert [label(session.model_name(result)) for result in session.history] == [
         "demo",
         "another",
         "another",
@@ -108,13 +109,15 @@ def test_a_model_is_chosen(browser, site, tmp_path):
 
 
 def test_others_paint_with_another_lora(browser, site):
-    """Who is at work with it is not disturbed; the region comes once they are done."""
+    """A preview does not disturb a run with another LoRA; the region comes once that is over."""
     page = browser().open()
     make(page)
     expect(nodes(page)).to_have_count(1)
-    with site.studio.shelf.first.rail.worn(site.studio.wardrobe.chosen({"ink": 1.0})):
-        page.locator("#prompt textarea").fill(DOG)
-        expect(page.locator("#facts")).to_contain_text("somebody paints with other LoRAs")
+    other = handlers.generate(site.state, site.state.session("other"), CAT, SourceSettings(150, loras={"ink": 1.0}))
+    next(other)
+    page.locator("#prompt textarea").fill(DOG)
+    expect(page.locator("#facts")).to_contain_text("at work with another model or other LoRAs")
+    other.close()
     run(page, DOG, 2)
     expect(page.locator("#truth")).not_to_contain_text("ink")
 
@@ -143,7 +146,7 @@ def test_a_folder_of_sessions_keeps_them_and_gives_files(browser, site, folder, 
     make(page)
     expect(nodes(page)).to_have_count(1)
     kept = {path.parent.parent for path in (folder / "kept").rglob("session.json")}
-    assert kept == {site.studio.folder}
+    assert kept == {site.state.folder}
     for button, name in (("#download", "picture.png"), ("#save", "session.zip")):
         with page.expect_download() as told:
             page.locator(button).click()
@@ -198,9 +201,12 @@ def test_the_documents_python_runs(site, tmp_path):
     code = (first[: first.index("source = ")] + second).replace(PLACE, site.url)
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    session = next(reversed(site.studio._sessions.values()))
-    assert (session.current.prompt, label(session.model(session.current))) == (FOX, "another")
-    assert site.studio.wardrobe.choice(session.current.config.loras) == {"ink": 0.8} and session.current.config.like
+    session = next(reversed(site.state._sessions.values()))
+    assert (session.current.prompt, label(session.model_name(session.current))) == (FOX, "another")
+    assert (
+        site.state.pool.loras.scales_by_label(session.current.config.loras) == {"ink": 0.8}
+        and session.current.config.like
+    )
 
 
 def test_what_programs_may_not_choose(program):

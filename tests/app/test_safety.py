@@ -102,14 +102,14 @@ class TestPlaces:
             assert answer.status_code in (403, 404) and "root:" not in answer.text
 
     def test_the_servers_own_files(self, site):
-        for path in (__file__, site.uploads, site.studio.folder):
+        for path in (__file__, site.uploads, site.state.folder):
             assert httpx.get(f"{site.url}gradio_api/file={path}").status_code == 403
 
     def test_gradio_would_refuse_them_too(self, site):
-        """The doors are not the only lock."""
+        """The request guard is not the only one."""
         from app import main, server
 
-        page = main.build(site.studio)
+        page = main.build(site.state)
         server.application(page, server.listen(port=0), site.uploads, {})
         assert page.has_launched and page.allowed_paths == []
 
@@ -140,7 +140,7 @@ class TestOthers:
     @pytest.mark.parametrize("key", ["", "..", "../..", "/etc", "a" * 32, "0" * 31 + "/", "\0", "A" * 10_000])
     def test_a_key_is_not_guessed(self, site, program, key):
         program.ask("generate", CAT, *SMALL)
-        assert not len(site.studio.adopt(uuid.uuid4().hex, key).history)
+        assert not len(site.state.adopt(uuid.uuid4().hex, key).history)
 
 
 class TestLeaving:

@@ -35,7 +35,7 @@ GIVEN, RESUMING, HAND, RAY, FAULT_RAY = (
     "tests/fault/fault_ray.py",
 )
 DOORS, SAFETY, SERVER, BROWSER, CROWD, FAULT_APP = (
-    "tests/app/test_doors.py",
+    "tests/app/test_security.py",
     "tests/app/test_safety.py",
     "tests/app/test_server.py",
     "tests/app/test_browser.py",

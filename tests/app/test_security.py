@@ -1,4 +1,4 @@
-"""What the doors let in and what they refuse, before an application that says yes to everything."""
+"""What the request guard lets pass and what it refuses, before an application that says yes to everything."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
-from app.security import COOKIE, MOST_SAID, Doors
+from app.security import COOKIE, MAX_BODY_BYTES, RequestGuard
 
 TOKEN = "0123456789abcdef"
 HOSTS = frozenset({"127.0.0.1", "::1", "studio.local"})
@@ -25,7 +25,9 @@ def uploads(tmp_path):
 
 
 def client(uploads, token="", base="http://127.0.0.1:7860") -> TestClient:
-    return TestClient(Doors(PlainTextResponse("in"), HOSTS, token, uploads), base_url=base, follow_redirects=False)
+    return TestClient(
+        RequestGuard(PlainTextResponse("in"), HOSTS, token, uploads), base_url=base, follow_redirects=False
+    )
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:7860", "[::1]:7860", "studio.local", "STUDIO.local:80"])
@@ -142,7 +144,7 @@ def test_addresses(uploads, url):
 
 def test_too_much(uploads):
     here = client(uploads)
-    assert here.post("/gradio_api/queue/join", content=b" " * (MOST_SAID + 1)).status_code == 413
+    assert here.post("/gradio_api/queue/join", content=b" " * (MAX_BODY_BYTES + 1)).status_code == 413
     assert here.post("/gradio_api/upload", content=b"", headers={"content-length": str(10**12)}).status_code == 413
     assert here.post("/gradio_api/upload", content=iter([b"a"])).status_code == 411
 
@@ -157,7 +159,7 @@ def test_what_is_sent_arrives(uploads):
         message = await receive()
         await PlainTextResponse(message["body"])(scope, receive, send)
 
-    here = TestClient(Doors(echo, HOSTS, "", uploads), base_url="http://127.0.0.1")
+    here = TestClient(RequestGuard(echo, HOSTS, "", uploads), base_url="http://127.0.0.1")
     told = {"data": ["ä" * 1000, None, 1.5]}
     assert here.post("/gradio_api/queue/join", content=json.dumps(told)).json() == told
 

@@ -1,0 +1,216 @@
+"""The page's components, in the groups that events read and update. Knows gradio and what is offered; no events."""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gradio as gr
+
+from app import validation
+from fisedit.values import SchedulerName
+
+if TYPE_CHECKING:
+    from app.model_pool import ModelPool
+
+SCHEDULERS = {
+    "DDIM": SchedulerName.DDIM,
+    "DPM++ 2M": SchedulerName.DPM_SOLVER,
+    "Euler": SchedulerName.EULER,
+    "Euler a": SchedulerName.EULER_ANCESTRAL,
+    "LCM": SchedulerName.LCM,
+}
+"""Names that users know."""
+
+ALL_PIECES = ("All pieces", "all")
+_PAGE = Path(__file__).parent / "page"
+
+
+class PageComponents:
+    """The page's components, laid out: header, stage and panel side by side, history below, and hidden ones.
+
+    Args:
+        pool: the models and LoRAs that the page offers.
+    """
+
+    def __init__(self, pool: ModelPool) -> None:
+        self.pool = pool
+        gr.HTML(_header(pool), elem_id="header")
+        with gr.Row(elem_id="desk"):
+            with gr.Column(scale=7, min_width=320, elem_id="left"):
+                self._add_stage()
+            with gr.Column(scale=5, min_width=320, elem_id="right"):
+                self._add_prompt()
+                self._add_region()
+                with gr.Accordion("Settings of new pictures", open=False, elem_id="settings-panel"):
+                    self._add_settings()
+                self._add_reference()
+                self._add_upload()
+        self._add_hidden()
+
+    def _add_stage(self) -> None:
+        self.stage = gr.HTML(
+            value="",
+            html_template=read_asset("stage.html"),
+            js_on_load=read_asset("stage.js"),
+            picture={},
+            region="",
+            live="",
+            apply_default_css=False,
+            elem_id="stage",
+        )
+        self.truth = gr.HTML(elem_id="truth", elem_classes="line")
+        with gr.Row(elem_id="after"):
+            self.undo = gr.Button("Undo", size="sm", interactive=False, elem_id="undo")
+            self.redo = gr.Button("Redo", size="sm", interactive=False, elem_id="redo")
+            self.delete = gr.Button("Delete", size="sm", interactive=False, elem_id="delete")
+            self.measure = gr.Button("Measure dense", size="sm", interactive=False, elem_id="measure")
+            self.download = gr.Button("Download", size="sm", interactive=False, elem_id="download")
+            self.save = gr.Button("Download all", size="sm", interactive=False, elem_id="save")
+        self.tree = gr.HTML(elem_id="history", js_on_load=read_asset("tree.js"), apply_default_css=False)
+        self.before = gr.Dropdown([], label="Compare with", visible=False, elem_id="before", filterable=False)
+
+    def _add_prompt(self) -> None:
+        self.prompt = gr.Textbox(
+            label="Prompt",
+            lines=3,
+            max_lines=8,
+            max_length=validation.MAX_PROMPT_CHARACTERS,
+            placeholder="a cat and a cake on a beach",
+            elem_id="prompt",
+            autofocus=True,
+        )
+        self.words_line = gr.HTML(elem_id="words-line", elem_classes="line")
+        with gr.Row(elem_id="actions"):
+            self.run = gr.Button("Run edit", variant="secondary", interactive=False, elem_id="run")
+            self.make = gr.Button("New picture", variant="primary", interactive=False, elem_id="make")
+            self.stop = gr.Button("Stop", variant="stop", visible=False, elem_id="stop")
+        self.facts = gr.HTML(elem_id="facts", elem_classes="line")
+        self.status = gr.HTML(elem_id="status")
+
+    def _add_region(self) -> None:
+        with gr.Accordion("Region", open=False, elem_id="region-panel"):
+            self.words = gr.Dropdown(
+                [], multiselect=True, label="Use only these words", elem_id="words", allow_custom_value=True
+            )
+            self.instance = gr.Dropdown(
+                [ALL_PIECES], value=ALL_PIECES[1], label="Piece", elem_id="piece", filterable=False
+            )
+            self.grow = gr.Slider(*validation.GROW, value=0, step=1, label="Grow or shrink", elem_id="grow")
+            self.only = gr.Checkbox(label="Only where I paint", elem_id="only")
+
+    def _add_reference(self) -> None:
+        offered = self.pool.adapter is not None
+        with gr.Accordion("Look of another picture", open=False, visible=offered, elem_id="look-panel"):
+            self.reference = gr.File(
+                label="Picture whose look is taken",
+                type="binary",
+                file_types=["image"],
+                height=120,
+                elem_id="reference",
+            )
+            self.reference_scale = gr.Slider(
+                *validation.REFERENCE_SCALE, value=1, step=0.05, label="Scale", elem_id="likeness"
+            )
+
+    def _add_upload(self) -> None:
+        self.open_panel = gr.Accordion("Open a picture or a saved session", open=False, elem_id="open-panel")
+        with self.open_panel:
+            self.file = gr.File(
+                label="Picture or saved session",
+                type="binary",
+                file_types=["image", ".zip"],
+                height=120,
+                elem_id="file",
+            )
+            self.found = gr.HTML(elem_id="found", elem_classes="line")
+            self.open = gr.Button("Open this picture", interactive=False, elem_id="open")
+
+    def _add_settings(self) -> None:
+        native = self.pool.first.native_size
+        labels = [model.label for model in self.pool.models]
+        self.model = gr.Dropdown(
+            labels, value=labels[0], label="Model", visible=len(labels) > 1, filterable=False, elem_id="model"
+        )
+        offered = self.pool.loras.labels
+        self.loras = gr.Dropdown(
+            list(offered),
+            multiselect=True,
+            max_choices=validation.MAX_LORAS,
+            label="LoRAs",
+            visible=bool(offered),
+            elem_id="loras",
+        )
+        self.lora_scales = {
+            label: gr.Slider(
+                *validation.LORA_SCALE, value=1, step=0.05, label=label, visible=False, elem_classes="lora-scale"
+            )
+            for label in offered
+        }
+        with gr.Row():
+            self.steps = gr.Slider(*validation.STEPS, value=25, step=1, label="Steps", elem_id="steps")
+            self.guidance = gr.Slider(
+                *validation.GUIDANCE, value=self.pool.first.guidance, step=0.5, label="Guidance", elem_id="guidance"
+            )
+        with gr.Row(elem_id="seed-row"):
+            self.seed = gr.Number(
+                value=0, precision=0, minimum=0, maximum=validation.SEEDS[1], label="Seed", elem_id="seed", scale=3
+            )
+            self.reuse = gr.Button("Reuse", size="sm", elem_id="reuse", min_width=60)
+            self.dice = gr.Button("Dice", size="sm", elem_id="dice", min_width=60)
+        with gr.Row():
+            self.width = gr.Slider(*validation.SIDES, value=native, step=8, label="Width", elem_id="width")
+            self.height = gr.Slider(*validation.SIDES, value=native, step=8, label="Height", elem_id="height")
+        self.scheduler = gr.Dropdown(list(SCHEDULERS), value="DDIM", label="Scheduler", elem_id="scheduler")
+        self.negative = gr.Textbox(
+            label="Negative prompt", lines=1, max_length=validation.MAX_PROMPT_CHARACTERS, elem_id="negative"
+        )
+
+    def _add_hidden(self) -> None:
+        """Buttons that scripts press, and the file that the browser fetches."""
+        self.show_words = gr.Button(visible="hidden", elem_id="tell")
+        self.show_preview = gr.Button(visible="hidden", elem_id="look")
+        self.reconnect = gr.Button(visible="hidden", elem_id="listen")
+        self.delete_now = gr.Button(visible="hidden", elem_id="delete-now")
+        self.fetch = gr.DownloadButton(visible="hidden", elem_id="fetch")
+        self.key = gr.Textbox(visible="hidden", elem_id="key")
+        self.descendants = gr.Number(0, visible="hidden", elem_id="follow")
+
+    @property
+    def edit_inputs(self) -> list[Any]:
+        """The arguments of an edit."""
+        return [self.prompt, *self.reference_inputs, self.stage, self.words, self.instance, self.grow, self.only]
+
+    @property
+    def reference_inputs(self) -> list[Any]:
+        """The picture whose look is taken, and its scale."""
+        return [self.reference, self.reference_scale]
+
+    @property
+    def settings_inputs(self) -> list[Any]:
+        """The settings of a new picture."""
+        size = [self.steps, self.guidance, self.seed, self.width, self.height]
+        return [*size, self.scheduler, self.negative, self.model, self.loras, *self.lora_scales.values()]
+
+    @property
+    def session_outputs(self) -> list[Any]:
+        """What shows the state of a session."""
+        shown = [self.stage, self.truth, self.tree, self.before, self.status, self.prompt, self.words_line, self.facts]
+        buttons = [self.undo, self.redo, self.delete, self.measure, self.download, self.save, self.run, self.make]
+        return [*shown, *buttons, self.stop, self.words, self.instance, self.descendants, self.open]
+
+
+def _header(pool: ModelPool) -> str:
+    labels = [model.label for model in pool.models]
+    shown = labels[0] if len(labels) == 1 else f"{len(labels)} models"
+    device = escape(f"{shown}, {pool.dtype} on {pool.device}")
+    return (
+        f"<header><h1>fisedit</h1><p>Change a word. Only what it means is painted again.</p>"
+        f'<span class="chip" title="{escape(", ".join(labels), quote=True)}">{device}</span></header>'
+    )
+
+
+def read_asset(name: str) -> str:
+    """A file of the page's script, style and templates."""
+    return (_PAGE / name).read_text(encoding="utf-8")

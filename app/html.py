@@ -1,0 +1,185 @@
+"""What the page shows as text and HTML: pure functions over results. Words of users are always escaped.
+
+Knows results and views of pictures; neither gradio nor sessions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+from html import escape
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from app import views
+from fisedit.values import DENSE_STEP, EditKind, MaskSource
+
+if TYPE_CHECKING:
+    from app.handlers import EditEstimate
+    from app.runs import RunProgress
+    from fisedit.history import EditResult
+
+MAX_DIFF_CHARACTERS = 2_000
+"""Of a prompt whose changes are shown."""
+
+_WORDS = re.compile(r"\s*(?:\w+|[^\w\s])")
+
+
+def changes(old: str, new: str) -> str:
+    """A prompt as it was and as it is now, in one line of HTML: what goes is struck out, what comes is marked."""
+    before, after = _WORDS.findall(old), _WORDS.findall(new)
+    old_plain, new_plain = ([word.strip().casefold() for word in words] for words in (before, after))
+    parts = []
+    for kind, i, j, k, m in SequenceMatcher(None, old_plain, new_plain, autojunk=False).get_opcodes():
+        gone, come = "".join(before[i:j]), "".join(after[k:m])
+        if kind == "equal":
+            parts.append(escape(come))
+            continue
+        parts += [_marked(words, tag) for words, tag in ((gone, "del"), (come, "ins")) if words]
+    return "".join(parts)
+
+
+def _marked(words: str, tag: str) -> str:
+    bare = words.lstrip()
+    return f"{words[: len(words) - len(bare)]}<{tag}>{escape(bare)}</{tag}>"
+
+
+def estimate(seen: EditEstimate) -> str:
+    """What an edit would do, in one line of HTML."""
+    plan = seen.preview
+    if plan.nothing:
+        return _line(f"Nothing to do: {plan.nothing}.")
+    cost = _seconds_as_text(seen.seconds, "about ")
+    if plan.fallback:
+        return _line(f"The whole picture will be painted: {plan.fallback}.", cost)
+    sure = f"confidence {plan.confidence:.0%}" if plan.mask.source is MaskSource.ATTENTION else "where you painted"
+    times = _speedup_as_text(seen.dense_seconds, seen.seconds)
+    return _line(f"{plan.mask.area:.0%} of the picture", sure, cost, f"{times} (predicted)" if times else "")
+
+
+def truth(
+    result: EditResult,
+    parent: EditResult | None,
+    dense: float | None,
+    *,
+    measured: bool,
+    means: str = "",
+    gone: str = "",
+) -> str:
+    """What a result took and what it kept, in one line of HTML.
+
+    Args:
+        result: of any run.
+        parent: what it was made from; None for a source.
+        dense: seconds of a dense run; None where that is not known.
+        measured: whether `dense` was measured, not predicted.
+        means: model and LoRAs of a source, or "".
+        gone: why it cannot be edited, or "".
+    """
+    stats = result.stats
+    took = stats.seconds["total"]
+    if parent is None:
+        return _line("A new picture", _seconds_as_text(took, "in "), means, *stats.notes, gone)
+    if not (stats.unet_evaluations_sparse or stats.unet_evaluations_dense):
+        return _line(*stats.notes, outside_as_text(parent, result), gone)
+    how = "measured" if measured else "predicted"
+    times = _speedup_as_text(dense, took)
+    rows = f"{_computed_share(result):.0%} of the rows computed" if stats.growth else "all rows computed"
+    why = f"ran dense: {stats.fallback}" if stats.fallback else ""
+    faster = f"{times} ({how})" if times else ""
+    return _line(_seconds_as_text(took), faster, rows, outside_as_text(parent, result), why, *stats.notes, gone)
+
+
+def _computed_share(result: EditResult) -> float:
+    """Share of the finest level's rows that a sparse edit computed, dense steps in between included."""
+    steps = result.stats.growth[result.stats.steps_shared :]
+    dense = steps.count(DENSE_STEP) / len(steps)
+    return float(dense + (1 - dense) * result.stats.active_rows[0] / result.mask.grid.size)
+
+
+def outside_as_text(parent: EditResult, result: EditResult) -> str:
+    """Whether every pixel outside the mask is the parent's, compared pixel by pixel."""
+    if result.mask.grid.all():
+        return "the mask is the whole picture"
+    outside = np.asarray(result.mask.image().resize(result.image.size, 0)) == 0
+    same = np.array_equal(np.asarray(parent.image)[outside], np.asarray(result.image)[outside])
+    return "outside the mask: identical" if same else "outside the mask: changed"
+
+
+def progress(run: RunProgress) -> str:
+    """A run's progress as HTML, with the time left."""
+    done, left = f"step {run.step} of {run.steps}", _seconds_as_text(run.left, "", " left")
+    text = escape(", ".join(filter(None, (done, left))))
+    return f'<div class="run"><progress max="{run.steps}" value="{run.step}"></progress><span>{text}</span></div>'
+
+
+def message(words: str, kind: str = "") -> str:
+    """A sentence for the status line; `kind` is "error" for one that went wrong."""
+    role = "alert" if kind == "error" else "status"
+    return f'<p class="said {kind}" role="{role}">{escape(words)}</p>' if words else ""
+
+
+def tree(results: Iterable[EditResult], current: str | None) -> str:
+    """The history as HTML: sources begin rows, edits follow to the right, further branches stand below."""
+    results = list(results)
+    places = layout(results)
+    parts = []
+    for number, result in enumerate(results, 1):
+        column, row = places[result.id]
+        here = ' aria-current="true"' if result.id == current else ""
+        origin = "a source" if result.parent is None else str(result.diff)
+        name = escape(f"Picture {number}, {origin}: {result.prompt}", quote=True)
+        short = escape(caption(result))
+        up = row - places[result.parent][1] if result.parent is not None else 0
+        way = "root" if result.parent is None else "branch" if up else "on"
+        parts.append(
+            f'<button type="button" class="node" data-id="{result.id}" title="{name}" aria-label="{name}"{here} '
+            f'style="grid-column:{column + 1};grid-row:{row + 1};--up:{up}" data-way="{way}">'
+            f'<img src="{views.thumbnail_url(result)}" alt="" loading="lazy"><span>{short}</span></button>'
+        )
+    return f'<div class="tree" role="group" aria-label="History">{"".join(parts)}</div>' if parts else ""
+
+
+def layout(results: Iterable[EditResult]) -> dict[str, tuple[int, int]]:
+    """(column, row) of every result, by id: depth, and one row for each branch."""
+    children: dict[str | None, list[str]] = {}
+    for result in results:
+        children.setdefault(result.parent, []).append(result.id)
+    places: dict[str, tuple[int, int]] = {}
+    todo, row = [(name, 0, True) for name in reversed(children.get(None, []))], -1
+    while todo:  # depth first; a first child stays in its parent's row
+        name, column, breaks = todo.pop()
+        row += breaks
+        places[name] = column, row
+        below = children.get(name, [])
+        todo += [(child, column + 1, child != below[0]) for child in reversed(below)]
+    return places
+
+
+def caption(result: EditResult) -> str:
+    """A caption of a few letters."""
+    words = result.prompt if result.parent is None or result.diff.kind is EditKind.IDENTICAL else str(result.diff)
+    return words.replace(" -> ", " \N{RIGHTWARDS ARROW} ") or "a picture"
+
+
+def _line(*parts: str) -> str:
+    return " · ".join(f"<span>{escape(part)}</span>" for part in parts if part)
+
+
+def _seconds_as_text(seconds: float | None, before: str = "", after: str = "") -> str:
+    if seconds is None:
+        return ""
+    text = f"{seconds:.1f} s" if seconds < 60 else f"{seconds / 60:.1f} min"
+    return f"{before}{text}{after}"
+
+
+def _speedup_as_text(dense: float | None, seconds: float | None) -> str:
+    """How much faster than dense, in words."""
+    if not dense or not seconds:
+        return ""
+    times = dense / seconds
+    if 0.95 < times < 1.05:
+        return "as fast as dense"
+    return f"{times:.1f} times faster than dense" if times > 1 else f"{1 / times:.1f} times slower than dense"

@@ -1,0 +1,214 @@
+"""One user's pictures, whichever models made them: on disk, in memory, and one piece of work at a time.
+
+Knows a history, a folder, its editors and which models are offered; neither gradio nor other sessions.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Lock
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from app.validation import Busy
+from fisedit.errors import Cancelled, SessionError
+from fisedit.history import EditResult, History
+from fisedit.models.paths import absolute_name
+from fisedit.storage import provenance
+from fisedit.storage import session as files
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from app.model_pool import LoadedModel, ModelPool
+    from fisedit import Editor
+    from fisedit.editor import Preview
+    from fisedit.storage.image_metadata import Metadata
+    from fisedit.values import EditScript
+
+_PATIENCE = 10.0
+"""Seconds to wait for brief work of the same session."""
+
+
+class Session:
+    """One user's pictures, whichever models made them.
+
+    Args:
+        pool: the models that are offered.
+        folder: of this session alone, named by its key.
+        out: where files lie that the user's browser fetches.
+
+    Attributes:
+        history: all results.
+        references: reference pictures by digest.
+        models: sources' ids -> names of the models that made them.
+        editors: one for each loaded model that was used here; they go when the model is unloaded.
+        key: what its owner finds it again by.
+        last_preview: the last preview.
+        measured: seconds of dense runs, by the id of the result that they were compared with.
+        lost: whether what was saved could not be read.
+    """
+
+    def __init__(self, pool: ModelPool, folder: Path, out: Path) -> None:
+        self.folder, self.out, self.key = folder, out, folder.name
+        self.history, self.references = History(), dict[str, "Image"]()
+        self.models: dict[str, str] = {}
+        self.editors: WeakKeyDictionary[LoadedModel, Editor] = WeakKeyDictionary()
+        self.last_preview: Preview | None = None
+        self.measured: dict[str, float] = {}
+        self.lost = False
+        self._pool, self._adapters, self._saved = pool, dict[str, float](), frozenset[str]()
+        self._work, self._stop, self._brief = Lock(), Event(), False
+
+    @property
+    def current(self) -> EditResult:
+        """The result that the next edit begins with. Raises SessionError before the first source."""
+        return self.history.current
+
+    def model_name(self, result: EditResult) -> str:
+        """The name of the model that made a result, and makes its edits."""
+        return self.models[self.history.lineage(result.id)[0].id]
+
+    def metadata(self, result: EditResult) -> Metadata:
+        """How a result was made, for its picture's file."""
+        lineage = self.history.lineage(result.id)
+        return provenance.to_metadata(
+            provenance.make_origin(lineage, self.model_name(result), self._pool.dtype, self._pool.device)
+        )
+
+    def editor(self, model: LoadedModel) -> Editor:
+        """This session's editor over a loaded model."""
+        if model not in self.editors:
+            self.editors[model] = model.editor.beside(self.history, self.references)
+        return self.editors[model]
+
+    @property
+    def recorded_bytes(self) -> int:
+        """Bytes of features that the editors hold."""
+        return sum(editor.recorded_bytes for editor in self.editors.values())
+
+    def drop_editors(self) -> None:
+        """Let go of the editors and of the features that they hold; pictures stay."""
+        self.editors.clear()
+
+    # One piece of work at a time
+
+    @property
+    def idle(self) -> bool:
+        """Whether no work goes on here."""
+        return not self._work.locked()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the work that goes on here was asked to end."""
+        return self._stop.is_set()
+
+    def stop(self) -> None:
+        """Ask the work that goes on here to end before its next step."""
+        self._stop.set()
+
+    def check(self) -> None:
+        """Raise Cancelled if the work that goes on here was asked to end."""
+        if self.stopping:
+            raise Cancelled("stopped; nothing was changed")
+
+    def take(self, *, brief: bool = False) -> None:
+        """Begin one piece of work, the only one at a time, until `release`.
+
+        Args:
+            brief: whether the work is over in a moment; other work then waits for it.
+
+        Raises:
+            Busy: longer work goes on here.
+        """
+        if not (self._work.acquire(blocking=False) or (self._brief and self._work.acquire(timeout=_PATIENCE))):
+            raise Busy("this session is at work; stop that or wait for it")
+        self._brief = brief
+        self._stop.clear()
+
+    def release(self) -> None:
+        """End the work, in any thread."""
+        self._work.release()
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """Brief work, for as long as the block runs. Raises Busy as `take`."""
+        self.take(brief=True)
+        try:
+            yield
+        finally:
+            self.release()
+
+    def drop_editors_if_idle(self) -> bool:
+        """Let go of the editors, unless work goes on here; whether they are gone."""
+        if not self._work.acquire(blocking=False):
+            return False
+        self.drop_editors()
+        self._work.release()
+        return True
+
+    # Files
+
+    def delete(self, result_id: str) -> tuple[str, ...]:
+        """Remove a result, all edits of it and their features; returns the ids. Raises SessionError: unknown id."""
+        name = self.model_name(self.history.find(result_id))
+        owner = next((editor for editor in self.editors.values() if editor.model == name), self.history)
+        return owner.delete(result_id)
+
+    def resume(self) -> None:
+        """Load what was saved; a damaged folder is renamed, and the session is empty."""
+        try:
+            if self.folder.is_dir():
+                self.load(self.folder)
+                self._saved = frozenset(result.id for result in self.history)
+        except SessionError:
+            self.lost = True
+            self.folder.replace(self.folder.with_name(f"{self.key}.{secrets.token_hex(4)}"))
+
+    def load(self, folder: Path) -> None:
+        """Load a saved session instead of what is here; pictures of models that are not offered can be looked at.
+
+        Raises:
+            SessionError: a damaged one. All is as it was then.
+        """
+        index = files.read_index(folder)
+        others = files.read_other_models(folder, index)
+
+        def diff(result: str, old: str, new: str) -> EditScript:
+            model = self._pool.find(others.get(result, index["model"])) or self._pool.first
+            return model.diff(old, new)
+
+        history, assets = files.load(folder, index, diff), files.load_assets(folder, index)
+        self.drop_editors()
+        self.history, self.references, self._adapters = history, dict(assets.references), dict(assets.adapters)
+        self.models = {result.id: others.get(result.id, index["model"]) for result in history if result.parent is None}
+        self.last_preview, self.measured, self._saved = None, {}, frozenset()
+
+    def save(self) -> None:
+        """Write what is new into the session's folder; a session without pictures has none."""
+        if not len(self.history):
+            if self.folder.exists():
+                shutil.rmtree(self.folder)
+            self._saved = frozenset()
+            return
+        names = {result.id: self.model_name(result) for result in self.history}
+        first, dtype = names[self.history[0].id], self._pool.dtype
+        others = {result: name for result, name in names.items() if name != first}
+        files.save(
+            self.history, self.folder, first, dtype, self.metadata, self._saved, self._assets(), other_models=others
+        )
+        self._saved = frozenset(names)
+
+    def _assets(self) -> files.SessionAssets:
+        """The reference pictures of the results, and the adapters that read them."""
+        likes = [like for result in self.history for like in result.config.like]
+        if likes and self._pool.adapter is not None:
+            self._adapters[absolute_name(self._pool.adapter)] = likes[-1].scale
+        used = {like.reference for like in likes} & self.references.keys()
+        return files.SessionAssets(
+            self._adapters if likes else {}, {digest: self.references[digest] for digest in used}
+        )

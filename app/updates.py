@@ -1,0 +1,149 @@
+"""What the page's components show of a session, as gradio updates. Knows components and sessions; starts no work."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import gradio as gr
+
+from app import handlers, html, views
+from app.components import ALL_PIECES, SCHEDULERS
+from app.validation import label
+from fisedit.values import SchedulerName
+
+if TYPE_CHECKING:
+    from app.components import PageComponents
+    from app.handlers import EditEstimate
+    from app.model_pool import ModelPool
+    from app.session import Session
+    from app.validation import SourceSettings
+    from fisedit import EditResult
+
+Updates = dict[Any, Any]
+"""Components -> their new values, or gradio's updates."""
+
+
+class PageUpdates:
+    """Updates of a page's components.
+
+    Args:
+        page: the components.
+        pool: the models and LoRAs that are offered.
+    """
+
+    def __init__(self, page: PageComponents, pool: ModelPool) -> None:
+        self.page, self.pool = page, pool
+
+    def session(self, session: Session, view: str) -> Updates:
+        """Everything that shows the state of a session; `view` is the stage's: "edit" or "compare"."""
+        page, history = self.page, session.history
+        cleared: Updates = {page.words_line: "", page.facts: "", page.status: "", **self.buttons(session)}
+        if not len(history):
+            none = {page.stage: gr.update(picture={}, region="", live=""), page.truth: "", page.tree: ""}
+            return cleared | none | {page.before: gr.update(choices=[], value=None, visible=False)}
+        current = history.current
+        parent = history.find(current.parent) if current.parent is not None else None
+        others = [(f"{n}. {html.caption(r)}", r.id) for n, r in enumerate(history, 1) if r is not current]
+        return cleared | {
+            page.stage: gr.update(picture=self.picture(current, parent, view), region="", live=""),
+            page.truth: self._truth(session, current, parent),
+            page.tree: html.tree(history, current.id),
+            page.before: gr.update(choices=others, value=current.parent, visible=bool(others)),
+            page.prompt: current.prompt,
+            page.words: gr.update(choices=re.findall(r"\w+", current.prompt.lower()), value=[]),
+            page.instance: gr.update(choices=[ALL_PIECES], value=ALL_PIECES[1]),
+            page.descendants: handlers.count_descendants(session),
+        }
+
+    def buttons(self, session: Session, *, busy: bool = False) -> Updates:
+        """What may be pressed."""
+        page, history = self.page, session.history
+        some = bool(len(history)) and not busy
+        child = some and history.current.parent is not None
+        may = {
+            page.undo: child,
+            page.redo: some and history.later is not None,
+            page.delete: some,
+            page.measure: child,
+            page.run: some,
+            page.download: some,
+            page.save: some,
+            page.make: not busy,
+        }
+        updates = {button: gr.update(interactive=bool(allowed)) for button, allowed in may.items()}
+        kinds = {page.run: "primary", page.make: "secondary"} if len(history) else {page.make: "primary"}
+        for button, kind in kinds.items():
+            updates[button] = gr.update(interactive=bool(may[button]), variant=kind, visible=not busy)
+        return updates | {page.stop: gr.update(visible=busy)}
+
+    def unchanged(self, session: Session | None, status: str) -> Updates:
+        """After a run without a result: all as it was, and why."""
+        buttons = self.buttons(session) if session else {}
+        return {**buttons, self.page.stage: gr.update(live=""), self.page.status: status}
+
+    def estimate(self, seen: EditEstimate, *, all_pieces: bool) -> Updates:
+        """Where an edit would paint; `all_pieces` is whether no single piece is chosen."""
+        page = self.page
+        pieces = [ALL_PIECES] + [(f"{n + 1}. from the left", str(n)) for n in range(seen.preview.pieces)]
+        return {
+            page.stage: gr.update(region="" if seen.preview.nothing else views.region(seen.preview.mask)),
+            page.facts: html.estimate(seen),
+            page.instance: gr.update(choices=pieces) if all_pieces else gr.skip(),
+        }
+
+    def words(self, session: Session, prompt: str, chosen: list[str] | None) -> Updates:
+        """The words of a new prompt that differ from the current one, and those that can be chosen."""
+        history = session.history
+        if not len(history):
+            return {self.page.words_line: ""}
+        old, new = history.current.prompt, str(prompt)[: html.MAX_DIFF_CHARACTERS]
+        known = list(dict.fromkeys(re.findall(r"\w+", f"{old} {new}".lower())))
+        return {
+            self.page.words_line: html.changes(old, new) if old != new else "",
+            self.page.words: gr.update(choices=known, value=[word for word in chosen or [] if word in known]),
+        }
+
+    def settings(self, settings: SourceSettings) -> Updates:
+        """The settings of a new picture."""
+        page, known = self.page, {value: name for name, value in SCHEDULERS.items()}
+        return {
+            page.steps: settings.steps,
+            page.guidance: settings.guidance,
+            page.seed: settings.seed,
+            page.width: settings.width or gr.skip(),
+            page.height: settings.height or gr.skip(),
+            page.scheduler: known[SchedulerName(settings.scheduler)],
+            page.negative: settings.negative_prompt,
+            page.model: self.pool.select(settings.model).label,
+            page.loras: list(settings.loras),
+            **self.lora_scales(settings.loras),
+        }
+
+    def lora_scales(self, chosen: Mapping[str, float]) -> Updates:
+        """A slider for each chosen LoRA, and no others."""
+        return {
+            slider: gr.update(visible=label in chosen, value=chosen.get(label, 1.0))
+            for label, slider in self.page.lora_scales.items()
+        }
+
+    def picture(self, after: EditResult, before: EditResult | None, view: str) -> Updates:
+        """What the stage shows: a result, what it is compared with, and its mask."""
+        size = after.image.size
+        shown = {"id": after.id, "url": views.screen_url(after.image), "width": size[0], "height": size[1]}
+        shown |= {"alt": after.prompt, "view": view}
+        if before is None or before.image.size != size:
+            return shown
+        mask = after.mask if after.parent == before.id else None
+        shown |= {"before": views.screen_url(before.image), "label": "before" if mask else html.caption(before)}
+        return shown | {"mask": views.region(mask) if mask else "", "split": views.border(mask)}
+
+    def _truth(self, session: Session, result: EditResult, parent: EditResult | None) -> str:
+        measured, name = session.measured.get(result.id), session.model_name(result)
+        model, loras = self.pool.find(name), self.pool.loras.as_text(result.config.loras)
+        dense = measured or (model.estimator.dense_seconds(result.stats.macs_dense) if model else None)
+        made = f"by {model.label}" if model and len(self.pool.models) > 1 else ""
+        means = " ".join(filter(None, (made, f"with {loras}" if loras else "")))
+        gone = "" if model else f"made by {label(name)}, which is not offered: start the app with it, as --model"
+        return html.truth(result, parent, dense, measured=measured is not None, means=means, gone=gone)

@@ -1,0 +1,143 @@
+"""One thread that does all inference, and the queue of jobs that wait for it.
+
+Runs are done in the order in which they came. A brief job, such as a preview, goes before waiting runs, and also
+between two steps of a run that uses the same weights. As one thread alone computes, nothing that it uses needs a lock,
+and OpenMP keeps one team of threads. Knows threads; neither models nor sessions.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from threading import Condition, Thread
+from typing import Any, Generic, TypeVar
+
+from app.validation import Busy
+
+T = TypeVar("T")
+
+_CLOSING = 10.0
+"""Seconds that closing waits for the running job."""
+
+
+@dataclass(frozen=True, eq=False)
+class InferenceJob(Generic[T]):
+    """A function that waits for the worker.
+
+    Args:
+        function: called on the worker's thread.
+        weights: equal for jobs that use the same model with the same LoRAs.
+        brief: whether it may run between two steps of another job of the same weights.
+        outcome: what the function returned or raised; cancelling it withdraws a job that has not begun.
+    """
+
+    function: Callable[[], T]
+    weights: Hashable = None
+    brief: bool = False
+    outcome: Future[T] = field(default_factory=Future)
+
+    def run(self) -> None:
+        """Call the function, unless the job was withdrawn."""
+        if not self.outcome.set_running_or_notify_cancel():
+            return
+        try:
+            self.outcome.set_result(self.function())
+        except BaseException as error:  # noqa: BLE001 (raised where the outcome is read)
+            self.outcome.set_exception(error)
+
+
+class InferenceWorker:
+    """A thread that runs jobs one at a time."""
+
+    def __init__(self) -> None:
+        self._waiting = deque[InferenceJob[Any]]()
+        self._running: InferenceJob[Any] | None = None
+        self._changed, self._closed = Condition(), False
+        self._thread = Thread(target=self._serve, name="inference", daemon=True)
+        self._thread.start()
+
+    def submit(self, function: Callable[[], T], weights: Hashable = None, *, brief: bool = False) -> InferenceJob[T]:
+        """Let a job wait for its turn; arguments as of `InferenceJob`."""
+        job = InferenceJob(function, weights, brief)
+        with self._changed:
+            self._waiting.append(job)
+            self._changed.notify()
+        return job
+
+    def call(self, function: Callable[[], T]) -> T:
+        """What a function returns or raises on the worker's thread."""
+        return self.submit(function).outcome.result()
+
+    def jobs_ahead(self, job: InferenceJob[Any]) -> int:
+        """How many runs come before a waiting one, the running one included; 0 once it has begun."""
+        with self._changed:
+            waiting = [other for other in self._waiting if not other.outcome.cancelled()]
+            return waiting.index(job) + (self._running is not None) if job in waiting else 0
+
+    def wait_briefly(self, job: InferenceJob[T], patience: float) -> T:
+        """What a brief job returns or raises.
+
+        Args:
+            job: a brief one that was submitted.
+            patience: seconds to wait for a running job of other weights.
+
+        Raises:
+            Busy: patience is over; the job is withdrawn.
+        """
+        while True:
+            try:
+                return job.outcome.result(patience)
+            except TimeoutError:
+                if job.outcome.done():
+                    return job.outcome.result()
+                if self._uses_other_weights(job) and job.outcome.cancel():
+                    raise Busy("the app is at work with another model or other LoRAs; try again in a moment") from None
+
+    def run_brief_jobs(self) -> None:
+        """Run waiting brief jobs of the running job's weights; called by the running job between two of its steps."""
+        while job := self._take(lambda job: job.brief and not self._uses_other_weights(job)):
+            job.run()
+
+    def close(self) -> None:
+        """Withdraw all waiting jobs, and end the thread after the running one."""
+        with self._changed:
+            self._closed = True
+            for job in self._waiting:
+                job.outcome.cancel()
+            self._changed.notify()
+        self._thread.join(_CLOSING)
+
+    def _serve(self) -> None:
+        while self._run_next():
+            pass
+
+    def _run_next(self) -> bool:
+        """Wait for a job and run it; whether there was one. A job that is over is referred to no more."""
+        job = self._wait_for_job()
+        if job:
+            job.run()
+        self._running = None
+        return job is not None
+
+    def _wait_for_job(self) -> InferenceJob[Any] | None:
+        """The next job, brief ones first, which is the running one from now on; None once the worker is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            if self._closed:
+                return None
+            self._running = self._take(lambda job: job.brief) or self._take(lambda _: True)
+            return self._running
+
+    def _take(self, fits: Callable[[InferenceJob[Any]], bool]) -> InferenceJob[Any] | None:
+        """The first waiting job that fits, which waits no more."""
+        with self._changed:
+            job = next(filter(fits, self._waiting), None)
+            if job:
+                self._waiting.remove(job)
+            return job
+
+    def _uses_other_weights(self, job: InferenceJob[Any]) -> bool:
+        running = self._running
+        return running is not None and running.weights != job.weights

@@ -1,0 +1,45 @@
+"""Short ways to a picture, an edit and a file, for tests of the app without a browser."""
+
+from __future__ import annotations
+
+import base64
+import io
+import threading
+
+import numpy as np
+
+from app import handlers
+from app.validation import SourceSettings
+
+CAT, DOG, FOX = "a cat and a cake on a beach", "a dog and a cake on a beach", "a fox and a cake on a beach"
+QUICK = SourceSettings(steps=4, seed=7)
+
+
+def last(steps):
+    return list(steps)[-1].result
+
+
+def made(state, session, prompt=CAT, settings=QUICK):
+    return last(handlers.generate(state, session, prompt, settings))
+
+
+def png(image, **options):
+    file = io.BytesIO()
+    image.save(file, "PNG", **options)
+    return file.getvalue()
+
+
+def as_url(image):
+    return f"data:image/png;base64,{base64.b64encode(png(image)).decode()}"
+
+
+def same(a, b):
+    return np.array_equal(np.asarray(a.image), np.asarray(b.image))
+
+
+def idle(session):
+    for _ in range(1000):
+        if session.idle:
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("the work goes on")

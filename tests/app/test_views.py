@@ -1,0 +1,46 @@
+"""Strokes as the page sends them, and where before and after meet."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from app import views
+from fisedit.errors import InputError, MaskError
+from fisedit.values import EditMask, MaskSource
+from tests.app.requests import as_url
+
+
+def test_strokes_become_two_areas():
+    painted = Image.new("RGBA", (64, 32))
+    painted.paste((255, 64, 96, 255), (0, 0, 8, 8))
+    painted.paste((48, 112, 255, 255), (32, 16, 64, 32))
+    sent = as_url(painted)
+    add, protect = views.decode_strokes(sent, (128, 64))
+    assert np.asarray(add)[:16, :16].all() and np.asarray(add).sum() == 255 * 16 * 16
+    assert np.asarray(protect)[32:, 64:].all() and np.asarray(protect).sum() == 255 * 32 * 64
+    assert (
+        views.decode_strokes("", (8, 8))
+        == views.decode_strokes(as_url(Image.new("RGBA", (8, 8))), (8, 8))
+        == (None, None)
+    )
+
+
+@pytest.mark.parametrize(
+    "sent",
+    ["data:image/svg+xml;base64,AAAA", "data:image/png;base64,AAAA", "data:image/png;base64,%", {"a": 1}, "x" * 2**21],
+)
+def test_strokes_that_are_none(sent):
+    with pytest.raises((MaskError, InputError)):
+        views.decode_strokes(sent, (8, 8))
+
+
+def test_before_and_after_meet_within_the_mask():
+    grid = np.zeros((8, 16), bool)
+    assert views.border(None) == views.border(EditMask(grid, MaskSource.NOWHERE)) == 50
+    assert views.border(EditMask(~grid, MaskSource.GIVEN)) == 50
+    grid[2:4, 12:15] = True
+    assert views.border(EditMask(grid, MaskSource.GIVEN)) == 13.5 / 16 * 100
+    grid[:, 0] = True
+    assert views.border(EditMask(grid, MaskSource.GIVEN)) == 0.5 / 16 * 100
