@@ -61,8 +61,8 @@ class Step:
 
     def sparse(self, plan, text_cache):
         with torch.no_grad():
-            _, maps = self.executor.record(self.latents, torch.tensor(500), self.text, {})
-        return lambda: self.executor.replay(self.latents, torch.tensor(500), self.text, text_cache, maps, plan)
+            _, maps = self.executor.run_dense(self.latents, torch.tensor(500), self.text, {})
+        return lambda: self.executor.run_sparse(self.latents, torch.tensor(500), self.text, text_cache, maps, plan)
 
     def own(self, rows):
         return unet_macs(self.executor.sites, rows, self.sizes, self.batch, 11)

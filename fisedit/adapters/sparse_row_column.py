@@ -23,9 +23,11 @@ from fisedit.adapters.receptive_field import RecordedLines, find_receptive_field
 from fisedit.adapters.row_column import ReferenceKeys, RowColumnBlock, Trace
 from fisedit.adapters.variants import FAMILIES
 from fisedit.errors import AdapterError
+from fisedit.sparse.cached_rows import CachedRows
 from fisedit.sparse.executor import ExtraSite
-from fisedit.sparse.layers import Recording, Replay, map_of, rows_of
+from fisedit.sparse.feature_cache import map_of, rows_of
 from fisedit.sparse.modules import Role
+from fisedit.sparse.recording import DenseContext
 from fisedit.sparse_kernels import ops
 
 if TYPE_CHECKING:
@@ -49,11 +51,11 @@ class RowColumnSite(ExtraSite):
 
     reader: str = ""
 
-    def run_dense(self, run: Recording, *args: Any) -> Tensor:
+    def run_dense(self, run: DenseContext, *args: Any) -> Tensor:
         """See `run_dense_block`."""
         return run_dense_block(run, self, *args)
 
-    def run_sparse(self, run: Replay, *args: Any) -> Tensor:
+    def run_sparse(self, run: CachedRows, *args: Any) -> Tensor:
         """See `run_sparse_block`."""
         return run_sparse_block(run, self, *args)
 
@@ -91,7 +93,7 @@ def is_recorded(identity: str, step: CachedFeatures) -> bool:
     return any(f"{identity}.{name}.{ROWS[0]}" in step for name in ("mid", "up_0", "up_1"))
 
 
-def run_dense_block(run: Recording, site: RowColumnSite, x: Tensor, reference: ReferenceKeys) -> Tensor:
+def run_dense_block(run: DenseContext, site: RowColumnSite, x: Tensor, reference: ReferenceKeys) -> Tensor:
     """Run a block on whole maps, and record its queries, keys and values.
 
     Args:
@@ -113,7 +115,7 @@ def run_dense_block(run: Recording, site: RowColumnSite, x: Tensor, reference: R
     return gain
 
 
-def run_sparse_block(run: Replay, site: RowColumnSite, x: Tensor, reference: ReferenceKeys) -> Tensor:
+def run_sparse_block(run: CachedRows, site: RowColumnSite, x: Tensor, reference: ReferenceKeys) -> Tensor:
     """Run a block on the receptive field of the active rows.
 
     Args:
@@ -155,7 +157,7 @@ def run_sparse_block(run: Replay, site: RowColumnSite, x: Tensor, reference: Ref
     return map_of(end.correct_border(end.forward(found, level.same, cells.tiles), cells))
 
 
-def _entering(run: Replay, site: RowColumnSite, cells: ReceptiveField, rows: Tensor) -> Tensor:
+def _entering(run: CachedRows, site: RowColumnSite, cells: ReceptiveField, rows: Tensor) -> Tensor:
     """The fresh cells before the rows [B, F, C]: of the edit at active cells, of the source at all others."""
     block, channels = site.module, rows.shape[2]
     if cells.entering is not None:
@@ -168,19 +170,19 @@ def _entering(run: Replay, site: RowColumnSite, cells: ReceptiveField, rows: Ten
     return _map(run, site, cells.fresh, channels).index_copy_(1, cells.active, rows)
 
 
-def _map(run: Replay, site: RowColumnSite, positions: Tensor, channels: int) -> Tensor:
+def _map(run: CachedRows, site: RowColumnSite, positions: Tensor, channels: int) -> Tensor:
     """Rows of the source's map before the block [B, len(positions), C], whether the source had the adapter or not."""
     own = f"{site.name}.x"
     rows = run.source.rows(own if own in run.source else site.reader, site.level, positions)
     return rows[..., :channels].contiguous()
 
 
-def _recorded(run: Replay, site: RowColumnSite, name: str, positions: Tensor) -> Tensor:
+def _recorded(run: CachedRows, site: RowColumnSite, name: str, positions: Tensor) -> Tensor:
     return run.source.rows(f"{site.name}.{name}", site.level, positions)
 
 
 def _mixed_key_values(
-    run: Replay,
+    run: CachedRows,
     site: RowColumnSite,
     names: tuple[str, ...],
     fresh: KeyValue,
@@ -241,7 +243,7 @@ def _keys(heads: LineAttention, tokens: Tensor) -> KeyValue:
 
 
 def _record_active(
-    run: Replay, site: RowColumnSite, names: tuple[str, ...], fresh: tuple[Tensor, ...], active: Tensor
+    run: CachedRows, site: RowColumnSite, names: tuple[str, ...], fresh: tuple[Tensor, ...], active: Tensor
 ) -> None:
     """Put what was computed at the active cells into the overlay, for later edits."""
     for name, rows in zip(names, fresh, strict=True):

@@ -117,7 +117,7 @@ class _Bench:
 
     def record(self, conditions: list[ReferenceCondition]) -> StepFeatures:
         """A source's step, made with adapters."""
-        return self.engine.executor.record(self.latents, self.timestep, self.text, {}, extra=AdapterStack(conditions))[
+        return self.engine.executor.run_dense(self.latents, self.timestep, self.text, {}, extra=AdapterStack(conditions))[
             1
         ]
 
@@ -154,7 +154,7 @@ class _Bench:
     ) -> Callable[[], object]:
         text: dict[str, Tensor] = {}
         inputs = self.latents, self.timestep, self.text, text, source, plan
-        return lambda: self.engine.executor.replay(*inputs, extra=AdapterStack(conditions))
+        return lambda: self.engine.executor.run_sparse(*inputs, extra=AdapterStack(conditions))
 
 
 def _summary(row: Row) -> Row:

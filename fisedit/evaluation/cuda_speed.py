@@ -170,7 +170,7 @@ class Bench:
         latents, time = self._doubled(self.source.latents[self.middle]), self.times[self.middle]
         with ops.use("reference"):
             features = self.source.features[self.middle]
-            expected, _ = self.engine.executor.replay(latents, time, self.text, {}, features, plan)
+            expected, _ = self.engine.executor.run_sparse(latents, time, self.text, {}, features, plan)
         for backend in BACKENDS:
             with ops.use(backend):
                 measured = self._step(plan, latents, expected)

@@ -268,11 +268,11 @@ class _Bench:
         return lambda: self.pipe.unet(self.latents, self.timestep, self.text, return_dict=False)
 
     def _record(self, latents: Tensor) -> Any:
-        return self.engine.executor.record(latents, self.timestep, self.text, {})[1]
+        return self.engine.executor.run_dense(latents, self.timestep, self.text, {})[1]
 
     def _sparse_step(self, plan: Any) -> Callable[[], object]:
         cache: dict[str, Tensor] = {}
-        return lambda: self.engine.executor.replay(self.latents, self.timestep, self.text, cache, self.maps, plan)
+        return lambda: self.engine.executor.run_sparse(self.latents, self.timestep, self.text, cache, self.maps, plan)
 
 
 def _summary(row: Row) -> Row:

@@ -371,7 +371,7 @@ class Engine:
         sampler, path = self.sampler(config, source), self.sample(config, text, source, step)
         t, queries = sampler.timesteps[step], mask_queries(self.executor.sites, self.sizes(config))
         x, extra = self._inputs(sampler, config, path[-1], t)
-        return self.executor.record(x[-1:], t, text[-1:], {}, queries, extra, self.conditioning(config))[1]
+        return self.executor.run_dense(x[-1:], t, text[-1:], {}, queries, extra, self.conditioning(config))[1]
 
     def plan(self, grid: BoolGrid, growth: int, besides: BoolGrid | None = None) -> SparsePlan:
         """The plan that computes the mask, `growth` cells around it, and other cells [h, w] besides."""
@@ -396,10 +396,10 @@ class Engine:
         if source and without is not None:
             text_keys(self.executor.sites, text, trajectory.text)
             own = {name: both[-1:] for name, both in trajectory.text.items()}
-            last, recorded = self.executor.record(x[-1:], t, text[-1:], own, queries)
+            last, recorded = self.executor.run_dense(x[-1:], t, text[-1:], own, queries)
             raw, maps = torch.cat([without, last]), completed(source.features[i], recorded, self._levels)
         else:
-            raw, maps = self.executor.record(x, t, text, trajectory.text, queries, extra, self.conditioning(config))
+            raw, maps = self.executor.run_dense(x, t, text, trajectory.text, queries, extra, self.conditioning(config))
         if i == 0 and self.guided(config):
             trajectory.without = text[:1], raw[:1]
         return raw, maps

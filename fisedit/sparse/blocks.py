@@ -1,20 +1,20 @@
-"""A sparse UNet evaluation in few kernels over static buffers: what a CUDA graph captures.
+"""The blocks of a UNet on active rows: ResNet block, transformer, samplers, decoder block and outer convs.
 
-diffusers' own `UNet2DConditionModel.forward` runs; its ResNet blocks, transformers, samplers and outer convs are
-injected whole, where `layers` injects layer by layer. Rows are padded to buckets, and every recorded map that is read
-lies in a buffer. Knows nothing about steps, samplers or masks.
+Each is written once, over a `RowSource` that says where recorded rows come from: `CachedRows` reads them at a plan's
+exact sizes, `StaticRows` from the padded buffers of a captured graph. diffusers' own `UNet2DConditionModel.forward`
+runs, with these blocks injected whole; between them a feature map is [B, C, R, 1], the active rows where pixels stood.
+Knows nothing about steps, samplers or masks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from functools import partial
-from math import prod
-from typing import Any
+from typing import Any, Protocol
 
-import torch
+import torch.nn.functional as F
 from diffusers import UNet2DConditionModel
+from diffusers.models.activations import GEGLU
 from diffusers.models.downsampling import Downsample2D
 from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.transformers.transformer_2d import Transformer2DModel
@@ -22,309 +22,246 @@ from diffusers.models.unets.unet_2d_blocks import CrossAttnUpBlock2D, UpBlock2D
 from diffusers.models.upsampling import Upsample2D
 from torch import Tensor, nn
 
-from fisedit.models.injection import Replacement, injected
-from fisedit.sparse.layers import map_of, rows_of
-from fisedit.sparse.modules import LayerSite, Role
-from fisedit.sparse.packed_weights import QKV, Weights
+from fisedit.models.injection import Replacement
+from fisedit.sparse.feature_cache import map_of, rows_of
+from fisedit.sparse.modules import is_plain
 from fisedit.sparse_kernels import ops
-from fisedit.sparse_kernels.buckets import Bucket, LevelTables, PlanTables
-from fisedit.sparse_kernels.reference import ConvEpilogue, DevicePointer, LayerNormParams, RecordedMap, Rows
+from fisedit.sparse_kernels.reference import NO_EPILOGUE, ConvEpilogue, LayerNormParams, Rows
+from fisedit.sparse_kernels.row_plan import KernelMap
 
 
-class Packed:
-    """Named tensors side by side in one, so that one copy moves them all."""
+class RowSource(Protocol):
+    """What blocks on active rows read and write beside their rows. Names are those of layer sites."""
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> None:
-        self.shapes = dict(shapes)
-        sizes = [prod(shape) for shape in self.shapes.values()]
-        self.flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
-        parts = zip(self.shapes.items(), self.flat.split(sizes), strict=True)
-        self._views: dict[str, Tensor] = {name: part.view(shape) for (name, shape), part in parts}
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._views[name]
-
-
-@dataclass(eq=False)
-class Buffers:
-    """Everything one evaluation reads; B items are S guidance branches times E edits, branch by branch.
-
-    Args:
-        latents: [B, 4, h, w], scaled for the model. timestep: float32 [1].
-        totals: float64 [S, groups, 2] of every norm's recorded maps.
-        rows: recorded rows, "active NAME" [B, R, C] of norms and "halo NAME" [B, G, C] of what is before a 3x3 conv.
-        text: [B, T, C], keys and values of every cross-attention.
-        tokens: [S, H * W, C], recorded keys and values; where they are coded, NAME + `SCALES` is after every one.
-        addresses: int64, where each of these lies if it is read in place, at first in `blank`; None if it is copied.
-    """
-
-    tables: PlanTables
-    latents: Tensor
-    timestep: Tensor
-    totals: Packed
-    rows: Packed
-    text: dict[str, Tensor] = field(default_factory=dict)
-    tokens: dict[str, RecordedMap] = field(default_factory=dict)
-    addresses: Tensor | None = None
-    blank: Tensor | None = None
-
-    @property
-    def copied(self) -> list[Tensor]:
-        """What a step's features are copied to, in the order of `records.Reading`."""
-        return [self.totals.flat, self.rows.flat, *(t for t in self.tokens.values() if isinstance(t, Tensor))]
-
-
-@dataclass(eq=False)
-class _Run:
-    """One evaluation: what it reads, and the fresh rows and totals that an overlay will want."""
-
-    buffers: Buffers
-    sites: dict[str, LayerSite]
-    time: Tensor
-    fresh: dict[str, Tensor] = field(default_factory=dict)
-    totals: dict[str, Tensor] = field(default_factory=dict)
-    last: Tensor | None = None
-
-    def tables(self, name: str) -> LevelTables:
-        return self.buffers.tables.levels[self.sites[name].level]
+    def latents(self, latents: Tensor) -> tuple[Tensor, Tensor]:
+        """Active rows [B, R, 4] and halo rows [B, G, 4] of the latents [B, 4, h, w]."""
 
     def affine(self, name: str, norm: nn.GroupNorm, rows: Rows) -> Tensor:
-        place = self.tables(name).placement
-        count = place.active_mask.shape[1] * (norm.num_channels // norm.num_groups)
-        recorded, totals = self.buffers.rows[f"active {name}"], self.buffers.totals[name]
-        affine, self.totals[name] = ops.group_norm_affine(
-            rows, recorded, totals, place.num_rows, count, norm.weight, norm.bias, norm.eps
-        )
-        if isinstance(rows, Tensor):
-            self.fresh[name] = rows
-        else:
-            self.fresh[name], self.fresh[f"{name}{SKIPPED}"] = rows
-        return affine
+        """A norm's scale and shift, float32 [B, 2, C], by the statistics of the whole map with these rows in it; keeps
+        the rows."""
+
+    def halo(self, name: str) -> Tensor:
+        """RecordedMap rows [B, G, C] around the active ones, of the map that a norm or sampler reads."""
+
+    def kernel_map(self, name: str) -> KernelMap | Tensor:
+        """Where the 3x3 conv behind a norm, or of a sampler, finds its neighbours in [active | halo | zero]."""
+
+    def time(self, name: str, block: ResnetBlock2D, embedding: Tensor) -> Tensor:
+        """What a ResNet block adds for the time, [B or 1, C]; `embedding` is that of the time, [B, E]."""
+
+    def joined(self, rows: Tensor, skipped: Tensor) -> Rows:
+        """The rows that enter a decoder block's ResNet block: its own and those that skipped the middle."""
+
+    def weight(self, module: Any) -> Tensor:
+        """The weight of a linear or convolution, with its LoRAs."""
+
+    def qkv(self, name: str, attention: Any) -> tuple[Tensor, ...]:
+        """Weights of the projections to queries, keys and values: three, or one with all three side by side."""
+
+    def keep(self, name: str, rows: Tensor) -> None:
+        """Keep rows for the overlay."""
+
+    def self_attention(self, name: str, heads: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Active queries over every position's keys and values, [B, R, C] each; keeps what it is given."""
+
+    def text(self, name: str) -> Tensor:
+        """The text's keys or values [B, T, C]."""
+
+    def recorded_query(self, name: str) -> Tensor | None:
+        """The source's queries [E, R, C] that the last items attend with (attention injection), or None."""
+
+    def keep_query(self, name: str, query: Tensor) -> None:
+        """Keep cross-attention's queries for the overlay."""
 
 
-class Fused:
-    """A UNet's blocks in fused form, with weights that are used together packed together.
-
-    Args:
-        unet: left as it is. sites: its sites.
-        coded: what of a byte recorded keys and values are read in (see `reference.coded`); None for the UNet's own.
-
-    Raises:
-        UnsupportedModuleError: a block that has no fused form.
-
-    Attributes:
-        heads: of the recorded keys and values that are coded, by site.
-    """
-
-    def __init__(
-        self, unet: UNet2DConditionModel, sites: Sequence[LayerSite], *, coded: torch.dtype | None = None
-    ) -> None:
-        self._coded = coded
-        self.unet, self._sites = unet, {site.name: site for site in sites}
-        tokens = [site.name for site in sites if coded is not None and site.role is Role.TOKENS]
-        self.heads = {name: int(unet.get_submodule(name.rpartition(".")[0]).heads) for name in tokens}
-        self._weights = Weights(unet, sites)
-
-    def buffers(
-        self, bucket: Bucket, grids: Sequence[tuple[int, int]], edits: int, branches: int, tokens: int
-    ) -> Buffers:
-        """Fresh buffers.
-
-        Args:
-            bucket: of the plans. grids: (height, width) of every level, finest first.
-            edits, branches: E and S. tokens: T.
-        """
-        sizes, items = [height * width for height, width in grids], edits * branches
-        like, sites = self.unet.conv_in.weight, self._sites.items()
-        totals = {name: (branches, site.module.num_groups, 2) for name, site in sites if site.role in NORMS}
-        rows = recorded(tuple(self._sites.values()), bucket)
-        made = Buffers(
-            PlanTables(bucket, sizes, items, like.device),
-            like.new_zeros(items, self.unet.config.in_channels, *grids[0]),
-            torch.zeros(1, device=like.device),
-            Packed(totals, torch.float64, like.device),
-            Packed({name: (items, *shape) for name, shape in rows.items()}, like.dtype, like.device),
-        )
-        shapes = {}
-        for name, site in sites:
-            if site.role is Role.TOKENS:
-                shapes[name] = branches, sizes[site.level], site.module.out_features
-                if name in self.heads:
-                    shapes[name + SCALES] = *shapes[name][:2], self.heads[name]
-            if site.role is Role.TEXT:
-                made.text[name] = like.new_zeros(items, tokens, site.module.out_features)
-        types = {name: self._coded if self._coded and name in self.heads else like.dtype for name in shapes}
-        if ops.reads_in_place():
-            made.blank = like.new_zeros(max(prod(shape) for shape in shapes.values()))
-            made.addresses = torch.full((len(shapes),), made.blank.data_ptr(), device=like.device)
-            each = made.addresses.split(1)
-            made.tokens |= {
-                name: DevicePointer(at, shapes[name], types[name]) for name, at in zip(shapes, each, strict=True)
-            }
-        else:
-            made.tokens |= {name: like.new_zeros(shape, dtype=types[name]) for name, shape in shapes.items()}
-        return made
-
-    def __call__(self, buffers: Buffers) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """One evaluation.
-
-        Returns:
-            The prediction at padded active rows [B, R, 4]; the fresh rows [B, R, C] by site, where a norm reads two
-            maps side by side the second one's by its name and `SKIPPED`; totals of the mixed maps [B, groups, 2] by
-            norm. Rows of padding hold nothing of use.
-        """
-        time = ops.time_projections(
-            buffers.timestep, self._weights.frequencies, self._weights.time
-        )  # of all items and blocks
-        run = _Run(buffers, self._sites, time)
-        replacements: list[Replacement] = [
-            (module, partial(_BLOCKS[type(module)], self, run, name))
-            for name, module in self.unet.named_modules()
-            if type(module) in _BLOCKS
-        ]
-        unet = self.unet
-        replacements += [(unet.conv_in, partial(_conv_in, unet.conv_in, run)), (unet.conv_act, lambda x: x)]
-        replacements += [(unet.conv_norm_out, partial(_norm_out, unet.conv_norm_out, run))]
-        replacements += [(unet.conv_out, partial(_conv_out, unet.conv_out, run))]
-        replacements += [(module, lambda *_: buffers.latents) for module in (unet.time_proj, unet.time_embedding)]
-        with injected(unet, replacements):
-            (out,) = unet(buffers.latents, buffers.timestep, None, return_dict=False)
-        return rows_of(out), run.fresh, run.totals
-
-    def resnet(self, run: _Run, name: str, x: Tensor, *_: Any, **__: Any) -> Tensor:
-        """A ResNet block of a map."""
-        return map_of(self._resnet(run, name, rows_of(x)))
-
-    def transformer(self, run: _Run, name: str, x: Tensor, *_: Any, **__: Any) -> tuple[Tensor]:
-        """A transformer model of a map."""
-        return (map_of(self._transformer(run, name, rows_of(x))),)
-
-    def sampler(self, run: _Run, name: str, x: Tensor, *_: Any, **__: Any) -> Tensor:
-        """The conv of a downsampler or upsampler, of a map."""
-        return map_of(self._sampler(run, name, rows_of(x)))
-
-    def up(
-        self, run: _Run, name: str, hidden_states: Tensor, res_hidden_states_tuple: tuple[Tensor, ...], **_: Any
-    ) -> Tensor:
-        """A block of the decoder; the maps that skipped the middle are read beside its own, not copied to them."""
-        block, rows = self.unet.get_submodule(name), rows_of(hidden_states)
-        skipped, models = list(res_hidden_states_tuple), getattr(block, "attentions", ())
-        for i in range(len(block.resnets)):
-            rows = self._resnet(run, f"{name}.resnets.{i}", (rows, rows_of(skipped.pop())))
-            if models:
-                rows = self._transformer(run, f"{name}.attentions.{i}", rows)
-        for i in range(len(block.upsamplers or ())):
-            rows = self._sampler(run, f"{name}.upsamplers.{i}", rows)
-        return map_of(rows)
-
-    def _resnet(self, run: _Run, name: str, rows: Rows) -> Tensor:
-        """Two norms' statistics, two convs, the shortcut within the second one."""
-        block = self.unet.get_submodule(name)
-        first, second, short = f"{name}.norm1", f"{name}.norm2", block.conv_shortcut
-        same, kept, time = run.tables(first).same, run.buffers.rows, run.time[:, self._weights.times[name]]
-        norm, conv = run.affine(first, block.norm1, rows), block.conv1
-        hidden = ops.norm_conv3x3(rows, kept[f"halo {first}"], same, conv.weight, conv.bias, norm, ConvEpilogue(time))
-        norm, weight, bias = run.affine(second, block.norm2, hidden), block.conv2.weight, self._weights.second[name]
-        halo = kept[f"halo {second}"]
-        if short is None:
-            assert isinstance(rows, Tensor), name
-            return ops.norm_conv3x3(hidden, halo, same, weight, bias, norm, ConvEpilogue(residual=rows))
-        shortcut = rows, short.weight.flatten(1)
-        return ops.norm_conv3x3(hidden, halo, same, weight, bias, norm, ConvEpilogue(shortcut=shortcut))
-
-    def _transformer(self, run: _Run, name: str, rows: Tensor) -> Tensor:
-        """Its norm is in proj_in's prologue; its last feed-forward and proj_out are one linear layer."""
-        model = self.unet.get_submodule(name)
-        norm = run.affine(f"{name}.norm", model.norm, rows)
-        hidden = ops.norm_linear(rows, model.proj_in.weight.flatten(1), model.proj_in.bias, affine=norm)
-        for i, block in enumerate(model.transformer_blocks):
-            parts = self._block(run, f"{name}.transformer_blocks.{i}", block, hidden)
-            if block is not model.transformer_blocks[-1]:
-                hidden = _linear(block.ff.net[2], *parts)
-        return ops.norm_linear(parts, *self._weights.ends[name], residual=rows)
-
-    def _sampler(self, run: _Run, name: str, rows: Tensor) -> Tensor:
-        conv, tables = self.unet.get_submodule(name).conv, run.tables(name)
-        table = tables.down if self._sites[name].role is Role.DOWN else tables.up
-        assert table is not None
-        run.fresh[name] = rows
-        return ops.norm_conv3x3(rows, run.buffers.rows[f"halo {name}"], table, conv.weight, conv.bias)
-
-    def _block(self, run: _Run, name: str, block: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        """A transformer block up to its last linear layer: what that takes, and what is added to it."""
-        own, cross = block.attn1, block.attn2
-        packed = ops.norm_linear(x, self._weights.packed[name], None, layer_norm=_layer(block.norm1))
-        query, key, value = packed.chunk(3, -1)
-        query_name, key_name, value_name = (f"{name}.attn1.{to}" for to in QKV)
-        tokens, place = run.buffers.tokens, run.tables(key_name).placement
-        run.fresh |= {query_name: query, key_name: key, value_name: value}
-        scales = (tokens[key_name + SCALES], tokens[value_name + SCALES]) if self.heads else None
-        mixed = ops.attention(query, key, value, tokens[key_name], tokens[value_name], place, own.heads, scales)
-        x = _linear(own.to_out[0], mixed, x)
-        query_name, key_name, value_name = (f"{name}.attn2.{to}" for to in QKV)
-        text, weight = run.buffers.text, cross.to_q.weight
-        mixed, run.fresh[query_name] = ops.cross_attention(
-            x, _layer(block.norm2), weight, text[key_name], text[value_name], cross.heads
-        )
-        x, gate = _linear(cross.to_out[0], mixed, x), block.ff.net[0].proj
-        return ops.norm_geglu(x, gate.weight, gate.bias, _layer(block.norm3)), x
+Forward = Callable[[RowSource, str, Any, Rows, Tensor], Tensor]
 
 
-SKIPPED = " skipped"
-SCALES = " scales"
-NORMS = (Role.NORM, Role.NORM_HALO)
-_BLOCKS: dict[type[nn.Module], Callable[..., Any]] = {
-    ResnetBlock2D: Fused.resnet,
-    Transformer2DModel: Fused.transformer,
-    Downsample2D: Fused.sampler,
-    Upsample2D: Fused.sampler,
-    UpBlock2D: Fused.up,
-    CrossAttnUpBlock2D: Fused.up,
-}
+def resnet(source: RowSource, name: str, block: Any, rows: Rows, embedding: Tensor) -> Tensor:
+    """A ResNet block: norm, SiLU and conv, twice, with the time between them, and the shortcut."""
+    first, second, short = f"{name}.norm1", f"{name}.norm2", block.conv_shortcut
+    affine, time = source.affine(first, block.norm1, rows), source.time(name, block, embedding)
+    hidden = _conv3x3(source, first, block.conv1, rows, affine, ConvEpilogue(time))
+    affine = source.affine(second, block.norm2, hidden)
+    if short is None:
+        assert isinstance(rows, Tensor), name
+        out = _conv3x3(source, second, block.conv2, hidden, affine, ConvEpilogue(residual=rows))
+    else:
+        shortcut = rows, source.weight(short), short.bias
+        out = _conv3x3(source, second, block.conv2, hidden, affine, ConvEpilogue(shortcut=shortcut))
+    return out if block.output_scale_factor == 1 else out / block.output_scale_factor
 
 
-def _conv_in(conv: nn.Conv2d, run: _Run, latents: Tensor) -> Tensor:
-    """The first conv, at rows gathered from the whole latents."""
-    tables, rows = run.buffers.tables, latents.flatten(2).transpose(1, 2)
-    read = rows.gather(1, tables.read_positions[..., None].expand(-1, -1, rows.shape[2]))
-    active, halo = read.split([tables.bucket.rows[0], tables.bucket.same[0]], 1)
-    return map_of(ops.norm_conv3x3(active, halo, tables.levels[0].same, conv.weight, conv.bias))
+def transformer(source: RowSource, name: str, model: Any, rows: Tensor, text: Tensor) -> Tensor:
+    """A transformer model: a norm, a linear layer, transformer blocks, a linear layer and what came in."""
+    norm = source.affine(f"{name}.norm", model.norm, rows)
+    hidden = _linear(source, model.proj_in, rows, affine=norm)
+    for i, block in enumerate(model.transformer_blocks):
+        hidden = transformer_block(source, f"{name}.transformer_blocks.{i}", block, hidden, text)
+    return _linear(source, model.proj_out, hidden, residual=rows)
 
 
-def _norm_out(norm: nn.GroupNorm, run: _Run, x: Tensor) -> Tensor:
-    """The last norm's statistics; it is applied in the last conv's prologue."""
-    run.last = run.affine("conv_norm_out", norm, rows_of(x))
-    return x
+def transformer_block(source: RowSource, name: str, block: Any, x: Tensor, text: Tensor) -> Tensor:
+    """Self-attention, cross-attention and a feed-forward, each behind a layer norm and added to what came in."""
+    own, cross = block.attn1, block.attn2
+    if is_plain(own) and not own.is_cross_attention:
+        layer = _layer(block.norm1)
+        query, key, value = ops.norm_qkv(x, source.qkv(f"{name}.attn1", own), layer)
+        mixed = source.self_attention(f"{name}.attn1", own.heads, query, key, value)
+        x = _linear(source, own.to_out[0], mixed, residual=x)
+    else:
+        x = x + own(_normed(block.norm1, x), encoder_hidden_states=text if own.is_cross_attention else None)
+    if cross is not None and is_plain(cross) and cross.is_cross_attention:
+        x = _cross_attention(source, f"{name}.attn2", block.norm2, cross, x)
+    elif cross is not None:
+        x = x + cross(_normed(block.norm2, x), encoder_hidden_states=text if cross.is_cross_attention else None)
+    gate = block.ff.net[0]
+    if type(gate) is not GEGLU:
+        hidden: Tensor = block.ff(_normed(block.norm3, x))
+        return x + hidden
+    gated = ops.norm_geglu(x, source.weight(gate.proj), gate.proj.bias, _layer(block.norm3))
+    return _linear(source, block.ff.net[2], gated, residual=x)
 
 
-def _conv_out(conv: nn.Conv2d, run: _Run, x: Tensor) -> Tensor:
-    same, halo = run.buffers.tables.levels[0].same, run.buffers.rows["halo conv_norm_out"]
-    return map_of(ops.norm_conv3x3(rows_of(x), halo, same, conv.weight, conv.bias, run.last))
+def _cross_attention(source: RowSource, name: str, norm: nn.LayerNorm, attention: Any, x: Tensor) -> Tensor:
+    query_name, key, value = f"{name}.to_q", source.text(f"{name}.to_k"), source.text(f"{name}.to_v")
+    weight, recorded = source.weight(attention.to_q), source.recorded_query(query_name)
+    mixed, query = ops.cross_attention(x, _layer(norm), weight, key, value, attention.heads, recorded)
+    source.keep_query(query_name, query)
+    return _linear(source, attention.to_out[0], mixed, residual=x)
 
 
-def _linear(module: Any, rows: Tensor, residual: Tensor | None = None) -> Tensor:
-    """A linear layer or 1x1 conv of rows, and what is added to it."""
-    return ops.norm_linear(rows, module.weight.flatten(1), module.bias, residual=residual)
+def sampler(source: RowSource, name: str, module: Any, rows: Tensor) -> Tensor:
+    """The conv of a downsampler, or interpolation and conv of an upsampler in one kernel map."""
+    source.keep(name, rows)
+    return _conv3x3(source, name, module.conv, rows)
+
+
+def decoder_block(
+    source: RowSource, name: str, block: Any, rows: Tensor, skipped: list[Tensor], embedding: Tensor, text: Tensor
+) -> Tensor:
+    """A block of the UNet's decoder; `skipped` maps of the encoder are read last to first."""
+    for i, resnet_block in enumerate(block.resnets):
+        entering = source.joined(rows, skipped.pop())
+        rows = resnet(source, f"{name}.resnets.{i}", resnet_block, entering, embedding)
+        if models := getattr(block, "attentions", None):
+            rows = transformer(source, f"{name}.attentions.{i}", models[i], rows, text)
+    for i, module in enumerate(block.upsamplers or ()):
+        rows = sampler(source, f"{name}.upsamplers.{i}", module, rows)
+    return rows
+
+
+def _conv3x3(
+    source: RowSource,
+    name: str,
+    conv: Any,
+    rows: Rows,
+    affine: Tensor | None = None,
+    epilogue: ConvEpilogue = NO_EPILOGUE,
+) -> Tensor:
+    halo, kernel_map, weight = source.halo(name), source.kernel_map(name), source.weight(conv)
+    return ops.norm_conv3x3(rows, halo, kernel_map, weight, conv.bias, affine, epilogue)
+
+
+def _linear(source: RowSource, module: Any, rows: Tensor, **added: Any) -> Tensor:
+    """A linear layer or 1x1 conv of rows, the affine before it and what is added to it."""
+    return ops.norm_linear(rows, source.weight(module), module.bias, **added)
 
 
 def _layer(norm: nn.LayerNorm) -> LayerNormParams:
     return norm.weight, norm.bias, norm.eps
 
 
-def channels(site: LayerSite) -> int:
-    """Channels of the map that a norm or sampler reads."""
-    module = site.module
-    return int(module.num_channels if isinstance(module, nn.GroupNorm) else module.conv.in_channels)
+def _normed(norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
 
-def recorded(sites: Sequence[LayerSite], bucket: Bucket) -> dict[str, tuple[int, int]]:
-    """Rows and channels of everything recorded that is read by rows: "active NAME" of norms, "halo NAME" of what is
-    before a 3x3 conv."""
-    halos = {Role.NORM_HALO: bucket.same, Role.DOWN: bucket.down, Role.UP: bucket.up}
-    found = {}
-    for site in sites:
-        if site.role in NORMS:
-            found[f"active {site.name}"] = bucket.rows[site.level], channels(site)
-        if site.role in halos and (count := halos[site.role][site.level]):
-            found[f"halo {site.name}"] = count, channels(site)
-    return found
+class UNetBlocks:
+    """A UNet's blocks as they are injected.
+
+    Args:
+        unet: whose modules get other forwards.
+    """
+
+    def __init__(self, unet: UNet2DConditionModel) -> None:
+        self._unet = unet
+        self._found = tuple(_outermost(unet))
+
+    def replacements(self, source: RowSource) -> list[Replacement]:
+        """The modules that get another forward, over a source of rows."""
+        unet, last = self._unet, _LastNorm(source)
+        found: list[Replacement] = [(m, partial(FORWARDS[type(m)], source, name, m)) for name, m in self._found]
+        found += [(unet.conv_in, partial(_conv_in, source, unet.conv_in)), (unet.conv_act, lambda x: x)]
+        found += [(unet.conv_norm_out, partial(last.norm, unet.conv_norm_out))]
+        return [*found, (unet.conv_out, partial(last.conv, unet.conv_out))]
+
+
+def _outermost(unet: UNet2DConditionModel) -> Iterator[tuple[str, nn.Module]]:
+    """Blocks that have a form on rows, those inside another such block left out."""
+    outer = ""
+    for name, module in unet.named_modules():
+        if type(module) in FORWARDS and not (outer and name.startswith(outer)):
+            outer = f"{name}."
+            yield name, module
+
+
+class _LastNorm:
+    """The last norm, which is applied in the last conv."""
+
+    def __init__(self, source: RowSource) -> None:
+        self._source = source
+        self._affine: Tensor | None = None
+
+    def norm(self, norm: nn.GroupNorm, x: Tensor) -> Tensor:
+        self._affine = self._source.affine(NORM_OUT, norm, rows_of(x))
+        return x
+
+    def conv(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
+        return map_of(_conv3x3(self._source, NORM_OUT, conv, rows_of(x), self._affine))
+
+
+NORM_OUT = "conv_norm_out"
+
+
+def _conv_in(source: RowSource, conv: nn.Conv2d, latents: Tensor) -> Tensor:
+    rows, halo = source.latents(latents)
+    return map_of(ops.norm_conv3x3(rows, halo, source.kernel_map("conv_in"), source.weight(conv), conv.bias))
+
+
+def _resnet_map(source: RowSource, name: str, block: Any, x: Tensor, temb: Tensor, *_: Any, **__: Any) -> Tensor:
+    return map_of(resnet(source, name, block, rows_of(x), temb))
+
+
+def _transformer_map(
+    source: RowSource, name: str, model: Any, x: Tensor, encoder_hidden_states: Tensor, *_: Any, **__: Any
+) -> tuple[Tensor]:
+    return (map_of(transformer(source, name, model, rows_of(x), encoder_hidden_states)),)
+
+
+def _sampler_map(source: RowSource, name: str, module: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return map_of(sampler(source, name, module, rows_of(x)))
+
+
+def _decoder_map(
+    source: RowSource,
+    name: str,
+    block: Any,
+    hidden_states: Tensor,
+    res_hidden_states_tuple: tuple[Tensor, ...],
+    temb: Tensor,
+    encoder_hidden_states: Any = None,
+    **_: Any,
+) -> Tensor:
+    skipped = [rows_of(x) for x in res_hidden_states_tuple]
+    return map_of(decoder_block(source, name, block, rows_of(hidden_states), skipped, temb, encoder_hidden_states))
+
+
+FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {
+    ResnetBlock2D: _resnet_map,
+    Transformer2DModel: _transformer_map,
+    Downsample2D: _sampler_map,
+    Upsample2D: _sampler_map,
+    UpBlock2D: _decoder_map,
+    CrossAttnUpBlock2D: _decoder_map,
+}
+"""Block -> its forward on maps [B, C, R, 1]."""

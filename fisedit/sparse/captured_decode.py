@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from fisedit.models.injection import Forward, Replacement, injected
 from fisedit.sparse import vae_tiles as boxing
-from fisedit.sparse.blocks import NORMS, Packed, recorded
-from fisedit.sparse.feature_cache import FeatureOverlay
+from fisedit.sparse.feature_cache import FeatureOverlay, map_of, rows_of
 from fisedit.sparse.graph_capture import Once, Outputs, Packing, capture, shared_pool
-from fisedit.sparse.layers import dense, map_of, rows_of
 from fisedit.sparse.modules import LayerSite, Role, decoder_sites
+from fisedit.sparse.recording import own_forward
 from fisedit.sparse.records import Records
+from fisedit.sparse.static_rows import NORMS, Packed, recorded
 from fisedit.sparse.vae_decode import DecoderRecord, cell_sums, coarse_plan, fine_norms, normed, set_in
 from fisedit.sparse.vae_tiles import ROWS, Box, cut
 from fisedit.sparse_kernels import ops
@@ -231,7 +231,7 @@ class _Rows:
 
     def tokens(self, outputs: Outputs, site: LayerSite, x: Tensor) -> Tensor:
         """Keys or values of every position: fresh where active, recorded elsewhere."""
-        rows = outputs[f"rows {site.name}"] = dense(site, x)
+        rows = outputs[f"rows {site.name}"] = own_forward(site, x)
         return ops.scatter_rows(self._tokens[site.name], rows, self.tables(site).placement)
 
 

@@ -13,13 +13,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fisedit.sparse.blocks import SKIPPED, Buffers, Fused
 from fisedit.sparse.executor import Executor
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay
 from fisedit.sparse.graph_capture import Captured, Once, Outputs, PackedView, Packing, capture
 from fisedit.sparse.modules import Role, text_keys
 from fisedit.sparse.prefetch import Feed
 from fisedit.sparse.records import Records
+from fisedit.sparse.static_rows import SKIPPED, Buffers, StaticUNet
 from fisedit.sparse_kernels import tuning
 from fisedit.sparse_kernels.buckets import RowPlacement, choose_bucket
 from fisedit.sparse_kernels.reference import QUANTISED_DTYPES
@@ -57,14 +57,15 @@ class GraphExecutor:
             says, or else "".
 
     Raises:
-        UnsupportedModuleError: the UNet has a block without a fused form.
+        UnsupportedModuleError: the UNet has a block that graphs cannot run.
         InputError: FISEDIT_CODED says something else.
     """
 
     def __init__(self, executor: Executor, *, coded: str | None = None) -> None:
         name = tuning.quantisation_setting() if coded is None else coded
         kind = QUANTISED_DTYPES[name] if name else None
-        self.executor, self.fused = executor, Fused(executor.unet, executor.sites, coded=kind)
+        self.executor = executor
+        self.fused = StaticUNet(executor.unet, executor.sites, executor.weights, quantised=kind)
         self.records, self.graphs = Records(executor.sites, self.fused.heads, kind), Once[Slot](KEPT)
 
     @torch.inference_mode()

@@ -1,12 +1,12 @@
-"""Runs one UNet evaluation: densely while recording, or sparsely over what was recorded.
+"""One UNet evaluation: dense and recorded, or sparse over what was recorded.
 
-Both run diffusers' own `UNet2DConditionModel.forward`; `layers` says what the injected layers do. All state of a run
-lives in its `Recording` or `Replay`. Knows nothing about samplers, masks or images.
+Both run diffusers' own `UNet2DConditionModel.forward`; `recording` and `blocks` say what is injected. All state of an
+evaluation lives in its `DenseContext` or `CachedRows`. Knows nothing about samplers, masks or images.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -14,14 +14,15 @@ from typing import Any, Protocol
 
 import torch
 from diffusers import UNet2DConditionModel
-from torch import Tensor
+from torch import Tensor, nn
 
-from fisedit.models.injection import Forward, Replacement, injected
-from fisedit.sparse import layers
-from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, StepFeatures, gather
-from fisedit.sparse.layers import Recording, Replay
-from fisedit.sparse.modules import LayerSite, Role, depth, loras, unet_sites
-from fisedit.sparse.whole_blocks import wholes
+from fisedit.models.injection import Replacement, injected
+from fisedit.sparse.blocks import UNetBlocks
+from fisedit.sparse.cached_rows import CachedRows
+from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, StepFeatures, rows_of
+from fisedit.sparse.modules import LayerSite, Role, depth, is_plain, loras, text_keys, unet_sites
+from fisedit.sparse.packed_weights import MergedWeights
+from fisedit.sparse.recording import DenseContext, recording
 from fisedit.sparse_kernels import prepacked
 from fisedit.sparse_kernels.row_plan import SparsePlan
 
@@ -30,11 +31,11 @@ from fisedit.sparse_kernels.row_plan import SparsePlan
 class ExtraSite(LayerSite):
     """A layer that something adds to the UNet, and what it computes in a dense and in a sparse evaluation."""
 
-    def run_dense(self, run: Recording, *args: Any) -> Any:
+    def run_dense(self, run: DenseContext, *args: Any) -> Any:
         """Compute the layer on whole maps and record what a sparse evaluation reads of it."""
         raise NotImplementedError
 
-    def run_sparse(self, run: Replay, *args: Any) -> Any:
+    def run_sparse(self, run: CachedRows, *args: Any) -> Any:
         """Compute the layer at the active rows over what was recorded."""
         raise NotImplementedError
 
@@ -50,18 +51,21 @@ class ExtraLayers(Protocol):
 
 
 class Executor:
-    """A UNet that can be recorded and replayed; several editors may share one.
+    """A UNet's dense and sparse evaluations; several editors may share one.
 
     Raises:
         UnsupportedModuleError: the UNet has a layer without an exact sparse counterpart.
     """
 
+    rows: type[CachedRows] = CachedRows
+    """Where sparse evaluations read rows."""
+
     def __init__(self, unet: UNet2DConditionModel) -> None:
         self.unet = unet
         self.sites = unet_sites(unet)
         self.depth = depth(self.sites)
-        self.loras = loras(unet)
-        self._wholes = wholes(unet, self.sites)
+        self.loras, self.weights = loras(unet), MergedWeights()
+        self._by_name, self._blocks = {site.name: site for site in self.sites}, UNetBlocks(unet)
 
     @property
     def device(self) -> torch.device:
@@ -75,10 +79,10 @@ class Executor:
         if self.loras == (now := loras(self.unet)):
             return False
         self.sites, self.loras = unet_sites(self.unet), now
-        self._wholes = wholes(self.unet, self.sites)
+        self._by_name, self._blocks = {site.name: site for site in self.sites}, UNetBlocks(self.unet)
         return True
 
-    def record(
+    def run_dense(
         self,
         latents: Tensor,
         timestep: Tensor,
@@ -100,10 +104,13 @@ class Executor:
         Returns:
             The prediction [B, 4, h, w] and the step's maps.
         """
-        run = Recording(StepFeatures(), text_cache, queries)
-        return self._run(layers.RECORD, run, latents, timestep, text, timestep_cond, extra), run.maps
+        context = DenseContext(StepFeatures(), text_cache, queries)
+        replacements = recording(context, self.sites)
+        if extra is not None:
+            replacements += [(site.module, partial(site.run_dense, context)) for site in extra.sites(self.unet)]
+        return self._run(replacements, latents, timestep, text, timestep_cond, extra), context.maps
 
-    def replay(
+    def run_sparse(
         self,
         latents: Tensor,
         timestep: Tensor,
@@ -113,51 +120,57 @@ class Executor:
         plan: SparsePlan,
         timestep_cond: Tensor | None = None,
         *,
-        structured: bool = False,
+        inject_attention: bool = False,
         extra: ExtraLayers | None = None,
     ) -> tuple[Tensor, FeatureOverlay]:
         """One sparse evaluation at the plan's active rows over the recorded step.
 
         Args:
             latents: [B, 4, h, w], the whole map; only active and halo rows are read.
-            structured: attend as the source did where its queries were remembered, as in prompt-to-prompt.
+            inject_attention: the last branch attends as the source did where its queries were recorded, as in
+                prompt-to-prompt.
             extra: layers added to the UNet, whether the source had them or not; or None.
 
         Returns:
             The prediction at the active rows [B, R, 4] and the step's overlay.
         """
-        run = Replay(plan, source, FeatureOverlay(source, plan), text_cache, structured)
-        rows = layers.map_of(gather(latents, plan.levels[0].read_positions))
-        out = self._run(layers.REPLAY, run, rows, timestep, text, timestep_cond, extra)
-        return layers.rows_of(out), run.overlay
+        text_keys(self.sites, text, text_cache)
+        weights = self.weights
+        rows = self.rows(self._by_name, plan, source, text_cache, weights, inject_attention=inject_attention)
+        replacements = self._blocks.replacements(rows)
+        for name, attention in self._attentions():
+            replacements += rows.projections(attention, name)
+        if extra is not None:
+            replacements += [(site.module, partial(site.run_sparse, rows)) for site in extra.sites(self.unet)]
+        out = self._run(replacements, latents, timestep, text, timestep_cond, extra)
+        return rows_of(out), rows.overlay
+
+    def _attentions(self) -> Iterator[tuple[str, nn.Module]]:
+        """Attentions that have a processor of their own, with their names."""
+        for site in self.sites:
+            if site.role is Role.QUERY:
+                name = site.name.removesuffix(".to_q")
+                attention = self.unet.get_submodule(name)
+                if not is_plain(attention):
+                    yield name, attention
 
     def _run(
         self,
-        table: dict[Role, Forward],
-        run: Recording | Replay,
-        sample: Tensor,
+        replacements: Sequence[Replacement],
+        latents: Tensor,
         timestep: Tensor,
         text: Tensor,
         timestep_cond: Tensor | None,
         extra: ExtraLayers | None,
     ) -> Tensor:
-        whole, sites = self._wholes if isinstance(run, Replay) else ((), self.sites)
+        """Diffusers' own forward with these layers; those that are added lie over them."""
         with ExitStack() as stack:
-            replacements: list[Replacement] = [
-                (s.module, partial(table[s.role], run, s)) for s in sites if s.role in table
-            ]
-            if extra is not None:
-                stack.enter_context(extra.injection(self.unet, len(sample)))
-                replacements += [(s.module, _extra_forward(s, run)) for s in extra.sites(self.unet)]
-            replacements += [(block.module, partial(block.forward, run, block)) for block in whole]
             stack.enter_context(injected(self.unet, replacements))
-            (out,) = self.unet(sample, timestep, text, timestep_cond=timestep_cond, return_dict=False)
+            if extra is not None:
+                stack.enter_context(extra.injection(self.unet, len(latents)))
+            (out,) = self.unet(latents, timestep, text, timestep_cond=timestep_cond, return_dict=False)
         result: Tensor = out
         return result
-
-
-def _extra_forward(site: ExtraSite, run: Recording | Replay) -> Forward:
-    return partial(site.run_dense, run) if isinstance(run, Recording) else partial(site.run_sparse, run)
 
 
 def mask_queries(sites: tuple[LayerSite, ...], sizes: tuple[int, ...], limit: int = 1100) -> frozenset[str]:

@@ -170,6 +170,16 @@ def held_bytes(tensors: Iterable[Tensor]) -> int:
     return sum({s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors)}.values())
 
 
+def rows_of(x: Tensor) -> Tensor:
+    """[B, C, H, W] or [B, C, R] -> [B, rows, C]; free where the map is channels_last."""
+    return x.flatten(2).transpose(1, 2).contiguous()
+
+
+def map_of(rows: Tensor) -> Tensor:
+    """[B, R, C] -> [B, C, R, 1], a view."""
+    return rows.transpose(1, 2).unsqueeze(-1)
+
+
 def scatter(base: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
     """A copy of the map [B, C, H, W] with rows [B, R, C] put at flat positions."""
     mixed = base.flatten(2).clone()

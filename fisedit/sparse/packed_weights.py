@@ -1,63 +1,86 @@
-"""Which UNets have a fused form, and what of their weights it keeps: some side by side, some multiplied out.
+"""Weights as sparse blocks use them: merged with LoRAs, and for captured graphs some side by side.
 
-Knows modules and weights; knows nothing about rows, records or kernels.
+Says which UNets captured graphs can run. Knows modules and weights; nothing about rows, features or kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from math import log
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from diffusers import UNet2DConditionModel
 from diffusers.models.activations import GEGLU
+from diffusers.models.attention_processor import Attention
 from diffusers.models.embeddings import Timesteps
 from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.transformers.transformer_2d import Transformer2DModel
 from torch import Tensor, nn
 
 from fisedit.errors import UnsupportedModuleError
-from fisedit.sparse.modules import LayerSite, Role
+from fisedit.sparse.modules import weight_of
 
 QKV = ("to_q", "to_k", "to_v")
 
-_ROLES = {Role[name] for name in "CONV NORM_HALO NORM DOWN UP TOKENS QUERY TEXT POINTWISE ATTENTION".split()}
+
+class MergedWeights:
+    """Weights of layers with their LoRAs (arXiv 2106.09685), each merged once and kept until the layer changes."""
+
+    def __init__(self) -> None:
+        self._merged: WeakKeyDictionary[nn.Module, tuple[object, Tensor]] = WeakKeyDictionary()
+
+    def of(self, module: Any) -> Tensor:
+        """The weight that a linear or convolution works with; a plain layer's own parameter."""
+        if type(module) in (nn.Linear, nn.Conv2d):
+            weight: Tensor = module.weight
+            return weight
+        state, found = _lora_state(module), self._merged.get(module)
+        if found is None or found[0] != state:
+            found = self._merged[module] = state, weight_of(module)
+        return found[1]
 
 
-class Weights:
-    """Copies of weights as the fused form wants them; the UNet's own are left as they are.
+def _lora_state(module: Any) -> object:
+    """What changes when a layer's merged weight does."""
+    version = "_version"  # torch has no public name for how often a tensor was written
+    weights = ((p.data_ptr(), p.dtype, 0 if p.is_inference() else getattr(p, version)) for p in module.parameters())
+    scales = tuple(sorted(getattr(module, "scaling", {}).items()))
+    return tuple(weights), scales, str(getattr(module, "active_adapters", "")), getattr(module, "disable_adapters", 0)
+
+
+class PackedWeights:
+    """Weights that are used together, side by side, with their LoRAs as they are now; the UNet is left as it is.
+
+    Args:
+        unet: whose weights they are.
+        merged: of its layers.
 
     Raises:
-        UnsupportedModuleError: a block that has no fused form.
+        UnsupportedModuleError: a block that captured graphs cannot run.
 
     Attributes:
-        time: layers from a time's cosines and sines to what all ResNet blocks add. frequencies: float32 [F], of these.
+        time: layers from a time's cosines and sines to what all ResNet blocks add.
+        frequencies: float32 [F], of the cosines and sines.
         times: where in the last layer's output a ResNet block's part is.
-        second: bias of every ResNet block's second conv, its shortcut's included.
-        packed: projections to self-attention's queries, keys and values, [3 * C, C], by transformer block.
-        ends: weight [C, 5 * C] and bias of every transformer's last feed-forward and proj_out in one.
+        qkv: projections to self-attention's queries, keys and values, [3 * C, C], by attention.
     """
 
-    def __init__(self, unet: UNet2DConditionModel, sites: Sequence[LayerSite]) -> None:
-        blocks = {name: m for name, m in unet.named_modules() if isinstance(m, ResnetBlock2D | Transformer2DModel)}
-        _check(unet, sites, blocks)
-        resnets = {name: m for name, m in blocks.items() if isinstance(m, ResnetBlock2D)}
-        models = {name: m for name, m in blocks.items() if isinstance(m, Transformer2DModel)}
+    def __init__(self, unet: UNet2DConditionModel, merged: MergedWeights) -> None:
+        check_capturable(unet)
+        resnets = {name: m for name, m in unet.named_modules() if isinstance(m, ResnetBlock2D)}
         times, embedding = [m.time_emb_proj for m in resnets.values()], unet.time_embedding
-        last = torch.cat([m.weight.detach() for m in times]), torch.cat([m.bias.detach() for m in times])
-        self.time = [*((m.weight, m.bias) for m in (embedding.linear_1, embedding.linear_2)), last]
+        last = torch.cat([merged.of(m).detach() for m in times]), torch.cat([m.bias.detach() for m in times])
+        self.time = [*((merged.of(m), m.bias) for m in (embedding.linear_1, embedding.linear_2)), last]
         self.frequencies = frequencies(unet.time_proj).to(unet.conv_in.weight.device)
         self.times, start = {}, 0
         for name, resnet in resnets.items():
             self.times[name] = slice(start, start := start + resnet.time_emb_proj.out_features)
-        self.second = {name: _second_bias(resnet) for name, resnet in resnets.items()}
-        self.packed = {
-            f"{name}.transformer_blocks.{i}": torch.cat([getattr(b.attn1, to).weight.detach() for to in QKV])
-            for name, model in models.items()
-            for i, b in enumerate(model.transformer_blocks)
+        self.qkv = {
+            name: torch.cat([merged.of(getattr(m, to)).detach() for to in QKV])
+            for name, m in unet.named_modules()
+            if isinstance(m, Attention) and not m.is_cross_attention
         }
-        self.ends = {name: _end(model) for name, model in models.items()}
 
 
 def frequencies(embedding: Any) -> Tensor:
@@ -68,41 +91,24 @@ def frequencies(embedding: Any) -> Tensor:
     return waves
 
 
-def _second_bias(block: ResnetBlock2D) -> Tensor:
-    """The second conv's bias and the shortcut's, which is within it."""
-    short = block.conv_shortcut
-    bias: Tensor = block.conv2.bias.detach()
-    return bias if short is None or short.bias is None else bias + short.bias.detach()
+def check_capturable(unet: UNet2DConditionModel) -> None:
+    """Refuse blocks that captured graphs cannot run.
 
-
-def _end(model: Transformer2DModel) -> tuple[Tensor, Tensor]:
-    """The last feed-forward's linear layer, its residual and proj_out as one layer of [gated | residual]."""
-    ff, out = model.transformer_blocks[-1].ff.net[2], model.proj_out
-    weight, exact = out.weight.detach().flatten(1), torch.float32
-    folded = (weight.to(exact) @ ff.weight.detach().to(exact)).to(weight.dtype)
-    bias = weight.to(exact) @ ff.bias.detach().to(exact) + out.bias.detach().to(exact)
-    return torch.cat([folded, weight], 1), bias.to(weight.dtype)
-
-
-def _check(unet: UNet2DConditionModel, sites: Sequence[LayerSite], blocks: Mapping[str, nn.Module]) -> None:
-    """Refuse what the fused forms leave out."""
-    for name, block in blocks.items():
-        if not (plain_resnet(block) if isinstance(block, ResnetBlock2D) else plain_transformer(block)):
-            raise _unfused(f"block {name} is unusual")
-    for name, module in unet.named_modules():
-        if hasattr(module, "base_layer"):
-            raise _unfused(f"layer {name} has a LoRA around it")
-    for site in sites:
-        if site.role not in _ROLES:
-            raise _unfused(f"layer {site.name} belongs to an adapter")
+    Raises:
+        UnsupportedModuleError: names the first of them.
+    """
+    for name, block in unet.named_modules():
+        plain = {ResnetBlock2D: plain_resnet, Transformer2DModel: plain_transformer}.get(type(block))
+        if plain is not None and not plain(block):
+            raise _uncapturable(f"block {name} is unusual")
     if unet.config.time_cond_proj_dim is not None:
-        raise _unfused("time embedding takes the guidance scale")
+        raise _uncapturable("time embedding takes the guidance scale")
     if not _plain_time(unet):
-        raise _unfused("time embedding is unusual")
+        raise _uncapturable("time embedding is unusual")
 
 
-def _unfused(what: str) -> UnsupportedModuleError:
-    return UnsupportedModuleError(f"the UNet's {what} and has no fused form; run it layer by layer")
+def _uncapturable(what: str) -> UnsupportedModuleError:
+    return UnsupportedModuleError(f"the UNet's {what} and cannot be captured; it runs eagerly")
 
 
 def plain_resnet(block: ResnetBlock2D) -> bool:

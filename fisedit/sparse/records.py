@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fisedit.models.device import to_pinned_memory
-from fisedit.sparse.blocks import NORMS, Packed, channels
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, StepFeatures, totals
 from fisedit.sparse.modules import LayerSite, Role
+from fisedit.sparse.static_rows import NORMS, Packed, channels
 from fisedit.sparse_kernels.reference import quantise
 from fisedit.sparse_kernels.row_plan import SparsePlan
 

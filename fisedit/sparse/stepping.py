@@ -68,8 +68,8 @@ class Layers:
         """
         work, structured = self._work, i < self._work.structured
         text, plan = work.kept if structured else work.cache, work.plans[i]
-        rows, overlay = self._executor.replay(
-            x, t, work.text, text, work.features[i], plan, extra, structured=structured, extra=work.extra
+        rows, overlay = self._executor.run_sparse(
+            x, t, work.text, text, work.features[i], plan, extra, inject_attention=structured, extra=work.extra
         )
         if work.guidance is not None:
             without, with_text = rows.chunk(2)
@@ -212,8 +212,8 @@ def _check(unet: Any) -> None:
     for name, module in unet.named_modules():
         if "forward" in vars(module):
             what = f"UNet's layer {name}" if name else "UNet"
-            raise UnsupportedModuleError(f"the {what} was injected; run it layer by layer")
+            raise UnsupportedModuleError(f"the {what} was injected; it runs eagerly")
     for name, processor in unet.attn_processors.items():
         if type(processor) not in PLAIN:
             kind = type(processor).__name__
-            raise UnsupportedModuleError(f"the UNet's {name} is a {kind} and has no fused form; run it layer by layer")
+            raise UnsupportedModuleError(f"the UNet's {name} is a {kind} and cannot be captured; it runs eagerly")

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from fisedit.errors import NumericsError
 from fisedit.models.injection import Forward, Replacement, injected
-from fisedit.sparse import layers
-from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, StepFeatures, gather
+from fisedit.sparse import layers, recording
+from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, StepFeatures, gather, map_of, rows_of
 from fisedit.sparse.modules import LayerSite, Role, decoder_sites
 from fisedit.sparse.vae_tiles import ROWS, Box, before_upsampling, boxes, cut, rows, with_halo
 from fisedit.sparse_kernels import ops
@@ -80,7 +80,7 @@ def decode(vae: AutoencoderKL, latents: Tensor) -> tuple[Image.Image, DecoderRec
     """
     maps, shape = StepFeatures(), (latents.shape[2], latents.shape[3])
     record = DecoderRecord(maps)
-    replacements = _coarse(vae, layers.RECORD, layers.Recording(maps, {}))
+    replacements = _coarse(vae, recording.RECORD, recording.DenseContext(maps, {}))
     replacements += [(m, partial(_record_norm, record, shape, name, m)) for name, m in fine_norms(vae)]
     replacements += _fine_convs(vae)
     with injected(vae, replacements):
@@ -195,7 +195,7 @@ class SparseDecode:
         replacements += [(m, lambda x, *_, **__: x) for m in fine]  # `_refine` calls them, box by box
         replacements += _fine_convs(vae)
         with injected(vae, [*replacements, (vae.decoder, self._decoder)]):
-            vae.decode(layers.map_of(read), return_dict=False)
+            vae.decode(map_of(read), return_dict=False)
 
     def _decoder(self, x: Tensor, *_: Any) -> Tensor:
         """In place of the decoder's own forward: its blocks in their order, the fine ones box by box."""
@@ -230,7 +230,7 @@ def _up(run: layers.Replay, site: LayerSite, x: Tensor) -> Tensor:
     """The upsampler between two coarse levels; before the first fine one the whole map, for boxes to be cut from."""
     if site.level:
         return layers.replay_up(run, site, x)
-    rows, level = layers.rows_of(x), run.level(site)
+    rows, level = rows_of(x), run.level(site)
     run.overlay.maps[site.name] = rows
     whole = run.source.whole(site.name, site.level).index_copy_(1, level.active, rows)
     mixed: Tensor = whole.transpose(1, 2).unflatten(2, (level.height, level.width))
@@ -280,7 +280,9 @@ def cell_sums(x: Tensor, groups: int, shape: tuple[int, int]) -> Tensor:
     return sums
 
 
-def _coarse(vae: AutoencoderKL, table: dict[Role, Forward], run: layers.Recording | layers.Replay) -> list[Replacement]:
+def _coarse(
+    vae: AutoencoderKL, table: dict[Role, Forward], run: recording.DenseContext | layers.Replay
+) -> list[Replacement]:
     sites = decoder_sites(vae.decoder, ROWS)
     return [(site.module, partial(table[site.role], run, site)) for site in sites if site.role in table]
 
@@ -291,9 +293,9 @@ def fine_norms(vae: AutoencoderKL) -> list[tuple[str, nn.GroupNorm]]:
 
 
 def _fine_convs(vae: AutoencoderKL) -> list[Replacement]:
-    """The convs of the fine levels, that of the upsampler before them included, as `layers.convolved` computes them."""
+    """The convs of the fine levels, that of the upsampler before them included, by `recording.apply_conv`."""
     convs = [m for _, m in _fine(vae) if isinstance(m, nn.Conv2d)]
-    return [(m, partial(layers.convolved, m)) for m in (vae.decoder.up_blocks[ROWS - 1].upsamplers[0].conv, *convs)]
+    return [(m, partial(recording.apply_conv, m)) for m in (vae.decoder.up_blocks[ROWS - 1].upsamplers[0].conv, *convs)]
 
 
 def _fine(vae: AutoencoderKL) -> list[tuple[str, nn.Module]]:

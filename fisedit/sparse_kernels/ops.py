@@ -16,13 +16,14 @@ from importlib import import_module
 from types import ModuleType
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fisedit.errors import InputError
 from fisedit.sparse_kernels import reference, torch_backend, tuning
 from fisedit.sparse_kernels.buckets import RowPlacement
 from fisedit.sparse_kernels.reference import NO_EPILOGUE, ConvEpilogue, LayerNormParams, RecordedMap, Rows
-from fisedit.sparse_kernels.row_plan import KernelMap
+from fisedit.sparse_kernels.row_plan import TAPS, KernelMap
 
 BACKENDS: dict[str, ModuleType] = {"reference": reference, "fast": torch_backend}
 TRITON, XFORMERS = "triton", "xformers"
@@ -38,6 +39,12 @@ def _kernels(kernel: str, rows: Rows) -> ModuleType:
     if name == "fast" and tuning.prefers_triton(kernel, rows[..., 0].numel(), rows.device):
         name = TRITON
     return _module(name)
+
+
+def _exact(kernel: str, rows: Rows) -> ModuleType:
+    """The backend module for rows without padding; Triton's kernels are for padded ones."""
+    kernels = _kernels(kernel, rows)
+    return kernels if kernels is reference else torch_backend
 
 
 def _shape(rows: Rows) -> tuple[int, ...]:
@@ -128,11 +135,26 @@ def group_norm(rows: Tensor, totals: Tensor, count: int, weight: Tensor, bias: T
     return result
 
 
+def prefers_dense_norm(rows: Tensor, size: int) -> bool:
+    """Whether a norm's statistics are computed of the whole map; see `tuning.prefers_dense_norm`."""
+    return tuning.prefers_dense_norm(rows, size)
+
+
+def dense_group_norm_affine(
+    rows: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """GroupNorm's scale and shift of a whole map; see `reference.dense_group_norm_affine`."""
+    assert rows.ndim == 3 and rows.shape[2] % groups == 0, (rows.shape, groups)
+    kernels = _kernels("dense_group_norm_affine", rows)
+    result: tuple[Tensor, Tensor] = kernels.dense_group_norm_affine(rows, groups, weight, bias, eps)
+    return result
+
+
 def group_norm_affine(
     rows: Rows,
     recorded: Tensor,
     totals: Tensor,
-    num_rows: Tensor,
+    num_rows: Tensor | None,
     count: int,
     weight: Tensor,
     bias: Tensor,
@@ -140,7 +162,7 @@ def group_norm_affine(
 ) -> tuple[Tensor, Tensor]:
     """Incremental GroupNorm statistics; see `reference.group_norm_affine`."""
     assert _shape(rows) == recorded.shape and not len(recorded) % len(totals), (recorded.shape, totals.shape)
-    kernels = _kernels("group_norm_affine", rows)
+    kernels = _exact("group_norm_affine", rows) if num_rows is None else _kernels("group_norm_affine", rows)
     result: tuple[Tensor, Tensor] = kernels.group_norm_affine(
         rows, recorded, totals, num_rows, count, weight, bias, eps
     )
@@ -150,7 +172,7 @@ def group_norm_affine(
 def norm_conv3x3(
     rows: Rows,
     halo: Tensor,
-    taps: Tensor,
+    taps: KernelMap | Tensor,
     weight: Tensor,
     bias: Tensor | None,
     affine: Tensor | None = None,
@@ -159,7 +181,12 @@ def norm_conv3x3(
     """Norm, SiLU, 3x3 convolution and what is added to it; see `reference.norm_conv3x3`."""
     shape = _shape(rows)
     assert shape[::2] == halo.shape[::2] and weight.shape[1:] == (shape[2], 3, 3), (shape, halo.shape, weight.shape)
-    kernels = _kernels("norm_conv3x3", rows)
+    kernels = _exact("norm_conv3x3", rows) if isinstance(taps, KernelMap) else _kernels("norm_conv3x3", rows)
+    if kernels is reference and isinstance(taps, KernelMap):
+        taps = taps.table.view(1, -1, TAPS).expand(len(halo), -1, -1)
+    if kernels is not torch_backend and epilogue.shortcut is not None:
+        entering, projection, shift = epilogue.shortcut
+        epilogue = epilogue._replace(shortcut=(entering, projection.flatten(1), shift))
     result: Tensor = kernels.norm_conv3x3(rows, halo, taps, weight, bias, affine, epilogue)
     return result
 
@@ -179,6 +206,25 @@ def norm_linear(
     weight = weight if kernels is torch_backend else weight.flatten(1)
     result: Tensor = kernels.norm_linear(rows, weight, bias, affine, layer_norm, residual)
     return result
+
+
+def norm_qkv(rows: Tensor, weights: tuple[Tensor, ...], layer_norm: LayerNormParams) -> tuple[Tensor, Tensor, Tensor]:
+    """LayerNorm and the projections to queries, keys and values.
+
+    Args:
+        rows: [B, R, C_in].
+        weights: three [C, C_in], or one [3 * C, C_in] with all of them.
+        layer_norm: weight [C_in], bias [C_in] and eps.
+
+    Returns:
+        Three times [B, R, C].
+    """
+    if len(weights) == 1:
+        query, key, value = norm_linear(rows, weights[0], None, layer_norm=layer_norm).chunk(3, -1)
+    else:
+        normed = F.layer_norm(rows, rows.shape[-1:], *layer_norm)
+        query, key, value = (norm_linear(normed, weight, None) for weight in weights)
+    return query, key, value
 
 
 def norm_geglu(rows: Tensor, weight: Tensor, bias: Tensor, layer_norm: LayerNormParams) -> Tensor:
@@ -227,13 +273,19 @@ def row_column_attention(
 
 
 def cross_attention(
-    rows: Tensor, layer_norm: LayerNormParams, weight: Tensor, key: Tensor, value: Tensor, heads: int
+    rows: Tensor,
+    layer_norm: LayerNormParams,
+    weight: Tensor,
+    key: Tensor,
+    value: Tensor,
+    heads: int,
+    recorded_query: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """LayerNorm, queries and their attention over the text; see `reference.cross_attention`."""
     assert key.shape == value.shape and len(key) == len(rows), (rows.shape, key.shape, value.shape)
     assert weight.shape == (key.shape[2], rows.shape[2]) and not len(weight) % heads, (weight.shape, heads)
     kernels = _kernels("cross_attention", rows)
-    result: tuple[Tensor, Tensor] = kernels.cross_attention(rows, layer_norm, weight, key, value, heads)
+    result: tuple[Tensor, Tensor] = kernels.cross_attention(rows, layer_norm, weight, key, value, heads, recorded_query)
     return result
 
 

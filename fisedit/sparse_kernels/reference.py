@@ -52,12 +52,13 @@ class ConvEpilogue(NamedTuple):
     Args:
         time: [B, C_out], added to every row; or None.
         residual: [B, R_out, C_out], or None.
-        shortcut: rows [B, R_out, C] and the weight [C_out, C] of the linear layer they go through; or None.
+        shortcut: rows [B, R_out, C], and weight [C_out, C] and bias [C_out] or None of the linear layer they go
+            through; or None.
     """
 
     time: Tensor | None = None
     residual: Tensor | None = None
-    shortcut: tuple[Rows, Tensor] | None = None
+    shortcut: tuple[Rows, Tensor, Tensor | None] | None = None
 
 
 NO_EPILOGUE = ConvEpilogue()
@@ -196,7 +197,7 @@ def group_norm_affine(
     rows: Rows,
     recorded: Tensor,
     totals: Tensor,
-    num_rows: Tensor,
+    num_rows: Tensor | None,
     count: int,
     weight: Tensor,
     bias: Tensor,
@@ -208,7 +209,7 @@ def group_norm_affine(
         rows: [B, R, C], fresh.
         recorded: [B, R, C], the recorded rows of the same positions.
         totals: float64 [S, groups, 2], `group_statistics` of the recorded maps; item b has those of b // (B / S).
-        num_rows: int32 [B], rows that are not padding.
+        num_rows: int32 [B], rows that are not padding; None where no row is.
         count: elements of a group in the map, H * W * C / groups.
         weight: [C].
         bias: [C].
@@ -219,15 +220,40 @@ def group_norm_affine(
         `rows`.
     """
     rows, groups = join_rows(rows), totals.shape[1]
-    real = (torch.arange(rows.shape[1], device=rows.device) < num_rows[:, None])[..., None]
-    fresh, old = (group_statistics(torch.where(real, x, 0), groups) for x in (rows, recorded))
+    real = torch.ones(rows.shape[:2], dtype=torch.bool, device=rows.device)
+    if num_rows is not None:
+        real = torch.arange(rows.shape[1], device=rows.device) < num_rows[:, None]
+    fresh, old = (group_statistics(torch.where(real[..., None], x, 0), groups) for x in (rows, recorded))
     mixed = totals.repeat_interleave(len(rows) // len(totals), 0) - old + fresh
-    mean, square = (mixed / count).unbind(-1)
+    return _affine_of(mixed, count, weight, bias, eps), mixed
+
+
+def dense_group_norm_affine(
+    rows: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """`group_norm_affine` of a whole map.
+
+    Args:
+        rows: [B, H * W, C].
+        groups: divides C.
+        weight: [C].
+        bias: [C].
+        eps: added to the variance.
+
+    Returns:
+        float32 [B, 2, C], scale and shift; float64 [B, groups, 2], the map's `group_statistics`.
+    """
+    totals = group_statistics(rows, groups)
+    return _affine_of(totals, rows.shape[1] * (rows.shape[2] // groups), weight, bias, eps), totals
+
+
+def _affine_of(totals: Tensor, count: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    mean, square = (totals / count).unbind(-1)
     rstd = (square - mean.square()).clamp(min=0).add(eps).rsqrt()
-    width = rows.shape[-1] // groups
+    width = len(weight) // totals.shape[1]
     scale = rstd.repeat_interleave(width, 1) * weight
     shift = bias - mean.repeat_interleave(width, 1) * scale
-    return torch.stack([scale, shift], 1).float(), mixed
+    return torch.stack([scale, shift], 1).float()
 
 
 def norm_conv3x3(
@@ -261,7 +287,7 @@ def norm_conv3x3(
     gathered_conv = F.pad(x, (0, 0, 0, 1))[item, taps]  # [B, R_out, 9, C_in]
     out = torch.einsum("brtc,oct->bro", gathered_conv, weight.flatten(2))
     time, residual, shortcut = epilogue
-    projected = None if shortcut is None else F.linear(join_rows(shortcut[0]), shortcut[1])
+    projected = None if shortcut is None else F.linear(join_rows(shortcut[0]), *shortcut[1:])
     for added in (bias, None if time is None else time[:, None], residual, projected):
         out = out if added is None else out + added
     return out
@@ -389,7 +415,13 @@ def row_column_attention(
 
 
 def cross_attention(
-    rows: Tensor, layer_norm: LayerNormParams, weight: Tensor, key: Tensor, value: Tensor, heads: int
+    rows: Tensor,
+    layer_norm: LayerNormParams,
+    weight: Tensor,
+    key: Tensor,
+    value: Tensor,
+    heads: int,
+    recorded_query: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """LayerNorm, the query projection, and attention over the text.
 
@@ -400,11 +432,14 @@ def cross_attention(
         key: [B, T, C].
         value: [B, T, C].
         heads: C is heads * width.
+        recorded_query: [E, R, C], in place of the queries of the last items; or None.
 
     Returns:
         The attention's output [B, R, C]; the queries [B, R, C].
     """
     query = norm_linear(rows, weight, None, layer_norm=layer_norm)
+    if recorded_query is not None:
+        query[len(query) - len(recorded_query) :] = recorded_query
     q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (query, key, value))
     return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2), query
 

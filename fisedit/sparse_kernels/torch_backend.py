@@ -18,9 +18,7 @@ from fisedit.sparse_kernels.reference import (
     LayerNormParams,
     RecordedMap,
     Rows,
-    cross_attention,
     join_rows,
-    norm_geglu,
     read_recorded,
     time_projections,
 )
@@ -33,6 +31,7 @@ __all__ = [  # the reference's own where torch does it in one go
     "cross_attention",
     "dense_attention",
     "dense_group_norm",
+    "dense_group_norm_affine",
     "group_norm",
     "group_norm_affine",
     "group_statistics",
@@ -100,20 +99,42 @@ def dense_group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: 
 
 def group_norm(rows: Tensor, totals: Tensor, count: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """See `reference.group_norm`; one multiply-add a row with a scale and shift per channel."""
-    (batch, _, channels), groups = rows.shape, totals.shape[1]
+    return _apply(_affine_of(totals, count, weight, bias, eps), rows, torch.empty_like(rows))
+
+
+def dense_group_norm_affine(
+    rows: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """See `reference.dense_group_norm_affine`; on a CPU torch's own norm is faster than sums of a short map."""
+    size, channels = rows.shape[1:]
+    if size <= tuning.SHORT_MAP and tuning.prefers_dense_norm(rows, size):
+        x = rows.transpose(1, 2).unsqueeze(-1).contiguous()
+        _, totals = dense_group_norm(x, groups, weight, bias, eps)
+    else:
+        totals = group_statistics(rows, groups)
+    return _affine_of(totals, size * (channels // groups), weight, bias, eps), totals
+
+
+def _affine_of(totals: Tensor, count: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Scale and shift of every channel, float32 [B, 2, C]."""
+    groups = totals.shape[1]
     mean, square = (totals / count).unbind(-1)
     rstd = torch.addcmul(square, mean, mean, value=-1).clamp_(min=0).add_(eps).rsqrt_()
     scale = rstd.float()[..., None] * weight.view(groups, -1)  # [B, groups, C / groups]
     shift = torch.addcmul(bias.view(groups, -1), mean.float()[..., None], scale, value=-1)
-    scale, shift = (each.view(batch, 1, channels) for each in (scale, shift))
-    return torch.addcmul(shift, rows, scale, out=torch.empty_like(rows))
+    return torch.stack([scale.flatten(1), shift.flatten(1)], 1)
+
+
+def _apply(affine: Tensor, rows: Tensor, out: Tensor) -> Tensor:
+    """Rows times scale plus shift, in one multiply-add."""
+    return torch.addcmul(affine[:, 1:], rows, affine[:, :1], out=out)
 
 
 def group_norm_affine(
     rows: Rows,
     recorded: Tensor,
     totals: Tensor,
-    num_rows: Tensor,
+    num_rows: Tensor | None,
     count: int,
     weight: Tensor,
     bias: Tensor,
@@ -121,42 +142,58 @@ def group_norm_affine(
 ) -> tuple[Tensor, Tensor]:
     """See `reference.group_norm_affine`; accumulates in float32, and treats fresh and recorded rows as one tensor."""
     rows, (branches, groups, _) = join_rows(rows), totals.shape
+    if num_rows is None:
+        mixed = totals - group_statistics(recorded, groups)
+        mixed += group_statistics(rows, groups)
+        return _affine_of(mixed, count, weight, bias, eps), mixed
     absent = torch.arange(rows.shape[1], device=rows.device) >= num_rows[:, None]
     both = torch.stack([recorded, rows], 1).float().masked_fill_(absent[:, None, :, None], 0)  # [B, 2, R, C]
     sums = torch.stack([both.sum(2), both.square_().sum(2)], -1).unflatten(2, (groups, -1)).sum(3).double()
     mixed = (totals.repeat_interleave(len(rows) // branches, 0) - sums[:, 0]).add_(sums[:, 1])
-    mean, square = (mixed / count).unbind(-1)
-    rstd = torch.addcmul(square, mean, mean, value=-1).clamp_(min=0).add_(eps).rsqrt_()
-    scale = rstd.float()[..., None] * weight.float().view(groups, -1)  # [B, groups, C / groups]
-    shift = torch.addcmul(bias.float().view(groups, -1), mean.float()[..., None], scale, value=-1)
-    return torch.stack([scale.flatten(1), shift.flatten(1)], 1), mixed
+    return _affine_of(mixed, count, weight, bias, eps), mixed
 
 
 def norm_conv3x3(
     rows: Rows,
     halo: Tensor,
-    taps: Tensor,
+    taps: KernelMap | Tensor,
     weight: Tensor,
     bias: Tensor | None,
     affine: Tensor | None = None,
     epilogue: ConvEpilogue = NO_EPILOGUE,
 ) -> Tensor:
-    """See `reference.norm_conv3x3`; one GEMM over gathered_conv neighbours."""
-    x = torch.cat([join_rows(rows), halo], 1)
-    items, count, channels = len(x), x.shape[1] + 1, x.shape[2]
-    if affine is not None:
-        x = F.silu(torch.addcmul(affine[:, 1:], x.float(), affine[:, :1]), inplace=True)
-    padded = halo.new_zeros(items, count, channels)
-    padded[:, :-1] = x
-    start = torch.arange(0, items * count, count, device=halo.device)[:, None, None]
-    flat = padded.view(-1, channels).index_select(0, (taps + start).flatten())
-    out = prepacked.linear(flat.view(items, -1, TAPS * channels), weight, bias)
+    """See `reference.norm_conv3x3`.
+
+    A `KernelMap` of exact size takes the cheaper of two forms, as in `conv3x3`; padded indices are one GEMM over
+    gathered neighbours.
+    """
+    padded = _padded(join_rows(rows), halo, affine)
+    items, count, channels = padded.shape
+    if isinstance(taps, KernelMap):
+        out = (cropped_conv if tuning.prefers_cropped_conv(taps) else gathered_conv)(padded, taps, weight, bias)
+    else:
+        start = torch.arange(0, items * count, count, device=halo.device)[:, None, None]
+        flat = padded.view(-1, channels).index_select(0, (taps + start).flatten())
+        out = prepacked.linear(flat.view(items, -1, TAPS * channels), weight, bias)
     time, residual, shortcut = epilogue
     if time is not None:
         out += time[:, None]
     if shortcut is not None:
-        out += norm_linear(*shortcut, None)
+        out += norm_linear(*shortcut)
     return out if residual is None else out.add_(residual)
+
+
+def _padded(rows: Tensor, halo: Tensor, affine: Tensor | None) -> Tensor:
+    """[rows | halo | one zero row], after scale, shift and SiLU if there is an affine: [B, R + G + 1, C]."""
+    active = rows.shape[1]
+    padded = halo.new_empty(len(rows), active + halo.shape[1] + 1, rows.shape[2])
+    padded[:, -1] = 0
+    if affine is None:
+        padded[:, :active], padded[:, active:-1] = rows, halo
+        return padded
+    _apply(affine, rows, padded[:, :active])
+    _apply(affine, halo, padded[:, active:-1])
+    return F.silu(padded, inplace=True)
 
 
 def norm_linear(
@@ -168,15 +205,41 @@ def norm_linear(
     residual: Tensor | None = None,
 ) -> Tensor:
     """See `reference.norm_linear`; two tensors side by side are two GEMMs, not a third tensor."""
-    if isinstance(rows, Tensor) and affine is None and layer_norm is None:
+    if affine is not None:
+        rows = join_rows(rows)
+        rows = _apply(affine, rows, torch.empty_like(rows))
+    if layer_norm is not None:
+        rows = join_rows(rows)
+        rows = F.layer_norm(rows, rows.shape[-1:], *layer_norm)
+    if isinstance(rows, Tensor):
         out = prepacked.linear(rows, weight, bias)
         return out if residual is None else out.add_(residual)
-    if isinstance(rows, Tensor) or affine is not None or layer_norm is not None:
-        return reference.norm_linear(rows, weight, bias, affine, layer_norm, residual)
     first, second = rows
-    one, other = weight.split([first.shape[-1], second.shape[-1]], 1)
+    one, other = weight.flatten(1).split([first.shape[-1], second.shape[-1]], 1)
     out = F.linear(first, one, bias).add_(F.linear(second, other))
     return out if residual is None else out.add_(residual)
+
+
+def norm_geglu(rows: Tensor, weight: Tensor, bias: Tensor, layer_norm: LayerNormParams) -> Tensor:
+    """See `reference.norm_geglu`."""
+    hidden, gate = norm_linear(rows, weight, bias, layer_norm=layer_norm).chunk(2, -1)
+    return hidden * F.gelu(gate)
+
+
+def cross_attention(
+    rows: Tensor,
+    layer_norm: LayerNormParams,
+    weight: Tensor,
+    key: Tensor,
+    value: Tensor,
+    heads: int,
+    recorded_query: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """See `reference.cross_attention`."""
+    query = norm_linear(rows, weight, None, layer_norm=layer_norm)
+    if recorded_query is not None:
+        query[len(query) - len(recorded_query) :] = recorded_query
+    return dense_attention(query, key, value, heads), query
 
 
 def attention(

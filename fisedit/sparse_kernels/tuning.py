@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fisedit.errors import InputError
 from fisedit.sparse_kernels.row_plan import KernelMap
@@ -24,6 +25,23 @@ than torch. A kernel is named as in `ops`, "linear" for one without a norm.
 
 It is empty: no GPU was measured yet. So torch's kernels run on every GPU, and Triton's are reached only by
 FISEDIT_KERNELS or `ops.use`."""
+
+
+SMALL_MAP = 1 << 17
+"""Numbers of a map up to which its statistics are computed anew on a CPU: fewer rows are not worth more calls."""
+
+SHORT_MAP = 100
+"""Positions of such a map up to which torch's own norm is faster than sums on a CPU."""
+
+
+def prefers_dense_norm(rows: Tensor, size: int) -> bool:
+    """Whether a norm's statistics are faster computed of the whole map than updated by the rows that changed.
+
+    Args:
+        rows: [B, R, C].
+        size: positions of the map, H * W.
+    """
+    return not rows.is_cuda and len(rows) * size * rows.shape[2] <= SMALL_MAP
 
 
 def prefers_triton(kernel: str, rows: int, device: torch.device) -> bool:

@@ -14,6 +14,7 @@ from fisedit.sparse_kernels.torch_backend import (
     composite,
     conv3x3,
     dense_group_norm,
+    dense_group_norm_affine,
     group_norm,
     group_norm_affine,
     group_statistics,
@@ -33,6 +34,7 @@ __all__ = [
     "cross_attention",
     "dense_attention",
     "dense_group_norm",
+    "dense_group_norm_affine",
     "group_norm",
     "group_norm_affine",
     "group_statistics",
@@ -70,8 +72,16 @@ def attention(
 
 
 def cross_attention(
-    rows: Tensor, layer_norm: LayerNormParams, weight: Tensor, key: Tensor, value: Tensor, heads: int
+    rows: Tensor,
+    layer_norm: LayerNormParams,
+    weight: Tensor,
+    key: Tensor,
+    value: Tensor,
+    heads: int,
+    recorded_query: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `reference.cross_attention`."""
     query = norm_linear(rows, weight, None, layer_norm=layer_norm)
+    if recorded_query is not None:
+        query[len(query) - len(recorded_query) :] = recorded_query
     return dense_attention(query, key, value, heads), query

@@ -475,7 +475,7 @@ def test_stale_norms_repeat_the_source_and_nothing_else(generated):
     text, t = case.engine.encode(case.source.config), case.engine.sampler(case.config).timesteps[2]
 
     def rows(executor: Executor, latents: torch.Tensor) -> torch.Tensor:
-        return executor.replay(torch.cat([latents] * 2), t, text, {}, trajectory.features[2], plan)[0]
+        return executor.run_sparse(torch.cat([latents] * 2), t, text, {}, trajectory.features[2], plan)[0]
 
     with torch.inference_mode():
         old, other = trajectory.latents[2], 2 * trajectory.latents[2]

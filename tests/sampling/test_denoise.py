@@ -259,7 +259,7 @@ def recorded_afresh(engine, edit):
         text = engine.encode(edit.config)
         for x, t in zip(edit.latents, sampler.timesteps, strict=False):
             scaled, extra = engine._inputs(sampler, edit.config, x, t)
-            raw, maps = engine.executor.record(scaled, t, text, copy.text, timestep_cond=extra)
+            raw, maps = engine.executor.run_dense(scaled, t, text, copy.text, timestep_cond=extra)
             copy.predictions.append(engine._guide(raw, edit.config))
             copy.features.append(maps)
     return copy

@@ -8,9 +8,8 @@ import torch
 from diffusers.models.attention_processor import Attention, AttnProcessor2_0
 
 from fisedit.errors import UnsupportedModuleError
-from fisedit.sparse import layers
 from fisedit.sparse.executor import Executor
-from fisedit.sparse_kernels import ops
+from fisedit.sparse_kernels import ops, tuning
 from fisedit.sparse_kernels.row_plan import make_plan
 from tests.support import oracle
 from tests.support.grids import grids
@@ -38,8 +37,8 @@ class Case:
 
     def sparse(self, executor, plan):
         """Returns the edit's rows, and where they belong."""
-        _, maps = executor.record(self.source, self.timestep, self.texts[0], {})
-        return executor.replay(self.edited, self.timestep, self.texts[1], {}, maps, plan)
+        _, maps = executor.run_dense(self.source, self.timestep, self.texts[0], {})
+        return executor.run_sparse(self.edited, self.timestep, self.texts[1], {}, maps, plan)
 
 
 def rows(full, grid):
@@ -61,10 +60,10 @@ def test_sparse_equals_the_oracle(pipelines, monkeypatch, shape, size, name):
     unet, grid = pipelines[shape].unet, grids(*size)[name]
     case, executor = Case(unet, grid), Executor(unet)
     expected = rows(case.oracle(unet), grid)
-    for limits in ({}, {"SHORT": 0}, {"FEW": 0}):
+    for limits in ({}, {"SHORT_MAP": 0}, {"SMALL_MAP": 0}):
         with monkeypatch.context() as patch:
             for limit, value in limits.items():
-                patch.setattr(layers, limit, value)
+                patch.setattr(tuning, limit, value)
             got, _ = case.sparse(executor, make_plan(grid, executor.depth))
         assert torch.allclose(got, expected, atol=TOLERANCE, rtol=0), limits
 
@@ -92,7 +91,7 @@ def test_the_comparison_can_fail(pipelines):
 def test_recording_is_the_dense_forward_itself(pipelines, shape):
     unet, grid = pipelines[shape].unet, grids(13, 17)["square"]
     case = Case(unet, grid)
-    got, _ = Executor(unet).record(case.source, case.timestep, case.texts[0], {})
+    got, _ = Executor(unet).run_dense(case.source, case.timestep, case.texts[0], {})
     assert torch.allclose(got, unet(case.source, case.timestep, case.texts[0])[0], atol=1e-6, rtol=0)
 
 
@@ -107,21 +106,21 @@ def test_a_recorded_step_attends_as_it_was_told():
             return super().__call__(attention, *args, **kwargs)
 
     unet.set_attn_processor(Watching())
-    executor.record(case.source, case.timestep, case.texts[0], {})
+    executor.run_dense(case.source, case.timestep, case.texts[0], {})
     assert seen == {module for module in unet.modules() if isinstance(module, Attention)}
 
 
 @pytest.mark.sweep(1)
-@pytest.mark.parametrize("few", [0, layers.FEW])
+@pytest.mark.parametrize("few", [0, tuning.SMALL_MAP])
 @pytest.mark.parametrize("name", ["square", "blobs", "noise"])
 def test_an_overlay_is_as_good_as_a_recording(pipelines, monkeypatch, name, few):
     """The mixed maps of an edit, read through its overlay, are those the oracle mixes."""
-    monkeypatch.setattr(layers, "FEW", few)
+    monkeypatch.setattr(tuning, "SMALL_MAP", few)
     unet, first, second = pipelines["sd15"].unet, grids(16, 16)[name], grids(16, 16)["checkerboard"]
     case, executor = Case(unet, first), Executor(unet)
     again = torch.where(torch.from_numpy(second), torch.randn(case.source.shape), case.edited)
     _, overlay = case.sparse(executor, make_plan(first, executor.depth))
-    got, _ = executor.replay(again, case.timestep, case.texts[0], {}, overlay, make_plan(second, executor.depth))
+    got, _ = executor.run_sparse(again, case.timestep, case.texts[0], {}, overlay, make_plan(second, executor.depth))
     base = oracle.record(unet, case.source, case.timestep, case.texts[0])
     mixed = oracle.mix(unet, base, case.edited, case.timestep, case.texts[1], case.inside)
     expected = oracle.mixed_forward(unet, mixed, again, case.timestep, case.texts[0], torch.from_numpy(second))
@@ -131,10 +130,10 @@ def test_an_overlay_is_as_good_as_a_recording(pipelines, monkeypatch, name, few)
 def test_replaying_leaves_the_recording_alone(pipelines):
     unet, grid = pipelines["sd15"].unet, grids(16, 16)["square"]
     case, executor = Case(unet, grid), Executor(unet)
-    _, maps = executor.record(case.source, case.timestep, case.texts[0], {})
+    _, maps = executor.run_dense(case.source, case.timestep, case.texts[0], {})
     before = {key: value.clone() for key, value in maps.maps.items()}
     for _ in range(2):
-        executor.replay(case.edited, case.timestep, case.texts[1], {}, maps, make_plan(grid, executor.depth))
+        executor.run_sparse(case.edited, case.timestep, case.texts[1], {}, maps, make_plan(grid, executor.depth))
     assert all(torch.equal(maps.maps[key], value) for key, value in before.items())
 
 
@@ -145,8 +144,8 @@ def test_batches_of_edits_equal_one_by_one(pipelines):
     plan = make_plan(grid, executor.depth)
     together, _ = case.sparse(executor, plan)
     for i in range(4):
-        _, maps = executor.record(case.source[i : i + 1], case.timestep, case.texts[0, i : i + 1], {})
-        alone, _ = executor.replay(case.edited[i : i + 1], case.timestep, case.texts[1, i : i + 1], {}, maps, plan)
+        _, maps = executor.run_dense(case.source[i : i + 1], case.timestep, case.texts[0, i : i + 1], {})
+        alone, _ = executor.run_sparse(case.edited[i : i + 1], case.timestep, case.texts[1, i : i + 1], {}, maps, plan)
         assert torch.allclose(together[i], alone[0], atol=TOLERANCE, rtol=0)
 
 
@@ -164,7 +163,7 @@ def test_the_model_is_left_as_it_was():
 
     handle = unet.mid_block.register_forward_pre_hook(burst)
     with pytest.raises(RuntimeError, match="burst"):
-        executor.record(case.source, case.timestep, case.texts[0], {})
+        executor.run_dense(case.source, case.timestep, case.texts[0], {})
     handle.remove()
     assert not any("forward" in vars(module) for module in unet.modules())
     assert list(unet.state_dict()) == keys

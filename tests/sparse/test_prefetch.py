@@ -177,7 +177,7 @@ class Steps:
         self.case, self.features = Case(unet, [grids(8, 9)["one_cell"]], branches=1), {}
         for i in range(2):
             noise = torch.randn_like(self.case.latents[0])
-            _, self.features[i] = self.case.executor.record(noise, TIME, self.case.texts[0], {})
+            _, self.features[i] = self.case.executor.run_dense(noise, TIME, self.case.texts[0], {})
 
     def predicted(self, coded, budget):
         """Predictions of both steps, in order, and whether their features are resident."""
@@ -249,7 +249,7 @@ def test_what_a_byte_a_number_costs_on_the_demo_model():
     changed = torch.from_numpy(grids(*source.latents[0].shape[-2:])["blobs"])
     latents = source.latents[2] + changed * torch.randn_like(source.latents[2])
     step = torch.cat([latents] * len(text)), engine.sampler(config).timesteps[2]
-    expected, _ = executor.replay(*step, text, {}, source.features[2], plan)
+    expected, _ = executor.run_sparse(*step, text, {}, source.features[2], plan)
     errors = {}
     for coded in ("", *QUANTISED_DTYPES):
         edit = GraphExecutor(executor, coded=coded).begin([plan], {2: source.features[2]}, text)
@@ -281,5 +281,5 @@ def test_of_edits_on_edits_only_what_they_changed_is_put_together(pipelines, mon
         mixed = StepFeatures({name: step.whole(name, levels[name]) for name in step.maps}, dict(step.totals))
         for mine, theirs in zip(got, reading.of(mixed), strict=True):
             assert torch.equal(mine.double(), theirs.double())
-        _, step = case.executor.replay(case.latents[0], TIME, case.texts[0], {}, step, case.plans[0])
+        _, step = case.executor.run_sparse(case.latents[0], TIME, case.texts[0], {}, step, case.plans[0])
     assert graphs.records.laid(source.maps) is pack

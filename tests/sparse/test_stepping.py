@@ -280,14 +280,14 @@ def processed(unet):
 
 
 REFUSED = {
-    unusual: "the UNet's block mid_block.resnets.1 is unusual and has no fused form; run it layer by layer",
-    injected: "the UNet's layer up_blocks.2.attentions.0 was injected; run it layer by layer",
-    processed: "attn1.processor is a Mine and has no fused form; run it layer by layer",
+    unusual: "the UNet's block mid_block.resnets.1 is unusual and cannot be captured; it runs eagerly",
+    injected: "the UNet's layer up_blocks.2.attentions.0 was injected; it runs eagerly",
+    processed: "attn1.processor is a Mine and cannot be captured; it runs eagerly",
 }
 
 
 @pytest.mark.parametrize("change", REFUSED, ids=lambda change: change.__name__)
-def test_what_has_no_fused_form_runs_layer_by_layer_and_says_why(change):
+def test_what_cannot_be_captured_runs_eagerly_and_says_why(change):
     pipe = build_pipeline("sd15")
     change(pipe.unet)
 
@@ -357,7 +357,7 @@ def test_a_reference_adapter_runs_layer_by_layer(tmp_path):
     assert editors[1].history[1].stats.uncaptured == "a reference adapter is at work; run it layer by layer"
 
 
-def test_a_lora_runs_layer_by_layer_until_it_is_taken_out(tmp_path):
+def test_a_lora_is_captured_and_so_is_what_follows_it(tmp_path):
     pytest.importorskip("peft", reason="the package peft is not installed")
     pipe = build_pipeline("demo")
     file = Lora(pipe).kohya(tmp_path / "style.safetensors")
@@ -372,8 +372,7 @@ def test_a_lora_runs_layer_by_layer_until_it_is_taken_out(tmp_path):
 
     editors, _ = both(pipe, script)
     check_alike(editors)
-    assert captured(editors[1]) == [0, 0, 0, STEPS]
-    assert "has a LoRA around it" in editors[1].history[1].stats.uncaptured
+    assert captured(editors[1]) == [0, STEPS, 0, STEPS]
 
 
 def test_editors_beside_one_another_share_graphs_and_take_turns_in_threads(pipelines):

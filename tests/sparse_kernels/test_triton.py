@@ -76,14 +76,14 @@ def half_of_a_block(edits, backend, channels, groups, width, layout=torch.channe
         rows = rows if first is None else (rows[..., :first].contiguous(), rows[..., first:].contiguous())
         norm, totals = ops.group_norm_affine(rows, old, known, tables.placement.num_rows, count, gamma, beta, EPS)
         more = (time, edits.rows(residual, 0)) if added else (None, None)
-        short = None if first is None else (rows, through)
+        short = None if first is None else (rows, through, beta.new_ones(width))
         got = ops.norm_conv3x3(
             rows, halo, tables.same, weight, bias if added else None, norm, ConvEpilogue(*more, short)
         )
     normed = F.group_norm(mixed.double(), groups, gamma.double(), beta.double(), EPS)
     expected = F.conv2d(F.silu(normed), weight.double(), padding=1)
     if first is not None:
-        expected += F.conv2d(mixed.double(), through.double()[..., None, None])
+        expected += F.conv2d(mixed.double(), through.double()[..., None, None]) + 1
     if added:
         expected += (bias + 0.0).double().view(-1, 1, 1) + time.double()[..., None, None] + residual.double()
     assert torch.allclose(totals, edits.totals(mixed, groups), rtol=1e-6, atol=1e-3)

@@ -71,7 +71,7 @@ def step(monkeypatch, area, edits=1, *, coded=""):
     executor = Executor(unet)
     plans, many = [make_plan(grid, executor.depth, "meta")] * edits, latents.repeat_interleave(edits, 0)
     with torch.inference_mode():
-        _, maps = executor.record(latents, time, text, {})
+        _, maps = executor.run_dense(latents, time, text, {})
         with ops.use("triton"), Kernels(monkeypatch) as kernels:
             edit = GraphExecutor(executor, coded=coded).begin(plans, {0: maps}, text.repeat_interleave(edits, 0))
             edit.step(0, many, time)  # writes tables and text, too

@@ -109,7 +109,7 @@ def beside(dtype, x, num_rows, totals, taps, size):
     backend.norm_conv3x3((x, x.clone()), recorded, taps, wide, None, norm)
     weight = torch.empty(channels, channels, 3, 3, dtype=dtype).to(memory_format=torch.channels_last)
     backend.norm_conv3x3(
-        x, x, taps, weight, None, norm[..., :channels].contiguous(), ConvEpilogue(shortcut=((x, x.clone()), more))
+        x, x, taps, weight, None, norm[..., :channels].contiguous(), ConvEpilogue(shortcut=((x, x.clone()), more, None))
     )
 
 

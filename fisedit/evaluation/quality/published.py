@@ -8,8 +8,7 @@ predictions for the two prompts differ on the noised source, with the numbers of
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,18 +17,18 @@ from diffusers import DDIMScheduler
 from fisedit.evaluation.quality.case import Case, Outcome
 from fisedit.masking.masks import otsu
 from fisedit.sampling.scheduler import blend_latents
+from fisedit.sparse.cached_rows import CachedRows
 from fisedit.sparse.executor import Executor
 from fisedit.sparse.feature_cache import scatter, totals
-from fisedit.sparse.layers import Replay, map_of, rows_of
-from fisedit.sparse.modules import LayerSite, Role
 from fisedit.sparse.vae_decode import decode
 from fisedit.sparse_kernels import ops
+from fisedit.sparse_kernels.reference import join_rows
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-    from torch import Tensor
+    from torch import Tensor, nn
 
-    from fisedit.models.injection import Forward
+    from fisedit.sparse_kernels.reference import Rows
     from fisedit.values import BoolGrid
 
 PROBES = 10
@@ -40,28 +39,22 @@ NOISES, NOISED_TO, CLIPPED_AT, INSIDE_FROM, ENCODED = 10, 500, 3.0, 0.5, 0.8
 share of the steps that the edit runs."""
 
 
-def stale_norm(run: Replay, site: LayerSite, x: Tensor, *, halo: bool) -> Tensor:
-    """GroupNorm of the active rows (and of the recorded halo rows) by the source's statistics."""
-    norm, rows, level = site.module, rows_of(x), run.level(site)
-    if halo:
-        recorded = run.source.rows(site.name, site.level, level.read_positions)
-        rows = torch.cat([rows, recorded[:, rows.shape[1] :]], 1)
-    count = level.size * (norm.num_channels // norm.num_groups)
-    sums = totals(run.source, site.name, site.level, norm.num_groups)
-    return map_of(ops.group_norm(rows, sums, count, norm.weight, norm.bias, norm.eps))
+class StaleRows(CachedRows):
+    """Rows whose norms keep the source's statistics; they leave nothing for a later edit."""
 
-
-STALE: dict[Role, Forward] = {
-    Role.NORM_HALO: partial(stale_norm, halo=True),
-    Role.NORM: partial(stale_norm, halo=False),
-}
+    def affine(self, name: str, norm: nn.GroupNorm, rows: Rows) -> Tensor:
+        """GroupNorm's scale and shift by the source's statistics."""
+        site = self._sites[name]
+        level = self.level(site)
+        sums = totals(self.source, name, site.level, norm.num_groups)
+        none, count = join_rows(rows)[:, :0], level.size * (norm.num_channels // norm.num_groups)
+        return ops.group_norm_affine(none, none, sums, None, count, norm.weight, norm.bias, norm.eps)[0]
 
 
 class StaleExecutor(Executor):
-    """An executor whose sparse norms keep the recorded statistics; it leaves nothing for a later edit."""
+    """An executor whose sparse norms keep the recorded statistics."""
 
-    def _run(self, table: dict[Role, Forward], *arguments: Any) -> Tensor:
-        return super()._run(table | STALE, *arguments)
+    rows = StaleRows
 
 
 @torch.inference_mode()
@@ -97,7 +90,7 @@ def _sparse_steps(case: Case, text: Tensor, latents: Tensor, first: int, grid: B
     latents = blend_latents(latents, trajectory.latents[first], inside)
     for i, t in enumerate(sampler.timesteps[first:], first):
         batch = torch.cat([latents] * len(text))
-        raw = executor.replay(batch, t, text, cache, trajectory.features[i], plan)[0]
+        raw = executor.run_sparse(batch, t, text, cache, trajectory.features[i], plan)[0]
         prediction = scatter(trajectory.predictions[i], plan.levels[0].active, _guided(case, raw))
         latents = blend_latents(sampler.step(prediction, t, latents), trajectory.latents[i + 1], inside)
     return latents

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fisedit.sparse_kernels import torch_backend
 from fisedit.sparse_kernels.buckets import RowPlacement
 from fisedit.sparse_kernels.reference import DevicePointer, LayerNormParams, RecordedMap
 from fisedit.sparse_kernels.triton.epilogue import last_to_arrive
@@ -80,9 +81,17 @@ def attention(
 
 
 def cross_attention(
-    rows: Tensor, layer_norm: LayerNormParams, weight: Tensor, key: Tensor, value: Tensor, heads: int
+    rows: Tensor,
+    layer_norm: LayerNormParams,
+    weight: Tensor,
+    key: Tensor,
+    value: Tensor,
+    heads: int,
+    recorded_query: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See `reference.cross_attention`."""
+    """See `reference.cross_attention`; with recorded queries torch's kernels run, as this one projects its own."""
+    if recorded_query is not None:
+        return torch_backend.cross_attention(rows, layer_norm, weight, key, value, heads, recorded_query)
     items, count, channels = rows.shape
     _, tokens, inner = key.shape
     width = inner // heads

@@ -11,6 +11,7 @@ from fisedit.sparse_kernels.row_plan import TAPS, KernelMap
 from fisedit.sparse_kernels.torch_backend import (
     dense_attention,
     dense_group_norm,
+    dense_group_norm_affine,
     group_norm,
     group_statistics,
     row_column_attention,
@@ -29,6 +30,7 @@ __all__ = [
     "cross_attention",
     "dense_attention",
     "dense_group_norm",
+    "dense_group_norm_affine",
     "group_norm",
     "group_norm_affine",
     "group_statistics",

@@ -41,6 +41,8 @@ def norm_conv3x3(
     if shortcut is not None:
         short, more = pair(shortcut[0], tile.depth, Tensor.contiguous)
         short_weight, short_channels = shortcut[1], shortcut[1].shape[1]
+        if shortcut[2] is not None:
+            bias = shortcut[2] if bias is None else bias + shortcut[2]
     merged = rows_out < tile.rows  # then a tile holds rows of several items
     tiles = triton.cdiv(items * rows_out, tile.rows) if merged else items * triton.cdiv(rows_out, tile.rows)
     columns = triton.cdiv(width, tile.columns)

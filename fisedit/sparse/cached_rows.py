@@ -1,0 +1,179 @@
+"""Rows of an eager sparse evaluation: recorded features at a plan's exact sizes, and the overlay that is written.
+
+GroupNorm is exact: group statistics of the recorded map, less the recorded active rows, plus the new ones, are those of
+the mixed map in O(active). Knows nothing about blocks, samplers or prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from diffusers.models.resnet import ResnetBlock2D
+from torch import Tensor, nn
+
+from fisedit.models.injection import Replacement
+from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, ShiftedFeatures, gather, totals
+from fisedit.sparse.modules import LayerSite, Role
+from fisedit.sparse.packed_weights import MergedWeights
+from fisedit.sparse_kernels import ops
+from fisedit.sparse_kernels.reference import Rows, join_rows
+from fisedit.sparse_kernels.row_plan import KernelMap, Level, SparsePlan
+
+
+class CachedRows:
+    """A `blocks.RowSource` over a cached step.
+
+    Args:
+        sites: the UNet's, by name.
+        plan: whose active rows are computed.
+        source: the step that is read.
+        text: keys and values of every cross-attention, by site name.
+        weights: of layers that have LoRAs.
+        inject_attention: the last branch attends as the source did, where the source's queries were recorded
+            (prompt-to-prompt, arXiv 2208.01626).
+
+    Attributes:
+        overlay: what the evaluation changed of the step.
+    """
+
+    def __init__(
+        self,
+        sites: Mapping[str, LayerSite],
+        plan: SparsePlan,
+        source: CachedFeatures,
+        text: dict[str, Tensor],
+        weights: MergedWeights,
+        *,
+        inject_attention: bool = False,
+    ) -> None:
+        self.plan, self.source, self.overlay = plan, source, FeatureOverlay(source, plan)
+        self.weight, self._sites, self._text, self._injects = weights.of, sites, text, inject_attention
+        self._halos: dict[str, Tensor] = {}
+        self._activated: tuple[Tensor, Tensor] | None = None
+
+    def level(self, site: LayerSite) -> Level:
+        """The level that a site works at."""
+        return self.plan.levels[site.level]
+
+    def latents(self, latents: Tensor) -> tuple[Tensor, Tensor]:
+        """See `RowSource.latents`."""
+        finest = self.plan.levels[0]
+        rows = gather(latents, finest.read_positions)
+        return rows[:, : finest.rows], rows[:, finest.rows :]
+
+    def affine(self, name: str, norm: nn.GroupNorm, rows: Rows) -> Tensor:
+        """See `RowSource.affine`."""
+        rows, site = join_rows(rows), self._sites[name]
+        level, groups = self.level(site), norm.num_groups
+        self.overlay.maps[name] = rows
+        halo = level.same.halo if site.role is Role.NORM_HALO else level.active[:0]
+        whole_map = ops.prefers_dense_norm(rows, level.size)
+        if whole_map or level.whole or isinstance(self.source, ShiftedFeatures):
+            mixed = rows
+            if not level.whole:
+                mixed = self.source.whole(name, site.level).index_copy_(1, level.active, rows)
+            affine, sums = ops.dense_group_norm_affine(mixed, groups, norm.weight, norm.bias, norm.eps)
+            self._halos[name] = mixed.index_select(1, halo)
+        else:
+            recorded = self.source.rows(name, site.level, level.read_positions if len(halo) else level.active)
+            old, self._halos[name] = recorded[:, : level.rows], recorded[:, level.rows :]
+            sums, count = totals(self.source, name, site.level, groups), level.size * (norm.num_channels // groups)
+            affine, sums = ops.group_norm_affine(rows, old, sums, None, count, norm.weight, norm.bias, norm.eps)
+        if not whole_map:
+            self.overlay.totals[name] = sums
+        return affine
+
+    def halo(self, name: str) -> Tensor:
+        """See `RowSource.halo`."""
+        if name in self._halos:
+            return self._halos.pop(name)
+        return self.source.rows(name, self._sites[name].level, self.kernel_map(name).halo)
+
+    def kernel_map(self, name: str) -> KernelMap:
+        """See `RowSource.kernel_map`."""
+        site = self._sites[name]
+        level = self.level(site)
+        found = {Role.DOWN: level.down, Role.UP: level.up}.get(site.role, level.same)
+        assert found is not None, name
+        return found
+
+    def time(self, name: str, block: ResnetBlock2D, embedding: Tensor) -> Tensor:
+        """See `RowSource.time`; the activated embedding is that of every block."""
+        if self._activated is None or self._activated[0] is not embedding:
+            self._activated = embedding, F.silu(embedding)[:, None]
+        layer: Any = block.time_emb_proj
+        return ops.norm_linear(self._activated[1], self.weight(layer), layer.bias)[:, 0]
+
+    def joined(self, rows: Tensor, skipped: Tensor) -> Tensor:
+        """See `RowSource.joined`; the overlay keeps them side by side."""
+        return torch.cat([rows, skipped], -1)
+
+    def qkv(self, name: str, attention: Any) -> tuple[Tensor, ...]:
+        """See `RowSource.qkv`."""
+        return self.weight(attention.to_q), self.weight(attention.to_k), self.weight(attention.to_v)
+
+    def keep(self, name: str, rows: Tensor) -> None:
+        """See `RowSource.keep`."""
+        self.overlay.maps[name] = rows
+
+    def self_attention(self, name: str, heads: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """See `RowSource.self_attention`."""
+        query = self._query(f"{name}.to_q", query)
+        return ops.dense_attention(query, self._tokens(f"{name}.to_k", key), self._tokens(f"{name}.to_v", value), heads)
+
+    def text(self, name: str) -> Tensor:
+        """See `RowSource.text`."""
+        return self._text[name]
+
+    def recorded_query(self, name: str) -> Tensor | None:
+        """See `RowSource.recorded_query`."""
+        if not (self._injects and name in self.source):
+            return None
+        level = self._sites[name].level
+        return self.source.rows(name, level, self.plan.levels[level].active)
+
+    def keep_query(self, name: str, query: Tensor) -> None:
+        """See `RowSource.keep_query`: of the last branch, where the source has them."""
+        if name in self.source:
+            self.overlay.maps[name] = query[-1:].clone()
+
+    def projections(self, attention: nn.Module, name: str) -> list[Replacement]:
+        """What is injected into the projections of an attention that has a processor of its own."""
+        found: list[Replacement] = []
+        for site in (self._sites[f"{name}.{to}"] for to in ("to_q", "to_k", "to_v")):
+            forward = {Role.QUERY: self._project_query, Role.TOKENS: self._project_tokens}.get(site.role)
+            found.append((site.module, partial(forward or self._project_text, site)))
+        return found
+
+    def _project_query(self, site: LayerSite, x: Tensor) -> Tensor:
+        return self._query(site.name, type(site.module).forward(site.module, x))
+
+    def _project_tokens(self, site: LayerSite, x: Tensor) -> Tensor:
+        return self._tokens(site.name, type(site.module).forward(site.module, x))
+
+    def _project_text(self, site: LayerSite, _: Tensor) -> Tensor:
+        return self._text[site.name]
+
+    def _query(self, name: str, query: Tensor) -> Tensor:
+        """Queries of the active rows; under attention injection the last branch's are the source's."""
+        recorded = self.recorded_query(name)
+        if recorded is not None:
+            query[-1:] = recorded
+        self.keep_query(name, query)
+        return query
+
+    def _tokens(self, name: str, rows: Tensor) -> Tensor:
+        """Keys or values of every position: fresh where active, recorded elsewhere; injected attention has the last
+        branch's keys all recorded."""
+        level_index = self._sites[name].level
+        level = self.plan.levels[level_index]
+        if self._injects and name.endswith(".to_k") and f"{name.removesuffix('k')}q" in self.source:
+            rows[-1:] = self.source.rows(name, level_index, level.active)[-1:]
+        self.overlay.maps[name] = rows
+        if level.whole:
+            return rows
+        return self.source.whole(name, level_index).index_copy_(1, level.active, rows)

@@ -1,0 +1,126 @@
+"""Dense recording: diffusers' own forward runs, and its layers cache what a later sparse evaluation may read.
+
+Knows layers and their roles; knows nothing about samplers or prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from fisedit.models.injection import Forward, Replacement, injected
+from fisedit.sparse.feature_cache import StepFeatures, rows_of
+from fisedit.sparse.modules import LayerSite, Role, is_3x3, is_plain
+from fisedit.sparse_kernels import ops, prepacked
+
+
+@dataclass(eq=False)
+class DenseContext:
+    """The state of one dense evaluation.
+
+    Args:
+        maps: where feature maps go.
+        text: the text's keys and values by site name, filled where they are not there yet.
+        queries: names of the query projections that are recorded.
+    """
+
+    maps: StepFeatures
+    text: dict[str, Tensor]
+    queries: frozenset[str] = frozenset()
+
+
+def recording(context: DenseContext, sites: Sequence[LayerSite]) -> list[Replacement]:
+    """What is injected into a model for a dense evaluation that records."""
+    return [(site.module, partial(RECORD[site.role], context, site)) for site in sites if site.role in RECORD]
+
+
+def own_forward(site: LayerSite, x: Tensor) -> Tensor:
+    """What the layer's own class makes of its input."""
+    out: Tensor = type(site.module).forward(site.module, x)
+    return out
+
+
+def apply_layer(layer: nn.Module, x: Tensor) -> Tensor:
+    """What a linear layer or a conv makes of a whole map, as torch does but for products that are widened."""
+    if type(layer) is nn.Linear and prepacked.widens(x):
+        return prepacked.linear(x, layer.weight, layer.bias)
+    if type(layer) is nn.Conv2d and is_3x3(layer, 1):
+        return prepacked.conv3x3(x, layer.weight, layer.bias)
+    return apply_conv(layer, x)
+
+
+def apply_conv(layer: nn.Module, x: Tensor) -> Tensor:
+    """What a conv makes of a map, by its weight as it lies; any other layer its own way."""
+    if type(layer) is nn.Conv2d and (layer.kernel_size == (1, 1) or is_3x3(layer, layer.stride[0])):
+        return prepacked.conv(x, layer.weight, layer.bias, layer.stride[0], int(layer.padding[0]))
+    out: Tensor = type(layer).forward(layer, x)
+    return out
+
+
+def _pass(context: DenseContext, site: LayerSite, x: Tensor) -> Tensor:
+    return apply_layer(site.module, x)
+
+
+def _record_sampler(context: DenseContext, site: LayerSite, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    context.maps.maps[site.name] = rows_of(x)
+    with injected(site.module, [(site.module.conv, partial(apply_conv, site.module.conv))]):
+        out: Tensor = type(site.module).forward(site.module, x, *args, **kwargs)
+    return out
+
+
+def _record_norm(context: DenseContext, site: LayerSite, x: Tensor) -> Tensor:
+    """Record a norm's input and its group statistics."""
+    norm = site.module
+    context.maps.maps[site.name] = rows_of(x)
+    out, context.maps.totals[site.name] = ops.dense_group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps)
+    return out
+
+
+def _record_tokens(context: DenseContext, site: LayerSite, x: Tensor) -> Tensor:
+    out = context.maps.maps[site.name] = apply_layer(site.module, x)
+    return out
+
+
+def _record_query(context: DenseContext, site: LayerSite, x: Tensor) -> Tensor:
+    """Record the conditional branch's queries where masks or attention injection will read them."""
+    out = apply_layer(site.module, x)
+    if site.name in context.queries:
+        context.maps.maps[site.name] = out[-1:].clone()
+    return out
+
+
+def _project_text(context: DenseContext, site: LayerSite, text: Tensor) -> Tensor:
+    """Project the text at the first step only."""
+    if site.name not in context.text:
+        context.text[site.name] = own_forward(site, text)
+    return context.text[site.name]
+
+
+def _attend(context: DenseContext, site: LayerSite, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Self-attention by the kernels; by the module's own processor where it got another one."""
+    attention = site.module
+    if not is_plain(attention):
+        own: Tensor = type(attention).forward(attention, x, *args, **kwargs)
+        return own
+    mixed = ops.dense_attention(attention.to_q(x), attention.to_k(x), attention.to_v(x), attention.heads)
+    out: Tensor = attention.to_out[0](mixed)
+    return out
+
+
+RECORD: dict[Role, Forward] = {
+    Role.CONV: _pass,
+    Role.POINTWISE: _pass,
+    Role.NORM_HALO: _record_norm,
+    Role.NORM: _record_norm,
+    Role.DOWN: _record_sampler,
+    Role.UP: _record_sampler,
+    Role.TOKENS: _record_tokens,
+    Role.QUERY: _record_query,
+    Role.ATTENTION: _attend,
+    Role.TEXT: _project_text,
+}
+"""Role -> a layer's forward in a dense evaluation."""

@@ -1,0 +1,302 @@
+"""Rows of a captured evaluation: static buffers padded to buckets, which hold whatever mask and step is written there.
+
+Knows layer sites, shapes and buffers; knows nothing about blocks, steps, samplers or masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from diffusers import UNet2DConditionModel
+from diffusers.models.resnet import ResnetBlock2D
+from torch import Tensor, nn
+
+from fisedit.models.injection import Replacement, injected
+from fisedit.sparse.blocks import UNetBlocks
+from fisedit.sparse.feature_cache import rows_of
+from fisedit.sparse.modules import LayerSite, Role
+from fisedit.sparse.packed_weights import MergedWeights, PackedWeights
+from fisedit.sparse_kernels import ops
+from fisedit.sparse_kernels.buckets import Bucket, LevelTables, PlanTables
+from fisedit.sparse_kernels.reference import DevicePointer, RecordedMap, Rows
+
+SKIPPED = " skipped"
+SCALES = " scales"
+NORMS = (Role.NORM, Role.NORM_HALO)
+
+
+class Packed:
+    """Named tensors side by side in one, so that one copy moves them all."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> None:
+        self.shapes = dict(shapes)
+        sizes = [prod(shape) for shape in self.shapes.values()]
+        self.flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
+        parts = zip(self.shapes.items(), self.flat.split(sizes), strict=True)
+        self._views: dict[str, Tensor] = {name: part.view(shape) for (name, shape), part in parts}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._views[name]
+
+
+@dataclass(eq=False)
+class Buffers:
+    """Everything that one evaluation reads; B items are S guidance branches times E edits, branch by branch.
+
+    Args:
+        tables: positions and kernel maps of every level.
+        latents: [B, 4, h, w], scaled for the model.
+        timestep: float32 [1].
+        totals: float64 [S, groups, 2], group statistics of every norm's recorded maps.
+        rows: recorded rows, "active NAME" [B, R, C] of norms and "halo NAME" [B, G, C] of what is before a 3x3 conv.
+        injected: recorded queries and keys [E, R, C] that the last branch attends with, by site; none where attention
+            is not injected.
+        text: [B, T, C], keys and values of every cross-attention.
+        tokens: [S, H * W, C], recorded keys and values; where they are quantised, NAME + `SCALES` is after every one.
+        addresses: int64, device pointers of the tokens if these are read in place, at first of `blank`; None if they
+            are copied.
+        blank: zeros that the first device pointers point to.
+    """
+
+    tables: PlanTables
+    latents: Tensor
+    timestep: Tensor
+    totals: Packed
+    rows: Packed
+    injected: Packed
+    text: dict[str, Tensor] = field(default_factory=dict)
+    tokens: dict[str, RecordedMap] = field(default_factory=dict)
+    addresses: Tensor | None = None
+    blank: Tensor | None = None
+
+    @property
+    def copied(self) -> list[Tensor]:
+        """What a step's features are copied to, in the order of `records.Reading`."""
+        injected = [self.injected.flat] if self.injected.shapes else []
+        return [
+            self.totals.flat,
+            self.rows.flat,
+            *injected,
+            *(t for t in self.tokens.values() if isinstance(t, Tensor)),
+        ]
+
+
+class StaticRows:
+    """A `blocks.RowSource` over static buffers.
+
+    Args:
+        buffers: what is read.
+        sites: the UNet's, by name.
+        packed, merged: its weights.
+
+    Attributes:
+        fresh: rows [B, R, C] for overlays, by site; where a norm reads two maps side by side, the second one's by its
+            name and `SKIPPED`. Rows of padding hold nothing of use.
+        totals: group statistics of the mixed maps [B, groups, 2], by norm.
+    """
+
+    def __init__(
+        self, buffers: Buffers, sites: Mapping[str, LayerSite], packed: PackedWeights, merged: MergedWeights
+    ) -> None:
+        self._buffers, self._sites, self._packed, self.weight = buffers, sites, packed, merged.of
+        self._time = ops.time_projections(buffers.timestep, packed.frequencies, packed.time)  # of all items and blocks
+        self.fresh: dict[str, Tensor] = {}
+        self.totals: dict[str, Tensor] = {}
+
+    def latents(self, latents: Tensor) -> tuple[Tensor, Tensor]:
+        """See `RowSource.latents`."""
+        tables, rows = self._buffers.tables, latents.flatten(2).transpose(1, 2)
+        read = rows.gather(1, tables.read_positions[..., None].expand(-1, -1, rows.shape[2]))
+        active, halo = read.split([tables.bucket.rows[0], tables.bucket.same[0]], 1)
+        return active, halo
+
+    def affine(self, name: str, norm: nn.GroupNorm, rows: Rows) -> Tensor:
+        """See `RowSource.affine`."""
+        place = self._tables(name).placement
+        count = place.active_mask.shape[1] * (norm.num_channels // norm.num_groups)
+        recorded, totals = self._buffers.rows[f"active {name}"], self._buffers.totals[name]
+        affine, self.totals[name] = ops.group_norm_affine(
+            rows, recorded, totals, place.num_rows, count, norm.weight, norm.bias, norm.eps
+        )
+        if isinstance(rows, Tensor):
+            self.fresh[name] = rows
+        else:
+            self.fresh[name], self.fresh[f"{name}{SKIPPED}"] = rows
+        return affine
+
+    def halo(self, name: str) -> Tensor:
+        """See `RowSource.halo`."""
+        return self._buffers.rows[f"halo {name}"]
+
+    def kernel_map(self, name: str) -> Tensor:
+        """See `RowSource.kernel_map`."""
+        tables, role = self._tables(name), self._sites[name].role
+        found = {Role.DOWN: tables.down, Role.UP: tables.up}.get(role, tables.same)
+        assert found is not None, name
+        return found
+
+    def time(self, name: str, block: ResnetBlock2D, embedding: Tensor) -> Tensor:
+        """See `RowSource.time`; the time's embedding is computed from the buffer instead."""
+        return self._time[:, self._packed.times[name]]
+
+    def joined(self, rows: Tensor, skipped: Tensor) -> Rows:
+        """See `RowSource.joined`; both are read beside one another, not copied."""
+        return rows, skipped
+
+    def qkv(self, name: str, attention: Any) -> tuple[Tensor, ...]:
+        """See `RowSource.qkv`."""
+        return (self._packed.qkv[name],)
+
+    def keep(self, name: str, rows: Tensor) -> None:
+        """See `RowSource.keep`."""
+        self.fresh[name] = rows
+
+    def self_attention(self, name: str, heads: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """See `RowSource.self_attention`."""
+        query_name, key_name, value_name = (f"{name}.to_{kind}" for kind in "qkv")
+        for site, rows in ((query_name, query), (key_name, key)):
+            if (recorded := self.recorded_query(site)) is not None:
+                rows[len(rows) - len(recorded) :] = recorded
+        self.fresh |= {query_name: query, key_name: key, value_name: value}
+        tokens, place, scales = self._buffers.tokens, self._tables(key_name).placement, None
+        if key_name + SCALES in tokens:
+            scales = tokens[key_name + SCALES], tokens[value_name + SCALES]
+        return ops.attention(query, key, value, tokens[key_name], tokens[value_name], place, heads, scales)
+
+    def text(self, name: str) -> Tensor:
+        """See `RowSource.text`."""
+        return self._buffers.text[name]
+
+    def recorded_query(self, name: str) -> Tensor | None:
+        """See `RowSource.recorded_query`; of a self-attention's keys as well."""
+        return self._buffers.injected[name] if name in self._buffers.injected.shapes else None
+
+    def keep_query(self, name: str, query: Tensor) -> None:
+        """See `RowSource.keep_query`."""
+        self.fresh[name] = query
+
+    def _tables(self, name: str) -> LevelTables:
+        return self._buffers.tables.levels[self._sites[name].level]
+
+
+class StaticUNet:
+    """A UNet's sparse evaluation over static buffers.
+
+    Args:
+        unet: left as it is.
+        sites: its sites.
+        merged: weights of its layers.
+        quantised: type of a byte that recorded keys and values are read in (see `reference.quantise`); None for the
+            UNet's own.
+
+    Raises:
+        UnsupportedModuleError: a block that captured graphs cannot run.
+
+    Attributes:
+        heads: of the recorded keys and values that are quantised, by site.
+    """
+
+    def __init__(
+        self,
+        unet: UNet2DConditionModel,
+        sites: Sequence[LayerSite],
+        merged: MergedWeights,
+        *,
+        quantised: torch.dtype | None = None,
+    ) -> None:
+        self._packed, self._merged, self._blocks = PackedWeights(unet, merged), merged, UNetBlocks(unet)
+        self._quantised, self.unet, self._sites = quantised, unet, {site.name: site for site in sites}
+        tokens = [site.name for site in sites if quantised is not None and site.role is Role.TOKENS]
+        self.heads = {name: int(unet.get_submodule(name.rpartition(".")[0]).heads) for name in tokens}
+
+    def buffers(
+        self,
+        bucket: Bucket,
+        grids: Sequence[tuple[int, int]],
+        edits: int,
+        branches: int,
+        tokens: int,
+        injected: Iterable[str] = (),
+    ) -> Buffers:
+        """Fresh buffers.
+
+        Args:
+            bucket: of the plans.
+            grids: (height, width) of every level, finest first.
+            edits: E.
+            branches: S.
+            tokens: T.
+            injected: sites whose recorded queries or keys the last branch attends with.
+        """
+        sizes, items = [height * width for height, width in grids], edits * branches
+        like, sites = self.unet.conv_in.weight, self._sites.items()
+        totals = {name: (branches, site.module.num_groups, 2) for name, site in sites if site.role in NORMS}
+        rows = recorded(tuple(self._sites.values()), bucket)
+        kept = {name: (edits, bucket.rows[self._sites[name].level], _width(self._sites[name])) for name in injected}
+        made = Buffers(
+            PlanTables(bucket, sizes, items, like.device),
+            like.new_zeros(items, self.unet.config.in_channels, *grids[0]),
+            torch.zeros(1, device=like.device),
+            Packed(totals, torch.float64, like.device),
+            Packed({name: (items, *shape) for name, shape in rows.items()}, like.dtype, like.device),
+            Packed(kept, like.dtype, like.device),
+            {name: like.new_zeros(items, tokens, _width(site)) for name, site in sites if site.role is Role.TEXT},
+        )
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, site in sites:
+            if site.role is Role.TOKENS:
+                shapes[name] = branches, sizes[site.level], _width(site)
+                if name in self.heads:
+                    shapes[name + SCALES] = *shapes[name][:2], self.heads[name]
+        types = {name: self._quantised if self._quantised and name in self.heads else like.dtype for name in shapes}
+        if ops.reads_in_place():
+            made.blank = like.new_zeros(max(prod(shape) for shape in shapes.values()))
+            made.addresses = torch.full((len(shapes),), made.blank.data_ptr(), device=like.device)
+            each = made.addresses.split(1)
+            made.tokens |= {
+                name: DevicePointer(at, shapes[name], types[name]) for name, at in zip(shapes, each, strict=True)
+            }
+        else:
+            made.tokens |= {name: like.new_zeros(shape, dtype=types[name]) for name, shape in shapes.items()}
+        return made
+
+    def __call__(self, buffers: Buffers) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """One evaluation.
+
+        Returns:
+            The prediction at padded active rows [B, R, 4], and `StaticRows.fresh` and `StaticRows.totals`.
+        """
+        source, unet = StaticRows(buffers, self._sites, self._packed, self._merged), self.unet
+        replacements: list[Replacement] = self._blocks.replacements(source)
+        replacements += [(module, lambda *_: buffers.latents) for module in (unet.time_proj, unet.time_embedding)]
+        with injected(unet, replacements):
+            (out,) = unet(buffers.latents, buffers.timestep, None, return_dict=False)
+        return rows_of(out), source.fresh, source.totals
+
+
+def _width(site: LayerSite) -> int:
+    """Channels that a projection gives."""
+    return int(site.module.out_features)
+
+
+def channels(site: LayerSite) -> int:
+    """Channels of the map that a norm or sampler reads."""
+    module = site.module
+    return int(module.num_channels if isinstance(module, nn.GroupNorm) else module.conv.in_channels)
+
+
+def recorded(sites: Sequence[LayerSite], bucket: Bucket) -> dict[str, tuple[int, int]]:
+    """Rows and channels of everything recorded that is read by rows: "active NAME" of norms, "halo NAME" of what is
+    before a 3x3 conv."""
+    halos = {Role.NORM_HALO: bucket.same, Role.DOWN: bucket.down, Role.UP: bucket.up}
+    found = {}
+    for site in sites:
+        if site.role in NORMS:
+            found[f"active {site.name}"] = bucket.rows[site.level], channels(site)
+        if site.role in halos and (count := halos[site.role][site.level]):
+            found[f"halo {site.name}"] = count, channels(site)
+    return found
