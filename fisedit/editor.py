@@ -94,7 +94,7 @@ class Editor:
             that do not fit wait in the host's memory.
         graphs: replay sparse steps from captured graphs of fused kernels; None for what the environment's
             FISEDIT_GRAPHS says, 0 or 1, or else on CUDA devices. Elsewhere a stand-in runs in their place, which shows
-            that they are right and saves no time. A UNet or an edit that they cannot do runs layer by layer, and
+            that they are right and saves no time. A UNet or an edit that they cannot run is run eagerly, and
             `stats.uncaptured` says why.
 
     Raises:

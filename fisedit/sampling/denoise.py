@@ -22,10 +22,10 @@ from fisedit.sampling.linear_scheduler import Coefficients, LinearSampler, coeff
 from fisedit.sampling.scheduler import Sampler, blend_latents, mask_steps
 from fisedit.sampling.trajectory import Trajectory, max_injection_steps
 from fisedit.sparse.cost_model import CostedLayers, Costs
-from fisedit.sparse.executor import Executor, mask_queries
+from fisedit.sparse.executor import Executor, apply_guidance, mask_queries
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureDelta, ShiftedFeatures, StepFeatures, completed, shifted
 from fisedit.sparse.modules import Role, text_keys
-from fisedit.sparse.stepping import Batch, Captured, Graphs, Work
+from fisedit.sparse.stepping import Graphs, SparseEdit, SparseSteps
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import SparsePlan, make_plan
 from fisedit.values import DENSE_STEP, GenerationConfig
@@ -177,7 +177,7 @@ class Engine:
         for i, t in enumerate(sampler.timesteps[start:], start):
             watch(i, len(sampler.timesteps), sampler.estimate)
             raw, maps = self._evaluate(trajectory, sampler, text, i, trajectory.latents[i], pin[1] if pin else None)
-            trajectory.predictions.append(self._guide(raw, config))
+            trajectory.predictions.append(apply_guidance(raw, self._guidance(config)))
             trajectory.features.append(_placed(maps, len(trajectory.features) - start, budget))
             if path:  # the sampler steps with it, so that rounding never adds up
                 trajectory.noises.append(
@@ -204,7 +204,7 @@ class Engine:
         def look(i: int, latents: Tensor) -> Tensor:
             watch(steps - 1 - i, steps, latents)
             raw, maps = self._evaluate(trajectory, sampler, text, i, latents)
-            trajectory.predictions.insert(0, self._guide(raw, config))
+            trajectory.predictions.insert(0, apply_guidance(raw, self._guidance(config)))
             trajectory.features.insert(0, _placed(maps, len(trajectory.features), budget))
             return raw[-1:]
 
@@ -240,9 +240,8 @@ class Engine:
         """
         plans = self._plans(grid, growth, check, start)
         kept = self._kept_text(source, text, text_cache, structure) if structure else {}
-        guidance = config.guidance_scale if self.guided(config) else None
         features = list(source.features)
-        work = Work(
+        edit = SparseEdit(
             plans,
             features,
             source.predictions,
@@ -250,15 +249,14 @@ class Engine:
             text_cache,
             kept,
             structure.steps if structure else 0,
-            guidance,
+            self._guidance(config),
             self.conditioning(config),
             budget,
             mixed=DENSE_STEP in growth[start:],
         )
-        ways, why = self.graphs.steps(self.executor, work)
-        captured = sum(isinstance(way, Captured) for way in ways.values())
-        sampler = self.sampler(config, source, linear=bool(captured))
-        trajectory = Trajectory(config, text=text_cache, captured=captured, uncaptured=why)
+        steps = SparseSteps(self.graphs, self.executor, [edit])
+        sampler = self.sampler(config, source, linear=steps.uses_graphs)
+        trajectory = Trajectory(config, text=text_cache)
         keep = _keeper(grid, source)
         trajectory.take_over(source, start, sampler)
         for i, t in enumerate(sampler.timesteps[start:], start):
@@ -266,13 +264,13 @@ class Engine:
             made: CachedFeatures
             if growth[i] == DENSE_STEP:
                 raw, made = self._evaluate(trajectory, sampler, text, i, trajectory.latents[i], source)
-                prediction = self._guide(raw, config)
+                prediction = apply_guidance(raw, self._guidance(config))
                 trajectory.shifts.append(FeatureDelta.between(source.features[i], made, self._levels))
             else:
                 if trajectory.shifts:
                     features[i] = ShiftedFeatures(source.features[i], trajectory.shifts[-1])
                 x, extra = self._inputs(sampler, config, trajectory.latents[i], t)
-                prediction, made = ways[i].step(i, x, t, extra)
+                prediction, (made,) = steps.step(i, x, t, extra)
             trajectory.predictions.append(prediction)
             if check and i == check.step:
                 moved = (prediction - source.predictions[i]).float().norm(dim=1)[0].cpu().numpy()
@@ -281,6 +279,7 @@ class Engine:
             trajectory.latents.append(keep(i + 1, sampler.step(prediction, t, trajectory.latents[i])))
         if isinstance(sampler, LinearSampler):
             sampler.check()
+        trajectory.captured, trajectory.uncaptured = steps.captured, steps.reason
         return trajectory
 
     @torch.inference_mode()
@@ -303,28 +302,28 @@ class Engine:
             return None
         if any(map(shifted, source.features)):
             return None
-        guidance = config.guidance_scale if self.guided(config) else None
         plans = [self._plans(edit.grid, growth, None, 0) for edit in edits]
         shared = source.features, source.predictions
-        works = [
-            Work(plan, *shared, edit.text, edit.cache, {}, 0, guidance, budget=budget)
+        sparse = [
+            SparseEdit(plan, *shared, edit.text, edit.cache, {}, 0, self._guidance(config), budget=budget)
             for plan, edit in zip(plans, edits, strict=True)
         ]
-        batch, count = Batch(graphs, works), len(sampler.timesteps)
+        steps, count = SparseSteps(self.graphs, self.executor, sparse), len(sampler.timesteps)
         trajectories = [
-            Trajectory(e.config, text=e.cache, noises=source.noises, captured=count, without=source.known_to(e.config))
-            for e in edits
+            Trajectory(e.config, text=e.cache, noises=source.noises, without=source.known_to(e.config)) for e in edits
         ]
         keep = _keeper(np.stack([edit.grid for edit in edits])[:, None], source)
         latents = source.latents[0].expand(len(edits), -1, -1, -1)
         for i, t in enumerate(sampler.timesteps):
             watch(i, count, sampler.estimate[:1])
-            x, _ = self._inputs(sampler, config, latents, t)
-            predictions, overlays = batch.step(i, x, t)
+            x, extra = self._inputs(sampler, config, latents, t)
+            predictions, overlays = steps.step(i, x, t, extra)
             _tell(trajectories, latents, predictions, overlays)
             latents = keep(i + 1, sampler.step(predictions, t, latents))
         sampler.check()
         _tell(trajectories, latents)
+        for trajectory in trajectories:
+            trajectory.captured, trajectory.uncaptured = steps.captured, steps.reason
         return trajectories
 
     def _plans(
@@ -362,7 +361,7 @@ class Engine:
             adapters = self.conditioning(config)
             with adapters.injection(self.pipe.unet) if adapters else nullcontext():
                 raw = self.pipe.unet(x, t, text, timestep_cond=extra, return_dict=False)[0]
-            path.append(sampler.step(self._guide(raw, config), t, path[-1]))
+            path.append(sampler.step(apply_guidance(raw, self._guidance(config)), t, path[-1]))
         return path
 
     @torch.inference_mode()
@@ -414,12 +413,9 @@ class Engine:
         scale = torch.tensor([config.guidance_scale - 1])
         return x, self.pipe.get_guidance_scale_embedding(scale, embedding_dim=width).to(x)
 
-    def _guide(self, prediction: Tensor, config: GenerationConfig) -> Tensor:
-        """Classifier-free guidance, [B, ...] -> [1, ...]."""
-        if not self.guided(config):
-            return prediction
-        without, with_text = prediction.chunk(2)
-        return without + config.guidance_scale * (with_text - without)
+    def _guidance(self, config: GenerationConfig) -> float | None:
+        """The scale of classifier-free guidance, None where one branch runs."""
+        return config.guidance_scale if self.guided(config) else None
 
 
 def _placed(maps: StepFeatures, before: int, budget: int | None) -> StepFeatures:

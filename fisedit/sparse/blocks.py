@@ -58,6 +58,13 @@ class RowSource(Protocol):
     def qkv(self, name: str, attention: Any) -> tuple[Tensor, ...]:
         """Weights of the projections to queries, keys and values: three, or one with all three side by side."""
 
+    def second_biases(self, name: str, block: Any) -> tuple[Tensor, Tensor | None]:
+        """Biases of a ResNet block's second conv and of its shortcut, or their sum and None."""
+
+    def folded_end(self, name: str) -> tuple[Tensor, Tensor] | None:
+        """Weight and bias of a transformer's last feed-forward layer and its proj_out in one, for [gated | residual];
+        None where they are two layers."""
+
     def keep(self, name: str, rows: Tensor) -> None:
         """Keep rows for the overlay."""
 
@@ -83,12 +90,14 @@ def resnet(source: RowSource, name: str, block: Any, rows: Rows, embedding: Tens
     affine, time = source.affine(first, block.norm1, rows), source.time(name, block, embedding)
     hidden = _conv3x3(source, first, block.conv1, rows, affine, ConvEpilogue(time))
     affine = source.affine(second, block.norm2, hidden)
+    bias, short_bias = source.second_biases(name, block)
     if short is None:
         assert isinstance(rows, Tensor), name
-        out = _conv3x3(source, second, block.conv2, hidden, affine, ConvEpilogue(residual=rows))
+        epilogue = ConvEpilogue(residual=rows)
     else:
-        shortcut = rows, source.weight(short), short.bias
-        out = _conv3x3(source, second, block.conv2, hidden, affine, ConvEpilogue(shortcut=shortcut))
+        epilogue = ConvEpilogue(shortcut=(rows, source.weight(short), short_bias))
+    halo, kernel_map, weight = source.halo(second), source.kernel_map(second), source.weight(block.conv2)
+    out = ops.norm_conv3x3(hidden, halo, kernel_map, weight, bias, affine, epilogue)
     return out if block.output_scale_factor == 1 else out / block.output_scale_factor
 
 
@@ -97,12 +106,23 @@ def transformer(source: RowSource, name: str, model: Any, rows: Tensor, text: Te
     norm = source.affine(f"{name}.norm", model.norm, rows)
     hidden = _linear(source, model.proj_in, rows, affine=norm)
     for i, block in enumerate(model.transformer_blocks):
-        hidden = transformer_block(source, f"{name}.transformer_blocks.{i}", block, hidden, text)
+        gated, hidden = transformer_block(source, f"{name}.transformer_blocks.{i}", block, hidden, text)
+        last = i + 1 == len(model.transformer_blocks)
+        if last and gated is not None and (end := source.folded_end(name)) is not None:
+            return ops.norm_linear((gated, hidden), *end, residual=rows)
+        if gated is not None:
+            hidden = _linear(source, block.ff.net[2], gated, residual=hidden)
     return _linear(source, model.proj_out, hidden, residual=rows)
 
 
-def transformer_block(source: RowSource, name: str, block: Any, x: Tensor, text: Tensor) -> Tensor:
-    """Self-attention, cross-attention and a feed-forward, each behind a layer norm and added to what came in."""
+def transformer_block(
+    source: RowSource, name: str, block: Any, x: Tensor, text: Tensor
+) -> tuple[Tensor | None, Tensor]:
+    """Self-attention, cross-attention and a feed-forward, each behind a layer norm and added to what came in.
+
+    Returns:
+        What enters the last linear layer, and what that is added to; None and the sum of a feed-forward without gates.
+    """
     own, cross = block.attn1, block.attn2
     if is_plain(own) and not own.is_cross_attention:
         layer = _layer(block.norm1)
@@ -117,10 +137,9 @@ def transformer_block(source: RowSource, name: str, block: Any, x: Tensor, text:
         x = x + cross(_normed(block.norm2, x), encoder_hidden_states=text if cross.is_cross_attention else None)
     gate = block.ff.net[0]
     if type(gate) is not GEGLU:
-        hidden: Tensor = block.ff(_normed(block.norm3, x))
-        return x + hidden
+        return None, x + block.ff(_normed(block.norm3, x))
     gated = ops.norm_geglu(x, source.weight(gate.proj), gate.proj.bias, _layer(block.norm3))
-    return _linear(source, block.ff.net[2], gated, residual=x)
+    return gated, x
 
 
 def _cross_attention(source: RowSource, name: str, norm: nn.LayerNorm, attention: Any, x: Tensor) -> Tensor:

@@ -116,6 +116,13 @@ class CachedRows:
         """See `RowSource.qkv`."""
         return self.weight(attention.to_q), self.weight(attention.to_k), self.weight(attention.to_v)
 
+    def second_biases(self, name: str, block: Any) -> tuple[Tensor, Tensor | None]:
+        """See `RowSource.second_biases`."""
+        return block.conv2.bias, None if block.conv_shortcut is None else block.conv_shortcut.bias
+
+    def folded_end(self, name: str) -> None:
+        """See `RowSource.folded_end`: two layers, whose weights are packed already."""
+
     def keep(self, name: str, rows: Tensor) -> None:
         """See `RowSource.keep`."""
         self.overlay.maps[name] = rows

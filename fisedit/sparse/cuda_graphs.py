@@ -33,11 +33,13 @@ KEPT = 24
 
 @dataclass(eq=False)
 class Slot:
-    """A captured graph, its buffers, and the mark of the edit whose tables lie in them."""
+    """A captured graph, its buffers, the mark of the edit whose tables are in them, and whether a replay of it was
+    compared with an eager step."""
 
     buffers: Buffers
     captured: Captured
     owner: object = None
+    verified: bool = False
 
     @cached_property
     def packing(self) -> Packing:
@@ -76,6 +78,7 @@ class GraphExecutor:
         text: Tensor,
         budget: int | None = None,
         known: dict[str, Tensor] | None = None,
+        injected: frozenset[str] = frozenset(),
     ) -> GraphEdit:
         """Get ready to replay some steps of a source under one plan for each of E edits.
 
@@ -83,7 +86,8 @@ class GraphExecutor:
             plans: of one size, on the model's device. steps: what the source's steps recorded, S branches each.
             text: embeddings [S * E, T, D], branch by branch.
             budget: bytes of features that may stay on the device (see `feed`); None is no limit.
-            known: the text's keys and values, as far as somebody has them; filled.
+            known: the text's keys and values, as far as they are known; filled.
+            injected: sites whose recorded queries or keys the last branch attends with (see `CachedRows`).
 
         Returns:
             The edits, in one batch.
@@ -94,10 +98,10 @@ class GraphExecutor:
         bucket, tokens, device = choose_bucket(plans), text.shape[1], self.executor.device
 
         def make() -> Slot:
-            buffers = self.fused.buffers(bucket, grids, len(plans), branches, tokens)
+            buffers = self.fused.buffers(bucket, grids, len(plans), branches, tokens, sorted(injected))
             return Slot(buffers, capture(lambda: self._outputs(buffers), device))
 
-        slot = self.graphs.get((bucket, grids, len(plans), branches, tokens), make)
+        slot = self.graphs.get((bucket, grids, len(plans), branches, tokens, injected), make)
         known = {} if known is None else known
         text_keys(self.executor.sites, text, known)
         return GraphEdit(self.executor, self.records, slot, plans, steps, known, branches, budget)
@@ -124,13 +128,22 @@ class GraphEdit:
     ) -> None:
         self._executor, self._slot, self._plans, self._steps = executor, slot, plans, dict(steps)
         self._text, self._mark, buffers = text, object(), slot.buffers
-        reading = records.reading(buffers.rows, plans, branches)
+        reading = records.reading(buffers.rows, plans, branches, buffers.injected)
         self.feed = Feed(self._steps, lambda i: reading.of(steps[i]), buffers.copied, budget, buffers.addresses)
 
     @property
     def placement(self) -> RowPlacement:
         """Where the prediction's rows stand."""
         return self._slot.buffers.tables.levels[0].placement
+
+    @property
+    def verified(self) -> bool:
+        """Whether a replay of the graph was compared with an eager step."""
+        return self._slot.verified
+
+    @verified.setter
+    def verified(self, value: bool) -> None:
+        self._slot.verified = value
 
     @torch.inference_mode()
     def step(self, i: int, latents: Tensor, timestep: Tensor) -> Tensor:

@@ -173,6 +173,22 @@ class Executor:
         return result
 
 
+def apply_guidance(prediction: Tensor, scale: float | None) -> Tensor:
+    """Classifier-free guidance (arXiv 2207.12598).
+
+    Args:
+        prediction: [2 * E, ...], all items without the prompt, then all with it; [E, ...] without a scale.
+        scale: of the guidance, or None for a prediction of one branch.
+
+    Returns:
+        [E, ...].
+    """
+    if scale is None:
+        return prediction
+    without, with_text = prediction.chunk(2)
+    return without + scale * (with_text - without)
+
+
 def mask_queries(sites: tuple[LayerSite, ...], sizes: tuple[int, ...], limit: int = 1100) -> frozenset[str]:
     """Query projections worth remembering for masks: those of maps with at most `limit` positions but more than 1 / 16
     of the finest such map.

@@ -63,6 +63,8 @@ class PackedWeights:
         time: layers from a time's cosines and sines to what all ResNet blocks add.
         frequencies: float32 [F], of the cosines and sines.
         times: where in the last layer's output a ResNet block's part is.
+        second: bias of every ResNet block's second conv and its shortcut's, in sum.
+        ends: weight [C, 5 * C] and bias of every transformer's last feed-forward layer and proj_out in one.
         qkv: projections to self-attention's queries, keys and values, [3 * C, C], by attention.
     """
 
@@ -76,6 +78,9 @@ class PackedWeights:
         self.times, start = {}, 0
         for name, resnet in resnets.items():
             self.times[name] = slice(start, start := start + resnet.time_emb_proj.out_features)
+        self.second = {name: _second_bias(resnet) for name, resnet in resnets.items()}
+        models = {name: m for name, m in unet.named_modules() if isinstance(m, Transformer2DModel)}
+        self.ends = {name: _end(model, merged) for name, model in models.items()}
         self.qkv = {
             name: torch.cat([merged.of(getattr(m, to)).detach() for to in QKV])
             for name, m in unet.named_modules()
@@ -89,6 +94,21 @@ def frequencies(embedding: Any) -> Tensor:
     power = torch.arange(half, dtype=torch.float32) / (half - embedding.downscale_freq_shift)
     waves: Tensor = torch.exp(-log(10000) * power) * embedding.scale
     return waves
+
+
+def _second_bias(block: ResnetBlock2D) -> Tensor:
+    short = block.conv_shortcut
+    bias: Tensor = block.conv2.bias.detach()
+    return bias if short is None or short.bias is None else bias + short.bias.detach()
+
+
+def _end(model: Transformer2DModel, merged: MergedWeights) -> tuple[Tensor, Tensor]:
+    """The last feed-forward's linear layer, its residual and proj_out as one layer of [gated | residual]."""
+    ff, out = model.transformer_blocks[-1].ff.net[2], model.proj_out
+    weight, exact = merged.of(out).detach().flatten(1), torch.float32
+    folded = (weight.to(exact) @ merged.of(ff).detach().to(exact)).to(weight.dtype)
+    bias = weight.to(exact) @ ff.bias.detach().to(exact) + out.bias.detach().to(exact)
+    return torch.cat([folded, weight], 1), bias.to(weight.dtype)
 
 
 def check_capturable(unet: UNet2DConditionModel) -> None:

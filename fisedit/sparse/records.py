@@ -40,12 +40,15 @@ class Records:
     ) -> None:
         self._sites = [site for site in sites if site.role in HALOS or site.role in NORMS]
         self._tokens = [site for site in sites if site.role is Role.TOKENS]
+        self._levels = {site.name: site.level for site in sites}
         self.piece = gcd(*map(channels, self._sites))
         self._heads, self._kind = heads or {}, kind or torch.int8
         self._packed: WeakKeyDictionary[StepFeatures, tuple[Tensor, list[Tensor]]] = WeakKeyDictionary()
 
-    def reading(self, rows: Packed, plans: Sequence[SparsePlan], branches: int) -> Reading:
-        """What some edits of one size read of every step, in the order of `rows`."""
+    def reading(
+        self, rows: Packed, plans: Sequence[SparsePlan], branches: int, injected: Packed | None = None
+    ) -> Reading:
+        """What some edits of one size read of every step, in the order of `rows`, and `injected` queries and keys."""
         found: dict[tuple[int, str], Tensor] = {}
         parts, starts = [], self._starts(plans[0], branches)
         for name, shape in rows.shapes.items():
@@ -55,7 +58,16 @@ class Records:
             if key not in found:
                 found[key] = _positions(plans, branches, *key, shape[1])
             parts.append(self._pieces(site, starts[site_name], found[key]))
-        return Reading(self, torch.cat(parts), branches)
+        kept = [] if injected is None else [self._injected(*each, plans) for each in injected.shapes.items()]
+        return Reading(self, torch.cat(parts), branches, kept)
+
+    def _injected(
+        self, name: str, shape: tuple[int, ...], plans: Sequence[SparsePlan]
+    ) -> tuple[str, int, list[Tensor]]:
+        """Where the queries or keys of a site are read: its name, level and every plan's positions, padded."""
+        level = self._levels[name]
+        active = [plan.levels[level].active for plan in plans]
+        return name, level, [F.pad(positions, (0, shape[1] - len(positions))) for positions in active]
 
     def changed(self, plan: SparsePlan, branches: int) -> Tensor:
         """Where an overlay's rows lie in the pack under it: int64 [pieces], in the order of `laid`."""
@@ -133,14 +145,23 @@ class Reading:
 
     Args:
         index: where their rows lie in a pack: int64 [pieces]. Padding points anywhere.
+        branches: S.
+        injected: name, level and positions of queries and keys that the last branch attends with.
     """
 
-    def __init__(self, records: Records, index: Tensor, branches: int) -> None:
-        self._records, self._index, self._branches = records, index, branches
+    def __init__(
+        self,
+        records: Records,
+        index: Tensor,
+        branches: int,
+        injected: Sequence[tuple[str, int, list[Tensor]]] = (),
+    ) -> None:
+        self._records, self._index, self._branches, self._injected = records, index, branches, injected
         self._found: dict[SparsePlan, Tensor] = {}
 
     def of(self, step: CachedFeatures) -> list[Tensor]:
-        """Totals of all norms side by side, the rows of all maps likewise, and every map of keys and values."""
+        """Totals of all norms side by side, the rows of all maps likewise, those of injected queries and keys if there
+        are some, and every map of keys and values."""
         records, (root, overlays) = self._records, _lineage(step)
         pack = records.laid(root).to(self._index.device)
         rows = pack.index_select(0, self._index)
@@ -148,7 +169,12 @@ class Reading:
             slots = self._slots(overlay.plan, len(pack))
             changed = records.laid(overlay).index_select(0, slots.clamp(min=0))
             rows = torch.where((slots >= 0)[:, None], changed, rows)
-        return [records.totals(step), rows.flatten(), *records.tokens(step)]
+        kept = [
+            step.rows(name, level, positions)[-1:].flatten()
+            for name, level, each in self._injected
+            for positions in each
+        ]
+        return [records.totals(step), rows.flatten(), *([torch.cat(kept)] if kept else []), *records.tokens(step)]
 
     def _slots(self, plan: SparsePlan, size: int) -> Tensor:
         """Where the rows that are read are among the own ones of a plan's overlays, -1 for those that are not."""

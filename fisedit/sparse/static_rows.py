@@ -151,6 +151,14 @@ class StaticRows:
         """See `RowSource.qkv`."""
         return (self._packed.qkv[name],)
 
+    def second_biases(self, name: str, block: Any) -> tuple[Tensor, Tensor | None]:
+        """See `RowSource.second_biases`."""
+        return self._packed.second[name], None
+
+    def folded_end(self, name: str) -> tuple[Tensor, Tensor] | None:
+        """See `RowSource.folded_end`."""
+        return self._packed.ends[name]
+
     def keep(self, name: str, rows: Tensor) -> None:
         """See `RowSource.keep`."""
         self.fresh[name] = rows

@@ -1,12 +1,13 @@
-"""How an edit's sparse steps are run: replayed from captured graphs where there are some, else layer by layer.
+"""Sparse steps of edits: replayed from captured graphs where these can be used, else computed eagerly.
 
-Both give the same prediction and the same overlay. A step that no graph can do (one that keeps its source's structure,
-a UNet with a LoRA) runs layer by layer, and the reason is told. Knows steps and plans; neither samplers nor masks.
+Both give the same predictions and overlays. The first replay of every graph is compared with the eager step; where it
+fails or differs, everything goes on eagerly with a warning. Knows steps and plans; neither samplers nor masks.
 """
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,26 +19,39 @@ from torch import Tensor
 from fisedit.errors import InputError, UnsupportedModuleError
 from fisedit.models.injection import exclusive
 from fisedit.sparse.cuda_graphs import GraphEdit, GraphExecutor
-from fisedit.sparse.executor import Executor, ExtraLayers
+from fisedit.sparse.executor import Executor, ExtraLayers, apply_guidance
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, scatter, shifted
 from fisedit.sparse.graph_cache import Ends
 from fisedit.sparse.graph_capture import state_of
-from fisedit.sparse_kernels import ops
+from fisedit.sparse.modules import LayerSite, Role
+from fisedit.sparse_kernels import ops, tuning
 from fisedit.sparse_kernels.row_plan import SparsePlan
 
 PLAIN = tuple(getattr(processors, name) for name in ("AttnProcessor", "AttnProcessor2_0", "XFormersAttnProcessor"))
 """Attention processors that compute attention and nothing else."""
 
+TOLERANCES = {torch.float32: 0.01, torch.float16: 0.15, torch.bfloat16: 0.15}
+"""How far a graph's first prediction may be from the eager one, in units of that one's largest number."""
+
+QUANTISED_TOLERANCE = 0.3
+"""The same where recorded keys and values are quantised."""
+
 
 @dataclass(frozen=True, eq=False)
-class Work:
+class SparseEdit:
     """What an edit computes over its source.
 
     Args:
-        plans: of every step that is run; steps of one plan share the object. features, predictions: the source's, of
-            all steps. text: embeddings [B, T, D]. cache: their keys and values, filled as they are needed.
-        kept: those of the first `structured` steps, which attend as the source did.
-        guidance: its scale, None where one branch runs. extra: layers added to the UNet, or None. budget: see `feed`.
+        plans: of every step that is run; steps of one plan share the object.
+        features: the source's cached features, of all steps.
+        predictions: the source's, [1, 4, h, w], of all steps.
+        text: embeddings [B, T, D].
+        cache: the text's keys and values, filled as they are needed.
+        injected_text: keys and values of the first `injected_steps` steps.
+        injected_steps: so many first steps attend as the source did (attention injection).
+        guidance: scale of classifier-free guidance, None where one branch runs.
+        extra: layers added to the UNet, or None.
+        budget: bytes of gathered features that may stay on the device; None is no limit.
         mixed: dense steps run in between.
     """
 
@@ -46,110 +60,160 @@ class Work:
     predictions: Sequence[Tensor]
     text: Tensor
     cache: dict[str, Tensor]
-    kept: dict[str, Tensor]
-    structured: int
+    injected_text: dict[str, Tensor]
+    injected_steps: int
     guidance: float | None
     extra: ExtraLayers | None = None
     budget: int | None = None
     mixed: bool = False
 
+    def injects(self, i: int) -> bool:
+        """Whether step i attends as the source did."""
+        return i < self.injected_steps
 
-class Layers:
-    """Steps layer by layer, whatever the UNet."""
+    def text_of(self, i: int) -> dict[str, Tensor]:
+        """Keys and values of the text at step i."""
+        return self.injected_text if self.injects(i) else self.cache
 
-    def __init__(self, executor: Executor, work: Work) -> None:
-        self._executor, self._work = executor, work
 
-    def step(self, i: int, x: Tensor, t: Tensor, extra: Tensor | None) -> tuple[Tensor, FeatureOverlay]:
-        """The guided prediction of step i [1, 4, h, w], and its overlay.
+class SparseSteps:
+    """The sparse steps of some edits of one source.
+
+    Args:
+        graphs: of the UNet.
+        executor: of the UNet.
+        edits: E of them; they agree in everything but plans, text and cache. Of several none injects attention.
+
+    Attributes:
+        captured: steps that were replayed from captured graphs.
+        reason: why others were not, or "".
+    """
+
+    def __init__(self, graphs: Graphs, executor: Executor, edits: Sequence[SparseEdit]) -> None:
+        self._graphs, self._executor, self._edits = graphs, executor, edits
+        self._replays: dict[int, GraphEdit] = {}
+        self.captured, found = 0, graphs.of(executor)
+        self.reason = found if isinstance(found, str) else _why_eager(edits)
+        if not isinstance(found, str) and not self.reason:
+            with exclusive(executor.unet):
+                self._capture(found)
+
+    @property
+    def uses_graphs(self) -> bool:
+        """Whether steps are replayed from captured graphs."""
+        return bool(self._replays)
+
+    def step(self, i: int, x: Tensor, t: Tensor, extra: Tensor | None) -> tuple[Tensor, list[FeatureOverlay]]:
+        """One sparse evaluation of every edit.
 
         Args:
-            x: latents [B, 4, h, w], scaled for the model. t: timestep. extra: for distilled models, or None.
+            i: the step.
+            x: latents [S * E, 4, h, w], branch by branch, scaled for the model.
+            t: timestep.
+            extra: [B, C] for distilled models, or None.
+
+        Returns:
+            The guided predictions [E, 4, h, w], and the overlays.
         """
-        work, structured = self._work, i < self._work.structured
-        text, plan = work.kept if structured else work.cache, work.plans[i]
-        rows, overlay = self._executor.run_sparse(
-            x, t, work.text, text, work.features[i], plan, extra, inject_attention=structured, extra=work.extra
-        )
-        if work.guidance is not None:
-            without, with_text = rows.chunk(2)
-            rows = without + work.guidance * (with_text - without)
-        return scatter(work.predictions[i], plan.levels[0].active, rows), overlay
+        replay = self._replays.get(i)
+        if replay is None:
+            return self._eager(i, x, t, extra)
+        if replay.verified:
+            self.captured += 1
+            return self._replayed(replay, i, x, t)
+        return self._verified(replay, i, x, t, self._eager(i, x, t, extra))
 
+    def _eager(self, i: int, x: Tensor, t: Tensor, extra: Tensor | None) -> tuple[Tensor, list[FeatureOverlay]]:
+        predictions, overlays, count = [], [], len(self._edits)
+        for e, edit in enumerate(self._edits):
+            rows, overlay = self._executor.run_sparse(
+                x[e::count],
+                t,
+                edit.text,
+                edit.text_of(i),
+                edit.features[i],
+                edit.plans[i],
+                extra,
+                inject_attention=edit.injects(i),
+                extra=edit.extra,
+            )
+            rows = apply_guidance(rows, edit.guidance)
+            predictions.append(scatter(edit.predictions[i], edit.plans[i].levels[0].active, rows))
+            overlays.append(overlay)
+        return torch.cat(predictions) if count > 1 else predictions[0], overlays
 
-class Captured:
-    """Steps by captured graphs, one batch for each of the edit's plans; several editors may take turns.
+    def _replayed(self, replay: GraphEdit, i: int, x: Tensor, t: Tensor) -> tuple[Tensor, list[FeatureOverlay]]:
+        first = self._edits[0]
+        with exclusive(self._executor.unet):  # until the graph's own memory has been read
+            rows = apply_guidance(replay.step(i, x, t), first.guidance)
+            return ops.composite(first.predictions[i], rows, replay.placement), replay.overlays(i)
 
-    Args:
-        steps: those that are run so.
-    """
+    def _verified(
+        self, replay: GraphEdit, i: int, x: Tensor, t: Tensor, eager: tuple[Tensor, list[FeatureOverlay]]
+    ) -> tuple[Tensor, list[FeatureOverlay]]:
+        """A graph's first replay, if it is as the eager step; else that one, and no graph is used any more."""
+        try:
+            replayed = self._replayed(replay, i, x, t)
+            limit = self._graphs.tolerance(eager[0].dtype) * float(eager[0].abs().max())
+            difference = float((replayed[0] - eager[0]).abs().max())
+            if difference <= limit:  # not so of a NaN
+                replay.verified = True
+                self.captured += 1
+                return replayed
+            self._abandon(f"its first step differs from the eager one by {difference:.3g}, more than {limit:.3g}")
+        except RuntimeError as error:
+            self._abandon(f"it failed ({_first_line(error)})")
+        return eager
 
-    def __init__(self, graphs: GraphExecutor, work: Work, steps: Sequence[int]) -> None:
-        self._unet, self._work = graphs.executor.unet, work
-        plans = {id(work.plans[i]): work.plans[i] for i in steps}
-        with exclusive(self._unet):
-            self._edits = {
-                key: graphs.begin(
-                    [plan],
-                    {i: work.features[i] for i in steps if work.plans[i] is plan},
-                    work.text,
-                    work.budget,
-                    work.cache,
-                )
-                for key, plan in plans.items()
-            }
+    def _abandon(self, why: str) -> None:
+        self._replays, self.reason = {}, self._graphs.refuse(self._executor, why)
 
-    def step(self, i: int, x: Tensor, t: Tensor, extra: Tensor | None) -> tuple[Tensor, FeatureOverlay]:
-        """See `Layers.step`; the host does not wait."""
-        edit = self._edits[id(self._work.plans[i])]
-        with exclusive(self._unet):  # until the graph's own memory has been read
-            rows = edit.step(i, x, t)
-            return ops.composite(self._work.predictions[i], rows, edit.placement, self._work.guidance), edit.overlays(
-                i
-            )[0]
-
-
-class Batch:
-    """Steps of several edits of one source at once, each with a text and plans of its own.
-
-    Args:
-        works: of the edits; they agree in everything but plans, text and cache, and none keeps structure.
-    """
-
-    def __init__(self, graphs: GraphExecutor, works: Sequence[Work]) -> None:
-        self._unet, self._works, first = graphs.executor.unet, works, works[0]
-        text = torch.stack([work.text for work in works], 1).flatten(0, 1)
-        rows: dict[tuple[int, ...], list[int]] = {}
+    def _capture(self, graphs: GraphExecutor) -> None:
+        """Begin a replay of every group of steps that share plans and injected layers."""
+        first, groups = self._edits[0], dict[Any, list[int]]()
         for i in first.plans:
-            rows.setdefault(tuple(id(work.plans[i]) for work in works), []).append(i)
-        self._edits: dict[int, GraphEdit] = {}
-        known: dict[str, Tensor] = {}
-        with exclusive(self._unet):
-            for steps in rows.values():
-                features = {i: first.features[i] for i in steps}
-                edit = graphs.begin([work.plans[steps[0]] for work in works], features, text, first.budget, known)
-                self._edits |= dict.fromkeys(steps, edit)
-        for e, work in enumerate(works):
-            work.cache.update({name: tokens[e :: len(works)] for name, tokens in known.items()})
+            injected = injected_sites(self._executor.sites, first.features[i]) if first.injects(i) else frozenset()
+            key = tuple(id(edit.plans[i]) for edit in self._edits), first.injects(i), injected
+            groups.setdefault(key, []).append(i)
+        text = torch.stack([edit.text for edit in self._edits], 1).flatten(0, 1)
+        together: dict[str, Tensor] = {}
+        try:
+            for (_, _, injected), steps in groups.items():
+                plans, features = [edit.plans[steps[0]] for edit in self._edits], {i: first.features[i] for i in steps}
+                known = first.text_of(steps[0]) if len(self._edits) == 1 else together
+                replay = graphs.begin(plans, features, text, first.budget, known, injected)
+                self._replays |= dict.fromkeys(steps, replay)
+        except RuntimeError as error:
+            self._abandon(f"capturing failed ({_first_line(error)})")
+        for e, edit in enumerate(self._edits):
+            edit.cache.update({name: tokens[e :: len(self._edits)] for name, tokens in together.items()})
 
-    def step(self, i: int, x: Tensor, t: Tensor) -> tuple[Tensor, list[FeatureOverlay]]:
-        """The guided predictions of step i [E, 4, h, w], and the overlays.
 
-        Args:
-            x: latents [S * E, 4, h, w], branch by branch, scaled for the model. t: timestep.
-        """
-        edit, work = self._edits[i], self._works[0]
-        with exclusive(self._unet):
-            rows = edit.step(i, x, t)
-            return ops.composite(work.predictions[i], rows, edit.placement, work.guidance), edit.overlays(i)
+def injected_sites(sites: Sequence[LayerSite], step: CachedFeatures) -> frozenset[str]:
+    """Sites whose recorded queries or keys attention injection reads of a step."""
+    queries = {site.name for site in sites if site.role is Role.QUERY and site.name in step}
+    keys = {site.name for site in sites if site.role is Role.TOKENS and site.name.endswith(".to_k")}
+    return frozenset(queries | {name for name in keys if f"{name.removesuffix('k')}q" in queries})
+
+
+def _why_eager(edits: Sequence[SparseEdit]) -> str:
+    if edits[0].extra is not None:
+        return "a reference adapter is at work; it runs eagerly"
+    if edits[0].mixed or any(map(shifted, edits[0].features)):
+        return "dense steps in between change what sparse ones read; it runs eagerly"
+    return ""
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)[:200]
 
 
 class Graphs:
-    """The captured graphs of one pipeline: made when an edit first wants them, and anew when the UNet was changed.
+    """The captured graphs of one pipeline: made when an edit first uses them, and again when the UNet was changed.
 
     Args:
         wanted: whether edits use them; None for what FISEDIT_GRAPHS says (0 or 1), or else on CUDA devices. On others
-            a stand-in runs in their place, which saves nothing, and shows that they are right.
+            a stand-in runs in their place, which saves nothing, and tests that they are right.
 
     Raises:
         InputError: FISEDIT_GRAPHS says something else.
@@ -165,31 +229,30 @@ class Graphs:
         return device.type == "cuda" if self.wanted is None else self.wanted
 
     def of(self, executor: Executor) -> GraphExecutor | str:
-        """The graphs of an executor's UNet, or why there are none; "" where nobody wants any."""
+        """The graphs of an executor's UNet, or why there are none; "" where none are wanted."""
         unet = executor.unet
         if not self.on(executor.device):
             return ""
         with exclusive(unet):
-            known, state = self._made[0], (state_of(unet), tuple(map(type, unet.attn_processors.values())))
-            if known != state:
+            if self._made[0] != (state := _state(unet)):
                 self._made = state, _made(executor)
             return self._made[1]
 
-    def steps(self, executor: Executor, work: Work) -> tuple[dict[int, Layers | Captured], str]:
-        """What runs each of an edit's steps, and why some are not captured, or ""."""
-        layers, graphs = Layers(executor, work), self.of(executor)
-        ways: dict[int, Layers | Captured] = dict.fromkeys(work.plans, layers)
-        if isinstance(graphs, str):
-            return ways, graphs
-        if work.extra is not None:
-            return ways, "a reference adapter is at work; run it layer by layer"
-        if work.mixed or any(map(shifted, work.features)):
-            return ways, "dense steps in between change what sparse ones read; run it layer by layer"
-        free = [i for i in work.plans if i >= work.structured]
-        kept = len(work.plans) - len(free)
-        if free:
-            ways |= dict.fromkeys(free, Captured(graphs, work, free))
-        return ways, f"the first {kept} steps keep the source's structure, layer by layer" if kept else ""
+    def tolerance(self, dtype: torch.dtype) -> float:
+        """How far a graph's first prediction may be from the eager one, in units of that one's largest number."""
+        return QUANTISED_TOLERANCE if tuning.quantisation_setting() else TOLERANCES[dtype]
+
+    def refuse(self, executor: Executor, why: str) -> str:
+        """Use no graphs of the UNet as it is now; warn, and give the reason."""
+        reason = f"a captured graph was given up, as {why}; it runs eagerly"
+        warnings.warn(reason, RuntimeWarning, stacklevel=2)
+        with exclusive(executor.unet):
+            self._made = _state(executor.unet), reason
+        return reason
+
+
+def _state(unet: Any) -> object:
+    return state_of(unet), tuple(map(type, unet.attn_processors.values()))
 
 
 def _wanted() -> bool | None:
@@ -208,7 +271,7 @@ def _made(executor: Executor) -> GraphExecutor | str:
 
 
 def _check(unet: Any) -> None:
-    """Refuse what somebody put into a UNet: graphs would not see it."""
+    """Refuse what was injected into a UNet: graphs would not see it."""
     for name, module in unet.named_modules():
         if "forward" in vars(module):
             what = f"UNet's layer {name}" if name else "UNet"

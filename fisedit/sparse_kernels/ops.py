@@ -303,8 +303,8 @@ def scatter_rows(full: Tensor, rows: Tensor, placement: RowPlacement) -> Tensor:
     return result
 
 
-def composite(base: Tensor, rows: Tensor, placement: RowPlacement, guidance: float | None) -> Tensor:
-    """Guided rows over the source's prediction; see `reference.composite`."""
+def composite(base: Tensor, rows: Tensor, placement: RowPlacement) -> Tensor:
+    """Rows over the source's prediction; see `reference.composite`."""
     assert base.ndim == 4 and base.shape[1] == rows.shape[2], (base.shape, rows.shape)
-    result: Tensor = _kernels("composite", rows).composite(base, rows, placement, guidance)
+    result: Tensor = _kernels("composite", rows).composite(base, rows, placement)
     return result

@@ -480,21 +480,17 @@ def scatter_rows(full: Tensor, rows: Tensor, placement: RowPlacement) -> Tensor:
     return full
 
 
-def composite(base: Tensor, rows: Tensor, placement: RowPlacement, guidance: float | None) -> Tensor:
-    """Classifier-free guidance of the fresh rows, written into copies of the source's prediction.
+def composite(base: Tensor, rows: Tensor, placement: RowPlacement) -> Tensor:
+    """Fresh rows written into copies of the source's prediction.
 
     Args:
         base: [1 or E, 4, h, w], the source's guided prediction.
-        rows: [2 * E, R, 4], first all without the prompt, then all with it; [E, R, 4] where `guidance` is None.
+        rows: [E, R, 4], guided.
         placement: positions of the rows, of at least E items.
-        guidance: the guidance scale, or None.
 
     Returns:
         [E, 4, h, w].
     """
-    if guidance is not None:
-        without, with_text = rows.chunk(2)
-        rows = without + guidance * (with_text - without)
     full = base.expand(len(rows), -1, -1, -1).flatten(2).transpose(1, 2).clone()  # [E, h * w, 4]
     here = RowPlacement(*(t[: len(rows)] for t in (placement.positions, placement.active_mask, placement.num_rows)))
     mixed: Tensor = scatter_rows(full, rows, here).transpose(1, 2).unflatten(2, base.shape[2:])

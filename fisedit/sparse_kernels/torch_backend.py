@@ -324,11 +324,8 @@ def scatter_rows(full: Tensor, rows: Tensor, placement: RowPlacement) -> Tensor:
     return full.copy_(padded[:, :-1])
 
 
-def composite(base: Tensor, rows: Tensor, placement: RowPlacement, guidance: float | None) -> Tensor:
+def composite(base: Tensor, rows: Tensor, placement: RowPlacement) -> Tensor:
     """See `reference.composite`; waits for nothing."""
-    if guidance is not None:
-        without, with_text = rows.chunk(2)
-        rows = torch.lerp(without, with_text, guidance)
     at = placement.positions[: len(rows), None].expand(-1, rows.shape[2], -1)
     full = F.pad(base.flatten(2), (0, 1)).expand(len(rows), -1, -1).contiguous()
     mixed: Tensor = full.scatter(2, at, rows.transpose(1, 2))[..., :-1].unflatten(2, base.shape[2:])

@@ -1,4 +1,4 @@
-"""Edits through captured graphs, by the CPU's stand-in: the same as layer by layer, whatever an editor is asked for."""
+"""Edits through captured graphs, by the CPU's stand-in: the same as eager ones, whatever an editor is asked for."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _alike(monkeypatch):
 
 
 def both(pipe, script, **options):
-    """What a script does with an editor layer by layer, and with one that has graphs."""
+    """What a script does with an editor that runs eagerly, and with one that has graphs."""
     editors = [Editor(pipe, graphs=graphs, **options) for graphs in (False, True)]
     return editors, [script(editor) for editor in editors]
 
@@ -160,7 +160,7 @@ def test_every_wish(pipelines, monkeypatch, wish):
 
 
 @pytest.mark.parametrize("structure", [0.5, 1.0])
-def test_steps_that_keep_structure_run_layer_by_layer(pipelines, structure):
+def test_steps_that_inject_attention_are_captured(pipelines, structure):
     def script(editor):
         editor.generate(CAT, **QUICK)
         editor.edit(DOG, mask=SQUARE, structure=structure)
@@ -168,9 +168,12 @@ def test_steps_that_keep_structure_run_layer_by_layer(pipelines, structure):
 
     editors, (_, result) = both(pipelines["sd15"], script)
     check_alike(editors)
-    kept = round(structure * round(0.4 * STEPS))
-    assert result.stats.unet_evaluations_captured == STEPS - kept
-    assert result.stats.uncaptured == f"the first {kept} steps keep the source's structure, layer by layer"
+    assert captured(editors[1]) == [0, STEPS, STEPS] and result.stats.uncaptured == ""
+    plain = Editor(pipelines["sd15"], graphs=True)
+    plain.generate(CAT, **QUICK)
+    plain.edit(DOG, mask=SQUARE)
+    first = [editor.history[1].image.tobytes() for editor in (editors[1], plain)]
+    assert first[0] != first[1]
 
 
 def test_a_leak_in_mid_edit_grows_the_mask(pipelines, monkeypatch):
@@ -339,7 +342,7 @@ def test_a_unet_that_was_changed_gets_graphs_of_its_own():
     assert captured(graphs) == [0, STEPS, STEPS]
 
 
-def test_a_reference_adapter_runs_layer_by_layer(tmp_path):
+def test_a_reference_adapter_runs_eagerly(tmp_path):
     pipe = build_pipeline("demo")
     save_adapter(lively(pipe.unet, "v3"), tmp_path / "adapter")
 
@@ -354,7 +357,7 @@ def test_a_reference_adapter_runs_layer_by_layer(tmp_path):
     editors, _ = both(pipe, script)
     check_alike(editors)
     assert captured(editors[1]) == [0, 0, STEPS]
-    assert editors[1].history[1].stats.uncaptured == "a reference adapter is at work; run it layer by layer"
+    assert editors[1].history[1].stats.uncaptured == "a reference adapter is at work; it runs eagerly"
 
 
 def test_a_lora_is_captured_and_so_is_what_follows_it(tmp_path):
@@ -404,14 +407,59 @@ def test_nan_is_found_at_the_end_and_nothing_is_kept(pipelines, monkeypatch):
     source = editor.generate(CAT, **QUICK)
     text = next(s for s in editor._engine.executor.sites if s.role is Role.TEXT)
     broken = type(text.module).forward
-    monkeypatch.setattr(text.module, "forward", lambda x: broken(text.module, x))  # injected: layer by layer
+    monkeypatch.setattr(text.module, "forward", lambda x: broken(text.module, x))  # injected: eager
     assert "was injected" in editor.edit(DOG, mask=SQUARE).stats.uncaptured
     monkeypatch.undo()
+    editor.checkout(source.id)
+    assert editor.edit(DOG, mask=SQUARE).stats.unet_evaluations_captured == STEPS  # its graphs are verified now
     editor.checkout(source.id)
     monkeypatch.setattr("fisedit.sparse.stepping.ops.composite", lambda base, *_: base * float("nan"))
     with pytest.raises(NumericsError, match="NaN or infinite at timestep"):
         editor.edit(BIRD, mask=SQUARE)
-    assert len(editor.history) == 2 and editor.current is source
+    assert len(editor.history) == 3 and editor.current is source
+
+
+def wrong(base, *_):
+    return base
+
+
+def nan(base, *_):
+    return base * float("nan")
+
+
+def broken(*_):
+    raise RuntimeError("the driver says no\nin detail")
+
+
+@pytest.mark.parametrize("kernel", [wrong, nan, broken], ids=lambda kernel: kernel.__name__)
+def test_a_graph_that_fails_or_differs_is_given_up_and_the_edit_runs_eagerly(pipelines, monkeypatch, kernel):
+    def script(editor):
+        editor.generate(CAT, **QUICK)
+        editor.edit(DOG, mask=SQUARE)
+        return editor.edit(BIRD, mask=BLOBS, growth=1)
+
+    eager = script(Editor(pipelines["shallow"], graphs=False))
+    monkeypatch.setattr("fisedit.sparse.stepping.ops.composite", kernel)
+    editor = Editor(pipelines["shallow"], graphs=True)
+    with pytest.warns(RuntimeWarning, match="a captured graph was given up") as warned:
+        result = script(editor)
+    assert len(warned) == 1 and captured(editor) == [0, 0, 0]
+    assert result.image.tobytes() == eager.image.tobytes()
+    told = "it failed (the driver says no); it runs eagerly" if kernel is broken else "its first step differs"
+    assert all(told in edited.stats.uncaptured for edited in list(editor.history)[1:])
+
+
+def test_several_edits_whose_graph_differs_run_eagerly(pipelines, monkeypatch):
+    monkeypatch.setattr("fisedit.sparse.stepping.ops.composite", wrong)
+    editor = Editor(pipelines["shallow"], graphs=True)
+    source = editor.generate(CAT, **QUICK)
+    with pytest.warns(RuntimeWarning, match="its first step differs"):
+        results = editor.edit_many([DOG, BIRD], [SQUARE, CORNER], growth=1)
+    for result, mask in zip(results, (SQUARE, CORNER), strict=True):
+        editor.checkout(source.id)
+        alone = editor.edit(result.prompt, mask=mask, growth=1)
+        assert np.abs(np.asarray(alone.image, int) - np.asarray(result.image, int)).max() <= 1
+        assert "its first step differs" in result.stats.uncaptured
 
 
 def test_on_a_cpu_nobody_asked_for_graphs(pipelines):

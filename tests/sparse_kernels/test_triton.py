@@ -377,20 +377,9 @@ def test_scatter_and_composite(backend, dtype, size, name):
     full = recorded.repeat_interleave(edits.edits, 0).flatten(2).transpose(1, 2).contiguous()
     with ops.use(backend):
         assert ops.scatter_rows(full, rows, placement) is full
-        guided = ops.composite(recorded[:1], rows, placement, 7.5)
-        plain = ops.composite(recorded[:1], rows[: edits.edits], placement, None)
+        composited = ops.composite(recorded[:1], rows[: edits.edits], placement)
     assert torch.equal(full.transpose(1, 2), mixed.flatten(2))
-    assert torch.equal(plain, mixed[: edits.edits])
-    without, with_text = mixed.double().chunk(2)
-    expected = without + 7.5 * (with_text - without)
-    for e, plan in enumerate(edits.plans):
-        active = plan.levels[0].active
-        kept = torch.ones(plan.levels[0].size, dtype=torch.bool, device=DEVICE).index_fill_(0, active, value=False)
-        got = guided[e].flatten(1)
-        assert torch.equal(got[:, kept], recorded[0].flatten(1)[:, kept])
-        there = expected[e].flatten(1)[:, active]
-        error = (got[:, active].double() - there).abs()
-        assert (error <= TOLERANCE[dtype] * (expected.std() + there.abs())).all()
+    assert torch.equal(composited, mixed[: edits.edits])
 
 
 @pytest.fixture

@@ -153,8 +153,7 @@ def ends(dtype):
     placement = RowPlacement.empty(2, 256, 4096, torch.device("cpu"))
     backend.scatter_rows(torch.empty(2, 4096, 320, dtype=dtype), x, placement)
     rows = torch.empty(2, 256, 4, dtype=dtype)
-    backend.composite(torch.empty(1, 4, 64, 64, dtype=dtype), rows, placement, 7.5)
-    backend.composite(torch.empty(1, 4, 64, 64, dtype=dtype), rows, placement, None)
+    backend.composite(torch.empty(1, 4, 64, 64, dtype=dtype), rows, placement)
 
 
 def main(names: list[str]) -> None:

@@ -18,7 +18,7 @@ from fisedit.evaluation.quality.case import Case, Outcome
 from fisedit.masking.masks import otsu
 from fisedit.sampling.scheduler import blend_latents
 from fisedit.sparse.cached_rows import CachedRows
-from fisedit.sparse.executor import Executor
+from fisedit.sparse.executor import Executor, apply_guidance
 from fisedit.sparse.feature_cache import scatter, totals
 from fisedit.sparse.vae_decode import decode
 from fisedit.sparse_kernels import ops
@@ -131,9 +131,8 @@ def difference_mask(case: Case) -> BoolGrid:
 
 
 def _guided(case: Case, prediction: Tensor) -> Tensor:
-    """Classifier-free guidance of one or two branches [B, ...] -> [1, ...]."""
-    without, with_text = prediction[:1], prediction[-1:]
-    return without + case.config.guidance_scale * (with_text - without) if len(prediction) > 1 else prediction
+    """The guided prediction [1, ...] of one or two branches [B, ...]."""
+    return apply_guidance(prediction, case.config.guidance_scale if len(prediction) > 1 else None)
 
 
 def _decoded(case: Case, latents: Tensor) -> Image:

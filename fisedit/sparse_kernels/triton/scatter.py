@@ -1,4 +1,4 @@
-"""Rows into maps in Triton: the scatter, and guidance composited over the source's prediction.
+"""Rows into maps in Triton: the scatter, and rows composited over the source's prediction.
 
 Needs triton; see `reference` for what it computes.
 """
@@ -18,18 +18,16 @@ ROWS = 32
 
 def scatter_rows(full: Tensor, rows: Tensor, placement: RowPlacement) -> Tensor:
     """See `reference.scatter_rows`."""
-    _put(full, rows.contiguous(), rows.shape, placement, None, full.stride())
+    _put(full, rows.contiguous(), rows.shape, placement, full.stride())
     return full
 
 
-def composite(base: Tensor, rows: Tensor, placement: RowPlacement, guidance: float | None) -> Tensor:
+def composite(base: Tensor, rows: Tensor, placement: RowPlacement) -> Tensor:
     """See `reference.composite`."""
     edits, count, channels = rows.shape
-    if guidance is not None:
-        edits //= 2
     out = base.expand(edits, -1, -1, -1).contiguous(memory_format=torch.contiguous_format).clone()
     strides = (out.stride(0), 1, out.stride(1))
-    _put(out, rows.contiguous(), (edits, count, channels), placement, guidance, strides)
+    _put(out, rows.contiguous(), (edits, count, channels), placement, strides)
     return out
 
 
@@ -38,7 +36,6 @@ def _put(
     rows: Tensor,
     shape: tuple[int, ...],
     placement: RowPlacement,
-    guidance: float | None,
     strides: tuple[int, ...],
 ) -> None:
     items, count, channels = shape
@@ -50,10 +47,7 @@ def _put(
         placement.active_mask.shape[1],
         count,
         channels,
-        items * count * channels,
-        1.0 if guidance is None else float(guidance),
         *strides,
-        GUIDED=guidance is not None,
         BR=ROWS,
         BC=lanes,
     )
@@ -61,8 +55,8 @@ def _put(
 
 @triton.jit
 def _scatter(
-    full, rows, positions, size, R, C, half, guidance, item_stride, position_stride, channel_stride,
-    GUIDED: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+    full, rows, positions, size, R, C, item_stride, position_stride, channel_stride,
+    BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """[BR] rows of one item, [BC] channels."""
     tiles = tl.cdiv(R, BR)
@@ -73,9 +67,5 @@ def _scatter(
     inside = (at < size)[:, None] & (c < C)[None, :]
     here = rows + (item * R + r[:, None]) * C + c[None, :]
     x = tl.load(here, mask=inside, other=0.0)
-    if GUIDED:
-        with_text = tl.load(here + half, mask=inside, other=0.0).to(tl.float32)
-        x = x.to(tl.float32)
-        x = x + guidance * (with_text - x)
     there = full + item * item_stride + at[:, None] * position_stride + c[None, :] * channel_stride
     tl.store(there, x.to(full.dtype.element_ty), mask=inside)
