@@ -117,9 +117,9 @@ class _Bench:
 
     def record(self, conditions: list[ReferenceCondition]) -> StepFeatures:
         """A source's step, made with adapters."""
-        return self.engine.executor.run_dense(self.latents, self.timestep, self.text, {}, extra=AdapterStack(conditions))[
-            1
-        ]
+        return self.engine.executor.run_dense(
+            self.latents, self.timestep, self.text, {}, extra=AdapterStack(conditions)
+        )[1]
 
     def row(self, condition: ReferenceCondition, conditioned: StepFeatures, mask: str, area: float) -> Row:
         """One mask: three steps that take turns."""

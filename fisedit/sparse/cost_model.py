@@ -89,8 +89,11 @@ def unet_macs(sites: Sequence[LayerSite], rows: Sequence[int], sizes: Sequence[i
     """Multiply-accumulates of one UNet evaluation, the text's projections aside.
 
     Args:
+        sites: of the UNet.
         rows: rows computed at each level, finest first (all positions for a dense one).
-        sizes: positions of each level. batch: B. tokens: T.
+        sizes: positions of each level.
+        batch: B.
+        tokens: T.
     """
     total = 0
     for site in sites:
@@ -112,6 +115,7 @@ def decoder_macs(vae: AutoencoderKL, areas: Areas, latent_size: int) -> int:
     """Multiply-accumulates of a decode.
 
     Args:
+        vae: whose decoder it is.
         areas: cells read and computed at each resolution, see `fisedit.sparse.vae_tiles.Areas`.
         latent_size: h * w, the keys of the middle attention.
     """
@@ -217,8 +221,9 @@ class Costs:
         comes nearest to a dense run.
 
         Args:
-            start: the first step to run. plain: no dense steps in between; nor are there any with adapters or captured
-                graphs.
+            grid: booleans [h, w], the mask.
+            start: the first step to run.
+            plain: no dense steps in between; nor are there any with adapters or captured graphs.
         """
         least, *wider = (spread(*pair, self._steps) for pair in GROWTHS)
         if not (plain or self._adapter_macs or self._captured):

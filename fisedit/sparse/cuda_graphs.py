@@ -83,7 +83,8 @@ class GraphExecutor:
         """Get ready to replay some steps of a source under one plan for each of E edits.
 
         Args:
-            plans: of one size, on the model's device. steps: what the source's steps recorded, S branches each.
+            plans: of one size, on the model's device.
+            steps: what the source's steps recorded, S branches each.
             text: embeddings [S * E, T, D], branch by branch.
             budget: bytes of features that may stay on the device (see `feed`); None is no limit.
             known: the text's keys and values, as far as they are known; filled.
@@ -150,7 +151,9 @@ class GraphEdit:
         """One sparse evaluation.
 
         Args:
-            i: a step that was given. latents: [B, 4, h, w], scaled for the model. timestep: one number.
+            i: a step that was given.
+            latents: [B, 4, h, w], scaled for the model.
+            timestep: one number.
 
         Returns:
             The prediction at the padded active rows [B, R, 4], in the graph's own memory: read it before the next step.

@@ -92,13 +92,15 @@ class Executor:
         timestep_cond: Tensor | None = None,
         extra: ExtraLayers | None = None,
     ) -> tuple[Tensor, StepFeatures]:
-        """One dense evaluation that remembers what a later sparse one may read.
+        """One dense evaluation that records what a later sparse one may read.
 
         Args:
-            latents: [B, 4, h, w], scaled for the model. timestep: scalar. text: [B, T, D].
-            text_cache: the text's keys and values, filled at the first step of a prompt.
-            queries: names of the query projections to remember.
-            timestep_cond: [B, E] for distilled models, or None.
+            latents: [B, 4, h, w], scaled for the model.
+            timestep: scalar.
+            text: embeddings [B, T, D].
+            text_cache: the text's keys and values by site name, filled at the first step of a prompt.
+            queries: names of the query projections to record.
+            timestep_cond: [B, C] for distilled models, or None.
             extra: layers added to the UNet, or None.
 
         Returns:
@@ -126,7 +128,13 @@ class Executor:
         """One sparse evaluation at the plan's active rows over the recorded step.
 
         Args:
-            latents: [B, 4, h, w], the whole map; only active and halo rows are read.
+            latents: [B, 4, h, w], scaled for the model; only active and halo rows are read.
+            timestep: scalar.
+            text: embeddings [B, T, D].
+            text_cache: the text's keys and values by site name, filled at the first step of a prompt.
+            source: the cached step that is read.
+            plan: whose active rows are computed.
+            timestep_cond: [B, C] for distilled models, or None.
             inject_attention: the last branch attends as the source did where its queries were recorded, as in
                 prompt-to-prompt.
             extra: layers added to the UNet, whether the source had them or not; or None.
@@ -190,11 +198,13 @@ def apply_guidance(prediction: Tensor, scale: float | None) -> Tensor:
 
 
 def mask_queries(sites: tuple[LayerSite, ...], sizes: tuple[int, ...], limit: int = 1100) -> frozenset[str]:
-    """Query projections worth remembering for masks: those of maps with at most `limit` positions but more than 1 / 16
-    of the finest such map.
+    """Query projections that masks are made from: those of maps with at most `limit` positions but more than 1 / 16 of
+    the finest such map.
 
     Args:
+        sites: the UNet's.
         sizes: positions of each level, finest first.
+        limit: of positions.
     """
     usable = [size for size in sizes if size <= limit] or [min(sizes)]
     wanted = {i for i, size in enumerate(sizes) if max(usable) // 4 <= size <= max(usable)}

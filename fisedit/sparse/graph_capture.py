@@ -74,6 +74,8 @@ def capture(function: Callable[[], Outputs], device: torch.device, pool: Pool = 
     """Capture a function that reads static buffers on a device. It runs a few times on the way.
 
     Args:
+        function: reads buffers that stay where they are.
+        device: of the buffers.
         pool: of `shared_pool`; then whatever is captured in it too may overwrite the outputs.
     """
     return Graph(function, pool) if device.type == "cuda" else Rerun(function)

@@ -245,7 +245,7 @@ def _conv(name: str, module: nn.Module, level: int) -> LayerSite:
 
 def is_3x3(module: nn.Module, stride: int) -> bool:
     """Whether a layer is a 3x3 conv with zeros around the map, whatever LoRAs are in it."""
-    module = _bare(module)
+    module = base_layer(module)
     if not isinstance(module, nn.Conv2d) or module.padding_mode != "zeros":
         return False
     shape = (module.kernel_size, module.stride, module.padding, module.dilation, module.groups)
@@ -258,7 +258,7 @@ def weight_of(module: Any) -> Tensor:
     if type(module) in (nn.Linear, nn.Conv2d):  # to ask for what is not there takes as long as a small product
         weight = module.weight
         return weight
-    bare: Any = _bare(module)
+    bare: Any = base_layer(module)
     weight = bare.weight
     if bare is module or module.disable_adapters or module.merged:
         return weight
@@ -276,14 +276,14 @@ def loras(model: nn.Module) -> tuple[tuple[str, float], ...]:
     return tuple(sorted(found))
 
 
-def _bare(module: nn.Module) -> nn.Module:
+def base_layer(module: nn.Module) -> Any:
     """The layer within what diffusers' LoRA loader puts around it."""
     inner = getattr(module, "base_layer", module)
     return inner if isinstance(inner, nn.Module) else module
 
 
 def _pointwise(name: str, module: nn.Module, level: int) -> LayerSite:
-    bare = _bare(module)
+    bare = base_layer(module)
     if not isinstance(bare, nn.Linear | nn.Conv2d) or getattr(bare, "kernel_size", (1, 1)) != (1, 1):
         raise _unsupported(name, module)
     return LayerSite(name, module, Role.POINTWISE, level)

@@ -55,6 +55,7 @@ class Feed:
         """Put a step's tensors where they are read; the host does not wait.
 
         Args:
+            i: the step.
             following: the step that will be asked for next, fetched from now on; None if there is none.
         """
         if self.resident:
