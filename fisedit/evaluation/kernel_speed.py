@@ -1,7 +1,8 @@
-"""`python -m fisedit.evaluation.kernel_speed`: gather-then-linear against one cropped conv, for the table in `tuning`.
+"""`python -m fisedit.evaluation.kernel_speed`: time gather-then-linear against one dense conv,
+for `tuning.CROP_WASTE`.
 
-Prints, for SD 1.5's levels and masks from compact to ragged, output rows, waste, and cropped time over gathered time:
-below 1 the crop is faster.
+Prints, for SD 1.5's levels and masks from compact to ragged, output rows, waste, and the time of the dense conv over
+that of gather-then-linear: below 1 the dense conv is faster.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ def main() -> None:
     for side, channels in LEVELS:
         for edge in EDGES:
             for kept in KEPT:
-                reads = _reads(side, max(1, round(edge * side)), kept)
-                ratio = _ratio(reads, channels, dtype)
-                print(f"{side:4}  {channels:8}  {reads.rows_out:4}  {reads.waste:5.2f}  {ratio:11.2f}")
+                kernel_map = _kernel_map(side, max(1, round(edge * side)), kept)
+                ratio = _ratio(kernel_map, channels, dtype)
+                print(f"{side:4}  {channels:8}  {kernel_map.rows_out:4}  {kernel_map.waste:5.2f}  {ratio:11.2f}")
 
 
-def _reads(side: int, edge: int, kept: float) -> KernelMap:
+def _kernel_map(side: int, edge: int, kept: float) -> KernelMap:
     grid, start = np.zeros((side, side), bool), (side - edge) // 2
     inside = np.random.default_rng(0).random((edge, edge)) < kept
     inside[0, 0] = inside[-1, -1] = True
@@ -48,15 +49,15 @@ def _reads(side: int, edge: int, kept: float) -> KernelMap:
 
 
 @torch.inference_mode()
-def _ratio(reads: KernelMap, channels: int, dtype: torch.dtype, repeats: int = 7) -> float:
-    rows = torch.randn(2, reads.rows_out + len(reads.halo), channels).to(dtype)
+def _ratio(kernel_map: KernelMap, channels: int, dtype: torch.dtype, repeats: int = 7) -> float:
+    rows = torch.randn(2, kernel_map.rows_out + len(kernel_map.halo), channels).to(dtype)
     weight = torch.randn(channels, channels, 3, 3).to(dtype).to(memory_format=torch.channels_last)
     padded, bias = F.pad(rows, (0, 0, 0, 1)), torch.zeros(channels).to(dtype)
     times: dict[Callable[..., object], list[float]] = {torch_backend.cropped_conv: [], torch_backend.gathered_conv: []}
     for _ in range(repeats + 1):
         for form, seconds in times.items():
             start = perf_counter()
-            form(padded, reads, weight, bias)
+            form(padded, kernel_map, weight, bias)
             seconds.append(perf_counter() - start)
     crop, gather = (median(seconds[1:]) for seconds in times.values())
     return crop / gather

@@ -1,4 +1,4 @@
-"""`python -m fisedit.evaluation.triton_speed`: Triton's kernels against torch's on CUDA, for the table in `tuning`.
+"""`python -m fisedit.evaluation.triton_speed`: time Triton's kernels against torch's on CUDA, for `tuning.TRITON_ROWS`.
 
 Prints, for SD 1.5's levels and rows of all items together, Triton's time over torch's, each captured in a CUDA graph:
 below 1 Triton is faster. No figure is printed for a kernel whose result is wrong.
@@ -39,8 +39,8 @@ def main() -> None:
         for side, channels in LEVELS:
             for share in SHARES:
                 rows = max(16, round(share * side * side) // 16 * 16)
-                for name, (theirs, ours) in cases(rows, side, channels).items():
-                    print(f"{name:15}  {side:4}  {channels:8}  {ITEMS * rows:4}  {ratio(theirs, ours, device)}")
+                for name, (by_torch, by_triton) in cases(rows, side, channels).items():
+                    print(f"{name:15}  {side:4}  {channels:8}  {ITEMS * rows:4}  {ratio(by_torch, by_triton, device)}")
 
 
 def cases(rows: int, side: int, channels: int, dtype: torch.dtype = torch.float16) -> dict[str, tuple[Call, Call]]:
@@ -91,13 +91,13 @@ def cases(rows: int, side: int, channels: int, dtype: torch.dtype = torch.float1
     }
 
 
-def ratio(theirs: Call, ours: Call, device: torch.device) -> str:
+def ratio(by_torch: Call, by_triton: Call, device: torch.device) -> str:
     """Triton's median time over torch's, or what is wrong with its result."""
-    expected, got = theirs().float(), ours().float()
+    expected, got = by_torch().float(), by_triton().float()
     error = float((got - expected).norm() / expected.norm())
     if not error <= TOLERANCE:
         return f"wrong by {error:.1e}"
-    return f"{seconds(ours, device) / seconds(theirs, device):.2f}"
+    return f"{seconds(by_triton, device) / seconds(by_torch, device):.2f}"
 
 
 def seconds(call: Call, device: torch.device) -> float:

@@ -105,7 +105,7 @@ def test_conv_without_bias(backend, close):
 @each_backend
 @each_dtype
 @pytest.mark.parametrize(("rows", "channels", "groups"), [(1, 8, 8), (7, 12, 3), (130, 40, 4), (4096, 32, 2)])
-def test_group_sums(backend, dtype, rows, channels, groups):
+def test_group_statistics(backend, dtype, rows, channels, groups):
     x = torch.randn(3, rows, channels, dtype=dtype) + 0.5
     grouped = x.double().view(3, rows, groups, -1)
     expected = torch.stack([grouped.sum((1, 3)), grouped.square().sum((1, 3))], -1)

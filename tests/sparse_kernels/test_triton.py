@@ -556,8 +556,8 @@ def test_the_bench_of_kernels_compares_equals(rows, side, channels):
 
     with torch.device(DEVICE):
         cases = triton_speed.cases(rows, side, channels, torch.float32)
-    for name, (theirs, ours) in cases.items():
-        expected, got = theirs(), ours()
+    for name, (by_torch, by_triton) in cases.items():
+        expected, got = by_torch(), by_triton()
         assert (got - expected).norm() <= 1e-4 * expected.norm(), name
 
 
