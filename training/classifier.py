@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fisedit.evaluation.classifier import SIDE, WORDS, Judge, labels, look
+from fisedit.evaluation.classifier import SIDE, WORDS, SceneClassifier, classify, scene_labels
 from fisedit.evaluation.scenes.layout import sample_scene
-from fisedit.evaluation.scenes.scene import Drawing, Scene, render
+from fisedit.evaluation.scenes.scene import RenderedScene, Scene, render
 from training.config import Plan
 from training.loop import train
 from training.pictures import draw_pictures, to_tensor
@@ -27,7 +27,7 @@ class ClassifierStage:
     def __init__(self, seed: int, side: int) -> None:
         torch.manual_seed(seed)
         self.seed, self.side = seed, side
-        self.model: nn.Module = Judge()
+        self.model: nn.Module = SceneClassifier()
         self.held_out = draw_pictures(_HELD_OUT_SEED, _HELD_OUT, side)
 
     def losses(self, step: int) -> dict[str, Tensor]:
@@ -36,8 +36,8 @@ class ClassifierStage:
         scenes = [sample_scene(rng) for _ in range(PLAN.batch)]
         drawings = [render(scene, SIDE) for scene in scenes]
         pictures = to_tensor(np.stack([drawing.pixels for drawing in drawings]))
-        maps, places, looks = cast(Judge, self.model).maps(_weathered(pictures, rng))
-        truth, where = labels(scenes), _where(scenes, drawings, maps)
+        maps, places, looks = cast(SceneClassifier, self.model).maps(_weathered(pictures, rng))
+        truth, where = scene_labels(scenes), _where(scenes, drawings, maps)
         said = truth.looks >= 0
         loss = (
             F.binary_cross_entropy_with_logits(maps, where, pos_weight=torch.tensor(4.0)) * len(WORDS)
@@ -49,9 +49,9 @@ class ClassifierStage:
     def report(self, averaged: nn.Module, sheet: Path) -> dict[str, float]:
         """Accuracy on held-out scenes; there is no sheet."""
         scenes = list(self.held_out.scenes)
-        seen, truth = look(cast(Judge, averaged), self.held_out.pixels), labels(scenes)
+        seen, truth = classify(cast(SceneClassifier, averaged), self.held_out.pixels), scene_labels(scenes)
         right = seen.objects == (truth.objects > 0)
-        adjectives = [ok for row, scene in enumerate(scenes) for ok in seen.adjectives_right(row, scene)]
+        adjectives = [ok for row, scene in enumerate(scenes) for ok in seen.adjectives_correct(row, scene)]
         return {
             "object_accuracy": float(right.float().mean()),
             "named_object_recall": float(seen.objects[truth.objects > 0].float().mean()),
@@ -61,7 +61,7 @@ class ClassifierStage:
         }
 
 
-def _where(scenes: list[Scene], drawings: list[Drawing], maps: Tensor) -> Tensor:
+def _where(scenes: list[Scene], drawings: list[RenderedScene], maps: Tensor) -> Tensor:
     """Where each part is, as a judge's maps [B, W, 8, 8] should say: at positions that it mostly covers."""
     where = torch.zeros(maps.shape)
     for row, (scene, drawing) in enumerate(zip(scenes, drawings, strict=True)):
@@ -80,8 +80,8 @@ def _weathered(pictures: Tensor, rng: np.random.Generator) -> Tensor:
     return blurred + rng.uniform(0, 0.08) * torch.from_numpy(noise)
 
 
-def trained_classifier(folder: Path, seed: int, side: int) -> tuple[Judge, dict[str, float]]:
+def trained_classifier(folder: Path, seed: int, side: int) -> tuple[SceneClassifier, dict[str, float]]:
     """The classifier kept in `folder`, trained first (minutes) when there is none; and its held-out accuracy."""
     stage = ClassifierStage(seed, side)
-    averaged = cast(Judge, train(stage, PLAN, folder / stage.name, torch.device("cpu")).eval())
+    averaged = cast(SceneClassifier, train(stage, PLAN, folder / stage.name, torch.device("cpu")).eval())
     return averaged, stage.report(averaged, folder)

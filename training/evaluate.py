@@ -11,10 +11,10 @@ import torch
 from diffusers import AutoencoderKL, DPMSolverMultistepScheduler, StableDiffusionPipeline
 
 from fisedit.adapters.training.draws import generator_for
-from fisedit.evaluation.classifier import Judge, frechet_distance, look
+from fisedit.evaluation.classifier import SceneClassifier, classify, frechet_distance
 from fisedit.evaluation.scenes.drawing import Bytes
-from fisedit.evaluation.scenes.language import say
 from fisedit.evaluation.scenes.layout import sample_scene
+from fisedit.evaluation.scenes.prompts import describe_scene
 from fisedit.evaluation.scenes.scene import Scene
 from training.attention import measure_localisation
 from training.autoencoder import psnr, reconstruct
@@ -61,20 +61,22 @@ def draw_prompts(pipeline: StableDiffusionPipeline, prompts: list[str], sampling
     return np.concatenate(drawn)
 
 
-def count_objects(classifier: Judge, scenes: list[Scene], pictures: Bytes) -> dict[str, float]:
+def count_objects(classifier: SceneClassifier, scenes: list[Scene], pictures: Bytes) -> dict[str, float]:
     """Shares of named objects that are seen, by how many were named, and of backgrounds that are right."""
-    seen = look(classifier, pictures)
+    seen = classify(classifier, pictures)
     found = {}
     for count in _COUNTS:
         rows = [row for row, scene in enumerate(scenes) if len(scene.objects) == count]
         found[f"objects_present_{count}"] = float(
-            np.mean([there for row in rows for there in seen.named(row, scenes[row])])
+            np.mean([there for row in rows for there in seen.objects_found(row, scenes[row])])
         )
-    adjectives = [right for row, scene in enumerate(scenes) for right in seen.adjectives_right(row, scene)]
+    adjectives = [right for row, scene in enumerate(scenes) for right in seen.adjectives_correct(row, scene)]
     found["adjectives_right"], found["adjectives"] = float(np.mean(adjectives)), len(adjectives)
-    found["all_present"] = float(np.mean([all(seen.named(row, scene)) for row, scene in enumerate(scenes)]))
-    found["unnamed_per_picture"] = float(np.mean([seen.unnamed(row, scene) for row, scene in enumerate(scenes)]))
-    found["background_right"] = float(np.mean([seen.place_right(row, scene) for row, scene in enumerate(scenes)]))
+    found["all_present"] = float(np.mean([all(seen.objects_found(row, scene)) for row, scene in enumerate(scenes)]))
+    found["unnamed_per_picture"] = float(np.mean([seen.extra_objects(row, scene) for row, scene in enumerate(scenes)]))
+    found["background_right"] = float(
+        np.mean([seen.background_correct(row, scene) for row, scene in enumerate(scenes)])
+    )
     return found
 
 
@@ -101,7 +103,7 @@ def evaluate(folder: Path, kept: Path, sampling: Sampling, seed: int, side: int)
     autoencoder = cast(AutoencoderKL, pipeline.vae)
     classifier, figures = trained_classifier(kept, seed, side)
     scenes = evaluation_scenes()
-    pictures = draw_prompts(pipeline, [say(scene).text for scene in scenes], sampling, seed)
+    pictures = draw_prompts(pipeline, [describe_scene(scene).text for scene in scenes], sampling, seed)
     held_out = draw_pictures(_PROMPT_SEED + 1, 64, side).pixels
     latents = encode_scenes(autoencoder, _PROMPT_SEED + 1, 64)
     localisation = measure_localisation(pipeline, latents, seed)

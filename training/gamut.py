@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKL
 
+from fisedit.evaluation.scenes.appearance import Appearance
 from fisedit.evaluation.scenes.drawing import Bytes, Mask
-from fisedit.evaluation.scenes.looks import Look
 from fisedit.evaluation.scenes.scene import render
 from training.pictures import to_bytes, to_tensor
 from training.references import sample_plain_scene
@@ -29,7 +29,7 @@ def drawn_objects(count: int, side: int) -> list[tuple[Bytes, Mask]]:
 
 
 @torch.no_grad()
-def colour_error(autoencoder: AutoencoderKL, objects: Sequence[tuple[Bytes, Mask]], look: Look | None) -> float:
+def colour_error(autoencoder: AutoencoderKL, objects: Sequence[tuple[Bytes, Mask]], look: Appearance | None) -> float:
     """How far objects' mean colours are off after encoding and decoding, of 255; None leaves them as they are."""
     pictures = np.stack([look.paint(pixels, mask) if look else pixels for pixels, mask in objects])
     latents = autoencoder.encode(to_tensor(pictures)).latent_dist.mode()
@@ -47,9 +47,9 @@ def main() -> None:
     autoencoder = AutoencoderKL.from_pretrained(chosen.model, subfolder="vae").float().eval()
     objects = drawn_objects(chosen.objects, int(autoencoder.config["sample_size"]))
     print(f"as they are  {colour_error(autoencoder, objects, None):.0f}")
-    print(f"grey         {colour_error(autoencoder, objects, Look((0, 0), 0)):.0f}")
+    print(f"grey         {colour_error(autoencoder, objects, Appearance((0, 0), 0)):.0f}")
     for saturation in SATURATIONS:
-        errors = [colour_error(autoencoder, objects, Look((hue, hue), saturation)) for hue in HUES]
+        errors = [colour_error(autoencoder, objects, Appearance((hue, hue), saturation)) for hue in HUES]
         told = "  ".join(f"{hue}: {error:.0f}" for hue, error in zip(HUES, errors, strict=True))
         print(f"saturation {saturation}, by hue  {told}")
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from fisedit.evaluation.scenes.language import Sentence, say
+from fisedit.evaluation.scenes.prompts import ScenePrompt, describe_scene
 from fisedit.values import LATENT_FACTOR
 from training.pictures import sample_view, to_tensor
 from training.tokens import encode, token_positions
@@ -86,7 +86,7 @@ class _Drawn(Dataset[tuple[Tensor, ...]]):
     def __getitem__(self, batch: int) -> tuple[Tensor, ...]:
         rows = range(batch * _BATCH, min((batch + 1) * _BATCH, self.count))
         views = [sample_view(np.random.default_rng((self.seed, i)), self.close) for i in rows]
-        drawings, sentences = [view.draw() for view in views], [say(view.scene) for view in views]
+        drawings, sentences = [view.draw() for view in views], [describe_scene(view.scene) for view in views]
         masks = torch.stack([_slots(torch.from_numpy(drawing.masks).float()) for drawing in drawings])
         return (
             torch.from_numpy(np.stack([drawing.pixels for drawing in drawings])),
@@ -125,6 +125,6 @@ def _slots(masks: Tensor) -> Tensor:
     return F.pad(masks, (0, 0, 0, 0, 0, PARTS - len(masks)))
 
 
-def _position_slots(sentence: Sentence) -> list[int]:
+def _position_slots(sentence: ScenePrompt) -> list[int]:
     found = token_positions(sentence)
     return [*found, *[-1] * (PARTS - len(found))]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fisedit.evaluation.scenes.drawing import CELLS, Bytes
 from fisedit.evaluation.scenes.layout import sample_scene
-from fisedit.evaluation.scenes.scene import Drawing, Scene, render
+from fisedit.evaluation.scenes.scene import RenderedScene, Scene, render
 
 PIXELS_PER_CELL = 8
 _CLOSE = 16  # cells of a close-up; an undressed object has at most 14
@@ -26,13 +26,13 @@ class View:
     top: int = 0
     cells: int = CELLS
 
-    def draw(self) -> Drawing:
+    def draw(self) -> RenderedScene:
         """What it shows, at 8 pixels per cell."""
         whole = render(self.scene, CELLS * PIXELS_PER_CELL)
         rows, columns = (
             slice(at * PIXELS_PER_CELL, (at + self.cells) * PIXELS_PER_CELL) for at in (self.top, self.left)
         )
-        return Drawing(whole.pixels[rows, columns], whole.masks[:, rows, columns])
+        return RenderedScene(whole.pixels[rows, columns], whole.masks[:, rows, columns])
 
 
 def sample_view(rng: np.random.Generator, close: bool) -> View:

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from fisedit.evaluation.scenes.appearance import PATTERNS, Appearance, Palette, sample_appearance
 from fisedit.evaluation.scenes.drawing import Bytes, Mask
-from fisedit.evaluation.scenes.language import say
 from fisedit.evaluation.scenes.layout import sample_scene
-from fisedit.evaluation.scenes.looks import PATTERNS, Look, Palette, sample_look
+from fisedit.evaluation.scenes.prompts import describe_scene
 from fisedit.evaluation.scenes.scene import Scene, render
 
 KNOWN = frozenset(
@@ -40,7 +40,7 @@ class Example:
 
 def sample_example(rng: np.random.Generator, side: int, palette: Palette) -> Example:
     """A triple at random; its reference shows one object alone, and a target of two shares the reference's object."""
-    look, same = sample_look(rng, palette), bool(rng.random() < _SAME)
+    look, same = sample_appearance(rng, palette), bool(rng.random() < _SAME)
     scene = sample_plain_scene(rng, 2 if same and rng.random() < _TWO else 1)
     index = int(rng.integers(len(scene.objects)))
     word = scene.objects[index].word
@@ -49,7 +49,7 @@ def sample_example(rng: np.random.Generator, side: int, palette: Palette) -> Exa
         other = other.change(0, word=word)
     part = scene.parts.index((index, word))
     target, region = _drawn(scene, part, look, side)
-    return Example(target, _drawn(other, 0, look, side)[0], say(scene).text, region)
+    return Example(target, _drawn(other, 0, look, side)[0], describe_scene(scene).text, region)
 
 
 def write_example(example: Example, folder: Path, name: str) -> None:
@@ -66,11 +66,11 @@ def sample_plain_scene(rng: np.random.Generator, count: int) -> Scene:
     while True:
         scene = sample_scene(rng, count, sky=False)
         plain = not scene.weather and scene.relation == "and" and not any(placed.accessory for placed in scene.objects)
-        if plain and KNOWN.issuperset(re.findall(r"[a-z]+", say(scene).text)):
+        if plain and KNOWN.issuperset(re.findall(r"[a-z]+", describe_scene(scene).text)):
             return scene
 
 
-def _drawn(scene: Scene, part: int, look: Look, side: int) -> tuple[Bytes, Mask]:
+def _drawn(scene: Scene, part: int, look: Appearance, side: int) -> tuple[Bytes, Mask]:
     """A scene with one part painted, and that part's mask."""
     drawing = render(scene, side)
     return look.paint(drawing.pixels, drawing.masks[part]), drawing.masks[part]

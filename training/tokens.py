@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from transformers import CLIPTokenizer
 
-from fisedit.evaluation.scenes.language import Sentence, vocabulary
+from fisedit.evaluation.scenes.prompts import ScenePrompt, prompt_words
 
 LENGTH = 77
 START, END = "<|startoftext|>", "<|endoftext|>"
@@ -51,7 +51,7 @@ def _apply(merges: list[Merge], pieces: list[str]) -> list[str]:
 @lru_cache(maxsize=1)
 def build_tokenizer() -> CLIPTokenizer:
     """The demo model's tokenizer; the empty prompt is start, end and padding by end, as in Stable Diffusion."""
-    merges = learn_merges(vocabulary())
+    merges = learn_merges(prompt_words())
     letters = byte_alphabet()
     entries = [*letters, *(letter + "</w>" for letter in letters), *("".join(merge) for merge in merges), START, END]
     numbered = {entry: index for index, entry in enumerate(dict.fromkeys(entries))}
@@ -65,7 +65,7 @@ def encode(prompts: list[str]) -> list[list[int]]:
     return rows
 
 
-def token_positions(sentence: Sentence) -> tuple[int, ...]:
+def token_positions(sentence: ScenePrompt) -> tuple[int, ...]:
     """Where each part's noun stands in the token row (the start token is position 0)."""
     before = (sentence.text[: span.start] for span in sentence.spans)
     return tuple(1 + len(re.findall(r"\w+|[^\w\s]", text)) for text in before)

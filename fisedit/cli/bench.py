@@ -121,7 +121,7 @@ def bench_masks(
 ) -> None:
     """Measure the masks that every config makes of words, beside the truth."""
     with _measuring(output) as on_step:
-        report = import_module("fisedit.evaluation.quality.finding").run(
+        report = import_module("fisedit.evaluation.quality.mask_quality").run(
             model=model,
             edits=edits,
             num_inference_steps=num_inference_steps,
@@ -162,9 +162,11 @@ def bench_quality(
     how |= {"local_files_only": local_files_only}
     with _measuring(output, journal) as on_step:
         if adapter is not None:
-            report = import_module("fisedit.evaluation.quality.looks").run(adapter=adapter, on_step=on_step, **how)
+            report = import_module("fisedit.evaluation.quality.reference_quality").run(
+                adapter=adapter, on_step=on_step, **how
+            )
         else:
-            report = import_module("fisedit.evaluation.quality.run").run(
+            report = import_module("fisedit.evaluation.quality.edit_quality").run(
                 methods=[name.strip() for name in methods.split(",") if name.strip()],
                 pie_bench=pie_bench,
                 journal=journal,

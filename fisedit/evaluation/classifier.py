@@ -18,17 +18,17 @@ from torch.nn import functional as F
 from fisedit.errors import ModelError
 from fisedit.evaluation.scenes.drawing import Bytes
 from fisedit.evaluation.scenes.scene import Scene
-from fisedit.evaluation.scenes.vocabulary import ACCESSORIES, BACKGROUNDS, COLOURS, SCALES, THINGS
+from fisedit.evaluation.scenes.vocabulary import ACCESSORIES, BACKGROUNDS, COLOURS, OBJECTS, SCALES
 
-WORDS = (*(thing.word for thing in THINGS), *ACCESSORIES)
-PLACES = tuple(background.word for background in BACKGROUNDS)
-LOOKS = (*COLOURS, *SCALES)
+WORDS = (*(thing.word for thing in OBJECTS), *ACCESSORIES)
+BACKGROUND_WORDS = tuple(background.word for background in BACKGROUNDS)
+ADJECTIVES = (*COLOURS, *SCALES)
 """Adjectives: first the colours, of which a thing has one, then the sizes."""
 SIDE = 128
 _UNKNOWN = -1
 
 
-class Judge(nn.Module):
+class SceneClassifier(nn.Module):
     """Pictures [B, 3, S, S] in [-1, 1] to scores: objects [B, W], places [B, P], looks of each object [B, W, L]."""
 
     def __init__(self) -> None:
@@ -41,8 +41,8 @@ class Judge(nn.Module):
         layers += [nn.Conv2d(160, 160, 3, 1, 1), nn.GroupNorm(8, 160), nn.SiLU()]
         self.body = nn.Sequential(*layers)
         self.objects = nn.Conv2d(widths[-1], len(WORDS), 3, 1, 1)
-        self.looks = nn.Conv2d(widths[-1], len(LOOKS), 3, 1, 1)
-        self.places = nn.Linear(widths[-1], len(PLACES))
+        self.looks = nn.Conv2d(widths[-1], len(ADJECTIVES), 3, 1, 1)
+        self.places = nn.Linear(widths[-1], len(BACKGROUND_WORDS))
         nn.init.constant_(cast(Tensor, self.objects.bias), -6.0)  # hardly anything is anywhere
 
     def features(self, pictures: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class Judge(nn.Module):
 
 
 @dataclass(frozen=True)
-class Labels:
+class SceneLabels:
     """What scenes show: `objects` [N, W] and `looks` [N, W, L] as 0 or 1, -1 where nothing is said; `places` [N]."""
 
     objects: Tensor
@@ -73,26 +73,26 @@ class Labels:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ScenePredictions:
     """What the classifier sees: `objects` bool [N, W], `places` int [N], `looks` scores [N, W, L]."""
 
     objects: Tensor
     places: Tensor
     looks: Tensor
 
-    def named(self, row: int, scene: Scene) -> list[bool]:
+    def objects_found(self, row: int, scene: Scene) -> list[bool]:
         """Whether each part of a scene is seen in picture `row`."""
         return [bool(self.objects[row, WORDS.index(word)]) for word in scene.words]
 
-    def unnamed(self, row: int, scene: Scene) -> int:
+    def extra_objects(self, row: int, scene: Scene) -> int:
         """How many objects are seen in picture `row` that the scene does not name."""
-        return int(self.objects[row].sum()) - sum(self.named(row, scene))
+        return int(self.objects[row].sum()) - sum(self.objects_found(row, scene))
 
-    def place_right(self, row: int, scene: Scene) -> bool:
+    def background_correct(self, row: int, scene: Scene) -> bool:
         """Whether picture `row` shows the scene's background."""
-        return PLACES[int(self.places[row])] == scene.background
+        return BACKGROUND_WORDS[int(self.places[row])] == scene.background
 
-    def adjectives_right(self, row: int, scene: Scene) -> list[bool]:
+    def adjectives_correct(self, row: int, scene: Scene) -> list[bool]:
         """Whether each colour and size that a scene names is what its object shows; an absent object shows nothing."""
         right = []
         for placed in scene.objects:
@@ -100,35 +100,35 @@ class Seen:
             scores = self.looks[row, WORDS.index(placed.word)]
             colour, scales = int(scores[: len(COLOURS)].argmax()), scores[len(COLOURS) :]
             if placed.colour:
-                right.append(there and LOOKS[colour] == placed.colour)
+                right.append(there and ADJECTIVES[colour] == placed.colour)
             if placed.scale:
                 right.append(there and SCALES[int(scales.argmax())] == placed.scale and bool(scales.max() > 0))
         return right
 
 
 @torch.no_grad()
-def look(judge: Judge, pixels: Bytes, batch: int = 50) -> Seen:
+def classify(judge: SceneClassifier, pixels: Bytes, batch: int = 50) -> ScenePredictions:
     """Classifies pictures, uint8 [N, S, S, 3]."""
     parts = [judge(_tensor(pixels[start : start + batch])) for start in range(0, len(pixels), batch)]
     there, places, looks = (torch.cat(column) for column in zip(*parts, strict=True))
-    return Seen(there > 0, places.argmax(1), looks)
+    return ScenePredictions(there > 0, places.argmax(1), looks)
 
 
-def labels(scenes: list[Scene]) -> Labels:
+def scene_labels(scenes: list[Scene]) -> SceneLabels:
     """What scenes show. A thing drawn in its own colour says nothing of colours."""
     objects = torch.tensor([[float(word in scene.words) for word in WORDS] for scene in scenes])
-    looks = torch.full((len(scenes), len(WORDS), len(LOOKS)), float(_UNKNOWN))
+    looks = torch.full((len(scenes), len(WORDS), len(ADJECTIVES)), float(_UNKNOWN))
     for row, scene in enumerate(scenes):
         for placed in scene.objects:
             said = looks[row, WORDS.index(placed.word)]
             said[len(COLOURS) :] = torch.tensor([float(placed.scale == scale) for scale in SCALES])
             if placed.colour:
                 said[: len(COLOURS)] = torch.tensor([float(placed.colour == colour) for colour in COLOURS])
-    return Labels(objects, torch.tensor([PLACES.index(scene.background) for scene in scenes]), looks)
+    return SceneLabels(objects, torch.tensor([BACKGROUND_WORDS.index(scene.background) for scene in scenes]), looks)
 
 
 @torch.no_grad()
-def frechet_distance(judge: Judge, first: Bytes, second: Bytes) -> float:
+def frechet_distance(judge: SceneClassifier, first: Bytes, second: Bytes) -> float:
     """Frechet distance (Heusel et al., arXiv 1706.08500) between two sets of pictures in the judge's features."""
     from scipy.linalg import sqrtm
 
@@ -147,7 +147,7 @@ def _tensor(pixels: Bytes) -> Tensor:
     return torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
 
 
-def load_judge(path: Path) -> Judge:
+def load_classifier(path: Path) -> SceneClassifier:
     """The judge whose weights lie in a .safetensors file.
 
     Raises:
@@ -155,7 +155,7 @@ def load_judge(path: Path) -> Judge:
     """
     from safetensors.torch import load_file
 
-    judge = Judge().eval()
+    judge = SceneClassifier().eval()
     try:
         judge.load_state_dict({name: weight.float() for name, weight in load_file(path).items()})
     except (OSError, RuntimeError) as error:

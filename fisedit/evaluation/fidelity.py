@@ -15,16 +15,16 @@ import numpy as np
 
 from fisedit.editor import Editor
 from fisedit.evaluation.quality import metrics
-from fisedit.evaluation.quality.case import Case, story_of
-from fisedit.evaluation.quality.edits import Edit
+from fisedit.evaluation.quality.edit_case import EditCase, trajectory_of
+from fisedit.evaluation.quality.scene_edits import BenchmarkEdit
 from fisedit.sparse.cost_model import GROWTHS, mixed, spread
 from fisedit.values import OnStep
 
 if TYPE_CHECKING:
     from fisedit.values import BoolGrid
 
-THINGS = "cat dog fox panda frog lion cake pumpkin car castle".split()
-PLACES = ("on a beach", "in the snow", "on the grass", "at sunset")
+OBJECTS = "cat dog fox panda frog lion cake pumpkin car castle".split()
+BACKGROUND_PHRASES = ("on a beach", "in the snow", "on the grass", "at sunset")
 AREA = 0.19
 """Share of the picture that the given square masks cover."""
 
@@ -75,7 +75,7 @@ def run(
         asked: dict[str, Any] = {"num_inference_steps": num_inference_steps, "guidance_scale": guidance_scale}
         source = editor.generate(prompt, seed=1000 + i, **asked)
         grid = place(editor, changed)
-        case = Case(editor, Edit("swap", prompt, changed), source, story_of(editor, source))
+        case = EditCase(editor, BenchmarkEdit("swap", prompt, changed), source, trajectory_of(editor, source))
         reference, inside = case.blended(grid), metrics.pixels(grid)
         for name, schedule in SCHEDULES.items():
             editor.checkout(source.id)
@@ -91,9 +91,9 @@ def run(
 
 def swaps(count: int) -> list[tuple[str, str]]:
     """Prompt pairs that differ in one thing: "a cat and a cake on a beach" -> "a dog and a cake on a beach"."""
-    triples = permutations(THINGS, 3)
-    step = len(THINGS) * (len(THINGS) - 1) * (len(THINGS) - 2) // count
-    chosen = zip(islice(triples, 0, None, max(1, step)), cycle(PLACES), strict=False)
+    triples = permutations(OBJECTS, 3)
+    step = len(OBJECTS) * (len(OBJECTS) - 1) * (len(OBJECTS) - 2) // count
+    chosen = zip(islice(triples, 0, None, max(1, step)), cycle(BACKGROUND_PHRASES), strict=False)
     pairs = [(f"a {old} and a {kept} {where}", f"a {new} and a {kept} {where}") for (old, kept, new), where in chosen]
     return pairs[:count]
 

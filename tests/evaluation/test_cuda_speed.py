@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
 import torch
 
 from fisedit import Editor
-from fisedit.evaluation import cuda_speed, plot
+from fisedit.evaluation import cuda_speed
 from fisedit.evaluation.speed import GUIDANCE, PROMPTS
 from fisedit.sparse import vae_tiles as boxing
 from fisedit.values import GenerationConfig, SchedulerName
@@ -65,7 +64,7 @@ def test_a_row_of_the_table(bench, monkeypatch):
 
 
 def test_a_report_from_end_to_end(monkeypatch):
-    """All that a GPU would run but its kernels, its clock and its name; ready for JSON, and for the plot."""
+    """All that a GPU would run but its kernels, its clock and its name; ready for JSON."""
     monkeypatch.setattr(cuda_speed, "BACKENDS", ("fast",))
     monkeypatch.setattr(cuda_speed, "BATCHES", (1, 2))
     monkeypatch.setattr(cuda_speed, "pipeline", lambda *_, **__: build_pipeline("sd15"))
@@ -89,7 +88,6 @@ def test_a_report_from_end_to_end(monkeypatch):
         assert {f"whole_{n}_ratio_to_{name}" for n in (3, 4) for name in ("eager", "compiled")} <= row.keys()
     assert [row["edits"] for row in report["batches"]] == [1, 2]
     assert all(row["whole_4_edits_a_second"] > 0 for row in report["batches"])
-    assert plot.series(report)["fast"][0][0] < plot.series(report)["fast"][1][0]
 
 
 def test_a_whole_edit_is_the_editors_and_leaves_its_source_where_it_was(bench, monkeypatch):
@@ -123,29 +121,6 @@ def test_the_compiled_run_leaves_the_pipeline_as_it_was(bench, monkeypatch):
     assert bench.pipe.unet is unet and bench.pipe.vae.decoder is decoder
     kinds = ("step", "decode", "whole_3", "whole_4")
     assert {f"{name}_{kind}_seconds" for name in ("eager", "compiled") for kind in kinds} <= row.keys()
-
-
-def test_a_plot_of_a_report():
-    areas = (0.25, 0.01, 0.05)
-    none = {"mask": "square", "step_roofline_seconds": None}
-    rows = [none | {"area": a, "fast_step_seconds": a, "triton_step_seconds": a / 2} for a in areas]
-    report = {
-        "settings": {"pixels": 512, "dtype": "float16", "device": "A < B"},
-        "dense": {"eager_step_seconds": 0.02},
-        "rows": [*rows, {"mask": "ragged", "area": 0.5, "fast_step_seconds": 9.0}],
-    }
-    assert plot.series(report) == {
-        "eager": [(1, 20), (5, 20), (25, 20)],
-        "fast": [(1, 10), (5, 50), (25, 250)],
-        "triton": [(1, 5), (5, 25), (25, 125)],
-    }
-    svg = ET.fromstring(plot.drawn(report))
-    lines = {line.get("id"): line.get("points").split() for line in svg.iter("{http://www.w3.org/2000/svg}polyline")}
-    assert lines.keys() == {"eager", "fast", "triton"}
-    heights = {name: [float(point.split(",")[1]) for point in points] for name, points in lines.items()}
-    assert len(set(heights["eager"])) == 1
-    assert heights["fast"] == sorted(heights["fast"], reverse=True)  # higher up is slower
-    assert all(fast < triton for fast, triton in zip(heights["fast"], heights["triton"], strict=True))
 
 
 def test_a_batch_of_edits(bench, monkeypatch):

@@ -17,19 +17,28 @@ from safetensors.torch import save_file
 
 from fisedit import cli
 from fisedit.errors import Cancelled, InputError, ModelError
-from fisedit.evaluation.classifier import COLOURS, LOOKS, PLACES, WORDS, Judge
-from fisedit.evaluation.quality import detection, edits, finding, metrics, pie, published, report, run
-from fisedit.evaluation.quality import pipelines as by_diffusers
-from fisedit.evaluation.quality.case import Case, make_case
-from fisedit.evaluation.quality.edits import Edit
+from fisedit.evaluation.classifier import ADJECTIVES, BACKGROUND_WORDS, COLOURS, WORDS, SceneClassifier
+from fisedit.evaluation.quality import (
+    baselines,
+    edit_quality,
+    global_edit_detection,
+    mask_quality,
+    metrics,
+    pie_bench,
+    scene_edits,
+    tables,
+)
+from fisedit.evaluation.quality import diffusers_baselines as by_diffusers
+from fisedit.evaluation.quality.edit_case import EditCase, make_case
+from fisedit.evaluation.quality.global_edit_prompts import prompt_pairs
 from fisedit.evaluation.quality.methods import METHODS, named
-from fisedit.evaluation.quality.prompt_to_prompt import Control, prompt_to_prompt, unchanged_tokens
-from fisedit.evaluation.quality.prompts import prompt_pairs
-from fisedit.evaluation.quality.scores import Score, achieved, score
+from fisedit.evaluation.quality.prompt_to_prompt import AttentionControl, prompt_to_prompt, unchanged_tokens
+from fisedit.evaluation.quality.scene_edits import BenchmarkEdit
+from fisedit.evaluation.quality.scores import EditScore, edit_succeeded, score
 from fisedit.evaluation.scenes.drawing import FontMissing, emoji_font
-from fisedit.evaluation.scenes.layout import KINDS, Change, sample_change
-from fisedit.evaluation.scenes.scene import Placed, Scene
-from fisedit.evaluation.scenes.vocabulary import BACKGROUND, THING
+from fisedit.evaluation.scenes.layout import CHANGE_KINDS, SceneChange, sample_change
+from fisedit.evaluation.scenes.scene import PlacedObject, Scene
+from fisedit.evaluation.scenes.vocabulary import BACKGROUND, OBJECT
 from fisedit.sparse.executor import Executor
 from tests.support import pipelines as tiny
 from tests.support.edits import BIRD, CAT, DOG, Calls
@@ -66,16 +75,16 @@ def picture(pixels: np.ndarray) -> Image.Image:
 def test_overlap_by_hand():
     found, true = np.zeros((3, 4), bool), np.zeros((3, 4), bool)
     found[:2, :2], true[:2, 1:] = True, True
-    assert metrics.overlap(found, true) == metrics.Overlap(2 / 8, 2 / 4, 2 / 6)
-    assert metrics.overlap(np.zeros_like(true), true) == metrics.Overlap(0, 0, 0)
+    assert metrics.overlap(found, true) == metrics.MaskOverlap(2 / 8, 2 / 4, 2 / 6)
+    assert metrics.overlap(np.zeros_like(true), true) == metrics.MaskOverlap(0, 0, 0)
 
 
 def test_a_mask_fits_by_cells_and_by_pixels():
     true = np.zeros((16, 16), bool)
     true[:8, :8] = true[15, 15] = True  # one whole cell, and one pixel of another
     fit = metrics.fit(np.array([[True, False], [False, False]]), true)
-    assert fit.cells == metrics.Overlap(1 / 2, 1, 1 / 2)
-    assert fit.pixels == metrics.Overlap(64 / 65, 1, 64 / 65)
+    assert fit.cells == metrics.MaskOverlap(1 / 2, 1, 1 / 2)
+    assert fit.pixels == metrics.MaskOverlap(64 / 65, 1, 64 / 65)
     assert fit.coverage == 64 / 65
     assert metrics.fit(np.ones((2, 2), bool), true).coverage == 256 / 65
 
@@ -109,10 +118,10 @@ def test_seam_is_the_ratio_of_steps_along_the_rim():
 
 
 def test_f1_by_hand():
-    assert metrics.f1([True, True, False, False], [True, False, True, False]) == 0.5
-    assert metrics.f1([True, True, True], [True, True, False]) == 0.8
-    assert metrics.f1([False], [True]) == 0
-    assert metrics.f1([False], [False]) is None
+    assert metrics.f1_score([True, True, False, False], [True, False, True, False]) == 0.5
+    assert metrics.f1_score([True, True, True], [True, True, False]) == 0.8
+    assert metrics.f1_score([False], [True]) == 0
+    assert metrics.f1_score([False], [False]) is None
 
 
 def test_the_tail_is_the_bad_one():
@@ -126,24 +135,24 @@ def test_the_tail_is_the_bad_one():
 
 @pytest.fixture(scope="module")
 def words():
-    return edits.vocabulary(build_tokenizer())
+    return scene_edits.vocabulary(build_tokenizer())
 
 
 def test_a_word_is_known_when_it_is_one_token():
     tokenizer = build_tokenizer()
-    assert edits.known(tokenizer, "cat") and edits.known(tokenizer, "snowflakes")
-    assert not edits.known(tokenizer, "zebra")
+    assert scene_edits.is_single_token(tokenizer, "cat") and scene_edits.is_single_token(tokenizer, "snowflakes")
+    assert not scene_edits.is_single_token(tokenizer, "zebra")
 
 
-def spoken(edit: Edit) -> set[str]:
+def spoken(edit: BenchmarkEdit) -> set[str]:
     return set(re.findall(r"[a-z]+", f"{edit.source_prompt} {edit.prompt}"))
 
 
 @needs_font
 def test_edits_are_of_all_kinds_from_a_seed(words):
-    assert edits.kinds(words) == KINDS
-    first, again, other = (list(edits.sample_edits(40, 64, words, KINDS, seed)) for seed in (0, 0, 1))
-    assert Counter(edit.kind for edit in first) == dict.fromkeys(KINDS, 5)
+    assert scene_edits.expressible_kinds(words) == CHANGE_KINDS
+    first, again, other = (list(scene_edits.sample_edits(40, 64, words, CHANGE_KINDS, seed)) for seed in (0, 0, 1))
+    assert Counter(edit.kind for edit in first) == dict.fromkeys(CHANGE_KINDS, 5)
     assert sum(edit.picture is None for edit in first) == 8
     assert [e.prompt for e in first] == [e.prompt for e in again] != [e.prompt for e in other]
     assert all(np.array_equal(a.picture, b.picture) for a, b in zip(first, again, strict=True))
@@ -152,34 +161,34 @@ def test_edits_are_of_all_kinds_from_a_seed(words):
 
 
 @needs_font
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CHANGE_KINDS)
 def test_the_truth_holds_every_pixel_that_differs(kind):
     rng = np.random.default_rng(0)
     for change in (sample_change(rng, kind) for _ in range(30)):
-        truth, differs = edits.truth(change, 64), change.region(64)
-        if kind in edits.WHOLE:
-            assert truth is None
+        true_mask, differs = scene_edits.true_mask(change, 64), change.region(64)
+        if kind in scene_edits.WHOLE:
+            assert true_mask is None
             continue
-        assert (truth | ~differs).all() and differs.sum() > 0.3 * truth.sum()
+        assert (true_mask | ~differs).all() and differs.sum() > 0.3 * true_mask.sum()
         if kind == "insert":
-            assert truth.sum() == truth.any(1).sum() * truth.any(0).sum()
+            assert true_mask.sum() == true_mask.any(1).sum() * true_mask.any(0).sum()
 
 
 @needs_font
 def test_only_opened_sources_have_a_truth(words):
-    for edit in edits.sample_edits(32, 64, words, KINDS):
-        assert edit.whole is (edit.kind in edits.WHOLE)
-        assert (edit.truth is None) is (edit.whole or edit.picture is None)
+    for edit in scene_edits.sample_edits(32, 64, words, CHANGE_KINDS):
+        assert edit.whole is (edit.kind in scene_edits.WHOLE)
+        assert (edit.true_mask is None) is (edit.whole or edit.picture is None)
 
 
 def test_a_small_vocabulary_is_kept_to(monkeypatch):
-    monkeypatch.setattr(edits, "_TRIES", 300)
-    few = {*THING, *BACKGROUND, *"a an and the on in at under mountains there is picture of".split()}
-    said = edits.kinds(few.__contains__)
+    monkeypatch.setattr(scene_edits, "_TRIES", 300)
+    few = {*OBJECT, *BACKGROUND, *"a an and the on in at under mountains there is picture of".split()}
+    said = scene_edits.expressible_kinds(few.__contains__)
     assert set(said) == {"swap", "insert", "delete", "background"}
-    assert set().union(*(spoken(e) for e in edits.sample_edits(8, 64, few.__contains__, said))) <= few
+    assert set().union(*(spoken(e) for e in scene_edits.sample_edits(8, 64, few.__contains__, said))) <= few
     with pytest.raises(InputError, match="words of drawn scenes"):
-        edits.kinds({"cat", "beach"}.__contains__)
+        scene_edits.expressible_kinds({"cat", "beach"}.__contains__)
 
 
 def test_prompt_pairs_are_said_whole_or_not():
@@ -195,9 +204,11 @@ def test_prompt_pairs_are_said_whole_or_not():
 
 def test_detection_counts_misses_and_false_alarms():
     pairs = [("a cat on a beach", "a cat at night", True), ("a cat on a beach", "a dog on a beach", True)]
-    verdicts = detection.by_words([*pairs, ("a cat in the city", "a cat in space", False)], build_tokenizer())
+    verdicts = global_edit_detection.by_words(
+        [*pairs, ("a cat in the city", "a cat in space", False)], build_tokenizer()
+    )
     assert [verdict.said for verdict in verdicts] == [True, False, True]
-    told = detection.row("words", verdicts)
+    told = global_edit_detection.row("words", verdicts)
     assert (told["edits"], told["whole"], told["missed"], told["false alarms"], told["F1"]) == (3, 2, 1, 1, 0.5)
 
 
@@ -205,15 +216,15 @@ def test_detection_counts_misses_and_false_alarms():
 
 
 def test_runs_are_decoded_with_the_border():
-    mask = pie.decode_runs([7, 2, 19, 1], side=6)
+    mask = pie_bench.decode_runs([7, 2, 19, 1], side=6)
     inner = np.zeros((4, 4), bool)
     inner[0, :2] = inner[2, 0] = True
     assert np.array_equal(mask[1:-1, 1:-1], inner)
     assert mask[0].all() and mask[-1].all() and mask[:, 0].all() and mask[:, -1].all()
-    assert pie.decode_runs([30, 100], side=6)[5].all()  # a run is cut at the end
+    assert pie_bench.decode_runs([30, 100], side=6)[5].all()  # a run is cut at the end
     for bad in ([7], [7, 2, 36, 1], [-1, 2]):
         with pytest.raises(InputError, match="start and length pairs"):
-            pie.decode_runs(bad, side=6)
+            pie_bench.decode_runs(bad, side=6)
 
 
 def test_published_background_by_hand():
@@ -221,12 +232,12 @@ def test_published_background_by_hand():
     edited[:8] = True
     inside, outside = grey(100, 32), grey(100, 32)
     inside[:8], outside[16:] = 0, 151
-    same = pie.background(picture(inside), picture(grey(100, 32)), edited)
+    same = pie_bench.background(picture(inside), picture(grey(100, 32)), edited)
     assert (same.mse, same.ssim) == (0, 1) and same.psnr == pytest.approx(148.13, abs=0.01)
-    moved = pie.background(picture(outside), picture(grey(100, 32)), edited)
+    moved = pie_bench.background(picture(outside), picture(grey(100, 32)), edited)
     assert moved.mse == pytest.approx(0.2**2 / 2) and moved.psnr == pytest.approx(-10 * np.log10(0.02))
     assert 0 < moved.ssim < 1
-    assert pie.background(picture(inside), picture(outside), np.ones((32, 32), bool)) is None
+    assert pie_bench.background(picture(inside), picture(outside), np.ones((32, 32), bool)) is None
 
 
 ENTRY = {
@@ -236,7 +247,7 @@ ENTRY = {
     "editing_instruction": "turn the cat into a dog",
     "editing_type_id": "1",
     "blended_word": "cat dog",
-    "mask": [pie.SIDE * row + 128 for row in range(128, 256)],
+    "mask": [pie_bench.SIDE * row + 128 for row in range(128, 256)],
 }
 ENTRY["mask"] = [n for start in ENTRY["mask"] for n in (start, 128)]
 
@@ -247,17 +258,17 @@ def dataset(tmp_path):
     path = folder / "annotation_images" / ENTRY["image_path"]
     path.parent.mkdir(parents=True)
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
-    picture(pixels).resize((pie.SIDE, pie.SIDE)).save(path)
+    picture(pixels).resize((pie_bench.SIDE, pie_bench.SIDE)).save(path)
     (folder / "mapping_file.json").write_text(json.dumps({"000000000000": ENTRY}))
     return folder
 
 
 def test_a_folder_of_pie_bench_is_read(dataset):
-    entries = pie.read_mapping(dataset)
-    (edit,) = pie.edits(dataset, entries, 128)
+    entries = pie_bench.read_mapping(dataset)
+    (edit,) = pie_bench.edits(dataset, entries, 128)
     assert (edit.kind, edit.source_prompt, edit.prompt) == ("change object", CAT, DOG)
     assert edit.picture.size == (128, 128) and edit.whole is edit.change is None
-    assert edit.truth[32:64, 32:64].all() and edit.truth[2:-2, 2:-2].sum() == 32 * 32
+    assert edit.true_mask[32:64, 32:64].all() and edit.true_mask[2:-2, 2:-2].sum() == 32 * 32
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", "{}", '{"0": {"image_path": "one.png"}}', '{"0": 1}'])
@@ -265,13 +276,13 @@ def test_another_folder_is_refused(tmp_path, content):
     if content is not None:
         (tmp_path / "mapping_file.json").write_text(content)
     with pytest.raises(InputError, match=r"mapping_file\.json"):
-        pie.read_mapping(tmp_path)
+        pie_bench.read_mapping(tmp_path)
 
 
 def test_a_missing_picture_is_told(dataset):
     (dataset / "annotation_images" / ENTRY["image_path"]).write_bytes(b"no picture")
     with pytest.raises(InputError, match=r"one\.png must be a picture"):
-        next(pie.edits(dataset, [ENTRY], 128))
+        next(pie_bench.edits(dataset, [ENTRY], 128))
 
 
 # methods
@@ -280,7 +291,7 @@ def test_a_missing_picture_is_told(dataset):
 @pytest.fixture(scope="module")
 def generated(pipelines):
     """A case of a generated source whose true mask is a square."""
-    edit = Edit("swap", CAT, DOG, None, 7, metrics.pixels(SQUARE), whole=False)
+    edit = BenchmarkEdit("swap", CAT, DOG, None, 7, metrics.pixels(SQUARE), whole=False)
     return make_case(pipelines["demo"], edit, **HOW)
 
 
@@ -289,13 +300,13 @@ def opened(pipelines):
     """The same of an opened picture."""
     pixels = np.random.default_rng(0).integers(0, 256, (4, 4, 3), np.uint8)
     shown = picture(pixels).resize((SIDE, SIDE))
-    edit = Edit("swap", CAT, DOG, shown, 7, metrics.pixels(SQUARE), whole=False)
+    edit = BenchmarkEdit("swap", CAT, DOG, shown, 7, metrics.pixels(SQUARE), whole=False)
     return make_case(pipelines["demo"], edit, **HOW)
 
 
-def fresh(case: Case, **changes: object) -> Case:
+def fresh(case: EditCase, **changes: object) -> EditCase:
     """The same source without what was kept of earlier methods."""
-    return Case(case.editor, replace(case.edit, **changes), case.source, case.trajectory)
+    return EditCase(case.editor, replace(case.edit, **changes), case.source, case.trajectory)
 
 
 def levels(one: Image.Image, other: Image.Image) -> int:
@@ -338,9 +349,9 @@ def test_every_method_runs_and_counts_what_it_ran(request, name, source):
 
 
 def test_true_masks_are_not_made_up(generated):
-    case = fresh(generated, truth=None)
+    case = fresh(generated, true_mask=None)
     assert METHODS["blended-true"](case) is METHODS["ours-given"](case) is None
-    assert fresh(generated, truth=None, whole=True).true_grid.all()
+    assert fresh(generated, true_mask=None, whole=True).true_grid.all()
 
 
 def test_reprompting_is_diffusers_own_run(generated):
@@ -356,7 +367,7 @@ def test_blending_nothing_gives_the_source(generated, opened):
     assert levels(generated.blended(SQUARE), generated.source.image) > 10
 
 
-def decoded_by(name: str, case: Case) -> torch.Tensor:
+def decoded_by(name: str, case: EditCase) -> torch.Tensor:
     """The latents [4, h, w] that a method decodes in the end."""
     seen: list[torch.Tensor] = []
     vae = case.editor.pipe.vae
@@ -372,7 +383,7 @@ def test_inpainting_paints_the_true_mask_and_nothing_else(opened):
     moved = (dog != bird).any(0).numpy()
     assert moved[SQUARE].all() and not moved[~SQUARE].any()
     assert np.array_equal(METHODS["inpaint-true"](fresh(opened)).grid, SQUARE)
-    assert METHODS["inpaint-true"](fresh(opened, truth=None)) is None
+    assert METHODS["inpaint-true"](fresh(opened, true_mask=None)) is None
 
 
 def test_image_to_image_begins_at_the_picture(opened, monkeypatch):
@@ -435,7 +446,7 @@ def test_unchanged_tokens_by_hand():
 def test_attention_is_taken_from_the_source_for_its_share_of_steps():
     layer = Attention(8, heads=2, dim_head=4, cross_attention_dim=6).eval()
     hidden, text = torch.randn(4, 9, 8), torch.randn(4, 3, 6)
-    control = Control([(0, 0), (2, 1)], cross=2, own=1)
+    control = AttentionControl([(0, 0), (2, 1)], cross=2, own=1)
 
     def maps(context: torch.Tensor) -> torch.Tensor:
         query, key = (layer.head_to_batch_dim(t) for t in (layer.to_q(hidden), layer.to_k(context)))
@@ -465,7 +476,7 @@ def test_blocks_are_whole():
     grid[1, 3] = grid[4, 0] = True
     expected = np.zeros((5, 6), bool)
     expected[:2, 2:4] = expected[4, :2] = True
-    assert np.array_equal(published.blocks(grid), expected)
+    assert np.array_equal(baselines.blocks(grid), expected)
 
 
 def test_stale_norms_repeat_the_source_and_nothing_else(generated):
@@ -479,7 +490,7 @@ def test_stale_norms_repeat_the_source_and_nothing_else(generated):
 
     with torch.inference_mode():
         old, other = trajectory.latents[2], 2 * trajectory.latents[2]
-        stale, exact = published.StaleExecutor(unet), Executor(unet)
+        stale, exact = baselines.StaleNormExecutor(unet), Executor(unet)
         torch.testing.assert_close(rows(stale, old), rows(exact, old), rtol=1e-4, atol=1e-4)
         assert not torch.allclose(rows(stale, other), rows(exact, other), rtol=1e-2, atol=1e-2)
 
@@ -488,26 +499,26 @@ def test_fisedits_latents_outside_its_mask_are_the_sources(generated):
     trajectory, engine = generated.trajectory, generated.engine
     with torch.inference_mode():
         text = engine.encode(generated.config)
-        latents = published._sparse_steps(generated, text, trajectory.latents[2], 2, SQUARE)
+        latents = baselines._sparse_steps(generated, text, trajectory.latents[2], 2, SQUARE)
     moved = (latents != trajectory.latents[-1]).any(1)[0].numpy()
     assert moved[SQUARE].all() and not moved[~SQUARE].any()
 
 
 def test_fisedits_mask_is_where_the_dense_steps_leave_the_source(generated):
     """With all steps dense nothing is sparse, and the mask is Otsu's of the whole way."""
-    outcome = published.fisedit_recipe(fresh(generated), probes=99)
+    outcome = baselines.fisedit(fresh(generated), probes=99)
     assert outcome.evaluations == HOW["num_inference_steps"]
     assert outcome.grid.any() and not outcome.grid.all()
-    assert np.array_equal(published.blocks(outcome.grid), outcome.grid)
+    assert np.array_equal(baselines.blocks(outcome.grid), outcome.grid)
 
 
 def test_diffedits_mask_is_where_the_prompts_differ(generated):
-    mask = published.difference_mask(generated)
-    assert 0 < mask.mean() < 0.9 and np.array_equal(mask, published.difference_mask(fresh(generated)))
-    assert not np.array_equal(mask, published.difference_mask(fresh(generated, prompt=BIRD)))
+    mask = baselines.difference_mask(generated)
+    assert 0 < mask.mean() < 0.9 and np.array_equal(mask, baselines.difference_mask(fresh(generated)))
+    assert not np.array_equal(mask, baselines.difference_mask(fresh(generated, prompt=BIRD)))
     same = fresh(generated, prompt=CAT)
-    assert not published.difference_mask(same).any()
-    assert levels(published.diffedit(same).picture, same.source.image) <= 1
+    assert not baselines.difference_mask(same).any()
+    assert levels(baselines.diffedit(same).picture, same.source.image) <= 1
 
 
 def test_methods_by_name():
@@ -525,22 +536,22 @@ class Sees(torch.nn.Module):
     def __init__(self, objects: str, place: str, **colours: str) -> None:
         super().__init__()
         self.objects = torch.tensor([[1.0 if word in objects.split() else -1.0 for word in WORDS]])
-        self.places = torch.tensor([[float(name == place) for name in PLACES]])
-        self.looks = torch.full((1, len(WORDS), len(LOOKS)), -1.0)
+        self.places = torch.tensor([[float(name == place) for name in BACKGROUND_WORDS]])
+        self.looks = torch.full((1, len(WORDS), len(ADJECTIVES)), -1.0)
         for word, colour in colours.items():
-            self.looks[0, WORDS.index(word), LOOKS.index(colour)] = 1.0
+            self.looks[0, WORDS.index(word), ADJECTIVES.index(colour)] = 1.0
 
     def forward(self, pictures: torch.Tensor) -> tuple[torch.Tensor, ...]:
         assert pictures.shape == (1, 3, 16, 16)
         return self.objects, self.places, self.looks
 
 
-TWO = Scene("beach", 16, (Placed("cat", 0, 30, 12), Placed("car", 16, 30, 12, colour="red")))
-SWAP = Change("swap", TWO, TWO.change(0, word="dog"), 0)
-PAINT = Change("recolour", TWO, TWO.change(1, colour="blue"), 1)
-DROP = Change("delete", TWO, TWO.without(0), 0)
-DRESS = Change("dress", TWO, TWO.change(0, accessory="hat"), 0)
-MOVE = Change("background", TWO, replace(TWO, background="snow"))
+TWO = Scene("beach", 16, (PlacedObject("cat", 0, 30, 12), PlacedObject("car", 16, 30, 12, colour="red")))
+SWAP = SceneChange("swap", TWO, TWO.change(0, word="dog"), 0)
+PAINT = SceneChange("recolour", TWO, TWO.change(1, colour="blue"), 1)
+DROP = SceneChange("delete", TWO, TWO.without(0), 0)
+DRESS = SceneChange("dress", TWO, TWO.change(0, accessory="hat"), 0)
+MOVE = SceneChange("background", TWO, replace(TWO, background="snow"))
 
 SEEN = [
     (SWAP, Sees("dog car", "beach"), True),
@@ -557,13 +568,13 @@ SEEN = [
     (DRESS, Sees("cat car", "beach"), False),
     (MOVE, Sees("cat car", "snow"), True),
     (MOVE, Sees("cat car", "beach"), False),
-    (Change("weather", TWO, replace(TWO, weather="rain")), Sees("cat car", "beach"), None),
+    (SceneChange("weather", TWO, replace(TWO, weather="rain")), Sees("cat car", "beach"), None),
 ]
 
 
 @pytest.mark.parametrize(("change", "judge", "expected"), SEEN)
 def test_success_is_all_that_was_asked_and_nothing_that_was_taken(change, judge, expected):
-    assert achieved(judge, change, picture(grey(100))) is expected
+    assert edit_succeeded(judge, change, picture(grey(100))) is expected
     assert "blue" in COLOURS
 
 
@@ -586,7 +597,7 @@ def test_structure_is_the_editors_own(generated):
 
 def test_the_references_score(generated):
     case = fresh(generated, change=SWAP)
-    told = score(case, METHODS["blended-true"](case), Judge().eval())
+    told = score(case, METHODS["blended-true"](case), SceneClassifier().eval())
     assert told.fit.cells.iou == 1 and told.exact is False and type(told.success) is bool
     assert told.inside_psnr is told.seam is told.published is None
     unmasked = score(case, METHODS["reprompt"](case), None)
@@ -594,7 +605,7 @@ def test_the_references_score(generated):
 
 
 def test_a_dense_fallback_is_compared_with_the_dense_run(generated):
-    case = fresh(generated, prompt="a cat and a cake at night", truth=None, whole=True)
+    case = fresh(generated, prompt="a cat and a cake at night", true_mask=None, whole=True)
     told = score(case, case.ours, None)
     assert told.whole and told.fell_back and told.dense_psnr > 50 and told.background_psnr is told.inside_psnr is None
 
@@ -605,13 +616,13 @@ def test_a_dense_fallback_is_compared_with_the_dense_run(generated):
 def scored(kind: str, success: bool | None, *, drawn: bool = True, macs: int = 2 * 10**9) -> object:
     figures = ("background_psnr", "inside_psnr", "seam", "dense_psnr", "kept_psnr", "again_psnr")
     blank = dict.fromkeys(("area", "whole", "fit", "exact", *figures))
-    return Score(kind, drawn, 5, macs, "", success=success, published=None, **blank)
+    return EditScore(kind, drawn, 5, macs, "", success=success, published=None, **blank)
 
 
 def test_rows_by_hand():
     ours = [scored("swap", True), scored("swap", False), scored("delete", True, drawn=False), scored("weather", None)]
     best = [scored("swap", True), scored("swap", True), None, scored("weather", None)]
-    found = report.rows({"ours": ours, "blended-true": best}, ("swap", "delete", "weather"))
+    found = tables.rows({"ours": ours, "blended-true": best}, ("swap", "delete", "weather"))
     by = {(row["method"], row["source"], row["kind"]): row for row in found}
     assert by["ours", "drawn", "all"]["edits"] == 3 and by["ours", "drawn", "all"]["success"] == {
         "mean": 0.5,
@@ -622,7 +633,7 @@ def test_rows_by_hand():
     assert by["ours", "drawn", "swap"]["GMACs"] == {"median": 2.0, "tail": 2.0, "edits": 2}
     assert by["ours", "drawn", "swap"]["IoU"] == {"median": None, "tail": None, "edits": 0}
     assert ("blended-true", "generated", "all") not in by
-    told = report.table([by["ours", "drawn", "all"]], ("method",))
+    told = tables.table([by["ours", "drawn", "all"]], ("method",))
     assert told == [
         {"method": "ours", "success": "50% of 2", "relative success": "50% of 2", "fell back": "0%"}
         | {"GMACs": "2 (2)", "evaluations": "5 (5)"}
@@ -642,14 +653,14 @@ def spoken_pipe():
 
 @pytest.fixture
 def loaded(monkeypatch, spoken_pipe):
-    monkeypatch.setattr(run, "load", lambda *_, **__: spoken_pipe)
+    monkeypatch.setattr(edit_quality, "load", lambda *_, **__: spoken_pipe)
 
 
 @pytest.fixture(scope="module")
 def judge_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("judge") / "judge.safetensors"
     torch.manual_seed(0)
-    save_file(Judge().state_dict(), path)
+    save_file(SceneClassifier().state_dict(), path)
     return path
 
 
@@ -659,7 +670,7 @@ KEYS = ["settings", "notes", "summary", "classes", "whole", "misjudged", "rows",
 @needs_font
 def test_two_edits_by_all_methods(loaded, judge_file, tmp_path):
     steps = []
-    told = run.run(
+    told = edit_quality.run(
         edits=2, num_inference_steps=3, judge=judge_file, html=tmp_path, on_step=lambda i, n, _: steps.append((i, n))
     )
     assert list(told) == KEYS and steps == [(0, 2), (1, 2)]
@@ -676,8 +687,8 @@ def test_two_edits_by_all_methods(loaded, judge_file, tmp_path):
 
 @needs_font
 def test_runs_repeat_and_need_no_judge(loaded, monkeypatch, tmp_path):
-    monkeypatch.setattr(run, "demo_folder", lambda: tmp_path)
-    first, again = (run.run(edits=1, num_inference_steps=2, methods=["reprompt"]) for _ in range(2))
+    monkeypatch.setattr(edit_quality, "demo_folder", lambda: tmp_path)
+    first, again = (edit_quality.run(edits=1, num_inference_steps=2, methods=["reprompt"]) for _ in range(2))
     assert first == again
     assert first["edits"][0]["scores"]["reprompt"]["success"] is None and first["classes"] == []
     assert "success is not judged: there is no judge.safetensors" in first["notes"][0]
@@ -692,21 +703,21 @@ def test_a_stopped_run_goes_on_from_its_journal(loaded, judge_file, tmp_path):
     steps, kept = [], tmp_path / "kept.jsonl"
     asked = {"edits": 2, "num_inference_steps": 2, "methods": ["ours", "diffedit", "reprompt"], "judge": judge_file}
     with pytest.raises(Cancelled):
-        run.run(**asked, journal=kept, on_step=stop)
-    told = run.run(**asked, journal=kept, on_step=lambda i, n, _: steps.append(i))
-    assert steps == [1] and told == run.run(**asked)
-    assert run.run(**asked, journal=kept, on_step=lambda i, n, _: steps.append(i)) == told and steps == [1]
+        edit_quality.run(**asked, journal=kept, on_step=stop)
+    told = edit_quality.run(**asked, journal=kept, on_step=lambda i, n, _: steps.append(i))
+    assert steps == [1] and told == edit_quality.run(**asked)
+    assert edit_quality.run(**asked, journal=kept, on_step=lambda i, n, _: steps.append(i)) == told and steps == [1]
     with pytest.raises(InputError, match="other settings"):
-        run.run(**asked | {"seed": 1}, journal=kept)
+        edit_quality.run(**asked | {"seed": 1}, journal=kept)
 
 
 def test_a_judge_that_was_named_must_be_there(tmp_path):
     with pytest.raises(ModelError, match="judge"):
-        run.run(edits=1, judge=tmp_path / "none.safetensors")
+        edit_quality.run(edits=1, judge=tmp_path / "none.safetensors")
 
 
 def test_pie_bench_by_two_methods(loaded, dataset):
-    told = run.run(edits=5, num_inference_steps=2, methods=["ours-given", "no-edit"], pie_bench=dataset)
+    told = edit_quality.run(edits=5, num_inference_steps=2, methods=["ours-given", "no-edit"], pie_bench=dataset)
     (edit,) = told["edits"]
     given, kept = (edit["scores"][name] for name in ("ours-given", "no-edit"))
     assert (edit["kind"], edit["whole"], given["success"]) == ("change object", None, None)
@@ -718,7 +729,7 @@ def test_pie_bench_by_two_methods(loaded, dataset):
 def test_the_command_line_hands_everything_on(monkeypatch, tmp_path, capsys):
     told = {"summary": [{"method": "ours", "IoU": "0.9 (0.8)"}], "classes": [], "whole": [], "notes": ["a note"]}
     asked = {}
-    monkeypatch.setattr(run, "run", lambda **options: asked.update(options) or told)
+    monkeypatch.setattr(edit_quality, "run", lambda **options: asked.update(options) or told)
     arguments = [
         "bench",
         "quality",
@@ -742,16 +753,16 @@ def test_the_command_line_hands_everything_on(monkeypatch, tmp_path, capsys):
 
 
 def test_recipes_rows_by_hand():
-    def one(iou: float, gmacs: float, fell_back: bool = False) -> finding.Found:
-        overlap = metrics.Overlap(iou, 1.0, iou)
-        return finding.Found(metrics.Fit(overlap, overlap, 2.0), gmacs, fell_back)
+    def one(iou: float, gmacs: float, fell_back: bool = False) -> mask_quality.MaskResult:
+        overlap = metrics.MaskOverlap(iou, 1.0, iou)
+        return mask_quality.MaskResult(metrics.MaskFit(overlap, overlap, 2.0), gmacs, fell_back)
 
     found = [
         {"a": one(0.2, 1), "b": one(1, 1)},
         {"a": one(0.6, 3), "b": one(1, 1)},
         {"a": one(1, 9, True), "b": one(1, 1)},
     ]
-    every = finding.rows(["swap", "swap", "insert"], found)
+    every = mask_quality.rows(["swap", "swap", "insert"], found)
     assert [(row["kind"], row["recipe"], row["edits"]) for row in every] == [
         *(("all", "a", 3), ("all", "b", 3), ("swap", "a", 2), ("swap", "b", 2), ("insert", "a", 1), ("insert", "b", 1))
     ]
@@ -760,8 +771,8 @@ def test_recipes_rows_by_hand():
 
 
 def test_every_recipe_is_measured_on_the_same_edits():
-    report = finding.run(edits=3, num_inference_steps=4, seed=3)
-    assert {row["recipe"] for row in report["rows"]} == set(finding.RECIPES) and json.dumps(report)
+    report = mask_quality.run(edits=3, num_inference_steps=4, seed=3)
+    assert {row["recipe"] for row in report["rows"]} == set(mask_quality.MASK_CONFIGS) and json.dumps(report)
     assert [edit["kind"] for edit in report["edits"]] == ["swap", "insert", "delete"]
     for row in report["rows"]:
         assert (

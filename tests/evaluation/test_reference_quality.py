@@ -14,28 +14,28 @@ from safetensors.torch import save_file
 from fisedit import cli
 from fisedit.adapters.checkpoints import fresh_adapter, save_adapter
 from fisedit.errors import InputError
-from fisedit.evaluation.classifier import Judge
-from fisedit.evaluation.quality import look_edits, looks
-from fisedit.evaluation.quality.edits import vocabulary
+from fisedit.evaluation.classifier import SceneClassifier
+from fisedit.evaluation.quality import reference_edits, reference_quality
+from fisedit.evaluation.quality.scene_edits import vocabulary
 from fisedit.models.loader import load
 from tests.evaluation.test_quality import needs_font
 
 SIDE = 128
 
 
-def whole(pixels) -> looks.Thing:
+def whole(pixels) -> reference_quality.ObjectKind:
     pixels = np.asarray(pixels, np.uint8)
     return pixels, np.ones(pixels.shape[:2], bool)
 
 
-def flat(*colour: int) -> looks.Thing:
+def flat(*colour: int) -> reference_quality.ObjectKind:
     return whole(np.full((16, 16, 3), colour))
 
 
 @pytest.fixture
 def judge():
     torch.manual_seed(0)
-    return Judge().eval()
+    return SceneClassifier().eval()
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def judge_file(judge, tmp_path):
 
 
 def test_black_is_a_hundred_from_white():
-    for measure in (looks.colour_distance, looks.histogram_distance):
+    for measure in (reference_quality.colour_distance, reference_quality.histogram_distance):
         assert measure(None, flat(0, 0, 0), flat(255, 255, 255)) == pytest.approx(100, abs=0.01)
         assert measure(None, flat(0, 0, 0), flat(0, 0, 0)) == 0
 
@@ -55,9 +55,9 @@ def test_a_spread_is_seen_where_the_mean_is_the_same():
     split = np.zeros((16, 16, 3), np.uint8)
     split[:8] = 255
     grey = flat(119, 119, 119)  # L = 50
-    assert looks.colour_distance(None, whole(split), grey) < 0.2
-    assert looks.histogram_distance(None, whole(split), grey) == pytest.approx(50, abs=0.6)
-    assert looks.histogram_distance(None, whole(split), whole(split.transpose(1, 0, 2))) < 1e-6
+    assert reference_quality.colour_distance(None, whole(split), grey) < 0.2
+    assert reference_quality.histogram_distance(None, whole(split), grey) == pytest.approx(50, abs=0.6)
+    assert reference_quality.histogram_distance(None, whole(split), whole(split.transpose(1, 0, 2))) < 1e-6
 
 
 def test_what_lies_around_a_thing_does_not_count(judge):
@@ -66,19 +66,21 @@ def test_what_lies_around_a_thing_does_not_count(judge):
     thing = np.zeros((SIDE, SIDE), bool)
     thing[40:90, 30:80] = True
     second[thing] = first[thing]
-    assert all(abs(far) < 1e-6 for far in looks.distances(judge, (first, thing), (second, thing)).values())
-    assert all(far > 1e-4 for far in looks.distances(judge, (first, thing), (first, ~thing)).values())
+    assert all(abs(far) < 1e-6 for far in reference_quality.distances(judge, (first, thing), (second, thing)).values())
+    assert all(far > 1e-4 for far in reference_quality.distances(judge, (first, thing), (first, ~thing)).values())
 
 
 @needs_font
 def test_edits_show_the_look_in_the_reference_alone():
     words = vocabulary(load("demo", device="cpu", dtype="fp32").tokenizer)
     for seed in range(6):
-        edit = look_edits.sample_look_edit(np.random.default_rng(seed), SIDE, words, np.copy, same=bool(seed % 2))
+        edit = reference_edits.sample_reference_edit(
+            np.random.default_rng(seed), SIDE, words, np.copy, same=bool(seed % 2)
+        )
         old, new = (scene.objects[0].word for scene in (edit.change.before, edit.change.after))
         assert old in edit.change.prompts[0] and new in edit.change.prompts[1] and old != new
         assert (edit.inside | ~edit.thing).all() and edit.thing.any() and edit.shown.any()
-        moved = looks.colour_distance(None, (edit.painted, edit.thing), (edit.picture, edit.thing))
+        moved = reference_quality.colour_distance(None, (edit.painted, edit.thing), (edit.picture, edit.thing))
         assert moved > 3
         hues = [np.asarray(Image.fromarray(p).convert("HSV"))[mask] for p, mask in _things(edit)]
         assert abs(np.median(hues[0][:, 1].astype(int)) - np.median(hues[1][:, 1].astype(int))) < 12
@@ -97,7 +99,9 @@ def test_looks_that_cannot_be_painted_are_not_asked_for():
         tried.append(pixels)
         return np.zeros_like(pixels) if len(tried) <= fails else pixels
 
-    edit = look_edits.sample_look_edit(np.random.default_rng(3), SIDE, words, partial(again, fails=2), same=True)
+    edit = reference_edits.sample_reference_edit(
+        np.random.default_rng(3), SIDE, words, partial(again, fails=2), same=True
+    )
     assert len(tried) > 2 and np.array_equal(edit.painted, tried[-1])
 
 
@@ -105,7 +109,7 @@ def test_looks_that_cannot_be_painted_are_not_asked_for():
 def test_an_adapter_that_adds_nothing_brings_nothing_nearer(judge_file, tmp_path):
     save_adapter(fresh_adapter(load("demo", device="cpu", dtype="fp32").unet, "v5"), tmp_path / "adapter")
     steps = []
-    told = looks.run(
+    told = reference_quality.run(
         adapter=str(tmp_path / "adapter"),
         edits=2,
         num_inference_steps=2,
@@ -120,14 +124,14 @@ def test_an_adapter_that_adds_nothing_brings_nothing_nearer(judge_file, tmp_path
 
 
 def test_a_model_without_a_judge_is_refused(monkeypatch):
-    monkeypatch.setattr(looks, "find_judge", lambda model, path: (None, ("there is none",)))
+    monkeypatch.setattr(reference_quality, "find_judge", lambda model, path: (None, ("there is none",)))
     with pytest.raises(InputError, match="there is none; name one"):
-        looks.run(adapter="demo", edits=1)
+        reference_quality.run(adapter="demo", edits=1)
 
 
 def test_the_command_line_hands_everything_on(monkeypatch, tmp_path, capsys):
     told, asked = {"summary": [{"distance": "colour", "closer": "3 of 4"}], "notes": ["a note"]}, {}
-    monkeypatch.setattr(looks, "run", lambda **options: asked.update(options) or told)
+    monkeypatch.setattr(reference_quality, "run", lambda **options: asked.update(options) or told)
     arguments = ["bench", "quality", "--adapter", "demo", "--edits", "4", "--output", str(tmp_path / "report.json")]
     assert cli._run(arguments, debug=True) == 0
     assert (asked["adapter"], asked["edits"], asked["guidance_scale"]) == ("demo", 4, 4.0)

@@ -8,26 +8,40 @@ import numpy as np
 import pytest
 import torch
 
-from fisedit.evaluation.classifier import LOOKS, PLACES, SIDE, WORDS, Judge, Seen, frechet_distance, labels, look
-from fisedit.evaluation.scenes.scene import Placed, Scene
+from fisedit.evaluation.classifier import (
+    ADJECTIVES,
+    BACKGROUND_WORDS,
+    SIDE,
+    WORDS,
+    SceneClassifier,
+    ScenePredictions,
+    classify,
+    frechet_distance,
+    scene_labels,
+)
+from fisedit.evaluation.scenes.scene import PlacedObject, Scene
 from fisedit.evaluation.scenes.vocabulary import SCALES
 from training.autoencoder import psnr
 from training.evaluate import count_objects, evaluation_scenes
 
-FOX, CAR, MOON = Placed("fox", 0, 28, 8, "", "small", "hat"), Placed("car", 16, 28, 12, "red"), Placed("moon", 2, 9, 8)
+FOX, CAR, MOON = (
+    PlacedObject("fox", 0, 28, 8, "", "small", "hat"),
+    PlacedObject("car", 16, 28, 12, "red"),
+    PlacedObject("moon", 2, 9, 8),
+)
 SCENE = Scene("night", 17, (FOX, CAR, MOON))
 
 
-def perfectly_seen(*scenes: Scene) -> Seen:
+def perfectly_seen(*scenes: Scene) -> ScenePredictions:
     """What a judge that is always right sees."""
-    truth = labels(list(scenes))
-    return Seen(truth.objects > 0, truth.places, truth.looks)
+    truth = scene_labels(list(scenes))
+    return ScenePredictions(truth.objects > 0, truth.places, truth.looks)
 
 
 @pytest.fixture(scope="module")
-def judge() -> Judge:
+def judge() -> SceneClassifier:
     torch.manual_seed(0)
-    return Judge().eval()
+    return SceneClassifier().eval()
 
 
 def test_three_hundred_prompts_with_one_two_and_three_objects() -> None:
@@ -40,18 +54,18 @@ def test_three_hundred_prompts_with_one_two_and_three_objects() -> None:
 
 def test_labels_are_what_a_perfect_judge_would_see() -> None:
     seen, cat = perfectly_seen(SCENE), SCENE.change(0, word="cat")
-    assert seen.named(0, SCENE) == [True] * 4  # the hat, too
-    assert seen.place_right(0, SCENE)
-    assert seen.named(0, cat) == [False, True, True, True]
-    assert seen.unnamed(0, SCENE) == 0
-    assert seen.unnamed(0, cat) == 1
-    assert not seen.place_right(0, replace(SCENE, background="sea"))
-    assert labels([SCENE]).objects.sum() == 4
+    assert seen.objects_found(0, SCENE) == [True] * 4  # the hat, too
+    assert seen.background_correct(0, SCENE)
+    assert seen.objects_found(0, cat) == [False, True, True, True]
+    assert seen.extra_objects(0, SCENE) == 0
+    assert seen.extra_objects(0, cat) == 1
+    assert not seen.background_correct(0, replace(SCENE, background="sea"))
+    assert scene_labels([SCENE]).objects.sum() == 4
 
 
 def test_labels_say_no_more_of_looks_than_the_scene() -> None:
-    looks = dict(zip(WORDS, labels([SCENE]).looks[0], strict=True))
-    said = {word: dict(zip(LOOKS, row.tolist(), strict=True)) for word, row in looks.items()}
+    looks = dict(zip(WORDS, scene_labels([SCENE]).looks[0], strict=True))
+    said = {word: dict(zip(ADJECTIVES, row.tolist(), strict=True)) for word, row in looks.items()}
     assert [name for name, value in said["car"].items() if value == 1] == ["red"]
     assert said["car"]["blue"] == said["car"]["big"] == 0
     assert (said["fox"]["small"], said["fox"]["big"], said["fox"]["red"]) == (1, 0, -1)  # foxes are red anyway
@@ -70,12 +84,12 @@ def test_labels_say_no_more_of_looks_than_the_scene() -> None:
     ],
 )
 def test_adjectives_are_right_when_their_object_is_there_and_looks_so(shown: Scene, right: list[bool]) -> None:
-    assert perfectly_seen(shown).adjectives_right(0, SCENE) == right
+    assert perfectly_seen(shown).adjectives_correct(0, SCENE) == right
 
 
 def test_a_thing_of_plain_size_is_neither_big_nor_small() -> None:
     plain = perfectly_seen(SCENE.change(0, scale=""))
-    assert [plain.adjectives_right(0, SCENE.change(0, scale=scale)) for scale in SCALES] == [[False, True]] * 2
+    assert [plain.adjectives_correct(0, SCENE.change(0, scale=scale)) for scale in SCALES] == [[False, True]] * 2
 
 
 def test_figures_of_a_judge_that_saw_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,22 +104,22 @@ def test_figures_of_a_judge_that_saw_what_was_asked(monkeypatch: pytest.MonkeyPa
         assert found["adjectives"] > 50
 
 
-def test_the_judge_looks_at_pictures_of_any_size(judge: Judge) -> None:
+def test_the_judge_looks_at_pictures_of_any_size(judge: SceneClassifier) -> None:
     for side in (96, SIDE, 256):
-        seen = look(judge, np.zeros((2, side, side, 3), dtype=np.uint8))
+        seen = classify(judge, np.zeros((2, side, side, 3), dtype=np.uint8))
         assert seen.objects.shape == (2, len(WORDS))
-        assert seen.looks.shape == (2, len(WORDS), len(LOOKS))
-        assert all(0 <= place < len(PLACES) for place in seen.places)
+        assert seen.looks.shape == (2, len(WORDS), len(ADJECTIVES))
+        assert all(0 <= place < len(BACKGROUND_WORDS) for place in seen.places)
 
 
-def test_pictures_are_judged_one_by_one(judge: Judge) -> None:
+def test_pictures_are_judged_one_by_one(judge: SceneClassifier) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (5, 64, 64, 3), dtype=np.uint8)
-    together, apart = look(judge, pixels), look(judge, pixels, batch=2)
+    together, apart = classify(judge, pixels), classify(judge, pixels, batch=2)
     assert torch.equal(together.objects, apart.objects)
     assert torch.allclose(together.looks, apart.looks, atol=1e-5)
 
 
-def test_the_frechet_distance_is_nothing_to_itself_and_grows_with_a_shift(judge: Judge) -> None:
+def test_the_frechet_distance_is_nothing_to_itself_and_grows_with_a_shift(judge: SceneClassifier) -> None:
     pixels = np.random.default_rng(0).integers(0, 100, (40, 16, 16, 3), dtype=np.uint8)
     near, far = (frechet_distance(judge, pixels, pixels + np.uint8(shift)) for shift in (20, 80))
     itself = frechet_distance(judge, pixels, pixels)

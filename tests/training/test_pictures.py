@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from fisedit.evaluation.scenes import drawing
-from fisedit.evaluation.scenes.language import say
+from fisedit.evaluation.scenes.prompts import describe_scene
 from fisedit.evaluation.scenes.scene import render
-from fisedit.evaluation.scenes.vocabulary import ACCESSORIES, BACKGROUND, THING
+from fisedit.evaluation.scenes.vocabulary import ACCESSORIES, BACKGROUND, OBJECT
 from training.autoencoder import build_autoencoder
 from training.config import Autoencoder, Plan
 from training.latents import PARTS, LatentScenes, encode_scenes
@@ -45,7 +45,7 @@ def test_a_close_up_shows_one_object_whole() -> None:
 
 def test_close_ups_come_to_every_word() -> None:
     found = [view.scene for view in views(2500, close=True)]
-    assert {word for scene in found for word in scene.words} == {*THING, *ACCESSORIES}
+    assert {word for scene in found for word in scene.words} == {*OBJECT, *ACCESSORIES}
     assert {scene.background for scene in found} == set(BACKGROUND)
     assert {scene.objects[0].scale for scene in found} == {"", "small"}  # what is big does not fit
 
@@ -104,7 +104,7 @@ def test_encoded_scenes_keep_words_and_masks_together(close: bool, side: int, co
         assert scenes.masks[row, parts:].eq(0).all()
         assert torch.allclose(scenes.masks[row, :parts].mean((1, 2)), torch.tensor(drawn.masks.mean((1, 2))).float())
         said = tokenizer.decode(scenes.tokens[row], skip_special_tokens=True)
-        assert said.replace(" ", "") == say(view.scene).text.replace(" ", "")
+        assert said.replace(" ", "") == describe_scene(view.scene).text.replace(" ", "")
 
 
 def test_an_encoded_scene_depends_on_seed_and_number_alone() -> None:

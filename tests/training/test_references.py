@@ -10,7 +10,7 @@ from PIL import Image
 
 from fisedit.adapters.training.triples import read_triples
 from fisedit.evaluation.scenes import drawing
-from fisedit.evaluation.scenes.looks import Look, Palette, sample_look
+from fisedit.evaluation.scenes.appearance import Appearance, Palette, sample_appearance
 from training.gamut import colour_error, drawn_objects
 from training.references import KNOWN, sample_example, write_example
 
@@ -29,7 +29,7 @@ def test_a_look_paints_its_hues_within_the_mask_alone(pattern):
     pixels = np.random.default_rng(0).integers(60, 255, (64, 64, 3), np.uint8)
     mask = np.zeros((64, 64), dtype=bool)
     mask[16:48, 8:40] = True
-    painted = Look((120, 240), 0.8, pattern, period=0.2).paint(pixels, mask)
+    painted = Appearance((120, 240), 0.8, pattern, period=0.2).paint(pixels, mask)
     assert np.array_equal(painted[~mask], pixels[~mask])
     first, second = (np.abs(hues(painted)[mask] - hue) < 6 for hue in (120, 240))
     assert (first | second).all()
@@ -40,13 +40,13 @@ def test_a_look_paints_its_hues_within_the_mask_alone(pattern):
 def test_light_and_shade_stay():
     pixels = np.full((8, 8, 3), 80, np.uint8)
     pixels[:, 4:] = 200
-    painted = Look((30, 30), 0.9).paint(pixels, np.ones((8, 8), dtype=bool)).max(-1)
+    painted = Appearance((30, 30), 0.9).paint(pixels, np.ones((8, 8), dtype=bool)).max(-1)
     assert (painted[:, :4] < painted[:, 4:]).all()
 
 
 def test_palettes_bound_looks():
     palette = Palette((20, 40), (0.1, 0.2), ("plain", "dots"))
-    looks = [sample_look(np.random.default_rng(seed), palette) for seed in range(40)]
+    looks = [sample_appearance(np.random.default_rng(seed), palette) for seed in range(40)]
     assert all(20 <= hue <= 40 for look in looks for hue in look.hues)
     assert all(0.1 <= look.saturation <= 0.2 for look in looks)
     assert {look.pattern for look in looks} == {"plain", "dots"}
@@ -88,6 +88,6 @@ def test_how_far_an_autoencoder_is_off():
             return SimpleNamespace(sample=latents - torch.tensor([0, 60 / 127.5, 0])[:, None, None])
 
     objects = drawn_objects(3, 64)
-    green, bright = Look((120, 120), 0.9), [(np.full_like(pixels, 255), mask) for pixels, mask in objects]
+    green, bright = Appearance((120, 120), 0.9), [(np.full_like(pixels, 255), mask) for pixels, mask in objects]
     assert colour_error(Perfect(), bright, green) == pytest.approx(20, abs=0.5)
-    assert colour_error(Perfect(), bright, Look((0, 0), 1.0)) < 1
+    assert colour_error(Perfect(), bright, Appearance((0, 0), 1.0)) < 1

@@ -10,7 +10,7 @@ from diffusers import AutoencoderKL, StableDiffusionPipeline
 from torch import Tensor, nn
 
 from fisedit.evaluation.scenes import drawing
-from fisedit.evaluation.scenes.language import read
+from fisedit.evaluation.scenes.prompts import parse_prompt
 from training import classifier, evaluate
 from training.autoencoder import AutoencoderStage, DecoderStage, build_autoencoder, reconstruct
 from training.config import Autoencoder, CloseUps, Config, ConfigError, Decoder, Denoiser, Plan, Scenes, load_config
@@ -204,7 +204,7 @@ def test_a_report_shows_pictures_and_a_held_out_loss(pictures: Pictures, tmp_pat
 
 @pytest.mark.parametrize("prompt", [*SHOWN, *evaluate._EDITS])
 def test_the_sheets_show_what_scenes_can_say(prompt: str) -> None:
-    assert read(prompt).objects
+    assert parse_prompt(prompt).objects
 
 
 def test_the_judge_learns_from_fresh_scenes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from transformers import CLIPTokenizer
 
-from fisedit.evaluation.scenes.language import say, vocabulary
 from fisedit.evaluation.scenes.layout import sample_scene
+from fisedit.evaluation.scenes.prompts import describe_scene, prompt_words
 from training.latents import PARTS
 from training.tokens import LENGTH, build_tokenizer, encode, learn_merges, token_positions
 
 
 def test_every_word_of_a_scene_is_one_token() -> None:
     tokenizer = build_tokenizer()
-    assert [tokenizer.tokenize(word) for word in vocabulary()] == [[f"{word}</w>"] for word in vocabulary()]
+    assert [tokenizer.tokenize(word) for word in prompt_words()] == [[f"{word}</w>"] for word in prompt_words()]
 
 
 def test_later_words_do_not_break_up_earlier_ones() -> None:
@@ -41,7 +41,7 @@ def test_rows_are_padded_by_the_end_token() -> None:
 def test_positions_are_those_of_the_objects_tokens() -> None:
     tokenizer = build_tokenizer()
     scenes = [sample_scene(np.random.default_rng(seed)) for seed in range(300)]
-    sentences = [say(scene) for scene in scenes]
+    sentences = [describe_scene(scene) for scene in scenes]
     for scene, sentence, row in zip(scenes, sentences, encode([s.text for s in sentences]), strict=True):
         found = token_positions(sentence)
         assert tuple(tokenizer.decode([row[index]]).strip() for index in found) == scene.words

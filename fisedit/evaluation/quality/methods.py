@@ -9,62 +9,62 @@ import numpy as np
 import torch
 
 from fisedit.errors import InputError
-from fisedit.evaluation.quality.case import Case, Outcome
-from fisedit.evaluation.quality.pipelines import img2img, inpaint_true, resampled
+from fisedit.evaluation.quality.baselines import PROBES, diffedit, fisedit
+from fisedit.evaluation.quality.diffusers_baselines import img2img, inpaint_true, resampled
+from fisedit.evaluation.quality.edit_case import EditCase, MethodResult
 from fisedit.evaluation.quality.prompt_to_prompt import prompt_to_prompt
-from fisedit.evaluation.quality.published import PROBES, diffedit, fisedit_recipe
 from fisedit.sparse.vae_decode import decode
 
-Method = Callable[[Case], Outcome | None]
+Method = Callable[[EditCase], MethodResult | None]
 """None where a method needs a truth that nobody knows."""
 
 
-def ours(case: Case) -> Outcome:
+def ours(case: EditCase) -> MethodResult:
     """The editor, told the prompt alone."""
     return case.ours
 
 
-def ours_given(case: Case) -> Outcome | None:
+def ours_given(case: EditCase) -> MethodResult | None:
     """The editor, told where as well."""
     return None if case.true_grid is None else case.edited(case.true_grid)
 
 
-def structured(case: Case, share: float) -> Outcome:
+def structured(case: EditCase, share: float) -> MethodResult:
     """The editor, told the prompt and to keep the structure for so long."""
     return case.edited(structure=share)
 
 
-def reprompt(case: Case) -> Outcome:
+def reprompt(case: EditCase) -> MethodResult:
     """A dense run of the new prompt from the source's first latents."""
-    return Outcome(case.blended(case.everywhere), None, case.steps, case.dense_macs(case.steps))
+    return MethodResult(case.blended(case.everywhere), None, case.steps, case.dense_macs(case.steps))
 
 
-def blended_true(case: Case) -> Outcome | None:
+def blended_true(case: EditCase) -> MethodResult | None:
     """The dense blended edit with the true mask: what an engine could at best do with this model."""
     return None if case.true_grid is None else _blended(case, case.true_grid)
 
 
-def blended_ours(case: Case) -> Outcome:
+def blended_ours(case: EditCase) -> MethodResult:
     """The dense blended edit with our mask: what our sparse engine stands for."""
     grid = case.ours.grid
     assert grid is not None
     return _blended(case, grid)
 
 
-def _blended(case: Case, grid: np.ndarray) -> Outcome:
-    return Outcome(case.blended(grid), grid, case.steps, case.dense_macs(case.steps))
+def _blended(case: EditCase, grid: np.ndarray) -> MethodResult:
+    return MethodResult(case.blended(grid), grid, case.steps, case.dense_macs(case.steps))
 
 
-def p2p(case: Case) -> Outcome:
+def p2p(case: EditCase) -> MethodResult:
     """Dense prompt-to-prompt; its source runs beside it, so that an evaluation costs twice."""
-    return Outcome(prompt_to_prompt(case), None, case.steps, case.dense_macs(2 * case.steps))
+    return MethodResult(prompt_to_prompt(case), None, case.steps, case.dense_macs(2 * case.steps))
 
 
 @torch.inference_mode()
-def no_edit(case: Case) -> Outcome:
+def no_edit(case: EditCase) -> MethodResult:
     """The source, encoded and decoded: what the autoencoder alone loses, and what the judge sees in no edit."""
     picture = decode(case.editor.pipe.vae, case.trajectory.latents[-1])[0]
-    return Outcome(picture, None, 0, case.decode_macs, again=True)
+    return MethodResult(picture, None, 0, case.decode_macs, again=True)
 
 
 OURS = "ours"
@@ -76,8 +76,8 @@ METHODS: dict[str, Method] = {
     OURS: ours,
     "ours-given": ours_given,
     **{f"structure-{share}": partial(structured, share=share) for share in STRUCTURES},
-    f"fisedit-{PROBES}": fisedit_recipe,
-    f"fisedit-{PROBES // 2}": partial(fisedit_recipe, probes=PROBES // 2),
+    f"fisedit-{PROBES}": fisedit,
+    f"fisedit-{PROBES // 2}": partial(fisedit, probes=PROBES // 2),
     "diffedit": diffedit,
     "img2img": img2img,
     "inpaint-true": inpaint_true,

@@ -25,7 +25,7 @@ IDENTICAL = 1e-10
 
 
 @dataclass(frozen=True)
-class Overlap:
+class MaskOverlap:
     """How a mask fits the truth, each 0 to 1; a mask of nothing has precision 0."""
 
     iou: float
@@ -33,14 +33,14 @@ class Overlap:
     recall: float
 
 
-def overlap(found: BoolGrid, true: BoolGrid) -> Overlap:
+def overlap(found: BoolGrid, true: BoolGrid) -> MaskOverlap:
     """Compare two masks of one size; `true` is not empty."""
     both, either = (float(np.sum(mask)) for mask in (found & true, found | true))
-    return Overlap(both / either, both / max(1.0, float(found.sum())), both / float(true.sum()))
+    return MaskOverlap(both / either, both / max(1.0, float(found.sum())), both / float(true.sum()))
 
 
 @dataclass(frozen=True)
-class Fit:
+class MaskFit:
     """How a mask of latent cells fits true pixels.
 
     Args:
@@ -48,15 +48,15 @@ class Fit:
         coverage: pixels in the mask's 8x8 blocks over true pixels; 1 would be painting no pixel too many.
     """
 
-    cells: Overlap
-    pixels: Overlap
+    cells: MaskOverlap
+    pixels: MaskOverlap
     coverage: float
 
 
-def fit(grid: BoolGrid, true: BoolGrid) -> Fit:
+def fit(grid: BoolGrid, true: BoolGrid) -> MaskFit:
     """Compare a mask [h, w] with true pixels [8h, 8w], of which there are some."""
     blocks = pixels(grid)
-    return Fit(overlap(grid, cells(true)), overlap(blocks, true), float(blocks.sum() / true.sum()))
+    return MaskFit(overlap(grid, cells(true)), overlap(blocks, true), float(blocks.sum() / true.sum()))
 
 
 def cells(pixels: BoolGrid) -> BoolGrid:
@@ -101,7 +101,7 @@ def _rim_step(picture: Image, inside: BoolGrid) -> float | None:
     return float(rim.mean()) if len(rim) else None
 
 
-def f1(said: Sequence[bool], true: Sequence[bool]) -> float | None:
+def f1_score(said: Sequence[bool], true: Sequence[bool]) -> float | None:
     """Harmonic mean of precision and recall; None where nothing is true and nothing was said."""
     pairs = list(zip(said, true, strict=True))
     hits, errors = pairs.count((True, True)), pairs.count((True, False)) + pairs.count((False, True))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-    from fisedit.evaluation.quality.case import Case
+    from fisedit.evaluation.quality.edit_case import EditCase
     from fisedit.masking.text_diff import Tokenizer
 
 CROSS, OWN = 0.8, 0.4
@@ -34,7 +34,7 @@ FINEST = 32 * 32
 
 
 @dataclass
-class Control:
+class AttentionControl:
     """What of the source's attention the edit takes over, and when.
 
     Args:
@@ -75,10 +75,10 @@ def unchanged_tokens(old: str, new: str, tokenizer: Tokenizer) -> list[tuple[int
     return pairs + [(min(start + k, last), stop + k) for k in range(CONTEXT_LENGTH - stop)]
 
 
-def prompt_to_prompt(case: Case, cross: float = CROSS, own: float = OWN) -> Image:
+def prompt_to_prompt(case: EditCase, cross: float = CROSS, own: float = OWN) -> Image:
     """The edit's picture; `cross` and `own` are shares of the steps, 0 to 1."""
     tokens = unchanged_tokens(case.source.prompt, case.edit.prompt, case.editor.pipe.tokenizer)
-    control = Control(tokens, cross * case.steps, own * case.steps)
+    control = AttentionControl(tokens, cross * case.steps, own * case.steps)
     layers = [m for m in case.editor.pipe.unet.modules() if isinstance(m, Attention)]
     replacements: list[Replacement] = [(layer, partial(control.attend, layer)) for layer in layers]
 

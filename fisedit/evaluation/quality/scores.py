@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fisedit.evaluation import classifier as judging
-from fisedit.evaluation.quality import metrics, pie
+from fisedit.evaluation.quality import metrics, pie_bench
 from fisedit.evaluation.scenes.scene import Scene
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from fisedit.evaluation.classifier import Judge
-    from fisedit.evaluation.quality.case import Case, Outcome
-    from fisedit.evaluation.scenes.layout import Change
+    from fisedit.evaluation.classifier import SceneClassifier
+    from fisedit.evaluation.quality.edit_case import EditCase, MethodResult
+    from fisedit.evaluation.scenes.layout import SceneChange
     from fisedit.values import BoolGrid
 
 DESCRIBED = ("recolour", "resize")
@@ -27,7 +27,7 @@ UNSEEN = ("weather",)
 
 
 @dataclass(frozen=True)
-class Score:
+class EditScore:
     """What was measured; None where it does not apply or nobody knows the truth.
 
     Args:
@@ -52,7 +52,7 @@ class Score:
     reason: str
     area: float | None
     whole: bool | None
-    fit: metrics.Fit | None
+    fit: metrics.MaskFit | None
     success: bool | None
     background_psnr: float | None
     exact: bool | None
@@ -61,7 +61,7 @@ class Score:
     dense_psnr: float | None
     kept_psnr: float | None
     again_psnr: float | None
-    published: pie.Background | None
+    published: pie_bench.Background | None
 
     @property
     def gmacs(self) -> float:
@@ -74,13 +74,13 @@ class Score:
         return bool(self.reason)
 
 
-def score(case: Case, outcome: Outcome, judge: Judge | None) -> Score:
+def score(case: EditCase, outcome: MethodResult, judge: SceneClassifier | None) -> EditScore:
     """Measure an outcome."""
     edit, picture, grid, source = case.edit, outcome.picture, outcome.grid, case.source.image
-    truth = edit.truth
+    true_mask = edit.true_mask
     reference = case.blended(grid) if grid is not None and (outcome.sparse or outcome.reason) else None
     inside = metrics.psnr(picture, reference, metrics.pixels(grid)) if grid is not None and reference else None
-    return Score(
+    return EditScore(
         kind=edit.kind,
         drawn=edit.picture is not None,
         evaluations=outcome.evaluations,
@@ -88,8 +88,8 @@ def score(case: Case, outcome: Outcome, judge: Judge | None) -> Score:
         reason=outcome.reason,
         area=None if grid is None else float(grid.mean()),
         whole=None if grid is None else bool(grid.all()),
-        fit=metrics.fit(grid, truth) if grid is not None and truth is not None else None,
-        success=achieved(judge, edit.change, picture) if judge is not None and edit.change is not None else None,
+        fit=metrics.fit(grid, true_mask) if grid is not None and true_mask is not None else None,
+        success=edit_succeeded(judge, edit.change, picture) if judge is not None and edit.change is not None else None,
         background_psnr=_background(case, picture),
         exact=metrics.equal_outside(picture, source, grid) if grid is not None and not grid.all() else None,
         inside_psnr=inside if outcome.sparse else None,
@@ -97,38 +97,40 @@ def score(case: Case, outcome: Outcome, judge: Judge | None) -> Score:
         dense_psnr=None if outcome.sparse else inside,
         kept_psnr=metrics.psnr(picture, source, metrics.pixels(grid)) if grid is not None and grid.any() else None,
         again_psnr=metrics.psnr(picture, source, metrics.pixels(case.everywhere)) if outcome.again else None,
-        published=pie.background(picture, source, truth) if truth is not None and edit.change is None else None,
+        published=pie_bench.background(picture, source, true_mask)
+        if true_mask is not None and edit.change is None
+        else None,
     )
 
 
-def _background(case: Case, picture: Image) -> float | None:
+def _background(case: EditCase, picture: Image) -> float | None:
     """PSNR where the picture should have stayed as it was."""
     concerned = _concerned(case)
     return None if concerned is None or concerned.all() else metrics.psnr(picture, case.source.image, ~concerned)
 
 
-def _concerned(case: Case) -> BoolGrid | None:
+def _concerned(case: EditCase) -> BoolGrid | None:
     """The pixels that may change: the truth, or where nobody knows it our own mask; None for the whole picture."""
-    if case.edit.whole or case.edit.truth is not None:
-        return case.edit.truth
+    if case.edit.whole or case.edit.true_mask is not None:
+        return case.edit.true_mask
     return None if case.ours.grid is None else metrics.pixels(case.ours.grid)
 
 
-def achieved(judge: Judge, change: Change, picture: Image) -> bool | None:
+def edit_succeeded(judge: SceneClassifier, change: SceneChange, picture: Image) -> bool | None:
     """Whether a picture shows the change done: all that the new scene names, its background, nothing that was removed,
     and the changed thing's new colour or size. None for what the judge was not taught to see.
     """
     if change.kind in UNSEEN:
         return None
-    seen = judging.look(judge, np.array(picture.convert("RGB"))[None])
+    seen = judging.classify(judge, np.array(picture.convert("RGB"))[None])
     gone = set(change.before.words) - set(change.after.words)
-    there = all(seen.named(0, change.after)) and seen.place_right(0, change.after)
+    there = all(seen.objects_found(0, change.after)) and seen.background_correct(0, change.after)
     still = any(bool(seen.objects[0, judging.WORDS.index(word)]) for word in gone)
     return there and not still and (change.kind not in DESCRIBED or _described(seen, change))
 
 
-def _described(seen: judging.Seen, change: Change) -> bool:
+def _described(seen: judging.ScenePredictions, change: SceneChange) -> bool:
     """Whether the changed thing has its new adjectives."""
     after = change.after
     thing = Scene(after.background, after.horizon, (after.objects[change.index],))
-    return all(seen.adjectives_right(0, thing))
+    return all(seen.adjectives_correct(0, thing))

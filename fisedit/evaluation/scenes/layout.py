@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fisedit.evaluation.scenes.drawing import CELLS, Mask
-from fisedit.evaluation.scenes.language import RELATIONS, Asked, Request, read, say
-from fisedit.evaluation.scenes.scene import Placed, Scene, SceneError, render
+from fisedit.evaluation.scenes.prompts import RELATIONS, ObjectRequest, SceneRequest, describe_scene, parse_prompt
+from fisedit.evaluation.scenes.scene import PlacedObject, Scene, SceneError, render
 from fisedit.evaluation.scenes.vocabulary import (
     ACCESSORIES,
     BACKGROUNDS,
     COLOURS,
     GROUND_WORDS,
+    OBJECT,
     SCALES,
     SKY_WORDS,
-    THING,
     WEATHERS,
 )
 
@@ -38,10 +38,10 @@ def scene_for(prompt: str, seed: int) -> Scene:
     Raises:
         SceneError: the prompt names no object or no background, or more than fits.
     """
-    return arrange(read(prompt), np.random.default_rng(seed))
+    return arrange(parse_prompt(prompt), np.random.default_rng(seed))
 
 
-def arrange(request: Request, rng: np.random.Generator) -> Scene:
+def arrange(request: SceneRequest, rng: np.random.Generator) -> Scene:
     """Puts what is asked for in its place; draws the same numbers whatever the words are.
 
     Raises:
@@ -67,7 +67,7 @@ def arrange(request: Request, rng: np.random.Generator) -> Scene:
     return Scene(request.background, horizon, tuple(placed), request.weather, relation)
 
 
-def _stand(asked: Asked, slot: int, count: int, share: np.ndarray, relation: str) -> Placed:
+def _stand(asked: ObjectRequest, slot: int, count: int, share: np.ndarray, relation: str) -> PlacedObject:
     """An object somewhere in its own column of the ground, so that no two overlap."""
     size = _SCALED[asked.scale][count] if asked.scale and count <= 2 else _SIZES[count]
     if asked.accessory and not asked.scale:
@@ -77,19 +77,19 @@ def _stand(asked: Asked, slot: int, count: int, share: np.ndarray, relation: str
         left = stop - size if slot == 0 else start
     else:
         left = start + int(share[0] * (stop - start - size + 1))
-    return Placed(
+    return PlacedObject(
         asked.word, left, 28 + int(share[1] * 3), size, asked.colour, asked.scale if count <= 2 else "", asked.accessory
     )
 
 
-def _stack(ground: list[Asked], shares: np.ndarray) -> list[Placed]:
+def _stack(ground: list[ObjectRequest], shares: np.ndarray) -> list[PlacedObject]:
     """The first object stands on the second."""
     left, bottom = int(shares[0, 0] * (CELLS - _STACKED + 1)), 28 + int(shares[0, 1] * 3)
     heights = (bottom - _STACKED, bottom)
-    return [Placed(a.word, left, b, _STACKED, a.colour) for a, b in zip(ground, heights, strict=True)]
+    return [PlacedObject(a.word, left, b, _STACKED, a.colour) for a, b in zip(ground, heights, strict=True)]
 
 
-def _fly(asked: Asked, others: list[Placed], share: np.ndarray) -> Placed:
+def _fly(asked: ObjectRequest, others: list[PlacedObject], share: np.ndarray) -> PlacedObject:
     """An object in the sky, over no other if there is room."""
     bottom = _SKY + 1 + int(share[1] * 3)
     lefts = [
@@ -97,7 +97,7 @@ def _fly(asked: Asked, others: list[Placed], share: np.ndarray) -> Placed:
         for left in range(CELLS - _SKY + 1)
         if all(o.top >= bottom or o.right <= left or o.left >= left + _SKY for o in others)
     ] or list(range(CELLS - _SKY + 1))
-    return Placed(asked.word, lefts[int(share[0] * len(lefts))], bottom, _SKY, asked.colour)
+    return PlacedObject(asked.word, lefts[int(share[0] * len(lefts))], bottom, _SKY, asked.colour)
 
 
 def sample_scene(rng: np.random.Generator, count: int | None = None, sky: bool | None = None) -> Scene:
@@ -120,19 +120,19 @@ def sample_scene(rng: np.random.Generator, count: int | None = None, sky: bool |
     weather = str(rng.choice([w.word for w in WEATHERS])) if rng.random() < 0.15 else ""
     background = BACKGROUNDS[int(rng.integers(len(BACKGROUNDS)))].word
     wording = int(rng.integers(_WORDINGS)) if rng.random() < 0.7 else 0
-    return replace(arrange(Request(objects, background, weather, relation), rng), wording=wording)
+    return replace(arrange(SceneRequest(objects, background, weather, relation), rng), wording=wording)
 
 
-def _sample_asked(rng: np.random.Generator, word: str, scaled: bool, dressed: bool) -> Asked:
-    thing = THING[word]
+def _sample_asked(rng: np.random.Generator, word: str, scaled: bool, dressed: bool) -> ObjectRequest:
+    thing = OBJECT[word]
     colour = str(rng.choice(list(COLOURS))) if thing.colours and rng.random() < 0.5 else ""
     scale = str(rng.choice(SCALES)) if scaled else ""
     wears = dressed and thing.wears and scale != "big" and rng.random() < 0.3
-    return Asked(word, colour, scale, str(rng.choice(list(ACCESSORIES))) if wears else "")
+    return ObjectRequest(word, colour, scale, str(rng.choice(list(ACCESSORIES))) if wears else "")
 
 
 @dataclass(frozen=True)
-class Change:
+class SceneChange:
     """An edit with its truth: two scenes that differ in one thing.
 
     Args:
@@ -147,7 +147,7 @@ class Change:
     @property
     def prompts(self) -> tuple[str, str]:
         """What is said before and after."""
-        return say(self.before).text, say(self.after).text
+        return describe_scene(self.before).text, describe_scene(self.after).text
 
     def region(self, side: int = 256) -> Mask:
         """The pixels in which the two scenes differ, bool [side, side]."""
@@ -156,7 +156,7 @@ class Change:
         return differ
 
 
-def sample_change(rng: np.random.Generator, kind: str) -> Change:
+def sample_change(rng: np.random.Generator, kind: str) -> SceneChange:
     """A change at random, both prompts in the same wording; `kind` is one of `KINDS`."""
     while True:
         change = _CHANGES[kind](rng, sample_scene(rng))
@@ -164,44 +164,44 @@ def sample_change(rng: np.random.Generator, kind: str) -> Change:
             return change
 
 
-def _swap(rng: np.random.Generator, scene: Scene) -> Change | None:
+def _swap(rng: np.random.Generator, scene: Scene) -> SceneChange | None:
     index = int(rng.integers(len(scene.objects)))
     old = scene.objects[index]
     words = SKY_WORDS if old.word in SKY_WORDS else GROUND_WORDS
-    fit = [w for w in words if w not in scene.words and (not old.colour or THING[w].colours)]
-    fit = [w for w in fit if not old.accessory or THING[w].wears]
-    return Change("swap", scene, scene.change(index, word=str(rng.choice(fit))), index) if fit else None
+    fit = [w for w in words if w not in scene.words and (not old.colour or OBJECT[w].colours)]
+    fit = [w for w in fit if not old.accessory or OBJECT[w].wears]
+    return SceneChange("swap", scene, scene.change(index, word=str(rng.choice(fit))), index) if fit else None
 
 
-def _insert(rng: np.random.Generator, scene: Scene) -> Change | None:
+def _insert(rng: np.random.Generator, scene: Scene) -> SceneChange | None:
     deleted = _delete(rng, scene)
-    return deleted and Change("insert", deleted.after, deleted.before, deleted.index)
+    return deleted and SceneChange("insert", deleted.after, deleted.before, deleted.index)
 
 
-def _delete(rng: np.random.Generator, scene: Scene) -> Change | None:
+def _delete(rng: np.random.Generator, scene: Scene) -> SceneChange | None:
     ground = [i for i, placed in enumerate(scene.objects) if placed.word not in SKY_WORDS]
     index = int(rng.integers(len(scene.objects)))
     if (len(ground) < 2 and index in ground) or scene.relation != "and":
         return None
-    return Change("delete", scene, scene.without(index), index)
+    return SceneChange("delete", scene, scene.without(index), index)
 
 
-def _recolour(rng: np.random.Generator, scene: Scene) -> Change | None:
+def _recolour(rng: np.random.Generator, scene: Scene) -> SceneChange | None:
     fit = [i for i, placed in enumerate(scene.objects) if placed.colour]
     if not fit:
         return None
     index = int(rng.choice(fit))
     others = [colour for colour in COLOURS if colour != scene.objects[index].colour]
-    return Change("recolour", scene, scene.change(index, colour=str(rng.choice(others))), index)
+    return SceneChange("recolour", scene, scene.change(index, colour=str(rng.choice(others))), index)
 
 
-def _dress(rng: np.random.Generator, scene: Scene) -> Change | None:
+def _dress(rng: np.random.Generator, scene: Scene) -> SceneChange | None:
     fit = [i for i, placed in enumerate(scene.objects) if placed.accessory]
     index = int(rng.choice(fit)) if fit else -1
-    return Change("dress", scene.change(index, accessory=""), scene, index) if fit else None
+    return SceneChange("dress", scene.change(index, accessory=""), scene, index) if fit else None
 
 
-def _resize(rng: np.random.Generator, scene: Scene) -> Change | None:
+def _resize(rng: np.random.Generator, scene: Scene) -> SceneChange | None:
     fit = [i for i, placed in enumerate(scene.objects) if placed.scale and not placed.accessory]
     if not fit:
         return None
@@ -211,21 +211,21 @@ def _resize(rng: np.random.Generator, scene: Scene) -> Change | None:
     size = _SCALED[scale][count]
     start, stop = index * CELLS // count, (index + 1) * CELLS // count
     left = min(max(start, old.left + (old.size - size) // 2), stop - size)
-    return Change("resize", scene, scene.change(index, scale=scale, size=size, left=left), index)
+    return SceneChange("resize", scene, scene.change(index, scale=scale, size=size, left=left), index)
 
 
-def _move(rng: np.random.Generator, scene: Scene) -> Change | None:
+def _move(rng: np.random.Generator, scene: Scene) -> SceneChange | None:
     others = [background.word for background in BACKGROUNDS if background.word != scene.background]
-    return Change("background", scene, replace(scene, background=str(rng.choice(others))))
+    return SceneChange("background", scene, replace(scene, background=str(rng.choice(others))))
 
 
-def _storm(rng: np.random.Generator, scene: Scene) -> Change | None:
+def _storm(rng: np.random.Generator, scene: Scene) -> SceneChange | None:
     if scene.weather:
         return None
-    return Change("weather", scene, replace(scene, weather=str(rng.choice([w.word for w in WEATHERS]))))
+    return SceneChange("weather", scene, replace(scene, weather=str(rng.choice([w.word for w in WEATHERS]))))
 
 
-_CHANGES: dict[str, Callable[[np.random.Generator, Scene], Change | None]] = {
+_CHANGES: dict[str, Callable[[np.random.Generator, Scene], SceneChange | None]] = {
     "swap": _swap,
     "insert": _insert,
     "delete": _delete,
@@ -235,5 +235,5 @@ _CHANGES: dict[str, Callable[[np.random.Generator, Scene], Change | None]] = {
     "background": _move,
     "weather": _storm,
 }
-KINDS = tuple(_CHANGES)
+CHANGE_KINDS = tuple(_CHANGES)
 """Kinds of change: the last two concern the whole background, the others one object."""

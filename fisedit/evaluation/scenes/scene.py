@@ -12,7 +12,7 @@ import numpy as np
 
 from fisedit.errors import InputError
 from fisedit.evaluation.scenes.drawing import CELLS, Bytes, Mask, draw_background, glyph_pixels, headroom, paste
-from fisedit.evaluation.scenes.vocabulary import ACCESSORIES, BACKGROUND, COLOURS, SCALES, THING, WEATHER
+from fisedit.evaluation.scenes.vocabulary import ACCESSORIES, BACKGROUND, COLOURS, OBJECT, SCALES, WEATHER
 
 _WORN = 0.55, 0.18
 """An accessory's share of its wearer's size, and how much of itself it overlaps him."""
@@ -23,7 +23,7 @@ class SceneError(InputError):
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedObject:
     """One object in its square box.
 
     Args:
@@ -40,9 +40,9 @@ class Placed:
     accessory: str = ""
 
     def __post_init__(self) -> None:
-        thing = THING.get(self.word)
+        thing = OBJECT.get(self.word)
         if thing is None:
-            raise SceneError(f"object must be one of {', '.join(THING)}, got {self.word!r}")
+            raise SceneError(f"object must be one of {', '.join(OBJECT)}, got {self.word!r}")
         if self.colour and (self.colour not in COLOURS or not thing.colours):
             raise SceneError(
                 f"no {self.word} comes in {self.colour!r}: use one of {', '.join(COLOURS)} where it has one"
@@ -86,7 +86,7 @@ class Scene:
 
     background: str
     horizon: int
-    objects: tuple[Placed, ...]
+    objects: tuple[PlacedObject, ...]
     weather: str = ""
     relation: str = "and"
     wording: int = 0
@@ -128,14 +128,14 @@ class Scene:
 
 
 @dataclass(frozen=True)
-class Drawing:
+class RenderedScene:
     """A rendered scene: `pixels` uint8 [S, S, 3], `masks` bool [parts, S, S], what of each part can be seen."""
 
     pixels: Bytes
     masks: Mask
 
 
-def render(scene: Scene, side: int = 256) -> Drawing:
+def render(scene: Scene, side: int = 256) -> RenderedScene:
     """Draws a scene at `side` x `side` pixels (a multiple of 32).
 
     Raises:
@@ -147,22 +147,22 @@ def render(scene: Scene, side: int = 256) -> Drawing:
     cell = side // CELLS
     pixels = draw_background(BACKGROUND[scene.background], WEATHER.get(scene.weather), scene.horizon, side).copy()
     masks = np.zeros((len(scene.parts), side, side), dtype=bool)
-    order = sorted(range(len(scene.parts)), key=lambda k: not THING[scene.objects[scene.parts[k][0]].word].in_sky)
+    order = sorted(range(len(scene.parts)), key=lambda k: not OBJECT[scene.objects[scene.parts[k][0]].word].in_sky)
     for drawn, k in enumerate(order):  # the sky is behind the ground
         index, word = scene.parts[k]
         placed = scene.objects[index]
         if word == placed.accessory:
             covered = _paste_worn(pixels, placed, cell)
         else:
-            glyph = glyph_pixels(THING[word].glyph, placed.size * cell, placed.colour, COLOURS.get(placed.colour, 0.0))
+            glyph = glyph_pixels(OBJECT[word].glyph, placed.size * cell, placed.colour, COLOURS.get(placed.colour, 0.0))
             covered = paste(pixels, glyph, placed.left * cell, (placed.bottom - placed.size) * cell)
         masks[order[:drawn]] &= ~covered
         masks[k] = covered
-    return Drawing(pixels, masks)
+    return RenderedScene(pixels, masks)
 
 
-def _paste_worn(pixels: Bytes, placed: Placed, cell: int) -> Mask:
+def _paste_worn(pixels: Bytes, placed: PlacedObject, cell: int) -> Mask:
     size = placed.worn_size
     left = (2 * placed.left + placed.size - size) * cell // 2
-    top = (placed.top + int(placed.size * headroom(THING[placed.word].glyph))) * cell
+    top = (placed.top + int(placed.size * headroom(OBJECT[placed.word].glyph))) * cell
     return paste(pixels, glyph_pixels(ACCESSORIES[placed.accessory], size * cell), left, top)

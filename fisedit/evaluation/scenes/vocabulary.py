@@ -8,7 +8,7 @@ Rgb = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Thing:
+class ObjectKind:
     """One object.
 
     Args:
@@ -70,12 +70,12 @@ class Weather:
     tint: Rgb
 
 
-def _all(family: str, glyphs: str, *, colours: str = "", wears: bool = False, the: str = "") -> tuple[Thing, ...]:
+def _all(family: str, glyphs: str, *, colours: str = "", wears: bool = False, the: str = "") -> tuple[ObjectKind, ...]:
     pairs = [pair.split(":") for pair in glyphs.split()]
-    return tuple(Thing(w, g, family, w in colours.split(), wears, w in the.split()) for w, g in pairs)
+    return tuple(ObjectKind(w, g, family, w in colours.split(), wears, w in the.split()) for w, g in pairs)
 
 
-THINGS = (
+OBJECTS = (
     *_all(
         "animal",
         "cat:🐱 dog:🐶 fox:🦊 panda:🐼 frog:🐸 lion:🦁 bear:🐻 rabbit:🐰 monkey:🐵 pig:🐷 cow:🐮 koala:🐨 tiger:🐯",
@@ -240,8 +240,8 @@ WEATHERS = (
     Weather("fog", ("in the fog", "on a foggy day"), (226, 228, 230)),
 )
 
-THING = {thing.word: thing for thing in THINGS}
+OBJECT = {thing.word: thing for thing in OBJECTS}
 BACKGROUND = {background.word: background for background in BACKGROUNDS}
 WEATHER = {weather.word: weather for weather in WEATHERS}
-GROUND_WORDS = tuple(thing.word for thing in THINGS if not thing.in_sky)
-SKY_WORDS = tuple(thing.word for thing in THINGS if thing.in_sky)
+GROUND_WORDS = tuple(thing.word for thing in OBJECTS if not thing.in_sky)
+SKY_WORDS = tuple(thing.word for thing in OBJECTS if thing.in_sky)

@@ -17,8 +17,8 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from fisedit.errors import InputError
-from fisedit.evaluation.quality.edits import Edit
 from fisedit.evaluation.quality.metrics import IDENTICAL
+from fisedit.evaluation.quality.scene_edits import BenchmarkEdit
 
 if TYPE_CHECKING:
     from fisedit.values import BoolGrid
@@ -78,7 +78,7 @@ def notes(side: int) -> tuple[str, ...]:
     return (left_out,) if side == SIDE else (left_out, scaled)
 
 
-def edits(folder: Path, entries: Sequence[dict[str, Any]], side: int) -> Iterator[Edit]:
+def edits(folder: Path, entries: Sequence[dict[str, Any]], side: int) -> Iterator[BenchmarkEdit]:
     """The dataset's edits, pictures and masks scaled to `side` x `side` pixels.
 
     Raises:
@@ -93,7 +93,7 @@ def edits(folder: Path, entries: Sequence[dict[str, Any]], side: int) -> Iterato
             raise InputError(f"{path} must be a picture, got none that can be read; copy the dataset again") from error
         mask = Image.fromarray(decode_runs(entry["mask"])).resize((side, side), Image.Resampling.NEAREST)
         old, new = (entry[key].replace("[", "").replace("]", "") for key in ("original_prompt", "editing_prompt"))
-        yield Edit(TYPES[int(entry["editing_type_id"])], old, new, picture, truth=np.asarray(mask, bool))
+        yield BenchmarkEdit(TYPES[int(entry["editing_type_id"])], old, new, picture, true_mask=np.asarray(mask, bool))
 
 
 def decode_runs(runs: Sequence[int], side: int = SIDE) -> BoolGrid:

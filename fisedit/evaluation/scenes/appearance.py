@@ -15,7 +15,7 @@ PATTERNS = ("plain", "stripes", "dots")
 
 
 @dataclass(frozen=True)
-class Look:
+class Appearance:
     """What an object is painted with: one hue, or two in a pattern.
 
     Args:
@@ -67,11 +67,11 @@ class Palette:
     patterns: tuple[str, ...] = PATTERNS
 
 
-def sample_look(rng: np.random.Generator, palette: Palette) -> Look:
+def sample_appearance(rng: np.random.Generator, palette: Palette) -> Appearance:
     """A look at random; every other one is plain where the palette has that."""
     first, second = rng.uniform(*palette.hues, size=2)
     plain = "plain" in palette.patterns and bool(rng.random() < 0.5)
-    return Look(
+    return Appearance(
         (float(first), float(second)),
         float(rng.uniform(*palette.saturations)),
         "plain" if plain else str(rng.choice(palette.patterns)),

@@ -12,19 +12,19 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fisedit.errors import InputError
-from fisedit.evaluation.quality.metrics import Fit, Overlap
-from fisedit.evaluation.quality.pie import Background
-from fisedit.evaluation.quality.scores import Score
+from fisedit.evaluation.quality.metrics import MaskFit, MaskOverlap
+from fisedit.evaluation.quality.pie_bench import Background
+from fisedit.evaluation.quality.scores import EditScore
 from fisedit.storage import files
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-Scores = Mapping[str, Score | None]
+Scores = Mapping[str, EditScore | None]
 """Every method's score of one edit; None where it could not be run."""
 
 
-class Journal:
+class ResultsLog:
     """Edits and their scores, in memory and, with a path, on disk.
 
     Args:
@@ -60,11 +60,11 @@ class Journal:
         self._lines += lines
 
 
-def _scores(told: Mapping[str, Any]) -> Iterator[tuple[str, Score | None]]:
+def _scores(told: Mapping[str, Any]) -> Iterator[tuple[str, EditScore | None]]:
     for name, score in told.items():
-        yield name, None if score is None else Score(**score | _parts(score["fit"], score["published"]))
+        yield name, None if score is None else EditScore(**score | _parts(score["fit"], score["published"]))
 
 
 def _parts(fit: Any, published: Any) -> dict[str, Any]:
-    overlaps = fit and {part: Overlap(**fit[part]) for part in ("cells", "pixels")}
-    return {"fit": fit and Fit(**fit | overlaps), "published": published and Background(**published)}
+    overlaps = fit and {part: MaskOverlap(**fit[part]) for part in ("cells", "pixels")}
+    return {"fit": fit and MaskFit(**fit | overlaps), "published": published and Background(**published)}

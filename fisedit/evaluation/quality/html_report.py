@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from PIL.Image import Image
 
-    from fisedit.evaluation.quality.case import Case, Outcome
-    from fisedit.evaluation.quality.scores import Score
+    from fisedit.evaluation.quality.edit_case import EditCase, MethodResult
+    from fisedit.evaluation.quality.scores import EditScore
     from fisedit.values import BoolGrid
 
 
-class Page:
+class HtmlReport:
     """A folder with report.html and a contact sheet of the first edits of every kind, chosen by nobody.
 
     Args:
@@ -38,7 +38,9 @@ class Page:
         self._shown: Counter[tuple[str, bool]] = Counter()
         self._figures: list[str] = []
 
-    def show(self, case: Case, outcomes: Mapping[str, Outcome | None], scores: Mapping[str, Score | None]) -> None:
+    def show(
+        self, case: EditCase, outcomes: Mapping[str, MethodResult | None], scores: Mapping[str, EditScore | None]
+    ) -> None:
         """Keep an edit's pictures, if there are not enough of its kind."""
         key = (case.edit.kind, case.edit.picture is None)
         if self._shown[key] == self.FIRST:
@@ -56,12 +58,14 @@ class Page:
         return path
 
 
-def _sheet(case: Case, outcomes: Mapping[str, Outcome | None], scores: Mapping[str, Score | None]) -> Image:
+def _sheet(
+    case: EditCase, outcomes: Mapping[str, MethodResult | None], scores: Mapping[str, EditScore | None]
+) -> Image:
     """The source, the true mask, and every method's picture under its mask and beside it."""
     source = case.source.image
     columns = [("source", source)]
-    if case.edit.truth is not None:
-        columns.append(("true mask", overlay(source, _mask(case.edit.truth))))
+    if case.edit.true_mask is not None:
+        columns.append(("true mask", overlay(source, _mask(case.edit.true_mask))))
     ours = case.ours.grid
     if ours is not None:
         columns.append(("our mask", overlay(source, _mask(pixels(ours)))))

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fisedit.evaluation.quality.edits import truth
-from fisedit.evaluation.scenes.language import say
-from fisedit.evaluation.scenes.layout import Change, sample_scene
-from fisedit.evaluation.scenes.looks import Palette, sample_look
+from fisedit.evaluation.quality.scene_edits import true_mask
+from fisedit.evaluation.scenes.appearance import Palette, sample_appearance
+from fisedit.evaluation.scenes.layout import SceneChange, sample_scene
+from fisedit.evaluation.scenes.prompts import describe_scene
 from fisedit.evaluation.scenes.scene import Scene, render
 
 if TYPE_CHECKING:
-    from fisedit.evaluation.quality.edits import Known
+    from fisedit.evaluation.quality.scene_edits import WordFilter
     from fisedit.evaluation.scenes.drawing import Bytes, Mask
 
     Painter = Callable[[Bytes], Bytes]
@@ -34,7 +34,7 @@ over red, green and blue."""
 
 
 @dataclass(frozen=True, eq=False)
-class LookEdit:
+class ReferenceEdit:
     """One edit to make.
 
     Args:
@@ -44,7 +44,7 @@ class LookEdit:
         reference: the other picture. shown: the pixels of the thing there.
     """
 
-    change: Change
+    change: SceneChange
     same: bool
     picture: Bytes
     inside: Mask
@@ -54,7 +54,9 @@ class LookEdit:
     shown: Mask
 
 
-def sample_look_edit(rng: np.random.Generator, side: int, words: Known, again: Painter, *, same: bool) -> LookEdit:
+def sample_reference_edit(
+    rng: np.random.Generator, side: int, words: WordFilter, again: Painter, *, same: bool
+) -> ReferenceEdit:
     """An edit at random.
 
     Args:
@@ -65,10 +67,10 @@ def sample_look_edit(rng: np.random.Generator, side: int, words: Known, again: P
     while True:
         before, target, other = (_plain_scene(rng, words) for _ in range(3))
         old, new, third = (scene.objects[0].word for scene in (before, target, other))
-        look = sample_look(rng, PALETTE)
+        look = sample_appearance(rng, PALETTE)
         if old == new or third in (old, new):
             continue
-        change = Change("swap", before, before.change(0, word=new), 0)
+        change = SceneChange("swap", before, before.change(0, word=new), 0)
         drawing = render(change.after, side)
         thing = drawing.masks[0]
         wanted = look.paint(drawing.pixels, thing)
@@ -76,19 +78,19 @@ def sample_look_edit(rng: np.random.Generator, side: int, words: Known, again: P
         if _off(wanted, drawing.pixels, thing) < VISIBLE or _off(wanted, painted, thing) > PAINTABLE:
             continue
         shown = render(other.change(0, word=new if same else third), side)
-        region = truth(change, side)
+        region = true_mask(change, side)
         assert region is not None, "a swap has a place"
         picture, reference = render(before, side).pixels, look.paint(shown.pixels, shown.masks[0])
-        return LookEdit(change, same, picture, region, thing, painted, reference, shown.masks[0])
+        return ReferenceEdit(change, same, picture, region, thing, painted, reference, shown.masks[0])
 
 
-def _plain_scene(rng: np.random.Generator, words: Known) -> Scene:
+def _plain_scene(rng: np.random.Generator, words: WordFilter) -> Scene:
     """One thing as it is, in known words."""
     while True:
         scene = sample_scene(rng, 1, sky=False)
         thing = scene.objects[0]
         plain = not (scene.weather or thing.colour or thing.accessory or thing.scale)
-        if plain and all(map(words, re.findall("[a-z]+", say(scene).text))):
+        if plain and all(map(words, re.findall("[a-z]+", describe_scene(scene).text))):
             return scene
 
 

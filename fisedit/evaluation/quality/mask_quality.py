@@ -9,10 +9,10 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fisedit import __version__
-from fisedit.evaluation.quality.case import make_case
-from fisedit.evaluation.quality.edits import GENERATED, WHOLE, kinds, sample_edits, vocabulary
-from fisedit.evaluation.quality.metrics import Fit, fit, median_and_tail
-from fisedit.evaluation.quality.report import ALL, table
+from fisedit.evaluation.quality.edit_case import make_case
+from fisedit.evaluation.quality.metrics import MaskFit, fit, median_and_tail
+from fisedit.evaluation.quality.scene_edits import GENERATED_EVERY, WHOLE, expressible_kinds, sample_edits, vocabulary
+from fisedit.evaluation.quality.tables import ALL, table
 from fisedit.masking.localize import LATENTS, METHODS, THINGS
 from fisedit.models.loader import load
 from fisedit.values import LATENT_FACTOR, OnStep
@@ -20,13 +20,13 @@ from fisedit.values import LATENT_FACTOR, OnStep
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fisedit.evaluation.quality.case import Case
-    from fisedit.evaluation.quality.edits import Edit
+    from fisedit.evaluation.quality.edit_case import EditCase
+    from fisedit.evaluation.quality.scene_edits import BenchmarkEdit
 
-Asked = Mapping[str, Any]
+ObjectRequest = Mapping[str, Any]
 """Arguments of `Editor.preview`."""
 
-RECIPES: dict[str, Asked] = {
+MASK_CONFIGS: dict[str, ObjectRequest] = {
     THINGS: {},
     f"{THINGS}, no probe": {"probe_steps": 0},
     **{name: {"mask_method": name} for name in METHODS if name not in (THINGS, LATENTS)},
@@ -45,15 +45,15 @@ NOTES = (
 
 
 @dataclass(frozen=True)
-class Found:
+class MaskResult:
     """A config's mask of one edit: how it fits, what the edit would cost, and whether it would run dense."""
 
-    fit: Fit
+    fit: MaskFit
     gmacs: float
     fell_back: bool
 
 
-FIGURES: dict[str, tuple[Callable[[Found], float], bool]] = {
+FIGURES: dict[str, tuple[Callable[[MaskResult], float], bool]] = {
     "IoU": (lambda found: found.fit.cells.iou, True),
     "recall": (lambda found: found.fit.cells.recall, True),
     "precision": (lambda found: found.fit.cells.precision, True),
@@ -91,13 +91,13 @@ def run(
     """
     pipe = load(model, device=device, dtype=dtype, local_files_only=local_files_only)
     side = pipe.unet.config.sample_size * LATENT_FACTOR
-    found: list[dict[str, Found]] = []
+    found: list[dict[str, MaskResult]] = []
     told: list[dict[str, Any]] = []
     for i, edit in enumerate(_drawn(pipe.tokenizer, edits, side, seed)):
         if on_step is not None:
             on_step(i, edits, None)
         case = make_case(pipe, edit, num_inference_steps=num_inference_steps, guidance_scale=guidance_scale)
-        found.append({name: _find(case, how) for name, how in RECIPES.items()})
+        found.append({name: _find(case, how) for name, how in MASK_CONFIGS.items()})
         told.append({"kind": edit.kind, "source_prompt": edit.source_prompt, "prompt": edit.prompt})
     every = rows([edit["kind"] for edit in told], found)
     settings = {"model": model, "pixels": side, "edits": len(told), "num_inference_steps": num_inference_steps}
@@ -117,28 +117,28 @@ def run(
     }
 
 
-def _told(found: Found) -> dict[str, Any]:
+def _told(found: MaskResult) -> dict[str, Any]:
     return {name: round(read(found), 4) for name, (read, _) in FIGURES.items()} | {"fell back": found.fell_back}
 
 
-def _drawn(tokenizer: Any, count: int, side: int, seed: int) -> Iterator[Edit]:
+def _drawn(tokenizer: Any, count: int, side: int, seed: int) -> Iterator[BenchmarkEdit]:
     """So many edits of drawn scenes that have a place."""
     words = vocabulary(tokenizer)
-    classes = [kind for kind in kinds(words, seed) if kind not in WHOLE]
-    enough = (count + len(classes)) * GENERATED // (GENERATED - 1) + len(classes) * GENERATED
+    classes = [kind for kind in expressible_kinds(words, seed) if kind not in WHOLE]
+    enough = (count + len(classes)) * GENERATED_EVERY // (GENERATED_EVERY - 1) + len(classes) * GENERATED_EVERY
     return islice((edit for edit in sample_edits(enough, side, words, classes, seed) if edit.picture), count)
 
 
-def _find(case: Case, how: Asked) -> Found:
+def _find(case: EditCase, how: ObjectRequest) -> MaskResult:
     asked = dict(how)
     if "share" in asked:
         asked["probe_steps"] = max(1, round(asked.pop("share") * case.steps))
     seen = case.editor.preview(case.edit.prompt, **asked)
-    assert case.edit.truth is not None, "edits of drawn scenes that have a place have a truth"
-    return Found(fit(seen.mask.grid, case.edit.truth), seen.macs / 1e9, bool(seen.fallback))
+    assert case.edit.true_mask is not None, "edits of drawn scenes that have a place have a truth"
+    return MaskResult(fit(seen.mask.grid, case.edit.true_mask), seen.macs / 1e9, bool(seen.fallback))
 
 
-def rows(kinds_of: Sequence[str], found: Sequence[Mapping[str, Found]]) -> list[dict[str, Any]]:
+def rows(kinds_of: Sequence[str], found: Sequence[Mapping[str, MaskResult]]) -> list[dict[str, Any]]:
     """All figures of every config, of all edits and of every kind.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fisedit.evaluation.quality.metrics import f1
+from fisedit.evaluation.quality.metrics import f1_score
 from fisedit.masking.text_diff import diff
 from fisedit.values import EditKind
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GlobalEditVerdict:
     """An edit's prompts, whether it is `whole`, and whether it was `said` to be."""
 
     source_prompt: str
@@ -24,12 +24,12 @@ class Verdict:
     said: bool
 
 
-def by_words(pairs: Iterable[tuple[str, str, bool]], tokenizer: Tokenizer) -> list[Verdict]:
+def by_words(pairs: Iterable[tuple[str, str, bool]], tokenizer: Tokenizer) -> list[GlobalEditVerdict]:
     """What the text diff says of (source prompt, new prompt, whether it is whole)."""
-    return [Verdict(a, b, whole, diff(a, b, tokenizer).kind is EditKind.GLOBAL) for a, b, whole in pairs]
+    return [GlobalEditVerdict(a, b, whole, diff(a, b, tokenizer).kind is EditKind.GLOBAL) for a, b, whole in pairs]
 
 
-def row(asked: str, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+def row(asked: str, verdicts: Sequence[GlobalEditVerdict]) -> dict[str, Any]:
     """A row for a table: F1, and how many were missed or called whole for nothing."""
     said, true = [v.said for v in verdicts], [v.whole for v in verdicts]
     wrong = [(v.whole, v.said) for v in verdicts if v.whole is not v.said]
@@ -38,7 +38,7 @@ def row(asked: str, verdicts: Sequence[Verdict]) -> dict[str, Any]:
         "asked": asked,
         "edits": len(verdicts),
         "whole": sum(true),
-        "F1": f1(said, true),
+        "F1": f1_score(said, true),
         "missed": missed,
         "false alarms": len(wrong) - missed,
     }

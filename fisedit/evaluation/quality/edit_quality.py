@@ -9,29 +9,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fisedit import __version__
-from fisedit.evaluation.classifier import load_judge
-from fisedit.evaluation.quality import detection, pie
-from fisedit.evaluation.quality.case import make_case
-from fisedit.evaluation.quality.edits import kinds, sample_edits, vocabulary
-from fisedit.evaluation.quality.journal import Journal
+from fisedit.evaluation.classifier import load_classifier
+from fisedit.evaluation.quality import global_edit_detection
+from fisedit.evaluation.quality.edit_case import make_case
+from fisedit.evaluation.quality.global_edit_prompts import prompt_pairs
+from fisedit.evaluation.quality.html_report import HtmlReport
 from fisedit.evaluation.quality.methods import OURS, named
-from fisedit.evaluation.quality.page import Page
-from fisedit.evaluation.quality.prompts import prompt_pairs
-from fisedit.evaluation.quality.report import ALL, rows, table
+from fisedit.evaluation.quality.results_log import ResultsLog
+from fisedit.evaluation.quality.scene_edits import expressible_kinds, sample_edits, vocabulary
 from fisedit.evaluation.quality.scores import score
-from fisedit.evaluation.scenes.layout import KINDS
+from fisedit.evaluation.quality.tables import ALL, rows, table
+from fisedit.evaluation.scenes.layout import CHANGE_KINDS
 from fisedit.models.loader import demo_folder, load
 from fisedit.values import LATENT_FACTOR, OnStep
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
-    from fisedit.evaluation.classifier import Judge
-    from fisedit.evaluation.quality.edits import Edit
+    from fisedit.evaluation.classifier import SceneClassifier
     from fisedit.evaluation.quality.methods import Method
+    from fisedit.evaluation.quality.scene_edits import BenchmarkEdit
     from fisedit.masking.text_diff import Tokenizer
 
-JUDGE = "judge.safetensors"
+CLASSIFIER_FILE = "judge.safetensors"
 """The judge's weights in a model's folder."""
 
 NOTES = (
@@ -52,7 +52,7 @@ NOTES = (
 class _Asked:
     """What is to be edited: `count` edits, and what there is to know of the choice."""
 
-    edits: Iterator[Edit]
+    edits: Iterator[BenchmarkEdit]
     count: int
     notes: tuple[str, ...]
 
@@ -98,18 +98,18 @@ def run(
     """
     chosen = named(methods)
     critic, verdict = find_judge(model, judge)
-    entries = None if pie_bench is None else pie.read_mapping(pie_bench)[:edits]
+    entries = None if pie_bench is None else pie_bench_dataset.read_mapping(pie_bench)[:edits]
     pipe = load(model, device=device, dtype=dtype, local_files_only=local_files_only)
     side = pipe.unet.config.sample_size * LATENT_FACTOR
     if pie_bench is not None and entries is not None:
-        asked = _Asked(pie.edits(pie_bench, entries, side), len(entries), pie.notes(side))
+        asked = _Asked(pie_bench_dataset.edits(pie_bench, entries, side), len(entries), pie_bench_dataset.notes(side))
     else:
         asked = _drawn(pipe.tokenizer, edits, side, seed)
     how: dict[str, Any] = {"num_inference_steps": num_inference_steps, "guidance_scale": guidance_scale}
     settings = {"model": model, "pixels": side, "edits": asked.count, "methods": list(chosen), "seed": seed} | how
     settings |= {"dtype": str(pipe.unet.dtype).removeprefix("torch."), "fisedit": __version__}
     said = {"judge": judge and str(judge), "pie_bench": pie_bench and str(pie_bench)}
-    done, page = Journal(journal, settings | said), None if html is None else Page(html)
+    done, page = ResultsLog(journal, settings | said), None if html is None else HtmlReport(html)
     _measure(pipe, asked, chosen, critic, page, how, done, on_step)
     told = _told(done, pipe.tokenizer, prompt_pairs(0 if entries else edits // 2, seed))
     report = {"settings": settings, "notes": [*verdict, *asked.notes, *NOTES]} | told
@@ -118,21 +118,21 @@ def run(
     return report
 
 
-def find_judge(model: str, path: Path | None) -> tuple[Judge | None, tuple[str, ...]]:
+def find_judge(model: str, path: Path | None) -> tuple[SceneClassifier | None, tuple[str, ...]]:
     """The judge, or why there is none."""
     if path is not None:
-        return load_judge(path), ()
+        return load_classifier(path), ()
     folder = demo_folder() if model == "demo" else Path(model).expanduser()
-    if (folder / JUDGE).is_file():
-        return load_judge(folder / JUDGE), ()
-    return None, (f"success is not judged: there is no {JUDGE} in {folder}, and no other was given",)
+    if (folder / CLASSIFIER_FILE).is_file():
+        return load_classifier(folder / CLASSIFIER_FILE), ()
+    return None, (f"success is not judged: there is no {CLASSIFIER_FILE} in {folder}, and no other was given",)
 
 
 def _drawn(tokenizer: Tokenizer, count: int, side: int, seed: int) -> _Asked:
     """Drawn scenes in the model's words."""
     words = vocabulary(tokenizer)
-    said = kinds(words, seed)
-    missing = ", ".join(kind for kind in KINDS if kind not in said)
+    said = expressible_kinds(words, seed)
+    missing = ", ".join(kind for kind in CHANGE_KINDS if kind not in said)
     notes = (f"kinds of edit left out, as the model lacks words for them: {missing}",) if missing else ()
     return _Asked(sample_edits(count, side, words, said, seed), count, notes)
 
@@ -141,10 +141,10 @@ def _measure(
     pipe: StableDiffusionPipeline,
     asked: _Asked,
     methods: Mapping[str, Method],
-    judge: Judge | None,
-    page: Page | None,
+    judge: SceneClassifier | None,
+    page: HtmlReport | None,
     how: Mapping[str, Any],
-    done: Journal,
+    done: ResultsLog,
     on_step: OnStep | None,
 ) -> None:
     """Every edit that is not done yet by every method; one edit's pictures at a time are held."""
@@ -161,7 +161,7 @@ def _measure(
         done.add(told | {"seed": edit.seed, "drawn": drawn, "whole": edit.whole}, scores)
 
 
-def _told(done: Journal, tokenizer: Tokenizer, pairs: Iterator[tuple[str, str, bool]]) -> dict[str, Any]:
+def _told(done: ResultsLog, tokenizer: Tokenizer, pairs: Iterator[tuple[str, str, bool]]) -> dict[str, Any]:
     """The report's tables, figures and single edits."""
     scores = {name: [of[name] for of in done.scores] for name in done.scores[0]}
     found = rows(scores, tuple(dict.fromkeys(edit["kind"] for edit in done.edits)))
@@ -170,7 +170,7 @@ def _told(done: Journal, tokenizer: Tokenizer, pairs: Iterator[tuple[str, str, b
     return {
         "summary": table([row for row in found if row["kind"] == ALL], ("method", "source", "edits")),
         "classes": table([row for row in found if row["method"] == OURS], ("kind", "source", "edits")),
-        "whole": [detection.row(name, some) for name, some in verdicts.items() if some],
+        "whole": [global_edit_detection.row(name, some) for name, some in verdicts.items() if some],
         "misjudged": wrong,
         "rows": found,
         "edits": [
@@ -181,15 +181,17 @@ def _told(done: Journal, tokenizer: Tokenizer, pairs: Iterator[tuple[str, str, b
 
 
 def _verdicts(
-    done: Journal, tokenizer: Tokenizer, pairs: Iterator[tuple[str, str, bool]]
-) -> dict[str, list[detection.Verdict]]:
+    done: ResultsLog, tokenizer: Tokenizer, pairs: Iterator[tuple[str, str, bool]]
+) -> dict[str, list[global_edit_detection.GlobalEditVerdict]]:
     """Which edits were taken for ones of the whole picture: by their words, by words alone, and by our editor."""
     pairs_ran = [
         ((edit["source_prompt"], edit["prompt"], edit["whole"]), of.get(OURS))
         for edit, of in zip(done.edits, done.scores, strict=True)
         if edit["whole"] is not None
     ]
-    words = detection.by_words([pair for pair, _ in pairs_ran], tokenizer)
-    alone = detection.by_words(pairs, tokenizer)
-    ran = [detection.Verdict(*pair, s.whole) for pair, s in pairs_ran if s and s.whole is not None]
+    words = global_edit_detection.by_words([pair for pair, _ in pairs_ran], tokenizer)
+    alone = global_edit_detection.by_words(pairs, tokenizer)
+    ran = [
+        global_edit_detection.GlobalEditVerdict(*pair, s.whole) for pair, s in pairs_ran if s and s.whole is not None
+    ]
     return {"words": words, "prompts alone": alone, "words and prompts alone": words + alone, "as edited": ran}

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fisedit.evaluation.scenes.language import say
 from fisedit.evaluation.scenes.layout import sample_scene
+from fisedit.evaluation.scenes.prompts import describe_scene
 
 if TYPE_CHECKING:
     from fisedit.evaluation.scenes.scene import Scene
@@ -71,9 +71,9 @@ def prompt_pairs(count: int, seed: int = 0) -> Iterator[tuple[str, str, bool]]:
     for i in range(count):
         rng = np.random.default_rng((seed, i))
         scene = replace(sample_scene(rng, count=2, sky=False), wording=0)
-        prompt = say(scene).text
+        prompt = describe_scene(scene).text
         if i % 4 == 1:
-            yield prompt, say(_reordered(scene)).text, True
+            yield prompt, describe_scene(_reordered(scene)).text, True
         elif i % 4 == 3:
             yield prompt, PLACED[i // 4 % len(PLACED)].format(prompt), False
         else:

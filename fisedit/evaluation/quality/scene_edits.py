@@ -16,19 +16,19 @@ import numpy as np
 from PIL import Image
 
 from fisedit.errors import InputError
-from fisedit.evaluation.scenes.layout import KINDS, Change, sample_change
+from fisedit.evaluation.scenes.layout import CHANGE_KINDS, SceneChange, sample_change
 from fisedit.evaluation.scenes.scene import Scene, render
 
 if TYPE_CHECKING:
     from fisedit.evaluation.scenes.drawing import Mask
     from fisedit.masking.text_diff import Tokenizer
 
-    Known = Callable[[str], bool]
+    WordFilter = Callable[[str], bool]
 
 WHOLE = ("background", "weather")
 """Kinds of change that concern the whole picture."""
 
-GENERATED = 4
+GENERATED_EVERY = 4
 """One edit in so many starts from a picture of the model's own instead of a drawn one."""
 
 _BEFORE, _AFTER = ("swap", "recolour", "resize", "delete"), ("swap", "recolour", "resize", "insert", "dress")
@@ -36,7 +36,7 @@ _TRIES = 3000
 
 
 @dataclass(frozen=True, eq=False)
-class Edit:
+class BenchmarkEdit:
     """One edit to make.
 
     Args:
@@ -53,35 +53,37 @@ class Edit:
     prompt: str
     picture: Image.Image | None = None
     seed: int = 0
-    truth: Mask | None = None
+    true_mask: Mask | None = None
     whole: bool | None = None
-    change: Change | None = None
+    change: SceneChange | None = None
 
 
-def known(tokenizer: Tokenizer, word: str) -> bool:
+def is_single_token(tokenizer: Tokenizer, word: str) -> bool:
     """Whether a model was taught a word: its tokenizer keeps it whole."""
     return len(tokenizer(word, add_special_tokens=False).input_ids) == 1
 
 
-def vocabulary(tokenizer: Tokenizer) -> Known:
+def vocabulary(tokenizer: Tokenizer) -> WordFilter:
     """`known` for one tokenizer, each word asked once."""
-    return cache(partial(known, tokenizer))
+    return cache(partial(is_single_token, tokenizer))
 
 
-def kinds(words: Known, seed: int = 0) -> tuple[str, ...]:
+def expressible_kinds(words: WordFilter, seed: int = 0) -> tuple[str, ...]:
     """The kinds of change that can be said in known words.
 
     Raises:
         InputError: there are none.
     """
-    rngs = {kind: np.random.default_rng(seed) for kind in KINDS}
+    rngs = {kind: np.random.default_rng(seed) for kind in CHANGE_KINDS}
     found = tuple(kind for kind, rng in rngs.items() if any(islice(_attempts(rng, kind, words), _TRIES)))
     if not found:
         raise InputError("the model must know words of drawn scenes, such as cat and beach, as one token each")
     return found
 
 
-def sample_edits(count: int, side: int, words: Known, classes: Sequence[str], seed: int = 0) -> Iterator[Edit]:
+def sample_edits(
+    count: int, side: int, words: WordFilter, classes: Sequence[str], seed: int = 0
+) -> Iterator[BenchmarkEdit]:
     """Edits at random.
 
     Args:
@@ -92,27 +94,27 @@ def sample_edits(count: int, side: int, words: Known, classes: Sequence[str], se
         kind = classes[i % len(classes)]
         change = next(filter(None, _attempts(np.random.default_rng((seed, i)), kind, words)))
         old, new = change.prompts
-        edit = Edit(kind, old, new, None, 1000 * seed + i, whole=kind in WHOLE, change=change)
-        if i // len(classes) % GENERATED != 1:
+        edit = BenchmarkEdit(kind, old, new, None, 1000 * seed + i, whole=kind in WHOLE, change=change)
+        if i // len(classes) % GENERATED_EVERY != 1:
             picture = Image.fromarray(render(change.before, side).pixels)
-            edit = replace(edit, picture=picture, truth=truth(change, side))
+            edit = replace(edit, picture=picture, true_mask=true_mask(change, side))
         yield edit
 
 
-def _attempts(rng: np.random.Generator, kind: str, words: Known) -> Iterator[Change | None]:
+def _attempts(rng: np.random.Generator, kind: str, words: WordFilter) -> Iterator[SceneChange | None]:
     """Changes at random without end, None in the place of each that cannot be said."""
     while True:
         yield _said(sample_change(rng, kind), words)
 
 
-def _said(change: Change, words: Known) -> Change | None:
+def _said(change: SceneChange, words: WordFilter) -> SceneChange | None:
     """The change in its own wording if every word is known, in the plainest if that is, or None."""
     plain = replace(change, before=replace(change.before, wording=0), after=replace(change.after, wording=0))
     asked = (set(re.findall(r"[a-z]+", " ".join(way.prompts))) for way in (change, plain))
     return next((way for way, text in zip((change, plain), asked, strict=True) if all(map(words, text))), None)
 
 
-def truth(change: Change, side: int) -> Mask | None:
+def true_mask(change: SceneChange, side: int) -> Mask | None:
     """The pixels that a change concerns, bool [side, side]; None for the whole picture.
 
     They are what can be seen of the object before and after, or of what it wears. An inserted object's are its box: the
@@ -126,7 +128,7 @@ def truth(change: Change, side: int) -> Mask | None:
     return _box(region) if change.kind == "insert" else region
 
 
-def _outline(scene: Scene, change: Change, side: int) -> Mask:
+def _outline(scene: Scene, change: SceneChange, side: int) -> Mask:
     placed = scene.objects[change.index]
     nouns = {"dress": (placed.accessory,), "insert": (placed.word, placed.accessory)}
     nouns["delete"] = nouns["insert"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fisedit.evaluation.quality.case import Case, Outcome
+from fisedit.evaluation.quality.edit_case import EditCase, MethodResult
 from fisedit.values import EditMask, MaskSource, first_step
 
 if TYPE_CHECKING:
@@ -21,24 +21,24 @@ STRENGTH = 0.8
 """Share of the steps that image to image runs: diffusers' default."""
 
 
-def img2img(case: Case) -> Outcome:
+def img2img(case: EditCase) -> MethodResult:
     """The picture noised to 80 %, and painted again with the new prompt."""
     steps = case.steps - first_step(STRENGTH, case.steps)
     picture = _painted(case, "StableDiffusionImg2ImgPipeline", strength=STRENGTH)
-    return Outcome(picture, None, steps, case.dense_macs(steps))
+    return MethodResult(picture, None, steps, case.dense_macs(steps))
 
 
-def inpaint_true(case: Case) -> Outcome | None:
+def inpaint_true(case: EditCase) -> MethodResult | None:
     """The true mask painted with the new prompt; None where nobody knows it."""
     if case.true_grid is None:
         return None
     size = {"width": case.config.width, "height": case.config.height}
     mask = EditMask(case.true_grid, MaskSource.GIVEN).image()
     picture = _painted(case, "StableDiffusionInpaintPipeline", mask_image=mask, strength=1.0, **size)
-    return Outcome(picture, case.true_grid, case.steps, case.dense_macs(case.steps))
+    return MethodResult(picture, case.true_grid, case.steps, case.dense_macs(case.steps))
 
 
-def _painted(case: Case, pipeline: str, **how: Any) -> Image:
+def _painted(case: EditCase, pipeline: str, **how: Any) -> Image:
     config = case.config
     pictures: list[Image] = case.pipeline(pipeline)(
         config.prompt,
@@ -52,7 +52,7 @@ def _painted(case: Case, pipeline: str, **how: Any) -> Image:
     return pictures[0]
 
 
-def resampled(case: Case, guidance_scale: float | None = None) -> Outcome:
+def resampled(case: EditCase, guidance_scale: float | None = None) -> MethodResult:
     """The source's prompt sampled again from its first latents, nothing put back: what inversion alone loses.
 
     Args:
@@ -61,4 +61,4 @@ def resampled(case: Case, guidance_scale: float | None = None) -> Outcome:
     picture = case.dense([case.source.prompt], guidance_scale=guidance_scale)
     branches = case.engine.batch(case.config)
     share = 1 if guidance_scale is None or guidance_scale > 1 else 1 / branches
-    return Outcome(picture, None, case.steps, case.dense_macs(share * case.steps), again=True)
+    return MethodResult(picture, None, case.steps, case.dense_macs(share * case.steps), again=True)

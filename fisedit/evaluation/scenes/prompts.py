@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fisedit.evaluation.scenes.scene import Placed, Scene, SceneError
+from fisedit.evaluation.scenes.scene import PlacedObject, Scene, SceneError
 from fisedit.evaluation.scenes.vocabulary import (
     ACCESSORIES,
     BACKGROUND,
     BACKGROUNDS,
     COLOURS,
+    OBJECT,
     SCALES,
     SKY_WORDS,
-    THING,
     WEATHER,
     WEATHERS,
 )
@@ -38,7 +38,7 @@ _MARKS = {
 
 
 @dataclass(frozen=True)
-class Span:
+class CharacterSpan:
     """Where a word stands in a prompt: characters [start, stop)."""
 
     start: int
@@ -46,15 +46,15 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Sentence:
+class ScenePrompt:
     """A prompt, and the spans in it of the nouns of a scene's `parts`, in their order."""
 
     text: str
-    spans: tuple[Span, ...]
+    spans: tuple[CharacterSpan, ...]
 
 
 @dataclass(frozen=True)
-class Asked:
+class ObjectRequest:
     """One object that a prompt asks for."""
 
     word: str
@@ -64,23 +64,23 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Request:
+class SceneRequest:
     """What a prompt asks for; objects in the order they are said in, those in the sky last."""
 
-    objects: tuple[Asked, ...]
+    objects: tuple[ObjectRequest, ...]
     background: str
     weather: str = ""
     relation: str = "and"
 
 
-def say(scene: Scene) -> Sentence:
+def describe_scene(scene: Scene) -> ScenePrompt:
     """The prompt of a scene, in the wording it asks for."""
     text, found = "", {}
     for piece, part in _pieces(scene):
         if part is not None:
-            found[part] = Span(len(text), len(text) + len(piece))
+            found[part] = CharacterSpan(len(text), len(text) + len(piece))
         text += piece
-    return Sentence(text, tuple(found[part] for part in scene.parts))
+    return ScenePrompt(text, tuple(found[part] for part in scene.parts))
 
 
 def _pieces(scene: Scene) -> Iterator[tuple[str, tuple[int, str] | None]]:
@@ -110,9 +110,9 @@ def _pieces(scene: Scene) -> Iterator[tuple[str, tuple[int, str] | None]]:
         yield from _noun_phrase(scene.objects[index], index, wearing)
 
 
-def _noun_phrase(placed: Placed, index: int, wearing: str) -> Iterator[tuple[str, tuple[int, str] | None]]:
+def _noun_phrase(placed: PlacedObject, index: int, wearing: str) -> Iterator[tuple[str, tuple[int, str] | None]]:
     before = " ".join(filter(None, (placed.scale, placed.colour)))
-    article = "the" if THING[placed.word].the else "an" if (before or placed.word)[0] in "aeiou" else "a"
+    article = "the" if OBJECT[placed.word].the else "an" if (before or placed.word)[0] in "aeiou" else "a"
     yield " ".join(filter(None, (article, before))) + " ", None
     yield placed.word, (index, placed.word)
     if placed.accessory:
@@ -120,21 +120,21 @@ def _noun_phrase(placed: Placed, index: int, wearing: str) -> Iterator[tuple[str
         yield placed.accessory, (index, placed.accessory)
 
 
-def read(prompt: str) -> Request:
+def parse_prompt(prompt: str) -> SceneRequest:
     """What a prompt asks for; words that no scene knows are passed over.
 
     Raises:
         SceneError: it names no background, or no object.
     """
     words = tuple(re.findall(r"[a-z]+", prompt.lower()))
-    objects: list[Asked] = []
+    objects: list[ObjectRequest] = []
     for at, word in enumerate(words):
-        if word in THING and not _within_place(words, at):
-            thing, before = THING[word], _adjectives(words, at)
+        if word in OBJECT and not _within_place(words, at):
+            thing, before = OBJECT[word], _adjectives(words, at)
             colour = next((w for w in before if w in COLOURS and thing.colours), "")
-            objects.append(Asked(word, colour, next((w for w in before if w in SCALES), "")))
-        elif word in ACCESSORIES and objects and THING[objects[-1].word].wears:
-            objects[-1] = Asked(objects[-1].word, objects[-1].colour, objects[-1].scale, word)
+            objects.append(ObjectRequest(word, colour, next((w for w in before if w in SCALES), "")))
+        elif word in ACCESSORIES and objects and OBJECT[objects[-1].word].wears:
+            objects[-1] = ObjectRequest(objects[-1].word, objects[-1].colour, objects[-1].scale, word)
     backgrounds = [name for name in BACKGROUND if _said(words, name)]
     if not backgrounds or not objects:
         raise SceneError(f"a scene needs an object and a background, got {prompt!r}: for example 'a cat on a beach'")
@@ -142,7 +142,7 @@ def read(prompt: str) -> Request:
     text = f" {' '.join(words)} "
     relation = next((r for r in RELATIONS[1:] if f" {r} " in text), "and")
     objects.sort(key=lambda asked: asked.word in SKY_WORDS)
-    return Request(tuple({asked.word: asked for asked in objects}.values()), backgrounds[0], weather, relation)
+    return SceneRequest(tuple({asked.word: asked for asked in objects}.values()), backgrounds[0], weather, relation)
 
 
 def _adjectives(words: tuple[str, ...], at: int) -> tuple[str, ...]:
@@ -167,9 +167,9 @@ def _within_place(words: tuple[str, ...], at: int) -> bool:
     )
 
 
-def vocabulary() -> tuple[str, ...]:
-    """Every word that `say` can use, in a fixed order."""
+def prompt_words() -> tuple[str, ...]:
+    """Every word that `describe_scene` can use, in a fixed order."""
     phrases = [*RELATIONS, *_OPENINGS, *_WEARING, "a an the under below"]
     phrases += [phrase for places in (BACKGROUNDS, WEATHERS) for place in places for phrase in place.phrases]
-    words = [*THING, *ACCESSORIES, *COLOURS, *SCALES, *(word for phrase in phrases for word in phrase.split())]
+    words = [*OBJECT, *ACCESSORIES, *COLOURS, *SCALES, *(word for phrase in phrases for word in phrase.split())]
     return tuple(dict.fromkeys(words))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
     from PIL.Image import Image
 
-    from fisedit.evaluation.quality.edits import Edit
+    from fisedit.evaluation.quality.scene_edits import BenchmarkEdit
     from fisedit.history import EditResult
     from fisedit.sampling.trajectory import Trajectory
     from fisedit.values import BoolGrid, GenerationConfig
@@ -37,7 +37,7 @@ Hook = Callable[[int, Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class MethodResult:
     """What a method made of an edit.
 
     Args:
@@ -60,7 +60,7 @@ class Outcome:
 
 
 @dataclass(eq=False)
-class Case:
+class EditCase:
     """An edit and its source.
 
     Args:
@@ -68,7 +68,7 @@ class Case:
     """
 
     editor: Editor
-    edit: Edit
+    edit: BenchmarkEdit
     source: EditResult
     trajectory: Trajectory
     _blended: dict[bytes, Image] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Case:
         """The latent cells [h, w] that the edit concerns; None where nobody knows."""
         if self.edit.whole:
             return self.everywhere
-        return None if self.edit.truth is None else metrics.cells(self.edit.truth)
+        return None if self.edit.true_mask is None else metrics.cells(self.edit.true_mask)
 
     @cached_property
     def engine(self) -> Engine:
@@ -115,11 +115,11 @@ class Case:
         return round(evaluations * self.costs.dense_step()) + self.decode_macs
 
     @cached_property
-    def ours(self) -> Outcome:
+    def ours(self) -> MethodResult:
         """What the editor makes of the prompt alone."""
         return self.edited()
 
-    def edited(self, mask: BoolGrid | None = None, **options: Any) -> Outcome:
+    def edited(self, mask: BoolGrid | None = None, **options: Any) -> MethodResult:
         """What the editor makes of the prompt, in a given mask [h, w] or in its own; `options` as of `Editor.edit`."""
         self.editor.checkout(self.source.id)
         calls: list[None] = []  # counted here: an edit's stats leave out a run that drift broke off
@@ -130,7 +130,7 @@ class Case:
             watched.remove()
         stats = result.stats
         sparse = stats.unet_evaluations_sparse > 0
-        return Outcome(result.image, result.mask.grid, len(calls), stats.macs, sparse, stats.fallback)
+        return MethodResult(result.image, result.mask.grid, len(calls), stats.macs, sparse, stats.fallback)
 
     def blended(self, grid: BoolGrid) -> Image:
         """The dense blended edit over a mask [h, w]: outside, the source's latents after every step."""
@@ -176,7 +176,9 @@ class Case:
         return made
 
 
-def make_case(pipe: StableDiffusionPipeline, edit: Edit, *, num_inference_steps: int, guidance_scale: float) -> Case:
+def make_case(
+    pipe: StableDiffusionPipeline, edit: BenchmarkEdit, *, num_inference_steps: int, guidance_scale: float
+) -> EditCase:
     """Open an edit's picture, or generate one of the model's own size.
 
     Raises:
@@ -190,9 +192,9 @@ def make_case(pipe: StableDiffusionPipeline, edit: Edit, *, num_inference_steps:
         source = editor.generate(prompt, seed=edit.seed, num_inference_steps=steps, guidance_scale=guidance)
     else:
         source = editor.open(edit.picture, prompt, num_inference_steps=steps, guidance_scale=guidance)
-    return Case(editor, edit, source, story_of(editor, source))
+    return EditCase(editor, edit, source, trajectory_of(editor, source))
 
 
-def story_of(editor: Editor, result: EditResult) -> Trajectory:
+def trajectory_of(editor: Editor, result: EditResult) -> Trajectory:
     """What was recorded with a result that was just made."""
     return editor._memory.get(result.id)[0]  # noqa: SLF001 (no user needs it)

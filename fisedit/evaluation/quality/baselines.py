@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from diffusers import DDIMScheduler
 
-from fisedit.evaluation.quality.case import Case, Outcome
+from fisedit.evaluation.quality.edit_case import EditCase, MethodResult
 from fisedit.masking.masks import otsu
 from fisedit.sampling.scheduler import blend_latents
 from fisedit.sparse.cached_rows import CachedRows
@@ -51,14 +51,14 @@ class StaleRows(CachedRows):
         return ops.group_norm_affine(none, none, sums, None, count, norm.weight, norm.bias, norm.eps)[0]
 
 
-class StaleExecutor(Executor):
+class StaleNormExecutor(Executor):
     """An executor whose sparse norms keep the recorded statistics."""
 
     rows = StaleRows
 
 
 @torch.inference_mode()
-def fisedit_recipe(case: Case, probes: int = PROBES) -> Outcome:
+def fisedit(case: EditCase, probes: int = PROBES) -> MethodResult:
     """FISEdit's edit, with so many dense steps (at most all)."""
     trajectory, engine = case.trajectory, case.engine
     probes = min(probes, case.steps)
@@ -69,7 +69,7 @@ def fisedit_recipe(case: Case, probes: int = PROBES) -> Outcome:
     latents = _sparse_steps(case, text, path[-1], probes, grid)
     sparse = case.steps - probes
     macs = case.dense_macs(probes) + sparse * case.costs.sparse_step(grid, 0)
-    return Outcome(_decoded(case, latents), grid, case.steps, macs, sparse=sparse > 0)
+    return MethodResult(_decoded(case, latents), grid, case.steps, macs, sparse=sparse > 0)
 
 
 def blocks(grid: BoolGrid) -> BoolGrid:
@@ -81,10 +81,10 @@ def blocks(grid: BoolGrid) -> BoolGrid:
     return np.kron(coarse, np.ones((2, 2), bool))[:height, :width]
 
 
-def _sparse_steps(case: Case, text: Tensor, latents: Tensor, first: int, grid: BoolGrid) -> Tensor:
+def _sparse_steps(case: EditCase, text: Tensor, latents: Tensor, first: int, grid: BoolGrid) -> Tensor:
     """From step `first` on, the mask's rows over the source's features; outside, the source's latents."""
     trajectory, sampler, plan = case.trajectory, case.engine.sampler(case.config), case.engine.plan(grid, 0)
-    executor = StaleExecutor(case.editor.pipe.unet)
+    executor = StaleNormExecutor(case.editor.pipe.unet)
     cache: dict[str, Tensor] = {}
     inside = torch.from_numpy(grid.copy()).to(latents.device)
     latents = blend_latents(latents, trajectory.latents[first], inside)
@@ -97,7 +97,7 @@ def _sparse_steps(case: Case, text: Tensor, latents: Tensor, first: int, grid: B
 
 
 @torch.inference_mode()
-def diffedit(case: Case) -> Outcome:
+def diffedit(case: EditCase) -> MethodResult:
     """DiffEdit's edit: dense, blended with the source's latents outside its mask."""
     trajectory, sampler = case.trajectory, case.engine.sampler(case.config)
     grid = difference_mask(case)
@@ -109,11 +109,11 @@ def diffedit(case: Case) -> Outcome:
         latents = blend_latents(sampler.step(_guided(case, raw), t, latents), trajectory.latents[i + 1], inside)
     evaluations = case.steps - first
     macs = case.dense_macs(evaluations + NOISES * 2 / len(text))
-    return Outcome(_decoded(case, latents), grid, NOISES + evaluations, macs)
+    return MethodResult(_decoded(case, latents), grid, NOISES + evaluations, macs)
 
 
 @torch.inference_mode()
-def difference_mask(case: Case) -> BoolGrid:
+def difference_mask(case: EditCase) -> BoolGrid:
     """Where the two prompts' predictions differ on the noised source: booleans [h, w]."""
     pipe, clean = case.editor.pipe, case.trajectory.latents[-1]
     scheduler = DDIMScheduler.from_config(pipe.scheduler.config)
@@ -130,10 +130,10 @@ def difference_mask(case: Case) -> BoolGrid:
     return grid
 
 
-def _guided(case: Case, prediction: Tensor) -> Tensor:
+def _guided(case: EditCase, prediction: Tensor) -> Tensor:
     """The guided prediction [1, ...] of one or two branches [B, ...]."""
     return apply_guidance(prediction, case.config.guidance_scale if len(prediction) > 1 else None)
 
 
-def _decoded(case: Case, latents: Tensor) -> Image:
+def _decoded(case: EditCase, latents: Tensor) -> Image:
     return decode(case.editor.pipe.vae, latents)[0]

@@ -11,10 +11,10 @@ from fisedit.evaluation.quality.methods import REFERENCE
 from fisedit.evaluation.quality.metrics import median_and_tail
 
 if TYPE_CHECKING:
-    from fisedit.evaluation.quality.scores import Score
+    from fisedit.evaluation.quality.scores import EditScore
 
 Row = dict[str, Any]
-Scores = Mapping[str, Sequence["Score | None"]]
+Scores = Mapping[str, Sequence["EditScore | None"]]
 """Method -> its score of every edit, None where it could not be run."""
 
 FIGURES: dict[str, tuple[str, bool]] = {
@@ -73,7 +73,7 @@ def rows(scores: Scores, kinds: Sequence[str]) -> list[Row]:
     return found
 
 
-def _figures(scores: Sequence[Score]) -> Row:
+def _figures(scores: Sequence[EditScore]) -> Row:
     row: Row = {}
     for name, (path, high_is_good) in FIGURES.items():
         values = _values(scores, path)
@@ -85,7 +85,7 @@ def _figures(scores: Sequence[Score]) -> Row:
     return row
 
 
-def _values(scores: Sequence[Score], path: str) -> list[float]:
+def _values(scores: Sequence[EditScore], path: str) -> list[float]:
     """A field of every score that has it, through fields of fields."""
     values: list[Any] = list(scores)
     for name in path.split("."):
@@ -93,7 +93,7 @@ def _values(scores: Sequence[Score], path: str) -> list[float]:
     return values
 
 
-def _relative(mine: Sequence[Score], reference: Sequence[Score | None]) -> Row:
+def _relative(mine: Sequence[EditScore], reference: Sequence[EditScore | None]) -> Row:
     """Successes over the reference's, on edits that the judge can tell and the reference was run on."""
     pairs = [(a.success, b.success) for a, b in zip(mine, reference, strict=False) if b is not None]
     told = [(a, b) for a, b in pairs if a is not None and b is not None]

@@ -22,10 +22,10 @@ from fisedit import __version__
 from fisedit.editor import Editor
 from fisedit.errors import InputError
 from fisedit.evaluation.quality import metrics
-from fisedit.evaluation.quality.edits import vocabulary
-from fisedit.evaluation.quality.look_edits import PAINTABLE, VISIBLE, LookEdit, sample_look_edit
-from fisedit.evaluation.quality.run import find_judge
-from fisedit.evaluation.quality.scores import achieved
+from fisedit.evaluation.quality.edit_quality import find_judge
+from fisedit.evaluation.quality.reference_edits import PAINTABLE, VISIBLE, ReferenceEdit, sample_reference_edit
+from fisedit.evaluation.quality.scene_edits import vocabulary
+from fisedit.evaluation.quality.scores import edit_succeeded
 from fisedit.models.vae import encode
 from fisedit.storage import images
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from diffusers import StableDiffusionPipeline
 
-    from fisedit.evaluation.classifier import Judge
+    from fisedit.evaluation.classifier import SceneClassifier
     from fisedit.evaluation.scenes.drawing import Bytes, Floats, Mask
     from fisedit.history import EditResult
     from fisedit.values import OnStep
@@ -53,7 +53,7 @@ NOTES = (
 _SHOWN = 16
 _GREY = 128
 
-Thing = tuple["Bytes", "Mask"]
+ObjectKind = tuple["Bytes", "Mask"]
 """A picture, uint8 [S, S, 3], and the pixels of a thing in it [S, S]."""
 
 
@@ -97,7 +97,7 @@ def run(
         if on_step is not None:
             on_step(i, edits, None)
         rng, again = np.random.default_rng((seed, i)), partial(_again, first.pipe)
-        edit = sample_look_edit(rng, first.native_size, words, again, same=i % 2 == 0)
+        edit = sample_reference_edit(rng, first.native_size, words, again, same=i % 2 == 0)
         editor = first.beside()
         source = editor.open(
             Image.fromarray(edit.picture),
@@ -119,29 +119,29 @@ def run(
     return {"settings": settings, "notes": NOTES, "summary": summary(told), "edits": told}
 
 
-def distances(judge: Judge, one: Thing, other: Thing) -> dict[str, float]:
+def distances(judge: SceneClassifier, one: ObjectKind, other: ObjectKind) -> dict[str, float]:
     """How far two things in pictures look apart, by `DISTANCES`."""
     return {name: measure(judge, one, other) for name, measure in DISTANCES.items()}
 
 
-def feature_distance(judge: Judge, one: Thing, other: Thing) -> float:
+def feature_distance(judge: SceneClassifier, one: ObjectKind, other: ObjectKind) -> float:
     """Cosine distance, 0 to 2, of the judge's features."""
     return float(1 - F.cosine_similarity(_features(judge, *one), _features(judge, *other), dim=0))
 
 
-def histogram_distance(_: Judge | None, one: Thing, other: Thing) -> float:
+def histogram_distance(_: SceneClassifier | None, one: ObjectKind, other: ObjectKind) -> float:
     """Earth mover's distance of colours along each axis of Lab, the three as one vector."""
     shares = np.linspace(0, 1, 101)
     spread = [np.quantile(_colours(*thing), shares, axis=0) for thing in (one, other)]
     return float(np.linalg.norm(np.abs(spread[0] - spread[1]).mean(0)))
 
 
-def colour_distance(_: Judge | None, one: Thing, other: Thing) -> float:
+def colour_distance(_: SceneClassifier | None, one: ObjectKind, other: ObjectKind) -> float:
     """Distance of mean colours in Lab."""
     return float(np.linalg.norm(_colours(*one).mean(0) - _colours(*other).mean(0)))
 
 
-DISTANCES: dict[str, Callable[[Judge, Thing, Thing], float]] = {
+DISTANCES: dict[str, Callable[[SceneClassifier, ObjectKind, ObjectKind], float]] = {
     "features": feature_distance,
     "histogram": histogram_distance,
     "colour": colour_distance,
@@ -170,18 +170,20 @@ def summary(told: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
     return found
 
 
-def _told(judge: Judge, edit: LookEdit, source: EditResult, without: EditResult, taken: EditResult) -> dict[str, Any]:
+def _told(
+    judge: SceneClassifier, edit: ReferenceEdit, source: EditResult, without: EditResult, taken: EditResult
+) -> dict[str, Any]:
     old, new = edit.change.prompts
     shown = (edit.reference, edit.shown)
     told: dict[str, Any] = {"source_prompt": old, "prompt": new, "same": edit.same}
     for name, result in (("without", without), ("with", taken)):
         told[name] = distances(judge, (np.asarray(result.image), edit.thing), shown) | {
-            "success": achieved(judge, edit.change, result.image),
+            "success": edit_succeeded(judge, edit.change, result.image),
             "exact": metrics.equal_outside(result.image, source.image, result.mask.grid),
         }
     drawn = Image.fromarray(edit.painted)
     told["drawn"] = distances(judge, (edit.painted, edit.thing), shown) | {
-        "success": achieved(judge, edit.change, drawn)
+        "success": edit_succeeded(judge, edit.change, drawn)
     }
     return told
 
@@ -195,7 +197,7 @@ def _again(pipe: StableDiffusionPipeline, pixels: Bytes) -> Bytes:
 
 
 @torch.no_grad()
-def _features(judge: Judge, pixels: Bytes, thing: Mask) -> torch.Tensor:
+def _features(judge: SceneClassifier, pixels: Bytes, thing: Mask) -> torch.Tensor:
     """Of a thing alone: [160], mean over where it is."""
     alone = np.where(thing[..., None], pixels, np.uint8(_GREY))
     found = judge.features(torch.from_numpy(alone).permute(2, 0, 1)[None].float() / 127.5 - 1)[0]
