@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fisedit import Editor
 from fisedit.evaluation.cuda_speed import PEAKS
-from fisedit.evaluation.speed import STEP_GROWTH, square
+from fisedit.evaluation.workload import STEP_DILATION, square_mask
 from fisedit.models import random_init
 from fisedit.sampling.denoise import Engine
 from fisedit.sparse.cost_model import decoder_macs, fixed, text_macs, unet_macs
@@ -241,8 +241,8 @@ def test_what_a_step_takes_at_least_on_each_device():
     config = UNet2DConditionModel.load_config(random_init._SD15 / "unet")
     with torch.device("meta"):
         executor = Executor(UNet2DConditionModel.from_config(config))
-    grid, sizes = square(0.05, 64), tuple(4**level * 64 for level in reversed(range(4)))
-    macs = unet_macs(executor.sites, make_plan(dilate(grid, STEP_GROWTH), executor.depth).rows, sizes, 2, 77)
+    grid, sizes = square_mask(0.05, 64), tuple(4**level * 64 for level in reversed(range(4)))
+    macs = unet_macs(executor.sites, make_plan(dilate(grid, STEP_DILATION), executor.depth).rows, sizes, 2, 77)
     operations, _ = PEAKS["H200"]
     assert fixed(torch.device("cuda")) == pytest.approx(1.3e-3 * operations / 2 / 3 - macs, rel=0.05)
     assert fixed(torch.device("cpu")) == fixed(torch.device("meta")) == 10e9

@@ -13,6 +13,12 @@ import typer
 from fisedit.cli import console
 from fisedit.cli import options as opt
 from fisedit.errors import InputError
+from fisedit.evaluation.settings import (
+    EditQualitySettings,
+    EvaluationSettings,
+    ReferenceQualitySettings,
+    SpeedSettings,
+)
 from fisedit.storage import files
 
 if TYPE_CHECKING:
@@ -35,19 +41,19 @@ def bench_edit(
     json: opt.Json = False,
 ) -> None:
     """Measure steps, decodes and whole edits of given areas."""
-    shares = _shares(areas)
+    settings = SpeedSettings(
+        model=model,
+        areas=_shares(areas),
+        size=size,
+        num_inference_steps=num_inference_steps,
+        repeats=repeats,
+        device=device,
+        dtype=dtype,
+        local_files_only=local_files_only,
+    )
+    name = "cuda_speed" if (device or "").startswith("cuda") else "speed"  # graphs only on a GPU that was asked for
     with _measuring(output) as on_step:
-        report = _edit_benchmark(device).run(
-            model=model,
-            areas=shares,
-            size=size,
-            num_inference_steps=num_inference_steps,
-            repeats=repeats,
-            device=device,
-            dtype=dtype,
-            local_files_only=local_files_only,
-            on_step=on_step,
-        )
+        report = import_module(f"fisedit.evaluation.{name}").measure_edit_speed(settings, on_step)
     _report(report, output, json, "summary")
 
 
@@ -65,19 +71,18 @@ def bench_adapters(
     json: opt.Json = False,
 ) -> None:
     """Measure what reference adapters add to a sparse step."""
-    shares = _shares(areas)
+    settings = SpeedSettings(
+        model=model,
+        families=_names(families),
+        areas=_shares(areas),
+        size=size,
+        repeats=repeats,
+        device=device,
+        dtype=dtype,
+        local_files_only=local_files_only,
+    )
     with _measuring(output) as on_step:
-        report = import_module("fisedit.evaluation.adapter_speed").run(
-            model=model,
-            families=[name.strip() for name in families.split(",")],
-            areas=shares,
-            size=size,
-            repeats=repeats,
-            device=device,
-            dtype=dtype,
-            local_files_only=local_files_only,
-            on_step=on_step,
-        )
+        report = import_module("fisedit.evaluation.adapter_speed").measure_adapter_speed(settings, on_step)
     _report(report, output, json, "summary")
 
 
@@ -93,16 +98,16 @@ def bench_fidelity(
     json: opt.Json = False,
 ) -> None:
     """Measure how close sparse edits come to dense blended ones, by growth."""
+    settings = EvaluationSettings(
+        model=model,
+        edits=edits,
+        num_inference_steps=num_inference_steps,
+        device=device,
+        dtype=dtype,
+        local_files_only=local_files_only,
+    )
     with _measuring(output) as on_step:
-        report = import_module("fisedit.evaluation.fidelity").run(
-            model=model,
-            edits=edits,
-            num_inference_steps=num_inference_steps,
-            device=device,
-            dtype=dtype,
-            local_files_only=local_files_only,
-            on_step=on_step,
-        )
+        report = import_module("fisedit.evaluation.fidelity").measure_fidelity(settings, on_step)
     _report(report, output, json, "rows")
 
 
@@ -119,19 +124,19 @@ def bench_masks(
     output: opt.BenchOutput = None,
     json: opt.Json = False,
 ) -> None:
-    """Measure the masks that every config makes of words, beside the truth."""
+    """Measure the masks that every method predicts from the prompts, beside the truth."""
+    settings = EvaluationSettings(
+        model=model,
+        edits=edits,
+        num_inference_steps=num_inference_steps,
+        guidance_scale=guidance_scale,
+        seed=seed,
+        device=device,
+        dtype=dtype,
+        local_files_only=local_files_only,
+    )
     with _measuring(output) as on_step:
-        report = import_module("fisedit.evaluation.quality.mask_quality").run(
-            model=model,
-            edits=edits,
-            num_inference_steps=num_inference_steps,
-            guidance_scale=guidance_scale,
-            seed=seed,
-            device=device,
-            dtype=dtype,
-            local_files_only=local_files_only,
-            on_step=on_step,
-        )
+        report = import_module("fisedit.evaluation.quality.mask_quality").measure_mask_quality(settings, on_step)
     _report(report, output, json, "summary", "classes")
 
 
@@ -154,31 +159,37 @@ def bench_quality(
     output: opt.BenchOutput = None,
     json: opt.Json = False,
 ) -> None:
-    """Measure masks and edits whose truth is known, beside other methods; or with and without a reference's look."""
+    """Measure masks and edits whose truth is known, beside other methods; or with and without a reference."""
     if html is not None:
         files.check_writable(html)
-    how = {"model": model, "edits": edits, "num_inference_steps": num_inference_steps, "seed": seed, "judge": judge}
-    how |= {"guidance_scale": guidance_scale, "html": html, "device": device, "dtype": dtype}
-    how |= {"local_files_only": local_files_only}
+    shared: dict[str, Any] = {
+        "model": model,
+        "edits": edits,
+        "num_inference_steps": num_inference_steps,
+        "guidance_scale": guidance_scale,
+        "seed": seed,
+        "classifier": judge,
+        "html": html,
+        "device": device,
+        "dtype": dtype,
+        "local_files_only": local_files_only,
+    }
+    if adapter is not None:
+        with _measuring(output, journal) as on_step:
+            report = import_module("fisedit.evaluation.quality.reference_quality").measure_reference_quality(
+                ReferenceQualitySettings(adapter=adapter, **shared), on_step
+            )
+        _report(report, output, json, "summary")
+        return
+    settings = EditQualitySettings(methods=_names(methods), pie_bench=pie_bench, results_log=journal, **shared)
     with _measuring(output, journal) as on_step:
-        if adapter is not None:
-            report = import_module("fisedit.evaluation.quality.reference_quality").run(
-                adapter=adapter, on_step=on_step, **how
-            )
-        else:
-            report = import_module("fisedit.evaluation.quality.edit_quality").run(
-                methods=[name.strip() for name in methods.split(",") if name.strip()],
-                pie_bench=pie_bench,
-                journal=journal,
-                on_step=on_step,
-                **how,
-            )
-    _report(report, output, json, *(("summary",) if adapter is not None else ("summary", "classes", "whole")))
+        report = import_module("fisedit.evaluation.quality.edit_quality").measure_edit_quality(settings, on_step)
+    _report(report, output, json, "summary", "classes", "whole")
 
 
 @contextmanager
 def _measuring(*outputs: Path | None) -> Iterator[OnStep]:
-    """Progress, once it is known that what is found out can be written."""
+    """Progress of a measurement, once its output files are known to be writable."""
     for output in outputs:
         if output is not None:
             files.check_writable(output.parent)
@@ -187,7 +198,7 @@ def _measuring(*outputs: Path | None) -> Iterator[OnStep]:
 
 
 def _report(report: dict[str, Any], output: Path | None, json: bool, *tables: str) -> None:
-    """Write a benchmark's report, and print all of it or its short tables and what there is to know of them."""
+    """Write a benchmark's report, and print all of it as JSON, or its short tables and notes."""
     if output is not None:
         files.write_json(report, output)
     if json:
@@ -200,11 +211,9 @@ def _report(report: dict[str, Any], output: Path | None, json: bool, *tables: st
         typer.echo(f"note: {note}")
 
 
-def _edit_benchmark(device: str | None) -> Any:
-    """On a GPU that was asked for, captured graphs are measured; elsewhere the engine as it runs."""
-    return import_module(
-        "fisedit.evaluation.cuda_speed" if (device or "").startswith("cuda") else "fisedit.evaluation.speed"
-    )
+def _names(listed: str) -> tuple[str, ...]:
+    """Comma-separated names."""
+    return tuple(name.strip() for name in listed.split(",") if name.strip())
 
 
 def _shares(areas: str) -> tuple[float, ...]:

@@ -2,7 +2,7 @@
 
 Times are medians by device events. Masks are given, weights are those of SD 1.5's shapes, and the source is recorded.
 Single steps are timed alone, with every set of kernels, and compared with the engine's own by the reference kernels in
-the same precision; whole edits are `Editor.edit`, from prompt to picture, as a user would call it.
+the same precision; whole edits are `Editor.edit`, from prompt to picture.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ from torch import Tensor
 
 from fisedit import __version__
 from fisedit.editor import Editor
-from fisedit.evaluation.speed import GUIDANCE, MASKS, PROMPTS, STEP_GROWTH, pipeline, square
-from fisedit.models.device import choose_device, choose_dtype
+from fisedit.evaluation.workload import PROMPTS, STEP_DILATION, load_workload, masks_of_areas, square_mask
 from fisedit.sampling.denoise import Engine
 from fisedit.sparse.cuda_graphs import GraphExecutor
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.reference import QUANTISED_DTYPES
-from fisedit.values import LATENT_FACTOR, GenerationConfig, OnStep, SchedulerName
+from fisedit.values import LATENT_FACTOR, OnStep
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
+    from fisedit.evaluation.settings import SpeedSettings
+    from fisedit.evaluation.workload import Workload
     from fisedit.history import EditResult
     from fisedit.sparse_kernels.row_plan import SparsePlan
-    from fisedit.values import BoolGrid
+    from fisedit.values import BoolGrid, GenerationConfig
 
 Row = dict[str, Any]
 
 BACKENDS = ("fast", "triton")
-"""Torch's kernels in a graph, and ours in a graph."""
+"""Torch's kernels, and Triton's, each in a graph."""
 
 WHOLE_STEPS = (20, 50)
 """Steps of whole edits."""
@@ -51,71 +52,57 @@ BATCHES = (1, 4, 16)
 
 BATCH_AREA = 0.05
 
-OFTEN = 10
+STEP_REPEATS = 10
 """How many times more often a single step is timed than a whole edit."""
 
 PEAKS = {"H200": (989e12, 4.8e12), "H100": (989e12, 3.35e12), "A100": (312e12, 2.0e12)}
-"""GPU -> (16-bit operations a second, bytes a second), by the maker's data sheets of the SXM boards."""
+"""GPU -> (16-bit operations a second, bytes a second), from NVIDIA's data sheets of the SXM boards."""
 
 
-def run(
-    *,
-    model: str | None = None,
-    areas: Sequence[float] = (0.01, 0.05, 0.15, 0.25, 0.5),
-    size: int = 512,
-    num_inference_steps: int = 50,
-    device: str = "cuda",
-    dtype: str | None = None,
-    local_files_only: bool = False,
-    repeats: int = 5,
-    compiled: bool = True,
-    on_step: OnStep | None = None,
-) -> dict[str, Any]:
-    """Measure steps, decodes, whole edits and batches.
+def measure_edit_speed(settings: SpeedSettings, on_step: OnStep | None = None) -> dict[str, Any]:
+    """Time steps, decodes, whole edits and batches by captured graphs.
 
     Args:
-        model: as in `fisedit.models.loader.load`; None for SD 1.5's architecture with random weights.
-        areas: shares of the picture, 0 to 1. size: pixels, square.
-        num_inference_steps: of the source whose middle step is timed; whole edits have `WHOLE_STEPS`.
-        repeats: of whole edits; single steps are timed `OFTEN` times as often.
-        compiled: also measure diffusers under torch.compile, which takes minutes to compile.
-        local_files_only: never reach for the network. on_step: called before every measurement with (i, n, None).
+        settings: of the benchmark.
+        on_step: called before every measurement with (i, n, None).
 
     Returns:
         {"settings", "dense", "rows", "batches", "summary"}, ready for JSON; times in seconds.
 
     Raises:
         InputError: there is no such GPU here.
+        ModelError: the model cannot be loaded.
     """
-    where = choose_device(device)
-    precision = choose_dtype(dtype, where)
-    pipe = pipeline(model, where, precision, local_files_only=local_files_only)
-    config = GenerationConfig(PROMPTS[0], 7, "", num_inference_steps, GUIDANCE, size, size, SchedulerName.DDIM)
-    total = len(areas) * len(MASKS) + len(BATCHES) + 1
+    workload, masks = load_workload(settings), masks_of_areas(settings.areas, settings.size)
+    total = len(masks) + len(BATCHES) + 1
 
-    def tick(i: int) -> None:
+    def report_progress(i: int) -> None:
         if on_step is not None:
             on_step(i, total, None)
 
     with torch.inference_mode():
-        tick(0)
-        bench = Bench(pipe, config, repeats)
-        dense = bench.dense(compiled=compiled)
-        rows, grids = [], [(n, a, make(a, size // LATENT_FACTOR)) for n, make in MASKS.items() for a in areas]
-        for i, (name, area, grid) in enumerate(grids, 1):
-            tick(i)
-            rows.append({"mask": name, "asked_area": area, **bench.row(grid, dense)})
-        batches = []
-        for i, edits in enumerate(BATCHES, len(grids) + 1):
-            tick(i)
-            batches.append(bench.batch(edits))
-    settings = _settings(model, config, where, precision, repeats)
-    summary = [_summary(row) for row in rows]
-    return {"settings": settings, "dense": dense, "rows": rows, "batches": batches, "summary": summary}
+        report_progress(0)
+        benchmark = GraphBenchmark(workload.pipe, workload.config, settings.repeats)
+        dense = benchmark.measure_dense(compiled=settings.baseline)
+        rows, batches = [], []
+        for i, (name, area, grid) in enumerate(masks, 1):
+            report_progress(i)
+            rows.append({"mask": name, "asked_area": area, **benchmark.measure_mask(grid, dense)})
+        for i, edits in enumerate(BATCHES, len(masks) + 1):
+            report_progress(i)
+            batches.append(benchmark.measure_batch(edits))
+    summary, report = [_summary_row(row) for row in rows], _settings_dict(workload, settings)
+    return {"settings": report, "dense": dense, "rows": rows, "batches": batches, "summary": summary}
 
 
-class Bench:
-    """One recorded source, the dense runs, and the captured graphs to compare with them."""
+class GraphBenchmark:
+    """One recorded source, the dense runs, and the captured graphs to compare with them.
+
+    Args:
+        pipe: the model.
+        config: of the source.
+        repeats: timed calls of a whole edit; of a step `STEP_REPEATS` times as many.
+    """
 
     def __init__(self, pipe: StableDiffusionPipeline, config: GenerationConfig, repeats: int) -> None:
         self.pipe, self.config, self.repeats, self.engine = pipe, config, repeats, Engine(pipe)
@@ -127,17 +114,17 @@ class Bench:
         self.times = self.engine.sampler(config).timesteps
         self.editors: dict[tuple[str, int], Editor] = {}
 
-    def dense(self, *, compiled: bool = True) -> Row:
-        """Diffusers' step, decode and whole pictures, eager and compiled with graphs; weights in channels_last."""
-        row = self._dense("eager")
+    def measure_dense(self, *, compiled: bool = True) -> Row:
+        """Diffusers' step, decode and whole pictures, eager and, if asked, compiled; weights in channels_last."""
+        row = self._measure_dense("eager")
         row["step_roofline_seconds"] = self._roofline(self.costs.dense_step())
         if compiled:
             with self._compiled():
-                row |= self._dense("compiled")
+                row |= self._measure_dense("compiled")
         return row
 
-    def _dense(self, name: str) -> Row:
-        latents, vae, unet = self._doubled(self.source.latents[self.middle]), self.pipe.vae, self.pipe.unet
+    def _measure_dense(self, name: str) -> Row:
+        latents, vae, unet = self._guidance_batch(self.source.latents[self.middle]), self.pipe.vae, self.pipe.unet
         time = self.times[self.middle]
 
         def step() -> object:
@@ -146,10 +133,10 @@ class Bench:
         def decoded() -> object:
             return vae.decode(self.source.latents[-1] / vae.config.scaling_factor, return_dict=False)
 
-        row: Row = {f"{name}_step_seconds": self.timed(step), f"{name}_kernels": self.kernels(step)}
-        row[f"{name}_decode_seconds"] = self.timed(decoded)
+        row: Row = {f"{name}_step_seconds": self.median_seconds(step), f"{name}_kernels": self.count_kernels(step)}
+        row[f"{name}_decode_seconds"] = self.median_seconds(decoded)
         for steps in WHOLE_STEPS:
-            row[f"{name}_whole_{steps}_seconds"] = self.timed(partial(self._pictured, steps), whole=True)
+            row[f"{name}_whole_{steps}_seconds"] = self.median_seconds(partial(self._generate, steps), whole=True)
         return row
 
     @contextmanager
@@ -162,12 +149,17 @@ class Bench:
         finally:
             pipe.unet, pipe.vae.decoder = unet, decoder
 
-    def row(self, grid: BoolGrid, dense: Row) -> Row:
-        """One mask: a step by every backend, and whole edits by the faster one."""
-        plan = self.engine.plan(grid, STEP_GROWTH)
-        row: Row = {"area": float(grid.mean()), "active_rows": plan.rows, "growth": STEP_GROWTH}
-        row["step_roofline_seconds"] = self._roofline(self.costs.sparse_step(grid, STEP_GROWTH))
-        latents, time = self._doubled(self.source.latents[self.middle]), self.times[self.middle]
+    def measure_mask(self, grid: BoolGrid, dense: Row) -> Row:
+        """A step over one mask by every backend, and whole edits by the faster one.
+
+        Args:
+            grid: booleans [h, w].
+            dense: the row of `measure_dense`.
+        """
+        plan = self.engine.plan(grid, STEP_DILATION)
+        row: Row = {"area": float(grid.mean()), "active_rows": plan.rows, "growth": STEP_DILATION}
+        row["step_roofline_seconds"] = self._roofline(self.costs.sparse_step(grid, STEP_DILATION))
+        latents, time = self._guidance_batch(self.source.latents[self.middle]), self.times[self.middle]
         with ops.use("reference"):
             features = self.source.features[self.middle]
             expected, _ = self.engine.executor.run_sparse(latents, time, self.text, {}, features, plan)
@@ -181,7 +173,7 @@ class Bench:
                 measured = self._step(plan, latents, expected, coded=kind)
                 row |= {f"{kind}_{name}": value for name, value in measured.items()}
         for steps in WHOLE_STEPS:
-            row |= self.whole(grid, steps, best)
+            row |= self.measure_edit(grid, steps, best)
         for name in ("eager", "compiled"):
             if f"{name}_step_seconds" in dense:
                 row[f"step_ratio_to_{name}"] = dense[f"{name}_step_seconds"] / row[f"{best}_step_seconds"]
@@ -197,17 +189,23 @@ class Bench:
         got = step()[:, : plan.rows[0]].float()
         return {
             "error": float((got - expected).norm() / expected.float().norm()),
-            "step_seconds": self.timed(step),
-            "kernels": self.kernels(step),
+            "step_seconds": self.median_seconds(step),
+            "kernels": self.count_kernels(step),
             "feature_bytes": edit.feed.bytes,
         }
 
-    def whole(self, grid: BoolGrid, steps: int, backend: str) -> Row:
-        """Whole edits through the public face."""
+    def measure_edit(self, grid: BoolGrid, steps: int, backend: str) -> Row:
+        """Whole edits by `Editor.edit`.
+
+        Args:
+            grid: booleans [h, w].
+            steps: denoising steps.
+            backend: one of `BACKENDS`.
+        """
         editor, name = self._editor(backend, steps), f"whole_{steps}"
         with ops.use(backend):
-            seconds = self.timed(partial(self._edited, editor, grid), whole=True)
-            stats = self._edited(editor, grid).stats
+            seconds = self.median_seconds(partial(self._edit, editor, grid), whole=True)
+            stats = self._edit(editor, grid).stats
         return {
             f"{name}_seconds": seconds,
             f"{name}_stations": stats.seconds,
@@ -215,35 +213,44 @@ class Bench:
             f"{name}_fallback": stats.fallback or stats.uncaptured,
         }
 
-    def batch(self, edits: int) -> Row:
-        """A step of several edits of one source at once, each a square somewhere else."""
+    def measure_batch(self, edits: int) -> Row:
+        """A step and whole runs of several edits of one source in one batch, each a square in another place.
+
+        Args:
+            edits: in the batch.
+        """
         side = self.config.height // LATENT_FACTOR
-        grids = [np.roll(square(BATCH_AREA, side), (4 * e, 7 * e), (0, 1)) for e in range(edits)]
-        plans = [self.engine.plan(grid, STEP_GROWTH) for grid in grids]
+        grids = [np.roll(square_mask(BATCH_AREA, side), (4 * e, 7 * e), (0, 1)) for e in range(edits)]
+        plans = [self.engine.plan(grid, STEP_DILATION) for grid in grids]
         text = self.text.repeat_interleave(edits, 0)
-        latents = self._doubled(self.source.latents[self.middle]).repeat_interleave(edits, 0)
+        latents = self._guidance_batch(self.source.latents[self.middle]).repeat_interleave(edits, 0)
         row: Row = {"edits": edits, "area": BATCH_AREA}
         features = {self.middle: self.source.features[self.middle]}
         for backend in BACKENDS:
             with ops.use(backend):
                 edit = GraphExecutor(self.engine.executor).begin(plans, features, text)
-                seconds = self.timed(partial(edit.step, self.middle, latents, self.times[self.middle]))
+                seconds = self.median_seconds(partial(edit.step, self.middle, latents, self.times[self.middle]))
             row[f"{backend}_step_seconds"], row[f"{backend}_edit_steps_a_second"] = seconds, edits / seconds
         row["backend"] = best = min(BACKENDS, key=lambda name: float(row[f"{name}_step_seconds"]))
         for steps in WHOLE_STEPS:
             with ops.use(best):
-                seconds = self.timed(partial(self._edited_many, self._editor(best, steps), grids), whole=True)
+                seconds = self.median_seconds(partial(self._edit_many, self._editor(best, steps), grids), whole=True)
             row[f"whole_{steps}_seconds"], row[f"whole_{steps}_edits_a_second"] = seconds, edits / seconds
         return row
 
-    def timed(self, call: Callable[[], object], *, whole: bool = False) -> float:
-        """Median seconds of a call after warm-up."""
-        repeats = self.repeats if whole else OFTEN * self.repeats
+    def median_seconds(self, call: Callable[[], object], *, whole: bool = False) -> float:
+        """Median seconds of a call after warm-up.
+
+        Args:
+            call: what is timed.
+            whole: whether it is a whole edit, which is repeated less often.
+        """
+        repeats = self.repeats if whole else STEP_REPEATS * self.repeats
         for _ in range(2 if whole else 3):
             call()
-        return median(self._once(call) for _ in range(repeats))
+        return median(self._seconds(call) for _ in range(repeats))
 
-    def _once(self, call: Callable[[], object]) -> float:
+    def _seconds(self, call: Callable[[], object]) -> float:
         if self.device.type != "cuda":
             start = perf_counter()
             call()
@@ -255,7 +262,7 @@ class Bench:
         end.synchronize()
         return float(begin.elapsed_time(end)) / 1000
 
-    def kernels(self, call: Callable[[], object]) -> int:
+    def count_kernels(self, call: Callable[[], object]) -> int:
         """Kernels that a call launches; 0 on a CPU."""
         from torch.profiler import ProfilerActivity, profile
 
@@ -284,22 +291,22 @@ class Bench:
             )
         return self.editors[backend, steps]
 
-    def _edited(self, editor: Editor, grid: BoolGrid) -> EditResult:
-        """One edit of the source, which then is where it was."""
+    def _edit(self, editor: Editor, grid: BoolGrid) -> EditResult:
+        """One edit of the source, deleted from the history at once."""
         result = editor.edit(PROMPTS[1], mask=grid)
         editor.delete(result.id)
         return result
 
-    def _edited_many(self, editor: Editor, grids: Sequence[BoolGrid]) -> tuple[EditResult, ...]:
+    def _edit_many(self, editor: Editor, grids: Sequence[BoolGrid]) -> tuple[EditResult, ...]:
         results = editor.edit_many([PROMPTS[1]] * len(grids), grids)
         for result in results:
             editor.delete(result.id)
         return results
 
-    def _doubled(self, latents: Tensor) -> Tensor:
+    def _guidance_batch(self, latents: Tensor) -> Tensor:
         return torch.cat([latents] * self.engine.batch(self.config))
 
-    def _pictured(self, steps: int) -> object:
+    def _generate(self, steps: int) -> object:
         r = self.config
         return self.pipe(
             prompt=r.prompt,
@@ -311,7 +318,7 @@ class Bench:
         )
 
     def _roofline(self, macs: int) -> float | None:
-        """Seconds that no kernel can beat: arithmetic at the peak, or one reading of the weights."""
+        """Lower bound in seconds: arithmetic at the peak rate, or one read of the weights."""
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
         for chip, (operations, bandwidth) in PEAKS.items():
             if chip in name:
@@ -320,8 +327,8 @@ class Bench:
         return None
 
 
-def _summary(row: Row) -> Row:
-    """What a reader wants first."""
+def _summary_row(row: Row) -> Row:
+    """The row of the short table."""
     best = row["backend"]
     shown = {"mask": row["mask"], "area": f"{row['area']:.1%}", "kernels by": best}
     shown["step"] = f"{row[f'{best}_step_seconds'] * 1000:.2f} ms"
@@ -335,26 +342,25 @@ def _summary(row: Row) -> Row:
     return shown | {"error": f"{row[f'{best}_error']:.1e}"}
 
 
-def _settings(
-    model: str | None, config: GenerationConfig, device: torch.device, dtype: torch.dtype, repeats: int
-) -> dict[str, Any]:
+def _settings_dict(workload: Workload, settings: SpeedSettings) -> dict[str, Any]:
     import diffusers
     import triton
 
+    config = workload.config
     return {
-        "model": model or "SD 1.5 architecture, random weights",
+        "model": settings.model or "SD 1.5 architecture, random weights",
         "pixels": config.width,
         "num_inference_steps": config.num_inference_steps,
         "whole_steps": WHOLE_STEPS,
         "guidance_scale": config.guidance_scale,
         "scheduler": config.scheduler.value,
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": str(workload.dtype).removeprefix("torch."),
         "memory_format": "channels_last",
-        "step_growth": STEP_GROWTH,
+        "step_growth": STEP_DILATION,
         "cache": "warm: the source is recorded, in the GPU's memory; graphs are captured before timing",
         "whole": "from prompt to picture by Editor.edit, text and decode included; the mask is given",
-        "repeats": repeats,
-        "device": torch.cuda.get_device_name(device),
+        "repeats": settings.repeats,
+        "device": torch.cuda.get_device_name(workload.device),
         "commit": _commit(),
         "versions": {
             "fisedit": __version__,

@@ -1,4 +1,4 @@
-"""`fisedit bench fidelity`: how close a sparse edit comes to the dense blended one, and which growth is worth its cost.
+"""`fisedit bench fidelity`: how close a sparse edit comes to the dense blended one, by dilation schedule.
 
 The reference is diffusers' own pipeline on the new prompt with the same seed, its latents outside the mask replaced by
 the source's after every step. PSNR is taken over the pixels inside the mask alone. Masks are given.
@@ -21,6 +21,7 @@ from fisedit.sparse.cost_model import GROWTHS, mixed, spread
 from fisedit.values import OnStep
 
 if TYPE_CHECKING:
+    from fisedit.evaluation.settings import EvaluationSettings
     from fisedit.values import BoolGrid
 
 OBJECTS = "cat dog fox panda frog lion cake pumpkin car castle".split()
@@ -41,56 +42,62 @@ SCHEDULES: dict[str, Callable[[int], tuple[int, ...] | None]] = {
     "1, 2 of 25 steps dense": partial(mixed, share=2 / 25),
     "1, 7 of 25 steps dense": partial(mixed, share=7 / 25),
 }
-"""What each makes of a number of steps: growth in latent cells, step by step."""
+"""Name -> from a number of steps to the dilation of every step, in latent cells."""
 
 
-def run(
-    *,
-    model: str = "demo",
-    edits: int = 40,
-    num_inference_steps: int = 25,
-    guidance_scale: float = 4.0,
-    device: str | None = None,
-    dtype: str | None = None,
-    local_files_only: bool = False,
-    on_step: OnStep | None = None,
-) -> dict[str, Any]:
-    """Edit as many pictures with every growth schedule.
+def measure_fidelity(settings: EvaluationSettings, on_step: OnStep | None = None) -> dict[str, Any]:
+    """Edit pictures with every dilation schedule, and compare each with the dense blended edit.
 
     Args:
-        model: as in `fisedit.models.loader.load`; the prompts name what the demo model can draw.
-        edits: how many word swaps. guidance_scale: 4, which suits the demo model.
-        local_files_only: never reach for the network. on_step: called before every edit with (i, n, None).
+        settings: model, sampling and number of word swaps; the prompts name what the demo model can draw.
+        on_step: called before every edit with (i, n, None).
 
     Returns:
         {"settings", "rows", "values"}: per schedule the median, tenth percentile and worst PSNR in dB, and the share of
         dense multiply-accumulates; "values" lists the default's PSNR of every edit.
     """
-    editor = Editor.from_pretrained(model, device=device, dtype=dtype, local_files_only=local_files_only)
+    editor = Editor.from_pretrained(
+        settings.model, device=settings.device, dtype=settings.dtype, local_files_only=settings.local_files_only
+    )
     psnr: dict[str, list[float]] = {name: [] for name in SCHEDULES}
     share: dict[str, list[float]] = {name: [] for name in SCHEDULES}
-    for i, (prompt, changed) in enumerate(swaps(edits)):
+    for i, (prompt, changed) in enumerate(swaps(settings.edits)):
         if on_step is not None:
-            on_step(i, edits, None)
-        asked: dict[str, Any] = {"num_inference_steps": num_inference_steps, "guidance_scale": guidance_scale}
-        source = editor.generate(prompt, seed=1000 + i, **asked)
-        grid = place(editor, changed)
+            on_step(i, settings.edits, None)
+        source = editor.generate(
+            prompt,
+            seed=1000 + settings.seed + i,
+            num_inference_steps=settings.num_inference_steps,
+            guidance_scale=settings.guidance_scale,
+        )
+        grid = attended_square(editor, changed)
         case = EditCase(editor, BenchmarkEdit("swap", prompt, changed), source, trajectory_of(editor, source))
-        reference, inside = case.blended(grid), metrics.pixels(grid)
+        reference, inside = case.blended(grid), metrics.cells_to_pixels(grid)
         for name, schedule in SCHEDULES.items():
             editor.checkout(source.id)
-            result = editor.edit(changed, mask=grid, growth=schedule(num_inference_steps))
+            result = editor.edit(changed, mask=grid, growth=schedule(settings.num_inference_steps))
             psnr[name].append(metrics.psnr(result.image, reference, inside))
             share[name].append(result.stats.macs / result.stats.macs_dense)
     rows = [_row(name, psnr[name], share[name]) for name in SCHEDULES]
-    settings = {"model": model, "edits": edits, "num_inference_steps": num_inference_steps, "mask_area": AREA}
     dtype = str(editor.pipe.unet.dtype).removeprefix("torch.")
-    settings |= {"default_growths": GROWTHS, "dtype": dtype, "guidance_scale": guidance_scale, "scheduler": "ddim"}
-    return {"settings": settings, "rows": rows, "values": psnr["default"]}
+    return {"settings": _settings_dict(settings, dtype), "rows": rows, "values": psnr["default"]}
+
+
+def _settings_dict(settings: EvaluationSettings, dtype: str) -> dict[str, Any]:
+    return {
+        "model": settings.model,
+        "edits": settings.edits,
+        "num_inference_steps": settings.num_inference_steps,
+        "mask_area": AREA,
+        "default_growths": GROWTHS,
+        "dtype": dtype,
+        "guidance_scale": settings.guidance_scale,
+        "scheduler": "ddim",
+    }
 
 
 def swaps(count: int) -> list[tuple[str, str]]:
-    """Prompt pairs that differ in one thing: "a cat and a cake on a beach" -> "a dog and a cake on a beach"."""
+    """Prompt pairs that differ in one object: "a cat and a cake on a beach" -> "a dog and a cake on a beach"."""
     triples = permutations(OBJECTS, 3)
     step = len(OBJECTS) * (len(OBJECTS) - 1) * (len(OBJECTS) - 2) // count
     chosen = zip(islice(triples, 0, None, max(1, step)), cycle(BACKGROUND_PHRASES), strict=False)
@@ -98,14 +105,22 @@ def swaps(count: int) -> list[tuple[str, str]]:
     return pairs[:count]
 
 
-def place(editor: Editor, changed: str) -> BoolGrid:
-    """A square mask of `AREA` where the edit's words attend most."""
-    heat = editor.attention(changed)
-    height, width = heat.shape
+def attended_square(editor: Editor, changed: str) -> BoolGrid:
+    """A square mask of `AREA` where the changed words attend most.
+
+    Args:
+        editor: its current result is the source.
+        changed: the new prompt.
+
+    Returns:
+        Booleans [h, w].
+    """
+    heatmap = editor.attention(changed)
+    height, width = heatmap.shape
     edge = max(1, round((AREA * height * width) ** 0.5))
-    sums = np.lib.stride_tricks.sliding_window_view(heat, (edge, edge)).sum((2, 3))
+    sums = np.lib.stride_tricks.sliding_window_view(heatmap, (edge, edge)).sum((2, 3))
     top, left = np.unravel_index(sums.argmax(), sums.shape)
-    grid = np.zeros(heat.shape, bool)
+    grid = np.zeros(heatmap.shape, bool)
     grid[top : top + edge, left : left + edge] = True
     return grid
 

@@ -1,124 +1,74 @@
 """`fisedit bench edit`: what an edit costs beside dense diffusers, measured in one process, interleaved, in medians.
 
-The dense baseline is the best run a user could have: diffusers' own pipeline in the device's best precision,
-channels-last, in memory that is kept. Plain diffusers (float32, as it comes) is measured beside it. Masks are given, so
-only the engine counts.
+The dense baseline is diffusers' own pipeline in the device's best precision, channels-last, with freed memory kept.
+Plain diffusers (float32, as it comes) is measured beside it. Masks are given, so mask prediction is not measured.
+On a GPU that was asked for, `cuda_speed` measures captured graphs instead: another engine path, other baselines, and a
+report of its own; both share `workload`.
 """
 
 from __future__ import annotations
 
 import platform
 import resource
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from statistics import median
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fisedit import __version__
 from fisedit.editor import Editor
-from fisedit.masking import masks
-from fisedit.models.device import choose_device, choose_dtype
-from fisedit.models.loader import load
+from fisedit.evaluation.timing import measure_seconds, median_seconds
+from fisedit.evaluation.workload import PROMPTS, STEP_DILATION, load_workload, masks_of_areas
 from fisedit.models.malloc import keep_freed_memory
-from fisedit.models.random_init import random_pipeline
 from fisedit.sampling.denoise import Engine
 from fisedit.sparse.vae_decode import decode, decode_boxes
-from fisedit.values import LATENT_FACTOR, GenerationConfig, OnStep, SchedulerName
+from fisedit.values import OnStep
 
 if TYPE_CHECKING:
-    from diffusers import StableDiffusionPipeline
-
+    from fisedit.evaluation.settings import SpeedSettings
+    from fisedit.evaluation.workload import Workload
     from fisedit.values import BoolGrid
 
-PROMPTS = ("a cat and a cake on a beach", "a dog and a cake on a beach")
-GUIDANCE = 7.5
 ROUNDS = 3
 """How often whole runs take turns, at most: dense ones, recorded sources and edits."""
-
-STEP_GROWTH = 1
-"""Growth at which single steps are compared; whole edits use the default settings."""
 
 Row = dict[str, Any]
 
 
-def run(
-    *,
-    model: str | None = None,
-    areas: Sequence[float] = (0.01, 0.05, 0.15, 0.25, 0.5, 0.8),
-    size: int = 512,
-    num_inference_steps: int = 20,
-    device: str | None = None,
-    dtype: str | None = None,
-    local_files_only: bool = False,
-    repeats: int = 5,
-    plain: bool = True,
-    on_step: OnStep | None = None,
-) -> dict[str, Any]:
-    """Measure steps, decodes and whole edits over squares and ragged masks.
+def measure_edit_speed(settings: SpeedSettings, on_step: OnStep | None = None) -> dict[str, Any]:
+    """Time steps, decodes and whole edits over squares and ragged masks.
 
     Args:
-        model: as in `fisedit.models.loader.load`; None for SD 1.5's architecture with random weights.
-        areas: shares of the picture, 0 to 1. size: pixels, square. repeats: of single steps and decodes.
-        plain: also measure diffusers as it comes, in float32 (needs memory for a second set of weights).
-        local_files_only: never reach for the network. on_step: called before every measurement with (i, n, None).
+        settings: of the benchmark.
+        on_step: called before every measurement with (i, n, None).
 
     Returns:
         {"settings", "dense", "rows", "summary"}, ready for JSON; times in seconds, ratios over the dense run.
+
+    Raises:
+        InputError: the device is not on this machine.
+        ModelError: the model cannot be loaded.
     """
     keep_freed_memory()
-    where = choose_device(device)
-    precision = choose_dtype(dtype, where)
-    pipe = pipeline(model, where, precision, local_files_only=local_files_only)
-    config = GenerationConfig(PROMPTS[0], 7, "", num_inference_steps, GUIDANCE, size, size, SchedulerName.DDIM)
-    grids = [(name, area, make(area, size // LATENT_FACTOR)) for name, make in MASKS.items() for area in areas]
+    workload, masks = load_workload(settings), masks_of_areas(settings.areas, settings.size)
     with torch.inference_mode():
-        bench = _Bench(pipe, config, repeats, _Progress(on_step, len(grids) + 2 + min(repeats, ROUNDS)))
-        dense = bench.dense(plain)
+        total = len(masks) + 2 + min(settings.repeats, ROUNDS)
+        benchmark = _EditBenchmark(workload, settings.repeats, _Progress(on_step, total))
+        dense = benchmark.measure_dense(plain=settings.baseline)
         rows = []
-        for i, (name, area, grid) in enumerate(grids):
-            rows.append(bench.row(name, area, grid))
-            if (i + 1) % len(areas) == 0:
-                bench.whole(dense)
-        bench.again(dense, rows, [grid for _, _, grid in grids])
-        bench.finish(dense, rows)
-    told = settings(model, config, where, precision, repeats)
-    return {"settings": told, "dense": dense, "rows": rows, "summary": [_summary(row) for row in rows]}
-
-
-def pipeline(
-    model: str | None, device: torch.device, dtype: torch.dtype, *, local_files_only: bool
-) -> StableDiffusionPipeline:
-    """What is measured: a model as in `loader.load`, or None for SD 1.5's architecture with random weights."""
-    if model is None:
-        return random_pipeline(device, dtype)
-    return load(model, device=device, dtype=dtype, local_files_only=local_files_only)
-
-
-def square(area: float, side: int) -> BoolGrid:
-    """A centred square of about `area` of a grid [side, side]."""
-    edge = max(1, round(area**0.5 * side))
-    grid, start = np.zeros((side, side), bool), (side - edge) // 2
-    grid[start : start + edge, start : start + edge] = True
-    return grid
-
-
-def ragged(area: float, side: int) -> BoolGrid:
-    """Uneven blobs of about `area` of a grid [side, side]: three or four, as published automatic masks have once specks
-    under 1 % are dropped."""
-    from scipy.ndimage import gaussian_filter
-
-    field = gaussian_filter(np.random.default_rng(3).normal(size=(side, side)), side / 11)
-    return masks.clean_mask(field > np.quantile(field, 1 - area), dilation=0)
-
-
-MASKS: dict[str, Callable[[float, int], BoolGrid]] = {"square": square, "ragged": ragged}
+        for i, (name, area, grid) in enumerate(masks):
+            rows.append(benchmark.measure_mask(name, area, grid))
+            if (i + 1) % len(settings.areas) == 0:
+                benchmark.run_dense(dense)
+        benchmark.repeat_edits(dense, rows, [grid for _, _, grid in masks])
+        benchmark.add_ratios(dense, rows)
+    report = settings_dict(workload, settings)
+    return {"settings": report, "dense": dense, "rows": rows, "summary": [_summary_row(row) for row in rows]}
 
 
 @dataclass
@@ -127,83 +77,73 @@ class _Progress:
     total: int
     done: int = 0
 
-    def tick(self) -> None:
+    def advance(self) -> None:
         if self.on_step is not None:
             self.on_step(self.done, self.total, None)
         self.done += 1
 
 
-class _Bench:
+class _EditBenchmark:
     """One engine, one recorded source, and the dense runs to compare with."""
 
-    def __init__(
-        self, pipe: StableDiffusionPipeline, config: GenerationConfig, repeats: int, progress: _Progress
-    ) -> None:
-        self.pipe, self.config, self.progress = pipe, config, progress
+    def __init__(self, workload: Workload, repeats: int, progress: _Progress) -> None:
+        self.pipe, self.config, self.progress = workload.pipe, workload.config, progress
         self.repeats, self.rounds = repeats, min(repeats, ROUNDS)
-        self.editor, self.engine = Editor(pipe), Engine(pipe)
-        self.costs = self.engine.costs(config)
-        self.text = self.engine.encode(config)
-        sampler = self.engine.sampler(config)
+        self.editor, self.engine = Editor(self.pipe), Engine(self.pipe)
+        self.costs = self.engine.costs(self.config)
+        self.text = self.engine.encode(self.config)
+        sampler = self.engine.sampler(self.config)
         self.timestep = sampler.timesteps[len(sampler.timesteps) // 2]
-        self.latents = torch.cat([sampler.latents] * self.engine.batch(config))
+        self.latents = torch.cat([sampler.latents] * self.engine.batch(self.config))
 
-    def dense(self, plain: bool) -> Row:
-        """Dense references, the recorded source, and what recording costs."""
-        self.progress.tick()
+    def measure_dense(self, *, plain: bool) -> Row:
+        """Dense runs, the recorded source, and the overhead of recording."""
+        self.progress.advance()
         step = self._dense_step()
         step()
         macs = self.costs.dense_step()
-        with _counted() as counter:
+        with _count_flops() as counter:
             step()
         counted = counter.get_total_flops() // 2
-        times = interleaved({"dense": step, "recorded": lambda: self._record(self.latents)}, self.repeats)
+        times = median_seconds({"dense": step, "recorded": lambda: self._record(self.latents)}, self.repeats)
         row: Row = {"step_seconds": times["dense"], "step_macs": macs, "step_macs_counted_by_torch": counted}
         row["recording_overhead"] = times["recorded"] / times["dense"] - 1
-        self.progress.tick()
+        self.progress.advance()
         row |= {"whole_seconds": [], "recorded_whole_seconds": []}
         for _ in range(self.rounds):
-            self.whole(row)
+            self.run_dense(row)
             self.editor = Editor(self.pipe)
-            row["recorded_whole_seconds"].append(_timed(lambda: self.editor.generate(**self._asked())))
+            row["recorded_whole_seconds"].append(measure_seconds(lambda: self.editor.generate(**self._arguments())))
         row["recording_whole_overhead"] = median(row["recorded_whole_seconds"]) / median(row["whole_seconds"]) - 1
         row["recorded_bytes"] = self.editor.current.stats.recorded_bytes
         self.maps = self._record(self.latents)
-        self.picture, self.decoder = decode(self.pipe.vae, self._final())
-        self.progress.tick()
+        self.picture, self.decoder = decode(self.pipe.vae, self._random_latents())
+        self.progress.advance()
         return row | (self._plain() if plain else {})
 
-    def row(self, name: str, area: float, grid: BoolGrid) -> Row:
-        """One mask: step, decode, whole edit, each interleaved with its dense counterpart."""
-        self.progress.tick()
-        plan = self.engine.plan(grid, STEP_GROWTH)
+    def measure_mask(self, name: str, area: float, grid: BoolGrid) -> Row:
+        """Step, decode and whole edit of one mask [h, w], each interleaved with its dense counterpart."""
+        self.progress.advance()
+        plan = self.engine.plan(grid, STEP_DILATION)
         sparse = self._sparse_step(plan)
         sparse()
-        with _counted() as counter:
+        with _count_flops() as counter:
             sparse()
-        step = interleaved({"dense": self._dense_step(), "sparse": sparse}, self.repeats)
-        vae, latents = self.pipe.vae, self._final()
+        step = median_seconds({"dense": self._dense_step(), "sparse": sparse}, self.repeats)
+        vae, latents = self.pipe.vae, self._random_latents()
         decodes = {
             "dense": lambda: vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0],
             "sparse": lambda: decode_boxes(vae, latents, grid, self.decoder, self.picture),
         }
-        decoded = interleaved(decodes, self.repeats)
-        row: Row = {"whole_runs": [self._edit(grid)]}
+        decoded = median_seconds(decodes, self.repeats)
+        whole = self._measure_edit(grid)
         stats = self.editor.current.stats
-        if stats.fallback:  # as long as a dense run, so in turns with some; the first lay in fresh memory
-            row["whole_fresh_seconds"] = row["whole_runs"].pop()
-            pairs = [(_timed(self._generate), self._edit(grid)) for _ in range(self.rounds)]
-            row["whole_dense_seconds"], row["whole_runs"] = (
-                median(dense for dense, _ in pairs),
-                [ours for _, ours in pairs],
-            )
-            row["whole_pairs_seconds"] = pairs  # dense, ours
-        return row | {
+        return whole | {
             "mask": name,
             "area": float(grid.mean()),
             "asked_area": area,
-            "step_macs": self.costs.sparse_step(grid, STEP_GROWTH),
-            "step_macs_ratio": self.costs.dense_step() / self.costs.sparse_step(grid, STEP_GROWTH),
+            "step_macs": self.costs.sparse_step(grid, STEP_DILATION),
+            "step_macs_ratio": self.costs.dense_step() / self.costs.sparse_step(grid, STEP_DILATION),
             "step_macs_counted_by_torch": counter.get_total_flops() // 2,
             "step_seconds": step["sparse"],
             "step_ratio": step["dense"] / step["sparse"],
@@ -215,21 +155,34 @@ class _Bench:
             "overlay_bytes": stats.recorded_bytes,
         }
 
-    def whole(self, dense: Row) -> None:
-        """Run diffusers' dense pipeline once more, between the edits."""
-        dense["whole_seconds"].append(_timed(self._generate))
+    def _measure_edit(self, grid: BoolGrid) -> Row:
+        """A whole edit; one that falls back takes turns with dense runs, as it is as long as they are."""
+        first = self._edit(grid)
+        if not self.editor.current.stats.fallback:
+            return {"whole_runs": [first]}
+        pairs = [(measure_seconds(self._generate), self._edit(grid)) for _ in range(self.rounds)]
+        return {
+            "whole_fresh_seconds": first,  # in memory that was not used before
+            "whole_runs": [ours for _, ours in pairs],
+            "whole_dense_seconds": median(dense for dense, _ in pairs),
+            "whole_pairs_seconds": pairs,  # dense, ours
+        }
 
-    def again(self, dense: Row, rows: list[Row], grids: list[BoolGrid]) -> None:
+    def run_dense(self, dense: Row) -> None:
+        """Run diffusers' dense pipeline once more, between the edits."""
+        dense["whole_seconds"].append(measure_seconds(self._generate))
+
+    def repeat_edits(self, dense: Row, rows: list[Row], grids: list[BoolGrid]) -> None:
         """More rounds of every sparse edit, with a dense run before each round."""
         for _ in range(self.rounds - 1):
-            self.progress.tick()
-            self.whole(dense)
+            self.progress.advance()
+            self.run_dense(dense)
             for row, grid in zip(rows, grids, strict=True):
                 if not row["fallback"]:
                     row["whole_runs"].append(self._edit(grid))
 
-    def finish(self, dense: Row, rows: list[Row]) -> None:
-        """Put every whole edit over the dense median; one that ran dense over the runs beside it."""
+    def add_ratios(self, dense: Row, rows: list[Row]) -> None:
+        """Add the ratios of whole edits: over the dense median, or over the dense runs beside one that ran dense."""
         whole = median(dense["whole_seconds"])
         for row in rows:
             row["whole_seconds"] = median(row["whole_runs"])
@@ -242,10 +195,10 @@ class _Bench:
         """Diffusers as it comes: float32, contiguous; one step."""
         unet = type(self.pipe.unet).from_config(self.pipe.unet.config).to(self.latents.device)
         latents, text = self.latents.float(), self.text.float()
-        seconds = min(_timed(lambda: unet(latents, self.timestep, text)) for _ in range(2))
+        seconds = min(measure_seconds(lambda: unet(latents, self.timestep, text)) for _ in range(2))
         return {"plain_step_seconds": seconds}
 
-    def _asked(self) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, Any]:
         r = self.config
         sizes = {"width": r.width, "height": r.height, "num_inference_steps": r.num_inference_steps}
         return {"prompt": r.prompt, "seed": r.seed, "guidance_scale": r.guidance_scale, **sizes}
@@ -255,13 +208,13 @@ class _Bench:
         for earlier in self.editor.history[1:]:
             self.editor.delete(earlier.id)
         self.editor.checkout("0")
-        return _timed(lambda: self.editor.edit(PROMPTS[1], mask=grid))
+        return measure_seconds(lambda: self.editor.edit(PROMPTS[1], mask=grid))
 
     def _generate(self) -> None:
-        asked = self._asked()
-        self.pipe(generator=torch.Generator().manual_seed(asked.pop("seed")), **asked)
+        arguments = self._arguments()
+        self.pipe(generator=torch.Generator().manual_seed(arguments.pop("seed")), **arguments)
 
-    def _final(self) -> Tensor:
+    def _random_latents(self) -> Tensor:
         return torch.randn(self.latents[:1].shape, generator=torch.Generator().manual_seed(1)).to(self.latents)
 
     def _dense_step(self) -> Callable[[], object]:
@@ -275,45 +228,16 @@ class _Bench:
         return lambda: self.engine.executor.run_sparse(self.latents, self.timestep, self.text, cache, self.maps, plan)
 
 
-def _summary(row: Row) -> Row:
-    """What a reader wants first: times faster than the dense run, and a step than plain diffusers' if it was timed."""
+def _summary_row(row: Row) -> Row:
+    """Speed-ups over the dense run, and of a step over plain diffusers if that was timed."""
     shown = {"MACs": "step_macs_ratio", "step": "step_ratio", "whole edit": "whole_ratio", "decode": "decode_ratio"}
     shown |= {"step, to plain": "step_ratio_to_plain"} if "step_ratio_to_plain" in row else {}
     return {"mask": row["mask"], "area": f"{row['area']:.1%}"} | {k: f"{row[v]:.1f}x" for k, v in shown.items()}
 
 
-def interleaved(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median seconds of each call, taking turns, after one warm-up."""
-    return {name: median(seconds) for name, seconds in turns(calls, repeats).items()}
-
-
-def turns(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each call in every turn, after one warm-up."""
-    for call in calls.values():
-        call()
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(repeats):
-        for name, call in calls.items():
-            times[name].append(_timed(call))
-    return times
-
-
-def _timed(call: Callable[[], object]) -> float:
-    _synchronise()
-    start = perf_counter()
-    call()
-    _synchronise()
-    return perf_counter() - start
-
-
-def _synchronise() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
 @contextmanager
-def _counted() -> Iterator[Any]:
-    """Torch's own counter, told of the kernels that it has no formula for."""
+def _count_flops() -> Iterator[Any]:
+    """Torch's own counter, with formulas for kernels that it has none for."""
     from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
     def attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
@@ -337,23 +261,27 @@ def _peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def settings(
-    model: str | None, config: GenerationConfig, device: torch.device, dtype: torch.dtype, repeats: int
-) -> dict[str, Any]:
-    """What is measured, on which device, by which versions."""
+def settings_dict(workload: Workload, settings: SpeedSettings) -> dict[str, Any]:
+    """What is measured, on which device, by which versions, ready for JSON.
+
+    Args:
+        workload: the model and its source.
+        settings: of the benchmark.
+    """
+    config, device, dtype = workload.config, workload.device, str(workload.dtype).removeprefix("torch.")
     chip = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
-        "model": model or "SD 1.5 architecture, random weights",
+        "model": settings.model or "SD 1.5 architecture, random weights",
         "pixels": config.width,
         "num_inference_steps": config.num_inference_steps,
         "guidance_scale": config.guidance_scale,
         "scheduler": config.scheduler.value,
-        "dtype": str(dtype).removeprefix("torch."),
-        "dense_baseline": f"diffusers, {str(dtype).removeprefix('torch.')}, channels_last",
+        "dtype": dtype,
+        "dense_baseline": f"diffusers, {dtype}, channels_last",
         "plain_baseline": "diffusers, float32, contiguous",
-        "step_growth": STEP_GROWTH,
+        "step_growth": STEP_DILATION,
         "cache": "warm: the source is recorded, and memory that was freed is kept",
-        "repeats": repeats,
+        "repeats": settings.repeats,
         "device": f"{chip}, {torch.get_num_threads()} threads",
         "versions": {"fisedit": __version__, "torch": torch.__version__, "python": platform.python_version()},
     }

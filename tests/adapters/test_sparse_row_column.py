@@ -13,7 +13,7 @@ from fisedit.adapters.cost import dense_macs, reading_macs, sparse_macs
 from fisedit.adapters.insertion_points import inject_maps, insertion_points, tap_maps
 from fisedit.adapters.references import ReferenceCondition
 from fisedit.adapters.variants import FAMILIES
-from fisedit.evaluation.speed import square
+from fisedit.evaluation.workload import square_mask
 from fisedit.models.loader import _SD15
 from fisedit.sparse.cost_model import text_macs, unet_macs
 from fisedit.sparse.executor import Executor
@@ -248,7 +248,7 @@ def test_at_most_15_percent_of_a_sparse_step(full_size, family):
         adapter = fresh_adapter(full_size, family)
     sites, sizes = unet_sites(full_size), [4096, 1024, 256, 64]
     for place in range(8):
-        grid = dilate(np.roll(square(0.05, 64), (place, 3 * place), (0, 1)), 1)
+        grid = dilate(np.roll(square_mask(0.05, 64), (place, 3 * place), (0, 1)), 1)
         plan = make_plan(grid, len(sizes))
         without = unet_macs(sites, plan.rows, sizes, 1, 77)
         assert 0.1 < sparse_macs(adapter, full_size, plan, recorded=True) / without <= 0.15

@@ -1,4 +1,4 @@
-"""`fisedit bench adapters` on the demo model: what is counted and how it is told; times are nobody's here."""
+"""`fisedit bench adapters` on the demo model: what is counted and how it is told; times are not checked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from fisedit.adapters.checkpoints import fresh_adapter
 from fisedit.adapters.cost import dense_macs, sparse_macs
 from fisedit.errors import AdapterError
 from fisedit.evaluation import adapter_speed
-from fisedit.evaluation.speed import ragged
+from fisedit.evaluation.settings import SpeedSettings
+from fisedit.evaluation.workload import ragged_mask
 from fisedit.models.loader import load
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import make_plan
@@ -29,7 +30,7 @@ def test_what_is_told(fisedit, tmp_path):
     assert "guided source, macs" in said
     unet = load("demo", device="cpu").unet
     for family in ("v3", "v5b"):
-        adapter, plan = fresh_adapter(unet, family), make_plan(dilate(ragged(0.05, 16), 1), len(unet.down_blocks))
+        adapter, plan = fresh_adapter(unet, family), make_plan(dilate(ragged_mask(0.05, 16), 1), len(unet.down_blocks))
         row = next(row for row in report["rows"] if (row["family"], row["mask"]) == (family, "ragged"))
         macs, added = row["macs"], {}
         for name, recorded in (("with", True), ("with_over_plain", False)):
@@ -43,4 +44,4 @@ def test_what_is_told(fisedit, tmp_path):
 
 def test_it_is_an_adapters_family():
     with pytest.raises(AdapterError, match=r"family must be one of v1, v2, v3, v5, v5b, full, got 'v6'"):
-        adapter_speed.run(model="demo", families=["v6"], size=128, repeats=1, device="cpu")
+        adapter_speed.measure_adapter_speed(SpeedSettings(model="demo", families=("v6",), size=128, device="cpu"))

@@ -9,14 +9,15 @@ import pytest
 import torch
 
 from fisedit import Editor
-from fisedit.evaluation import cuda_speed
-from fisedit.evaluation.speed import GUIDANCE, PROMPTS
+from fisedit.evaluation import cuda_speed, workload
+from fisedit.evaluation.settings import SpeedSettings
+from fisedit.evaluation.workload import GUIDANCE_SCALE, PROMPTS
 from fisedit.sparse import vae_tiles as boxing
 from fisedit.values import GenerationConfig, SchedulerName
 from tests.support.grids import grids
 from tests.support.pipelines import build_pipeline
 
-RECIPE = GenerationConfig(PROMPTS[0], 7, "", 4, GUIDANCE, 128, 128, SchedulerName.DDIM)
+CONFIG = GenerationConfig(PROMPTS[0], 7, "", 4, GUIDANCE_SCALE, 128, 128, SchedulerName.DDIM)
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: nothing is refused")
 
@@ -24,7 +25,7 @@ without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a G
 @pytest.fixture(scope="module")
 def bench():
     with torch.inference_mode():
-        yield cuda_speed.Bench(build_pipeline("sd15"), RECIPE, repeats=1)
+        yield cuda_speed.GraphBenchmark(build_pipeline("sd15"), CONFIG, repeats=1)
 
 
 @without_gpu
@@ -35,13 +36,13 @@ def test_it_is_refused_in_one_line_where_there_is_no_gpu(fisedit):
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
     monkeypatch.setattr(cuda_speed, "WHOLE_STEPS", (3, 4))
-    monkeypatch.setattr(cuda_speed, "OFTEN", 2)
+    monkeypatch.setattr(cuda_speed, "STEP_REPEATS", 2)
 
 
 def test_a_row_of_the_table(bench, monkeypatch):
     monkeypatch.setattr(cuda_speed, "BACKENDS", ("reference", "fast"))
-    dense = bench.dense(compiled=False)
-    row = bench.row(grids(16, 16)["square"], dense)
+    dense = bench.measure_dense(compiled=False)
+    row = bench.measure_mask(grids(16, 16)["square"], dense)
     assert row["area"] == 16 / 256
     assert row["reference_error"] < 1e-5 and row["fast_error"] < 1e-5
     assert row["reference_error"] < row["int8_error"] < row["fp8_error"] < 1e-3
@@ -55,11 +56,11 @@ def test_a_row_of_the_table(bench, monkeypatch):
         assert row[f"whole_{steps}_ratio_to_eager"] == dense[f"eager_whole_{steps}_seconds"] / whole
         assert row[f"whole_{steps}_captured"] == steps and row[f"whole_{steps}_fallback"] == ""
         assert {"text", "denoise", "decode", "total"} <= row[f"whole_{steps}_stations"].keys()
-    shown = cuda_speed._summary({"mask": "square", **row})
+    shown = cuda_speed._summary_row({"mask": "square", **row})
     assert shown["step"] == f"{step * 1000:.2f} ms"
     assert {"step over eager", "whole 3 over eager", "whole 4 over eager", "error"} <= shown.keys()
-    assert "roofline" not in shown  # of a CPU nobody knows it
-    known = cuda_speed._summary({"mask": "square", **row, "step_roofline_seconds": 0.00036})
+    assert "roofline" not in shown  # unknown for a CPU
+    known = cuda_speed._summary_row({"mask": "square", **row, "step_roofline_seconds": 0.00036})
     assert known["roofline"] == "0.36 ms"
 
 
@@ -67,18 +68,12 @@ def test_a_report_from_end_to_end(monkeypatch):
     """All that a GPU would run but its kernels, its clock and its name; ready for JSON."""
     monkeypatch.setattr(cuda_speed, "BACKENDS", ("fast",))
     monkeypatch.setattr(cuda_speed, "BATCHES", (1, 2))
-    monkeypatch.setattr(cuda_speed, "pipeline", lambda *_, **__: build_pipeline("sd15"))
+    monkeypatch.setattr(workload, "random_pipeline", lambda *_: build_pipeline("sd15"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a stand-in")
     monkeypatch.setattr(torch, "compile", lambda part, mode: part)
     seen = []
-    report = cuda_speed.run(
-        areas=(0.05, 0.15),
-        size=128,
-        num_inference_steps=4,
-        device="cpu",
-        repeats=1,
-        on_step=lambda i, n, _: seen.append((i, n)),
-    )
+    settings = SpeedSettings(areas=(0.05, 0.15), size=128, num_inference_steps=4, device="cpu", repeats=1)
+    report = cuda_speed.measure_edit_speed(settings, lambda i, n, _: seen.append((i, n)))
     assert json.loads(json.dumps(report))["settings"]["whole_steps"] == [3, 4]
     assert seen == [(i, 7) for i in range(7)]
     assert {"device", "commit", "versions", "dtype", "memory_format", "cache", "whole"} <= report["settings"].keys()
@@ -96,19 +91,19 @@ def test_a_whole_edit_is_the_editors_and_leaves_its_source_where_it_was(bench, m
     monkeypatch.setattr(boxing, "SMALL", 0)
     editor = bench._editor("fast", 3)
     source, grid = editor.current, grids(16, 16)["one_cell"]
-    first = bench._edited(editor, grid)
+    first = bench._edit(editor, grid)
     assert list(editor.history) == [source] and editor.current is source
-    again = bench._edited(editor, grid)
+    again = bench._edit(editor, grid)
     assert first.stats.unet_evaluations_captured == again.stats.unet_evaluations_captured == 3
     plain = Editor(bench.pipe)
-    plain.generate(PROMPTS[0], seed=7, num_inference_steps=3, guidance_scale=GUIDANCE, width=128, height=128)
+    plain.generate(PROMPTS[0], seed=7, num_inference_steps=3, guidance_scale=GUIDANCE_SCALE, width=128, height=128)
     expected = np.asarray(plain.edit(PROMPTS[1], mask=grid, growth=first.growth).image, int)
     assert all(np.abs(np.asarray(result.image, int) - expected).max() <= 1 for result in (first, again))
     assert bench._editor("fast", 4)._engine.graphs is editor._engine.graphs
 
 
 def test_an_edit_that_is_better_dense_says_so(bench):
-    row = bench.whole(grids(16, 16)["all_but_one"], 3, "fast")
+    row = bench.measure_edit(grids(16, 16)["all_but_one"], 3, "fast")
     assert row["whole_3_captured"] == 0 and "dense is as fast" in row["whole_3_fallback"]
 
 
@@ -116,7 +111,7 @@ def test_the_compiled_run_leaves_the_pipeline_as_it_was(bench, monkeypatch):
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda part, mode: compiled.append((part, mode)) or part)
     unet, decoder = bench.pipe.unet, bench.pipe.vae.decoder
-    row = bench.dense()
+    row = bench.measure_dense()
     assert compiled == [(unet, "max-autotune"), (decoder, "max-autotune")]
     assert bench.pipe.unet is unet and bench.pipe.vae.decoder is decoder
     kinds = ("step", "decode", "whole_3", "whole_4")
@@ -125,12 +120,12 @@ def test_the_compiled_run_leaves_the_pipeline_as_it_was(bench, monkeypatch):
 
 def test_a_batch_of_edits(bench, monkeypatch):
     monkeypatch.setattr(cuda_speed, "BACKENDS", ("fast",))
-    row = bench.batch(3)
+    row = bench.measure_batch(3)
     assert row["edits"] == 3
     assert row["fast_edit_steps_a_second"] == 3 / row["fast_step_seconds"]
     assert row["backend"] == "fast" and row["whole_4_edits_a_second"] == 3 / row["whole_4_seconds"]
     editor = bench._editor("fast", 3)
-    results = bench._edited_many(editor, [grids(16, 16)[name] for name in ("square", "corner")])
+    results = bench._edit_many(editor, [grids(16, 16)[name] for name in ("square", "corner")])
     assert [result.stats.unet_evaluations_captured for result in results] == [3, 3]
     assert len(editor.history) == 1
 

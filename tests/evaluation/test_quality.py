@@ -31,14 +31,15 @@ from fisedit.evaluation.quality import (
 from fisedit.evaluation.quality import diffusers_baselines as by_diffusers
 from fisedit.evaluation.quality.edit_case import EditCase, make_case
 from fisedit.evaluation.quality.global_edit_prompts import prompt_pairs
-from fisedit.evaluation.quality.methods import METHODS, named
+from fisedit.evaluation.quality.methods import METHODS, select_methods
 from fisedit.evaluation.quality.prompt_to_prompt import AttentionControl, prompt_to_prompt, unchanged_tokens
 from fisedit.evaluation.quality.scene_edits import BenchmarkEdit
-from fisedit.evaluation.quality.scores import EditScore, edit_succeeded, score
+from fisedit.evaluation.quality.scores import EditScore, edit_succeeded, score_edit
 from fisedit.evaluation.scenes.drawing import FontMissing, emoji_font
 from fisedit.evaluation.scenes.layout import CHANGE_KINDS, SceneChange, sample_change
 from fisedit.evaluation.scenes.scene import PlacedObject, Scene
 from fisedit.evaluation.scenes.vocabulary import BACKGROUND, OBJECT
+from fisedit.evaluation.settings import EditQualitySettings, EvaluationSettings
 from fisedit.sparse.executor import Executor
 from tests.support import pipelines as tiny
 from tests.support.edits import BIRD, CAT, DOG, Calls
@@ -75,18 +76,18 @@ def picture(pixels: np.ndarray) -> Image.Image:
 def test_overlap_by_hand():
     found, true = np.zeros((3, 4), bool), np.zeros((3, 4), bool)
     found[:2, :2], true[:2, 1:] = True, True
-    assert metrics.overlap(found, true) == metrics.MaskOverlap(2 / 8, 2 / 4, 2 / 6)
-    assert metrics.overlap(np.zeros_like(true), true) == metrics.MaskOverlap(0, 0, 0)
+    assert metrics.mask_overlap(found, true) == metrics.MaskOverlap(2 / 8, 2 / 4, 2 / 6)
+    assert metrics.mask_overlap(np.zeros_like(true), true) == metrics.MaskOverlap(0, 0, 0)
 
 
 def test_a_mask_fits_by_cells_and_by_pixels():
     true = np.zeros((16, 16), bool)
     true[:8, :8] = true[15, 15] = True  # one whole cell, and one pixel of another
-    fit = metrics.fit(np.array([[True, False], [False, False]]), true)
+    fit = metrics.mask_fit(np.array([[True, False], [False, False]]), true)
     assert fit.cells == metrics.MaskOverlap(1 / 2, 1, 1 / 2)
     assert fit.pixels == metrics.MaskOverlap(64 / 65, 1, 64 / 65)
     assert fit.coverage == 64 / 65
-    assert metrics.fit(np.ones((2, 2), bool), true).coverage == 256 / 65
+    assert metrics.mask_fit(np.ones((2, 2), bool), true).coverage == 256 / 65
 
 
 def test_psnr_counts_the_pixels_inside_alone():
@@ -135,7 +136,7 @@ def test_the_tail_is_the_bad_one():
 
 @pytest.fixture(scope="module")
 def words():
-    return scene_edits.vocabulary(build_tokenizer())
+    return scene_edits.single_token_words(build_tokenizer())
 
 
 def test_a_word_is_known_when_it_is_one_token():
@@ -150,7 +151,7 @@ def spoken(edit: BenchmarkEdit) -> set[str]:
 
 @needs_font
 def test_edits_are_of_all_kinds_from_a_seed(words):
-    assert scene_edits.expressible_kinds(words) == CHANGE_KINDS
+    assert scene_edits.available_kinds(words) == CHANGE_KINDS
     first, again, other = (list(scene_edits.sample_edits(40, 64, words, CHANGE_KINDS, seed)) for seed in (0, 0, 1))
     assert Counter(edit.kind for edit in first) == dict.fromkeys(CHANGE_KINDS, 5)
     assert sum(edit.picture is None for edit in first) == 8
@@ -166,7 +167,7 @@ def test_the_truth_holds_every_pixel_that_differs(kind):
     rng = np.random.default_rng(0)
     for change in (sample_change(rng, kind) for _ in range(30)):
         true_mask, differs = scene_edits.true_mask(change, 64), change.region(64)
-        if kind in scene_edits.WHOLE:
+        if kind in scene_edits.GLOBAL_KINDS:
             assert true_mask is None
             continue
         assert (true_mask | ~differs).all() and differs.sum() > 0.3 * true_mask.sum()
@@ -177,18 +178,18 @@ def test_the_truth_holds_every_pixel_that_differs(kind):
 @needs_font
 def test_only_opened_sources_have_a_truth(words):
     for edit in scene_edits.sample_edits(32, 64, words, CHANGE_KINDS):
-        assert edit.whole is (edit.kind in scene_edits.WHOLE)
+        assert edit.whole is (edit.kind in scene_edits.GLOBAL_KINDS)
         assert (edit.true_mask is None) is (edit.whole or edit.picture is None)
 
 
 def test_a_small_vocabulary_is_kept_to(monkeypatch):
     monkeypatch.setattr(scene_edits, "_TRIES", 300)
     few = {*OBJECT, *BACKGROUND, *"a an and the on in at under mountains there is picture of".split()}
-    said = scene_edits.expressible_kinds(few.__contains__)
+    said = scene_edits.available_kinds(few.__contains__)
     assert set(said) == {"swap", "insert", "delete", "background"}
     assert set().union(*(spoken(e) for e in scene_edits.sample_edits(8, 64, few.__contains__, said))) <= few
     with pytest.raises(InputError, match="words of drawn scenes"):
-        scene_edits.expressible_kinds({"cat", "beach"}.__contains__)
+        scene_edits.available_kinds({"cat", "beach"}.__contains__)
 
 
 def test_prompt_pairs_are_said_whole_or_not():
@@ -204,11 +205,11 @@ def test_prompt_pairs_are_said_whole_or_not():
 
 def test_detection_counts_misses_and_false_alarms():
     pairs = [("a cat on a beach", "a cat at night", True), ("a cat on a beach", "a dog on a beach", True)]
-    verdicts = global_edit_detection.by_words(
+    verdicts = global_edit_detection.detect_by_text(
         [*pairs, ("a cat in the city", "a cat in space", False)], build_tokenizer()
     )
     assert [verdict.said for verdict in verdicts] == [True, False, True]
-    told = global_edit_detection.row("words", verdicts)
+    told = global_edit_detection.detection_row("words", verdicts)
     assert (told["edits"], told["whole"], told["missed"], told["false alarms"], told["F1"]) == (3, 2, 1, 1, 0.5)
 
 
@@ -232,12 +233,12 @@ def test_published_background_by_hand():
     edited[:8] = True
     inside, outside = grey(100, 32), grey(100, 32)
     inside[:8], outside[16:] = 0, 151
-    same = pie_bench.background(picture(inside), picture(grey(100, 32)), edited)
+    same = pie_bench.background_metrics(picture(inside), picture(grey(100, 32)), edited)
     assert (same.mse, same.ssim) == (0, 1) and same.psnr == pytest.approx(148.13, abs=0.01)
-    moved = pie_bench.background(picture(outside), picture(grey(100, 32)), edited)
+    moved = pie_bench.background_metrics(picture(outside), picture(grey(100, 32)), edited)
     assert moved.mse == pytest.approx(0.2**2 / 2) and moved.psnr == pytest.approx(-10 * np.log10(0.02))
     assert 0 < moved.ssim < 1
-    assert pie_bench.background(picture(inside), picture(outside), np.ones((32, 32), bool)) is None
+    assert pie_bench.background_metrics(picture(inside), picture(outside), np.ones((32, 32), bool)) is None
 
 
 ENTRY = {
@@ -265,7 +266,7 @@ def dataset(tmp_path):
 
 def test_a_folder_of_pie_bench_is_read(dataset):
     entries = pie_bench.read_mapping(dataset)
-    (edit,) = pie_bench.edits(dataset, entries, 128)
+    (edit,) = pie_bench.load_edits(dataset, entries, 128)
     assert (edit.kind, edit.source_prompt, edit.prompt) == ("change object", CAT, DOG)
     assert edit.picture.size == (128, 128) and edit.whole is edit.change is None
     assert edit.true_mask[32:64, 32:64].all() and edit.true_mask[2:-2, 2:-2].sum() == 32 * 32
@@ -282,7 +283,7 @@ def test_another_folder_is_refused(tmp_path, content):
 def test_a_missing_picture_is_told(dataset):
     (dataset / "annotation_images" / ENTRY["image_path"]).write_bytes(b"no picture")
     with pytest.raises(InputError, match=r"one\.png must be a picture"):
-        next(pie_bench.edits(dataset, [ENTRY], 128))
+        next(pie_bench.load_edits(dataset, [ENTRY], 128))
 
 
 # methods
@@ -291,7 +292,7 @@ def test_a_missing_picture_is_told(dataset):
 @pytest.fixture(scope="module")
 def generated(pipelines):
     """A case of a generated source whose true mask is a square."""
-    edit = BenchmarkEdit("swap", CAT, DOG, None, 7, metrics.pixels(SQUARE), whole=False)
+    edit = BenchmarkEdit("swap", CAT, DOG, None, 7, metrics.cells_to_pixels(SQUARE), whole=False)
     return make_case(pipelines["demo"], edit, **HOW)
 
 
@@ -300,7 +301,7 @@ def opened(pipelines):
     """The same of an opened picture."""
     pixels = np.random.default_rng(0).integers(0, 256, (4, 4, 3), np.uint8)
     shown = picture(pixels).resize((SIDE, SIDE))
-    edit = BenchmarkEdit("swap", CAT, DOG, shown, 7, metrics.pixels(SQUARE), whole=False)
+    edit = BenchmarkEdit("swap", CAT, DOG, shown, 7, metrics.cells_to_pixels(SQUARE), whole=False)
     return make_case(pipelines["demo"], edit, **HOW)
 
 
@@ -400,9 +401,9 @@ def test_a_source_sampled_again(generated, opened):
     """A generated one comes back; an opened one does not, and less so with guidance."""
     again, unguided = ("resampled", "resampled-unguided")
     assert levels(METHODS[again](generated).picture, generated.source.image) <= 1
-    told = {name: score(opened, METHODS[name](opened), None).again_psnr for name in (again, unguided, "no-edit")}
+    told = {name: score_edit(opened, METHODS[name](opened), None).again_psnr for name in (again, unguided, "no-edit")}
     assert told[again] < told[unguided] < told["no-edit"] < 60
-    assert score(opened, opened.ours, None).again_psnr is None
+    assert score_edit(opened, opened.ours, None).again_psnr is None
 
 
 def test_prompt_to_prompt_replacing_nothing_is_reprompting(generated, opened):
@@ -476,7 +477,7 @@ def test_blocks_are_whole():
     grid[1, 3] = grid[4, 0] = True
     expected = np.zeros((5, 6), bool)
     expected[:2, 2:4] = expected[4, :2] = True
-    assert np.array_equal(baselines.blocks(grid), expected)
+    assert np.array_equal(baselines.as_blocks(grid), expected)
 
 
 def test_stale_norms_repeat_the_source_and_nothing_else(generated):
@@ -509,7 +510,7 @@ def test_fisedits_mask_is_where_the_dense_steps_leave_the_source(generated):
     outcome = baselines.fisedit(fresh(generated), probes=99)
     assert outcome.evaluations == HOW["num_inference_steps"]
     assert outcome.grid.any() and not outcome.grid.all()
-    assert np.array_equal(baselines.blocks(outcome.grid), outcome.grid)
+    assert np.array_equal(baselines.as_blocks(outcome.grid), outcome.grid)
 
 
 def test_diffedits_mask_is_where_the_prompts_differ(generated):
@@ -522,9 +523,12 @@ def test_diffedits_mask_is_where_the_prompts_differ(generated):
 
 
 def test_methods_by_name():
-    assert list(named([])) == list(METHODS) and list(named(["reprompt", "ours"])) == ["ours", "reprompt"]
+    assert list(select_methods([])) == list(METHODS) and list(select_methods(["reprompt", "ours"])) == [
+        "ours",
+        "reprompt",
+    ]
     with pytest.raises(InputError, match=r"methods must be of ours, .*, got magic"):
-        named(["ours", "magic"])
+        select_methods(["ours", "magic"])
 
 
 # scores
@@ -580,11 +584,11 @@ def test_success_is_all_that_was_asked_and_nothing_that_was_taken(change, judge,
 
 def test_our_own_score(generated):
     case = fresh(generated)
-    told = score(case, case.edited(SQUARE), None)
+    told = score_edit(case, case.edited(SQUARE), None)
     assert (told.fit.cells.iou, told.fit.pixels.recall, told.fit.coverage) == (1, 1, 1)
     assert told.exact and told.success is None and told.background_psnr == pytest.approx(148.13, abs=0.01)
     assert told.inside_psnr > 20 and told.seam > 0 and told.dense_psnr is None and told.published
-    nothing = score(case, replace(case.edited(SQUARE), picture=case.source.image), None)
+    nothing = score_edit(case, replace(case.edited(SQUARE), picture=case.source.image), None)
     assert nothing.kept_psnr == pytest.approx(148.13, abs=0.01) and told.kept_psnr < 60
 
 
@@ -597,16 +601,16 @@ def test_structure_is_the_editors_own(generated):
 
 def test_the_references_score(generated):
     case = fresh(generated, change=SWAP)
-    told = score(case, METHODS["blended-true"](case), SceneClassifier().eval())
+    told = score_edit(case, METHODS["blended-true"](case), SceneClassifier().eval())
     assert told.fit.cells.iou == 1 and told.exact is False and type(told.success) is bool
     assert told.inside_psnr is told.seam is told.published is None
-    unmasked = score(case, METHODS["reprompt"](case), None)
+    unmasked = score_edit(case, METHODS["reprompt"](case), None)
     assert unmasked.fit is unmasked.exact is unmasked.area is None and unmasked.background_psnr < told.background_psnr
 
 
 def test_a_dense_fallback_is_compared_with_the_dense_run(generated):
     case = fresh(generated, prompt="a cat and a cake at night", true_mask=None, whole=True)
-    told = score(case, case.ours, None)
+    told = score_edit(case, case.ours, None)
     assert told.whole and told.fell_back and told.dense_psnr > 50 and told.background_psnr is told.inside_psnr is None
 
 
@@ -622,7 +626,7 @@ def scored(kind: str, success: bool | None, *, drawn: bool = True, macs: int = 2
 def test_rows_by_hand():
     ours = [scored("swap", True), scored("swap", False), scored("delete", True, drawn=False), scored("weather", None)]
     best = [scored("swap", True), scored("swap", True), None, scored("weather", None)]
-    found = tables.rows({"ours": ours, "blended-true": best}, ("swap", "delete", "weather"))
+    found = tables.metric_rows({"ours": ours, "blended-true": best}, ("swap", "delete", "weather"))
     by = {(row["method"], row["source"], row["kind"]): row for row in found}
     assert by["ours", "drawn", "all"]["edits"] == 3 and by["ours", "drawn", "all"]["success"] == {
         "mean": 0.5,
@@ -633,7 +637,7 @@ def test_rows_by_hand():
     assert by["ours", "drawn", "swap"]["GMACs"] == {"median": 2.0, "tail": 2.0, "edits": 2}
     assert by["ours", "drawn", "swap"]["IoU"] == {"median": None, "tail": None, "edits": 0}
     assert ("blended-true", "generated", "all") not in by
-    told = tables.table([by["ours", "drawn", "all"]], ("method",))
+    told = tables.format_table([by["ours", "drawn", "all"]], ("method",))
     assert told == [
         {"method": "ours", "success": "50% of 2", "relative success": "50% of 2", "fell back": "0%"}
         | {"GMACs": "2 (2)", "evaluations": "5 (5)"}
@@ -670,9 +674,8 @@ KEYS = ["settings", "notes", "summary", "classes", "whole", "misjudged", "rows",
 @needs_font
 def test_two_edits_by_all_methods(loaded, judge_file, tmp_path):
     steps = []
-    told = edit_quality.run(
-        edits=2, num_inference_steps=3, judge=judge_file, html=tmp_path, on_step=lambda i, n, _: steps.append((i, n))
-    )
+    settings = EditQualitySettings(edits=2, num_inference_steps=3, classifier=judge_file, html=tmp_path)
+    told = edit_quality.measure_edit_quality(settings, lambda i, n, _: steps.append((i, n)))
     assert list(told) == KEYS and steps == [(0, 2), (1, 2)]
     assert json.loads(json.dumps(told, allow_nan=False)) == told
     assert [row["method"] for row in told["summary"]] == list(METHODS) and told["settings"]["edits"] == 2
@@ -688,10 +691,11 @@ def test_two_edits_by_all_methods(loaded, judge_file, tmp_path):
 @needs_font
 def test_runs_repeat_and_need_no_judge(loaded, monkeypatch, tmp_path):
     monkeypatch.setattr(edit_quality, "demo_folder", lambda: tmp_path)
-    first, again = (edit_quality.run(edits=1, num_inference_steps=2, methods=["reprompt"]) for _ in range(2))
+    settings = EditQualitySettings(edits=1, num_inference_steps=2, methods=("reprompt",))
+    first, again = (edit_quality.measure_edit_quality(settings) for _ in range(2))
     assert first == again
     assert first["edits"][0]["scores"]["reprompt"]["success"] is None and first["classes"] == []
-    assert "success is not judged: there is no judge.safetensors" in first["notes"][0]
+    assert "success is not measured: there is no judge.safetensors" in first["notes"][0]
 
 
 @needs_font
@@ -701,23 +705,27 @@ def test_a_stopped_run_goes_on_from_its_journal(loaded, judge_file, tmp_path):
             raise Cancelled
 
     steps, kept = [], tmp_path / "kept.jsonl"
-    asked = {"edits": 2, "num_inference_steps": 2, "methods": ["ours", "diffedit", "reprompt"], "judge": judge_file}
+    methods = ("ours", "diffedit", "reprompt")
+    plain = EditQualitySettings(edits=2, num_inference_steps=2, methods=methods, classifier=judge_file)
+    logged, measure = replace(plain, results_log=kept), edit_quality.measure_edit_quality
     with pytest.raises(Cancelled):
-        edit_quality.run(**asked, journal=kept, on_step=stop)
-    told = edit_quality.run(**asked, journal=kept, on_step=lambda i, n, _: steps.append(i))
-    assert steps == [1] and told == edit_quality.run(**asked)
-    assert edit_quality.run(**asked, journal=kept, on_step=lambda i, n, _: steps.append(i)) == told and steps == [1]
+        measure(logged, stop)
+    told = measure(logged, lambda i, n, _: steps.append(i))
+    assert steps == [1] and told == measure(plain)
+    assert measure(logged, lambda i, n, _: steps.append(i)) == told and steps == [1]
     with pytest.raises(InputError, match="other settings"):
-        edit_quality.run(**asked | {"seed": 1}, journal=kept)
+        measure(replace(logged, seed=1))
 
 
 def test_a_judge_that_was_named_must_be_there(tmp_path):
-    with pytest.raises(ModelError, match="judge"):
-        edit_quality.run(edits=1, judge=tmp_path / "none.safetensors")
+    with pytest.raises(ModelError, match="classifier"):
+        edit_quality.measure_edit_quality(EditQualitySettings(edits=1, classifier=tmp_path / "none.safetensors"))
 
 
 def test_pie_bench_by_two_methods(loaded, dataset):
-    told = edit_quality.run(edits=5, num_inference_steps=2, methods=["ours-given", "no-edit"], pie_bench=dataset)
+    methods = ("ours-given", "no-edit")
+    settings = EditQualitySettings(edits=5, num_inference_steps=2, methods=methods, pie_bench=dataset)
+    told = edit_quality.measure_edit_quality(settings)
     (edit,) = told["edits"]
     given, kept = (edit["scores"][name] for name in ("ours-given", "no-edit"))
     assert (edit["kind"], edit["whole"], given["success"]) == ("change object", None, None)
@@ -728,8 +736,8 @@ def test_pie_bench_by_two_methods(loaded, dataset):
 
 def test_the_command_line_hands_everything_on(monkeypatch, tmp_path, capsys):
     told = {"summary": [{"method": "ours", "IoU": "0.9 (0.8)"}], "classes": [], "whole": [], "notes": ["a note"]}
-    asked = {}
-    monkeypatch.setattr(edit_quality, "run", lambda **options: asked.update(options) or told)
+    asked = []
+    monkeypatch.setattr(edit_quality, "measure_edit_quality", lambda settings, _: asked.append(settings) or told)
     arguments = [
         "bench",
         "quality",
@@ -743,8 +751,8 @@ def test_the_command_line_hands_everything_on(monkeypatch, tmp_path, capsys):
         str(tmp_path),
     ]
     assert cli._run([*arguments, "--output", str(tmp_path / "report.json")], debug=True) == 0
-    assert (asked["edits"], asked["methods"], asked["seed"]) == (3, ["ours", "reprompt"], 5)
-    assert (asked["html"], asked["judge"], asked["guidance_scale"]) == (tmp_path, None, 4.0)
+    assert asked == [EditQualitySettings(edits=3, methods=("ours", "reprompt"), seed=5, html=tmp_path)]
+    assert (asked[0].classifier, asked[0].guidance_scale) == (None, 4.0)
     assert json.loads((tmp_path / "report.json").read_text()) == told
     assert "0.9 (0.8)" in (said := capsys.readouterr().out) and "note: a note" in said
 
@@ -762,7 +770,7 @@ def test_recipes_rows_by_hand():
         {"a": one(0.6, 3), "b": one(1, 1)},
         {"a": one(1, 9, True), "b": one(1, 1)},
     ]
-    every = mask_quality.rows(["swap", "swap", "insert"], found)
+    every = mask_quality.mask_rows(["swap", "swap", "insert"], found)
     assert [(row["kind"], row["recipe"], row["edits"]) for row in every] == [
         *(("all", "a", 3), ("all", "b", 3), ("swap", "a", 2), ("swap", "b", 2), ("insert", "a", 1), ("insert", "b", 1))
     ]
@@ -771,8 +779,8 @@ def test_recipes_rows_by_hand():
 
 
 def test_every_recipe_is_measured_on_the_same_edits():
-    report = mask_quality.run(edits=3, num_inference_steps=4, seed=3)
-    assert {row["recipe"] for row in report["rows"]} == set(mask_quality.MASK_CONFIGS) and json.dumps(report)
+    report = mask_quality.measure_mask_quality(EvaluationSettings(edits=3, num_inference_steps=4, seed=3))
+    assert {row["recipe"] for row in report["rows"]} == set(mask_quality.MASK_METHODS) and json.dumps(report)
     assert [edit["kind"] for edit in report["edits"]] == ["swap", "insert", "delete"]
     for row in report["rows"]:
         assert (

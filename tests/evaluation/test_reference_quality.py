@@ -16,7 +16,8 @@ from fisedit.adapters.checkpoints import fresh_adapter, save_adapter
 from fisedit.errors import InputError
 from fisedit.evaluation.classifier import SceneClassifier
 from fisedit.evaluation.quality import reference_edits, reference_quality
-from fisedit.evaluation.quality.scene_edits import vocabulary
+from fisedit.evaluation.quality.scene_edits import single_token_words
+from fisedit.evaluation.settings import ReferenceQualitySettings
 from fisedit.models.loader import load
 from tests.evaluation.test_quality import needs_font
 
@@ -72,27 +73,29 @@ def test_what_lies_around_a_thing_does_not_count(judge):
 
 @needs_font
 def test_edits_show_the_look_in_the_reference_alone():
-    words = vocabulary(load("demo", device="cpu", dtype="fp32").tokenizer)
+    words = single_token_words(load("demo", device="cpu", dtype="fp32").tokenizer)
     for seed in range(6):
         edit = reference_edits.sample_reference_edit(
             np.random.default_rng(seed), SIDE, words, np.copy, same=bool(seed % 2)
         )
         old, new = (scene.objects[0].word for scene in (edit.change.before, edit.change.after))
         assert old in edit.change.prompts[0] and new in edit.change.prompts[1] and old != new
-        assert (edit.inside | ~edit.thing).all() and edit.thing.any() and edit.shown.any()
-        moved = reference_quality.colour_distance(None, (edit.painted, edit.thing), (edit.picture, edit.thing))
+        assert (edit.inside | ~edit.object_mask).all() and edit.object_mask.any() and edit.reference_mask.any()
+        moved = reference_quality.colour_distance(
+            None, (edit.target, edit.object_mask), (edit.picture, edit.object_mask)
+        )
         assert moved > 3
         hues = [np.asarray(Image.fromarray(p).convert("HSV"))[mask] for p, mask in _things(edit)]
         assert abs(np.median(hues[0][:, 1].astype(int)) - np.median(hues[1][:, 1].astype(int))) < 12
 
 
 def _things(edit):
-    return (edit.painted, edit.thing), (edit.reference, edit.shown)
+    return (edit.target, edit.object_mask), (edit.reference, edit.reference_mask)
 
 
 @needs_font
 def test_looks_that_cannot_be_painted_are_not_asked_for():
-    words = vocabulary(load("demo", device="cpu", dtype="fp32").tokenizer)
+    words = single_token_words(load("demo", device="cpu", dtype="fp32").tokenizer)
     tried = []
 
     def again(pixels, *, fails):
@@ -102,21 +105,17 @@ def test_looks_that_cannot_be_painted_are_not_asked_for():
     edit = reference_edits.sample_reference_edit(
         np.random.default_rng(3), SIDE, words, partial(again, fails=2), same=True
     )
-    assert len(tried) > 2 and np.array_equal(edit.painted, tried[-1])
+    assert len(tried) > 2 and np.array_equal(edit.target, tried[-1])
 
 
 @needs_font
 def test_an_adapter_that_adds_nothing_brings_nothing_nearer(judge_file, tmp_path):
     save_adapter(fresh_adapter(load("demo", device="cpu", dtype="fp32").unet, "v5"), tmp_path / "adapter")
     steps = []
-    told = reference_quality.run(
-        adapter=str(tmp_path / "adapter"),
-        edits=2,
-        num_inference_steps=2,
-        judge=judge_file,
-        html=tmp_path,
-        on_step=lambda i, n, _: steps.append((i, n)),
+    settings = ReferenceQualitySettings(
+        adapter=str(tmp_path / "adapter"), edits=2, num_inference_steps=2, classifier=judge_file, html=tmp_path
     )
+    told = reference_quality.measure_reference_quality(settings, lambda i, n, _: steps.append((i, n)))
     assert steps == [(0, 2), (1, 2)] and json.loads(json.dumps(told)) == {**told, "notes": list(told["notes"])}
     assert all(edit["with"] == edit["without"] and edit["with"]["exact"] for edit in told["edits"])
     assert all(row["closer"] == f"0 of {row['edits']}" and row["exact outside"] == "100%" for row in told["summary"])
@@ -124,16 +123,17 @@ def test_an_adapter_that_adds_nothing_brings_nothing_nearer(judge_file, tmp_path
 
 
 def test_a_model_without_a_judge_is_refused(monkeypatch):
-    monkeypatch.setattr(reference_quality, "find_judge", lambda model, path: (None, ("there is none",)))
+    monkeypatch.setattr(reference_quality, "find_classifier", lambda model, path: (None, ("there is none",)))
     with pytest.raises(InputError, match="there is none; name one"):
-        reference_quality.run(adapter="demo", edits=1)
+        reference_quality.measure_reference_quality(ReferenceQualitySettings(adapter="demo", edits=1))
 
 
 def test_the_command_line_hands_everything_on(monkeypatch, tmp_path, capsys):
-    told, asked = {"summary": [{"distance": "colour", "closer": "3 of 4"}], "notes": ["a note"]}, {}
-    monkeypatch.setattr(reference_quality, "run", lambda **options: asked.update(options) or told)
+    told, asked = {"summary": [{"distance": "colour", "closer": "3 of 4"}], "notes": ["a note"]}, []
+    measure = "measure_reference_quality"
+    monkeypatch.setattr(reference_quality, measure, lambda settings, _: asked.append(settings) or told)
     arguments = ["bench", "quality", "--adapter", "demo", "--edits", "4", "--output", str(tmp_path / "report.json")]
     assert cli._run(arguments, debug=True) == 0
-    assert (asked["adapter"], asked["edits"], asked["guidance_scale"]) == ("demo", 4, 4.0)
+    assert asked == [ReferenceQualitySettings(adapter="demo", edits=4)] and asked[0].guidance_scale == 4.0
     assert json.loads((tmp_path / "report.json").read_text()) == told
     assert "3 of 4" in (said := capsys.readouterr().out) and "note: a note" in said

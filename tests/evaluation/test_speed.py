@@ -5,12 +5,14 @@ import json
 import pytest
 
 from fisedit.evaluation import fidelity, speed
+from fisedit.evaluation.settings import EvaluationSettings, SpeedSettings
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_torch_counts_the_same_multiply_accumulates(dtype):
     """Whichever kernels a step takes; torch counts the time's embedding besides, which is little."""
-    told = speed.run(model="demo", areas=(0.15,), size=128, num_inference_steps=3, dtype=dtype, repeats=1, plain=False)
+    sizes = {"areas": (0.15,), "size": 128, "num_inference_steps": 3, "repeats": 1}
+    told = speed.measure_edit_speed(SpeedSettings(model="demo", dtype=dtype, baseline=False, **sizes))
     for row in (told["dense"], *told["rows"]):
         assert row["step_macs_counted_by_torch"] == pytest.approx(row["step_macs"], rel=0.005)
 
@@ -28,7 +30,7 @@ def test_the_verb_writes_what_it_prints(fisedit, tmp_path):
 
 def test_default_edits_are_near_to_dense_blended_ones():
     """One of the forty of the table, of which the worst is 33 dB from its dense one; all cost 1 / 2.2 of dense."""
-    told = fidelity.run(edits=1, dtype="fp32")
+    told = fidelity.measure_fidelity(EvaluationSettings(edits=1, dtype="fp32"))
     rows = {row["growth"]: row for row in told["rows"]}
     assert set(rows) == set(fidelity.SCHEDULES)
     assert told["values"][0] > max(30, rows["0"]["psnr_median"])

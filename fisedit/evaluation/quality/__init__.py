@@ -1,5 +1,7 @@
-"""`fisedit bench quality`: edits whose truth is known, made by us and by others, measured alike.
+"""`fisedit bench quality` and `bench masks`: edits of known truth, by this engine and by published methods.
 
-`edits` and `prompts` say what is asked, `case` holds a source and its dense reference, `methods` lists who edits,
-`metrics` and `scores` measure, `report` tells, `pie` reads a dataset of a user's own, and `run` joins them.
+`scene_edits`, `reference_edits`, `global_edit_prompts` and `pie_bench` give the edits; `edit_case` holds a source and
+its dense reference; `methods` lists the methods, with `baselines`, `diffusers_baselines` and `prompt_to_prompt`;
+`metrics` and `scores` measure; `tables` and `html_report` format; `edit_quality`, `mask_quality` and
+`reference_quality` run it all.
 """

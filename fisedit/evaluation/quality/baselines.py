@@ -1,4 +1,4 @@
-"""Two published recipes that find a mask with UNet calls and edit inside it, each on one `Case`.
+"""Two published methods that predict a mask with UNet evaluations and edit inside it, each on one `EditCase`.
 
 FISEdit (Yu et al., arXiv 2305.17423): dense first steps on the new prompt; Otsu's threshold of how far they leave the
 source's latents; sparse steps from there, in 2x2 blocks, GroupNorm with the source's stale statistics. It runs in our
@@ -59,21 +59,28 @@ class StaleNormExecutor(Executor):
 
 @torch.inference_mode()
 def fisedit(case: EditCase, probes: int = PROBES) -> MethodResult:
-    """FISEdit's edit, with so many dense steps (at most all)."""
+    """FISEdit's edit.
+
+    Args:
+        case: the edit and its source.
+        probes: dense steps, at most all.
+    """
     trajectory, engine = case.trajectory, case.engine
     probes = min(probes, case.steps)
     text = engine.encode(case.config)
     path = engine.sample(case.config, text, trajectory, probes)
-    away = [(new - old).float().abs().mean(1)[0] for new, old in zip(path[1:], trajectory.latents[1:], strict=False)]
-    grid = blocks(otsu(torch.stack(away).sum(0).cpu().numpy())[0])
+    distances = [
+        (new - old).float().abs().mean(1)[0] for new, old in zip(path[1:], trajectory.latents[1:], strict=False)
+    ]
+    grid = as_blocks(otsu(torch.stack(distances).sum(0).cpu().numpy())[0])
     latents = _sparse_steps(case, text, path[-1], probes, grid)
     sparse = case.steps - probes
     macs = case.dense_macs(probes) + sparse * case.costs.sparse_step(grid, 0)
     return MethodResult(_decoded(case, latents), grid, case.steps, macs, sparse=sparse > 0)
 
 
-def blocks(grid: BoolGrid) -> BoolGrid:
-    """The grid [h, w] in whole 2x2 blocks, each inside if any of its cells is."""
+def as_blocks(grid: BoolGrid) -> BoolGrid:
+    """The grid [h, w] in 2x2 blocks, each inside if any of its cells is."""
     height, width = grid.shape
     even = np.zeros((height + height % 2, width + width % 2), bool)
     even[:height, :width] = grid
@@ -119,14 +126,14 @@ def difference_mask(case: EditCase) -> BoolGrid:
     scheduler = DDIMScheduler.from_config(pipe.scheduler.config)
     text = torch.cat([case.engine.encode(config)[-1:] for config in (case.source.config, case.config)])
     generator, t = torch.Generator().manual_seed(case.edit.seed), torch.tensor([NOISED_TO], device=clean.device)
-    heat = torch.zeros(clean.shape[2:], device=clean.device)
+    difference = torch.zeros(clean.shape[2:], device=clean.device)
     for _ in range(NOISES):
         noise = torch.randn(clean.shape, generator=generator).to(clean)
         noised = scheduler.add_noise(clean, noise, t)
         old, new = pipe.unet(torch.cat([noised] * 2), t, text, return_dict=False)[0].float()
-        heat += (new - old).abs().mean(0) / NOISES
-    heat /= CLIPPED_AT * heat.mean()
-    grid: BoolGrid = (heat.clamp(max=1.0) > INSIDE_FROM).cpu().numpy()
+        difference += (new - old).abs().mean(0) / NOISES
+    difference /= CLIPPED_AT * difference.mean()
+    grid: BoolGrid = (difference.clamp(max=1.0) > INSIDE_FROM).cpu().numpy()
     return grid
 
 

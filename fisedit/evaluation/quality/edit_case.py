@@ -1,7 +1,7 @@
-"""An edit whose source is recorded, and what diffusers' own dense pipeline makes of it.
+"""An edit whose source is recorded, and its dense references by diffusers' own pipeline.
 
-Every dense picture starts from the source's first latents: the seed's noise, or what inversion found. Knows one edit at
-a time; nothing of metrics or reports.
+Every dense run starts from the source's first latents: the seed's noise, or inverted ones. Knows one edit at a time and
+no reports.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ if TYPE_CHECKING:
     from fisedit.values import BoolGrid, GenerationConfig
 
 Hook = Callable[[int, Tensor], Tensor]
-"""Called with a step's index and the latents after it [B, 4, h, w]; gives those to go on with."""
+"""Called with a step's index and the latents after it [B, 4, h, w]; returns the latents of the next step."""
 
 
 @dataclass(frozen=True, eq=False)
 class MethodResult:
-    """What a method made of an edit.
+    """A method's result of one edit.
 
     Args:
         picture: the edited one.
-        grid: latent cells [h, w] that it meant to paint; None where it knows no mask.
-        evaluations: of the UNet, those that look for a mask included; a batch of any size is one.
+        grid: mask of latent cells [h, w]; None for a method without one.
+        evaluations: of the UNet, with those that predict a mask; a batch of any size is one.
         macs: multiply-accumulates of UNet and decoder.
-        sparse: whether part of the rows was computed, so that the dense blended edit is the truth of the rest.
+        sparse: whether it ran sparsely, so that the dense blended edit is its reference.
         reason: why it fell back to a dense run, or "".
-        again: whether it means to show the source again, and to edit nothing.
+        reconstructs: whether it reconstructs the source instead of editing it.
     """
 
     picture: Image
@@ -56,7 +56,7 @@ class MethodResult:
     macs: int
     sparse: bool = False
     reason: str = ""
-    again: bool = False
+    reconstructs: bool = False
 
 
 @dataclass(eq=False)
@@ -64,7 +64,10 @@ class EditCase:
     """An edit and its source.
 
     Args:
-        editor: stands on the source. edit: what is asked. source: the picture, `trajectory` what was recorded with it.
+        editor: its current result is the source.
+        edit: prompts, picture and truth.
+        source: the opened or generated picture.
+        trajectory: recorded with the source.
     """
 
     editor: Editor
@@ -75,12 +78,12 @@ class EditCase:
 
     @property
     def config(self) -> GenerationConfig:
-        """The source's, with the new prompt."""
+        """The source's generation config with the new prompt."""
         return replace(self.source.config, prompt=self.edit.prompt)
 
     @property
     def steps(self) -> int:
-        """N."""
+        """Number of denoising steps."""
         return self.config.num_inference_steps
 
     @property
@@ -90,19 +93,19 @@ class EditCase:
 
     @property
     def true_grid(self) -> BoolGrid | None:
-        """The latent cells [h, w] that the edit concerns; None where nobody knows."""
+        """The latent cells [h, w] that the edit concerns; None where they are unknown."""
         if self.edit.whole:
             return self.everywhere
-        return None if self.edit.true_mask is None else metrics.cells(self.edit.true_mask)
+        return None if self.edit.true_mask is None else metrics.pixels_to_cells(self.edit.true_mask)
 
     @cached_property
     def engine(self) -> Engine:
-        """The editor's pipeline, for methods that go their own way."""
+        """An engine over the editor's pipeline, for methods with their own denoising loop."""
         return Engine(self.editor.pipe)
 
     @cached_property
     def costs(self) -> Costs:
-        """Prices of this edit."""
+        """Costs of this edit in multiply-accumulates."""
         return self.engine.costs(self.config)
 
     @property
@@ -111,16 +114,21 @@ class EditCase:
         return self.costs.dense() - self.steps * self.costs.dense_step()
 
     def dense_macs(self, evaluations: float) -> int:
-        """Multiply-accumulates of so many dense evaluations and a dense decode."""
+        """Multiply-accumulates of a number of dense evaluations and a dense decode."""
         return round(evaluations * self.costs.dense_step()) + self.decode_macs
 
     @cached_property
     def ours(self) -> MethodResult:
-        """What the editor makes of the prompt alone."""
+        """The editor's result, given the prompt alone."""
         return self.edited()
 
     def edited(self, mask: BoolGrid | None = None, **options: Any) -> MethodResult:
-        """What the editor makes of the prompt, in a given mask [h, w] or in its own; `options` as of `Editor.edit`."""
+        """The editor's result.
+
+        Args:
+            mask: booleans [h, w]; None to predict one.
+            **options: of `Editor.edit`.
+        """
         self.editor.checkout(self.source.id)
         calls: list[None] = []  # counted here: an edit's stats leave out a run that drift broke off
         watched = self.editor.pipe.unet.register_forward_pre_hook(lambda *_: calls.append(None))
@@ -133,7 +141,7 @@ class EditCase:
         return MethodResult(result.image, result.mask.grid, len(calls), stats.macs, sparse, stats.fallback)
 
     def blended(self, grid: BoolGrid) -> Image:
-        """The dense blended edit over a mask [h, w]: outside, the source's latents after every step."""
+        """The dense blended edit: outside the mask [h, w], the source's latents after every step."""
         key = grid.tobytes()
         if key not in self._blended:
             inside = torch.from_numpy(grid.copy()).to(self.trajectory.latents[0].device)
@@ -144,9 +152,11 @@ class EditCase:
     def dense(
         self, prompts: Sequence[str], hook: Hook = lambda i, latents: latents, guidance_scale: float | None = None
     ) -> Image:
-        """The last prompt's picture by diffusers' pipeline; all prompts in one batch from the first latents.
+        """The last prompt's picture by diffusers' pipeline.
 
         Args:
+            prompts: of one batch, each from the source's first latents.
+            hook: replaces the latents after every step.
             guidance_scale: None for the source's.
         """
         config = self.source.config
@@ -167,7 +177,7 @@ class EditCase:
         return pictures[-1]
 
     def pipeline(self, name: str) -> Any:
-        """A pipeline of diffusers', by name: the editor's modules with a DDIM scheduler, as its sources have."""
+        """A pipeline of diffusers, by class name: the editor's modules with a DDIM scheduler, as its sources have."""
         pipe = self.editor.pipe
         modules = pipe.components | {"scheduler": DDIMScheduler.from_config(pipe.scheduler.config)}
         with quiet_loaders():
@@ -180,6 +190,12 @@ def make_case(
     pipe: StableDiffusionPipeline, edit: BenchmarkEdit, *, num_inference_steps: int, guidance_scale: float
 ) -> EditCase:
     """Open an edit's picture, or generate one of the model's own size.
+
+    Args:
+        pipe: the model.
+        edit: prompts, picture and truth.
+        num_inference_steps: denoising steps.
+        guidance_scale: of classifier-free guidance.
 
     Raises:
         PromptError, InputError: steps, guidance, prompts or the picture's size out of range.
@@ -196,5 +212,5 @@ def make_case(
 
 
 def trajectory_of(editor: Editor, result: EditResult) -> Trajectory:
-    """What was recorded with a result that was just made."""
+    """The trajectory recorded with a result that was just made."""
     return editor._memory.get(result.id)[0]  # noqa: SLF001 (no user needs it)

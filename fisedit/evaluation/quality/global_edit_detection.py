@@ -1,4 +1,4 @@
-"""Whether an edit is known for one of the whole picture: by its words alone, or by how it ran. Knows no pictures."""
+"""Whether edits of the whole picture are detected as such: by the text diff, or by how they ran. Knows no pictures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GlobalEditVerdict:
-    """An edit's prompts, whether it is `whole`, and whether it was `said` to be."""
+    """An edit's prompts, and whether it is global.
+
+    Args:
+        source_prompt: what the source shows.
+        prompt: what the edit shall show.
+        whole: whether the edit concerns the whole picture.
+        said: whether it was detected to.
+    """
 
     source_prompt: str
     prompt: str
@@ -24,18 +31,31 @@ class GlobalEditVerdict:
     said: bool
 
 
-def by_words(pairs: Iterable[tuple[str, str, bool]], tokenizer: Tokenizer) -> list[GlobalEditVerdict]:
-    """What the text diff says of (source prompt, new prompt, whether it is whole)."""
-    return [GlobalEditVerdict(a, b, whole, diff(a, b, tokenizer).kind is EditKind.GLOBAL) for a, b, whole in pairs]
+def detect_by_text(pairs: Iterable[tuple[str, str, bool]], tokenizer: Tokenizer) -> list[GlobalEditVerdict]:
+    """The text diff's verdicts.
+
+    Args:
+        pairs: (source prompt, new prompt, whether the edit is global).
+        tokenizer: the model's.
+    """
+    return [
+        GlobalEditVerdict(old, new, whole, diff(old, new, tokenizer).kind is EditKind.GLOBAL)
+        for old, new, whole in pairs
+    ]
 
 
-def row(asked: str, verdicts: Sequence[GlobalEditVerdict]) -> dict[str, Any]:
-    """A row for a table: F1, and how many were missed or called whole for nothing."""
+def detection_row(name: str, verdicts: Sequence[GlobalEditVerdict]) -> dict[str, Any]:
+    """A row of the report's table: F1, misses and false alarms.
+
+    Args:
+        name: what was detected, for the column "asked".
+        verdicts: of every edit.
+    """
     said, true = [v.said for v in verdicts], [v.whole for v in verdicts]
     wrong = [(v.whole, v.said) for v in verdicts if v.whole is not v.said]
     missed = wrong.count((True, False))
     return {
-        "asked": asked,
+        "asked": name,
         "edits": len(verdicts),
         "whole": sum(true),
         "F1": f1_score(said, true),

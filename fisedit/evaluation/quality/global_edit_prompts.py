@@ -1,7 +1,7 @@
-"""Prompt pairs without pictures, for the detector of edits that concern the whole picture.
+"""Prompt pairs without pictures, for the detection of global edits.
 
-Whole: a style, medium, time or weather is said of a scene, or its things change places. Not whole: a thing is added
-whose modifier could pass for one of those. The words were chosen without a look at the detector's lists.
+Global: a scene gets a style, medium, time or weather, or its objects change places. Local: an object is added whose
+modifier resembles one of those. The words were chosen independently of the detector's lists.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ STYLED = (
     "{} on a misty morning",
     "{} made of lego",
 )
-"""What makes a whole picture another; "{}" is its prompt."""
+"""Global edits; "{}" is the scene's prompt."""
 
 PLACED = (
     "{} and a vintage car",
@@ -60,13 +60,18 @@ PLACED = (
     "{} and a sun hat",
     "{} and a garden gnome",
 )
-"""What adds a thing in one place, though its words sound like a place, a time or a style."""
+"""Local edits whose words sound like a place, a time or a style."""
 
 
 def prompt_pairs(count: int, seed: int = 0) -> Iterator[tuple[str, str, bool]]:
-    """Source prompt, new prompt, and whether the edit concerns the whole picture.
+    """Sample prompt pairs: of four two get a style, one is reordered and one adds an object.
 
-    Of four pairs two are styled, one is reordered and one adds a thing.
+    Args:
+        count: number of pairs.
+        seed: of all of them.
+
+    Returns:
+        (source prompt, new prompt, whether the edit is global).
     """
     for i in range(count):
         rng = np.random.default_rng((seed, i))
@@ -81,5 +86,5 @@ def prompt_pairs(count: int, seed: int = 0) -> Iterator[tuple[str, str, bool]]:
 
 
 def _reordered(scene: Scene) -> Scene:
-    """The same words, the things in another order."""
+    """The same objects in another order."""
     return replace(scene, objects=scene.objects[::-1])

@@ -1,4 +1,4 @@
-"""`fisedit bench masks`: the same edits' masks by every config, beside the truth. Nothing is edited."""
+"""`fisedit bench masks`: every method's predicted masks of the same edits, beside the truth. Nothing is edited."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from fisedit import __version__
 from fisedit.evaluation.quality.edit_case import make_case
-from fisedit.evaluation.quality.metrics import MaskFit, fit, median_and_tail
-from fisedit.evaluation.quality.scene_edits import GENERATED_EVERY, WHOLE, expressible_kinds, sample_edits, vocabulary
-from fisedit.evaluation.quality.tables import ALL, table
+from fisedit.evaluation.quality.metrics import MaskFit, mask_fit, median_and_tail
+from fisedit.evaluation.quality.scene_edits import (
+    GENERATED_EVERY,
+    GLOBAL_KINDS,
+    available_kinds,
+    sample_edits,
+    single_token_words,
+)
+from fisedit.evaluation.quality.tables import ALL, format_table
 from fisedit.masking.localize import LATENTS, METHODS, THINGS
 from fisedit.models.loader import load
 from fisedit.values import LATENT_FACTOR, OnStep
@@ -20,139 +26,149 @@ from fisedit.values import LATENT_FACTOR, OnStep
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from diffusers import StableDiffusionPipeline
+
     from fisedit.evaluation.quality.edit_case import EditCase
     from fisedit.evaluation.quality.scene_edits import BenchmarkEdit
+    from fisedit.evaluation.settings import EvaluationSettings
 
-ObjectRequest = Mapping[str, Any]
-"""Arguments of `Editor.preview`."""
-
-MASK_CONFIGS: dict[str, ObjectRequest] = {
+MASK_METHODS: dict[str, Mapping[str, Any]] = {
     THINGS: {},
     f"{THINGS}, no probe": {"probe_steps": 0},
     **{name: {"mask_method": name} for name in METHODS if name not in (THINGS, LATENTS)},
     f"{LATENTS}, a fifth": {"mask_method": LATENTS, "share": 0.2},
     f"{LATENTS}, two fifths": {"mask_method": LATENTS, "share": 0.4},
 }
-"""Name -> how to ask for it; `share` of the steps is spent on looking. FISEdit spends 10 of 50."""
+"""Name -> arguments of `Editor.preview`, with probe steps as a `share` of all. FISEdit probes in 10 of 50."""
 
 NOTES = (
     "in brackets the 10th percentile, or the 90th where low is good",
     "IoU, precision and recall are by latent cells of 8x8 pixels; one is true if any of its pixels is",
     "coverage is the mask's area over the true pixels; the true cells themselves have more than 1",
-    "GMACs are those of the whole edit that would follow, looking included",
-    "an inserted thing's truth is the box of the one that was drawn; where in the sky it hangs, no prompt tells",
+    "GMACs are those of the whole edit that would follow, probe steps included",
+    "an inserted object's truth is the box of the one that was drawn; no prompt tells where in the sky it is",
 )
 
 
 @dataclass(frozen=True)
 class MaskResult:
-    """A config's mask of one edit: how it fits, what the edit would cost, and whether it would run dense."""
+    """A method's mask of one edit.
+
+    Args:
+        fit: of the mask to the truth.
+        gmacs: what the edit would cost, in 1e9 multiply-accumulates.
+        fell_back: whether it would run dense.
+    """
 
     fit: MaskFit
     gmacs: float
     fell_back: bool
 
 
-FIGURES: dict[str, tuple[Callable[[MaskResult], float], bool]] = {
-    "IoU": (lambda found: found.fit.cells.iou, True),
-    "recall": (lambda found: found.fit.cells.recall, True),
-    "precision": (lambda found: found.fit.cells.precision, True),
-    "coverage": (lambda found: found.fit.coverage, False),
-    "GMACs": (lambda found: found.gmacs, False),
+METRICS: dict[str, tuple[Callable[[MaskResult], float], bool]] = {
+    "IoU": (lambda result: result.fit.cells.iou, True),
+    "recall": (lambda result: result.fit.cells.recall, True),
+    "precision": (lambda result: result.fit.cells.precision, True),
+    "coverage": (lambda result: result.fit.coverage, False),
+    "GMACs": (lambda result: result.gmacs, False),
 }
-"""Figure -> how to read it, and whether high is good."""
+"""Metric -> its value, and whether high is good."""
 
 
-def run(
-    *,
-    model: str = "demo",
-    edits: int = 120,
-    num_inference_steps: int = 25,
-    guidance_scale: float = 4.0,
-    seed: int = 0,
-    device: str | None = None,
-    dtype: str | None = None,
-    local_files_only: bool = False,
-    on_step: OnStep | None = None,
-) -> dict[str, Any]:
-    """Look for the masks of edits of drawn scenes, whose truth is known, by every config.
+def measure_mask_quality(settings: EvaluationSettings, on_step: OnStep | None = None) -> dict[str, Any]:
+    """Predict the masks of edits of drawn scenes, whose truth is known, by every method.
 
     Args:
-        model: as in `fisedit.models.loader.load`; drawn scenes use the words that are one token to it.
-        edits: how many. guidance_scale: 4, which suits the demo model. seed: of the edits.
-        local_files_only: never reach for the network. on_step: called before every edit with (i, n, None).
+        settings: model, sampling and number of edits.
+        on_step: called before every edit with (i, n, None).
 
     Returns:
-        {"settings", "notes", "summary", "classes", "rows", "edits"}, ready for JSON: the recipes in one short table,
-        the shipped one's kinds of edit in another, all figures, and every edit's prompts and fits.
+        {"settings", "notes", "summary", "classes", "rows", "edits"}, ready for JSON: the methods in one short table,
+        their kinds of edit in another, all metrics, and every edit's prompts and metrics.
 
     Raises:
-        InputError: a model that knows no scene's words. ModelError: it cannot be loaded.
+        InputError: a model that knows no scene's words.
+        ModelError: it cannot be loaded.
     """
-    pipe = load(model, device=device, dtype=dtype, local_files_only=local_files_only)
-    side = pipe.unet.config.sample_size * LATENT_FACTOR
-    found: list[dict[str, MaskResult]] = []
-    told: list[dict[str, Any]] = []
-    for i, edit in enumerate(_drawn(pipe.tokenizer, edits, side, seed)):
+    pipe = load(
+        settings.model, device=settings.device, dtype=settings.dtype, local_files_only=settings.local_files_only
+    )
+    results: list[dict[str, MaskResult]] = []
+    edits: list[dict[str, Any]] = []
+    for i, edit in enumerate(_local_edits(pipe, settings)):
         if on_step is not None:
-            on_step(i, edits, None)
-        case = make_case(pipe, edit, num_inference_steps=num_inference_steps, guidance_scale=guidance_scale)
-        found.append({name: _find(case, how) for name, how in MASK_CONFIGS.items()})
-        told.append({"kind": edit.kind, "source_prompt": edit.source_prompt, "prompt": edit.prompt})
-    every = rows([edit["kind"] for edit in told], found)
-    settings = {"model": model, "pixels": side, "edits": len(told), "num_inference_steps": num_inference_steps}
-    settings |= {"guidance_scale": guidance_scale, "seed": seed, "fisedit": __version__}
-    settings |= {"dtype": str(pipe.unet.dtype).removeprefix("torch.")}
-    names = (*FIGURES, "fell back")
+            on_step(i, settings.edits, None)
+        case = make_case(
+            pipe, edit, num_inference_steps=settings.num_inference_steps, guidance_scale=settings.guidance_scale
+        )
+        results.append({name: _measure_mask(case, arguments) for name, arguments in MASK_METHODS.items()})
+        edits.append({"kind": edit.kind, "source_prompt": edit.source_prompt, "prompt": edit.prompt})
+    rows = mask_rows([edit["kind"] for edit in edits], results)
+    shown = (*METRICS, "fell back")
     return {
-        "settings": settings,
+        "settings": _settings_dict(settings, pipe, len(edits)),
         "notes": NOTES,
-        "summary": table([row for row in every if row["kind"] == ALL], ("recipe", "edits"), names),
-        "classes": table([row for row in every if row["kind"] != ALL], ("kind", "recipe", "edits"), names),
-        "rows": every,
+        "summary": format_table([row for row in rows if row["kind"] == ALL], ("recipe", "edits"), shown),
+        "classes": format_table([row for row in rows if row["kind"] != ALL], ("kind", "recipe", "edits"), shown),
+        "rows": rows,
         "edits": [
-            edit | {"found": {name: _told(one) for name, one in by.items()}}
-            for edit, by in zip(told, found, strict=True)
+            edit | {"found": {name: _result_dict(result) for name, result in by_method.items()}}
+            for edit, by_method in zip(edits, results, strict=True)
         ],
     }
 
 
-def _told(found: MaskResult) -> dict[str, Any]:
-    return {name: round(read(found), 4) for name, (read, _) in FIGURES.items()} | {"fell back": found.fell_back}
+def _local_edits(pipe: StableDiffusionPipeline, settings: EvaluationSettings) -> Iterator[BenchmarkEdit]:
+    """`settings.edits` edits of drawn scenes that concern a part of an opened picture."""
+    words, count = single_token_words(pipe.tokenizer), settings.edits
+    kinds = [kind for kind in available_kinds(words, settings.seed) if kind not in GLOBAL_KINDS]
+    enough = (count + len(kinds)) * GENERATED_EVERY // (GENERATED_EVERY - 1) + len(kinds) * GENERATED_EVERY
+    edits = sample_edits(enough, pipe.unet.config.sample_size * LATENT_FACTOR, words, kinds, settings.seed)
+    return islice((edit for edit in edits if edit.picture), count)
 
 
-def _drawn(tokenizer: Any, count: int, side: int, seed: int) -> Iterator[BenchmarkEdit]:
-    """So many edits of drawn scenes that have a place."""
-    words = vocabulary(tokenizer)
-    classes = [kind for kind in expressible_kinds(words, seed) if kind not in WHOLE]
-    enough = (count + len(classes)) * GENERATED_EVERY // (GENERATED_EVERY - 1) + len(classes) * GENERATED_EVERY
-    return islice((edit for edit in sample_edits(enough, side, words, classes, seed) if edit.picture), count)
+def _measure_mask(case: EditCase, arguments: Mapping[str, Any]) -> MaskResult:
+    options = dict(arguments)
+    if "share" in options:
+        options["probe_steps"] = max(1, round(options.pop("share") * case.steps))
+    preview = case.editor.preview(case.edit.prompt, **options)
+    assert case.edit.true_mask is not None, "edits of a part of an opened drawn scene have a truth"
+    return MaskResult(mask_fit(preview.mask.grid, case.edit.true_mask), preview.macs / 1e9, bool(preview.fallback))
 
 
-def _find(case: EditCase, how: ObjectRequest) -> MaskResult:
-    asked = dict(how)
-    if "share" in asked:
-        asked["probe_steps"] = max(1, round(asked.pop("share") * case.steps))
-    seen = case.editor.preview(case.edit.prompt, **asked)
-    assert case.edit.true_mask is not None, "edits of drawn scenes that have a place have a truth"
-    return MaskResult(fit(seen.mask.grid, case.edit.true_mask), seen.macs / 1e9, bool(seen.fallback))
+def _settings_dict(settings: EvaluationSettings, pipe: StableDiffusionPipeline, edits: int) -> dict[str, Any]:
+    return {
+        "model": settings.model,
+        "pixels": pipe.unet.config.sample_size * LATENT_FACTOR,
+        "edits": edits,
+        "num_inference_steps": settings.num_inference_steps,
+        "guidance_scale": settings.guidance_scale,
+        "seed": settings.seed,
+        "fisedit": __version__,
+        "dtype": str(pipe.unet.dtype).removeprefix("torch."),
+    }
 
 
-def rows(kinds_of: Sequence[str], found: Sequence[Mapping[str, MaskResult]]) -> list[dict[str, Any]]:
-    """All figures of every config, of all edits and of every kind.
+def _result_dict(result: MaskResult) -> dict[str, Any]:
+    return {name: round(value(result), 4) for name, (value, _) in METRICS.items()} | {"fell back": result.fell_back}
+
+
+def mask_rows(kinds: Sequence[str], results: Sequence[Mapping[str, MaskResult]]) -> list[dict[str, Any]]:
+    """All metrics of every mask method, over all edits and over those of every kind.
 
     Args:
-        kinds_of: every edit's kind. found: every edit's masks, by config.
+        kinds: every edit's kind.
+        results: every edit's masks, by method.
 
     Returns:
-        {"config", "kind", "edits"}, for every figure {"median", "tail", "edits"}, and "fell back": {"mean", "edits"}.
+        {"recipe", "kind", "edits"}, for every metric {"median", "tail", "edits"}, and "fell back": {"mean", "edits"}.
     """
-    told = []
-    for kind, name in product((ALL, *dict.fromkeys(kinds_of)), found[0]):
-        mine = [by[name] for of, by in zip(kinds_of, found, strict=True) if kind in (ALL, of)]
-        row: dict[str, Any] = {"recipe": name, "kind": kind, "edits": len(mine)}
-        for figure, (read, high_is_good) in FIGURES.items():
-            middle, tail = median_and_tail([read(one) for one in mine], high_is_good=high_is_good)
-            row[figure] = {"median": middle, "tail": tail, "edits": len(mine)}
-        told.append(row | {"fell back": {"mean": fmean(one.fell_back for one in mine), "edits": len(mine)}})
-    return told
+    rows = []
+    for kind, name in product((ALL, *dict.fromkeys(kinds)), results[0]):
+        chosen = [by_method[name] for own, by_method in zip(kinds, results, strict=True) if kind in (ALL, own)]
+        row: dict[str, Any] = {"recipe": name, "kind": kind, "edits": len(chosen)}
+        for metric, (value, high_is_good) in METRICS.items():
+            middle, tail = median_and_tail([value(result) for result in chosen], high_is_good=high_is_good)
+            row[metric] = {"median": middle, "tail": tail, "edits": len(chosen)}
+        rows.append(row | {"fell back": {"mean": fmean(one.fell_back for one in chosen), "edits": len(chosen)}})
+    return rows

@@ -1,4 +1,4 @@
-"""Who edits: ourselves, published recipes, diffusers and dense references, each a function of one `Case`."""
+"""Editing methods by name: this engine, published ones, diffusers and dense references, each on one `EditCase`."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from fisedit.evaluation.quality.prompt_to_prompt import prompt_to_prompt
 from fisedit.sparse.vae_decode import decode
 
 Method = Callable[[EditCase], MethodResult | None]
-"""None where a method needs a truth that nobody knows."""
+"""Returns None where it needs a true mask and that is unknown."""
 
 
 def ours(case: EditCase) -> MethodResult:
-    """The editor, told the prompt alone."""
+    """The editor, given the prompt alone."""
     return case.ours
 
 
 def ours_given(case: EditCase) -> MethodResult | None:
-    """The editor, told where as well."""
+    """The editor, given the prompt and the true mask."""
     return None if case.true_grid is None else case.edited(case.true_grid)
 
 
 def structured(case: EditCase, share: float) -> MethodResult:
-    """The editor, told the prompt and to keep the structure for so long."""
+    """The editor with attention injection (`structure`) for a share of the steps, 0 to 1."""
     return case.edited(structure=share)
 
 
@@ -40,12 +40,12 @@ def reprompt(case: EditCase) -> MethodResult:
 
 
 def blended_true(case: EditCase) -> MethodResult | None:
-    """The dense blended edit with the true mask: what an engine could at best do with this model."""
+    """The dense blended edit with the true mask: the best that this model can do."""
     return None if case.true_grid is None else _blended(case, case.true_grid)
 
 
 def blended_ours(case: EditCase) -> MethodResult:
-    """The dense blended edit with our mask: what our sparse engine stands for."""
+    """The dense blended edit with our mask, which the sparse engine approximates."""
     grid = case.ours.grid
     assert grid is not None
     return _blended(case, grid)
@@ -56,21 +56,21 @@ def _blended(case: EditCase, grid: np.ndarray) -> MethodResult:
 
 
 def p2p(case: EditCase) -> MethodResult:
-    """Dense prompt-to-prompt; its source runs beside it, so that an evaluation costs twice."""
+    """Dense prompt-to-prompt, whose batches hold the source as well: an evaluation costs twice."""
     return MethodResult(prompt_to_prompt(case), None, case.steps, case.dense_macs(2 * case.steps))
 
 
 @torch.inference_mode()
 def no_edit(case: EditCase) -> MethodResult:
-    """The source, encoded and decoded: what the autoencoder alone loses, and what the judge sees in no edit."""
+    """The source, encoded and decoded: what the autoencoder loses."""
     picture = decode(case.editor.pipe.vae, case.trajectory.latents[-1])[0]
-    return MethodResult(picture, None, 0, case.decode_macs, again=True)
+    return MethodResult(picture, None, 0, case.decode_macs, reconstructs=True)
 
 
 OURS = "ours"
 
 STRUCTURES = (0.3, 0.6, 1.0)
-"""Values of `structure` that are measured; ours has 0."""
+"""Values of `structure` that are measured; "ours" has 0."""
 
 METHODS: dict[str, Method] = {
     OURS: ours,
@@ -89,14 +89,17 @@ METHODS: dict[str, Method] = {
     "resampled": resampled,
     "resampled-unguided": partial(resampled, guidance_scale=1.0),
 }
-"""By the name that users give and reports show. A fifth of the steps, as FISEdit's 10 of 50, are 5 of 25."""
+"""By the names of the option `--methods` and of reports. A fifth of the steps, as FISEdit's 10 of 50, are 5 of 25."""
 
 REFERENCE = "blended-true"
-"""The method whose success others' is relative to."""
+"""The method that relative success is measured against."""
 
 
-def named(names: Sequence[str]) -> dict[str, Method]:
-    """Some methods, in the table's order; all for no name.
+def select_methods(names: Sequence[str]) -> dict[str, Method]:
+    """Methods by name, in the order of `METHODS`.
+
+    Args:
+        names: keys of `METHODS`; none for all.
 
     Raises:
         InputError: an unknown name.

@@ -1,8 +1,8 @@
-"""PIE-Bench as a folder of a user's own (Ju et al., arXiv 2310.01506): its edits, and its metrics that need no model.
+"""PIE-Bench from a local folder (Ju et al., arXiv 2310.01506): its edits, and its metrics that need no model.
 
-Follows the published evaluation: the border always counts as edited; the edited part is black in both pictures, and
-the whole picture counts. So PSNR and SSIM lie above those of the background alone, and the larger the edited part is,
-the more. Structure distance, LPIPS and CLIP similarity need models that fisedit does not bring.
+Follows the published evaluation: the border always counts as edited; the edited part is set to black in both pictures,
+and means run over the whole picture. So PSNR and SSIM lie above those of the background alone, the more so the larger
+the edited part is. Structure distance, LPIPS and CLIP similarity need models that fisedit does not include.
 """
 
 from __future__ import annotations
@@ -42,8 +42,14 @@ TYPES = (
 
 
 @dataclass(frozen=True)
-class Background:
-    """The published metrics of the part that should stay: PSNR in dB, mean square error of 0 to 1 levels, SSIM."""
+class BackgroundMetrics:
+    """The published metrics of the part that should stay.
+
+    Args:
+        psnr: in dB.
+        mse: mean square error of levels in [0, 1].
+        ssim: structural similarity, -1 to 1.
+    """
 
     psnr: float
     mse: float
@@ -53,8 +59,11 @@ class Background:
 def read_mapping(folder: Path) -> list[dict[str, Any]]:
     """The dataset's entries, from mapping_file.json.
 
+    Args:
+        folder: the dataset's.
+
     Raises:
-        InputError: no such file, or another content.
+        InputError: there is no such file, or its content is of another form.
     """
     path = folder / "mapping_file.json"
     try:
@@ -67,10 +76,10 @@ def read_mapping(folder: Path) -> list[dict[str, Any]]:
     raise InputError(f"{path} must hold entries with {', '.join(sorted(wanted))}; copy the dataset again")
 
 
-def notes(side: int) -> tuple[str, ...]:
-    """What there is to know of figures on this dataset, for a model of `side` pixels."""
+def dataset_notes(side: int) -> tuple[str, ...]:
+    """Notes on this dataset's metrics for a model whose pictures have `side` x `side` pixels."""
     left_out = (
-        "structure distance, LPIPS and CLIP similarity are left out: they need models that fisedit does not bring"
+        "structure distance, LPIPS and CLIP similarity are left out: they need models that fisedit does not include"
     )
     scaled = (
         f"pictures and masks are scaled from {SIDE} to the model's {side} pixels: figures are not the published ones"
@@ -78,8 +87,13 @@ def notes(side: int) -> tuple[str, ...]:
     return (left_out,) if side == SIDE else (left_out, scaled)
 
 
-def edits(folder: Path, entries: Sequence[dict[str, Any]], side: int) -> Iterator[BenchmarkEdit]:
-    """The dataset's edits, pictures and masks scaled to `side` x `side` pixels.
+def load_edits(folder: Path, entries: Sequence[dict[str, Any]], side: int) -> Iterator[BenchmarkEdit]:
+    """The dataset's edits, pictures and masks scaled to the model's size.
+
+    Args:
+        folder: the dataset's.
+        entries: those of `read_mapping`.
+        side: of the pictures, in pixels.
 
     Raises:
         InputError: a picture is missing or damaged, or a mask is no list of runs.
@@ -97,7 +111,14 @@ def edits(folder: Path, entries: Sequence[dict[str, Any]], side: int) -> Iterato
 
 
 def decode_runs(runs: Sequence[int], side: int = SIDE) -> BoolGrid:
-    """The mask [side, side] of start and length pairs over row-major pixels; its border is always inside.
+    """The mask of start and length pairs over row-major pixels; its border is always inside.
+
+    Args:
+        runs: start, length, start, length, ...
+        side: of the mask, in pixels.
+
+    Returns:
+        Booleans [side, side].
 
     Raises:
         InputError: a number without its partner, or a start outside the picture.
@@ -113,15 +134,24 @@ def decode_runs(runs: Sequence[int], side: int = SIDE) -> BoolGrid:
     return mask
 
 
-def background(got: Image.Image, source: Image.Image, edited: BoolGrid) -> Background | None:
-    """The published metrics of the pixels [H, W] that are not `edited`; None where all are."""
+def background_metrics(picture: Image.Image, source: Image.Image, edited: BoolGrid) -> BackgroundMetrics | None:
+    """The published metrics of the pixels that are not edited.
+
+    Args:
+        picture: the edited one, [H, W] pixels.
+        source: the picture before.
+        edited: booleans [H, W].
+
+    Returns:
+        The metrics, or None where all pixels are edited.
+    """
     from skimage.metrics import structural_similarity
 
     if edited.all():
         return None
-    a, b = (np.where(edited[..., None], 0, np.asarray(p.convert("RGB"), np.float64) / 255) for p in (got, source))
+    a, b = (np.where(edited[..., None], 0, np.asarray(p.convert("RGB"), np.float64) / 255) for p in (picture, source))
     mse = float(np.mean((a - b) ** 2))
     ssim = structural_similarity(
         a, b, data_range=1.0, channel_axis=-1, gaussian_weights=True, sigma=1.5, use_sample_covariance=False
     )
-    return Background(float(10 * np.log10(1 / max(mse, IDENTICAL / 255**2))), mse, float(ssim))
+    return BackgroundMetrics(float(10 * np.log10(1 / max(mse, IDENTICAL / 255**2))), mse, float(ssim))

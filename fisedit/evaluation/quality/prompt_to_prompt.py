@@ -1,8 +1,8 @@
-"""Prompt-to-prompt (Hertz et al., arXiv 2208.01626), densely: the edit attends as its source did.
+"""Dense prompt-to-prompt (Hertz et al., arXiv 2208.01626): the edit with attention maps of its source.
 
 Source and edit run in one batch. For the first share of the steps the edit's cross-attention to every unchanged word is
 the source's, and for a smaller share so is its self-attention, on maps of at most 32x32. As in direct inversion (arXiv
-2310.01506) the source's branch is put back on its recorded path after every step. Knows one `Case`.
+2310.01506) the source's branch is reset to its recorded latents after every step. Knows one `EditCase`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fisedit.evaluation.quality.edit_case import EditCase
     from fisedit.masking.text_diff import Tokenizer
 
-CROSS, OWN = 0.8, 0.4
+CROSS_STEPS, SELF_STEPS = 0.8, 0.4
 """Shares of the steps during which cross-attention and self-attention are the source's, as published."""
 
 FINEST = 32 * 32
@@ -35,11 +35,13 @@ FINEST = 32 * 32
 
 @dataclass
 class AttentionControl:
-    """What of the source's attention the edit takes over, and when.
+    """Replaces the edit's attention maps by the source's.
 
     Args:
         tokens: source position and new position of every unchanged token.
-        cross, own: steps during which cross- and self-attention are replaced. step: the present one.
+        cross: steps during which cross-attention is replaced.
+        own: steps during which self-attention is replaced.
+        step: the current one.
     """
 
     tokens: Sequence[tuple[int, int]]
@@ -48,7 +50,14 @@ class AttentionControl:
     step: int = 0
 
     def attend(self, layer: Attention, hidden: Tensor, encoder_hidden_states: Tensor | None = None, **_: Any) -> Tensor:
-        """An attention layer's forward on [B, n, C]; the last two of the batch are source and edit, conditioned."""
+        """An attention layer's forward; the last two of the batch are the conditional branches of source and edit.
+
+        Args:
+            layer: diffusers' attention layer.
+            hidden: [B, n, C].
+            encoder_hidden_states: text embeddings [B, 77, D]; None for self-attention.
+            **_: what diffusers passes besides.
+        """
         context = hidden if encoder_hidden_states is None else encoder_hidden_states
         query, key, value = layer.to_q(hidden), layer.to_k(context), layer.to_v(context)
         query, key, value = (layer.head_to_batch_dim(t) for t in (query, key, value))
@@ -64,7 +73,16 @@ class AttentionControl:
 
 
 def unchanged_tokens(old: str, new: str, tokenizer: Tokenizer) -> list[tuple[int, int]]:
-    """Positions in the old and the new row of 77 tokens of what both prompts say: start, unchanged words, padding."""
+    """Pairs of token positions that both prompts share: start, unchanged words, padding.
+
+    Args:
+        old: the source's prompt.
+        new: the edit's.
+        tokenizer: the model's.
+
+    Returns:
+        (position in the old row of 77 tokens, position in the new one).
+    """
     before, after = (words(text, tokenizer) for text in (old, new))
     matcher = SequenceMatcher(None, [w.text for w in before], [w.text for w in after], autojunk=False)
     blocks = matcher.get_matching_blocks()
@@ -75,8 +93,14 @@ def unchanged_tokens(old: str, new: str, tokenizer: Tokenizer) -> list[tuple[int
     return pairs + [(min(start + k, last), stop + k) for k in range(CONTEXT_LENGTH - stop)]
 
 
-def prompt_to_prompt(case: EditCase, cross: float = CROSS, own: float = OWN) -> Image:
-    """The edit's picture; `cross` and `own` are shares of the steps, 0 to 1."""
+def prompt_to_prompt(case: EditCase, cross: float = CROSS_STEPS, own: float = SELF_STEPS) -> Image:
+    """The edit's picture.
+
+    Args:
+        case: the edit and its source.
+        cross: share of the steps with the source's cross-attention, 0 to 1.
+        own: share of the steps with the source's self-attention, 0 to 1.
+    """
     tokens = unchanged_tokens(case.source.prompt, case.edit.prompt, case.editor.pipe.tokenizer)
     control = AttentionControl(tokens, cross * case.steps, own * case.steps)
     layers = [m for m in case.editor.pipe.unet.modules() if isinstance(m, Attention)]

@@ -1,12 +1,12 @@
-"""`fisedit bench quality --adapter`: edits that take a reference's look, beside the same edits without it.
+"""`fisedit bench quality --adapter`: edits with a reference picture, beside the same edits without it.
 
-How far the edited thing is from the reference's, with and without: in the judge's features, in how its colours are
-spread, and in its mean colour; and whether the edit succeeds, and keeps all bytes outside its mask.
+Measures how far the edited object's appearance is from the reference's, in the classifier's features, in the colour
+distribution and in the mean colour; whether the edit succeeds; and whether it keeps all bytes outside its mask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
@@ -22,191 +22,223 @@ from fisedit import __version__
 from fisedit.editor import Editor
 from fisedit.errors import InputError
 from fisedit.evaluation.quality import metrics
-from fisedit.evaluation.quality.edit_quality import find_judge
-from fisedit.evaluation.quality.reference_edits import PAINTABLE, VISIBLE, ReferenceEdit, sample_reference_edit
-from fisedit.evaluation.quality.scene_edits import vocabulary
+from fisedit.evaluation.quality.edit_quality import find_classifier
+from fisedit.evaluation.quality.reference_edits import (
+    MAX_ROUNDTRIP_ERROR,
+    MIN_COLOUR_CHANGE,
+    ReferenceEdit,
+    sample_reference_edit,
+)
+from fisedit.evaluation.quality.scene_edits import single_token_words
 from fisedit.evaluation.quality.scores import edit_succeeded
 from fisedit.models.vae import encode
 from fisedit.storage import images
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from diffusers import StableDiffusionPipeline
 
     from fisedit.evaluation.classifier import SceneClassifier
     from fisedit.evaluation.scenes.drawing import Bytes, Floats, Mask
+    from fisedit.evaluation.settings import ReferenceQualitySettings
     from fisedit.history import EditResult
     from fisedit.values import OnStep
 
 NOTES = (
-    "a thing of an opened drawn scene is swapped for another, in the given true mask, same seed with and without",
-    "features: cosine distance of the judge's last features of the thing alone, on grey",
-    "histogram: earth mover's distances of the thing's colours along L, a and b, as one vector's length",
-    "colour: distance of mean colours in Lab; the thing is what the drawing of the new scene covers, in every picture",
-    "drawn: the new scene drawn in the look and passed through the autoencoder, the best that an adapter could do",
-    "done: the judge, which saw no such looks, sees the new thing, and not the old one",
+    "an object of an opened drawn scene is swapped in the given true mask, with the same seed with and without",
+    "features: cosine distance of the classifier's last features of the object alone, on grey",
+    "histogram: earth mover's distances of the object's colours along L, a and b, as one vector's length",
+    "colour: distance of mean colours in Lab, over the pixels that the object covers in the drawing of the new scene",
+    "drawn: the new scene drawn with the appearance and passed through the autoencoder, an adapter's upper bound",
+    "done: the classifier, not trained on such appearances, finds the new object, and not the old one",
     "closer: edits that the reference brings nearer to it; gain: median of without less with, pair by pair",
-    f"looks are warm or grey, {PAINTABLE:.0f} levels off at most when decoded, and {VISIBLE:.0f} at least from the own",
+    f"appearances are warm or grey, {MAX_ROUNDTRIP_ERROR:.0f} levels off at most when decoded",
+    f"and they are {MIN_COLOUR_CHANGE:.0f} levels at least from the object's own",
 )
 
-_SHOWN = 16
+_SHEET_ROWS = 16
 _GREY = 128
 
-ObjectKind = tuple["Bytes", "Mask"]
-"""A picture, uint8 [S, S, 3], and the pixels of a thing in it [S, S]."""
+MaskedObject = tuple["Bytes", "Mask"]
+"""A picture, uint8 [S, S, 3], and the pixels of an object in it, bool [S, S]."""
 
 
-def run(
-    *,
-    adapter: str,
-    scale: float = 1.0,
-    model: str = "demo",
-    edits: int = 60,
-    num_inference_steps: int = 25,
-    guidance_scale: float = 4.0,
-    seed: int = 0,
-    judge: Path | None = None,
-    html: Path | None = None,
-    device: str | None = None,
-    dtype: str | None = None,
-    local_files_only: bool = False,
-    on_step: OnStep | None = None,
-) -> dict[str, Any]:
-    """Make edits with a reference and without it, and measure both against the reference.
+def measure_reference_quality(settings: ReferenceQualitySettings, on_step: OnStep | None = None) -> dict[str, Any]:
+    """Make edits with and without a reference, and measure both against the reference.
 
     Args:
-        adapter, scale: as of `Editor.load_adapter`. model, judge: as of `quality.run.run`.
-        edits: how many. seed: of the edits. html: folder for references.png, a row for each of the first edits: source,
-            reference, edited without, with, and drawn.
-        local_files_only: never reach for the network. on_step: called before every edit with (i, n, None).
+        settings: what is measured, and with which model and adapter.
+        on_step: called before every edit with (i, n, None).
 
     Returns:
         {"settings", "notes", "summary", "edits"}, ready for JSON.
 
     Raises:
-        InputError: there is no judge. ModelError: the model, the adapter or the judge cannot be loaded.
+        InputError: there is no classifier.
+        ModelError: the model, the adapter or the classifier cannot be loaded.
     """
-    critic, why = find_judge(model, judge)
-    if critic is None:
-        raise InputError(f"references need a judge that compares: {' '.join(why)}; name one with judge")
-    first = Editor.from_pretrained(model, device=device, dtype=dtype, local_files_only=local_files_only)
-    first.load_adapter(adapter, scale, local_files_only=local_files_only)
-    words, told, rows = vocabulary(first.pipe.tokenizer), [], []
-    for i in range(edits):
+    classifier, missing = find_classifier(settings.model, settings.classifier)
+    if classifier is None:
+        raise InputError(f"references need a classifier to compare with: {' '.join(missing)}; name one with judge")
+    options = {"local_files_only": settings.local_files_only}
+    first = Editor.from_pretrained(settings.model, device=settings.device, dtype=settings.dtype, **options)
+    first.load_adapter(settings.adapter, settings.scale, **options)
+    edits, tiles = [], []
+    for i, (edit, source, results) in enumerate(_run_edits(first, settings, on_step)):
+        edits.append(_edit_dict(classifier, edit, source, results))
+        if i < _SHEET_ROWS:
+            tiles += [edit.picture, edit.reference, *(np.asarray(r.image) for r in results), edit.target]
+    if settings.html is not None:
+        grid = make_image_grid([Image.fromarray(tile) for tile in tiles], len(tiles) // 5, 5)
+        images.write_image(grid, settings.html / "references.png")
+    dtype = str(first.pipe.unet.dtype).removeprefix("torch.")
+    return {
+        "settings": _settings_dict(settings) | {"dtype": dtype},
+        "notes": NOTES,
+        "summary": summary_rows(edits),
+        "edits": edits,
+    }
+
+
+def _run_edits(
+    first: Editor, settings: ReferenceQualitySettings, on_step: OnStep | None
+) -> Iterator[tuple[ReferenceEdit, EditResult, tuple[EditResult, EditResult]]]:
+    """Every edit, its source, and its results without and with the reference."""
+    words, roundtrip = single_token_words(first.pipe.tokenizer), partial(_roundtrip, first.pipe)
+    for i in range(settings.edits):
         if on_step is not None:
-            on_step(i, edits, None)
-        rng, again = np.random.default_rng((seed, i)), partial(_again, first.pipe)
-        edit = sample_reference_edit(rng, first.native_size, words, again, same=i % 2 == 0)
+            on_step(i, settings.edits, None)
+        rng = np.random.default_rng((settings.seed, i))
+        edit = sample_reference_edit(rng, first.native_size, words, roundtrip, same=i % 2 == 0)
         editor = first.beside()
         source = editor.open(
             Image.fromarray(edit.picture),
             edit.change.prompts[0],
-            num_inference_steps=num_inference_steps,
-            guidance_scale=guidance_scale,
+            num_inference_steps=settings.num_inference_steps,
+            guidance_scale=settings.guidance_scale,
         )
-        prompt, mask = edit.change.prompts[1], metrics.cells(edit.inside)
-        taken = editor.edit(prompt, mask=mask, reference=Image.fromarray(edit.reference))
+        prompt, mask = edit.change.prompts[1], metrics.pixels_to_cells(edit.inside)
+        guided = editor.edit(prompt, mask=mask, reference=Image.fromarray(edit.reference))
         editor.checkout(source.id)
-        results = editor.edit(prompt, mask=mask, growth=taken.growth or None), taken  # alike but for the reference
-        told.append(_told(critic, edit, source, *results))
-        rows += [edit.picture, edit.reference, *(np.asarray(r.image) for r in results), edit.painted] * (i < _SHOWN)
-    settings = {"model": model, "adapter": adapter, "scale": scale, "edits": edits, "seed": seed}
-    settings |= {"num_inference_steps": num_inference_steps, "guidance_scale": guidance_scale, "fisedit": __version__}
-    settings |= {"dtype": str(first.pipe.unet.dtype).removeprefix("torch.")}
-    if html is not None:
-        images.write_image(make_image_grid([*map(Image.fromarray, rows)], len(rows) // 5, 5), html / "references.png")
-    return {"settings": settings, "notes": NOTES, "summary": summary(told), "edits": told}
+        plain = editor.edit(prompt, mask=mask, growth=guided.growth or None)  # alike but for the reference
+        yield edit, source, (plain, guided)
 
 
-def distances(judge: SceneClassifier, one: ObjectKind, other: ObjectKind) -> dict[str, float]:
-    """How far two things in pictures look apart, by `DISTANCES`."""
-    return {name: measure(judge, one, other) for name, measure in DISTANCES.items()}
+def distances(classifier: SceneClassifier, one: MaskedObject, other: MaskedObject) -> dict[str, float]:
+    """How far apart two objects' appearances are, by `DISTANCES`.
+
+    Args:
+        classifier: of drawn scenes.
+        one: a picture and the object's pixels.
+        other: likewise.
+    """
+    return {name: distance(classifier, one, other) for name, distance in DISTANCES.items()}
 
 
-def feature_distance(judge: SceneClassifier, one: ObjectKind, other: ObjectKind) -> float:
-    """Cosine distance, 0 to 2, of the judge's features."""
-    return float(1 - F.cosine_similarity(_features(judge, *one), _features(judge, *other), dim=0))
+def feature_distance(classifier: SceneClassifier, one: MaskedObject, other: MaskedObject) -> float:
+    """Cosine distance, 0 to 2, of the classifier's features."""
+    return float(1 - F.cosine_similarity(_features(classifier, *one), _features(classifier, *other), dim=0))
 
 
-def histogram_distance(_: SceneClassifier | None, one: ObjectKind, other: ObjectKind) -> float:
+def histogram_distance(_: SceneClassifier | None, one: MaskedObject, other: MaskedObject) -> float:
     """Earth mover's distance of colours along each axis of Lab, the three as one vector."""
     shares = np.linspace(0, 1, 101)
-    spread = [np.quantile(_colours(*thing), shares, axis=0) for thing in (one, other)]
-    return float(np.linalg.norm(np.abs(spread[0] - spread[1]).mean(0)))
+    quantiles = [np.quantile(_lab_colours(*shown), shares, axis=0) for shown in (one, other)]
+    return float(np.linalg.norm(np.abs(quantiles[0] - quantiles[1]).mean(0)))
 
 
-def colour_distance(_: SceneClassifier | None, one: ObjectKind, other: ObjectKind) -> float:
+def colour_distance(_: SceneClassifier | None, one: MaskedObject, other: MaskedObject) -> float:
     """Distance of mean colours in Lab."""
-    return float(np.linalg.norm(_colours(*one).mean(0) - _colours(*other).mean(0)))
+    return float(np.linalg.norm(_lab_colours(*one).mean(0) - _lab_colours(*other).mean(0)))
 
 
-DISTANCES: dict[str, Callable[[SceneClassifier, ObjectKind, ObjectKind], float]] = {
+DISTANCES: dict[str, Callable[[SceneClassifier, MaskedObject, MaskedObject], float]] = {
     "features": feature_distance,
     "histogram": histogram_distance,
     "colour": colour_distance,
 }
 
 
-def summary(told: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """A row for every distance and for references of the same and of another thing, and of all."""
+def summary_rows(edits: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """A row for every distance: over all edits, over references of the same object, and over those of another.
+
+    Args:
+        edits: the report's.
+    """
     groups = {
-        "all": told,
-        "the same thing": [e for e in told if e["same"]],
-        "another": [e for e in told if not e["same"]],
+        "all": edits,
+        "the same thing": [e for e in edits if e["same"]],
+        "another": [e for e in edits if not e["same"]],
     }
-    found = []
-    for group, some in groups.items():
-        for name in DISTANCES if some else ():
-            without, with_it, drawn = ([e[side][name] for e in some] for side in ("without", "with", "drawn"))
-            gains = [a - b for a, b in zip(without, with_it, strict=True)]
-            row = {"reference shows": group, "edits": str(len(some)), "distance": name}
-            row |= {"without": f"{median(without):.3g}", "with": f"{median(with_it):.3g}"}
-            row |= {"drawn": f"{median(drawn):.3g}", "gain": f"{median(gains):.3g}"}
-            row |= {"closer": f"{sum(gain > 0 for gain in gains)} of {len(some)}"}
-            shares = {"done without": "without", "done with": "with", "done drawn": "drawn"}
-            row |= {said: f"{fmean(e[side]['success'] for e in some):.0%}" for said, side in shares.items()}
-            found.append(row | {"exact outside": f"{fmean(e['with']['exact'] for e in some):.0%}"})
-    return found
+    return [_summary_row(group, some, name) for group, some in groups.items() if some for name in DISTANCES]
 
 
-def _told(
-    judge: SceneClassifier, edit: ReferenceEdit, source: EditResult, without: EditResult, taken: EditResult
+def _summary_row(group: str, edits: Sequence[dict[str, Any]], distance: str) -> dict[str, str]:
+    without, with_it, drawn = ([edit[side][distance] for edit in edits] for side in ("without", "with", "drawn"))
+    gains = [a - b for a, b in zip(without, with_it, strict=True)]
+    shares = {f"done {side}": fmean(edit[side]["success"] for edit in edits) for side in ("without", "with", "drawn")}
+    return {
+        "reference shows": group,
+        "edits": str(len(edits)),
+        "distance": distance,
+        "without": f"{median(without):.3g}",
+        "with": f"{median(with_it):.3g}",
+        "drawn": f"{median(drawn):.3g}",
+        "gain": f"{median(gains):.3g}",
+        "closer": f"{sum(gain > 0 for gain in gains)} of {len(edits)}",
+        **{name: f"{share:.0%}" for name, share in shares.items()},
+        "exact outside": f"{fmean(edit['with']['exact'] for edit in edits):.0%}",
+    }
+
+
+def _settings_dict(settings: ReferenceQualitySettings) -> dict[str, Any]:
+    return {
+        "model": settings.model,
+        "adapter": settings.adapter,
+        "scale": settings.scale,
+        "edits": settings.edits,
+        "seed": settings.seed,
+        "num_inference_steps": settings.num_inference_steps,
+        "guidance_scale": settings.guidance_scale,
+        "fisedit": __version__,
+    }
+
+
+def _edit_dict(
+    classifier: SceneClassifier, edit: ReferenceEdit, source: EditResult, results: tuple[EditResult, EditResult]
 ) -> dict[str, Any]:
+    """An edit's prompts, and the distances and success without and with the reference, and of the drawn target."""
+
+    def measure(picture: Image.Image) -> dict[str, Any]:
+        found = distances(classifier, (np.asarray(picture), edit.object_mask), (edit.reference, edit.reference_mask))
+        return found | {"success": edit_succeeded(classifier, edit.change, picture)}
+
     old, new = edit.change.prompts
-    shown = (edit.reference, edit.shown)
-    told: dict[str, Any] = {"source_prompt": old, "prompt": new, "same": edit.same}
-    for name, result in (("without", without), ("with", taken)):
-        told[name] = distances(judge, (np.asarray(result.image), edit.thing), shown) | {
-            "success": edit_succeeded(judge, edit.change, result.image),
-            "exact": metrics.equal_outside(result.image, source.image, result.mask.grid),
-        }
-    drawn = Image.fromarray(edit.painted)
-    told["drawn"] = distances(judge, (edit.painted, edit.thing), shown) | {
-        "success": edit_succeeded(judge, edit.change, drawn)
-    }
-    return told
+    report: dict[str, Any] = {"source_prompt": old, "prompt": new, "same": edit.same}
+    for name, result in zip(("without", "with"), results, strict=True):
+        exact = metrics.equal_outside(result.image, source.image, result.mask.grid)
+        report[name] = measure(result.image) | {"exact": exact}
+    return report | {"drawn": measure(Image.fromarray(edit.target))}
 
 
 @torch.inference_mode()
-def _again(pipe: StableDiffusionPipeline, pixels: Bytes) -> Bytes:
-    """A picture [S, S, 3] as the autoencoder decodes it."""
+def _roundtrip(pipe: StableDiffusionPipeline, pixels: Bytes) -> Bytes:
+    """A picture [S, S, 3], encoded and decoded."""
     decoded = pipe.vae.decode(encode(pipe.vae, Image.fromarray(pixels)) / pipe.vae.config.scaling_factor).sample
-    again: Bytes = np.array(pipe.image_processor.postprocess(decoded)[0])
-    return again
+    picture: Bytes = np.array(pipe.image_processor.postprocess(decoded)[0])
+    return picture
 
 
 @torch.no_grad()
-def _features(judge: SceneClassifier, pixels: Bytes, thing: Mask) -> torch.Tensor:
-    """Of a thing alone: [160], mean over where it is."""
-    alone = np.where(thing[..., None], pixels, np.uint8(_GREY))
-    found = judge.features(torch.from_numpy(alone).permute(2, 0, 1)[None].float() / 127.5 - 1)[0]
-    height, width = found.shape[-2:]
-    shares = F.adaptive_avg_pool2d(torch.from_numpy(thing)[None, None].float(), (height, width))[0]
-    return (found * shares).sum((1, 2)) / shares.sum()
+def _features(classifier: SceneClassifier, pixels: Bytes, mask: Mask) -> torch.Tensor:
+    """The classifier's features of an object alone: [160], mean over its pixels."""
+    alone = np.where(mask[..., None], pixels, np.uint8(_GREY))
+    features = classifier.features(torch.from_numpy(alone).permute(2, 0, 1)[None].float() / 127.5 - 1)[0]
+    height, width = features.shape[-2:]
+    shares = F.adaptive_avg_pool2d(torch.from_numpy(mask)[None, None].float(), (height, width))[0]
+    return (features * shares).sum((1, 2)) / shares.sum()
 
 
-def _colours(pixels: Bytes, thing: Mask) -> Floats:
-    """A thing's pixels in CIE Lab, [n, 3]."""
-    colours: Floats = rgb2lab(pixels[thing])
+def _lab_colours(pixels: Bytes, mask: Mask) -> Floats:
+    """An object's pixels in CIE Lab, [n, 3]."""
+    colours: Floats = rgb2lab(pixels[mask])
     return colours

@@ -1,6 +1,6 @@
-"""Which edits are made, and their truth: changes of drawn scenes, in words that the model knows.
+"""Edits of drawn scenes with their true masks, in words that the model knows.
 
-Everything comes from a seed. Knows scenes and tokenizers; nothing of models, masks or methods.
+Everything is sampled from a seed. Knows scenes and tokenizers; nothing of models, mask prediction or methods.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
     WordFilter = Callable[[str], bool]
 
-WHOLE = ("background", "weather")
+GLOBAL_KINDS = ("background", "weather")
 """Kinds of change that concern the whole picture."""
 
 GENERATED_EVERY = 4
-"""One edit in so many starts from a picture of the model's own instead of a drawn one."""
+"""One edit in this many starts from a generated picture instead of a drawn one."""
 
 _BEFORE, _AFTER = ("swap", "recolour", "resize", "delete"), ("swap", "recolour", "resize", "insert", "dress")
 _TRIES = 3000
@@ -37,15 +37,17 @@ _TRIES = 3000
 
 @dataclass(frozen=True, eq=False)
 class BenchmarkEdit:
-    """One edit to make.
+    """An edit whose truth is known.
 
     Args:
-        kind: a kind of `KINDS`, or a dataset's name for one.
-        source_prompt, prompt: what the picture shows, and what it shall show.
-        picture: to open, S x S pixels; None to generate one from `seed`.
-        truth: pixels that the edit concerns, bool [S, S]; None where nobody knows, or where it is the whole picture.
-        whole: whether it concerns the whole picture; None where nobody says.
-        change: the scenes before and after, for the judge; None where there are none.
+        kind: one of `CHANGE_KINDS`, or a dataset's name for one.
+        source_prompt: what the source shows.
+        prompt: what the edit shall show.
+        picture: to open, [S, S] pixels; None to generate one.
+        seed: of a generated source.
+        true_mask: pixels that the edit concerns, bool [S, S]; None where they are unknown, or all.
+        whole: whether it concerns the whole picture; None where that is unknown.
+        change: the scenes before and after, for the classifier; None for pictures that were not drawn.
     """
 
     kind: str
@@ -59,17 +61,26 @@ class BenchmarkEdit:
 
 
 def is_single_token(tokenizer: Tokenizer, word: str) -> bool:
-    """Whether a model was taught a word: its tokenizer keeps it whole."""
+    """Whether a tokenizer encodes a word as one token, so that its model was trained on it.
+
+    Args:
+        tokenizer: the model's.
+        word: in lower case.
+    """
     return len(tokenizer(word, add_special_tokens=False).input_ids) == 1
 
 
-def vocabulary(tokenizer: Tokenizer) -> WordFilter:
-    """`known` for one tokenizer, each word asked once."""
+def single_token_words(tokenizer: Tokenizer) -> WordFilter:
+    """`is_single_token` for one tokenizer, cached."""
     return cache(partial(is_single_token, tokenizer))
 
 
-def expressible_kinds(words: WordFilter, seed: int = 0) -> tuple[str, ...]:
-    """The kinds of change that can be said in known words.
+def available_kinds(words: WordFilter, seed: int = 0) -> tuple[str, ...]:
+    """The kinds of change whose prompts need only known words.
+
+    Args:
+        words: whether a word is known.
+        seed: of the changes that are tried.
 
     Raises:
         InputError: there are none.
@@ -84,17 +95,20 @@ def expressible_kinds(words: WordFilter, seed: int = 0) -> tuple[str, ...]:
 def sample_edits(
     count: int, side: int, words: WordFilter, classes: Sequence[str], seed: int = 0
 ) -> Iterator[BenchmarkEdit]:
-    """Edits at random.
+    """Sample edits.
 
     Args:
-        count: how many. side: of the pictures in pixels, a multiple of 32. words: which words may be used.
-        classes: kinds of change, one after the other; see `kinds`.
+        count: number of edits.
+        side: of the pictures in pixels, a multiple of 32.
+        words: whether a word may be used.
+        classes: kinds of change, in turn; see `available_kinds`.
+        seed: of all of them.
     """
     for i in range(count):
         kind = classes[i % len(classes)]
         change = next(filter(None, _attempts(np.random.default_rng((seed, i)), kind, words)))
         old, new = change.prompts
-        edit = BenchmarkEdit(kind, old, new, None, 1000 * seed + i, whole=kind in WHOLE, change=change)
+        edit = BenchmarkEdit(kind, old, new, None, 1000 * seed + i, whole=kind in GLOBAL_KINDS, change=change)
         if i // len(classes) % GENERATED_EVERY != 1:
             picture = Image.fromarray(render(change.before, side).pixels)
             edit = replace(edit, picture=picture, true_mask=true_mask(change, side))
@@ -102,33 +116,40 @@ def sample_edits(
 
 
 def _attempts(rng: np.random.Generator, kind: str, words: WordFilter) -> Iterator[SceneChange | None]:
-    """Changes at random without end, None in the place of each that cannot be said."""
+    """Endless sampled changes, None in place of each whose prompts need unknown words."""
     while True:
-        yield _said(sample_change(rng, kind), words)
+        yield _worded(sample_change(rng, kind), words)
 
 
-def _said(change: SceneChange, words: WordFilter) -> SceneChange | None:
-    """The change in its own wording if every word is known, in the plainest if that is, or None."""
+def _worded(change: SceneChange, words: WordFilter) -> SceneChange | None:
+    """The change in its own wording if every word is known, in the plainest one if that is, or None."""
     plain = replace(change, before=replace(change.before, wording=0), after=replace(change.after, wording=0))
     asked = (set(re.findall(r"[a-z]+", " ".join(way.prompts))) for way in (change, plain))
     return next((way for way, text in zip((change, plain), asked, strict=True) if all(map(words, text))), None)
 
 
 def true_mask(change: SceneChange, side: int) -> Mask | None:
-    """The pixels that a change concerns, bool [side, side]; None for the whole picture.
+    """The pixels that a change concerns.
 
-    They are what can be seen of the object before and after, or of what it wears. An inserted object's are its box: the
-    prompt says that it comes, and not in which outline.
+    They are the visible pixels of the object before and after, or of its accessory. An inserted object's are its
+    bounding box, as a prompt does not tell an outline.
+
+    Args:
+        change: the scenes before and after.
+        side: of the pictures in pixels, a multiple of 32.
+
+    Returns:
+        Booleans [side, side]; None for the whole picture.
     """
-    if change.kind in WHOLE:
+    if change.kind in GLOBAL_KINDS:
         return None
     scenes = ((change.before, _BEFORE), (change.after, _AFTER))
-    outlines = [_outline(scene, change, side) for scene, concerned in scenes if change.kind in concerned]
-    region: Mask = np.any(outlines, axis=0)
-    return _box(region) if change.kind == "insert" else region
+    visible = [_visible_pixels(scene, change, side) for scene, concerned in scenes if change.kind in concerned]
+    region: Mask = np.any(visible, axis=0)
+    return _bounding_box(region) if change.kind == "insert" else region
 
 
-def _outline(scene: Scene, change: SceneChange, side: int) -> Mask:
+def _visible_pixels(scene: Scene, change: SceneChange, side: int) -> Mask:
     placed = scene.objects[change.index]
     nouns = {"dress": (placed.accessory,), "insert": (placed.word, placed.accessory)}
     nouns["delete"] = nouns["insert"]
@@ -138,7 +159,7 @@ def _outline(scene: Scene, change: SceneChange, side: int) -> Mask:
     return seen
 
 
-def _box(region: Mask) -> Mask:
+def _bounding_box(region: Mask) -> Mask:
     rows, columns = (np.flatnonzero(region.any(axis)) for axis in (1, 0))
     box = np.zeros_like(region)
     box[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] = True

@@ -1,47 +1,52 @@
-"""One method's outcome of one edit, in numbers; and whether the judge sees the edit done. Knows cases, not methods."""
+"""All metrics of one method's result of one edit, and whether the edit succeeded. Knows cases, not methods."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fisedit.evaluation import classifier as judging
+from fisedit.evaluation.classifier import WORDS, classify
 from fisedit.evaluation.quality import metrics, pie_bench
 from fisedit.evaluation.scenes.scene import Scene
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from fisedit.evaluation.classifier import SceneClassifier
+    from fisedit.evaluation.classifier import SceneClassifier, ScenePredictions
     from fisedit.evaluation.quality.edit_case import EditCase, MethodResult
     from fisedit.evaluation.scenes.layout import SceneChange
     from fisedit.values import BoolGrid
 
 DESCRIBED = ("recolour", "resize")
-"""Kinds of change that an adjective tells."""
+"""Kinds of change that an adjective expresses."""
 
 UNSEEN = ("weather",)
-"""Kinds of change that the judge was not taught to see."""
+"""Kinds of change that the classifier was not trained on."""
 
 
 @dataclass(frozen=True)
 class EditScore:
-    """What was measured; None where it does not apply or nobody knows the truth.
+    """A result's metrics; None where one does not apply or the truth is unknown.
 
     Args:
-        kind, drawn: the edit's kind, and whether its source was opened or generated.
-        evaluations, macs: of the UNet; of UNet and decoder. reason: why the method fell back to a dense run.
-        area: share of latent cells in the mask. whole: whether that is all of them.
+        kind: the edit's.
+        drawn: whether the source is an opened picture; else it was generated.
+        evaluations: of the UNet.
+        macs: multiply-accumulates of UNet and decoder.
+        reason: why the method fell back to a dense run, or "".
+        area: share of latent cells in the mask, 0 to 1.
+        whole: whether the mask covers all cells.
         fit: of the mask to the truth.
-        success: whether the judge sees the edit done.
+        success: whether the classifier finds the edit done.
         background_psnr: dB to the source, outside the truth; of generated sources outside our own mask.
         exact: whether all bytes outside the method's own mask are the source's.
-        inside_psnr, seam: in dB and as a ratio, to the dense blended edit with the method's own mask; of sparse runs.
-        dense_psnr: the same in dB, of the editor's runs that fell back to dense ones: they should be the same.
-        kept_psnr: dB to the source inside the method's own mask: how much of what was there it keeps.
-        again_psnr: dB to the source of the whole picture, of methods that mean to show it again.
+        inside_psnr: dB to the dense blended edit inside the method's own mask, of sparse runs.
+        seam: visibility of the mask's boundary, over that of the dense blended edit, of sparse runs.
+        dense_psnr: dB to the dense blended edit, of runs that fell back to dense ones, which should equal it.
+        kept_psnr: dB to the source inside the method's own mask: how much of the content it keeps.
+        again_psnr: dB to the source of the whole picture, of methods that reconstruct it.
         published: PIE-Bench's own background metrics.
     """
 
@@ -61,46 +66,64 @@ class EditScore:
     dense_psnr: float | None
     kept_psnr: float | None
     again_psnr: float | None
-    published: pie_bench.Background | None
+    published: pie_bench.BackgroundMetrics | None
 
     @property
     def gmacs(self) -> float:
-        """Multiply-accumulates in thousand millions."""
+        """Multiply-accumulates in 1e9."""
         return self.macs / 1e9
 
     @property
     def fell_back(self) -> bool:
-        """Whether there is a reason."""
+        """Whether the method fell back to a dense run."""
         return bool(self.reason)
 
 
-def score(case: EditCase, outcome: MethodResult, judge: SceneClassifier | None) -> EditScore:
-    """Measure an outcome."""
-    edit, picture, grid, source = case.edit, outcome.picture, outcome.grid, case.source.image
-    true_mask = edit.true_mask
-    reference = case.blended(grid) if grid is not None and (outcome.sparse or outcome.reason) else None
-    inside = metrics.psnr(picture, reference, metrics.pixels(grid)) if grid is not None and reference else None
+def score_edit(case: EditCase, result: MethodResult, classifier: SceneClassifier | None) -> EditScore:
+    """Measure a method's result.
+
+    Args:
+        case: the edit and its source.
+        result: the method's.
+        classifier: None where success is not measured.
+    """
+    edit, picture, source = case.edit, result.picture, case.source.image
+    known, dataset = edit.true_mask, edit.change is None
     return EditScore(
         kind=edit.kind,
         drawn=edit.picture is not None,
-        evaluations=outcome.evaluations,
-        macs=outcome.macs,
-        reason=outcome.reason,
-        area=None if grid is None else float(grid.mean()),
-        whole=None if grid is None else bool(grid.all()),
-        fit=metrics.fit(grid, true_mask) if grid is not None and true_mask is not None else None,
-        success=edit_succeeded(judge, edit.change, picture) if judge is not None and edit.change is not None else None,
+        evaluations=result.evaluations,
+        macs=result.macs,
+        reason=result.reason,
+        success=edit_succeeded(classifier, edit.change, picture) if classifier and edit.change else None,
         background_psnr=_background(case, picture),
-        exact=metrics.equal_outside(picture, source, grid) if grid is not None and not grid.all() else None,
-        inside_psnr=inside if outcome.sparse else None,
-        seam=metrics.seam(picture, reference, grid) if grid is not None and reference and outcome.sparse else None,
-        dense_psnr=None if outcome.sparse else inside,
-        kept_psnr=metrics.psnr(picture, source, metrics.pixels(grid)) if grid is not None and grid.any() else None,
-        again_psnr=metrics.psnr(picture, source, metrics.pixels(case.everywhere)) if outcome.again else None,
-        published=pie_bench.background(picture, source, true_mask)
-        if true_mask is not None and edit.change is None
-        else None,
+        again_psnr=metrics.psnr(picture, source, np.ones(picture.size[::-1], bool)) if result.reconstructs else None,
+        published=pie_bench.background_metrics(picture, source, known) if known is not None and dataset else None,
+        **(_NO_MASK if result.grid is None else _score_mask(case, result, result.grid)),
     )
+
+
+_NO_MASK: dict[str, Any] = dict.fromkeys(
+    ("area", "whole", "fit", "exact", "inside_psnr", "seam", "dense_psnr", "kept_psnr")
+)
+
+
+def _score_mask(case: EditCase, result: MethodResult, grid: BoolGrid) -> dict[str, Any]:
+    """The metrics of a method's own mask [h, w]."""
+    picture, source, true_mask = result.picture, case.source.image, case.edit.true_mask
+    inside = metrics.cells_to_pixels(grid)
+    reference = case.blended(grid) if result.sparse or result.reason else None
+    psnr = None if reference is None else metrics.psnr(picture, reference, inside)
+    return {
+        "area": float(grid.mean()),
+        "whole": bool(grid.all()),
+        "fit": None if true_mask is None else metrics.mask_fit(grid, true_mask),
+        "exact": None if grid.all() else metrics.equal_outside(picture, source, grid),
+        "inside_psnr": psnr if result.sparse else None,
+        "seam": metrics.seam(picture, reference, grid) if reference and result.sparse else None,
+        "dense_psnr": None if result.sparse else psnr,
+        "kept_psnr": metrics.psnr(picture, source, inside) if grid.any() else None,
+    }
 
 
 def _background(case: EditCase, picture: Image) -> float | None:
@@ -110,27 +133,34 @@ def _background(case: EditCase, picture: Image) -> float | None:
 
 
 def _concerned(case: EditCase) -> BoolGrid | None:
-    """The pixels that may change: the truth, or where nobody knows it our own mask; None for the whole picture."""
+    """The pixels that may change: the truth, or our own mask where it is unknown; None for the whole picture."""
     if case.edit.whole or case.edit.true_mask is not None:
         return case.edit.true_mask
-    return None if case.ours.grid is None else metrics.pixels(case.ours.grid)
+    return None if case.ours.grid is None else metrics.cells_to_pixels(case.ours.grid)
 
 
-def edit_succeeded(judge: SceneClassifier, change: SceneChange, picture: Image) -> bool | None:
-    """Whether a picture shows the change done: all that the new scene names, its background, nothing that was removed,
-    and the changed thing's new colour or size. None for what the judge was not taught to see.
+def edit_succeeded(classifier: SceneClassifier, change: SceneChange, picture: Image) -> bool | None:
+    """Whether a picture shows all of the new scene, nothing that was removed, and the object's new colour or size.
+
+    Args:
+        classifier: the scene classifier.
+        change: the scenes before and after.
+        picture: the edited one.
+
+    Returns:
+        None for kinds of change that the classifier was not trained on.
     """
     if change.kind in UNSEEN:
         return None
-    seen = judging.classify(judge, np.array(picture.convert("RGB"))[None])
+    seen = classify(classifier, np.array(picture.convert("RGB"))[None])
     gone = set(change.before.words) - set(change.after.words)
     there = all(seen.objects_found(0, change.after)) and seen.background_correct(0, change.after)
-    still = any(bool(seen.objects[0, judging.WORDS.index(word)]) for word in gone)
+    still = any(bool(seen.objects[0, WORDS.index(word)]) for word in gone)
     return there and not still and (change.kind not in DESCRIBED or _described(seen, change))
 
 
-def _described(seen: judging.ScenePredictions, change: SceneChange) -> bool:
-    """Whether the changed thing has its new adjectives."""
+def _described(seen: ScenePredictions, change: SceneChange) -> bool:
+    """Whether the changed object has its new adjectives."""
     after = change.after
-    thing = Scene(after.background, after.horizon, (after.objects[change.index],))
-    return all(seen.adjectives_correct(0, thing))
+    alone = Scene(after.background, after.horizon, (after.objects[change.index],))
+    return all(seen.adjectives_correct(0, alone))

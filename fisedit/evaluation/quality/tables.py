@@ -1,4 +1,4 @@
-"""What was measured, told: rows for tables. Knows scores by their fields; runs nothing."""
+"""Scores to rows of metrics, and rows to short tables. Knows scores by their fields; runs nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row = dict[str, Any]
 Scores = Mapping[str, Sequence["EditScore | None"]]
 """Method -> its score of every edit, None where it could not be run."""
 
-FIGURES: dict[str, tuple[str, bool]] = {
+METRICS: dict[str, tuple[str, bool]] = {
     "IoU": ("fit.cells.iou", True),
     "precision": ("fit.cells.precision", True),
     "recall": ("fit.cells.recall", True),
@@ -38,44 +38,48 @@ FIGURES: dict[str, tuple[str, bool]] = {
     "GMACs": ("gmacs", False),
     "evaluations": ("evaluations", False),
 }
-"""Figure -> the score's field, and whether high is good. IoU, precision and recall are by latent cells."""
+"""Metric -> the score's field, and whether high is good. IoU, precision and recall are by latent cells."""
 
 SHARES = {"success": "success", "exact outside": "exact", "fell back": "fell_back"}
 """Share of edits -> the score's field."""
 
-SHOWN = (
+TABLE_METRICS = (
     *("IoU", "recall", "coverage", "success", "relative success", "background dB", "exact outside", "inside dB"),
     *("seam", "dense dB", "kept dB", "again dB", "PIE PSNR", "PIE MSE", "PIE SSIM"),
     *("fell back", "GMACs", "evaluations"),
 )
-"""What the short tables show, where there is any."""
+"""Columns of the short tables, where there are values."""
 
 ALL = "all"
-"""In the place of a kind: all edits together."""
+"""In place of a kind: all edits together."""
 
 
-def rows(scores: Scores, kinds: Sequence[str]) -> list[Row]:
-    """Every figure of every method: of drawn and of generated sources, of all edits and of every kind.
+def metric_rows(scores: Scores, kinds: Sequence[str]) -> list[Row]:
+    """Every metric of every method: of drawn and of generated sources, over all edits and over those of every kind.
+
+    Args:
+        scores: of every edit, by method.
+        kinds: the edits' different kinds.
 
     Returns:
-        {"method", "source", "kind", "edits"} and for every figure {"median", "tail", "edits"}, for every share
+        {"method", "source", "kind", "edits"} and for every metric {"median", "tail", "edits"}, for every share
         {"mean", "edits"}; `tail` is the 10th percentile, or the 90th where low is good.
     """
-    found = []
+    rows = []
     for source, method, kind in product(("drawn", "generated"), scores, (ALL, *kinds)):
         drawn = source == "drawn"
         chosen = [i for i, s in enumerate(scores[method]) if s and s.drawn is drawn and kind in (ALL, s.kind)]
         if chosen:
             mine = [s for i in chosen if (s := scores[method][i])]
-            row = {"method": method, "source": source, "kind": kind, "edits": len(chosen)} | _figures(mine)
+            row = {"method": method, "source": source, "kind": kind, "edits": len(chosen)} | _metrics(mine)
             reference = [scores[REFERENCE][i] for i in chosen] if REFERENCE in scores else []
-            found.append(row | {"relative success": _relative(mine, reference)})
-    return found
+            rows.append(row | {"relative success": _relative_success(mine, reference)})
+    return rows
 
 
-def _figures(scores: Sequence[EditScore]) -> Row:
+def _metrics(scores: Sequence[EditScore]) -> Row:
     row: Row = {}
-    for name, (path, high_is_good) in FIGURES.items():
+    for name, (path, high_is_good) in METRICS.items():
         values = _values(scores, path)
         middle = median_and_tail(values, high_is_good=high_is_good) if values else (None, None)
         row[name] = {"median": middle[0], "tail": middle[1], "edits": len(values)}
@@ -93,25 +97,35 @@ def _values(scores: Sequence[EditScore], path: str) -> list[float]:
     return values
 
 
-def _relative(mine: Sequence[EditScore], reference: Sequence[EditScore | None]) -> Row:
-    """Successes over the reference's, on edits that the judge can tell and the reference was run on."""
+def _relative_success(mine: Sequence[EditScore], reference: Sequence[EditScore | None]) -> Row:
+    """Successes over the reference method's, on edits whose success is known for both."""
     pairs = [(a.success, b.success) for a, b in zip(mine, reference, strict=False) if b is not None]
-    told = [(a, b) for a, b in pairs if a is not None and b is not None]
-    done = sum(b for _, b in told)
-    return {"mean": sum(a for a, _ in told) / done if done else None, "edits": len(told)}
+    known = [(a, b) for a, b in pairs if a is not None and b is not None]
+    done = sum(b for _, b in known)
+    return {"mean": sum(a for a, _ in known) / done if done else None, "edits": len(known)}
 
 
-def table(found: Sequence[Row], columns: Sequence[str], names: Sequence[str] = SHOWN) -> list[dict[str, str]]:
-    """Rows to read: `columns` as they are, figures as "median (tail)", shares in percent, "of n" where not of all."""
-    told = [{name: _told(row[name], row["edits"]) for name in names} for row in found]
-    shown = [name for name in names if any(row[name] != "-" for row in told)]
-    return [{c: str(row[c]) for c in columns} | {n: t[n] for n in shown} for row, t in zip(found, told, strict=True)]
+def format_table(
+    rows: Sequence[Row], columns: Sequence[str], names: Sequence[str] = TABLE_METRICS
+) -> list[dict[str, str]]:
+    """Rows as text: metrics as "median (tail)", shares in percent, with "of n" where not of all edits.
+
+    Args:
+        rows: those of `metric_rows`.
+        columns: keys that are shown as they are.
+        names: metrics and shares, left out where no row has a value.
+    """
+    texts = [{name: _as_text(row[name], row["edits"]) for name in names} for row in rows]
+    shown = [name for name in names if any(text[name] != "-" for text in texts)]
+    return [
+        {c: str(row[c]) for c in columns} | {n: text[n] for n in shown} for row, text in zip(rows, texts, strict=True)
+    ]
 
 
-def _told(figure: Row, edits: int) -> str:
-    value = figure.get("median", figure.get("mean"))
+def _as_text(metric: Row, edits: int) -> str:
+    value = metric.get("median", metric.get("mean"))
     if value is None:
         return "-"
-    if "median" in figure:
-        return f"{value:.3g} ({figure['tail']:.3g})"
-    return f"{value:.0%}" if figure["edits"] == edits else f"{value:.0%} of {figure['edits']}"
+    if "median" in metric:
+        return f"{value:.3g} ({metric['tail']:.3g})"
+    return f"{value:.0%}" if metric["edits"] == edits else f"{value:.0%} of {metric['edits']}"

@@ -1,0 +1,103 @@
+"""What an evaluation is told: frozen values without torch, so that the command line can build them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSettings:
+    """Model, sampling and number of edits of an evaluation.
+
+    Args:
+        model: name, folder or file, as in `fisedit.models.loader.load`.
+        edits: number of edits; of a dataset the first ones.
+        num_inference_steps: denoising steps of every source and edit.
+        guidance_scale: of classifier-free guidance; 4 suits the demo model.
+        seed: from which the edits are sampled.
+        device: as torch names it; None for the best one.
+        dtype: fp32, bf16 or fp16; None for the device's best.
+        local_files_only: never download.
+    """
+
+    model: str = "demo"
+    edits: int = 120
+    num_inference_steps: int = 25
+    guidance_scale: float = 4.0
+    seed: int = 0
+    device: str | None = None
+    dtype: str | None = None
+    local_files_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class EditQualitySettings(EvaluationSettings):
+    """Settings of `bench quality`.
+
+    Args:
+        methods: names in `quality.methods.METHODS`; () for all.
+        classifier: the scene classifier's weights; None for those in the model's folder, if it has some.
+        pie_bench: folder of PIE-Bench, whose edits replace the drawn ones.
+        html: folder for report.html, with pictures of the edits that this run makes.
+        results_log: file with one line an edit; edits that it holds are not made again.
+    """
+
+    edits: int = 200
+    methods: tuple[str, ...] = ()
+    classifier: Path | None = None
+    pie_bench: Path | None = None
+    html: Path | None = None
+    results_log: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceQualitySettings(EvaluationSettings):
+    """Settings of `bench quality --adapter`.
+
+    Args:
+        adapter: name or folder, as in `Editor.load_adapter`.
+        scale: the adapter's strength.
+        classifier: the scene classifier's weights; None for those in the model's folder.
+        html: folder for references.png: a row each of the first edits, with source, reference, the edit without and
+            with the reference, and the drawn target.
+    """
+
+    adapter: str
+    scale: float = 1.0
+    edits: int = 60
+    classifier: Path | None = None
+    html: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedSettings:
+    """Settings of `bench edit` and `bench adapters`.
+
+    Args:
+        model: as in `fisedit.models.loader.load`; None for SD 1.5's architecture with random weights.
+        areas: shares of the picture that the masks cover, each in (0, 1].
+        size: side of the square picture, in pixels.
+        num_inference_steps: of whole edits; with captured graphs, of the source whose middle step is timed.
+        repeats: timed calls of a step or decode; with captured graphs, of a whole edit.
+        baseline: also time the second dense baseline: diffusers in float32 as it comes (a second set of weights), or
+            on a GPU diffusers under torch.compile (minutes of compilation).
+        families: reference adapters to time, for `bench adapters`.
+        device: as torch names it; None for the best one.
+        dtype: fp32, bf16 or fp16; None for the device's best.
+        local_files_only: never download.
+    """
+
+    model: str | None = None
+    areas: tuple[float, ...] = (0.01, 0.05, 0.15, 0.25, 0.5, 0.8)
+    size: int = 512
+    num_inference_steps: int = 20
+    repeats: int = 5
+    baseline: bool = True
+    families: tuple[str, ...] = ("v1", "v3", "v5", "v5b")
+    device: str | None = None
+    dtype: str | None = None
+    local_files_only: bool = False
