@@ -98,7 +98,7 @@ LookAdapter = Annotated[
     str | None, Option("--adapter", help="Measure edits that take a reference's look by this adapter instead.")
 ]
 EditsSeed = Annotated[int, Option("--seed", min=0, help="Of the edits that are drawn at random.")]
-Judge = Annotated[Path | None, Option(help="Weights of the judge of drawn pictures; the model folder's without it.")]
+Judge = Annotated[Path | None, Option(help="Weights of the classifier of drawn scenes; the model folder's without it.")]
 PieBench = Annotated[Path | None, Option(help="Make the edits of your own copy of PIE-Bench instead of drawn ones.")]
 BenchJournal = Annotated[
     Path | None, Option("--journal", help="File that keeps every edit once it is measured; run again to go on from it.")

@@ -1,4 +1,4 @@
-"""A small classifier that names what a drawn picture shows: the judge of generated and edited pictures.
+"""A small classifier of drawn scenes, by which generated and edited pictures are measured.
 
 It was trained on drawn scenes (`training.classifier`) and knows nothing of diffusion.
 """
@@ -23,13 +23,13 @@ from fisedit.evaluation.scenes.vocabulary import ACCESSORIES, BACKGROUNDS, COLOU
 WORDS = (*(thing.word for thing in OBJECTS), *ACCESSORIES)
 BACKGROUND_WORDS = tuple(background.word for background in BACKGROUNDS)
 ADJECTIVES = (*COLOURS, *SCALES)
-"""Adjectives: first the colours, of which a thing has one, then the sizes."""
+"""First the colours, of which an object has one, then the sizes."""
 SIDE = 128
 _UNKNOWN = -1
 
 
 class SceneClassifier(nn.Module):
-    """Pictures [B, 3, S, S] in [-1, 1] to scores: objects [B, W], places [B, P], looks of each object [B, W, L]."""
+    """Pictures [B, 3, S, S] in [-1, 1] to scores of objects [B, W], backgrounds [B, P] and adjectives [B, W, L]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,20 +43,32 @@ class SceneClassifier(nn.Module):
         self.objects = nn.Conv2d(widths[-1], len(WORDS), 3, 1, 1)
         self.looks = nn.Conv2d(widths[-1], len(ADJECTIVES), 3, 1, 1)
         self.places = nn.Linear(widths[-1], len(BACKGROUND_WORDS))
-        nn.init.constant_(cast(Tensor, self.objects.bias), -6.0)  # hardly anything is anywhere
+        nn.init.constant_(cast(Tensor, self.objects.bias), -6.0)  # an object is absent from most positions
 
     def features(self, pictures: Tensor) -> Tensor:
-        """[B, 160, 8, 8], of which the mean over positions is what Frechet distances compare."""
+        """Features [B, 160, 8, 8], whose means over positions Frechet distances compare.
+
+        Args:
+            pictures: [B, 3, S, S] in [-1, 1].
+        """
         found: Tensor = self.body(F.adaptive_avg_pool2d(pictures, SIDE))
         return found
 
     def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """An object is there when it is somewhere, and looks as it does there; a background is everywhere."""
+        """Scores of objects, backgrounds and adjectives: objects by their maximum over positions.
+
+        Args:
+            pictures: [B, 3, S, S] in [-1, 1].
+        """
         maps, places, looks = self.maps(pictures)
         return maps.amax((2, 3)), places, looks
 
     def maps(self, pictures: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The same, with the scores of objects by position: [B, W, 8, 8]."""
+        """Scores by position of objects [B, W, 8, 8], and of backgrounds and adjectives.
+
+        Args:
+            pictures: [B, 3, S, S] in [-1, 1].
+        """
         features = self.features(pictures)
         maps = self.objects(features)
         looks = maps.flatten(2).softmax(-1) @ self.looks(features).flatten(2).transpose(1, 2)
@@ -65,7 +77,13 @@ class SceneClassifier(nn.Module):
 
 @dataclass(frozen=True)
 class SceneLabels:
-    """What scenes show: `objects` [N, W] and `looks` [N, W, L] as 0 or 1, -1 where nothing is said; `places` [N]."""
+    """Training targets of scenes.
+
+    Args:
+        objects: [N, W], 0 or 1.
+        places: index of the background, [N].
+        looks: adjectives of every object [N, W, L], 0 or 1, or -1 where the prompt has none.
+    """
 
     objects: Tensor
     places: Tensor
@@ -74,26 +92,52 @@ class SceneLabels:
 
 @dataclass(frozen=True)
 class ScenePredictions:
-    """What the classifier sees: `objects` bool [N, W], `places` int [N], `looks` scores [N, W, L]."""
+    """The classifier's output for N pictures.
+
+    Args:
+        objects: whether each is found, bool [N, W].
+        places: index of the background, int [N].
+        looks: scores of adjectives of every object, [N, W, L].
+    """
 
     objects: Tensor
     places: Tensor
     looks: Tensor
 
     def objects_found(self, row: int, scene: Scene) -> list[bool]:
-        """Whether each part of a scene is seen in picture `row`."""
+        """Whether each part of a scene is found.
+
+        Args:
+            row: of the picture.
+            scene: that it should show.
+        """
         return [bool(self.objects[row, WORDS.index(word)]) for word in scene.words]
 
     def extra_objects(self, row: int, scene: Scene) -> int:
-        """How many objects are seen in picture `row` that the scene does not name."""
+        """Number of objects that are found and not in the scene.
+
+        Args:
+            row: of the picture.
+            scene: that it should show.
+        """
         return int(self.objects[row].sum()) - sum(self.objects_found(row, scene))
 
     def background_correct(self, row: int, scene: Scene) -> bool:
-        """Whether picture `row` shows the scene's background."""
+        """Whether the scene's background is found.
+
+        Args:
+            row: of the picture.
+            scene: that it should show.
+        """
         return BACKGROUND_WORDS[int(self.places[row])] == scene.background
 
     def adjectives_correct(self, row: int, scene: Scene) -> list[bool]:
-        """Whether each colour and size that a scene names is what its object shows; an absent object shows nothing."""
+        """Whether each colour and size in a scene is found of its object; never of an absent one.
+
+        Args:
+            row: of the picture.
+            scene: that it should show.
+        """
         right = []
         for placed in scene.objects:
             there = bool(self.objects[row, WORDS.index(placed.word)])
@@ -107,34 +151,50 @@ class ScenePredictions:
 
 
 @torch.no_grad()
-def classify(judge: SceneClassifier, pixels: Bytes, batch: int = 50) -> ScenePredictions:
-    """Classifies pictures, uint8 [N, S, S, 3]."""
-    parts = [judge(_tensor(pixels[start : start + batch])) for start in range(0, len(pixels), batch)]
+def classify(classifier: SceneClassifier, pixels: Bytes, batch: int = 50) -> ScenePredictions:
+    """Classify pictures.
+
+    Args:
+        classifier: the classifier.
+        pixels: uint8 [N, S, S, 3].
+        batch: pictures at a time.
+    """
+    parts = [classifier(_tensor(pixels[start : start + batch])) for start in range(0, len(pixels), batch)]
     there, places, looks = (torch.cat(column) for column in zip(*parts, strict=True))
     return ScenePredictions(there > 0, places.argmax(1), looks)
 
 
 def scene_labels(scenes: list[Scene]) -> SceneLabels:
-    """What scenes show. A thing drawn in its own colour says nothing of colours."""
+    """Training targets; an object in its own colour has none for colours.
+
+    Args:
+        scenes: N of them.
+    """
     objects = torch.tensor([[float(word in scene.words) for word in WORDS] for scene in scenes])
     looks = torch.full((len(scenes), len(WORDS), len(ADJECTIVES)), float(_UNKNOWN))
     for row, scene in enumerate(scenes):
         for placed in scene.objects:
-            said = looks[row, WORDS.index(placed.word)]
-            said[len(COLOURS) :] = torch.tensor([float(placed.scale == scale) for scale in SCALES])
+            targets = looks[row, WORDS.index(placed.word)]
+            targets[len(COLOURS) :] = torch.tensor([float(placed.scale == scale) for scale in SCALES])
             if placed.colour:
-                said[: len(COLOURS)] = torch.tensor([float(placed.colour == colour) for colour in COLOURS])
+                targets[: len(COLOURS)] = torch.tensor([float(placed.colour == colour) for colour in COLOURS])
     return SceneLabels(objects, torch.tensor([BACKGROUND_WORDS.index(scene.background) for scene in scenes]), looks)
 
 
 @torch.no_grad()
-def frechet_distance(judge: SceneClassifier, first: Bytes, second: Bytes) -> float:
-    """Frechet distance (Heusel et al., arXiv 1706.08500) between two sets of pictures in the judge's features."""
+def frechet_distance(classifier: SceneClassifier, first: Bytes, second: Bytes) -> float:
+    """Frechet distance (Heusel et al., arXiv 1706.08500) between two sets of pictures in the classifier's features.
+
+    Args:
+        classifier: the classifier.
+        first: uint8 [N, S, S, 3].
+        second: uint8 [M, S, S, 3].
+    """
     from scipy.linalg import sqrtm
 
     moments = []
     for pixels in (first, second):
-        parts = [judge.features(_tensor(pixels[i : i + 50])).mean((2, 3)) for i in range(0, len(pixels), 50)]
+        parts = [classifier.features(_tensor(pixels[i : i + 50])).mean((2, 3)) for i in range(0, len(pixels), 50)]
         rows = torch.cat(parts).double().numpy()
         moments.append((rows.mean(0), np.cov(rows, rowvar=False)))
     (mean, spread), (other_mean, other_spread) = moments
@@ -148,16 +208,19 @@ def _tensor(pixels: Bytes) -> Tensor:
 
 
 def load_classifier(path: Path) -> SceneClassifier:
-    """The judge whose weights lie in a .safetensors file.
+    """The classifier with weights from a .safetensors file.
+
+    Args:
+        path: of the file.
 
     Raises:
-        ModelError: there is no such file, or it holds something else.
+        ModelError: there is no such file, or it holds other weights.
     """
     from safetensors.torch import load_file
 
-    judge = SceneClassifier().eval()
+    classifier = SceneClassifier().eval()
     try:
-        judge.load_state_dict({name: weight.float() for name, weight in load_file(path).items()})
+        classifier.load_state_dict({name: weight.float() for name, weight in load_file(path).items()})
     except (OSError, RuntimeError) as error:
-        raise ModelError(f"the judge of drawn pictures must lie in {path}, found none that fits") from error
-    return judge
+        raise ModelError(f"the classifier of drawn scenes must be in {path}, found none that fits") from error
+    return classifier

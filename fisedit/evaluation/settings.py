@@ -1,4 +1,4 @@
-"""What an evaluation is told: frozen values without torch, so that the command line can build them."""
+"""Settings of the evaluations: frozen values without torch, so that the command line can build them."""
 
 from __future__ import annotations
 

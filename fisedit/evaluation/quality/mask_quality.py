@@ -46,7 +46,7 @@ NOTES = (
     "IoU, precision and recall are by latent cells of 8x8 pixels; one is true if any of its pixels is",
     "coverage is the mask's area over the true pixels; the true cells themselves have more than 1",
     "GMACs are those of the whole edit that would follow, probe steps included",
-    "an inserted object's truth is the box of the one that was drawn; no prompt tells where in the sky it is",
+    "an inserted object's truth is the box of the one that was drawn; no prompt says where in the sky it is",
 )
 
 

@@ -1,4 +1,4 @@
-"""What a drawn object is painted with where words do not say it: hues and patterns. Knows pixels and masks alone."""
+"""Hues and patterns of drawn objects that no prompt describes. Knows pixels and masks alone."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ PATTERNS = ("plain", "stripes", "dots")
 
 @dataclass(frozen=True)
 class Appearance:
-    """What an object is painted with: one hue, or two in a pattern.
+    """One hue, or two in a pattern.
 
     Args:
-        hues: in degrees. saturation: 0 to 1. pattern: one of `PATTERNS`.
-        period: of the pattern, as a share of the picture's side. turn: its direction, in radians.
+        hues: in degrees.
+        saturation: 0 to 1.
+        pattern: one of `PATTERNS`.
+        period: of the pattern, as a share of the picture's side.
+        turn: the pattern's direction, in radians.
     """
 
     hues: tuple[float, float]
@@ -30,7 +33,15 @@ class Appearance:
     turn: float = 0.0
 
     def paint(self, pixels: Bytes, mask: Mask) -> Bytes:
-        """Pixels [S, S, 3] with what `mask` [S, S] covers painted; light and shade stay."""
+        """Recolour the pixels of a mask; their brightness is kept, in a smaller range.
+
+        Args:
+            pixels: uint8 [S, S, 3].
+            mask: bool [S, S].
+
+        Returns:
+            uint8 [S, S, 3].
+        """
         hsv = np.array(Image.fromarray(pixels).convert("HSV"))
         second = self._second(*mask.shape)
         hues = np.where(second, self.hues[1], self.hues[0]) % 360 * (256 / 360)
@@ -42,7 +53,7 @@ class Appearance:
         return whole
 
     def _second(self, height: int, width: int) -> Mask:
-        """Where the second hue is."""
+        """Mask of the second hue, bool [height, width]."""
         y, x = np.mgrid[:height, :width].astype(np.float32)
         along: Floats = (x * np.cos(self.turn) + y * np.sin(self.turn)) / (self.period * width)
         across: Floats = (y * np.cos(self.turn) - x * np.sin(self.turn)) / (self.period * width)
@@ -57,9 +68,14 @@ class Appearance:
 
 @dataclass(frozen=True)
 class Palette:
-    """Which looks are drawn: from the ranges of hues, in degrees, and of saturations, 0 to 1; and which patterns.
+    """Ranges that appearances are sampled from.
 
-    A small autoencoder can paint only colours that it has met: where it can't, no adapter can.
+    A small autoencoder reproduces only colours of its training data, and no adapter can add others.
+
+    Args:
+        hues: from and to, in degrees.
+        saturations: from and to, 0 to 1.
+        patterns: some of `PATTERNS`.
     """
 
     hues: tuple[float, float] = (0, 360)
@@ -68,7 +84,12 @@ class Palette:
 
 
 def sample_appearance(rng: np.random.Generator, palette: Palette) -> Appearance:
-    """A look at random; every other one is plain where the palette has that."""
+    """Sample an appearance; every other one is plain if the palette allows it.
+
+    Args:
+        rng: the only source of randomness.
+        palette: the ranges.
+    """
     first, second = rng.uniform(*palette.hues, size=2)
     plain = "plain" in palette.patterns and bool(rng.random() < 0.5)
     return Appearance(

@@ -29,7 +29,7 @@ FONT_PATHS = (
     Path("/usr/share/fonts/google-noto-emoji/NotoColorEmoji.ttf"),
 )
 _STRIKE = 109  # the one size at which the font holds its bitmaps
-_FAINTEST = 8  # alpha below this (of 255) is dropped, so that a mask has no invisible rim
+_FAINTEST = 8  # alpha below this (of 255) is dropped, so that a mask has no invisible boundary
 _COLOURED = 0.25  # saturation from which a pixel of a glyph has a colour to change
 _SAME_HUE = 45.0  # degrees around a glyph's own hue that change with it
 _PALE = {"pink": 0.55}  # saturation kept, where a colour's name asks for less of it
@@ -43,10 +43,10 @@ class FontMissing(FisEditError):
 
 @lru_cache(maxsize=1)
 def emoji_font() -> ImageFont.FreeTypeFont:
-    """Noto Color Emoji, from wherever the system keeps it.
+    """Noto Color Emoji, from one of `FONT_PATHS`.
 
     Raises:
-        FontMissing: none of the known places has it.
+        FontMissing: none of them exists.
     """
     for path in FONT_PATHS:
         if path.is_file():
@@ -58,13 +58,18 @@ def emoji_font() -> ImageFont.FreeTypeFont:
 
 @lru_cache(maxsize=2048)
 def glyph_pixels(glyph: str, size: int, colour: str = "", hue: float = 0.0) -> Bytes:
-    """A glyph fitted into a square and standing on its lower edge: uint8 [size, size, 4], straight alpha.
+    """A glyph scaled into a square, on its lower edge.
 
     Args:
-        size: side of the square in pixels.
-        colour: a colour's name, "" to leave the glyph as it is. hue: that colour's, in degrees.
+        glyph: the emoji.
+        size: side of the square, in pixels.
+        colour: one of `COLOURS`; "" for the glyph's own.
+        hue: that colour's, in degrees.
+
+    Returns:
+        uint8 [size, size, 4], straight alpha.
     """
-    ink = _ink(glyph)
+    ink = _glyph_image(glyph)
     if colour:
         ink = _recoloured(ink, hue, _PALE.get(colour, 1.0))
     scale = size / max(ink.size)
@@ -78,13 +83,27 @@ def glyph_pixels(glyph: str, size: int, colour: str = "", hue: float = 0.0) -> B
 
 @lru_cache(maxsize=128)
 def headroom(glyph: str) -> float:
-    """The share of its square that a fitted glyph leaves empty above itself: some are wider than tall."""
-    ink = _ink(glyph)
+    """The share of its square above a scaled glyph that is empty, as some are wider than tall.
+
+    Args:
+        glyph: the emoji.
+    """
+    ink = _glyph_image(glyph)
     return 1 - ink.height / max(ink.size)
 
 
 def paste(pixels: Bytes, glyph: Bytes, left: int, top: int) -> Mask:
-    """Blends a glyph into `pixels` [S, S, 3] in place and returns the pixels that it covers, bool [S, S]."""
+    """Blend a glyph into a picture, in place.
+
+    Args:
+        pixels: uint8 [S, S, 3].
+        glyph: uint8 [n, n, 4].
+        left: first column.
+        top: first row.
+
+    Returns:
+        The pixels that it covers, bool [S, S].
+    """
     size = glyph.shape[0]
     region = pixels[top : top + size, left : left + size]
     alpha = glyph[..., 3:].astype(np.float32) / 255
@@ -96,7 +115,17 @@ def paste(pixels: Bytes, glyph: Bytes, left: int, top: int) -> Mask:
 
 @lru_cache(maxsize=256)
 def draw_background(background: Background, weather: Weather | None, horizon: int, side: int) -> Bytes:
-    """Sky, stars, hills and weather: uint8 [side, side, 3], not to be written to; `horizon` in cells."""
+    """Sky, stars, hills and weather.
+
+    Args:
+        background: colours and hills.
+        weather: None for clear weather.
+        horizon: in cells from the top.
+        side: of the picture, in pixels.
+
+    Returns:
+        uint8 [side, side, 3], cached: not to be written to.
+    """
     cell = side / CELLS
     depth = np.arange(side, dtype=np.float32)[:, None] + 0.5
     pixels = np.broadcast_to(
@@ -115,7 +144,7 @@ def draw_background(background: Background, weather: Weather | None, horizon: in
     return np.round(pixels).astype(np.uint8)
 
 
-def _ink(glyph: str) -> Image.Image:
+def _glyph_image(glyph: str) -> Image.Image:
     """A glyph at the font's own size, without empty rows and columns around it."""
     canvas = Image.new("RGBA", (_STRIKE * 2, _STRIKE * 2))
     ImageDraw.Draw(canvas).text((_STRIKE // 2, _STRIKE // 2), glyph, font=emoji_font(), embedded_color=True)
@@ -123,7 +152,7 @@ def _ink(glyph: str) -> Image.Image:
 
 
 def _recoloured(ink: Image.Image, hue: float, saturation: float) -> Image.Image:
-    """A glyph whose own colour, the hue most of it has, is turned to another."""
+    """A glyph with its most frequent hue turned to another."""
     alpha = ink.getchannel("A")
     h, s, v = (np.array(band, np.float32) for band in ink.convert("RGB").convert("HSV").split())
     degrees = h * (360 / 256)

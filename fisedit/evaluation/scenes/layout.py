@@ -1,7 +1,7 @@
-"""Scenes at random, scenes for a prompt, and pairs of scenes that differ in one thing: the truth of an edit.
+"""Sampled scenes, scenes for a prompt, and pairs of scenes that differ in one property: the truth of an edit.
 
-Everything comes from a seed. An object's place depends on the seed, on how many objects there are and on which one it
-is, but not on its word, so two prompts of the same shape and seed put their objects in the same boxes.
+Everything is sampled from a seed. An object's place depends on the seed, on the number of objects and on its index, but
+not on its word, so two prompts of the same shape and seed put their objects in the same boxes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ _WORDINGS = 1 << 20
 
 
 def scene_for(prompt: str, seed: int) -> Scene:
-    """A scene that a prompt asks for, laid out by a seed.
+    """The scene that a prompt requests.
+
+    Args:
+        prompt: in plain English.
+        seed: of the layout.
 
     Raises:
         SceneError: the prompt names no object or no background, or more than fits.
@@ -42,17 +46,21 @@ def scene_for(prompt: str, seed: int) -> Scene:
 
 
 def arrange(request: SceneRequest, rng: np.random.Generator) -> Scene:
-    """Puts what is asked for in its place; draws the same numbers whatever the words are.
+    """Lay out what is requested, with the same random numbers whatever the words are.
+
+    Args:
+        request: of a prompt.
+        rng: the only source of randomness.
 
     Raises:
-        SceneError: it is more than fits.
+        SceneError: more is requested than fits.
     """
-    ground = [asked for asked in request.objects if asked.word not in SKY_WORDS]
-    sky = [asked for asked in request.objects if asked.word in SKY_WORDS]
+    ground = [requested for requested in request.objects if requested.word not in SKY_WORDS]
+    sky = [requested for requested in request.objects if requested.word in SKY_WORDS]
     stacked = request.relation == "on top of" and len(ground) > 1
     room = 2 if stacked else len(_SIZES)
     if len(ground) > room or len(sky) > _FLYING:
-        words = ", ".join(asked.word for asked in request.objects)
+        words = ", ".join(requested.word for requested in request.objects)
         raise SceneError(f"a scene has room for {room} objects and {_FLYING} in the sky, got {words}: name fewer")
     horizon = int(rng.integers(16, 19))
     shares = rng.random((len(_SIZES), 2))
@@ -60,17 +68,17 @@ def arrange(request: SceneRequest, rng: np.random.Generator) -> Scene:
     if stacked:
         placed = _stack(ground, shares)
     else:
-        placed = [_stand(asked, i, len(ground), shares[i], request.relation) for i, asked in enumerate(ground)]
-    for asked, share in zip(sky, flying, strict=False):
-        placed.append(_fly(asked, placed, share))
+        placed = [_stand(requested, i, len(ground), shares[i], request.relation) for i, requested in enumerate(ground)]
+    for requested, share in zip(sky, flying, strict=False):
+        placed.append(_fly(requested, placed, share))
     relation = request.relation if len(ground) > 1 else "and"
     return Scene(request.background, horizon, tuple(placed), request.weather, relation)
 
 
-def _stand(asked: ObjectRequest, slot: int, count: int, share: np.ndarray, relation: str) -> PlacedObject:
-    """An object somewhere in its own column of the ground, so that no two overlap."""
-    size = _SCALED[asked.scale][count] if asked.scale and count <= 2 else _SIZES[count]
-    if asked.accessory and not asked.scale:
+def _stand(requested: ObjectRequest, slot: int, count: int, share: np.ndarray, relation: str) -> PlacedObject:
+    """An object in its own column of the ground, so that no two overlap."""
+    size = _SCALED[requested.scale][count] if requested.scale and count <= 2 else _SIZES[count]
+    if requested.accessory and not requested.scale:
         size -= size // 7
     start, stop = slot * CELLS // count, (slot + 1) * CELLS // count
     if relation == "next to" and slot < 2:  # both at the wall between them
@@ -78,7 +86,13 @@ def _stand(asked: ObjectRequest, slot: int, count: int, share: np.ndarray, relat
     else:
         left = start + int(share[0] * (stop - start - size + 1))
     return PlacedObject(
-        asked.word, left, 28 + int(share[1] * 3), size, asked.colour, asked.scale if count <= 2 else "", asked.accessory
+        requested.word,
+        left,
+        28 + int(share[1] * 3),
+        size,
+        requested.colour,
+        requested.scale if count <= 2 else "",
+        requested.accessory,
     )
 
 
@@ -89,7 +103,7 @@ def _stack(ground: list[ObjectRequest], shares: np.ndarray) -> list[PlacedObject
     return [PlacedObject(a.word, left, b, _STACKED, a.colour) for a, b in zip(ground, heights, strict=True)]
 
 
-def _fly(asked: ObjectRequest, others: list[PlacedObject], share: np.ndarray) -> PlacedObject:
+def _fly(requested: ObjectRequest, others: list[PlacedObject], share: np.ndarray) -> PlacedObject:
     """An object in the sky, over no other if there is room."""
     bottom = _SKY + 1 + int(share[1] * 3)
     lefts = [
@@ -97,16 +111,16 @@ def _fly(asked: ObjectRequest, others: list[PlacedObject], share: np.ndarray) ->
         for left in range(CELLS - _SKY + 1)
         if all(o.top >= bottom or o.right <= left or o.left >= left + _SKY for o in others)
     ] or list(range(CELLS - _SKY + 1))
-    return PlacedObject(asked.word, lefts[int(share[0] * len(lefts))], bottom, _SKY, asked.colour)
+    return PlacedObject(requested.word, lefts[int(share[0] * len(lefts))], bottom, _SKY, requested.colour)
 
 
 def sample_scene(rng: np.random.Generator, count: int | None = None, sky: bool | None = None) -> Scene:
-    """A scene at random.
+    """Sample a scene.
 
     Args:
         rng: the only source of randomness; the same state gives the same scene.
-        count: how many objects stand on the ground, 1 to 4; drawn when None.
-        sky: whether one more object is in the sky; one time in four when None.
+        count: number of objects on the ground, 1 to 4; None to sample it.
+        sky: whether one more object is in the sky; None for one time in four.
     """
     n = int(rng.choice((1, 2, 3, 4), p=(0.35, 0.38, 0.17, 0.1))) if count is None else count
     above = bool(rng.random() < 0.25) if sky is None else sky
@@ -115,7 +129,7 @@ def sample_scene(rng: np.random.Generator, count: int | None = None, sky: bool |
     relation = str(rng.choice(RELATIONS, p=(0.6, 0.2, 0.2))) if n == 2 else "and"
     scaled = int(rng.integers(n)) if n <= 2 and relation == "and" and rng.random() < 0.4 else -1
     objects = tuple(
-        _sample_asked(rng, word, i == scaled, n <= 3 and relation != "on top of") for i, word in enumerate(words)
+        _sample_object(rng, word, i == scaled, n <= 3 and relation != "on top of") for i, word in enumerate(words)
     )
     weather = str(rng.choice([w.word for w in WEATHERS])) if rng.random() < 0.15 else ""
     background = BACKGROUNDS[int(rng.integers(len(BACKGROUNDS)))].word
@@ -123,7 +137,7 @@ def sample_scene(rng: np.random.Generator, count: int | None = None, sky: bool |
     return replace(arrange(SceneRequest(objects, background, weather, relation), rng), wording=wording)
 
 
-def _sample_asked(rng: np.random.Generator, word: str, scaled: bool, dressed: bool) -> ObjectRequest:
+def _sample_object(rng: np.random.Generator, word: str, scaled: bool, dressed: bool) -> ObjectRequest:
     thing = OBJECT[word]
     colour = str(rng.choice(list(COLOURS))) if thing.colours and rng.random() < 0.5 else ""
     scale = str(rng.choice(SCALES)) if scaled else ""
@@ -133,10 +147,13 @@ def _sample_asked(rng: np.random.Generator, word: str, scaled: bool, dressed: bo
 
 @dataclass(frozen=True)
 class SceneChange:
-    """An edit with its truth: two scenes that differ in one thing.
+    """An edit with its truth: two scenes that differ in one property.
 
     Args:
-        kind: one of `KINDS`. before, after: the scenes. index: the object concerned, -1 for the whole background.
+        kind: one of `CHANGE_KINDS`.
+        before: the source's scene.
+        after: the edit's scene.
+        index: of the object concerned, -1 for the whole background.
     """
 
     kind: str
@@ -146,18 +163,27 @@ class SceneChange:
 
     @property
     def prompts(self) -> tuple[str, str]:
-        """What is said before and after."""
+        """The prompts before and after."""
         return describe_scene(self.before).text, describe_scene(self.after).text
 
     def region(self, side: int = 256) -> Mask:
-        """The pixels in which the two scenes differ, bool [side, side]."""
+        """The pixels in which the two scenes differ, bool [side, side].
+
+        Args:
+            side: of the pictures, in pixels.
+        """
         before, after = render(self.before, side).pixels, render(self.after, side).pixels
         differ: Mask = np.any(before != after, axis=-1)
         return differ
 
 
 def sample_change(rng: np.random.Generator, kind: str) -> SceneChange:
-    """A change at random, both prompts in the same wording; `kind` is one of `KINDS`."""
+    """Sample a change, with both prompts in the same wording.
+
+    Args:
+        rng: the only source of randomness.
+        kind: one of `CHANGE_KINDS`.
+    """
     while True:
         change = _CHANGES[kind](rng, sample_scene(rng))
         if change is not None:

@@ -1,7 +1,7 @@
-"""Scenes in plain English, and back: how a scene is said, and what a prompt asks for.
+"""Scenes to prompts in plain English, and prompts to what they request.
 
-Every way of saying uses the same few telling words, so reading needs no grammar: a noun names an object, an adjective
-before it describes it, what comes after "wearing" or "with" sits on its head.
+Every wording uses the same few keywords, so parsing needs no grammar: a noun names an object, an adjective before it
+describes it, and an accessory after "wearing" or "with" is worn by it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MARKS = {
 
 @dataclass(frozen=True)
 class CharacterSpan:
-    """Where a word stands in a prompt: characters [start, stop)."""
+    """A word's characters [start, stop) in a prompt."""
 
     start: int
     stop: int
@@ -47,7 +47,12 @@ class CharacterSpan:
 
 @dataclass(frozen=True)
 class ScenePrompt:
-    """A prompt, and the spans in it of the nouns of a scene's `parts`, in their order."""
+    """A prompt, and the spans of the nouns of a scene's `parts`.
+
+    Args:
+        text: the prompt.
+        spans: in the order of the parts.
+    """
 
     text: str
     spans: tuple[CharacterSpan, ...]
@@ -55,7 +60,7 @@ class ScenePrompt:
 
 @dataclass(frozen=True)
 class ObjectRequest:
-    """One object that a prompt asks for."""
+    """One object that a prompt requests."""
 
     word: str
     colour: str = ""
@@ -65,7 +70,14 @@ class ObjectRequest:
 
 @dataclass(frozen=True)
 class SceneRequest:
-    """What a prompt asks for; objects in the order they are said in, those in the sky last."""
+    """What a prompt requests.
+
+    Args:
+        objects: in the order of the prompt, those in the sky last.
+        background: a word of `BACKGROUND`.
+        weather: a word of `WEATHER`, or "".
+        relation: one of `RELATIONS`.
+    """
 
     objects: tuple[ObjectRequest, ...]
     background: str
@@ -74,7 +86,11 @@ class SceneRequest:
 
 
 def describe_scene(scene: Scene) -> ScenePrompt:
-    """The prompt of a scene, in the wording it asks for."""
+    """The prompt of a scene, in its own wording.
+
+    Args:
+        scene: whose `wording` selects the phrases.
+    """
     text, found = "", {}
     for piece, part in _pieces(scene):
         if part is not None:
@@ -93,7 +109,7 @@ def _pieces(scene: Scene) -> Iterator[tuple[str, tuple[int, str] | None]]:
     opening, background = choose(_OPENINGS), choose(BACKGROUND[scene.background].phrases, 0.8)
     wearing, first = choose(_WEARING), choose(("last", "first"), 0.3) == "first"
     under = choose(("under", "below"), 0.3)
-    weather = choose(WEATHER[scene.weather].phrases, 0.8) if scene.weather else ""  # last: the rest is said alike
+    weather = choose(WEATHER[scene.weather].phrases, 0.8) if scene.weather else ""  # last: the rest is worded alike
     ground = [i for i, placed in enumerate(scene.objects) if placed.word not in SKY_WORDS]
     sky = [i for i in range(len(scene.objects)) if i not in ground]
     place = f"{background} {weather}".strip()
@@ -121,7 +137,10 @@ def _noun_phrase(placed: PlacedObject, index: int, wearing: str) -> Iterator[tup
 
 
 def parse_prompt(prompt: str) -> SceneRequest:
-    """What a prompt asks for; words that no scene knows are passed over.
+    """What a prompt requests; unknown words are ignored.
+
+    Args:
+        prompt: in plain English.
 
     Raises:
         SceneError: it names no background, or no object.
@@ -135,14 +154,16 @@ def parse_prompt(prompt: str) -> SceneRequest:
             objects.append(ObjectRequest(word, colour, next((w for w in before if w in SCALES), "")))
         elif word in ACCESSORIES and objects and OBJECT[objects[-1].word].wears:
             objects[-1] = ObjectRequest(objects[-1].word, objects[-1].colour, objects[-1].scale, word)
-    backgrounds = [name for name in BACKGROUND if _said(words, name)]
+    backgrounds = [name for name in BACKGROUND if _mentions(words, name)]
     if not backgrounds or not objects:
         raise SceneError(f"a scene needs an object and a background, got {prompt!r}: for example 'a cat on a beach'")
-    weather = next((name for name in WEATHER if _said(words, name)), "")
+    weather = next((name for name in WEATHER if _mentions(words, name)), "")
     text = f" {' '.join(words)} "
     relation = next((r for r in RELATIONS[1:] if f" {r} " in text), "and")
-    objects.sort(key=lambda asked: asked.word in SKY_WORDS)
-    return SceneRequest(tuple({asked.word: asked for asked in objects}.values()), backgrounds[0], weather, relation)
+    objects.sort(key=lambda requested: requested.word in SKY_WORDS)
+    return SceneRequest(
+        tuple({requested.word: requested for requested in objects}.values()), backgrounds[0], weather, relation
+    )
 
 
 def _adjectives(words: tuple[str, ...], at: int) -> tuple[str, ...]:
@@ -152,7 +173,7 @@ def _adjectives(words: tuple[str, ...], at: int) -> tuple[str, ...]:
     return words[start:at]
 
 
-def _said(words: tuple[str, ...], name: str) -> bool:
+def _mentions(words: tuple[str, ...], name: str) -> bool:
     text = f" {' '.join(words)} "
     return any(f" {' '.join(mark)} " in text for mark in _MARKS[name])
 

@@ -1,7 +1,7 @@
-"""Drawn scenes as values: what stands where, and the same scene with one thing changed.
+"""Drawn scenes as values: which object is where, and the same scene with one property changed.
 
 A scene is frozen and has no pixels; `render` draws it at any size. Positions are in cells, 1/32 of the side: at 256 px
-they are the latent grid of a factor-8 autoencoder, so a very small one meets each glyph in few phases and can be sharp.
+they are the latent grid of a factor-8 autoencoder, so a very small one sees each glyph at few offsets and can be sharp.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from fisedit.evaluation.scenes.drawing import CELLS, Bytes, Mask, draw_backgroun
 from fisedit.evaluation.scenes.vocabulary import ACCESSORIES, BACKGROUND, COLOURS, OBJECT, SCALES, WEATHER
 
 _WORN = 0.55, 0.18
-"""An accessory's share of its wearer's size, and how much of itself it overlaps him."""
+"""An accessory's share of its wearer's size, and the share of itself that overlaps the wearer."""
 
 
 class SceneError(InputError):
-    """A scene was asked for something that it can't show."""
+    """A scene was requested that cannot be drawn."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,13 @@ class PlacedObject:
     """One object in its square box.
 
     Args:
-        word: its noun. left, bottom, size: its box, in cells.
-        colour: one of `COLOURS`, or "". scale: "big", "small" or ""; says what `size` shows. accessory: worn, or "".
+        word: its noun.
+        left: first column of its box, in cells.
+        bottom: first row below its box, in cells.
+        size: side of its box, in cells.
+        colour: one of `COLOURS`, or "".
+        scale: "big", "small" or "", the word for `size`.
+        accessory: one of `ACCESSORIES`, or "".
     """
 
     word: str
@@ -62,7 +67,7 @@ class PlacedObject:
 
     @property
     def worn_size(self) -> int:
-        """The size of its accessory, if it wears one."""
+        """The size of its accessory, in cells."""
         return round(self.size * _WORN[0])
 
     @property
@@ -74,14 +79,15 @@ class PlacedObject:
 
 @dataclass(frozen=True)
 class Scene:
-    """What a picture shows.
+    """The content of a picture.
 
     Args:
-        background: a word of `BACKGROUND`. horizon: in cells from the top.
+        background: a word of `BACKGROUND`.
+        horizon: in cells from the top.
         objects: different from one another; those on the ground from left to right, then those in the sky.
         weather: a word of `WEATHER`, or "".
         relation: how the first object stands to the second: "and", "next to" or "on top of".
-        wording: chooses among ways to say it; 0 is the plainest.
+        wording: selects the prompt's phrases; 0 is the plainest.
     """
 
     background: str
@@ -116,27 +122,45 @@ class Scene:
         return tuple(word for _, word in self.parts)
 
     def change(self, index: int, **changes: object) -> Scene:
-        """The same scene, some fields of one object changed; its place stays unless it is among them."""
+        """The same scene with some fields of one object changed.
+
+        Args:
+            index: of the object.
+            **changes: fields of `PlacedObject`.
+        """
         objects = list(self.objects)
         objects[index] = replace(objects[index], **changes)  # type: ignore[arg-type]
         return replace(self, objects=tuple(objects))
 
     def without(self, index: int) -> Scene:
-        """The same scene, one object gone."""
+        """The same scene without one object.
+
+        Args:
+            index: of the object.
+        """
         relation = "and" if index < 2 else self.relation
         return replace(self, objects=self.objects[:index] + self.objects[index + 1 :], relation=relation)
 
 
 @dataclass(frozen=True)
 class RenderedScene:
-    """A rendered scene: `pixels` uint8 [S, S, 3], `masks` bool [parts, S, S], what of each part can be seen."""
+    """A rendered scene.
+
+    Args:
+        pixels: uint8 [S, S, 3].
+        masks: the visible pixels of each part, bool [parts, S, S].
+    """
 
     pixels: Bytes
     masks: Mask
 
 
 def render(scene: Scene, side: int = 256) -> RenderedScene:
-    """Draws a scene at `side` x `side` pixels (a multiple of 32).
+    """Draw a scene.
+
+    Args:
+        scene: what is drawn.
+        side: of the picture in pixels, a multiple of 32.
 
     Raises:
         SceneError: `side` is not a multiple of 32.

@@ -1,4 +1,4 @@
-"""The words that a drawn scene may use. Knows nothing of layout, pixels or models."""
+"""The words of drawn scenes: objects, backgrounds, weather. Knows nothing of layout, pixels or models."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ Rgb = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class ObjectKind:
-    """One object.
+    """A kind of object.
 
     Args:
-        word: its noun. glyph: its emoji. family: animal, food, vehicle, building, plant, thing or sky.
-        colours: whether it comes in `COLOURS`. wears: whether it can wear `ACCESSORIES`.
-        the: whether there is only one of it ("the sun").
+        word: its noun.
+        glyph: its emoji.
+        family: animal, food, vehicle, building, plant, thing or sky.
+        colours: whether it can have one of `COLOURS`.
+        wears: whether it can wear one of `ACCESSORIES`.
+        the: whether its article is "the", as of the sun.
     """
 
     word: str
@@ -26,7 +29,7 @@ class ObjectKind:
 
     @property
     def in_sky(self) -> bool:
-        """Whether it flies instead of standing on the ground."""
+        """Whether it is in the sky instead of on the ground."""
         return self.family == "sky"
 
 
@@ -35,8 +38,12 @@ class Hill:
     """One layer of ground below the horizon.
 
     Args:
-        drop: distance below the horizon. swell: height of its waves. Both in cells, 1/32 of the side.
-        waves: how many waves cross the picture. turn: where they start, in turns.
+        top: colour at its edge.
+        bottom: colour at the bottom of the picture.
+        drop: distance below the horizon, in cells of 1/32 of the side.
+        swell: height of its waves, in cells.
+        waves: number of waves across the picture.
+        turn: phase of the waves, in turns.
         shape: wave, peaks or blocks.
     """
 
@@ -51,7 +58,16 @@ class Hill:
 
 @dataclass(frozen=True)
 class Background:
-    """One place or time of day: its word, ways to say it (the plainest first), and its colours from top to bottom."""
+    """A place or time of day.
+
+    Args:
+        word: its name.
+        phrases: of prompts, the plainest first.
+        sky_top: colour at the top of the picture.
+        sky_bottom: colour at the horizon.
+        hills: layers of ground, from back to front.
+        stars: whether the sky has stars.
+    """
 
     word: str
     phrases: tuple[str, ...]
@@ -63,40 +79,50 @@ class Background:
 
 @dataclass(frozen=True)
 class Weather:
-    """What falls or hangs in the air: its word, ways to say it, and the colour it gives the picture."""
+    """Rain, snow or fog.
+
+    Args:
+        word: its name.
+        phrases: of prompts, the plainest first.
+        tint: colour that the picture is blended with.
+    """
 
     word: str
     phrases: tuple[str, ...]
     tint: Rgb
 
 
-def _all(family: str, glyphs: str, *, colours: str = "", wears: bool = False, the: str = "") -> tuple[ObjectKind, ...]:
+def _object_kinds(
+    family: str, glyphs: str, *, colours: str = "", wears: bool = False, the: str = ""
+) -> tuple[ObjectKind, ...]:
     pairs = [pair.split(":") for pair in glyphs.split()]
     return tuple(ObjectKind(w, g, family, w in colours.split(), wears, w in the.split()) for w, g in pairs)
 
 
 OBJECTS = (
-    *_all(
+    *_object_kinds(
         "animal",
         "cat:🐱 dog:🐶 fox:🦊 panda:🐼 frog:🐸 lion:🦁 bear:🐻 rabbit:🐰 monkey:🐵 pig:🐷 cow:🐮 koala:🐨 tiger:🐯",
         wears=True,
     ),
-    *_all("animal", "owl:🦉 penguin:🐧 chick:🐤 turtle:🐢 elephant:🐘 fish:🐠"),
-    *_all(
+    *_object_kinds("animal", "owl:🦉 penguin:🐧 chick:🐤 turtle:🐢 elephant:🐘 fish:🐠"),
+    *_object_kinds(
         "food",
         "cake:🎂 pumpkin:🎃 mushroom:🍄 apple:🍎 pizza:🍕 burger:🍔 donut:🍩 banana:🍌 strawberry:🍓 pineapple:🍍",
         colours="apple mushroom",
     ),
-    *_all("vehicle", "car:🚗 bus:🚌 tractor:🚜 train:🚂 truck:🚚 bicycle:🚲 boat:⛵", colours="car tractor truck"),
-    *_all("building", "castle:🏰 house:🏠 tent:⛺ church:⛪ fountain:⛲"),
-    *_all("plant", "tree:🌳 cactus:🌵 palm:🌴 tulip:🌷 sunflower:🌻 pine:🌲", colours="tulip"),
-    *_all(
+    *_object_kinds(
+        "vehicle", "car:🚗 bus:🚌 tractor:🚜 train:🚂 truck:🚚 bicycle:🚲 boat:⛵", colours="car tractor truck"
+    ),
+    *_object_kinds("building", "castle:🏰 house:🏠 tent:⛺ church:⛪ fountain:⛲"),
+    *_object_kinds("plant", "tree:🌳 cactus:🌵 palm:🌴 tulip:🌷 sunflower:🌻 pine:🌲", colours="tulip"),
+    *_object_kinds(
         "thing",
         "robot:🤖 gift:🎁 guitar:🎸 book:📕 clock:⏰ drum:🥁 chair:🪑 ball:⚽ umbrella:☂ heart:❤ teddy:🧸 snowman:⛄ "
         "ghost:👻 trophy:🏆 bell:🔔",
         colours="book heart umbrella guitar clock",
     ),
-    *_all(
+    *_object_kinds(
         "sky",
         "sun:🌞 moon:🌝 rocket:🚀 balloon:🎈 cloud:☁ rainbow:🌈 plane:🛩 helicopter:🚁 star:⭐ butterfly:🦋",
         colours="balloon butterfly",
@@ -106,13 +132,13 @@ OBJECTS = (
 """Objects by family."""
 
 ACCESSORIES = {"hat": "🎩", "crown": "👑", "bow": "🎀"}
-"""What sits on a head: word -> emoji."""
+"""Accessory -> its emoji."""
 
 COLOURS = {"red": 2.0, "yellow": 50.0, "green": 130.0, "blue": 215.0, "purple": 280.0, "pink": 330.0}
 """Colour word -> hue in degrees."""
 
 SCALES = ("big", "small")
-"""Words for size; without one a thing has the size of its company."""
+"""Words for size; an object without one has the size of the others."""
 
 BACKGROUNDS = (
     Background(
