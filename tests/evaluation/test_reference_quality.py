@@ -24,12 +24,12 @@ from tests.evaluation.test_quality import needs_font
 SIDE = 128
 
 
-def whole(pixels) -> reference_quality.ObjectKind:
+def whole(pixels) -> reference_quality.MaskedObject:
     pixels = np.asarray(pixels, np.uint8)
     return pixels, np.ones(pixels.shape[:2], bool)
 
 
-def flat(*colour: int) -> reference_quality.ObjectKind:
+def flat(*colour: int) -> reference_quality.MaskedObject:
     return whole(np.full((16, 16, 3), colour))
 
 

@@ -96,7 +96,7 @@ def test_figures_of_a_judge_that_saw_what_was_asked(monkeypatch: pytest.MonkeyPa
     scenes = evaluation_scenes()
     others = [*scenes[1:], scenes[0]]
     for shown, least, most in ((scenes, 1, 1), (others, 0, 0.2)):
-        monkeypatch.setattr("training.evaluate.look", lambda *_, shown=shown: perfectly_seen(*shown))
+        monkeypatch.setattr("training.evaluate.classify", lambda *_, shown=shown: perfectly_seen(*shown))
         found = count_objects(None, scenes, None)
         shares = {f"objects_present_{n}" for n in (1, 2, 3)} | {"all_present", "adjectives_right", "background_right"}
         assert all(least <= found[name] <= most for name in shares), found
