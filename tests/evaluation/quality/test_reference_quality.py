@@ -19,7 +19,7 @@ from fisedit.evaluation.quality import reference_edits, reference_quality
 from fisedit.evaluation.quality.scene_edits import single_token_words
 from fisedit.evaluation.settings import ReferenceQualitySettings
 from fisedit.models.loader import load
-from tests.evaluation.test_quality import needs_font
+from tests.support.quality import needs_font
 
 SIDE = 128
 

@@ -1,0 +1,132 @@
+"""Whole runs of `bench quality`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from xml.etree import ElementTree as ET
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from fisedit import cli
+from fisedit.errors import Cancelled, InputError, ModelError
+from fisedit.evaluation.classifier import SceneClassifier
+from fisedit.evaluation.quality import edit_quality
+from fisedit.evaluation.quality.methods import METHODS
+from fisedit.evaluation.settings import EditQualitySettings
+from tests.support import pipelines as tiny
+from tests.support.quality import needs_font
+from training.tokens import build_tokenizer
+
+
+@pytest.fixture(scope="module")
+def spoken_pipe():
+    """A tiny pipeline whose tokenizer knows every word of the scenes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny, "build_tokenizer", build_tokenizer)
+        return tiny.build_pipeline("demo")
+
+
+@pytest.fixture
+def loaded(monkeypatch, spoken_pipe):
+    monkeypatch.setattr(edit_quality, "load", lambda *_, **__: spoken_pipe)
+
+
+@pytest.fixture(scope="module")
+def judge_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("judge") / "judge.safetensors"
+    torch.manual_seed(0)
+    save_file(SceneClassifier().state_dict(), path)
+    return path
+
+
+KEYS = ["settings", "notes", "summary", "classes", "whole", "misjudged", "rows", "edits"]
+
+
+@needs_font
+def test_two_edits_by_all_methods(loaded, judge_file, tmp_path):
+    steps = []
+    settings = EditQualitySettings(edits=2, num_inference_steps=3, classifier=judge_file, html=tmp_path)
+    told = edit_quality.measure_edit_quality(settings, lambda i, n, _: steps.append((i, n)))
+    assert list(told) == KEYS and steps == [(0, 2), (1, 2)]
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert [row["method"] for row in told["summary"]] == list(METHODS) and told["settings"]["edits"] == 2
+    assert all(set(edit["scores"]) == set(METHODS) for edit in told["edits"])
+    assert all(type(edit["scores"]["ours"]["success"]) is bool for edit in told["edits"])
+    assert [row["asked"] for row in told["whole"]] == ["words", "prompts alone", "words and prompts alone", "as edited"]
+    page = ET.fromstring((tmp_path / "report.html").read_text(encoding="utf-8"))
+    shown = [Image.open(tmp_path / image.get("src")).size for image in page.iter("img")]
+    assert len(shown) == 2 and all(width > 10 * height / 2 for width, height in shown)
+    assert len(page.findall(".//table")) == 4
+
+
+@needs_font
+def test_runs_repeat_and_need_no_judge(loaded, monkeypatch, tmp_path):
+    monkeypatch.setattr(edit_quality, "demo_folder", lambda: tmp_path)
+    settings = EditQualitySettings(edits=1, num_inference_steps=2, methods=("reprompt",))
+    first, again = (edit_quality.measure_edit_quality(settings) for _ in range(2))
+    assert first == again
+    assert first["edits"][0]["scores"]["reprompt"]["success"] is None and first["classes"] == []
+    assert "success is not measured: there is no judge.safetensors" in first["notes"][0]
+
+
+@needs_font
+def test_a_stopped_run_goes_on_from_its_journal(loaded, judge_file, tmp_path):
+    def stop(i, n, preview):
+        if i:
+            raise Cancelled
+
+    steps, kept = [], tmp_path / "kept.jsonl"
+    methods = ("ours", "diffedit", "reprompt")
+    plain = EditQualitySettings(edits=2, num_inference_steps=2, methods=methods, classifier=judge_file)
+    logged, measure = replace(plain, results_log=kept), edit_quality.measure_edit_quality
+    with pytest.raises(Cancelled):
+        measure(logged, stop)
+    told = measure(logged, lambda i, n, _: steps.append(i))
+    assert steps == [1] and told == measure(plain)
+    assert measure(logged, lambda i, n, _: steps.append(i)) == told and steps == [1]
+    with pytest.raises(InputError, match="other settings"):
+        measure(replace(logged, seed=1))
+
+
+def test_a_judge_that_was_named_must_be_there(tmp_path):
+    with pytest.raises(ModelError, match="classifier"):
+        edit_quality.measure_edit_quality(EditQualitySettings(edits=1, classifier=tmp_path / "none.safetensors"))
+
+
+def test_pie_bench_by_two_methods(loaded, dataset):
+    methods = ("ours-given", "no-edit")
+    settings = EditQualitySettings(edits=5, num_inference_steps=2, methods=methods, pie_bench=dataset)
+    told = edit_quality.measure_edit_quality(settings)
+    (edit,) = told["edits"]
+    given, kept = (edit["scores"][name] for name in ("ours-given", "no-edit"))
+    assert (edit["kind"], edit["whole"], given["success"]) == ("change object", None, None)
+    assert given["exact"] and given["published"]["psnr"] > kept["published"]["psnr"] > 0
+    assert {"PIE PSNR", "PIE MSE", "PIE SSIM"} <= set(told["summary"][0]) and not told["whole"]
+    assert any("LPIPS" in note for note in told["notes"]) and any("scaled from 512" in note for note in told["notes"])
+
+
+def test_the_command_line_hands_everything_on(monkeypatch, tmp_path, capsys):
+    told = {"summary": [{"method": "ours", "IoU": "0.9 (0.8)"}], "classes": [], "whole": [], "notes": ["a note"]}
+    asked = []
+    monkeypatch.setattr(edit_quality, "measure_edit_quality", lambda settings, _: asked.append(settings) or told)
+    arguments = [
+        "bench",
+        "quality",
+        "--edits",
+        "3",
+        "--methods",
+        "ours, reprompt",
+        "--seed",
+        "5",
+        "--html",
+        str(tmp_path),
+    ]
+    assert cli._run([*arguments, "--output", str(tmp_path / "report.json")], debug=True) == 0
+    assert asked == [EditQualitySettings(edits=3, methods=("ours", "reprompt"), seed=5, html=tmp_path)]
+    assert (asked[0].classifier, asked[0].guidance_scale) == (None, 4.0)
+    assert json.loads((tmp_path / "report.json").read_text()) == told
+    assert "0.9 (0.8)" in (said := capsys.readouterr().out) and "note: a note" in said

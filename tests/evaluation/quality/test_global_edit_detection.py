@@ -1,0 +1,31 @@
+"""Prompt pairs, and the detection of global edits on them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from fisedit.evaluation.quality import global_edit_detection
+from fisedit.evaluation.quality.global_edit_prompts import prompt_pairs
+from training.tokens import build_tokenizer
+
+
+def test_prompt_pairs_are_said_whole_or_not():
+    pairs = list(prompt_pairs(16, seed=3))
+    assert pairs == list(prompt_pairs(16, seed=3))
+    assert Counter(whole for *_, whole in pairs) == {True: 12, False: 4}
+    for old, new, _ in pairs[1::4]:  # reordered
+        assert old != new and Counter(re.findall(r"[a-z]+", old.replace("an ", "a "))) == Counter(
+            re.findall(r"[a-z]+", new.replace("an ", "a "))
+        )
+    assert all(old in new for old, new, _ in pairs[::2])
+
+
+def test_detection_counts_misses_and_false_alarms():
+    pairs = [("a cat on a beach", "a cat at night", True), ("a cat on a beach", "a dog on a beach", True)]
+    verdicts = global_edit_detection.detect_by_text(
+        [*pairs, ("a cat in the city", "a cat in space", False)], build_tokenizer()
+    )
+    assert [verdict.said for verdict in verdicts] == [True, False, True]
+    told = global_edit_detection.detection_row("words", verdicts)
+    assert (told["edits"], told["whole"], told["missed"], told["false alarms"], told["F1"]) == (3, 2, 1, 1, 0.5)

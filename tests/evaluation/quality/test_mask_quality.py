@@ -1,0 +1,38 @@
+"""Masks by every method: rows by hand, and a whole run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fisedit.evaluation.quality import mask_quality, metrics
+from fisedit.evaluation.settings import EvaluationSettings
+
+
+def test_recipes_rows_by_hand():
+    def one(iou: float, gmacs: float, fell_back: bool = False) -> mask_quality.MaskResult:
+        overlap = metrics.MaskOverlap(iou, 1.0, iou)
+        return mask_quality.MaskResult(metrics.MaskFit(overlap, overlap, 2.0), gmacs, fell_back)
+
+    found = [
+        {"a": one(0.2, 1), "b": one(1, 1)},
+        {"a": one(0.6, 3), "b": one(1, 1)},
+        {"a": one(1, 9, True), "b": one(1, 1)},
+    ]
+    every = mask_quality.mask_rows(["swap", "swap", "insert"], found)
+    assert [(row["kind"], row["recipe"], row["edits"]) for row in every] == [
+        *(("all", "a", 3), ("all", "b", 3), ("swap", "a", 2), ("swap", "b", 2), ("insert", "a", 1), ("insert", "b", 1))
+    ]
+    assert every[0]["IoU"]["median"] == 0.6 and every[0]["GMACs"]["median"] == 3
+    assert every[0]["fell back"]["mean"] == pytest.approx(1 / 3) and every[2]["IoU"]["median"] == pytest.approx(0.4)
+
+
+def test_every_recipe_is_measured_on_the_same_edits():
+    report = mask_quality.measure_mask_quality(EvaluationSettings(edits=3, num_inference_steps=4, seed=3))
+    assert {row["recipe"] for row in report["rows"]} == set(mask_quality.MASK_METHODS) and json.dumps(report)
+    assert [edit["kind"] for edit in report["edits"]] == ["swap", "insert", "delete"]
+    for row in report["rows"]:
+        assert (
+            all(0 <= row[name]["median"] <= 1 for name in ("IoU", "recall", "precision")) and row["GMACs"]["median"] > 0
+        )

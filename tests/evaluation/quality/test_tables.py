@@ -1,0 +1,33 @@
+"""Rows and tables by hand."""
+
+from __future__ import annotations
+
+from fisedit.evaluation.quality import tables
+from fisedit.evaluation.quality.scores import EditScore
+
+
+def scored(kind: str, success: bool | None, *, drawn: bool = True, macs: int = 2 * 10**9) -> object:
+    figures = ("background_psnr", "inside_psnr", "seam", "dense_psnr", "kept_psnr", "again_psnr")
+    blank = dict.fromkeys(("area", "whole", "fit", "exact", *figures))
+    return EditScore(kind, drawn, 5, macs, "", success=success, published=None, **blank)
+
+
+def test_rows_by_hand():
+    ours = [scored("swap", True), scored("swap", False), scored("delete", True, drawn=False), scored("weather", None)]
+    best = [scored("swap", True), scored("swap", True), None, scored("weather", None)]
+    found = tables.metric_rows({"ours": ours, "blended-true": best}, ("swap", "delete", "weather"))
+    by = {(row["method"], row["source"], row["kind"]): row for row in found}
+    assert by["ours", "drawn", "all"]["edits"] == 3 and by["ours", "drawn", "all"]["success"] == {
+        "mean": 0.5,
+        "edits": 2,
+    }
+    assert by["ours", "drawn", "all"]["relative success"] == {"mean": 0.5, "edits": 2}
+    assert by["ours", "generated", "delete"]["relative success"] == {"mean": None, "edits": 0}
+    assert by["ours", "drawn", "swap"]["GMACs"] == {"median": 2.0, "tail": 2.0, "edits": 2}
+    assert by["ours", "drawn", "swap"]["IoU"] == {"median": None, "tail": None, "edits": 0}
+    assert ("blended-true", "generated", "all") not in by
+    told = tables.format_table([by["ours", "drawn", "all"]], ("method",))
+    assert told == [
+        {"method": "ours", "success": "50% of 2", "relative success": "50% of 2", "fell back": "0%"}
+        | {"GMACs": "2 (2)", "evaluations": "5 (5)"}
+    ]
