@@ -20,7 +20,7 @@ from fisedit.evaluation.scenes.drawing import Bytes
 from fisedit.evaluation.scenes.scene import Scene
 from fisedit.evaluation.scenes.vocabulary import ACCESSORIES, BACKGROUNDS, COLOURS, OBJECTS, SCALES
 
-WORDS = (*(thing.word for thing in OBJECTS), *ACCESSORIES)
+WORDS = (*(object_kind.word for object_kind in OBJECTS), *ACCESSORIES)
 BACKGROUND_WORDS = tuple(background.word for background in BACKGROUNDS)
 ADJECTIVES = (*COLOURS, *SCALES)
 """First the colours, of which an object has one, then the sizes."""

@@ -40,7 +40,7 @@ share of the steps that the edit runs."""
 
 
 class StaleRows(CachedRows):
-    """Rows whose norms keep the source's statistics; they leave nothing for a later edit."""
+    """Rows whose norms keep the source's statistics; they record nothing for a later edit."""
 
     def affine(self, name: str, norm: nn.GroupNorm, rows: Rows) -> Tensor:
         """GroupNorm's scale and shift by the source's statistics."""

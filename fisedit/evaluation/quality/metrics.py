@@ -138,14 +138,14 @@ def _boundary_step(picture: Image, inside: BoolGrid) -> float | None:
     return float(boundary.mean()) if len(boundary) else None
 
 
-def f1_score(said: Sequence[bool], true: Sequence[bool]) -> float | None:
+def f1_score(detected: Sequence[bool], true: Sequence[bool]) -> float | None:
     """Harmonic mean of precision and recall; None where nothing is true and nothing was detected.
 
     Args:
-        said: whether each was detected.
+        detected: whether each was detected.
         true: whether each is true.
     """
-    pairs = list(zip(said, true, strict=True))
+    pairs = list(zip(detected, true, strict=True))
     hits, errors = pairs.count((True, True)), pairs.count((True, False)) + pairs.count((False, True))
     return 2 * hits / (2 * hits + errors) if hits + errors else None
 

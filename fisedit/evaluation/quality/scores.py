@@ -152,15 +152,15 @@ def edit_succeeded(classifier: SceneClassifier, change: SceneChange, picture: Im
     """
     if change.kind in UNSEEN:
         return None
-    seen = classify(classifier, np.array(picture.convert("RGB"))[None])
+    predictions = classify(classifier, np.array(picture.convert("RGB"))[None])
     gone = set(change.before.words) - set(change.after.words)
-    there = all(seen.objects_found(0, change.after)) and seen.background_correct(0, change.after)
-    still = any(bool(seen.objects[0, WORDS.index(word)]) for word in gone)
-    return there and not still and (change.kind not in DESCRIBED or _described(seen, change))
+    there = all(predictions.objects_found(0, change.after)) and predictions.background_correct(0, change.after)
+    still = any(bool(predictions.objects[0, WORDS.index(word)]) for word in gone)
+    return there and not still and (change.kind not in DESCRIBED or _described(predictions, change))
 
 
-def _described(seen: ScenePredictions, change: SceneChange) -> bool:
+def _described(predictions: ScenePredictions, change: SceneChange) -> bool:
     """Whether the changed object has its new adjectives."""
     after = change.after
     alone = Scene(after.background, after.horizon, (after.objects[change.index],))
-    return all(seen.adjectives_correct(0, alone))
+    return all(predictions.adjectives_correct(0, alone))

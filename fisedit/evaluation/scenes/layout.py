@@ -138,10 +138,10 @@ def sample_scene(rng: np.random.Generator, count: int | None = None, sky: bool |
 
 
 def _sample_object(rng: np.random.Generator, word: str, scaled: bool, dressed: bool) -> ObjectRequest:
-    thing = OBJECT[word]
-    colour = str(rng.choice(list(COLOURS))) if thing.colours and rng.random() < 0.5 else ""
+    object_kind = OBJECT[word]
+    colour = str(rng.choice(list(COLOURS))) if object_kind.colours and rng.random() < 0.5 else ""
     scale = str(rng.choice(SCALES)) if scaled else ""
-    wears = dressed and thing.wears and scale != "big" and rng.random() < 0.3
+    wears = dressed and object_kind.wears and scale != "big" and rng.random() < 0.3
     return ObjectRequest(word, colour, scale, str(rng.choice(list(ACCESSORIES))) if wears else "")
 
 

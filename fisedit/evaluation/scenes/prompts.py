@@ -149,8 +149,8 @@ def parse_prompt(prompt: str) -> SceneRequest:
     objects: list[ObjectRequest] = []
     for at, word in enumerate(words):
         if word in OBJECT and not _within_place(words, at):
-            thing, before = OBJECT[word], _adjectives(words, at)
-            colour = next((w for w in before if w in COLOURS and thing.colours), "")
+            object_kind, before = OBJECT[word], _adjectives(words, at)
+            colour = next((w for w in before if w in COLOURS and object_kind.colours), "")
             objects.append(ObjectRequest(word, colour, next((w for w in before if w in SCALES), "")))
         elif word in ACCESSORIES and objects and OBJECT[objects[-1].word].wears:
             objects[-1] = ObjectRequest(objects[-1].word, objects[-1].colour, objects[-1].scale, word)

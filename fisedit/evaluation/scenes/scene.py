@@ -45,16 +45,16 @@ class PlacedObject:
     accessory: str = ""
 
     def __post_init__(self) -> None:
-        thing = OBJECT.get(self.word)
-        if thing is None:
+        object_kind = OBJECT.get(self.word)
+        if object_kind is None:
             raise SceneError(f"object must be one of {', '.join(OBJECT)}, got {self.word!r}")
-        if self.colour and (self.colour not in COLOURS or not thing.colours):
+        if self.colour and (self.colour not in COLOURS or not object_kind.colours):
             raise SceneError(
                 f"no {self.word} comes in {self.colour!r}: use one of {', '.join(COLOURS)} where it has one"
             )
         if self.scale and self.scale not in SCALES:
             raise SceneError(f"scale must be one of {', '.join(SCALES)} or empty, got {self.scale!r}")
-        if self.accessory and (self.accessory not in ACCESSORIES or not thing.wears):
+        if self.accessory and (self.accessory not in ACCESSORIES or not object_kind.wears):
             raise SceneError(f"a {self.word} can't wear {self.accessory!r}")
         inside = 0 <= self.left <= CELLS - self.size and self.size <= self.bottom <= CELLS
         if self.size < 1 or not inside:

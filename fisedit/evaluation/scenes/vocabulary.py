@@ -266,8 +266,8 @@ WEATHERS = (
     Weather("fog", ("in the fog", "on a foggy day"), (226, 228, 230)),
 )
 
-OBJECT = {thing.word: thing for thing in OBJECTS}
+OBJECT = {object_kind.word: object_kind for object_kind in OBJECTS}
 BACKGROUND = {background.word: background for background in BACKGROUNDS}
 WEATHER = {weather.word: weather for weather in WEATHERS}
-GROUND_WORDS = tuple(thing.word for thing in OBJECTS if not thing.in_sky)
-SKY_WORDS = tuple(thing.word for thing in OBJECTS if thing.in_sky)
+GROUND_WORDS = tuple(object_kind.word for object_kind in OBJECTS if not object_kind.in_sky)
+SKY_WORDS = tuple(object_kind.word for object_kind in OBJECTS if object_kind.in_sky)
