@@ -1,6 +1,6 @@
 """The command line: `fisedit generate`, `edit`, `show`, `demo`, `batch`, `train-adapter`, `app` and `bench`.
 
-Verbs hold no torch, and import what needs it only once their arguments are checked.
+Commands contain no torch, and import what needs it after their arguments are checked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fisedit.cli import options as opt
 from fisedit.cli.bench import bench
 from fisedit.models.malloc import keep_freed_memory
 
-_INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
+_INTERRUPTED = 130  # typer's status for a KeyboardInterrupt
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -48,10 +48,10 @@ def main() -> None:
 def _run(arguments: list[str], *, debug: bool) -> int:
     try:
         status = int(app(arguments, prog_name="fisedit", standalone_mode=False) or 0)
-        return console.complain(KeyboardInterrupt()) if status == _INTERRUPTED else status
+        return console.print_error(KeyboardInterrupt()) if status == _INTERRUPTED else status
     except typer.TyperException as error:
-        return console.complain_line("usage", f"{error.format_message().rstrip('.')}; see fisedit --help", 2)
-    except Exception as error:  # noqa: BLE001 (the process's border: whatever it is, say it in one line)
+        return console.print_error_line("usage", f"{error.format_message().rstrip('.')}; see fisedit --help", 2)
+    except Exception as error:  # noqa: BLE001 (the border of the process: any error becomes one line)
         if debug:
             traceback.print_exception(error)
-        return console.complain(error)
+        return console.print_error(error)

@@ -1,4 +1,4 @@
-"""The verbs that measure: `bench edit`, `adapters`, `fidelity`, `masks` and `quality`."""
+"""The measuring commands: `bench edit`, `adapters`, `fidelity`, `masks` and `quality`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def bench_edit(
     """Measure steps, decodes and whole edits of given areas."""
     settings = SpeedSettings(
         model=model,
-        areas=_shares(areas),
+        areas=_parse_areas(areas),
         size=size,
         num_inference_steps=num_inference_steps,
         repeats=repeats,
@@ -74,7 +74,7 @@ def bench_adapters(
     settings = SpeedSettings(
         model=model,
         families=_names(families),
-        areas=_shares(areas),
+        areas=_parse_areas(areas),
         size=size,
         repeats=repeats,
         device=device,
@@ -97,7 +97,7 @@ def bench_fidelity(
     output: opt.BenchOutput = None,
     json: opt.Json = False,
 ) -> None:
-    """Measure how close sparse edits come to dense blended ones, by growth."""
+    """Measure how close sparse edits come to dense blended ones, by dilation."""
     settings = EvaluationSettings(
         model=model,
         edits=edits,
@@ -216,7 +216,7 @@ def _names(listed: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in listed.split(",") if name.strip())
 
 
-def _shares(areas: str) -> tuple[float, ...]:
+def _parse_areas(areas: str) -> tuple[float, ...]:
     try:
         shares = tuple(float(area) / 100 for area in areas.split(","))
     except ValueError as error:

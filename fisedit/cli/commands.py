@@ -1,4 +1,4 @@
-"""The verbs that are told once and work on: `demo`, `batch`, `train-adapter` and `app`."""
+"""The commands `demo`, `batch`, `train-adapter` and `app`."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ def demo(
     metadata: opt.Metadata = True,
     json: opt.Json = False,
 ) -> None:
-    """Draw, edit twice by changing words, prove that nothing else moved."""
+    """Generate, edit twice by changing words, check that nothing else changed."""
     files.check_writable(output)
     from fisedit import Editor
-    from fisedit.cli import demo as trajectory
+    from fisedit.cli.demo import run_demo, write_demo
 
     with console.progress("Demo") as on_step:
         editor = Editor.from_pretrained(model, device=device, dtype=dtype, local_files_only=local_files_only)
-        told = trajectory.tell(editor, on_step, seed=seed, num_inference_steps=num_inference_steps)
-    written = trajectory.write(told, output, editor.metadata if metadata else lambda _: None)
+        result = run_demo(editor, on_step, seed=seed, num_inference_steps=num_inference_steps)
+    written = write_demo(result, output, editor.metadata if metadata else lambda _: None)
     if json:
-        console.show_json(told.as_dict() | {"files": written})
+        console.show_json(result.as_dict() | {"files": written})
     else:
-        console.show_costs(told.results)
+        console.show_costs(result.results)
         typer.echo(f"Side by side: {written[0]}\nAll files:    {output}")
-    if not told.passed:
-        status = console.complain_line("moved", f"pixels outside the masks changed: {told.moved}; report this", 1)
+    if not result.passed:
+        changed = f"pixels outside the masks changed: {result.changed_outside}; report this"
+        status = console.print_error_line("moved", changed, 1)
         raise typer.Exit(status)
     if not json:
         typer.echo("Every pixel outside the masks is byte-identical.")
@@ -73,7 +74,7 @@ def batch(
     local_files_only: opt.LocalFilesOnly = False,
     json: opt.Json = False,
 ) -> None:
-    """Edit a folder of pictures; stop it anywhere, run it again, and it goes on."""
+    """Edit a folder of pictures; a run that was stopped at any time continues."""
     job = BatchJob(folder, output, prompt, source_prompt, captions, masks, edits, recursive, image_format, overwrite)
     place = (model, device, dtype, local_files_only)
     settings = BatchSettings(*place, negative_prompt, num_inference_steps, guidance_scale, timeout, metadata)
@@ -121,7 +122,7 @@ def train_adapter(
     local_files_only: opt.LocalFilesOnly = False,
     json: opt.Json = False,
 ) -> None:
-    """Train a reference adapter; stop it anywhere, run it again, and it goes on from its last checkpoint."""
+    """Train a reference adapter; a run that was stopped continues from its last checkpoint."""
     settings = import_module("fisedit.adapters.training.settings").TrainingSettings.from_options(context.params)
     triples = import_module("fisedit.adapters.training.triples").read_triples(folder, held_out)
     files.check_writable(output)

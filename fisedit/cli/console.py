@@ -1,4 +1,4 @@
-"""What the command line shows: a progress bar, tables, one JSON object, and errors of one line.
+"""Output of the command line: a progress bar, tables, one JSON object, and errors of one line.
 
 Knows rich, and results only by their public values.
 """
@@ -32,22 +32,22 @@ _STATUS: tuple[tuple[type[BaseException], str, int], ...] = (
     (OSError, "file", 1),
     (Exception, "internal", 1),
 )
-"""Exception -> code, where the exception does not carry its own, and the process's exit status."""
+"""(exception, code if the exception has none of its own, exit status of the process)."""
 
 
-_MOST_FAILURES = 20
+_MAX_FAILURES = 20
 
 
-def complain(error: BaseException) -> int:
-    """Print an error as one line on stderr; returns the exit status that goes with it."""
+def print_error(error: BaseException) -> int:
+    """Print an error as one line on stderr; returns its exit status."""
     kind, code, status = next(row for row in _STATUS if isinstance(error, row[0]))
-    said = "stopped" if kind is KeyboardInterrupt else str(error) or type(error).__name__
+    message = "stopped" if kind is KeyboardInterrupt else str(error) or type(error).__name__
     if code == "internal":
-        said = f"{type(error).__name__}: {said}; this is a bug: run again with --debug and report what it prints"
-    return complain_line(code or getattr(error, "code", "fisedit"), said, status)
+        message = f"{type(error).__name__}: {message}; this is a bug: run again with --debug and report what it prints"
+    return print_error_line(code or getattr(error, "code", "fisedit"), message, status)
 
 
-def complain_line(code: str, message: str, status: int) -> int:
+def print_error_line(code: str, message: str, status: int) -> int:
     """Print `error[code]: message` on stderr, on one line and without control characters; returns `status`."""
     line = "".join(letter if letter.isprintable() else " " for letter in " ".join(message.split()))
     print(f"error[{code}]: {line}", file=sys.stderr)  # noqa: T201
@@ -56,7 +56,7 @@ def complain_line(code: str, message: str, status: int) -> int:
 
 @contextmanager
 def progress(label: str) -> Iterator[OnStep]:
-    """Show a bar with the time left while the block runs, on a terminal's stderr only; yields its `on_step`."""
+    """Show a progress bar during the block, on a terminal's stderr only; yields its `on_step`."""
     from rich import progress as bars
     from rich.console import Console
 
@@ -77,14 +77,14 @@ def show_json(value: object) -> None:
     print(json.dumps(value, indent=2, default=str))  # noqa: T201
 
 
-def as_json(result: EditResult) -> dict[str, Any]:
-    """A result's plain values."""
+def result_to_dict(result: EditResult) -> dict[str, Any]:
+    """A result's JSON-ready values."""
     lineage = {"id": result.id, "parent": result.parent, "prompt": result.prompt}
-    return lineage | {"change": _change(result), "stats": result.stats.as_dict()}
+    return lineage | {"change": _change_text(result), "stats": result.stats.as_dict()}
 
 
 def show_rows(rows: Sequence[Mapping[str, object]]) -> None:
-    """Print a table of rows that share their keys, which become its head; as wide as it is, so that it can be read."""
+    """Print a table of rows that share their keys, at its full width."""
     from rich.console import Console
     from rich.measure import Measurement
     from rich.table import Table
@@ -98,7 +98,7 @@ def show_rows(rows: Sequence[Mapping[str, object]]) -> None:
 
 
 def show_costs(results: Sequence[EditResult]) -> None:
-    """Print what each result cost beside what a dense run would have, a row each, and what there is to know."""
+    """Print the cost of each result beside that of a dense run, and its notes."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -109,7 +109,7 @@ def show_costs(results: Sequence[EditResult]) -> None:
     for column in table.columns[1:]:
         column.justify = "right"
     for result in results:
-        table.add_row(Text(_change(result)), *_costs(result.stats))
+        table.add_row(Text(_change_text(result)), *_cost_cells(result.stats))
     console = Console()
     console.print(table)
     for result in results:
@@ -118,28 +118,37 @@ def show_costs(results: Sequence[EditResult]) -> None:
                 console.print(f"note: {note}", markup=False, highlight=False)
 
 
-def show_making(made: Metadata, past: Origin, *, json: bool) -> None:
-    """Print how a picture was made: the text that web UIs read, then the source and every edit, a row each."""
+def show_metadata(metadata: Metadata, origin: Origin, *, json: bool) -> None:
+    """Print how an image was made: the text that web UIs read, then the source and every edit, a row each."""
     if json:
-        show_json({"parameters": made.parameters, "fisedit": _parsed(made.origin) if made.origin else None})
+        show_json(
+            {"parameters": metadata.parameters, "fisedit": _parse_json(metadata.origin) if metadata.origin else None}
+        )
         return
-    for line in made.parameters.split("\n"):
+    for line in metadata.parameters.split("\n"):
         print(one_line(line))  # noqa: T201
-    if made.origin:
-        source = ("opened" if past.config.opened else "generated", past.config.prompt, "", "")
-        edits = [("edited", edit.prompt, edit.change, f"{edit.mask.area:.1%}") for edit in past.edits]
+    if metadata.origin:
+        source = ("opened" if origin.config.opened else "generated", origin.config.prompt, "", "")
+        edits = [("edited", edit.prompt, edit.change, f"{edit.mask.area:.1%}") for edit in origin.edits]
         _show_texts(("", "prompt", "change", "area"), [source, *edits])
 
 
 def show_plan(outcome: BatchOutcome, *, json: bool) -> None:
-    """Print what a batch would do, an item a row."""
+    """Print what a batch would do, one row per item."""
     if json:
-        show_json(_told(outcome))
+        show_json(_outcome_to_dict(outcome))
         return
     _show_texts(
         ("picture", "source prompt", "prompt", "mask", "output", "to do"),
         [
-            (r.item.name, r.item.source_prompt or "-", r.item.prompt, r.item.mask or "-", r.item.output, _standing(r))
+            (
+                r.item.name,
+                r.item.source_prompt or "-",
+                r.item.prompt,
+                r.item.mask or "-",
+                r.item.output,
+                _planned_action(r),
+            )
             for r in outcome.records
         ],
     )
@@ -147,19 +156,19 @@ def show_plan(outcome: BatchOutcome, *, json: bool) -> None:
 
 
 def show_outcome(outcome: BatchOutcome, *, json: bool) -> None:
-    """Print how a batch ended: what failed and why, at most twenty of it, then a row of counts."""
+    """Print the result of a batch: at most twenty failures with their reasons, then the counts."""
     if json:
-        show_json(_told(outcome))
+        show_json(_outcome_to_dict(outcome))
         return
     failures = [record for record in outcome.records if record.reason]
     if failures:
-        _show_texts(("failed", "why"), [(record.item.name, record.reason) for record in failures[:_MOST_FAILURES]])
-    more = len(failures) - _MOST_FAILURES
+        _show_texts(("failed", "why"), [(record.item.name, record.reason) for record in failures[:_MAX_FAILURES]])
+    more = len(failures) - _MAX_FAILURES
     _show_notes((*outcome.notes, *([f"{more} more failed; see --report or --json"] if more > 0 else [])))
     show_rows([{str(status): count for status, count in outcome.counts.items()} | {"seconds": outcome.seconds}])
 
 
-def _told(outcome: BatchOutcome) -> dict[str, Any]:
+def _outcome_to_dict(outcome: BatchOutcome) -> dict[str, Any]:
     items = [
         {
             "image": record.item.name,
@@ -178,16 +187,16 @@ def _told(outcome: BatchOutcome) -> dict[str, Any]:
     return {"counts": counts, "seconds": outcome.seconds, "notes": outcome.notes, "items": items}
 
 
-def _parsed(text: str) -> object:
+def _parse_json(text: str) -> object:
     return json.loads(text) if text else None
 
 
-def _standing(record: ItemRecord) -> str:
+def _planned_action(record: ItemRecord) -> str:
     return {"left": "edit", "done before": "-"}.get(record.status, record.reason)
 
 
 def _show_texts(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table of texts that others wrote: no markup, no control characters."""
+    """Print a table of untrusted texts, without markup and control characters."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -203,11 +212,11 @@ def _show_notes(notes: Sequence[str]) -> None:
         print(f"note: {one_line(note)}")  # noqa: T201
 
 
-def _change(result: EditResult) -> str:
+def _change_text(result: EditResult) -> str:
     return "source" if result.parent is None else str(result.diff)
 
 
-def _costs(stats: EditStats) -> tuple[str, ...]:
+def _cost_cells(stats: EditStats) -> tuple[str, ...]:
     ratio = f"{stats.macs_dense / stats.macs:.1f}x" if stats.macs else "-"
     return (
         f"{stats.mask_area:.1%}",

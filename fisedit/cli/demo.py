@@ -1,6 +1,6 @@
-"""The demonstration: a picture, two edits by changed words, proof that nothing else moved, and what it cost.
+"""The demo: an image, two edits by changed words, a check that nothing else changed, and the costs.
 
-Uses the public face alone, as any program could.
+Uses the public face only.
 """
 
 from __future__ import annotations
@@ -21,75 +21,77 @@ if TYPE_CHECKING:
     from fisedit.storage.image_metadata import Metadata
     from fisedit.values import OnStep
 
-STORY = ("a cat and a cake on a beach", "a dog and a cake on a beach", "a dog and a castle on a beach")
-"""The source's prompt, and the edits' made one on the other."""
+PROMPTS = ("a cat and a cake on a beach", "a dog and a cake on a beach", "a dog and a castle on a beach")
+"""The source's prompt, and those of the edits, each of the result before it."""
 
 GUIDANCE = 4.0
-"""What suits the demo model: more of it makes a model this small draw worse."""
+"""Guidance scale for the demo model; more makes images of so small a model worse."""
 
 
 @dataclass(frozen=True)
-class Demo:
-    """A told trajectory.
+class DemoResult:
+    """The results of the demo.
 
     Args:
-        results: the source, then one result per edit.
-        moved: per edit, how many pixels differ outside its mask; zeros, or the engine is wrong.
+        results: The source, then one result per edit.
+        changed_outside: Number of pixels that differ outside the mask, per edit; 0 if the engine is correct.
     """
 
     results: tuple[EditResult, ...]
-    moved: tuple[int, ...]
+    changed_outside: tuple[int, ...]
 
     @property
     def passed(self) -> bool:
-        """Whether every pixel outside every mask kept its bytes."""
-        return not any(self.moved)
+        """Whether every pixel outside every mask is unchanged."""
+        return not any(self.changed_outside)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON-ready values."""
         rows = [{"prompt": result.prompt, **result.stats.as_dict()} for result in self.results]
-        return {"identical_outside": self.passed, "pixels_moved_outside": self.moved, "results": rows}
+        return {"identical_outside": self.passed, "pixels_moved_outside": self.changed_outside, "results": rows}
 
 
-def tell(editor: Editor, on_step: OnStep | None = None, **config: Any) -> Demo:
-    """Generate the trajectory's source and edit it, each edit on the one before.
+def run_demo(editor: Editor, on_step: OnStep | None = None, **config: Any) -> DemoResult:
+    """Generate the source and edit it, each edit of the result before it.
 
     Args:
-        editor: with a model that knows the trajectory's words.
-        on_step: told of every step.
-        config: the other arguments of `Editor.generate`, such as `seed`.
+        editor: Its model should know the words of `PROMPTS`.
+        on_step: Called after every step.
+        config: Further arguments of `Editor.generate`, such as `seed`.
     """
-    source = editor.generate(STORY[0], on_step=on_step, guidance_scale=GUIDANCE, **config)
-    results = (source, *(editor.edit(prompt, on_step=on_step) for prompt in STORY[1:]))
-    return Demo(results, tuple(moved_outside(before, after) for before, after in pairwise(results)))
+    source = editor.generate(PROMPTS[0], on_step=on_step, guidance_scale=GUIDANCE, **config)
+    results = (source, *(editor.edit(prompt, on_step=on_step) for prompt in PROMPTS[1:]))
+    return DemoResult(results, tuple(count_changed_outside(before, after) for before, after in pairwise(results)))
 
 
-def moved_outside(before: EditResult, after: EditResult) -> int:
-    """Count the pixels outside `after`'s mask that differ from `before`'s."""
+def count_changed_outside(before: EditResult, after: EditResult) -> int:
+    """The number of pixels that differ outside the mask of `after`."""
     outside = np.asarray(after.mask.image()) == 0
     changed = (np.asarray(before.image) != np.asarray(after.image)).any(axis=-1)
     return int((changed & outside).sum())
 
 
-def write(demo: Demo, folder: Path, made: Callable[[EditResult], Metadata | None]) -> list[Path]:
-    """Write a told trajectory's pictures, sheet and figures into `folder`.
+def write_demo(demo: DemoResult, folder: Path, metadata_of: Callable[[EditResult], Metadata | None]) -> list[Path]:
+    """Write the images, a sheet of them and the figures.
 
     Args:
-        made: what a result's picture tells of its making.
+        demo: The results.
+        folder: The output folder, created if missing.
+        metadata_of: Metadata of a result's image file, or None.
 
     Returns:
         The files, the sheet first.
     """
     source = demo.results[0]
     columns = [(f"source: {source.prompt}", source.image)]
-    pictures, told = {"0-source.png": source.image}, {"0-source.png": made(source)}
+    pictures, metadata = {"0-source.png": source.image}, {"0-source.png": metadata_of(source)}
     for number, (before, after) in enumerate(pairwise(demo.results), 1):
-        where = overlay(before.image, after.mask.image())
-        pictures |= {f"{number}-mask.png": where, f"{number}-edit.png": after.image}
-        told |= {f"{number}-edit.png": made(after)}
-        columns += [(f"{after.diff}: {after.mask.area:.0%} may change", where), (after.prompt, after.image)]
+        masked = overlay(before.image, after.mask.image())
+        pictures |= {f"{number}-mask.png": masked, f"{number}-edit.png": after.image}
+        metadata |= {f"{number}-edit.png": metadata_of(after)}
+        columns += [(f"{after.diff}: {after.mask.area:.0%} may change", masked), (after.prompt, after.image)]
     pictures = {"sheet.png": make_sheet(columns)} | pictures
     for name, picture in pictures.items():
-        images.write_image(picture, folder / name, told.get(name))
+        images.write_image(picture, folder / name, metadata.get(name))
     files.write_json(demo.as_dict(), folder / "report.json")
     return [folder / name for name in (*pictures, "report.json")]

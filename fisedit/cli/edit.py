@@ -1,4 +1,4 @@
-"""The verbs of one picture: `generate`, `edit` and `show`."""
+"""The commands for one picture: `generate`, `edit` and `show`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fisedit.storage.images import DecodedImage
     from fisedit.values import OnStep
 
-_RECIPE = (
+_CONFIG = (
     "seed",
     "negative_prompt",
     "num_inference_steps",
@@ -29,7 +29,7 @@ _RECIPE = (
     "height",
     "scheduler",
 )
-_TOGETHER = (
+_COMBINATIONS = (
     {"session", "picture"},
     {"source_prompt", "picture"},
     {"session", "source_prompt", "picture"},
@@ -77,12 +77,12 @@ def generate(
             width=width,
             height=height,
             scheduler=scheduler,
-            reference=_referred(context, editor),
+            reference=_load_reference(context, editor),
             on_step=on_step,
         )
     if session is not None:
         editor.save(session, metadata=metadata)
-    _deliver(editor, output, metadata=metadata, json=json)
+    _write_result(editor, output, metadata=metadata, json=json)
 
 
 def edit(
@@ -128,16 +128,16 @@ def edit(
     files.check_image_path(output, mask, protect, picture, origin, reference)
     if session is not None:
         files.check_writable(session)
-    opened = _read_picture(picture or origin)
+    opened = _read_image(picture or origin)
     from fisedit.storage.images import read_mask
 
     areas: dict[str, Any] = {"mask": read_mask(mask), "protect": read_mask(protect), "grow": grow}
     areas |= {"words": word or (), "instance": instance, "mask_method": mask_method, "probe_steps": probe_steps}
     areas |= {"strength": strength}
     with console.progress("Editing") as on_step:
-        editor = _begun(context, opened, on_step)
+        editor = _open_editor(context, opened, on_step)
         notes = _notes(context, editor, opened)
-        areas |= {"reference": _referred(context, editor)}
+        areas |= {"reference": _load_reference(context, editor)}
         if not preview:
             editor.edit(prompt, on_step=on_step, verify=verify, structure=structure, **areas)
     if preview:
@@ -145,25 +145,25 @@ def edit(
         return
     if session is not None:
         editor.save(session, metadata=metadata)
-    _deliver(editor, output, notes, metadata=metadata, json=json)
+    _write_result(editor, output, notes, metadata=metadata, json=json)
 
 
 def show(picture: opt.Shown, json: opt.Json = False) -> None:
-    """Print what a picture's file tells of how it was made."""
-    opened = _read_picture(picture)
+    """Print how a picture was made, from its file."""
+    opened = _read_image(picture)
     assert opened is not None
     from fisedit.storage import image_metadata, provenance
 
-    made = image_metadata.read_metadata(opened.image)
-    past = provenance.parse_origin(made)
-    console.show_making(made if made.parameters else provenance.to_metadata(past), past, json=json)
+    metadata = image_metadata.read_metadata(opened.image)
+    origin = provenance.parse_origin(metadata)
+    console.show_metadata(metadata if metadata.parameters else provenance.to_metadata(origin), origin, json=json)
 
 
-def _deliver(editor: Editor, output: Path, notes: tuple[str, ...] = (), *, metadata: bool, json: bool) -> None:
-    """Write the current picture and tell the user, with what there is to know of its file."""
+def _write_result(editor: Editor, output: Path, notes: tuple[str, ...] = (), *, metadata: bool, json: bool) -> None:
+    """Write the current image, and print its costs and notes."""
     notes += editor.write(output, metadata=metadata)
     if json:
-        console.show_json(console.as_json(editor.current) | {"output": output, "notes": notes})
+        console.show_json(console.result_to_dict(editor.current) | {"output": output, "notes": notes})
     else:
         console.show_costs([editor.current])
         for note in notes:
@@ -172,23 +172,25 @@ def _deliver(editor: Editor, output: Path, notes: tuple[str, ...] = (), *, metad
 
 
 def _check_source(context: typer.Context) -> None:
-    """Whether one source is given, and nothing that it would not listen to."""
-    typed = _typed(context)
+    """Check that exactly one source is given, and no option that does not apply to it."""
+    typed = _options_given(context)
     given = {"session", "source_prompt", "picture", "origin"} & typed
-    if len(given) != 1 and given not in _TOGETHER:
+    if len(given) != 1 and given not in _COMBINATIONS:
         raise InputError(
             "give one of --session, --source-prompt, --picture and --from, got several or none; see fisedit edit --help"
         )
-    told = [name for name in (*_RECIPE, "model") if name in typed]
+    inapplicable = [name for name in (*_CONFIG, "model") if name in typed]
     if "origin" in typed:
         if "caption_model" in typed:
             raise InputError("a picture says itself what it shows; leave --caption-model out, or give it as --picture")
     elif "picture" not in typed:
-        if "session" in typed and told:
-            raise InputError(f"a session has its own {', '.join(told)}; leave that out, or start from --source-prompt")
-        told = [name for name in ("caption_model", "inversion") if name in typed]
-        if told:
-            raise InputError(f"{', '.join(told)} is for a --picture; give one, or leave that out")
+        if "session" in typed and inapplicable:
+            raise InputError(
+                f"a session has its own {', '.join(inapplicable)}; leave that out, or start from --source-prompt"
+            )
+        inapplicable = [name for name in ("caption_model", "inversion") if name in typed]
+        if inapplicable:
+            raise InputError(f"{', '.join(inapplicable)} is for a --picture; give one, or leave that out")
     elif {"source_prompt", "caption_model"} <= typed:
         raise InputError("give --source-prompt or --caption-model, got both; the first says what the picture shows")
     elif "scheduler" in typed:
@@ -197,8 +199,8 @@ def _check_source(context: typer.Context) -> None:
         raise InputError(f"{context.params['session']} holds a session; give it alone to go on with it")
 
 
-def _read_picture(path: Path | None) -> DecodedImage | None:
-    """A picture of the user's; None stays None."""
+def _read_image(path: Path | None) -> DecodedImage | None:
+    """Decode an image file; None stays None."""
     if path is None:
         return None
     from fisedit.storage.images import decode, read_bytes
@@ -208,29 +210,29 @@ def _read_picture(path: Path | None) -> DecodedImage | None:
     return decode(read_bytes(path), f"picture {path}")
 
 
-def _referred(context: typer.Context, editor: Editor) -> Image | None:
-    """The picture whose look is taken; its adapter is loaded first."""
+def _load_reference(context: typer.Context, editor: Editor) -> Image | None:
+    """Load the adapter and the reference image, if given."""
     given = context.params
     if given["adapter"] is not None:
         editor.load_adapter(given["adapter"], given["adapter_scale"], local_files_only=given["local_files_only"])
-    picture = _read_picture(given["reference"])
+    picture = _read_image(given["reference"])
     return picture.image if picture else None
 
 
 def _notes(context: typer.Context, editor: Editor, opened: DecodedImage | None) -> tuple[str, ...]:
-    """What there is to know of a picture that was opened, or made again."""
-    said = ""
+    """Remarks for the user on a source that was opened or made again."""
+    note = ""
     if opened and (context.params["caption_model"] or (context.params["origin"] and editor.history[0].config.opened)):
-        said = f'taken for "{editor.history[0].prompt}"'
+        note = f'taken for "{editor.history[0].prompt}"'
     elif opened and context.params["origin"] and not _changes(context):
         from fisedit.storage.images import is_written_form
 
-        said = "made again: every pixel is the file's" if is_written_form(opened, editor.current.image) else _DIFFERENT
-    return (*opened.notes, *filter(None, [said])) if opened else ()
+        note = "made again: every pixel is the file's" if is_written_form(opened, editor.current.image) else _DIFFERENT
+    return (*opened.notes, *filter(None, [note])) if opened else ()
 
 
-def _begun(context: typer.Context, opened: DecodedImage | None, on_step: OnStep) -> Editor:
-    """An editor that stands on the source that was asked for."""
+def _open_editor(context: typer.Context, opened: DecodedImage | None, on_step: OnStep) -> Editor:
+    """An editor whose current result is the source."""
     from fisedit import Editor
 
     given = context.params
@@ -238,10 +240,10 @@ def _begun(context: typer.Context, opened: DecodedImage | None, on_step: OnStep)
     if given["session"] is not None and opened is None:
         return Editor.resume(Path(given["session"]), **place)
     if given["origin"] is not None and opened is not None:
-        model = given["model"] if "model" in _typed(context) else None
+        model = given["model"] if "model" in _options_given(context) else None
         return Editor.remake(opened.image, model=model, changes=_changes(context), on_step=on_step, **place)
     editor = Editor.from_pretrained(given["model"], **place)
-    config = {name: given[name] for name in _RECIPE}
+    config = {name: given[name] for name in _CONFIG}
     if opened is None:
         editor.generate(given["source_prompt"], on_step=on_step, **config)
         return editor
@@ -257,32 +259,32 @@ def _begun(context: typer.Context, opened: DecodedImage | None, on_step: OnStep)
 
 
 def _changes(context: typer.Context) -> dict[str, Any]:
-    """What the user wants otherwise than a picture's file tells it."""
-    return {name: context.params[name] for name in (*_RECIPE, "inversion") if name in _typed(context)}
+    """The options that replace values of an image's origin."""
+    return {name: context.params[name] for name in (*_CONFIG, "inversion") if name in _options_given(context)}
 
 
-def _typed(context: typer.Context) -> set[str]:
-    """Parameters that stood on the command line."""
+def _options_given(context: typer.Context) -> set[str]:
+    """Names of the parameters given on the command line."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
-def _show_preview(editor: Editor, seen: Preview, output: Path, *, json: bool) -> None:
-    """Write the current picture with a mask over it, and tell what the edit would cost."""
+def _show_preview(editor: Editor, found: Preview, output: Path, *, json: bool) -> None:
+    """Write the current image with the mask over it, and print the costs of the edit."""
     from fisedit.storage.contact_sheet import overlay
     from fisedit.storage.images import write_image
 
-    write_image(overlay(editor.current.canvas, seen.mask.image()), output)
-    told = {
-        "change": str(seen.diff),
-        "area": seen.mask.area,
-        "confidence": seen.confidence,
-        "macs": seen.macs,
-        "macs_dense": seen.macs_dense,
-        "fallback": seen.fallback or seen.nothing,
+    write_image(overlay(editor.current.canvas, found.mask.image()), output)
+    values = {
+        "change": str(found.diff),
+        "area": found.mask.area,
+        "confidence": found.confidence,
+        "macs": found.macs,
+        "macs_dense": found.macs_dense,
+        "fallback": found.fallback or found.nothing,
     }
     if json:
-        console.show_json(told | {"output": output})
+        console.show_json(values | {"output": output})
     else:
-        console.show_rows([told])
+        console.show_rows([values])
         typer.echo(f"Written: {output}")

@@ -1,4 +1,4 @@
-"""The command line's options, each said once. Names and meanings are diffusers'."""
+"""The command line's options, each defined once. Names and meanings are those of diffusers."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,28 +9,30 @@ from fisedit import __version__
 from fisedit.batch.values import ExecutorKind, OnError, OutputFormat
 
 
-def _tell_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         echo(f"fisedit {__version__}")
         raise Exit
 
 
-Version = Annotated[bool, Option("--version", callback=_tell_version, is_eager=True, help="Print the version.")]
-Debug = Annotated[bool, Option("--debug", help="Show tracebacks; may stand anywhere.")]
+Version = Annotated[bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")]
+Debug = Annotated[bool, Option("--debug", help="Show tracebacks; may be given anywhere.")]
 Prompt = Annotated[str, Argument(help="What the picture shows.")]
-NewPrompt = Annotated[str, Option("--prompt", help="The changed prompt; what its words change is what may move.")]
+NewPrompt = Annotated[
+    str, Option("--prompt", help="The changed prompt; its changed words decide where the picture may change.")
+]
 SourcePrompt = Annotated[
     str | None, Option(help="Generate a source from this prompt first; with --picture, what that shows.")
 ]
 Picture = Annotated[Path | None, Option(help="Edit this picture: it is inverted first.")]
 Inversion = Annotated[str, Option(help="How a --picture is inverted: ddim, or ddpm.")]
 From = Annotated[
-    Path | None, Option("--from", help="Make this picture again as its file tells, and edit it; see fisedit show.")
+    Path | None, Option("--from", help="Make this picture again from its metadata, and edit it; see fisedit show.")
 ]
 Shown = Annotated[Path, Argument(metavar="PICTURE", help="A picture that fisedit or a web UI wrote.")]
-Metadata = Annotated[bool, Option(help="Tell in the picture's file how it was made.")]
+Metadata = Annotated[bool, Option(help="Write into the picture's file how it was made.")]
 CaptionModel = Annotated[
-    str | None, Option(help="Image-to-text model (BLIP or alike) that says what a --picture shows: a folder or hub id.")
+    str | None, Option(help="Image-to-text model (BLIP or alike) that captions a --picture: a folder or hub id.")
 ]
 Strength = Annotated[float, Option(help="Above 0, to 1: share of the steps to run; less keeps more of the picture.")]
 Seed = Annotated[int, Option(help="Of the first latents and of every later noise.")]
@@ -51,17 +53,21 @@ Folder = Annotated[Path, Option("--output", help="Folder to write into.")]
 Mask = Annotated[Path | None, Option(help="Image, white where the edit may change the picture.")]
 Protect = Annotated[Path | None, Option(help="Image, white where the picture must stay.")]
 Grow = Annotated[int, Option(help="Latent cells (8 pixels) to grow the mask by; negative shrinks it.")]
-Words = Annotated[list[str] | None, Option("--word", help="A word that says where, instead of the changed ones.")]
+Words = Annotated[list[str] | None, Option("--word", help="A word to find the mask by, instead of the changed ones.")]
 Instance = Annotated[int | None, Option(help="Edit one piece of the mask alone, counted from the left and from 0.")]
 MaskMethod = Annotated[str, Option(help="things, cross, cross-self, new-words, two-way or latents (by --probe-steps).")]
-ProbeSteps = Annotated[int | None, Option(help="Dense steps to spend on looking; without it one, where things come.")]
+ProbeSteps = Annotated[
+    int | None, Option(help="Dense steps to find the mask with; without it one, at the step where objects form.")
+]
 Adapter = Annotated[
     str | None, Option(help="Adapter that reads a --reference: demo-look, a folder, .safetensors file or hub id.")
 ]
-AdapterScale = Annotated[float, Option(help="How much the adapter counts; 1 is what it was trained for.")]
-Reference = Annotated[Path | None, Option(help="Picture whose look is taken; needs an --adapter.")]
+AdapterScale = Annotated[float, Option(help="Weight of the adapter; 1 is what it was trained for.")]
+Reference = Annotated[Path | None, Option(help="Picture whose appearance is taken; needs an --adapter.")]
 Structure = Annotated[float, Option(help="0 to 1: how long what is inside the mask keeps its structure.")]
-Verify = Annotated[bool, Option(help="Look once whether the change leaves its mask, and grow it then.")]
+Verify = Annotated[
+    bool, Option(help="Check once whether the change reaches beyond the mask, and dilate the mask then.")
+]
 PreviewOnly = Annotated[bool, Option("--preview", help="Write the source with the mask laid over it; edit nothing.")]
 SaveSession = Annotated[Path | None, Option("--session", help="Save the session into this folder, to edit it later.")]
 Session = Annotated[
@@ -71,18 +77,18 @@ Session = Annotated[
 Host = Annotated[str, Option(help="Address to listen on; any that others can reach needs a --token.")]
 Port = Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 for any free one.")]
 Token = Annotated[
-    str, Option(envvar="FISEDIT_TOKEN", help="What every request must know: 16 or more letters, digits, - and _.")
+    str, Option(envvar="FISEDIT_TOKEN", help="Secret of every request: 16 or more letters, digits, - and _.")
 ]
 AllowedHosts = Annotated[
     list[str] | None, Option("--allowed-host", help="Another name that this machine is reached by.")
 ]
 Models = Annotated[
-    list[str] | None, Option("--model", help="As in other verbs, demo without it; said again, the page offers all.")
+    list[str] | None, Option("--model", help="As in other commands, demo without it; if repeated, the page offers all.")
 ]
 Loaded = Annotated[int, Option(min=1, help="Models in memory at once; the one idle longest makes room for another.")]
-Loras = Annotated[list[Path] | None, Option("--lora", help="LoRA to choose on the page; may be said again.")]
-PageAdapter = Annotated[str | None, Option("--adapter", help="Adapter, so that pictures may take another one's look.")]
-Sessions = Annotated[Path | None, Option(help="Folder to keep sessions in; without it they go with the app.")]
+Loras = Annotated[list[Path] | None, Option("--lora", help="LoRA to choose on the page; may be repeated.")]
+PageAdapter = Annotated[str | None, Option("--adapter", help="Adapter for reference pictures.")]
+Sessions = Annotated[Path | None, Option(help="Folder to keep sessions in; without it they end with the app.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON object on stdout, and nothing else.")]
 Areas = Annotated[str, Option(help="Edited areas in percent, with commas between.")]
 Size = Annotated[int, Option(help="Side of the square picture in pixels.")]
@@ -93,22 +99,22 @@ Families = Annotated[str, Option(help="Families of adapters, with commas between
 BenchOutput = Annotated[Path | None, Option("--output", help="JSON file to write the figures to.")]
 Edits = Annotated[int, Option(min=1, max=700, help="How many word swaps to measure.")]
 QualityEdits = Annotated[int, Option("--edits", min=1, max=5000, help="How many edits to make and measure.")]
-Methods = Annotated[str, Option(help="Who edits, with commas between; all without it. An unknown name lists them.")]
-LookAdapter = Annotated[
-    str | None, Option("--adapter", help="Measure edits that take a reference's look by this adapter instead.")
+Methods = Annotated[
+    str, Option(help="Methods to compare, with commas between; all without it. An unknown name lists them.")
 ]
+LookAdapter = Annotated[str | None, Option("--adapter", help="Measure edits with a reference by this adapter instead.")]
 EditsSeed = Annotated[int, Option("--seed", min=0, help="Of the edits that are drawn at random.")]
 Judge = Annotated[Path | None, Option(help="Weights of the classifier of drawn scenes; the model folder's without it.")]
 PieBench = Annotated[Path | None, Option(help="Make the edits of your own copy of PIE-Bench instead of drawn ones.")]
 BenchJournal = Annotated[
-    Path | None, Option("--journal", help="File that keeps every edit once it is measured; run again to go on from it.")
+    Path | None, Option("--journal", help="File that stores every measured edit; run again to continue from it.")
 ]
 Html = Annotated[Path | None, Option(help="Folder to write report.html and its pictures into.")]
 Repeats = Annotated[
     int, Option(min=1, max=100, help="Timings of a step or decode, whose median counts; 3 of a whole run.")
 ]
 BatchIn = Annotated[Path, Argument(metavar="IN", help="Folder of pictures; none of them is ever changed.")]
-BatchOut = Annotated[Path, Argument(metavar="OUT", help="Folder to write into; run again to go on where it stopped.")]
+BatchOut = Annotated[Path, Argument(metavar="OUT", help="Folder to write into; run again to continue.")]
 BatchPrompt = Annotated[
     str | None, Option("--prompt", help='What every picture shall show; "{source}" stands for its source prompt.')
 ]
@@ -118,7 +124,9 @@ BatchSourcePrompt = Annotated[
 Captions = Annotated[
     Path | None, Option(help="Source prompts: a .csv with the columns image and caption, or .jsonl with those keys.")
 ]
-Masks = Annotated[Path | None, Option(help="Folder of masks named as the pictures are; words decide for the rest.")]
+Masks = Annotated[
+    Path | None, Option(help="Folder of masks named as the pictures are; the changed words decide for the rest.")
+]
 EditRows = Annotated[
     Path | None,
     Option("--edits", help="Instead of --prompt: .jsonl or .csv with image, prompt, source_prompt, mask, output."),
@@ -134,8 +142,8 @@ Executors = Annotated[
 ]
 OnFailure = Annotated[OnError, Option("--on-error", help="Whether to go on after a picture that cannot be edited.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace files in OUT that no batch wrote.")]
-DryRun = Annotated[bool, Option("--dry-run", help="Say what would be done; write nothing.")]
-Report = Annotated[Path | None, Option(help="HTML page to write: before, after, mask, and why for every picture.")]
+DryRun = Annotated[bool, Option("--dry-run", help="Print what would be done; write nothing.")]
+Report = Annotated[Path | None, Option(help="HTML page to write: before, after, mask and remarks of every picture.")]
 Timeout = Annotated[float, Option(help="Seconds that one picture may take.")]
 Triples = Annotated[
     Path,
@@ -153,8 +161,8 @@ TrainBatch = Annotated[int, Option("--batch", help="Pictures of one pass, per pr
 Accumulate = Annotated[int, Option(help="Passes of one update.")]
 LearningRate = Annotated[float, Option(help="The peak, after the warm-up.")]
 Warmup = Annotated[int, Option(help="Steps until the rate is at its peak.")]
-RegionWeight = Annotated[float, Option(help="What errors within a triple's region count; those outside count 1.")]
-Dropout = Annotated[float, Option(help="Share of pictures that are shown neither prompt nor reference.")]
+RegionWeight = Annotated[float, Option(help="Weight of errors within a triple's region; 1 outside.")]
+Dropout = Annotated[float, Option(help="Share of pictures without prompt and reference.")]
 SnrCap = Annotated[float, Option(help="Of min-SNR weights; 0 counts all noise levels alike.")]
 Ema = Annotated[float, Option(help="Decay of the average of the weights, which is what is saved.")]
 TrainSeed = Annotated[int, Option("--seed", help="Of the fresh weights, the order, and all noise.")]

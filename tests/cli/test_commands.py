@@ -219,9 +219,9 @@ def test_the_demo_fails_if_a_pixel_moved():
         mask = EditMask(np.array([[True, False]]), MaskSource.GIVEN)
         return SimpleNamespace(image=Image.fromarray(pixels), mask=mask)
 
-    assert demo.moved_outside(result(1, 2), result(9, 2)) == 0
-    assert demo.moved_outside(result(1, 2), result(9, 3)) == 64
-    assert not demo.Demo((), (0, 64)).passed and demo.Demo((), (0, 0)).passed
+    assert demo.count_changed_outside(result(1, 2), result(9, 2)) == 0
+    assert demo.count_changed_outside(result(1, 2), result(9, 3)) == 64
+    assert not demo.DemoResult((), (0, 64)).passed and demo.DemoResult((), (0, 0)).passed
 
 
 @pytest.mark.parametrize(
@@ -239,12 +239,12 @@ def test_the_demo_fails_if_a_pixel_moved():
     ],
 )
 def test_errors_are_one_line(capsys, error, line, status):
-    assert console.complain(error) == status
+    assert console.print_error(error) == status
     assert capsys.readouterr() == ("", line + "\n")
 
 
 def test_a_bug_is_called_one(capsys):
-    assert console.complain(KeyError("x")) == 1
+    assert console.print_error(KeyError("x")) == 1
     assert "this is a bug" in capsys.readouterr().err
 
 
