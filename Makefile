@@ -6,7 +6,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 BIN := .venv/bin
-PYTEST = $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
+PYTEST = $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 STAMP := .venv/fisedit-ready
 EMOJI := /usr/share/fonts/truetype/noto/NotoColorEmoji.ttf
 CHROMIUM := $(or $(firstword $(foreach name,chromium chromium-browser google-chrome,$(shell command -v $(name)))),/usr/bin/chromium)
@@ -25,9 +25,9 @@ test: lint $(EMOJI) $(CHROMIUM)
 test-all: lint $(EMOJI) $(CHROMIUM)
 	$(PYTEST) --all
 
-# Lines and branches of fisedit/ and app/ that `make test` runs.
+# Lines and branches of fisedit/ and app/ that `make test-all` runs.
 coverage: $(STAMP) $(EMOJI) $(CHROMIUM)
-	$(PYTEST) --cov=fisedit --cov=app --cov-branch --cov-report=json:.coverage.json
+	$(PYTEST) --all --cov=fisedit --cov=app --cov-branch --cov-report=json:.coverage.json
 	$(BIN)/python -m tests.support.coverage_table .coverage.json
 
 # Kills, hangs, full and read-only disks, crowds; writes docs/reliability.md.

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     from diffusers import StableDiffusionPipeline
 
+    from fisedit import Editor
+    from fisedit.history import EditResult
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tiny tensors lose more to thread hand-over than they gain
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if not Path("/dev/nvidiactl").exists():  # no GPU: Triton's kernels run in its interpreter, chosen when it is imported
@@ -66,6 +69,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pipelines() -> LazyPipelines:
     """Name of a shape -> its random pipeline, seed 0."""
     return LazyPipelines()
+
+
+@pytest.fixture
+def editor(pipelines: LazyPipelines) -> Editor:
+    """An editor with no history, on a pipeline that is shared."""
+    from fisedit import Editor
+
+    return Editor(pipelines["shallow"])
+
+
+@pytest.fixture
+def source(editor: Editor) -> EditResult:
+    """Its first picture, of three steps."""
+    from tests.support.edits import CAT
+
+    return editor.generate(CAT, seed=7, num_inference_steps=3)
 
 
 @pytest.fixture(autouse=True)

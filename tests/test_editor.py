@@ -1,48 +1,34 @@
-"""The editor from end to end: E1 to E3 on pictures, history without dense calls, sharing, interruptions, fallbacks."""
+"""The editor from end to end: history without dense calls, sharing, interruptions, fallbacks."""
 
 from __future__ import annotations
 
-from threading import Thread
-
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from fisedit import Cancelled, Editor
 from fisedit.errors import SessionError
 from fisedit.masking import masks
-from fisedit.models.injection import exclusive
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import EditKind, MaskSource
 from tests.support import oracle
-from tests.support.edits import BIRD, CAT, DEFAULTS, DOG, Calls, as_oracle, latents, pixels_outside
+from tests.support.edits import (
+    BIRD,
+    CAT,
+    DEFAULTS,
+    DOG,
+    Calls,
+    as_oracle,
+    check_outside,
+    same,
+)
 from tests.support.grids import grids
-from tests.support.pipelines import SCHEDULERS, SHAPES, build_pipeline, with_scheduler
+from tests.support.pipelines import SCHEDULERS, SHAPES, with_scheduler
 
 SQUARE, BLOBS, CORNER = (grids(16, 16)[name] for name in ("square", "blobs", "corner"))
 QUICK = {"seed": 7, "num_inference_steps": 3}
-FP32 = 1e-4
 
 each_scheduler = pytest.mark.parametrize("scheduler", SCHEDULERS)
-
-
-@pytest.fixture
-def editor(pipelines):
-    return Editor(pipelines["shallow"])
-
-
-@pytest.fixture
-def source(editor):
-    return editor.generate(CAT, **QUICK)
-
-
-def trajectory(editor, result):
-    return editor._memory.get(result.id)[0]
-
-
-def same(a, b):
-    return a.image.tobytes() == b.image.tobytes()
 
 
 @pytest.mark.sweep(1)
@@ -64,38 +50,6 @@ def test_generate_at_the_models_own_size(pipelines, shape):
     assert result.config.width == result.config.height == 128 and result.config.guidance_scale == 7.5
 
 
-def test_a_full_mask_gives_the_picture_of_the_dense_edit(editor, source):
-    """E1 on pictures; the first step's branch without words was computed for the source, beside other words."""
-    result = editor.edit(DOG, mask=np.ones((16, 16), bool))
-    dense = oracle.dense_generate(editor.pipe, as_oracle(result.config))
-    assert oracle.deviation(latents(trajectory(editor, result)), dense.latents) <= FP32
-    assert np.abs(np.asarray(result.image, int) - np.asarray(dense.image, int)).max() <= 1
-    assert result.stats.fallback == "the mask covers everything"
-
-
-@pytest.mark.parametrize(
-    ("prompt", "options", "why"),
-    [
-        (CAT, {}, "the prompt says the same"),
-        (CAT.upper(), {"mask": SQUARE}, "the prompt says the same"),
-        (DOG, {"mask": np.zeros((16, 16), bool)}, "the mask is empty"),
-        (DOG, {"mask": SQUARE, "protect": np.ones((16, 16), bool)}, "nothing is left of the mask"),
-        (DOG, {"protect": Image.new("L", (128, 128), 255)}, "nothing is left of the mask"),
-    ],
-    ids=["same prompt", "same words", "empty mask", "protected mask", "protected words"],
-)
-def test_nothing_to_do_is_the_source_and_no_call(editor, source, prompt, options, why):
-    """E2."""
-    with Calls(editor.pipe.unet) as calls:
-        result = editor.edit(prompt, **options)
-    assert calls.dense == calls.sparse == 0
-    assert same(result, source) and not result.mask.grid.any() and result.mask.source is MaskSource.NOWHERE
-    assert result.parent == source.id and editor.current is result
-    (note,) = result.stats.notes
-    assert note.startswith(f"nothing was edited: {why}")
-    assert result.stats.macs == result.stats.unet_evaluations_sparse == result.stats.unet_evaluations_dense == 0
-
-
 def test_an_edit_after_nothing_is_an_edit_of_the_source(editor, source):
     expected = editor.edit(BIRD, mask=SQUARE, growth=1)
     editor.checkout(source.id)
@@ -110,37 +64,6 @@ def test_words_left_out_by_an_empty_mask_are_still_to_come(editor, source):
     editor.edit(DOG, mask=np.zeros((16, 16), bool))
     again = editor.edit(DOG)
     assert again.diff.kind is EditKind.REPLACE and same(again, expected)
-
-
-@pytest.mark.parametrize("shape", ["sd15", "sd2", "demo"])
-def test_words_alone_move_only_their_mask(pipelines, shape):
-    """E3 with the automatic mask."""
-    editor = Editor(pipelines[shape])
-    source = editor.generate(CAT, **QUICK)
-    with Calls(editor.pipe.unet) as calls:
-        result = editor.edit(DOG, growth=0, verify=False)
-    assert result.mask.source is MaskSource.ATTENTION and 0 < result.mask.area < 0.5
-    assert (calls.dense, calls.sparse) == (0, 3)
-    check_outside(editor, result, source)
-
-
-@pytest.mark.sweep(1)
-@each_scheduler
-@pytest.mark.parametrize("name", ["one_cell", "corner", "blobs", "checkerboard"])
-def test_a_given_mask_is_where_it_moves(editor, scheduler, name):
-    """E3 with a given mask, also where growth computes everything."""
-    source = editor.generate(CAT, scheduler=scheduler, **QUICK)
-    grid = grids(16, 16)[name]
-    result = editor.edit(DOG, mask=grid, growth=1)
-    assert result.mask.source is MaskSource.GIVEN and np.array_equal(result.mask.grid, grid)
-    check_outside(editor, result, source)
-
-
-def check_outside(editor, result, source):
-    outside = ~torch.from_numpy(result.mask.grid)
-    ours, theirs = latents(trajectory(editor, result)), latents(trajectory(editor, source))
-    assert torch.equal(ours[..., outside], theirs[..., outside])
-    assert pixels_outside(result, source) and not same(result, source)
 
 
 FALLBACKS = {
@@ -164,14 +87,6 @@ def test_dense_fallbacks_say_why_and_keep_what_is_outside(editor, source, monkey
     check_outside(editor, result, source)
     if protect is not None:
         assert not result.mask.grid[protect].any()
-
-
-def test_a_blended_fallback_is_the_oracles(editor, source):
-    result = editor.edit(DOG, mask=grids(16, 16)["all_but_one"])
-    expected = oracle.dense_blended(
-        editor.pipe, as_oracle(source.config), DOG, torch.from_numpy(grids(16, 16)["all_but_one"])
-    )
-    assert oracle.deviation(latents(trajectory(editor, result)), expected.latents) <= FP32
 
 
 @pytest.mark.parametrize("given", [None, SQUARE], ids=["words", "given"])
@@ -227,63 +142,6 @@ def test_a_new_source_starts_another_tree(editor, source):
         editor.redo()
     editor.checkout(edit.id)
     assert editor.undo() is source and editor.redo() is edit
-
-
-def test_two_editors_on_one_pipeline_take_turns(pipelines):
-    """E5: one edits between the other's steps."""
-    pipe = pipelines["shallow"]
-    alone = [_session(Editor(pipe), seed, None) for seed in (1, 2)]
-    other = Editor(pipe)
-    other.generate(CAT, seed=2, num_inference_steps=3)
-    interleaved = []
-
-    def on_step(i, *_):
-        if i == 1:
-            interleaved.append(other.edit(DOG, mask=SQUARE, growth=1))
-            other.undo()
-
-    result = _session(Editor(pipe), 1, on_step)
-    assert same(result, alone[0]) and len(interleaved) == 2
-    assert all(same(done, alone[1]) for done in interleaved)
-
-
-def _in_threads(*works):
-    """Run these at once, to their ends; what each gave."""
-    given = {}
-    threads = [
-        Thread(target=lambda i=i, work=work: given.update({i: work()}), daemon=True) for i, work in enumerate(works)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    return [given.get(i) for i in range(len(works))]
-
-
-def test_editors_of_two_models_never_wait_for_one_another():
-    """One holds all locks of its model in the middle of an edit, until the other has come to its end."""
-    first, second = (build_pipeline("shallow") for _ in range(2))
-    alone, done = _session(Editor(second), 2, None), []
-
-    def on_step(i, *_):
-        if i == 1:
-            with exclusive(first.unet, first.vae, first.text_encoder, first.tokenizer):
-                done.extend(_in_threads(lambda: _session(Editor(second), 2, None)))
-
-    _session(Editor(first), 1, on_step)
-    assert len(done) == 2 and all(one is not None and same(one, alone) for one in done)
-
-
-def test_editors_of_one_pipeline_in_threads_give_what_each_gives_alone(pipelines):
-    pipe = pipelines["shallow"]
-    alone = [_session(Editor(pipe), seed, None) for seed in (1, 2, 3)]
-    together = _in_threads(*(lambda seed=seed: _session(Editor(pipe), seed, None) for seed in (1, 2, 3)))
-    assert all(one is not None and same(one, other) for one, other in zip(together, alone, strict=True))
-
-
-def _session(editor, seed, on_step):
-    editor.generate(CAT, seed=seed, num_inference_steps=3, on_step=on_step)
-    return editor.edit(DOG, mask=SQUARE, growth=1, on_step=on_step)
 
 
 def test_a_distilled_scheduler_and_defaults_meet(pipelines):

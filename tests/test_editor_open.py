@@ -18,8 +18,9 @@ from fisedit.storage import images
 from fisedit.storage.canvas import to_canvas, to_editable, to_srgb
 from fisedit.values import LATENT_FACTOR, EditKind, MaskSource
 from tests.support import oracle
-from tests.support.edits import BIRD, CAT, DOG, Calls, latents, unwatched
+from tests.support.edits import BIRD, CAT, DOG, Calls, latents, trajectory, unwatched
 from tests.support.grids import grids
+from tests.support.pictures import noise, scene
 from tests.support.pipelines import SHAPES
 
 SQUARE, BLOBS, CORNER = (grids(16, 16)[name] for name in ("square", "blobs", "corner"))
@@ -28,29 +29,8 @@ STEPS = 3
 QUICK = {"num_inference_steps": STEPS}
 
 
-def noise(mode, width=128, height=128):
-    """Every value of every band, at random."""
-    bands = len(Image.new(mode, (1, 1)).getbands())
-    levels = np.random.default_rng(0).integers(0, 256, (height, width, bands), np.uint8)
-    return Image.fromarray(levels[..., 0] if bands == 1 else levels, mode)
-
-
-def scene(width=128, height=128):
-    """Smooth colours, as photographs have."""
-    return noise("RGB", 8, 8).resize((width, height), Image.Resampling.BICUBIC)
-
-
-@pytest.fixture
-def editor(pipelines):
-    return Editor(pipelines["shallow"])
-
-
 def opened(editor, picture, **options):
     return editor.open(picture, CAT, **(QUICK | options))
-
-
-def trajectory(editor, result):
-    return editor._memory.get(result.id)[0]
 
 
 class TestInversion:
@@ -135,27 +115,6 @@ def diffedit(pipe):
 def pixels(picture):
     """[1, 3, H, W] in -1 to 1."""
     return 2 * (torch.from_numpy(np.array(picture).transpose(2, 0, 1).copy())[None] / 255) - 1
-
-
-@pytest.mark.parametrize("picture", [scene(), noise("RGBA", 50, 90)], ids=["canvas", "RGBA"])
-def test_the_same_prompt_gives_the_picture_back_and_no_call(editor, picture):
-    """E2."""
-    source = opened(editor, picture)
-    with Calls(editor.pipe.unet) as calls:
-        result = editor.edit(CAT)
-    assert calls.dense == calls.sparse == 0
-    assert (result.image.mode, result.image.size) == (picture.mode, picture.size)
-    assert result.image.tobytes() == source.image.tobytes() == picture.tobytes()
-    assert result.mask.source is MaskSource.NOWHERE
-
-
-def test_what_lies_outside_keeps_its_latents(editor):
-    """E3: although the sampler does not find the way back that inversion came."""
-    source = opened(editor, scene())
-    result = editor.edit(DOG, mask=BLOBS, growth=1)
-    ours, theirs = latents(trajectory(editor, result)), latents(trajectory(editor, source))
-    outside = ~torch.from_numpy(BLOBS)
-    assert torch.equal(ours[..., outside], theirs[..., outside]) and not torch.equal(ours, theirs)
 
 
 class TestWithoutCaption:

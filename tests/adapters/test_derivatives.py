@@ -20,13 +20,13 @@ from fisedit.models import loader
 from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels.row_plan import make_plan
 from tests.adapters.test_references import RED, SQUARE, pixels, seen
-from tests.sparse.test_executor import Case, rows
 from tests.support import oracle
 from tests.support.adapters import lively, naive
 from tests.support.edits import CAT, DOG, pixels_outside
 from tests.support.grids import grids
 from tests.support.pipelines import build_pipeline
 from tests.support.single_file import save_single_file
+from tests.support.steps import StepEdit, rows
 
 QUICK = {"seed": 7, "num_inference_steps": 2}
 SCALE, ALPHA, RANK = 0.6, 2.0, 4
@@ -189,7 +189,7 @@ def test_a_sparse_step_with_a_lora_is_the_oracles(pipe, kind, tmp_path):
     editor = Editor(pipe)
     editor.load_lora(file, SCALE)
     editor._engine.refresh()
-    case, executor = Case(merged, grid), editor._engine.executor
+    case, executor = StepEdit(merged, grid), editor._engine.executor
     with torch.inference_mode():
         got, _ = case.sparse(executor, make_plan(grid, executor.depth))
         expected = rows(case.oracle(merged), grid)

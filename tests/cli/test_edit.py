@@ -23,7 +23,7 @@ from transformers import (
 
 from fisedit.errors import ModelError
 from fisedit.models.captioning import caption
-from tests.test_editor_open import noise, scene
+from tests.support.pictures import noise, scene
 
 BEFORE, AFTER = "a cat and a cake on a beach", "a dog and a cake on a beach"
 QUICK = ("--num-inference-steps", "2")

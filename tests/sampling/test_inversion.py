@@ -14,23 +14,14 @@ from fisedit import Cancelled, Editor
 from fisedit.errors import InputError
 from fisedit.models.vae import encode
 from tests.support import oracle
-from tests.support.edits import BIRD, CAT, DOG, Calls, latents, unwatched
+from tests.support.edits import BIRD, CAT, DOG, Calls, latents, trajectory, unwatched
 from tests.support.grids import grids
+from tests.support.pictures import scene
 from tests.support.pipelines import SHAPES, build_scheduler
-from tests.test_editor_open import scene
 
 SQUARE, BLOBS, EVERYWHERE = *(grids(16, 16)[name] for name in ("square", "blobs")), np.ones((16, 16), bool)
 STEPS = 5
 QUICK = {"num_inference_steps": STEPS, "inversion": "ddpm", "guidance_scale": 4.0}
-
-
-@pytest.fixture
-def editor(pipelines):
-    return Editor(pipelines["shallow"])
-
-
-def trajectory(editor, result):
-    return editor._memory.get(result.id)[0]
 
 
 def open_scene(editor, **options):

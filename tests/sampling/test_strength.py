@@ -17,8 +17,9 @@ from fisedit.values import EditMask, MaskSource
 from tests.support import oracle
 from tests.support.edits import BIRD, CAT, DOG, Calls, as_oracle, config_of, latents, record, unwatched
 from tests.support.grids import grids
+from tests.support.pictures import scene
 from tests.support.pipelines import SCHEDULERS, with_scheduler
-from tests.test_editor_open import diffedit, scene
+from tests.test_editor_open import diffedit
 
 SQUARE, BLOBS = (grids(16, 16)[name] for name in ("square", "blobs"))
 EVERYWHERE = np.ones((16, 16), bool)
@@ -96,11 +97,6 @@ def test_a_sparse_edit_is_the_oracles(pipelines, scheduler, start):
     expected = midway(pipe, as_oracle(config), DOG, start, SQUARE, mixed)
     assert oracle.deviation(latents(got), expected) <= 1e-4
     assert not torch.equal(latents(got)[start + 1], latents(source)[start + 1])
-
-
-@pytest.fixture
-def editor(pipelines):
-    return Editor(pipelines["shallow"])
 
 
 @pytest.mark.sweep(1)

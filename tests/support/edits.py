@@ -19,11 +19,15 @@ if TYPE_CHECKING:
     import numpy as np
     from diffusers import StableDiffusionPipeline
 
+    from fisedit import Editor
     from fisedit.history import EditResult
     from fisedit.sampling.trajectory import Trajectory
     from fisedit.values import GenerationConfig
 
 CAT, DOG, BIRD = ("a cat and a cake on a beach", "a dog and a cake on a beach", "a bird and a cake on a beach")
+FP32 = 1e-4
+"""Largest deviation of fp32 latents, in units of their spread."""
+
 DEFAULTS = {
     "seed": 7,
     "negative_prompt": "",
@@ -54,6 +58,11 @@ def as_oracle(config: GenerationConfig) -> oracle.GenerationConfig:
 
 def unwatched(*_: object) -> None:
     """An on_step that does nothing."""
+
+
+def cells(size: tuple[int, int]) -> tuple[int, int]:
+    """Latent cells of a picture's height and width in pixels."""
+    return size[0] // LATENT_FACTOR, size[1] // LATENT_FACTOR
 
 
 def record(engine: Engine, config: GenerationConfig) -> Trajectory:
@@ -133,3 +142,28 @@ def pixels_outside(result: EditResult, parent: EditResult) -> bool:
     outside = ~np.kron(result.mask.grid, np.ones((LATENT_FACTOR, LATENT_FACTOR), bool))
     new, old = np.asarray(result.image), np.asarray(parent.image)
     return bool((new[outside] == old[outside]).all())
+
+
+def check_pinned(edit: Trajectory, source: Trajectory, grid: np.ndarray) -> None:
+    """Check that the latents outside are the source's at every step, bit for bit."""
+    outside = ~torch.from_numpy(grid)
+    assert torch.equal(latents(edit)[..., outside], latents(source)[..., outside])
+    assert not torch.equal(latents(edit)[1:], latents(source)[1:])
+
+
+def trajectory(editor: Editor, result: EditResult) -> Trajectory:
+    """The result's latents and features, as the editor keeps them."""
+    return editor._memory.get(result.id)[0]
+
+
+def same(a: EditResult, b: EditResult) -> bool:
+    """Whether two results have the same picture."""
+    return a.image.tobytes() == b.image.tobytes()
+
+
+def check_outside(editor: Editor, result: EditResult, source: EditResult) -> None:
+    """Check that latents and pixels outside the mask are the source's, and that the picture is another."""
+    outside = ~torch.from_numpy(result.mask.grid)
+    ours, theirs = latents(trajectory(editor, result)), latents(trajectory(editor, source))
+    assert torch.equal(ours[..., outside], theirs[..., outside])
+    assert pixels_outside(result, source) and not same(result, source)

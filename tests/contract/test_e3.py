@@ -1,0 +1,70 @@
+"""E3: latents outside the mask are the source's to the bit at every step, and pixels outside it to the byte."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fisedit import Editor
+from fisedit.sampling.denoise import Engine
+from fisedit.values import MaskSource
+from tests.support.edits import (
+    CAT,
+    DOG,
+    Calls,
+    check_outside,
+    check_pinned,
+    config_of,
+    latents,
+    record,
+    replay,
+    trajectory,
+)
+from tests.support.grids import grids
+from tests.support.pictures import scene
+from tests.support.pipelines import SCHEDULERS
+
+QUICK = {"seed": 7, "num_inference_steps": 3}
+BLOBS = grids(16, 16)["blobs"]
+each_scheduler = pytest.mark.parametrize("scheduler", SCHEDULERS)
+
+
+@each_scheduler
+def test_latents_outside_never_move(pipelines, scheduler):
+    engine, grid = Engine(pipelines["shallow"]), grids(16, 16)["noise"]
+    source = record(engine, config_of(scheduler=scheduler))
+    check_pinned(replay(engine, source, DOG, grid, (2,) * 4), source, grid)
+
+
+@pytest.mark.parametrize("shape", ["sd15", "sd2", "demo"])
+def test_words_alone_move_only_their_mask(pipelines, shape):
+    """With the automatic mask."""
+    editor = Editor(pipelines[shape])
+    source = editor.generate(CAT, **QUICK)
+    with Calls(editor.pipe.unet) as calls:
+        result = editor.edit(DOG, growth=0, verify=False)
+    assert result.mask.source is MaskSource.ATTENTION and 0 < result.mask.area < 0.5
+    assert (calls.dense, calls.sparse) == (0, 3)
+    check_outside(editor, result, source)
+
+
+@pytest.mark.sweep(1)
+@each_scheduler
+@pytest.mark.parametrize("name", ["one_cell", "corner", "blobs", "checkerboard"])
+def test_a_given_mask_is_where_it_moves(editor, scheduler, name):
+    """With a given mask, also where growth computes everything."""
+    source = editor.generate(CAT, scheduler=scheduler, **QUICK)
+    grid = grids(16, 16)[name]
+    result = editor.edit(DOG, mask=grid, growth=1)
+    assert result.mask.source is MaskSource.GIVEN and np.array_equal(result.mask.grid, grid)
+    check_outside(editor, result, source)
+
+
+def test_what_lies_outside_keeps_its_latents(editor):
+    """Although the sampler does not find the way back that inversion came."""
+    source = editor.open(scene(), CAT, num_inference_steps=3)
+    result = editor.edit(DOG, mask=BLOBS, growth=1)
+    ours, theirs = latents(trajectory(editor, result)), latents(trajectory(editor, source))
+    outside = ~torch.from_numpy(BLOBS)
+    assert torch.equal(ours[..., outside], theirs[..., outside]) and not torch.equal(ours, theirs)

@@ -1,0 +1,33 @@
+"""Single steps of a UNet: a source, an edit of it, and what the oracle makes of both."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.support import oracle
+
+
+class StepEdit:
+    """A source and an edit of it on one UNet: same latents outside the mask, new ones inside, new text."""
+
+    def __init__(self, unet, grid, batch=2, seed=0):
+        make = torch.Generator().manual_seed(seed)
+        width = unet.config.cross_attention_dim
+        self.source = torch.randn(batch, 4, *grid.shape, generator=make)
+        self.texts = torch.randn(2, batch, 11, width, generator=make)
+        self.timestep = torch.tensor(500)
+        self.inside = torch.from_numpy(grid)
+        self.edited = torch.where(self.inside, torch.randn(self.source.shape, generator=make), self.source)
+
+    def oracle(self, unet):
+        recording = oracle.record(unet, self.source, self.timestep, self.texts[0])
+        return oracle.mixed_forward(unet, recording, self.edited, self.timestep, self.texts[1], self.inside)
+
+    def sparse(self, executor, plan):
+        """Returns the edit's rows, and where they belong."""
+        _, maps = executor.run_dense(self.source, self.timestep, self.texts[0], {})
+        return executor.run_sparse(self.edited, self.timestep, self.texts[1], {}, maps, plan)
+
+
+def rows(full, grid):
+    return full.flatten(2).transpose(1, 2)[:, torch.from_numpy(grid).flatten()]
