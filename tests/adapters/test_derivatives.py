@@ -162,6 +162,7 @@ def written(lora, pipe, kind, folder):
     return lora.diffusers(folder / "style", pipe), 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["kohya", "diffusers"])
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_a_lora_and_an_adapter(pipe, adapter, place, kind, order, tmp_path):

@@ -195,6 +195,7 @@ def test_what_was_dropped_is_rebuilt(editor, reference):
     assert any("rebuilt" in note for note in again.stats.notes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reference", [None, RED], ids=["plain source", "guided source"])
 def test_an_edit_costs_what_torch_counts(pipe, editor, reference):
     """Its steps, its decode and, the first time, reading its reference; the time embedding aside."""

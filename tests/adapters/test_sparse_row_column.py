@@ -115,7 +115,7 @@ def _no_grad():
         yield
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("recorded", [True, False], ids=["over a guided source", "over a plain source"])

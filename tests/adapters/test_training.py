@@ -127,6 +127,7 @@ def test_step_zero_is_the_base(pipe, family):
         )
 
 
+@pytest.mark.slow
 def test_samples_before_the_first_step_are_the_base_s(begun):
     sheet, _ = (run := begun()).samples.report(run.averaged, run.scheduler, run.settings)
     cells = np.asarray(sheet).reshape(2, SIDE, 4, SIDE, 3)
@@ -155,6 +156,7 @@ def test_the_loss_falls(begun):
     assert found[-1] < 0.9 * found[0]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_exactly(begun, tmp_path):
     whole, stopped = begun("whole"), begun("stopped")
     for run, steps in ((whole, 4), (stopped, 3)):
@@ -195,6 +197,7 @@ def test_accumulated_passes_count_as_one_batch(begun):
     torch.testing.assert_close(seen[-1], grads, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_the_average(begun, tmp_path):
     """Decay (1 + n) / (10 + n) until it is the wanted one, as diffusers' EMAModel warms up."""
     run = begun()
@@ -282,6 +285,7 @@ def test_controls_are_added(pipe, folder, tmp_path):
         examples.batch([0])
 
 
+@pytest.mark.slow
 def test_gradient_checkpointing_descends_alike(begun, pipe):
     found = []
     for lean in (False, True):
@@ -420,6 +424,7 @@ def test_settings_that_cannot_be(changes, said):
         replace(SETTINGS, **changes)
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_a_whole_checkpoint(folder, model, tmp_path, fisedit):
     killed = tmp_path / "killed"
     command = [sys.executable, "-c", KILLED, str(folder), str(killed), str(model)]

@@ -129,6 +129,7 @@ def test_a_picture_tells_its_lora(shared, state, session):
     fewer.close()
 
 
+@pytest.mark.slow
 def test_people_who_chose_differently_at_once(state):
     choices = {"none": PLAIN, "ink": INK, "oil": OIL, "more ink": SourceSettings(4, seed=7, loras={"ink": 0.9})}
 

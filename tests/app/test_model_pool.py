@@ -144,6 +144,7 @@ def test_a_run_keeps_its_model_and_others_wait(one):
     assert last(waiting).id == "0" and loaded(one) == ["other"]
 
 
+@pytest.mark.slow
 def test_people_with_several_models_at_once_and_room_for_one(one):
     def work(name, settings, into):
         session = one.session(f"{name} {id(into)}")
@@ -198,6 +199,7 @@ def test_models_that_cannot_be_offered(other, tmp_path):
 # Coming back
 
 
+@pytest.mark.slow
 def test_a_session_of_several_models_comes_back(shared, state, session, other):
     _, edits = both(state, session)
     for model in state.pool.models:

@@ -59,6 +59,7 @@ def choose(page, box, name):
     page.get_by_role("option", name=name).click()
 
 
+@pytest.mark.slow
 def test_loras_are_chosen(browser, site):
     page = browser().open()
     make(page)
@@ -79,6 +80,7 @@ def test_loras_are_chosen(browser, site):
     expect(page.locator("#truth")).not_to_contain_text("ink")
 
 
+@pytest.mark.slow
 def test_a_model_is_chosen(browser, site, tmp_path):
     page = browser().open()
     make(page)

@@ -34,6 +34,7 @@ def program(site) -> Program:
 
 
 class TestArguments:
+    @pytest.mark.slow
     def test_a_prompt_of_100000_letters(self, program, steps):
         assert "at most 2000 letters, got 100000" in program.refused("prompt", "generate", "a" * 100_000)
         assert "at most 2000 letters" in program.refused("prompt", "generate", CAT, *SMALL, "ddim", "a" * 100_000)

@@ -86,10 +86,10 @@ NOWHERE = """/gradio_api/proxy=http://127.0.0.1/ /gradio_api/file/etc/passwd /gr
 /nowhere"""
 
 
-@pytest.mark.parametrize("path", NOWHERE.split())
-def test_other_routes_are_not_there(uploads, path):
-    here = client(uploads)
-    assert here.get(path).status_code == here.post(path, json={}).status_code == 404
+def test_other_routes_are_not_there(uploads):
+    for path in NOWHERE.split():
+        here = client(uploads)
+        assert here.get(path).status_code == here.post(path, json={}).status_code == 404
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS"])

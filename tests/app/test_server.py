@@ -59,6 +59,7 @@ def test_names_that_are_let_in():
         everywhere.listener.close()
 
 
+@pytest.mark.slow
 def test_refusals_are_one_line_before_anything_is_loaded(process):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

@@ -82,6 +82,7 @@ def noise(mode: str, width: int = 64, height: int = 64) -> Image.Image:
     return Image.frombytes(mode, (width, height), levels[..., : len(Image.new(mode, (1, 1)).getbands())].tobytes())
 
 
+@pytest.mark.slow
 def test_orientations(edit, tmp_path):
     for n in range(1, 9):
         exif = Image.Exif()
@@ -93,6 +94,7 @@ def test_orientations(edit, tmp_path):
         assert one.after.size == ((48, 32) if n < 5 else (32, 48)) and one.is_left_alone_at_the_right(LOSS), n
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(1, 1), (7, 9), (1, 20_000), (20_000, 1), (65, 63)])
 def test_sizes(edit, tmp_path, size):
     picture(tmp_path / "in/a.png", 1, size)
@@ -101,6 +103,7 @@ def test_sizes(edit, tmp_path, size):
     assert size[0] == 1 or one.is_left_alone_at_the_right()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
@@ -123,6 +126,7 @@ def test_modes(edit, tmp_path, name, mode):
     assert edit()[name].is_left_alone_at_the_right(LOSS if name == "a.jpg" else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.png", "a.tif"])
 def test_sixteen_bits_stay(edit, tmp_path, name):
     noise("I;16").save(tmp_path / "in" / name)
@@ -143,6 +147,7 @@ def test_lab_is_shown_in_rgb(edit, tmp_path):
     assert np.ptp(pixels, axis=2).max() <= 3 and pixels[0].max() < 10 and pixels[-1].min() > 245
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")
 def test_metadata_damaged_and_huge(edit, tmp_path):
     good = noise("RGB")
@@ -176,6 +181,7 @@ def test_a_mask_of_everything_is_dense(edit, tmp_path):
     assert one.apart(right=True) > 0 < one.apart(right=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["L", "RGB", "LA", "I;16"])
 def test_a_soft_mask_is_cut_at_its_half(edit, tmp_path, mode):
     """White at the left fading to black at the right, in grey, coloured, with alpha instead, or with 16 bits."""

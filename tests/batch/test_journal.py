@@ -83,6 +83,7 @@ class TestResuming:
         shutil.copytree(uninterrupted, tmp_path, dirs_exist_ok=True)
         return tree(tmp_path / "clean")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("trap", TRAPS)
     def test_killed_anywhere(self, batch, forked, tmp_path, clean, trap):
         place, name = TRAPS[trap]

@@ -81,6 +81,7 @@ def killer(most: int, number: int = signal.SIGKILL):
         thread.join()
 
 
+@pytest.mark.slow
 def test_a_lost_workers_item_is_done_elsewhere(cluster, batch, tmp_path):
     """And every file is that of workers of this machine, byte for byte."""
     pictures(tmp_path / "in")

@@ -166,6 +166,7 @@ def test_a_one_shot_edit(fisedit, model, tmp_path):
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["dog.webp"]
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_nothing(model, tmp_path):
     command = [sys.executable, "-m", "fisedit", "generate", BEFORE, "--num-inference-steps", "999", "--model", model]
     terminal, its_end = pty.openpty()

@@ -64,6 +64,7 @@ def test_a_row_of_the_table(bench, monkeypatch):
     assert known["roofline"] == "0.36 ms"
 
 
+@pytest.mark.slow
 def test_a_report_from_end_to_end(monkeypatch):
     """All that a GPU would run but its kernels, its clock and its name; ready for JSON."""
     monkeypatch.setattr(cuda_speed, "BACKENDS", ("fast",))
@@ -118,6 +119,7 @@ def test_the_compiled_run_leaves_the_pipeline_as_it_was(bench, monkeypatch):
     assert {f"{name}_{kind}_seconds" for name in ("eager", "compiled") for kind in kinds} <= row.keys()
 
 
+@pytest.mark.slow
 def test_a_batch_of_edits(bench, monkeypatch):
     monkeypatch.setattr(cuda_speed, "BACKENDS", ("fast",))
     row = bench.measure_batch(3)

@@ -327,9 +327,8 @@ def boxes(scene: Scene) -> list[tuple[int, int, int]]:
 
 
 class TestLanguage:
-    @pytest.mark.parametrize(
-        ("scene", "text"),
-        [
+    def test_prompts_read_like_sentences(self) -> None:
+        for scene, text in [
             (CAT_AND_CAKE, "a cat and a cake on a beach"),
             (replace(CAT_AND_CAKE, relation="on top of"), "a cat on top of a cake on a beach"),
             (replace(CAT_AND_CAKE, weather="rain"), "a cat and a cake on a beach in the rain"),
@@ -342,10 +341,8 @@ class TestLanguage:
             ),
             (Scene("snow", 17, (PlacedObject("car", 9, 29, 14, "red", "big"),)), "a big red car in the snow"),
             (Scene("snow", 17, (MOON,)), "in the snow under the moon"),
-        ],
-    )
-    def test_prompts_read_like_sentences(self, scene: Scene, text: str) -> None:
-        assert describe_scene(scene).text == text
+        ]:
+            assert describe_scene(scene).text == text
 
     def test_every_scene_in_every_wording_reads_back(self) -> None:
         for scene in scenes():
@@ -367,9 +364,8 @@ class TestLanguage:
             assert all(sentence.text[span.stop : span.stop + 1] in ("", " ", ",") for span in sentence.spans)
         assert describe_scene(CAT_AND_CAKE).spans == (CharacterSpan(2, 5), CharacterSpan(12, 16))
 
-    @pytest.mark.parametrize(
-        ("prompt", "asked"),
-        [
+    def test_free_prompts_are_read_for_what_they_ask(self) -> None:
+        for prompt, asked in [
             ("A CAT, on a BEACH!", SceneRequest((ObjectRequest("cat"),), "beach")),
             ("my very old red car by the sea", SceneRequest((ObjectRequest("car", "red"),), "sea")),
             (
@@ -386,16 +382,14 @@ class TestLanguage:
                 "a small small tree at sunset on a foggy day",
                 SceneRequest((ObjectRequest("tree", "", "small"),), "sunset", "fog"),
             ),
-        ],
-    )
-    def test_free_prompts_are_read_for_what_they_ask(self, prompt: str, asked: SceneRequest) -> None:
-        assert parse_prompt(prompt) == asked
+        ]:
+            assert parse_prompt(prompt) == asked
 
-    @pytest.mark.parametrize("prompt", ["", "a cat", "on a beach", "a zebra on mars", "🐱 on the 🏖", "sand\ncastle\0s"])
-    def test_a_prompt_without_object_or_place_is_refused(self, prompt: str) -> None:
-        with pytest.raises(SceneError, match="a scene needs an object and a background, got") as caught:
-            scene_for(prompt, 0)
-        assert "\n" not in str(caught.value)
+    def test_a_prompt_without_object_or_place_is_refused(self) -> None:
+        for prompt in ["", "a cat", "on a beach", "a zebra on mars", "🐱 on the 🏖", "sand\ncastle\0s"]:
+            with pytest.raises(SceneError, match="a scene needs an object and a background, got") as caught:
+                scene_for(prompt, 0)
+            assert "\n" not in str(caught.value)
 
     @settings(max_examples=200, deadline=None)
     @given(st.text())
@@ -551,9 +545,8 @@ def cut(text: str, phrases: tuple[str, ...]) -> str:
 
 
 class TestErrors:
-    @pytest.mark.parametrize(
-        ("make", "message"),
-        [
+    def test_what_cannot_be_drawn_is_refused_in_one_line(self) -> None:
+        for make, message in [
             (lambda: PlacedObject("zebra", 0, 14, 7), "object must be one of .*, got 'zebra'"),
             (lambda: PlacedObject("cat", 22, 28, 12), "object box must lie in"),
             (lambda: PlacedObject("cat", 0, 8, 12), "object box must lie in"),
@@ -577,12 +570,10 @@ class TestErrors:
             ),
             (lambda: scene_for("a cat on top of a dog on top of a cow in space", 0), "room for 2 objects .*, got cat"),
             (lambda: scene_for("a cat in space under the sun, the moon and a star", 0), "2 in the sky, got"),
-        ],
-    )
-    def test_what_cannot_be_drawn_is_refused_in_one_line(self, make: Callable[[], object], message: str) -> None:
-        with pytest.raises(SceneError, match=message) as caught:
-            make()
-        assert "\n" not in str(caught.value)
+        ]:
+            with pytest.raises(SceneError, match=message) as caught:
+                make()
+            assert "\n" not in str(caught.value)
 
     def test_a_missing_font_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(drawing, "FONT_PATHS", ())

@@ -42,7 +42,7 @@ def check_run(theirs, ours):
     ours.check()
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
 @pytest.mark.parametrize("steps", [1, 2, STEPS, 20])
 @pytest.mark.parametrize("scheduler", SCHEDULERS)

@@ -99,6 +99,7 @@ def test_a_sparse_edit_is_the_oracles(pipelines, scheduler, start):
     assert not torch.equal(latents(got)[start + 1], latents(source)[start + 1])
 
 
+@pytest.mark.slow
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize(("steps", "strength"), [(5, 0.6), (7, 0.99), (50, 0.58)])
 @pytest.mark.parametrize("guidance", [7.5, 1.0])

@@ -75,7 +75,7 @@ def test_a_captured_step_is_the_engines_own(pipelines, shape, size, name):
     case.check(case.begin(GraphExecutor(case.executor)).step(0, case.batch(), TIME))
 
 
-@pytest.mark.parametrize("backend", ["reference", "triton"])
+@pytest.mark.parametrize("backend", ["reference", pytest.param("triton", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["one_cell", "blobs"])
 def test_by_every_backend(pipelines, backend, name):
     if backend == "triton":

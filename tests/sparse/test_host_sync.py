@@ -62,6 +62,7 @@ def on_meta(trajectory, *, waiting=False):
     return Trajectory(trajectory.config, *paths, steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waiting", [False, True], ids=["resident", "waiting"])
 @pytest.mark.parametrize(("scheduler", "growth"), [("ddim", "one"), ("dpmsolver++", "two")])
 def test_the_loop_of_steps(monkeypatch, scheduler, growth, waiting):

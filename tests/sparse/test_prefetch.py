@@ -200,6 +200,7 @@ def test_kept_or_fetched(pipelines, coded):
             steps.case.check(kept[i], steps.features[i])
 
 
+@pytest.mark.slow
 def test_copied_or_read_where_they_lie(pipelines, monkeypatch):
     """Triton's kernels by addresses, of numbers and scales in stages that take turns; torch's by copies."""
     pytest.importorskip("triton", reason="the package triton is not installed")

@@ -80,6 +80,7 @@ def captured(editor):
     return [result.stats.unet_evaluations_captured for result in editor.history]
 
 
+@pytest.mark.slow
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("guidance", [7.5, 1.0], ids=["guided", "unguided"])
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
@@ -97,6 +98,7 @@ def test_an_edit_by_every_sampler(pipelines, scheduler, guidance):
     assert result.stats.uncaptured == "" and captured(editors[0]) == [0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["sd2", "shallow", "demo"])
 def test_an_edit_of_every_model_and_frame(pipelines, shape):
     def script(editor):
@@ -194,6 +196,7 @@ def test_a_leak_in_mid_edit_grows_the_mask(pipelines, monkeypatch):
     assert len(seen) == 2 and np.allclose(*seen, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_on_step_sees_previews_and_may_cancel(pipelines):
     def script(editor):
         seen = []
@@ -216,6 +219,7 @@ def test_on_step_sees_previews_and_may_cancel(pipelines):
         assert np.abs(np.asarray(theirs[2], int) - np.asarray(mine[2], int)).max() <= 1
 
 
+@pytest.mark.slow
 def test_what_was_dropped_is_rebuilt_and_features_wait_in_host_memory(pipelines):
     def script(editor):
         editor.generate(CAT, **QUICK)
@@ -247,6 +251,7 @@ def test_edits_of_an_opened_picture(pipelines, inversion):
     assert result.stats.unet_evaluations_captured == STEPS
 
 
+@pytest.mark.slow
 def test_a_saved_session_goes_on(pipelines, tmp_path):
     def script(editor):
         editor.generate(CAT, **QUICK)
@@ -305,6 +310,7 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_why(change):
     assert expected.stats.uncaptured == ""
 
 
+@pytest.mark.slow
 def test_a_new_mask_of_the_bucket_makes_no_new_capture(pipelines):
     """Neither does another prompt, nor an edit of an edit."""
     editor = Editor(pipelines["sd15"], graphs=True)
@@ -320,6 +326,7 @@ def test_a_new_mask_of_the_bucket_makes_no_new_capture(pipelines):
     assert [id(slot.buffers) for slot in graphs._kept.values()] == slots
 
 
+@pytest.mark.slow
 def test_a_unet_that_was_changed_gets_graphs_of_its_own():
     """Packed weights are copies: what is written later must be seen."""
     pipe = build_pipeline("sd15")
@@ -342,6 +349,7 @@ def test_a_unet_that_was_changed_gets_graphs_of_its_own():
     assert captured(graphs) == [0, STEPS, STEPS]
 
 
+@pytest.mark.slow
 def test_a_reference_adapter_runs_eagerly(tmp_path):
     pipe = build_pipeline("demo")
     save_adapter(lively(pipe.unet, "v3"), tmp_path / "adapter")
@@ -481,6 +489,7 @@ def test_the_environment_says_whether(pipelines, monkeypatch):
         Editor(pipelines["shallow"])
 
 
+@pytest.mark.slow
 def test_the_command_line_through_graphs(fisedit, model, monkeypatch):
     monkeypatch.setenv("FISEDIT_GRAPHS", "1")
     edit = ["edit", "--model", model, "--source-prompt", CAT, "--prompt", DOG, "--num-inference-steps", STEPS]

@@ -109,7 +109,7 @@ def test_odd_widths(backend, dtype, layout, channels, groups, width, added):
     half_of_a_block(edits, backend, channels, groups, width, layout, added=added)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @each_backend
 @each_dtype
 @each_mask
@@ -118,7 +118,7 @@ def test_a_block_of_two_maps_side_by_side(backend, dtype, size, name):
     half_of_a_block(Edits([grids(*size)[name]], dtype), backend, 24, 4, 24, first=16)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @each_backend
 @each_dtype
 @pytest.mark.parametrize(("channels", "groups", "width", "first"), [(21, 7, 5, 16), (24, 3, 40, 10), (48, 2, 20, 32)])
@@ -135,7 +135,7 @@ def test_edits_of_several_masks_in_one_batch(backend, dtype):
     half_of_a_block(Edits(masks, dtype), backend, 16, 4, 24)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @each_backend
 @each_dtype
 @each_mask
@@ -291,7 +291,7 @@ def linear(backend, dtype, norm, batch, rows, channels, width, *, bias=True):
     near(got, F.linear(expected, weight.double(), shift.double() if bias else None))
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @each_backend
 @each_dtype
 @pytest.mark.parametrize(("first", "channels"), [(16, 20), (128, 168), (10, 64)])
@@ -325,7 +325,7 @@ def cross(backend, dtype, rows, channels, text, heads, width):
     assert ((got.double() - expected).abs() <= limit).all()
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @each_backend
 @each_dtype
 @pytest.mark.parametrize("time", [0.0, 1.0, 999.0, 500.5])
@@ -365,7 +365,7 @@ def geglu(backend, dtype, batch, rows, channels, width):
     near(got, hidden * F.gelu(gate))
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @each_backend
 @each_dtype
 @each_mask
@@ -422,7 +422,7 @@ def test_streams_and_graphs_have_counters_of_their_own(monkeypatch):
     launch._zeros.cache_clear()
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.usefixtures("shared_sums")
 @each_dtype
 @pytest.mark.parametrize(("quantised", "pointers"), [("", False), ("int8", True), ("fp8", True)])

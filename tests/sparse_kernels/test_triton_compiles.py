@@ -19,6 +19,7 @@ SHARED_MEMORY = 227 * 1024
 KERNELS = {"_conv", "_sums", "_linear", "_row", "_geglu", "_attend", "_cross", "_scatter"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="Triton's assembler is that of x86-64 machines")
 def test_every_kernel_compiles_for_hopper(tmp_path):
     settings = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -71,6 +71,7 @@ def same(first: nn.Module, second: nn.Module) -> bool:
     return all(torch.equal(one, other) for one, other in pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [autoencoder_stage, decoder_stage, denoiser_stage])
 def test_a_resumed_run_ends_where_an_unbroken_one_does(
     make: Callable[[Pictures], Stage], pictures: Pictures, tmp_path: Path
