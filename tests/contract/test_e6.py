@@ -7,6 +7,7 @@ import torch
 
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory import Trajectory
+from fisedit.sparse.executor import apply_guidance
 from fisedit.values import DENSE_STEP
 from tests.support import oracle
 from tests.support.edits import BIRD, CAT, DOG, FP32, config_of, latents, oracle_chain, record, replay
@@ -54,6 +55,6 @@ def recorded_afresh(engine, edit):
         for x, t in zip(edit.latents, sampler.timesteps, strict=False):
             scaled, extra = engine._inputs(sampler, edit.config, x, t)
             raw, maps = engine.executor.run_dense(scaled, t, text, copy.text, timestep_cond=extra)
-            copy.predictions.append(engine._guide(raw, edit.config))
+            copy.predictions.append(apply_guidance(raw, engine._guidance(edit.config)))
             copy.features.append(maps)
     return copy

@@ -115,21 +115,21 @@ def oracle_chain(
 
 
 class Calls:
-    """Counts a UNet's forwards while open; a sparse one's sample is one column of rows."""
+    """Counts a UNet's forwards while open; a sparse one gives one column of rows."""
 
     def __init__(self, unet: torch.nn.Module) -> None:
         self._unet = unet
         self.dense = self.sparse = 0
 
     def __enter__(self) -> Self:
-        self._handle = self._unet.register_forward_pre_hook(self._count)
+        self._handle = self._unet.register_forward_hook(self._count)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._handle.remove()
 
-    def _count(self, _: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-        if args[0].shape[-1] == 1:
+    def _count(self, _: torch.nn.Module, __: object, output: Sequence[torch.Tensor]) -> None:
+        if output[0].shape[-1] == 1:
             self.sparse += 1
         else:
             self.dense += 1

@@ -241,21 +241,21 @@ CASES: Mapping[str, Sequence[Case]] = {
         (
             "Out of memory: freed, evicted, sliced, on the CPU at last, else named; the next item unharmed",
             (
-                f"{HAND}::TestRelief::test_memory_that_ran_out_once",
-                f"{HAND}::TestRelief::test_each_rung_helps_a_little_more",
-                f"{HAND}::TestRelief::test_memory_that_stays_out",
-                f"{HAND}::TestRelief::test_a_device_that_stays_full",
+                f"{HAND}::TestFallbacks::test_memory_that_ran_out_once",
+                f"{HAND}::TestFallbacks::test_each_fallback_needs_less_memory",
+                f"{HAND}::TestFallbacks::test_memory_that_stays_out",
+                f"{HAND}::TestFallbacks::test_a_device_that_stays_full",
                 f"{FAULT}::test_little_memory",
             ),
         ),
         (
             "Out of memory beside other workers, or killed for it: tried again alone",
             (
-                f"{HAND}::TestRelief::test_what_lacks_memory_in_a_crowd_is_tried_alone",
+                f"{HAND}::TestFallbacks::test_items_without_shared_memory_are_tried_by_one_worker",
                 f"{FAULT}::test_a_worker_that_is_killed_in_a_crowd",
             ),
         ),
-        ("NaN in half precision: tried in fp32, else named", (f"{HAND}::TestRelief::test_nan_is_tried_in_fp32",)),
+        ("NaN in half precision: tried in fp32, else named", (f"{HAND}::TestFallbacks::test_nan_is_tried_in_fp32",)),
         ("A bug in one item is that item's", (f"{BATCH}::TestBadFiles::test_a_bug_in_one_item_is_that_item_s",)),
         (
             "Two runs on one folder: the second says so",
