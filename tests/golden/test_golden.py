@@ -18,8 +18,16 @@ from tests.golden.outcome import ELSEWHERE, EXACT, Tolerance, complaints, load, 
 
 ONE_LEVEL: dict[str, str] = {
     "with-lora": "sparse queries, keys and values are one product with the merged weight, no longer two with a sum",
+    "graphs": "a norm's scale and shift are one multiply-add, and guidance is a sum instead of lerp",
+    "graphs-many": "a norm's scale and shift are one multiply-add, and guidance is a sum instead of lerp",
 }
 """Case -> why its pixels may be one grey level off on the CPU that made the set."""
+
+CHANGED: dict[str, dict[str, object]] = {
+    "graphs.structure": {"unet_evaluations_captured": 8, "uncaptured": "", "recorded_bytes": 41134848},
+    "graphs.growths": {"uncaptured": "dense steps in between change what sparse ones read; it runs eagerly"},
+}
+"""Case and shot -> values that are others since: graphs inject attention, too."""
 
 GOLDEN = json.loads(INDEX.read_text(encoding="utf-8"))
 
@@ -28,7 +36,7 @@ def tolerance(name: str) -> Tolerance:
     """How far the pixels of a case may be off here."""
     if machine() != GOLDEN["machine"]:
         return ELSEWHERE
-    return Tolerance(levels=1, share=1.0) if name in ONE_LEVEL else EXACT
+    return Tolerance(levels=1, share=1.0, decimals=1e-6) if name in ONE_LEVEL else EXACT
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +69,11 @@ def test_as_before(bench, name):
     lines = [
         line
         for shot, ours in made.items()
-        for line in complaints(f"{name}.{shot}", ours, load(PICTURES, f"{name}.{shot}", stored[shot]), allowed)
+        for line in complaints(
+            f"{name}.{shot}",
+            ours,
+            load(PICTURES, f"{name}.{shot}", stored[shot] | CHANGED.get(f"{name}.{shot}", {})),
+            allowed,
+        )
     ]
     assert not lines, "\n".join(lines)

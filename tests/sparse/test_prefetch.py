@@ -16,14 +16,14 @@ from fisedit import Cancelled, Editor
 from fisedit.errors import InputError
 from fisedit.models.loader import load
 from fisedit.sampling.denoise import Engine
-from fisedit.sparse import layers, prefetch
+from fisedit.sparse import prefetch
 from fisedit.sparse import vae_tiles as boxing
 from fisedit.sparse.cuda_graphs import GraphExecutor
 from fisedit.sparse.executor import Executor
 from fisedit.sparse.feature_cache import StepFeatures
 from fisedit.sparse.modules import Role
 from fisedit.sparse.prefetch import Feed
-from fisedit.sparse_kernels import ops
+from fisedit.sparse_kernels import ops, tuning
 from fisedit.sparse_kernels.buckets import choose_bucket
 from fisedit.sparse_kernels.reference import QUANTISED_DTYPES, DevicePointer
 from fisedit.sparse_kernels.row_plan import make_plan
@@ -233,7 +233,7 @@ def test_a_byte_a_number_by_a_word_in_the_environment(pipelines, monkeypatch):
     for word, kind in {"1": torch.int8, "int8": torch.int8, "fp8": torch.float8_e4m3fn}.items():
         monkeypatch.setenv("FISEDIT_CODED", word)
         graphs = GraphExecutor(executor)
-        assert set(graphs.fused.heads.values()) == {4} and graphs.fused._coded is kind
+        assert set(graphs.fused.heads.values()) == {4} and graphs.fused._quantised is kind
     assert not GraphExecutor(executor, coded="").fused.heads
     monkeypatch.setenv("FISEDIT_CODED", "int4")
     with pytest.raises(InputError, match="FISEDIT_CODED must be 0, int8 or fp8, got 'int4'"):
@@ -264,7 +264,7 @@ def test_what_a_byte_a_number_costs_on_the_demo_model():
 @pytest.mark.parametrize("coded", ["", *QUANTISED_DTYPES])
 def test_of_edits_on_edits_only_what_they_changed_is_put_together(pipelines, monkeypatch, coded):
     """The source's pack serves all edits over it and over its edits; whole maps are made of keys and values alone."""
-    monkeypatch.setattr(layers, "FEW", 0)  # on a GPU no map is so small that its totals are not kept
+    monkeypatch.setattr(tuning, "SMALL_MAP", 0)  # on a GPU no map is so small that its totals are not kept
     asked, whole = [], StepFeatures.whole
     monkeypatch.setattr(StepFeatures, "whole", lambda *args: (asked.append(args[1]), whole(*args))[1])
     source = Case(pipelines["shallow"].unet, [grids(8, 9)["square"]])

@@ -148,8 +148,8 @@ def found(monkeypatch, grid):
 @pytest.mark.parametrize("wish", WISHES)
 def test_every_wish(pipelines, monkeypatch, wish):
     found(monkeypatch, SQUARE)
-    monkeypatch.setattr(drift_check, "LEAK", float("inf"))
-    monkeypatch.setattr(drift_check, "EVERYWHERE", float("inf"))
+    monkeypatch.setattr(drift_check, "MAX_DRIFT", float("inf"))
+    monkeypatch.setattr(drift_check, "GLOBAL_CHANGE", float("inf"))
 
     def script(editor):
         editor.generate(CAT, **QUICK)
@@ -181,8 +181,8 @@ def test_steps_that_inject_attention_are_captured(pipelines, structure):
 def test_a_leak_in_mid_edit_grows_the_mask(pipelines, monkeypatch):
     seen, look = [], drift_check.DriftCheck.compare
     found(monkeypatch, SQUARE)
-    monkeypatch.setattr(drift_check, "LEAK", 0.0)
-    monkeypatch.setattr(drift_check, "EVERYWHERE", float("inf"))
+    monkeypatch.setattr(drift_check, "MAX_DRIFT", 0.0)
+    monkeypatch.setattr(drift_check, "GLOBAL_CHANGE", float("inf"))
     monkeypatch.setattr(drift_check.DriftCheck, "compare", lambda *args: (seen.append(args[1]), look(*args)))
 
     def script(editor):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -23,9 +25,9 @@ class Branches(Calls):
 
     rows = 0
 
-    def _count(self, unet: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-        super()._count(unet, args)
-        self.rows += len(args[0]) if args[0].shape[-1] > 1 else 0
+    def _count(self, unet: torch.nn.Module, args: tuple[torch.Tensor, ...], output: Sequence[torch.Tensor]) -> None:
+        super()._count(unet, args, output)
+        self.rows += len(args[0]) if output[0].shape[-1] > 1 else 0
 
 
 @pytest.mark.sweep(1)
