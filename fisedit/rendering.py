@@ -148,8 +148,8 @@ class Renderer:
                 self.budget,
             )
         with run.watch.station("decode"), torch.inference_mode():
-            vae, ends = self.engine.pipe.vae, self.engine.graphs.ends
-            return RenderOutput(trajectory, *ends.decode(vae, trajectory.latents[-1], grid, record, run.parent.canvas))
+            vae, cache = self.engine.pipe.vae, self.engine.graphs.cache
+            return RenderOutput(trajectory, *cache.decode(vae, trajectory.latents[-1], grid, record, run.parent.canvas))
 
     def many(
         self,
@@ -169,7 +169,7 @@ class Renderer:
             trajectories = self.engine.replay_many(over, edits, growth, self._watch(runs[0]), self.budget)
         if trajectories is None:
             return None
-        vae, decode_one, made = self.engine.pipe.vae, self.engine.graphs.ends.decode, []
+        vae, decode_one, made = self.engine.pipe.vae, self.engine.graphs.cache.decode, []
         for run, trajectory, grid in zip(runs, trajectories, grids, strict=True):
             assert run.parent is not None
             with run.watch.station("decode"), torch.inference_mode():

@@ -54,7 +54,7 @@ class Step:
         make = torch.Generator().manual_seed(0)
         self.latents = torch.randn(batch, 4, HEIGHT, WIDTH, generator=make)
         self.text = torch.randn(batch, 11, unet.config.cross_attention_dim, generator=make)
-        self.sizes = make_plan(np.ones((HEIGHT, WIDTH), bool), self.executor.depth).rows
+        self.sizes = make_plan(np.ones((HEIGHT, WIDTH), bool), self.executor.num_levels).rows
 
     def dense(self):
         return self.unet(self.latents, torch.tensor(500), self.text)
@@ -85,7 +85,7 @@ def test_a_sparse_step_costs_what_torch_counts(pipelines, shape, name):
     """The text is projected at the first step of a prompt only, and not counted with a step."""
     unet = pipelines[shape].unet
     step, cache = Step(unet, 2), {}
-    plan = make_plan(grids(HEIGHT, WIDTH)[name], step.executor.depth)
+    plan = make_plan(grids(HEIGHT, WIDTH)[name], step.executor.num_levels)
     own = step.own(plan.rows) + time_macs(unet, 2)
     text = text_macs(step.executor.sites, 2, 11)
     assert counted(step.sparse(plan, cache)) == own + text
@@ -242,7 +242,7 @@ def test_what_a_step_takes_at_least_on_each_device():
     with torch.device("meta"):
         executor = Executor(UNet2DConditionModel.from_config(config))
     grid, sizes = square_mask(0.05, 64), tuple(4**level * 64 for level in reversed(range(4)))
-    macs = unet_macs(executor.sites, make_plan(dilate(grid, STEP_DILATION), executor.depth).rows, sizes, 2, 77)
+    macs = unet_macs(executor.sites, make_plan(dilate(grid, STEP_DILATION), executor.num_levels).rows, sizes, 2, 77)
     operations, _ = PEAKS["H200"]
     assert fixed(torch.device("cuda")) == pytest.approx(1.3e-3 * operations / 2 / 3 - macs, rel=0.05)
     assert fixed(torch.device("cpu")) == fixed(torch.device("meta")) == 10e9

@@ -170,7 +170,7 @@ class GraphBenchmark:
         row["backend"] = best = min(BACKENDS, key=lambda name: float(row[f"{name}_step_seconds"]))
         with ops.use(best):
             for kind in QUANTISED_DTYPES:
-                measured = self._step(plan, latents, expected, coded=kind)
+                measured = self._step(plan, latents, expected, quantised=kind)
                 row |= {f"{kind}_{name}": value for name, value in measured.items()}
         for steps in WHOLE_STEPS:
             row |= self.measure_edit(grid, steps, best)
@@ -181,10 +181,10 @@ class GraphBenchmark:
                     row[f"{whole}_ratio_to_{name}"] = dense[f"{name}_{whole}_seconds"] / row[f"{whole}_seconds"]
         return row
 
-    def _step(self, plan: SparsePlan, latents: Tensor, expected: Tensor, *, coded: str = "") -> Row:
+    def _step(self, plan: SparsePlan, latents: Tensor, expected: Tensor, *, quantised: str = "") -> Row:
         """One step, its keys and values perhaps in a byte a number; the error is relative to the engine's own."""
         features, executor = {self.middle: self.source.features[self.middle]}, self.engine.executor
-        edit = GraphExecutor(executor, coded=coded).begin([plan], features, self.text)
+        edit = GraphExecutor(executor, quantised=quantised).begin([plan], features, self.text)
         step = partial(edit.step, self.middle, latents, self.times[self.middle])
         got = step()[:, : plan.rows[0]].float()
         return {

@@ -107,7 +107,7 @@ class Engine:
 
     def grids(self, config: GenerationConfig) -> list[tuple[int, int]]:
         """(height, width) of every level, finest first."""
-        return level_grids(config, self.executor.depth)
+        return level_grids(config, self.executor.num_levels)
 
     def sizes(self, config: GenerationConfig) -> tuple[int, ...]:
         """Positions of every level, finest first."""
@@ -132,7 +132,7 @@ class Engine:
     def encode(self, config: GenerationConfig) -> Tensor:
         """Text embeddings [B, T, D], the negative prompt's first; diffusers' own where nothing is weighted."""
         guided, prompt, against = self.guided(config), parse(config.prompt), parse(config.negative_prompt)
-        with self.graphs.ends.reading(self.pipe.text_encoder):
+        with self.graphs.cache.reading(self.pipe.text_encoder):
             positive, negative = self.pipe.encode_prompt(
                 prompt.text,
                 self.executor.device,
@@ -375,7 +375,7 @@ class Engine:
     def plan(self, grid: BoolGrid, growth: int, besides: BoolGrid | None = None) -> SparsePlan:
         """The plan that computes the mask, `growth` cells around it, and other cells [h, w] besides."""
         cells = dilate(grid, growth) if besides is None else dilate(grid, growth) | besides
-        return make_plan(cells, self.executor.depth, self.executor.device)
+        return make_plan(cells, self.executor.num_levels, self.executor.device)
 
     def _evaluate(
         self,

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from fisedit.models.injection import Forward, Replacement, injected
 from fisedit.sparse import vae_tiles as boxing
 from fisedit.sparse.feature_cache import FeatureOverlay, map_of, rows_of
-from fisedit.sparse.graph_capture import Once, Outputs, Packing, capture, shared_pool
+from fisedit.sparse.graph_capture import LRUCache, Outputs, TensorPacker, capture, shared_pool
 from fisedit.sparse.modules import LayerSite, Role, decoder_sites
 from fisedit.sparse.recording import own_forward
-from fisedit.sparse.records import Records
+from fisedit.sparse.records import FeaturePacker
 from fisedit.sparse.static_rows import NORMS, Packed, recorded
 from fisedit.sparse.vae_decode import DecoderRecord, cell_sums, coarse_plan, fine_norms, normed, set_in
 from fisedit.sparse.vae_tiles import ROWS, Box, cut
@@ -61,7 +61,7 @@ class Decoder:
 
     def __init__(self, vae: AutoencoderKL, shape: tuple[int, int]) -> None:
         self.vae, self.shape, self.sites = vae, shape, decoder_sites(vae.decoder, ROWS)
-        self.records, size = Records(self.sites), shape[0] * shape[1]
+        self.records, size = FeaturePacker(self.sites), shape[0] * shape[1]
         like, blocks = vae.decoder.conv_in.weight, vae.decoder.up_blocks
         self.latents = like.new_zeros(1, vae.config.latent_channels, *shape)
         norms = dict(fine_norms(vae))
@@ -74,7 +74,7 @@ class Decoder:
             for level in range(ROWS, len(blocks))
         }
         self.pool = shared_pool(like.device)
-        self.rows, self.rectangles = Once[_Rows](BUCKETS), Once[_Rectangle](RECTANGLES)
+        self.rows, self.rectangles = LRUCache[_Rows](BUCKETS), LRUCache[_Rectangle](RECTANGLES)
 
     @torch.inference_mode()
     def decode(
@@ -157,7 +157,7 @@ class _Rows:
         }
         self._last = next(s for s in decoder.sites if s.role is Role.UP and not s.level)
         self._captured = capture(self._run, like.device, decoder.pool)
-        self._packing = Packing(self._captured.outputs)
+        self._packing = TensorPacker(self._captured.outputs)
 
     def replay(self, plan: SparsePlan, record: DecoderRecord) -> FeatureOverlay:
         """The coarse levels at a plan's rows: their overlay, and the whole last map for the fine levels."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from diffusers.models.attention_processor import Attention
 from torch import nn
 
-from fisedit.sparse.modules import LayerSite, Role, depth
+from fisedit.sparse.modules import LayerSite, Role, num_levels
 from fisedit.sparse.vae_tiles import Areas, box_areas, frame_areas
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import count_active_rows, make_plan
@@ -178,7 +178,7 @@ class Costs:
         self._sites, self._vae, self._tokens = layers.sites, layers.vae, layers.tokens
         self._steps, self._batch, self._device = steps, batch, device
         self._captured, self._adapter_macs = captured, adapter_macs
-        self._num_levels = depth(layers.sites)
+        self._num_levels = num_levels(layers.sites)
         self.sizes = tuple(height * width for height, width in layers.grids)
 
     def rows(self, grid: BoolGrid, growth: Sequence[int]) -> tuple[int, ...]:

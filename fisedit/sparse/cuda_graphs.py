@@ -15,10 +15,10 @@ from torch import Tensor
 
 from fisedit.sparse.executor import Executor
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay
-from fisedit.sparse.graph_capture import Captured, Once, Outputs, PackedView, Packing, capture
+from fisedit.sparse.graph_capture import Captured, LRUCache, Outputs, PackedView, TensorPacker, capture
 from fisedit.sparse.modules import Role, text_keys
-from fisedit.sparse.prefetch import Feed
-from fisedit.sparse.records import Records
+from fisedit.sparse.prefetch import Prefetcher
+from fisedit.sparse.records import FeaturePacker
 from fisedit.sparse.static_rows import SKIPPED, Buffers, StaticUNet
 from fisedit.sparse_kernels import tuning
 from fisedit.sparse_kernels.buckets import RowPlacement, choose_bucket
@@ -32,7 +32,7 @@ KEPT = 24
 
 
 @dataclass(eq=False)
-class Slot:
+class CachedGraph:
     """A captured graph, its buffers, the mark of the edit whose tables are in them, and whether a replay of it was
     compared with an eager step."""
 
@@ -42,11 +42,11 @@ class Slot:
     verified: bool = False
 
     @cached_property
-    def packing(self) -> Packing:
+    def packing(self) -> TensorPacker:
         """Rows and totals, to be copied for overlays; what is read in two halves is not among them."""
         outputs = self.captured.outputs
         alone = (name for name in outputs if not name.endswith(SKIPPED) and f"{name}{SKIPPED}" not in outputs)
-        return Packing({name: outputs[name] for name in alone if name != PREDICTION})
+        return TensorPacker({name: outputs[name] for name in alone if name != PREDICTION})
 
 
 class GraphExecutor:
@@ -54,21 +54,24 @@ class GraphExecutor:
 
     Args:
         executor: of the UNet.
-        coded: "int8" or "fp8" for recorded keys and values in a byte a number, which halves what a step reads and
-            changes results a little (see `reference.coded`), "" for as they were recorded; None for what FISEDIT_CODED
-            says, or else "".
+        quantised: "int8" or "fp8" for recorded keys and values in a byte a number, which halves what a step reads and
+            changes results a little (see `reference.quantise`), "" for as they were recorded; None for what
+            FISEDIT_CODED says, or else "".
 
     Raises:
         UnsupportedModuleError: the UNet has a block that graphs cannot run.
         InputError: FISEDIT_CODED says something else.
     """
 
-    def __init__(self, executor: Executor, *, coded: str | None = None) -> None:
-        name = tuning.quantisation_setting() if coded is None else coded
+    def __init__(self, executor: Executor, *, quantised: str | None = None) -> None:
+        name = tuning.quantisation_setting() if quantised is None else quantised
         kind = QUANTISED_DTYPES[name] if name else None
         self.executor = executor
-        self.fused = StaticUNet(executor.unet, executor.sites, executor.weights, quantised=kind)
-        self.records, self.graphs = Records(executor.sites, self.fused.heads, kind), Once[Slot](KEPT)
+        self.static_unet = StaticUNet(executor.unet, executor.sites, executor.weights, quantised=kind)
+        self.records, self.graphs = (
+            FeaturePacker(executor.sites, self.static_unet.heads, kind),
+            LRUCache[CachedGraph](KEPT),
+        )
 
     @torch.inference_mode()
     def begin(
@@ -98,9 +101,9 @@ class GraphExecutor:
         grids = tuple((level.height, level.width) for level in plans[0].levels)
         bucket, tokens, device = choose_bucket(plans), text.shape[1], self.executor.device
 
-        def make() -> Slot:
-            buffers = self.fused.buffers(bucket, grids, len(plans), branches, tokens, sorted(injected))
-            return Slot(buffers, capture(lambda: self._outputs(buffers), device))
+        def make() -> CachedGraph:
+            buffers = self.static_unet.buffers(bucket, grids, len(plans), branches, tokens, sorted(injected))
+            return CachedGraph(buffers, capture(lambda: self._outputs(buffers), device))
 
         slot = self.graphs.get((bucket, grids, len(plans), branches, tokens, injected), make)
         known = {} if known is None else known
@@ -108,7 +111,7 @@ class GraphExecutor:
         return GraphEdit(self.executor, self.records, slot, plans, steps, known, branches, budget)
 
     def _outputs(self, buffers: Buffers) -> Outputs:
-        out, fresh, totals = self.fused(buffers)
+        out, fresh, totals = self.static_unet(buffers)
         named = {PREDICTION: out, **{f"rows {name}": rows for name, rows in fresh.items()}}
         return named | {f"totals {name}": sums for name, sums in totals.items()}
 
@@ -119,8 +122,8 @@ class GraphEdit:
     def __init__(
         self,
         executor: Executor,
-        records: Records,
-        slot: Slot,
+        records: FeaturePacker,
+        slot: CachedGraph,
         plans: Sequence[SparsePlan],
         steps: Mapping[int, CachedFeatures],
         text: Mapping[str, Tensor],
@@ -130,7 +133,7 @@ class GraphEdit:
         self._executor, self._slot, self._plans, self._steps = executor, slot, plans, dict(steps)
         self._text, self._mark, buffers = text, object(), slot.buffers
         reading = records.reading(buffers.rows, plans, branches, buffers.injected)
-        self.feed = Feed(self._steps, lambda i: reading.of(steps[i]), buffers.copied, budget, buffers.addresses)
+        self.feed = Prefetcher(self._steps, lambda i: reading.of(steps[i]), buffers.copied, budget, buffers.addresses)
 
     @property
     def placement(self) -> RowPlacement:

@@ -20,7 +20,7 @@ from fisedit.models.injection import Replacement, injected
 from fisedit.sparse.blocks import UNetBlocks
 from fisedit.sparse.cached_rows import CachedRows
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, StepFeatures, rows_of
-from fisedit.sparse.modules import LayerSite, Role, depth, is_plain, loras, text_keys, unet_sites
+from fisedit.sparse.modules import LayerSite, Role, is_plain, loras, num_levels, text_keys, unet_sites
 from fisedit.sparse.packed_weights import MergedWeights
 from fisedit.sparse.recording import DenseContext, recording
 from fisedit.sparse_kernels import prepacked
@@ -63,7 +63,7 @@ class Executor:
     def __init__(self, unet: UNet2DConditionModel) -> None:
         self.unet = unet
         self.sites = unet_sites(unet)
-        self.depth = depth(self.sites)
+        self.num_levels = num_levels(self.sites)
         self.loras, self.weights = loras(unet), MergedWeights()
         self._by_name, self._blocks = {site.name: site for site in self.sites}, UNetBlocks(unet)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fisedit.models.injection import exclusive, injected
 from fisedit.sparse.captured_decode import Decoder
-from fisedit.sparse.graph_capture import Once, Outputs, capture, state_of
+from fisedit.sparse.graph_capture import LRUCache, Outputs, capture, state_of
 from fisedit.sparse.vae_decode import DecoderRecord, decode_boxes
 from fisedit.sparse.vae_tiles import Box, boxes
 
@@ -31,7 +31,7 @@ SIZES_KEPT = 2
 """Sizes of latents whose decoding graphs are kept: each has the memory that a decode works in."""
 
 
-class Ends:
+class GraphCache:
     """Captured text encoders and decodes; editors of one pipeline may share them.
 
     Args:
@@ -40,7 +40,7 @@ class Ends:
 
     def __init__(self, wanted: Callable[[torch.device], bool]) -> None:
         self.wanted = wanted
-        self.texts, self.decoders = Once[_Reader](1), Once[Decoder](SIZES_KEPT)
+        self.texts, self.decoders = LRUCache[_Reader](1), LRUCache[Decoder](SIZES_KEPT)
 
     def reading(self, encoder: nn.Module) -> AbstractContextManager[None]:
         """While this is open, the encoder's plain calls are replayed."""

@@ -37,7 +37,7 @@ class Captured(Protocol):
         """Run it over what its buffers hold now. On CUDA the host does not wait."""
 
 
-class Rerun:
+class EagerGraph:
     """The stand-in: runs the function again, and moves its results to where the first ones lay."""
 
     def __init__(self, function: Callable[[], Outputs]) -> None:
@@ -78,7 +78,7 @@ def capture(function: Callable[[], Outputs], device: torch.device, pool: Pool = 
         device: of the buffers.
         pool: of `shared_pool`; then whatever is captured in it too may overwrite the outputs.
     """
-    return Graph(function, pool) if device.type == "cuda" else Rerun(function)
+    return Graph(function, pool) if device.type == "cuda" else EagerGraph(function)
 
 
 def shared_pool(device: torch.device) -> Pool:
@@ -86,7 +86,7 @@ def shared_pool(device: torch.device) -> Pool:
     return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
 
-class Once(Generic[T]):
+class LRUCache(Generic[T]):
     """What is made on the first call for a key and kept for later ones.
 
     Args:
@@ -136,7 +136,7 @@ class PackedView:
         return PackedView(self.flat, (count, rows, *self.shape[2:]), stride, self.start + first * self.stride[0])
 
 
-class Packing:
+class TensorPacker:
     """Tensors that stay where they are, to be copied side by side: one tensor for each type. Few kernels move it all,
     and tensors that share memory go on sharing it.
 
@@ -164,7 +164,7 @@ class Packing:
 
 def snapshot(tensors: Outputs) -> Outputs:
     """Copies under their own names, packed."""
-    packing = Packing(tensors)
+    packing = TensorPacker(tensors)
     flats = packing.copies()
     return {name: lying.of(flats) for name, lying in packing.found.items()}
 

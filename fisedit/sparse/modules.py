@@ -100,7 +100,7 @@ def decoder_sites(decoder: Decoder, levels: int) -> tuple[LayerSite, ...]:
     return tuple(_walk_decoder(decoder, levels))
 
 
-def depth(sites: tuple[LayerSite, ...]) -> int:
+def num_levels(sites: tuple[LayerSite, ...]) -> int:
     """Number of levels."""
     return 1 + max(site.level for site in sites)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from fisedit.models.device import to_pinned_memory
 
 
-class Feed:
+class Prefetcher:
     """Tensors by step: the first ones are copied into fixed targets, of the others it is said where they lie.
 
     Its buffers go after the last copy from and to them is done, whenever nobody wants it any more.
@@ -48,7 +48,7 @@ class Feed:
         else:
             stages = [self._stage() for _ in range(1 if addresses is None else 2)]  # one is read while one is filled
             self._stages = cycle(zip(stages, self._copied(stages), strict=True))
-            self._lane = Lane(self._device)
+            self._lane = CopyStream(self._device)
             finalize(self, _let_go, self._lane, (stages, self._steps)).atexit = False
 
     def load(self, i: int, following: int | None = None) -> None:
@@ -97,12 +97,12 @@ def _words(tensors: list[Tensor]) -> list[Tensor]:
     return [t.view(-1).view(kind) for t in tensors]
 
 
-def _let_go(lane: Lane, _: object) -> None:
+def _let_go(lane: CopyStream, _: object) -> None:
     """Wait for a lane whose buffers nobody wants any more; they are held until then."""
     lane.landed()
 
 
-class Lane:
+class CopyStream:
     """A copy stream beside the current one, with an event each way; on a CPU everything is in order anyway."""
 
     def __init__(self, device: torch.device) -> None:

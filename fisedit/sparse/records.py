@@ -25,7 +25,7 @@ HALOS = {Role.NORM_HALO: "same", Role.DOWN: "down", Role.UP: "up"}
 """Role -> the reads whose halo is recorded."""
 
 
-class Records:
+class FeaturePacker:
     """Steps, packed on first use, and kept so as long as the step itself is.
 
     Of an edit's step only what it changed is put together, for every edit over it: the pack under it still holds.
@@ -47,7 +47,7 @@ class Records:
 
     def reading(
         self, rows: Packed, plans: Sequence[SparsePlan], branches: int, injected: Packed | None = None
-    ) -> Reading:
+    ) -> GatherIndex:
         """What some edits of one size read of every step, in the order of `rows`, and `injected` queries and keys."""
         found: dict[tuple[int, str], Tensor] = {}
         parts, starts = [], self._starts(plans[0], branches)
@@ -59,7 +59,7 @@ class Records:
                 found[key] = _positions(plans, branches, *key, shape[1])
             parts.append(self._pieces(site, starts[site_name], found[key]))
         kept = [] if injected is None else [self._injected(*each, plans) for each in injected.shapes.items()]
-        return Reading(self, torch.cat(parts), branches, kept)
+        return GatherIndex(self, torch.cat(parts), branches, kept)
 
     def _injected(
         self, name: str, shape: tuple[int, ...], plans: Sequence[SparsePlan]
@@ -97,10 +97,10 @@ class Records:
         if not self._heads:
             return [_whole(step, site) for site in self._tokens]
         root, overlays = _lineage(step)
-        coded_maps = self._pack(root)[1]
+        quantised_maps = self._pack(root)[1]
         if not overlays:
-            return coded_maps
-        mixed = [tensor.to(overlays[0].plan.levels[0].active.device, copy=True) for tensor in coded_maps]
+            return quantised_maps
+        mixed = [tensor.to(overlays[0].plan.levels[0].active.device, copy=True) for tensor in quantised_maps]
         for overlay in overlays:
             for i, site in enumerate(self._tokens):
                 active = overlay.plan.levels[site.level].active
@@ -140,7 +140,7 @@ class Records:
         return (start + positions[..., None] * pieces + within).flatten()
 
 
-class Reading:
+class GatherIndex:
     """What some edits read of every step, found when their masks are known.
 
     Args:
@@ -151,7 +151,7 @@ class Reading:
 
     def __init__(
         self,
-        records: Records,
+        records: FeaturePacker,
         index: Tensor,
         branches: int,
         injected: Sequence[tuple[str, int, list[Tensor]]] = (),

@@ -75,7 +75,7 @@ class Buffers:
 
     @property
     def copied(self) -> list[Tensor]:
-        """What a step's features are copied to, in the order of `records.Reading`."""
+        """What a step's features are copied to, in the order of `records.GatherIndex`."""
         injected = [self.injected.flat] if self.injected.shapes else []
         return [
             self.totals.flat,

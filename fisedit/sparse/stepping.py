@@ -21,7 +21,7 @@ from fisedit.models.injection import exclusive
 from fisedit.sparse.cuda_graphs import GraphEdit, GraphExecutor
 from fisedit.sparse.executor import Executor, ExtraLayers, apply_guidance
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, scatter, shifted
-from fisedit.sparse.graph_cache import Ends
+from fisedit.sparse.graph_cache import GraphCache
 from fisedit.sparse.graph_capture import state_of
 from fisedit.sparse.modules import LayerSite, Role
 from fisedit.sparse_kernels import ops, tuning
@@ -221,7 +221,7 @@ class Graphs:
 
     def __init__(self, wanted: bool | None = None) -> None:
         self.wanted = _wanted() if wanted is None else wanted
-        self.ends = Ends(self.on)
+        self.cache = GraphCache(self.on)
         self._made: tuple[object, GraphExecutor | str] = None, ""
 
     def on(self, device: torch.device) -> bool:

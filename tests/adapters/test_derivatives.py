@@ -192,7 +192,7 @@ def test_a_sparse_step_with_a_lora_is_the_oracles(pipe, kind, tmp_path):
     editor._engine.refresh()
     case, executor = StepEdit(merged, grid), editor._engine.executor
     with torch.inference_mode():
-        got, _ = case.sparse(executor, make_plan(grid, executor.depth))
+        got, _ = case.sparse(executor, make_plan(grid, executor.num_levels))
         expected = rows(case.oracle(merged), grid)
     assert torch.allclose(got, expected, atol=1e-4, rtol=0)
 

@@ -47,7 +47,7 @@ class Case:
             for i, (a, s) in enumerate(zip(adapters, scales, strict=False))
         ]
         self.executor = Executor(unet)
-        self.plan = make_plan(grid, self.executor.depth)
+        self.plan = make_plan(grid, self.executor.num_levels)
 
     def record(self, conditions):
         return self.executor.run_dense(self.source, T, self.texts[0], {}, extra=AdapterStack(conditions))[1]
@@ -179,7 +179,7 @@ def test_an_edit_of_an_edit(pipelines):
     again = case.executor.run_dense(case.edited, T, case.texts[1], {}, extra=AdapterStack(case.conditions))[1]
     second = grids(16, 16)["blobs"]
     edited = torch.where(torch.from_numpy(second), torch.randn_like(case.edited), case.edited)
-    plan = make_plan(second, case.executor.depth)
+    plan = make_plan(second, case.executor.num_levels)
     over, fresh = (case.replay(maps, edited=edited, plan=plan)[0] for maps in (overlay, again))
     assert torch.allclose(over, fresh, atol=TOLERANCE, rtol=0)
 
@@ -188,7 +188,7 @@ def test_an_edit_over_an_edit_without_the_adapter(pipelines):
     """Its overlay has no keys, so an edit over it looks at its closure alone; none that reads what is not there."""
     case = Case(pipelines["demo"].unet, grids(16, 16)["square"], ["v3"])
     _, overlay = case.replay(case.record(case.conditions), conditions=[])
-    got, second = case.replay(overlay, plan=make_plan(grids(16, 16)["blobs"], case.executor.depth))
+    got, second = case.replay(overlay, plan=make_plan(grids(16, 16)["blobs"], case.executor.num_levels))
     assert got.isfinite().all()
     assert not any(key.startswith("0.") for key in second.maps)
 

@@ -41,7 +41,7 @@ def test_sparse_equals_the_oracle(pipelines, monkeypatch, shape, size, name):
         with monkeypatch.context() as patch:
             for limit, value in limits.items():
                 patch.setattr(tuning, limit, value)
-            got, _ = case.sparse(executor, make_plan(grid, executor.depth))
+            got, _ = case.sparse(executor, make_plan(grid, executor.num_levels))
         assert torch.allclose(got, expected, atol=TOLERANCE, rtol=0), limits
 
 
@@ -52,14 +52,14 @@ def test_every_backend_equals_the_oracle_without_guidance(pipelines, shape, back
     unet, grid = pipelines[shape].unet, grids(13, 17)["blobs"]
     case, executor = StepEdit(unet, grid, batch=1), Executor(unet)
     with ops.use(backend):
-        got, _ = case.sparse(executor, make_plan(grid, executor.depth))
+        got, _ = case.sparse(executor, make_plan(grid, executor.num_levels))
     assert torch.allclose(got, rows(case.oracle(unet), grid), atol=TOLERANCE, rtol=0)
 
 
 def test_the_comparison_can_fail(pipelines):
     unet, grid = pipelines["sd15"].unet, grids(16, 16)["square"]
     case, executor = StepEdit(unet, grid), Executor(unet)
-    got, _ = case.sparse(executor, make_plan(grid, executor.depth))
+    got, _ = case.sparse(executor, make_plan(grid, executor.num_levels))
     dense = unet(case.edited, case.timestep, case.texts[1])[0]
     assert not torch.allclose(got, rows(dense, grid), atol=10 * TOLERANCE, rtol=0)
 
@@ -73,8 +73,10 @@ def test_an_overlay_is_as_good_as_a_recording(pipelines, monkeypatch, name, few)
     unet, first, second = pipelines["sd15"].unet, grids(16, 16)[name], grids(16, 16)["checkerboard"]
     case, executor = StepEdit(unet, first), Executor(unet)
     again = torch.where(torch.from_numpy(second), torch.randn(case.source.shape), case.edited)
-    _, overlay = case.sparse(executor, make_plan(first, executor.depth))
-    got, _ = executor.run_sparse(again, case.timestep, case.texts[0], {}, overlay, make_plan(second, executor.depth))
+    _, overlay = case.sparse(executor, make_plan(first, executor.num_levels))
+    got, _ = executor.run_sparse(
+        again, case.timestep, case.texts[0], {}, overlay, make_plan(second, executor.num_levels)
+    )
     base = oracle.record(unet, case.source, case.timestep, case.texts[0])
     mixed = oracle.mix(unet, base, case.edited, case.timestep, case.texts[1], case.inside)
     expected = oracle.mixed_forward(unet, mixed, again, case.timestep, case.texts[0], torch.from_numpy(second))

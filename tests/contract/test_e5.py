@@ -25,7 +25,7 @@ SQUARE = grids(16, 16)["square"]
 def test_steps_in_any_order_give_the_same(pipelines):
     unet, grid = pipelines["sd15"].unet, grids(16, 16)["blobs"]
     executor = Executor(unet)
-    plan = make_plan(grid, executor.depth)
+    plan = make_plan(grid, executor.num_levels)
     cases = [StepEdit(unet, grid, seed=seed) for seed in range(3)]
     forwards = [case.sparse(executor, plan)[0] for case in cases]
     backwards = [case.sparse(executor, plan)[0] for case in reversed(cases)][::-1]

@@ -22,7 +22,7 @@ def test_batches_of_edits_equal_one_by_one(pipelines):
     """Edits of one source with one mask, stacked along the batch."""
     unet, grid = pipelines["sd15"].unet, grids(16, 16)["blobs"]
     case, executor = StepEdit(unet, grid, batch=4), Executor(unet)
-    plan = make_plan(grid, executor.depth)
+    plan = make_plan(grid, executor.num_levels)
     together, _ = case.sparse(executor, plan)
     for i in range(4):
         _, maps = executor.run_dense(case.source[i : i + 1], case.timestep, case.texts[0, i : i + 1], {})

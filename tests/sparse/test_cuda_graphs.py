@@ -12,9 +12,9 @@ from fisedit.errors import UnsupportedModuleError
 from fisedit.sparse.cuda_graphs import GraphExecutor
 from fisedit.sparse.executor import Executor
 from fisedit.sparse.feature_cache import held_bytes, totals
-from fisedit.sparse.graph_capture import Once, capture, snapshot
+from fisedit.sparse.graph_capture import LRUCache, capture, snapshot
 from fisedit.sparse.modules import Role
-from fisedit.sparse.prefetch import Feed
+from fisedit.sparse.prefetch import Prefetcher
 from fisedit.sparse.static_rows import NORMS
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.buckets import bucket_size, choose_bucket
@@ -38,7 +38,7 @@ class Case:
     def __init__(self, unet, masks, *, branches=2, queries=frozenset()):
         self.executor = Executor(unet)
         self.masks = [torch.from_numpy(mask) for mask in masks]
-        self.plans = [make_plan(mask, self.executor.depth) for mask in masks]
+        self.plans = [make_plan(mask, self.executor.num_levels) for mask in masks]
         source = torch.randn(branches, 4, *masks[0].shape)
         texts = torch.randn(1 + len(masks), branches, 11, unet.config.cross_attention_dim)
         _, self.maps = self.executor.run_dense(source, TIME, texts[0], {}, queries)
@@ -164,7 +164,7 @@ def test_features_in_host_memory_are_fetched_ahead(pipelines, order):
 def test_a_feed_fetches_one_step_ahead(monkeypatch):
     steps = {i: [torch.full((2, 3), float(i)), torch.full((4,), i, dtype=torch.float64)] for i in range(4)}
     targets = [torch.empty(2, 3), torch.empty(4, dtype=torch.float64)]
-    feed, fetched = Feed(steps, steps.get, targets, budget=0), []
+    feed, fetched = Prefetcher(steps, steps.get, targets, budget=0), []
     fetch = feed._fetch
     monkeypatch.setattr(feed, "_fetch", lambda i: (fetched.append(i), fetch(i)))
     for i, following in ((0, 1), (1, 2), (3, None)):
@@ -232,13 +232,13 @@ def test_the_stand_in_keeps_a_graphs_contract():
 
 
 def test_what_is_made_once():
-    once = Once()
+    once = LRUCache()
     assert [once.get(key, lambda key=key: [key]) for key in "aba"] == [["a"], ["b"], ["a"]]
     assert once.made == 2 and "a" in once and "c" not in once
 
 
 def test_of_many_the_least_used_goes():
-    once = Once(2)
+    once = LRUCache(2)
     for key in "abaca":
         once.get(key, object)
     assert once.made == 3 and "a" in once and "b" not in once and "c" in once
@@ -311,7 +311,7 @@ def test_a_cuda_graph_is_the_engines_own_and_never_waits(backend):
         _, maps = executor.run_dense(source, time, texts[0], {})
         graphs, allocated = GraphExecutor(executor), []
         for mask in (grids(16, 16)[name] for name in ("square", "row")):
-            plan = make_plan(mask, executor.depth, "cuda")
+            plan = make_plan(mask, executor.num_levels, "cuda")
             latents = torch.where(torch.from_numpy(mask).cuda(), other, source)
             edit = graphs.begin([plan], {0: maps}, texts[1])
             edit.step(0, latents, time)

@@ -51,7 +51,7 @@ def test_replaying_leaves_the_recording_alone(pipelines):
     _, maps = executor.run_dense(case.source, case.timestep, case.texts[0], {})
     before = {key: value.clone() for key, value in maps.maps.items()}
     for _ in range(2):
-        executor.run_sparse(case.edited, case.timestep, case.texts[1], {}, maps, make_plan(grid, executor.depth))
+        executor.run_sparse(case.edited, case.timestep, case.texts[1], {}, maps, make_plan(grid, executor.num_levels))
     assert all(torch.equal(maps.maps[key], value) for key, value in before.items())
 
 

@@ -14,7 +14,7 @@ from fisedit.sparse import vae_decode as decoding
 from fisedit.sparse import vae_tiles as boxing
 from fisedit.sparse.captured_decode import Decoder
 from fisedit.sparse.feature_cache import totals
-from fisedit.sparse.graph_cache import Ends
+from fisedit.sparse.graph_cache import GraphCache
 from fisedit.sparse.vae_decode import composite, decode, decode_boxes
 from fisedit.sparse.vae_tiles import Box, with_halo
 from fisedit.sparse_kernels import ops
@@ -35,7 +35,7 @@ def _no_grad():
 
 @pytest.fixture
 def captured():
-    return Ends(lambda device: True)
+    return GraphCache(lambda device: True)
 
 
 @pytest.fixture
@@ -234,8 +234,8 @@ def test_text_is_encoded_by_one_graph_bit_for_bit(pipelines, prompt):
     for text in (prompt, DOG, prompt):
         expected, got = (e._engine.encode(_with(config, text)) for e in editors)
         assert torch.equal(expected, got)
-    assert editors[1]._engine.graphs.ends.texts.made == 1
-    assert editors[0]._engine.graphs.ends.texts.made == 0
+    assert editors[1]._engine.graphs.cache.texts.made == 1
+    assert editors[0]._engine.graphs.cache.texts.made == 0
 
 
 def test_text_may_be_encoded_outside_inference_mode(pipelines):
@@ -259,7 +259,7 @@ def test_the_editor_decodes_a_new_mask_by_the_graphs_of_another(pipelines, boxed
     for shift in ((0, 0), (1, 2), (-2, 1), (0, 0)):
         editor.checkout(source.id)
         editor.edit(DOG, mask=np.roll(grids(16, 16)["square"], shift, (0, 1)), growth=1)
-        made.append(graphs_of(editor._engine.graphs.ends))
+        made.append(graphs_of(editor._engine.graphs.cache))
     assert made == [(1, 2)] * 4
     first, *_, last = editor.history[1:]
     assert first.image.tobytes() == last.image.tobytes()

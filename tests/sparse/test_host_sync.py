@@ -20,7 +20,7 @@ from fisedit.sparse import graph_cache
 from fisedit.sparse.captured_decode import Decoder
 from fisedit.sparse.cuda_graphs import GraphEdit, GraphExecutor
 from fisedit.sparse.feature_cache import StepFeatures
-from fisedit.sparse.graph_capture import Rerun
+from fisedit.sparse.graph_capture import EagerGraph
 from fisedit.sparse.stepping import Graphs
 from fisedit.sparse.vae_decode import DecoderRecord, coarse_plan, decode
 from fisedit.sparse.vae_tiles import boxes
@@ -119,7 +119,7 @@ def test_a_step_takes_no_memory(pipelines, monkeypatch, budget):
         case = Case(pipelines["shallow"].unet, [grids(8, 9)["square"]])
         edit = GraphExecutor(case.executor).begin(case.plans, dict.fromkeys(range(3), case.maps), text_of(case), budget)
         edit.step(0, case.batch(), TIME)
-        monkeypatch.setattr(Rerun, "replay", lambda _: None)  # a graph's memory is its own
+        monkeypatch.setattr(EagerGraph, "replay", lambda _: None)  # a graph's memory is its own
         batch, memory = case.batch(), Memory()
         with memory:
             for i in (1, 2):

@@ -22,7 +22,7 @@ from fisedit.sparse.cuda_graphs import GraphExecutor
 from fisedit.sparse.executor import Executor
 from fisedit.sparse.feature_cache import StepFeatures
 from fisedit.sparse.modules import Role
-from fisedit.sparse.prefetch import Feed
+from fisedit.sparse.prefetch import Prefetcher
 from fisedit.sparse_kernels import ops, tuning
 from fisedit.sparse_kernels.buckets import choose_bucket
 from fisedit.sparse_kernels.reference import QUANTISED_DTYPES, DevicePointer
@@ -47,7 +47,7 @@ def test_a_feed_says_where_the_others_lie(budget, order):
     """They are the step's, also while the next one's are fetched; resident ones are not moved at all."""
     steps = {i: [torch.full((5,), float(i)), *(torch.full((2, 3), 10.0 * i + k) for k in range(2))] for i in range(3)}
     target, addresses = torch.empty(5), torch.zeros(2, dtype=torch.int64)
-    feed = Feed(steps, steps.get, [target], budget, addresses)
+    feed = Prefetcher(steps, steps.get, [target], budget, addresses)
     assert feed.bytes == 3 * (5 + 2 * 6) * 4
     for i in order:
         feed.load(i, i + 1 if i < 2 else None)
@@ -68,7 +68,7 @@ def test_what_does_not_fit_is_asked_for_one_step_at_a_time():
         alive.append(ref(tensor))
         return [tensor]
 
-    assert Feed(range(5), made, [torch.empty(6)], budget=5 * 24 - 1).bytes == 5 * 24
+    assert Prefetcher(range(5), made, [torch.empty(6)], budget=5 * 24 - 1).bytes == 5 * 24
     assert len(alive) == 6
 
 
@@ -136,7 +136,7 @@ def late(monkeypatch):
 @pytest.mark.parametrize("cyclic", [False, True])
 def test_buffers_stay_until_the_copy_that_nobody_waits_for_is_done(late, cyclic):
     """An edit was cancelled while its next step was fetched; somebody's traceback may hold it for a while."""
-    streamed = Feed(range(3), lambda i: [torch.full((5,), float(i))], [torch.empty(5)], budget=0)
+    streamed = Prefetcher(range(3), lambda i: [torch.full((5,), float(i))], [torch.empty(5)], budget=0)
     streamed.load(0, 1)
     (lane,) = late
     there, here = lane.under_way[0]
@@ -179,10 +179,10 @@ class Steps:
             noise = torch.randn_like(self.case.latents[0])
             _, self.features[i] = self.case.executor.run_dense(noise, TIME, self.case.texts[0], {})
 
-    def predicted(self, coded, budget):
+    def predicted(self, quantised, budget):
         """Predictions of both steps, in order, and whether their features are resident."""
         graphs, text = (
-            GraphExecutor(self.case.executor, coded=coded),
+            GraphExecutor(self.case.executor, quantised=quantised),
             self.case.texts.transpose(0, 1).flatten(0, 1),
         )
         edit = graphs.begin(self.case.plans, self.features, text, budget)
@@ -190,13 +190,13 @@ class Steps:
 
 
 @pytest.mark.parametrize("coded", ["", "int8", "fp8"])
-def test_kept_or_fetched(pipelines, coded):
+def test_kept_or_fetched(pipelines, quantised):
     steps = Steps(pipelines["shallow"].unet)
-    (kept, here), (fetched, far) = (steps.predicted(coded, budget) for budget in (None, 1000))
+    (kept, here), (fetched, far) = (steps.predicted(quantised, budget) for budget in (None, 1000))
     assert here and not far
     for i in (0, 1):
         assert torch.equal(kept[i], fetched[i])
-        if not coded:
+        if not quantised:
             steps.case.check(kept[i], steps.features[i])
 
 
@@ -218,7 +218,7 @@ def test_bytes_of_keys_and_values_in_a_byte_a_number(pipelines):
     """One instead of the model's own, and the scales, which are few where heads are wide."""
     case = Case(pipelines["sd15"].unet, [grids(16, 16)["blobs"]])
     feeds = {
-        coded: case.begin(GraphExecutor(case.executor, coded=coded)).feed.bytes for coded in ("", *QUANTISED_DTYPES)
+        name: case.begin(GraphExecutor(case.executor, quantised=name)).feed.bytes for name in ("", *QUANTISED_DTYPES)
     }
     tokens = [case.maps.maps[site.name] for site in case.executor.sites if site.role is Role.TOKENS]
     numbers, scales = sum(t.numel() for t in tokens), sum(8 * t[..., 0].numel() for t in tokens)  # eight heads
@@ -229,12 +229,12 @@ def test_bytes_of_keys_and_values_in_a_byte_a_number(pipelines):
 def test_a_byte_a_number_by_a_word_in_the_environment(pipelines, monkeypatch):
     executor = Executor(pipelines["shallow"].unet)
     monkeypatch.delenv("FISEDIT_CODED", raising=False)
-    assert not GraphExecutor(executor).fused.heads
+    assert not GraphExecutor(executor).static_unet.heads
     for word, kind in {"1": torch.int8, "int8": torch.int8, "fp8": torch.float8_e4m3fn}.items():
         monkeypatch.setenv("FISEDIT_CODED", word)
         graphs = GraphExecutor(executor)
-        assert set(graphs.fused.heads.values()) == {4} and graphs.fused._quantised is kind
-    assert not GraphExecutor(executor, coded="").fused.heads
+        assert set(graphs.static_unet.heads.values()) == {4} and graphs.static_unet._quantised is kind
+    assert not GraphExecutor(executor, quantised="").static_unet.heads
     monkeypatch.setenv("FISEDIT_CODED", "int4")
     with pytest.raises(InputError, match="FISEDIT_CODED must be 0, int8 or fp8, got 'int4'"):
         GraphExecutor(executor)
@@ -245,40 +245,40 @@ def test_what_a_byte_a_number_costs_on_the_demo_model():
     config = GenerationConfig("a cat and a cake on a beach", 7, "", 4, 4.0, 256, 256, SchedulerName.DDIM)
     engine = Engine(load("demo", dtype=torch.float32))
     executor, source = engine.executor, engine.record(config, engine.encode(config), lambda *_: None)
-    plan = make_plan(grids(*source.latents[0].shape[-2:])["blobs"], executor.depth)
+    plan = make_plan(grids(*source.latents[0].shape[-2:])["blobs"], executor.num_levels)
     text = engine.encode(replace(config, prompt="a dog and a cake on a beach"))
     changed = torch.from_numpy(grids(*source.latents[0].shape[-2:])["blobs"])
     latents = source.latents[2] + changed * torch.randn_like(source.latents[2])
     step = torch.cat([latents] * len(text)), engine.sampler(config).timesteps[2]
     expected, _ = executor.run_sparse(*step, text, {}, source.features[2], plan)
     errors = {}
-    for coded in ("", *QUANTISED_DTYPES):
-        edit = GraphExecutor(executor, coded=coded).begin([plan], {2: source.features[2]}, text)
+    for quantised in ("", *QUANTISED_DTYPES):
+        edit = GraphExecutor(executor, quantised=quantised).begin([plan], {2: source.features[2]}, text)
         got = edit.step(2, *step)[:, : plan.rows[0]]
-        errors[coded] = float((got - expected).norm() / expected.norm())
+        errors[quantised] = float((got - expected).norm() / expected.norm())
     sys.stdout.write(f"relative errors of a step's prediction: {errors}\n")
     assert errors[""] < 1e-5
     assert 10 * errors[""] < errors["int8"] < errors["fp8"] < 2e-3  # measured: 6e-5 and 3e-4
 
 
 @pytest.mark.parametrize("coded", ["", *QUANTISED_DTYPES])
-def test_of_edits_on_edits_only_what_they_changed_is_put_together(pipelines, monkeypatch, coded):
+def test_of_edits_on_edits_only_what_they_changed_is_put_together(pipelines, monkeypatch, quantised):
     """The source's pack serves all edits over it and over its edits; whole maps are made of keys and values alone."""
     monkeypatch.setattr(tuning, "SMALL_MAP", 0)  # on a GPU no map is so small that its totals are not kept
     asked, whole = [], StepFeatures.whole
     monkeypatch.setattr(StepFeatures, "whole", lambda *args: (asked.append(args[1]), whole(*args))[1])
     source = Case(pipelines["shallow"].unet, [grids(8, 9)["square"]])
-    graphs = GraphExecutor(source.executor, coded=coded)
+    graphs = GraphExecutor(source.executor, quantised=quantised)
     levels, step = {site.name: site.level for site in source.executor.sites}, source.maps
     pack = graphs.records.laid(step)
     for name in ("square", "blobs", "corner", "noise"):
         case = Case(source.executor.unet, [grids(8, 9)[name]])
         sizes = [(level.height, level.width) for level in case.plans[0].levels]
-        rows = graphs.fused.buffers(choose_bucket(case.plans), sizes, 1, 2, 11).rows
+        rows = graphs.static_unet.buffers(choose_bucket(case.plans), sizes, 1, 2, 11).rows
         reading = graphs.records.reading(rows, case.plans, 2)
         asked.clear()
         got = reading.of(step)
-        assert all(not coded and name.endswith(("to_k", "to_v")) for name in asked)
+        assert all(not quantised and name.endswith(("to_k", "to_v")) for name in asked)
         mixed = StepFeatures({name: step.whole(name, levels[name]) for name in step.maps}, dict(step.totals))
         for mine, theirs in zip(got, reading.of(mixed), strict=True):
             assert torch.equal(mine.double(), theirs.double())

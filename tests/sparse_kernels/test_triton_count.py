@@ -60,7 +60,7 @@ class Replayed:
         self.replay, self.outputs = function, function()
 
 
-def step(monkeypatch, area, edits=1, *, coded=""):
+def step(monkeypatch, area, edits=1, *, quantised=""):
     """Kernels of one step of some edits over a square mask of some share of the picture: copies and evaluation."""
     monkeypatch.setattr(cuda_graphs, "capture", Replayed)
     grid, edge = np.zeros((SIDE, SIDE), bool), round(SIDE * area**0.5)
@@ -69,11 +69,13 @@ def step(monkeypatch, area, edits=1, *, coded=""):
         unet = UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(_SD15 / "unet")).half().eval()
         latents, text, time = torch.zeros(2, 4, SIDE, SIDE).half(), torch.zeros(2, 77, 768).half(), torch.tensor(500)
     executor = Executor(unet)
-    plans, many = [make_plan(grid, executor.depth, "meta")] * edits, latents.repeat_interleave(edits, 0)
+    plans, many = [make_plan(grid, executor.num_levels, "meta")] * edits, latents.repeat_interleave(edits, 0)
     with torch.inference_mode():
         _, maps = executor.run_dense(latents, time, text, {})
         with ops.use("triton"), Kernels(monkeypatch) as kernels:
-            edit = GraphExecutor(executor, coded=coded).begin(plans, {0: maps}, text.repeat_interleave(edits, 0))
+            edit = GraphExecutor(executor, quantised=quantised).begin(
+                plans, {0: maps}, text.repeat_interleave(edits, 0)
+            )
             edit.step(0, many, time)  # writes tables and text, too
             begun = kernels.seen.total()
             kernels.seen.clear()
@@ -85,7 +87,7 @@ def step(monkeypatch, area, edits=1, *, coded=""):
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("coded", ["", "int8", "fp8"])
 @pytest.mark.parametrize(("area", "edits"), [(0.01, 1), (0.05, 1), (0.25, 1), (0.5, 1), (0.05, 16)])
-def test_a_sparse_step_takes_few_kernels(monkeypatch, area, edits, coded):
-    seen = step(monkeypatch, area, edits, coded=coded)
+def test_a_sparse_step_takes_few_kernels(monkeypatch, area, edits, quantised):
+    seen = step(monkeypatch, area, edits, quantised=quantised)
     sys.stdout.write(f"{area:.0%}, {edits} edits: {seen.total()} kernels, {dict(seen.most_common())}\n")
     assert seen.total() <= AIM, seen
