@@ -189,7 +189,7 @@ class Steps:
         return [edit.step(i, self.case.batch(), TIME).clone() for i in (0, 1)], edit.feed.resident
 
 
-@pytest.mark.parametrize("coded", ["", "int8", "fp8"])
+@pytest.mark.parametrize("quantised", ["", "int8", "fp8"])
 def test_kept_or_fetched(pipelines, quantised):
     steps = Steps(pipelines["shallow"].unet)
     (kept, here), (fetched, far) = (steps.predicted(quantised, budget) for budget in (None, 1000))
@@ -261,7 +261,7 @@ def test_what_a_byte_a_number_costs_on_the_demo_model():
     assert 10 * errors[""] < errors["int8"] < errors["fp8"] < 2e-3  # measured: 6e-5 and 3e-4
 
 
-@pytest.mark.parametrize("coded", ["", *QUANTISED_DTYPES])
+@pytest.mark.parametrize("quantised", ["", *QUANTISED_DTYPES])
 def test_of_edits_on_edits_only_what_they_changed_is_put_together(pipelines, monkeypatch, quantised):
     """The source's pack serves all edits over it and over its edits; whole maps are made of keys and values alone."""
     monkeypatch.setattr(tuning, "SMALL_MAP", 0)  # on a GPU no map is so small that its totals are not kept

@@ -85,7 +85,7 @@ def step(monkeypatch, area, edits=1, *, quantised=""):
 
 
 @pytest.mark.sweep(1)
-@pytest.mark.parametrize("coded", ["", "int8", "fp8"])
+@pytest.mark.parametrize("quantised", ["", "int8", "fp8"])
 @pytest.mark.parametrize(("area", "edits"), [(0.01, 1), (0.05, 1), (0.25, 1), (0.5, 1), (0.05, 16)])
 def test_a_sparse_step_takes_few_kernels(monkeypatch, area, edits, quantised):
     seen = step(monkeypatch, area, edits, quantised=quantised)
