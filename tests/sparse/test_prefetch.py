@@ -127,7 +127,7 @@ LATE = []
 
 @pytest.fixture
 def late(monkeypatch):
-    monkeypatch.setattr(prefetch, "Lane", Late)
+    monkeypatch.setattr(prefetch, "CopyStream", Late)
     LATE.clear()
     yield LATE
     LATE.clear()
