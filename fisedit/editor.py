@@ -25,14 +25,13 @@ from fisedit.models.loader import load
 from fisedit.models.paths import absolute_name
 from fisedit.models.stopwatch import Stopwatch
 from fisedit.pipeline import EditPipeline
-from fisedit.planner import Plan
-from fisedit.rendering import Run
+from fisedit.planner import EditRequest
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory_cache import TrajectoryCache
 from fisedit.sparse.modules import text_keys
 from fisedit.sparse.stepping import Graphs
 from fisedit.storage import provenance, session
-from fisedit.storage.canvas import canvas_size, to_canvas, to_editable
+from fisedit.storage.canvas import canvas_size, to_editable
 from fisedit.storage.files import check_image_path
 from fisedit.storage.image_metadata import Metadata, read_metadata
 from fisedit.storage.images import write_image
@@ -41,11 +40,11 @@ from fisedit.values import (
     LATENT_FACTOR,
     EditMask,
     EditScript,
-    Inversion,
     MaskSource,
     OnStep,
     check_prompt,
     check_scale,
+    first_step,
     make_generation_config,
 )
 
@@ -166,7 +165,7 @@ class Editor:
 
     @property
     def _memory(self) -> TrajectoryCache:
-        return self._pipeline.memory
+        return self._pipeline.cache
 
     @property
     def native_size(self) -> int:
@@ -185,7 +184,7 @@ class Editor:
 
     def forget(self) -> None:
         """Drop all recorded features; an edit that needs them rebuilds them. Pictures stay."""
-        self._pipeline.memory = TrajectoryCache(self._memory.max_bytes)
+        self._pipeline.cache = TrajectoryCache(self._memory.max_bytes)
 
     def load_lora(self, source: str | Path, scale: float = 1.0) -> str:
         """Load a LoRA, which changes what is painted from now on.
@@ -334,15 +333,9 @@ class Editor:
             height=own if height is None else height,
             scheduler=scheduler,
         )
-        self._engine.refresh()
-        config = replace(config, loras=self._engine.executor.loras)
-        if reference is not None:
-            config = replace(config, like=self._engine.references.likenesses(reference))
-        run = Run(config, None, self._pipeline.diff(prompt, prompt), Stopwatch(), on_step)
-        text = self._pipeline.renderer.text(run)
-        return self._pipeline.keep(
-            run, self._pipeline.planner.dense(run, text), self._pipeline.renderer.dense(run, text)
-        )
+        request = self._pipeline.request_source(config, on_step, reference)
+        plan = self._pipeline.planner.plan_source(request, self._pipeline.encode(request))
+        return self._pipeline.run(request, plan)
 
     def edit(
         self,
@@ -392,13 +385,19 @@ class Editor:
             AdapterError: a reference, and no adapter that reads it. NumericsError: the model produced NaN.
             The editor is as it was, whatever is raised.
         """
-        run = self._pipeline.run(prompt, on_step, reference)
-        search = Search(tuple(words), instance, mask_method, probe_steps)
-        wish = self._pipeline.planner.wish(run, mask, protect, grow, search, growth, structure, strength)
-        plan = self._pipeline.plan(run, wish)
-        if plan.nothing:
-            return self._pipeline.unchanged(run, plan.nothing)
-        return self._pipeline.edited(run, plan, verify=verify and plan.mask.source is MaskSource.ATTENTION)
+        request = self._pipeline.request_edit(prompt, on_step, reference)
+        request = replace(
+            request,
+            mask=request.grid(mask),
+            protect=request.grid(protect),
+            grow=grow,
+            search=Search(tuple(words), instance, mask_method, probe_steps),
+            dilation=request.dilations(growth),
+            structure=structure,
+            start=first_step(strength, request.config.num_inference_steps),
+            verify=verify,
+        )
+        return self._pipeline.run(request, self._pipeline.plan(request))
 
     def edit_many(
         self,
@@ -423,10 +422,13 @@ class Editor:
         """
         if len(prompts) != len(masks):
             raise InputError(f"masks must be as many as prompts, {len(prompts)}, got {len(masks)}")
-        search, runs = Search((), None, DEFAULT, None), [self._pipeline.run(prompt, on_step) for prompt in prompts]
-        wish = self._pipeline.planner.wish
-        wishes = [wish(run, mask, None, 0, search, growth) for run, mask in zip(runs, masks, strict=True)]
-        return self._pipeline.many(runs, wishes)
+        requests = [self._pipeline.request_edit(prompt, on_step) for prompt in prompts]
+        return self._pipeline.run_many(
+            [
+                replace(request, mask=request.grid(mask), dilation=request.dilations(growth))
+                for request, mask in zip(requests, masks, strict=True)
+            ]
+        )
 
     def preview(
         self,
@@ -446,12 +448,19 @@ class Editor:
     ) -> Preview:
         """Where `edit` would paint and what it would cost; arguments and errors as there. Nothing is kept, and nothing
         is run but what the mask needs: where the source's features are gone, `on_step` is told of their rebuilding."""
-        run = self._pipeline.run(prompt, on_step, reference)
-        search = Search(tuple(words), instance, mask_method, probe_steps)
-        wish = self._pipeline.planner.wish(run, mask, protect, grow, search, growth, strength=strength)
-        plan, costs = self._pipeline.plan(run, wish), self._pipeline.planner.costs(run.config)
-        macs = 0 if plan.nothing else self._pipeline.planner.macs(plan, run.config)
-        return Preview(plan.mask, run.script, macs, costs.dense(wish.start), plan.fallback, plan.nothing)
+        request = self._pipeline.request_edit(prompt, on_step, reference)
+        request = replace(
+            request,
+            mask=request.grid(mask),
+            protect=request.grid(protect),
+            grow=grow,
+            search=Search(tuple(words), instance, mask_method, probe_steps),
+            dilation=request.dilations(growth),
+            start=first_step(strength, request.config.num_inference_steps),
+        )
+        plan, costs = self._pipeline.plan(request), self._pipeline.planner.costs(request.config)
+        macs = 0 if plan.nothing else self._pipeline.planner.macs(request, plan)
+        return Preview(plan.mask, request.script, macs, costs.dense(request.start), plan.fallback, plan.nothing)
 
     def dense(self, result_id: str, on_step: OnStep | None = None) -> tuple[Image, float]:
         """What a dense run makes of a result's prompt, seed and settings, and how long it takes; nothing is kept.
@@ -466,11 +475,10 @@ class Editor:
             SessionError: no such result.
         """
         result = self.history.find(result_id)
-        run = Run(result.config, result, result.diff, Stopwatch(), on_step)
-        source = self._pipeline.source(run)[0].trajectory
-        run = replace(run, watch=Stopwatch())
-        picture = self._pipeline.renderer.plain(run, self._pipeline.renderer.text(run), source)
-        return picture, run.watch.done()["total"]
+        request = EditRequest(result.config, result.diff, result, on_step=on_step)
+        self._pipeline.restore(request)
+        request = replace(request, stopwatch=Stopwatch())
+        return self._pipeline.render_plain(request), request.stopwatch.done()["total"]
 
     def open(
         self,
@@ -518,18 +526,9 @@ class Editor:
             scheduler="ddim",
             inversion=str(inversion),
         )
-        self._engine.refresh()
-        config = replace(config, loras=self._engine.executor.loras)
-        run = Run(config, None, self._pipeline.diff(config.prompt, config.prompt), Stopwatch(), on_step)
-        text, seen = self._pipeline.renderer.text(run), to_canvas(original, (config.width, config.height))
-        plan = self._pipeline.planner.dense(run, text)
-        if config.inversion is Inversion.DDIM:  # whose way back begins with one look, of one branch
-            plan = replace(
-                plan,
-                probes=1,
-                spent=self._pipeline.planner.costs(config).dense_step() // self._engine.batch(config),
-            )
-        return self._pipeline.keep(run, plan, self._pipeline.renderer.opened(run, text, seen), original)
+        request = replace(self._pipeline.request_source(config, on_step), picture=original)
+        plan = self._pipeline.planner.plan_source(request, self._pipeline.encode(request))
+        return self._pipeline.run(request, plan)
 
     def attention(self, prompt: str) -> NDArray[np.float32]:
         """Where the words that would change are looked at in the current picture: floats [h, w], 0 to 1; no UNet call.
@@ -537,13 +536,13 @@ class Editor:
         Raises:
             SessionError: there is no source yet. PromptError: an empty prompt.
         """
-        run = self._pipeline.run(prompt, None)
-        text = self._pipeline.renderer.text(run)
+        request = self._pipeline.request_edit(prompt, None)
+        text = self._pipeline.encode(request)
         with torch.inference_mode():
-            text_keys(self._engine.executor.sites, text.embeddings, text.cache)
-        return change_heatmap(
-            self._engine, self._pipeline.source(run)[0].trajectory, run.config, text.cache, run.script
-        )
+            text_keys(self._engine.executor.sites, text.embeddings, text.keys)
+        self._pipeline.restore(request)
+        source = self._pipeline.source(request)[0]
+        return change_heatmap(self._engine, source, request.config, text.keys, request.script)
 
     def metadata(self, result: EditResult | None = None) -> Metadata:
         """How a result, the current one without it, was made, for its picture's file."""
@@ -666,14 +665,12 @@ class Editor:
 
     def _again(self, edit: PastEdit, on_step: OnStep | None) -> EditResult:
         """An edit just as it was: the same cells at every step."""
-        run = self._pipeline.run(edit.prompt, on_step)
-        text, dense = self._pipeline.renderer.text(run), "" if edit.growth else "it ran dense when it was made first"
-        trajectory = self._pipeline.source(run)[0].trajectory
-        halved = self._engine.without(trajectory, run.config, text.embeddings, edit.start) is not None
-        plan = Plan(edit.mask, edit.growth, dense, text=text, notes=text.notes, halved=halved)
-        return self._pipeline.edited(
-            run, replace(plan, structure=edit.structure, start=edit.start), verify=edit.checked
-        )
+        request = self._pipeline.request_edit(edit.prompt, on_step)
+        request = replace(request, structure=edit.structure, start=edit.start)
+        text = self._pipeline.encode(request)
+        self._pipeline.restore(request)
+        plan = self._pipeline.planner.plan_again(request, text, self._pipeline.source(request)[0], edit)
+        return self._pipeline.run(request, plan)
 
     def _anew(self, edit: PastEdit, past: Origin, on_step: OnStep | None) -> EditResult:
         """An edit with the same words, in the place that was given, or that they find."""

@@ -1,59 +1,89 @@
-"""How a result comes about: planned, run sparse or dense, checked, accounted for, kept; and rebuilt once it is gone.
+"""Runs plans: a request's prompt is encoded, its latents denoised and decoded, the result accounted for and kept.
 
-What `Editor` asks for is done here. Knows the engine, memory and the history; checks no wishes, and speaks to no user.
+Generated, opened and edited pictures, second runs after drift, rebuilt results and batches all pass `render`. Knows
+engine, cache and history; checks no arguments of users.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from fisedit.errors import SessionError
 from fisedit.history import EditResult, History
-from fisedit.masking import drift_check
+from fisedit.masking.drift_check import DriftDetected, plan_check
 from fisedit.masking.localize import describe_source, shared_tokens
 from fisedit.masking.text_diff import diff
 from fisedit.models.injection import exclusive
-from fisedit.models.stopwatch import Stopwatch
-from fisedit.planner import Plan, Planner, Wish
-from fisedit.rendering import Renderer, RenderOutput, Run
+from fisedit.models.prompt_weighting import parse
+from fisedit.models.vae import encode, preview
+from fisedit.planner import EditPlan, EditRequest, EncodedPrompt, Planner
 from fisedit.sampling.denoise import Engine
-from fisedit.sampling.trajectory import AttentionInjection, max_injection_steps
+from fisedit.sampling.inversion import noised
+from fisedit.sampling.trajectory import AttentionInjection, LatentEdit, Trajectory, max_injection_steps
 from fisedit.sampling.trajectory_cache import TrajectoryCache
-from fisedit.sparse.stepping import Graphs
-from fisedit.storage.canvas import is_canvas, paste_edit, upscale_note
-from fisedit.values import DENSE_STEP, EditMask, EditScript, EditStats, MaskSource, OnStep, check_prompt
+from fisedit.sparse.vae_decode import DecoderRecord, composite, decode
+from fisedit.storage.canvas import is_canvas, paste_edit, to_canvas, upscale_note
+from fisedit.values import DENSE_STEP, EditMask, EditScript, EditStats, Inversion, MaskSource, OnStep, check_prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from diffusers import StableDiffusionPipeline
     from PIL.Image import Image
+    from torch import Tensor
 
     from fisedit.masking.text_diff import Tokenizer
-    from fisedit.sampling.trajectory_cache import TrajectoryCache
+    from fisedit.sparse.stepping import Graphs
+    from fisedit.values import GenerationConfig
 
 HARDLY = 1.0
 """Mean difference inside the mask, of 255, below which an edit is said to have had no effect."""
 
 
-class EditPipeline:
-    """One user's engine, memory and history, and what is done with them.
+@dataclass(frozen=True, eq=False)
+class RenderOutput:
+    """A rendered picture.
 
     Args:
-        pipe: the model. memory: for trajectories. graphs: whether edits want captured ones.
+        trajectory: of its latents.
+        image: RGB, of the config's size.
+        decoder: what its decode recorded.
     """
 
-    def __init__(self, pipe: StableDiffusionPipeline, memory: TrajectoryCache, graphs: Graphs) -> None:
-        self.engine, self.memory, self.history = Engine(pipe, graphs), memory, History()
-        self.renderer, self.planner = Renderer(self.engine, memory.max_bytes), Planner(self.engine)
+    trajectory: Trajectory
+    image: Image
+    decoder: DecoderRecord
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of recorded features held by it alone."""
+        return self.trajectory.own_bytes + self.decoder.own_bytes
+
+
+Job = tuple[EditRequest, EditPlan]
+
+
+class EditPipeline:
+    """One user's engine, trajectory cache and history, and what is done with them.
+
+    Args:
+        pipe: the model.
+        cache: for trajectories.
+        graphs: whether edits want captured ones.
+    """
+
+    def __init__(self, pipe: StableDiffusionPipeline, cache: TrajectoryCache, graphs: Graphs) -> None:
+        self.engine, self.cache, self.history = Engine(pipe, graphs, cache.max_bytes), cache, History()
+        self.planner = Planner(self.engine)
 
     def beside(self, history: History | None = None, references: dict[str, Image] | None = None) -> EditPipeline:
-        """Another one with the same model, graphs and adapters, and a memory of its own; arguments as of
+        """Another one with the same model, graphs and adapters, and a cache of its own; arguments as of
         `Editor.beside`."""
-        other = EditPipeline(self.engine.pipe, TrajectoryCache(self.memory.max_bytes), self.engine.graphs)
+        other = EditPipeline(self.engine.pipe, TrajectoryCache(self.cache.max_bytes), self.engine.graphs)
         other.engine.references.adapters |= self.engine.references.adapters
         if history is not None:
             other.history = history
@@ -65,8 +95,15 @@ class EditPipeline:
         """What changes from one prompt to another."""
         return changed(old, new, self.engine.pipe.tokenizer)
 
-    def run(self, prompt: str, on_step: OnStep | None, reference: object = None) -> Run:
-        """An edit of the current result, about to be planned; arguments as of `Editor.edit`."""
+    def request_source(self, config: GenerationConfig, on_step: OnStep | None, reference: object = None) -> EditRequest:
+        """The request for a source, with the model's LoRAs as they are now; arguments as of `Editor.generate`."""
+        self.engine.refresh()
+        like = () if reference is None else self.engine.references.likenesses(reference)
+        config = replace(config, like=like, loras=self.engine.executor.loras)
+        return EditRequest(config, self.diff(config.prompt, config.prompt), on_step=on_step)
+
+    def request_edit(self, prompt: str, on_step: OnStep | None, reference: object = None) -> EditRequest:
+        """The request for an edit of the current result, with nothing but its prompt; arguments as of `Editor.edit`."""
         self.engine.refresh()
         parent, references = self.history.current, self.engine.references
         if reference is None:
@@ -75,204 +112,266 @@ class EditPipeline:
         else:
             like = references.likenesses(reference)
         config = replace(parent.config, prompt=check_prompt(prompt), like=like, loras=self.engine.executor.loras)
-        return Run(config, parent, self.diff(parent.prompt, prompt), Stopwatch(), on_step)
+        return EditRequest(config, self.diff(parent.prompt, prompt), parent, on_step=on_step)
 
-    def plan(self, run: Run, wish: Wish) -> Plan:
-        """Where the edit goes and how it will run; what was recorded is rebuilt for it where it is gone."""
-        if nothing := self.planner.nothing(run, wish):
-            return self.planner.none(run, nothing)
-        text = self.renderer.text(run)
-        source, rebuilt = self.source(run)
+    def plan(self, request: EditRequest) -> EditPlan:
+        """Where an edit goes and how it will run; what was recorded is rebuilt for it where it is gone."""
+        if why := request.unchanged:
+            return self.planner.plan_nothing(request, why)
+        prompt = self.encode(request)
+        rebuilt = self.restore(request)
+        plan = self.planner.plan_edit(request, prompt, self.source(request)[0])
         notes = (f"results rebuilt first, as their features were gone: {rebuilt}",) if rebuilt else ()
-        plan = self.planner.plan(run, wish, text, source.trajectory)
         return replace(plan, notes=plan.notes + notes)
 
-    def edited(self, run: Run, plan: Plan, *, verify: bool) -> EditResult:
-        """Run a plan, and once more with a larger mask where the change leaves the first."""
-        source, text = self.source(run)[0], plan.text
-        assert text is not None
-        assert run.parent is not None
-        self.memory.make_room(self._expected_bytes(run, plan), keep=run.parent.id)
-        if not plan.growth:
-            pin = plan.mask.grid, source.trajectory
-            return self.keep(run, plan, self.renderer.dense(run, text, pin, plan.start))
-        steps, over = run.config.num_inference_steps - plan.start, (source.trajectory, source.decoder)
-        check = drift_check.plan_check(plan.mask, steps, plan.start) if verify and steps > 1 else None
-        plan = replace(plan, checked=check is not None)
-        if check:
-            costs = self.planner.costs(run.config, recorded=plan.recorded)
-            extra = costs.check(plan.mask.grid, plan.growth[check.step], check.cells)
-            plan = replace(plan, spent=plan.spent + extra)
+    def run(self, request: EditRequest, plan: EditPlan) -> EditResult:
+        """Run a plan, and once more with a larger mask where the change leaves the first; keep the result."""
+        if plan.nothing:
+            return self.keep_unchanged(request, plan)
+        self._make_room([(request, plan)])
         try:
-            kept = self._structure(run, plan.structure)
-            made = self.renderer.sparse(run, text, over, plan.mask.grid, plan.growth, check, kept, plan.start)
-        except drift_check.DriftDetected as drift:
-            return self.edited(run, self.planner.grown(run, plan, drift), verify=False)
-        return self.keep(run, plan, made)
+            (output,) = self.render([(request, plan)])
+        except DriftDetected as drift:
+            return self.run(request, self.planner.widen(request, plan, drift))
+        return self.keep(request, plan, output)
 
-    def many(self, runs: Sequence[Run], wishes: Sequence[Wish]) -> tuple[EditResult, ...]:
-        """Several edits of the current result, on which one stands again at the end."""
+    def run_many(self, requests: Sequence[EditRequest]) -> tuple[EditResult, ...]:
+        """Several edits of the current result, on which one stands again at the end; in batches where that can be."""
         parent = self.history.current
         try:
-            plans = [self.plan(run, wish) for run, wish in zip(runs, wishes, strict=True)]
-            made = self._together(runs, plans)
-            return tuple(
-                self._one(run, plan, made.get(i)) for i, (run, plan) in enumerate(zip(runs, plans, strict=True))
-            )
+            jobs = [(request, self.plan(request)) for request in requests]
+            outputs: dict[int, RenderOutput] = {}
+            for batch in self._batches(jobs):
+                together = [jobs[i] for i in batch]
+                self._make_room(together)
+                outputs |= dict(zip(batch, self.render(together), strict=True))
+            return tuple(self.keep(*job, outputs[i]) if i in outputs else self.run(*job) for i, job in enumerate(jobs))
         finally:
             self.history.checkout(parent.id)
 
-    def _together(self, runs: Sequence[Run], plans: Sequence[Plan]) -> dict[int, RenderOutput]:
-        """Those of several edits of one picture that batches can make: a batch grows its masks alike."""
+    def _batches(self, jobs: Sequence[Job]) -> Iterator[list[int]]:
+        """Indices of edits of one picture that can run in one batch: those with the same dilations."""
         alike: dict[tuple[int, ...], list[int]] = {}
-        for i, plan in enumerate(plans):
-            if plan.growth and not plan.nothing:
-                alike.setdefault(plan.growth, []).append(i)
-        made: dict[int, RenderOutput] = {}
-        for growth, at in alike.items():
-            if len(at) > 1:
-                made |= self._batch(growth, {i: (runs[i], plans[i]) for i in at})
-        return made
+        for i, (_, plan) in enumerate(jobs):
+            if plan.dilation and not plan.nothing:
+                alike.setdefault(plan.dilation, []).append(i)
+        for batch in alike.values():
+            if len(batch) > 1:
+                self.restore(jobs[batch[0]][0])
+                edits = [self._latent_edit(*jobs[i]) for i in batch]
+                if self.engine.can_batch(self.source(jobs[batch[0]][0])[0], edits):
+                    yield batch
 
-    def _batch(self, growth: tuple[int, ...], jobs: Mapping[int, tuple[Run, Plan]]) -> dict[int, RenderOutput]:
-        """Edits that grow alike, in one batch; {} where they must go one by one."""
-        runs = [run for run, _ in jobs.values()]
-        texts, source = [plan.text for _, plan in jobs.values() if plan.text], self.source(runs[0])[0]
-        size = sum(self._expected_bytes(run, plan) for run, plan in jobs.values())
-        assert runs[0].parent is not None
-        self.memory.make_room(size, keep=runs[0].parent.id)
-        grids, over = [plan.mask.grid for _, plan in jobs.values()], (source.trajectory, source.decoder)
-        made = self.renderer.many(runs, texts, over, grids, growth)
-        return {} if made is None else dict(zip(jobs, made, strict=True))
+    def encode(self, request: EditRequest) -> EncodedPrompt:
+        """Encode the prompt; says so where the encoder cannot read all of it."""
+        pipe, config = self.engine.pipe, request.config
+        prompts = {"prompt": config.prompt} | ({"negative prompt": config.negative_prompt} if config.guided else {})
+        limit, notes = pipe.tokenizer.model_max_length, []
+        locked = exclusive(pipe.text_encoder, pipe.tokenizer)
+        with request.stopwatch.station("text"), torch.inference_mode(), locked:
+            embeddings = self.engine.encode(config)
+            for name, prompt in prompts.items():
+                length = len(pipe.tokenizer(parse(prompt).text, truncation=False, verbose=False).input_ids)
+                if length > limit:
+                    notes.append(f"the {name} has {length} tokens, and only the first {limit} are read; shorten it")
+        return EncodedPrompt(embeddings, notes=tuple(notes))
 
-    def _one(self, run: Run, plan: Plan, made: RenderOutput | None) -> EditResult:
-        """The result of one of several edits, made with others or now."""
-        if plan.nothing:
-            return self.unchanged(run, plan.nothing)
-        return self.edited(run, plan, verify=False) if made is None else self.keep(run, plan, made)
+    def render(self, jobs: Sequence[Job]) -> list[RenderOutput]:
+        """Render planned pictures: one, or several edits of one result that share a batch.
 
-    def _structure(self, run: Run, share: float) -> AttentionInjection | None:
-        """What an edit keeps of its source's structure."""
-        steps = round(share * max_injection_steps(run.config))
-        return AttentionInjection(steps, shared_tokens(run.script, self.engine)) if steps else None
+        Raises:
+            DriftDetected: the mask is too small.
+        """
+        request, plan = jobs[0]
+        if request.parent is not None:
+            self.restore(request)
+        if request.picture is not None:
+            return [self._invert(request, plan)]
+        with request.stopwatch.station("denoise"):
+            trajectories = self._denoise(jobs)
+        return [self._decode(*job, trajectory) for job, trajectory in zip(jobs, trajectories, strict=True)]
 
-    def _expected_bytes(self, run: Run, plan: Plan) -> int:
+    def _denoise(self, jobs: Sequence[Job]) -> list[Trajectory]:
+        """Sparse over the parent's trajectory, dense over it, or dense alone."""
+        (request, plan), callback = jobs[0], self._callback(jobs[0][0])
+        source = self.source(request)[0] if request.parent else None
+        if source and plan.dilation:
+            return self.engine.run_sparse(source, [self._latent_edit(*job) for job in jobs], callback)
+        assert plan.prompt is not None
+        over = (plan.mask.grid, source) if source else None
+        return [self.engine.run_dense(request.config, plan.prompt.embeddings, callback, over, start=request.start)]
+
+    def _latent_edit(self, request: EditRequest, plan: EditPlan) -> LatentEdit:
+        assert plan.prompt is not None
+        steps = round(request.structure * max_injection_steps(request.config))
+        injection = AttentionInjection(steps, shared_tokens(request.script, self.engine)) if steps else None
+        text, keys = plan.prompt.embeddings, plan.prompt.keys
+        cells, start = plan.dilation, request.start
+        return LatentEdit(request.config, text, keys, plan.mask.grid, cells, start, injection, plan.check)
+
+    def _decode(self, request: EditRequest, plan: EditPlan, trajectory: Trajectory) -> RenderOutput:
+        """The picture: of an edit, set into its parent's outside the mask."""
+        vae, latents, grid = self.engine.pipe.vae, trajectory.latents[-1], plan.mask.grid
+        with request.stopwatch.station("decode"), torch.inference_mode():
+            if request.parent and plan.dilation:
+                record, before = self.source(request)[1], request.parent.canvas
+                return RenderOutput(trajectory, *self.engine.graphs.ends.decode(vae, latents, grid, record, before))
+            image, decoder = decode(vae, latents)
+            if request.parent:
+                image = composite(request.parent.canvas, image, grid)
+            return RenderOutput(trajectory, image, decoder)
+
+    def _invert(self, request: EditRequest, plan: EditPlan) -> RenderOutput:
+        """An opened picture on its canvas, and the trajectory that it might have had."""
+        config, pipe, callback = request.config, self.engine.pipe, self._callback(request)
+        assert request.picture is not None
+        assert plan.prompt is not None
+        seen, text = to_canvas(request.picture, (config.width, config.height)), plan.prompt.embeddings
+        with request.stopwatch.station("encode"):
+            clean = encode(pipe.vae, seen)
+        with request.stopwatch.station("denoise"):
+            if config.inversion is Inversion.DDPM:
+                trajectory = self.engine.run_dense(config, text, callback, path=noised(pipe, config, clean))
+            else:
+                trajectory = self.engine.invert(config, text, clean, callback)
+        with request.stopwatch.station("decode"), torch.inference_mode():
+            return RenderOutput(trajectory, seen, decode(pipe.vae, clean)[1])
+
+    def render_plain(self, request: EditRequest) -> Image:
+        """What a dense run makes of a request from where its parent's trajectory begins; nothing is recorded."""
+        prompt, config = self.encode(request), request.config
+        with request.stopwatch.station("denoise"):
+            source, steps = self.source(request)[0], config.num_inference_steps
+            latents = self.engine.sample(config, prompt.embeddings, source, steps, self._callback(request))[-1]
+        with request.stopwatch.station("decode"), torch.inference_mode():
+            return decode(self.engine.pipe.vae, latents)[0]
+
+    def _callback(self, request: EditRequest) -> Callable[[int, int, Tensor], None]:
+        def callback(i: int, n: int, estimate: Tensor) -> None:
+            if request.on_step is not None:
+                request.on_step(i, n, preview(self.engine.pipe.vae, estimate))
+
+        return callback
+
+    def _make_room(self, jobs: Sequence[Job]) -> None:
+        """Make room for edits of one result, whose own trajectory stays."""
+        if parent := jobs[0][0].parent:
+            self.restore(jobs[0][0])
+            self.cache.make_room(sum(self._expected_bytes(*job) for job in jobs), keep=parent.id)
+
+    def _expected_bytes(self, request: EditRequest, plan: EditPlan) -> int:
         """What a plan's trajectory will take: its share of rows of what its source took, and dense steps twice."""
-        assert run.parent is not None
-        whole, costs = self.history.lineage(run.parent.id)[0].stats.recorded_bytes, self.planner.costs(run.config)
-        share = sum(costs.rows(plan.mask.grid, plan.growth)) / sum(costs.sizes) if plan.growth else 1.0
-        return round(whole * (share + 2 * plan.growth.count(DENSE_STEP) / run.config.num_inference_steps))
+        assert request.parent is not None
+        whole = self.history.lineage(request.parent.id)[0].stats.recorded_bytes
+        costs, cells = self.planner.costs(request.config), plan.dilation
+        share = sum(costs.rows(plan.mask.grid, cells)) / sum(costs.sizes) if cells else 1.0
+        return round(whole * (share + 2 * cells.count(DENSE_STEP) / request.config.num_inference_steps))
 
-    def keep(self, run: Run, plan: Plan, made: RenderOutput, original: Image | None = None) -> EditResult:
-        """Account for a picture, remember it, and stand on it; `original` is an opened one's, upright."""
-        macs = self.planner.macs(plan, run.config)
-        if run.parent and (moved := _moved(run.parent.canvas, made.image, plan.mask)) < HARDLY:
-            note = (
-                f"the picture hardly changed inside the mask (by {moved:.2f} of 255 in the mean); say more, or grow it"
-            )
-            plan = replace(plan, notes=(*plan.notes, note))
-        if run.parent and (coarse := upscale_note(run.parent.image.size, made.image.size)):
-            plan = replace(plan, notes=(*plan.notes, coarse))
-        stats = self._stats(run, plan, macs, len(made.trajectory.predictions) - plan.start, made.own_bytes)
+    def keep(self, request: EditRequest, plan: EditPlan, output: RenderOutput) -> EditResult:
+        """Account for a picture, remember it, and stand on it."""
+        trajectory, parent, image = output.trajectory, request.parent, output.image
+        macs = self.planner.macs(request, plan)
+        plan = replace(plan, notes=plan.notes + _remarks(request, plan, image))
+        stats = self._stats(request, plan, macs, len(trajectory.predictions) - request.start)
         stats = replace(
-            stats, unet_evaluations_captured=made.trajectory.captured, uncaptured=made.trajectory.uncaptured
+            stats,
+            recorded_bytes=output.own_bytes,
+            unet_evaluations_captured=trajectory.captured,
+            uncaptured=trajectory.uncaptured,
         )
-        parent, image = run.parent.id if run.parent else None, made.image
-        if original is not None:
-            image = image if is_canvas(original, image.size) else original
-        elif run.parent and run.parent.painted:
-            image = paste_edit(run.parent.image, made.image, plan.mask.grid)
+        if request.picture is not None:
+            image = image if is_canvas(request.picture, image.size) else request.picture
+        elif parent and parent.painted:
+            image = paste_edit(parent.image, image, plan.mask.grid)
         result = EditResult(
             self.history.next_id(),
-            parent,
-            run.config,
+            parent.id if parent else None,
+            request.config,
             image,
             plan.mask,
-            run.script,
+            request.script,
             stats,
-            plan.growth,
-            made.image if image is not made.image else None,
-            plan.structure if plan.growth else 0.0,
-            plan.start,
-            plan.checked,
+            plan.dilation,
+            output.image if output.image is not image else None,
+            float(request.structure) if plan.dilation else 0.0,
+            request.start,
+            plan.check is not None,
         )
-        self.memory.put(result.id, made.trajectory, made.decoder, base=parent if plan.growth or plan.start else None)
+        self._cache(result, output)
         return self.history.add(result)
 
-    def unchanged(self, run: Run, why: str) -> EditResult:
+    def keep_unchanged(self, request: EditRequest, plan: EditPlan) -> EditResult:
         """The parent's picture, byte for byte, without a UNet call; and its prompt, for that is what it shows."""
-        assert run.parent is not None
-        mask = EditMask(np.zeros_like(run.parent.mask.grid), MaskSource.NOWHERE)
-        stats = self._stats(run, Plan(mask, notes=(f"nothing was edited: {why}",)), 0, 0, 0)
+        assert request.parent is not None
+        parent, identifier = request.parent, self.history.next_id()
+        mask = EditMask(np.zeros_like(parent.mask.grid), MaskSource.NOWHERE)
+        nothing = EditPlan(mask, notes=(f"nothing was edited: {plan.nothing}",))
+        stats = replace(self._stats(replace(request, start=0), nothing, 0, 0), recorded_bytes=0)
         result = EditResult(
-            self.history.next_id(),
-            run.parent.id,
-            run.parent.config,
-            run.parent.image,
-            mask,
-            run.script,
-            stats,
-            painted=run.parent.painted,
+            identifier, parent.id, parent.config, parent.image, mask, request.script, stats, painted=parent.painted
         )
-        self.memory.share(run.parent.id, result.id)
+        self.cache.share(parent.id, result.id)
         return self.history.add(result)
 
-    def _stats(self, run: Run, plan: Plan, macs: int, steps: int, held: int) -> EditStats:
-        costs, growth = self.planner.costs(run.config), plan.growth
-        dense = growth[plan.start :].count(DENSE_STEP) if growth else steps
+    def _cache(self, result: EditResult, output: RenderOutput) -> None:
+        base = result.parent if result.growth or result.start else None
+        self.cache.put(result.id, output.trajectory, output.decoder, base=base)
+
+    def _stats(self, request: EditRequest, plan: EditPlan, macs: int, steps: int) -> EditStats:
+        """What so many steps cost; bytes and graphs aside."""
+        costs, cells = self.planner.costs(request.config), plan.dilation
+        dense = cells[request.start :].count(DENSE_STEP) if cells else steps
         return EditStats(
             mask_area=plan.mask.area,
             mask_source=plan.mask.source,
             mask_confidence=plan.mask.confidence,
-            active_rows=costs.rows(plan.mask.grid, growth) if growth else costs.sizes if steps else (),
-            growth=growth,
+            active_rows=costs.rows(plan.mask.grid, cells) if cells else costs.sizes if steps else (),
+            growth=cells,
             unet_evaluations_dense=plan.probes + dense,
             unet_evaluations_sparse=steps - dense,
             macs=macs,
-            macs_dense=costs.dense(plan.start),
-            seconds=run.watch.done(),
-            recorded_bytes=held,
+            macs_dense=costs.dense(request.start),
+            seconds=request.stopwatch.done(),
+            recorded_bytes=0,
             fallback=plan.fallback,
             notes=plan.notes,
-            steps_shared=plan.start,
+            steps_shared=request.start,
         )
 
-    def source(self, run: Run) -> tuple[RenderOutput, int]:
-        """What was recorded with the parent, and how many results were rebuilt for it from the nearest still known."""
-        assert run.parent is not None
-        lineage = self.history.lineage(run.parent.id)
-        known = next((i for i in reversed(range(len(lineage))) if lineage[i].id in self.memory), -1)
-        for past in lineage[known + 1 :]:
-            self.rebuild(past, run.on_step)
-        trajectory, decoder = self.memory.get(run.parent.id)
-        return RenderOutput(trajectory, run.parent.canvas, decoder), len(lineage) - known - 1
+    def source(self, request: EditRequest) -> tuple[Trajectory, DecoderRecord]:
+        """What was recorded with the parent, after `restore`."""
+        assert request.parent is not None
+        return self.cache.get(request.parent.id)
 
-    def rebuild(self, result: EditResult, on_step: OnStep | None) -> None:
-        """Run a result's config again, over its parent's trajectory where it was sparse."""
-        parent = next((past for past in self.history if past.id == result.parent), None)
+    def restore(self, request: EditRequest) -> int:
+        """Rebuild what was recorded with the parent, from the nearest result still cached; how many were rebuilt."""
+        assert request.parent is not None
+        lineage = self.history.lineage(request.parent.id)
+        cached = next((i for i in reversed(range(len(lineage))) if lineage[i].id in self.cache), -1)
+        for past in lineage[cached + 1 :]:
+            self._rebuild(past, request.on_step)
+        return len(lineage) - cached - 1
+
+    def _rebuild(self, result: EditResult, on_step: OnStep | None) -> None:
+        """Render a result again from its config, over its parent's trajectory where it has one."""
+        parent = None if result.parent is None else self.history.find(result.parent)
         if parent is not None and result.stats.unet_evaluations_dense + len(result.growth) == 0:
-            self.memory.share(parent.id, result.id)
+            self.cache.share(parent.id, result.id)
             return
-        if result.config.loras != self.engine.executor.loras:
-            wanted = ", ".join(dict(result.config.loras)) or "no LoRA"
+        config = result.config
+        if config.loras != self.engine.executor.loras:
+            wanted = ", ".join(dict(config.loras)) or "no LoRA"
             raise SessionError(
                 f"result {result.id} must be rebuilt with {wanted}, as it was made, and with the same scales; "
                 "load that, and unload others"
             )
-        run = Run(result.config, parent, result.diff, Stopwatch(), on_step)
-        text, over = self.renderer.text(run), self.memory.get(parent.id) if parent else None
-        grid, start = result.mask.grid, result.start
-        if over is not None and result.growth:
-            kept, steps = self._structure(run, result.structure), result.config.num_inference_steps - start
-            check = drift_check.plan_check(result.mask, steps, start, passed=True) if result.checked else None
-            made = self.renderer.sparse(run, text, over, grid, result.growth, check, kept, start)
-        elif parent is None and result.config.opened:
-            made = self.renderer.opened(run, text, result.canvas)
-        else:
-            made = self.renderer.dense(run, text, (grid, over[0]) if over else None, start)
-        self.memory.put(
-            result.id, made.trajectory, made.decoder, base=result.parent if result.growth or start else None
-        )
+        picture = result.canvas if parent is None and config.opened else None
+        request = EditRequest(config, result.diff, parent, picture, on_step=on_step)
+        request = replace(request, structure=result.structure, start=result.start)
+        steps = config.num_inference_steps - result.start
+        check = plan_check(result.mask, steps, result.start, passed=True) if result.checked else None
+        plan = EditPlan(result.mask, self.encode(request), result.growth, check=check)
+        self._cache(result, *self.render([(request, plan)]))
 
 
 def changed(old: str, new: str, tokenizer: Tokenizer) -> EditScript:
@@ -280,6 +379,20 @@ def changed(old: str, new: str, tokenizer: Tokenizer) -> EditScript:
     with exclusive(tokenizer):
         script = diff(old, new, tokenizer)
     return describe_source(script) if script.hunks and not old else script
+
+
+def _remarks(request: EditRequest, plan: EditPlan, image: Image) -> tuple[str, ...]:
+    """What the user should know of an edit's picture."""
+    if request.parent is None:
+        return ()
+    notes, moved = [], _moved(request.parent.canvas, image, plan.mask)
+    if moved < HARDLY:
+        notes.append(
+            f"the picture hardly changed inside the mask (by {moved:.2f} of 255 in the mean); say more, or grow it"
+        )
+    if coarse := upscale_note(request.parent.image.size, image.size):
+        notes.append(coarse)
+    return tuple(notes)
 
 
 def _moved(before: Image, after: Image, mask: EditMask) -> float:

@@ -1,71 +1,169 @@
-"""Where an edit goes and how it will run: what the user wants and what the words say become a plan.
+"""Turns a request into a plan: where an edit goes, and how it will run.
 
-Spends no UNet call but those that look for a mask; keeps nothing.
+Spends no UNet call but those that look for a mask; keeps nothing. Knows neither pictures' decoding nor the history.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from fisedit.errors import InputError
-from fisedit.masking import masks
+from fisedit.masking import drift_check, masks
 from fisedit.masking.localize import THINGS, Search, num_probes, predict_mask, restrict_to_words
-from fisedit.sparse.cost_model import Costs
+from fisedit.models.stopwatch import Stopwatch
 from fisedit.sparse_kernels.dilation import dilate, erode
-from fisedit.values import DENSE_STEP, MAX_DILATION, EditKind, EditMask, GenerationConfig, MaskSource, first_step
+from fisedit.values import DENSE_STEP, MAX_DILATION, EditKind, EditMask, GenerationConfig, Inversion, MaskSource
 
 if TYPE_CHECKING:
-    from fisedit.masking.drift_check import DriftDetected
-    from fisedit.rendering import Run, Text
+    from PIL.Image import Image
+    from torch import Tensor
+
+    from fisedit.history import EditResult
+    from fisedit.masking.drift_check import DriftCheck, DriftDetected
     from fisedit.sampling.denoise import Engine
     from fisedit.sampling.trajectory import Trajectory
-    from fisedit.values import BoolGrid
+    from fisedit.sparse.cost_model import Costs
+    from fisedit.values import BoolGrid, EditScript, OnStep
 
 
 @dataclass(frozen=True, eq=False)
-class Wish:
-    """Where the user wants an edit, checked: grids [h, w] or None; growth () where its cost shall decide; what is kept
-    of the structure, 0 to 1; the first step to run."""
-
-    mask: BoolGrid | None
-    protect: BoolGrid | None
-    grow: int
-    search: Search
-    growth: tuple[int, ...]
-    structure: float = 0.0
-    start: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """An edit about to run.
+class EditRequest:
+    """A picture to be made: generated, opened or edited. Checked when it is built.
 
     Args:
-        growth: () where it is dense, and `fallback` says why. nothing: why it need not run.
-        barred: cells [h, w] that no mask may take.
+        config: of the picture; of an edit, its parent's with the new prompt.
+        script: what the prompt changes.
+        parent: the result to edit; None for a source.
+        picture: an opened picture, upright; None for a generated one.
+        mask: booleans [h, w], where to edit; None for where the words say.
+        protect: booleans [h, w], where never to edit, or None.
+        grow: latent cells by which the mask is dilated, -64 to 64; negative erodes.
+        search: how a mask is predicted.
+        dilation: latent cells to compute beyond the mask, one number per step; () for what costs least.
+        structure: share of the steps that may inject the source's attention which do, 0 to 1.
+        start: index of the first step to run.
+        verify: check a predicted mask for drift.
+        on_step: called before every step.
+        stopwatch: takes the seconds of every station.
+
+    Raises:
+        InputError: grow or structure out of range, or dense steps where structure is kept.
+    """
+
+    config: GenerationConfig
+    script: EditScript
+    parent: EditResult | None = None
+    picture: Image | None = None
+    mask: BoolGrid | None = None
+    protect: BoolGrid | None = None
+    grow: int = 0
+    search: Search = field(default_factory=Search)
+    dilation: tuple[int, ...] = ()
+    structure: float = 0.0
+    start: int = 0
+    verify: bool = False
+    on_step: OnStep | None = None
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+
+    def __post_init__(self) -> None:
+        if type(self.grow) is not int or not -MAX_DILATION <= self.grow <= MAX_DILATION:
+            raise InputError(f"grow must be latent cells in [-{MAX_DILATION}, {MAX_DILATION}], got {self.grow!r}")
+        if not (isinstance(self.structure, int | float) and 0 <= self.structure <= 1):
+            raise InputError(f"structure must be in [0, 1], got {self.structure!r}")
+        if self.structure and DENSE_STEP in self.dilation:
+            got = self.dilation[0] if len(set(self.dilation)) == 1 else self.dilation
+            raise InputError(f"growth must be under {DENSE_STEP} where structure is kept, got {got!r}; use structure=0")
+
+    def grid(self, mask: object) -> BoolGrid | None:
+        """A mask as the public face takes it, on the latent grid [h, w]; None for None."""
+        assert self.parent is not None
+        sizes = self.config.height, self.config.width, self.parent.image.size
+        return None if mask is None else masks.grid_of_mask(mask, *sizes)
+
+    def dilations(self, growth: int | Sequence[int] | None) -> tuple[int, ...]:
+        """Latent cells beyond the mask for every step; () where the cost decides. Raises InputError out of range."""
+        if growth is None:
+            return ()
+        steps = self.config.num_inference_steps
+        cells = tuple(growth) if isinstance(growth, Sequence) else (growth,) * steps
+        if len(cells) != steps or not all(type(c) is int and 0 <= c <= MAX_DILATION for c in cells):
+            raise InputError(
+                f"growth must be one number of latent cells in [0, {MAX_DILATION}], or {steps} of them, got {growth!r}"
+            )
+        return cells
+
+    @property
+    def unchanged(self) -> str:
+        """Why the parent's picture is the answer, or ""."""
+        assert self.parent is not None
+        restyled = self.config.like != self.parent.config.like and (self.mask is not None or self.search.words)
+        if self.script.kind is EditKind.IDENTICAL and not restyled:
+            return self.script.reason or "the prompt says the same as before"
+        return "" if self.mask is None or self.mask.any() else "the mask is empty"
+
+
+class PlannedEdit(Protocol):
+    """A result, or what a picture's file tells of one."""
+
+    @property
+    def mask(self) -> EditMask:
+        """The cells that may have changed."""
+
+    @property
+    def growth(self) -> tuple[int, ...]:
+        """Latent cells beyond the mask, one number per step; () for a dense run."""
+
+    @property
+    def checked(self) -> bool:
+        """Whether it was checked for drift, which moves roundings."""
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedPrompt:
+    """A prompt as the UNet reads it.
+
+    Args:
+        embeddings: [B, T, D].
+        keys: keys and values by projection, filled as they are needed.
+        notes: what the encoder could not read.
+    """
+
+    embeddings: Tensor
+    keys: dict[str, Tensor] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class EditPlan:
+    """What was decided for a request.
+
+    Args:
+        mask: the cells that may change.
+        prompt: encoded; None where nothing is run.
+        dilation: latent cells computed beyond the mask at each step, or `DENSE_STEP`; () for a dense run.
+        fallback: why it runs dense, or "".
+        nothing: why it need not run, or "".
+        notes: for the user.
         probes: dense evaluations besides the steps'.
-        spent: MACs on top: of such evaluations, of a check, and of a run that it broke off.
-        structure: how much of the source's is kept. start: the first step to run.
-        checked: whether the run looks for a drift. recorded: whether the source was made with the same adapters.
-        halved: whether half of the first step, where that is dense, is the source's.
+        spent: MACs of those, of reading references, of a check, and of a run that was broken off.
+        check: looks for drift at one step, or None.
+        recorded: the source was made with the same adapters.
+        halved: the first step, where it is dense, takes the unconditional prediction from the source.
     """
 
     mask: EditMask
-    growth: tuple[int, ...] = ()
+    prompt: EncodedPrompt | None = None
+    dilation: tuple[int, ...] = ()
     fallback: str = ""
     nothing: str = ""
-    text: Text | None = None
     notes: tuple[str, ...] = ()
-    barred: BoolGrid | None = None
-    structure: float = 0.0
-    start: int = 0
-    spent: int = 0
     probes: int = 0
-    checked: bool = False
+    spent: int = 0
+    check: DriftCheck | None = None
     recorded: bool = False
     halved: bool = False
 
@@ -80,161 +178,146 @@ class Planner:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def wish(
-        self,
-        run: Run,
-        mask: object,
-        protect: object,
-        grow: int,
-        search: Search,
-        growth: int | Sequence[int] | None,
-        structure: float = 0.0,
-        strength: float = 1.0,
-    ) -> Wish:
-        """The user's words on where to edit, checked before any work is done."""
-        assert run.parent is not None
-        sizes = run.config.height, run.config.width, run.parent.image.size
-        wanted, barred = (masks.grid_of_mask(m, *sizes) if m is not None else None for m in (mask, protect))
-        if type(grow) is not int or not -MAX_DILATION <= grow <= MAX_DILATION:
-            raise InputError(f"grow must be latent cells in [-{MAX_DILATION}, {MAX_DILATION}], got {grow!r}")
-        if not (isinstance(structure, int | float) and 0 <= structure <= 1):
-            raise InputError(f"structure must be in [0, 1], got {structure!r}")
-        widths = _widths(growth, run.config)
-        if structure and DENSE_STEP in widths:
-            raise InputError(
-                f"growth must be under {DENSE_STEP} where structure is kept, got {growth!r}; use structure=0"
-            )
-        start = first_step(strength, run.config.num_inference_steps)
-        return Wish(wanted, barred, grow, search, widths, float(structure), start)
-
-    def nothing(self, run: Run, wish: Wish) -> str:
-        """Why an edit need not run, or ""."""
-        assert run.parent is not None
-        restyled = run.config.like != run.parent.config.like and (wish.mask is not None or wish.search.words)
-        if run.script.kind is EditKind.IDENTICAL and not restyled:
-            return run.script.reason or "the prompt says the same as before"
-        return "" if wish.mask is None or wish.mask.any() else "the mask is empty"
-
-    def plan(self, run: Run, wish: Wish, text: Text, source: Trajectory) -> Plan:
-        """The plan of an edit over its source's trajectory; `nothing` was asked before."""
-        spent = self._reading(run) if run.config.like else 0
-        with run.watch.station("mask"):
-            mask, reason, probed = self._mask(run, wish, source, text)
-        if not mask.grid.any():
-            return self.none(run, "nothing is left of the mask")
-        with run.watch.station("plan"):
-            costs = self.costs(run.config)
-            growth = wish.growth or costs.growth(mask.grid, wish.start, plain=wish.structure > 0)
-            reason = reason or costs.dense_is_cheaper(mask.grid, growth)
-        growth = () if reason else growth
-        recorded = self._engine.remembers(source, run.config)
-        spent += self._probing(run, wish.search, probed)
-        return Plan(
-            mask,
-            growth,
-            reason,
-            "",
-            text,
-            text.notes,
-            wish.protect,
-            wish.structure,
-            wish.start,
-            spent=spent,
-            probes=probed,
-            recorded=recorded,
-            halved=self._engine.without(source, run.config, text.embeddings, wish.start) is not None,
-        )
-
-    def _reading(self, run: Run) -> int:
-        """Let the adapters read the config's references; the MACs spent, 0 where that was done before."""
-        with run.watch.station("reference"):
-            return self._engine.references.prepare(run.config, self._engine.batch(run.config))
-
-    def none(self, run: Run, why: str) -> Plan:
+    def plan_nothing(self, request: EditRequest, why: str) -> EditPlan:
         """The plan of an edit that need not run."""
-        return Plan(EditMask(np.zeros(self._engine.grids(run.config)[0], bool), MaskSource.NOWHERE), nothing=why)
+        grid = np.zeros(self._engine.grids(request.config)[0], bool)
+        return EditPlan(EditMask(grid, MaskSource.NOWHERE), nothing=why)
 
-    def _mask(self, run: Run, wish: Wish, source: Trajectory, text: Text) -> tuple[EditMask, str, int]:
+    def plan_source(self, request: EditRequest, prompt: EncodedPrompt) -> EditPlan:
+        """The plan of a picture that is generated or opened: dense, everywhere."""
+        config, probes, spent = request.config, 0, self._read_references(request)
+        if config.inversion is Inversion.DDIM:  # whose path begins with one evaluation of one branch
+            probes, spent = 1, self.costs(config).dense_step() // self._engine.batch(config)
+        return EditPlan(self._everywhere(config), prompt, notes=prompt.notes, probes=probes, spent=spent)
+
+    def plan_edit(self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory) -> EditPlan:
+        """The plan of an edit over its source's trajectory."""
+        spent = self._read_references(request)
+        with request.stopwatch.station("mask"):
+            mask, reason, probes = self._mask(request, prompt, source)
+        if not mask.grid.any():
+            return self.plan_nothing(request, "nothing is left of the mask")
+        with request.stopwatch.station("plan"):
+            costs = self.costs(request.config)
+            dilation = request.dilation or self._cheapest(request, mask, costs)
+            reason = reason or costs.dense_is_cheaper(mask.grid, dilation)
+        plan = EditPlan(
+            mask,
+            prompt,
+            () if reason else dilation,
+            reason,
+            notes=prompt.notes,
+            probes=probes,
+            spent=spent + self._probing(request, probes),
+            recorded=self._engine.remembers(source, request.config),
+            halved=self._halved(request, prompt, source),
+        )
+        return self._checked(request, plan) if request.verify and mask.source is MaskSource.ATTENTION else plan
+
+    def plan_again(
+        self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory, past: PlannedEdit
+    ) -> EditPlan:
+        """The plan of an edit whose cells are known, as it was made before.
+
+        Args:
+            request: with the structure and the first step of then.
+            prompt: encoded.
+            source: the parent's trajectory.
+            past: mask, cells and whether it was checked for drift.
+        """
+        halved = self._halved(request, prompt, source)
+        fallback = "" if past.growth else "it ran dense when it was made first"
+        plan = EditPlan(past.mask, prompt, past.growth, fallback, notes=prompt.notes, halved=halved)
+        return self._checked(request, plan) if past.checked else plan
+
+    def widen(self, request: EditRequest, plan: EditPlan, drift: DriftDetected) -> EditPlan:
+        """The plan after drift was found: a larger mask, or a dense run."""
+        costs, before = self.costs(request.config, recorded=plan.recorded), plan.mask
+        ran = plan.dilation[request.start : drift.step + 1]
+        lost = sum(costs.sparse_step(before.grid, cells) for cells in ran) - self._shared(request, plan, costs)
+        plan = replace(plan, spent=plan.spent + lost, check=None)
+        mask = self._everywhere(request.config) if drift.everywhere else replace(before, grid=drift.grid)
+        if request.protect is not None:
+            mask = replace(mask, grid=mask.grid & ~request.protect)
+        if drift.everywhere:
+            reason = f"at step {drift.step} the edit changed the picture everywhere"
+            return replace(plan, mask=mask, dilation=(), fallback=reason)
+        note = f"the mask was grown from {before.area:.1%} to {mask.area:.1%}: at step {drift.step} the edit left it"
+        dilation = plan.dilation
+        if costs.dense_is_cheaper(mask.grid, dilation):
+            dilation = self._cheapest(request, mask, costs)
+        reason = costs.dense_is_cheaper(mask.grid, dilation)
+        dilation, notes = () if reason else dilation, (*plan.notes, note)
+        return replace(plan, mask=mask, dilation=dilation, fallback=reason, notes=notes)
+
+    def costs(self, config: GenerationConfig, *, recorded: bool = False) -> Costs:
+        """Costs of a config, over a source that was made with its adapters or not."""
+        return self._engine.costs(config, recorded=recorded)
+
+    def macs(self, request: EditRequest, plan: EditPlan) -> int:
+        """Multiply-accumulates of a plan's run, what looking took included."""
+        costs, start = self.costs(request.config, recorded=plan.recorded), request.start
+        run = costs.sparse(plan.mask.grid, plan.dilation, start) if plan.dilation else costs.dense(start)
+        return plan.spent + run - self._shared(request, plan, costs)
+
+    def _read_references(self, request: EditRequest) -> int:
+        """Let the adapters read the config's references; the MACs spent, 0 where that was done before."""
+        if not request.config.like:
+            return 0
+        with request.stopwatch.station("reference"):
+            return self._engine.references.prepare(request.config, self._engine.batch(request.config))
+
+    def _mask(self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory) -> tuple[EditMask, str, int]:
         """The user's mask, or what the words say, never where the user forbids it; why it is everywhere, or ""; and how
         many dense evaluations were spent on looking."""
-        script = restrict_to_words(run.script, wish.search.words, self._engine) if wish.search.words else run.script
-        reason, probed = "", 0
-        if wish.mask is not None:
-            mask = EditMask(wish.mask, MaskSource.GIVEN)
+        search, script, config = request.search, request.script, request.config
+        if search.words:
+            script = restrict_to_words(script, search.words, self._engine)
+        reason, probes = "", 0
+        if request.mask is not None:
+            mask = EditMask(request.mask, MaskSource.GIVEN)
         elif script.kind is EditKind.GLOBAL:
-            mask, reason = self.everywhere(run.config), f"global edit: {script.reason}"
+            mask, reason = self._everywhere(config), f"global edit: {script.reason}"
         else:
-            mask = predict_mask(self._engine, source, run.config, (text.embeddings, text.cache), script, wish.search)
-            probed = num_probes(script, wish.search)
+            mask = predict_mask(self._engine, source, config, (prompt.embeddings, prompt.keys), script, search)
+            probes = num_probes(script, search)
             if mask.confidence < masks.LOW_CONFIDENCE:
                 reason = (
                     f"the words point nowhere in particular (confidence {mask.confidence:.2f}); give a mask to be exact"
                 )
-                mask = replace(self.everywhere(run.config), confidence=mask.confidence, heat=mask.heat)
+                mask = replace(self._everywhere(config), confidence=mask.confidence, heat=mask.heat)
         grid = mask.grid
-        if wish.grow:
-            grid = dilate(grid, wish.grow) if wish.grow > 0 else erode(grid, -wish.grow)
-        return replace(mask, grid=grid if wish.protect is None else grid & ~wish.protect), reason, probed
+        if request.grow:
+            grid = dilate(grid, request.grow) if request.grow > 0 else erode(grid, -request.grow)
+        return replace(mask, grid=grid if request.protect is None else grid & ~request.protect), reason, probes
 
-    def _probing(self, run: Run, search: Search, calls: int) -> int:
+    def _probing(self, request: EditRequest, probes: int) -> int:
         """MACs of so many dense evaluations for a mask; "things" runs one branch of the last."""
-        step = self.costs(run.config).dense_step()
-        saved = step - step // self._engine.batch(run.config) if calls and search.method == THINGS else 0
-        return calls * step - saved
+        step = self.costs(request.config).dense_step()
+        one_branch = probes and request.search.method == THINGS
+        return probes * step - (step - step // self._engine.batch(request.config) if one_branch else 0)
 
-    def grown(self, run: Run, plan: Plan, drift: DriftDetected) -> Plan:
-        """The plan after a drift: a larger mask, or a dense run."""
-        costs = self.costs(run.config, recorded=plan.recorded)
-        lost = sum(costs.sparse_step(plan.mask.grid, cells) for cells in plan.growth[plan.start : drift.step + 1])
-        plan = replace(plan, spent=plan.spent + lost - _known(plan, costs), checked=False)
-        grown = self.everywhere(run.config) if drift.everywhere else replace(plan.mask, grid=drift.grid)
-        mask = grown if plan.barred is None else replace(grown, grid=grown.grid & ~plan.barred)
-        if drift.everywhere:
-            reason = f"at step {drift.step} the edit changed the picture everywhere"
-            return replace(plan, mask=mask, growth=(), fallback=reason)
-        before = plan.mask.area
-        note = f"the mask was grown from {before:.1%} to {mask.area:.1%}: at step {drift.step} the edit left it"
-        growth = plan.growth
-        if costs.dense_is_cheaper(mask.grid, growth):
-            growth = costs.growth(mask.grid, plan.start, plain=plan.structure > 0)
-        reason = costs.dense_is_cheaper(mask.grid, growth)
-        return replace(plan, mask=mask, growth=() if reason else growth, fallback=reason, notes=(*plan.notes, note))
+    def _cheapest(self, request: EditRequest, mask: EditMask, costs: Costs) -> tuple[int, ...]:
+        return costs.growth(mask.grid, request.start, plain=request.structure > 0)
 
-    def dense(self, run: Run, text: Text) -> Plan:
-        """The plan of a dense run."""
-        spent = self._reading(run) if run.config.like else 0
-        return Plan(self.everywhere(run.config), notes=text.notes, spent=spent)
+    def _checked(self, request: EditRequest, plan: EditPlan) -> EditPlan:
+        """The plan with a check for drift, where one can be made."""
+        steps = request.config.num_inference_steps - request.start
+        if not plan.dilation or steps <= 1:
+            return plan
+        check = drift_check.plan_check(plan.mask, steps, request.start)
+        costs = self.costs(request.config, recorded=plan.recorded)
+        extra = costs.check(plan.mask.grid, plan.dilation[check.step], check.cells)
+        return replace(plan, check=check, spent=plan.spent + extra)
 
-    def everywhere(self, config: GenerationConfig) -> EditMask:
+    def _halved(self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory) -> bool:
+        return self._engine.without(source, request.config, prompt.embeddings, request.start) is not None
+
+    def _shared(self, request: EditRequest, plan: EditPlan, costs: Costs) -> int:
+        """MACs of a plan's first step that its source spent."""
+        dense = not plan.dilation or plan.dilation[request.start] == DENSE_STEP
+        return costs.branch() if plan.halved and dense else 0
+
+    def _everywhere(self, config: GenerationConfig) -> EditMask:
         """The mask of all latent cells."""
         return EditMask(np.ones(self._engine.grids(config)[0], bool), MaskSource.EVERYWHERE)
-
-    def costs(self, config: GenerationConfig, *, recorded: bool = False) -> Costs:
-        """Prices of a config, over a source that was made with its adapters or not."""
-        return self._engine.costs(config, recorded=recorded)
-
-    def macs(self, plan: Plan, config: GenerationConfig) -> int:
-        """Multiply-accumulates of a plan's run, what looking took included."""
-        grid, growth, start = plan.mask.grid, plan.growth, plan.start
-        costs = self.costs(config, recorded=plan.recorded)
-        run = costs.sparse(grid, growth, start) if growth else costs.dense(start)
-        return plan.spent + run - _known(plan, costs)
-
-
-def _known(plan: Plan, costs: Costs) -> int:
-    """MACs of a plan's first step that its source spent."""
-    dense = not plan.growth or plan.growth[plan.start] == DENSE_STEP
-    return costs.branch() if plan.halved and dense else 0
-
-
-def _widths(growth: int | Sequence[int] | None, config: GenerationConfig) -> tuple[int, ...]:
-    """Latent cells of growth for every step; () where the mask's cost shall decide."""
-    if growth is None:
-        return ()
-    steps = config.num_inference_steps
-    widths = tuple(growth) if isinstance(growth, Sequence) else (growth,) * steps
-    if len(widths) != steps or not all(type(w) is int and 0 <= w <= MAX_DILATION for w in widths):
-        raise InputError(
-            f"growth must be one number of latent cells in [0, {MAX_DILATION}], or {steps} of them, got {growth!r}"
-        )
-    return widths

@@ -74,7 +74,7 @@ class TestInversion:
         )
         assert seen == [(i, STEPS) for i in range(STEPS)]
         told, engine = trajectory(editor, source), editor._engine
-        again = engine.record(source.config, engine.encode(source.config), unwatched, (NOWHERE, told))
+        again = engine.run_dense(source.config, engine.encode(source.config), unwatched, (NOWHERE, told))
         assert torch.equal(latents(again), latents(told)) and len(told.features) == STEPS
         for ours, theirs in zip(again.features, told.features, strict=True):
             assert ours.maps.keys() == theirs.maps.keys() and ours.totals.keys() == theirs.totals.keys()

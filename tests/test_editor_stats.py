@@ -126,7 +126,7 @@ def test_a_fallback_costs_what_torch_counts(pipelines, negative, known):
     source = record(engine, replace(config, prompt=CAT, negative_prompt=""))
     with torch.inference_mode():
         text = engine.encode(config)
-    torchs = counted(lambda: engine.record(config, text, unwatched, (SQUARE, source)))
+    torchs = counted(lambda: engine.run_dense(config, text, unwatched, (SQUARE, source)))
     costs, time = engine.costs(config), time_macs(engine.pipe.unet, 1)
     steps = 3 * costs.sparse_step(SQUARE, DENSE_STEP) - known * costs.branch()
     assert torchs - (6 - known) * time == steps + text_macs(engine.executor.sites, 2, 77)

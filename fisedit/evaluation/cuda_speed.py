@@ -108,7 +108,7 @@ class GraphBenchmark:
         self.pipe, self.config, self.repeats, self.engine = pipe, config, repeats, Engine(pipe)
         self.device = pipe.unet.device
         self.costs = self.engine.costs(config)
-        self.source = self.engine.record(config, self.engine.encode(config), lambda *_: None)
+        self.source = self.engine.run_dense(config, self.engine.encode(config), lambda *_: None)
         self.text = self.engine.encode(replace(config, prompt=PROMPTS[1]))
         self.middle = config.num_inference_steps // 2
         self.times = self.engine.sampler(config).timesteps

@@ -1,4 +1,4 @@
-"""Two ways to write a picture's trajectory: densely, or sparsely over another trajectory.
+"""Denoising loops: a dense one that caches features, and a sparse one that reuses those of a source.
 
 Knows the UNet, samplers and grids; knows nothing about masks from words, pictures or history.
 """
@@ -33,23 +33,28 @@ from fisedit.values import DENSE_STEP, GenerationConfig
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
-    from fisedit.masking.drift_check import DriftCheck
-    from fisedit.sampling.trajectory import AttentionInjection, Beginning
+    from fisedit.sampling.trajectory import LatentEdit
     from fisedit.values import BoolGrid
 
 StepCallback = Callable[[int, int, Tensor], None]
 """Called before every step with (index, number of steps, estimate of the clean latents [1, 4, h, w])."""
+
+SparseStep = Callable[[int, Tensor, Tensor, Tensor | None], tuple[Tensor, Sequence[CachedFeatures]]]
+"""(index, scaled latents [B, 4, h, w], timestep, guidance embedding) -> guided predictions [E, 4, h, w], overlays."""
 
 
 class Engine:
     """A pipeline and its executor; stateless between calls, so that several editors may share it.
 
     Args:
+        pipe: the model.
         graphs: of the pipeline's UNet, if others have some already; None for the default, on CUDA devices.
+        budget: bytes of features that a source keeps on the device, and that captured graphs gather there for an edit;
+            None for no limit. Steps that do not fit wait in host memory.
     """
 
-    def __init__(self, pipe: StableDiffusionPipeline, graphs: Graphs | None = None) -> None:
-        self.pipe = pipe
+    def __init__(self, pipe: StableDiffusionPipeline, graphs: Graphs | None = None, budget: int | None = None) -> None:
+        self.pipe, self.budget = pipe, budget
         self.executor = Executor(pipe.unet)
         self.references = References(pipe, self.executor)
         self.graphs = Graphs() if graphs is None else graphs
@@ -145,218 +150,185 @@ class Engine:
         return torch.cat([negative, positive]) if guided else positive
 
     @torch.inference_mode()
-    def record(
+    def run_dense(
         self,
         config: GenerationConfig,
         text: Tensor,
-        watch: StepCallback,
-        pin: tuple[BoolGrid, Trajectory] | None = None,
+        callback: StepCallback,
+        over: tuple[BoolGrid, Trajectory] | None = None,
         path: Sequence[Tensor] | None = None,
         start: int = 0,
-        budget: int | None = None,
     ) -> Trajectory:
-        """Sample densely, as diffusers would, and remember everything.
+        """Sample densely, as diffusers would, and cache the features of every step.
 
-        Over a source the first step runs the branch with words alone, and takes the other from there.
+        Over a source whose first unconditional prediction is valid here, the first step runs the other branch alone.
 
         Args:
-            text: embeddings [B, T, D]. watch: called before every step.
-            pin: a grid [h, w] and the trajectory that stays outside it, whose first latents are those of this one.
+            config: what to generate.
+            text: embeddings [B, T, D].
+            callback: called before every step.
+            over: a grid [h, w] and the source whose latents stay outside it, which begins with the same latents.
             path: of DDPM inversion, latents before every step and at the end [1, 4, h, w]: the noise that leads from
                 each to the next is found.
-            start: so many first steps are taken over from the source. budget: bytes of features that may stay on the
-                device; those of the steps that do not fit wait in host memory.
+            start: index of the first step to run; those before are taken over from the source.
         """
-        trajectory = Trajectory(config)
-        sampler = self.sampler(config, pin[1] if pin else trajectory)
-        keep = _keeper(*pin) if pin else lambda i, latents: latents
-        if pin:
-            trajectory.take_over(pin[1], start, sampler)
+        trajectory, source = Trajectory(config), over[1] if over else None
+        sampler = self.sampler(config, source or trajectory)
+        blend = _blender(over[0], over[1]) if over else lambda i, latents: latents
+        if source:
+            trajectory.take_over(source, start, sampler)
         else:
             trajectory.latents.append(path[0] if path else sampler.latents)
         for i, t in enumerate(sampler.timesteps[start:], start):
-            watch(i, len(sampler.timesteps), sampler.estimate)
-            raw, maps = self._evaluate(trajectory, sampler, text, i, trajectory.latents[i], pin[1] if pin else None)
-            trajectory.predictions.append(apply_guidance(raw, self._guidance(config)))
-            trajectory.features.append(_placed(maps, len(trajectory.features) - start, budget))
+            callback(i, len(sampler.timesteps), sampler.estimate)
+            latents = trajectory.latents[i]
+            raw, features = self._evaluate(trajectory, sampler, text, i, latents, source)
+            prediction = apply_guidance(raw, self._guidance(config))
             if path:  # the sampler steps with it, so that rounding never adds up
-                trajectory.noises.append(
-                    sampler.noise_between(trajectory.predictions[i], t, trajectory.latents[i], path[i + 1])
-                )
-            trajectory.latents.append(keep(i + 1, sampler.step(trajectory.predictions[i], t, trajectory.latents[i])))
+                trajectory.noises.append(sampler.noise_between(prediction, t, latents, path[i + 1]))
+            following = blend(i + 1, sampler.step(prediction, t, latents))
+            trajectory.append(prediction, self._placed(features, i - start), following)
         return trajectory
 
     @torch.inference_mode()
-    def invert(
-        self, config: GenerationConfig, text: Tensor, clean: Tensor, watch: StepCallback, budget: int | None = None
-    ) -> Trajectory:
-        """DDIM inversion, and everything remembered on the way: a sampler that passed there would see the same.
+    def invert(self, config: GenerationConfig, text: Tensor, clean: Tensor, callback: StepCallback) -> Trajectory:
+        """DDIM inversion that caches the features of every step, as a sampler on the same path would.
 
         Args:
-            text: embeddings [B, T, D]. clean: latents [1, 4, h, w]. watch: called before every step.
-            budget: as of `record`.
+            config: of the source.
+            text: embeddings [B, T, D].
+            clean: latents [1, 4, h, w] of the picture.
+            callback: called before every step.
 
         Raises:
             InputError, NumericsError: as `inversion.inverted`.
         """
         trajectory, sampler, steps = Trajectory(config), self.sampler(config), config.num_inference_steps
 
-        def look(i: int, latents: Tensor) -> Tensor:
-            watch(steps - 1 - i, steps, latents)
-            raw, maps = self._evaluate(trajectory, sampler, text, i, latents)
+        def predict(i: int, latents: Tensor) -> Tensor:
+            callback(steps - 1 - i, steps, latents)
+            raw, features = self._evaluate(trajectory, sampler, text, i, latents)
             trajectory.predictions.insert(0, apply_guidance(raw, self._guidance(config)))
-            trajectory.features.insert(0, _placed(maps, len(trajectory.features), budget))
+            trajectory.features.insert(0, self._placed(features, len(trajectory.features)))
             return raw[-1:]
 
-        trajectory.latents = inverted(self.pipe, config, text[-1:], clean, look)
+        trajectory.latents = inverted(self.pipe, config, text[-1:], clean, predict)
         return trajectory
 
     @torch.inference_mode()
-    def replay(
-        self,
-        source: Trajectory,
-        config: GenerationConfig,
-        text: Tensor,
-        text_cache: dict[str, Tensor],
-        grid: BoolGrid,
-        growth: Sequence[int],
-        watch: StepCallback,
-        check: DriftCheck | None = None,
-        structure: AttentionInjection | None = None,
-        start: int = 0,
-        budget: int | None = None,
-    ) -> Trajectory:
-        """Sample sparsely over a trajectory: compute the dilated mask's rows, read the rest, pin what lies outside.
+    def run_sparse(self, source: Trajectory, edits: Sequence[LatentEdit], callback: StepCallback) -> list[Trajectory]:
+        """Sample sparsely over a source: compute the rows of the dilated masks, read the rest, blend what lies outside.
+
+        A `DENSE_STEP` computes all rows; the steps after it read recorded features shifted by what it found changed.
 
         Args:
-            config: the source's with the new prompt. text, text_cache: its embeddings, and keys known already.
-            grid: booleans [h, w]. growth: latent cells to compute beyond the mask, one number per step. Those that are
-                DENSE_STEP run dense, and the steps after them read what is recorded shifted by what they found changed.
-            check: computes some more cells at one step and looks at them. structure: what is kept of the source's.
-            start: so many first steps are taken over. budget: bytes that captured graphs may gather on the device.
+            source: the trajectory to edit.
+            edits: one; or several for which `can_batch` holds, which share every evaluation.
+            callback: called before every step.
+
+        Returns:
+            A trajectory for each edit.
 
         Raises:
-            DriftDetected: what `check` found.
+            DriftDetected: by the edit's check.
         """
-        plans = self._plans(grid, growth, check, start)
-        kept = self._kept_text(source, text, text_cache, structure) if structure else {}
-        features = list(source.features)
-        edit = SparseEdit(
-            plans,
-            features,
-            source.predictions,
-            text,
-            text_cache,
-            kept,
-            structure.steps if structure else 0,
-            self._guidance(config),
-            self.conditioning(config),
-            budget,
-            mixed=DENSE_STEP in growth[start:],
-        )
-        steps = SparseSteps(self.graphs, self.executor, [edit])
-        sampler = self.sampler(config, source, linear=steps.uses_graphs)
-        trajectory = Trajectory(config, text=text_cache)
-        keep = _keeper(grid, source)
-        trajectory.take_over(source, start, sampler)
-        for i, t in enumerate(sampler.timesteps[start:], start):
-            watch(i, len(sampler.timesteps), sampler.estimate)
-            made: CachedFeatures
-            if growth[i] == DENSE_STEP:
-                raw, made = self._evaluate(trajectory, sampler, text, i, trajectory.latents[i], source)
-                prediction = apply_guidance(raw, self._guidance(config))
-                trajectory.shifts.append(FeatureDelta.between(source.features[i], made, self._levels))
+        edit, features = edits[0], list(source.features)
+        steps = SparseSteps(self.graphs, self.executor, [self._sparse_edit(source, features, e) for e in edits])
+        sampler = self.sampler(edit.config, source, linear=steps.uses_graphs)
+        trajectories = [Trajectory(e.config, text=e.keys) for e in edits]
+        for trajectory in trajectories:
+            trajectory.take_over(source, edit.start, sampler)
+        blend, shifts = _blender(np.stack([e.grid for e in edits])[:, None], source), trajectories[0].shifts
+        latents = source.latents[edit.start].expand(len(edits), -1, -1, -1)
+        for i, t in enumerate(sampler.timesteps[edit.start :], edit.start):
+            callback(i, len(sampler.timesteps), sampler.estimate[:1])
+            made: Sequence[CachedFeatures]
+            if edit.dilation[i] == DENSE_STEP:
+                raw, dense = self._evaluate(trajectories[0], sampler, edit.text, i, latents, source)
+                predictions, made = apply_guidance(raw, self._guidance(edit.config)), [dense]
+                shifts.append(FeatureDelta.between(source.features[i], dense, self._levels))
             else:
-                if trajectory.shifts:
-                    features[i] = ShiftedFeatures(source.features[i], trajectory.shifts[-1])
-                x, extra = self._inputs(sampler, config, trajectory.latents[i], t)
-                prediction, (made,) = steps.step(i, x, t, extra)
-            trajectory.predictions.append(prediction)
-            if check and i == check.step:
-                moved = (prediction - source.predictions[i]).float().norm(dim=1)[0].cpu().numpy()
-                check.compare(moved)
-            trajectory.features.append(made)
-            trajectory.latents.append(keep(i + 1, sampler.step(prediction, t, trajectory.latents[i])))
+                if shifts:
+                    features[i] = ShiftedFeatures(source.features[i], shifts[-1])
+                x, extra = self._inputs(sampler, edit.config, latents, t)
+                predictions, made = steps.step(i, x, t, extra)
+            if edit.check and i == edit.check.step:
+                change = (predictions - source.predictions[i]).float().norm(dim=1)[0]
+                edit.check.compare(change.cpu().numpy())
+            latents = blend(i + 1, sampler.step(predictions, t, latents))
+            for e, trajectory in enumerate(trajectories):
+                trajectory.append(predictions[e : e + 1], made[e], latents[e : e + 1])
         if isinstance(sampler, LinearSampler):
             sampler.check()
-        trajectory.captured, trajectory.uncaptured = steps.captured, steps.reason
-        return trajectory
-
-    @torch.inference_mode()
-    def replay_many(
-        self,
-        source: Trajectory,
-        edits: Sequence[Beginning],
-        growth: Sequence[int],
-        watch: StepCallback,
-        budget: int | None = None,
-    ) -> list[Trajectory] | None:
-        """`replay` of several edits of one source in one batch, by captured graphs; None where that cannot be.
-
-        Args:
-            edits: they agree in everything but prompts and masks. The others as in `replay`.
-        """
-        config = edits[0].config
-        sampler, graphs = self.sampler(config, source, linear=True), self.graphs.of(self.executor)
-        if isinstance(graphs, str) or not isinstance(sampler, LinearSampler) or config.like or DENSE_STEP in growth:
-            return None
-        if any(map(shifted, source.features)):
-            return None
-        plans = [self._plans(edit.grid, growth, None, 0) for edit in edits]
-        shared = source.features, source.predictions
-        sparse = [
-            SparseEdit(plan, *shared, edit.text, edit.cache, {}, 0, self._guidance(config), budget=budget)
-            for plan, edit in zip(plans, edits, strict=True)
-        ]
-        steps, count = SparseSteps(self.graphs, self.executor, sparse), len(sampler.timesteps)
-        trajectories = [
-            Trajectory(e.config, text=e.cache, noises=source.noises, without=source.known_to(e.config)) for e in edits
-        ]
-        keep = _keeper(np.stack([edit.grid for edit in edits])[:, None], source)
-        latents = source.latents[0].expand(len(edits), -1, -1, -1)
-        for i, t in enumerate(sampler.timesteps):
-            watch(i, count, sampler.estimate[:1])
-            x, extra = self._inputs(sampler, config, latents, t)
-            predictions, overlays = steps.step(i, x, t, extra)
-            _tell(trajectories, latents, predictions, overlays)
-            latents = keep(i + 1, sampler.step(predictions, t, latents))
-        sampler.check()
-        _tell(trajectories, latents)
         for trajectory in trajectories:
             trajectory.captured, trajectory.uncaptured = steps.captured, steps.reason
         return trajectories
 
-    def _plans(
-        self, grid: BoolGrid, growth: Sequence[int], check: DriftCheck | None, start: int
-    ) -> dict[int, SparsePlan]:
-        """Of every sparse step from `start` on; one object for steps that compute the same cells."""
-        made = {cells: self.plan(grid, cells) for cells in set(growth[start:]) - {DENSE_STEP}}
-        plans = {i: made[growth[i]] for i in range(start, len(growth)) if growth[i] != DENSE_STEP}
+    def can_batch(self, source: Trajectory, edits: Sequence[LatentEdit]) -> bool:
+        """Whether captured graphs can run several edits of a source in one batch.
+
+        Args:
+            source: the trajectory to edit.
+            edits: equal in everything but prompts and masks.
+        """
+        edit = edits[0]
+        return (
+            not isinstance(self.graphs.of(self.executor), str)
+            and isinstance(self.sampler(edit.config, source, linear=True), LinearSampler)
+            and not (edit.config.like or edit.start or edit.injection or edit.check or DENSE_STEP in edit.dilation)
+            and not any(map(shifted, source.features))
+        )
+
+    def _sparse_edit(self, source: Trajectory, features: list[CachedFeatures], edit: LatentEdit) -> SparseEdit:
+        return SparseEdit(
+            self._plans(edit),
+            features,
+            source.predictions,
+            edit.text,
+            edit.keys,
+            self._injected_keys(source, edit),
+            edit.injection.steps if edit.injection else 0,
+            self._guidance(edit.config),
+            self.conditioning(edit.config),
+            self.budget,
+            mixed=DENSE_STEP in edit.dilation[edit.start :],
+        )
+
+    def _plans(self, edit: LatentEdit) -> dict[int, SparsePlan]:
+        """Of every sparse step from the first on; one object for steps that compute the same cells."""
+        cells, check = edit.dilation, edit.check
+        made = {width: self.plan(edit.grid, width) for width in set(cells[edit.start :]) - {DENSE_STEP}}
+        plans = {i: made[cells[i]] for i in range(edit.start, len(cells)) if cells[i] != DENSE_STEP}
         if check and check.step in plans:
-            plans[check.step] = self.plan(grid, growth[check.step], check.cells)
+            plans[check.step] = self.plan(edit.grid, cells[check.step], check.cells)
         return plans
 
-    def _kept_text(
-        self, source: Trajectory, text: Tensor, cache: dict[str, Tensor], structure: AttentionInjection
-    ) -> dict[str, Tensor]:
+    def _injected_keys(self, source: Trajectory, edit: LatentEdit) -> dict[str, Tensor]:
         """The prompt's keys and values [B, T, C], with the source's keys for the words that both prompts have."""
-        text_keys(self.executor.sites, text, cache)
-        old, new = (list(tokens) for tokens in zip(*structure.tokens, strict=True))
-        kept = dict(cache)
-        for name in (name for name in cache if name.endswith(".to_k")):
-            kept[name] = cache[name].clone()
-            kept[name][-1:, new] = source.text[name][-1:, old]
-        return kept
+        if edit.injection is None:
+            return {}
+        text_keys(self.executor.sites, edit.text, edit.keys)
+        old, new = (list(tokens) for tokens in zip(*edit.injection.tokens, strict=True))
+        injected = dict(edit.keys)
+        for name in (name for name in edit.keys if name.endswith(".to_k")):
+            injected[name] = edit.keys[name].clone()
+            injected[name][-1:, new] = source.text[name][-1:, old]
+        return injected
 
     @torch.inference_mode()
     def sample(
-        self, config: GenerationConfig, text: Tensor, source: Trajectory, steps: int, watch: StepCallback | None = None
+        self,
+        config: GenerationConfig,
+        text: Tensor,
+        source: Trajectory,
+        steps: int,
+        callback: StepCallback | None = None,
     ) -> list[Tensor]:
         """The first dense steps from where a trajectory begins, nothing recorded: steps + 1 latents [1, 4, h, w]."""
         sampler, path = self.sampler(config, source), [source.latents[0]]
         for i, t in enumerate(sampler.timesteps[:steps]):
-            if watch:
-                watch(i, steps, sampler.estimate)
+            if callback:
+                callback(i, steps, sampler.estimate)
             x, extra = self._inputs(sampler, config, path[-1], t)
             adapters = self.conditioning(config)
             with adapters.injection(self.pipe.unet) if adapters else nullcontext():
@@ -403,6 +375,12 @@ class Engine:
             trajectory.without = text[:1], raw[:1]
         return raw, maps
 
+    def _placed(self, features: StepFeatures, before: int) -> StepFeatures:
+        """A step recorded after so many others; it waits in host memory if they do not fit on the device with it."""
+        if self.budget is not None and (before + 1) * features.own_bytes > self.budget:
+            features.wait_in_host_memory()
+        return features
+
     def _inputs(
         self, sampler: Sampler, config: GenerationConfig, latents: Tensor, t: Tensor
     ) -> tuple[Tensor, Tensor | None]:
@@ -418,28 +396,7 @@ class Engine:
         return config.guidance_scale if self.guided(config) else None
 
 
-def _placed(maps: StepFeatures, before: int, budget: int | None) -> StepFeatures:
-    """A step recorded after so many others; it waits in host memory if they do not fit on the device with it."""
-    if budget is not None and (before + 1) * maps.own_bytes > budget:
-        maps.wait_in_host_memory()
-    return maps
-
-
-def _tell(
-    trajectories: Sequence[Trajectory],
-    latents: Tensor,
-    predictions: Tensor | None = None,
-    overlays: Sequence[CachedFeatures] = (),
-) -> None:
-    """Write a step [E, 4, h, w] of a batch into its trajectories."""
-    for e, trajectory in enumerate(trajectories):
-        trajectory.latents.append(latents[e : e + 1])
-        if predictions is not None:
-            trajectory.predictions.append(predictions[e : e + 1])
-            trajectory.features.append(overlays[e])
-
-
-def _keeper(grid: BoolGrid, source: Trajectory) -> Callable[[int, Tensor], Tensor]:
-    """Pins step i's latents to the source's outside the grid."""
+def _blender(grid: BoolGrid, source: Trajectory) -> Callable[[int, Tensor], Tensor]:
+    """Blends the latents before step i with the source's, which stay outside the grid ([h, w] or [E, 1, h, w])."""
     inside = torch.from_numpy(grid.copy()).to(source.latents[0].device)
     return lambda i, latents: blend_latents(latents, source.latents[i], inside)

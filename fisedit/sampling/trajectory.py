@@ -5,10 +5,13 @@ Knows recipes and recorded steps; runs nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from fisedit.sampling.scheduler import Sampler
@@ -56,6 +59,12 @@ class Trajectory:
         own = (*self.features[self.start :], *self.shifts)
         return sum(step.own_bytes for step in own) + sum(t.nbytes for t in loose)
 
+    def append(self, prediction: Tensor, features: CachedFeatures, latents: Tensor) -> None:
+        """Add a step: its guided prediction, its features and the latents after it [1, 4, h, w]."""
+        self.predictions.append(prediction)
+        self.features.append(features)
+        self.latents.append(latents)
+
     def known_to(self, config: GenerationConfig) -> tuple[Tensor, Tensor] | None:
         """`without` for one whose config is this one's with another prompt, and no adapter at work.
 
@@ -88,15 +97,44 @@ class AttentionInjection:
     tokens: tuple[tuple[int, int], ...]
 
 
+class StepCheck(Protocol):
+    """Looks at an edit's change at one step, where some more cells are computed."""
+
+    @property
+    def step(self) -> int:
+        """Index of the step."""
+
+    @property
+    def cells(self) -> BoolGrid:
+        """Cells [h, w] to compute besides those of the step."""
+
+    def compare(self, difference: NDArray[np.float32]) -> None:
+        """Look at the distance [h, w] of the edit's prediction from the source's; may raise."""
+
+
 @dataclass(frozen=True, eq=False)
-class Beginning:
-    """An edit that is to be run with others: its config, text [B, T, D] with what is known of its keys and values, and
-    mask [h, w]."""
+class LatentEdit:
+    """An edit as the sparse denoising loop knows it.
+
+    Args:
+        config: the source's with the new prompt.
+        text: embeddings [B, T, D].
+        keys: keys and values of the text by projection, filled as they are needed.
+        grid: booleans [h, w], the mask.
+        dilation: latent cells computed beyond the mask, one number per step, or `DENSE_STEP`.
+        start: index of the first step to run; those before are taken over from the source.
+        injection: what is kept of the source's attention, or None.
+        check: looks at one step, or None.
+    """
 
     config: GenerationConfig
     text: Tensor
-    cache: dict[str, Tensor]
+    keys: dict[str, Tensor]
     grid: BoolGrid
+    dilation: Sequence[int]
+    start: int = 0
+    injection: AttentionInjection | None = None
+    check: StepCheck | None = None
 
 
 def max_injection_steps(config: GenerationConfig) -> int:

@@ -32,7 +32,7 @@ def test_a_pinned_recording_is_the_dense_blended_edit(pipelines):
     source = record(engine, config)
     with torch.inference_mode():
         edit = config_of(DOG)
-        got = engine.record(edit, engine.encode(edit), unwatched, (grid, source))
+        got = engine.run_dense(edit, engine.encode(edit), unwatched, (grid, source))
     expected = oracle.dense_blended(pipe, as_oracle(config), DOG, torch.from_numpy(grid)).latents
     assert oracle.deviation(latents(got), expected) <= FP32
     check_pinned(got, source, grid)

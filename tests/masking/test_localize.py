@@ -11,7 +11,7 @@ from fisedit.errors import InputError, MaskError
 from fisedit.masking import drift_check, masks
 from fisedit.masking.localize import METHODS, shared_tokens
 from fisedit.sampling.denoise import Engine
-from fisedit.sampling.trajectory import AttentionInjection, max_injection_steps
+from fisedit.sampling.trajectory import AttentionInjection, LatentEdit, max_injection_steps
 from fisedit.sparse_kernels.dilation import dilate, erode
 from fisedit.values import DENSE_STEP, EditMask, MaskSource
 from tests.support.edits import CAT, DOG, Calls, latents, pixels_outside
@@ -280,7 +280,8 @@ def test_all_structure_and_the_same_words_attend_as_the_source_did(editor):
     kept = AttentionInjection(max_injection_steps(result.config), tuple((i, i) for i in range(77)))
     with torch.inference_mode():
         text = engine.encode(result.config)
-        again = engine.replay(trajectory, result.config, text, {}, grid, (1,) * 6, lambda *_: None, structure=kept)
+        edit = LatentEdit(result.config, text, {}, grid, (1,) * 6, injection=kept)
+        (again,) = engine.run_sparse(trajectory, [edit], lambda *_: None)
     assert kept.steps == 2
     for ours, theirs in zip(again.latents, trajectory.latents, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-3 if ours.dtype == torch.float32 else 0.1)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fisedit.sampling.denoise import Engine
+from fisedit.sampling.trajectory import LatentEdit
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import DENSE_STEP
 from tests.support import oracle
@@ -77,10 +78,12 @@ def test_an_edit_takes_the_branch_without_words_of_its_first_step_from_the_sourc
     brushed = replace(edit, loras=(("brush", 1.0),))
     with torch.inference_mode():
         text, its = engine.encode(edit), engine.encode(other)
-        over = engine.replay(source, brushed, text, {}, grid, (1,) * 4, unwatched)  # its first step is half another's
+        (over,) = engine.run_sparse(
+            source, [LatentEdit(brushed, text, {}, grid, (1,) * 4)], unwatched
+        )  # its first step is half another's
 
     def dense(config, text, trajectory, start=0):
-        return engine.record(config, text, unwatched, (grid, trajectory), start=start)
+        return engine.run_dense(config, text, unwatched, (grid, trajectory), start=start)
 
     assert first_batches(engine, lambda: dense(edit, text, source)) == (1, 2)
     for given in ((edit, text, source, 1), (other, its, source), (brushed, text, source), (brushed, text, over)):

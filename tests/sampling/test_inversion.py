@@ -67,7 +67,7 @@ def test_the_sampler_finds_its_way_back(pipelines, shape, steps):
     engine = editor._engine
     with torch.inference_mode():
         text = engine.encode(source.config)
-        again = engine.record(source.config, text, unwatched, (EVERYWHERE, told))
+        again = engine.run_dense(source.config, text, unwatched, (EVERYWHERE, told))
     assert torch.equal(latents(again), latents(told))
     with torch.no_grad():
         clean = encode(editor.pipe.vae, scene())
@@ -80,7 +80,7 @@ def test_without_the_maps_it_does_not(editor):
     engine = editor._engine
     with torch.inference_mode():
         text = engine.encode(source.config)
-        again = engine.record(source.config, text, unwatched, (EVERYWHERE, replace(told, noises=[])))
+        again = engine.run_dense(source.config, text, unwatched, (EVERYWHERE, replace(told, noises=[])))
     assert oracle.deviation(latents(again), latents(told)) > 0.1
 
 

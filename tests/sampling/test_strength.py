@@ -13,6 +13,7 @@ from PIL import Image
 from fisedit import Editor
 from fisedit.errors import InputError, SessionError
 from fisedit.sampling.denoise import Engine
+from fisedit.sampling.trajectory import LatentEdit
 from fisedit.values import EditMask, MaskSource
 from tests.support import oracle
 from tests.support.edits import BIRD, CAT, DOG, Calls, as_oracle, config_of, latents, record, unwatched
@@ -69,7 +70,7 @@ def test_a_dense_edit_is_a_pipeline_whose_prompt_changes(pipelines, scheduler, s
     source = record(engine, config)
     edit = replace(config, prompt=DOG)
     with torch.inference_mode():
-        got = engine.record(edit, engine.encode(edit), unwatched, (BLOBS, source), start=start)
+        got = engine.run_dense(edit, engine.encode(edit), unwatched, (BLOBS, source), start=start)
     expected = midway(with_scheduler(pipe, scheduler), as_oracle(config), DOG, start, BLOBS)
     assert oracle.deviation(latents(got), expected) <= 1e-4
     assert torch.equal(latents(got)[: start + 1], latents(source)[: start + 1])
@@ -84,7 +85,8 @@ def test_a_sparse_edit_is_the_oracles(pipelines, scheduler, start):
     source = record(engine, config)
     edit = replace(config, prompt=DOG)
     with torch.inference_mode():
-        got = engine.replay(source, edit, engine.encode(edit), {}, SQUARE, (0,) * STEPS, unwatched, start=start)
+        told = LatentEdit(edit, engine.encode(edit), {}, SQUARE, (0,) * STEPS, start)
+        (got,) = engine.run_sparse(source, [told], unwatched)
     maps = [{} for _ in range(STEPS)]
     with oracle._around_calls(pipe.unet, lambda i: oracle.recording(pipe.unet, maps[i])):
         oracle.dense_generate(pipe, as_oracle(config))

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.linear_scheduler import LinearSampler
-from fisedit.sampling.trajectory import Trajectory
+from fisedit.sampling.trajectory import LatentEdit, Trajectory
 from fisedit.sparse import graph_cache
 from fisedit.sparse.captured_decode import Decoder
 from fisedit.sparse.cuda_graphs import GraphEdit, GraphExecutor
@@ -80,7 +80,8 @@ def test_the_loop_of_steps(monkeypatch, scheduler, growth, waiting):
     monkeypatch.setattr(GraphEdit, "verified", True)  # what has no numbers cannot be compared
     steps = (1,) * 4 if growth == "one" else (2, 2, 1, 1)
     with torch.inference_mode(), watched:
-        trajectory = engine.replay(source, edit, text, {}, SQUARE, steps, lambda *_: setattr(watched, "on", True))
+        told = LatentEdit(edit, text, {}, SQUARE, steps)
+        (trajectory,) = engine.run_sparse(source, [told], lambda *_: setattr(watched, "on", True))
     assert trajectory.captured == 4 and len(trajectory.latents) == 5 and not watched.on
     assert watched.count > 400 and watched.seen == []
 

@@ -244,7 +244,7 @@ def test_what_a_byte_a_number_costs_on_the_demo_model():
     """A recorded source of the shipped model; the error of a step's prediction beside the edit that it makes."""
     config = GenerationConfig("a cat and a cake on a beach", 7, "", 4, 4.0, 256, 256, SchedulerName.DDIM)
     engine = Engine(load("demo", dtype=torch.float32))
-    executor, source = engine.executor, engine.record(config, engine.encode(config), lambda *_: None)
+    executor, source = engine.executor, engine.run_dense(config, engine.encode(config), lambda *_: None)
     plan = make_plan(grids(*source.latents[0].shape[-2:])["blobs"], executor.num_levels)
     text = engine.encode(replace(config, prompt="a dog and a cake on a beach"))
     changed = torch.from_numpy(grids(*source.latents[0].shape[-2:])["blobs"])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 
 from fisedit.sampling.denoise import Engine
+from fisedit.sampling.trajectory import LatentEdit
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import DENSE_STEP, LATENT_FACTOR, make_generation_config
 from tests.support import oracle
@@ -67,13 +68,14 @@ def cells(size: tuple[int, int]) -> tuple[int, int]:
 
 def record(engine: Engine, config: GenerationConfig) -> Trajectory:
     with torch.inference_mode():
-        return engine.record(config, engine.encode(config), unwatched)
+        return engine.run_dense(config, engine.encode(config), unwatched)
 
 
 def replay(engine: Engine, source: Trajectory, prompt: str, grid: np.ndarray, growth: Sequence[int]) -> Trajectory:
     config = replace(source.config, prompt=prompt)
     with torch.inference_mode():
-        return engine.replay(source, config, engine.encode(config), {}, grid, growth, unwatched)
+        edit = LatentEdit(config, engine.encode(config), {}, grid, growth)
+        return engine.run_sparse(source, [edit], unwatched)[0]
 
 
 def latents(trajectory: Trajectory) -> torch.Tensor:
