@@ -215,7 +215,7 @@ class EditPipeline:
         with request.stopwatch.station("decode"), torch.inference_mode():
             if request.parent and plan.dilation:
                 record, before = self.source(request)[1], request.parent.canvas
-                return RenderOutput(trajectory, *self.engine.graphs.ends.decode(vae, latents, grid, record, before))
+                return RenderOutput(trajectory, *self.engine.graphs.cache.decode(vae, latents, grid, record, before))
             image, decoder = decode(vae, latents)
             if request.parent:
                 image = composite(request.parent.canvas, image, grid)
