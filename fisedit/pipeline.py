@@ -25,7 +25,8 @@ from fisedit.sampling.denoise import Engine
 from fisedit.sampling.inversion import noised
 from fisedit.sampling.trajectory import AttentionInjection, LatentEdit, Trajectory, max_injection_steps
 from fisedit.sampling.trajectory_cache import TrajectoryCache
-from fisedit.sparse.vae_decode import DecoderRecord, composite, decode
+from fisedit.sparse.compositing import composite
+from fisedit.sparse.vae_decode import DecoderCache, decode
 from fisedit.storage.canvas import is_canvas, paste_edit, to_canvas, upscale_note
 from fisedit.values import DENSE_STEP, EditMask, EditScript, EditStats, Inversion, MaskSource, OnStep, check_prompt
 
@@ -56,7 +57,7 @@ class RenderOutput:
 
     trajectory: Trajectory
     image: Image
-    decoder: DecoderRecord
+    decoder: DecoderCache
 
     @property
     def own_bytes(self) -> int:
@@ -338,7 +339,7 @@ class EditPipeline:
             steps_shared=request.start,
         )
 
-    def source(self, request: EditRequest) -> tuple[Trajectory, DecoderRecord]:
+    def source(self, request: EditRequest) -> tuple[Trajectory, DecoderCache]:
         """What was recorded with the parent, after `restore`."""
         assert request.parent is not None
         return self.cache.get(request.parent.id)

@@ -19,7 +19,7 @@ from fisedit.models import random_init
 from fisedit.sampling.denoise import Engine
 from fisedit.sparse.cost_model import decoder_macs, fixed, text_macs, unet_macs
 from fisedit.sparse.executor import Executor
-from fisedit.sparse.vae_decode import decode, decode_boxes
+from fisedit.sparse.vae_decode import decode, decode_sparse
 from fisedit.sparse.vae_tiles import box_areas, frame_areas
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import make_plan
@@ -102,7 +102,7 @@ def test_a_boxed_decode_costs_what_torch_counts(pipelines, name):
     vae, grid, latents = pipelines["sd15"].vae, grids(32, 24)[name], torch.randn(1, 4, 32, 24)
     with torch.no_grad():
         source, record = decode(vae, latents)
-    torchs = counted(lambda: decode_boxes(vae, latents, grid, record, source))
+    torchs = counted(lambda: decode_sparse(vae, latents, grid, record, source))
     assert decoder_macs(vae, box_areas(grid), 32 * 24) == torchs
 
 

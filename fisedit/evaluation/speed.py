@@ -26,7 +26,7 @@ from fisedit.evaluation.timing import measure_seconds, median_seconds
 from fisedit.evaluation.workload import PROMPTS, STEP_DILATION, load_workload, masks_of_areas
 from fisedit.models.malloc import keep_freed_memory
 from fisedit.sampling.denoise import Engine
-from fisedit.sparse.vae_decode import decode, decode_boxes
+from fisedit.sparse.vae_decode import decode, decode_sparse
 from fisedit.values import OnStep
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class _EditBenchmark:
         vae, latents = self.pipe.vae, self._random_latents()
         decodes = {
             "dense": lambda: vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0],
-            "sparse": lambda: decode_boxes(vae, latents, grid, self.decoder, self.picture),
+            "sparse": lambda: decode_sparse(vae, latents, grid, self.decoder, self.picture),
         }
         decoded = median_seconds(decodes, self.repeats)
         whole = self._measure_edit(grid)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fisedit.sampling.trajectory import Trajectory
-from fisedit.sparse.vae_decode import DecoderRecord
+from fisedit.sparse.vae_decode import DecoderCache
 
 
 class TrajectoryCache:
@@ -17,11 +17,11 @@ class TrajectoryCache:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self._kept: dict[str, tuple[Trajectory, DecoderRecord]] = {}
+        self._kept: dict[str, tuple[Trajectory, DecoderCache]] = {}
         self._under: dict[str, str | None] = {}  # result -> the result its trajectory lies over
         self._sizes: dict[str, int] = {}  # counted once: a trajectory has thousands of tensors
 
-    def put(self, key: str, trajectory: Trajectory, decoder: DecoderRecord, *, base: str | None) -> None:
+    def put(self, key: str, trajectory: Trajectory, decoder: DecoderCache, *, base: str | None) -> None:
         """Keep a result's trajectory; `base` is the result it lies over, None for a dense one."""
         self._sizes[key] = trajectory.own_bytes + decoder.own_bytes
         self._kept[key], self._under[key] = (trajectory, decoder), base
@@ -33,7 +33,7 @@ class TrajectoryCache:
             self._sizes[other] = self._sizes[key]
             self._kept[other], self._under[other] = self._kept[key], self._under[key]
 
-    def get(self, key: str) -> tuple[Trajectory, DecoderRecord]:
+    def get(self, key: str) -> tuple[Trajectory, DecoderCache]:
         """A kept trajectory; KeyError if it is gone (see `in`)."""
         used: str | None = key
         while used is not None:

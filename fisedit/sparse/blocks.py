@@ -84,10 +84,11 @@ class RowSource(Protocol):
 Forward = Callable[[RowSource, str, Any, Rows, Tensor], Tensor]
 
 
-def resnet(source: RowSource, name: str, block: Any, rows: Rows, embedding: Tensor) -> Tensor:
-    """A ResNet block: norm, SiLU and conv, twice, with the time between them, and the shortcut."""
+def resnet(source: RowSource, name: str, block: Any, rows: Rows, embedding: Tensor | None = None) -> Tensor:
+    """A ResNet block: norm, SiLU and conv, twice, with the time between them if there is one, and the shortcut."""
     first, second, short = f"{name}.norm1", f"{name}.norm2", block.conv_shortcut
-    affine, time = source.affine(first, block.norm1, rows), source.time(name, block, embedding)
+    affine = source.affine(first, block.norm1, rows)
+    time = None if embedding is None else source.time(name, block, embedding)
     hidden = _conv3x3(source, first, block.conv1, rows, affine, ConvEpilogue(time))
     affine = source.affine(second, block.norm2, hidden)
     bias, short_bias = source.second_biases(name, block)
@@ -140,6 +141,15 @@ def transformer_block(
         return None, x + block.ff(_normed(block.norm3, x))
     gated = ops.norm_geglu(x, source.weight(gate.proj), gate.proj.bias, _layer(block.norm3))
     return gated, x
+
+
+def attention_block(source: RowSource, name: str, attention: Any, rows: Tensor) -> Tensor:
+    """Self-attention behind a group norm, added to what came in: the attention of an autoencoder."""
+    norm = source.affine(f"{name}.group_norm", attention.group_norm, rows)
+    layers = (attention.to_q, attention.to_k, attention.to_v)
+    query, key, value = (_linear(source, layer, rows, affine=norm) for layer in layers)
+    mixed = source.self_attention(name, attention.heads, query, key, value)
+    return _linear(source, attention.to_out[0], mixed, residual=rows)
 
 
 def _cross_attention(source: RowSource, name: str, norm: nn.LayerNorm, attention: Any, x: Tensor) -> Tensor:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from fisedit.models.injection import exclusive, injected
-from fisedit.sparse.captured_decode import Decoder
+from fisedit.sparse.captured_decode import CapturedDecoder
 from fisedit.sparse.graph_capture import LRUCache, Outputs, capture, state_of
-from fisedit.sparse.vae_decode import DecoderRecord, decode_boxes
+from fisedit.sparse.vae_decode import DecoderCache, coarse_plan, decode_sparse, paste
 from fisedit.sparse.vae_tiles import Box, boxes
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class GraphCache:
 
     def __init__(self, wanted: Callable[[torch.device], bool]) -> None:
         self.wanted = wanted
-        self.texts, self.decoders = LRUCache[_Reader](1), LRUCache[Decoder](SIZES_KEPT)
+        self.texts, self.decoders = LRUCache[_Reader](1), LRUCache[CapturedDecoder](SIZES_KEPT)
 
     def reading(self, encoder: nn.Module) -> AbstractContextManager[None]:
         """While this is open, the encoder's plain calls are replayed."""
@@ -55,17 +55,18 @@ class GraphCache:
         key = state, input_ids.shape
         return self.texts.get(key, lambda: _Reader(encoder, input_ids)).read(input_ids)
 
+    @torch.inference_mode()
     def decode(
-        self, vae: AutoencoderKL, latents: Tensor, grid: BoolGrid, record: DecoderRecord, source: Image
-    ) -> tuple[Image, DecoderRecord]:
-        """See `decode.decode_boxes`."""
-        found = boxes(grid)
-        if not self.wanted(vae.device) or found == [Box(0, 0, *grid.shape)]:
-            return decode_boxes(vae, latents, grid, record, source)
+        self, vae: AutoencoderKL, latents: Tensor, grid: BoolGrid, cache: DecoderCache, source: Image
+    ) -> tuple[Image, DecoderCache]:
+        """`vae_decode.decode_sparse`, by graphs where they are wanted."""
+        found, shape = boxes(grid), (grid.shape[0], grid.shape[1])
+        if not self.wanted(vae.device) or found == [Box(0, 0, *shape)]:
+            return decode_sparse(vae, latents, grid, cache, source)
         with exclusive(vae):
-            height, width = grid.shape
-            decoder = self.decoders.get((height, width, state_of(vae)), lambda: Decoder(vae, (height, width)))
-            return decoder.decode(latents, grid, found, record, source)
+            decoder = self.decoders.get((shape, state_of(vae)), lambda: CapturedDecoder(vae, shape))
+            decoded, cache = decoder.decode(latents, coarse_plan(vae, grid), grid, found, cache)
+            return paste(source, decoded, grid), cache
 
 
 class _Reader:

@@ -1,6 +1,6 @@
 """Weights as sparse blocks use them: merged with LoRAs, and for captured graphs some side by side.
 
-Says which UNets captured graphs can run. Knows modules and weights; nothing about rows, features or kernels.
+Says which UNets captured graphs can run. Knows modules and weights; nothing about rows or features.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fisedit.errors import UnsupportedModuleError
 from fisedit.sparse.modules import weight_of
+from fisedit.sparse_kernels import ops
 
 QKV = ("to_q", "to_k", "to_v")
 
@@ -50,42 +51,49 @@ def _lora_state(module: Any) -> object:
 
 
 class PackedWeights:
-    """Weights that are used together, side by side, with their LoRAs as they are now; the UNet is left as it is.
+    """Weights that are used together, side by side, with their LoRAs as they are now; the model is left as it is.
 
     Args:
-        unet: whose weights they are.
-        merged: of its layers.
-
-    Raises:
-        UnsupportedModuleError: a block that captured graphs cannot run.
+        model: a UNet or an autoencoder's decoder.
+        merged: weights of its layers.
 
     Attributes:
-        time: layers from a time's cosines and sines to what all ResNet blocks add.
-        frequencies: float32 [F], of the cosines and sines.
-        times: where in the last layer's output a ResNet block's part is.
         second: bias of every ResNet block's second conv and its shortcut's, in sum.
         ends: weight [C, 5 * C] and bias of every transformer's last feed-forward layer and proj_out in one.
-        qkv: projections to self-attention's queries, keys and values, [3 * C, C], by attention.
+        qkv: projections to self-attention's queries, keys and values, [3 * C, C], by attention, if these have no bias.
+    """
+
+    def __init__(self, model: nn.Module, merged: MergedWeights) -> None:
+        modules: dict[str, Any] = dict(model.named_modules())
+        self.second = {name: _second_bias(m) for name, m in modules.items() if isinstance(m, ResnetBlock2D)}
+        self.ends = {name: _end(m, merged) for name, m in modules.items() if isinstance(m, Transformer2DModel)}
+        self.qkv = {
+            name: torch.cat([merged.of(getattr(m, to)).detach() for to in QKV])
+            for name, m in modules.items()
+            if isinstance(m, Attention) and not m.is_cross_attention and m.to_q.bias is None
+        }
+
+
+class PackedTime:
+    """The layers from a time to what all ResNet blocks add for it, side by side, with their LoRAs as they are now.
+
+    Args:
+        unet: whose layers they are.
+        merged: weights of its layers.
     """
 
     def __init__(self, unet: UNet2DConditionModel, merged: MergedWeights) -> None:
-        check_capturable(unet)
         resnets = {name: m for name, m in unet.named_modules() if isinstance(m, ResnetBlock2D)}
         times, embedding = [m.time_emb_proj for m in resnets.values()], unet.time_embedding
         last = torch.cat([merged.of(m).detach() for m in times]), torch.cat([m.bias.detach() for m in times])
-        self.time = [*((merged.of(m), m.bias) for m in (embedding.linear_1, embedding.linear_2)), last]
-        self.frequencies = frequencies(unet.time_proj).to(unet.conv_in.weight.device)
-        self.times, start = {}, 0
-        for name, resnet in resnets.items():
-            self.times[name] = slice(start, start := start + resnet.time_emb_proj.out_features)
-        self.second = {name: _second_bias(resnet) for name, resnet in resnets.items()}
-        models = {name: m for name, m in unet.named_modules() if isinstance(m, Transformer2DModel)}
-        self.ends = {name: _end(model, merged) for name, model in models.items()}
-        self.qkv = {
-            name: torch.cat([merged.of(getattr(m, to)).detach() for to in QKV])
-            for name, m in unet.named_modules()
-            if isinstance(m, Attention) and not m.is_cross_attention
-        }
+        self._layers = [*((merged.of(m), m.bias) for m in (embedding.linear_1, embedding.linear_2)), last]
+        self._frequencies = frequencies(unet.time_proj).to(unet.conv_in.weight.device)
+        self._names, self._widths = list(resnets), [m.out_features for m in times]
+
+    def projections(self, timestep: Tensor) -> dict[str, Tensor]:
+        """What every ResNet block adds, [1, C] by name, for a time, float32 [1]."""
+        added = ops.time_projections(timestep, self._frequencies, self._layers)
+        return dict(zip(self._names, added.split(self._widths, 1), strict=True))
 
 
 def frequencies(embedding: Any) -> Tensor:

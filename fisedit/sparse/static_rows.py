@@ -19,7 +19,7 @@ from fisedit.models.injection import Replacement, injected
 from fisedit.sparse.blocks import UNetBlocks
 from fisedit.sparse.feature_cache import rows_of
 from fisedit.sparse.modules import LayerSite, Role, base_layer
-from fisedit.sparse.packed_weights import MergedWeights, PackedWeights
+from fisedit.sparse.packed_weights import MergedWeights, PackedTime, PackedWeights, check_capturable
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.buckets import Bucket, LevelTables, PlanTables
 from fisedit.sparse_kernels.reference import DevicePointer, RecordedMap, Rows
@@ -90,8 +90,10 @@ class StaticRows:
 
     Args:
         buffers: what is read.
-        sites: the UNet's, by name.
-        packed, merged: its weights.
+        sites: the model's, by name.
+        packed: its weights that are used together.
+        merged: its other weights.
+        times: what every ResNet block adds for the time [1, C], by name; none in an autoencoder.
 
     Attributes:
         fresh: rows [B, R, C] for overlays, by site; where a norm reads two maps side by side, the second one's by its
@@ -100,10 +102,15 @@ class StaticRows:
     """
 
     def __init__(
-        self, buffers: Buffers, sites: Mapping[str, LayerSite], packed: PackedWeights, merged: MergedWeights
+        self,
+        buffers: Buffers,
+        sites: Mapping[str, LayerSite],
+        packed: PackedWeights,
+        merged: MergedWeights,
+        times: Mapping[str, Tensor],
     ) -> None:
         self._buffers, self._sites, self._packed, self.weight = buffers, sites, packed, merged.of
-        self._time = ops.time_projections(buffers.timestep, packed.frequencies, packed.time)  # of all items and blocks
+        self._times = times
         self.fresh: dict[str, Tensor] = {}
         self.totals: dict[str, Tensor] = {}
 
@@ -140,8 +147,8 @@ class StaticRows:
         return found
 
     def time(self, name: str, block: ResnetBlock2D, embedding: Tensor) -> Tensor:
-        """See `RowSource.time`; the time's embedding is computed from the buffer instead."""
-        return self._time[:, self._packed.times[name]]
+        """See `RowSource.time`; `times` instead of a projection of the embedding."""
+        return self._times[name]
 
     def joined(self, rows: Tensor, skipped: Tensor) -> Rows:
         """See `RowSource.joined`; both are read beside one another, not copied."""
@@ -216,7 +223,9 @@ class StaticUNet:
         *,
         quantised: torch.dtype | None = None,
     ) -> None:
+        check_capturable(unet)
         self._packed, self._merged, self._blocks = PackedWeights(unet, merged), merged, UNetBlocks(unet)
+        self._time = PackedTime(unet, merged)
         self._quantised, self.unet, self._sites = quantised, unet, {site.name: site for site in sites}
         tokens = [site.name for site in sites if quantised is not None and site.role is Role.TOKENS]
         self.heads = {name: int(unet.get_submodule(name.rpartition(".")[0]).heads) for name in tokens}
@@ -278,7 +287,8 @@ class StaticUNet:
         Returns:
             The prediction at padded active rows [B, R, 4], and `StaticRows.fresh` and `StaticRows.totals`.
         """
-        source, unet = StaticRows(buffers, self._sites, self._packed, self._merged), self.unet
+        unet, times = self.unet, self._time.projections(buffers.timestep)
+        source = StaticRows(buffers, self._sites, self._packed, self._merged, times)
         replacements: list[Replacement] = self._blocks.replacements(source)
         replacements += [(module, lambda *_: buffers.latents) for module in (unet.time_proj, unet.time_embedding)]
         with injected(unet, replacements):

@@ -1,7 +1,7 @@
-"""Latents -> picture: a dense decode that remembers, and a sparse one that decodes only what changed.
+"""Latents to a picture: a dense decode that caches features, and a sparse decode of what changed.
 
-At its two coarse resolutions the decoder runs row by row over recorded maps, as the UNet does, with exact GroupNorm.
-The fine maps are too large to record: there boxes with a halo go through diffusers' own blocks, cut tighter at the
+At its two coarse levels the decoder runs on active rows over cached maps, by the UNet's blocks, with exact GroupNorm.
+The fine maps are too large to cache: there boxes with a halo go through diffusers' own blocks, cut tighter at the
 finest. Their GroupNorms take the statistics of the whole map: the source's sums, kept per latent cell, with the
 box's cells exchanged for the new ones. (SIGE, arXiv 2211.02048, freezes the source's; on a first demo model that was
 .7 dB worse inside the mask: 34.3 for 35.1, medians of 12 edits.) Knows autoencoders and boxes only.
@@ -9,10 +9,10 @@ box's cells exchanged for the new ones. (SIGE, arXiv 2211.02048, freezes the sou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,242 +24,306 @@ from PIL import Image
 from torch import Tensor, nn
 
 from fisedit.errors import NumericsError
-from fisedit.models.injection import Forward, Replacement, injected
-from fisedit.sparse import layers, recording
+from fisedit.models.injection import Replacement, injected
+from fisedit.sparse.blocks import RowSource, attention_block, resnet, sampler
+from fisedit.sparse.cached_rows import CachedRows
+from fisedit.sparse.compositing import composite
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, StepFeatures, gather, map_of, rows_of
-from fisedit.sparse.modules import LayerSite, Role, decoder_sites
-from fisedit.sparse.vae_tiles import ROWS, Box, before_upsampling, boxes, cut, rows, with_halo
+from fisedit.sparse.modules import decoder_sites
+from fisedit.sparse.packed_weights import MergedWeights
+from fisedit.sparse.recording import DenseContext, apply_conv, recording
+from fisedit.sparse.vae_tiles import COARSE_LEVELS, Box, boxes, coarse_cells, cut, upsampler_input, with_halo
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.row_plan import SparsePlan, make_plan
 from fisedit.values import LATENT_FACTOR
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from fisedit.values import BoolGrid
 
-SAMPLED = 2
-"""Of a fine map's pixels each way, every how manieth counts when a box's statistics are exchanged: with all of them
-boxes came no nearer to a dense decode (42.7 dB, medians of 6 edits)."""
+SAMPLE_STRIDE = 2
+"""Pixels of a fine map each way from one that counts to the next when a box's statistics are exchanged: with all of
+them decodes came no nearer to a dense one (42.7 dB, medians of 6 edits)."""
 
-MENDED = 30.0
-"""Levels of 255 by which a pixel of the rim is mended at most; more costs more of the edit than it hides. Medians of 29
-edits of the demo model in our own masks: so the rim shows 1.02 times as much as in the dense edit, and the inside is
-37.2 dB from it; unmended it shows 2.3 times as much, mended by up to 60 it is 36 dB."""
+LAST_COARSE = f"up_blocks.{COARSE_LEVELS - 1}.upsamplers.0"
+"""Site of the upsampler that reads the last coarse map and gives the first fine one."""
 
 
 @dataclass(frozen=True, eq=False)
-class DecoderRecord:
-    """What a decode left behind.
+class DecoderCache:
+    """What a decode leaves for sparse decodes over it.
 
     Args:
-        maps: the coarse levels' maps and totals.
-        sums: fine norm's name -> [groups, 2, h, w], float32 sums and sums of squares over each latent cell's pixels,
+        features: the coarse levels' maps and group statistics.
+        sums: fine norm's name -> float32 [groups, 2, h, w], sums and sums of squares over each latent cell's pixels,
             estimated.
-        totals: fine norm's name -> [groups, 2], float64 sums over the whole map, exact for a dense decode.
+        totals: fine norm's name -> float64 [groups, 2], sums over the whole map, exact for a dense decode.
     """
 
-    maps: CachedFeatures
+    features: CachedFeatures
     sums: dict[str, Tensor] = field(default_factory=dict)
     totals: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def own_bytes(self) -> int:
         """Bytes held here, those of the decode under it not counted."""
-        return self.maps.own_bytes + sum(t.nbytes for t in (*self.sums.values(), *self.totals.values()))
+        return self.features.own_bytes + sum(t.nbytes for t in (*self.sums.values(), *self.totals.values()))
 
 
-def decode(vae: AutoencoderKL, latents: Tensor) -> tuple[Image.Image, DecoderRecord]:
-    """Decode densely, as diffusers does but for products that are widened (see `packed`), and remember.
+class DecodedBox(NamedTuple):
+    """A box of the finest level: in latent cells, in pixels with its halo, and its pixels [1, 3, H, W]."""
+
+    box: Box
+    outer: Box
+    sample: Tensor
+
+
+def decode(vae: AutoencoderKL, latents: Tensor) -> tuple[Image.Image, DecoderCache]:
+    """Decode densely, as diffusers does but for products that are widened (see `prepacked`), and cache features.
 
     Args:
+        vae: left as it is.
         latents: [1, 4, h, w], as the sampler left them.
 
     Returns:
-        The picture, 8h x 8w pixels, and what `decode_boxes` needs.
+        The picture, 8h x 8w pixels, and what `decode_sparse` needs.
+
+    Raises:
+        NumericsError: the decoder gave NaN or infinity.
     """
-    maps, shape = StepFeatures(), (latents.shape[2], latents.shape[3])
-    record = DecoderRecord(maps)
-    replacements = _coarse(vae, recording.RECORD, recording.DenseContext(maps, {}))
-    replacements += [(m, partial(_record_norm, record, shape, name, m)) for name, m in fine_norms(vae)]
-    replacements += _fine_convs(vae)
-    with injected(vae, replacements):
+    features, shape = StepFeatures(), (latents.shape[2], latents.shape[3])
+    cache = DecoderCache(features)
+    replacements = recording(DenseContext(features, {}), decoder_sites(vae.decoder, COARSE_LEVELS))
+    replacements += [(norm, partial(_record_norm, cache, shape, name, norm)) for name, norm in fine_norms(vae)]
+    with injected(vae, [*replacements, *_fine_convs(vae)]):
         sample = vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
-    return _picture(sample), record
+    return _picture(sample), cache
 
 
-def decode_boxes(
-    vae: AutoencoderKL, latents: Tensor, grid: BoolGrid, record: DecoderRecord, source: Image.Image
-) -> tuple[Image.Image, DecoderRecord]:
+def decode_sparse(
+    vae: AutoencoderKL, latents: Tensor, grid: BoolGrid, cache: DecoderCache, source: Image.Image
+) -> tuple[Image.Image, DecoderCache]:
     """Decode what changed and set it into the source's picture.
 
     Args:
-        latents: [1, 4, h, w]. grid: booleans [h, w], the latent cells that changed.
-        record: of the source's decode. source: its picture, 8h x 8w pixels.
+        vae: left as it is.
+        latents: [1, 4, h, w].
+        grid: booleans [h, w], the latent cells that changed.
+        cache: of the source's decode.
+        source: the source's picture, 8h x 8w pixels.
 
     Returns:
-        A picture that outside the mask has exactly the source's pixels, and the record of this decode.
+        A picture that outside the mask has exactly the source's pixels, and the cache of this decode.
+
+    Raises:
+        NumericsError: the decoder gave NaN or infinity.
     """
     found = boxes(grid)
     if found == [Box(0, 0, *grid.shape)]:
-        image, record = decode(vae, latents)
-        return composite(source, image, grid), record
-    run = SparseDecode(vae, grid, found, record)
-    run.decode(latents)
-    return set_in(source, run.done, grid), run.record
+        image, cache = decode(vae, latents)
+        return composite(source, image, grid), cache
+    decoded, cache = SparseDecoder(vae, grid.shape).decode(latents, coarse_plan(vae, grid), grid, found, cache)
+    return paste(source, decoded, grid), cache
 
 
-def set_in(source: Image.Image, done: Sequence[tuple[Box, Box, Tensor]], grid: BoolGrid) -> Image.Image:
-    """The source's picture with what a `SparseDecode` has done. Here the host waits."""
+def paste(source: Image.Image, decoded: Sequence[DecodedBox], grid: BoolGrid) -> Image.Image:
+    """Set decoded boxes into the source's picture; the host waits for them.
+
+    Args:
+        source: 8h x 8w pixels.
+        decoded: of a `SparseDecoder`.
+        grid: booleans [h, w], the mask.
+    """
     edited = np.array(source.convert("RGB"))
-    pixels = [np.asarray(_picture(sample)) for *_, sample in done]
-    for (_, outer, _), shown in zip(done, pixels, strict=True):
-        edited[outer.slices] = shown
-    for (box, outer, _), shown in zip(done, pixels, strict=True):  # its own count more than its neighbour's halo
-        there = box.scaled(LATENT_FACTOR)
-        edited[there.slices] = shown[there.within(outer).slices]
+    pixels = [np.asarray(_picture(each.sample)) for each in decoded]
+    for each, shown in zip(decoded, pixels, strict=True):
+        edited[each.outer.slices] = shown
+    for each, shown in zip(decoded, pixels, strict=True):  # a box's own pixels count more than a neighbour's halo
+        own = each.box.scaled(LATENT_FACTOR)
+        edited[own.slices] = shown[own.within(each.outer).slices]
     return composite(source, Image.fromarray(edited), grid)
 
 
-def composite(source: Image.Image, edited: Image.Image, grid: BoolGrid) -> Image.Image:
-    """The edited picture inside the mask, the source's bytes outside, and no step between them that shows.
-
-    The steps from the rim's pixels to the source outside are lessened, by the least squared change with which in sum
-    they are as large as those to what the edit has there: all by as much, as far as they go, and up to `MENDED`. So a
-    rim shows as much as in a dense edit, and what is behind it stays.
-
-    Args:
-        source, edited: pictures of the same size. grid: booleans [h, w] of latent cells.
-    """
-    from scipy.ndimage import distance_transform_edt
-
-    inside = np.kron(grid, np.ones((LATENT_FACTOR, LATENT_FACTOR), bool))
-    if inside.all():
-        return edited
-    depth, nearest = distance_transform_edt(inside, return_indices=True)
-    old, new = (np.array(picture.convert("RGB"), np.float32) for picture in (source, edited))
-    rim, beside = depth == 1, tuple(nearest[:, depth == 1])
-    step, own = new[rim] - old[beside], new[rim] - new[beside]
-    sizes = np.abs(step)
-    new[rim] -= np.sign(step) * np.minimum(sizes, min(_level(sizes, float(np.abs(own).sum())), MENDED))
-    return Image.fromarray(np.where(inside[..., None], new.round(), old).astype(np.uint8))
-
-
-def _level(sizes: NDArray[np.float32], total: float) -> float:
-    """By how much to lessen all sizes, none below 0, so that they sum up to no more than `total`."""
-    ordered = np.sort(sizes, axis=None).astype(np.float64)
-    gone = np.cumsum(ordered) - ordered  # by the smaller ones, which go wholly
-    levels = (ordered.sum() - total - gone) / np.arange(len(ordered), 0, -1)
-    return max(0.0, float(levels[np.argmax(levels <= ordered + 1e-6)]))
-
-
 def coarse_plan(vae: AutoencoderKL, grid: BoolGrid) -> SparsePlan:
-    """The rows that the two coarse levels compute for a mask [h, w]."""
-    return make_plan(rows(grid).repeat(2 ** (ROWS - 1), 0).repeat(2 ** (ROWS - 1), 1), ROWS, vae.device)
+    """The active rows of the coarse levels for a mask [h, w]; level 0 is the finest of them."""
+    factor = 2 ** (COARSE_LEVELS - 1)
+    return make_plan(coarse_cells(grid).repeat(factor, 0).repeat(factor, 1), COARSE_LEVELS, vae.device)
 
 
-class SparseDecode:
-    """A sparse decode: which box it is at, on which level, and what it writes. The host never waits.
+def decode_coarse(source: RowSource, vae: AutoencoderKL, rows: Tensor, count: int) -> None:
+    """Run the decoder's coarse levels on active rows.
 
     Args:
-        found: the boxes of the first fine level. source: the record to read. plan: `coarse_plan`'s, if it is known.
+        source: where cached rows come from; keeps those of the last coarse map under `LAST_COARSE`.
+        vae: left as it is.
+        rows: [1, R + G, 4], scaled latents of the coarsest level's active rows, then of its halo.
+        count: R.
+    """
+    with injected(vae, [(vae.decoder, partial(_coarse_blocks, source, vae.decoder, count))]):
+        vae.decode(map_of(rows), return_dict=False)
+
+
+def _coarse_blocks(source: RowSource, decoder: Any, count: int, x: Tensor, *_: Any) -> Tensor:
+    """In place of the decoder's own forward: its blocks up to `LAST_COARSE`."""
+    conv, middle, (active, halo) = decoder.conv_in, decoder.mid_block, rows_of(x).tensor_split([count], 1)
+    rows = ops.norm_conv3x3(active, halo, source.kernel_map("conv_in"), source.weight(conv), conv.bias)
+    rows = resnet(source, "mid_block.resnets.0", middle.resnets[0], rows)
+    for i, (attention, block) in enumerate(zip(middle.attentions, middle.resnets[1:], strict=True)):
+        rows = attention_block(source, f"mid_block.attentions.{i}", attention, rows)
+        rows = resnet(source, f"mid_block.resnets.{i + 1}", block, rows)
+    for i, block in enumerate(decoder.up_blocks[:COARSE_LEVELS]):
+        for j, resnet_block in enumerate(block.resnets):
+            rows = resnet(source, f"up_blocks.{i}.resnets.{j}", resnet_block, rows)
+        if i + 1 < COARSE_LEVELS:
+            rows = sampler(source, f"up_blocks.{i}.upsamplers.0", block.upsamplers[0], rows)
+    source.keep(LAST_COARSE, rows)
+    return x
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """What one evaluation of a fine level keeps of the upsampled map, and whose sums it exchanges.
+
+    Args:
+        level: a fine one.
+        kept: the part of the upsampled map that the level's blocks compute.
+        counted: the part of that whose sums are found, which covers whole latent cells.
+        cells: int64, flat latent cells of that part, h * w for those whose sums stay.
+    """
+
+    level: int
+    kept: Box
+    counted: Box
+    cells: Tensor
+
+
+class SparseDecoder:
+    """Decodes what changed, on rows and in boxes of exact sizes. The host never waits.
+
+    Args:
+        vae: left as it is.
+        shape: (h, w) of the latents.
+
+    Raises:
+        UnsupportedModuleError: as of `modules.decoder_sites`.
 
     Attributes:
-        record: the record to be.
-        done: of the finest level's boxes the box, what its pixels show with the halo, and these [1, 3, H, W].
+        sums: a cache's, of the decode under way, [groups, 2, h * w + 1]: the last cell stands for none.
+        totals: a cache's, of the decode under way.
     """
 
-    def __init__(
-        self,
-        vae: AutoencoderKL,
-        grid: BoolGrid,
-        found: list[Box],
-        source: DecoderRecord,
-        plan: SparsePlan | None = None,
-    ) -> None:
-        self.vae, self.grid, self.found = vae, grid, found
-        self.plan = coarse_plan(vae, grid) if plan is None else plan
-        self.coarse = layers.Replay(self.plan, source.maps, FeatureOverlay(source.maps, self.plan))
-        kept = ({name: t.clone() for name, t in fine.items()} for fine in (source.sums, source.totals))
-        self.record = DecoderRecord(self.coarse.overlay, *kept)
-        self.done: list[tuple[Box, Box, Tensor]] = []
-        self.level, self.box, self.outer = 0, Box(0, 0, 0, 0), Box(0, 0, 0, 0)
+    def __init__(self, vae: AutoencoderKL, shape: tuple[int, int]) -> None:
+        self.vae, self.frame, self.device = vae, Box(0, 0, *shape), vae.device
+        self.sites = {site.name: site for site in decoder_sites(vae.decoder, COARSE_LEVELS)}
+        groups = {name: norm.num_groups for name, norm in fine_norms(vae)}
+        cells, device = self.frame.area + 1, self.device
+        self.sums = {name: torch.zeros(n, 2, cells, device=device) for name, n in groups.items()}
+        self.totals = {name: torch.ones(n, 2, dtype=torch.float64, device=device) for name, n in groups.items()}
+        self._window: Window | None = None
 
-    def decode(self, latents: Tensor) -> None:
-        """From latents [1, 4, h, w] to the pixels of every box."""
-        vae = self.vae
-        read = gather(latents / vae.config.scaling_factor, self.plan.levels[-1].read_positions)
-        replacements = _coarse(vae, layers.REPLAY | {Role.UP: _up}, self.coarse)
-        replacements += [(m, partial(_replay_norm, self, name, m)) for name, m in fine_norms(vae)]
-        fine = [block.upsamplers[0] for block in vae.decoder.up_blocks[ROWS:-1]]
-        replacements += [(m, lambda x, *_, **__: x) for m in fine]  # `_refine` calls them, box by box
-        replacements += _fine_convs(vae)
-        with injected(vae, [*replacements, (vae.decoder, self._decoder)]):
-            vae.decode(map_of(read), return_dict=False)
-
-    def _decoder(self, x: Tensor, *_: Any) -> Tensor:
-        """In place of the decoder's own forward: its blocks in their order, the fine ones box by box."""
-        decoder, frame = self.vae.decoder, Box(0, 0, *self.grid.shape)
-        x = decoder.mid_block(decoder.conv_in(x))
-        for block in decoder.up_blocks[:ROWS]:
-            x = block(x)
-        for box in self.found:
-            self._refine(x, frame.scaled(2 ** (ROWS - 1)), box, ROWS)
-        return x
-
-    def _refine(self, x: Tensor, outer: Box, box: Box, level: int) -> None:
-        """A box's way through the upsampler before a level, and from there to pixels.
+    def decode(
+        self, latents: Tensor, plan: SparsePlan, grid: BoolGrid, found: Sequence[Box], cache: DecoderCache
+    ) -> tuple[list[DecodedBox], DecoderCache]:
+        """Decode from latents to the pixels of every box.
 
         Args:
-            x: the map of the level above [1, C, H, W]. outer: what it shows.
+            latents: [1, 4, h, w].
+            plan: the mask's `coarse_plan`.
+            grid: booleans [h, w], the mask.
+            found: its boxes of the first fine level.
+            cache: of the source's decode.
+
+        Returns:
+            Boxes for `paste`, and the cache of this decode.
         """
-        decoder = self.vae.decoder
-        seen = before_upsampling(box, level, self.grid.shape)
-        fresh = Upsample2D.forward(decoder.up_blocks[level - 1].upsamplers[0], _crop(x, seen.within(outer)))
-        self.box, self.level, self.outer = box, level, with_halo(box, level, self.grid.shape)
-        outer, x = self.outer, decoder.up_blocks[level](_crop(fresh, self.outer.within(seen.scaled(2))))
-        if level + 1 == len(decoder.up_blocks):
-            sample = decoder.conv_out(decoder.conv_act(decoder.conv_norm_out(x)))
-            self.done.append((box, outer, sample))
+        for name, sums in self.sums.items():
+            sums[..., :-1].copy_(cache.sums[name].flatten(2))
+            self.totals[name].copy_(cache.totals[name])
+        scaled = latents / self.vae.config.scaling_factor
+        with injected(self.vae, self._replacements()):
+            overlay = self.run_coarse(gather(scaled, plan.levels[-1].read_positions), plan, cache.features)
+            finest = plan.levels[0]
+            x = overlay.whole(LAST_COARSE, 0).transpose(1, 2).unflatten(2, (finest.height, finest.width))
+            shown = self.frame.scaled(2 ** (COARSE_LEVELS - 1))
+            decoded = [done for box in found for done in self._refine(grid, box, COARSE_LEVELS, x, shown)]
+        kept = {name: sums[..., :-1].unflatten(2, self.frame.shape).clone() for name, sums in self.sums.items()}
+        return decoded, DecoderCache(overlay, kept, {name: totals.clone() for name, totals in self.totals.items()})
+
+    def _refine(self, grid: BoolGrid, box: Box, level: int, x: Tensor, shown: Box) -> Iterator[DecodedBox]:
+        """A box's way from a level to pixels; the map of the level above, `x` [1, C, H, W], shows the box `shown`."""
+        outer = self.outer(box, level, shown)
+        x = self.run_fine(box, outer, level, x, shown)
+        if level + 1 == len(self.vae.decoder.up_blocks):
+            yield DecodedBox(box, outer, x)
             return
-        for piece in cut(self.grid, box, level + 1):
-            self._refine(x, outer, piece, level + 1)
+        for piece in cut(grid, box, level + 1):
+            yield from self._refine(grid, piece, level + 1, x, outer)
+
+    def run_coarse(self, rows: Tensor, plan: SparsePlan, features: CachedFeatures) -> FeatureOverlay:
+        """What the coarse levels change of cached features; `rows` as of `decode_coarse`, without padding."""
+        source = CachedRows(self.sites, plan, features, {}, MergedWeights())
+        decode_coarse(source, self.vae, rows, plan.levels[-1].rows)
+        return source.overlay
+
+    def outer(self, box: Box, level: int, shown: Box) -> Box:
+        """What is computed for a box, in cells of a fine level."""
+        return with_halo(box, level, self.frame.shape)
+
+    def run_fine(self, box: Box, outer: Box, level: int, x: Tensor, shown: Box) -> Tensor:
+        """A fine level's map of `outer`, pixels at the last one; arguments as of `_refine`."""
+        read = upsampler_input(outer).clipped(shown)
+        counted = box.scaled(2**level).within(outer)
+        window = Window(level, outer.within(read.scaled(2)), counted, self.cells_of(box, box))
+        return self.fine_blocks(window, crop(x, read.within(shown)))
+
+    def fine_blocks(self, window: Window, x: Tensor) -> Tensor:
+        """The upsampler before a fine level and the level's blocks, of a part [1, C, H, W] of the level above."""
+        self._window, level, decoder = window, window.level, self.vae.decoder
+        upsampled = Upsample2D.forward(decoder.up_blocks[level - 1].upsamplers[0], x)
+        x = decoder.up_blocks[level](crop(upsampled, window.kept))
+        if level + 1 == len(decoder.up_blocks):
+            x = decoder.conv_out(decoder.conv_act(decoder.conv_norm_out(x)))
+        return x
+
+    def cells_of(self, box: Box, around: Box) -> Tensor:
+        """Flat latent cells [n] of `around`, h * w for those outside `box`."""
+        ys = torch.arange(around.top, around.bottom, device=self.device)[:, None]
+        xs = torch.arange(around.left, around.right, device=self.device)
+        own = (ys >= box.top) & (ys < box.bottom) & (xs >= box.left) & (xs < box.right)
+        return (ys * self.frame.right + xs).masked_fill_(~own, self.frame.area).flatten()
+
+    def _replacements(self) -> list[Replacement]:
+        """What is injected for the fine levels: norms and convs of parts; `fine_blocks` calls the upsamplers itself."""
+        vae = self.vae
+        norms = [(norm, partial(self._norm, name, norm)) for name, norm in fine_norms(vae)]
+        upsamplers = [block.upsamplers[0] for block in vae.decoder.up_blocks[COARSE_LEVELS:-1]]
+        return [*norms, *((module, lambda x, *_, **__: x) for module in upsamplers), *_fine_convs(vae)]
+
+    def _norm(self, name: str, norm: nn.GroupNorm, x: Tensor) -> Tensor:
+        """GroupNorm under the whole map's totals, with the box's own cells exchanged for the new ones."""
+        window, sums, totals, none = self._window, self.sums[name], self.totals[name], self.frame.area
+        assert window is not None
+        height, width = (side // 2**window.level for side in window.counted.shape)
+        fresh = cell_sums(x[(..., *window.counted.slices)], norm.num_groups, (height, width)).flatten(2)
+        moved = (fresh - sums.index_select(2, window.cells)).masked_fill(window.cells == none, 0)
+        totals += moved.sum(2, dtype=torch.float64)
+        sums.index_copy_(2, window.cells, fresh)
+        return norm_part(x, norm, totals, none * 4**window.level)
 
 
-def _up(run: layers.Replay, site: LayerSite, x: Tensor) -> Tensor:
-    """The upsampler between two coarse levels; before the first fine one the whole map, for boxes to be cut from."""
-    if site.level:
-        return layers.replay_up(run, site, x)
-    rows, level = rows_of(x), run.level(site)
-    run.overlay.maps[site.name] = rows
-    whole = run.source.whole(site.name, site.level).index_copy_(1, level.active, rows)
-    mixed: Tensor = whole.transpose(1, 2).unflatten(2, (level.height, level.width))
-    return mixed
-
-
-def _crop(x: Tensor, box: Box) -> Tensor:
+def crop(x: Tensor, box: Box) -> Tensor:
     """A rectangle of a map [1, C, H, W], channels-last."""
     return x[(..., *box.slices)].contiguous(memory_format=torch.channels_last)
 
 
-def _record_norm(record: DecoderRecord, shape: tuple[int, int], name: str, norm: nn.GroupNorm, x: Tensor) -> Tensor:
-    record.sums[name] = cell_sums(x, norm.num_groups, shape)
-    out, totals = ops.dense_group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps)
-    record.totals[name] = totals[0]
-    return out
+def norm_part(x: Tensor, norm: nn.GroupNorm, totals: Tensor, size: int) -> Tensor:
+    """GroupNorm of a part of a map, under the whole map's statistics.
 
-
-def _replay_norm(run: SparseDecode, name: str, norm: nn.GroupNorm, x: Tensor) -> Tensor:
-    box, there = run.box, run.box.scaled(2**run.level).within(run.outer)
-    fresh = cell_sums(x[(..., *there.slices)], norm.num_groups, (box.bottom - box.top, box.right - box.left))
-    kept, totals = run.record.sums[name][(..., *box.slices)], run.record.totals[name]
-    totals += (fresh - kept).sum((2, 3), dtype=torch.float64)
-    kept.copy_(fresh)
-    return normed(x, norm, totals, run.grid.size * 4**run.level)
-
-
-def normed(x: Tensor, norm: nn.GroupNorm, totals: Tensor, size: int) -> Tensor:
-    """GroupNorm of a part [1, C, H, W] of a map of `size` positions, under the whole map's totals [groups, 2]."""
+    Args:
+        x: [1, C, H, W].
+        norm: with C channels.
+        totals: float64 [groups, 2], sums and sums of squares over the whole map.
+        size: positions of the whole map.
+    """
     width = norm.num_channels // norm.num_groups
     mean, square = (totals / (size * width)).unbind(1)
     mean, variance = (t.float().repeat_interleave(width) for t in (mean, (square - mean.square()).clamp(min=0)))
@@ -267,40 +331,49 @@ def normed(x: Tensor, norm: nn.GroupNorm, totals: Tensor, size: int) -> Tensor:
 
 
 def cell_sums(x: Tensor, groups: int, shape: tuple[int, int]) -> Tensor:
-    """Sums and sums of squares of a map [1, C, H, W] by group and latent cell: float32 [groups, 2, h, w].
+    """Estimate sums and sums of squares of every group over each latent cell.
 
-    Estimates from every `SAMPLED`th pixel of every `SAMPLED`th row: they only tell how far a box moves exact totals.
+    From every `SAMPLE_STRIDE`th pixel of every `SAMPLE_STRIDE`th row: they only tell how far a box moves exact totals.
     Pooled in the map's own type, three times as fast for 16 bit: a cell's rounding is lost among thousands of cells.
+
+    Args:
+        x: [1, C, H, W].
+        groups: divides C.
+        shape: (h, w), latent cells that the map shows.
+
+    Returns:
+        float32 [groups, 2, h, w].
     """
     size = (x.shape[2] // shape[0]) ** 2
-    x = x[..., ::SAMPLED, ::SAMPLED].contiguous(memory_format=torch.channels_last)
+    x = x[..., ::SAMPLE_STRIDE, ::SAMPLE_STRIDE].contiguous(memory_format=torch.channels_last)
     edge = x.shape[2] // shape[0]
     pooled = torch.stack([F.avg_pool2d(x, edge)[0], F.avg_pool2d(x.square(), edge)[0]], 1).float() * size
     sums: Tensor = pooled.unflatten(0, (groups, -1)).sum(1)
     return sums
 
 
-def _coarse(
-    vae: AutoencoderKL, table: dict[Role, Forward], run: recording.DenseContext | layers.Replay
-) -> list[Replacement]:
-    sites = decoder_sites(vae.decoder, ROWS)
-    return [(site.module, partial(table[site.role], run, site)) for site in sites if site.role in table]
+def _record_norm(cache: DecoderCache, shape: tuple[int, int], name: str, norm: nn.GroupNorm, x: Tensor) -> Tensor:
+    cache.sums[name] = cell_sums(x, norm.num_groups, shape)
+    out, totals = ops.dense_group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps)
+    cache.totals[name] = totals[0]
+    return out
 
 
 def fine_norms(vae: AutoencoderKL) -> list[tuple[str, nn.GroupNorm]]:
     """The norms of the fine levels, by name, in the order the data travels."""
-    return [(name, m) for name, m in _fine(vae) if isinstance(m, nn.GroupNorm)]
+    return [(name, m) for name, m in _fine_modules(vae) if isinstance(m, nn.GroupNorm)]
 
 
 def _fine_convs(vae: AutoencoderKL) -> list[Replacement]:
     """The convs of the fine levels, that of the upsampler before them included, by `recording.apply_conv`."""
-    convs = [m for _, m in _fine(vae) if isinstance(m, nn.Conv2d)]
-    return [(m, partial(recording.apply_conv, m)) for m in (vae.decoder.up_blocks[ROWS - 1].upsamplers[0].conv, *convs)]
+    first = vae.decoder.get_submodule(LAST_COARSE).conv
+    convs = [m for _, m in _fine_modules(vae) if isinstance(m, nn.Conv2d)]
+    return [(conv, partial(apply_conv, conv)) for conv in (first, *convs)]
 
 
-def _fine(vae: AutoencoderKL) -> list[tuple[str, nn.Module]]:
+def _fine_modules(vae: AutoencoderKL) -> list[tuple[str, nn.Module]]:
     """The decoder's modules behind its coarse levels."""
-    coarse = ("conv_in", "mid_block.", *(f"up_blocks.{i}." for i in range(ROWS)))
+    coarse = ("conv_in", "mid_block.", *(f"up_blocks.{i}." for i in range(COARSE_LEVELS)))
     return [(name, m) for name, m in vae.decoder.named_modules() if not name.startswith(coarse)]
 
 

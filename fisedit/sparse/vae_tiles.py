@@ -1,7 +1,7 @@
-"""Rectangles of latent cells: what a decoder computes for a mask at its fine resolutions, and what all of it costs.
+"""Rectangles of latent cells: what a decoder computes for a mask at its fine levels, and what all of it costs.
 
-The coarse resolutions are computed row by row over recorded maps, as the UNet is. Fine maps are too large to record:
-there cells lie in rectangles with a halo, and a box is cut again at the finer resolution. Pure geometry.
+The coarse levels are computed on active rows over cached maps, as the UNet is. Fine maps are too large to cache: there
+cells lie in boxes with a halo, and a box is cut again at the next level. Pure geometry; knows nothing about tensors.
 """
 
 from __future__ import annotations
@@ -18,34 +18,37 @@ from fisedit.sparse_kernels.dilation import dilate
 if TYPE_CHECKING:
     from fisedit.values import BoolGrid
 
-LEVELS = 4
-"""Resolutions of a decoder: 1, 2, 4 and 8 cells per latent cell and side."""
+NUM_LEVELS = 4
+"""Resolutions of a decoder, coarsest first: level l has 2 ** l cells per latent cell and side."""
 
-ROWS = 2
-"""How many of them, from the coarsest on, are computed row by row."""
+COARSE_LEVELS = 2
+"""How many levels, from the coarsest on, are computed on active rows."""
 
-GROWTH = 1
-"""Latent cells around the mask that the rows cover. Over 14 edits of the demo model decodes were 43.1 dB from dense
-(median, inside the mask), with two cells 45.3, with none 29.3."""
+DILATION = 1
+"""Latent cells by which the coarse levels dilate the mask. Over 14 edits of the demo model decodes were 43.1 dB from
+dense ones (median, inside the mask), with two cells 45.3, with none 29.3."""
 
 HALO = 2
-"""Cells around a box, at its own resolution: one cell was 39.6 dB, three were 43.5."""
+"""Cells around a box, of its own level: with one cell decodes were 39.6 dB from dense ones, with three 43.5."""
 
-SHARES = (0.1, 0.2, 0.35, 0.35)
-"""Of a dense decode's multiply-accumulates at each resolution, about, for SD 1.5's autoencoder."""
+MACS_SHARES = (0.1, 0.2, 0.35, 0.35)
+"""Each level's share of a dense decode's multiply-accumulates, about, for SD 1.5's autoencoder."""
 
-CALL = 4.0
-"""What one more box costs besides, at one resolution, in latent cells of a dense decode."""
+BOX_OVERHEAD = 4.0
+"""Cost of one more box at one level beside its cells, in latent cells of a dense decode."""
+
+DENSE_SHARE = 0.5
+"""Share of a dense decode's cost from which the frame is decoded densely."""
+
+DENSE_CELLS = 512
+"""Latent cells of a frame up to which it is decoded densely: there a decode is little beside the steps."""
+
+SIDE = 2
+"""Latent cells of a padded box's shortest side, of which all others are multiples."""
 
 Areas = tuple[tuple[int, int], ...]
 """For every level, coarsest first: cells that the upsampler before it gives (at the coarsest: cells that are read), and
 cells that its own layers compute."""
-
-WHOLE_FROM = 0.5
-"""Share of a dense decode from which a sparse one is not worth its error."""
-
-SMALL = 512
-"""Latent cells of a frame up to which it is decoded whole: there a dense decode is little beside the steps."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,11 @@ class Box:
     left: int
     bottom: int
     right: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(height, width) in cells."""
+        return self.bottom - self.top, self.right - self.left
 
     @property
     def area(self) -> int:
@@ -71,14 +79,18 @@ class Box:
         """The same rectangle on a grid `factor` times finer."""
         return Box(self.top * factor, self.left * factor, self.bottom * factor, self.right * factor)
 
-    def halved(self) -> Box:
-        """The smallest rectangle around this one on a grid twice as coarse."""
-        return Box(self.top // 2, self.left // 2, -(-self.bottom // 2), -(-self.right // 2))
+    def coarsened(self, factor: int) -> Box:
+        """The smallest rectangle around this one on a grid `factor` times coarser."""
+        return Box(self.top // factor, self.left // factor, -(-self.bottom // factor), -(-self.right // factor))
 
-    def grown(self, cells: int, height: int, width: int) -> Box:
-        """Larger by `cells` on every side, clipped to the grid."""
-        top, left = max(0, self.top - cells), max(0, self.left - cells)
-        return Box(top, left, min(height, self.bottom + cells), min(width, self.right + cells))
+    def grown(self, cells: int) -> Box:
+        """Larger by `cells` on every side."""
+        return Box(self.top - cells, self.left - cells, self.bottom + cells, self.right + cells)
+
+    def clipped(self, outer: Box) -> Box:
+        """The part inside `outer`."""
+        top, left = max(self.top, outer.top), max(self.left, outer.left)
+        return Box(top, left, min(self.bottom, outer.bottom), min(self.right, outer.right))
 
     def within(self, outer: Box) -> Box:
         """This rectangle in the coordinates of `outer`."""
@@ -86,40 +98,83 @@ class Box:
 
 
 def with_halo(box: Box, level: int, shape: tuple[int, int]) -> Box:
-    """What is computed for a box at a level, in its cells; `shape` is the frame's (h, w) in latent cells."""
+    """What is computed for a box at a level, in that level's cells.
+
+    Args:
+        box: in latent cells.
+        level: a fine one.
+        shape: (h, w) of the frame in latent cells.
+    """
     factor = 2**level
-    return box.scaled(factor).grown(HALO, factor * shape[0], factor * shape[1])
+    return box.scaled(factor).grown(HALO).clipped(Box(0, 0, *shape).scaled(factor))
 
 
-def before_upsampling(box: Box, level: int, shape: tuple[int, int]) -> Box:
-    """What an upsampler before a level must see to compute the box and its halo there, in the cells of the level above
-    it: the convolution behind the upsampling looks one cell farther."""
-    factor = 2**level
-    return with_halo(box, level, shape).grown(1, factor * shape[0], factor * shape[1]).halved()
+def with_padding(box: Box, level: int, limits: Box) -> Box:
+    """A box with at least the halo of `with_halo`, whose sides are of few lengths; all in latent cells.
+
+    Args:
+        box: within the limits.
+        level: a fine one.
+        limits: what the result lies in.
+    """
+    wanted = box.grown(-(-HALO // 2**level)).clipped(limits)
+    top, bottom = _padded_side(wanted.top, wanted.bottom, limits.top, limits.bottom)
+    left, right = _padded_side(wanted.left, wanted.right, limits.left, limits.right)
+    return Box(top, left, bottom, right)
+
+
+def _padded_side(low: int, high: int, first: int, last: int) -> tuple[int, int]:
+    """Ends of a side from `low` to `high` that is lengthened to a multiple of an eighth of the next power of two.
+
+    At the finest level a square of 25 % of SD 1.5's latents becomes 1.5 times its cells, one of 5 % 1.3 times.
+    """
+    length = high - low
+    step = max(SIDE, (1 << (length - 1).bit_length()) // 8)
+    padded = min(-(-length // step) * step, last - first)
+    start = min(max(first, low - (padded - length) // 2), last - padded)
+    return start, start + padded
+
+
+def upsampler_input(outer: Box) -> Box:
+    """What an upsampler reads so that its conv gives the cells of `outer`, in cells of the coarser level, beyond the
+    frame too: the conv behind the interpolation reads one cell farther."""
+    return outer.grown(1).coarsened(2)
 
 
 def boxes(grid: BoolGrid) -> list[Box]:
-    """Rectangles of cells that cover the mask at the first fine level. Where the frame is `SMALL`, or the decode they
-    belong to costs more than `WHOLE_FROM` of a dense one, it is the whole frame, decoded exactly.
+    """Boxes that cover a mask at the first fine level; the whole frame where a dense decode is preferred.
 
     Args:
-        grid: booleans [h, w]. No cell of the mask is in two boxes; an empty mask has none.
+        grid: booleans [h, w], the mask.
+
+    Returns:
+        Boxes in latent cells, none for an empty mask; no cell of the mask is in two. The frame alone if it has at most
+        `DENSE_CELLS`, or if a sparse decode costs more than `DENSE_SHARE` of a dense one.
     """
     frame = Box(0, 0, *grid.shape)
-    found = cut(grid, frame, ROWS) if grid.any() else []
-    cost = sum(SHARES[:ROWS]) * rows(grid).sum()
+    found = cut(grid, frame, COARSE_LEVELS) if grid.any() else []
+    cost = sum(MACS_SHARES[:COARSE_LEVELS]) * coarse_cells(grid).sum()
     cost += sum(_cost(box, level, grid.shape) for level, at in _levels(grid, found) for box in at)
-    small = frame.area <= SMALL and grid.any()
-    return [frame] if small or cost > WHOLE_FROM * frame.area else found
+    small = frame.area <= DENSE_CELLS and grid.any()
+    return [frame] if small or cost > DENSE_SHARE * frame.area else found
 
 
-def rows(grid: BoolGrid) -> BoolGrid:
-    """The latent cells [h, w] that the coarse levels compute."""
-    return dilate(grid, GROWTH)
+def coarse_cells(grid: BoolGrid) -> BoolGrid:
+    """The latent cells [h, w] that the coarse levels compute for a mask [h, w]."""
+    return dilate(grid, DILATION)
 
 
 def cut(grid: BoolGrid, box: Box, level: int) -> list[Box]:
-    """The tight box around a box's cells, cut where pieces cost less at this level; finer ones are cut again later."""
+    """Cut a box into pieces where these cost less at a level.
+
+    Args:
+        grid: booleans [h, w], the mask.
+        box: in latent cells.
+        level: a fine one.
+
+    Returns:
+        Boxes in latent cells, each tight around its cells of the mask.
+    """
     box = _tight(grid, box)
     cost = partial(_cost, level=level, shape=grid.shape)
     halves = min(_halves(grid, box), key=lambda pair: sum(map(cost, pair)), default=())
@@ -130,7 +185,12 @@ def cut(grid: BoolGrid, box: Box, level: int) -> list[Box]:
 
 def _cost(box: Box, level: int, shape: tuple[int, int]) -> float:
     """Of a box at one level, in latent cells of a dense decode."""
-    return SHARES[level] * with_halo(box, level, shape).area / 4**level + CALL if box.area else 0.0
+    return MACS_SHARES[level] * with_halo(box, level, shape).area / 4**level + BOX_OVERHEAD if box.area else 0.0
+
+
+def _read(box: Box, level: int, shape: tuple[int, int]) -> Box:
+    """What the upsampler before a level reads for a box, in cells of the coarser level."""
+    return upsampler_input(with_halo(box, level, shape)).clipped(Box(0, 0, *shape).scaled(2 ** (level - 1)))
 
 
 def _halves(grid: BoolGrid, box: Box) -> Iterator[tuple[Box, Box]]:
@@ -154,26 +214,30 @@ def _tight(grid: BoolGrid, box: Box) -> Box:
 
 def _levels(grid: BoolGrid, found: list[Box]) -> Iterator[tuple[int, list[Box]]]:
     """Every fine level and its boxes, in latent cells."""
-    yield ROWS, found
-    for level in range(ROWS + 1, LEVELS):
+    yield COARSE_LEVELS, found
+    for level in range(COARSE_LEVELS + 1, NUM_LEVELS):
         found = [piece for box in found for piece in cut(grid, box, level)]
         yield level, found
 
 
 def frame_areas(cells: int) -> Areas:
-    """What a dense decode of so many latent cells computes."""
-    return tuple((4**level * cells, 4**level * cells) for level in range(LEVELS))
+    """What a dense decode computes.
+
+    Args:
+        cells: latent cells of the frame.
+    """
+    return tuple((4**level * cells, 4**level * cells) for level in range(NUM_LEVELS))
 
 
 def box_areas(grid: BoolGrid) -> Areas:
-    """What a sparse decode of the mask computes."""
+    """What a sparse decode computes for a mask, booleans [h, w]."""
     found = boxes(grid)
     if found == [Box(0, 0, *grid.shape)]:
         return frame_areas(grid.size)
-    cells = rows(grid)
-    areas = list(frame_areas(int(cells.sum()))[:ROWS])
+    cells = coarse_cells(grid)
+    areas = list(frame_areas(int(cells.sum()))[:COARSE_LEVELS])
     areas[0] = int(dilate(cells, 1).sum()), areas[0][1]
     for level, at in _levels(grid, found):
-        read = sum(before_upsampling(box, level, grid.shape).area for box in at)
+        read = sum(_read(box, level, grid.shape).area for box in at)
         areas.append((4 * read, sum(with_halo(box, level, grid.shape).area for box in at)))
     return tuple(areas)

@@ -88,8 +88,8 @@ def test_a_report_from_end_to_end(monkeypatch):
 
 def test_a_whole_edit_is_the_editors_and_leaves_its_source_where_it_was(bench, monkeypatch):
     monkeypatch.setattr(boxing, "HALO", 512)  # as much for boxes as for rectangles
-    monkeypatch.setattr(boxing, "WHOLE_FROM", float("inf"))
-    monkeypatch.setattr(boxing, "SMALL", 0)
+    monkeypatch.setattr(boxing, "DENSE_SHARE", float("inf"))
+    monkeypatch.setattr(boxing, "DENSE_CELLS", 0)
     editor = bench._editor("fast", 3)
     source, grid = editor.current, grids(16, 16)["one_cell"]
     first = bench._edit(editor, grid)

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from fisedit import Editor
-from fisedit.sparse import captured_decode
 from fisedit.sparse import vae_decode as decoding
 from fisedit.sparse import vae_tiles as boxing
-from fisedit.sparse.captured_decode import Decoder
+from fisedit.sparse.captured_decode import CapturedDecoder
+from fisedit.sparse.compositing import composite
 from fisedit.sparse.feature_cache import totals
 from fisedit.sparse.graph_cache import GraphCache
-from fisedit.sparse.vae_decode import composite, decode, decode_boxes
-from fisedit.sparse.vae_tiles import Box, with_halo
+from fisedit.sparse.vae_decode import coarse_plan, decode, decode_sparse, paste
+from fisedit.sparse.vae_tiles import Box, with_halo, with_padding
 from fisedit.sparse_kernels import ops
 from tests.support.edits import BIRD, CAT, DOG
 from tests.support.grids import grids
@@ -46,30 +46,30 @@ def vae(pipelines):
 @pytest.fixture
 def boxed(monkeypatch):
     """Boxes however large they are."""
-    monkeypatch.setattr(boxing, "WHOLE_FROM", np.inf)
-    monkeypatch.setattr(boxing, "SMALL", 0)
+    monkeypatch.setattr(boxing, "DENSE_SHARE", np.inf)
+    monkeypatch.setattr(boxing, "DENSE_CELLS", 0)
 
 
 @pytest.fixture
 def far(monkeypatch):
     """Rows and a halo that reach everywhere."""
     monkeypatch.setattr(boxing, "HALO", 512)
-    monkeypatch.setattr(boxing, "GROWTH", 512)
+    monkeypatch.setattr(boxing, "DILATION", 512)
 
 
 def graphs_of(captured):
     """How many graphs were made, of the coarse levels and of the fine ones."""
     (decoder,) = captured.decoders._kept.values()
-    return decoder.rows.made, decoder.rectangles.made
+    return decoder.coarse_graphs.made, decoder.fine_graphs.made
 
 
 def check_coarse(got, expected):
     """What two decodes recorded of the coarse levels."""
     sums = {
-        name: totals(expected.maps, name, int(name.startswith(("mid", "up_blocks.0"))), found.shape[1])
-        for name, found in got.maps.totals.items()
+        name: totals(expected.features, name, int(name.startswith(("mid", "up_blocks.0"))), found.shape[1])
+        for name, found in got.features.totals.items()
     }
-    for mine, theirs in ((got.maps.maps, expected.maps.maps), (got.maps.totals, sums)):
+    for mine, theirs in ((got.features.maps, expected.features.maps), (got.features.totals, sums)):
         assert mine.keys() == theirs.keys()
         for name, tensor in theirs.items():
             assert torch.allclose(mine[name], tensor, atol=1e-3, rtol=1e-4), name
@@ -90,15 +90,16 @@ sizes = pytest.mark.parametrize("size", [(24, 24), (13, 17)], ids=str)
 @pytest.mark.parametrize("name", grids(8, 8))
 def test_one_rectangle_with_all_halo_is_a_dense_decode(vae, monkeypatch, size, name):
     """Where everything is computed, and every pixel counts in the statistics, nothing is left of an error."""
-    monkeypatch.setattr(decoding, "SAMPLED", 1)
-    monkeypatch.setattr(captured_decode, "cut", lambda grid, box, level: [box])
+    monkeypatch.setattr(decoding, "SAMPLE_STRIDE", 1)
+    monkeypatch.setattr(decoding, "cut", lambda grid, box, level: [box])
     source, record = decode(vae, torch.randn(1, 4, *size))
     latents, grid = torch.randn(1, 4, *size), grids(*size)[name]
     dense, fresh = decode(vae, latents)
-    decoder = Decoder(vae, size)
-    got, kept = decoder.decode(latents, grid, [Box(0, 0, *size)], record, source)
+    decoder = CapturedDecoder(vae, size)
+    decoded, kept = decoder.decode(latents, coarse_plan(vae, grid), grid, [Box(0, 0, *size)], record)
+    got = paste(source, decoded, grid)
     difference = np.abs(np.asarray(got, int) - np.asarray(composite(source, dense, grid), int))
-    assert difference.max() <= 1 and (decoder.rows.made, decoder.rectangles.made) == (1, 2)
+    assert difference.max() <= 1 and (decoder.coarse_graphs.made, decoder.fine_graphs.made) == (1, 2)
     for norm, sums in fresh.sums.items():
         assert torch.allclose(kept.sums[norm], sums, rtol=1e-3, atol=1e-2)
         assert torch.allclose(kept.totals[norm], fresh.totals[norm], rtol=1e-3, atol=1)
@@ -114,7 +115,7 @@ def test_a_captured_decode_is_no_farther_from_a_dense_one(captured, vae, size, n
     source, record = decode(vae, before)
     latents = torch.where(torch.from_numpy(grid), torch.randn(1, 4, *size), before)
     dense = composite(source, decode(vae, latents)[0], grid)
-    (boxed, expected), (got, mine) = (f(vae, latents, grid, record, source) for f in (decode_boxes, captured.decode))
+    (boxed, expected), (got, mine) = (f(vae, latents, grid, record, source) for f in (decode_sparse, captured.decode))
     assert apart(got, dense, grid) <= 1.05 * apart(boxed, dense, grid) + 0.05
     outside = ~np.kron(grid, np.ones((8, 8), bool))
     assert (np.asarray(got)[outside] == np.asarray(source)[outside]).all()
@@ -127,7 +128,7 @@ def test_an_edit_on_an_edit(captured, vae):
     image, record = decode(vae, torch.randn(1, 4, SIZE, SIZE))
     for grid in (SQUARE, BLOBS, CORNER):
         latents = torch.randn(1, 4, SIZE, SIZE)
-        _, expected = decode_boxes(vae, latents, grid, record, image)
+        _, expected = decode_sparse(vae, latents, grid, record, image)
         image, record = captured.decode(vae, latents, grid, record, image)
         check_coarse(record, expected)
         for name, sums in expected.sums.items():
@@ -150,14 +151,16 @@ def test_a_new_mask_is_decoded_by_the_graphs_that_are_there(captured, vae):
 
 def test_by_tritons_kernels(vae, monkeypatch):
     pytest.importorskip("triton", reason="the package triton is not installed")
-    monkeypatch.setattr(boxing, "WHOLE_FROM", np.inf)
-    monkeypatch.setattr(boxing, "SMALL", 0)
+    monkeypatch.setattr(boxing, "DENSE_SHARE", np.inf)
+    monkeypatch.setattr(boxing, "DENSE_CELLS", 0)
     before, grid = torch.randn(1, 4, 8, 9), grids(8, 9)["one_cell"]
     source, record = decode(vae, before)
     latents, found = torch.where(torch.from_numpy(grid), torch.randn(1, 4, 8, 9), before), {}
     for name in ("reference", "fast", "triton"):
         with ops.use(name):
-            found[name] = Decoder(vae, (8, 9)).decode(latents, grid, boxing.boxes(grid), record, source)
+            plan, decoder = coarse_plan(vae, grid), CapturedDecoder(vae, (8, 9))
+            decoded, cache = decoder.decode(latents, plan, grid, boxing.boxes(grid), record)
+            found[name] = paste(source, decoded, grid), cache
     for name in ("fast", "triton"):
         difference = np.asarray(found[name][0], int) - np.asarray(found["reference"][0], int)
         assert np.abs(difference).max() <= 1
@@ -167,7 +170,7 @@ def test_by_tritons_kernels(vae, monkeypatch):
 def test_what_a_graph_gave_stays_when_it_is_replayed(captured, vae):
     source, record = decode(vae, torch.randn(1, 4, SIZE, SIZE))
     _, kept = captured.decode(vae, torch.randn(1, 4, SIZE, SIZE), SQUARE, record, source)
-    homes = kept.maps.maps, kept.maps.totals, kept.sums, kept.totals
+    homes = kept.features.maps, kept.features.totals, kept.sums, kept.totals
     before = [{name: tensor.clone() for name, tensor in home.items()} for home in homes]
     captured.decode(vae, torch.randn(1, 4, SIZE, SIZE), SQUARE, record, source)
     assert all(torch.equal(home[name], t) for home, old in zip(homes, before, strict=True) for name, t in old.items())
@@ -179,10 +182,10 @@ def test_rectangles_come_and_go(captured, vae):
     latents = torch.randn(1, 4, SIZE, SIZE)
     captured.decode(vae, latents, SQUARE, record, source)
     (decoder,) = captured.decoders._kept.values()
-    decoder.rectangles._limit = 2
+    decoder.fine_graphs._limit = 2
     for grid in (CORNER, SQUARE, BLOBS, SQUARE):
         captured.decode(vae, latents, grid, record, source)
-    assert len(decoder.rectangles._kept) == 2 and decoder.rectangles.made > 4
+    assert len(decoder.fine_graphs._kept) == 2 and decoder.fine_graphs.made > 4
 
 
 @pytest.mark.parametrize("limits", [(0, 0, 24, 24), (4, 6, 18, 20)])
@@ -193,7 +196,7 @@ def test_a_rectangle_holds_a_box_and_its_halo(level, limits):
     for top, left in itertools.product(range(inside.top, inside.bottom), range(inside.left, inside.right)):
         for height, width in ((1, 1), (2, 5), (7, 3), (14, 14)):
             box = Box(top, left, min(top + height, inside.bottom), min(left + width, inside.right))
-            outer = captured_decode._around(box, level, inside)
+            outer = with_padding(box, level, inside)
             halo = with_halo(box, level, (24, 24))
             for low, high, length in ((outer.top, outer.bottom, 0), (outer.left, outer.right, 1)):
                 first, last = (inside.top, inside.bottom) if not length else (inside.left, inside.right)
@@ -208,7 +211,7 @@ def test_a_rectangle_holds_a_box_and_its_halo(level, limits):
 def test_a_mask_that_is_nearly_everything_is_decoded_densely(captured, vae):
     source, record = decode(vae, torch.randn(1, 4, SIZE, SIZE))
     latents, grid = torch.randn(1, 4, SIZE, SIZE), grids(SIZE, SIZE)["all_but_one"]
-    expected = decode_boxes(vae, latents, grid, record, source)[0]
+    expected = decode_sparse(vae, latents, grid, record, source)[0]
     assert captured.decode(vae, latents, grid, record, source)[0].tobytes() == expected.tobytes()
     assert captured.decoders.made == 0
 

@@ -17,12 +17,12 @@ from fisedit.sampling.denoise import Engine
 from fisedit.sampling.linear_scheduler import LinearSampler
 from fisedit.sampling.trajectory import LatentEdit, Trajectory
 from fisedit.sparse import graph_cache
-from fisedit.sparse.captured_decode import Decoder
+from fisedit.sparse.captured_decode import CapturedDecoder
 from fisedit.sparse.cuda_graphs import GraphEdit, GraphExecutor
 from fisedit.sparse.feature_cache import StepFeatures
 from fisedit.sparse.graph_capture import EagerGraph
 from fisedit.sparse.stepping import Graphs
-from fisedit.sparse.vae_decode import DecoderRecord, coarse_plan, decode
+from fisedit.sparse.vae_decode import DecoderCache, coarse_plan, decode
 from fisedit.sparse.vae_tiles import boxes
 from tests.sparse.test_cuda_graphs import TIME, Case
 from tests.support.edits import CAT, DOG, config_of, record
@@ -150,13 +150,15 @@ def test_a_sparse_decode(name):
     vae, grid = build_pipeline("sd15").vae, grids(16, 16)[name]
     with torch.inference_mode():
         _, record = decode(vae, torch.randn(1, 4, 16, 16))
-        maps = StepFeatures(*({n: t.to(META) for n, t in d.items()} for d in (record.maps.maps, record.maps.totals)))
+        maps = StepFeatures(
+            *({n: t.to(META) for n, t in d.items()} for d in (record.features.maps, record.features.totals))
+        )
         fine = ({n: t.to(META) for n, t in d.items()} for d in (record.sums, record.totals))
-        vae, moved = vae.to(META), DecoderRecord(maps, *fine)
+        vae, moved = vae.to(META), DecoderCache(maps, *fine)
         plan, latents, watched = coarse_plan(vae, grid), torch.zeros(1, 4, 16, 16, device=META), Watched()
-        decoder = Decoder(vae, (16, 16))
+        decoder = CapturedDecoder(vae, (16, 16))
         for watched.on in (False, True):
             with watched:
-                done, kept = decoder.run(latents, plan, grid, boxes(grid), moved)
-    assert len(done) >= 1 and kept.maps.maps.keys() == maps.maps.keys()
+                done, kept = decoder.decode(latents, plan, grid, boxes(grid), moved)
+    assert len(done) >= 1 and kept.features.maps.keys() == maps.maps.keys()
     assert watched.count > 100 and watched.seen == []

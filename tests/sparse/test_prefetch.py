@@ -76,8 +76,8 @@ def test_what_does_not_fit_is_asked_for_one_step_at_a_time():
 def test_a_source_that_does_not_fit_waits_in_host_memory(pipelines, monkeypatch, inversion):
     """From the step on that is too much; whatever reads it sees the same, by graphs and layer by layer."""
     monkeypatch.setattr(boxing, "HALO", 512)  # as much for boxes as for rectangles
-    monkeypatch.setattr(boxing, "WHOLE_FROM", np.inf)
-    monkeypatch.setattr(boxing, "SMALL", 0)
+    monkeypatch.setattr(boxing, "DENSE_SHARE", np.inf)
+    monkeypatch.setattr(boxing, "DENSE_CELLS", 0)
     config, editors = {"num_inference_steps": 4, "guidance_scale": 2.0}, []
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (128, 128, 3), np.uint8))
 

@@ -42,8 +42,8 @@ def _alike(monkeypatch):
         Costs, "growth", lambda costs, grid, start=0, *, plain=False: growth(costs, grid, start, plain=True)
     )
     monkeypatch.setattr(boxing, "HALO", 512)
-    monkeypatch.setattr(boxing, "WHOLE_FROM", float("inf"))
-    monkeypatch.setattr(boxing, "SMALL", 0)
+    monkeypatch.setattr(boxing, "DENSE_SHARE", float("inf"))
+    monkeypatch.setattr(boxing, "DENSE_CELLS", 0)
 
 
 def both(pipe, script, **options):

@@ -16,17 +16,18 @@ from PIL import Image
 
 from fisedit.sparse import vae_decode as decoding
 from fisedit.sparse import vae_tiles as boxing
-from fisedit.sparse.vae_decode import MENDED, composite, decode, decode_boxes
+from fisedit.sparse.compositing import MAX_CORRECTION, composite
+from fisedit.sparse.vae_decode import decode, decode_sparse
 from fisedit.sparse.vae_tiles import (
-    GROWTH,
+    COARSE_LEVELS,
+    DILATION,
     HALO,
-    ROWS,
     Box,
-    before_upsampling,
     box_areas,
     boxes,
     cut,
     frame_areas,
+    upsampler_input,
     with_halo,
 )
 from fisedit.sparse_kernels import prepacked, tuning
@@ -55,15 +56,15 @@ def vae(pipelines):
 def _boxed(monkeypatch, request):
     """Boxes however large they are."""
     if "whole" not in request.node.name:
-        monkeypatch.setattr(boxing, "WHOLE_FROM", np.inf)
-        monkeypatch.setattr(boxing, "SMALL", 0)
+        monkeypatch.setattr(boxing, "DENSE_SHARE", np.inf)
+        monkeypatch.setattr(boxing, "DENSE_CELLS", 0)
 
 
 @pytest.fixture
 def far(monkeypatch):
     """Rows and a halo that reach everywhere."""
     monkeypatch.setattr(boxing, "HALO", FAR)
-    monkeypatch.setattr(boxing, "GROWTH", FAR)
+    monkeypatch.setattr(boxing, "DILATION", FAR)
 
 
 def random_latents(size, inside=None, seed=0):
@@ -104,7 +105,7 @@ def test_with_nothing_changed_boxes_give_the_source(vae, size, name):
     """Whatever is boxed, with all halo it needs and statistics that fit: a level of rounding apart at most."""
     grid, latents = grids(*size)[name], random_latents(size)
     source, record = decode(vae, latents)
-    assert apart(decode_boxes(vae, latents, grid, record, source)[0], source, grid).max() <= 1
+    assert apart(decode_sparse(vae, latents, grid, record, source)[0], source, grid).max() <= 1
 
 
 @pytest.mark.sweep(1)
@@ -119,13 +120,13 @@ def test_one_box_with_all_halo_is_a_dense_decode(vae, monkeypatch, size, name):
     source, record = decode(vae, random_latents(size))
     latents = random_latents(size, grid)
     dense, fresh = decode(vae, latents)
-    got, kept = decode_boxes(vae, latents, grid, record, source)
+    got, kept = decode_sparse(vae, latents, grid, record, source)
     assert apart(got, composite(source, dense, grid), grid).max() <= 1
     for name_, sums in fresh.sums.items():
         assert torch.allclose(kept.sums[name_], sums, rtol=1e-3, atol=1e-2)
-    for name_, rows in fresh.maps.maps.items():
+    for name_, rows in fresh.features.maps.items():
         level = 0 if name_.startswith("up_blocks.1") else 1
-        assert torch.allclose(kept.maps.whole(name_, level), rows, atol=1e-3)
+        assert torch.allclose(kept.features.whole(name_, level), rows, atol=1e-3)
 
 
 @each_grid
@@ -133,7 +134,7 @@ def test_outside_the_mask_nothing_moves(vae, name):
     size, grid = (16, 16), grids(16, 16)[name]
     source, record = decode(vae, random_latents(size))
     before = source.tobytes()
-    image = decode_boxes(vae, random_latents(size, grid), grid, record, source)[0]
+    image = decode_sparse(vae, random_latents(size, grid), grid, record, source)[0]
     assert np.array_equal(levels(image)[~pixels_of(grid)], levels(source)[~pixels_of(grid)])
     assert apart(image, source, grid).max() > 3
     assert source.tobytes() == before and image.size == source.size and image.mode == "RGB"
@@ -146,7 +147,7 @@ def test_a_boxed_decode_is_near_a_dense_one(vae, name, tolerance):
     source, record = decode(vae, random_latents(size))
     latents = random_latents(size, grid)
     dense = composite(source, decode(vae, latents)[0], grid)
-    near = apart(decode_boxes(vae, latents, grid, record, source)[0], dense, grid).mean()
+    near = apart(decode_sparse(vae, latents, grid, record, source)[0], dense, grid).mean()
     assert near < tolerance
     assert near < apart(source, dense, grid).mean()
 
@@ -156,23 +157,23 @@ def test_an_edit_on_an_edit_starts_from_its_record(vae):
     """After an edit of everything, the source's record is stale and the edit's is not."""
     size, corner = (24, 16), grids(24, 16)["corner"]
     source, stale = decode(vae, random_latents(size))
-    edited, kept = decode_boxes(vae, random_latents(size, seed=3), np.ones(size, bool), stale, source)
+    edited, kept = decode_sparse(vae, random_latents(size, seed=3), np.ones(size, bool), stale, source)
     latents = torch.where(torch.from_numpy(corner), random_latents(size, seed=4), random_latents(size, seed=3))
     dense = composite(edited, decode(vae, latents)[0], corner)
-    near, far = (apart(decode_boxes(vae, latents, corner, r, edited)[0], dense, corner).mean() for r in (kept, stale))
+    near, far = (apart(decode_sparse(vae, latents, corner, r, edited)[0], dense, corner).mean() for r in (kept, stale))
     assert near < 0.5 * far
 
 
-@pytest.mark.parametrize(("name", "default"), [("HALO", HALO), ("GROWTH", GROWTH)])
+@pytest.mark.parametrize(("name", "default"), [("HALO", HALO), ("DILATION", DILATION)])
 def test_farther_is_nearer(vae, monkeypatch, name, default):
     size, grid = (24, 16), grids(24, 16)["square"]
     source, record = decode(vae, random_latents(size))
     latents = random_latents(size, grid)
     dense, errors = composite(source, decode(vae, latents)[0], grid), []
-    monkeypatch.setattr(boxing, {"HALO": "GROWTH", "GROWTH": "HALO"}[name], FAR)
+    monkeypatch.setattr(boxing, {"HALO": "DILATION", "DILATION": "HALO"}[name], FAR)
     for cells in (default - 1, default, 2 * default, FAR):
         monkeypatch.setattr(boxing, name, cells)
-        errors.append(apart(decode_boxes(vae, latents, grid, record, source)[0], dense, grid).mean())
+        errors.append(apart(decode_sparse(vae, latents, grid, record, source)[0], dense, grid).mean())
     assert errors == sorted(errors, reverse=True) and errors[0] > errors[1] > errors[-1]
 
 
@@ -217,7 +218,7 @@ def test_areas_count_every_box_with_its_halo():
     one, other = spots((5, 5)), spots((60, 60))
     both = [tuple(map(sum, zip(a, b, strict=True))) for a, b in zip(box_areas(one), box_areas(other), strict=True)]
     assert box_areas(one | other) == tuple(both)
-    rows = [4**level * (2 + 2 * GROWTH) ** 2 for level in range(ROWS)]
+    rows = [4**level * (2 + 2 * DILATION) ** 2 for level in range(COARSE_LEVELS)]
     alone = [(2 * 2**level + 2 * HALO) ** 2 for level in (2, 3)]
     assert [computed for _, computed in box_areas(spots((30, 30)))] == rows + alone
 
@@ -229,10 +230,11 @@ def test_an_upsampler_sees_what_a_box_needs_and_has_it(size, level):
     factor = 2**level
     for top, left in np.ndindex(*size):
         box = Box(top, left, min(top + 3, size[0]), min(left + 2, size[1]))
-        rows = Box(0, 0, *size).scaled(2 ** (ROWS - 1))
-        seen, before = before_upsampling(box, level, size), with_halo(box, level - 1, size) if level > ROWS else rows
-        wanted = with_halo(box, level, size).grown(1, factor * size[0], factor * size[1])
-        assert covers(before, seen) and covers(seen.scaled(2), wanted)
+        frame = Box(0, 0, *size)
+        before = with_halo(box, level - 1, size) if level > COARSE_LEVELS else frame.scaled(2 ** (COARSE_LEVELS - 1))
+        outer = with_halo(box, level, size)
+        seen, wanted = upsampler_input(outer).clipped(before), outer.grown(1).clipped(frame.scaled(factor))
+        assert covers(seen.scaled(2), wanted)
 
 
 def covers(one, other):
@@ -252,7 +254,8 @@ def test_box_arithmetic():
     box = Box(1, 2, 4, 8)
     assert box.area == 18
     assert box.scaled(2) == Box(2, 4, 8, 16)
-    assert box.grown(2, 5, 9) == Box(0, 0, 5, 9)
+    assert box.grown(2) == Box(-1, 0, 6, 10) and box.grown(2).clipped(Box(0, 0, 5, 9)) == Box(0, 0, 5, 9)
+    assert box.coarsened(2) == Box(0, 1, 2, 4) and box.shape == (3, 6)
     assert box.within(Box(1, 1, 9, 9)) == Box(0, 1, 3, 7)
 
 
@@ -264,13 +267,13 @@ def plain(grey, size=128):
 @each_grid
 @pytest.mark.parametrize("level", [30, 240])
 def test_a_rim_is_mended_up_to_a_limit(name, level):
-    """Where the edit would show no step, none is left up to `MENDED`; behind the rim nothing is touched."""
+    """Where the edit would show no step, none is left up to `MAX_CORRECTION`; behind the rim nothing is touched."""
     grid = grids(16, 16)[name]
     mixed = levels(composite(plain(0), plain(level), grid))[..., 0]
     inside, behind = pixels_of(grid), np.pad(pixels_of(grid), 1, mode="edge")
     behind = behind[:-2, 1:-1] & behind[2:, 1:-1] & behind[1:-1, :-2] & behind[1:-1, 2:] & inside
     assert (mixed[~inside] == 0).all() and (mixed[behind] == level).all()
-    assert (mixed[inside & ~behind] == max(0, level - MENDED)).all()
+    assert (mixed[inside & ~behind] == max(0, level - MAX_CORRECTION)).all()
 
 
 @each_grid
@@ -292,7 +295,7 @@ def test_an_edge_of_the_edit_stays_sharp():
 
 def test_the_record_counts_its_bytes(vae):
     _, record = decode(vae, random_latents((16, 16)))
-    maps = record.maps
+    maps = record.features
     tensors = (*record.sums.values(), *record.totals.values(), *maps.maps.values(), *maps.totals.values())
     assert record.own_bytes == sum(t.numel() * t.element_size() for t in tensors) > 0
 
@@ -300,7 +303,7 @@ def test_the_record_counts_its_bytes(vae):
 def test_decoding_leaves_no_trace(vae):
     grid, latents = grids(16, 16)["square"], random_latents((16, 16))
     source, record = decode(vae, latents)
-    decode_boxes(vae, random_latents((16, 16), grid), grid, record, source)
+    decode_sparse(vae, random_latents((16, 16), grid), grid, record, source)
     assert not any("forward" in vars(module) for module in vae.modules())
     assert decode(vae, latents)[0].tobytes() == source.tobytes()
 
@@ -313,7 +316,7 @@ def test_boxes_dearer_than_half_a_decode_are_the_whole_frame(vae):
     latents = random_latents(size, grid)
     assert boxes(grid) == [Box(0, 0, 16, 16)]
     assert sum(box.area for box in boxes(square)) == square.sum()
-    got = decode_boxes(vae, latents, grid, record, source)[0]
+    got = decode_sparse(vae, latents, grid, record, source)[0]
     assert apart(got, composite(source, decode(vae, latents)[0], grid), grid).max() <= 1
 
 
@@ -322,14 +325,14 @@ def test_a_decode_whose_products_are_widened(pipelines, monkeypatch):
     vae, grid = pipelines["demo"].vae, grids(16, 16)["square"]
     old, new = random_latents((16, 16)), random_latents((16, 16), grid)
     plain, record = decode(vae, old)
-    changed, _ = decode_boxes(vae, new, grid, record, plain)
+    changed, _ = decode_sparse(vae, new, grid, record, plain)
     vae, seen, convolve = copy.deepcopy(vae).bfloat16(), set(), F.conv2d
     monkeypatch.setattr(tuning, "prefers_fp32", lambda: True)
     monkeypatch.setattr(prepacked, "LARGE", 0)
     monkeypatch.setattr(prepacked, "MUCH", 0)
     monkeypatch.setattr(F, "conv2d", lambda x, w, *rest: seen.add((x.dtype, w.shape[:2])) or convolve(x, w, *rest))
     source, record = decode(vae, old.bfloat16())
-    edited, _ = decode_boxes(vae, new.bfloat16(), grid, record, source)
+    edited, _ = decode_sparse(vae, new.bfloat16(), grid, record, source)
     assert {shape for dtype, shape in seen if dtype is torch.bfloat16} <= {(4, 4)}  # before the decoder
     assert np.abs(levels(source) - levels(plain)).mean() < 2
     assert (levels(edited) == levels(source))[~pixels_of(grid)].all()

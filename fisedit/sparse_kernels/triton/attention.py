@@ -21,6 +21,9 @@ from fisedit.sparse_kernels.triton.linear import apply_layer_norm, layer_stats
 
 LOG2E = 1.4426950408889634
 
+WIDEST = 256
+"""Channels of a head up to which keys and values of one block fit in shared memory in float32."""
+
 
 def attention(
     query: Tensor,
@@ -32,7 +35,13 @@ def attention(
     heads: int,
     scales: tuple[RecordedMap, RecordedMap] | None = None,
 ) -> Tensor:
-    """See `reference.attention`; query, key and value may be slices of one packed tensor."""
+    """See `reference.attention`; query, key and value may be slices of one packed tensor.
+
+    Heads that are too wide for a program's shared memory, as an autoencoder's, are left to torch's kernels.
+    """
+    if query.shape[2] // heads > WIDEST:
+        tensors = query, key, value, recorded_key, recorded_value
+        return torch_backend.attention(*tensors, placement, heads, scales)
     items, count, channels = query.shape
     assert query.stride() == key.stride() == value.stride() and query.stride(2) == 1, "slices of one packed tensor"
     branches, size, _ = recorded_key.shape
