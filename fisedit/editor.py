@@ -59,9 +59,12 @@ class Preview:
     """What an edit would do, before it is run.
 
     Args:
-        mask: where it would paint, with heat and confidence. diff: what the words change.
-        macs, macs_dense: multiply-accumulates it would spend, and those of a dense run.
-        fallback: why it would run dense, or "". nothing: why it would do nothing, or "".
+        mask: where it would paint, with heatmap and confidence.
+        diff: what the words change.
+        macs: multiply-accumulates that it would spend.
+        macs_dense: those of a dense run.
+        fallback: why it would run dense, or "".
+        nothing: why it would do nothing, or "".
     """
 
     mask: EditMask
@@ -144,11 +147,12 @@ class Editor:
         return cls(pipe, model=absolute_name(model), max_recorded_bytes=max_recorded_bytes, graphs=graphs)
 
     def beside(self, history: History | None = None, references: dict[str, Image] | None = None) -> Self:
-        """Another editor over the same model, with a memory of its own.
+        """Another editor over the same model, with a trajectory cache of its own.
 
         Args:
-            history, references: results, and reference pictures by their digests, that it shares with editors over
-                other models; None for its own. Whose model made a result must be the one to edit it.
+            history: results that it shares with editors over other models; None for its own. A result is edited by an
+                editor of the model that made it.
+            references: reference pictures by their digests, shared likewise; None for its own.
         """
         other = type(self)(self.pipe, model=self.model, max_recorded_bytes=self._memory.max_bytes)
         other._pipeline = self._pipeline.beside(history, references)  # noqa: SLF001 (of its own class)
@@ -204,10 +208,10 @@ class Editor:
         return name
 
     def scale_loras(self, scales: Mapping[str, float]) -> None:
-        """Let loaded LoRAs count anew in what is painted from now on, with all editors of the model.
+        """Set the scales of loaded LoRAs for later pictures, for all editors of the model.
 
         Args:
-            scales: their names, from `load_lora`, -> -10 to 10. Who is left out stays loaded and does not count.
+            scales: their names, from `load_lora`, -> -10 to 10. Those left out stay loaded with scale 0.
 
         Raises:
             AdapterError: one that is not loaded. InputError: a scale out of range.
@@ -230,38 +234,39 @@ class Editor:
         Args:
             source: "demo-look", which ships for the demo model, a published folder, a .safetensors file, or a hub id
                 such as "songkey/hm3_reference".
-            scale: how much of what it finds counts, -10 to 10. Several adapters add up.
+            scale: factor of what it adds to the feature maps, -10 to 10. Several adapters add up.
+            local_files_only: never reach for the network.
 
         Raises:
             AdapterError: it is missing, damaged, loaded already, of another architecture or made for another model.
             InputError: a scale out of range.
         """
         adapter = load_adapter(source, local_files_only=local_files_only)
-        self._engine.references.load(adapter, _place(source), scale)
+        self._engine.references.load(adapter, _absolute(source), scale)
 
     def _check_lora(self, name: str) -> None:
         if name not in self._loras:
             raise AdapterError(f"no LoRA {name!r} is loaded; loaded are {', '.join(self._loras) or 'none'}")
 
     def scale_adapter(self, scale: float, source: str | Path | None = None) -> None:
-        """Let a loaded adapter count anew in looks that are given from now on; all of them where no source is named.
+        """Set a loaded adapter's scale for later references; of all adapters where no source is named.
 
         Raises:
             AdapterError: it is not loaded. InputError: a scale outside -10 to 10.
         """
-        self._engine.references.set_scale(None if source is None else _place(source), scale)
+        self._engine.references.set_scale(None if source is None else _absolute(source), scale)
 
     def unload_adapter(self, source: str | Path | None = None) -> None:
-        """Let go of an adapter, or of all. Edits of a picture that was made with it run without.
+        """Unload an adapter, or all. Later edits of a picture that was made with it run without.
 
         Raises:
             AdapterError: it is not loaded.
         """
-        self._engine.references.unload(None if source is None else _place(source))
+        self._engine.references.unload(None if source is None else _absolute(source))
 
     @property
     def current(self) -> EditResult:
-        """Where the user stands. Raises SessionError before the first source."""
+        """The current result. Raises SessionError before the first source."""
         return self.history.current
 
     def undo(self) -> EditResult:
@@ -273,12 +278,15 @@ class Editor:
         return self.history.redo()
 
     def checkout(self, result_id: str) -> EditResult:
-        """Stand on any result; the next edit branches there. Raises SessionError for an unknown id."""
+        """Make any result the current one; the next edit branches there. Raises SessionError for an unknown id."""
         return self.history.checkout(result_id)
 
     def delete(self, result_id: str) -> tuple[str, ...]:
-        """Remove a result and all edits that began there; who stood on one of them stands on its parent, or on the
-        newest result where it was a source. Ids are never given again.
+        """Remove a result and all edits of it. If one of them was current, its parent becomes current, or the newest
+        result where it was a source. Ids are never given again.
+
+        Args:
+            result_id: of the result.
 
         Returns:
             The ids that are gone.
@@ -307,10 +315,13 @@ class Editor:
         """Make a source: what diffusers' pipeline makes of the same arguments, with everything recorded.
 
         Args:
-            prompt, negative_prompt: words, of which 75 tokens count; brackets weigh them, as `(cat:1.4)` or `[cat]`.
-            seed: of a CPU generator, from 0. num_inference_steps: 1 to 999.
+            prompt: text, of which 75 tokens are read; brackets weigh words, as `(cat:1.4)` or `[cat]`.
+            negative_prompt: text likewise, for the unconditional branch.
+            seed: of a CPU generator, 0 to 2^63 - 1.
+            num_inference_steps: 1 to 999.
             guidance_scale: 0 to 100; 1 or less runs one branch.
-            width, height: pixels, 64 to 2048 and divisible by 8; None for the model's own size.
+            width: pixels, 64 to 2048 and divisible by 8; None for the model's own size.
+            height: pixels, likewise.
             scheduler: "ddim", "dpmsolver++", "euler", "euler_a" or "lcm".
             reference: a picture whose look it takes, and all edits of it that name no other; see `load_adapter`.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
@@ -360,17 +371,18 @@ class Editor:
         Args:
             prompt: the changed words, as in `generate`; settings are the source's.
             mask: where to edit, instead of what the words say: a PIL image or numpy array of the picture's size, or a
-                boolean latent grid [h, w]. protect: where never to edit, likewise.
-            grow: latent cells to grow the mask by, whoever made it, -64 to 64; negative shrinks it.
-            words: words of either prompt that say where, instead of the changed ones.
-            instance: which piece of the mask to edit alone, counted from the left and from 0.
-            mask_method: one of `localise.METHODS`, for study. probe_steps: dense steps on the new prompt to spend on
-                looking; None for one where a thing comes that the picture has not.
+                boolean latent grid [h, w].
+            protect: where never to edit, likewise.
+            grow: latent cells to dilate the mask by, given or predicted, -64 to 64; negative erodes it.
+            words: words of either prompt that localize the edit, instead of the changed ones.
+            instance: which component of the mask to edit alone, counted from the left and from 0.
+            mask_method: one of `masking.localize.METHODS`, for comparison.
+            probe_steps: dense steps on the new prompt to spend on the mask; None for one where an object is inserted.
             structure: how long, inside the mask, the words that stay attend as they did in the picture and
                 self-attention is the picture's: from 0, never, to 1, for the first 40 % of the steps.
             strength: share of the steps to run, above 0 to 1, from the last; the first ones are the picture's own, so
                 that less keeps more of its layout and colours.
-            verify: look once, early on, whether the change leaves a mask that the words made; grow it then.
+            verify: check once, early on, whether the change leaves a predicted mask; dilate it then.
             growth: latent cells computed beyond the mask, for all steps or each; None for the measured default. A step
                 with 64 computes the whole picture, and what it finds changed outside the mask is carried on.
             reference: a picture whose look the edited things take (see `load_adapter`); with it, and with `mask` or
@@ -412,13 +424,16 @@ class Editor:
         Where there are captured graphs those that run sparse share one batch; else they run one after another.
 
         Args:
-            prompts, masks: as many of each, as in `edit`. The others as there; a batch has one `on_step`.
+            prompts: one an edit, as in `edit`.
+            masks: one an edit, as in `edit`.
+            growth: as in `edit`, for all of them.
+            on_step: as in `edit`; a batch calls it once a step.
 
         Returns:
             The results, in that order.
 
         Raises:
-            InputError: not as many masks as prompts. The others as in `edit`; results that were made before stay.
+            InputError: not as many masks as prompts; the other errors as in `edit`. Results made before stay.
         """
         if len(prompts) != len(masks):
             raise InputError(f"masks must be as many as prompts, {len(prompts)}, got {len(masks)}")
@@ -466,6 +481,7 @@ class Editor:
         """What a dense run makes of a result's prompt, seed and settings, and how long it takes; nothing is kept.
 
         Args:
+            result_id: of the result.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
         Returns:
@@ -500,14 +516,18 @@ class Editor:
 
         Args:
             picture: of any size and mode; turned upright as its EXIF says.
-            prompt: what it shows; None where nobody knows. Then the things that the next prompt names say where, and
-                one that names a scene or style too runs dense.
-            inversion: "ddim", or "ddpm" for edit-friendly noise maps (arXiv 2304.06140), with which the sampler finds
-                its own way back to the picture, exactly and in one pass. seed: of the noise of "ddpm".
-            guidance_scale: of later edits; DDIM's inversion has none.
-            width, height: of the canvas that the model paints on, divisible by 8; None for what suits the model. The
+            prompt: what it shows; None where it is unknown. Then the objects that the next prompt names localize the
+                edit, and one that names a scene or style too runs dense.
+            inversion: "ddim", or "ddpm" for edit-friendly noise maps (arXiv 2304.06140), with which the sampler leads
+                back to the picture exactly, in one pass.
+            seed: of the noise of "ddpm", 0 to 2^63 - 1.
+            negative_prompt: of later edits.
+            num_inference_steps: 1 to 999.
+            guidance_scale: of later edits, 0 to 100; DDIM's inversion has none.
+            width: of the canvas that the model paints on, in pixels, divisible by 8; None for what suits the model. The
                 picture is resized to it as a whole, and paint is resized back: of a photograph of 3000x2000 a model of
                 512x512 sees 624x416. Crop what matters, or give more, for finer paint.
+            height: of the canvas, likewise.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
         Raises:
@@ -531,7 +551,13 @@ class Editor:
         return self._pipeline.run(request, plan)
 
     def attention(self, prompt: str) -> NDArray[np.float32]:
-        """Where the words that would change are looked at in the current picture: floats [h, w], 0 to 1; no UNet call.
+        """Heatmap of the words that would change in the current picture; no UNet call is spent.
+
+        Args:
+            prompt: as in `edit`.
+
+        Returns:
+            Floats [h, w], 0 to 1.
 
         Raises:
             SessionError: there is no source yet. PromptError: an empty prompt.
@@ -555,6 +581,7 @@ class Editor:
         """Write the current picture in the format of its file's ending, whole or not at all.
 
         Args:
+            path: of the file.
             metadata: tell in the file how it was made, for web UIs to read and for `remake`. An opened picture's own
                 metadata stays either way.
 
@@ -567,6 +594,7 @@ class Editor:
         """Write the session: pictures, masks, prompts, seeds, lineage, parameters.
 
         Args:
+            folder: of the session; made if it is not there.
             metadata: tell in every picture's file how it was made.
 
         Raises:
@@ -592,7 +620,7 @@ class Editor:
         dtype: str | torch.dtype | None = None,
         local_files_only: bool = False,
     ) -> Self:
-        """Take up a saved session where it was left; what was recorded is rebuilt when an edit first needs it.
+        """Load a saved session with its model; features are recorded again when an edit first needs them.
 
         Raises:
             SessionError: no session there, or a damaged one. ModelError: its model cannot be loaded.
@@ -605,7 +633,7 @@ class Editor:
         return editor
 
     def load(self, folder: str | Path) -> None:
-        """Take up a saved session of this editor's model, instead of what is here.
+        """Load a saved session of this editor's model, in place of the present history.
 
         Raises:
             SessionError: no session there, a damaged one, or another model's. The editor is as it was then.
@@ -638,13 +666,17 @@ class Editor:
     ) -> Self:
         """Make a picture again as its file tells, source and every edit, so that it can be edited further.
 
-        What was opened, or made by another program, no words can make: it is opened as it is, its prompt being what it
-        shows. With another model or other values every edit finds its own place again, but for masks that were given.
+        A picture that was opened, or made by another program, is opened again with its prompt. With another model or
+        other values every mask is predicted again, but for masks that were given.
 
         Args:
-            picture: as Pillow opens it. model: None for the one that it names, if that is on this machine.
-            changes: values to use instead of those told, named as in `generate` or, for what is opened, in `open`.
-            on_step: as there.
+            picture: as Pillow opens it.
+            model: as in `from_pretrained`; None for the one that the file names, if that is on this machine.
+            device: as in `from_pretrained`.
+            dtype: as in `from_pretrained`; None for the one that the file names.
+            local_files_only: never reach for the network.
+            changes: values to use instead of the file's, named as in `generate` or, for an opened picture, in `open`.
+            on_step: as in `generate`.
 
         Raises:
             InputError: the file tells nothing or damaged things, or a change is out of range.
@@ -660,20 +692,20 @@ class Editor:
         editor.generate(on_step=on_step, **arguments)
         again = not changes and provenance.model_name(editor.model) == past.model
         for edit in past.edits:
-            editor._again(edit, on_step) if again else editor._anew(edit, past, on_step)  # noqa: SLF001 (its own)
+            editor._remake_exactly(edit, on_step) if again else editor._remake_by_words(edit, past, on_step)  # noqa: SLF001 (its own)
         return editor
 
-    def _again(self, edit: PastEdit, on_step: OnStep | None) -> EditResult:
+    def _remake_exactly(self, edit: PastEdit, on_step: OnStep | None) -> EditResult:
         """An edit just as it was: the same cells at every step."""
         request = self._pipeline.request_edit(edit.prompt, on_step)
         request = replace(request, structure=edit.structure, start=edit.start)
         text = self._pipeline.encode(request)
         self._pipeline.restore(request)
-        plan = self._pipeline.planner.plan_again(request, text, self._pipeline.source(request)[0], edit)
+        plan = self._pipeline.planner.plan_remake(request, text, self._pipeline.source(request)[0], edit)
         return self._pipeline.run(request, plan)
 
-    def _anew(self, edit: PastEdit, past: Origin, on_step: OnStep | None) -> EditResult:
-        """An edit with the same words, in the place that was given, or that they find."""
+    def _remake_by_words(self, edit: PastEdit, past: Origin, on_step: OnStep | None) -> EditResult:
+        """An edit with the same words, in the mask that was given, or with a predicted one."""
         given = edit.mask.source is MaskSource.GIVEN
         mask = edit.mask.image().resize(self.current.image.size, 0) if given else None
         strength = 1 - edit.start / past.config.num_inference_steps
@@ -684,7 +716,7 @@ class Editor:
         return str(self.pipe.unet.dtype).removeprefix("torch.")
 
 
-def _place(source: str | Path) -> str:
-    """Where something lies, or its hub id."""
+def _absolute(source: str | Path) -> str:
+    """The absolute path of what lies on disk, or a hub id."""
     path = Path(source).expanduser()
     return str(path.resolve()) if path.exists() else str(source)

@@ -21,8 +21,10 @@ class EditResult:
         id: unique within the session, in the order of making: "0", "1", ...
         parent: id of the result it was edited from; None for a source.
         config: prompt, seed, sampler and size.
-        image: the picture. mask: the latent cells that may differ from the parent's.
-        diff: what the prompt edit changed. stats: what it cost and why.
+        image: the picture.
+        mask: the latent cells that may differ from the parent's.
+        diff: what the prompt edit changed.
+        stats: what it cost and why.
         growth: latent cells computed beyond the mask at each step; empty where the run was dense.
         painted: what the model works on where that is not `image` itself: a canvas of the config's size, RGB.
         structure: how much of the parent's structure was kept, 0 to 1.

@@ -214,7 +214,7 @@ class Planner:
         )
         return self._checked(request, plan) if request.verify and mask.source is MaskSource.ATTENTION else plan
 
-    def plan_again(
+    def plan_remake(
         self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory, past: PlannedEdit
     ) -> EditPlan:
         """The plan of an edit whose cells are known, as it was made before.

@@ -166,7 +166,8 @@ class Likeness:
     """Whose look a picture takes.
 
     Args:
-        adapter: identity of the adapter that reads the reference. scale: how much of what it finds counts.
+        adapter: identity of the adapter that reads the reference.
+        scale: of the adapter, -10 to 10.
         reference: a digest of the reference picture.
     """
 
@@ -180,14 +181,17 @@ class GenerationConfig:
     """Everything that determines a generated source.
 
     Args:
-        prompt, negative_prompt: text, with weights as in `models.prompt_weighting`; 75 tokens of it are read.
+        prompt: text, with weights as in `models.prompt_weighting`; 75 tokens of it are read.
+        negative_prompt: text likewise, for the unconditional branch.
         seed: of the CPU generator that draws the first latents and every later noise.
         num_inference_steps: 1 to 999.
         guidance_scale: classifier-free guidance; 1 or less switches it off.
-        width, height: pixels, divisible by 8.
+        width: pixels, 64 to 2048, divisible by 8.
+        height: pixels, likewise.
         scheduler: the sampler.
         inversion: how the latents of a source that was opened were found; None for a generated one.
-        like: whose look it takes; () for nobody's. loras: names and scales of the LoRAs in the model.
+        like: the references whose look it takes; () for none.
+        loras: names and scales of the LoRAs in the model.
     """
 
     prompt: str
@@ -223,8 +227,10 @@ class EditStats:
         mask_confidence: 0 to 1.
         active_rows: active rows of each level at the widest growth, finest level first.
         growth: latent cells by which the active set exceeds the mask, one number per step; DENSE_STEP for a dense one.
-        unet_evaluations_dense, unet_evaluations_sparse: calls of the UNet (both guidance branches count as one).
-        macs, macs_dense: multiply-accumulates of the UNet and decoder spent, and what a dense run would have spent.
+        unet_evaluations_dense: dense calls of the UNet (both guidance branches count as one).
+        unet_evaluations_sparse: sparse calls of the UNet, likewise.
+        macs: multiply-accumulates of the UNet and decoder that were spent.
+        macs_dense: those that a dense run would have spent.
         seconds: wall seconds by station: encode (of an opened picture), text, reference, mask, plan, denoise, decode,
             total.
         recorded_bytes: bytes of features this result holds for later edits (its parents' not counted).
@@ -264,41 +270,20 @@ SIDE = (64, 2048)
 SEEDS = (0, 2**63 - 1)
 
 
-def make_generation_config(
-    prompt: str,
-    *,
-    seed: int,
-    negative_prompt: str,
-    num_inference_steps: int,
-    guidance_scale: float,
-    width: int,
-    height: int,
-    scheduler: str,
-    inversion: str | None = None,
-    like: Sequence[Mapping[str, Any]] = (),
-    loras: Sequence[tuple[str, float]] = (),
-) -> GenerationConfig:
-    """A config whose every value is in range; an opened picture may have an empty prompt, where nobody knows it.
+def make_generation_config(prompt: str, **settings: Any) -> GenerationConfig:
+    """A config whose every value is in range.
+
+    Args:
+        prompt: text; "" is allowed for an opened picture alone.
+        settings: the other fields of `GenerationConfig`, as JSON or the public face has them.
 
     Raises:
         PromptError: an empty or all-space prompt, or no text at all.
         InputError: steps, guidance, size, seed, scheduler or inversion out of range.
+        TypeError: a field that is missing, or that there is not.
     """
-    if not isinstance(negative_prompt, str):
-        raise PromptError(f"negative_prompt must be text, got {type(negative_prompt).__name__}; leave it out for none")
-    return GenerationConfig(
-        "" if inversion and prompt == "" else check_prompt(prompt),
-        _integer("seed", seed, SEEDS),
-        negative_prompt,
-        _integer("num_inference_steps", num_inference_steps, STEPS),
-        _guidance(guidance_scale),
-        _side("width", width),
-        _side("height", height),
-        _one_of("scheduler", scheduler, SchedulerName),
-        None if inversion is None else _one_of("inversion", inversion, Inversion),
-        likenesses(like),
-        tuple((str(name), float(scale)) for name, scale in loras),
-    )
+    checked = {name: _CHECKS[name](value) if name in _CHECKS else value for name, value in settings.items()}
+    return GenerationConfig(prompt if settings.get("inversion") and prompt == "" else check_prompt(prompt), **checked)
 
 
 def first_step(strength: float, steps: int) -> int:
@@ -369,3 +354,24 @@ def _one_of(name: str, value: str, kind: type[E]) -> E:
     if value not in tuple(kind):
         raise InputError(f"{name} must be one of {', '.join(kind)}, got {value!r}")
     return kind(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise PromptError(f"negative_prompt must be text, got {type(value).__name__}; leave it out for none")
+    return value
+
+
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "negative_prompt": _text,
+    "seed": lambda value: _integer("seed", value, SEEDS),
+    "num_inference_steps": lambda value: _integer("num_inference_steps", value, STEPS),
+    "guidance_scale": _guidance,
+    "width": lambda value: _side("width", value),
+    "height": lambda value: _side("height", value),
+    "scheduler": lambda value: _one_of("scheduler", value, SchedulerName),
+    "inversion": lambda value: None if value is None else _one_of("inversion", value, Inversion),
+    "like": likenesses,
+    "loras": lambda value: tuple((str(name), float(scale)) for name, scale in value),
+}
+"""Field of a `GenerationConfig` -> what checks and converts it."""

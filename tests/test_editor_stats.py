@@ -19,6 +19,7 @@ from fisedit.models import random_init
 from fisedit.sampling.denoise import Engine
 from fisedit.sparse.cost_model import decoder_macs, fixed, text_macs, unet_macs
 from fisedit.sparse.executor import Executor
+from fisedit.sparse.feature_cache import FeatureOverlay
 from fisedit.sparse.vae_decode import decode, decode_sparse
 from fisedit.sparse.vae_tiles import box_areas, frame_areas
 from fisedit.sparse_kernels.dilation import dilate
@@ -62,7 +63,9 @@ class Step:
     def sparse(self, plan, text_cache):
         with torch.no_grad():
             _, maps = self.executor.run_dense(self.latents, torch.tensor(500), self.text, {})
-        return lambda: self.executor.run_sparse(self.latents, torch.tensor(500), self.text, text_cache, maps, plan)
+        return lambda: self.executor.run_sparse(
+            self.latents, torch.tensor(500), self.text, text_cache, FeatureOverlay(maps, plan)
+        )
 
     def own(self, rows):
         return unet_macs(self.executor.sites, rows, self.sizes, self.batch, 11)

@@ -26,6 +26,7 @@ from fisedit.evaluation.workload import STEP_DILATION, load_workload, masks_of_a
 from fisedit.models.malloc import keep_freed_memory
 from fisedit.sampling.denoise import Engine
 from fisedit.sparse.cost_model import unet_macs
+from fisedit.sparse.feature_cache import FeatureOverlay
 from fisedit.values import OnStep
 
 if TYPE_CHECKING:
@@ -144,8 +145,8 @@ class _AdapterBenchmark:
         self, plan: SparsePlan, source: StepFeatures, conditions: list[ReferenceCondition]
     ) -> Callable[[], object]:
         text: dict[str, Tensor] = {}
-        inputs = self.latents, self.timestep, self.text, text, source, plan
-        return lambda: self.engine.executor.run_sparse(*inputs, extra=AdapterStack(conditions))
+        inputs, extra = (self.latents, self.timestep, self.text, text), AdapterStack(conditions)
+        return lambda: self.engine.executor.run_sparse(*inputs, FeatureOverlay(source, plan), extra=extra)
 
 
 def _summary_row(row: Row) -> Row:

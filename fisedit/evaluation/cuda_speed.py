@@ -26,6 +26,7 @@ from fisedit.editor import Editor
 from fisedit.evaluation.workload import PROMPTS, STEP_DILATION, load_workload, masks_of_areas, square_mask
 from fisedit.sampling.denoise import Engine
 from fisedit.sparse.cuda_graphs import GraphExecutor
+from fisedit.sparse.feature_cache import FeatureOverlay
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.reference import QUANTISED_DTYPES
 from fisedit.values import LATENT_FACTOR, OnStep
@@ -162,7 +163,7 @@ class GraphBenchmark:
         latents, time = self._guidance_batch(self.source.latents[self.middle]), self.times[self.middle]
         with ops.use("reference"):
             features = self.source.features[self.middle]
-            expected, _ = self.engine.executor.run_sparse(latents, time, self.text, {}, features, plan)
+            expected, _ = self.engine.executor.run_sparse(latents, time, self.text, {}, FeatureOverlay(features, plan))
         for backend in BACKENDS:
             with ops.use(backend):
                 measured = self._step(plan, latents, expected)

@@ -26,6 +26,7 @@ from fisedit.evaluation.timing import measure_seconds, median_seconds
 from fisedit.evaluation.workload import PROMPTS, STEP_DILATION, load_workload, masks_of_areas
 from fisedit.models.malloc import keep_freed_memory
 from fisedit.sampling.denoise import Engine
+from fisedit.sparse.feature_cache import FeatureOverlay
 from fisedit.sparse.vae_decode import decode, decode_sparse
 from fisedit.values import OnStep
 
@@ -225,7 +226,9 @@ class _EditBenchmark:
 
     def _sparse_step(self, plan: Any) -> Callable[[], object]:
         cache: dict[str, Tensor] = {}
-        return lambda: self.engine.executor.run_sparse(self.latents, self.timestep, self.text, cache, self.maps, plan)
+        return lambda: self.engine.executor.run_sparse(
+            self.latents, self.timestep, self.text, cache, FeatureOverlay(self.maps, plan)
+        )
 
 
 def _summary_row(row: Row) -> Row:

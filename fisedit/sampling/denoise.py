@@ -122,7 +122,9 @@ class Engine:
         """A fresh run of the config's scheduler, with the noise that inversion found for its source.
 
         Args:
-            linear: where its steps are sums, as one that never makes the host wait.
+            config: scheduler, steps, seed and size.
+            source: whose noises are used, if inversion found some.
+            linear: as a `LinearSampler`, which never makes the host wait, where the scheduler's steps are linear.
         """
         unet, noises, scheduler_config = self.pipe.unet, source.noises if source else [], self.pipe.scheduler.config
         rest = config, scheduler_config, unet.config.in_channels, self.executor.device, unet.dtype, noises

@@ -35,17 +35,20 @@ def inverted(
     config: GenerationConfig,
     text: Tensor,
     latents: Tensor,
-    look: Callable[[int, Tensor], Tensor],
+    predict: Callable[[int, Tensor], Tensor],
 ) -> list[Tensor]:
-    """The way back from clean latents to noise, without guidance.
+    """DDIM inversion: latents from the clean ones back to noise, without guidance.
 
-    The model is asked about latents at the time whose noise they have, as a sampler that passes there will ask it, so
-    that one evaluation serves both. (diffusers' pipelines ask at the time that a step leads to: no sampler does.)
+    The model is evaluated at the time whose noise the latents have, as a sampler that passes there will, so that one
+    evaluation serves both. (diffusers' pipelines evaluate at the time that a step leads to, as no sampler does.)
 
     Args:
-        config: steps and scheduler. text: the prompt's embeddings [1, T, D]. latents: clean, [1, 4, h, w].
-        look: asks the model what the sampler's i-th step will ask, from the last to the first: called with (i, latents
-            [1, 4, h, w]), it gives the prediction [1, 4, h, w].
+        pipe: the pipeline.
+        config: steps and scheduler.
+        text: the prompt's embeddings [1, T, D].
+        latents: clean, [1, 4, h, w].
+        predict: evaluates the model as the sampler's i-th step will, from the last to the first: called with (i,
+            latents [1, 4, h, w]), it returns the prediction [1, 4, h, w].
 
     Returns:
         N + 1 latents, noise first, the given ones last.
@@ -69,7 +72,7 @@ def inverted(
         path.insert(0, scheduler.step(prediction, t, path[0]).prev_sample)
         if not path[0].isfinite().all():
             raise NumericsError(f"latents turned NaN or infinite at timestep {int(t)}; use dtype fp32")
-        prediction = look(i, path[0])
+        prediction = predict(i, path[0])
     return path
 
 

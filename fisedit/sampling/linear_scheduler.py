@@ -53,12 +53,14 @@ class Coefficients:
 def coefficients(
     config: GenerationConfig, scheduler_config: Any, *, noisy: bool = False
 ) -> tuple[Coefficients, ...] | None:
-    """The steps of a config's scheduler as sums, None where they are none.
+    """The coefficients of a scheduler's steps, None where a step is not linear in latents, predictions and noise.
 
-    One run over columns that do not mix: in each, the latents or the prediction of one step is 1 and all else 0; some
-    hold noise alone, and some hold random numbers, by which the answer is checked.
+    They are found by one run over columns that do not mix: in each, the latents or the prediction of one step is 1 and
+    all else 0; some hold noise alone, and some hold random numbers, by which the result is checked.
 
     Args:
+        config: scheduler, steps and seed.
+        scheduler_config: the model's scheduler config.
         noisy: with the noise of every step given (eta 1), as `Sampler` takes it.
     """
     steps = config.num_inference_steps

@@ -42,7 +42,8 @@ class Sampler:
         config: scheduler, steps, seed and size.
         scheduler_config: the model's scheduler config (betas, prediction type, offsets).
         channels: latent channels.
-        device, dtype: of the latents.
+        device: of the latents.
+        dtype: of the latents.
         noises: [1, C, h, w] of every step, which then is DDPM's (DDIM's with eta 1); () for the scheduler's own.
     """
 

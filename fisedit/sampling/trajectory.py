@@ -34,7 +34,8 @@ class Trajectory:
         text: keys and values of the prompt for every cross-attention.
         start: so many first steps are another trajectory's, taken over as they were.
         noises: [1, 4, h, w] of every step, where inversion found them; edits step with the same ones.
-        captured: so many of its steps were replayed from captured graphs. uncaptured: why others were not, or "".
+        captured: number of its steps that were replayed from captured graphs.
+        uncaptured: why others were not, or "".
         shifts: what its dense steps found changed outside its mask, where others are sparse.
         without: of the branch without words at the first step the text [1, T, D] and the prediction [1, 4, h, w], if
             that was recorded: an edit begins with the same.

@@ -16,12 +16,12 @@ from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 
 from fisedit.models.injection import Replacement
-from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, ShiftedFeatures, gather, totals
+from fisedit.sparse.feature_cache import FeatureOverlay, ShiftedFeatures, gather, totals
 from fisedit.sparse.modules import LayerSite, Role
 from fisedit.sparse.packed_weights import MergedWeights
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.reference import Rows, join_rows
-from fisedit.sparse_kernels.row_plan import KernelMap, Level, SparsePlan
+from fisedit.sparse_kernels.row_plan import KernelMap, Level
 
 
 class CachedRows:
@@ -29,8 +29,7 @@ class CachedRows:
 
     Args:
         sites: the UNet's, by name.
-        plan: whose active rows are computed.
-        source: the step that is read.
+        overlay: an empty one over the step that is read, with the plan whose active rows are computed; it is filled.
         text: keys and values of every cross-attention, by site name.
         weights: of layers that have LoRAs.
         inject_attention: the last branch attends as the source did, where the source's queries were recorded
@@ -43,14 +42,13 @@ class CachedRows:
     def __init__(
         self,
         sites: Mapping[str, LayerSite],
-        plan: SparsePlan,
-        source: CachedFeatures,
+        overlay: FeatureOverlay,
         text: dict[str, Tensor],
         weights: MergedWeights,
         *,
         inject_attention: bool = False,
     ) -> None:
-        self.plan, self.source, self.overlay = plan, source, FeatureOverlay(source, plan)
+        self.plan, self.source, self.overlay = overlay.plan, overlay.parent, overlay
         self.weight, self._sites, self._text, self._injects = weights.of, sites, text, inject_attention
         self._halos: dict[str, Tensor] = {}
         self._activated: tuple[Tensor, Tensor] | None = None

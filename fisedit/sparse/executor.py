@@ -19,12 +19,11 @@ from torch import Tensor, nn
 from fisedit.models.injection import Replacement, injected
 from fisedit.sparse.blocks import UNetBlocks
 from fisedit.sparse.cached_rows import CachedRows
-from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, StepFeatures, rows_of
+from fisedit.sparse.feature_cache import FeatureOverlay, StepFeatures, rows_of
 from fisedit.sparse.modules import LayerSite, Role, is_plain, loras, num_levels, text_keys, unet_sites
 from fisedit.sparse.packed_weights import MergedWeights
 from fisedit.sparse.recording import DenseContext, recording
 from fisedit.sparse_kernels import prepacked
-from fisedit.sparse_kernels.row_plan import SparsePlan
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,8 +117,7 @@ class Executor:
         timestep: Tensor,
         text: Tensor,
         text_cache: dict[str, Tensor],
-        source: CachedFeatures,
-        plan: SparsePlan,
+        overlay: FeatureOverlay,
         timestep_cond: Tensor | None = None,
         *,
         inject_attention: bool = False,
@@ -132,19 +130,19 @@ class Executor:
             timestep: scalar.
             text: embeddings [B, T, D].
             text_cache: the text's keys and values by site name, filled at the first step of a prompt.
-            source: the cached step that is read.
-            plan: whose active rows are computed.
+            overlay: an empty one over the cached step that is read, with the plan whose active rows are computed; it is
+                filled.
             timestep_cond: [B, C] for distilled models, or None.
             inject_attention: the last branch attends as the source did where its queries were recorded, as in
                 prompt-to-prompt.
             extra: layers added to the UNet, whether the source had them or not; or None.
 
         Returns:
-            The prediction at the active rows [B, R, 4] and the step's overlay.
+                The prediction at the active rows [B, R, 4], and the overlay.
         """
         text_keys(self.sites, text, text_cache)
         weights = self.weights
-        rows = self.rows(self._by_name, plan, source, text_cache, weights, inject_attention=inject_attention)
+        rows = self.rows(self._by_name, overlay, text_cache, weights, inject_attention=inject_attention)
         replacements = self._blocks.replacements(rows)
         for name, attention in self._attentions():
             replacements += rows.projections(attention, name)

@@ -19,11 +19,12 @@ from fisedit.models.device import to_pinned_memory
 class Prefetcher:
     """Tensors by step: the first ones are copied into fixed targets, of the others it is said where they lie.
 
-    Its buffers go after the last copy from and to them is done, whenever nobody wants it any more.
+    Its buffers are freed after the last copy from and to them is done.
 
     Args:
-        steps: at least one. of: a step's tensors, of the same shapes and dtypes for all; asked for one step at a time,
-            so that what does not fit is never on the device together.
+        steps: indices of the steps, at least one.
+        of: returns a step's tensors, of the same shapes and dtypes for all; called for one step at a time, so that what
+            does not fit is never on the device together.
         targets: where a step's tensors go, on the device.
         budget: bytes that may stay on the device; all or nothing. None is no limit.
         addresses: int64 on the device, one for each tensor that has no target; None if there is none.

@@ -17,6 +17,7 @@ from fisedit.evaluation.workload import square_mask
 from fisedit.models.loader import _SD15
 from fisedit.sparse.cost_model import text_macs, unet_macs
 from fisedit.sparse.executor import Executor
+from fisedit.sparse.feature_cache import FeatureOverlay
 from fisedit.sparse.modules import unet_sites
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import make_plan
@@ -56,7 +57,7 @@ class Case:
         conditions = self.conditions if conditions is None else conditions
         latents = self.edited if edited is None else edited
         return self.executor.run_sparse(
-            latents, T, self.texts[1], {}, maps, plan or self.plan, extra=AdapterStack(conditions)
+            latents, T, self.texts[1], {}, FeatureOverlay(maps, plan or self.plan), extra=AdapterStack(conditions)
         )
 
     def expected(self, *, recorded):

@@ -10,6 +10,7 @@ import torch
 
 from fisedit.sampling.denoise import Engine
 from fisedit.sparse.executor import Executor
+from fisedit.sparse.feature_cache import FeatureOverlay
 from fisedit.sparse_kernels import ops, tuning
 from fisedit.sparse_kernels.row_plan import make_plan
 from fisedit.values import DENSE_STEP
@@ -75,7 +76,7 @@ def test_an_overlay_is_as_good_as_a_recording(pipelines, monkeypatch, name, few)
     again = torch.where(torch.from_numpy(second), torch.randn(case.source.shape), case.edited)
     _, overlay = case.sparse(executor, make_plan(first, executor.num_levels))
     got, _ = executor.run_sparse(
-        again, case.timestep, case.texts[0], {}, overlay, make_plan(second, executor.num_levels)
+        again, case.timestep, case.texts[0], {}, FeatureOverlay(overlay, make_plan(second, executor.num_levels))
     )
     base = oracle.record(unet, case.source, case.timestep, case.texts[0])
     mixed = oracle.mix(unet, base, case.edited, case.timestep, case.texts[1], case.inside)

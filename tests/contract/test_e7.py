@@ -9,6 +9,7 @@ import torch
 
 from fisedit import Editor
 from fisedit.sparse.executor import Executor
+from fisedit.sparse.feature_cache import FeatureOverlay
 from fisedit.sparse_kernels.row_plan import make_plan
 from tests.support import oracle
 from tests.support.edits import BIRD, CAT, DOG, FP32, check_outside, latents, trajectory
@@ -26,7 +27,9 @@ def test_batches_of_edits_equal_one_by_one(pipelines):
     together, _ = case.sparse(executor, plan)
     for i in range(4):
         _, maps = executor.run_dense(case.source[i : i + 1], case.timestep, case.texts[0, i : i + 1], {})
-        alone, _ = executor.run_sparse(case.edited[i : i + 1], case.timestep, case.texts[1, i : i + 1], {}, maps, plan)
+        alone, _ = executor.run_sparse(
+            case.edited[i : i + 1], case.timestep, case.texts[1, i : i + 1], {}, FeatureOverlay(maps, plan)
+        )
         assert torch.allclose(together[i], alone[0], atol=TOLERANCE, rtol=0)
 
 

@@ -11,7 +11,7 @@ import torch
 from fisedit.errors import UnsupportedModuleError
 from fisedit.sparse.cuda_graphs import GraphExecutor
 from fisedit.sparse.executor import Executor
-from fisedit.sparse.feature_cache import held_bytes, totals
+from fisedit.sparse.feature_cache import FeatureOverlay, held_bytes, totals
 from fisedit.sparse.graph_capture import LRUCache, capture, snapshot
 from fisedit.sparse.modules import Role
 from fisedit.sparse.prefetch import Prefetcher
@@ -48,7 +48,9 @@ class Case:
     def alone(self, e, features=None):
         """The engine's own replay of one edit: rows [S, R, 4] and the overlay."""
         features = features or self.maps
-        return self.executor.run_sparse(self.latents[e], TIME, self.texts[e], {}, features, self.plans[e])
+        return self.executor.run_sparse(
+            self.latents[e], TIME, self.texts[e], {}, FeatureOverlay(features, self.plans[e])
+        )
 
     def begin(self, graphs, features=None):
         """All edits in one batch, branch by branch."""
@@ -319,6 +321,6 @@ def test_a_cuda_graph_is_the_engines_own_and_never_waits(backend):
             with no_waiting():
                 rows = edit.step(0, latents, time)
             assert torch.cuda.memory_allocated() == allocated[-1]
-            expected, _ = executor.run_sparse(latents, time, texts[1], {}, maps, plan)
+            expected, _ = executor.run_sparse(latents, time, texts[1], {}, FeatureOverlay(maps, plan))
             assert torch.allclose(rows[:, : plan.rows[0]], expected, atol=2e-3, rtol=0)
         assert graphs.graphs.made == 1

@@ -20,7 +20,7 @@ from fisedit.sparse import prefetch
 from fisedit.sparse import vae_tiles as boxing
 from fisedit.sparse.cuda_graphs import GraphExecutor
 from fisedit.sparse.executor import Executor
-from fisedit.sparse.feature_cache import StepFeatures
+from fisedit.sparse.feature_cache import FeatureOverlay, StepFeatures
 from fisedit.sparse.modules import Role
 from fisedit.sparse.prefetch import Prefetcher
 from fisedit.sparse_kernels import ops, tuning
@@ -250,7 +250,7 @@ def test_what_a_byte_a_number_costs_on_the_demo_model():
     changed = torch.from_numpy(grids(*source.latents[0].shape[-2:])["blobs"])
     latents = source.latents[2] + changed * torch.randn_like(source.latents[2])
     step = torch.cat([latents] * len(text)), engine.sampler(config).timesteps[2]
-    expected, _ = executor.run_sparse(*step, text, {}, source.features[2], plan)
+    expected, _ = executor.run_sparse(*step, text, {}, FeatureOverlay(source.features[2], plan))
     errors = {}
     for quantised in ("", *QUANTISED_DTYPES):
         edit = GraphExecutor(executor, quantised=quantised).begin([plan], {2: source.features[2]}, text)
@@ -282,5 +282,7 @@ def test_of_edits_on_edits_only_what_they_changed_is_put_together(pipelines, mon
         mixed = StepFeatures({name: step.whole(name, levels[name]) for name in step.maps}, dict(step.totals))
         for mine, theirs in zip(got, reading.of(mixed), strict=True):
             assert torch.equal(mine.double(), theirs.double())
-        _, step = case.executor.run_sparse(case.latents[0], TIME, case.texts[0], {}, step, case.plans[0])
+        _, step = case.executor.run_sparse(
+            case.latents[0], TIME, case.texts[0], {}, FeatureOverlay(step, case.plans[0])
+        )
     assert graphs.records.laid(source.maps) is pack

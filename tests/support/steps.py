@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from fisedit.sparse.feature_cache import FeatureOverlay
 from tests.support import oracle
 
 
@@ -26,7 +27,7 @@ class StepEdit:
     def sparse(self, executor, plan):
         """Returns the edit's rows, and where they belong."""
         _, maps = executor.run_dense(self.source, self.timestep, self.texts[0], {})
-        return executor.run_sparse(self.edited, self.timestep, self.texts[1], {}, maps, plan)
+        return executor.run_sparse(self.edited, self.timestep, self.texts[1], {}, FeatureOverlay(maps, plan))
 
 
 def rows(full, grid):

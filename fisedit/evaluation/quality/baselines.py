@@ -19,7 +19,7 @@ from fisedit.masking.masks import otsu
 from fisedit.sampling.scheduler import blend_latents
 from fisedit.sparse.cached_rows import CachedRows
 from fisedit.sparse.executor import Executor, apply_guidance
-from fisedit.sparse.feature_cache import scatter, totals
+from fisedit.sparse.feature_cache import FeatureOverlay, scatter, totals
 from fisedit.sparse.vae_decode import decode
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.reference import join_rows
@@ -97,7 +97,7 @@ def _sparse_steps(case: EditCase, text: Tensor, latents: Tensor, first: int, gri
     latents = blend_latents(latents, trajectory.latents[first], inside)
     for i, t in enumerate(sampler.timesteps[first:], first):
         batch = torch.cat([latents] * len(text))
-        raw = executor.run_sparse(batch, t, text, cache, trajectory.features[i], plan)[0]
+        raw = executor.run_sparse(batch, t, text, cache, FeatureOverlay(trajectory.features[i], plan))[0]
         prediction = scatter(trajectory.predictions[i], plan.levels[0].active, _guided(case, raw))
         latents = blend_latents(sampler.step(prediction, t, latents), trajectory.latents[i + 1], inside)
     return latents

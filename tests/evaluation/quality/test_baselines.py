@@ -7,6 +7,7 @@ import torch
 
 from fisedit.evaluation.quality import baselines
 from fisedit.sparse.executor import Executor
+from fisedit.sparse.feature_cache import FeatureOverlay
 from tests.support.edits import BIRD, CAT
 from tests.support.quality import HOW, SQUARE, fresh, levels
 
@@ -26,7 +27,9 @@ def test_stale_norms_repeat_the_source_and_nothing_else(generated):
     text, t = case.engine.encode(case.source.config), case.engine.sampler(case.config).timesteps[2]
 
     def rows(executor: Executor, latents: torch.Tensor) -> torch.Tensor:
-        return executor.run_sparse(torch.cat([latents] * 2), t, text, {}, trajectory.features[2], plan)[0]
+        return executor.run_sparse(torch.cat([latents] * 2), t, text, {}, FeatureOverlay(trajectory.features[2], plan))[
+            0
+        ]
 
     with torch.inference_mode():
         old, other = trajectory.latents[2], 2 * trajectory.latents[2]
