@@ -260,7 +260,7 @@ class SparseDecoder:
 
     def run_coarse(self, rows: Tensor, plan: SparsePlan, features: CachedFeatures) -> FeatureOverlay:
         """What the coarse levels change of cached features; `rows` as of `decode_coarse`, without padding."""
-        source = CachedRows(self.sites, plan, features, {}, MergedWeights())
+        source = CachedRows(self.sites, FeatureOverlay(features, plan), {}, MergedWeights())
         decode_coarse(source, self.vae, rows, plan.levels[-1].rows)
         return source.overlay
 
