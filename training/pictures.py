@@ -124,9 +124,7 @@ class Pictures:
         return Picture(self.scenes[index], self.pixels[index])
 
 
-def draw_pictures(
-    seed: int, count: int, side: int, objects: tuple[str, ...] = (), painted: float = 0.0
-) -> Pictures:
+def draw_pictures(seed: int, count: int, side: int, objects: tuple[str, ...] = (), painted: float = 0.0) -> Pictures:
     """Draws `count` scenes; scene i depends on (seed, i) alone."""
     fresh = FreshPictures(side, painted, objects)
     scenes: list[Scene] = []

@@ -1,5 +1,7 @@
 """What makes a training step cheaper on a CPU and leaves its values as they are. Knows nothing of what is trained."""
 
+from typing import Any
+
 import torch
 from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
@@ -12,16 +14,16 @@ class QuickResnet(ResnetBlock2D):  # type: ignore[misc]
 
     def forward(self, maps: Tensor, temb: Tensor | None = None) -> Tensor:
         """Maps [B, C, h, w]; an autoencoder embeds no time."""
-        changed = self.conv1(self.nonlinearity(self.norm1(maps)))
-        changed = self.conv2(self.nonlinearity(self.norm2(changed)))
+        between = self.conv1(self.nonlinearity(self.norm1(maps)))
+        changed: Tensor = self.conv2(self.nonlinearity(self.norm2(between)))
         kept: Tensor = maps if self.conv_shortcut is None else self.conv_shortcut(maps)
-        kept = kept + changed
-        return kept
+        return kept + changed
 
 
 def skip_divisions(autoencoder: nn.Module) -> None:
     """Turns the residual blocks of an autoencoder into quick ones; weights and their names stay."""
-    for block in autoencoder.modules():
+    blocks: list[Any] = list(autoencoder.modules())
+    for block in blocks:
         if type(block) is ResnetBlock2D and block.time_emb_proj is None and block.output_scale_factor == 1:
             block.__class__ = QuickResnet
 
@@ -34,4 +36,5 @@ def prepare_cpu(products: str) -> None:
     keep_freed_memory()
     torch.set_flush_denormal(True)
     tiles = torch.cpu._is_amx_tile_supported()  # noqa: SLF001 - torch has no public name for it
-    torch.backends.mkldnn.conv.fp32_precision = "bf16" if products == "bf16" and tiles else "none"
+    mkldnn: Any = torch.backends.mkldnn
+    mkldnn.conv.fp32_precision = "bf16" if products == "bf16" and tiles else "none"

@@ -8,13 +8,14 @@ from typing import cast
 
 import torch
 from diffusers import AutoencoderKL
+from torch import Tensor
 
 from fisedit.scenes.drawing import FontMissing
 from training.autoencoder import AutoencoderStage, DecoderStage, held_out_pictures, training_pictures
 from training.config import Config, ConfigError, load_config
 from training.denoiser import DenoiserStage
 from training.latents import load_or_encode, normalise_latents
-from training.loop import train
+from training.loop import save_whole, train
 from training.pictures import draw_pictures, to_tensor
 from training.quick import prepare_cpu
 
@@ -59,18 +60,23 @@ def train_autoencoder(config: Config, folder: Path, device: torch.device) -> Non
 def train_denoiser(config: Config, folder: Path, device: torch.device) -> None:
     """Text encoder and UNet, on the autoencoder's latents: close-ups first, then whole scenes."""
     autoencoder = load_autoencoder(folder / AutoencoderStage.name, device)
-    shape, known = config.scenes, None
+    shape = config.scenes
+    known: dict[str, Tensor] | None = None
     stages = (("closeups", True, config.closeups.pictures, config.closeups.plan),
               (DenoiserStage.name, False, config.denoiser.pictures, config.denoiser.plan))  # fmt: skip
     for name, close, count, plan in stages:
         kept = folder / name
-        kept.mkdir(parents=True, exist_ok=True)
-        scenes = load_or_encode(kept / "scenes.pt", autoencoder, shape.seed, count, close)
-        held_out = load_or_encode(kept / "held-out.pt", autoencoder, shape.held_out_seed, shape.held_out, close)
-        stage = DenoiserStage(config, plan, autoencoder, scenes, held_out, device)
-        if known is not None:
-            stage.model.load_state_dict(known.state_dict())
-        known = train(stage, plan, kept, device)
+        trained = kept / "averaged.pt"
+        if not trained.is_file():
+            scenes = load_or_encode(kept / "scenes", autoencoder, shape.seed, count, close, shape.objects)
+            held_out = load_or_encode(
+                kept / "held-out", autoencoder, shape.held_out_seed, shape.held_out, close, shape.objects
+            )
+            stage = DenoiserStage(config, plan, autoencoder, scenes, held_out, device)
+            if known is not None:
+                stage.model.load_state_dict(known)
+            save_whole(train(stage, plan, kept, device).state_dict(), trained)
+        known = torch.load(trained, map_location=device, weights_only=True)
 
 
 def train_decoder(config: Config, folder: Path, device: torch.device) -> None:
