@@ -7,14 +7,15 @@ repeats the uninterrupted one exactly.
 import math
 import os
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 
 from fisedit.train_adapter.log import append_row, forget_after
 from training.config import Plan
@@ -68,8 +69,7 @@ class _Run:
         self.stage, self.plan, self.folder, self.device = stage, plan, folder, device
         self.trained = [weight for weight in stage.model.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(self.trained, lr=0.0, weight_decay=plan.weight_decay, fused=True)
-        average = get_ema_multi_avg_fn(plan.average)
-        self.averaged = AveragedModel(stage.model, multi_avg_fn=average)
+        self.averaged = AveragedModel(stage.model, multi_avg_fn=_averaging(plan.average))
         self.progress = Progress()
         self.started = time.monotonic()
 
@@ -143,6 +143,17 @@ class _Run:
         self.progress = Progress(**state["progress"])
         for table in ("log.csv", "report.csv"):
             forget_after(self.folder / table, self.progress.step)
+
+
+def _averaging(most: float) -> Callable[[Any, Any, Tensor | int], None]:
+    """A moving average that forgets fast at first, or it would hold the untrained weights for thousands of steps."""
+
+    @torch.no_grad()
+    def average(averaged: Any, current: Any, count: Tensor | int) -> None:
+        kept = min(most, (1 + int(count)) / (10 + int(count)))
+        torch._foreach_lerp_(list(averaged), list(current), 1 - kept)
+
+    return average
 
 
 def save_whole(state: object, path: Path) -> None:
