@@ -72,6 +72,7 @@ class _Run:
         self.averaged = AveragedModel(stage.model, multi_avg_fn=_averaging(plan.average))
         self.progress = Progress()
         self.started = time.monotonic()
+        self.since: list[dict[str, Tensor]] = []  # the losses since the log's last line
 
     def share_done(self) -> float:
         """How much of the budget is spent, 0 to 1 and beyond."""
@@ -90,10 +91,11 @@ class _Run:
         self.optimizer.step()
         self.averaged.update_parameters(self.stage.model)
         self.progress.step += 1
+        self.since.append({name: value.detach() for name, value in losses.items()})
         if self.progress.step % self.plan.log_every == 0:
-            self._log(
-                {name: float(value.detach()) for name, value in losses.items()} | {"rate": rate, "norm": float(norm)}
-            )
+            means = {name: float(torch.stack([row[name] for row in self.since]).mean()) for name in self.since[0]}
+            self._log(means | {"rate": rate, "norm": float(norm)})
+            self.since.clear()
         if self.progress.step % self.plan.report_every == 0:
             self.report()
             self.save()
