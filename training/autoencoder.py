@@ -1,6 +1,7 @@
 """The autoencoder: its shape, its loss and its two training stages. Knows nothing of text or diffusion."""
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -11,11 +12,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fisedit.adapters.training.draws import generator_for
+from fisedit.evaluation.scenes.appearance import Appearance
 from fisedit.evaluation.scenes.drawing import Bytes
 from training.config import Autoencoder, Config
-from training.pictures import Pictures, sample_crops, save_sheet, to_bytes, to_tensor
+from training.gamut import HUES, colour_error, drawn_objects
+from training.models import adopt
+from training.pictures import FreshPictures, Supply, draw_pictures, sample_crops, save_sheet, to_bytes, to_tensor
+from training.quick import skip_divisions
 
 _SHOWN = 8
+_PAINTED = 16  # held-out pictures whose objects take random looks
+_HUED = 6  # objects whose mean colour is followed, in every other hue
+_SATURATION = 0.9
 
 
 def build_autoencoder(settings: Autoencoder, side: int) -> AutoencoderKL:
@@ -62,10 +70,43 @@ def reconstruct(autoencoder: AutoencoderKL, pixels: Bytes, batch: int = 16) -> B
     return np.concatenate(drawn)
 
 
-def _report(autoencoder: AutoencoderKL, held_out: Bytes, sheet: Path) -> dict[str, float]:
-    drawn = reconstruct(autoencoder, held_out)
-    save_sheet(sheet, (held_out[:_SHOWN], drawn[:_SHOWN]))
-    return {"psnr": psnr(drawn, held_out)}
+@dataclass(frozen=True)
+class HeldOut:
+    """Pictures that no stage trains on: scenes as they are said, and scenes with painted objects."""
+
+    plain: Bytes
+    painted: Bytes
+
+    def report(self, autoencoder: AutoencoderKL, sheet: Path) -> dict[str, float]:
+        """PSNR of both, and how far the worst hue is off; the sheet has truth above, reconstruction below."""
+        drawn, painted = reconstruct(autoencoder, self.plain), reconstruct(autoencoder, self.painted)
+        rows = (self.plain[:_SHOWN], drawn[:_SHOWN], self.painted[:_SHOWN], painted[:_SHOWN])
+        save_sheet(sheet, [row for row in rows if len(row) == len(rows[0])])
+        objects = drawn_objects(_HUED, self.plain.shape[1])
+        hues = [colour_error(autoencoder, objects, Appearance((hue, hue), _SATURATION)) for hue in HUES[::2]]
+        return {
+            "psnr": psnr(drawn, self.plain),
+            "psnr_painted": psnr(painted, self.painted),
+            "worst_hue": max(hues),
+        }
+
+
+def held_out_pictures(config: Config) -> HeldOut:
+    """The scenes that a run is measured on while it goes."""
+    scenes = config.scenes
+    plain = draw_pictures(scenes.held_out_seed, scenes.held_out, scenes.side, scenes.objects)
+    painted = draw_pictures(
+        scenes.held_out_seed + 1, min(_PAINTED, scenes.held_out), scenes.side, scenes.objects, painted=1.0
+    )
+    return HeldOut(plain.pixels, painted.pixels)
+
+
+def training_pictures(config: Config) -> Supply:
+    """The scenes that the autoencoder sees."""
+    scenes = config.scenes
+    if not scenes.count:
+        return FreshPictures(scenes.side, scenes.painted, scenes.objects)
+    return draw_pictures(scenes.seed, scenes.count, scenes.side, scenes.objects, scenes.painted)
 
 
 class AutoencoderStage:
@@ -73,14 +114,14 @@ class AutoencoderStage:
 
     name = "autoencoder"
 
-    def __init__(self, config: Config, pictures: Pictures, held_out: Pictures, device: torch.device) -> None:
+    def __init__(self, config: Config, pictures: Supply, held_out: HeldOut, device: torch.device) -> None:
         torch.manual_seed(config.seed)
         self.settings, self.seed, self.device = config.autoencoder, config.seed, device
         self.pictures, self.held_out = pictures, held_out
         model = build_autoencoder(config.autoencoder, config.scenes.side)
         if config.start:
-            known = AutoencoderKL.from_pretrained(config.start, subfolder="vae")
-            model.load_state_dict(known.state_dict())
+            adopt(model, AutoencoderKL.from_pretrained(config.start, subfolder="vae").state_dict())
+        skip_divisions(model)
         self.model: nn.Module = model.to(device)
 
     def losses(self, step: int) -> dict[str, Tensor]:
@@ -108,8 +149,8 @@ class AutoencoderStage:
         return sample_crops(self.pictures, rng, batch, side, settings.on_objects)
 
     def report(self, averaged: nn.Module, sheet: Path) -> dict[str, float]:
-        """PSNR on held-out pictures; the sheet has truth above, reconstruction below."""
-        return _report(cast(AutoencoderKL, averaged), self.held_out.pixels, sheet)
+        """How well held-out pictures come back."""
+        return self.held_out.report(cast(AutoencoderKL, averaged), sheet)
 
 
 class DecoderStage:
@@ -118,20 +159,21 @@ class DecoderStage:
     name = "decoder"
 
     def __init__(
-        self, config: Config, autoencoder: AutoencoderKL, pictures: Pictures, held_out: Pictures, device: torch.device
+        self, config: Config, autoencoder: AutoencoderKL, pictures: Supply, held_out: HeldOut, device: torch.device
     ) -> None:
         self.config, self.device = config, device
         self.pictures, self.held_out = pictures, held_out
         for part in (autoencoder.encoder, autoencoder.quant_conv):
             cast(nn.Module, part).requires_grad_(False)
+        skip_divisions(autoencoder)
         self.model: nn.Module = autoencoder.to(device)
 
     def losses(self, step: int) -> dict[str, Tensor]:
         """Picture loss of latents with the faint noise that a denoiser leaves."""
         settings, noise = self.config.decoder, generator_for(self.config.seed, step, self.device)
         rng = np.random.default_rng((self.config.seed, step))
-        rows = rng.integers(len(self.pictures.scenes), size=settings.plan.batch)
-        truth = to_tensor(self.pictures.pixels[rows]).to(self.device)
+        taken = [self.pictures.take(rng).pixels for _ in range(settings.plan.batch)]
+        truth = to_tensor(np.stack(taken)).to(self.device)
         model = cast(AutoencoderKL, self.model)
         with torch.no_grad():
             latents = model.encode(truth).latent_dist.mode()
@@ -142,4 +184,4 @@ class DecoderStage:
 
     def report(self, averaged: nn.Module, sheet: Path) -> dict[str, float]:
         """As the autoencoder's."""
-        return _report(cast(AutoencoderKL, averaged), self.held_out.pixels, sheet)
+        return self.held_out.report(cast(AutoencoderKL, averaged), sheet)

@@ -12,7 +12,10 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Plan:
-    """How long and how fast one stage trains; it ends when either budget is spent, and so does the cosine decay."""
+    """How long and how fast one stage trains; it ends when either budget is spent, and so does the cosine decay.
+
+    Checkpoints are written every `save_seconds`, and with every report.
+    """
 
     batch: int
     seconds: float
@@ -23,17 +26,24 @@ class Plan:
     average: float = 0.999
     log_every: int = 50
     report_every: int = 500
+    save_seconds: float = 300.0
 
 
 @dataclass(frozen=True)
 class Scenes:
-    """The drawn scenes: how many, how large, from which seed (held-out scenes start at `held_out_seed`)."""
+    """The drawn scenes: how many, how large, from which seed (held-out scenes start at `held_out_seed`).
+
+    A `count` of 0 has the autoencoder's scenes drawn afresh at every step. Of those, a `painted` share of the objects
+    takes a random hue or pattern. `objects` are the nouns that may occur, empty for all.
+    """
 
     side: int = 256
     count: int = 8000
     seed: int = 1
     held_out: int = 64
     held_out_seed: int = 1_000_000
+    painted: float = 0.0
+    objects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -92,7 +102,12 @@ class CloseUps:
 
 @dataclass(frozen=True)
 class Config:
-    """The whole run; `start` is a folder with a pipeline whose autoencoder and UNet are trained on, "" for none."""
+    """The whole run.
+
+    Args:
+        start: a folder with a pipeline whose weights are trained on wherever they have the right shape, "" for none.
+        products: what convolutions multiply on a CPU: "fp32", or "bf16" where the CPU is fast at it (sums stay fp32).
+    """
 
     seed: int
     start: str
@@ -101,6 +116,7 @@ class Config:
     decoder: Decoder
     closeups: CloseUps
     denoiser: Denoiser
+    products: str = "fp32"
 
 
 T = TypeVar("T")
@@ -124,6 +140,7 @@ def load_config(path: Path) -> Config:
         decoder=_stage(Decoder, table, "decoder"),
         closeups=_stage(CloseUps, table, "closeups"),
         denoiser=_stage(Denoiser, table, "denoiser"),
+        products=table.get("products", "fp32"),
     )
 
 

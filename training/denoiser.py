@@ -15,7 +15,7 @@ from training.config import Config, Plan
 from training.grounding import grounding_losses, record_cross_attention
 from training.latents import LatentScenes
 from training.linear import convolve_linears
-from training.models import build_pipeline, build_scheduler, build_text_encoder, build_unet
+from training.models import adopt, adopt_words, build_pipeline, build_scheduler, build_text_encoder, build_unet
 from training.pictures import save_sheet
 from training.tokens import encode
 
@@ -52,8 +52,11 @@ class DenoiserStage:
         unet = build_unet(config.denoiser, scenes.means.shape[-1])
         self.maps = record_cross_attention(unet)
         if config.start:
-            unet.load_state_dict(UNet2DConditionModel.from_pretrained(config.start, subfolder="unet").state_dict())
-        parts: dict[str, nn.Module] = {"text_encoder": build_text_encoder(config.denoiser), "unet": unet}
+            adopt(unet, UNet2DConditionModel.from_pretrained(config.start, subfolder="unet").state_dict())
+        text_encoder = build_text_encoder(config.denoiser)
+        if (Path(config.start) / "text_encoder").is_dir():
+            adopt_words(text_encoder, Path(config.start))
+        parts: dict[str, nn.Module] = {"text_encoder": text_encoder, "unet": unet}
         self.model: nn.Module = nn.ModuleDict(parts).to(device)
         if device.type == "cpu":
             convolve_linears(self.model)
@@ -66,24 +69,23 @@ class DenoiserStage:
         batch = self.plan.batch
         rows = torch.randint(len(self.scenes), (batch,), generator=noise, device=self.device)
         dropped = torch.rand(batch, generator=noise, device=self.device) < settings.text_dropout
-        tokens = torch.where(dropped[:, None], self.no_text, self.scenes.tokens[rows])
-        denoising = self._denoising(self.model, self.scenes, rows, tokens, noise)
-        positions = self.scenes.positions[rows].masked_fill(dropped[:, None], -1)
-        least = self.scenes.means.shape[-1] // 2
-        token, pixel = grounding_losses(self.maps.take(), positions, self.scenes.masks[rows], least)
+        scenes = self.scenes.pick(rows)
+        tokens = torch.where(dropped[:, None], self.no_text, scenes.tokens)
+        denoising = self._denoising(self.model, scenes, tokens, noise)
+        positions = scenes.positions.masked_fill(dropped[:, None], -1)
+        least = scenes.means.shape[-1] // 2
+        token, pixel = grounding_losses(self.maps.take(), positions, scenes.masks, least)
         loss = denoising + settings.token_weight * token + settings.pixel_weight * pixel
         return {"loss": loss, "denoising": denoising.detach(), "token": token.detach(), "pixel": pixel.detach()}
 
-    def _denoising(
-        self, model: nn.Module, scenes: LatentScenes, rows: Tensor, tokens: Tensor, noise: torch.Generator
-    ) -> Tensor:
+    def _denoising(self, model: nn.Module, scenes: LatentScenes, tokens: Tensor, noise: torch.Generator) -> Tensor:
         """Min-SNR weighted squared error (Hang et al., arXiv 2303.09556); steps spread evenly over the batch."""
-        means = scenes.means[rows]
-        clean = means + scenes.spreads[rows] * torch.randn(means.shape, generator=noise, device=self.device)
+        means = scenes.means
+        clean = means + scenes.spreads * torch.randn(means.shape, generator=noise, device=self.device)
         added = torch.randn(means.shape, generator=noise, device=self.device)
         shares = (
-            torch.arange(len(rows), device=self.device) + torch.rand(1, generator=noise, device=self.device)
-        ) / len(rows)
+            torch.arange(len(scenes), device=self.device) + torch.rand(1, generator=noise, device=self.device)
+        ) / len(scenes)
         steps = (shares * len(self.kept)).long().clamp_max(len(self.kept) - 1)
         kept = self.kept[steps][:, None, None, None]
         noised = kept.sqrt() * clean + (1 - kept).sqrt() * added
@@ -104,7 +106,8 @@ class DenoiserStage:
         unet.set_attn_processor(AttnProcessor2_0())
         rows = torch.arange(min(_HELD_OUT_BATCH, len(self.held_out)), device=self.device)
         noise = generator_for(self.seed, 0, self.device)
-        loss = self._denoising(averaged, self.held_out, rows, self.held_out.tokens[rows], noise)
+        scenes = self.held_out.pick(rows)
+        loss = self._denoising(averaged, scenes, scenes.tokens, noise)
         pipeline = build_pipeline(self.autoencoder, text_encoder, unet, self.settings.prediction)
         pipeline.set_progress_bar_config(disable=True)
         seeds = [generator_for(self.seed, index, self.device) for index in range(len(SHOWN))]

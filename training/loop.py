@@ -5,17 +5,19 @@ repeats the uninterrupted one exactly.
 """
 
 import math
+import os
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 
-from fisedit.adapters.training.log import append_row
+from fisedit.adapters.training.log import append_row, truncate_after
 from training.config import Plan
 
 _CLIP = 1.0
@@ -36,10 +38,11 @@ class Stage(Protocol):
 
 @dataclass
 class Progress:
-    """Where a run stands."""
+    """Where a run stands, and the step of its last report."""
 
     step: int = 0
     seconds: float = 0.0
+    reported: int = -1
 
 
 def train(stage: Stage, plan: Plan, folder: Path, device: torch.device) -> nn.Module:
@@ -53,7 +56,8 @@ def train(stage: Stage, plan: Plan, folder: Path, device: torch.device) -> nn.Mo
     run.resume()
     while run.share_done() < 1:
         run.step()
-    if run.saved_step != run.progress.step:
+    if run.progress.reported != run.progress.step:
+        run.report()
         run.save()
     return run.averaged.module
 
@@ -65,11 +69,10 @@ class _Run:
         self.stage, self.plan, self.folder, self.device = stage, plan, folder, device
         self.trained = [weight for weight in stage.model.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(self.trained, lr=0.0, weight_decay=plan.weight_decay, fused=True)
-        average = get_ema_multi_avg_fn(plan.average)
-        self.averaged = AveragedModel(stage.model, multi_avg_fn=average)
+        self.averaged = AveragedModel(stage.model, multi_avg_fn=_averaging(plan.average))
         self.progress = Progress()
-        self.saved_step = -1
         self.started = time.monotonic()
+        self.since: list[dict[str, Tensor]] = []  # the losses since the log's last line
 
     def share_done(self) -> float:
         """How much of the budget is spent, 0 to 1 and beyond."""
@@ -88,11 +91,15 @@ class _Run:
         self.optimizer.step()
         self.averaged.update_parameters(self.stage.model)
         self.progress.step += 1
+        self.since.append({name: value.detach() for name, value in losses.items()})
         if self.progress.step % self.plan.log_every == 0:
-            self._log(
-                {name: float(value.detach()) for name, value in losses.items()} | {"rate": rate, "norm": float(norm)}
-            )
+            means = {name: float(torch.stack([row[name] for row in self.since]).mean()) for name in self.since[0]}
+            self._log(means | {"rate": rate, "norm": float(norm)})
+            self.since.clear()
         if self.progress.step % self.plan.report_every == 0:
+            self.report()
+            self.save()
+        elif time.monotonic() - self.started >= self.plan.save_seconds:
             self.save()
 
     def _set_rate(self) -> float:
@@ -106,23 +113,25 @@ class _Run:
         spent = self.progress.seconds + time.monotonic() - self.started
         append_row(self.folder / "log.csv", {"step": self.progress.step, "seconds": round(spent, 1)} | row)
 
-    def save(self) -> None:
-        """Reports on the averaged model, then writes everything that resuming needs; never half a file."""
+    def report(self) -> None:
+        """Measures the averaged model."""
         step = self.progress.step
         found = self.stage.report(self.averaged.module, self.folder / f"sheet-{step:06d}.png")
+        spent = self.progress.seconds + time.monotonic() - self.started
+        append_row(self.folder / "report.csv", {"step": step, "seconds": round(spent, 1)} | found)
+        self.progress.reported = step
+
+    def save(self) -> None:
+        """Writes everything that resuming needs; never half a file."""
         now = time.monotonic()
         self.progress.seconds, self.started = self.progress.seconds + now - self.started, now
-        append_row(self.folder / "report.csv", {"step": step, "seconds": round(self.progress.seconds, 1)} | found)
         state = {
             "model": self.stage.model.state_dict(),
             "averaged": self.averaged.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "progress": vars(self.progress),
         }
-        partial = self.folder / "checkpoint.partial"
-        torch.save(state, partial)
-        partial.replace(self.folder / "checkpoint.pt")
-        self.saved_step = step
+        save_whole(state, self.folder / "checkpoint.pt")
 
     def resume(self) -> None:
         """Takes up a saved run, if there is one."""
@@ -134,4 +143,26 @@ class _Run:
         self.averaged.load_state_dict(state["averaged"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.progress = Progress(**state["progress"])
-        self.saved_step = self.progress.step
+        for table in ("log.csv", "report.csv"):
+            truncate_after(self.folder / table, self.progress.step)
+
+
+def _averaging(most: float) -> Callable[[Any, Any, Tensor | int], None]:
+    """A moving average that forgets fast at first, or it would hold the untrained weights for thousands of steps."""
+
+    @torch.no_grad()
+    def average(averaged: Any, current: Any, count: Tensor | int) -> None:
+        kept = min(most, (1 + int(count)) / (10 + int(count)))
+        torch._foreach_lerp_(list(averaged), list(current), 1 - kept)
+
+    return average
+
+
+def save_whole(state: object, path: Path) -> None:
+    """Saves to a file that is either the old one or the whole new one, even after a power cut."""
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)

@@ -1,11 +1,13 @@
 """Text encoder, UNet, scheduler and the pipeline that holds them. Knows nothing of training."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
-from transformers import CLIPTextConfig, CLIPTextModel
+from torch import Tensor, nn
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 from training.config import Denoiser
 from training.tokens import LENGTH, build_tokenizer
@@ -27,6 +29,33 @@ def build_text_encoder(settings: Denoiser) -> CLIPTextModel:
         pad_token_id=tokenizer.pad_token_id,
     )
     return CLIPTextModel(config)
+
+
+@torch.no_grad()
+def adopt(model: nn.Module, known: Mapping[str, Tensor]) -> int:
+    """Takes over the weights that `model` has in the same shape, and returns how many those are."""
+    fit = {
+        name: weight
+        for name, weight in model.state_dict().items()
+        if name in known and known[name].shape == weight.shape
+    }
+    for name, weight in fit.items():
+        weight.copy_(known[name])
+    return len(fit)
+
+
+@torch.no_grad()
+def adopt_words(model: CLIPTextModel, folder: Path) -> None:
+    """Takes over what a pipeline's text encoder has in the same shape, and the rows of the tokens that both know."""
+    known = CLIPTextModel.from_pretrained(folder / "text_encoder").float().state_dict()
+    adopt(model, known)
+    name = next(name for name in known if name.endswith("token_embedding.weight"))
+    rows, old = known[name], CLIPTokenizer.from_pretrained(folder / "tokenizer").get_vocab()
+    table = model.get_input_embeddings().weight
+    if rows.shape[1] == table.shape[1]:
+        for token, row in build_tokenizer().get_vocab().items():
+            if token in old:
+                table[row] = rows[old[token]]
 
 
 def build_unet(settings: Denoiser, latent_side: int) -> UNet2DConditionModel:

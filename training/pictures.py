@@ -3,18 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
+from fisedit.evaluation.scenes.appearance import Palette, sample_appearance
 from fisedit.evaluation.scenes.drawing import CELLS, Bytes
 from fisedit.evaluation.scenes.layout import sample_scene
 from fisedit.evaluation.scenes.scene import RenderedScene, Scene, render
+from fisedit.evaluation.scenes.vocabulary import SKY_WORDS
 
 PIXELS_PER_CELL = 8
 _CLOSE = 16  # cells of a close-up; an undressed object has at most 14
+_PALETTE = Palette(saturations=(0.0, 1.0))
 
 
 @dataclass(frozen=True)
@@ -35,17 +39,26 @@ class View:
         return RenderedScene(whole.pixels[rows, columns], whole.masks[:, rows, columns])
 
 
-def sample_view(rng: np.random.Generator, close: bool) -> View:
+def sample_known(rng: np.random.Generator, objects: Sequence[str]) -> Scene:
+    """A scene at random of no other objects than these (of any, if there are none), as many in it as usual."""
+    scene = sample_scene(rng)
+    flying = [placed.word in SKY_WORDS for placed in scene.objects]
+    while objects and not {placed.word for placed in scene.objects} <= {*objects}:
+        scene = sample_scene(rng, len(flying) - sum(flying), any(flying))
+    return scene
+
+
+def sample_view(rng: np.random.Generator, close: bool, objects: Sequence[str] = ()) -> View:
     """A scene at random; if `close`, one of its objects alone, seen in a window of half the side.
 
     Half the side is a fifth of the work: a denoiser learns there what each word looks like, at the size it will have.
     """
-    scene = sample_scene(rng)
+    scene = sample_known(rng, objects)
     if not close:
         return View(scene)
     fit = [i for i, placed in enumerate(scene.objects) if placed.scale != "big"]
     if not fit:
-        return sample_view(rng, close)
+        return sample_view(rng, close, objects)
     placed = scene.objects[int(rng.choice(fit))]
     alone = replace(scene, objects=(placed,), relation="and")
     left, top = (
@@ -53,6 +66,44 @@ def sample_view(rng: np.random.Generator, close: bool) -> View:
         for start, stop in ((placed.left, placed.right), (max(placed.top, placed.bottom - _CLOSE), placed.bottom))
     )
     return View(alone, left, top, _CLOSE)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A scene and its pixels, uint8 [S, S, 3]."""
+
+    scene: Scene
+    pixels: Bytes
+
+
+class Supply(Protocol):
+    """Where training pictures come from."""
+
+    @property
+    def side(self) -> int:
+        """Height and width in pixels."""
+
+    def take(self, rng: np.random.Generator) -> Picture:
+        """One of them at random."""
+
+
+@dataclass(frozen=True)
+class FreshPictures:
+    """Scenes drawn when they are asked for, a `painted` share of their objects with a look that no word names."""
+
+    side: int
+    painted: float = 0.0
+    objects: tuple[str, ...] = ()
+
+    def take(self, rng: np.random.Generator) -> Picture:
+        """A new one."""
+        scene = sample_known(rng, self.objects)
+        drawing = render(scene, self.side)
+        pixels = drawing.pixels
+        for mask in drawing.masks:
+            if rng.random() < self.painted and mask.any():
+                pixels = sample_appearance(rng, _PALETTE).paint(pixels, mask)
+        return Picture(scene, pixels)
 
 
 @dataclass(frozen=True)
@@ -67,14 +118,22 @@ class Pictures:
         """Height and width in pixels."""
         return int(self.pixels.shape[1])
 
+    def take(self, rng: np.random.Generator) -> Picture:
+        """One of them at random."""
+        index = int(rng.integers(len(self.scenes)))
+        return Picture(self.scenes[index], self.pixels[index])
 
-def draw_pictures(seed: int, count: int, side: int) -> Pictures:
+
+def draw_pictures(seed: int, count: int, side: int, objects: tuple[str, ...] = (), painted: float = 0.0) -> Pictures:
     """Draws `count` scenes; scene i depends on (seed, i) alone."""
-    scenes = tuple(sample_scene(np.random.default_rng((seed, index))) for index in range(count))
+    fresh = FreshPictures(side, painted, objects)
+    scenes: list[Scene] = []
     pixels = np.empty((count, side, side, 3), dtype=np.uint8)
-    for index, scene in enumerate(scenes):
-        pixels[index] = render(scene, side).pixels
-    return Pictures(scenes, pixels)
+    for index in range(count):
+        picture = fresh.take(np.random.default_rng((seed, index)))
+        scenes.append(picture.scene)
+        pixels[index] = picture.pixels
+    return Pictures(tuple(scenes), pixels)
 
 
 def to_tensor(pixels: Bytes) -> Tensor:
@@ -89,14 +148,14 @@ def to_bytes(pixels: Tensor) -> Bytes:
     return found
 
 
-def sample_crops(pictures: Pictures, rng: np.random.Generator, batch: int, crop: int, on_objects: float) -> Bytes:
+def sample_crops(pictures: Supply, rng: np.random.Generator, batch: int, crop: int, on_objects: float) -> Bytes:
     """Crops on the latent grid, most of them over an object because the rest is flat: uint8 [B, crop, crop, 3]."""
     crops = np.empty((batch, crop, crop, 3), dtype=np.uint8)
     for row in range(batch):
-        index = int(rng.integers(len(pictures.scenes)))
+        picture = pictures.take(rng)
         aimed = rng.random() < on_objects
-        left, top = _corner(pictures.scenes[index], pictures.side, rng, crop, aimed)
-        crops[row] = pictures.pixels[index, top : top + crop, left : left + crop]
+        left, top = _corner(picture.scene, pictures.side, rng, crop, aimed)
+        crops[row] = picture.pixels[top : top + crop, left : left + crop]
     return crops
 
 

@@ -1,20 +1,23 @@
 """`python -m training.train STAGE`: trains one stage of the demo model, or resumes it."""
 
 import argparse
+import shutil
 import sys
 from pathlib import Path
 from typing import cast
 
 import torch
 from diffusers import AutoencoderKL
+from torch import Tensor
 
 from fisedit.evaluation.scenes.drawing import FontMissing
-from training.autoencoder import AutoencoderStage, DecoderStage
+from training.autoencoder import AutoencoderStage, DecoderStage, held_out_pictures, training_pictures
 from training.config import Config, ConfigError, load_config
 from training.denoiser import DenoiserStage
 from training.latents import load_or_encode, normalise_latents
-from training.loop import train
-from training.pictures import Pictures, draw_pictures, to_tensor
+from training.loop import save_whole, train
+from training.pictures import draw_pictures, to_tensor
+from training.quick import prepare_cpu
 
 HERE = Path(__file__).parent
 MODEL = "model"
@@ -33,55 +36,65 @@ def main() -> int:
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
     try:
-        STAGES[chosen.stage](load_config(chosen.config), chosen.folder, torch.device(chosen.device))
+        config = load_config(chosen.config)
+        prepare_cpu(config.products)
+        STAGES[chosen.stage](config, chosen.folder, torch.device(chosen.device))
     except (ConfigError, FontMissing) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def training_pictures(config: Config) -> Pictures:
-    """The scenes that the autoencoder sees."""
-    return draw_pictures(config.scenes.seed, config.scenes.count, config.scenes.side)
-
-
-def held_out_pictures(config: Config) -> Pictures:
-    """Scenes that no stage trains on."""
-    return draw_pictures(config.scenes.held_out_seed, config.scenes.held_out, config.scenes.side)
-
-
 def train_autoencoder(config: Config, folder: Path, device: torch.device) -> None:
-    """Encoder and decoder, from nothing; the latents are normalised at the end."""
-    pictures, held_out = training_pictures(config), held_out_pictures(config)
-    stage = AutoencoderStage(config, pictures, held_out, device)
+    """Encoder and decoder; the latents are normalised at the end."""
+    if (folder / AutoencoderStage.name / MODEL).is_dir():
+        return
+    stage = AutoencoderStage(config, training_pictures(config), held_out_pictures(config), device)
     averaged = cast(AutoencoderKL, train(stage, config.autoencoder.plan, folder / stage.name, device))
-    normalise_latents(averaged, to_tensor(pictures.pixels[:_MEASURED]).to(device))
-    averaged.save_pretrained(folder / stage.name / MODEL)
+    shape = config.scenes
+    measured = draw_pictures(shape.seed, _MEASURED, shape.side, shape.objects).pixels
+    normalise_latents(averaged, to_tensor(measured).to(device))
+    _save_whole_model(averaged, folder / stage.name / MODEL)
 
 
 def train_denoiser(config: Config, folder: Path, device: torch.device) -> None:
     """Text encoder and UNet, on the autoencoder's latents: close-ups first, then whole scenes."""
     autoencoder = load_autoencoder(folder / AutoencoderStage.name, device)
-    shape, known = config.scenes, None
+    shape = config.scenes
+    known: dict[str, Tensor] | None = None
     stages = (("closeups", True, config.closeups.pictures, config.closeups.plan),
               (DenoiserStage.name, False, config.denoiser.pictures, config.denoiser.plan))  # fmt: skip
     for name, close, count, plan in stages:
         kept = folder / name
-        kept.mkdir(parents=True, exist_ok=True)
-        scenes = load_or_encode(kept / "scenes.pt", autoencoder, shape.seed, count, close)
-        held_out = load_or_encode(kept / "held-out.pt", autoencoder, shape.held_out_seed, shape.held_out, close)
-        stage = DenoiserStage(config, plan, autoencoder, scenes, held_out, device)
-        if known is not None:
-            stage.model.load_state_dict(known.state_dict())
-        known = train(stage, plan, kept, device)
+        trained = kept / "averaged.pt"
+        if not trained.is_file():
+            scenes = load_or_encode(kept / "scenes", autoencoder, shape.seed, count, close, shape.objects)
+            held_out = load_or_encode(
+                kept / "held-out", autoencoder, shape.held_out_seed, shape.held_out, close, shape.objects
+            )
+            stage = DenoiserStage(config, plan, autoencoder, scenes, held_out, device)
+            if known is not None:
+                stage.model.load_state_dict(known)
+            save_whole(train(stage, plan, kept, device).state_dict(), trained)
+        known = torch.load(trained, map_location=device, weights_only=True)
 
 
 def train_decoder(config: Config, folder: Path, device: torch.device) -> None:
     """The decoder once more."""
+    if (folder / DecoderStage.name / MODEL).is_dir():
+        return
     autoencoder = load_autoencoder(folder / AutoencoderStage.name, device)
     stage = DecoderStage(config, autoencoder, training_pictures(config), held_out_pictures(config), device)
     averaged = cast(AutoencoderKL, train(stage, config.decoder.plan, folder / stage.name, device))
-    averaged.save_pretrained(folder / stage.name / MODEL)
+    _save_whole_model(averaged, folder / stage.name / MODEL)
+
+
+def _save_whole_model(model: AutoencoderKL, folder: Path) -> None:
+    """Saves to a folder that is there only when all of it is."""
+    partial = folder.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    model.save_pretrained(partial)
+    partial.replace(folder)
 
 
 def load_autoencoder(folder: Path, device: torch.device) -> AutoencoderKL:

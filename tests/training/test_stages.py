@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fisedit.evaluation.scenes import drawing
 from fisedit.evaluation.scenes.prompts import parse_prompt
 from training import classifier, evaluate
-from training.autoencoder import AutoencoderStage, DecoderStage, build_autoencoder, reconstruct
+from training.autoencoder import AutoencoderStage, DecoderStage, HeldOut, build_autoencoder, reconstruct
 from training.config import Autoencoder, CloseUps, Config, ConfigError, Decoder, Denoiser, Plan, Scenes, load_config
 from training.denoiser import SHOWN, DenoiserStage
 from training.export import load_run
@@ -50,12 +50,16 @@ def small_autoencoder() -> AutoencoderKL:
     return build_autoencoder(CONFIG.autoencoder, 128)
 
 
+def held_out(pictures: Pictures) -> HeldOut:
+    return HeldOut(pictures.pixels, pictures.pixels)
+
+
 def autoencoder_stage(pictures: Pictures) -> Stage:
-    return AutoencoderStage(CONFIG, pictures, pictures, CPU)
+    return AutoencoderStage(CONFIG, pictures, held_out(pictures), CPU)
 
 
 def decoder_stage(pictures: Pictures) -> Stage:
-    return DecoderStage(CONFIG, small_autoencoder(), pictures, pictures, CPU)
+    return DecoderStage(CONFIG, small_autoencoder(), pictures, held_out(pictures), CPU)
 
 
 def denoiser_stage(pictures: Pictures) -> Stage:
@@ -102,7 +106,7 @@ class _Interrupted:
 
 
 def test_the_decoder_stage_leaves_the_encoder_alone(pictures: Pictures, tmp_path: Path) -> None:
-    stage, before = DecoderStage(CONFIG, small_autoencoder(), pictures, pictures, CPU), small_autoencoder()
+    stage, before = DecoderStage(CONFIG, small_autoencoder(), pictures, held_out(pictures), CPU), small_autoencoder()
     train(stage, PLAN, tmp_path, CPU)
     assert same(stage.model.encoder, before.encoder)
     assert same(stage.model.quant_conv, before.quant_conv)
@@ -164,7 +168,8 @@ def test_a_finished_phase_is_not_trained_again(tmp_path: Path, sides: list[int])
     sides.clear()
     train_denoiser(config, tmp_path, CPU)
     assert sides == []
-    (tmp_path / DenoiserStage.name / "checkpoint.pt").unlink()
+    for name in ("checkpoint.pt", "averaged.pt"):
+        (tmp_path / DenoiserStage.name / name).unlink()
     train_denoiser(config, tmp_path, CPU)
     again = state_of(tmp_path / DenoiserStage.name, "averaged")
     assert sides == [32] * 2
@@ -178,7 +183,7 @@ def test_a_run_can_start_from_another_pipeline(pictures: Pictures, tmp_path: Pat
     unet.save_pretrained(tmp_path / "unet")
     scenes = encode_scenes(autoencoder, 1, 2, close=True)
     for config, known in ((replace(CONFIG, start=str(tmp_path)), True), (CONFIG, False)):
-        assert same(AutoencoderStage(config, pictures, pictures, CPU).model, autoencoder) == known
+        assert same(AutoencoderStage(config, pictures, held_out(pictures), CPU).model, autoencoder) == known
         started = DenoiserStage(config, PLAN, autoencoder, scenes, scenes, CPU)
         assert same(started.model.get_submodule("unet"), unet) == known
         assert torch.isfinite(started.losses(0)["loss"])
