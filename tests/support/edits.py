@@ -117,24 +117,30 @@ def oracle_chain(
 
 
 class Calls:
-    """Counts a UNet's forwards while open; a sparse one gives one column of rows."""
+    """Counts a UNet's forwards while open; a sparse one gives one column of rows, and one that stops early is dense."""
 
     def __init__(self, unet: torch.nn.Module) -> None:
         self._unet = unet
-        self.dense = self.sparse = 0
+        self.started = self.sparse = 0
+
+    @property
+    def dense(self) -> int:
+        return self.started - self.sparse
 
     def __enter__(self) -> Self:
-        self._handle = self._unet.register_forward_hook(self._count)
+        handles = self._unet.register_forward_pre_hook(self._start), self._unet.register_forward_hook(self._end)
+        self._handles = handles
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._handle.remove()
+        for handle in self._handles:
+            handle.remove()
 
-    def _count(self, _: torch.nn.Module, __: object, output: Sequence[torch.Tensor]) -> None:
-        if output[0].shape[-1] == 1:
-            self.sparse += 1
-        else:
-            self.dense += 1
+    def _start(self, *_: object) -> None:
+        self.started += 1
+
+    def _end(self, _: torch.nn.Module, __: object, output: Sequence[torch.Tensor]) -> None:
+        self.sparse += output[0].shape[-1] == 1
 
 
 def pixels_outside(result: EditResult, parent: EditResult) -> bool:
