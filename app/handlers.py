@@ -1,6 +1,6 @@
 """What a page or a program may ask for, as plain functions over the app's state and a session.
 
-Every argument is checked here, whoever sends it: limits are the server's, not the page's. Knows sessions and pictures;
+Every argument is checked here: limits are the server's, not the page's. Knows sessions and pictures;
 neither gradio nor torch.
 """
 

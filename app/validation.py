@@ -1,4 +1,4 @@
-"""What may be asked for, at most: the server's limits on every argument, whoever sends it.
+"""The server's limits on every argument, of the page and of the HTTP API alike.
 
 Knows plain values and files' headers; neither sessions nor models.
 """

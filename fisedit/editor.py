@@ -607,8 +607,8 @@ class Editor:
         place = Path(folder).resolve()
         before = self._saved[1] if self._saved and self._saved[0] == place else frozenset()
         looks = self._engine.references.used(like for result in self.history for like in result.config.like)
-        told = self.metadata if metadata else lambda _: None
-        session.save(self.history, place, self.model, self._dtype, told, before, looks)
+        metadata_of = self.metadata if metadata else lambda _: None
+        session.save(self.history, place, self.model, self._dtype, metadata_of, before, looks)
         self._saved = place, frozenset(result.id for result in self.history)
 
     @classmethod

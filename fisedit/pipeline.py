@@ -376,7 +376,7 @@ class EditPipeline:
 
 
 def changed(old: str, new: str, tokenizer: Tokenizer) -> EditScript:
-    """What changes from one prompt to another, for a model with such a tokenizer; "" is what nobody described."""
+    """What changes from one prompt to another, for a model with such a tokenizer; "" is a source without one."""
     with exclusive(tokenizer):
         script = diff(old, new, tokenizer)
     return describe_source(script) if script.hunks and not old else script

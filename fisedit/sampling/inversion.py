@@ -61,8 +61,8 @@ def inverted(
     scheduler = DDIMInverseScheduler.from_config(pipe.scheduler.config)
     steps, spacing = config.num_inference_steps, scheduler.config.timestep_spacing
     if spacing not in SPACINGS:
-        told = f"a model whose timesteps are spaced {' or '.join(SPACINGS)}, got {spacing}"
-        raise InputError(f'inversion="ddim" takes {told}; use inversion="ddpm"')
+        supported = f"a model whose timesteps are spaced {' or '.join(SPACINGS)}, got {spacing}"
+        raise InputError(f'inversion="ddim" takes {supported}; use inversion="ddpm"')
     scheduler.set_timesteps(steps, device=latents.device)
     before = scheduler.timesteps[0] - scheduler.config.num_train_timesteps // steps
     with exclusive(pipe.unet):

@@ -83,8 +83,8 @@ def coefficients(
     found = [[_terms(row[i], noise[i], i) for i in range(steps)] for row in given]
     for row, terms in zip(given, found, strict=True):
         for i, term in enumerate(terms):
-            told = _sum(term, i, latents, predictions, noise[i])[-DRAWN:]
-            if not torch.allclose(told, row[i, -DRAWN:], rtol=0, atol=TOLERANCE * float(row[i].abs().max() + 1)):
+            predicted = _sum(term, i, latents, predictions, noise[i])[-DRAWN:]
+            if not torch.allclose(predicted, row[i, -DRAWN:], rtol=0, atol=TOLERANCE * float(row[i].abs().max() + 1)):
                 return None
     return tuple(Coefficients(*three) for three in zip(scales, *found, strict=True))
 

@@ -1,6 +1,6 @@
 """A picture's trajectory: latents before every step, predictions, recorded features; and what an edit keeps of it.
 
-Knows recipes and recorded steps; runs nothing.
+Knows generation configs and cached steps; runs nothing.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from fisedit.models.device import to_pinned_memory
 
 
 class Prefetcher:
-    """Tensors by step: the first ones are copied into fixed targets, of the others it is said where they lie.
+    """Tensors by step: the first ones are copied into fixed targets, of the others the addresses are.
 
     Its buffers are freed after the last copy from and to them is done.
 
@@ -99,7 +99,7 @@ def _words(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _let_go(lane: CopyStream, _: object) -> None:
-    """Wait for a lane whose buffers nobody wants any more; they are held until then."""
+    """Wait for the copies of a stream whose buffers are no longer used; they are held until then."""
     lane.landed()
 
 
@@ -111,7 +111,7 @@ class CopyStream:
         self._last = None if self._stream is None else torch.cuda.Event()
 
     def copy(self, there: Sequence[Tensor], here: Sequence[Tensor]) -> None:
-        """Begin to copy, once the current stream has read what was staged before; nobody waits."""
+        """Begin to copy, once the current stream has read what was staged before; the host does not wait."""
         if self._stream is None or self._last is None:
             _copied(there, here)
             return

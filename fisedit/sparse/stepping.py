@@ -255,10 +255,10 @@ def _state(unet: Any) -> object:
 
 
 def _wanted() -> bool | None:
-    said = os.environ.get("FISEDIT_GRAPHS", "")
-    if said not in ("", "0", "1"):
-        raise InputError(f"FISEDIT_GRAPHS must be 0 or 1, got {said!r}; unset it for graphs on CUDA devices alone")
-    return said == "1" if said else None
+    setting = os.environ.get("FISEDIT_GRAPHS", "")
+    if setting not in ("", "0", "1"):
+        raise InputError(f"FISEDIT_GRAPHS must be 0 or 1, got {setting!r}; unset it for graphs on CUDA devices alone")
+    return setting == "1" if setting else None
 
 
 def _made(executor: Executor) -> GraphExecutor | str:
