@@ -70,3 +70,10 @@ def test_a_strange_conv_is_refused_by_name():
     unet.conv_in = torch.nn.Conv2d(4, unet.conv_in.out_channels, 5, padding=2)
     with pytest.raises(UnsupportedModuleError, match="conv_in"):
         Executor(unet)
+
+
+def test_a_resnet_with_another_activation_is_refused_by_name():
+    unet = build_pipeline("sd15").unet
+    unet.mid_block.resnets[0].nonlinearity = torch.nn.GELU()
+    with pytest.raises(UnsupportedModuleError, match=r"mid_block\.resnets\.0 .* another activation"):
+        Executor(unet)
