@@ -25,8 +25,8 @@ class Branches(Calls):
 
     rows = 0
 
-    def _count(self, unet: torch.nn.Module, args: tuple[torch.Tensor, ...], output: Sequence[torch.Tensor]) -> None:
-        super()._count(unet, args, output)
+    def _end(self, unet: torch.nn.Module, args: tuple[torch.Tensor, ...], output: Sequence[torch.Tensor]) -> None:
+        super()._end(unet, args, output)
         self.rows += len(args[0]) if output[0].shape[-1] > 1 else 0
 
 
