@@ -161,7 +161,8 @@ def _layer(name: str, layer: nn.Module, level: int) -> Iterator[LayerSite]:
 def _resnet(name: str, block: ResnetBlock2D, level: int) -> Iterator[LayerSite]:
     if block.upsample is not None or block.downsample is not None:
         raise _unsupported(name, block, "it resamples")
-    if not isinstance(block.nonlinearity, nn.SiLU) or block.time_embedding_norm != "default" or block.skip_time_act:
+    timed = block.time_emb_proj is not None and (block.time_embedding_norm != "default" or block.skip_time_act)
+    if timed or not isinstance(block.nonlinearity, nn.SiLU):
         raise _unsupported(name, block, "it has another activation, or another use of the time, than SD 1.x and 2.x")
     yield _norm(f"{name}.norm1", block.norm1, level, Role.NORM_HALO)
     yield _conv(f"{name}.conv1", block.conv1, level)
