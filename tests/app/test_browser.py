@@ -117,6 +117,7 @@ def test_from_words_to_a_file(browser, tmp_path):
         assert provenance.parse_origin(image_metadata.read_metadata(image)).prompt == CASTLE
 
 
+@pytest.mark.slow
 def test_painting(browser):
     page = browser().open()
     make(page)
@@ -236,6 +237,7 @@ def test_leaving_the_page_stops_the_work(browser, site, steps):
     assert "stop" in steps and steps[steps.index("stop") :].count("step") <= 1 and steps.count("step") < 150
 
 
+@pytest.mark.slow
 def test_a_run_whose_stream_closed_as_it_was_asked_for(browser):
     """What gradio's page does where a stream's end and the answer to a request cross: it waits for nobody."""
     page, closed = browser().open(), []

@@ -236,6 +236,7 @@ def test_pictures_of_a_model_that_is_not_offered_can_be_looked_at(state, session
     assert export.restore_settings(state, picture).settings == OTHER
 
 
+@pytest.mark.slow
 def test_an_archive_of_several_models(state, session, tmp_path):
     _, edits = both(state, session)
     data = export.export_session(session).read_bytes()

@@ -110,6 +110,7 @@ def test_a_model_is_chosen(browser, site, tmp_path):
     expect(page.locator("#model input")).to_have_value("another")
 
 
+@pytest.mark.slow
 def test_others_paint_with_another_lora(browser, site):
     """A preview does not disturb a run with another LoRA; the region comes once that is over."""
     page = browser().open()

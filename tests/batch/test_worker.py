@@ -151,6 +151,7 @@ class TestFallbacks:
         assert worker.process(item) == ItemFailure("NaN again", pytest.approx(0, abs=60))
 
 
+@pytest.mark.slow
 def test_a_killed_worker_fails_its_item_only(model, tmp_path):
     """Also: the pixels are those of this process."""
     pictures(tmp_path / "in", 2)

@@ -156,7 +156,10 @@ def test_a_finished_batch_has_nothing_left_to_do(files, name):
     assert lines.count(b"\n") == told["counts"]["failed"], "only what failed was tried again"
 
 
-@pytest.mark.parametrize("torn", [b"", b'{"version": 1, "output": "b.j'], ids=["whole", "torn"])
+TORN = b'{"version": 1, "output": "b.j'
+
+
+@pytest.mark.parametrize("torn", [pytest.param(b"", marks=pytest.mark.slow, id="whole"), pytest.param(TORN, id="torn")])
 def test_an_interrupted_batch_is_gone_on_with(files, torn):
     folder, done = files / "batch" / "interrupted", EXPECTED["batch"]["interrupted"]
     before = contents(folder)

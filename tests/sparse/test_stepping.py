@@ -236,6 +236,7 @@ def test_what_was_dropped_is_rebuilt_and_features_wait_in_host_memory(pipelines)
     assert script(rich).image.tobytes() == result.image.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inversion", ["ddim", "ddpm"])
 def test_edits_of_an_opened_picture(pipelines, inversion):
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (140, 120, 3), np.uint8))
@@ -508,6 +509,7 @@ def test_features_may_take_half_of_where_they_lie(pipelines, monkeypatch):
 MANY = [(DOG, SQUARE), (BIRD, CORNER), (CAT, SQUARE), (DOG, grids(16, 16)["one_cell"]), (BIRD, np.ones((16, 16), bool))]
 
 
+@pytest.mark.slow
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("scheduler", ["ddim", "dpmsolver++", "euler_a"])
 @pytest.mark.parametrize("guidance", [7.5, 1.0], ids=["guided", "unguided"])

@@ -422,6 +422,7 @@ def test_streams_and_graphs_have_counters_of_their_own(monkeypatch):
     launch._zeros.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.sweep(1)
 @pytest.mark.usefixtures("shared_sums")
 @each_dtype
@@ -549,6 +550,7 @@ def test_the_default_runs_torchs_kernels_alone(monkeypatch):
     assert ops._backend.get() == "fast" and ops._kernels("attention", rows) is torch_backend
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "side", "channels"), [(16, 4, 32), (48, 8, 64)])
 def test_the_bench_of_kernels_compares_equals(rows, side, channels):
     """What `triton_speed` would measure: both sides give the same, so its figures would be printed."""

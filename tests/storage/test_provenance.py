@@ -141,6 +141,7 @@ def trajectory(editor):
 
 
 class TestRemake:
+    @pytest.mark.slow
     def test_every_pixel_is_made_again(self, editor, model):
         for number, result in enumerate(trajectory(editor)):
             picture = written(editor)
@@ -229,7 +230,7 @@ class TestOpened:
         }
         return piexif.dump(told)
 
-    @pytest.mark.sweep
+    @pytest.mark.sweep(1)
     @pytest.mark.parametrize("made", [True, False])
     @pytest.mark.parametrize("ending", ENDINGS)
     @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
