@@ -6,6 +6,7 @@ evaluation lives in its `DenseContext` or `CachedRows`. Knows nothing about samp
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -27,16 +28,16 @@ from fisedit.sparse_kernels import prepacked
 
 
 @dataclass(frozen=True, eq=False)
-class ExtraSite(LayerSite):
+class ExtraSite(LayerSite, ABC):
     """A layer that something adds to the UNet, and what it computes in a dense and in a sparse evaluation."""
 
+    @abstractmethod
     def run_dense(self, run: DenseContext, *args: Any) -> Any:
         """Compute the layer on whole maps and record what a sparse evaluation reads of it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def run_sparse(self, run: CachedRows, *args: Any) -> Any:
         """Compute the layer at the active rows over what was recorded."""
-        raise NotImplementedError
 
 
 class ExtraLayers(Protocol):
