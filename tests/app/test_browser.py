@@ -14,7 +14,7 @@ from PIL import Image
 from playwright.sync_api import expect
 
 from fisedit.storage import image_metadata, provenance
-from tests.app.program import settle
+from tests.support.app.program import settle
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.server import MAX_WAITING
-from tests.app import crowd
+from tests.support.app import crowd
 
 PEOPLE = 30
 

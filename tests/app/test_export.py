@@ -16,7 +16,7 @@ from app import archive, export, handlers
 from app.validation import SourceSettings
 from fisedit import Editor
 from fisedit.errors import FisEditError, InputError
-from tests.app.requests import CAT, DOG, FOX, last, made, png, same
+from tests.support.app.requests import CAT, DOG, FOX, last, made, png, same
 
 
 def test_a_picture_tells_its_settings(state, session):

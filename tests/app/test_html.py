@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from app import handlers, html
 from fisedit.values import DENSE_STEP
-from tests.app.requests import CAT, DOG, last, made
+from tests.support.app.requests import CAT, DOG, last, made
 
 
 def test_changed_words_are_marked_and_nothing_else_becomes_html():

@@ -22,12 +22,12 @@ from fisedit.adapters.checkpoints import save_adapter
 from tests.adapters.test_derivatives import Lora
 from tests.adapters.test_references import RED
 from tests.app.conftest import LayerSite, served
-from tests.app.program import Program, picture
 from tests.app.test_browser import CAT, DOG, make, nodes, pixels, run, stroke
 from tests.app.test_docs import PLACE, TEXT
 from tests.app.test_model_pool import derived
 from tests.app.test_safety import png, upload
 from tests.support.adapters import lively
+from tests.support.app.program import Program, picture
 from tests.test_readme import blocks
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from tests.app.program import JSON, Program, settle
+from tests.support.app.program import JSON, Program, settle
 
 if TYPE_CHECKING:
     from tests.app.conftest import LayerSite

@@ -10,7 +10,7 @@ from app import handlers
 from app.sessions import AppState
 from app.validation import Busy, SourceSettings
 from fisedit import Cancelled
-from tests.app.requests import CAT, DOG, idle, last, made, same
+from tests.support.app.requests import CAT, DOG, idle, last, made, same
 
 
 def test_people_do_not_see_each_other(state):

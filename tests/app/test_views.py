@@ -9,7 +9,7 @@ from PIL import Image
 from app import views
 from fisedit.errors import InputError, MaskError
 from fisedit.values import EditMask, MaskSource
-from tests.app.requests import as_url
+from tests.support.app.requests import as_url
 
 
 def test_strokes_become_two_areas():

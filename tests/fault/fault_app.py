@@ -13,7 +13,7 @@ import pytest
 
 from app.server import MAX_WAITING
 from fisedit import Editor
-from tests.app import crowd
+from tests.support.app import crowd
 
 PEOPLE, ROUNDS, WARM = 100, 10, 3
 MOST_GROWN = 64 << 20

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tests.app.program import Program, picture
+from tests.support.app.program import Program, picture
 
 if TYPE_CHECKING:
     from fisedit import Editor

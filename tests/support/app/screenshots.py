@@ -1,6 +1,6 @@
-"""Pictures of the page: `python -m tests.app.screenshots` writes docs/app-*.png.
+"""Pictures of the page: `python -m tests.support.app.screenshots` writes docs/app-*.png.
 
-`python -m tests.app.screenshots --all FOLDER` writes many more, of a page that offers all it can, to look at.
+`python -m tests.support.app.screenshots --all FOLDER` writes many more, of a page that offers all it can, to look at.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.adapters import lively
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 DESK, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 STORY = ("a cat and a cake on a beach", "a dog and a cake on a beach", "a dog and a castle on a beach")
 LORAS = ("ink", "oil-on-canvas", "a-very-long-name-of-a-style-v2-final-fp16")

@@ -1,4 +1,4 @@
-"""Seconds of an edit for one user alone and for two at once: `python -m tests.app.two_users --rounds 5`.
+"""Seconds of an edit for one user alone and for two at once: `python -m tests.support.app.two_users --rounds 5`.
 
 Serves the demo model with `fisedit app`, as a process of its own, and asks for edits by its HTTP API.
 Every round measures one user alone, then two at once. With `--checkout`, the apps of other checkouts are served as
@@ -23,7 +23,7 @@ from time import perf_counter
 
 import numpy as np
 
-from tests.app.program import Program
+from tests.support.app.program import Program
 
 SOURCE, EDITS = "a cat and a cake on a beach", ("a dog and a cake on a beach", "a fox and a cake on a beach")
 STEPS, GUIDANCE, SIDE = 25, 4.0, 128
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--checkout", type=Path, action="append", help="folder of a checkout; this one without it")
     arguments = parser.parse_args()
     with ExitStack() as stack:
-        places = [path.resolve() for path in arguments.checkout or [Path(__file__).resolve().parents[2]]]
+        places = [path.resolve() for path in arguments.checkout or [Path(__file__).resolve().parents[3]]]
         urls = {place: stack.enter_context(serve(place, arguments.threads)) for place in places}
         clients = {place: [open_session(url) for _ in range(2)] for place, url in urls.items()}
         timings = {place: Timings() for place in places}

@@ -1,6 +1,6 @@
 """People who come and go for a long time, two at work at once, and what the app's process holds meanwhile.
 
-    python -m tests.app.soak --minutes 60
+    python -m tests.support.app.soak --minutes 60
 
 serves two models of which one is in memory at a time, and two LoRAs. Everybody makes a picture, edits it, goes back,
 branches, opens a picture of their own or leaves in the middle; what two people ask for alike must come out alike.
@@ -31,9 +31,9 @@ import psutil
 
 from fisedit import Editor
 from tests.adapters.test_derivatives import Lora
-from tests.app.program import Program, picture
 from tests.app.test_model_pool import derived
 from tests.app.test_safety import png
+from tests.support.app.program import Program, picture
 
 AT_ONCE, EVERY, SIDE, STEPS = 2, 5.0, 64, 4
 """People at work; seconds between two looks; pixels and steps of pictures, so that many people come."""

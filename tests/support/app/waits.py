@@ -1,4 +1,4 @@
-"""What a person at the page waits for, in Chromium: `python -m tests.app.waits --rounds 7`.
+"""What a person at the page waits for, in Chromium: `python -m tests.support.app.waits --rounds 7`.
 
 The page's first load, once the server is up; the region, from the last letter typed; a new picture, and an edit of it
 by words, from the click until it lies in the history. Rounds alternate; medians are told. Seconds of a busy machine say
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from playwright.sync_api import expect, sync_playwright
 
 from tests.app.conftest import CHROMIUM, FLAGS
-from tests.app.soak import say, started
+from tests.support.app.soak import say, started
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
