@@ -24,6 +24,7 @@ from app.validation import (
     decode_reference,
 )
 from fisedit.errors import InputError, SessionError
+from fisedit.values import cell_pixels
 
 if TYPE_CHECKING:
     from app.session import Session
@@ -291,7 +292,7 @@ def _region_arguments(editor: Editor, prompt: str, region: Region) -> Arguments:
     if seen.nothing or seen.fallback:
         return given
     size = editor.current.image.size
-    words = np.asarray(seen.mask.image().resize(size, 0)) > 0
+    words = cell_pixels(seen.mask.grid, size)
     painted = np.asarray(region.add.convert("L").resize(size, 0)) > 127
     return {"mask": words | painted, "protect": region.protect}
 

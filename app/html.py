@@ -11,8 +11,6 @@ from difflib import SequenceMatcher
 from html import escape
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from app import views
 from fisedit.values import DENSE_STEP, EditKind, MaskSource
 
@@ -103,9 +101,7 @@ def outside_as_text(parent: EditResult, result: EditResult) -> str:
     """Whether every pixel outside the mask is the parent's, compared pixel by pixel."""
     if result.mask.grid.all():
         return "the mask is the whole picture"
-    outside = np.asarray(result.mask.image().resize(result.image.size, 0)) == 0
-    same = np.array_equal(np.asarray(parent.image)[outside], np.asarray(result.image)[outside])
-    return "outside the mask: identical" if same else "outside the mask: changed"
+    return "outside the mask: changed" if result.changed_outside(parent) else "outside the mask: identical"
 
 
 def progress(run: RunProgress) -> str:

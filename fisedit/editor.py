@@ -42,6 +42,7 @@ from fisedit.values import (
     EditScript,
     MaskSource,
     OnStep,
+    cell_pixels,
     check_prompt,
     check_scale,
     first_step,
@@ -707,7 +708,7 @@ class Editor:
     def _remake_by_words(self, edit: PastEdit, past: Origin, on_step: OnStep | None) -> EditResult:
         """An edit with the same words, in the mask that was given, or with a predicted one."""
         given = edit.mask.source is MaskSource.GIVEN
-        mask = edit.mask.image().resize(self.current.image.size, 0) if given else None
+        mask = cell_pixels(edit.mask.grid, self.current.image.size) if given else None
         strength = 1 - edit.start / past.config.num_inference_steps
         return self.edit(edit.prompt, mask=mask, structure=edit.structure, strength=strength, on_step=on_step)
 

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, overload
 
+import numpy as np
+
 from fisedit.errors import SessionError
-from fisedit.values import EditMask, EditScript, EditStats, GenerationConfig
+from fisedit.values import EditMask, EditScript, EditStats, GenerationConfig, cell_pixels
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -49,6 +51,12 @@ class EditResult:
     def canvas(self) -> Image:
         """What the model painted: RGB, of the config's width and height."""
         return self.painted or self.image
+
+    def changed_outside(self, parent: EditResult) -> int:
+        """The number of pixels outside the mask that differ from the parent's; 0 if the engine is correct."""
+        outside = ~cell_pixels(self.mask.grid, self.image.size)
+        before, after = np.asarray(parent.image)[outside], np.asarray(self.image)[outside]
+        return int((before != after).reshape(len(before), -1).any(axis=1).sum())
 
     @property
     def recipe(self) -> GenerationConfig:

@@ -130,6 +130,22 @@ def _shown(word: Word) -> str:
     return word.text if word.weight == 1 else f"({word.text}:{word.weight:.3g})"
 
 
+def cell_pixels(grid: BoolGrid, size: tuple[int, int]) -> BoolGrid:
+    """The pixels of a picture that a grid of cells covers: those whose centre lies in a cell of the grid.
+
+    Compositing, and every check of what an edit left unchanged, use this function.
+
+    Args:
+        grid: Booleans [h, w].
+        size: Width and height of the picture in pixels, of any ratio to the grid.
+
+    Returns:
+        Booleans [height, width].
+    """
+    columns, rows = ((2 * np.arange(n) + 1) * cells // (2 * n) for n, cells in zip(size, grid.shape[::-1], strict=True))
+    return np.asarray(grid[np.ix_(rows, columns)], bool)
+
+
 @dataclass(frozen=True, eq=False)
 class EditMask:
     """Latent cells that may change.
@@ -154,11 +170,12 @@ class EditMask:
         return float(self.grid.mean())
 
     def image(self) -> Image:
-        """The mask at image size: mode "L", 255 inside, 0 outside, [8h, 8w] pixels."""
+        """The mask at canvas size: mode "L", 255 inside, 0 outside, [8h, 8w] pixels."""
         from PIL import Image as PIL
 
-        cells = np.repeat(np.repeat(self.grid, LATENT_FACTOR, 0), LATENT_FACTOR, 1)
-        return PIL.fromarray(cells.astype(np.uint8) * 255, mode="L")
+        height, width = self.grid.shape
+        inside = cell_pixels(self.grid, (width * LATENT_FACTOR, height * LATENT_FACTOR))
+        return PIL.fromarray(inside.astype(np.uint8) * 255, mode="L")
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fisedit.storage import files, images
 from fisedit.storage.contact_sheet import make_sheet, overlay
 
@@ -61,14 +59,7 @@ def run_demo(editor: Editor, on_step: OnStep | None = None, **config: Any) -> De
     """
     source = editor.generate(PROMPTS[0], on_step=on_step, guidance_scale=GUIDANCE, **config)
     results = (source, *(editor.edit(prompt, on_step=on_step) for prompt in PROMPTS[1:]))
-    return DemoResult(results, tuple(count_changed_outside(before, after) for before, after in pairwise(results)))
-
-
-def count_changed_outside(before: EditResult, after: EditResult) -> int:
-    """The number of pixels that differ outside the mask of `after`."""
-    outside = np.asarray(after.mask.image()) == 0
-    changed = (np.asarray(before.image) != np.asarray(after.image)).any(axis=-1)
-    return int((changed & outside).sum())
+    return DemoResult(results, tuple(after.changed_outside(before) for before, after in pairwise(results)))
 
 
 def write_demo(demo: DemoResult, folder: Path, metadata_of: Callable[[EditResult], Metadata | None]) -> list[Path]:

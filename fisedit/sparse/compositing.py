@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from fisedit.values import LATENT_FACTOR
+from fisedit.values import cell_pixels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,7 +37,7 @@ def composite(source: Image.Image, edited: Image.Image, grid: BoolGrid) -> Image
     """
     from scipy.ndimage import distance_transform_edt
 
-    inside = np.kron(grid, np.ones((LATENT_FACTOR, LATENT_FACTOR), bool))
+    inside = cell_pixels(grid, source.size)
     if inside.all():
         return edited
     depth, nearest = distance_transform_edt(inside, return_indices=True)

@@ -17,11 +17,9 @@ from PIL import Image, ImageCms, ImageOps
 
 from fisedit.errors import InputError
 from fisedit.storage.image_metadata import owner_info
-from fisedit.values import LATENT_FACTOR
+from fisedit.values import LATENT_FACTOR, cell_pixels
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from fisedit.values import BoolGrid
 
 MIN_SIDE, MAX_SIDE = 64, 2048
@@ -133,7 +131,7 @@ def paste_edit(picture: Image.Image, painted: Image.Image, grid: BoolGrid) -> Im
     Returns:
         An image of the same size, mode and profile; alpha and the pixels outside the mask are unchanged.
     """
-    inside = _mask_pixels(grid, picture.size)
+    inside = cell_pixels(grid, picture.size)
     paint = _convert_profile(painted, None, picture.info.get("icc_profile"), _opaque_mode(picture))
     if paint.size != picture.size:
         paint = paint.resize(picture.size, Image.Resampling.LANCZOS)
@@ -214,14 +212,6 @@ def _apply_profiles(picture: Image.Image, before: bytes | None, after: bytes | N
         return ImageCms.profileToProfile(picture, old, new, renderingIntent=intent, outputMode=mode)
     except (OSError, ImageCms.PyCMSError):
         return None
-
-
-def _mask_pixels(grid: BoolGrid, size: tuple[int, int]) -> NDArray[np.bool_]:
-    """Booleans [H, W]: pixels whose centre lies in a cell of the mask."""
-    columns, rows = (
-        ((np.arange(n) + 0.5) * cells / n).astype(int) for n, cells in zip(size, reversed(grid.shape), strict=True)
-    )
-    return np.asarray(grid[np.ix_(rows, columns)], bool)
 
 
 def _side(pixels: float) -> int:

@@ -11,7 +11,6 @@ import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from fisedit import cli
 from fisedit.cli import console, demo
 from fisedit.errors import Cancelled, FisEditError, InputError, MaskError, ModelError, NumericsError
 from fisedit.storage import images
-from fisedit.values import EditMask, MaskSource, SchedulerName
+from fisedit.values import SchedulerName
 
 SMALL = ("--num-inference-steps", "2", "--width", "64", "--height", "64")
 BEFORE, AFTER = "a cat and a cake on a beach", "a dog and a cake on a beach"
@@ -214,14 +213,6 @@ def test_the_demo(process, tmp_path):
 
 
 def test_the_demo_fails_if_a_pixel_moved():
-    def result(left: int, right: int) -> SimpleNamespace:
-        pixels = np.full((8, 16, 3), left, np.uint8)
-        pixels[:, 8:] = right
-        mask = EditMask(np.array([[True, False]]), MaskSource.GIVEN)
-        return SimpleNamespace(image=Image.fromarray(pixels), mask=mask)
-
-    assert demo.count_changed_outside(result(1, 2), result(9, 2)) == 0
-    assert demo.count_changed_outside(result(1, 2), result(9, 3)) == 64
     assert not demo.DemoResult((), (0, 64)).passed and demo.DemoResult((), (0, 0)).passed
 
 
