@@ -19,19 +19,22 @@ if TYPE_CHECKING:
 _SD15 = Path(__file__).parent / "configs" / "sd15"
 
 
-def random_pipeline(device: torch.device, dtype: torch.dtype) -> StableDiffusionPipeline:
+def random_pipeline(device: torch.device, dtype: torch.dtype, layers_per_block: int = 2) -> StableDiffusionPipeline:
     """The pipeline in channels-last layout, with activations of order one.
 
     Args:
         device: Torch device.
         dtype: Precision.
+        layers_per_block: of the UNet; Stable Diffusion has 2.
     """
     from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
     with quiet_loaders():
         with torch.device("meta"):
-            unet = UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(_SD15 / "unet"))
+            unet = UNet2DConditionModel.from_config(
+                UNet2DConditionModel.load_config(_SD15 / "unet"), layers_per_block=layers_per_block
+            )
             vae = AutoencoderKL.from_config(AutoencoderKL.load_config(_SD15 / "vae"))
         text_encoder = CLIPTextModel(CLIPTextConfig.from_pretrained(_SD15 / "text_encoder")).eval()
         pipe = StableDiffusionPipeline(
