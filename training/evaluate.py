@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -13,15 +14,14 @@ from diffusers import AutoencoderKL, DPMSolverMultistepScheduler, StableDiffusio
 from fisedit.adapters.training.draws import generator_for
 from fisedit.evaluation.classifier import SceneClassifier, classify, frechet_distance
 from fisedit.evaluation.scenes.drawing import Bytes
-from fisedit.evaluation.scenes.layout import sample_scene
 from fisedit.evaluation.scenes.prompts import describe_scene
 from fisedit.evaluation.scenes.scene import Scene
 from training.attention import measure_localisation
 from training.autoencoder import psnr, reconstruct
 from training.classifier import trained_classifier
-from training.config import load_config
+from training.config import Scenes, load_config
 from training.latents import encode_scenes
-from training.pictures import draw_pictures, save_sheet
+from training.pictures import draw_pictures, sample_unseen, save_sheet
 from training.train import HERE
 
 _PROMPT_SEED, _BATCH = 2_000_000, 16
@@ -38,14 +38,17 @@ class Sampling:
     guidance: float
 
 
-def evaluation_scenes() -> list[Scene]:
-    """300 scenes from seeds of their own, with one, two and three objects."""
+def evaluation_scenes(objects: Sequence[str] = ()) -> list[Scene]:
+    """300 scenes of these objects (of any, if there are none), with one, two and three of them.
+
+    Each shows a combination of words that is held out of training.
+    """
     scenes = []
     for count, number in _COUNTS.items():
         for index in range(number):
             sky = count > 1 and index % 4 == 0
             rng = np.random.default_rng((_PROMPT_SEED, count, index))
-            scenes.append(sample_scene(rng, count - sky, sky))
+            scenes.append(sample_unseen(rng, objects, count - sky, sky))
     return scenes
 
 
@@ -95,22 +98,26 @@ def contact_sheet(
     save_sheet(path, rows)
 
 
-def evaluate(folder: Path, kept: Path, sampling: Sampling, seed: int, side: int) -> dict[str, float]:
-    """All figures of the model in `folder`; `kept` holds the classifier and receives the contact sheet."""
+def evaluate(folder: Path, kept: Path, sampling: Sampling, seed: int, shape: Scenes) -> dict[str, float]:
+    """All figures of the model in `folder`; `kept` holds the classifier and receives the contact sheet.
+
+    Prompts are of the objects that the model was trained on, in combinations that it was not.
+    """
+    side = shape.side
     pipeline = StableDiffusionPipeline.from_pretrained(folder)
     pipeline.scheduler = DPMSolverMultistepScheduler.from_config(pipeline.scheduler.config)
     pipeline.set_progress_bar_config(disable=True)
     autoencoder = cast(AutoencoderKL, pipeline.vae)
     classifier, figures = trained_classifier(kept, seed, side)
-    scenes = evaluation_scenes()
+    scenes = evaluation_scenes(shape.objects)
     pictures = draw_prompts(pipeline, [describe_scene(scene).text for scene in scenes], sampling, seed)
-    held_out = draw_pictures(_PROMPT_SEED + 1, 64, side).pixels
-    latents = encode_scenes(autoencoder, _PROMPT_SEED + 1, 64)
+    held_out = draw_pictures(_PROMPT_SEED + 1, 64, side, shape.objects).pixels
+    latents = encode_scenes(autoencoder, _PROMPT_SEED + 1, 64, objects=shape.objects)
     localisation = measure_localisation(pipeline, latents, seed)
     contact_sheet(pipeline, pictures, sampling, seed, kept / "contact.png")
     figures = {f"classifier_{name}": value for name, value in figures.items()}
     figures |= count_objects(classifier, scenes, pictures)
-    drawn = [draw_pictures(_PROMPT_SEED + 2 + i, len(scenes), side).pixels for i in range(2)]
+    drawn = [draw_pictures(_PROMPT_SEED + 2 + i, len(scenes), side, shape.objects).pixels for i in range(2)]
     figures |= {"frechet_distance": frechet_distance(classifier, pictures, drawn[0])}
     figures |= {"frechet_distance_of_drawn_scenes": frechet_distance(classifier, drawn[1], drawn[0])}
     figures |= {"autoencoder_psnr": psnr(reconstruct(autoencoder, held_out), held_out)}
@@ -130,7 +137,7 @@ def main() -> int:
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
     config, sampling = load_config(chosen.config), Sampling(chosen.steps, chosen.guidance)
-    figures = evaluate(chosen.model, chosen.folder, sampling, config.seed, config.scenes.side)
+    figures = evaluate(chosen.model, chosen.folder, sampling, config.seed, config.scenes)
     figures |= {"steps": sampling.steps, "guidance": sampling.guidance}
     for name, value in figures.items():
         print(f"{name:34} {value:.4g}")

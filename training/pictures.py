@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fisedit.evaluation.scenes.appearance import Palette, sample_appearance
 from fisedit.evaluation.scenes.drawing import CELLS, Bytes
+from fisedit.evaluation.scenes.held_out import has_unseen_words, is_unseen
 from fisedit.evaluation.scenes.layout import sample_scene
 from fisedit.evaluation.scenes.scene import RenderedScene, Scene, render
 from fisedit.evaluation.scenes.vocabulary import SKY_WORDS
@@ -40,12 +41,26 @@ class View:
 
 
 def sample_known(rng: np.random.Generator, objects: Sequence[str]) -> Scene:
-    """A scene at random of no other objects than these (of any, if there are none), as many in it as usual."""
+    """A scene at random of no other objects than these (of any, if there are none), as many in it as usual.
+
+    No combination of words and no layout that is held out for measurements occurs in it.
+    """
     scene = sample_scene(rng)
     flying = [placed.word in SKY_WORDS for placed in scene.objects]
-    while objects and not {placed.word for placed in scene.objects} <= {*objects}:
+    while is_unseen(scene) or (objects and not {placed.word for placed in scene.objects} <= {*objects}):
         scene = sample_scene(rng, len(flying) - sum(flying), any(flying))
     return scene
+
+
+def sample_unseen(rng: np.random.Generator, objects: Sequence[str], count: int, sky: bool) -> Scene:
+    """A scene of these objects (of any, if there are none) with a combination of words that is held out of training.
+
+    It has `count` objects on the ground and, if `sky`, one above them.
+    """
+    while True:
+        scene = sample_scene(rng, count, sky)
+        if has_unseen_words(scene) and (not objects or {placed.word for placed in scene.objects} <= {*objects}):
+            return scene
 
 
 def sample_view(rng: np.random.Generator, close: bool, objects: Sequence[str] = ()) -> View:

@@ -14,6 +14,7 @@ from PIL import Image
 
 from fisedit.evaluation.scenes.appearance import PATTERNS, Appearance, Palette, sample_appearance
 from fisedit.evaluation.scenes.drawing import Bytes, Mask
+from fisedit.evaluation.scenes.held_out import has_unseen_words
 from fisedit.evaluation.scenes.layout import sample_scene
 from fisedit.evaluation.scenes.prompts import describe_scene
 from fisedit.evaluation.scenes.scene import Scene, render
@@ -46,7 +47,7 @@ def sample_example(rng: np.random.Generator, side: int, palette: Palette) -> Exa
     word = scene.objects[index].word
     other = sample_plain_scene(rng, 1)
     if same:
-        other = other.change(0, word=word)
+        other = other.change(0, word=word)  # a reference has no prompt, so it composes no words
     part = scene.parts.index((index, word))
     target, region = _drawn(scene, part, look, side)
     return Example(target, _drawn(other, 0, look, side)[0], describe_scene(scene).text, region)
@@ -66,7 +67,11 @@ def sample_plain_scene(rng: np.random.Generator, count: int) -> Scene:
     while True:
         scene = sample_scene(rng, count, sky=False)
         plain = not scene.weather and scene.relation == "and" and not any(placed.accessory for placed in scene.objects)
-        if plain and KNOWN.issuperset(re.findall(r"[a-z]+", describe_scene(scene).text)):
+        if (
+            plain
+            and not has_unseen_words(scene)
+            and KNOWN.issuperset(re.findall(r"[a-z]+", describe_scene(scene).text))
+        ):
             return scene
 
 

@@ -100,7 +100,7 @@ def test_figures_of_a_judge_that_saw_what_was_asked(monkeypatch: pytest.MonkeyPa
         found = count_objects(None, scenes, None)
         shares = {f"objects_present_{n}" for n in (1, 2, 3)} | {"all_present", "adjectives_right", "background_right"}
         assert all(least <= found[name] <= most for name in shares), found
-        assert (found["unnamed_per_picture"] == 0) == (shown is scenes)
+        assert (found["unnamed_per_picture"] < 0.1) == (shown is scenes)  # a hat that two wear is seen once
         assert found["adjectives"] > 50
 
 
