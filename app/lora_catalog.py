@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fisedit.errors import AdapterError, InputError, SessionError
+from fisedit.models.paths import expand_home
 from fisedit.sparse.modules import loras
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class LoraCatalog:
         self._names: dict[str, str] = {}  # by label
         self._units: dict[str, float] = {}  # by name: what a config records of the scale 1
         for source in sources:
-            self._add(editor, Path(source).expanduser().resolve())
+            self._add(editor, expand_home(source).resolve())
 
     @property
     def labels(self) -> tuple[str, ...]:

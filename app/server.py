@@ -117,7 +117,7 @@ def environment(*, offline: bool) -> Iterator[Path]:
         raise InputError("the app needs gradio, which is not installed: pip install 'fisedit[app]'")
     from PIL import Image
 
-    from fisedit.storage.images import MAX_PIXELS
+    from fisedit.storage.canvas import MAX_PIXELS
 
     with tempfile.TemporaryDirectory(prefix="fisedit-app-") as folder:
         uploads = Path(folder).resolve()

@@ -22,7 +22,7 @@ from fisedit.masking.localize import DEFAULT, Search, change_heatmap
 from fisedit.masking.masks import count_pieces
 from fisedit.models.device import memory_bytes
 from fisedit.models.loader import load
-from fisedit.models.paths import absolute_name
+from fisedit.models.paths import absolute_name, expand_home
 from fisedit.models.stopwatch import Stopwatch
 from fisedit.pipeline import EditPipeline
 from fisedit.planner import EditRequest
@@ -719,5 +719,5 @@ class Editor:
 
 def _absolute(source: str | Path) -> str:
     """The absolute path of what lies on disk, or a hub id."""
-    path = Path(source).expanduser()
+    path = expand_home(source)
     return str(path.resolve()) if path.exists() else str(source)

@@ -17,6 +17,7 @@ from fisedit.history import EditResult, History
 from fisedit.masking.drift_check import DriftDetected, plan_check
 from fisedit.masking.localize import describe_source, shared_tokens
 from fisedit.masking.text_diff import diff
+from fisedit.models.device import placement
 from fisedit.models.injection import exclusive
 from fisedit.models.prompt_weighting import parse
 from fisedit.models.vae import encode, preview
@@ -80,6 +81,7 @@ class EditPipeline:
     def __init__(self, pipe: StableDiffusionPipeline, cache: TrajectoryCache, graphs: Graphs) -> None:
         self.engine, self.cache, self.history = Engine(pipe, graphs, cache.max_bytes), cache, History()
         self.planner = Planner(self.engine)
+        self._placement: tuple[torch.device, torch.dtype] | None = None
 
     def beside(self, history: History | None = None, references: dict[str, Image] | None = None) -> EditPipeline:
         """Another one with the same model, graphs and adapters, and a cache of its own; arguments as of
@@ -96,16 +98,29 @@ class EditPipeline:
         """What changes from one prompt to another."""
         return changed(old, new, self.engine.pipe.tokenizer)
 
+    def _refresh(self) -> None:
+        """Look at the model again: LoRAs change what is made, another dtype or device makes records useless.
+
+        Raises:
+            ModelError: the parts of the pipeline differ in dtype or device.
+        """
+        now = placement(self.engine.pipe)
+        if self._placement not in (None, now):
+            self.cache = TrajectoryCache(self.cache.max_bytes)
+            self.engine.references.forget()
+        self._placement = now
+        self.engine.refresh()
+
     def request_source(self, config: GenerationConfig, on_step: OnStep | None, reference: object = None) -> EditRequest:
         """The request for a source, with the model's LoRAs as they are now; arguments as of `Editor.generate`."""
-        self.engine.refresh()
+        self._refresh()
         like = () if reference is None else self.engine.references.likenesses(reference)
         config = replace(config, like=like, loras=self.engine.executor.loras)
         return EditRequest(config, self.diff(config.prompt, config.prompt), on_step=on_step)
 
     def request_edit(self, prompt: str, on_step: OnStep | None, reference: object = None) -> EditRequest:
         """The request for an edit of the current result, with nothing but its prompt; arguments as of `Editor.edit`."""
-        self.engine.refresh()
+        self._refresh()
         parent, references = self.history.current, self.engine.references
         if reference is None:
             own = self.history.lineage(parent.id)[0].config.like

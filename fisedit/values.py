@@ -322,7 +322,18 @@ def check_prompt(prompt: str) -> str:
         raise PromptError(f"prompt must be text, got {type(prompt).__name__}")
     if not prompt.strip():
         raise PromptError(f"prompt must say something, got {prompt!r}; describe the picture")
-    return prompt
+    return _unicode("prompt", prompt)
+
+
+def is_unicode(text: str) -> bool:
+    """Whether UTF-8 can encode a text: lone surrogates, such as undecodable bytes of an argument become, it cannot."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _unicode(name: str, text: str) -> str:
+    if not is_unicode(text):
+        raise PromptError(f"{name} must be Unicode text, got {text!a}; remove its undecodable bytes")
+    return text
 
 
 def likenesses(like: Sequence[Mapping[str, Any]]) -> tuple[Likeness, ...]:
@@ -376,7 +387,7 @@ def _one_of(name: str, value: str, kind: type[E]) -> E:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise PromptError(f"negative_prompt must be text, got {type(value).__name__}; leave it out for none")
-    return value
+    return _unicode("negative_prompt", value)
 
 
 _CHECKS: dict[str, Callable[[Any], Any]] = {

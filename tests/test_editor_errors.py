@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from io import BytesIO
 from threading import Thread
 
 import numpy as np
@@ -11,8 +12,10 @@ import torch
 from PIL import Image
 
 from fisedit import Cancelled, Editor
-from fisedit.errors import InputError, MaskError, NumericsError, PromptError, SessionError
+from fisedit.errors import InputError, MaskError, ModelError, NumericsError, PromptError, SessionError
+from fisedit.storage.canvas import to_editable
 from tests.support.edits import BIRD, CAT, DOG, latents
+from tests.support.folders import claims
 from tests.support.grids import grids
 from tests.support.pipelines import build_pipeline
 
@@ -35,6 +38,30 @@ def expected(pipelines):
     return editor.edit(DOG, mask=SQUARE, growth=1)
 
 
+@pytest.fixture
+def gigapixels(monkeypatch, tmp_path):
+    """A lazily opened PNG whose header says 60,000 x 60,000 pixels, opened without Pillow's own limit."""
+    file = BytesIO()
+    Image.new("RGB", (8, 8)).save(file, "PNG")
+    (tmp_path / "huge.png").write_bytes(claims(file.getvalue(), 60_000))
+    with monkeypatch.context() as patched:
+        patched.setattr(Image, "MAX_IMAGE_PIXELS", None)
+        huge = Image.open(tmp_path / "huge.png")
+    with huge:
+        yield huge
+
+
+@pytest.mark.filterwarnings("error")
+def test_gigapixels_are_refused_before_they_are_decoded(editor, expected, gigapixels):
+    for call in (editor.open, to_editable):  # a reference picture passes the latter
+        with pytest.raises(InputError, match="must have at most 64 million pixels, got 60000x60000"):
+            call(gigapixels)
+    for name in ("mask", "protect"):
+        with pytest.raises(MaskError, match="the picture's 128x128 pixels, got 60000x60000"):
+            editor.edit(DOG, **{"mask": SQUARE, name: gigapixels})
+    still_works(editor, expected)
+
+
 def still_works(editor, expected):
     """One source, nothing added, and the next edit as if nothing had been."""
     assert len(editor.history) == 1 and editor.current is editor.history[0]
@@ -48,6 +75,8 @@ GENERATE = [
     ({"prompt": ""}, PromptError, "prompt must say something, got ''"),
     ({"prompt": " \n\t"}, PromptError, "prompt must say something"),
     ({"prompt": None}, PromptError, "prompt must be text, got NoneType"),
+    ({"prompt": "a cat \udcff"}, PromptError, "prompt must be Unicode text, got 'a cat .udcff'; remove"),
+    ({"negative_prompt": "\ud800"}, PromptError, "negative_prompt must be Unicode text"),
     ({"prompt": ["a cat"]}, PromptError, "prompt must be text, got list"),
     ({"negative_prompt": None}, PromptError, "negative_prompt must be text, got NoneType"),
     ({"num_inference_steps": 0}, InputError, r"num_inference_steps must be a whole number in \[1, 999\], got 0"),
@@ -238,3 +267,37 @@ def test_numpys_numbers_are_numbers(pipelines, tmp_path):
 def test_a_long_negative_prompt_is_told(pipelines):
     said = Editor(pipelines["shallow"]).generate(CAT, negative_prompt="blue " * 90, num_inference_steps=1).stats.notes
     assert any(note.startswith("the negative prompt has") for note in said)
+
+
+MOVES = {
+    "dtype": lambda pipe: pipe.to(torch.bfloat16),
+    "there and back": lambda pipe: (pipe.to(torch.float64), pipe.to(torch.float32)),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_a_pipeline_of_another_dtype_is_noticed(name):
+    """What was recorded in the old dtype is recorded again, and edits keep the pixels outside their masks."""
+    pipe = build_pipeline("shallow")
+    editor = Editor(pipe)
+    source = editor.generate(CAT, **QUICK)
+    editor.edit(DOG, mask=SQUARE, growth=1)
+    MOVES[name](pipe)
+    edited = editor.edit(BIRD, mask=SQUARE, growth=1)
+    editor.history.checkout(source.id)
+    again = editor.edit(DOG, mask=SQUARE, growth=1)
+    assert edited.changed_outside(source) == again.changed_outside(source) == 0
+    assert edited.stats.unet_evaluations_sparse and again.image.tobytes() != source.image.tobytes()
+
+
+@pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])
+def test_a_part_of_another_dtype_is_refused(part):
+    pipe = build_pipeline("shallow")
+    editor = Editor(pipe)
+    editor.generate(CAT, **QUICK)
+    getattr(pipe, part).to(torch.bfloat16)
+    for call in (lambda: editor.edit(DOG, mask=SQUARE), lambda: editor.preview(DOG), lambda: editor.generate(CAT)):
+        with pytest.raises(ModelError, match=r"one dtype and device, got .*bfloat16 on cpu.*; move all of it"):
+            call()
+    getattr(pipe, part).to(torch.float32)
+    assert editor.edit(DOG, mask=SQUARE).parent == "0" and len(editor.history) == 2

@@ -31,7 +31,7 @@ from fisedit.adapters.variants import (
 )
 from fisedit.errors import AdapterError, ModelError, NumericsError
 from fisedit.models import paths
-from fisedit.models.paths import DEMO_ADAPTER, demo_adapter_folder
+from fisedit.models.paths import DEMO_ADAPTER, demo_adapter_folder, expand_home
 from fisedit.models.validation import pickled
 from fisedit.models.weight_files import read_json, read_shapes, weights_file
 from fisedit.storage.files import write_bytes, write_json
@@ -159,7 +159,7 @@ def identity(adapter: RowColumnAdapter) -> str:
 def _located(source: str | Path, *, local_files_only: bool) -> Path:
     if source == DEMO_ADAPTER:
         return demo_adapter_folder()
-    path = Path(source).expanduser()
+    path = expand_home(source)
     if path.exists():
         return path
     refusal = pickled(path)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from fisedit.errors import AdapterError, ModelError
 from fisedit.models.injection import exclusive
 from fisedit.models.loader import quiet_loaders
+from fisedit.models.paths import expand_home
 from fisedit.models.validation import pickled
 from fisedit.models.weight_files import read_shapes
 from fisedit.values import check_scale
@@ -47,7 +48,7 @@ def load(pipe: StableDiffusionPipeline, source: str | Path, loaded: Mapping[str,
     """
     if find_spec("peft") is None:
         raise AdapterError("LoRAs need peft; pip install 'fisedit[lora]'")
-    file, scale = _file(Path(source).expanduser()), check_scale(scale)
+    file, scale = _file(expand_home(source)), check_scale(scale)
     layers, name = _layers(file), _name(file)
     if name in loaded:
         raise AdapterError(f"the LoRA {file} is loaded already; change its scale with scale_loras")

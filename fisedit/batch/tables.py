@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fisedit.errors import InputError
+from fisedit.values import is_unicode
 
 _IMAGE, _CAPTION = ("image", "file_name", "file"), ("caption", "text", "prompt")
 """Names that a column may have: ours, then those of Hugging Face's image folders."""
@@ -73,7 +74,7 @@ def read_edits(path: Path) -> list[EditRow]:
     for line, row in _read_rows(path, "edits"):
         given = {key: value for key, value in row.items() if value not in (None, "")}
         if unknown := sorted(set(given) - set(_EDIT)):
-            raise _line_error(path, line, f"must hold {', '.join(_EDIT)} only, got {unknown[0]!r}")
+            raise _line_error(path, line, f"must hold {', '.join(_EDIT)} only, got {unknown[0]!a}")
         texts = {key: _field(given, (key,), path, line) for key in ("image", "prompt", *given)}
         for key in {"image", "mask", "output"} & set(texts):
             texts[key] = _relative_path(texts[key], key, path, line)
@@ -137,6 +138,8 @@ def _field(row: Mapping[str, Any], names: tuple[str, ...], path: Path, line: int
     if not isinstance(value, str) or not value.strip():
         got = "nothing" if value is None or value == "" else _shorten(repr(value))
         raise _line_error(path, line, f"must say {names[0]!r} as text, got {got}")
+    if not is_unicode(value):
+        raise _line_error(path, line, f"must say {names[0]!r} as Unicode text, got {_shorten(ascii(value))}")
     return value.strip()
 
 

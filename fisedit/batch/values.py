@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
@@ -220,5 +221,5 @@ class BatchOutcome:
 
 def one_line(text: str) -> str:
     """Text on one line, without control characters and undecodable bytes of file names."""
-    decoded = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    decoded = re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", text)
     return "".join(letter if letter.isprintable() else " " for letter in " ".join(decoded.split()))

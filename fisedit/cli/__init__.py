@@ -13,6 +13,7 @@ import typer
 from fisedit.cli import commands, console, edit
 from fisedit.cli import options as opt
 from fisedit.cli.bench import bench
+from fisedit.errors import InputError
 from fisedit.models.malloc import keep_freed_memory
 
 _INTERRUPTED = 130  # typer's status for a KeyboardInterrupt
@@ -45,8 +46,18 @@ def main() -> None:
     sys.exit(_run(arguments, debug=debug))
 
 
+def _check_unicode(arguments: list[str]) -> None:
+    """Refuse arguments with undecodable bytes before any work: neither messages nor metadata can contain them."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"arguments must be UTF-8 text, got {argument!a}; rename or retype it") from error
+
+
 def _run(arguments: list[str], *, debug: bool) -> int:
     try:
+        _check_unicode(arguments)
         status = int(app(arguments, prog_name="fisedit", standalone_mode=False) or 0)
         return console.print_error(KeyboardInterrupt()) if status == _INTERRUPTED else status
     except typer.TyperException as error:

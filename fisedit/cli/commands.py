@@ -11,6 +11,7 @@ import typer
 from fisedit.batch.values import BatchJob, BatchSettings, ExecutorKind, OnError, OutputFormat
 from fisedit.cli import console
 from fisedit.cli import options as opt
+from fisedit.models.paths import expand_home
 from fisedit.storage import files
 
 
@@ -156,7 +157,7 @@ def browse(
 
     address = server.listen(host, port, token, allowed_host or ())
     named = {*(model or ()), adapter} - {"demo", "demo-look", None}
-    offline = local_files_only or all(Path(str(place)).expanduser().exists() for place in named)
+    offline = local_files_only or all(expand_home(str(place)).exists() for place in named)
     with server.environment(offline=offline) as uploads:
         page, state = import_module("app.main"), import_module("app.sessions").AppState
         offers = {"loras": lora or (), "adapter": adapter, "max_loaded": loaded}

@@ -15,6 +15,7 @@ from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import LATENT_FACTOR, EditMask
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from numpy.typing import NDArray
@@ -50,8 +51,9 @@ def grid_of_mask(mask: object, height: int, width: int, size: tuple[int, int] | 
     Raises:
         MaskError: a mask of another type, size or range of values.
     """
-    array = _as_array(mask)
     cells = (height // LATENT_FACTOR, width // LATENT_FACTOR)
+    _check_size(mask, (cells[::-1], (width, height), size or (width, height)))
+    array = _as_array(mask)
     if array.dtype == np.bool_ and array.shape == cells:
         return array.copy()
     across, down = size or (width, height)
@@ -71,6 +73,15 @@ def _cells_of_pixels(pixels: BoolGrid, cells: tuple[int, int]) -> BoolGrid:
     rows, columns = pixels.nonzero()
     grid[down[rows], across[columns]] = True
     return grid
+
+
+def _check_size(mask: object, sizes: Sequence[tuple[int, int]]) -> None:
+    """Refuse an image of another size than one of these before anything of it is decoded."""
+    from PIL.Image import Image as PILImage
+
+    if isinstance(mask, PILImage) and mask.size not in sizes:
+        wanted, got = ("{}x{}".format(*pixels) for pixels in (sizes[-1], mask.size))
+        raise MaskError(f"mask must have the picture's {wanted} pixels, got {got}; resize it")
 
 
 def _as_array(mask: object) -> NDArray[Any]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
-from fisedit.errors import InputError
+from fisedit.errors import InputError, ModelError
+
+if TYPE_CHECKING:
+    from diffusers import StableDiffusionPipeline
 
 DTYPES: Mapping[str, torch.dtype] = {
     "fp32": torch.float32,
@@ -25,6 +29,26 @@ def memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def placement(pipe: StableDiffusionPipeline) -> tuple[torch.device, torch.dtype]:
+    """The device and dtype of a pipeline.
+
+    Args:
+        pipe: The model.
+
+    Raises:
+        ModelError: Its UNet, VAE and text encoder differ in them.
+    """
+    parts = {"UNet": pipe.unet, "VAE": pipe.vae, "text encoder": pipe.text_encoder}
+    first = {name: next(part.parameters()) for name, part in parts.items()}
+    found = {name: (weight.device, weight.dtype) for name, weight in first.items()}
+    if len(set(found.values())) > 1:
+        got = ", ".join(
+            f"{name} {str(dtype).removeprefix('torch.')} on {device}" for name, (device, dtype) in found.items()
+        )
+        raise ModelError(f"a pipeline must have one dtype and device, got {got}; move all of it by pipe.to(...)")
+    return found["UNet"]
 
 
 def to_pinned_memory(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -7,6 +7,7 @@ huggingface_hub, no architecture; imports no torch, so that checks are fast.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -52,6 +53,14 @@ def demo_adapter_folder() -> Path:
     raise ModelError(f"{DEMO_ADAPTER} is not in this copy of fisedit; reinstall it, or give another adapter")
 
 
+def expand_home(path: str | Path) -> Path:
+    """A path whose `~` is the home folder; as given where no home folder is known."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def locate(model: str | Path) -> Path | None:
     """The model's file or folder; None for a hub id.
 
@@ -63,7 +72,7 @@ def locate(model: str | Path) -> Path | None:
     """
     if model == "demo":
         return demo_folder()
-    path = Path(model).expanduser()
+    path = expand_home(model)
     if path.is_dir() or path.is_file():
         return path
     refusal = pickled(path)
@@ -77,7 +86,7 @@ def locate(model: str | Path) -> Path | None:
 
 def absolute_name(model: str | Path) -> str:
     """The name of a model or an adapter in sessions: its absolute path if it is on this machine, else as given."""
-    path = Path(model).expanduser()
+    path = expand_home(model)
     return str(path.resolve()) if path.exists() and model not in ("demo", DEMO_ADAPTER) else str(model)
 
 
@@ -164,6 +173,12 @@ def _snapshot(model_id: str, patterns: list[str], local_files_only: bool) -> Pat
         raise ModelError(
             f"model {model_id} is not on this machine, and the hub was not asked or did not answer; "
             "check the name and the network, or give a folder or file"
+        ) from error
+    except RuntimeError as error:
+        if os.path.expanduser("~") != "~":  # noqa: PTH111 (pathlib's raises)
+            raise
+        raise ModelError(
+            f"model {model_id} needs a folder for downloads, got no home folder; set HF_HOME to a folder"
         ) from error
     except (OSError, HFValidationError) as error:
         reason = str(error).strip().splitlines()[0]

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 MIN_SIDE, MAX_SIDE = 64, 2048
 """Limits of a canvas' sides in pixels."""
 
+MAX_PIXELS = 64_000_000
+"""Greatest number of pixels of a picture, whether it comes from a file or from a program."""
+
 MAX_AREA_RATIO = 1.5
 """Greatest ratio, or its inverse, of an image's pixels to the model's, above which the image is resized."""
 
@@ -48,12 +51,16 @@ def to_editable(picture: Image.Image) -> Image.Image:
         A copy, whose `info` is the one of `image_metadata.owner_info`.
 
     Raises:
-        InputError: Not an image, one without pixels, or one whose values are not 8 or 16-bit levels.
+        InputError: Not an image, one without pixels or with more than `MAX_PIXELS`, or one whose values are not 8 or
+            16-bit levels.
     """
     if not isinstance(picture, Image.Image):
         raise InputError(f"picture must be a PIL image, got {type(picture).__name__}; open files with PIL.Image.open")
     if not picture.width or not picture.height:
         raise InputError(f"picture must have pixels, got {picture.width}x{picture.height}")
+    if picture.width * picture.height > MAX_PIXELS:
+        limit = f"at most {MAX_PIXELS // 10**6} million pixels"
+        raise InputError(f"picture must have {limit}, got {picture.width}x{picture.height}; make it smaller")
     info, result = owner_info(picture), _to_editable_mode(_rotate(picture))
     result.info = info
     return result

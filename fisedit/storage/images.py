@@ -17,20 +17,23 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, TiffImagePlugin, UnidentifiedImageError
+from PIL.TiffImagePlugin import TiffImageFile
 
 from fisedit.errors import InputError, MaskError
 from fisedit.storage import image_metadata
-from fisedit.storage.canvas import to_srgb
+from fisedit.storage.canvas import MAX_PIXELS, to_srgb
 from fisedit.storage.files import IMAGE_FORMATS, write_file
 from fisedit.storage.image_metadata import Metadata
 
 READABLE = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
 MAX_BYTES = 1 << 30
-MAX_PIXELS = 64_000_000
 
 _DAMAGED = (OSError, SyntaxError, ValueError, LookupError, TypeError, OverflowError, EOFError, struct.error, zlib.error)
 """What Pillow's decoders raise for truncated or forged files."""
+
+_YCBCR = 6
+"""The photometric interpretation of YCbCr in TIFF."""
 
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "PNG": {},
@@ -102,6 +105,8 @@ def decode(data: bytes, what: str = "picture", error: type[InputError] = InputEr
             with Image.open(BytesIO(data), formats=READABLE) as image:
                 if image.width * image.height > MAX_PIXELS:
                     raise error(too_large.format(f"{image.width}x{image.height}"))
+                if _is_raw_ycbcr(image):
+                    raise error(f"{what} must not be an uncompressed YCbCr TIFF, which is not read; save it as PNG")
                 return _load(image)
         except InputError:
             raise
@@ -111,6 +116,15 @@ def decode(data: bytes, what: str = "picture", error: type[InputError] = InputEr
             raise error(too_large.format("many more")) from cause
         except _DAMAGED as cause:
             raise error(f"{what} must be whole, got a damaged file ({cause}); restore it from a copy") from cause
+
+
+def _is_raw_ycbcr(image: Image.Image) -> bool:
+    """Whether an image is an uncompressed YCbCr TIFF, which Pillow takes for RGB with a fourth byte."""
+    return (
+        isinstance(image, TiffImageFile)
+        and image.tag_v2.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == _YCBCR
+        and any(tile.codec_name == "raw" for tile in image.tile)
+    )
 
 
 def _load(image: Image.Image) -> DecodedImage:

@@ -17,7 +17,7 @@ import numpy as np
 
 from fisedit import __version__
 from fisedit.errors import FisEditError, InputError
-from fisedit.models.paths import HUB_ID
+from fisedit.models.paths import HUB_ID, expand_home
 from fisedit.storage.image_metadata import Metadata
 from fisedit.values import (
     LATENT_FACTOR,
@@ -117,7 +117,7 @@ class Origin:
 
 def model_name(model: str) -> str:
     """A model's name for `Origin.model`: of a local path only the last part."""
-    path = Path(model).expanduser()
+    path = expand_home(model)
     if model in ("demo", "") or (HUB_ID.fullmatch(model) and not path.exists()):
         return model
     return _LOCAL + path.resolve().name

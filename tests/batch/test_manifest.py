@@ -20,7 +20,8 @@ from fisedit.batch.manifest import make_plan
 from fisedit.batch.tables import read_captions, read_edits
 from fisedit.batch.values import BatchJob
 from fisedit.errors import InputError
-from fisedit.storage.images import MAX_PIXELS, decode, decode_mask, encode
+from fisedit.storage.canvas import MAX_PIXELS
+from fisedit.storage.images import decode, decode_mask, encode
 from tests.support.batches import AFTER, BEFORE, SAID, arguments, batch
 from tests.support.folders import claims, half, lines, picture, pictures, tree
 
@@ -182,6 +183,8 @@ class TestTables:
             ("c.jsonl", b'{"image": "a.png", "caption": 7}\n', ("line 1", "'caption'", "7")),
             ("c.jsonl", b'{"image": "../a.png", "caption": "x"}\n', ("line 1", "inside its folder")),
             ("c.jsonl", b'{"image": "/a.png", "caption": "x"}\n', ("line 1", "inside its folder")),
+            ("c.jsonl", b'{"image": "a.png", "caption": "\\ud800"}', ("line 1", "'caption'", "Unicode", "\\ud800")),
+            ("c.jsonl", b'{"image": "a\\udcff.png", "caption": "x"}', ("line 1", "'image'", "Unicode", "\\udcff")),
             ("c.txt", b"", (".csv or .jsonl",)),
         ],
     )

@@ -105,6 +105,50 @@ class TestBeforeTheModelLoads:
         process("generate", "a cat", "--model", "./nowhere").refused("model", "./nowhere")
         assert not list(tmp_path.iterdir())
 
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ["a cat \udcff"],
+            ["a cat", "--output", "caf\udce9.png"],
+            ["a cat", "--negative-prompt", "\udc80"],
+            ["a cat", "--session", "s\udcff"],
+        ],
+    )
+    def test_arguments_that_are_not_utf_8(self, fisedit, words):
+        fisedit("generate", *words, "--model", "./nowhere").refused("input", "UTF-8", "\\udc")
+
+    def test_undecodable_bytes_of_a_real_argument(self, process, tmp_path):
+        process("generate", "a cat", "--output", os.fsdecode(b"caf\xe9.png")).refused("input", "'caf\\udce9.png'")
+        assert not list(tmp_path.iterdir())
+
+
+NO_HOME = """
+import os, pwd, sys
+os.environ.pop("HOME", None)
+def unknown(*_): raise KeyError("no such entry")
+pwd.getpwuid = pwd.getpwnam = unknown
+from fisedit import cli
+for words in (["generate", "a", "--model", "~/m"], ["generate", "a", "--model", "~nobody-at-all/m"],
+              ["generate", "a", "--model", "owner/name", "--local-files-only"],
+              ["generate", "a cat", "--num-inference-steps", "2", "--width", "64", "--height", "64"]):
+    sys.argv = ["fisedit", *words]
+    try:
+        cli.main()
+    except SystemExit as ended:
+        print(ended.code, flush=True)
+"""
+"""Commands in a process that has neither a home folder nor an entry of its user."""
+
+
+def test_without_a_home_folder(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", NO_HOME], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert [line for line in done.stdout.splitlines() if line.isdecimal()] == ["2", "2", "2", "0"], done
+    lines = done.stderr.splitlines()
+    assert len(lines) == 3 and all(line.startswith("error[") for line in lines) and "internal" not in done.stderr
+    assert "~/m" in lines[0] and "HF_HOME" in lines[2] and list(tmp_path.glob("*.png"))
+
 
 def test_fp16_on_a_cpu(fisedit):
     fisedit("generate", "a cat", "--device", "cpu", "--dtype", "fp16").refused("input", "fp16", "bf16")

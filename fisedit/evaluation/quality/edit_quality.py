@@ -22,6 +22,7 @@ from fisedit.evaluation.quality.scores import score_edit
 from fisedit.evaluation.quality.tables import ALL, format_table, metric_rows
 from fisedit.evaluation.scenes.layout import CHANGE_KINDS
 from fisedit.models.loader import demo_folder, load
+from fisedit.models.paths import expand_home
 from fisedit.values import LATENT_FACTOR, OnStep
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def find_classifier(model: str, path: Path | None) -> tuple[SceneClassifier | No
     """
     if path is not None:
         return load_classifier(path), ()
-    folder = demo_folder() if model == "demo" else Path(model).expanduser()
+    folder = demo_folder() if model == "demo" else expand_home(model)
     if (folder / CLASSIFIER_FILE).is_file():
         return load_classifier(folder / CLASSIFIER_FILE), ()
     return None, (f"success is not measured: there is no {CLASSIFIER_FILE} in {folder}, and no other was given",)
