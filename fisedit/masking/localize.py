@@ -16,7 +16,8 @@ from fisedit.errors import InputError
 from fisedit.masking import heatmaps, masks, object_masks
 from fisedit.masking.attention_maps import affinity, cross_maps
 from fisedit.masking.text_diff import words as split
-from fisedit.masking.word_classes import TaggedPrompt, object_words
+from fisedit.masking.whole_picture import object_words
+from fisedit.masking.word_classes import TaggedPrompt
 from fisedit.models.injection import exclusive
 from fisedit.sampling.scheduler import mask_steps
 from fisedit.sampling.trajectory import max_injection_steps

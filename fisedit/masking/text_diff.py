@@ -11,7 +11,8 @@ import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fisedit.masking.word_classes import TaggedPrompt, WordClass, focus, importance, placeless
+from fisedit.masking.whole_picture import placeless
+from fisedit.masking.word_classes import TaggedPrompt, WordClass, focus, importance
 from fisedit.models.prompt_weighting import WeightedPrompt, parse
 from fisedit.values import EditKind, EditScript, Hunk, Word
 
@@ -85,7 +86,8 @@ def diff(source_prompt: str, prompt: str, tokenizer: Tokenizer) -> EditScript:
     pairs = _align(old.words, new.words)
     hunks, reasons = [], []
     for span in _merge(_changes(pairs, old.words, new.words), old):
-        reasons.append(placeless(old, span.old) or placeless(new, span.new))
+        gone, come = old.tells(span.old), new.tells(span.new)
+        reasons.append(placeless(old, span.old, come) or placeless(new, span.new, gone))
         hunks.append(_hunk(old, new, dict(pairs), span, bool(reasons[-1])))
     kind, reason = _classify(old, new, hunks, reasons)
     if kind is EditKind.IDENTICAL and _beyond(source_prompt, tokenizer) != _beyond(prompt, tokenizer):

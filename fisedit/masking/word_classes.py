@@ -1,4 +1,4 @@
-"""Word classes of English prompts: which noun a changed word belongs to, and which changes concern the whole picture.
+"""Word classes of English prompts, and which noun a changed word belongs to.
 
 Rules and short word lists, no model. The module knows neither the other prompt, nor tokens, attention or pictures. An
 unknown word counts as a noun.
@@ -17,68 +17,39 @@ if TYPE_CHECKING:
     from fisedit.values import Word
 
 
-def _set(listed: str) -> frozenset[str]:
+def word_set(listed: str) -> frozenset[str]:
+    """The words of a text."""
     return frozenset(listed.split())
 
 
-_DETERMINERS = _set("a an the this that these those his her its their my your our some any no another")
-_PLACING = _set(  # prepositions of place
+DETERMINERS = word_set("a an the this that these those his her its their my your our some any no another")
+_PLACING = word_set(  # prepositions of place
     "on in at by near next under over behind above below beside between inside outside into onto through across along "
     "around against beneath atop toward towards from upon within among"
 )
-_SMALL = _set(
+_SMALL = word_set(
     "and or but of with without to for as like while than then which who whose it he she they them him there is are "
     "was were be been being am has have had do does did not up down out off so very just left right front 's 't 're "
     "'ve 'm 'll 'd s"
 )
-_STOP = _DETERMINERS | _PLACING | _SMALL
-_AS = _set("in as like into is")
-_ATTACHING = _set("wearing holding carrying wears holds carries")  # their object alone is new, not their subject
-_VERBS = _ATTACHING | _set(
+_STOP = DETERMINERS | _PLACING | _SMALL
+OPENING = word_set("in as like into is")
+_ATTACHING = word_set("wearing holding carrying wears holds carries")  # their object alone is new, not their subject
+_VERBS = _ATTACHING | word_set(
     "sits sat stands stood runs ran walks walked jumps jumped eats ate drinks sleeps "
     "slept flies flew plays played rides rode reads looked watches watched chases chased swims swam "
     "dances danced lies lay smiles smiled laughs cries hugs kisses pulls pushes throws catches drives drove climbs "
     "climbed leaps crawls hides made dressed covered filled surrounded seated"
 )
-_ING_NOUNS = _set(
+_ING_NOUNS = word_set(
     "building painting drawing wing ring king string thing spring ceiling morning evening wedding clothing earring "
     "pudding dumpling duckling sibling railing lightning lighting setting during earrings sterling herring sling "
     "swing offspring stocking icing topping frosting something everything nothing anything viking"
 )
-_ADJECTIVES = _set(  # only those that are no nouns as well: an orange, gold and silver are things
+ADJECTIVES = word_set(  # only those that are no nouns as well: an orange, gold and silver are things
     "red blue green yellow purple pink black white brown gray grey big small large tiny huge little tall short long "
     "old young new happy sad angry fluffy furry shiny wet dry hot cold open closed beautiful cute ugly fat thin round "
     "empty full broken clean dirty one two three four five six seven eight nine ten many several few"
-)
-_STYLES = _set(
-    "anime watercolor watercolour cartoon impressionist impressionism cubist cubism photorealistic realistic surreal "
-    "hyperrealistic monochrome grayscale sepia cinematic pixelated ukiyo lowpoly style styled"
-)
-_LOOKS = _set(  # styles when they stand alone, not before a noun ("a vintage car")
-    "vintage retro noir steampunk cyberpunk vaporwave gothic baroque minimalist abstract realism surrealism "
-    "masterpiece quality detailed artstation hd uhd hdr k mm bokeh resolution lighting mood atmosphere palette tones "
-    "colors colours colorful background backdrop aesthetic pastel isometric"
-)
-_MEDIA = _set(
-    "photo photograph photography picture image painting sketch drawing illustration render rendering portrait print "
-    "watercolor pencil oil charcoal engraving etching mosaic sculpture collage poster comic art artwork doodle shot "
-    "closeup up view canvas fresco woodcut mural animation cgi graffiti"
-)
-_WEATHER = _set(
-    "snowy rainy foggy misty stormy sunny cloudy overcast hazy snowing raining sunlit moonlit wintry nighttime "
-    "daytime underwater"
-)
-_LIT = _set("light lights sky skies")  # "morning light", but "traffic light"
-_TIMES = _set(
-    "night sunset day dawn dusk sunrise noon midnight morning evening afternoon twilight hour winter summer autumn "
-    "fall spring season"
-)
-_SCENES = _TIMES | _set(
-    "beach snow grass desert sea ocean forest jungle woods meadow field fields mountains hills city town village "
-    "street park garden kitchen bedroom bathroom room studio space landscape scenery cityscape seascape skyline rain "
-    "fog mist storm thunderstorm snowstorm blizzard sunshine lightning weather shore coast island valley savanna "
-    "swamp cave farm countryside suburb lawn sand library museum office classroom restaurant cafe market stadium "
-    "candlelight moonlight sunlight daylight wasteland wilderness outdoors indoors rainforest canyon tundra"
 )
 
 
@@ -145,11 +116,11 @@ def _role(read: Sequence[Word], i: int) -> WordClass:
         return WordClass.STOP
     verb = text in _VERBS or (text.endswith("ing") and len(text) > 4 and text not in _ING_NOUNS)
     # "a sleeping cat": between a determiner and a noun a participle is a modifier
-    modifier = before in _DETERMINERS | _ADJECTIVES and speaks(after) and after not in _STOP
+    modifier = before in DETERMINERS | ADJECTIVES and speaks(after) and after not in _STOP
     return WordClass.VERB if verb and not modifier else WordClass.CONTENT
 
 
-def _run(s: TaggedPrompt, i: int) -> range:
+def run_around(s: TaggedPrompt, i: int) -> range:
     """The unbroken content words around i: a noun with its modifiers."""
     start = stop = i
     while s.role(start - 1) is WordClass.CONTENT:
@@ -164,15 +135,15 @@ def _nearest(s: TaggedPrompt, i: int, step: int) -> list[int]:
     i += step
     while 0 <= i < len(s.words):
         if s.roles[i] is WordClass.CONTENT:
-            return _head(s, i, lonely=False)
+            return head_of(s, i, lonely=False)
         i += step
     return []
 
 
-def _head(s: TaggedPrompt, i: int, lonely: bool = True) -> list[int]:
+def head_of(s: TaggedPrompt, i: int, lonely: bool = True) -> list[int]:
     """The noun that content word i belongs to: the last of its run, or, for "is red", the noun before."""
-    run = _run(s, i)
-    nouns = [k for k in run if s.text(k) not in _ADJECTIVES and speaks(s.text(k))]
+    run = run_around(s, i)
+    nouns = [k for k in run if s.text(k) not in ADJECTIVES and speaks(s.text(k))]
     if nouns or not lonely:
         return nouns[-1:] or [run[-1]]
     return _nearest(s, run[0], -1) or _nearest(s, run[-1], +1) or [run[-1]]
@@ -181,9 +152,9 @@ def _head(s: TaggedPrompt, i: int, lonely: bool = True) -> list[int]:
 def _object(s: TaggedPrompt, i: int) -> list[int]:
     """The noun that directly follows word i, determiners aside, as a list of one or none."""
     k = i + 1
-    while s.text(k) in _DETERMINERS:
+    while s.text(k) in DETERMINERS:
         k += 1
-    return _head(s, k) if s.role(k) is WordClass.CONTENT else []
+    return head_of(s, k) if s.role(k) is WordClass.CONTENT else []
 
 
 def _actors(s: TaggedPrompt, i: int, object_only: bool) -> list[int]:
@@ -215,7 +186,7 @@ def focus(s: TaggedPrompt, span: range, other_tells: bool) -> set[int]:
     if not s.tells(span):
         return set() if other_tells else {k for i in span if s.roles[i] is WordClass.STOP for k in _small(s, i)}
     content = [i for i in span if s.roles[i] is WordClass.CONTENT]
-    heads = sorted({k for i in content for k in _head(s, i)})
+    heads = sorted({k for i in content for k in head_of(s, i)})
     if not other_tells:  # "a hat on his head" is added at the hat
         heads = [k for n, k in enumerate(heads) if not (n and _placed(s, k, span))]
     verbs = [i for i in span if s.roles[i] is WordClass.VERB]
@@ -224,35 +195,7 @@ def focus(s: TaggedPrompt, span: range, other_tells: bool) -> set[int]:
 
 def _placed(s: TaggedPrompt, head: int, span: range) -> bool:
     """Whether a noun of the span only tells the place of another: it follows a preposition of the span."""
-    i = _run(s, head)[0] - 1
-    while s.text(i) in _DETERMINERS:
+    i = run_around(s, head)[0] - 1
+    while s.text(i) in DETERMINERS:
         i -= 1
     return i in span and s.text(i) in _PLACING
-
-
-def object_words(s: TaggedPrompt) -> tuple[Word, ...]:
-    """The nouns that name a thing in a place of its own; styles, media, scenes and times are none."""
-    content = (i for i in range(len(s.words)) if s.roles[i] is WordClass.CONTENT and not _everywhere(s, i))
-    return s.pick({k for i in content for k in _head(s, i)})
-
-
-def placeless(s: TaggedPrompt, span: range) -> str:
-    """Why the changed words concern the whole picture and no place in it (style, weather, scene), or ""."""
-    telling = (i for i in span if s.roles[i] is WordClass.CONTENT or s.text(i) in _WEATHER)  # "raining" is a verb
-    return next(filter(None, (_everywhere(s, i) for i in telling)), "")
-
-
-def _everywhere(s: TaggedPrompt, i: int) -> str:
-    run = _run(s, i)
-    head, before, after = s.text(run[-1]), run[0] - 1, s.text(run[-1] + 1)
-    if s.text(i) in _STYLES or head in _STYLES | _LOOKS:
-        return f'"{s.text(i)}" changes the style'
-    if s.text(before) == "by" or (s.text(before) == "of" and s.text(before - 1) == "style"):
-        return f'"{s.text(i)}" names a style'
-    if s.text(i) in _WEATHER or head in _SCENES or (head in _LIT and s.text(i) in _TIMES):
-        return f'"{s.text(i)}" changes the scene'
-    while s.text(before) in _DETERMINERS | _ADJECTIVES | {"and"}:  # "a black and white photo"
-        before -= 1
-    opens = s.role(before) is WordClass.PUNCTUATION or s.text(before) in _AS
-    medium = head in _MEDIA and opens and (after in ("of", "showing", "") or not speaks(after))
-    return f'"{s.text(i)}" changes the medium' if medium else ""

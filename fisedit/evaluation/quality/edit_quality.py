@@ -13,7 +13,7 @@ from fisedit.evaluation.classifier import load_classifier
 from fisedit.evaluation.quality import pie_bench
 from fisedit.evaluation.quality.edit_case import make_case
 from fisedit.evaluation.quality.global_edit_detection import GlobalEditVerdict, detect_by_text, detection_row
-from fisedit.evaluation.quality.global_edit_prompts import prompt_pairs
+from fisedit.evaluation.quality.global_edit_prompts import prompt_pairs, written_pairs
 from fisedit.evaluation.quality.html_report import HtmlReport
 from fisedit.evaluation.quality.methods import OURS, select_methods
 from fisedit.evaluation.quality.results_log import ResultsLog
@@ -206,4 +206,11 @@ def _verdicts(
     words = detect_by_text([pair for pair, _ in measured], tokenizer)
     alone = detect_by_text(pairs, tokenizer)
     edited = [GlobalEditVerdict(*pair, s.whole) for pair, s in measured if s and s.whole is not None]
-    return {"words": words, "prompts alone": alone, "words and prompts alone": words + alone, "as edited": edited}
+    written = detect_by_text(written_pairs("reported"), tokenizer)
+    return {
+        "words": words,
+        "prompts alone": alone,
+        "words and prompts alone": words + alone,
+        "written prompts": written,
+        "as edited": edited,
+    }

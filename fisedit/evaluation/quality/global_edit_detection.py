@@ -1,13 +1,20 @@
-"""Whether edits of the whole picture are detected as such: by the text diff, or by how they ran. Knows no pictures."""
+"""Whether edits of the whole picture are detected as such: by the text diff, or by how they ran. Knows no pictures.
+
+`python -m fisedit.evaluation.quality.global_edit_detection reported` prints the row of the written prompt pairs as JSON.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fisedit.evaluation.quality.global_edit_prompts import WRITTEN, written_pairs
 from fisedit.evaluation.quality.metrics import f1_score
 from fisedit.masking.text_diff import diff
+from fisedit.models.loader import demo_folder
 from fisedit.values import EditKind
 
 if TYPE_CHECKING:
@@ -62,3 +69,21 @@ def detection_row(name: str, verdicts: Sequence[GlobalEditVerdict]) -> dict[str,
         "missed": missed,
         "false alarms": len(wrong) - missed,
     }
+
+
+def main(names: Sequence[str]) -> None:
+    """Print a row for each file of written pairs, split by the demo model's tokenizer.
+
+    Args:
+        names: of `WRITTEN`; none for all.
+    """
+    from transformers import CLIPTokenizer
+
+    tokenizer = CLIPTokenizer.from_pretrained(demo_folder() / "tokenizer")
+    for name in names or WRITTEN:
+        row = detection_row(name, detect_by_text(written_pairs(name), tokenizer))
+        sys.stdout.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -2,12 +2,15 @@
 
 Global: a scene gets a style, medium, time or weather, or its objects change places. Local: an object is added whose
 modifier resembles one of those. The words were chosen independently of the detector's lists.
+
+Two files hold written pairs: `development` for choosing the detector's rules, `reported` for figures alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -83,6 +86,31 @@ def prompt_pairs(count: int, seed: int = 0) -> Iterator[tuple[str, str, bool]]:
             yield prompt, PLACED[i // 4 % len(PLACED)].format(prompt), False
         else:
             yield prompt, STYLED[i // 2 % len(STYLED)].format(prompt), True
+
+
+WHOLE_KINDS = ("place", "style", "weather", "time", "medium")
+"""Kinds of written pairs that concern the whole picture."""
+
+WRITTEN = ("development", "reported")
+"""Names of the files of written pairs."""
+
+
+def written_pairs(name: str) -> Iterator[tuple[str, str, bool]]:
+    """Written prompt pairs.
+
+    Args:
+        name: of `WRITTEN`.
+
+    Returns:
+        (source prompt, new prompt, whether the edit is global).
+    """
+    kind = ""
+    for line in files("fisedit.evaluation.quality").joinpath("prompts", f"{name}.txt").read_text("utf-8").splitlines():
+        if line.startswith("# "):
+            kind = line[2:]
+        elif not line.startswith(";"):
+            old, new = line.split("|")
+            yield old, new, kind in WHOLE_KINDS
 
 
 def _reordered(scene: Scene) -> Scene:

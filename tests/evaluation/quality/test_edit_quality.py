@@ -56,7 +56,13 @@ def test_two_edits_by_all_methods(loaded, judge_file, tmp_path):
     assert [row["method"] for row in told["summary"]] == list(METHODS) and told["settings"]["edits"] == 2
     assert all(set(edit["scores"]) == set(METHODS) for edit in told["edits"])
     assert all(type(edit["scores"]["ours"]["success"]) is bool for edit in told["edits"])
-    assert [row["asked"] for row in told["whole"]] == ["words", "prompts alone", "words and prompts alone", "as edited"]
+    assert [row["asked"] for row in told["whole"]] == [
+        "words",
+        "prompts alone",
+        "words and prompts alone",
+        "written prompts",
+        "as edited",
+    ]
     page = ET.fromstring((tmp_path / "report.html").read_text(encoding="utf-8"))
     shown = [Image.open(tmp_path / image.get("src")).size for image in page.iter("img")]
     assert len(shown) == 2 and all(width > 10 * height / 2 for width, height in shown)
