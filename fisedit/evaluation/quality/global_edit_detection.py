@@ -1,6 +1,6 @@
 """Whether edits of the whole picture are detected as such: by the text diff, or by how they ran. Knows no pictures.
 
-`python -m fisedit.evaluation.quality.global_edit_detection reported` prints the row of the written prompt pairs as JSON.
+`python -m fisedit.evaluation.quality.global_edit_detection` prints a row for each file of written prompt pairs as JSON.
 """
 
 from __future__ import annotations
