@@ -16,6 +16,7 @@ from fisedit.errors import InputError
 from fisedit.evaluation.settings import (
     EditQualitySettings,
     EvaluationSettings,
+    FidelitySettings,
     ReferenceQualitySettings,
     SpeedSettings,
 )
@@ -34,19 +35,21 @@ def bench_edit(
     size: opt.Size = 512,
     num_inference_steps: opt.Steps = 20,
     repeats: opt.Repeats = 5,
+    compiled: opt.Compiled = True,
     device: opt.Device = None,
     dtype: opt.Dtype = None,
     local_files_only: opt.LocalFilesOnly = False,
     output: opt.BenchOutput = None,
     json: opt.Json = False,
 ) -> None:
-    """Measure steps, decodes and whole edits of given areas."""
+    """Measure steps, decodes and whole edits of given areas beside the fastest dense run."""
     settings = SpeedSettings(
         model=model,
         areas=_parse_areas(areas),
         size=size,
         num_inference_steps=num_inference_steps,
         repeats=repeats,
+        compiled=compiled,
         device=device,
         dtype=dtype,
         local_files_only=local_files_only,
@@ -54,7 +57,7 @@ def bench_edit(
     name = "cuda_speed" if (device or "").startswith("cuda") else "speed"  # graphs only on a GPU that was asked for
     with _measuring(output) as on_step:
         report = import_module(f"fisedit.evaluation.{name}").measure_edit_speed(settings, on_step)
-    _report(report, output, json, "summary")
+    _report(report, output, json, "dense_summary", "summary")
 
 
 @bench.command("adapters")
@@ -91,15 +94,17 @@ def bench_fidelity(
     model: opt.Model = "demo",
     edits: opt.Edits = 40,
     num_inference_steps: opt.Steps = 25,
+    compiled: opt.Compiled = True,
     device: opt.Device = None,
     dtype: opt.Dtype = None,
     local_files_only: opt.LocalFilesOnly = False,
     output: opt.BenchOutput = None,
     json: opt.Json = False,
 ) -> None:
-    """Measure how close sparse edits come to dense blended ones, by dilation."""
-    settings = EvaluationSettings(
+    """Measure how close sparse edits come to dense blended ones, and what they cost, by dilation."""
+    settings = FidelitySettings(
         model=model,
+        compiled=compiled,
         edits=edits,
         num_inference_steps=num_inference_steps,
         device=device,
@@ -108,7 +113,7 @@ def bench_fidelity(
     )
     with _measuring(output) as on_step:
         report = import_module("fisedit.evaluation.fidelity").measure_fidelity(settings, on_step)
-    _report(report, output, json, "rows")
+    _report(report, output, json, "summary")
 
 
 @bench.command("masks")
@@ -193,12 +198,14 @@ def _measuring(*outputs: Path | None) -> Iterator[OnStep]:
     for output in outputs:
         if output is not None:
             files.check_writable(output.parent)
+    import_module("fisedit.evaluation.environment").code_state()  # of the code as it is when the run begins
     with console.progress("Measuring") as on_step:
         yield on_step
 
 
 def _report(report: dict[str, Any], output: Path | None, json: bool, *tables: str) -> None:
-    """Write a benchmark's report, and print all of it as JSON, or its short tables and notes."""
+    """Write a benchmark's report with its environment; print all of it as JSON, or its short tables and notes."""
+    report = import_module("fisedit.evaluation.environment").with_environment(report)
     if output is not None:
         files.write_json(report, output)
     if json:

@@ -111,7 +111,11 @@ BenchJournal = Annotated[
 ]
 Html = Annotated[Path | None, Option(help="Folder to write report.html and its pictures into.")]
 Repeats = Annotated[
-    int, Option(min=1, max=100, help="Timings of a step or decode, whose median counts; 3 of a whole run.")
+    int, Option(min=1, max=100, help="Turns of all that is compared, whose median and range are printed.")
+]
+Compiled = Annotated[
+    bool,
+    Option("--compiled/--no-compiled", help="Try torch.compile too for the fastest dense run, which takes minutes."),
 ]
 BatchIn = Annotated[Path, Argument(metavar="IN", help="Folder of pictures; none of them is ever changed.")]
 BatchOut = Annotated[Path, Argument(metavar="OUT", help="Folder to write into; run again to continue.")]

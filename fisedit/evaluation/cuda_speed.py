@@ -1,18 +1,16 @@
-"""`fisedit bench edit --device cuda`: edits by captured graphs beside dense diffusers, eager and compiled, on one GPU.
+"""`fisedit bench edit --device cuda`: edits by captured graphs beside the fastest dense run of one GPU.
 
-Times are medians by device events. Masks are given, weights are those of SD 1.5's shapes, and the source is recorded.
-Single steps are timed alone, with every set of kernels, and compared with the engine's own by the reference kernels in
-the same precision; whole edits are `Editor.edit`, from prompt to picture.
+That run is searched for (`dense_search`); plain diffusers (float32, contiguous, eager) is timed beside it. Times are
+medians by device events. Masks are given, weights are those of SD 1.5's shapes, and the source is recorded. Steps are
+timed alone, with every set of kernels, and compared with the engine's own by the reference kernels in the same
+precision; whole edits are `Editor.edit`, from prompt to picture.
 """
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -21,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fisedit import __version__
 from fisedit.editor import Editor
+from fisedit.evaluation.dense_pipelines import DensePipelines
+from fisedit.evaluation.dense_search import PLAIN
 from fisedit.evaluation.workload import PROMPTS, STEP_DILATION, load_workload, masks_of_areas, square_mask
 from fisedit.sampling.denoise import Engine
 from fisedit.sparse.cuda_graphs import GraphExecutor
@@ -32,13 +31,12 @@ from fisedit.sparse_kernels.reference import QUANTISED_DTYPES
 from fisedit.values import LATENT_FACTOR, OnStep
 
 if TYPE_CHECKING:
-    from diffusers import StableDiffusionPipeline
-
+    from fisedit.evaluation.dense_search import DenseVariant
     from fisedit.evaluation.settings import SpeedSettings
     from fisedit.evaluation.workload import Workload
     from fisedit.history import EditResult
     from fisedit.sparse_kernels.row_plan import SparsePlan
-    from fisedit.values import BoolGrid, GenerationConfig
+    from fisedit.values import BoolGrid
 
 Row = dict[str, Any]
 
@@ -68,7 +66,7 @@ def measure_edit_speed(settings: SpeedSettings, on_step: OnStep | None = None) -
         on_step: called before every measurement with (i, n, None).
 
     Returns:
-        {"settings", "dense", "rows", "batches", "summary"}, ready for JSON; times in seconds.
+        {"settings", "search", "dense", "rows", "batches", "summary", "notes"}, ready for JSON; times in seconds.
 
     Raises:
         InputError: there is no such GPU here.
@@ -83,8 +81,10 @@ def measure_edit_speed(settings: SpeedSettings, on_step: OnStep | None = None) -
 
     with torch.inference_mode():
         report_progress(0)
-        benchmark = GraphBenchmark(workload.pipe, workload.config, settings.repeats)
-        dense = benchmark.measure_dense(compiled=settings.baseline)
+        pipelines = DensePipelines(workload.pipe, workload.config, compiled=settings.compiled)
+        search = pipelines.search()
+        benchmark = GraphBenchmark(workload, pipelines, search.best, settings.repeats)
+        dense = benchmark.measure_dense(plain=settings.baseline)
         rows, batches = [], []
         for i, (name, area, grid) in enumerate(masks, 1):
             report_progress(i)
@@ -92,20 +92,30 @@ def measure_edit_speed(settings: SpeedSettings, on_step: OnStep | None = None) -
         for i, edits in enumerate(BATCHES, len(masks) + 1):
             report_progress(i)
             batches.append(benchmark.measure_batch(edits))
-    summary, report = [_summary_row(row) for row in rows], _settings_dict(workload, settings)
-    return {"settings": report, "dense": dense, "rows": rows, "batches": batches, "summary": summary}
+    return {
+        "settings": _settings_dict(workload, settings) | {"dense_baseline": f"diffusers, {search.best.name}"},
+        "search": search.as_dict(),
+        "dense": dense,
+        "rows": rows,
+        "batches": batches,
+        "summary": [_summary_row(row) for row in rows],
+        "notes": [f"fastest dense run: {search.best.name}", *pipelines.notes],
+    }
 
 
 class GraphBenchmark:
     """One recorded source, the dense runs, and the captured graphs to compare with them.
 
     Args:
-        pipe: the model.
-        config: of the source.
+        workload: the model and its source.
+        dense: pipelines of the dense runs.
+        best: the fastest of them.
         repeats: timed calls of a whole edit; of a step `STEP_REPEATS` times as many.
     """
 
-    def __init__(self, pipe: StableDiffusionPipeline, config: GenerationConfig, repeats: int) -> None:
+    def __init__(self, workload: Workload, dense: DensePipelines, best: DenseVariant, repeats: int) -> None:
+        pipe, config = workload.pipe, workload.config
+        self.dense, self.best = dense, best
         self.pipe, self.config, self.repeats, self.engine = pipe, config, repeats, Engine(pipe)
         self.device = pipe.unet.device
         self.costs = self.engine.costs(config)
@@ -115,40 +125,20 @@ class GraphBenchmark:
         self.times = self.engine.sampler(config).timesteps
         self.editors: dict[tuple[str, int], Editor] = {}
 
-    def measure_dense(self, *, compiled: bool = True) -> Row:
-        """Diffusers' step, decode and whole pictures, eager and, if asked, compiled; weights in channels_last."""
-        row = self._measure_dense("eager")
+    def measure_dense(self, *, plain: bool = True) -> Row:
+        """The fastest dense run and, if asked, plain diffusers: a step, a decode and whole pictures."""
+        row = self._measure_dense("dense", self.best)
         row["step_roofline_seconds"] = self._roofline(self.costs.dense_step())
-        if compiled:
-            with self._compiled():
-                row |= self._measure_dense("compiled")
-        return row
+        return row | (self._measure_dense("plain", PLAIN) if plain else {})
 
-    def _measure_dense(self, name: str) -> Row:
-        latents, vae, unet = self._guidance_batch(self.source.latents[self.middle]), self.pipe.vae, self.pipe.unet
-        time = self.times[self.middle]
-
-        def step() -> object:
-            return unet(latents, time, self.text, return_dict=False)
-
-        def decoded() -> object:
-            return vae.decode(self.source.latents[-1] / vae.config.scaling_factor, return_dict=False)
-
+    def _measure_dense(self, name: str, variant: DenseVariant) -> Row:
+        step = self.dense.step(variant)
         row: Row = {f"{name}_step_seconds": self.median_seconds(step), f"{name}_kernels": self.count_kernels(step)}
-        row[f"{name}_decode_seconds"] = self.median_seconds(decoded)
+        row[f"{name}_decode_seconds"] = self.median_seconds(self.dense.decode(variant))
         for steps in WHOLE_STEPS:
-            row[f"{name}_whole_{steps}_seconds"] = self.median_seconds(partial(self._generate, steps), whole=True)
+            run = partial(self.dense.run, variant, steps)
+            row[f"{name}_whole_{steps}_seconds"] = self.median_seconds(run, whole=True)
         return row
-
-    @contextmanager
-    def _compiled(self) -> Iterator[None]:
-        """The UNet and the decoder compiled, with graphs; the text encoder is less than a hundredth of a whole run."""
-        pipe, unet, decoder = self.pipe, self.pipe.unet, self.pipe.vae.decoder
-        pipe.unet, pipe.vae.decoder = (torch.compile(part, mode="max-autotune") for part in (unet, decoder))
-        try:
-            yield
-        finally:
-            pipe.unet, pipe.vae.decoder = unet, decoder
 
     def measure_mask(self, grid: BoolGrid, dense: Row) -> Row:
         """A step over one mask by every backend, and whole edits by the faster one.
@@ -175,7 +165,7 @@ class GraphBenchmark:
                 row |= {f"{kind}_{name}": value for name, value in measured.items()}
         for steps in WHOLE_STEPS:
             row |= self.measure_edit(grid, steps, best)
-        for name in ("eager", "compiled"):
+        for name in ("dense", "plain"):
             if f"{name}_step_seconds" in dense:
                 row[f"step_ratio_to_{name}"] = dense[f"{name}_step_seconds"] / row[f"{best}_step_seconds"]
                 for whole in (f"whole_{steps}" for steps in WHOLE_STEPS):
@@ -307,17 +297,6 @@ class GraphBenchmark:
     def _guidance_batch(self, latents: Tensor) -> Tensor:
         return torch.cat([latents] * self.engine.batch(self.config))
 
-    def _generate(self, steps: int) -> object:
-        r = self.config
-        return self.pipe(
-            prompt=r.prompt,
-            width=r.width,
-            height=r.height,
-            num_inference_steps=steps,
-            guidance_scale=r.guidance_scale,
-            generator=torch.Generator().manual_seed(r.seed),
-        )
-
     def _roofline(self, macs: int) -> float | None:
         """Lower bound in seconds: arithmetic at the peak rate, or one read of the weights."""
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
@@ -336,7 +315,7 @@ def _summary_row(row: Row) -> Row:
     if row["step_roofline_seconds"]:
         shown["roofline"] = f"{row['step_roofline_seconds'] * 1000:.2f} ms"
     shown["launched"] = str(row[f"{best}_kernels"])
-    for name in ("eager", "compiled"):
+    for name in ("dense", "plain"):
         for what in ("step", *(f"whole_{steps}" for steps in WHOLE_STEPS)):
             if f"{what}_ratio_to_{name}" in row:
                 shown[f"{what} over {name}".replace("_", " ")] = f"{row[f'{what}_ratio_to_{name}']:.1f}x"
@@ -356,29 +335,9 @@ def _settings_dict(workload: Workload, settings: SpeedSettings) -> dict[str, Any
         "guidance_scale": config.guidance_scale,
         "scheduler": config.scheduler.value,
         "dtype": str(workload.dtype).removeprefix("torch."),
-        "memory_format": "channels_last",
         "step_growth": STEP_DILATION,
         "cache": "warm: the source is recorded, in the GPU's memory; graphs are captured before timing",
         "whole": "from prompt to picture by Editor.edit, text and decode included; the mask is given",
         "repeats": settings.repeats,
-        "device": torch.cuda.get_device_name(workload.device),
-        "commit": _commit(),
-        "versions": {
-            "fisedit": __version__,
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-            "triton": triton.__version__,
-            "diffusers": diffusers.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": {"cuda": torch.version.cuda, "triton": triton.__version__, "diffusers": diffusers.__version__},
     }
-
-
-def _commit() -> str:
-    """The commit this runs from, or "" where there is no checkout."""
-    folder = Path(__file__).resolve().parents[2] / ".git"
-    try:
-        head = (folder / "HEAD").read_text().strip()
-        return (folder / head.removeprefix("ref: ")).read_text().strip() if head.startswith("ref: ") else head
-    except OSError:
-        return ""

@@ -1,27 +1,38 @@
-"""`fisedit bench fidelity`: how close a sparse edit comes to the dense blended one, by dilation schedule.
+"""`fisedit bench fidelity`: how close a sparse edit comes to the dense blended one, and its speed, by schedule.
 
-The reference is diffusers' own pipeline on the new prompt with the same seed, its latents outside the mask replaced by
-the source's after every step. PSNR is taken over the pixels inside the mask alone. Masks are given.
+Times are of the same edits, each in turns with the fastest dense run of this machine and with plain diffusers. The
+reference of fidelity is diffusers' own pipeline on the new prompt with the same seed, its latents outside the mask
+replaced by the source's after every step. PSNR is taken over the pixels inside the mask alone. Masks are given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from itertools import cycle, islice, permutations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from fisedit.editor import Editor
+from fisedit.evaluation.dense_pipelines import DensePipelines
+from fisedit.evaluation.dense_search import PLAIN
 from fisedit.evaluation.quality import metrics
 from fisedit.evaluation.quality.edit_case import EditCase, trajectory_of
 from fisedit.evaluation.quality.scene_edits import BenchmarkEdit
-from fisedit.sparse.cost_model import GROWTHS, mixed, spread
-from fisedit.values import OnStep
+from fisedit.evaluation.schedules import SCHEDULES, SHIPPED
+from fisedit.evaluation.timing import interval, measure_seconds, ratio, shown
+from fisedit.models.device import choose_device
+from fisedit.models.loader import load
+from fisedit.sparse.cost_model import GROWTHS
+from fisedit.values import LATENT_FACTOR, GenerationConfig, OnStep, SchedulerName
 
 if TYPE_CHECKING:
-    from fisedit.evaluation.settings import EvaluationSettings
+    from diffusers import StableDiffusionPipeline
+
+    from fisedit.evaluation.dense_search import DenseVariant
+    from fisedit.evaluation.settings import FidelitySettings
+    from fisedit.history import EditResult
     from fisedit.values import BoolGrid
 
 OBJECTS = "cat dog fox panda frog lion cake pumpkin car castle".split()
@@ -29,61 +40,110 @@ BACKGROUND_PHRASES = ("on a beach", "in the snow", "on the grass", "at sunset")
 AREA = 0.19
 """Share of the picture that the given square masks cover."""
 
-SCHEDULES: dict[str, Callable[[int], tuple[int, ...] | None]] = {
-    "default": lambda _: None,
-    "0": partial(spread, 0, 0),
-    "1": partial(spread, 1, 1),
-    "2": partial(spread, 2, 2),
-    "3": partial(spread, 3, 3),
-    "3, then 1 from 1/4": partial(spread, 3, 1, share=1 / 4),
-    "3, then 1 from 1/2": partial(spread, 3, 1),
-    "2, then 1 from 1/2": partial(spread, 2, 1),
-    "5": partial(spread, 5, 5),
-    "1, 2 of 25 steps dense": partial(mixed, share=2 / 25),
-    "1, 7 of 25 steps dense": partial(mixed, share=7 / 25),
-}
-"""Name -> from a number of steps to the dilation of every step, in latent cells."""
 
-
-def measure_fidelity(settings: EvaluationSettings, on_step: OnStep | None = None) -> dict[str, Any]:
-    """Edit pictures with every dilation schedule, and compare each with the dense blended edit.
+def measure_fidelity(settings: FidelitySettings, on_step: OnStep | None = None) -> dict[str, Any]:
+    """Edit pictures with every dilation schedule; compare each with the dense blended edit and the fastest dense run.
 
     Args:
         settings: model, sampling and number of word swaps; the prompts name what the demo model can draw.
         on_step: called before every edit with (i, n, None).
 
     Returns:
-        {"settings", "rows", "values"}: per schedule the median, tenth percentile and worst PSNR in dB, and the share of
-        dense multiply-accumulates; "values" lists the default's PSNR of every edit.
+        {"settings", "search", "rows", "summary", "shipped", "turns", "values", "notes"}: per schedule the median, tenth
+        percentile and worst PSNR in dB, the share of dense multiply-accumulates, and how many times faster than dense a
+        whole edit is; "values" lists the default's PSNR of every edit.
     """
-    editor = Editor.from_pretrained(
-        settings.model, device=settings.device, dtype=settings.dtype, local_files_only=settings.local_files_only
-    )
-    psnr: dict[str, list[float]] = {name: [] for name in SCHEDULES}
-    share: dict[str, list[float]] = {name: [] for name in SCHEDULES}
-    for i, (prompt, changed) in enumerate(swaps(settings.edits)):
+    device = choose_device(settings.device)
+    pipe = load(settings.model, device=device, dtype=settings.dtype, local_files_only=settings.local_files_only)
+    edits = [(new, _config(settings, i, pipe, old)) for i, (old, new) in enumerate(swaps(settings.edits))]
+    with torch.inference_mode():
+        dense = DensePipelines(pipe, edits[0][1], compiled=settings.compiled)
+        search = dense.search()
+    editor, samples = Editor(pipe), _Samples()
+    _warm_up(editor, dense, search.best, *edits[0])
+    for i, (changed, config) in enumerate(edits):
         if on_step is not None:
             on_step(i, settings.edits, None)
-        source = editor.generate(
-            prompt,
-            seed=1000 + settings.seed + i,
-            num_inference_steps=settings.num_inference_steps,
-            guidance_scale=settings.guidance_scale,
-        )
-        grid = attended_square(editor, changed)
-        case = EditCase(editor, BenchmarkEdit("swap", prompt, changed), source, trajectory_of(editor, source))
+        samples.add(editor, dense, search.best, changed, config)
+    rows = [_row(name, samples) for name in SCHEDULES]
+    dtype = str(pipe.unet.dtype).removeprefix("torch.")
+    return {
+        "settings": _settings_dict(settings, dtype) | {"dense_baseline": f"diffusers, {search.best.name}"},
+        "search": search.as_dict(),
+        "rows": rows,
+        "summary": [_summary_row(row) for row in rows],
+        "shipped": [_summary_row(row) for row in rows if row["growth"] in SHIPPED],
+        "turns": samples.seconds,
+        "values": samples.psnr["default"],
+        "notes": [f"fastest dense run: {search.best.name}", *dense.notes],
+    }
+
+
+class _Samples:
+    """What every edit measured, by schedule."""
+
+    def __init__(self) -> None:
+        self.psnr: dict[str, list[float]] = {name: [] for name in SCHEDULES}
+        self.share: dict[str, list[float]] = {name: [] for name in SCHEDULES}
+        self.seconds: dict[str, list[float]] = {name: [] for name in ("dense", "plain", "source", *SCHEDULES)}
+
+    def add(
+        self, editor: Editor, dense: DensePipelines, best: DenseVariant, changed: str, config: GenerationConfig
+    ) -> None:
+        """Measure one edit by every schedule, in turns with dense runs.
+
+        Args:
+            editor: that edits.
+            dense: pipelines of the dense runs.
+            best: the fastest of them.
+            changed: the new prompt.
+            config: of the source.
+        """
+        for name, variant in (("dense", best), ("plain", PLAIN)):
+            self.seconds[name].append(measure_seconds(partial(dense.run, variant)))
+        self.seconds["source"].append(measure_seconds(lambda: _generate(editor, config)))
+        source, grid = editor.current, attended_square(editor, changed)
+        case = EditCase(editor, BenchmarkEdit("swap", config.prompt, changed), source, trajectory_of(editor, source))
         reference, inside = case.blended(grid), metrics.cells_to_pixels(grid)
         for name, schedule in SCHEDULES.items():
             editor.checkout(source.id)
-            result = editor.edit(changed, mask=grid, growth=schedule(settings.num_inference_steps))
-            psnr[name].append(metrics.psnr(result.image, reference, inside))
-            share[name].append(result.stats.macs / result.stats.macs_dense)
-    rows = [_row(name, psnr[name], share[name]) for name in SCHEDULES]
-    dtype = str(editor.pipe.unet.dtype).removeprefix("torch.")
-    return {"settings": _settings_dict(settings, dtype), "rows": rows, "values": psnr["default"]}
+            growth = schedule(config.num_inference_steps)
+            self.seconds[name].append(measure_seconds(partial(editor.edit, changed, mask=grid, growth=growth)))
+            result = editor.current
+            self.psnr[name].append(metrics.psnr(result.image, reference, inside))
+            self.share[name].append(result.stats.macs / result.stats.macs_dense)
 
 
-def _settings_dict(settings: EvaluationSettings, dtype: str) -> dict[str, Any]:
+def _warm_up(editor: Editor, dense: DensePipelines, best: DenseVariant, changed: str, config: GenerationConfig) -> None:
+    """Run everything once that is timed: kernels are made, and memory is the process's."""
+    for variant in (best, PLAIN):
+        dense.run(variant)
+    source = _generate(editor, config)
+    for schedule in SHIPPED.values():
+        editor.checkout(source.id)
+        editor.edit(changed, mask=attended_square(editor, changed), growth=schedule(config.num_inference_steps))
+
+
+def _generate(editor: Editor, config: GenerationConfig) -> EditResult:
+    return editor.generate(
+        config.prompt,
+        seed=config.seed,
+        num_inference_steps=config.num_inference_steps,
+        guidance_scale=config.guidance_scale,
+        width=config.width,
+        height=config.height,
+    )
+
+
+def _config(settings: FidelitySettings, i: int, pipe: StableDiffusionPipeline, prompt: str) -> GenerationConfig:
+    """The i-th source's config, at the model's own size."""
+    side, steps = int(pipe.unet.config.sample_size) * LATENT_FACTOR, settings.num_inference_steps
+    return GenerationConfig(
+        prompt, 1000 + settings.seed + i, "", steps, settings.guidance_scale, side, side, SchedulerName.DDIM
+    )
+
+
+def _settings_dict(settings: FidelitySettings, dtype: str) -> dict[str, Any]:
     return {
         "model": settings.model,
         "edits": settings.edits,
@@ -125,11 +185,27 @@ def attended_square(editor: Editor, changed: str) -> BoolGrid:
     return grid
 
 
-def _row(name: str, psnr: list[float], share: list[float]) -> dict[str, Any]:
+def _row(name: str, samples: _Samples) -> dict[str, Any]:
+    psnr, share, seconds = samples.psnr[name], samples.share[name], samples.seconds
     return {
         "growth": name,
         "psnr_median": float(np.median(psnr)),
         "psnr_p10": float(np.percentile(psnr, 10)),
         "psnr_min": float(np.min(psnr)),
         "macs_ratio": len(share) / sum(share),
+        "whole_seconds": interval(seconds[name]).as_dict(),
+        "dense_seconds": interval(seconds["dense"]).as_dict(),
+        "whole_ratio": ratio(seconds["dense"], seconds[name]).as_dict(),
+        "whole_ratio_to_plain": ratio(seconds["plain"], seconds[name]).as_dict(),
+    }
+
+
+def _summary_row(row: dict[str, Any]) -> dict[str, Any]:
+    decibels = {"median dB": "psnr_median", "10th percentile": "psnr_p10", "worst": "psnr_min"}
+    return {
+        "growth": row["growth"],
+        **{name: f"{row[key]:.1f}" for name, key in decibels.items()},
+        "MACs": f"{row['macs_ratio']:.1f}x",
+        "whole edit": shown(row["whole_ratio"]),
+        "whole edit, to plain": shown(row["whole_ratio_to_plain"]),
     }

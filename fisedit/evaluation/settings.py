@@ -35,6 +35,18 @@ class EvaluationSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FidelitySettings(EvaluationSettings):
+    """Settings of `bench fidelity`.
+
+    Args:
+        compiled: whether the search for the fastest dense run tries torch.compile, which takes minutes.
+    """
+
+    edits: int = 40
+    compiled: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class EditQualitySettings(EvaluationSettings):
     """Settings of `bench quality`.
 
@@ -82,9 +94,9 @@ class SpeedSettings:
         areas: shares of the picture that the masks cover, each in (0, 1].
         size: side of the square picture, in pixels.
         num_inference_steps: of whole edits; with captured graphs, of the source whose middle step is timed.
-        repeats: timed calls of a step or decode; with captured graphs, of a whole edit.
-        baseline: also time the second dense baseline: diffusers in float32 as it comes (a second set of weights), or
-            on a GPU diffusers under torch.compile (minutes of compilation).
+        repeats: turns, of which the median and the range count.
+        baseline: also time plain diffusers: float32, contiguous, eager.
+        compiled: whether the search for the fastest dense run tries torch.compile, which takes minutes.
         families: reference adapters to time, for `bench adapters`.
         device: as torch names it; None for the best one.
         dtype: fp32, bf16 or fp16; None for the device's best.
@@ -97,6 +109,7 @@ class SpeedSettings:
     num_inference_steps: int = 20
     repeats: int = 5
     baseline: bool = True
+    compiled: bool = True
     families: tuple[str, ...] = ("v1", "v3", "v5", "v5b")
     device: str | None = None
     dtype: str | None = None

@@ -1,28 +1,27 @@
-"""`fisedit bench edit`: what an edit costs beside dense diffusers, measured in one process, interleaved, in medians.
+"""`fisedit bench edit`: what an edit costs beside the fastest dense run of this machine, in turns, in one process.
 
-The dense baseline is diffusers' own pipeline in the device's best precision, channels-last, with freed memory kept.
-Plain diffusers (float32, as it comes) is measured beside it. Masks are given, so mask prediction is not measured.
-On a GPU that was asked for, `cuda_speed` measures captured graphs instead: another engine path, other baselines, and a
-report of its own; both share `workload`.
+The fastest dense run is searched for first (`dense_search`); every ratio is over it. Steps and decodes of plain
+diffusers (float32, contiguous, eager) take turns with both; its whole run is counted from them. Masks are given, so
+mask prediction is not measured. On a GPU that was asked for, `cuda_speed` measures captured graphs instead.
 """
 
 from __future__ import annotations
 
-import platform
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from math import prod
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fisedit import __version__
 from fisedit.editor import Editor
-from fisedit.evaluation.timing import measure_seconds, median_seconds
+from fisedit.evaluation.dense_pipelines import DensePipelines
+from fisedit.evaluation.dense_search import PLAIN
+from fisedit.evaluation.schedules import SHIPPED
+from fisedit.evaluation.timing import Calls, interval, ratio, seconds_by_turn, shown
 from fisedit.evaluation.workload import PROMPTS, STEP_DILATION, load_workload, masks_of_areas
 from fisedit.models.malloc import keep_freed_memory
 from fisedit.sampling.denoise import Engine
@@ -31,25 +30,26 @@ from fisedit.sparse.vae_decode import decode, decode_sparse
 from fisedit.values import OnStep
 
 if TYPE_CHECKING:
+    from fisedit.evaluation.dense_search import DenseVariant
     from fisedit.evaluation.settings import SpeedSettings
     from fisedit.evaluation.workload import Workload
     from fisedit.values import BoolGrid
 
-ROUNDS = 3
-"""How often whole runs take turns, at most: dense ones, recorded sources and edits."""
-
 Row = dict[str, Any]
+Samples = dict[str, list[float]]
+"""Name of a call -> its seconds in every turn."""
 
 
 def measure_edit_speed(settings: SpeedSettings, on_step: OnStep | None = None) -> dict[str, Any]:
-    """Time steps, decodes and whole edits over squares and ragged masks.
+    """Search for the fastest dense run, and time steps, decodes and whole edits in turns with it.
 
     Args:
         settings: of the benchmark.
-        on_step: called before every measurement with (i, n, None).
+        on_step: called before the search, the warm-up and every turn with (i, n, None).
 
     Returns:
-        {"settings", "dense", "rows", "summary"}, ready for JSON; times in seconds, ratios over the dense run.
+        {"settings", "search", "dense", "rows", "dense_summary", "summary", "notes"}, ready for JSON; times in seconds,
+        ratios over the fastest dense run of the same turn.
 
     Raises:
         InputError: the device is not on this machine.
@@ -57,185 +57,243 @@ def measure_edit_speed(settings: SpeedSettings, on_step: OnStep | None = None) -
     """
     keep_freed_memory()
     workload, masks = load_workload(settings), masks_of_areas(settings.areas, settings.size)
+    progress = _Progress(on_step, settings.repeats + 2)
     with torch.inference_mode():
-        total = len(masks) + 2 + min(settings.repeats, ROUNDS)
-        benchmark = _EditBenchmark(workload, settings.repeats, _Progress(on_step, total))
-        dense = benchmark.measure_dense(plain=settings.baseline)
-        rows = []
-        for i, (name, area, grid) in enumerate(masks):
-            rows.append(benchmark.measure_mask(name, area, grid))
-            if (i + 1) % len(settings.areas) == 0:
-                benchmark.run_dense(dense)
-        benchmark.repeat_edits(dense, rows, [grid for _, _, grid in masks])
-        benchmark.add_ratios(dense, rows)
-    report = settings_dict(workload, settings)
-    return {"settings": report, "dense": dense, "rows": rows, "summary": [_summary_row(row) for row in rows]}
+        progress.advance()
+        dense = DensePipelines(workload.pipe, workload.config, compiled=settings.compiled)
+        search = dense.search()
+        benchmark = _EditBenchmark(workload, dense, search.best)
+        calls = benchmark.dense_calls(plain=settings.baseline)
+        rows: list[Row] = []
+        for name, area, grid in masks:
+            added, of_mask = benchmark.mask_calls(f"{name} {area:.0%}", grid, default_alone=name != "square")
+            calls |= added
+            rows += [{"mask": name, "asked_area": area} | row for row in of_mask]
+        samples = seconds_by_turn(calls, settings.repeats, benchmark.warm_up, lambda: benchmark.begin_turn(progress))
+        samples |= plain_runs(samples, settings.num_inference_steps)
+        rows = [row | benchmark.edit_stats[row["call"]] | ratios(row, samples) for row in rows]
+        figures = dense_figures(samples) | benchmark.dense_row
+    return {
+        "settings": settings_dict(workload, settings) | {"dense_baseline": f"diffusers, {search.best.name}"},
+        "search": search.as_dict(),
+        "dense": figures | {"peak_memory_bytes": _peak_memory(workload.device)},
+        "rows": rows,
+        "turns": samples,
+        "dense_summary": dense_summary(figures, search.best.name),
+        "summary": [_summary_row(row) for row in rows],
+        "notes": [*dense.notes, *([] if settings.model else [RANDOM_NOTE])],
+    }
 
 
-@dataclass
+RANDOM_NOTE = "random weights: fidelity has no meaning; `fisedit bench fidelity` has that of the same settings"
+
+
 class _Progress:
-    on_step: OnStep | None
-    total: int
-    done: int = 0
+    def __init__(self, on_step: OnStep | None, total: int) -> None:
+        self._on_step, self._total, self._done = on_step, total, 0
 
     def advance(self) -> None:
-        if self.on_step is not None:
-            self.on_step(self.done, self.total, None)
-        self.done += 1
+        if self._on_step is not None:
+            self._on_step(self._done, self._total, None)
+        self._done += 1
 
 
 class _EditBenchmark:
     """One engine, one recorded source, and the dense runs to compare with."""
 
-    def __init__(self, workload: Workload, repeats: int, progress: _Progress) -> None:
-        self.pipe, self.config, self.progress = workload.pipe, workload.config, progress
-        self.repeats, self.rounds = repeats, min(repeats, ROUNDS)
+    def __init__(self, workload: Workload, dense: DensePipelines, best: DenseVariant) -> None:
+        self.pipe, self.config, self.dense, self.best = workload.pipe, workload.config, dense, best
         self.editor, self.engine = Editor(self.pipe), Engine(self.pipe)
         self.costs = self.engine.costs(self.config)
         self.text = self.engine.encode(self.config)
         sampler = self.engine.sampler(self.config)
         self.timestep = sampler.timesteps[len(sampler.timesteps) // 2]
         self.latents = torch.cat([sampler.latents] * self.engine.batch(self.config))
+        self.maps = self._record()
+        self.random_latents = torch.randn(self.latents[:1].shape, generator=torch.Generator().manual_seed(1)).to(
+            self.latents
+        )
+        self.picture, self.decoder = decode(self.pipe.vae, self.random_latents)
+        self.warm_up: Calls = {}
+        self.edit_stats: dict[str, Row] = {}
+        self.dense_row: Row = {"step_macs": self.costs.dense_step()}
 
-    def measure_dense(self, *, plain: bool) -> Row:
-        """Dense runs, the recorded source, and the overhead of recording."""
-        self.progress.advance()
-        step = self._dense_step()
-        step()
-        macs = self.costs.dense_step()
-        with _count_flops() as counter:
-            step()
-        counted = counter.get_total_flops() // 2
-        times = median_seconds({"dense": step, "recorded": lambda: self._record(self.latents)}, self.repeats)
-        row: Row = {"step_seconds": times["dense"], "step_macs": macs, "step_macs_counted_by_torch": counted}
-        row["recording_overhead"] = times["recorded"] / times["dense"] - 1
-        self.progress.advance()
-        row |= {"whole_seconds": [], "recorded_whole_seconds": []}
-        for _ in range(self.rounds):
-            self.run_dense(row)
-            self.editor = Editor(self.pipe)
-            row["recorded_whole_seconds"].append(measure_seconds(lambda: self.editor.generate(**self._arguments())))
-        row["recording_whole_overhead"] = median(row["recorded_whole_seconds"]) / median(row["whole_seconds"]) - 1
-        row["recorded_bytes"] = self.editor.current.stats.recorded_bytes
-        self.maps = self._record(self.latents)
-        self.picture, self.decoder = decode(self.pipe.vae, self._random_latents())
-        self.progress.advance()
-        return row | (self._plain() if plain else {})
+    def begin_turn(self, progress: _Progress) -> None:
+        """Forget the source of the turn before."""
+        progress.advance()
+        self.editor = Editor(self.pipe)
 
-    def measure_mask(self, name: str, area: float, grid: BoolGrid) -> Row:
-        """Step, decode and whole edit of one mask [h, w], each interleaved with its dense counterpart."""
-        self.progress.advance()
-        plan = self.engine.plan(grid, STEP_DILATION)
-        sparse = self._sparse_step(plan)
-        sparse()
-        with _count_flops() as counter:
-            sparse()
-        step = median_seconds({"dense": self._dense_step(), "sparse": sparse}, self.repeats)
-        vae, latents = self.pipe.vae, self._random_latents()
-        decodes = {
-            "dense": lambda: vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0],
-            "sparse": lambda: decode_sparse(vae, latents, grid, self.decoder, self.picture),
-        }
-        decoded = median_seconds(decodes, self.repeats)
-        whole = self._measure_edit(grid)
-        stats = self.editor.current.stats
-        return whole | {
-            "mask": name,
+    def dense_calls(self, *, plain: bool) -> Calls:
+        """A step, a decode and the whole of the fastest dense run, of plain diffusers if asked, and of our source."""
+        calls: Calls = {}
+        for name, variant in {"dense": self.best, **({"plain": PLAIN} if plain else {})}.items():
+            calls[f"{name} step"], calls[f"{name} decode"] = self.dense.step(variant), self.dense.decode(variant)
+        calls["dense"], self.warm_up["dense"] = (partial(self.dense.run, self.best, steps) for steps in (None, 1))
+        self.dense_row["step_macs_counted_by_torch"] = _count_macs(
+            lambda: self.pipe.unet(self.latents, self.timestep, self.text, return_dict=False)
+        )
+        return calls | {"recorded step": self._record, "source": self._generate}
+
+    def mask_calls(self, name: str, grid: BoolGrid, *, default_alone: bool) -> tuple[Calls, list[Row]]:
+        """A step, a decode and whole edits over one mask.
+
+        Args:
+            name: of the mask.
+            grid: booleans [h, w].
+            default_alone: whether edits are by the planner's schedule alone, instead of by every one that ships.
+
+        Returns:
+            The calls, and a row for every schedule.
+        """
+        step = self._sparse_step(grid)
+        counted = _count_macs(step)
+        decoded = partial(decode_sparse, self.pipe.vae, self.random_latents, grid, self.decoder, self.picture)
+        calls: Calls = {f"{name} step": step, f"{name} decode": decoded}
+        shared = {
             "area": float(grid.mean()),
-            "asked_area": area,
             "step_macs": self.costs.sparse_step(grid, STEP_DILATION),
             "step_macs_ratio": self.costs.dense_step() / self.costs.sparse_step(grid, STEP_DILATION),
-            "step_macs_counted_by_torch": counter.get_total_flops() // 2,
-            "step_seconds": step["sparse"],
-            "step_ratio": step["dense"] / step["sparse"],
-            "decode_seconds": decoded["sparse"],
-            "decode_ratio": decoded["dense"] / decoded["sparse"],
+            "step_macs_counted_by_torch": counted,
+            "step_call": f"{name} step",
+            "decode_call": f"{name} decode",
+        }
+        rows = []
+        for schedule, (growth, default) in self._schedules(grid).items():
+            if default_alone and not default:
+                continue
+            call = f"{name} edit: {schedule}"
+            calls[call] = partial(self._edit, call, grid, None if default else growth)
+            rows.append(shared | {"schedule": schedule, "default": default, "call": call})
+        return calls, rows
+
+    def _schedules(self, grid: BoolGrid) -> dict[str, tuple[tuple[int, ...], bool]]:
+        """Name -> dilations, and whether the planner takes them by default over this mask."""
+        default = self.costs.growth(grid)
+        named = {name: make(self.config.num_inference_steps) for name, make in SHIPPED.items()}
+        named |= {} if default in named.values() else {"default": default}
+        return {name: (growth, growth == default) for name, growth in named.items()}
+
+    def _edit(self, call: str, grid: BoolGrid, growth: Sequence[int] | None) -> None:
+        """A whole edit of the source, deleted from the history at once."""
+        result = self.editor.edit(PROMPTS[1], mask=grid, growth=growth)
+        self.editor.delete(result.id)
+        stats = result.stats
+        self.edit_stats[call] = {
             "whole_macs_ratio": stats.macs_dense / stats.macs,
             "growth": stats.growth,
             "fallback": stats.fallback,
             "overlay_bytes": stats.recorded_bytes,
         }
 
-    def _measure_edit(self, grid: BoolGrid) -> Row:
-        """A whole edit; one that falls back takes turns with dense runs, as it is as long as they are."""
-        first = self._edit(grid)
-        if not self.editor.current.stats.fallback:
-            return {"whole_runs": [first]}
-        pairs = [(measure_seconds(self._generate), self._edit(grid)) for _ in range(self.rounds)]
-        return {
-            "whole_fresh_seconds": first,  # in memory that was not used before
-            "whole_runs": [ours for _, ours in pairs],
-            "whole_dense_seconds": median(dense for dense, _ in pairs),
-            "whole_pairs_seconds": pairs,  # dense, ours
-        }
-
-    def run_dense(self, dense: Row) -> None:
-        """Run diffusers' dense pipeline once more, between the edits."""
-        dense["whole_seconds"].append(measure_seconds(self._generate))
-
-    def repeat_edits(self, dense: Row, rows: list[Row], grids: list[BoolGrid]) -> None:
-        """More rounds of every sparse edit, with a dense run before each round."""
-        for _ in range(self.rounds - 1):
-            self.progress.advance()
-            self.run_dense(dense)
-            for row, grid in zip(rows, grids, strict=True):
-                if not row["fallback"]:
-                    row["whole_runs"].append(self._edit(grid))
-
-    def add_ratios(self, dense: Row, rows: list[Row]) -> None:
-        """Add the ratios of whole edits: over the dense median, or over the dense runs beside one that ran dense."""
-        whole = median(dense["whole_seconds"])
-        for row in rows:
-            row["whole_seconds"] = median(row["whole_runs"])
-            row["whole_ratio"] = row.get("whole_dense_seconds", whole) / row["whole_seconds"]
-            if "plain_step_seconds" in dense:
-                row["step_ratio_to_plain"] = dense["plain_step_seconds"] / row["step_seconds"]
-        dense["peak_memory_bytes"] = _peak_memory(self.pipe.unet.device)
-
-    def _plain(self) -> Row:
-        """Diffusers as it comes: float32, contiguous; one step."""
-        unet = type(self.pipe.unet).from_config(self.pipe.unet.config).to(self.latents.device)
-        latents, text = self.latents.float(), self.text.float()
-        seconds = min(measure_seconds(lambda: unet(latents, self.timestep, text)) for _ in range(2))
-        return {"plain_step_seconds": seconds}
-
-    def _arguments(self) -> dict[str, Any]:
-        r = self.config
-        sizes = {"width": r.width, "height": r.height, "num_inference_steps": r.num_inference_steps}
-        return {"prompt": r.prompt, "seed": r.seed, "guidance_scale": r.guidance_scale, **sizes}
-
-    def _edit(self, grid: BoolGrid) -> float:
-        """Seconds of a whole edit of the source, in the memory that the one before it had."""
-        for earlier in self.editor.history[1:]:
-            self.editor.delete(earlier.id)
-        self.editor.checkout("0")
-        return measure_seconds(lambda: self.editor.edit(PROMPTS[1], mask=grid))
-
     def _generate(self) -> None:
-        arguments = self._arguments()
-        self.pipe(generator=torch.Generator().manual_seed(arguments.pop("seed")), **arguments)
+        r = self.config
+        source = self.editor.generate(
+            r.prompt,
+            seed=r.seed,
+            guidance_scale=r.guidance_scale,
+            width=r.width,
+            height=r.height,
+            num_inference_steps=r.num_inference_steps,
+        )
+        self.dense_row["recorded_bytes"] = source.stats.recorded_bytes
 
-    def _random_latents(self) -> Tensor:
-        return torch.randn(self.latents[:1].shape, generator=torch.Generator().manual_seed(1)).to(self.latents)
+    def _record(self) -> Any:
+        return self.engine.executor.run_dense(self.latents, self.timestep, self.text, {})[1]
 
-    def _dense_step(self) -> Callable[[], object]:
-        return lambda: self.pipe.unet(self.latents, self.timestep, self.text, return_dict=False)
-
-    def _record(self, latents: Tensor) -> Any:
-        return self.engine.executor.run_dense(latents, self.timestep, self.text, {})[1]
-
-    def _sparse_step(self, plan: Any) -> Callable[[], object]:
+    def _sparse_step(self, grid: BoolGrid) -> Callable[[], object]:
         cache: dict[str, Tensor] = {}
+        plan = self.engine.plan(grid, STEP_DILATION)
         return lambda: self.engine.executor.run_sparse(
             self.latents, self.timestep, self.text, cache, FeatureOverlay(self.maps, plan)
         )
 
 
+def plain_runs(samples: Samples, steps: int) -> Samples:
+    """{"plain": seconds of plain diffusers' whole run in every turn}, its steps and its decode; {} if not timed.
+
+    Args:
+        samples: seconds of every call by turn.
+        steps: of a whole run.
+    """
+    if "plain step" not in samples:
+        return {}
+    return {"plain": [steps * a + b for a, b in zip(samples["plain step"], samples["plain decode"], strict=True)]}
+
+
+def ratios(row: Row, samples: Samples) -> Row:
+    """Seconds of a row's step, decode and whole edit, those of the dense runs of the same turns, and their ratios.
+
+    Args:
+        row: names its calls.
+        samples: seconds of every call by turn.
+    """
+    found: Row = {}
+    for what, call, dense in (
+        ("step", row["step_call"], "dense step"),
+        ("decode", row["decode_call"], "dense decode"),
+        ("whole", row["call"], "dense"),
+    ):
+        found[f"{what}_seconds"] = interval(samples[call]).as_dict()
+        found[f"{what}_ratio"] = ratio(samples[dense], samples[call]).as_dict()
+        plain = dense.replace("dense", "plain")
+        if plain in samples:
+            found[f"{what}_ratio_to_plain"] = ratio(samples[plain], samples[call]).as_dict()
+    return found
+
+
+def dense_figures(samples: Samples) -> Row:
+    """Seconds of the dense runs, and of the recorded step and source with their ratios to the fastest dense ones.
+
+    Args:
+        samples: seconds of every call by turn.
+    """
+    names = {"dense step", "dense decode", "dense", "plain step", "plain decode", "plain", "recorded step", "source"}
+    figures: Row = {name.replace(" ", "_"): interval(samples[name]).as_dict() for name in samples if name in names}
+    figures["source_over_dense"] = ratio(samples["source"], samples["dense"]).as_dict()
+    figures["recorded_step_over_dense"] = ratio(samples["recorded step"], samples["dense step"]).as_dict()
+    if "plain" in samples:
+        figures["plain_over_dense"] = ratio(samples["plain"], samples["dense"]).as_dict()
+    return figures
+
+
+def dense_summary(figures: Row, best: str) -> list[Row]:
+    """The short table of dense runs.
+
+    Args:
+        figures: of `dense_figures`.
+        best: name of the fastest variant.
+    """
+    runs = [(f"fastest dense: {best}", "dense"), (f"plain diffusers: {PLAIN.name}", "plain")]
+    rows = [
+        {
+            "run": name,
+            "step": shown(figures[f"{key}_step"], " s"),
+            "whole": shown(figures[key], " s"),
+            "over the fastest": shown(figures[f"{key}_over_dense"]) if key == "plain" else "1",
+        }
+        for name, key in runs
+        if key in figures
+    ]
+    source = {"run": "our source, recorded", "step": shown(figures["recorded_step"], " s")}
+    source |= {"whole": shown(figures["source"], " s"), "over the fastest": shown(figures["source_over_dense"])}
+    return [*rows, source]
+
+
 def _summary_row(row: Row) -> Row:
-    """Speed-ups over the dense run, and of a step over plain diffusers if that was timed."""
-    shown = {"MACs": "step_macs_ratio", "step": "step_ratio", "whole edit": "whole_ratio", "decode": "decode_ratio"}
-    shown |= {"step, to plain": "step_ratio_to_plain"} if "step_ratio_to_plain" in row else {}
-    return {"mask": row["mask"], "area": f"{row['area']:.1%}"} | {k: f"{row[v]:.1f}x" for k, v in shown.items()}
+    """Speed-ups over the fastest dense run, and of whole edits over plain diffusers if that was timed."""
+    figures = {"step": "step_ratio", "decode": "decode_ratio", "whole edit": "whole_ratio"}
+    figures |= {"whole edit, to plain": "whole_ratio_to_plain"} if "whole_ratio_to_plain" in row else {}
+    first = {"mask": row["mask"], "area": f"{row['area']:.1%}", "schedule": row["schedule"]}
+    first["schedule"] += " (default)" if row["default"] else ""
+    return first | {"MACs": f"{row['step_macs_ratio']:.1f}x"} | {name: shown(row[key]) for name, key in figures.items()}
+
+
+def _count_macs(step: Callable[[], object]) -> int:
+    """Multiply-accumulates of a step as torch counts them; the first call makes what is kept."""
+    step()
+    with _count_flops() as counter:
+        step()
+    return int(counter.get_total_flops() // 2)
 
 
 @contextmanager
@@ -265,26 +323,21 @@ def _peak_memory(device: torch.device) -> int:
 
 
 def settings_dict(workload: Workload, settings: SpeedSettings) -> dict[str, Any]:
-    """What is measured, on which device, by which versions, ready for JSON.
+    """What is measured, ready for JSON.
 
     Args:
         workload: the model and its source.
         settings: of the benchmark.
     """
-    config, device, dtype = workload.config, workload.device, str(workload.dtype).removeprefix("torch.")
-    chip = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    config = workload.config
     return {
         "model": settings.model or "SD 1.5 architecture, random weights",
         "pixels": config.width,
         "num_inference_steps": config.num_inference_steps,
         "guidance_scale": config.guidance_scale,
         "scheduler": config.scheduler.value,
-        "dtype": dtype,
-        "dense_baseline": f"diffusers, {dtype}, channels_last",
-        "plain_baseline": "diffusers, float32, contiguous",
+        "dtype": str(workload.dtype).removeprefix("torch."),
         "step_growth": STEP_DILATION,
         "cache": "warm: the source is recorded, and memory that was freed is kept",
         "repeats": settings.repeats,
-        "device": f"{chip}, {torch.get_num_threads()} threads",
-        "versions": {"fisedit": __version__, "torch": torch.__version__, "python": platform.python_version()},
     }

@@ -2,14 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from statistics import median
 from time import perf_counter
 
 import torch
 
+Calls = dict[str, Callable[[], object]]
 
-def median_seconds(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+
+@dataclass(frozen=True)
+class Interval:
+    """A figure of several turns.
+
+    Args:
+        median: of the turns.
+        low: the smallest.
+        high: the largest.
+    """
+
+    median: float
+    low: float
+    high: float
+
+    def as_dict(self) -> dict[str, float]:
+        """Ready for JSON."""
+        return asdict(self)
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Median and range.
+
+    Args:
+        values: one a turn.
+    """
+    return Interval(median(values), min(values), max(values))
+
+
+def ratio(over: Sequence[float], of: Sequence[float]) -> Interval:
+    """How many times longer one call takes than another in the same turn.
+
+    Args:
+        over: seconds of the longer one.
+        of: seconds of the other.
+    """
+    return interval([a / b for a, b in zip(over, of, strict=True)])
+
+
+def shown(figure: dict[str, float], unit: str = "x") -> str:
+    """Median and range of turns, such as "9.0x (8.7 to 9.4)".
+
+    Args:
+        figure: {"median", "low", "high"}.
+        unit: after the median.
+    """
+    digits = 2 if figure["low"] < 10 else 1
+    return f"{figure['median']:.{digits}f}{unit} ({figure['low']:.{digits}f} to {figure['high']:.{digits}f})"
+
+
+def median_seconds(calls: Calls, repeats: int) -> dict[str, float]:
     """Median seconds of each call, taking turns, after one warm-up.
 
     Args:
@@ -19,17 +71,26 @@ def median_seconds(calls: dict[str, Callable[[], object]], repeats: int) -> dict
     return {name: median(seconds) for name, seconds in seconds_by_turn(calls, repeats).items()}
 
 
-def seconds_by_turn(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+def seconds_by_turn(
+    calls: Calls,
+    repeats: int,
+    warm_up: Mapping[str, Callable[[], object]] | None = None,
+    before_turn: Callable[[], object] = lambda: None,
+) -> dict[str, list[float]]:
     """Seconds of each call in every turn, after one warm-up.
 
     Args:
         calls: by name.
         repeats: number of turns.
+        warm_up: name -> what warms a call up, where it is not the call itself.
+        before_turn: called before the warm-up and before every turn, not timed.
     """
-    for call in calls.values():
-        call()
+    before_turn()
+    for name, call in calls.items():
+        (warm_up or {}).get(name, call)()
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
+        before_turn()
         for name, call in calls.items():
             times[name].append(measure_seconds(call))
     return times

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from fisedit import Editor
-from fisedit.evaluation import cuda_speed, workload
+from fisedit.evaluation import cuda_speed, dense_search, workload
+from fisedit.evaluation.dense_pipelines import DensePipelines
+from fisedit.evaluation.dense_search import PLAIN, DenseVariant
 from fisedit.evaluation.settings import SpeedSettings
 from fisedit.evaluation.workload import GUIDANCE_SCALE, PROMPTS
 from fisedit.sparse import vae_tiles as boxing
@@ -25,7 +27,10 @@ without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a G
 @pytest.fixture(scope="module")
 def bench():
     with torch.inference_mode():
-        yield cuda_speed.GraphBenchmark(build_pipeline("sd15"), CONFIG, repeats=1)
+        pipe = build_pipeline("sd15")
+        measured = workload.Workload(pipe, CONFIG, torch.device("cpu"), torch.float32)
+        dense = DensePipelines(pipe, CONFIG, compiled=False)
+        yield cuda_speed.GraphBenchmark(measured, dense, DenseVariant("fp32", True, False), repeats=1)
 
 
 @without_gpu
@@ -41,7 +46,7 @@ def _short(monkeypatch):
 
 def test_a_row_of_the_table(bench, monkeypatch):
     monkeypatch.setattr(cuda_speed, "BACKENDS", ("reference", "fast"))
-    dense = bench.measure_dense(compiled=False)
+    dense = bench.measure_dense(plain=False)
     row = bench.measure_mask(grids(16, 16)["square"], dense)
     assert row["area"] == 16 / 256
     assert row["reference_error"] < 1e-5 and row["fast_error"] < 1e-5
@@ -50,15 +55,15 @@ def test_a_row_of_the_table(bench, monkeypatch):
     assert 0 < row["int8_feature_bytes"] == row["fp8_feature_bytes"] < row["fast_feature_bytes"]
     assert row["backend"] in {"reference", "fast"}
     step = row[f"{row['backend']}_step_seconds"]
-    assert row["step_ratio_to_eager"] == dense["eager_step_seconds"] / step
+    assert row["step_ratio_to_dense"] == dense["dense_step_seconds"] / step
     for steps in (3, 4):
         whole = row[f"whole_{steps}_seconds"]
-        assert row[f"whole_{steps}_ratio_to_eager"] == dense[f"eager_whole_{steps}_seconds"] / whole
+        assert row[f"whole_{steps}_ratio_to_dense"] == dense[f"dense_whole_{steps}_seconds"] / whole
         assert row[f"whole_{steps}_captured"] == steps and row[f"whole_{steps}_fallback"] == ""
         assert {"text", "denoise", "decode", "total"} <= row[f"whole_{steps}_stations"].keys()
     shown = cuda_speed._summary_row({"mask": "square", **row})
     assert shown["step"] == f"{step * 1000:.2f} ms"
-    assert {"step over eager", "whole 3 over eager", "whole 4 over eager", "error"} <= shown.keys()
+    assert {"step over dense", "whole 3 over dense", "whole 4 over dense", "error"} <= shown.keys()
     assert "roofline" not in shown  # unknown for a CPU
     known = cuda_speed._summary_row({"mask": "square", **row, "step_roofline_seconds": 0.00036})
     assert known["roofline"] == "0.36 ms"
@@ -72,16 +77,17 @@ def test_a_report_from_end_to_end(monkeypatch):
     monkeypatch.setattr(workload, "random_pipeline", lambda *_: build_pipeline("sd15"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a stand-in")
     monkeypatch.setattr(torch, "compile", lambda part, mode: part)
+    monkeypatch.setattr(dense_search, "TURNS", 1)
     seen = []
     settings = SpeedSettings(areas=(0.05, 0.15), size=128, num_inference_steps=4, device="cpu", repeats=1)
     report = cuda_speed.measure_edit_speed(settings, lambda i, n, _: seen.append((i, n)))
     assert json.loads(json.dumps(report))["settings"]["whole_steps"] == [3, 4]
     assert seen == [(i, 7) for i in range(7)]
-    assert {"device", "commit", "versions", "dtype", "memory_format", "cache", "whole"} <= report["settings"].keys()
+    assert {"dense_baseline", "versions", "dtype", "cache", "whole"} <= report["settings"].keys()
     assert [row["asked_area"] for row in report["rows"]] == [0.05, 0.15] * 2
     for row in report["rows"]:
         assert {"step_roofline_seconds", "fast_step_seconds", "fast_kernels", "fast_error"} <= row.keys()
-        assert {f"whole_{n}_ratio_to_{name}" for n in (3, 4) for name in ("eager", "compiled")} <= row.keys()
+        assert {f"whole_{n}_ratio_to_{name}" for n in (3, 4) for name in ("dense", "plain")} <= row.keys()
     assert [row["edits"] for row in report["batches"]] == [1, 2]
     assert all(row["whole_4_edits_a_second"] > 0 for row in report["batches"])
 
@@ -108,15 +114,12 @@ def test_an_edit_that_is_better_dense_says_so(bench):
     assert row["whole_3_captured"] == 0 and "dense is as fast" in row["whole_3_fallback"]
 
 
-def test_the_compiled_run_leaves_the_pipeline_as_it_was(bench, monkeypatch):
-    compiled = []
-    monkeypatch.setattr(torch, "compile", lambda part, mode: compiled.append((part, mode)) or part)
-    unet, decoder = bench.pipe.unet, bench.pipe.vae.decoder
+def test_the_fastest_dense_run_and_the_plain_one_are_timed_alike(bench):
     row = bench.measure_dense()
-    assert compiled == [(unet, "max-autotune"), (decoder, "max-autotune")]
-    assert bench.pipe.unet is unet and bench.pipe.vae.decoder is decoder
     kinds = ("step", "decode", "whole_3", "whole_4")
-    assert {f"{name}_{kind}_seconds" for name in ("eager", "compiled") for kind in kinds} <= row.keys()
+    assert {f"{name}_{kind}_seconds" for name in ("dense", "plain") for kind in kinds} <= row.keys()
+    unet = bench.dense.get(PLAIN).unet
+    assert unet is not bench.pipe.unet and unet.conv_in.weight.is_contiguous()
 
 
 @pytest.mark.slow

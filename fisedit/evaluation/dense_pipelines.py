@@ -1,0 +1,163 @@
+"""diffusers' own pipeline in every variant of precision, memory format and execution, each with weights of its own.
+
+Knows diffusers and torch.compile; nothing of sparse edits.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from diffusers import DDIMScheduler, StableDiffusionPipeline
+
+from fisedit.evaluation.dense_search import DenseSearch, DenseVariant, find_fastest, variants
+from fisedit.evaluation.timing import measure_seconds
+from fisedit.models.device import DTYPES
+from fisedit.models.loader import quiet_loaders
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fisedit.values import GenerationConfig
+
+MODES = {"cuda": "max-autotune"}
+"""Device -> torch.compile's mode, where it is not the default one."""
+
+
+class DensePipelines:
+    """Copies of a pipeline, made when they are first used. To be made before an editor uses the pipeline.
+
+    Args:
+        pipe: that is copied; it stays as it is.
+        config: of the pictures that are made.
+        compiled: whether a search tries torch.compile.
+    """
+
+    def __init__(self, pipe: StableDiffusionPipeline, config: GenerationConfig, *, compiled: bool = True) -> None:
+        self._pipe, self._config = pipe, config
+        self._device: torch.device = pipe.unet.device
+        self._made: dict[DenseVariant, StableDiffusionPipeline] = {}
+        missing = "" if has_compiler(self._device) else "there is no C++ compiler"
+        self._left_out = missing if compiled else "--no-compiled left it out"
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the search must know."""
+        return [f"torch.compile was not tried: {self._left_out}"] if self._left_out else []
+
+    def search(self) -> DenseSearch:
+        """Find the fastest variant by a step and a decode, weighted as in a whole run; only its weights are kept."""
+        found = find_fastest(
+            variants(self._device.type, compiled=not self._left_out), self._whole_seconds, self.release
+        )
+        for variant in list(self._made):
+            if variant not in {found.best, replace(found.best, compiled=False)}:
+                self.release(variant)
+        return found
+
+    def release(self, variant: DenseVariant) -> None:
+        """Forget a variant's copy.
+
+        Args:
+            variant: that is not needed any more.
+        """
+        self._made.pop(variant, None)
+
+    def get(self, variant: DenseVariant) -> StableDiffusionPipeline:
+        """The pipeline of a variant.
+
+        Args:
+            variant: whose eager form shares its UNet's weights.
+        """
+        if variant not in self._made:
+            self._made[variant] = self._compile(variant) if variant.compiled else self._copy(variant)
+        return self._made[variant]
+
+    def run(self, variant: DenseVariant, steps: int | None = None) -> None:
+        """Make the picture, from prompt to image.
+
+        Args:
+            variant: that makes it.
+            steps: denoising steps; None for the config's.
+        """
+        c = self._config
+        self.get(variant)(
+            prompt=c.prompt,
+            width=c.width,
+            height=c.height,
+            num_inference_steps=steps or c.num_inference_steps,
+            guidance_scale=c.guidance_scale,
+            generator=torch.Generator().manual_seed(c.seed),
+        )
+
+    def step(self, variant: DenseVariant) -> Callable[[], object]:
+        """One evaluation of the UNet, both branches of guidance.
+
+        Args:
+            variant: that evaluates it.
+        """
+        unet, dtype = self.get(variant).unet, DTYPES[variant.dtype]
+        batch = 2 if self._config.guidance_scale > 1 else 1
+        latents, tokens = self._latents(dtype).repeat(batch, 1, 1, 1), self._pipe.tokenizer.model_max_length
+        text = torch.ones(batch, tokens, self._pipe.unet.config.cross_attention_dim, dtype=dtype, device=self._device)
+        time = torch.tensor(500, device=self._device)
+        return lambda: unet(latents, time, encoder_hidden_states=text, return_dict=False)
+
+    def decode(self, variant: DenseVariant) -> Callable[[], object]:
+        """One decode of random latents.
+
+        Args:
+            variant: that decodes them.
+        """
+        vae, latents = self.get(variant).vae, self._latents(DTYPES[variant.dtype])
+        return lambda: vae.decode(latents / vae.config.scaling_factor, return_dict=False)
+
+    def _whole_seconds(self, variant: DenseVariant) -> float:
+        """Seconds of a whole run, from one step and one decode, after a warm-up the first time."""
+        known = variant in self._made
+        step, decode = self.step(variant), self.decode(variant)
+        if not known:
+            step()
+            decode()
+        return self._config.num_inference_steps * measure_seconds(step) + measure_seconds(decode)
+
+    def _latents(self, dtype: torch.dtype) -> Tensor:
+        height, width = self._config.height // 8, self._config.width // 8
+        return torch.randn(1, 4, height, width, generator=torch.Generator().manual_seed(1)).to(self._device, dtype)
+
+    def _copy(self, variant: DenseVariant) -> StableDiffusionPipeline:
+        layout = torch.channels_last if variant.channels_last else torch.contiguous_format
+        parts: dict[str, Any] = dict(self._pipe.components)
+        with quiet_loaders():  # diffusers warns of a cast that no part of these models minds
+            for name in ("unet", "vae", "text_encoder"):
+                parts[name] = deepcopy(parts[name]).to(DTYPES[variant.dtype])
+        for name in ("unet", "vae"):
+            parts[name].to(memory_format=layout)
+        return self._assembled(parts)
+
+    def _compile(self, variant: DenseVariant) -> StableDiffusionPipeline:
+        parts: dict[str, Any] = dict(self.get(replace(variant, compiled=False)).components)
+        vae, mode = deepcopy(parts["vae"]), MODES.get(self._device.type, "default")
+        vae.decoder = torch.compile(vae.decoder, mode=mode)
+        return self._assembled(parts | {"unet": torch.compile(parts["unet"], mode=mode), "vae": vae})
+
+    def _assembled(self, parts: dict[str, Any]) -> StableDiffusionPipeline:
+        scheduler = DDIMScheduler.from_config(self._pipe.scheduler.config)
+        pipe = StableDiffusionPipeline(**parts | {"scheduler": scheduler}, requires_safety_checker=False)
+        pipe.set_progress_bar_config(disable=True)
+        return pipe
+
+
+def has_compiler(device: torch.device) -> bool:
+    """Whether torch.compile can make kernels: on a CPU it needs a C++ compiler, $CXX, g++ or clang++.
+
+    Args:
+        device: that they are for.
+    """
+    names = (os.environ.get("CXX", ""), "g++", "clang++")
+    return device.type != "cpu" or any(name and shutil.which(name) for name in names)

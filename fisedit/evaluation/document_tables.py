@@ -1,0 +1,79 @@
+"""`python -m fisedit.evaluation.document_tables README.md ...`: fill the tables of documents from benchmarks' JSON.
+
+A table stands between `<!-- table PATH KEY -->` and `<!-- end -->`: PATH is a report, from the repository's root, and
+KEY one of its lists of rows, such as `summary`. Below it stands where and when it was measured. Knows Markdown, and
+measures nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fisedit.storage.files import write_text
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_TABLE = re.compile(r"(<!-- table (\S+) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+MISSING = "Not measured yet since what it measures changed.\n"
+
+
+def main() -> None:
+    """Rewrite the documents that the command line names."""
+    for name in sys.argv[1:]:
+        path = Path(name)
+        write_text(filled(path.read_text(encoding="utf-8")), path)
+
+
+def filled(text: str, root: Path = ROOT) -> str:
+    """A document with its tables as the reports are now.
+
+    Args:
+        text: of the document.
+        root: that paths of reports begin at.
+    """
+    return _TABLE.sub(lambda match: f"{match[1]}{_rendered(root / match[2], match[3])}{match[4]}", text)
+
+
+def reports(text: str) -> list[str]:
+    """Paths of the reports whose tables a document has.
+
+    Args:
+        text: of the document.
+    """
+    return [match[2] for match in _TABLE.finditer(text)]
+
+
+def _rendered(path: Path, key: str) -> str:
+    if not path.is_file():
+        return MISSING
+    report = json.loads(path.read_text(encoding="utf-8"))
+    return f"{markdown(report[key])}\n{_measured(report['environment'])}\n"
+
+
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """A table of rows that share their keys.
+
+    Args:
+        rows: at least one.
+    """
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *([str(value) for value in row.values()] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _measured(environment: dict[str, Any]) -> str:
+    """Where, when and by what a report was measured, in one line."""
+    e = environment
+    features = f" ({', '.join(e['cpu_features'])})" if e["cpu_features"] else ""
+    place = e["gpu"] or f"{e['cpu']}{features}, {e['threads']} of {e['cores']} cores"
+    changed = "" if e["clean"] else " with changes that are not committed"
+    return f"`{e['command']}`, {e['date'][:10]}, commit `{e['commit'][:7]}`{changed}, {place}, {e['dtype']}."
+
+
+if __name__ == "__main__":
+    main()

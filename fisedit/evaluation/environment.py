@@ -1,0 +1,103 @@
+"""Where, when and by what a figure was measured: the `environment` of every benchmark's JSON.
+
+Knows this process, its machine and its repository; no measurement.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fisedit import __version__
+
+ROOT = Path(__file__).resolve().parents[2]
+"""Of the repository, where there is one."""
+
+_CODE = (".", ":(exclude)benchmarks", ":(exclude)*.md")
+"""What a clean tree is clean of: changes of anything but results and documents."""
+
+_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+"""CPU flags that decide how fast products are, by precision."""
+
+
+def with_environment(report: dict[str, Any]) -> dict[str, Any]:
+    """A report with the environment that it was measured in, first.
+
+    Args:
+        report: ready for JSON; its settings name a dtype.
+    """
+    return {"environment": describe(report.get("settings", {}).get("dtype", ""))} | report
+
+
+def describe(dtype: str) -> dict[str, Any]:
+    """The commit, date, machine, precision and command of this process, ready for JSON.
+
+    Args:
+        dtype: that was measured, as torch names it.
+    """
+    cpu, features = cpu_model()
+    return {
+        "command": shlex.join(["fisedit", *sys.argv[1:]]),
+        **code_state(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpu": cpu,
+        "cpu_features": features,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "dtype": dtype,
+        "versions": {"fisedit": __version__, "torch": torch.__version__, "python": platform.python_version()},
+    }
+
+
+@cache
+def code_state() -> dict[str, Any]:
+    """{"commit", "clean"} of the code when it was first asked for; "" and None outside a clone of the repository."""
+    if git("rev-parse", "--show-toplevel") != str(ROOT):
+        return {"commit": "", "clean": None}
+    return {"commit": git("rev-parse", "HEAD"), "clean": git("status", "--porcelain", "--", *_CODE) == ""}
+
+
+def git(*arguments: str) -> str | None:
+    """What git prints about the repository, or None where it fails.
+
+    Args:
+        arguments: of git.
+    """
+    try:
+        done = subprocess.run(  # noqa: S603 (constant arguments)
+            ["git", "-C", ROOT, *arguments],  # noqa: S607 (the git that is on the path)
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def cpu_model(listing: Path = Path("/proc/cpuinfo")) -> tuple[str, list[str]]:
+    """The CPU's model, and those of its features that decide how fast products are.
+
+    Args:
+        listing: Linux's description of the CPUs; elsewhere `platform` names the CPU.
+    """
+    try:
+        text = listing.read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor() or platform.machine(), []
+    name = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
+    listed = set(flags[1].split()) if flags else set()
+    return name[1] if name else platform.machine(), [feature for feature in _FEATURES if feature in listed]

@@ -1,0 +1,30 @@
+"""Dilation schedules whose speed and fidelity are measured: how far every step computes beyond the mask, and which run
+dense."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from fisedit.sparse.cost_model import mixed, spread
+
+WIDER_FIRST, SOME_DENSE = "2, then 1 from 1/2", "1, a fifth of the steps dense"
+
+SCHEDULES: dict[str, Callable[[int], tuple[int, ...] | None]] = {
+    "default": lambda _: None,
+    "0": partial(spread, 0, 0),
+    "1": partial(spread, 1, 1),
+    "2": partial(spread, 2, 2),
+    "3": partial(spread, 3, 3),
+    "3, then 1 from 1/4": partial(spread, 3, 1, share=1 / 4),
+    "3, then 1 from 1/2": partial(spread, 3, 1),
+    WIDER_FIRST: partial(spread, 2, 1),
+    "5": partial(spread, 5, 5),
+    "1, 2 of 25 steps dense": partial(mixed, share=2 / 25),
+    SOME_DENSE: mixed,
+    "1, 7 of 25 steps dense": partial(mixed, share=7 / 25),
+}
+"""Name -> from a number of steps to the dilation of every step, in latent cells; None for the planner's choice."""
+
+SHIPPED: dict[str, Callable[[int], tuple[int, ...]]] = {WIDER_FIRST: partial(spread, 2, 1), SOME_DENSE: mixed}
+"""The defaults: of Stable Diffusion, and of a model so small that calls take most of its time."""

@@ -1,0 +1,157 @@
+"""Figures in documents are those of a report, and no report is quoted once what it measures has changed."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from fisedit.evaluation import document_tables
+from fisedit.evaluation.environment import git
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks/results"
+DOCUMENTS = [ROOT / "README.md", ROOT / "benchmarks/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+_ENGINE = (
+    "fisedit/sparse",
+    "fisedit/sparse_kernels",
+    "fisedit/sampling",
+    "fisedit/pipeline.py",
+    "fisedit/models/device.py",
+    ":(exclude)fisedit/sparse_kernels/triton",
+    ":(exclude)fisedit/sparse_kernels/xformers.py",
+    ":(exclude)fisedit/sparse/cuda_graphs.py",
+)
+_DENSE = ("fisedit/evaluation/dense_pipelines.py", "fisedit/evaluation/dense_search.py", "fisedit/evaluation/timing.py")
+_QUALITY = ("fisedit/masking", "fisedit/planner.py", "fisedit/evaluation/scenes", "fisedit/evaluation/quality")
+
+MEASURES = {
+    "bench edit": (*_ENGINE, *_DENSE, "fisedit/evaluation/speed.py", "fisedit/evaluation/workload.py"),
+    "bench fidelity": (*_ENGINE, *_DENSE, "fisedit/evaluation/fidelity.py", "weights/demo"),
+    "bench adapters": (*_ENGINE, "fisedit/adapters", "fisedit/evaluation/adapter_speed.py"),
+    "bench masks": (*_QUALITY, "weights/demo"),
+    "bench quality": (*_QUALITY, *_ENGINE, "weights"),
+}
+"""Command -> paths of what it measures, as git's pathspecs. Of Python only code counts, no comments or docstrings."""
+
+TO_MEASURE_AGAIN = {
+    "looks-demo.json",
+    "masks-demo.json",
+    "quality-demo-ours.json",
+    "quality-demo.json",
+    "quality-structure-demo.json",
+}
+"""Reports without an environment, of older commits than what they measure; this list only gets shorter."""
+
+FIELDS = {"command", "commit", "clean", "date", "cpu", "cores", "threads", "dtype"}
+
+
+def quoted(path: Path) -> set[str]:
+    """Names of the reports that a document quotes, in tables or by links."""
+    return set(re.findall(r"results/([\w.-]+\.json)", path.read_text(encoding="utf-8")))
+
+
+def published() -> dict[str, dict]:
+    """Reports that documents quote, less those that are to be measured again."""
+    names = set().union(*map(quoted, DOCUMENTS)) - TO_MEASURE_AGAIN
+    return {name: json.loads((RESULTS / name).read_text()) for name in sorted(names) if (RESULTS / name).exists()}
+
+
+def test_tables_are_those_of_the_reports():
+    for path in DOCUMENTS:
+        text = path.read_text(encoding="utf-8")
+        assert text == document_tables.filled(text), f"python -m fisedit.evaluation.document_tables {path.name}"
+
+
+def test_reports_say_where_they_were_measured_at_a_clean_commit():
+    for name, report in published().items():
+        environment = report["environment"]
+        assert environment.keys() >= FIELDS and environment["clean"] is True, name
+        assert kind(environment["command"]) in MEASURES, name
+
+
+def test_every_report_is_quoted_and_the_list_of_old_ones_gets_shorter():
+    texts = "".join(path.read_text(encoding="utf-8") for path in [*DOCUMENTS, ROOT / "benchmarks/LOG.md"])
+    assert not [path.name for path in RESULTS.iterdir() if path.name not in texts]
+    for name in TO_MEASURE_AGAIN:
+        assert "environment" not in json.loads((RESULTS / name).read_text()), f"{name} was measured again: take it out"
+
+
+def test_no_report_is_older_than_what_it_measures():
+    if git("rev-parse", "--is-shallow-repository") != "false":
+        pytest.skip("the repository's history is not here (a shallow clone or a source archive)")
+    for name, report in published().items():
+        commit = report["environment"]["commit"]
+        assert git("cat-file", "-e", f"{commit}^{{commit}}") is not None, f"{name} is of a commit that is not here"
+        changed = changes(commit, MEASURES[kind(report["environment"]["command"])])
+        assert not changed, f"{name} is older than {changed}: measure it again, or take it out of the documents"
+
+
+def kind(command: str) -> str:
+    """Such as "bench edit"."""
+    return " ".join(command.split()[1:3])
+
+
+def changes(commit: str, paths: tuple[str, ...]) -> list[str]:
+    """Files whose content changed since a commit; of Python files those whose code did."""
+    names = (git("diff", "--name-only", commit, "--", *paths) or "").split()
+    return [name for name in names if not same_code(commit, name)]
+
+
+def same_code(commit: str, name: str) -> bool:
+    """Whether a file is Python whose code is the commit's."""
+    path, before = ROOT / name, git("show", f"{commit}:{name}")
+    if not name.endswith(".py") or before is None or not path.is_file():
+        return False
+    return code(before) == code(path.read_text(encoding="utf-8"))
+
+
+def code(text: str) -> str:
+    """Python without comments, docstrings and other bare strings."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(body := getattr(node, "body", None), list):
+            node.body = [line for line in body if not is_text(line)]
+    return ast.dump(tree)
+
+
+def is_text(line: ast.stmt) -> bool:
+    """Whether a statement is a string alone."""
+    return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) and isinstance(line.value.value, str)
+
+
+def test_comments_and_docstrings_age_no_report():
+    assert code('"""One."""\nX = 1\n"""Of X."""\ndef f():\n    "What."\n    return 1\n') == code(
+        "X = 1  # one\ndef f():\n    return 1\n"
+    )
+    assert code("X = 1") != code("X = 2")
+
+
+def test_a_table_is_filled_from_its_report(tmp_path):
+    text = "A\n<!-- table a.json summary -->\nold\n<!-- end -->\nB\n"
+    assert document_tables.filled(text, tmp_path) == text.replace("old\n", document_tables.MISSING)
+    environment = {
+        "command": "fisedit bench edit",
+        "commit": "0123456789",
+        "clean": True,
+        "date": "2026-01-02T03:04:05+00:00",
+        "cpu": "A CPU",
+        "cpu_features": ["amx_bf16"],
+        "gpu": "",
+        "cores": 2,
+        "threads": 1,
+        "dtype": "bfloat16",
+    }
+    report = {"environment": environment, "summary": [{"mask": "square", "step": "2.0x"}]}
+    (tmp_path / "a.json").write_text(json.dumps(report))
+    filled = document_tables.filled(text, tmp_path)
+    assert "| mask | step |\n| --- | --- |\n| square | 2.0x |\n" in filled and "old" not in filled
+    assert "`fisedit bench edit`, 2026-01-02, commit `0123456`, A CPU (amx_bf16), 1 of 2 cores, bfloat16." in filled
+    assert document_tables.filled(filled, tmp_path) == filled
+    report["environment"] |= {"clean": False, "gpu": "A GPU"}
+    (tmp_path / "a.json").write_text(json.dumps(report))
+    assert "commit `0123456` with changes that are not committed, A GPU" in document_tables.filled(text, tmp_path)
