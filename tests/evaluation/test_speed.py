@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fisedit.evaluation import fidelity, speed
-from fisedit.evaluation.schedules import SCHEDULES, SHIPPED, SOME_DENSE
+from fisedit.evaluation.schedules import SCHEDULES, SHIPPED, SOME_DENSE, WIDER_FIRST
 from fisedit.evaluation.settings import FidelitySettings, SpeedSettings
 
 SMALL = {"model": "demo", "areas": (0.15,), "size": 128, "num_inference_steps": 3, "repeats": 1, "compiled": False}
@@ -56,11 +56,14 @@ def test_a_whole_run_of_plain_diffusers_is_its_steps_and_its_decode():
     assert speed.plain_runs({"dense step": [1.0]}, 20) == {}
 
 
-def test_default_edits_are_near_to_dense_blended_ones():
+def test_default_edits_are_near_to_dense_blended_ones(monkeypatch):
     """One of the forty of the table, of which the worst is 33 dB from its dense one; all cost 1 / 2.2 of dense."""
+    names = ("default", "0", "1", WIDER_FIRST, SOME_DENSE)
+    monkeypatch.setattr(fidelity, "SCHEDULES", {name: SCHEDULES[name] for name in names})
     report = fidelity.measure_fidelity(FidelitySettings(edits=1, dtype="fp32", compiled=False))
     rows = {row["growth"]: row for row in report["rows"]}
-    assert set(rows) == set(SCHEDULES) == {row["growth"] for row in report["summary"]}
+    assert set(rows) == set(names) == {row["growth"] for row in report["summary"]}
+    assert [row["growth"] for row in report["shipped"]] == [WIDER_FIRST, SOME_DENSE]
     assert report["values"][0] > max(30, rows["0"]["psnr_median"])
     assert rows["default"]["macs_ratio"] > 1.8
     turns = report["turns"]
