@@ -1,13 +1,16 @@
-# Every target sets a fresh machine up first: a virtual environment in .venv, rebuilt when pyproject.toml changes.
+# Every target sets a fresh machine up first: a virtual environment in .venv, installed again when pyproject.toml changes.
+# `demo` and `app` install what they need, everything else the developers' tools as well.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := demo
-.PHONY: demo app test test-all coverage fault lint clean
+.PHONY: demo app test test-all coverage fault lint package clean
 
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST = $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 STAMP := .venv/fisedit-ready
+APP := .venv/fisedit-app-ready
+TOOLS := .venv/fisedit-tools-ready
 EMOJI := /usr/share/fonts/truetype/noto/NotoColorEmoji.ttf
 CHROMIUM := $(or $(firstword $(foreach name,chromium chromium-browser google-chrome,$(shell command -v $(name)))),/usr/bin/chromium)
 
@@ -15,7 +18,7 @@ demo: $(STAMP)
 	$(BIN)/fisedit demo
 
 # Opens at http://127.0.0.1:7860; PORT=... takes another.
-app: $(STAMP)
+app: $(APP)
 	$(BIN)/fisedit app --port $(or $(PORT),7860)
 
 test: lint $(EMOJI) $(CHROMIUM)
@@ -26,25 +29,37 @@ test-all: lint $(EMOJI) $(CHROMIUM)
 	$(PYTEST) --all
 
 # Lines and branches of fisedit/ and app/ that `make test-all` runs.
-coverage: $(STAMP) $(EMOJI) $(CHROMIUM)
+coverage: $(TOOLS) $(EMOJI) $(CHROMIUM)
 	$(PYTEST) --all --cov=fisedit --cov=app --cov-branch --cov-report=json:.coverage.json
 	$(BIN)/python -m tests.support.coverage_table .coverage.json
 
 # Kills, hangs, full and read-only disks, crowds; writes docs/reliability.md.
-fault: $(STAMP)
+fault: $(TOOLS)
 	$(BIN)/python -m tests.support.reliability_table
 
-lint: $(STAMP)
+lint: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Builds sdist and wheel, and runs the wheel in an empty environment.
+package: $(TOOLS)
+	.ci/try-wheel $(BIN)/python
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(TOOLS): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+$(APP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[app]'
 	touch $@
 
 # Only tests need these: the font that the demo model's scenes are drawn with, and the browser that opens the app.

@@ -37,10 +37,20 @@ if TYPE_CHECKING:
 MAX_LOADED = 2
 """Models in memory at once."""
 
+FEATURES_PER_WEIGHT, MIN_FEATURE_BYTES = 4, 512 << 20
+"""Bytes of recorded features for each byte of a model's weights, and at least; never more than half of the memory."""
+
 _QUICK = 0.5
 """Seconds of a first small picture, below which a model's steps are short."""
 
 _log = logging.getLogger(__name__)
+
+
+def _feature_bound(editor: Editor) -> int:
+    """Bytes of recorded features that suit a model: enough for some of its sources, however large the memory is."""
+    parts = (editor.pipe.unet, editor.pipe.vae, editor.pipe.text_encoder)
+    weights: int = sum(weight.nbytes for part in parts for weight in part.parameters())
+    return min(editor.max_recorded_bytes, max(MIN_FEATURE_BYTES, FEATURES_PER_WEIGHT * weights))
 
 
 class LoadedModel:
@@ -146,7 +156,7 @@ class ModelPool:
         loras: for all models that they fit; they must fit the first.
         adapter: for all models that it fits; it must fit the first.
         max_loaded: models in memory at once.
-        feature_bytes: recorded features of one editor; None for half of the memory.
+        feature_bytes: recorded features of one editor; None for `FEATURES_PER_WEIGHT` bytes a byte of weights.
 
     Attributes:
         first: the model of requests that choose none.
@@ -228,7 +238,7 @@ class ModelPool:
             self.unload(next(iter(self._recent)))
 
     def _load_first(self, loras: Sequence[str | Path]) -> Editor:
-        editor = Editor.from_pretrained(self.first.place, **self._options)
+        editor = self._load_editor(self.first)
         if self.adapter is not None:
             editor.load_adapter(self.adapter)
         self.loras = LoraCatalog(editor, loras)
@@ -237,9 +247,15 @@ class ModelPool:
         self._recent[self.first] = None
         return editor
 
+    def _load_editor(self, model: OfferedModel) -> Editor:
+        editor = Editor.from_pretrained(model.place, **self._options)
+        if self._options["max_recorded_bytes"] is not None:
+            return editor
+        return Editor(editor.pipe, model=editor.model, max_recorded_bytes=_feature_bound(editor))
+
     def _load(self, model: OfferedModel) -> LoadedModel:
         try:
-            editor = Editor.from_pretrained(model.place, **self._options)
+            editor = self._load_editor(model)
             reads_references = self._load_adapter(editor)
             loaded = LoadedModel(editor, self.loras.load_into(editor), reads_references=reads_references)
             model.warm_up(editor, self._threads)

@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from app.validation import MAX_RESULTS
+from app.validation import MAX_PICTURE_BYTES, MAX_RESULTS
 from fisedit.errors import Cancelled, SessionError
 
 if TYPE_CHECKING:
@@ -85,6 +85,9 @@ def stream_run(state: AppState, session: Session, run: RunRequest) -> Iterator[R
     """
     if len(session.history) >= MAX_RESULTS:
         raise SessionError(f"a session holds {MAX_RESULTS} pictures; delete some, or save it and begin another")
+    if session.picture_bytes >= MAX_PICTURE_BYTES:
+        most = f"{MAX_PICTURE_BYTES >> 20} MiB"
+        raise SessionError(f"a session holds {most} of pictures; delete some, or save it and begin another")
     session.take()
     news = SimpleQueue[RunProgress | None]()  # None at the end
     try:

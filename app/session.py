@@ -91,6 +91,13 @@ class Session:
         """Bytes of features that the editors hold."""
         return sum(editor.recorded_bytes for editor in self.editors.values())
 
+    @property
+    def picture_bytes(self) -> int:
+        """Bytes of the decoded pictures of the history, each counted once."""
+        images = (image for result in self.history for image in (result.image, result.painted) if image is not None)
+        distinct = {id(image): image for image in images}
+        return sum(image.width * image.height * len(image.getbands()) for image in distinct.values())
+
     def drop_editors(self) -> None:
         """Let go of the editors and of the features that they hold; pictures stay."""
         self.editors.clear()

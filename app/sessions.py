@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from app.model_pool import ModelPool, OfferedModel
 from app.session import Session
-from app.validation import Busy
+from app.validation import MAX_PICTURE_BYTES, Busy
 from app.worker import InferenceWorker
 
 if TYPE_CHECKING:
@@ -152,14 +152,30 @@ class AppState:
                 self._sessions[key].stop()
 
     def make_room(self) -> None:
-        """Drop recorded features of idle sessions, longest idle first, until all of them are within the bound."""
+        """Drop recorded features of idle sessions, longest idle first, until all of them are within the bound; then
+        put idle sessions on disk until their pictures are."""
         with self._lock:
+            self._limit_pictures()
             held = {session: session.recorded_bytes for session in self._sessions.values()}
             for session in held:
                 if sum(held.values()) <= self.feature_bytes:
                     return
                 if session.drop_editors_if_idle():
                     held[session] = 0
+
+    def _limit_pictures(self) -> None:
+        """Put idle sessions on disk, longest idle first, until the pictures in memory are within the bound."""
+        held = {key: session.picture_bytes for key, session in self._sessions.items()}
+        for key in tuple(held)[:-1]:
+            if sum(held.values()) <= MAX_PICTURE_BYTES:
+                return
+            if self._sessions[key].idle:
+                self._drop_session(key)
+                held[key] = 0
+
+    def _drop_session(self, key: str) -> None:
+        """Take a session out of memory; its pictures are on disk."""
+        shutil.rmtree(self._sessions.pop(key).out, ignore_errors=True)
 
     def __len__(self) -> int:
         """Sessions in memory."""
@@ -184,4 +200,4 @@ class AppState:
             longest = next((key for key, session in self._sessions.items() if session.idle), None)
             if longest is None:
                 raise Busy(f"all {self.capacity} sessions are at work; try again in a moment")
-            shutil.rmtree(self._sessions.pop(longest).out, ignore_errors=True)
+            self._drop_session(longest)

@@ -25,6 +25,9 @@ MAX_BYTES, MAX_PIXELS, MAX_SIDE = 32 << 20, 32_000_000, 12_000
 MAX_RESULTS = 200
 """Pictures of a session."""
 
+MAX_PICTURE_BYTES = 1 << 30
+"""Decoded pictures in memory: of one session, and of all of them together, beyond which idle ones wait on disk."""
+
 
 class Busy(FisEditError):
     """The app or the session is at work: try again in a moment."""

@@ -11,6 +11,7 @@ import typer
 from fisedit.batch.values import BatchJob, BatchSettings, ExecutorKind, OnError, OutputFormat
 from fisedit.cli import console
 from fisedit.cli import options as opt
+from fisedit.cli.app_package import load_app
 from fisedit.models.paths import expand_home
 from fisedit.storage import files
 
@@ -153,8 +154,8 @@ def browse(
     """Edit pictures in a browser."""
     if sessions is not None:
         files.check_writable(sessions)
-    from app import server
-
+    load_app()
+    server = import_module("app.server")
     address = server.listen(host, port, token, allowed_host or ())
     named = {*(model or ()), adapter} - {"demo", "demo-look", None}
     offline = local_files_only or all(expand_home(str(place)).exists() for place in named)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 
 import pytest
 
-from app import handlers
+from app import handlers, runs, sessions
+from app.model_pool import MIN_FEATURE_BYTES
 from app.sessions import AppState
 from app.validation import Busy, SourceSettings
 from fisedit import Cancelled
+from fisedit.errors import SessionError
 from tests.support.app.requests import CAT, DOG, idle, last, made, same
+from tests.test_imports import ROOT
 
 
 def test_people_do_not_see_each_other(state):
@@ -111,3 +117,35 @@ def test_a_page_that_is_left_stops_the_work_unless_another_has_the_session(state
     state.leave("second")
     with pytest.raises(Cancelled):
         list(running)
+
+
+def test_pictures_in_memory_are_bounded(state, monkeypatch):
+    """Idle sessions wait on disk beyond the bound, and one session alone is told that it is full."""
+    one, two = state.session("one"), state.session("two")
+    first = made(state, one)
+    made(state, two)
+    assert one.picture_bytes == first.image.width * first.image.height * 3
+    monkeypatch.setattr(sessions, "MAX_PICTURE_BYTES", one.picture_bytes)
+    state.make_room()
+    assert len(state) == 1 and state.session("two") is two
+    back = state.session("one")
+    assert back is not one and same(back.current, first)
+    monkeypatch.setattr(runs, "MAX_PICTURE_BYTES", one.picture_bytes)
+    with pytest.raises(SessionError, match="MiB of pictures; delete some"):
+        made(state, back)
+    assert len(back.history) == 1
+
+
+def test_recorded_features_are_bounded_by_the_model_not_the_machine(state):
+    assert state.feature_bytes == state.pool.first.loaded.editor.max_recorded_bytes == MIN_FEATURE_BYTES
+
+
+@pytest.mark.slow
+def test_what_the_process_holds_is_bounded():
+    """As many pictures as would record several times the bound on features."""
+    command = [sys.executable, "-m", "tests.support.app.memory", "--pictures", "60", "--steps", "100"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    told = json.loads(run.stdout)
+    first, *later = told["samples"]
+    assert max(sample["features_mib"] for sample in later) <= told["feature_bound_mib"]
+    assert max(sample["rss_mib"] for sample in later) <= first["rss_mib"] + 2 * told["feature_bound_mib"]
