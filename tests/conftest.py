@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import sweeps
+from tests.support import ceilings, sweeps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,6 +55,17 @@ class LazyPipelines(Mapping[str, "StableDiffusionPipeline"]):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run whole sweeps, and the slow tests")
+    parser.addoption("--full", action="store_true", help="fail for an unexpected skip or a second attempt")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hold the ceilings of a full run, where the reports of all workers are."""
+    reporter = session.config.pluginmanager.getplugin("terminalreporter")
+    if not session.config.getoption("--full") or reporter is None or hasattr(session.config, "workerinput"):
+        return
+    for line in ceilings.excesses(reporter.stats):
+        reporter.write_line(line, red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

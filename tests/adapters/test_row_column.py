@@ -20,7 +20,6 @@ from fisedit.errors import InputError
 from tests.support.adapters import filled, lively, naive
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "hellomeme"
-needs_fixtures = pytest.mark.skipif(not FIXTURES.is_dir(), reason="HelloMeme's inputs and outputs are not here")
 TOLERANCE = {"atol": 1e-4, "rtol": 0}
 
 
@@ -43,7 +42,6 @@ BLOCKS = {
 }
 
 
-@needs_fixtures
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_block_is_the_public_one(name):
     block, given = filled(BLOCKS[name]()), fixture(name)
@@ -53,7 +51,6 @@ def test_a_block_is_the_public_one(name):
     assert torch.allclose(got, given["out.y"], **TOLERANCE)
 
 
-@needs_fixtures
 def test_the_map_to_tokens_block_is_the_public_one():
     block, given = filled(MapToTokens(16, 32, 24)), fixture("sk_cross")
     assert {key: list(value.shape) for key, value in block.state_dict().items()} == names("sk_cross", "m:")
@@ -95,8 +92,6 @@ class Public:
 
 @pytest.fixture(scope="module", params=["unet_v1", "unet_v2", "unet_v5"])
 def public(request):
-    if not FIXTURES.is_dir():
-        pytest.skip("HelloMeme's inputs and outputs are not here")
     return Public(request.param)
 
 
