@@ -1,37 +1,69 @@
 """A session as one file, to keep and to take up again: a zip of its pictures, masks and index.
 
-Knows files; neither pages nor models. A zip that comes back is believed in nothing.
+Knows files; neither pages nor models. A zip that comes back is believed in nothing: sizes, names and every field of its
+index are checked before anything of it is written, decoded or built.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import re
+import struct
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.validation import label
+from app.validation import MAX_PIXELS, MAX_PROMPT_CHARACTERS, MAX_RESULTS, label
 from fisedit.errors import FisEditError, InputError, SessionError
 from fisedit.storage import provenance
-from fisedit.storage.files import write_bytes
+from fisedit.storage.files import SESSION_INDEX, write_bytes
+from fisedit.storage.images import read_size
+from fisedit.storage.session_index import VERSION, Limits, SessionIndex, damaged, decode_index, encode_index
 
 MAX_BYTES, MAX_UNPACKED, MAX_FILES = 256 << 20, 512 << 20, 2_000
+MAX_DECODED_PIXELS = 350_000_000
+"""Pixels of all pictures together, which take a gigabyte in RGB."""
 
-_MEMBER = re.compile(r"session\.json|\d{1,6}(\.mask|\.canvas)?\.(png|tif)|reference-[0-9a-f]{16}\.png")
-_INDEX = "session.json"
-_KEPT = ("version", "model", "dtype", "current", "results")
+LIMITS = Limits(index_bytes=8 << 20, results=MAX_RESULTS, letters=MAX_PROMPT_CHARACTERS)
+
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_OTHER_FILE = (
+    *(zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, EOFError, ValueError, LookupError),
+    *(OverflowError, zlib.error, struct.error),
+)
+"""What zipfile raises for damaged and forged files."""
+
+
+ARCHIVE = "the saved file"
+"""What errors call a session that comes back."""
+
+_NAME = re.compile(
+    r"session\.json|\d{1,9}(-[0-9a-f]{16})?(\.mask|\.canvas)?\.(png|tif)|reference-[0-9a-f]{16}(-[0-9a-f]{16})?\.png"
+)
+_REFERENCE = re.compile(r"reference-[0-9a-f]{16}\.png")
 
 
 def pack(folder: Path) -> bytes:
-    """A saved session as a zip, without the places of its models on this machine."""
+    """A saved session as a zip, without the places of its models and adapters on this machine.
+
+    Raises:
+        SessionError: a session that could not be opened again, as it is damaged or too large.
+    """
+    found, index = decode_index((folder / SESSION_INDEX).read_bytes(), "this app")
+    members = {name: (folder / name).read_bytes() for name in index.files()}
+    members[SESSION_INDEX] = _with_models(found, provenance.model_name)
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as packed:
-        for path in sorted(folder.iterdir()):
-            if _MEMBER.fullmatch(path.name):
-                packed.writestr(path.name, _read_member(path))
+        for name in sorted(members):
+            packed.writestr(name, members[name])
+    try:
+        _read_members(file.getvalue())
+    except FisEditError as error:
+        raise SessionError(f"it could not be opened again: {error}; delete some pictures") from error
     return file.getvalue()
 
 
@@ -41,72 +73,84 @@ def unpack(data: bytes, folder: Path, models: Sequence[str]) -> None:
     Args:
         data: the zip's bytes.
         folder: is made.
-        models: this machine's, which the index gets where it has their names.
+        models: this machine's, which the index gets where it has their names; a place or hub id that a zip tells
+            becomes the name of a file that is nowhere.
 
     Raises:
-        InputError: another file, or one too large. SessionError: a damaged index.
+        InputError: another file, or one too large. SessionError: a damaged session.
     """
-    _unpack_files(data, folder)
-    _name_local_models(folder / _INDEX, {provenance.model_name(model): model for model in models})
-
-
-def _read_member(path: Path) -> bytes:
-    """A file of a session as it may leave this machine: without the places of its model and adapters."""
-    if path.name != _INDEX:
-        return path.read_bytes()
-    index = json.loads(path.read_bytes())
-    return json.dumps(_without_sources(_rename_models(index, provenance.model_name)), indent=2).encode()
-
-
-def _name_local_models(path: Path, models: Mapping[str, str]) -> None:
-    """Let an index name this machine's models, where it has their names, and nothing else that could be loaded: a
-    place or hub id that a zip tells becomes the name of a file that is nowhere."""
-    try:
-        index = json.loads(path.read_bytes())
-        named = _rename_models(index, lambda name: models.get(name) or f"./{label(name)}")
-        data = json.dumps(_without_sources(named)).encode()
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise SessionError("the saved session is damaged (session.json); save it again") from error
-    write_bytes(data, path)
-
-
-def _rename_models(index: dict[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
-    """An index with other names for its models, that of the session and those of its results."""
-    results = [
-        entry | ({"model": rename(entry["model"])} if "model" in entry else {}) for entry in index.get("results", ())
-    ]
-    return index | {"model": rename(index["model"]), "results": results}
-
-
-def _without_sources(index: dict[str, Any]) -> dict[str, Any]:
-    """What the results are, without what they were made with."""
-    return {key: index[key] for key in _KEPT if key in index}
-
-
-def _unpack_files(data: bytes, folder: Path) -> None:
-    """The files of a saved session, and no others; nothing is believed of what the zip says."""
-    if len(data) > MAX_BYTES:
-        raise InputError(f"a saved session must have at most {MAX_BYTES >> 20} MiB, got {len(data) / 2**20:.0f}")
-    for name, content in _iterate_members(data):
+    here = {provenance.model_name(model): model for model in models}
+    found, members = _read_members(data)
+    members[SESSION_INDEX] = _with_models(found, lambda name: here.get(name) or f"./{label(name)}")
+    for name, content in members.items():
         write_bytes(content, folder / name)
 
 
-def _iterate_members(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Names and contents. What writing them fails of is not the zip's fault, so it is done elsewhere."""
+def _with_models(index: dict[str, Any], rename: Callable[[str], str]) -> bytes:
+    """An index with other names for its models, that of the session and those of its results, and without adapters."""
+    results = [entry | ({"model": rename(entry["model"])} if "model" in entry else {}) for entry in index["results"]]
+    named = index | {"model": rename(index["model"]), "results": results}
+    named.pop("adapters", None)
+    return encode_index(named) if index["version"] == VERSION else json.dumps(named).encode()
+
+
+def _read_members(data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The JSON and the files of a saved session, and no others."""
+    _check_size("MiB", len(data) >> 20, MAX_BYTES >> 20)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as packed:
-            members = packed.infolist()
-            if len(members) > MAX_FILES or not all(_MEMBER.fullmatch(member.filename) for member in members):
-                raise InputError("a saved session must be a zip that was downloaded here, got one with other files")
-            left = MAX_UNPACKED
-            for member in members:
-                with packed.open(member) as file:
-                    content = file.read(left + 1)
-                left -= len(content)
-                if left < 0:
-                    raise InputError(f"a saved session must have at most {MAX_UNPACKED >> 20} MiB unpacked, got more")
-                yield member.filename, content
+            sizes = _sizes(packed.infolist())
+            found, index = decode_index(_read(packed, SESSION_INDEX, LIMITS.index_bytes), ARCHIVE, LIMITS)
+            wanted = _wanted(index, sizes)
+            members = {name: _read(packed, name, sizes[name]) for name in wanted}
     except FisEditError:
         raise
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, EOFError, ValueError) as error:
+    except _OTHER_FILE as error:
         raise InputError("a saved session must be a zip that was downloaded here, got something else") from error
+    _check_pictures(members, wanted)
+    return found, members
+
+
+def _sizes(members: Sequence[zipfile.ZipInfo]) -> dict[str, int]:
+    """Name -> size of the files, as the zip says, which `_read` holds it to."""
+    sizes = {member.filename: member.file_size for member in members}
+    usual = all(_NAME.fullmatch(member.filename) and member.compress_type in _METHODS for member in members)
+    if len(members) > MAX_FILES or len(sizes) < len(members) or not usual or SESSION_INDEX not in sizes:
+        raise InputError("a saved session must be a zip that was downloaded here, got one with other files")
+    _check_size("MiB unpacked", sum(sizes.values()) >> 20, MAX_UNPACKED >> 20)
+    return sizes
+
+
+def _read(packed: zipfile.ZipFile, name: str, most: int) -> bytes:
+    with packed.open(name) as file:
+        content = file.read(most + 1)
+    _check_size(f"bytes in {name}", len(content), most)
+    return content
+
+
+def _wanted(index: SessionIndex, names: Collection[str]) -> dict[str, str]:
+    """Name -> digest of the files that the index names; without digests, of those that there are."""
+    wanted = index.files()
+    if index.references is None:
+        references = [name for name in names if _REFERENCE.fullmatch(name)]
+        wanted = {name: "" for name in (*wanted, *references) if name in names}
+    if wanted.keys() != set(names) - {SESSION_INDEX}:
+        raise InputError("a saved session must be a zip that was downloaded here, got one with other files")
+    return wanted
+
+
+def _check_pictures(members: Mapping[str, bytes], digests: Mapping[str, str]) -> None:
+    """Digests, and sizes by the pictures' headers: nothing is decoded."""
+    total = 0
+    for name, content in members.items():
+        if digests[name] and hashlib.sha256(content).hexdigest() != digests[name]:
+            raise damaged(ARCHIVE, name)
+        width, height = read_size(content, name, ("PNG", "TIFF"))
+        _check_size(f"million pixels in {name}", width * height // 10**6, MAX_PIXELS // 10**6)
+        total += width * height
+    _check_size("million pixels in all pictures", total // 10**6, MAX_DECODED_PIXELS // 10**6)
+
+
+def _check_size(what: str, got: int, most: int) -> None:
+    if got > most:
+        raise InputError(f"a saved session must have at most {most} {what}, got {got}")

@@ -277,7 +277,7 @@ def _reference(picture: bytes | None, scale: float) -> ReferencePicture | None:
 
 def _region(session: Session, paint: Any, words: Any, instance: Any, grow: Any, only: Any) -> Region:
     """What the other `PageComponents.edit_inputs` hold."""
-    add, protect = views.decode_strokes(paint, session.current.image.size)
+    add, protect = views.decode_strokes(paint, session.current.size)
     piece = None if instance == ALL_PIECES[1] else int(instance)
     chosen = tuple(str(word) for word in words or ())
     return Region(chosen, piece, int(grow or 0), add, protect, bool(only) and add is not None)

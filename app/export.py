@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.archive import pack, unpack
+from app.archive import ARCHIVE, pack, unpack
 from app.validation import SourceSettings, check_settings, clean_prompt, decode_picture, label
 from fisedit.errors import FisEditError, SessionError
 from fisedit.storage import provenance
 from fisedit.storage.files import write_bytes
 from fisedit.storage.image_metadata import read_metadata
 from fisedit.storage.images import can_hold, encode
+from fisedit.storage.session import SessionStore
 
 if TYPE_CHECKING:
     from app.model_pool import OfferedModel
@@ -72,10 +73,7 @@ def import_session(state: AppState, session: Session, data: bytes) -> EditResult
     with session.work(), tempfile.TemporaryDirectory(prefix=".reopened-", dir=session.folder.parent) as name:
         folder = Path(name) / "session"
         unpack(data, folder, [model.name for model in state.pool.models])
-        session.load(folder)
-        if session.folder.exists():
-            shutil.rmtree(session.folder)
-        session.save()
+        session.load(SessionStore(folder, ARCHIVE))
         return session.current
 
 

@@ -238,8 +238,8 @@ def count_descendants(session: Session) -> int:
 def compare(session: Session, other_id: str) -> tuple[EditResult, EditResult]:
     """Any other result and the current one. Raises SessionError: no such result, or one of another size."""
     current, other = session.current, session.history.find(other_id)
-    if other.image.size != current.image.size:
-        sizes = " and ".join(f"{r.image.width}x{r.image.height}" for r in (other, current))
+    if other.size != current.size:
+        sizes = " and ".join(f"{r.size[0]}x{r.size[1]}" for r in (other, current))
         raise SessionError(f"pictures must be of one size to be compared, got {sizes}")
     return other, current
 
@@ -291,7 +291,7 @@ def _region_arguments(editor: Editor, prompt: str, region: Region) -> Arguments:
     seen = editor.preview(prompt, **found)
     if seen.nothing or seen.fallback:
         return given
-    size = editor.current.image.size
+    size = editor.current.size
     words = cell_pixels(seen.mask.grid, size)
     painted = np.asarray(region.add.convert("L").resize(size, 0)) > 127
     return {"mask": words | painted, "protect": region.protect}

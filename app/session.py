@@ -19,7 +19,8 @@ from fisedit.errors import Cancelled, SessionError
 from fisedit.history import EditResult, History
 from fisedit.models.paths import absolute_name
 from fisedit.storage import provenance
-from fisedit.storage import session as files
+from fisedit.storage.session import SessionContents, SessionStore
+from fisedit.storage.session_reader import SessionAssets
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -61,7 +62,7 @@ class Session:
         self.last_preview: Preview | None = None
         self.measured: dict[str, float] = {}
         self.lost = False
-        self._pool, self._adapters, self._saved = pool, dict[str, float](), frozenset[str]()
+        self._pool, self._adapters, self._store = pool, dict[str, float](), SessionStore(folder)
         self._work, self._stop, self._brief = Lock(), Event(), False
 
     @property
@@ -170,52 +171,55 @@ class Session:
         """Load what was saved; a damaged folder is renamed, and the session is empty."""
         try:
             if self.folder.is_dir():
-                self.load(self.folder)
-                self._saved = frozenset(result.id for result in self.history)
+                self._take(self._store)
         except SessionError:
             self.lost = True
             self.folder.replace(self.folder.with_name(f"{self.key}.{secrets.token_hex(4)}"))
 
-    def load(self, folder: Path) -> None:
-        """Load a saved session instead of what is here; pictures of models that are not offered can be looked at.
+    def load(self, other: SessionStore) -> None:
+        """Load a saved session from another folder instead of what is here, on disk too; pictures of models that are
+        not offered can be looked at.
 
         Raises:
             SessionError: a damaged one. All is as it was then.
         """
-        index = files.read_index(folder)
-        others = files.read_other_models(folder, index)
+        before = self.history, self.references, self._adapters, self.models
+        self._take(other)
+        try:
+            self.save(overwrite=True)
+        except BaseException:
+            self.history, self.references, self._adapters, self.models = before
+            raise
 
-        def diff(result: str, old: str, new: str) -> EditScript:
-            model = self._pool.find(others.get(result, index["model"])) or self._pool.first
-            return model.diff(old, new)
+    def _take(self, store: SessionStore) -> None:
+        """Let what a folder holds be this session's pictures."""
 
-        history, assets = files.load(folder, index, diff), files.load_assets(folder, index)
+        def diff(name: str, old: str, new: str) -> EditScript:
+            return (self._pool.find(name) or self._pool.first).diff(old, new)
+
+        loaded = store.load(diff)
         self.drop_editors()
-        self.history, self.references, self._adapters = history, dict(assets.references), dict(assets.adapters)
-        self.models = {result.id: others.get(result.id, index["model"]) for result in history if result.parent is None}
-        self.last_preview, self.measured, self._saved = None, {}, frozenset()
+        self.history, self.references = loaded.history, dict(loaded.assets.references)
+        self._adapters = dict(loaded.assets.adapters)
+        self.models = {entry.id: entry.model for entry in loaded.index.results if entry.parent is None}
+        self.last_preview, self.measured = None, {}
 
-    def save(self) -> None:
+    def save(self, *, overwrite: bool = False) -> None:
         """Write what is new into the session's folder; a session without pictures has none."""
         if not len(self.history):
             if self.folder.exists():
                 shutil.rmtree(self.folder)
-            self._saved = frozenset()
             return
         names = {result.id: self.model_name(result) for result in self.history}
         first, dtype = names[self.history[0].id], self._pool.dtype
         others = {result: name for result, name in names.items() if name != first}
-        files.save(
-            self.history, self.folder, first, dtype, self.metadata, self._saved, self._assets(), other_models=others
-        )
-        self._saved = frozenset(names)
+        contents = SessionContents(self.history, first, dtype, self._assets(), others)
+        self._store.save(contents, self.metadata, overwrite=overwrite)
 
-    def _assets(self) -> files.SessionAssets:
+    def _assets(self) -> SessionAssets:
         """The reference pictures of the results, and the adapters that read them."""
         likes = [like for result in self.history for like in result.config.like]
         if likes and self._pool.adapter is not None:
             self._adapters[absolute_name(self._pool.adapter)] = likes[-1].scale
         used = {like.reference for like in likes} & self.references.keys()
-        return files.SessionAssets(
-            self._adapters if likes else {}, {digest: self.references[digest] for digest in used}
-        )
+        return SessionAssets(self._adapters if likes else {}, {digest: self.references[digest] for digest in used})

@@ -130,10 +130,10 @@ class PageUpdates:
 
     def picture(self, after: EditResult, before: EditResult | None, view: str) -> Updates:
         """What the stage shows: a result, what it is compared with, and its mask."""
-        size = after.image.size
+        size = after.size
         shown = {"id": after.id, "url": views.screen_url(after.image), "width": size[0], "height": size[1]}
         shown |= {"alt": after.prompt, "view": view}
-        if before is None or before.image.size != size:
+        if before is None or before.size != size:
             return shown
         mask = after.mask if after.parent == before.id else None
         shown |= {"before": views.screen_url(before.image), "label": "before" if mask else html.caption(before)}

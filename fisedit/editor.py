@@ -30,12 +30,13 @@ from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory_cache import TrajectoryCache
 from fisedit.sparse.modules import text_keys
 from fisedit.sparse.stepping import Graphs
-from fisedit.storage import provenance, session
+from fisedit.storage import provenance
 from fisedit.storage.canvas import canvas_size, to_editable
 from fisedit.storage.files import check_image_path
 from fisedit.storage.image_metadata import Metadata, read_metadata
 from fisedit.storage.images import write_image
 from fisedit.storage.provenance import Origin, PastEdit
+from fisedit.storage.session import SessionContents, SessionStore
 from fisedit.values import (
     LATENT_FACTOR,
     EditMask,
@@ -114,7 +115,7 @@ class Editor:
     ) -> None:
         self.pipe = pipe
         self.model = model
-        self._saved: tuple[Path, frozenset[str]] | None = None
+        self._stores: dict[Path, SessionStore] = {}
         self._loras: dict[str, float] = {}
         limit = memory_bytes(pipe.unet.device) // 2 if max_recorded_bytes is None else max_recorded_bytes
         self._pipeline = EditPipeline(pipe, TrajectoryCache(limit), Graphs(graphs))
@@ -188,7 +189,12 @@ class Editor:
         return self._memory.bytes
 
     def forget(self) -> None:
-        """Drop all recorded features; an edit that needs them rebuilds them. Pictures stay."""
+        """Drop all recorded features; an edit that needs them rebuilds them. Pictures stay.
+
+        Raises:
+            SessionError: an edit is running, which needs them.
+        """
+        self.history.check_free()
         self._pipeline.cache = TrajectoryCache(self._memory.max_bytes)
 
     def load_lora(self, source: str | Path, scale: float = 1.0) -> str:
@@ -293,7 +299,7 @@ class Editor:
             The ids that are gone.
 
         Raises:
-            SessionError: an unknown id.
+            SessionError: an unknown id, or one of an edit's parents while it runs.
         """
         gone = self.history.delete(result_id)
         self._memory.drop(gone)
@@ -591,26 +597,32 @@ class Editor:
         """
         return write_image(self.current.image, check_image_path(Path(path)), self.metadata() if metadata else None)
 
-    def save(self, folder: str | Path, *, metadata: bool = True) -> None:
-        """Write the session: pictures, masks, prompts, seeds, lineage, parameters.
+    def save(self, folder: str | Path, *, metadata: bool = True, overwrite: bool = False) -> None:
+        """Write the session: pictures, masks, prompts, seeds, lineage, parameters. Wherever that ends, what is in the
+        folder is the old session or the new one, whole.
 
         Args:
             folder: of the session; made if it is not there.
             metadata: tell in every picture's file how it was made.
+            overwrite: replace a session in the folder that is not this one, or that another run has changed since.
 
         Raises:
-            SessionError: there is nothing to save, or the model has no name to load it by again.
+            SessionError: there is nothing to save, the model has no name to load it by again, another session is in the
+                folder, or another run is saving into it. OSError: a file could not be written.
         """
         if not self.model and len(self.history):
             raise SessionError(
                 "a saved session names its model, and this editor's has no name; use Editor(pipe, model=)"
             )
-        place = Path(folder).resolve()
-        before = self._saved[1] if self._saved and self._saved[0] == place else frozenset()
         looks = self._engine.references.used(like for result in self.history for like in result.config.like)
         metadata_of = self.metadata if metadata else lambda _: None
-        session.save(self.history, place, self.model, self._dtype, metadata_of, before, looks)
-        self._saved = place, frozenset(result.id for result in self.history)
+        contents = SessionContents(self.history, self.model, self._dtype, looks)
+        self._store(folder).save(contents, metadata_of, overwrite=overwrite)
+
+    def _store(self, folder: str | Path) -> SessionStore:
+        """A session's folder, as far as this editor has loaded or saved what is in it."""
+        place = Path(folder).resolve()
+        return self._stores.setdefault(place, SessionStore(place))
 
     @classmethod
     def resume(
@@ -626,9 +638,9 @@ class Editor:
         Raises:
             SessionError: no session there, or a damaged one. ModelError: its model cannot be loaded.
         """
-        index = session.read_index(Path(folder))
+        index = SessionStore(Path(folder)).read_index()
         editor = cls.from_pretrained(
-            index["model"], device=device, dtype=dtype or index["dtype"], local_files_only=local_files_only
+            index.model, device=device, dtype=dtype or index.dtype, local_files_only=local_files_only
         )
         editor.load(folder)
         return editor
@@ -637,21 +649,22 @@ class Editor:
         """Load a saved session of this editor's model, in place of the present history.
 
         Raises:
-            SessionError: no session there, a damaged one, or another model's. The editor is as it was then.
+            SessionError: no session there, a damaged one, or another model's; or an edit is running. The editor is as
+                it was then.
         """
-        index = session.read_index(Path(folder))
-        if foreign := {index["model"], *session.read_other_models(Path(folder), index).values()} - {self.model}:
+        self.history.check_free()
+        store = SessionStore(Path(folder))
+        loaded = store.load(lambda _, *prompts: self._pipeline.diff(*prompts))
+        if foreign := {loaded.index.model, *(entry.model for entry in loaded.index.results)} - {self.model}:
             names = " and ".join(map(repr, sorted(foreign)))
             raise SessionError(f"the session is of the model {names}, got {self.model!r}; start that one")
-        history = session.load(Path(folder), index, lambda _, *prompts: self._pipeline.diff(*prompts))
-        looks = session.load_assets(Path(folder), index)
-        for source, scale in looks.adapters.items():
+        for source, scale in loaded.assets.adapters.items():
             if not self._engine.references.loaded(source):
                 self.load_adapter(source, scale)
-        self._engine.references.pictures |= looks.references
+        self._engine.references.pictures |= loaded.assets.references
         self.forget()
-        self._pipeline.history = history
-        self._saved = Path(folder).resolve(), frozenset(result.id for result in history)
+        self._pipeline.history = loaded.history
+        self._stores = {store.folder: store}
 
     @classmethod
     def remake(
@@ -708,7 +721,7 @@ class Editor:
     def _remake_by_words(self, edit: PastEdit, past: Origin, on_step: OnStep | None) -> EditResult:
         """An edit with the same words, in the mask that was given, or with a predicted one."""
         given = edit.mask.source is MaskSource.GIVEN
-        mask = cell_pixels(edit.mask.grid, self.current.image.size) if given else None
+        mask = cell_pixels(edit.mask.grid, self.current.size) if given else None
         strength = 1 - edit.start / past.config.num_inference_steps
         return self.edit(edit.prompt, mask=mask, structure=edit.structure, strength=strength, on_step=on_step)
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
 from fisedit.errors import SessionError
-from fisedit.values import EditMask, EditScript, EditStats, GenerationConfig, cell_pixels
+from fisedit.values import EditMask, EditScript, EditStats, GenerationConfig, cell_pixels, copied
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
+@copied("image", "painted")
 @dataclass(frozen=True, eq=False)
 class EditResult:
-    """One picture of a session.
+    """One picture of a session. Nothing of it can be written to: pictures are handed out as copies.
 
     Args:
         id: unique within the session, in the order of making: "0", "1", ...
@@ -59,6 +62,12 @@ class EditResult:
         return int((before != after).reshape(len(before), -1).any(axis=1).sum())
 
     @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of the picture in pixels."""
+        image: Image = vars(self)["image"]  # a copy would be made for its size alone
+        return image.size
+
+    @property
     def recipe(self) -> GenerationConfig:
         """`config`, by the name that it had in 0.1.0."""
         return self.config
@@ -77,6 +86,7 @@ class History(Sequence[EditResult]):
         self._visited: dict[str, str] = {}  # parent -> the child that was current last
         self._current: str | None = None
         self._next = 0
+        self._held = Counter[str]()  # parents of what runs now
 
     @property
     def current(self) -> EditResult:
@@ -105,6 +115,26 @@ class History(Sequence[EditResult]):
             raise SessionError(f"no result {result_id!r} in this session; it has {', '.join(self._results) or 'none'}")
         return self._results[result_id]
 
+    @contextmanager
+    def hold(self, parent: EditResult | None) -> Iterator[None]:
+        """Keep a result, from which something runs, from being deleted; None for a run of a source.
+
+        Raises:
+            SessionError: no such result.
+        """
+        held = [] if parent is None else [self.find(parent.id).id]
+        self._held.update(held)
+        try:
+            yield
+        finally:
+            self._held.subtract(held)
+
+    def check_free(self, *result_ids: str) -> None:
+        """Raise SessionError where something runs from one of these results; from any, where none is named."""
+        held = [name for name in result_ids or self._held if self._held[name]]
+        if held:
+            raise SessionError(f"result {held[0]} is being edited; wait for that, or stop it first")
+
     def checkout(self, result_id: str) -> EditResult:
         """Stand on a result; the next edit branches from there.
 
@@ -125,13 +155,15 @@ class History(Sequence[EditResult]):
             The ids that are gone.
 
         Raises:
-            SessionError: no such result.
+            SessionError: no such result, or something runs from one of them.
         """
-        here, parent = self.current.id, self.checkout(result_id).parent
+        here, parent = self.current.id, self.find(result_id).parent
         gone: list[str] = []
         for result in self:  # parents come before their children
             if result.id == result_id or result.parent in gone:
                 gone.append(result.id)
+        self.check_free(*gone)
+        self.checkout(result_id)
         for name in gone:
             del self._results[name]
             self._visited.pop(name, None)

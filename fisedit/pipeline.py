@@ -134,36 +134,43 @@ class EditPipeline:
         """Where an edit goes and how it will run; what was recorded is rebuilt for it where it is gone."""
         if why := request.unchanged:
             return self.planner.plan_nothing(request, why)
-        prompt = self.encode(request)
-        rebuilt = self.restore(request)
-        plan = self.planner.plan_edit(request, prompt, self.source(request)[0])
+        with self.history.hold(request.parent):
+            prompt = self.encode(request)
+            rebuilt = self.restore(request)
+            plan = self.planner.plan_edit(request, prompt, self.source(request)[0])
         notes = (f"results rebuilt first, as their features were gone: {rebuilt}",) if rebuilt else ()
         return replace(plan, notes=plan.notes + notes)
 
     def run(self, request: EditRequest, plan: EditPlan) -> EditResult:
         """Run a plan, and once more with a larger mask where the change leaves the first; keep the result."""
-        if plan.nothing:
-            return self.keep_unchanged(request, plan)
-        self._make_room([(request, plan)])
-        try:
-            (output,) = self.render([(request, plan)])
-        except DriftDetected as drift:
-            return self.run(request, self.planner.widen(request, plan, drift))
-        return self.keep(request, plan, output)
+        with self.history.hold(request.parent):
+            if plan.nothing:
+                return self.keep_unchanged(request, plan)
+            self._make_room([(request, plan)])
+            try:
+                (output,) = self.render([(request, plan)])
+            except DriftDetected as drift:
+                return self.run(request, self.planner.widen(request, plan, drift))
+            return self.keep(request, plan, output)
 
     def run_many(self, requests: Sequence[EditRequest]) -> tuple[EditResult, ...]:
         """Several edits of the current result, on which one stands again at the end; in batches where that can be."""
         parent = self.history.current
-        try:
-            jobs = [(request, self.plan(request)) for request in requests]
-            outputs: dict[int, RenderOutput] = {}
-            for batch in self._batches(jobs):
-                together = [jobs[i] for i in batch]
-                self._make_room(together)
-                outputs |= dict(zip(batch, self.render(together), strict=True))
-            return tuple(self.keep(*job, outputs[i]) if i in outputs else self.run(*job) for i, job in enumerate(jobs))
-        finally:
-            self.history.checkout(parent.id)
+        with self.history.hold(parent):
+            try:
+                return tuple(self._run_batched([(request, self.plan(request)) for request in requests]))
+            finally:
+                self.history.checkout(parent.id)
+
+    def _run_batched(self, jobs: Sequence[Job]) -> Iterator[EditResult]:
+        """The results of edits of one result, in their order."""
+        outputs: dict[int, RenderOutput] = {}
+        for batch in self._batches(jobs):
+            together = [jobs[i] for i in batch]
+            self._make_room(together)
+            outputs |= dict(zip(batch, self.render(together), strict=True))
+        for i, job in enumerate(jobs):
+            yield self.keep(*job, outputs[i]) if i in outputs else self.run(*job)
 
     def _batches(self, jobs: Sequence[Job]) -> Iterator[list[int]]:
         """Indices of edits of one picture that can run in one batch: those with the same dilations."""
@@ -364,8 +371,9 @@ class EditPipeline:
         assert request.parent is not None
         lineage = self.history.lineage(request.parent.id)
         cached = next((i for i in reversed(range(len(lineage))) if lineage[i].id in self.cache), -1)
-        for past in lineage[cached + 1 :]:
-            self._rebuild(past, request.on_step)
+        with self.history.hold(request.parent):
+            for past in lineage[cached + 1 :]:
+                self._rebuild(past, request.on_step)
         return len(lineage) - cached - 1
 
     def _rebuild(self, result: EditResult, on_step: OnStep | None) -> None:
@@ -406,7 +414,7 @@ def _remarks(request: EditRequest, plan: EditPlan, image: Image) -> tuple[str, .
         notes.append(
             f"the picture hardly changed inside the mask (by {moved:.2f} of 255 in the mean); say more, or grow it"
         )
-    if coarse := upscale_note(request.parent.image.size, image.size):
+    if coarse := upscale_note(request.parent.size, image.size):
         notes.append(coarse)
     return tuple(notes)
 

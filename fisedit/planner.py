@@ -81,7 +81,7 @@ class EditRequest:
     def grid(self, mask: object) -> BoolGrid | None:
         """A mask as the public face takes it, on the latent grid [h, w]; None for None."""
         assert self.parent is not None
-        sizes = self.config.height, self.config.width, self.parent.image.size
+        sizes = self.config.height, self.config.width, self.parent.size
         return None if mask is None else masks.grid_of_mask(mask, *sizes)
 
     def dilations(self, growth: int | Sequence[int] | None) -> tuple[int, ...]:

@@ -41,6 +41,38 @@ DENSE_STEP = 64
 after it read the recorded features shifted by what it found changed outside the mask."""
 
 
+MAX_PROMPT_LETTERS = 100_000
+"""Letters of a prompt, of which 75 tokens are read."""
+
+C = TypeVar("C", bound=type)
+
+
+def copied(*names: str) -> Callable[[C], C]:
+    """Let a frozen dataclass hand out some of its fields as copies, so that what a caller writes to them is not kept.
+
+    Args:
+        names: Of fields that have a method `copy`, or are None.
+    """
+
+    def decorate(cls: C) -> C:
+        for name in names:
+            setattr(cls, name, _copied(name))
+        return cls
+
+    return decorate
+
+
+def _copied(name: str) -> property:
+    def get(value: object) -> Any:
+        kept = vars(value)[name]
+        return None if kept is None else kept.copy()
+
+    def keep(value: object, kept: object) -> None:  # called by the dataclass, which then refuses
+        vars(value)[name] = kept
+
+    return property(get, keep)
+
+
 class SchedulerName(StrEnum):
     """Samplers, each run by diffusers' own class."""
 
@@ -148,7 +180,7 @@ def cell_pixels(grid: BoolGrid, size: tuple[int, int]) -> BoolGrid:
 
 @dataclass(frozen=True, eq=False)
 class EditMask:
-    """Latent cells that may change.
+    """Latent cells that may change. Its arrays cannot be written to.
 
     Args:
         grid: booleans [h, w], one per latent cell (8x8 pixels).
@@ -163,6 +195,14 @@ class EditMask:
     confidence: float = 1.0
     heat: NDArray[np.float32] | None = None
     others: BoolGrid | None = None
+
+    def __post_init__(self) -> None:
+        """Copy the arrays to memory that nothing can write to."""
+        for name in ("grid", "heat", "others"):
+            given = getattr(self, name)
+            if given is not None:
+                frozen = np.frombuffer(given.tobytes(), given.dtype).reshape(given.shape)
+                object.__setattr__(self, name, frozen)
 
     @property
     def area(self) -> float:
@@ -234,6 +274,7 @@ class GenerationConfig:
         return self.guidance_scale > 1.0
 
 
+@copied("seconds")
 @dataclass(frozen=True)
 class EditStats:
     """What an edit (or a generation) cost and why.
@@ -249,7 +290,7 @@ class EditStats:
         macs: multiply-accumulates of the UNet and decoder that were spent.
         macs_dense: those that a dense run would have spent.
         seconds: wall seconds by station: encode (of an opened picture), text, reference, mask, plan, denoise, decode,
-            total.
+            total; a copy each time.
         recorded_bytes: bytes of features this result holds for later edits (its parents' not counted).
         fallback: why the edit ran dense, or "".
         steps_shared: first steps that were taken over from the parent, without a call.
@@ -321,8 +362,8 @@ def check_prompt(prompt: str) -> str:
     if not isinstance(prompt, str):
         raise PromptError(f"prompt must be text, got {type(prompt).__name__}")
     if not prompt.strip():
-        raise PromptError(f"prompt must say something, got {prompt!r}; describe the picture")
-    return _unicode("prompt", prompt)
+        raise PromptError(f"prompt must say something, got {prompt[:80]!r}; describe the picture")
+    return _readable("prompt", prompt)
 
 
 def is_unicode(text: str) -> bool:
@@ -330,7 +371,9 @@ def is_unicode(text: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
-def _unicode(name: str, text: str) -> str:
+def _readable(name: str, text: str) -> str:
+    if len(text) > MAX_PROMPT_LETTERS:
+        raise PromptError(f"{name} must have at most {MAX_PROMPT_LETTERS} letters, got {len(text)}; 75 tokens are read")
     if not is_unicode(text):
         raise PromptError(f"{name} must be Unicode text, got {text!a}; remove its undecodable bytes")
     return text
@@ -345,6 +388,12 @@ def _likeness(adapter: str, scale: float, reference: str) -> Likeness:
     if not (isinstance(adapter, str) and isinstance(reference, str)):
         raise InputError(f"a likeness must name its adapter and reference, got {adapter!r} and {reference!r}")
     return Likeness(adapter, check_scale(scale), reference)
+
+
+def _lora(name: str, scale: float) -> tuple[str, float]:
+    if not isinstance(name, str):
+        raise InputError(f"a LoRA must have a name, got {name!r}")
+    return name, check_scale(scale)
 
 
 def check_scale(scale: Any) -> float:
@@ -387,7 +436,7 @@ def _one_of(name: str, value: str, kind: type[E]) -> E:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise PromptError(f"negative_prompt must be text, got {type(value).__name__}; leave it out for none")
-    return _unicode("negative_prompt", value)
+    return _readable("negative_prompt", value)
 
 
 _CHECKS: dict[str, Callable[[Any], Any]] = {
@@ -400,6 +449,6 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "scheduler": lambda value: _one_of("scheduler", value, SchedulerName),
     "inversion": lambda value: None if value is None else _one_of("inversion", value, Inversion),
     "like": likenesses,
-    "loras": lambda value: tuple((str(name), float(scale)) for name, scale in value),
+    "loras": lambda value: tuple(_lora(*one) for one in value),
 }
 """Field of a `GenerationConfig` -> what checks and converts it."""

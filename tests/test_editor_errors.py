@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import FrozenInstanceError
 from io import BytesIO
 from threading import Thread
 
@@ -301,3 +302,87 @@ def test_a_part_of_another_dtype_is_refused(part):
             call()
     getattr(pipe, part).to(torch.float32)
     assert editor.edit(DOG, mask=SQUARE).parent == "0" and len(editor.history) == 2
+
+
+class TestWriting:
+    """A caller may write to whatever was handed out; the session does not change."""
+
+    def test_masks_are_read_only(self, editor):
+        result = editor.edit(DOG, mask=SQUARE)
+        for array in (result.mask.grid, editor.preview(BIRD).mask.grid):
+            with pytest.raises(ValueError, match="read-only"):
+                array[:] = False
+            with pytest.raises(ValueError, match="WRITEABLE"):
+                array.setflags(write=True)
+        assert result.mask.grid.any()
+
+    def test_pictures_and_seconds_are_copies(self, editor):
+        result = editor.current
+        before, seconds = result.image.tobytes(), result.stats.seconds
+        picture = result.image
+        picture.paste(0, (0, 0, *picture.size))
+        result.image.frombytes(bytes(len(before)))
+        result.image.load()[0, 0] = (1, 2, 3)
+        result.image.info["before"] = "x"
+        result.stats.seconds.clear()
+        assert (result.image.tobytes(), result.image.info, result.stats.seconds) == (before, {}, seconds)
+        assert editor.edit(CAT).image.tobytes() == before
+
+    def test_fields_are_frozen(self, editor):
+        result = editor.current
+        for value, field in ((result, "image"), (result.stats, "seconds"), (result.mask, "grid"), (result, "painted")):
+            with pytest.raises(FrozenInstanceError):
+                setattr(value, field, None)
+
+    def test_a_mask_that_a_caller_empties_is_rebuilt_as_it_was(self, pipelines):
+        tight = Editor(pipelines["shallow"], max_recorded_bytes=0)
+        tight.generate(CAT, **QUICK)
+        grid = SQUARE.copy()
+        result = tight.edit(DOG, mask=grid, growth=1)
+        grid[:] = False
+        tight.forget()
+        again = tight.edit(BIRD, mask=SQUARE, growth=1)
+        assert result.mask.grid.any() and "rebuilt" in " ".join(again.stats.notes)
+
+
+class TestWithinARun:
+    """What `on_step` may not do to what the run needs: one line, and the editor is as it was."""
+
+    @pytest.mark.parametrize("wrong", ["delete", "delete the source", "forget", "load"])
+    def test_a_parent_stays_while_an_edit_of_it_runs(self, editor, tmp_path, wrong):
+        source = editor.current
+        parent = editor.edit(DOG, mask=SQUARE, growth=1)
+        calls = {
+            "delete": lambda: editor.delete(parent.id),
+            "delete the source": lambda: editor.delete(source.id),
+            "forget": editor.forget,
+            "load": lambda: editor.load(tmp_path),
+        }
+        for edit in (
+            lambda on_step: editor.edit(BIRD, mask=SQUARE, growth=1, on_step=on_step),
+            lambda on_step: editor.edit("a cat at night", on_step=on_step),
+            lambda on_step: editor.edit_many([BIRD, CAT], [SQUARE, SQUARE], growth=1, on_step=on_step),
+        ):
+            with pytest.raises(SessionError, match=f"result {parent.id} is being edited"):
+                edit(lambda *_: calls[wrong]())
+            assert [result.id for result in editor.history] == [source.id, parent.id]
+            assert editor.current is parent
+        assert editor.edit(BIRD, mask=SQUARE, growth=1).parent == parent.id
+        assert editor.delete(parent.id) == (parent.id, str(int(parent.id) + 1))
+
+    def test_a_parent_stays_while_it_is_rebuilt(self, pipelines):
+        tight = Editor(pipelines["shallow"], max_recorded_bytes=0)
+        source = tight.generate(CAT, **QUICK)
+        tight.edit(DOG, mask=SQUARE, growth=1)
+        tight.forget()
+        with pytest.raises(SessionError, match="is being edited"):
+            tight.edit(BIRD, mask=SQUARE, growth=1, on_step=lambda *_: tight.delete(source.id))
+        assert len(tight.history) == 2
+
+    def test_another_branch_may_go(self, editor):
+        source = editor.current
+        other = editor.edit(DOG, mask=SQUARE, growth=1)
+        editor.checkout(source.id)
+        gone = []
+        editor.edit(BIRD, mask=SQUARE, growth=1, on_step=lambda i, *_: i or gone.extend(editor.delete(other.id)))
+        assert gone == [other.id] and len(editor.history) == 2

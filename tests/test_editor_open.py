@@ -22,6 +22,7 @@ from tests.support.edits import BIRD, CAT, DOG, Calls, latents, trajectory, unwa
 from tests.support.grids import grids
 from tests.support.pictures import noise, scene
 from tests.support.pipelines import SHAPES
+from tests.support.sessions import file_of
 
 SQUARE, BLOBS, CORNER = (grids(16, 16)[name] for name in ("square", "blobs", "corner"))
 NOWHERE = np.zeros((16, 16), bool)
@@ -501,12 +502,13 @@ def test_a_session_with_half_a_picture(folder, tmp_path):
     editor = Editor.from_pretrained(folder, device="cpu", dtype="fp32")
     opened(editor, OTHER)
     editor.save(tmp_path)
-    for name in ("0.png", "0.canvas.png"):
-        whole = (tmp_path / name).read_bytes()
-        (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+    for ending in (".png", ".canvas.png"):
+        path = file_of(tmp_path, 0, ending)
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) // 2])
         with pytest.raises(SessionError, match="is damaged"):
             Editor.resume(tmp_path, device="cpu")
-        (tmp_path / name).write_bytes(whole)
+        path.write_bytes(whole)
 
 
 REFUSED = [

@@ -26,7 +26,7 @@ from fisedit.models.injection import exclusive
 from fisedit.models.vae import encode
 from fisedit.sparse.cost_model import text_macs, unet_macs
 from fisedit.storage.canvas import to_canvas, to_editable
-from fisedit.storage.session import SessionAssets
+from fisedit.storage.session_reader import SessionAssets
 from fisedit.values import LATENT_FACTOR, Likeness, check_scale
 
 if TYPE_CHECKING:

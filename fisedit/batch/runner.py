@@ -95,7 +95,7 @@ def run_batch(
         ray_pool.require_ray()
     _check_settings(settings)
     start, plan = monotonic(), make_plan(job)
-    files.check_writable(job.output)
+    files.check_output_folder(job.output)
     model = _model_identity(settings)
     with _sigint_requests() as interrupted, BatchJournal.lock(job.output) as journal:
         store = ResultStore(job, settings, model, plan, journal)

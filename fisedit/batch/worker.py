@@ -164,7 +164,7 @@ class BatchWorker:
         on_step = _cancel_after(deadline)
         source = self._open(item, on_step)
         data = images.read_bytes(item.mask) if item.mask else b""
-        mask = images.decode_mask(data, source.result.image.size) if item.mask else None
+        mask = images.decode_mask(data, source.result.size) if item.mask else None
         source.editor.checkout(source.result.id)
         result = source.editor.edit(item.prompt, mask=mask, on_step=on_step)
         metadata = source.editor.metadata(result) if self._settings.metadata else None

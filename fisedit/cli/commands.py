@@ -28,7 +28,7 @@ def demo(
     json: opt.Json = False,
 ) -> None:
     """Generate, edit twice by changing words, check that nothing else changed."""
-    files.check_writable(output)
+    files.check_output_folder(output)
     from fisedit import Editor
     from fisedit.cli.demo import run_demo, write_demo
 
@@ -127,7 +127,7 @@ def train_adapter(
     """Train a reference adapter; a run that was stopped continues from its last checkpoint."""
     settings = import_module("fisedit.adapters.training.settings").TrainingSettings.from_options(context.params)
     triples = import_module("fisedit.adapters.training.triples").read_triples(folder, held_out)
-    files.check_writable(output)
+    files.check_output_folder(output)
     place = {"device": device, "local_files_only": local_files_only}
     with console.progress("Training") as on_step:
         report = import_module("fisedit.adapters.training.run").train_adapter(

@@ -10,7 +10,7 @@ import typer
 from fisedit.cli import console
 from fisedit.cli import options as opt
 from fisedit.errors import InputError
-from fisedit.storage import files
+from fisedit.storage import files, session_folder
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -56,6 +56,7 @@ def generate(
     dtype: opt.Dtype = None,
     local_files_only: opt.LocalFilesOnly = False,
     session: opt.SaveSession = None,
+    overwrite: opt.OverwriteSession = False,
     output: opt.Output = Path("source.png"),
     metadata: opt.Metadata = True,
     json: opt.Json = False,
@@ -63,7 +64,7 @@ def generate(
     """Generate a picture, and a --session to edit it in."""
     files.check_image_path(output, reference)
     if session is not None:
-        files.check_writable(session)
+        session_folder.check_new(session, output, overwrite=overwrite)
     from fisedit import Editor
 
     with console.progress("Generating") as on_step:
@@ -80,9 +81,10 @@ def generate(
             reference=_load_reference(context, editor),
             on_step=on_step,
         )
+    notes = editor.write(output, metadata=metadata)
     if session is not None:
-        editor.save(session, metadata=metadata)
-    _write_result(editor, output, metadata=metadata, json=json)
+        editor.save(session, metadata=metadata, overwrite=overwrite)
+    _show_result(editor, output, notes, json=json)
 
 
 def edit(
@@ -127,7 +129,8 @@ def edit(
     _check_source(context)
     files.check_image_path(output, mask, protect, picture, origin, reference)
     if session is not None:
-        files.check_writable(session)
+        session_folder.check_output(session, output)
+        context.with_resource(session_folder.lock(session))
     opened = _read_image(picture or origin)
     from fisedit.storage.images import read_mask
 
@@ -143,9 +146,10 @@ def edit(
     if preview:
         _show_preview(editor, editor.preview(prompt, **areas), output, json=json)
         return
+    notes += editor.write(output, metadata=metadata)
     if session is not None:
         editor.save(session, metadata=metadata)
-    _write_result(editor, output, notes, metadata=metadata, json=json)
+    _show_result(editor, output, notes, json=json)
 
 
 def show(picture: opt.Shown, json: opt.Json = False) -> None:
@@ -159,9 +163,8 @@ def show(picture: opt.Shown, json: opt.Json = False) -> None:
     console.show_metadata(metadata if metadata.parameters else provenance.to_metadata(origin), origin, json=json)
 
 
-def _write_result(editor: Editor, output: Path, notes: tuple[str, ...] = (), *, metadata: bool, json: bool) -> None:
-    """Write the current image, and print its costs and notes."""
-    notes += editor.write(output, metadata=metadata)
+def _show_result(editor: Editor, output: Path, notes: tuple[str, ...], *, json: bool) -> None:
+    """Print what the current image cost, and notes."""
     if json:
         console.show_json(console.result_to_dict(editor.current) | {"output": output, "notes": notes})
     else:

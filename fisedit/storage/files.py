@@ -23,6 +23,9 @@ IMAGE_FORMATS: Mapping[str, str] = {
 }
 """File name suffix -> format of the images that are written."""
 
+SESSION_INDEX = "session.json"
+"""The file that makes a folder a session's. Outputs are never written beside it."""
+
 _STEM = 40
 """Letters of a file's name in the name of its unfinished copy."""
 
@@ -38,7 +41,7 @@ def check_image_path(path: Path, *inputs: Path | None) -> Path:
         The path.
 
     Raises:
-        InputError: The suffix is unknown, the folder cannot be written, or the path is an input.
+        InputError: The suffix is unknown, the folder cannot be written or is a session's, or the path is an input.
     """
     if path.suffix.lower() not in IMAGE_FORMATS:
         raise InputError(f"output must end in {', '.join(IMAGE_FORMATS)}, got {path}")
@@ -46,7 +49,7 @@ def check_image_path(path: Path, *inputs: Path | None) -> Path:
         raise InputError(f"output must be a file, got the folder {path}")
     if any(given is not None and path.resolve() == given.resolve() for given in inputs):
         raise InputError(f"output must not be an input, got {path} for both; choose another name")
-    check_writable(path.parent)
+    check_output_folder(path.parent)
     return path
 
 
@@ -64,6 +67,23 @@ def check_page_path(path: Path | None) -> None:
     if path.suffix.lower() not in (".html", ".htm") or path.is_dir():
         raise InputError(f"report must be an .html file, got {path}")
     check_writable(path.parent)
+
+
+def check_output_folder(folder: Path) -> Path:
+    """Check, before any work, that outputs can be written to a folder, which need not exist yet.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        The folder.
+
+    Raises:
+        InputError: It cannot be written, or holds a session.
+    """
+    if os.path.lexists(folder / SESSION_INDEX):
+        raise InputError(f"outputs must not be in a session's folder, got {folder}; choose another")
+    return check_writable(folder)
 
 
 def check_writable(folder: Path) -> Path:

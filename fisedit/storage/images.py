@@ -10,7 +10,8 @@ import stat
 import struct
 import warnings
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -85,33 +86,59 @@ def read_bytes(path: Path) -> bytes:
         return file.read(MAX_BYTES)
 
 
-def decode(data: bytes, what: str = "picture", error: type[InputError] = InputError) -> DecodedImage:
+def decode(
+    data: bytes, what: str = "picture", error: type[InputError] = InputError, formats: tuple[str, ...] = READABLE
+) -> DecodedImage:
     """Decode a file's bytes; of an animation the first frame.
 
     Args:
         data: The file's bytes.
         what: The name of the image in errors.
         error: The class of errors.
+        formats: Pillow's names of the formats that it may have.
 
     Raises:
-        InputError: No image of a readable format, a damaged one, or one of too many pixels (nothing is decoded then).
+        InputError: No image of such a format, a damaged one, or one of too many pixels (nothing is decoded then).
     """
+    with _opened(data, what, error, formats) as image:
+        return _load(image)
+
+
+def read_size(data: bytes, what: str = "picture", formats: tuple[str, ...] = READABLE) -> tuple[int, int]:
+    """Width and height of an image that is not decoded; a PNG's checksums are compared.
+
+    Args:
+        data: The file's bytes.
+        what: The name of the image in errors.
+        formats: Pillow's names of the formats that it may have.
+
+    Raises:
+        InputError: As in `decode`.
+    """
+    with _opened(data, what, InputError, formats) as image:
+        image.verify()
+        return image.size
+
+
+@contextmanager
+def _opened(data: bytes, what: str, error: type[InputError], formats: tuple[str, ...]) -> Iterator[Image.Image]:
+    """An image file, opened and not decoded; what Pillow raises of it becomes one line."""
     if not data:
         raise error(f"{what} must be an image, got an empty file")
     too_large = f"{what} must have at most {MAX_PIXELS // 10**6} million pixels, got {{}}; make it smaller"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the limit here is lower than Pillow's, and doubtful metadata is common
         try:
-            with Image.open(BytesIO(data), formats=READABLE) as image:
+            with Image.open(BytesIO(data), formats=formats) as image:
                 if image.width * image.height > MAX_PIXELS:
                     raise error(too_large.format(f"{image.width}x{image.height}"))
                 if _is_raw_ycbcr(image):
                     raise error(f"{what} must not be an uncompressed YCbCr TIFF, which is not read; save it as PNG")
-                return _load(image)
+                yield image
         except InputError:
             raise
         except UnidentifiedImageError as cause:
-            raise error(f"{what} must be a {', '.join(READABLE)} image, got something else") from cause
+            raise error(f"{what} must be a {', '.join(formats)} image, got something else") from cause
         except Image.DecompressionBombError as cause:
             raise error(too_large.format("many more")) from cause
         except _DAMAGED as cause:

@@ -1,245 +1,214 @@
-"""Saves and loads sessions: images, masks, and one JSON file with prompts, seeds, lineage and parameters.
+"""A session on disk: images, masks, and one JSON file with prompts, seeds, lineage and parameters.
 
-Cached features are not stored; an edit rebuilds them from the generation configs. Every file is complete or absent, and
-the JSON is written last, so a session that can be read is complete. Knows results, no model.
+Cached features are not stored; an edit rebuilds them from the generation configs. Files are named by their contents and
+never written over; the JSON, which has the digest of every file, is replaced last. So a session is the old one or the
+new one, whole, wherever a save ends. Knows results, no model.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
+import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from weakref import WeakKeyDictionary
 
-import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from fisedit.errors import FisEditError, SessionError
+from fisedit.errors import InputError, SessionError
 from fisedit.history import EditResult, History
-from fisedit.storage.canvas import to_editable
-from fisedit.storage.files import write_json
+from fisedit.storage import session_index
+from fisedit.storage.files import SESSION_INDEX, write_bytes
 from fisedit.storage.image_metadata import Metadata
-from fisedit.storage.images import write_image
-from fisedit.values import LATENT_FACTOR, EditMask, EditScript, EditStats, MaskSource, make_generation_config
-
-VERSION = 1
-_INDEX = "session.json"
+from fisedit.storage.images import encode, read_bytes
+from fisedit.storage.session_folder import lock, remove_unfinished
+from fisedit.storage.session_index import (
+    CANVAS_ENDING,
+    LIMITS,
+    MASK_ENDING,
+    SessionIndex,
+    decode_index,
+    encode_index,
+    file_name,
+)
+from fisedit.storage.session_reader import NO_ASSETS, Diff, LoadedSession, SessionAssets, SessionReader
 
 
 @dataclass(frozen=True, eq=False)
-class SessionAssets:
-    """What the results of a session refer to.
-
-    Args:
-        adapters: Path or hub id of an adapter -> its scale.
-        references: Digest of a reference image -> the image.
-    """
-
-    adapters: Mapping[str, float]
-    references: Mapping[str, Image.Image]
-
-
-NO_ASSETS = SessionAssets({}, {})
-
-
-def save(
-    history: History,
-    folder: Path,
-    model: str,
-    dtype: str,
-    metadata_of: Callable[[EditResult], Metadata | None],
-    saved_before: Collection[str] = (),
-    assets: SessionAssets = NO_ASSETS,
-    other_models: Mapping[str, str] = MappingProxyType({}),
-) -> None:
-    """Write all results of a session.
+class SessionContents:
+    """What is saved.
 
     Args:
         history: The results.
-        folder: The session's folder, created if missing; files of a former save are replaced one by one.
         model: Name or path of the model to load when the session is resumed.
         dtype: Precision to load it in.
-        metadata_of: Metadata of a result's image file, or None.
-        saved_before: Ids of the results that this session has written to the folder. They are not written again; those
-            that are no longer in the history are removed.
         assets: Adapters and reference images of the results.
         other_models: Id of a result -> the model that made it, if it is not `model`.
     """
-    current = history.current.id
-    folder.mkdir(parents=True, exist_ok=True)
-    for result in history:
-        if result.id in saved_before:
-            continue
-        write_image(result.image, folder / f"{result.id}{_suffix(result.image)}", metadata_of(result))
-        if result.painted is not None:
-            write_image(result.painted, folder / f"{result.id}.canvas.png")
-        write_image(Image.fromarray(result.mask.grid), folder / f"{result.id}.mask.png")
-    for digest, picture in assets.references.items():
-        write_image(picture, folder / f"reference-{digest}.png")
-    index: dict[str, Any] = {"version": VERSION, "model": model, "dtype": dtype, "current": current}
-    if assets.adapters:
-        index["adapters"] = [{"source": source, "scale": scale} for source, scale in assets.adapters.items()]
-    index["results"] = [
-        _entry(result) | ({"model": other_models[result.id]} if result.id in other_models else {}) for result in history
-    ]
-    write_json(index, folder / _INDEX)
-    for name in set(saved_before) - {result.id for result in history}:
-        for ending in (".png", ".tif", ".canvas.png", ".mask.png"):
-            (folder / f"{name}{ending}").unlink(missing_ok=True)
+
+    history: History
+    model: str
+    dtype: str
+    assets: SessionAssets = NO_ASSETS
+    other_models: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_index(folder: Path) -> dict[str, Any]:
-    """The session's JSON.
+class SessionStore:
+    """One session's folder, and what of it was loaded from it or saved to it here.
 
     Args:
-        folder: The session's folder.
-
-    Raises:
-        SessionError: There is no session, or one of another version, or a damaged one.
+        folder: The folder, which need not exist yet.
+        name: What errors call it; "" for its path.
     """
-    try:
-        index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
-        version, names, results = index["version"], [index[k] for k in ("model", "dtype", "current")], index["results"]
-        whole = isinstance(results, list) and all(isinstance(name, str) for name in names)
-    except FileNotFoundError as error:
-        raise SessionError(f"there is no session in {folder} (no {_INDEX}); give a folder written by save") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _damaged(folder, _INDEX) from error
-    if version != VERSION:
-        raise SessionError(f"session in {folder} must be of version {VERSION}, got {version}; use a newer fisedit")
-    if not whole:
-        raise _damaged(folder, _INDEX)
-    return dict(index)
 
+    def __init__(self, folder: Path, name: str = "") -> None:
+        self.folder = folder.resolve()
+        self._reader = SessionReader(self.folder, name or str(folder))
+        self._own: set[str] = set()  # digests of the JSON as it was read or written here
+        self._files = WeakKeyDictionary[EditResult, Mapping[str, str]]()  # ending -> digest, of what is there
 
-def read_other_models(folder: Path, index: dict[str, Any]) -> dict[str, str]:
-    """Id of a result -> the model that made it, if it is not the session's.
+    def read_index(self) -> SessionIndex:
+        """What the JSON says.
 
-    Args:
-        folder: The session's folder.
-        index: From `read_index`.
+        Raises:
+            SessionError: There is no session, or one of another version, or a damaged one.
+        """
+        return self._reader.read_index()
 
-    Raises:
-        SessionError: A damaged entry.
-    """
-    try:
-        return {str(int(entry["id"])): str(entry["model"]) for entry in index["results"] if "model" in entry}
-    except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(folder, _INDEX) from error
+    def load(self, diff: Diff) -> LoadedSession:
+        """Load the results, and let later saves replace what was loaded.
 
+        Args:
+            diff: What changes from one prompt to another.
 
-def load(folder: Path, index: dict[str, Any], diff: Callable[[str, str, str], EditScript]) -> History:
-    """Load the results of a session.
+        Raises:
+            SessionError: There is no session, or one of another version, or a damaged one.
+        """
+        loaded = self._reader.load(diff)
+        self._own = {loaded.index.digest}
+        entries = (entry for entry in loaded.index.results if entry.files)
+        self._files.update((loaded.history.find(entry.id), entry.files) for entry in entries)
+        return loaded
 
-    Args:
-        folder: The session's folder.
-        index: From `read_index`.
-        diff: (id of a result, prompt before, prompt after) -> its edit script.
+    def save(
+        self,
+        contents: SessionContents,
+        metadata_of: Callable[[EditResult], Metadata | None],
+        *,
+        overwrite: bool = False,
+    ) -> None:
+        """Write all results; files of results that are here already are not written again.
 
-    Raises:
-        SessionError: A damaged or missing image, or an invalid entry.
-    """
-    history = History()
-    for entry in index["results"]:
+        Args:
+            contents: What is saved.
+            metadata_of: Metadata of a result's image file, or None.
+            overwrite: Replace what was not loaded or saved here.
+
+        Raises:
+            SessionError: Nothing to save, another session in the folder, or another run that saves into it.
+            OSError: A file could not be written; the session that was there stays.
+        """
+        _ = contents.history.current  # raises where there is nothing
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with lock(self.folder):
+            before, replaced = self._check_before(overwrite=overwrite)
+            remove_unfinished(self.folder)
+            written: list[Path] = []
+            try:
+                data = self._write_files(contents, metadata_of, written)
+                names = _names_of(data)
+                self._own.add(hashlib.sha256(data).hexdigest())
+                write_bytes(data, self.folder / SESSION_INDEX)
+            except BaseException:
+                if self._digest() == before:
+                    _remove(written)
+                raise
+            _remove([self.folder / name for name in set(replaced) - names])
+
+    def _check_before(self, *, overwrite: bool) -> tuple[str, list[str]]:
+        """The digest of the JSON that a save replaces, "" for none, and the names of the files that go with it."""
+        before = self._digest()
+        if before and before not in self._own and not overwrite:
+            raise SessionError(
+                f"{self.folder} holds another session, or this one as another run changed it; "
+                "save to another folder, or use overwrite=True"
+            )
         try:
-            history.add(_load_result(folder, entry, history, diff))
-        except (FileNotFoundError, UnidentifiedImageError, OSError, SyntaxError) as error:
-            raise _damaged(folder, f"a picture of result {entry.get('id')}") from error
-        except (KeyError, TypeError, ValueError, FisEditError) as error:
-            raise _damaged(folder, _INDEX) from error
-    history.checkout(index["current"])
-    return history
+            return before, self._names(self.read_index()) if before else []
+        except SessionError:  # what it consists of is not known, so that nothing goes
+            return before, []
+
+    def _digest(self) -> str:
+        """The digest of the JSON, "" for none."""
+        if not os.path.lexists(self.folder / SESSION_INDEX):
+            return ""
+        try:
+            return hashlib.sha256(read_bytes(self.folder / SESSION_INDEX)).hexdigest()
+        except (InputError, OSError):
+            return "unreadable"
+
+    def _names(self, index: SessionIndex) -> list[str]:
+        looks = [path.name for path in self.folder.glob("reference-*.png")] if index.references is None else []
+        return [*index.files(), *looks]
+
+    def _write_files(
+        self, contents: SessionContents, metadata_of: Callable[[EditResult], Metadata | None], written: list[Path]
+    ) -> bytes:
+        """Write the files that are not here; returns the JSON."""
+
+        def write(stem: str, ending: str, data: bytes) -> str:
+            digest = hashlib.sha256(data).hexdigest()
+            path = self.folder / file_name(stem, ending, digest)
+            if not os.path.lexists(path):
+                written.append(path)
+            write_bytes(data, path)
+            return digest
+
+        for result in contents.history:
+            known = self._files.get(result, {})
+            if not known or not all((self.folder / file_name(result.id, *one)).is_file() for one in known.items()):
+                images = _images(result, metadata_of(result))
+                self._files[result] = {ending: write(result.id, ending, data) for ending, data in images}
+        looks = contents.assets.references.items()
+        return encode_index(
+            {
+                "version": session_index.VERSION,
+                "model": contents.model,
+                "dtype": contents.dtype,
+                "current": contents.history.current.id,
+                "adapters": [{"source": name, "scale": scale} for name, scale in contents.assets.adapters.items()],
+                "references": {name: write(f"reference-{name}", ".png", _encode(look)) for name, look in looks},
+                "results": [
+                    session_index.make_entry(result, self._files[result], contents.other_models.get(result.id, ""))
+                    for result in contents.history
+                ],
+            }
+        )
 
 
-def load_assets(folder: Path, index: dict[str, Any]) -> SessionAssets:
-    """Load the adapters' names and the reference images of a session.
-
-    Args:
-        folder: The session's folder.
-        index: From `read_index`.
-
-    Raises:
-        SessionError: A damaged image or entry.
-    """
+def _names_of(data: bytes) -> set[str]:
+    """The names of the files that an index needs, which must be one that can be read again."""
     try:
-        adapters = {str(one["source"]): float(one["scale"]) for one in index.get("adapters", ())}
-        paths = {path.stem.removeprefix("reference-"): path for path in folder.glob("reference-*.png")}
-        return SessionAssets(adapters, {digest: _load_reference(path) for digest, path in paths.items()})
-    except (OSError, SyntaxError, KeyError, TypeError, ValueError) as error:
-        raise _damaged(folder, "its adapters or references") from error
+        return set(decode_index(data, "memory")[1].files())
+    except SessionError as error:
+        raise SessionError(
+            f"the session holds more than can be saved, such as over {LIMITS.results} results; delete some"
+        ) from error
 
 
-def _load_reference(path: Path) -> Image.Image:
-    with Image.open(path, formats=["PNG"]) as image:
-        return image.convert("RGB")
+def _images(result: EditResult, metadata: Metadata | None) -> list[tuple[str, bytes]]:
+    """The ending and the bytes of each of a result's files."""
+    image, painted = result.image, result.painted
+    ending = ".tif" if image.mode == "CMYK" else ".png"  # which stores it without loss
+    found = [(ending, _encode(image, ending, metadata)), (MASK_ENDING, _encode(Image.fromarray(result.mask.grid)))]
+    return found + ([(CANVAS_ENDING, _encode(painted))] if painted is not None else [])
 
 
-def _entry(result: EditResult) -> dict[str, Any]:
-    return {
-        "id": result.id,
-        "parent": result.parent,
-        "recipe": asdict(result.config),
-        "change": str(result.diff),
-        "growth": result.growth,
-        "structure": result.structure,
-        "start": result.start,
-        "checked": result.checked,
-        "mask": {"source": result.mask.source, "confidence": result.mask.confidence},
-        "stats": result.stats.as_dict(),
-    }
+def _encode(image: Image.Image, ending: str = ".png", metadata: Metadata | None = None) -> bytes:
+    return encode(image, ending, metadata)[0]
 
 
-def _load_result(
-    folder: Path, entry: dict[str, Any], history: History, diff: Callable[[str, str, str], EditScript]
-) -> EditResult:
-    name, parent = str(int(entry["id"])), entry["parent"]
-    config = make_generation_config(**entry["recipe"])
-    before = {r.id: r.prompt for r in history}[parent] if parent is not None else config.prompt
-    cells = (config.width // LATENT_FACTOR, config.height // LATENT_FACTOR)
-    grid = np.asarray(_load_picture(folder / f"{name}.mask.png", "1", cells))
-    mask = EditMask(grid, MaskSource(entry["mask"]["source"]), entry["mask"]["confidence"])
-    size, canvas = (config.width, config.height), folder / f"{name}.canvas.png"
-    painted = _load_picture(canvas, "RGB", size) if canvas.exists() else None
-    image = _load_original(folder, name) if painted else _load_picture(folder / f"{name}.png", "RGB", size)
-    growth = tuple(entry["growth"])
-    if growth and [type(cells) for cells in growth] != [int] * config.num_inference_steps:
-        raise ValueError(f"growth must be a whole number for each step, got {growth}")
-    structure, start = float(entry.get("structure", 0.0)), int(entry.get("start", 0))
-    if not 0 <= start < config.num_inference_steps:
-        raise ValueError(f"start must leave a step to run, got {start}")
-    script, stats = diff(name, before, config.prompt), _parse_stats(entry["stats"])
-    checked = bool(entry.get("checked", False))
-    return EditResult(name, parent, config, image, mask, script, stats, growth, painted, structure, start, checked)
-
-
-def _parse_stats(entry: dict[str, Any]) -> EditStats:
-    lists = {key: tuple(value) for key, value in entry.items() if isinstance(value, list)}
-    return EditStats(**(entry | lists | {"mask_source": MaskSource(entry["mask_source"])}))
-
-
-def _suffix(image: Image.Image) -> str:
-    """The suffix of a format that stores the image without loss."""
-    return ".tif" if image.mode == "CMYK" else ".png"
-
-
-def _load_picture(path: Path, mode: str, size: tuple[int, int]) -> Image.Image:
-    """An image of the model's size, or a mask."""
-    with Image.open(path, formats=["PNG"]) as image:
-        if image.size != size:
-            raise OSError(f"{path.name} must have {size} pixels, got {image.size}")
-        result = image.convert(mode)
-        result.info = {}
-        return result
-
-
-def _load_original(folder: Path, name: str) -> Image.Image:
-    """An image of another size or mode than its canvas."""
-    path = folder / f"{name}.tif"
-    with Image.open(path if path.exists() else folder / f"{name}.png", formats=["PNG", "TIFF"]) as image:
-        return to_editable(image)
-
-
-def _damaged(folder: Path, what: str) -> SessionError:
-    return SessionError(f"the session in {folder} is damaged ({what}); restore it from a copy")
+def _remove(paths: Collection[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)

@@ -30,6 +30,7 @@ from tests.golden.old_files import (
     told_of_session,
 )
 from tests.golden.outcome import ELSEWHERE, EXACT, Tolerance, difference, machine
+from tests.support.sessions import file_of
 
 EXPECTED = json.loads(INDEX.read_text(encoding="utf-8"))
 HERE = machine() == EXPECTED["machine"]
@@ -76,12 +77,19 @@ class TestSessions:
     def test_saved_again_it_says_the_same(self, files, name):
         before, after = files / "sessions" / name, files / "again"
         resumed(before).save(after)
-        said = [json.loads((folder / "session.json").read_text(encoding="utf-8")) for folder in (before, after)]
-        assert said[0] == said[1]
-        assert sorted(path.name for path in before.iterdir()) == sorted(path.name for path in after.iterdir())
-        for path in before.glob("*.png"):
-            with Image.open(path) as old, Image.open(after / path.name) as new:
-                assert pixels(old) == pixels(new), path.name
+        old, new = (json.loads((folder / "session.json").read_text(encoding="utf-8")) for folder in (before, after))
+        assert [{**entry, "files": None} for entry in old["results"]] == [
+            {**entry, "files": None} for entry in new["results"]
+        ]
+        same = {key: value for key, value in new.items() if key not in ("version", "sha256", "references", "results")}
+        assert {"adapters": [], **old} == {**same, "version": 1, "results": old["results"]}
+        assert told_of_session(resumed(after)) == told_of_session(resumed(before))
+        for entry in old["results"]:
+            for ending in (".png", ".mask.png", ".canvas.png"):
+                if (before / f"{entry['id']}{ending}").exists():
+                    path = file_of(after, entry["id"], ending)
+                    with Image.open(before / f"{entry['id']}{ending}") as one, Image.open(path) as other:
+                        assert pixels(one) == pixels(other), path.name
 
     def test_a_further_edit(self, files, name):
         editor, expected = resumed(files / "sessions" / name), dict(EXPECTED["sessions"][name]["further"])

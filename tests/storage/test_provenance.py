@@ -26,6 +26,7 @@ from fisedit.storage.images import decode
 from tests.cli.test_edit import bomb
 from tests.support.edits import BIRD, CAT, DOG
 from tests.support.grids import grids
+from tests.support.sessions import file_of
 
 SQUARE, CORNER, MOST = (grids(16, 16)[name] for name in ("square", "corner", "all_but_one"))
 QUICK = {"seed": 7, "num_inference_steps": 3}
@@ -579,7 +580,5 @@ class TestCommands:
     def test_a_session_tells_of_every_result(self, fisedit, model):
         self.made(fisedit, model, "--session", "s")
         fisedit("edit", "--session", "s", "--prompt", DOG)
-        assert [image_metadata.read_metadata(Image.open(f"s/{n}.png")).parameters.split("\n")[0] for n in (0, 1)] == [
-            CAT,
-            DOG,
-        ]
+        written = [image_metadata.read_metadata(Image.open(file_of(Path("s"), n))) for n in (0, 1)]
+        assert [metadata.parameters.split("\n")[0] for metadata in written] == [CAT, DOG]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
@@ -11,6 +9,7 @@ from fisedit import Editor
 from fisedit.errors import ModelError, SessionError
 from tests.support.edits import BIRD, CAT, DOG, Calls, latents
 from tests.support.grids import grids
+from tests.support.sessions import change_index, file_of
 
 SQUARE, CORNER, MOST = (grids(16, 16)[name] for name in ("square", "corner", "all_but_one"))
 QUICK = {"seed": 7, "num_inference_steps": 3}
@@ -153,13 +152,8 @@ def test_saving_again_replaces(folder, tmp_path):
     editor.edit(DOG, mask=SQUARE, growth=1)
     editor.save(tmp_path)
     assert len(Editor.resume(tmp_path, device="cpu").history) == 2
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "0.mask.png",
-        "0.png",
-        "1.mask.png",
-        "1.png",
-        "session.json",
-    ]
+    images = [file_of(tmp_path, result, ending).name for result in (0, 1) for ending in (".mask.png", ".png")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*images, "session.json"])
 
 
 def test_a_session_that_could_not_be_resumed_is_not_saved(pipelines, tmp_path):
@@ -191,14 +185,8 @@ def cut(path):
 
 
 def edited(change):
-    """Damage to the JSON."""
-
-    def damage(path):
-        index = json.loads(path.read_text())
-        change(index)
-        path.write_text(json.dumps(index))
-
-    return damage
+    """Damage to what the JSON says, with a digest of that."""
+    return lambda path: change_index(path, change)
 
 
 def entry(**changes):
@@ -230,12 +218,12 @@ DAMAGE = {
     "growth for other steps": ("session.json", entry(growth=[1]), "is damaged"),
     "growth of another kind": ("session.json", entry(growth=["a", "b", "c"]), "is damaged"),
     "no stats": ("session.json", entry(stats={}), "is damaged"),
-    "no picture": ("1.png", lambda path: path.unlink(), "is damaged"),
-    "half a picture": ("1.png", cut, "is damaged"),
-    "a picture of another size": ("1.png", small, "is damaged"),
-    "no mask": ("0.mask.png", lambda path: path.unlink(), "is damaged"),
-    "a mask that is text": ("0.mask.png", lambda path: path.write_text("mask"), "is damaged"),
-    "a mask of another size": ("1.mask.png", small, "is damaged"),
+    "no picture": ((1, ".png"), lambda path: path.unlink(), "is damaged"),
+    "half a picture": ((1, ".png"), cut, "is damaged"),
+    "a picture of another size": ((1, ".png"), small, "is damaged"),
+    "no mask": ((0, ".mask.png"), lambda path: path.unlink(), "is damaged"),
+    "a mask that is text": ((0, ".mask.png"), lambda path: path.write_text("mask"), "is damaged"),
+    "a mask of another size": ((1, ".mask.png"), small, "is damaged"),
 }
 
 
@@ -245,7 +233,7 @@ def test_a_damaged_session_is_told_in_one_line(saved, tmp_path, case, pipelines,
     name, damage, message = DAMAGE[case]
     for path in saved.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    damage(tmp_path / name)
+    damage(tmp_path / name if isinstance(name, str) else file_of(tmp_path, *name))
     with pytest.raises(SessionError, match=message) as caught:
         Editor.resume(tmp_path, device="cpu")
     assert "\n" not in str(caught.value)

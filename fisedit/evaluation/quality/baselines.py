@@ -108,7 +108,7 @@ def diffedit(case: EditCase) -> MethodResult:
     """DiffEdit's edit: dense, blended with the source's latents outside its mask."""
     trajectory, sampler = case.trajectory, case.engine.sampler(case.config)
     grid = difference_mask(case)
-    text, inside = case.engine.encode(case.config), torch.from_numpy(grid).to(trajectory.latents[0].device)
+    text, inside = case.engine.encode(case.config), torch.from_numpy(grid.copy()).to(trajectory.latents[0].device)
     first = case.steps - round(ENCODED * case.steps)
     latents = trajectory.latents[first]
     for i, t in enumerate(sampler.timesteps[first:], first):

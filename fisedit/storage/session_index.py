@@ -1,0 +1,427 @@
+"""session.json: its text to frozen, checked values and back. Every field is checked before anything is built of it.
+
+Version 2 has a digest of the index and one of every file; version 1, of fisedit 0.1.0, has none and is read only.
+Knows JSON and values; neither files nor pictures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from fisedit.errors import FisEditError, SessionError
+from fisedit.values import (
+    MAX_DILATION,
+    MAX_PROMPT_LETTERS,
+    STEPS,
+    EditStats,
+    GenerationConfig,
+    MaskSource,
+    make_generation_config,
+)
+
+if TYPE_CHECKING:
+    from fisedit.history import EditResult
+
+VERSION = 2
+_WITHOUT_DIGESTS = 1
+
+IMAGE_ENDINGS = (".png", ".tif")
+MASK_ENDING, CANVAS_ENDING = ".mask.png", ".canvas.png"
+ENDINGS = (*IMAGE_ENDINGS, MASK_ENDING, CANVAS_ENDING)
+"""Endings of a result's files: its picture, its mask, and the canvas of a picture that is no canvas itself."""
+
+_MOST = 2**63 - 1
+_MAX_TEXT, _MAX_ITEMS, _MAX_LIKES = 10_000, 100, 16
+_ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, FisEditError)
+
+Check = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an index may hold at most.
+
+    Args:
+        index_bytes: Bytes of its text.
+        results: Results.
+        letters: Letters of a prompt.
+    """
+
+    index_bytes: int = 64 << 20
+    results: int = 10_000
+    letters: int = MAX_PROMPT_LETTERS
+
+
+LIMITS = Limits()
+
+
+@dataclass(frozen=True, eq=False)
+class ResultEntry:
+    """One result of an index; the fields that are not named here are those of `EditResult`.
+
+    Args:
+        id: Digits.
+        parent: Id of an entry before this one; None for a source.
+        config: As in `EditResult`.
+        mask_source: Of its mask.
+        mask_confidence: Of its mask, 0 to 1.
+        stats: As in `EditResult`.
+        growth: As in `EditResult`.
+        structure: As in `EditResult`.
+        start: As in `EditResult`.
+        checked: As in `EditResult`.
+        model: The model that made it.
+        files: Ending -> SHA-256 of the file's bytes, in hexadecimal digits; empty without digests.
+    """
+
+    id: str
+    parent: str | None
+    config: GenerationConfig
+    mask_source: MaskSource
+    mask_confidence: float
+    stats: EditStats
+    growth: tuple[int, ...]
+    structure: float
+    start: int
+    checked: bool
+    model: str
+    files: Mapping[str, str]
+
+
+@dataclass(frozen=True, eq=False)
+class SessionIndex:
+    """What session.json says.
+
+    Args:
+        model: Name or path of the model.
+        dtype: Precision to load it in.
+        current: Id of the result that the next edit begins with.
+        adapters: Path or hub id of an adapter -> its scale.
+        references: Digest of a reference image -> SHA-256 of its file's bytes; None without digests.
+        results: Parents before their children.
+        digest: SHA-256 of the text.
+    """
+
+    model: str
+    dtype: str
+    current: str
+    adapters: Mapping[str, float]
+    references: Mapping[str, str] | None
+    results: tuple[ResultEntry, ...]
+    digest: str
+
+    def files(self) -> dict[str, str]:
+        """Names of the files that the index needs -> SHA-256 of their bytes; without digests, of those that it may need
+        -> ""."""
+        looks = [(f"reference-{digest}", ".png", sha) for digest, sha in (self.references or {}).items()]
+        own = [(e.id, ending, e.files.get(ending, "")) for e in self.results for ending in e.files or ENDINGS]
+        return {file_name(*one): one[2] for one in looks + own}
+
+
+def file_name(stem: str, ending: str, sha256: str) -> str:
+    """The name of a session's file: by its contents, or, without a digest, as fisedit 0.1.0 had it."""
+    return f"{stem}-{sha256[:16]}{ending}" if sha256 else f"{stem}{ending}"
+
+
+def make_entry(result: EditResult, files: Mapping[str, str], model: str = "") -> dict[str, Any]:
+    """A result's entry.
+
+    Args:
+        result: The result.
+        files: As in `ResultEntry`.
+        model: The model that made it, "" for the session's.
+    """
+    entry = {
+        "id": result.id,
+        "parent": result.parent,
+        "recipe": asdict(result.config),
+        "change": str(result.diff),
+        "growth": result.growth,
+        "structure": result.structure,
+        "start": result.start,
+        "checked": result.checked,
+        "mask": {"source": result.mask.source, "confidence": result.mask.confidence},
+        "stats": result.stats.as_dict(),
+        "files": dict(files),
+    }
+    return entry | ({"model": model} if model else {})
+
+
+def encode_index(index: Mapping[str, Any]) -> bytes:
+    """The text of an index, with its digest."""
+    return json.dumps({**index, "sha256": _digest(index)}, indent=2, default=str).encode() + b"\n"
+
+
+def decode_index(data: bytes, where: object, limits: Limits = LIMITS) -> tuple[dict[str, Any], SessionIndex]:
+    """The JSON of an index, and its checked values.
+
+    Args:
+        data: The text.
+        where: What it was read from, for errors.
+        limits: What it may hold at most.
+
+    Raises:
+        SessionError: Another version, or anything that no session has.
+    """
+    _limit(where, "bytes of session.json", len(data), limits.index_bytes)
+    try:
+        index: Any = json.loads(data, parse_constant=_refuse_constant)
+        version = index["version"]
+        known = type(version) is int and version in (VERSION, _WITHOUT_DIGESTS)
+        count = len(index["results"]) if known else 0
+        _limit(where, "results", count, limits.results)
+        found = _parse(index, data) if known else None
+    except SessionError:
+        raise
+    except _ERRORS as error:
+        raise damaged(where, "session.json") from error
+    if found is None:
+        raise SessionError(f"session in {where} must be of version {VERSION}, got {version!r:.20}; use a newer fisedit")
+    longest = max(len(text) for one in found.results for text in (one.config.prompt, one.config.negative_prompt))
+    _limit(where, "letters in a prompt", longest, limits.letters)
+    return index, found
+
+
+def _limit(where: object, what: str, got: int, most: int) -> None:
+    if got > most:
+        raise SessionError(f"the session in {where} must have at most {most} {what}, got {got}")
+
+
+def damaged(where: object, what: str) -> SessionError:
+    """The error for a session that cannot be read."""
+    return SessionError(f"the session in {where} is damaged ({what}); restore it from a copy")
+
+
+def _digest(index: Mapping[str, Any]) -> str:
+    """SHA-256 of what an index says, whatever its layout."""
+    said = {key: value for key, value in index.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _parse(index: dict[str, Any], data: bytes) -> SessionIndex:
+    signed = index["version"] == VERSION
+    _require(not signed or index["sha256"] == _digest(index))
+    checks = _SIGNED_INDEX if signed else _INDEX
+    found = _fields(index, checks, optional={"adapters"})
+    _require(found["results"])
+    entries: dict[str, ResultEntry] = {}
+    for one in found["results"]:
+        entry = _parse_entry(one, found["model"], signed=signed)
+        _require(entry.id not in entries)
+        _check_lineage(entry, None if entry.parent is None else entries[entry.parent])
+        entries[entry.id] = entry
+    _require(found["current"] in entries)
+    return SessionIndex(
+        found["model"],
+        found["dtype"],
+        found["current"],
+        found.get("adapters", MappingProxyType({})),
+        found["references"] if signed else None,
+        tuple(entries.values()),
+        hashlib.sha256(data).hexdigest(),
+    )
+
+
+def _parse_entry(entry: Any, model: str, *, signed: bool) -> ResultEntry:
+    found = _fields(entry, _SIGNED_RESULT if signed else _RESULT, optional={"model"})
+    config: GenerationConfig = found["recipe"]
+    growth, stats, start = found["growth"], found["stats"], found["start"]
+    _require(len(growth) in (0, config.num_inference_steps) and start < config.num_inference_steps)
+    _require((stats.growth, stats.steps_shared) == (growth, start) and (stats.active_rows or not growth))
+    return ResultEntry(
+        found["id"],
+        found["parent"],
+        config,
+        found["mask"]["source"],
+        found["mask"]["confidence"],
+        stats,
+        growth,
+        found["structure"],
+        start,
+        found["checked"],
+        found.get("model", model),
+        found.get("files", MappingProxyType({})),
+    )
+
+
+def _check_lineage(entry: ResultEntry, parent: ResultEntry | None) -> None:
+    """An edit has its source's settings; a source has no edit's."""
+    if parent is None:
+        _require(not entry.growth and not entry.start and not entry.structure)
+    else:
+        own = entry.config
+        _require(own == replace(parent.config, prompt=own.prompt, like=own.like, loras=own.loras))
+        _require(entry.model == parent.model)
+
+
+def _require(holds: object) -> None:
+    if not holds:
+        raise ValueError("no session has this")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of a session")
+
+
+def _fields(value: Any, checks: Mapping[str, Check], optional: Collection[str] = ()) -> dict[str, Any]:
+    """The checked fields of a JSON object, of which none but optional ones may be missing, and no others be there."""
+    _require(isinstance(value, dict) and checks.keys() - set(optional) <= value.keys() <= checks.keys())
+    return {name: checks[name](field) for name, field in value.items()}
+
+
+def _one_of(*allowed: Check) -> Check:
+    """Accepts a value that one of the checks accepts."""
+
+    def check(value: Any) -> Any:
+        for one in allowed[:-1]:
+            try:
+                return one(value)
+            except ValueError:
+                continue
+        return allowed[-1](value)
+
+    return check
+
+
+def _none(value: Any) -> None:
+    _require(value is None)
+
+
+def _whole(low: int, high: int) -> Check:
+    def check(value: Any) -> int:
+        _require(type(value) is int and low <= value <= high)
+        return int(value)
+
+    return check
+
+
+def _number(low: float, high: float) -> Check:
+    def check(value: Any) -> float:
+        _require(type(value) in (int, float) and math.isfinite(value) and low <= value <= high)
+        return float(value)
+
+    return check
+
+
+def _boolean(value: Any) -> bool:
+    _require(isinstance(value, bool))
+    return bool(value)
+
+
+def _text(letters: int, pattern: str = "") -> Check:
+    """Text that can be written as UTF-8; all of it must match a pattern, if there is one."""
+    compiled = re.compile(pattern, re.ASCII) if pattern else None
+
+    def check(value: Any) -> str:
+        _require(isinstance(value, str) and len(value) <= letters and (not compiled or compiled.fullmatch(value)))
+        value.encode()
+        return str(value)
+
+    return check
+
+
+def _tuple(item: Check, most: int) -> Check:
+    def check(value: Any) -> tuple[Any, ...]:
+        _require(isinstance(value, list) and len(value) <= most)
+        return tuple(item(one) for one in value)
+
+    return check
+
+
+def _mapping(key: Check, item: Check, most: int) -> Check:
+    def check(value: Any) -> Mapping[Any, Any]:
+        _require(isinstance(value, dict) and len(value) <= most)
+        return MappingProxyType({key(name): item(one) for name, one in value.items()})
+
+    return check
+
+
+def _config(value: Any) -> GenerationConfig:
+    config = make_generation_config(**value)
+    for text in (config.prompt, config.negative_prompt):
+        text.encode()
+    _require(len(config.like) <= _MAX_LIKES and len(config.loras) <= _MAX_ITEMS)
+    return config
+
+
+def _seconds(value: Any) -> dict[str, float]:
+    found = dict(_mapping(_text(_MAX_TEXT), _number(0, 1e12), _MAX_ITEMS)(value))
+    _require(found["total"] > 0)
+    return found
+
+
+def _stats(value: Any) -> EditStats:
+    later = {"fallback", "notes", "steps_shared", "unet_evaluations_captured", "uncaptured"}
+    return EditStats(**_fields(value, _STATS, optional=later))
+
+
+def _adapters(value: Any) -> dict[str, float]:
+    checks = {"source": _text(_MAX_TEXT), "scale": _number(-10, 10)}
+    return {one["source"]: one["scale"] for one in _tuple(lambda one: _fields(one, checks), _MAX_ITEMS)(value)}
+
+
+def _files(value: Any) -> Mapping[str, str]:
+    found: Mapping[str, str] = _mapping(_text(16), _SHA256, len(ENDINGS))(value)
+    _require(found.keys() <= set(ENDINGS) and MASK_ENDING in found and len(found.keys() & set(IMAGE_ENDINGS)) == 1)
+    return found
+
+
+_SHA256, _COUNT, _SHARE = _text(64, "[0-9a-f]{64}"), _whole(0, _MOST), _number(0, 1)
+_ID = _text(9, "0|[1-9][0-9]*")
+_CELLS = _tuple(_whole(0, MAX_DILATION), STEPS[1])
+_NAME = _text(_MAX_TEXT)
+
+_STATS: Mapping[str, Check] = {
+    "mask_area": _SHARE,
+    "mask_source": MaskSource,
+    "mask_confidence": _SHARE,
+    "active_rows": _tuple(_COUNT, _MAX_ITEMS),
+    "growth": _CELLS,
+    "unet_evaluations_dense": _COUNT,
+    "unet_evaluations_sparse": _COUNT,
+    "macs": _COUNT,
+    "macs_dense": _COUNT,
+    "seconds": _seconds,
+    "recorded_bytes": _COUNT,
+    "fallback": _NAME,
+    "notes": _tuple(_NAME, _MAX_ITEMS),
+    "steps_shared": _whole(0, STEPS[1]),
+    "unet_evaluations_captured": _COUNT,
+    "uncaptured": _NAME,
+}
+_MASK: Mapping[str, Check] = {"source": MaskSource, "confidence": _SHARE}
+_RESULT: Mapping[str, Check] = {
+    "id": _ID,
+    "parent": _one_of(_none, _ID),
+    "recipe": _config,
+    "change": _text(8 * MAX_PROMPT_LETTERS),
+    "growth": _CELLS,
+    "structure": _SHARE,
+    "start": _whole(0, STEPS[1]),
+    "checked": _boolean,
+    "mask": lambda value: _fields(value, _MASK),
+    "stats": _stats,
+    "model": _NAME,
+}
+_INDEX: Mapping[str, Check] = {
+    "version": lambda version: version,
+    "model": _NAME,
+    "dtype": _text(20),
+    "current": _ID,
+    "adapters": _adapters,
+    "results": lambda value: value,
+}
+_SIGNED_RESULT: Mapping[str, Check] = {**_RESULT, "files": _files}
+_SIGNED_INDEX: Mapping[str, Check] = {
+    **_INDEX,
+    "sha256": _SHA256,
+    "references": _mapping(_text(16, "[0-9a-f]{16}"), _SHA256, LIMITS.results),
+}
+"""Field of session.json -> what checks and converts it."""
