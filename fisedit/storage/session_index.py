@@ -23,6 +23,7 @@ from fisedit.values import (
     EditStats,
     GenerationConfig,
     MaskSource,
+    is_unicode,
     make_generation_config,
 )
 
@@ -320,8 +321,8 @@ def _text(letters: int, pattern: str = "") -> Check:
     compiled = re.compile(pattern, re.ASCII) if pattern else None
 
     def check(value: Any) -> str:
-        _require(isinstance(value, str) and len(value) <= letters and (not compiled or compiled.fullmatch(value)))
-        value.encode()
+        _require(isinstance(value, str) and len(value) <= letters and is_unicode(value))
+        _require(not compiled or compiled.fullmatch(value))
         return str(value)
 
     return check
@@ -345,8 +346,6 @@ def _mapping(key: Check, item: Check, most: int) -> Check:
 
 def _config(value: Any) -> GenerationConfig:
     config = make_generation_config(**value)
-    for text in (config.prompt, config.negative_prompt):
-        text.encode()
     _require(len(config.like) <= _MAX_LIKES and len(config.loras) <= _MAX_ITEMS)
     return config
 

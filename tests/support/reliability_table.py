@@ -43,74 +43,9 @@ DOORS, SAFETY, SERVER, BROWSER, CROWD, FAULT_APP = (
     "tests/fault/fault_app.py",
 )
 
-STORE, ARCHIVE, SESSIONS = (
-    "tests/storage/test_session_store.py",
-    "tests/app/test_archive.py",
-    "tests/cli/test_sessions.py",
-)
-
 Case = tuple[str, tuple[str, ...]]
 
 CASES: Mapping[str, Sequence[Case]] = {
-    "Sessions": (
-        (
-            "One flipped bit in any file: refused, or without effect",
-            (
-                f"{STORE}::test_no_flipped_bit_is_silent",
-                f"{STORE}::test_none_of_4000_flipped_bits_is_silent",
-                f"{ARCHIVE}::test_no_flipped_bit_of_an_archive_is_silent",
-            ),
-        ),
-        (
-            "SIGKILL before, after and within every write of a save: the old session or the new one, and it can be saved again",
-            (
-                f"{STORE}::test_a_kill_before_and_after_every_write",
-                f"{STORE}::test_a_kill_within_a_write_leaves_nothing_to_clean",
-            ),
-        ),
-        (
-            "A full disk, an interrupt, a folder that cannot be synced, in a save",
-            (
-                f"{STORE}::test_a_full_disk_leaves_the_session_and_nothing_else",
-                f"{STORE}::test_an_interrupted_save_can_be_repeated",
-                f"{STORE}::test_a_folder_that_cannot_be_synced_after_the_index_keeps_it",
-            ),
-        ),
-        (
-            "Six processes save into one folder: one does, the others are refused; readers find one session or the other, whole",
-            (
-                f"{STORE}::test_of_many_processes_one_saves",
-                f"{STORE}::test_a_reader_finds_a_session_while_others_replace_it",
-                f"{STORE}::test_who_loaded_before_another_saved_is_refused",
-                f"{SESSIONS}::test_two_runs_do_not_edit_one_session_at_once",
-            ),
-        ),
-        (
-            "A new session, or an output, where a session is: refused, unless --overwrite",
-            (
-                f"{STORE}::test_another_writers_session_is_not_replaced",
-                f"{SESSIONS}::test_a_new_source_does_not_replace_a_session",
-                f"{SESSIONS}::test_no_picture_is_written_into_a_session",
-            ),
-        ),
-        (
-            "Fields of another type or range, in session.json: refused before a picture is decoded",
-            (f"{STORE}::test_every_field_is_checked_before_anything_is_built", f"{STORE}::test_odd_texts_are_refused"),
-        ),
-        (
-            "Pipes, devices, links and folders in place of files",
-            (f"{STORE}::test_what_is_no_plain_file_is_never_opened",),
-        ),
-        (
-            "Crafted archives: streams, directories, sizes, pixels, fields: refused before anything is written",
-            (f"{ARCHIVE}::test_crafted_archives_are_refused_before_anything_is_written",),
-        ),
-        (
-            "A caller who writes to results, or deletes, loads or forgets within a run",
-            (f"{BAD}::TestWriting", f"{BAD}::TestWithinARun"),
-        ),
-        ("Sessions of version 0.1.0", (f"{STORE}::test_a_session_of_version_1_is_saved_in_place",)),
-    ),
     "Images": (
         (
             "Empty, a text, PSD, EPS or SVG under another name, cut at every tenth: named, never decoded as such",
