@@ -94,10 +94,8 @@ class Session:
 
     @property
     def picture_bytes(self) -> int:
-        """Bytes of the decoded pictures of the history, each counted once."""
-        images = (image for result in self.history for image in (result.image, result.painted) if image is not None)
-        distinct = {id(image): image for image in images}
-        return sum(image.width * image.height * len(image.getbands()) for image in distinct.values())
+        """Bytes of the decoded pictures of the history."""
+        return sum(result.image_bytes for result in self.history)
 
     def drop_editors(self) -> None:
         """Let go of the editors and of the features that they hold; pictures stay."""

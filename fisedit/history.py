@@ -68,6 +68,12 @@ class EditResult:
         return image.size
 
     @property
+    def image_bytes(self) -> int:
+        """Bytes that its picture and its canvas take in memory."""
+        images: list[Image | None] = [vars(self)[name] for name in ("image", "painted")]
+        return sum(image.width * image.height * len(image.getbands()) for image in images if image is not None)
+
+    @property
     def recipe(self) -> GenerationConfig:
         """`config`, by the name that it had in 0.1.0."""
         return self.config
