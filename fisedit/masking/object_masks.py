@@ -17,7 +17,7 @@ import numpy as np
 from fisedit.masking.heatmaps import localized_hunks, refine, rescale, word_maps
 from fisedit.masking.masks import bounding_boxes, clean_mask, otsu
 from fisedit.sparse_kernels.dilation import dilate
-from fisedit.values import EditMask, MaskSource
+from fisedit.values import EditKind, EditMask, MaskSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,6 +103,8 @@ def _localize(
         taken[:] = False
     inside = clean_mask(inside & ~taken, dilation=0)
     inside |= dilate(inside, 1) & above_li(heat) & ~taken
+    if hunk.kind is EditKind.DELETE:  # what is left of an object that goes is seen, more than what goes with it
+        inside |= dilate(inside, 1) & ~taken
     is_new = {word.text for word in hunk.focus_new} - {word.text for word in hunk.focus_old}
     return (bounding_boxes(inside) & ~taken if is_new else inside), heat, taken
 

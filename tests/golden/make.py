@@ -22,7 +22,7 @@ from PIL import Image
 from tests.golden.cases import CASES, HERE, INPUTS, RECIPE, Bench, load
 from tests.golden.outcome import machine, save
 
-MADE_AT = "7d06e12"
+MADE_AT = "the commit that blends boundaries harmonically and grows the masks of deletes"
 INDEX, PICTURES = HERE / "golden.json", HERE / "pictures"
 _PACKAGES = ("diffusers", "transformers", "peft", "numpy", "pillow")
 

@@ -55,9 +55,13 @@ def files(tmp_path) -> Path:
     return Path(shutil.copytree(FILES, tmp_path / "files"))
 
 
-def check_picture(ours: Image.Image, path: Path) -> None:
+BLENDED = Tolerance(levels=64, share=0.3)
+"""Version 0.1.0 mended the pixels at a mask's boundary alone; edits are blended over a dozen pixels since."""
+
+
+def check_picture(ours: Image.Image, path: Path, *, edited: bool = False) -> None:
     """Compare a picture that was computed anew with a stored one."""
-    allowed = EXACT if HERE else JPEG_ELSEWHERE if path.suffix == ".jpg" else ELSEWHERE
+    allowed = BLENDED if edited else EXACT if HERE else JPEG_ELSEWHERE if path.suffix == ".jpg" else ELSEWHERE
     with Image.open(path) as stored:
         gap = difference(ours, stored)
     print(f"{path.name}: {gap}")  # noqa: T201
@@ -94,9 +98,9 @@ class TestSessions:
     def test_a_further_edit(self, files, name):
         editor, expected = resumed(files / "sessions" / name), dict(EXPECTED["sessions"][name]["further"])
         further = editor.edit(FURTHER[name])
-        check_picture(further.image, FILES / "further" / f"{name}.png")
+        check_picture(further.image, FILES / "further" / f"{name}.png", edited=True)
         told = told_of_result(further)
-        for key in () if HERE else ("picture", "canvas", "mask", "stats"):  # of which the last digits may differ
+        for key in ("picture", "canvas") if HERE else ("picture", "canvas", "mask", "stats"):  # of which the last digits may differ
             del told[key], expected[key]
         assert told == expected
 
@@ -105,7 +109,7 @@ class TestSessions:
 def test_a_picture_is_made_again(ending):
     with Image.open(FILES / "pictures" / f"edited.{ending}") as picture:
         editor = Editor.remake(picture, device="cpu", local_files_only=True)
-    check_picture(editor.current.image, FILES / "further" / "edited.png")
+    check_picture(editor.current.image, FILES / "further" / "edited.png", edited=True)
     assert len(editor.history) == 4
 
 
@@ -132,7 +136,7 @@ def test_an_edit_begins_at_a_picture(files):
     place = [word for word in PLACE if word not in ("--model", "demo")]
     words = ("edit", "--from", "edited.webp", "--prompt", "a fox on a beach", "--output", "next.png", "--json")
     told = json.loads(checked(files / "pictures", *words, *place))
-    assert not HERE or told["notes"] == ["made again: every pixel is the file's"]
+    assert [note.partition(":")[0] for note in told["notes"]] == ["made again, but not every pixel is the file's"]
     assert (files / "pictures" / "next.png").is_file()
 
 
@@ -182,7 +186,7 @@ def test_an_interrupted_batch_is_gone_on_with(files, torn):
     )
     for name in after:
         with Image.open(folder / name) as image:
-            check_picture(image, FILES / "batch" / "finished" / name)
+            check_picture(image, FILES / "batch" / "finished" / name, edited=True)
 
 
 def test_every_job_is_there():

@@ -13,10 +13,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from scipy.ndimage import distance_transform_edt
 
 from fisedit.sparse import vae_decode as decoding
 from fisedit.sparse import vae_tiles as boxing
-from fisedit.sparse.compositing import MAX_CORRECTION, composite
+from fisedit.sparse.compositing import BLEND_WIDTH, MAX_CORRECTION, composite
 from fisedit.sparse.vae_decode import decode, decode_sparse
 from fisedit.sparse.vae_tiles import (
     COARSE_LEVELS,
@@ -266,14 +267,18 @@ def plain(grey, size=128):
 @pytest.mark.sweep(1)
 @each_grid
 @pytest.mark.parametrize("level", [30, 240])
-def test_a_rim_is_mended_up_to_a_limit(name, level):
-    """Where the edit would show no step, none is left up to `MAX_CORRECTION`; behind the rim nothing is touched."""
+def test_a_boundary_is_blended_up_to_a_limit(name, level):
+    """Where the edit would show no step, none is left up to `MAX_CORRECTION`; deep inside nothing is touched."""
     grid = grids(16, 16)[name]
-    mixed = levels(composite(plain(0), plain(level), grid))[..., 0]
-    inside, behind = pixels_of(grid), np.pad(pixels_of(grid), 1, mode="edge")
-    behind = behind[:-2, 1:-1] & behind[2:, 1:-1] & behind[1:-1, :-2] & behind[1:-1, 2:] & inside
-    assert (mixed[~inside] == 0).all() and (mixed[behind] == level).all()
-    assert (mixed[inside & ~behind] == max(0, level - MAX_CORRECTION)).all()
+    mixed = levels(composite(plain(0), plain(level), grid))[..., 0].astype(int)
+    depth = distance_transform_edt(np.pad(pixels_of(grid), 128, mode="edge"))[128:-128, 128:-128]
+    if grid.all():
+        assert (mixed == level).all()
+        return
+    assert (mixed[depth == 0] == 0).all() and (mixed[depth > BLEND_WIDTH] == level).all()
+    first, second = (int(mixed[depth == k].min()) for k in (1, 2))
+    assert 0 <= first - max(0, level - MAX_CORRECTION) <= MAX_CORRECTION / 3 and first <= second
+    assert (mixed[depth > 0] >= level - MAX_CORRECTION).all() and (mixed <= level).all()
 
 
 @each_grid
@@ -284,13 +289,18 @@ def test_a_composite_keeps_an_edit_that_fits(name):
     assert composite(plain(20), edited, grid).tobytes() == edited.tobytes()
 
 
-def test_an_edge_of_the_edit_stays_sharp():
-    """Where the edit's own step at the rim is larger than the one to the source, nothing is mended."""
+def test_an_edge_of_the_edit_stays_an_edge():
+    """The step that the edit has at the boundary is kept, led to the source's colours."""
     grid = grids(16, 16)["row"]
     edited = Image.fromarray(np.where(pixels_of(grid)[..., None], levels(plain(200)), 20).astype(np.uint8))
-    mixed = levels(composite(plain(90), edited, grid))
-    assert (mixed[pixels_of(grid)] == 200).all()
+    mixed = levels(composite(plain(50), edited, grid))
+    boundary = distance_transform_edt(pixels_of(grid)) == 1
+    assert (abs(mixed[boundary].astype(int) - (50 + 180)) <= 8).all() and (mixed[~pixels_of(grid)] == 50).all()
     assert levels(composite(plain(0, 64), plain(240, 64), np.ones((8, 8), bool))).min() == 240
+
+
+def test_nothing_is_composited_into_an_empty_mask():
+    assert levels(composite(plain(20), plain(240), np.zeros((16, 16), bool))).max() == 20
 
 
 def test_the_record_counts_its_bytes(vae):

@@ -42,6 +42,7 @@ NOTES = (
     "in brackets the 10th percentile, or the 90th where low is good",
     "IoU, precision and recall are by latent cells of 8x8 pixels; one is true if any of its pixels is",
     "inside dB and seam compare with the dense blended edit in the method's own mask, over edits that ran sparsely",
+    "seam is the largest step between neighbours within 4 pixels of the mask's boundary, over the reference's own",
     "dense dB is the same over our edits that fell back to dense runs",
     "kept dB is to the source, inside the method's own mask: structure= trades it for success",
     "again dB is of the whole picture to the source: its latents decoded, or its prompt sampled again, unblended",

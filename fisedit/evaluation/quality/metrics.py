@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 IDENTICAL = 1e-10
 """Least mean square error, so that equal pictures have a finite 148 dB."""
 
+SEAM_BAND = 4
+"""Pixels either side of a mask's boundary in which a seam is looked for."""
+
 
 @dataclass(frozen=True)
 class MaskOverlap:
@@ -114,7 +117,9 @@ def equal_outside(got: Image, expected: Image, grid: BoolGrid) -> bool:
 def seam(got: Image, reference: Image, grid: BoolGrid) -> float | None:
     """How visible a mask's boundary is, over the same in a reference: 1 for as visible.
 
-    The measure is the mean difference across the boundary of neighbouring pixels' levels.
+    At every pair of neighbouring pixels across the boundary, the largest difference of neighbours is taken within
+    `SEAM_BAND` pixels either side, along the line through both: an edge that mending moved is found as well as one that
+    it left. The measure is the mean over all pairs.
 
     Args:
         got: [8h, 8w] pixels.
@@ -122,7 +127,7 @@ def seam(got: Image, reference: Image, grid: BoolGrid) -> float | None:
         grid: booleans [h, w].
 
     Returns:
-        The ratio; None where the mask has no boundary, or the reference no difference across it.
+        The ratio; None where the mask has no boundary, or the reference no difference near it.
     """
     here, there = (_boundary_step(picture, cells_to_pixels(grid)) for picture in (got, reference))
     return here / there if here is not None and there else None
@@ -132,8 +137,11 @@ def _boundary_step(picture: Image, inside: BoolGrid) -> float | None:
     levels = _levels(picture)
     steps = []
     for axis in (0, 1):
-        across = np.diff(inside, axis=axis)  # of booleans: where neighbours differ
-        steps.append(np.abs(np.diff(levels, axis=axis)).mean(-1)[across])
+        differences = np.abs(np.diff(levels, axis=axis)).mean(-1)
+        window = [(0, 0), (0, 0)]
+        window[axis] = (SEAM_BAND - 1, SEAM_BAND - 1)
+        near = np.lib.stride_tricks.sliding_window_view(np.pad(differences, window), 2 * SEAM_BAND - 1, axis)
+        steps.append(near.max(-1)[np.diff(inside, axis=axis)])  # of booleans: where neighbours differ
     boundary = np.concatenate(steps)
     return float(boundary.mean()) if len(boundary) else None
 

@@ -43,15 +43,25 @@ def test_one_byte_outside_is_seen():
     assert not metrics.equal_outside(picture(outside), picture(grey(100)), grid)
 
 
-def test_seam_is_the_ratio_of_steps_along_the_rim():
+def test_seam_is_the_ratio_of_largest_steps_near_the_boundary():
     grid = np.array([[True, False], [False, False]])
     low, high = grey(100), grey(100)
     low[:8, :8], high[:8, :8] = 110, 125
-    high[0, 0] = 200  # far from the rim
+    high[0, 0] = 200  # far from the boundary
     assert metrics.seam(picture(low), picture(low), grid) == 1
     assert metrics.seam(picture(high), picture(low), grid) == 2.5
     assert metrics.seam(picture(low), picture(low), np.ones((2, 2), bool)) is None
     assert metrics.seam(picture(low), picture(grey(100)), grid) is None
+
+
+@pytest.mark.parametrize(("inward", "found"), [(1, True), (3, True), (4, False), (-3, True), (-4, False)])
+def test_an_edge_beside_the_boundary_is_a_seam(inward, found):
+    """Four pixels either side hold three steps each, beside the one across the boundary."""
+    grid = np.array([[True, False], [True, False]])
+    low, moved = grey(100), grey(100)
+    low[:, :8] = 101
+    moved[:, : 8 - inward] = 120
+    assert metrics.seam(picture(moved), picture(low), grid) == (20 if found else 0)
 
 
 def test_f1_by_hand():
