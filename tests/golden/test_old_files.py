@@ -100,7 +100,9 @@ class TestSessions:
         further = editor.edit(FURTHER[name])
         check_picture(further.image, FILES / "further" / f"{name}.png", edited=True)
         told = told_of_result(further)
-        for key in ("picture", "canvas") if HERE else ("picture", "canvas", "mask", "stats"):  # of which the last digits may differ
+        for key in (
+            ("picture", "canvas") if HERE else ("picture", "canvas", "mask", "stats")
+        ):  # of which the last digits may differ
             del told[key], expected[key]
         assert told == expected
 
