@@ -136,7 +136,8 @@ class Editor:
         Args:
             model: "demo", a diffusers folder, a hub id such as "owner/name", or one .safetensors file (1.x).
             device: "cpu", "cuda" or "cuda:N"; None for CUDA where there is some.
-            dtype: "fp32", "bf16", "fp16" or torch's; None for fp16 on CUDA, bf16 on CPUs that multiply it, fp32 else.
+            dtype: "fp32", "bf16", "fp16" or torch's; None for fp16 on CUDA, and on a CPU for the faster of
+                bf16 and fp32.
             local_files_only: never reach for the network.
             max_recorded_bytes: beyond which the least recently used features are dropped; None for half the memory.
             graphs: capture sparse steps as CUDA graphs; None where that can be done.

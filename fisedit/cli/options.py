@@ -45,7 +45,7 @@ Scheduler = Annotated[str, Option(help="ddim, dpmsolver++, euler, euler_a or lcm
 Model = Annotated[str, Option(help='"demo", a diffusers folder, a hub id, or one .safetensors file.')]
 Device = Annotated[str | None, Option(help="cpu, cuda or cuda:N; CUDA where there is some without it.")]
 Dtype = Annotated[
-    str | None, Option(help="fp32, bf16 or fp16; without it fp16 on CUDA, bf16 on CPUs that multiply it, else fp32.")
+    str | None, Option(help="fp32, bf16 or fp16; without it fp16 on CUDA, and on a CPU the faster of bf16 and fp32.")
 ]
 LocalFilesOnly = Annotated[bool, Option("--local-files-only", help="Never reach for the network.")]
 Output = Annotated[Path, Option(help="Image to write: .png, .webp, .jpg or .tif.")]

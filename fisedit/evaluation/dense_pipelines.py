@@ -48,7 +48,9 @@ class DensePipelines:
     @property
     def notes(self) -> list[str]:
         """What a reader of the search must know."""
-        return [f"torch.compile was not tried: {self._left_out}"] if self._left_out else []
+        if self._left_out:
+            return [f"torch.compile was not tried: {self._left_out}"]
+        return [f"torch.compile made kernels for {vector_extension()}"] if self._device.type == "cpu" else []
 
     def search(self) -> DenseSearch:
         """Find the fastest variant by a step and a decode, weighted as in a whole run; only its weights are kept."""
@@ -151,6 +153,13 @@ class DensePipelines:
         pipe = StableDiffusionPipeline(**parts | {"scheduler": scheduler}, requires_safety_checker=False)
         pipe.set_progress_bar_config(disable=True)
         return pipe
+
+
+def vector_extension() -> str:
+    """The CPU's vector extension that torch.compile's kernels use, such as "avx512"; probing may miss it."""
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    return str(pick_vec_isa())
 
 
 def has_compiler(device: torch.device) -> bool:

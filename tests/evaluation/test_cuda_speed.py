@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fisedit import Editor
-from fisedit.evaluation import cuda_speed, dense_search, workload
+from fisedit.evaluation import cuda_speed, dense_pipelines, dense_search, workload
 from fisedit.evaluation.dense_pipelines import DensePipelines
 from fisedit.evaluation.dense_search import PLAIN, DenseVariant
 from fisedit.evaluation.settings import SpeedSettings
@@ -78,6 +78,7 @@ def test_a_report_from_end_to_end(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a stand-in")
     monkeypatch.setattr(torch, "compile", lambda part, mode: part)
     monkeypatch.setattr(dense_search, "TURNS", 1)
+    monkeypatch.setattr(dense_pipelines, "vector_extension", lambda: "avx2")
     seen = []
     settings = SpeedSettings(areas=(0.05, 0.15), size=128, num_inference_steps=4, device="cpu", repeats=1)
     report = cuda_speed.measure_edit_speed(settings, lambda i, n, _: seen.append((i, n)))

@@ -97,3 +97,7 @@ def test_a_machine_without_a_compiler_says_so(pipelines, monkeypatch):
     monkeypatch.setattr(dense_pipelines.shutil, "which", lambda _: None)
     dense = dense_pipelines.DensePipelines(pipelines["shallow"], None)
     assert dense.notes == ["torch.compile was not tried: there is no C++ compiler"]
+    monkeypatch.setattr(dense_pipelines.shutil, "which", lambda _: "/a/compiler")
+    monkeypatch.setattr(dense_pipelines, "vector_extension", lambda: "avx512")
+    dense = dense_pipelines.DensePipelines(pipelines["shallow"], None)
+    assert dense.notes == ["torch.compile made kernels for avx512"]
