@@ -11,7 +11,10 @@ from statistics import median
 from typing import Any
 
 TOO_SLOW = 1.5
-"""A variant that takes this many times as long as the fastest so far is not timed again, nor compiled."""
+"""A variant that takes this many times as long as the fastest so far is not timed again."""
+
+COMPILED_WITHIN = 1.25
+"""A variant is compiled, in minutes, if its eager form takes at most this many times the fastest one's time."""
 
 TURNS = 3
 """How often the variants that are left take turns after their first timing."""
@@ -95,8 +98,8 @@ def find_fastest(
     seconds: dict[DenseVariant, list[float]] = {}
     left_out: dict[DenseVariant, str] = {}
     for variant in candidates:
-        if variant.compiled and replace(variant, compiled=False) in left_out:
-            left_out[variant] = "its eager form was left out"
+        if reason := _not_compiled(variant, seconds):
+            left_out[variant] = reason
             continue
         try:
             seconds[variant] = [measure(variant)]
@@ -114,6 +117,18 @@ def find_fastest(
             seconds[variant].append(measure(variant))
     best = min(kept, key=lambda variant: median(seconds[variant]))
     return DenseSearch(best, seconds, left_out)
+
+
+def _not_compiled(variant: DenseVariant, seconds: dict[DenseVariant, list[float]]) -> str:
+    """Why a compiled variant is not worth its compilation, or "". What was timed so far counts."""
+    if not variant.compiled:
+        return ""
+    eager = {other: times[0] for other, times in seconds.items() if not other.compiled}
+    own = eager.get(replace(variant, compiled=False))
+    if own is None:
+        return "its eager form cannot run here"
+    factor = own / min(eager.values())
+    return f"its eager form takes {factor:.1f} times as long as the fastest" if factor > COMPILED_WITHIN else ""
 
 
 def _too_slow(seconds: dict[DenseVariant, list[float]], left_out: dict[DenseVariant, str]) -> dict[DenseVariant, float]:

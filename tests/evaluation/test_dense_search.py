@@ -52,9 +52,20 @@ def test_hopeless_ones_are_timed_once_released_and_not_compiled():
     clock = Clock({FP32: 3.0, BF16: 1.0, compiled: 0.1, COMPILED: 0.9})
     found = clock.search()
     assert found.best == COMPILED
-    assert found.left_out == {FP32: "3.0 times as long as the fastest", compiled: "its eager form was left out"}
+    assert found.left_out == {
+        FP32: "3.0 times as long as the fastest",
+        compiled: "its eager form takes 3.0 times as long as the fastest",
+    }
     assert clock.timed.count(FP32) == 1 and compiled not in clock.timed
     assert clock.released == [FP32]
+
+
+def test_the_fastest_eager_ones_are_compiled_alone():
+    near, far = DenseVariant("bf16", False, True), DenseVariant("fp32", True, True)
+    clock = Clock({BF16: 1.0, BF16_CONTIGUOUS: 1.2, FP32: 1.4, COMPILED: 0.9, near: 0.8, far: 0.1})
+    found = clock.search()
+    assert found.best == near and far not in clock.timed
+    assert found.left_out[far] == "its eager form takes 1.4 times as long as the fastest"
 
 
 def test_a_variant_that_cannot_run_is_named_with_its_reason():
