@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 from typer.main import get_command
 
 from fisedit.cli import app
+from tests.support.folders import half, pictures
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXTS = [
@@ -30,6 +32,7 @@ TEXTS = [
         "weights/demo-look/README.md",
     )
 ]
+FEW = ("--num-inference-steps", "3")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -57,6 +60,26 @@ def test_the_commands_parse():
         while words and words[0] in getattr(command, "commands", {}):
             command = command.commands[words.pop(0)]
         command.make_context("fisedit", words)
+
+
+def test_the_readmes_commands_run(fisedit, tmp_path):
+    """In few steps; all but `bench edit`, which takes half an hour and is run on a small model in tests/evaluation."""
+    pictures(tmp_path / "photos", 2)
+    rows = [{"image": f"{n}.png", "source_prompt": "a cat", "prompt": "a dog"} for n in range(2)]
+    (tmp_path / "edits.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (tmp_path / "captions.csv").write_text("file,caption\n0.png,a cat\n1.png,a tree\n")
+    for n in range(2):
+        half(tmp_path / "masks" / f"{n}.png")
+    lines = [
+        shlex.split(line, comments=True)[1:]
+        for line in "".join(blocks("bash")).splitlines()
+        if line.startswith("fisedit ")
+    ]
+    run = [words for words in lines if words[0] != "bench"]
+    for words in run:
+        few = FEW if words[0] in ("generate", "batch") or "--source-prompt" in words else ()
+        assert fisedit(*words, *few).status == 0, words
+    assert len(run) == 8 and (tmp_path / "castle.png").is_file() and (tmp_path / "edited" / "report.html").is_file()
 
 
 def test_links_lead_somewhere():
