@@ -23,6 +23,7 @@ from fisedit import Cancelled, Editor
 from fisedit.adapters.checkpoints import save_adapter
 from fisedit.errors import InputError, ModelError, SessionError
 from fisedit.models.loader import demo_folder
+from fisedit.storage.session_index import encode_index
 from tests.adapters.test_derivatives import Lora
 from tests.adapters.test_references import RED
 from tests.app.test_lora_catalog import file, last, same
@@ -257,7 +258,7 @@ def test_a_model_that_an_archive_names_is_not_believed(state, session, name):
     with zipfile.ZipFile(export.export_session(session)) as packed, zipfile.ZipFile(told, "w") as changed:
         for member in packed.namelist():
             data = packed.read(member)
-            changed.writestr(member, json.dumps(json.loads(data) | {"model": name}) if "json" in member else data)
+            changed.writestr(member, encode_index(json.loads(data) | {"model": name}) if "json" in member else data)
     back = state.session("other")
     assert same(export.import_session(state, back, told.getvalue()), made)
     saved = json.loads((back.folder / "session.json").read_text())["model"]

@@ -111,7 +111,8 @@ def test_pie_bench_by_two_methods(loaded, dataset):
     given, kept = (edit["scores"][name] for name in ("ours-given", "no-edit"))
     assert (edit["kind"], edit["whole"], given["success"]) == ("change object", None, None)
     assert given["exact"] and given["published"]["psnr"] > kept["published"]["psnr"] > 0
-    assert {"PIE PSNR", "PIE MSE", "PIE SSIM"} <= set(told["summary"][0]) and not told["whole"]
+    assert {"PIE PSNR", "PIE MSE", "PIE SSIM"} <= set(told["summary"][0])
+    assert [row["asked"] for row in told["whole"]] == ["written prompts"]
     assert any("LPIPS" in note for note in told["notes"]) and any("scaled from 512" in note for note in told["notes"])
 
 
@@ -134,5 +135,6 @@ def test_the_command_line_hands_everything_on(monkeypatch, tmp_path, capsys):
     assert cli._run([*arguments, "--output", str(tmp_path / "report.json")], debug=True) == 0
     assert asked == [EditQualitySettings(edits=3, methods=("ours", "reprompt"), seed=5, html=tmp_path)]
     assert (asked[0].classifier, asked[0].guidance_scale) == (None, 4.0)
-    assert json.loads((tmp_path / "report.json").read_text()) == told
+    written = json.loads((tmp_path / "report.json").read_text())
+    assert written.pop("environment")["command"].startswith("fisedit") and written == told
     assert "0.9 (0.8)" in (said := capsys.readouterr().out) and "note: a note" in said

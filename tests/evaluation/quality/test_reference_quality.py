@@ -135,5 +135,6 @@ def test_the_command_line_hands_everything_on(monkeypatch, tmp_path, capsys):
     arguments = ["bench", "quality", "--adapter", "demo", "--edits", "4", "--output", str(tmp_path / "report.json")]
     assert cli._run(arguments, debug=True) == 0
     assert asked == [ReferenceQualitySettings(adapter="demo", edits=4)] and asked[0].guidance_scale == 4.0
-    assert json.loads((tmp_path / "report.json").read_text()) == told
+    written = json.loads((tmp_path / "report.json").read_text())
+    assert written.pop("environment")["command"].startswith("fisedit") and written == told
     assert "3 of 4" in (said := capsys.readouterr().out) and "note: a note" in said
