@@ -18,7 +18,7 @@ from PIL import Image
 from app import export, handlers, views
 from app.validation import ReferencePicture, Region, SourceSettings, label
 from fisedit import EditResult
-from fisedit.errors import FisEditError, InputError
+from fisedit.errors import InputError, SessionError
 from fisedit.storage import images
 
 if TYPE_CHECKING:
@@ -124,36 +124,33 @@ class Endpoints:
     ) -> dict[str, Any]:
         """Where an edit would paint and what it would cost, before it runs; arguments as in edit."""
         region, look = _lazy_region(words, instance, grow, mask, protect), _lazy_reference(reference, reference_scale)
-        with _gradio_errors():
-            return _estimate_to_dict(handlers.preview(self._state, self._session(request), prompt, region(), look()))
+        return _estimate_to_dict(handlers.preview(self._state, self._session(request), prompt, region(), look()))
 
     def history(self, request: gr.Request, checkout: str = "", pictures: bool = False) -> dict[str, Any]:
         """All results of the session, and the current one. checkout: the id of a result to go back to first."""
-        with _gradio_errors():
-            own = self._session(request)
-            if checkout:
-                handlers.checkout(own, str(checkout))
-            results = list(own.history)
-            current = own.current.id if results else None
-            shown = [_result_to_dict(own, result, pictures=pictures) for result in results]
-            return {"current": current, "results": shown}
+        own = self._session(request)
+        if checkout:
+            handlers.checkout(own, str(checkout))
+        results = list(own.history)
+        current = own.current.id if results else None
+        shown = [_result_to_dict(own, result, pictures=pictures) for result in results]
+        return {"current": current, "results": shown}
 
     def _session(self, request: gr.Request) -> "Session":
         if not request.session_hash:
-            raise gr.Error("error[session]: a request must say its session: send session_hash")
+            raise SessionError("a request must say its session: send session_hash")
         return self._state.session(request.session_hash[:64])
 
     def _stream(
         self, request: gr.Request, start: "Callable[[Session], Iterator[RunProgress]]"
     ) -> Iterator[dict[str, Any]]:
         """A run's progress, and at the end its result."""
-        with _gradio_errors():
-            own = self._session(request)
-            for progress in start(own):
-                if progress.result is None:
-                    yield {"step": progress.step, "steps": progress.steps, "seconds_left": progress.left}
-                else:
-                    yield _result_to_dict(own, progress.result, pictures=True)
+        own = self._session(request)
+        for progress in start(own):
+            if progress.result is None:
+                yield {"step": progress.step, "steps": progress.steps, "seconds_left": progress.left}
+            else:
+                yield _result_to_dict(own, progress.result, pictures=True)
 
 
 def _add_open(handler: Callable[..., Any], runs: dict[str, Any]) -> None:
@@ -166,17 +163,6 @@ def _add_open(handler: Callable[..., Any], runs: dict[str, Any]) -> None:
         model, loras = gr.Textbox("", label="model"), gr.JSON({}, label="loras")
         asked = [picture, prompt, seed, steps, guidance, model, loras]
         gr.Button().click(handler, asked, gr.JSON(label="result"), api_name="open", **runs)
-
-
-class _gradio_errors:  # noqa: N801 (reads as a block)
-    """Our errors as gradio's, of one line that begins with their code."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, FisEditError):
-            raise gr.Error(f"error[{error.code}]: {error}", print_exception=False) from error
 
 
 def _result_to_dict(own: "Session", result: EditResult, *, pictures: bool) -> dict[str, Any]:

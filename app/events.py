@@ -17,7 +17,7 @@ from app import export, handlers, html, views
 from app.components import ALL_PIECES, SCHEDULERS
 from app.updates import PageUpdates, Updates
 from app.validation import Busy, ReferencePicture, Region, SourceSettings
-from fisedit.errors import Cancelled, FisEditError, SessionError
+from fisedit.errors import Cancelled, FisEditError, InputError, SessionError
 
 if TYPE_CHECKING:
     from app.components import PageComponents
@@ -153,7 +153,10 @@ class EventHandlers:
 
     def on_select(self, request: gr.Request, event: gr.EventData) -> Updates:
         """A picture of the history was chosen."""
-        chosen = str(getattr(event, "id", ""))
+        try:
+            chosen = str(event.id)
+        except (AttributeError, TypeError) as error:  # it holds what a request sent
+            raise InputError("event_data must have the id of a result") from error
         return self._move(request, lambda session: handlers.checkout(session, chosen))
 
     def on_compare(self, request: gr.Request, other: str) -> Updates:
@@ -176,9 +179,9 @@ class EventHandlers:
 
         return handle
 
-    def on_file(self, request: gr.Request, data: bytes) -> Updates:
+    def on_file(self, request: gr.Request, data: bytes | None) -> Updates:
         """A file was dropped: a saved session is loaded, of a picture the settings are."""
-        page = self.page
+        page, data = self.page, data or b""
         try:
             session = self.state.session(_caller(request))
             if data[:2] == b"PK":
@@ -242,11 +245,8 @@ class EventHandlers:
             raise
 
     def _session(self, request: gr.Request) -> Session:
-        """The session of a request; errors as the page shows them beside itself."""
-        try:
-            return self.state.session(_caller(request))
-        except FisEditError as error:
-            raise gr.Error(str(error), print_exception=False) from error
+        """The session of a request; its errors the page shows beside itself."""
+        return self.state.session(_caller(request))
 
     def _move(self, request: gr.Request, move: Callable[[Session], object]) -> Updates:
         try:
@@ -275,9 +275,11 @@ def _reference(picture: bytes | None, scale: float) -> ReferencePicture | None:
     return ReferencePicture(picture, scale) if picture else None
 
 
-def _region(session: Session, paint: Any, words: Any, instance: Any, grow: Any, only: Any) -> Region:
+def _region(session: Session, paint: Any, words: Any, instance: str | None, grow: Any, only: Any) -> Region:
     """What the other `PageComponents.edit_inputs` hold."""
     add, protect = views.decode_strokes(paint, session.current.size)
+    if instance is None or not (instance == ALL_PIECES[1] or instance.isdecimal()):
+        raise InputError(f"piece must be a number or {ALL_PIECES[1]!r}, got {instance!r:.40}")
     piece = None if instance == ALL_PIECES[1] else int(instance)
     chosen = tuple(str(word) for word in words or ())
     return Region(chosen, piece, int(grow or 0), add, protect, bool(only) and add is not None)

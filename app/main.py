@@ -14,6 +14,7 @@ import gradio as gr
 from app import api, export, handlers
 from app.components import PageComponents, read_asset
 from app.events import EventHandlers
+from app.page_blocks import PageBlocks
 
 if TYPE_CHECKING:
     from app.sessions import AppState
@@ -42,7 +43,7 @@ def theme() -> dict[str, Any]:
 
 def build(state: AppState) -> gr.Blocks:
     """The page over the app's state, with the API's endpoints."""
-    blocks = gr.Blocks(title="fisedit", analytics_enabled=False, delete_cache=(600, 3600))
+    blocks = PageBlocks(title="fisedit", analytics_enabled=False, delete_cache=(600, 3600))
     with blocks:
         page = PageComponents(state.pool)
         events = EventHandlers(state, page)

@@ -1,7 +1,8 @@
 """The guard of the server: which requests pass, by which route, and with what.
 
-A request that names a host of others, comes from another site's page, lacks the token, or carries a path or an address
-is refused before gradio sees it. Knows HTTP and where uploads lie; neither gradio's insides nor the editor.
+A request that names a host of others, comes from another site's page, lacks the token, carries a path or an address,
+or calls an event with other arguments than it takes is refused before gradio sees it. Knows HTTP and where uploads lie;
+neither gradio's insides nor the editor.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.answers import RequestRefused, with_plain_errors
+from app.calls import CallTable
 
 MAX_UPLOAD_BYTES, MAX_BODY_BYTES = 257 << 20, 4 << 20
 """Bytes of one request: with files, and without."""
@@ -44,14 +48,6 @@ _HEADERS = {
 }
 
 
-class RequestRefused(Exception):
-    """A request that is not let in: status, and one line that says why."""
-
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
-        self.status, self.why = status, why
-
-
 @dataclass(frozen=True)
 class RequestGuard:
     """ASGI middleware that lets in what the page and the HTTP API need, and nothing else.
@@ -61,12 +57,14 @@ class RequestGuard:
         hosts: names and addresses that a request may call this machine by.
         token: what every request must know; "" for none.
         uploads: the folder that files of requests lie in.
+        calls: the events that may be called.
     """
 
     app: ASGIApp
     hosts: frozenset[str]
     token: str
     uploads: Path
+    calls: CallTable
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it with the reason why not."""
@@ -80,8 +78,11 @@ class RequestGuard:
                 if answer is None and request.method == "POST" and _POST_PATHS.fullmatch(scope["path"]):
                     receive = _replay_body(await self._read_body(request), receive)
             except RequestRefused as refused:
-                answer = JSONResponse({"detail": refused.why}, refused.status)
-            await (answer or self.app)(scope, receive, send)
+                answer = refused.answer()
+            if answer is None:
+                await self.app(scope, receive, with_plain_errors(scope, receive, send))
+            else:
+                await answer(scope, receive, send)
         else:
             await send({"type": "websocket.close"})
 
@@ -127,13 +128,16 @@ class RequestGuard:
         return compare_digest(given.encode(), self.token.encode())
 
     async def _read_body(self, request: Request) -> bytes:
-        """A request's JSON, in which every file is one that was uploaded here."""
+        """A request's JSON, in which every file is one that was uploaded here, to an event that takes it."""
         body = await request.body()
         try:
-            for value in _iterate_objects(json.loads(body)):
-                self._check_file(value, request.headers["host"])
+            value = json.loads(body)
+            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+            for part in _iterate_objects(value):
+                self._check_file(part, request.headers["host"])
         except (ValueError, RecursionError) as error:
             raise RequestRefused(400, "a request must be JSON") from error
+        self.calls.check(request.scope["path"], value)
         return body
 
     def _check_file(self, value: dict[str, Any], host: str) -> None:

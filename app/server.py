@@ -83,7 +83,7 @@ def listen(host: str = "127.0.0.1", port: int = 7860, token: str = "", allowed_h
     family, where = _resolve(host, port)
     if not ipaddress.ip_address(where[0]).is_loopback and not token:
         raise InputError(f"others could reach {host}: give --token, or leave --host out for this machine alone")
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY by it
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(where)
@@ -172,7 +172,7 @@ def application(page: gradio.Blocks, address: Address, uploads: Path, theme: Map
     import gradio as gr
     from fastapi import FastAPI
 
-    from app import security
+    from app import calls, security
 
     page.queue(max_size=MAX_WAITING, default_concurrency_limit=MAX_CONCURRENT, api_open=False)
     page.state_session_capacity = MAX_REMEMBERED
@@ -186,11 +186,11 @@ def application(page: gradio.Blocks, address: Address, uploads: Path, theme: Map
         run_history=False,
         allowed_paths=[],
         blocked_paths=[],
-        show_error=True,
+        show_error=False,  # what is not one of our errors stays in the log
         max_file_size=security.MAX_UPLOAD_BYTES,
         ssr_mode=False,
         enable_monitoring=False,
         mcp_server=False,
         **theme,
     )
-    return security.RequestGuard(outer, address.hosts, address.token, uploads)
+    return security.RequestGuard(outer, address.hosts, address.token, uploads, calls.call_table(page))

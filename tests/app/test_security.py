@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 
 import pytest
-from starlette.responses import PlainTextResponse
+from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.testclient import TestClient
 
+from app.calls import CallableEvent, CallTable
 from app.security import COOKIE, MAX_BODY_BYTES, RequestGuard
 
 TOKEN = "0123456789abcdef"
 HOSTS = frozenset({"127.0.0.1", "::1", "studio.local"})
+CALLS = CallTable({0: CallableEvent("", queued=True, kinds=((object,),), triggers=frozenset(), required={})})
+CALL = {"fn_index": 0, "session_hash": "me"}
+"""What every call of that event says beside its argument."""
+
+CANCEL = CALL | {"event_id": "a"}
 
 
 @pytest.fixture
@@ -26,7 +32,7 @@ def uploads(tmp_path):
 
 def client(uploads, token="", base="http://127.0.0.1:7860") -> TestClient:
     return TestClient(
-        RequestGuard(PlainTextResponse("in"), HOSTS, token, uploads), base_url=base, follow_redirects=False
+        RequestGuard(PlainTextResponse("in"), HOSTS, token, uploads, CALLS), base_url=base, follow_redirects=False
     )
 
 
@@ -49,7 +55,7 @@ def test_forged_hosts(uploads, host):
 def test_pages_of_other_sites(uploads, origin):
     here = client(uploads)
     assert here.post("/gradio_api/cancel", json={}, headers={"origin": origin}).status_code == 403
-    assert here.post("/gradio_api/cancel", json={}, headers={"origin": "http://127.0.0.1:7860"}).text == "in"
+    assert here.post("/gradio_api/cancel", json=CANCEL, headers={"origin": "http://127.0.0.1:7860"}).text == "in"
 
 
 class TestToken:
@@ -116,7 +122,7 @@ def test_files_of_others(uploads):
     here = client(uploads)
     own = str(uploads / "abc" / "cat.png")
     assert here.get(f"/gradio_api/file={own}").text == "in"
-    assert here.post("/gradio_api/queue/join", json={"data": [[{"image": {"path": own}}]]}).text == "in"
+    assert here.post("/gradio_api/queue/join", json=CALL | {"data": [[{"image": {"path": own}}]]}).text == "in"
     for path in outside(uploads):
         for told in (
             {"path": path},
@@ -139,7 +145,7 @@ def test_addresses(uploads, url):
     for told in ({"url": url}, {"path": None, "url": url}, {"path": own, "url": url}):
         assert here.post("/gradio_api/queue/join", json={"data": [told]}).status_code in (400, 403)
     told = {"path": own, "url": f"http://127.0.0.1:7860/gradio_api/file={own}"}
-    assert here.post("/gradio_api/queue/join", json={"data": [told]}).text == "in"
+    assert here.post("/gradio_api/queue/join", json=CALL | {"data": [told]}).text == "in"
 
 
 def test_too_much(uploads):
@@ -149,7 +155,7 @@ def test_too_much(uploads):
     assert here.post("/gradio_api/upload", content=iter([b"a"])).status_code == 411
 
 
-@pytest.mark.parametrize("body", [b"", b"no", b"\xff", b"[" * 100_000, b'{"a": NaN', b"1" * 10_000])
+@pytest.mark.parametrize("body", [b"", b"no", b"\xff", b"[" * 100_000, b'{"a": NaN', b"1" * 10_000, b'"\\ud800"'])
 def test_what_is_no_json(uploads, body):
     assert client(uploads).post("/gradio_api/queue/join", content=body).status_code == 400
 
@@ -159,9 +165,32 @@ def test_what_is_sent_arrives(uploads):
         message = await receive()
         await PlainTextResponse(message["body"])(scope, receive, send)
 
-    here = TestClient(RequestGuard(echo, HOSTS, "", uploads), base_url="http://127.0.0.1")
-    told = {"data": ["ä" * 1000, None, 1.5]}
+    here = TestClient(RequestGuard(echo, HOSTS, "", uploads, CALLS), base_url="http://127.0.0.1")
+    told = CALL | {"data": [["ä" * 1000, None, 1.5]]}
     assert here.post("/gradio_api/queue/join", content=json.dumps(told)).json() == told
+
+
+INSIDE = "Traceback: /tmp/secret/handler.py"
+
+
+@pytest.mark.parametrize(
+    ("status", "answered", "line"),
+    [
+        (500, PlainTextResponse(INSIDE, 500), "error[internal]: this is a bug; the server's log says where"),
+        (500, JSONResponse({"error": None}, 500), "error[internal]: this is a bug; the server's log says where"),
+        (502, JSONResponse({"error": INSIDE}, 502), "error[internal]: this is a bug; the server's log says where"),
+        (500, JSONResponse({"error": "error[busy]: wait"}, 500), "error[busy]: wait"),
+        (422, JSONResponse({"detail": [{"input": INSIDE}]}, 422), "error[input]: this route takes other arguments"),
+        (404, JSONResponse({"detail": f"File not found: {INSIDE}"}, 404), "error[not-found]: nothing here"),
+        (503, JSONResponse({"detail": "Queue is full."}, 503), "error[busy]: too many wait; try again in a moment"),
+    ],
+)
+def test_answers_of_what_lies_behind_say_one_line(uploads, status, answered, line):
+    here = TestClient(RequestGuard(answered, HOSTS, "", uploads, CALLS), base_url="http://127.0.0.1")
+    answer = here.get("/config")
+    assert answer.json()["detail"].startswith(line) and answer.json()["error"] == answer.json()["detail"]
+    assert "secret" not in answer.text and answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.status_code == {500: 400 if "busy" in line else 500, 502: 500}.get(status, status)
 
 
 def test_no_page_may_frame_it_or_reach_out(uploads):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -57,6 +58,22 @@ def test_names_that_are_let_in():
     finally:
         here.listener.close()
         everywhere.listener.close()
+
+
+def test_small_answers_go_out_at_once():
+    """asyncio switches Nagle's algorithm off where a socket names its protocol; else every answer waits 40 ms."""
+
+    async def delays() -> int:
+        address, accepted = server.listen(port=0), asyncio.Queue()
+        running = await asyncio.start_server(lambda _, writer: accepted.put_nowait(writer), sock=address.listener)
+        async with running:
+            _, caller = await asyncio.open_connection(*address.listener.getsockname())
+            writer = await accepted.get()
+            caller.close()
+            writer.close()
+            return writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    assert asyncio.run(delays()) == 1
 
 
 @pytest.mark.slow

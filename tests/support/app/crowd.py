@@ -35,7 +35,7 @@ def ask(url: str, people: int) -> list[np.ndarray | None]:
     def one(n: int) -> np.ndarray | None:
         answer = programs[n].send("generate", _prompt(n), n, STEPS, GUIDANCE, SIDE, SIDE)
         if answer.status_code == 503:
-            assert answer.json()["detail"].startswith("Queue is full"), answer.text
+            assert answer.json()["detail"].startswith("error[busy]: "), answer.text
             return None
         assert answer.status_code == 200, answer.text
         return picture(list(programs[n].events("generate", answer))[-1])
