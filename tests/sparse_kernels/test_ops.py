@@ -67,7 +67,7 @@ class Conv:
         return rows, reads, rows_at(dense, out.active)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @each_backend
 @each_dtype
 @each_size
@@ -79,7 +79,7 @@ def test_conv_of_rows_is_torchs_conv(backend, dtype, size, name, close):
             close(ops.conv3x3(rows, reads, conv.weight, conv.bias), expected, dtype)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("form", [torch_backend.gathered_conv, torch_backend.cropped_conv])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize("widths", WIDTHS, ids=str)
@@ -124,7 +124,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @each_backend
 @each_dtype
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -153,7 +153,7 @@ def test_norm_of_a_constant_map_is_its_bias(backend, dtype):
         assert torch.allclose(out, bias.expand_as(out), atol=0.02)  # 3 - 3 is not quite 0 beside a deviation of 0.003
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @each_backend
 @each_dtype
 @each_size

@@ -90,7 +90,7 @@ def half_of_a_block(edits, backend, channels, groups, width, layout=torch.channe
     edits.close(got, expected, 0)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @each_backend
 @each_dtype
 @each_mask
@@ -153,7 +153,7 @@ def test_samplers(backend, dtype, size, name):
     edits.close(up, F.conv2d(larger, weight.double(), bias.double(), 1, 1), 0)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @each_backend
 @each_dtype
 @each_mask

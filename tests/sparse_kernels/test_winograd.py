@@ -41,7 +41,7 @@ def made(grid, grown=False):
     return level, reads, winograd.tiles_of(reads.table, at, level.width, level.rows + len(reads.halo)), outputs
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "bf16"])
 @pytest.mark.parametrize("grown", [False, True])
 @pytest.mark.parametrize("name", GRIDS)
