@@ -93,7 +93,7 @@ def same(one, other):
     return a.keys() == b.keys() and all(torch.equal(a[k].float(), b[k].float()) for k in a)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("place", ["folder", "one.safetensors"])

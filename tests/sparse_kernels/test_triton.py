@@ -162,7 +162,7 @@ def test_attention(backend, dtype, size, name):
     dense_attention(Edits([grids(*size)[one] for one in every], dtype), backend, 2, 12)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @each_backend
 @each_dtype
 @pytest.mark.parametrize(
@@ -346,7 +346,7 @@ def test_time_is_diffusers_own(backend, dtype, time):
     assert ((got.double() - expected).abs() <= TOLERANCE[dtype] * (1 + expected.abs())).all()
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @each_backend
 @each_dtype
 @pytest.mark.parametrize(("batch", "rows", "channels", "width"), [(1, 1, 16, 20), (2, 48, 40, 70), (3, 7, 70, 33)])
@@ -482,7 +482,7 @@ def test_the_engines_own_conv(dtype, name):
     edits.close(got, F.conv2d(mixed.double(), weight.double(), bias.double(), 1, 1), 0)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @needs_gpu
 @real
 @each_dtype
