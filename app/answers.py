@@ -1,6 +1,6 @@
 """How a request that fails is answered: one line that begins with a stable code, and nothing of the server's insides.
 
-Knows HTTP answers; neither what is asked for nor who asks.
+Knows HTTP answers; neither routes nor sessions.
 """
 
 from __future__ import annotations

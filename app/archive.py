@@ -32,8 +32,15 @@ LIMITS = Limits(index_bytes=8 << 20, results=MAX_RESULTS, letters=MAX_PROMPT_CHA
 
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _OTHER_FILE = (
-    *(zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, EOFError, ValueError, LookupError),
-    *(OverflowError, zlib.error, struct.error),
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,  # of a header that is cut
+    RuntimeError,  # encrypted, or compressed in a way that zipfile does not know
+    EOFError,
+    OSError,
+    ValueError,
+    LookupError,
+    OverflowError,
 )
 """What zipfile raises for damaged and forged files."""
 

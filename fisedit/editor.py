@@ -46,7 +46,6 @@ from fisedit.values import (
     cell_pixels,
     check_prompt,
     check_scale,
-    first_step,
     make_generation_config,
 )
 
@@ -406,17 +405,9 @@ class Editor:
             The editor is as it was, whatever is raised.
         """
         request = self._pipeline.request_edit(prompt, on_step, reference)
-        request = replace(
-            request,
-            mask=request.grid(mask),
-            protect=request.grid(protect),
-            grow=grow,
-            search=Search(tuple(words), instance, mask_method, probe_steps),
-            dilation=request.dilations(growth),
-            structure=structure,
-            start=first_step(strength, request.config.num_inference_steps),
-            verify=verify,
-        )
+        search = Search(tuple(words), instance, mask_method, probe_steps)
+        request = request.located(mask, protect, grow=grow, search=search, growth=growth, strength=strength)
+        request = replace(request, structure=structure, verify=verify)
         return self._pipeline.run(request, self._pipeline.plan(request))
 
     def edit_many(
@@ -472,15 +463,8 @@ class Editor:
         """Where `edit` would paint and what it would cost; arguments and errors as there. Nothing is kept, and nothing
         is run but what the mask needs: where the source's features are gone, `on_step` is told of their rebuilding."""
         request = self._pipeline.request_edit(prompt, on_step, reference)
-        request = replace(
-            request,
-            mask=request.grid(mask),
-            protect=request.grid(protect),
-            grow=grow,
-            search=Search(tuple(words), instance, mask_method, probe_steps),
-            dilation=request.dilations(growth),
-            start=first_step(strength, request.config.num_inference_steps),
-        )
+        search = Search(tuple(words), instance, mask_method, probe_steps)
+        request = request.located(mask, protect, grow=grow, search=search, growth=growth, strength=strength)
         plan, costs = self._pipeline.plan(request), self._pipeline.planner.costs(request.config)
         macs = 0 if plan.nothing else self._pipeline.planner.macs(request, plan)
         return Preview(plan.mask, request.script, macs, costs.dense(request.start), plan.fallback, plan.nothing)

@@ -16,7 +16,16 @@ from fisedit.masking import drift_check, masks
 from fisedit.masking.localize import THINGS, Search, num_probes, predict_mask, restrict_to_words
 from fisedit.models.stopwatch import Stopwatch
 from fisedit.sparse_kernels.dilation import dilate, erode
-from fisedit.values import DENSE_STEP, MAX_DILATION, EditKind, EditMask, GenerationConfig, Inversion, MaskSource
+from fisedit.values import (
+    DENSE_STEP,
+    MAX_DILATION,
+    EditKind,
+    EditMask,
+    GenerationConfig,
+    Inversion,
+    MaskSource,
+    first_step,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -77,6 +86,27 @@ class EditRequest:
         if self.structure and DENSE_STEP in self.dilation:
             got = self.dilation[0] if len(set(self.dilation)) == 1 else self.dilation
             raise InputError(f"growth must be under {DENSE_STEP} where structure is kept, got {got!r}; use structure=0")
+
+    def located(
+        self,
+        mask: object,
+        protect: object,
+        *,
+        grow: int,
+        search: Search,
+        growth: int | Sequence[int] | None,
+        strength: float,
+    ) -> EditRequest:
+        """The request with where and when it computes, as the public face takes these arguments."""
+        return replace(
+            self,
+            mask=self.grid(mask),
+            protect=self.grid(protect),
+            grow=grow,
+            search=search,
+            dilation=self.dilations(growth),
+            start=first_step(strength, self.config.num_inference_steps),
+        )
 
     def grid(self, mask: object) -> BoolGrid | None:
         """A mask as the public face takes it, on the latent grid [h, w]; None for None."""

@@ -71,7 +71,7 @@ def reconstruct(autoencoder: AutoencoderKL, pixels: Bytes, batch: int = 16) -> B
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutPictures:
     """Pictures that no stage trains on: scenes as they are said, and scenes with painted objects."""
 
     plain: Bytes
@@ -91,14 +91,14 @@ class HeldOut:
         }
 
 
-def held_out_pictures(config: Config) -> HeldOut:
+def held_out_pictures(config: Config) -> HeldOutPictures:
     """The scenes that a run is measured on while it goes."""
     scenes = config.scenes
     plain = draw_pictures(scenes.held_out_seed, scenes.held_out, scenes.side, scenes.objects)
     painted = draw_pictures(
         scenes.held_out_seed + 1, min(_PAINTED, scenes.held_out), scenes.side, scenes.objects, painted=1.0
     )
-    return HeldOut(plain.pixels, painted.pixels)
+    return HeldOutPictures(plain.pixels, painted.pixels)
 
 
 def training_pictures(config: Config) -> Supply:
@@ -114,7 +114,7 @@ class AutoencoderStage:
 
     name = "autoencoder"
 
-    def __init__(self, config: Config, pictures: Supply, held_out: HeldOut, device: torch.device) -> None:
+    def __init__(self, config: Config, pictures: Supply, held_out: HeldOutPictures, device: torch.device) -> None:
         torch.manual_seed(config.seed)
         self.settings, self.seed, self.device = config.autoencoder, config.seed, device
         self.pictures, self.held_out = pictures, held_out
@@ -159,7 +159,12 @@ class DecoderStage:
     name = "decoder"
 
     def __init__(
-        self, config: Config, autoencoder: AutoencoderKL, pictures: Supply, held_out: HeldOut, device: torch.device
+        self,
+        config: Config,
+        autoencoder: AutoencoderKL,
+        pictures: Supply,
+        held_out: HeldOutPictures,
+        device: torch.device,
     ) -> None:
         self.config, self.device = config, device
         self.pictures, self.held_out = pictures, held_out

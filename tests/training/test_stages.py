@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fisedit.evaluation.scenes import drawing
 from fisedit.evaluation.scenes.prompts import parse_prompt
 from training import classifier, evaluate
-from training.autoencoder import AutoencoderStage, DecoderStage, HeldOut, build_autoencoder, reconstruct
+from training.autoencoder import AutoencoderStage, DecoderStage, HeldOutPictures, build_autoencoder, reconstruct
 from training.config import Autoencoder, CloseUps, Config, ConfigError, Decoder, Denoiser, Plan, Scenes, load_config
 from training.denoiser import SHOWN, DenoiserStage
 from training.export import load_run
@@ -50,8 +50,8 @@ def small_autoencoder() -> AutoencoderKL:
     return build_autoencoder(CONFIG.autoencoder, 128)
 
 
-def held_out(pictures: Pictures) -> HeldOut:
-    return HeldOut(pictures.pixels, pictures.pixels)
+def held_out(pictures: Pictures) -> HeldOutPictures:
+    return HeldOutPictures(pictures.pixels, pictures.pixels)
 
 
 def autoencoder_stage(pictures: Pictures) -> Stage:
