@@ -22,6 +22,7 @@ from fisedit.errors import NumericsError
 from fisedit.storage.images import decode
 from tests.support.batches import AFTER, BEFORE
 from tests.support.folders import lines, pictures
+from tests.support.pipelines import build_pipeline
 
 
 class TestFallbacks:
@@ -134,19 +135,20 @@ class TestFallbacks:
         assert made.notes[-1] == "made on the CPU, as the device's memory ran out"
         assert worker._pipe is home and worker._source is None
 
-    def test_nan_is_tried_in_fp32(self, model, item, monkeypatch):
-        worker = BatchWorker(BatchSettings(str(model), num_inference_steps=2, device="cpu", dtype="bf16"))
-        really = Editor.edit
-
-        def strict(editor, *given, **options):
-            if editor.pipe.unet.dtype is not torch.float32:
-                raise NumericsError("latents turned NaN")
-            return really(editor, *given, **options)
-
-        monkeypatch.setattr(Editor, "edit", strict)
+    def test_an_overflow_of_half_precision_is_tried_in_fp32(self, tmp_path, item, monkeypatch):
+        """A convolution before a norm, whose products are beyond fp16 and whose weights are not."""
+        model = build_pipeline("demo")
+        with torch.no_grad():
+            model.unet.up_blocks[-1].resnets[-1].conv1.weight.mul_(2.0**17)
+        model.save_pretrained(tmp_path / "large")
+        worker = BatchWorker(BatchSettings(str(tmp_path / "large"), num_inference_steps=2, device="cpu", dtype="fp32"))
+        expected = worker.process(item)
+        worker._source = None
+        worker._pipe.to(torch.float16)
+        assert all(weight.isfinite().all() for weight in worker._pipe.unet.parameters())
         made = worker.process(item)
-        assert isinstance(made, ItemOutput) and made.notes[-1].startswith("made in fp32")
-        assert worker._pipe.unet.dtype is torch.bfloat16, "for one picture only"
+        assert isinstance(made, ItemOutput) and made.notes[-1] == "made in fp32, as the model gave NaN in less"
+        assert made.data == expected.data and worker._pipe.unet.dtype is torch.float16, "for one picture only"
         monkeypatch.setattr(Editor, "edit", lambda *_, **__: (_ for _ in ()).throw(NumericsError("NaN again")))
         assert worker.process(item) == ItemFailure("NaN again", pytest.approx(0, abs=60))
 
