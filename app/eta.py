@@ -1,4 +1,7 @@
-"""How long a run will take: a measured table, and what runs took on this machine. Knows stats; runs nothing."""
+"""How long a run will take by what runs took on this machine, where there is no cost table of it yet.
+
+Knows stats; runs nothing.
+"""
 
 from __future__ import annotations
 

@@ -298,6 +298,8 @@ def _region_arguments(editor: Editor, prompt: str, region: Region) -> Arguments:
 
 
 def _estimate(seen: Preview, choice: ModelChoice) -> EditEstimate:
+    if seen.seconds is not None and seen.seconds_dense is not None:  # by this machine's cost table
+        return EditEstimate(seen, seen.seconds, seen.seconds_dense)
     estimator = choice.model.estimator
     dense = estimator.dense_seconds(seen.macs_dense)
     seconds = dense if seen.fallback else estimator.sparse_seconds(seen.macs, seen.macs_dense)

@@ -32,7 +32,7 @@ from fisedit.pipeline import changed
 from fisedit.values import LATENT_FACTOR
 
 if TYPE_CHECKING:
-    from fisedit.values import EditScript
+    from fisedit.values import EditScript, OnStep
 
 MAX_LOADED = 2
 """Models in memory at once."""
@@ -90,6 +90,7 @@ class OfferedModel:
         estimator: of the seconds of its runs.
         quick: whether its steps are short.
         loaded: the model in memory, or None.
+        measured: whether this machine has its cost table, or cannot keep one.
 
     Raises:
         ModelError: its configuration or headers tell that it cannot be used.
@@ -99,6 +100,7 @@ class OfferedModel:
         self.place, self.name = place, absolute_name(place)
         self.label, self.estimator, self.quick = label(self.name), RuntimeEstimator(), False
         self.loaded: LoadedModel | None = None
+        self.measured = False
         self._config_folder = config_folder(place)
 
     @cached_property
@@ -131,8 +133,18 @@ class OfferedModel:
         trial.generate("a cat", num_inference_steps=2, width=64, height=64)
         self.quick = perf_counter() - began < _QUICK
         self.use_threads(threads)
+        self.measured = editor.calibrated in (None, True)
         if self.quick and self.estimator.dense_seconds(1) is None:
             self._observe_trials(trial)
+
+    def measure(self, on_step: OnStep) -> None:
+        """Measure this machine's cost table of the model, which must be loaded; `on_step` may raise `Cancelled`."""
+        assert self.loaded is not None
+        try:
+            self.loaded.editor.calibrate(on_step=on_step)
+        except OSError as error:
+            _log.warning("no cost table is kept: %s", error)
+        self.measured = True
 
     def _observe_trials(self, trial: Editor) -> None:
         """Learn from runs; the first run of a kind takes longer, and does not count."""
@@ -162,6 +174,7 @@ class ModelPool:
         first: the model of requests that choose none.
         loras: the LoRAs that are offered.
         dtype, device: of the models, as text.
+        threads: that the models may compute with.
 
     Raises:
         ModelError, AdapterError: one of these cannot be loaded.
@@ -184,7 +197,7 @@ class ModelPool:
             if model.label in self._models:
                 raise InputError(f"two models are called {model.label}; rename one of them")
             self._models[model.label] = model
-        self.max_loaded, self.adapter, self._threads = max_loaded, adapter, get_num_threads()
+        self.max_loaded, self.adapter, self.threads = max_loaded, adapter, get_num_threads()
         self._recent: OrderedDict[OfferedModel, None] = OrderedDict()  # least recently used first
         self._options: dict[str, Any] = {"device": device, "dtype": dtype, "max_recorded_bytes": feature_bytes}
         self.first = next(iter(self._models.values()))
@@ -224,7 +237,7 @@ class ModelPool:
             model.loaded = self._load(model)
         self._recent[model] = None
         self._recent.move_to_end(model)
-        model.use_threads(self._threads)
+        model.use_threads(self.threads)
         return model.loaded
 
     def unload(self, model: OfferedModel) -> None:
@@ -243,7 +256,7 @@ class ModelPool:
             editor.load_adapter(self.adapter)
         self.loras = LoraCatalog(editor, loras)
         self.first.loaded = LoadedModel(editor, reads_references=self.adapter is not None)
-        self.first.warm_up(editor, self._threads)
+        self.first.warm_up(editor, self.threads)
         self._recent[self.first] = None
         return editor
 
@@ -258,7 +271,7 @@ class ModelPool:
             editor = self._load_editor(model)
             reads_references = self._load_adapter(editor)
             loaded = LoadedModel(editor, self.loras.load_into(editor), reads_references=reads_references)
-            model.warm_up(editor, self._threads)
+            model.warm_up(editor, self.threads)
         except FisEditError as error:  # which may name places on this machine
             _log.error("%s", error)
             raise ModelError(f"the model {model.label} cannot be loaded; the app's own output says why") from error

@@ -11,7 +11,7 @@ import secrets
 import shutil
 import tempfile
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from app.model_pool import ModelPool, OfferedModel
 from app.session import Session
 from app.validation import MAX_PICTURE_BYTES, Busy
 from app.worker import InferenceWorker
+from fisedit.errors import Cancelled
 
 if TYPE_CHECKING:
     from app.lora_catalog import Scales
@@ -105,6 +106,7 @@ class AppState:
             worker.close()
             raise
         state._closing.callback(worker.close)
+        state._measure_when_idle(pool.first)
         return state
 
     def close(self) -> None:
@@ -131,7 +133,30 @@ class AppState:
         """
         model = self.pool.load(choice.model)
         model.activate_loras(choice.loras)
+        self._measure_when_idle(choice.model)
         return model
+
+    def _measure_when_idle(self, model: OfferedModel) -> None:
+        """Measure what the machine takes for a model's layers while no run waits, if that was never done."""
+        if model.measured:
+            return
+
+        def measure(interrupted: Callable[[], bool]) -> bool:
+            if model.loaded is None:
+                return True
+            model.use_threads(self.pool.threads)
+
+            def on_step(*_: object) -> None:
+                if interrupted():
+                    raise Cancelled("a run waits")
+
+            try:
+                model.measure(on_step)
+            except Cancelled:
+                return False
+            return True
+
+        self.worker.when_idle(model, measure)
 
     def session(self, caller: str) -> Session:
         """The session of a caller, a new one for a new caller. Raises Busy: every session in memory is at work."""

@@ -11,12 +11,16 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Condition, Thread
 from typing import Any, Generic, TypeVar
 
 from app.validation import Busy
 
 T = TypeVar("T")
+
+IDLE = 5.0
+"""Seconds without jobs after which the worker is idle."""
 
 _CLOSING = 10.0
 """Seconds that closing waits for the running job."""
@@ -54,6 +58,7 @@ class InferenceWorker:
     def __init__(self) -> None:
         self._waiting = deque[InferenceJob[Any]]()
         self._running: InferenceJob[Any] | None = None
+        self._idle: dict[Hashable, Callable[[Callable[[], bool]], bool]] = {}
         self._changed, self._closed = Condition(), False
         self._thread = Thread(target=self._serve, name="inference", daemon=True)
         self._thread.start()
@@ -65,6 +70,17 @@ class InferenceWorker:
             self._waiting.append(job)
             self._changed.notify()
         return job
+
+    def when_idle(self, name: Hashable, function: Callable[[Callable[[], bool]], bool]) -> None:
+        """Call a function on the worker's thread once no job came for a while.
+
+        Args:
+            name: of the function; one that waits already under its name is kept.
+            function: gets a function that says whether jobs wait by now, for which it must make way at once, and
+                returns whether it is done; otherwise it is called again once the worker is idle.
+        """
+        with self._changed:
+            self._idle.setdefault(name, function)
 
     def call(self, function: Callable[[], T]) -> T:
         """What a function returns or raises on the worker's thread."""
@@ -124,11 +140,22 @@ class InferenceWorker:
     def _wait_for_job(self) -> InferenceJob[Any] | None:
         """The next job, brief ones first, which is the running one from now on; None once the worker is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed)
+            while not self._changed.wait_for(self._has_work, IDLE):
+                if self._idle:
+                    name, function = self._idle.popitem()
+                    self._running = InferenceJob(partial(self._run_idle, name, function))
+                    return self._running
             if self._closed:
                 return None
             self._running = self._take(lambda job: job.brief) or self._take(lambda _: True)
             return self._running
+
+    def _has_work(self) -> bool:
+        return bool(self._waiting) or self._closed
+
+    def _run_idle(self, name: Hashable, function: Callable[[Callable[[], bool]], bool]) -> None:
+        if not function(self._has_work):
+            self.when_idle(name, function)
 
     def _take(self, fits: Callable[[InferenceJob[Any]], bool]) -> InferenceJob[Any] | None:
         """The first waiting job that fits, which waits no more."""

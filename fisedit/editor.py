@@ -16,6 +16,7 @@ import torch
 
 from fisedit.adapters import lora
 from fisedit.adapters.checkpoints import load_adapter
+from fisedit.diagnosis.calibration import CalibrationSettings, calibrate, predictions
 from fisedit.errors import AdapterError, InputError, SessionError
 from fisedit.history import EditResult, History
 from fisedit.masking.localize import DEFAULT, Search, change_heatmap
@@ -28,6 +29,7 @@ from fisedit.pipeline import EditPipeline
 from fisedit.planner import EditRequest
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory_cache import TrajectoryCache
+from fisedit.sparse import cost_store
 from fisedit.sparse.modules import text_keys
 from fisedit.sparse.stepping import Graphs
 from fisedit.storage import provenance
@@ -66,6 +68,8 @@ class Preview:
         macs_dense: those of a dense run.
         fallback: why it would run dense, or "".
         nothing: why it would do nothing, or "".
+        seconds: that it would take, by this machine's cost table; None where there is none.
+        seconds_dense: those of a dense run, likewise.
     """
 
     mask: EditMask
@@ -74,6 +78,8 @@ class Preview:
     macs_dense: int
     fallback: str = ""
     nothing: str = ""
+    seconds: float | None = None
+    seconds_dense: float | None = None
 
     @property
     def confidence(self) -> float:
@@ -250,6 +256,36 @@ class Editor:
         """
         adapter = load_adapter(source, local_files_only=local_files_only)
         self._engine.references.load(adapter, _absolute(source), scale)
+
+    def calibrate(
+        self, seconds: float = 20.0, *, size: int | None = None, on_step: OnStep | None = None
+    ) -> Mapping[str, Any]:
+        """Measure what this machine takes for the model's layers, and keep the table for it, so that later editors
+        decide by it between dense and sparse and previews tell seconds. Without a table both go by constants.
+
+        Args:
+            seconds: that it takes, about; 0 for the fewest measurements that make a table.
+            size: side in pixels of the pictures that are measured, 64 to 2048, divisible by 8; None for the model's
+                own, at most 256.
+            on_step: called before every step with (i, n, preview); may raise `Cancelled`.
+
+        Returns:
+            The table, and what it predicts for pictures of the model's own size and 25 steps, ready for JSON.
+
+        Raises:
+            InputError: an argument out of range. OSError: the table cannot be written.
+        """
+        table = calibrate(self._pipeline, CalibrationSettings(seconds, size), on_step)
+        cost_store.save_table(self.pipe, table)
+        self._engine.table = table
+        return table.as_dict() | {
+            "predicted": predictions(self._pipeline, (0.05, 0.15, 0.25, 0.5), self.native_size, 25)
+        }
+
+    @property
+    def calibrated(self) -> bool | None:
+        """Whether this machine's table of the model is there; None where FISEDIT_COSTS=0 switches tables off."""
+        return None if cost_store.folder() is None else cost_store.load_table(self.pipe) is not None
 
     def _check_lora(self, name: str) -> None:
         if name not in self._loras:
@@ -466,8 +502,10 @@ class Editor:
         search = Search(tuple(words), instance, mask_method, probe_steps)
         request = request.located(mask, protect, grow=grow, search=search, growth=growth, strength=strength)
         plan, costs = self._pipeline.plan(request), self._pipeline.planner.costs(request.config)
-        macs = 0 if plan.nothing else self._pipeline.planner.macs(request, plan)
-        return Preview(plan.mask, request.script, macs, costs.dense(request.start), plan.fallback, plan.nothing)
+        planner, why = self._pipeline.planner, (plan.fallback, plan.nothing)
+        macs, seconds = (0, 0.0) if plan.nothing else (planner.macs(request, plan), planner.seconds(request, plan))
+        dense = costs.dense(request.start), costs.seconds(None, (), request.start)
+        return Preview(plan.mask, request.script, macs, dense[0], *why, seconds, dense[1])
 
     def dense(self, result_id: str, on_step: OnStep | None = None) -> tuple[Image, float]:
         """What a dense run makes of a result's prompt, seed and settings, and how long it takes; nothing is kept.

@@ -26,6 +26,7 @@ from fisedit.sampling.denoise import Engine
 from fisedit.sampling.inversion import noised
 from fisedit.sampling.trajectory import AttentionInjection, LatentEdit, Trajectory, max_injection_steps
 from fisedit.sampling.trajectory_cache import TrajectoryCache
+from fisedit.sparse import cost_store
 from fisedit.sparse.compositing import composite
 from fisedit.sparse.vae_decode import DecoderCache, decode
 from fisedit.storage.canvas import is_canvas, paste_edit, to_canvas, upscale_note
@@ -108,6 +109,8 @@ class EditPipeline:
         if self._placement not in (None, now):
             self.cache = TrajectoryCache(self.cache.max_bytes)
             self.engine.references.forget()
+        if self._placement != now or self.engine.table is None:  # it may have been measured since
+            self.engine.table = cost_store.load_table(self.engine.pipe)
         self._placement = now
         self.engine.refresh()
 

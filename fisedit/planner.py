@@ -290,6 +290,11 @@ class Planner:
         run = costs.sparse(plan.mask.grid, plan.dilation, start) if plan.dilation else costs.dense(start)
         return plan.spent + run - self._shared(request, plan, costs)
 
+    def seconds(self, request: EditRequest, plan: EditPlan) -> float | None:
+        """Predicted seconds of a plan's run, what looking took included; None where this machine was not measured."""
+        costs = self.costs(request.config, recorded=plan.recorded)
+        return costs.seconds(plan.mask.grid, plan.dilation, request.start, plan.probes)
+
     def _read_references(self, request: EditRequest) -> int:
         """Let the adapters read the config's references; the MACs spent, 0 where that was done before."""
         if not request.config.like:

@@ -25,6 +25,7 @@ ORDER = (
     "masking             two prompts to a mask",
     "planner             a request to a plan",
     "pipeline            a plan to a result",
+    "diagnosis           what a machine takes: calibration, plans, profiles",
     "editor              the public face",
     "batch               folders, resumable",
     "evaluation          figures, and the truth that they are held to",

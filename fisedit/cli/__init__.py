@@ -1,4 +1,5 @@
-"""The command line: `fisedit generate`, `edit`, `show`, `demo`, `batch`, `train-adapter`, `app` and `bench`.
+"""The command line: `fisedit generate`, `edit`, `show`, `demo`, `batch`, `calibrate`, `train-adapter`, `app`
+and `bench`.
 
 Commands contain no torch, and import what needs it after their arguments are checked.
 """
@@ -10,7 +11,7 @@ import traceback
 
 import typer
 
-from fisedit.cli import commands, console, edit
+from fisedit.cli import commands, console, diagnosis, edit
 from fisedit.cli import options as opt
 from fisedit.cli.bench import bench
 from fisedit.errors import InputError
@@ -29,7 +30,7 @@ def fisedit(
     """Edit a generated picture by changing words, and compute only what changes."""
 
 
-for verb in (edit.generate, edit.edit, edit.show, commands.demo, commands.batch):
+for verb in (edit.generate, edit.edit, edit.show, commands.demo, commands.batch, diagnosis.calibrate):
     app.command()(verb)
 app.command("train-adapter")(commands.train_adapter)
 app.command("app")(commands.browse)

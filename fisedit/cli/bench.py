@@ -1,4 +1,4 @@
-"""The measuring commands: `bench edit`, `adapters`, `fidelity`, `masks` and `quality`."""
+"""The measuring commands: `bench edit`, `costs`, `adapters`, `fidelity`, `masks` and `quality`."""
 
 from __future__ import annotations
 
@@ -58,6 +58,35 @@ def bench_edit(
     with _measuring(output) as on_step:
         report = import_module(f"fisedit.evaluation.{name}").measure_edit_speed(settings, on_step)
     _report(report, output, json, "dense_summary", "summary")
+
+
+@bench.command("costs")
+def bench_costs(
+    model: opt.BenchModel = None,
+    areas: opt.Areas = "5,15,25,50",
+    size: opt.Size = 512,
+    num_inference_steps: opt.Steps = 20,
+    repeats: opt.Repeats = 3,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
+    output: opt.BenchOutput = None,
+    json: opt.Json = False,
+) -> None:
+    """Measure this machine's cost table, and what it predicts beside what runs take."""
+    settings = SpeedSettings(
+        model=model,
+        areas=_parse_areas(areas),
+        size=size,
+        num_inference_steps=num_inference_steps,
+        repeats=repeats,
+        device=device,
+        dtype=dtype,
+        local_files_only=local_files_only,
+    )
+    with _measuring(output) as on_step:
+        report = import_module("fisedit.evaluation.cost_predictions").measure_predictions(settings, on_step)
+    _report(report, output, json, "summary")
 
 
 @bench.command("adapters")

@@ -91,6 +91,10 @@ PageAdapter = Annotated[str | None, Option("--adapter", help="Adapter for refere
 OverwriteSession = Annotated[bool, Option("--overwrite", help="Replace the session that --session holds already.")]
 Sessions = Annotated[Path | None, Option(help="Folder to keep sessions in; without it they end with the app.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON object on stdout, and nothing else.")]
+CalibrationSeconds = Annotated[float, Option("--seconds", min=0, help="What measuring takes, about.")]
+CalibrationSize = Annotated[
+    int | None, Option("--size", help="Side of the measured pictures in pixels; the model's own, at most 256, without.")
+]
 Areas = Annotated[str, Option(help="Edited areas in percent, with commas between.")]
 Size = Annotated[int, Option(help="Side of the square picture in pixels.")]
 BenchModel = Annotated[

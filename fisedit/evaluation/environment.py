@@ -5,9 +5,7 @@ Knows this process, its machine and its repository; no measurement.
 
 from __future__ import annotations
 
-import os
 import platform
-import re
 import shlex
 import subprocess
 import sys
@@ -19,15 +17,13 @@ from typing import Any
 import torch
 
 from fisedit import __version__
+from fisedit.models.machine import cpu_model, num_cores
 
 ROOT = Path(__file__).resolve().parents[2]
 """Of the repository, where there is one."""
 
 _CODE = (".", ":(exclude)benchmarks", ":(exclude)*.md")
 """What a clean tree is clean of: changes of anything but results and documents."""
-
-_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
-"""CPU flags that decide how fast products are, by precision."""
 
 
 def with_environment(report: dict[str, Any]) -> dict[str, Any]:
@@ -53,7 +49,7 @@ def describe(dtype: str) -> dict[str, Any]:
         "cpu": cpu,
         "cpu_features": features,
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": num_cores(),
         "threads": torch.get_num_threads(),
         "dtype": dtype,
         "versions": {"fisedit": __version__, "torch": torch.__version__, "python": platform.python_version()},
@@ -85,19 +81,3 @@ def git(*arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
-
-
-def cpu_model(listing: Path = Path("/proc/cpuinfo")) -> tuple[str, list[str]]:
-    """The CPU's model, and those of its features that decide how fast products are.
-
-    Args:
-        listing: Linux's description of the CPUs; elsewhere `platform` names the CPU.
-    """
-    try:
-        text = listing.read_text(encoding="utf-8")
-    except OSError:
-        return platform.processor() or platform.machine(), []
-    name = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
-    listed = set(flags[1].split()) if flags else set()
-    return name[1] if name else platform.machine(), [feature for feature in _FEATURES if feature in listed]

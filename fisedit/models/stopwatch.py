@@ -1,10 +1,200 @@
-"""Seconds by station. Knows a clock."""
+"""Seconds by station, and by span within stations: layers, blocks and steps that nest in one another.
+
+A station always counts; a span counts only while a `SpanRecorder` is at work in this thread, and costs a look at a
+context variable otherwise. Knows a clock, and nothing of what is timed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import wraps
 from time import perf_counter
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+NO_LEVEL = -1
+"""Level of what belongs to no feature map."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a run that is over.
+
+    Args:
+        kind: of layer, block or station, such as "conv" or "step dense".
+        level: of the feature map that it works on, 0 for the finest; `NO_LEVEL` for none.
+        name: of the layer, or "".
+        start: seconds since the recorder began.
+        seconds: that it took.
+        own: of those, what no span within it took.
+        step: number of the step span that it lies in, -1 outside of all.
+    """
+
+    kind: str
+    level: int
+    name: str
+    start: float
+    seconds: float
+    own: float
+    step: int
+
+
+class SpanRecorder:
+    """Records spans of one thread.
+
+    Args:
+        levels: name of a layer or block -> its level; a name that is not here has the level of what it lies in.
+        clock: returns seconds.
+        wait: called before the clock is read, for devices that work on after a call returns.
+
+    Attributes:
+        spans: those that are over, inner ones first.
+    """
+
+    def __init__(
+        self,
+        levels: Mapping[str, int] | None = None,
+        clock: Callable[[], float] = perf_counter,
+        wait: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.levels, self._clock, self._wait = levels or {}, clock, wait
+        self.spans: list[Span] = []
+        self._open: list[_OpenSpan] = []
+        self._began, self._steps = clock(), 0
+
+    def begin(self, kind: str, name: str = "", *, leaf: bool = True) -> None:
+        """Open a span; one within a leaf belongs to that leaf.
+
+        Args:
+            kind: of layer, block or station.
+            name: of the layer, or "".
+            leaf: whether what lies within it counts as its own time.
+        """
+        self._wait()
+        around = self._open[-1] if self._open else None
+        if around is not None and around.leaf:
+            around.hidden += 1
+            return
+        level = self.levels.get(name, around.level if around else NO_LEVEL)
+        step = around.step if around else -1
+        if kind.startswith(STEP):
+            step, self._steps = self._steps, self._steps + 1
+        self._open.append(_OpenSpan(kind, level, name, leaf, step, self._clock()))
+
+    def end(self) -> None:
+        """Close the span that was opened last."""
+        self._wait()
+        last = self._open[-1]
+        if last.hidden:
+            last.hidden -= 1
+            return
+        self._open.pop()
+        seconds = self._clock() - last.start
+        if self._open:
+            self._open[-1].within += seconds
+        start = last.start - self._began
+        self.spans.append(Span(last.kind, last.level, last.name, start, seconds, seconds - last.within, last.step))
+
+
+STEP = "step "
+"""What the kind of a step's span begins with."""
+
+STEP_DENSE, STEP_SPARSE = "step dense", "step sparse"
+"""Kinds of evaluations of the UNet."""
+
+
+@dataclass(slots=True)
+class _OpenSpan:
+    kind: str
+    level: int
+    name: str
+    leaf: bool
+    step: int
+    start: float
+    within: float = 0.0
+    hidden: int = 0
+
+
+_recorder: ContextVar[SpanRecorder | None] = ContextVar("span_recorder", default=None)
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+def current_recorder() -> SpanRecorder | None:
+    """The recorder at work in this thread, or None."""
+    return _recorder.get()
+
+
+@contextmanager
+def recording_spans(recorder: SpanRecorder) -> Iterator[SpanRecorder]:
+    """Record the spans of the enclosed calls, in this thread.
+
+    Args:
+        recorder: that gets them.
+    """
+    token = _recorder.set(recorder)
+    try:
+        yield recorder
+    finally:
+        _recorder.reset(token)
+
+
+def span(kind: str, name: str = "", *, leaf: bool = False) -> AbstractContextManager[None]:
+    """A part of a run that is timed where spans are recorded; arguments as of `SpanRecorder.begin`."""
+    recorder = _recorder.get()
+    return _NOTHING if recorder is None else _spanning(recorder, kind, name, leaf=leaf)
+
+
+@contextmanager
+def _spanning(recorder: SpanRecorder, kind: str, name: str, *, leaf: bool) -> Iterator[None]:
+    recorder.begin(kind, name, leaf=leaf)
+    try:
+        yield
+    finally:
+        recorder.end()
+
+
+def layer(kind: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorate a function so that each of its calls is a leaf span, at the level of the block that it lies in.
+
+    Args:
+        kind: of the span.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            recorder = _recorder.get()
+            if recorder is None:
+                return function(*args, **kwargs)
+            with _spanning(recorder, kind, "", leaf=True):
+                return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def block(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a block's forward, whose second argument is its name, so that layers within get the block's level."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        recorder = _recorder.get()
+        if recorder is None:
+            return function(*args, **kwargs)
+        with _spanning(recorder, OTHER, str(args[1]), leaf=False):
+            return function(*args, **kwargs)
+
+    return call
+
+
+OTHER = "other"
+"""Kind of what is done between layers: activations, sums, copies, and the calls themselves."""
 
 
 class Stopwatch:
@@ -19,7 +209,8 @@ class Stopwatch:
         """Add the enclosed time to a station."""
         before = perf_counter()
         try:
-            yield
+            with span(name):
+                yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - before
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from fisedit.adapters.base import AdapterStack
 from fisedit.adapters.references import References, level_grids
 from fisedit.models.prompt_weighting import embeddings, parse
+from fisedit.models.stopwatch import STEP_DENSE, STEP_SPARSE, span
 from fisedit.sampling.inversion import inverted
 from fisedit.sampling.linear_scheduler import Coefficients, LinearSampler, coefficients
 from fisedit.sampling.scheduler import Sampler, blend_latents, mask_steps
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
     from fisedit.sampling.trajectory import LatentEdit
+    from fisedit.sparse.cost_table import CostTable
     from fisedit.values import BoolGrid
 
 StepCallback = Callable[[int, int, Tensor], None]
@@ -51,6 +53,9 @@ class Engine:
         graphs: of the pipeline's UNet, if others have some already; None for the default, on CUDA devices.
         budget: bytes of features that a source keeps on the device, and that captured graphs gather there for an edit;
             None for no limit. Steps that do not fit wait in host memory.
+
+    Attributes:
+        table: what this machine takes, measured; None where it was not.
     """
 
     def __init__(self, pipe: StableDiffusionPipeline, graphs: Graphs | None = None, budget: int | None = None) -> None:
@@ -59,6 +64,7 @@ class Engine:
         self.references = References(pipe, self.executor)
         self.graphs = Graphs() if graphs is None else graphs
         self._coefficients: dict[object, tuple[Coefficients, ...] | None] = {}
+        self.table: CostTable | None = None
 
     @property
     def _levels(self) -> dict[str, int]:
@@ -89,7 +95,8 @@ class Engine:
         layers = CostedLayers(executor.sites, self.pipe.vae, self.grids(config), int(tokenizer.model_max_length))
         adapter_macs = partial(self._adapter_macs, config, recorded) if config.like else None
         captured = self.graphs.on(executor.device)
-        return Costs(layers, config.num_inference_steps, self.batch(config), executor.device, captured, adapter_macs)
+        steps, batch = config.num_inference_steps, self.batch(config)
+        return Costs(layers, steps, batch, executor.device, captured, adapter_macs, self.table)
 
     def _adapter_macs(self, config: GenerationConfig, recorded: bool, plan: SparsePlan | None) -> int:
         """MACs of one branch of a step's adapters; of a dense step without a plan."""
@@ -184,7 +191,8 @@ class Engine:
         for i, t in enumerate(sampler.timesteps[start:], start):
             callback(i, len(sampler.timesteps), sampler.estimate)
             latents = trajectory.latents[i]
-            raw, features = self._evaluate(trajectory, sampler, text, i, latents, source)
+            with span(STEP_DENSE):
+                raw, features = self._evaluate(trajectory, sampler, text, i, latents, source)
             prediction = apply_guidance(raw, self._guidance(config))
             if path:  # the sampler steps with it, so that rounding never adds up
                 trajectory.noises.append(sampler.noise_between(prediction, t, latents, path[i + 1]))
@@ -209,7 +217,8 @@ class Engine:
 
         def predict(i: int, latents: Tensor) -> Tensor:
             callback(steps - 1 - i, steps, latents)
-            raw, features = self._evaluate(trajectory, sampler, text, i, latents)
+            with span(STEP_DENSE):
+                raw, features = self._evaluate(trajectory, sampler, text, i, latents)
             trajectory.predictions.insert(0, apply_guidance(raw, self._guidance(config)))
             trajectory.features.insert(0, self._placed(features, len(trajectory.features)))
             return raw[-1:]
@@ -235,7 +244,8 @@ class Engine:
             DriftDetected: by the edit's check.
         """
         edit, features = edits[0], list(source.features)
-        steps = SparseSteps(self.graphs, self.executor, [self._sparse_edit(source, features, e) for e in edits])
+        with span("setup"):
+            steps = SparseSteps(self.graphs, self.executor, [self._sparse_edit(source, features, e) for e in edits])
         sampler = self.sampler(edit.config, source, linear=steps.uses_graphs)
         trajectories = [Trajectory(e.config, text=e.keys) for e in edits]
         for trajectory in trajectories:
@@ -246,14 +256,17 @@ class Engine:
             callback(i, len(sampler.timesteps), sampler.estimate[:1])
             made: Sequence[CachedFeatures]
             if edit.dilation[i] == DENSE_STEP:
-                raw, dense = self._evaluate(trajectories[0], sampler, edit.text, i, latents, source)
+                with span(STEP_DENSE):
+                    raw, dense = self._evaluate(trajectories[0], sampler, edit.text, i, latents, source)
                 predictions, made = apply_guidance(raw, self._guidance(edit.config)), [dense]
-                shifts.append(FeatureDelta.between(source.features[i], dense, self._levels))
+                with span("shift"):
+                    shifts.append(FeatureDelta.between(source.features[i], dense, self._levels))
             else:
                 if shifts:
                     features[i] = ShiftedFeatures(source.features[i], shifts[-1])
                 x, extra = self._inputs(sampler, edit.config, latents, t)
-                predictions, made = steps.step(i, x, t, extra)
+                with span(STEP_SPARSE):
+                    predictions, made = steps.step(i, x, t, extra)
             if edit.check and i == edit.check.step:
                 change = (predictions - source.predictions[i]).float().norm(dim=1)[0]
                 edit.check.compare(change.cpu().numpy())

@@ -23,6 +23,8 @@ from diffusers.models.upsampling import Upsample2D
 from torch import Tensor, nn
 
 from fisedit.models.injection import Replacement
+from fisedit.models.stopwatch import block as block_span
+from fisedit.models.stopwatch import layer as layer_span
 from fisedit.sparse.feature_cache import map_of, rows_of
 from fisedit.sparse.modules import is_plain
 from fisedit.sparse_kernels import ops
@@ -84,6 +86,7 @@ class RowSource(Protocol):
 Forward = Callable[[RowSource, str, Any, Rows, Tensor], Tensor]
 
 
+@block_span
 def resnet(source: RowSource, name: str, block: Any, rows: Rows, embedding: Tensor | None = None) -> Tensor:
     """A ResNet block: norm, SiLU and conv, twice, with the time between them if there is one, and the shortcut."""
     first, second, short = f"{name}.norm1", f"{name}.norm2", block.conv_shortcut
@@ -102,6 +105,7 @@ def resnet(source: RowSource, name: str, block: Any, rows: Rows, embedding: Tens
     return out if block.output_scale_factor == 1 else out / block.output_scale_factor
 
 
+@block_span
 def transformer(source: RowSource, name: str, model: Any, rows: Tensor, text: Tensor) -> Tensor:
     """A transformer model: a norm, a linear layer, transformer blocks, a linear layer and what came in."""
     norm = source.affine(f"{name}.norm", model.norm, rows)
@@ -112,7 +116,7 @@ def transformer(source: RowSource, name: str, model: Any, rows: Tensor, text: Te
         if last and gated is not None and (end := source.folded_end(name)) is not None:
             return ops.norm_linear((gated, hidden), *end, residual=rows)
         if gated is not None:
-            hidden = _linear(source, block.ff.net[2], gated, residual=hidden)
+            hidden = _end_of_feed_forward(source, block.ff.net[2], gated, hidden)
     return _linear(source, model.proj_out, hidden, residual=rows)
 
 
@@ -143,6 +147,7 @@ def transformer_block(
     return gated, x
 
 
+@block_span
 def attention_block(source: RowSource, name: str, attention: Any, rows: Tensor) -> Tensor:
     """Self-attention behind a group norm, added to what came in: the attention of an autoencoder."""
     norm = source.affine(f"{name}.group_norm", attention.group_norm, rows)
@@ -152,6 +157,7 @@ def attention_block(source: RowSource, name: str, attention: Any, rows: Tensor) 
     return _linear(source, attention.to_out[0], mixed, residual=rows)
 
 
+@layer_span("cross-attention")
 def _cross_attention(source: RowSource, name: str, norm: nn.LayerNorm, attention: Any, x: Tensor) -> Tensor:
     query_name, key, value = f"{name}.to_q", source.text(f"{name}.to_k"), source.text(f"{name}.to_v")
     weight, recorded = source.weight(attention.to_q), source.recorded_query(query_name)
@@ -160,12 +166,14 @@ def _cross_attention(source: RowSource, name: str, norm: nn.LayerNorm, attention
     return _linear(source, attention.to_out[0], mixed, residual=x)
 
 
+@block_span
 def sampler(source: RowSource, name: str, module: Any, rows: Tensor) -> Tensor:
     """The conv of a downsampler, or interpolation and conv of an upsampler in one kernel map."""
     source.keep(name, rows)
     return _conv3x3(source, name, module.conv, rows)
 
 
+@block_span
 def decoder_block(
     source: RowSource, name: str, block: Any, rows: Tensor, skipped: list[Tensor], embedding: Tensor, text: Tensor
 ) -> Tensor:
@@ -190,6 +198,11 @@ def _conv3x3(
 ) -> Tensor:
     halo, kernel_map, weight = source.halo(name), source.kernel_map(name), source.weight(conv)
     return ops.norm_conv3x3(rows, halo, kernel_map, weight, conv.bias, affine, epilogue)
+
+
+@layer_span("feed-forward")
+def _end_of_feed_forward(source: RowSource, module: Any, gated: Tensor, residual: Tensor) -> Tensor:
+    return _linear(source, module, gated, residual=residual)
 
 
 def _linear(source: RowSource, module: Any, rows: Tensor, **added: Any) -> Tensor:

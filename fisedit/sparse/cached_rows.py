@@ -16,6 +16,7 @@ from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 
 from fisedit.models.injection import Replacement
+from fisedit.models.stopwatch import layer as layer_span
 from fisedit.sparse.feature_cache import FeatureOverlay, ShiftedFeatures, gather, totals
 from fisedit.sparse.modules import LayerSite, Role
 from fisedit.sparse.packed_weights import MergedWeights
@@ -63,6 +64,7 @@ class CachedRows:
         rows = gather(latents, finest.read_positions)
         return rows[:, : finest.rows], rows[:, finest.rows :]
 
+    @layer_span("group norm")
     def affine(self, name: str, norm: nn.GroupNorm, rows: Rows) -> Tensor:
         """See `RowSource.affine`."""
         rows, site = join_rows(rows), self._sites[name]
@@ -85,6 +87,7 @@ class CachedRows:
             self.overlay.totals[name] = sums
         return affine
 
+    @layer_span("gather")
     def halo(self, name: str) -> Tensor:
         """See `RowSource.halo`."""
         if name in self._halos:
@@ -125,6 +128,7 @@ class CachedRows:
         """See `RowSource.keep`."""
         self.overlay.maps[name] = rows
 
+    @layer_span("attention")
     def self_attention(self, name: str, heads: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See `RowSource.self_attention`."""
         query = self._query(f"{name}.to_q", query)

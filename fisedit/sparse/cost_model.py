@@ -1,12 +1,15 @@
-"""What an edit will cost, from layer sites and a mask: active rows, multiply-accumulates, and when dense is cheaper.
+"""What an edit will cost, from layer sites and a mask: active rows, multiply-accumulates, seconds, and when dense is
+cheaper.
 
 MACs are counted from the layers: output rows times weights, plus 2 * queries * keys * width for attention. Norms and
-activations count nothing, as in torch's FlopCounterMode. Knows shapes and measured constants; runs nothing, and knows
-neither samplers nor adapters.
+activations count nothing, as in torch's FlopCounterMode. Seconds come from this machine's measured table
+(`fisedit.sparse.cost_table`); without one a step's time is counted in multiply-accumulates, by the constants below,
+which decides between schedules and tells no seconds. Runs nothing, and knows neither samplers nor adapters.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -15,8 +18,9 @@ from typing import TYPE_CHECKING
 from diffusers.models.attention_processor import Attention
 from torch import nn
 
+from fisedit.sparse.cost_table import CostTable
 from fisedit.sparse.modules import LayerSite, Role, num_levels
-from fisedit.sparse.vae_tiles import Areas, box_areas, frame_areas
+from fisedit.sparse.vae_tiles import COARSE_LEVELS, Areas, box_areas, frame_areas
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import count_active_rows, make_plan
 from fisedit.values import DENSE_STEP
@@ -47,15 +51,18 @@ FREE = 1.1
 """How many times the first pair's time a wider one may take."""
 
 FIXED = {"cpu": 10e9, "cuda": 165e9}
-"""Device -> what a step takes whatever it computes, in multiply-accumulates of its time.
+"""Device -> what a step takes whatever it computes, in multiply-accumulates of its time, where there is no table.
 
 On two Zen 5 cores 50 ms, measured, for calls and for reading weights: nearly all of a small model's step, and little of
 Stable Diffusion's. Of a captured step on a GPU an estimate, as none was measured yet: the floor of a step at 5 %, which
 is 1.3 ms, is worth 214e9 at a third of an H200's peak of 494e12 a second, and such a step's own are 50e9. The rest is
 1 ms, for reading the weights and for 250 kernels: a larger part of a step than on a CPU."""
 
+WORTH = 0.95
+"""Share of a dense run's predicted seconds from which an edit runs dense, which is exact and costs hardly more."""
+
 BREAK_EVEN = 0.78
-"""Share of a dense step's multiply-accumulates from which a step runs dense, which is exact and costs hardly more.
+"""Share of a dense step's multiply-accumulates from which an edit runs dense, where there is no table.
 
 In bf16 at 512 px a sparse step was 1.4 times faster than a dense one at 66 % in uneven blobs, 1.2 at 77 % in a square
 and as fast at 79 % in blobs on two Zen 5 cores; 1.2 at 78 %, 1.1 at 83 % and as fast at 90 % on two Xeon cores without
@@ -95,15 +102,23 @@ def unet_macs(sites: Sequence[LayerSite], rows: Sequence[int], sizes: Sequence[i
         batch: B.
         tokens: T.
     """
-    total = 0
-    for site in sites:
-        if site.role is Role.TEXT:
-            continue
-        total += rows[site.level + SHIFT.get(site.role, 0)] * site.weights
-        if site.role is Role.QUERY:
-            keys = tokens if site.cross else sizes[site.level]
-            total += 2 * rows[site.level] * keys * site.module.out_features
-    return batch * total
+    return batch * sum(sum(site_macs(site, rows, sizes, tokens)) for site in sites if site.role is not Role.TEXT)
+
+
+def site_macs(site: LayerSite, rows: Sequence[int], sizes: Sequence[int], tokens: int) -> tuple[int, int]:
+    """Multiply-accumulates of one item in a layer of the UNet, and in the attention behind a query projection.
+
+    Args:
+        site: no projection of the text.
+        rows: rows computed at each level, finest first.
+        sizes: positions of each level.
+        tokens: T.
+    """
+    layer = rows[site.level + SHIFT.get(site.role, 0)] * site.weights
+    if site.role is not Role.QUERY:
+        return layer, 0
+    keys = tokens if site.cross else sizes[site.level]
+    return layer, 2 * rows[site.level] * keys * int(site.module.out_features)
 
 
 def text_macs(sites: Sequence[LayerSite], batch: int, tokens: int) -> int:
@@ -136,6 +151,16 @@ def _decoder_cells(name: str, areas: Areas) -> int:
     return areas[level + 1][0] if ".upsamplers." in name else areas[level][1]
 
 
+def decode_works(areas: Areas) -> dict[str, float]:
+    """The work of a sparse decode by kind: cells of the coarse levels and of each fine one.
+
+    Args:
+        areas: of `fisedit.sparse.vae_tiles.box_areas`.
+    """
+    fine = {f"decode fine {i}": float(areas[i][1]) for i in range(COARSE_LEVELS, len(areas))}
+    return {"decode coarse": float(areas[0][1]), "decode": float(areas[-1][1])} | fine
+
+
 @dataclass(frozen=True, eq=False)
 class CostedLayers:
     """The layers that costs are counted of.
@@ -164,6 +189,7 @@ class Costs:
         captured: whether sparse steps run by captured graphs.
         adapter_macs: a sparse step's plan, or None for a dense step -> multiply-accumulates of one branch of its
             adapters; None where there are none.
+        table: what this machine takes, measured; None where it was not.
     """
 
     def __init__(
@@ -174,11 +200,12 @@ class Costs:
         device: torch.device,
         captured: bool = False,
         adapter_macs: Callable[[SparsePlan | None], int] | None = None,
+        table: CostTable | None = None,
     ) -> None:
         self._sites, self._vae, self._tokens = layers.sites, layers.vae, layers.tokens
         self._steps, self._batch, self._device = steps, batch, device
         self._captured, self._adapter_macs = captured, adapter_macs
-        self._num_levels = num_levels(layers.sites)
+        self._num_levels, self._table = num_levels(layers.sites), table
         self.sizes = tuple(height * width for height, width in layers.grids)
 
     def rows(self, grid: BoolGrid, growth: Sequence[int]) -> tuple[int, ...]:
@@ -233,9 +260,62 @@ class Costs:
         fits = (g for g in affordable if not self.dense_is_cheaper(grid, g))
         return next(fits, least)
 
+    def seconds(self, grid: BoolGrid | None, growth: Sequence[int], start: int = 0, probes: int = 0) -> float | None:
+        """Predicted seconds of a whole edit, from prompt to picture, but for reading references.
+
+        Args:
+            grid: booleans [h, w], the mask; None for a source or a dense run.
+            growth: latent cells computed beyond it at every step; () for a dense run.
+            start: the first step to run.
+            probes: dense evaluations spent on looking for the mask.
+
+        Returns:
+            Seconds; None where this machine was not measured.
+        """
+        table, steps = self._table, self._steps - start
+        if table is None:
+            return None
+        once = {"text": 1.0, "once": 1.0}
+        run = (probes + (0 if growth else steps)) * self._dense_time()
+        if growth and grid is not None:
+            run += self._time(grid, growth[start:])
+            once |= {"plan": 1.0, "setup": float(self.rows(grid, growth)[0])}
+        run += steps * table.sum("edit", {"loop": float(self.sizes[0])})
+        return run + table.sum("edit", once) + self._decode_seconds(table, grid if growth else None)
+
+    def _decode_seconds(self, table: CostTable, grid: BoolGrid | None) -> float:
+        """Of a decode: of the mask's boxes, or of the whole picture without one."""
+        areas = frame_areas(self.sizes[0])
+        boxed = areas if grid is None else box_areas(grid)
+        if boxed != areas and table.keys_of("decode sparse"):
+            return table.sum("decode sparse", decode_works(boxed))
+        kinds = (*(f"decode {i}" for i in range(len(areas))), "decode")
+        whole = table.sum("decode dense", dict.fromkeys(kinds, float(self.sizes[0])))
+        return whole * min(1.0, boxed[-1][1] / areas[-1][1])
+
     def _time(self, grid: BoolGrid, growth: Sequence[int]) -> float:
-        """Of a sparse run's steps, in multiply-accumulates."""
-        return fixed(self._device) * len(growth) + self._sparse_steps(grid, growth)
+        """Of a sparse run's steps, in seconds, or in multiply-accumulates without a table."""
+        first = growth.index(DENSE_STEP) if DENSE_STEP in growth else len(growth)
+        steps = Counter((cells, i > first) for i, cells in enumerate(growth))
+        return sum(count * self._step_time(grid, *step) for step, count in steps.items())
+
+    def _step_time(self, grid: BoolGrid, growth: int, shifted: bool) -> float:
+        """Of one step, in seconds, or in multiply-accumulates without a table; `shifted` behind a dense one."""
+        table = self._table
+        if growth == DENSE_STEP:
+            return self._dense_time() + (table.sum("edit", {"shift": float(self.sizes[0])}) if table else 0.0)
+        if table is None:
+            return fixed(self._device) + self.sparse_step(grid, growth)
+        rows = self._rows(grid, growth)
+        plan = make_plan(dilate(grid, growth), self._num_levels) if self._adapter_macs else None
+        seconds = table.step("shifted" if shifted else "sparse", rows, self.sizes, self._batch)
+        return seconds * (1 + self._guided(plan) / self._step(rows))
+
+    def _dense_time(self) -> float:
+        macs = self._step(self.sizes)
+        if self._table is None:
+            return fixed(self._device) + macs + self._guided(None)
+        return self._table.step("dense", self.sizes, self.sizes, self._batch) * (1 + self._guided(None) / macs)
 
     def _sparse_steps(self, grid: BoolGrid, growth: Sequence[int]) -> int:
         """MACs of a sparse run's steps."""
@@ -246,6 +326,10 @@ class Costs:
         """Why a mask is too large to be worth a sparse run, or ""."""
         if grid.all():
             return "the mask covers everything"
+        sparse, dense = self.seconds(grid, growth), self.seconds(None, ())
+        if sparse is not None and dense is not None:
+            share = sparse / dense
+            return f"at {share:.0%} of a dense run's seconds, dense is as fast" if share > WORTH else ""
         share = self._step(self.rows(grid, growth)) / self._step(self.sizes)
         return f"at {share:.0%} of a dense step, dense is as fast" if share > BREAK_EVEN else ""
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from fisedit.errors import NumericsError
 from fisedit.models.injection import Replacement, injected
+from fisedit.models.stopwatch import span
 from fisedit.sparse.blocks import RowSource, attention_block, resnet, sampler
 from fisedit.sparse.cached_rows import CachedRows
 from fisedit.sparse.compositing import composite
@@ -240,7 +241,8 @@ class SparseDecoder:
             self.totals[name].copy_(cache.totals[name])
         scaled = latents / self.vae.config.scaling_factor
         with injected(self.vae, self._replacements()):
-            overlay = self.run_coarse(gather(scaled, plan.levels[-1].read_positions), plan, cache.features)
+            with span("decode coarse", leaf=True):
+                overlay = self.run_coarse(gather(scaled, plan.levels[-1].read_positions), plan, cache.features)
             finest = plan.levels[0]
             x = overlay.whole(LAST_COARSE, 0).transpose(1, 2).unflatten(2, (finest.height, finest.width))
             shown = self.frame.scaled(2 ** (COARSE_LEVELS - 1))
@@ -251,7 +253,8 @@ class SparseDecoder:
     def _refine(self, grid: BoolGrid, box: Box, level: int, x: Tensor, shown: Box) -> Iterator[DecodedBox]:
         """A box's way from a level to pixels; the map of the level above, `x` [1, C, H, W], shows the box `shown`."""
         outer = self.outer(box, level, shown)
-        x = self.run_fine(box, outer, level, x, shown)
+        with span(f"decode fine {level}", leaf=True):
+            x = self.run_fine(box, outer, level, x, shown)
         if level + 1 == len(self.vae.decoder.up_blocks):
             yield DecodedBox(box, outer, x)
             return

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fisedit.errors import InputError
+from fisedit.models.stopwatch import layer
 from fisedit.sparse_kernels import reference, torch_backend, tuning
 from fisedit.sparse_kernels.buckets import RowPlacement
 from fisedit.sparse_kernels.reference import NO_EPILOGUE, ConvEpilogue, LayerNormParams, RecordedMap, Rows
@@ -140,6 +141,7 @@ def prefers_dense_norm(rows: Tensor, size: int) -> bool:
     return tuning.prefers_dense_norm(rows, size)
 
 
+@layer("group norm")
 def dense_group_norm_affine(
     rows: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
@@ -150,6 +152,7 @@ def dense_group_norm_affine(
     return result
 
 
+@layer("group norm")
 def group_norm_affine(
     rows: Rows,
     recorded: Tensor,
@@ -169,6 +172,7 @@ def group_norm_affine(
     return result
 
 
+@layer("conv")
 def norm_conv3x3(
     rows: Rows,
     halo: Tensor,
@@ -191,6 +195,7 @@ def norm_conv3x3(
     return result
 
 
+@layer("linear")
 def norm_linear(
     rows: Rows,
     weight: Tensor,
@@ -208,6 +213,7 @@ def norm_linear(
     return result
 
 
+@layer("linear")
 def norm_qkv(rows: Tensor, weights: tuple[Tensor, ...], layer_norm: LayerNormParams) -> tuple[Tensor, Tensor, Tensor]:
     """LayerNorm and the projections to queries, keys and values.
 
@@ -227,6 +233,7 @@ def norm_qkv(rows: Tensor, weights: tuple[Tensor, ...], layer_norm: LayerNormPar
     return query, key, value
 
 
+@layer("feed-forward")
 def norm_geglu(rows: Tensor, weight: Tensor, bias: Tensor, layer_norm: LayerNormParams) -> Tensor:
     """LayerNorm and a gated linear layer; see `reference.norm_geglu`."""
     assert rows.ndim == 3 and weight.shape[1] == rows.shape[2] and not len(weight) % 2, (rows.shape, weight.shape)
@@ -234,6 +241,7 @@ def norm_geglu(rows: Tensor, weight: Tensor, bias: Tensor, layer_norm: LayerNorm
     return result
 
 
+@layer("attention")
 def attention(
     query: Tensor,
     key: Tensor,
@@ -252,6 +260,7 @@ def attention(
     return result
 
 
+@layer("attention")
 def dense_attention(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> Tensor:
     """Attention over whole maps; see `reference.dense_attention`."""
     assert keys.shape == values.shape and len(query) == len(keys) and not query.shape[2] % heads, (query.shape, heads)
@@ -272,6 +281,7 @@ def row_column_attention(
     return result
 
 
+@layer("cross-attention")
 def cross_attention(
     rows: Tensor,
     layer_norm: LayerNormParams,

@@ -107,3 +107,23 @@ def test_closing_withdraws_what_waits(worker, gate):
     worker.close()
     with pytest.raises(CancelledError):
         waiting.outcome.result(60)
+
+
+def test_what_waits_for_idleness_makes_way_for_jobs_and_comes_again(worker, monkeypatch):
+    monkeypatch.setattr("app.worker.IDLE", 0.01)
+    began, calls, done = threading.Event(), list[bool](), threading.Event()
+
+    def measure(interrupted) -> bool:
+        calls.append(interrupted())
+        began.set()
+        if len(calls) == 1:
+            while not interrupted():
+                threading.Event().wait(0.01)
+            return False
+        done.set()
+        return True
+
+    worker.when_idle("model", measure)
+    worker.call(lambda: None)  # the worker looks how long idleness is once a job came
+    assert began.wait(60) and worker.call(lambda: "run") == "run", "a job need not wait for it"
+    assert done.wait(60) and calls == [False, False]

@@ -3,6 +3,7 @@
 import sys
 
 from fisedit.evaluation import environment
+from fisedit.models import machine
 
 
 def test_a_report_says_where_it_was_measured(monkeypatch):
@@ -36,6 +37,6 @@ def test_git_that_fails_says_nothing():
 def test_the_cpu_has_a_name_and_features(tmp_path):
     listing = tmp_path / "cpuinfo"
     listing.write_text("processor\t: 0\nmodel name\t: A CPU\nflags\t\t: fpu avx2 amx_bf16\n", encoding="utf-8")
-    assert environment.cpu_model(listing) == ("A CPU", ["avx2", "amx_bf16"])
-    name, features = environment.cpu_model(tmp_path / "none")
-    assert name and features == []
+    assert machine.cpu_model(listing) == ("A CPU", ("avx2", "amx_bf16"))
+    name, features = machine.cpu_model(tmp_path / "none")
+    assert name and features == ()

@@ -1,0 +1,1 @@
+"""What a machine takes for a model: calibration, plans, profiles, and what slows it down."""

@@ -1,0 +1,83 @@
+"""The machine that this process runs on: CPU, GPU, cores, threads, memory. Measures nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+"""CPU flags that decide how fast products are, by precision."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What decides how long a layer takes on a machine.
+
+    Args:
+        cpu: the model.
+        gpu: the name of the GPU that computes, "" where the CPU does.
+        cores: that this process may use.
+        threads: of torch.
+        torch: version.
+    """
+
+    cpu: str
+    gpu: str
+    cores: int
+    threads: int
+    torch: str
+
+    def as_dict(self) -> dict[str, object]:
+        """Ready for JSON."""
+        return asdict(self)
+
+
+def this_machine(device: torch.device) -> Machine:
+    """The machine as it is now.
+
+    Args:
+        device: that computes.
+    """
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return Machine(cpu_model()[0], gpu, num_cores(), torch.get_num_threads(), torch.__version__)
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def cpu_model(listing: Path = Path("/proc/cpuinfo")) -> tuple[str, tuple[str, ...]]:
+    """The CPU's model, and those of its features that decide how fast products are.
+
+    Args:
+        listing: Linux's description of the CPUs; elsewhere `platform` names the CPU.
+    """
+    try:
+        text = listing.read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor() or platform.machine(), ()
+    name = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
+    listed = set(flags[1].split()) if flags else set()
+    return name[1] if name else platform.machine(), tuple(feature for feature in _FEATURES if feature in listed)
+
+
+def available_bytes(listing: Path = Path("/proc/meminfo")) -> int:
+    """Memory that a process may still take without swapping; all of the machine's where that is not known.
+
+    Args:
+        listing: Linux's description of the memory.
+    """
+    try:
+        found = re.search(r"^MemAvailable:\s*(\d+) kB$", listing.read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        found = None
+    return int(found[1]) * 1024 if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

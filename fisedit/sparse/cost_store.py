@@ -1,0 +1,100 @@
+"""Cost tables on disk: one JSON file a machine, version of torch, architecture and dtype, in the user's cache folder.
+
+FISEDIT_COSTS names another folder; 0 switches tables off, so that estimates and choices come from built-in constants.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fisedit.models.machine import this_machine
+from fisedit.sparse.cost_table import CostTable, from_dict
+from fisedit.storage import files
+
+if TYPE_CHECKING:
+    from diffusers import StableDiffusionPipeline
+
+_SHAPE_KEYS = (
+    "block_out_channels",
+    "layers_per_block",
+    "down_block_types",
+    "up_block_types",
+    "attention_head_dim",
+    "num_attention_heads",
+    "cross_attention_dim",
+    "transformer_layers_per_block",
+    "norm_num_groups",
+    "time_cond_proj_dim",
+)
+"""What of a part's configuration decides how long its layers take."""
+
+
+def folder() -> Path | None:
+    """The folder of cost tables, or None where they are switched off."""
+    given = os.environ.get("FISEDIT_COSTS", "")
+    if given == "0":
+        return None
+    if given:
+        return Path(given)
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 (pathlib's raises)
+    return Path(cache) / "fisedit" / "costs"
+
+
+def describe(pipe: StableDiffusionPipeline) -> dict[str, Any]:
+    """What a table holds for: machine, torch, architecture and dtype, ready for JSON.
+
+    Args:
+        pipe: the model.
+    """
+    parts = {"unet": pipe.unet, "vae": pipe.vae}
+    shapes = {name: {key: part.config.get(key) for key in _SHAPE_KEYS} for name, part in parts.items()}
+    digest = hashlib.sha256(json.dumps(shapes, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    dtype = str(pipe.unet.dtype).removeprefix("torch.")
+    return this_machine(pipe.unet.device).as_dict() | {"architecture": digest, "dtype": dtype}
+
+
+def table_path(about: dict[str, Any]) -> Path | None:
+    """The file of a table, or None where tables are switched off.
+
+    Args:
+        about: of `describe`.
+    """
+    place = folder()
+    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+    return None if place is None else place / f"{about['architecture']}-{about['dtype']}-{key}.json"
+
+
+def load_table(pipe: StableDiffusionPipeline) -> CostTable | None:
+    """This machine's table of a model; None where there is none, or a damaged one, which is measured anew.
+
+    Args:
+        pipe: the model.
+    """
+    path = table_path(describe(pipe))
+    try:
+        return from_dict(json.loads(path.read_text(encoding="utf-8"))) if path is not None else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def save_table(pipe: StableDiffusionPipeline, table: CostTable) -> Path | None:
+    """Write this machine's table of a model, whole or not at all.
+
+    Args:
+        pipe: the model.
+        table: to write.
+
+    Returns:
+        The file; None where tables are switched off.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = table_path(describe(pipe))
+    if path is not None:
+        files.write_json(table.as_dict(), path)
+    return path

@@ -1,0 +1,188 @@
+"""A table of measured seconds: layers by kind, level and run, over the work that a call does. Pure values.
+
+A run is what layers are called in: "dense" and "sparse" steps, "shifted" ones that read features shifted by a dense
+step, "decode dense" and "decode sparse", and "edit" for what an edit does beside them. Work is rows of all items for a
+layer, and rows times keys for self-attention.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+VERSION = 1
+"""Of the table's JSON; another one is measured anew."""
+
+SAME = 1.1
+"""Works that differ by less than this factor are one point."""
+
+Key = tuple[str, str, int]
+"""(run, kind of layer, level)."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds over work, by straight lines between measured points.
+
+    Args:
+        works: ascending.
+        seconds: at each of them.
+    """
+
+    works: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    def at(self, work: float) -> float:
+        """Seconds of so much work, at least 0.
+
+        Below the first point and beyond the last one the line through the nearest two goes on, never falling; a single
+        point is taken for proportional beyond it, and for constant below.
+
+        Args:
+            work: rows, or rows times keys.
+        """
+        x, y = self.works, self.seconds
+        if len(x) == 1:
+            return y[0] * max(1.0, work / x[0]) if x[0] else y[0]
+        i = min(max(bisect_left(x, work), 1), len(x) - 1)
+        slope = (y[i] - y[i - 1]) / (x[i] - x[i - 1])
+        if work < x[0]:
+            return max(0.0, y[0] - max(0.0, slope) * (x[0] - work))
+        if work > x[-1]:
+            overall = y[-1] / x[-1]
+            return y[-1] + min(max(slope, 0.5 * overall), 1.2 * overall) * (work - x[-1])
+        return y[i - 1] + slope * (work - x[i - 1])
+
+
+def fit(points: Iterable[tuple[float, float]]) -> Curve:
+    """The curve through measured points, the median of those whose work is the same.
+
+    Args:
+        points: (work, seconds) in any order.
+    """
+    groups: list[list[tuple[float, float]]] = []
+    for work, seconds in sorted(points):
+        if groups and work <= SAME * groups[-1][0][0]:
+            groups[-1].append((work, seconds))
+        else:
+            groups.append([(work, seconds)])
+    return Curve(
+        tuple(sum(w for w, _ in group) / len(group) for group in groups),
+        tuple(median(s for _, s in group) for group in groups),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class CostTable:
+    """What one machine takes for the layers of one architecture.
+
+    Args:
+        curves: (run, kind, level) -> seconds over work, of all such layers of a run together.
+        about: the machine, torch's version, architecture, dtype and date, ready for JSON.
+        rates: bytes a second of "memory", "disk write" and "disk read".
+    """
+
+    curves: Mapping[Key, Curve]
+    about: Mapping[str, Any] = field(default_factory=dict)
+    rates: Mapping[str, float] = field(default_factory=dict)
+
+    def keys_of(self, run: str) -> list[Key]:
+        """The entries of a run.
+
+        Args:
+            run: its name.
+        """
+        return [key for key in self.curves if key[0] == run]
+
+    def step(self, run: str, rows: Sequence[int], sizes: Sequence[int], batch: int) -> float:
+        """Seconds of an evaluation of the UNet.
+
+        Args:
+            run: "dense", "sparse" or "shifted"; one that was not measured is taken for sparse.
+            rows: computed at each level, finest first.
+            sizes: positions of each level.
+            batch: items.
+        """
+        keys = self.keys_of(run) or self.keys_of("sparse")
+        return sum(self.curves[key].at(step_work(key[1], key[2], rows, sizes, batch)) for key in keys)
+
+    def sum(self, run: str, works: Mapping[str, float]) -> float:
+        """Seconds of a run that is no step, by the work of every kind; kinds without a curve take nothing.
+
+        Args:
+            run: its name.
+            works: kind -> work.
+        """
+        found = ((self.curves.get((run, kind, NO_MAP)), work) for kind, work in works.items())
+        return sum(curve.at(work) for curve, work in found if curve is not None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        rows = [
+            {"run": run, "kind": kind, "level": level, "works": curve.works, "seconds": curve.seconds}
+            for (run, kind, level), curve in self.curves.items()
+        ]
+        return {"version": VERSION, "about": dict(self.about), "rates": dict(self.rates), "layers": rows}
+
+
+NO_MAP = -1
+"""Level of what belongs to no feature map; as `fisedit.models.stopwatch.NO_LEVEL`."""
+
+
+def from_dict(value: Mapping[str, Any]) -> CostTable:
+    """A table from its JSON.
+
+    Args:
+        value: as of `CostTable.as_dict`.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is damaged, or of another version.
+    """
+    if value["version"] != VERSION:
+        raise ValueError(f"version must be {VERSION}, got {value['version']!r}")
+    curves = {}
+    for row in value["layers"]:
+        curve = Curve(tuple(map(float, row["works"])), tuple(map(float, row["seconds"])))
+        if len(curve.works) != len(curve.seconds) or not curve.works or list(curve.works) != sorted(set(curve.works)):
+            raise ValueError(f"works must ascend, one for each of seconds, got {row}")
+        curves[str(row["run"]), str(row["kind"]), int(row["level"])] = curve
+    return CostTable(curves, value["about"], {str(k): float(v) for k, v in value["rates"].items()})
+
+
+def step_work(kind: str, level: int, rows: Sequence[int], sizes: Sequence[int], batch: int) -> float:
+    """The work of a step's layers of one kind and level.
+
+    Args:
+        kind: of layer.
+        level: of their map, `NO_MAP` for the finest.
+        rows: computed at each level, finest first.
+        sizes: positions of each level.
+        batch: items.
+    """
+    here = max(level, 0)
+    return float(batch * rows[here] * (sizes[here] if kind == "attention" else 1))
+
+
+class Measurements:
+    """Measured seconds on the way to a table."""
+
+    def __init__(self) -> None:
+        self._points: dict[Key, list[tuple[float, float]]] = defaultdict(list)
+
+    def add(self, key: Key, work: float, seconds: float) -> None:
+        """Note one measurement.
+
+        Args:
+            key: (run, kind, level).
+            work: that was done.
+            seconds: that it took.
+        """
+        self._points[key].append((work, seconds))
+
+    def table(self, about: Mapping[str, Any], rates: Mapping[str, float]) -> CostTable:
+        """The table of what was noted; arguments as of `CostTable`."""
+        return CostTable({key: fit(points) for key, points in self._points.items()}, about, rates)

@@ -1,0 +1,47 @@
+"""Calibration: a table of every run, a pipeline that is left as it was, and nothing kept of one that was stopped."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fisedit import Cancelled, Editor
+from fisedit.diagnosis.calibration import shape_mask
+from fisedit.errors import InputError
+from fisedit.models.stopwatch import current_recorder
+
+
+def test_calibrate_measures_every_run_and_leaves_the_editor_as_it_was(pipelines, tmp_path, monkeypatch):
+    monkeypatch.setenv("FISEDIT_COSTS", str(tmp_path))
+    editor = Editor(pipelines["demo"], model="tiny")
+    assert editor.calibrated is False
+
+    def stop(step: int, steps: int, preview: object) -> None:
+        raise Cancelled("enough")
+
+    with pytest.raises(Cancelled):
+        editor.calibrate(0, on_step=stop)
+    assert editor.calibrated is False and not len(editor.history) and current_recorder() is None
+    table = editor.calibrate(0, size=64)
+    runs = {row["run"] for row in table["layers"]}
+    assert runs == {"dense", "sparse", "shifted", "decode dense", "edit"}
+    kinds = {row["kind"] for row in table["layers"] if row["run"] == "sparse"}
+    assert kinds >= {"conv", "linear", "attention", "cross-attention", "feed-forward", "group norm", "gather", "other"}
+    assert all(seconds >= 0 for row in table["layers"] for seconds in row["seconds"])
+    assert table["predicted"][0]["run"] == "source" and len(table["predicted"]) == 5
+    assert editor.calibrated and not len(editor.history) and not editor.recorded_bytes
+    assert not any(module._forward_hooks for module in editor.pipe.unet.modules()), "no hook is left"
+    source = editor.generate("a cat", num_inference_steps=4, width=64, height=64)
+    mask = np.zeros((64, 64), bool)
+    mask[:16, :16] = True
+    seen = editor.preview("a dog", mask=mask)
+    assert source.stats.seconds["total"] > 0 and seen.seconds > 0 and seen.seconds_dense > 0
+    with pytest.raises(InputError, match="seconds must be 0 or more"):
+        editor.calibrate(-1)
+
+
+def test_shapes_cover_what_they_should():
+    for area in (0.02, 0.25, 0.8):
+        for discs in (False, True):
+            assert shape_mask(area, 32, discs=discs).mean() == pytest.approx(area, abs=0.03)
+    assert (shape_mask(0.2, 32, discs=True, seed=1) != shape_mask(0.2, 32, discs=True, seed=2)).any()
