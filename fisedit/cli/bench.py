@@ -36,6 +36,7 @@ def bench_edit(
     num_inference_steps: opt.Steps = 20,
     repeats: opt.Repeats = 5,
     compiled: opt.Compiled = True,
+    profile: opt.Profiled = False,
     device: opt.Device = None,
     dtype: opt.Dtype = None,
     local_files_only: opt.LocalFilesOnly = False,
@@ -50,6 +51,7 @@ def bench_edit(
         num_inference_steps=num_inference_steps,
         repeats=repeats,
         compiled=compiled,
+        profile=profile,
         device=device,
         dtype=dtype,
         local_files_only=local_files_only,
@@ -57,7 +59,7 @@ def bench_edit(
     name = "cuda_speed" if (device or "").startswith("cuda") else "speed"  # graphs only on a GPU that was asked for
     with _measuring(output) as on_step:
         report = import_module(f"fisedit.evaluation.{name}").measure_edit_speed(settings, on_step)
-    _report(report, output, json, "dense_summary", "summary")
+    _report(report, output, json, "dense_summary", "summary", *(["profile"] if profile else []))
 
 
 @bench.command("costs")

@@ -1,11 +1,19 @@
-"""The commands about this machine: `calibrate`."""
+"""The commands about this machine: `calibrate`; and profiles of others."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from fisedit.cli import console
 from fisedit.cli import options as opt
+
+if TYPE_CHECKING:
+    from fisedit import Editor
 
 
 def calibrate(
@@ -28,3 +36,28 @@ def calibrate(
         return
     console.show_rows(table["predicted"])
     typer.echo(f"{len(table['layers'])} curves of {table['about']['cpu']} are kept.")
+
+
+@contextmanager
+def profiling(editor: Editor, *, shown: bool, trace: Path | None) -> Iterator[list[dict[str, Any]]]:
+    """Profile the enclosed runs of an editor if that was asked for.
+
+    Args:
+        editor: whose model runs.
+        shown: whether what is yielded gets the table of layers.
+        trace: file that gets the trace, or None.
+
+    Yields:
+        The table's rows, filled at the end; empty without `shown`.
+    """
+    rows: list[dict[str, Any]] = []
+    if not (shown or trace):
+        yield rows
+        return
+    from fisedit.diagnosis.profile import profiled
+
+    with profiled(editor.pipe) as profile:
+        yield rows
+    rows += profile.rows() if shown else []
+    if trace is not None:
+        profile.write_trace(trace)

@@ -9,6 +9,7 @@ import typer
 
 from fisedit.cli import console
 from fisedit.cli import options as opt
+from fisedit.cli.diagnosis import profiling
 from fisedit.errors import InputError
 from fisedit.storage import files, session_folder
 
@@ -59,32 +60,37 @@ def generate(
     overwrite: opt.OverwriteSession = False,
     output: opt.Output = Path("source.png"),
     metadata: opt.Metadata = True,
+    profile: opt.Profiled = False,
+    trace: opt.Trace = None,
     json: opt.Json = False,
 ) -> None:
     """Generate a picture, and a --session to edit it in."""
     files.check_image_path(output, reference)
+    files.check_trace_path(trace)
     if session is not None:
         session_folder.check_new(session, output, overwrite=overwrite)
     from fisedit import Editor
 
     with console.progress("Generating") as on_step:
         editor = Editor.from_pretrained(model, device=device, dtype=dtype, local_files_only=local_files_only)
-        editor.generate(
-            prompt,
-            seed=seed,
-            negative_prompt=negative_prompt,
-            num_inference_steps=num_inference_steps,
-            guidance_scale=guidance_scale,
-            width=width,
-            height=height,
-            scheduler=scheduler,
-            reference=_load_reference(context, editor),
-            on_step=on_step,
-        )
+        picture = _load_reference(context, editor)
+        with profiling(editor, shown=profile, trace=trace) as layers:
+            editor.generate(
+                prompt,
+                seed=seed,
+                negative_prompt=negative_prompt,
+                num_inference_steps=num_inference_steps,
+                guidance_scale=guidance_scale,
+                width=width,
+                height=height,
+                scheduler=scheduler,
+                reference=picture,
+                on_step=on_step,
+            )
     notes = editor.write(output, metadata=metadata)
     if session is not None:
         editor.save(session, metadata=metadata, overwrite=overwrite)
-    _show_result(editor, output, notes, json=json)
+    _show_result(editor, output, notes, layers, json=json)
 
 
 def edit(
@@ -123,11 +129,14 @@ def edit(
     local_files_only: opt.LocalFilesOnly = False,
     output: opt.Output = Path("edit.png"),
     metadata: opt.Metadata = True,
+    profile: opt.Profiled = False,
+    trace: opt.Trace = None,
     json: opt.Json = False,
 ) -> None:
     """Change a prompt and what it changes: of a saved --session, a --source-prompt, a --picture, or --from a file."""
     _check_source(context)
     files.check_image_path(output, mask, protect, picture, origin, reference)
+    files.check_trace_path(trace)
     if session is not None:
         session_folder.check_output(session, output)
         context.with_resource(session_folder.lock(session))
@@ -141,15 +150,16 @@ def edit(
         editor = _open_editor(context, opened, on_step)
         notes = _notes(context, editor, opened)
         areas |= {"reference": _load_reference(context, editor)}
-        if not preview:
-            editor.edit(prompt, on_step=on_step, verify=verify, structure=structure, **areas)
+        with profiling(editor, shown=profile, trace=trace) as layers:
+            if not preview:
+                editor.edit(prompt, on_step=on_step, verify=verify, structure=structure, **areas)
     if preview:
         _show_preview(editor, editor.preview(prompt, **areas), output, json=json)
         return
     notes += editor.write(output, metadata=metadata)
     if session is not None:
         editor.save(session, metadata=metadata)
-    _show_result(editor, output, notes, json=json)
+    _show_result(editor, output, notes, layers, json=json)
 
 
 def show(picture: opt.Shown, json: opt.Json = False) -> None:
@@ -163,11 +173,16 @@ def show(picture: opt.Shown, json: opt.Json = False) -> None:
     console.show_metadata(metadata if metadata.parameters else provenance.to_metadata(origin), origin, json=json)
 
 
-def _show_result(editor: Editor, output: Path, notes: tuple[str, ...], *, json: bool) -> None:
-    """Print what the current image cost, and notes."""
+def _show_result(
+    editor: Editor, output: Path, notes: tuple[str, ...], layers: list[dict[str, Any]], *, json: bool
+) -> None:
+    """Print what the current image cost, by layers if that was asked for, and notes."""
     if json:
-        console.show_json(console.result_to_dict(editor.current) | {"output": output, "notes": notes})
+        profile = {"profile": layers} if layers else {}
+        console.show_json(console.result_to_dict(editor.current) | {"output": output, "notes": notes} | profile)
     else:
+        if layers:
+            console.show_rows(layers)
         console.show_costs([editor.current])
         for note in notes:
             typer.echo(f"note: {note}")

@@ -91,6 +91,8 @@ PageAdapter = Annotated[str | None, Option("--adapter", help="Adapter for refere
 OverwriteSession = Annotated[bool, Option("--overwrite", help="Replace the session that --session holds already.")]
 Sessions = Annotated[Path | None, Option(help="Folder to keep sessions in; without it they end with the app.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON object on stdout, and nothing else.")]
+Profiled = Annotated[bool, Option("--profile", help="Print what each kind of layer took.")]
+Trace = Annotated[Path | None, Option(help="JSON file to write for Chrome's trace viewer.")]
 CalibrationSeconds = Annotated[float, Option("--seconds", min=0, help="What measuring takes, about.")]
 CalibrationSize = Annotated[
     int | None, Option("--size", help="Side of the measured pictures in pixels; the model's own, at most 256, without.")

@@ -98,6 +98,7 @@ class SpeedSettings:
         baseline: also time plain diffusers: float32, contiguous, eager.
         compiled: whether the search for the fastest dense run tries torch.compile, which takes minutes.
         families: reference adapters to time, for `bench adapters`.
+        profile: whether a source and an edit of every mask run once more at the end, with their layers timed.
         device: as torch names it; None for the best one.
         dtype: fp32, bf16 or fp16; None for the device's best.
         local_files_only: never download.
@@ -111,6 +112,7 @@ class SpeedSettings:
     baseline: bool = True
     compiled: bool = True
     families: tuple[str, ...] = ("v1", "v3", "v5", "v5b")
+    profile: bool = False
     device: str | None = None
     dtype: str | None = None
     local_files_only: bool = False

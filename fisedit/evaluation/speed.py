@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fisedit.diagnosis.profile import profiled
 from fisedit.editor import Editor
 from fisedit.evaluation.dense_pipelines import DensePipelines
 from fisedit.evaluation.dense_search import PLAIN
@@ -72,6 +73,7 @@ def measure_edit_speed(settings: SpeedSettings, on_step: OnStep | None = None) -
         samples = seconds_by_turn(calls, settings.repeats, benchmark.warm_up, lambda: benchmark.begin_turn(progress))
         samples |= plain_runs(samples, settings.num_inference_steps)
         rows = [row | benchmark.edit_stats[row["call"]] | ratios(row, samples) for row in rows]
+        layers = benchmark.profile(masks) if settings.profile else []
         figures = dense_figures(samples) | benchmark.dense_row
     return {
         "settings": settings_dict(workload, settings) | {"dense_baseline": f"diffusers, {search.best.name}"},
@@ -81,6 +83,7 @@ def measure_edit_speed(settings: SpeedSettings, on_step: OnStep | None = None) -
         "turns": samples,
         "dense_summary": dense_summary(figures, search.best.name),
         "summary": [_summary_row(row) for row in rows],
+        "profile": layers,
         "notes": [*dense.notes, *([] if settings.model else [RANDOM_NOTE])],
     }
 
@@ -165,6 +168,18 @@ class _EditBenchmark:
             calls[call] = partial(self._edit, call, grid, None if default else growth)
             rows.append(shared | {"schedule": schedule, "default": default, "call": call})
         return calls, rows
+
+    def profile(self, masks: Sequence[tuple[str, float, BoolGrid]]) -> list[Row]:
+        """The layers of one more source and of one more edit in every mask."""
+        runs: Calls = {"source": self._generate}
+        for name, area, grid in masks:
+            runs[f"{name} {area:.0%}"] = partial(self._edit, "", grid, None)
+        rows: list[Row] = []
+        for name, run in runs.items():
+            with profiled(self.pipe) as profile:
+                run()
+            rows += [{"run": name} | row for row in profile.rows()]
+        return rows
 
     def _schedules(self, grid: BoolGrid) -> dict[str, tuple[tuple[int, ...], bool]]:
         """Name -> dilations, and whether the planner takes them by default over this mask."""

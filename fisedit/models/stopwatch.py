@@ -22,6 +22,21 @@ NO_LEVEL = -1
 
 
 @dataclass(frozen=True, slots=True)
+class StepWork:
+    """What an evaluation of the UNet computes.
+
+    Args:
+        rows: of each level that are computed for one item, finest first.
+        sizes: positions of each level.
+        items: B, of a batch.
+    """
+
+    rows: tuple[int, ...]
+    sizes: tuple[int, ...]
+    items: int
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """A part of a run that is over.
 
@@ -33,6 +48,7 @@ class Span:
         seconds: that it took.
         own: of those, what no span within it took.
         step: number of the step span that it lies in, -1 outside of all.
+        work: of a step, what it computes.
     """
 
     kind: str
@@ -42,6 +58,7 @@ class Span:
     seconds: float
     own: float
     step: int
+    work: StepWork | None = None
 
 
 class SpanRecorder:
@@ -67,13 +84,14 @@ class SpanRecorder:
         self._open: list[_OpenSpan] = []
         self._began, self._steps = clock(), 0
 
-    def begin(self, kind: str, name: str = "", *, leaf: bool = True) -> None:
+    def begin(self, kind: str, name: str = "", *, leaf: bool = True, work: StepWork | None = None) -> None:
         """Open a span; one within a leaf belongs to that leaf.
 
         Args:
             kind: of layer, block or station.
             name: of the layer, or "".
             leaf: whether what lies within it counts as its own time.
+            work: of a step, what it computes.
         """
         self._wait()
         around = self._open[-1] if self._open else None
@@ -84,7 +102,7 @@ class SpanRecorder:
         step = around.step if around else -1
         if kind.startswith(STEP):
             step, self._steps = self._steps, self._steps + 1
-        self._open.append(_OpenSpan(kind, level, name, leaf, step, self._clock()))
+        self._open.append(_OpenSpan(kind, level, name, leaf, step, self._clock(), work))
 
     def end(self) -> None:
         """Close the span that was opened last."""
@@ -97,8 +115,8 @@ class SpanRecorder:
         seconds = self._clock() - last.start
         if self._open:
             self._open[-1].within += seconds
-        start = last.start - self._began
-        self.spans.append(Span(last.kind, last.level, last.name, start, seconds, seconds - last.within, last.step))
+        start, own = last.start - self._began, seconds - last.within
+        self.spans.append(Span(last.kind, last.level, last.name, start, seconds, own, last.step, last.work))
 
 
 STEP = "step "
@@ -116,6 +134,7 @@ class _OpenSpan:
     leaf: bool
     step: int
     start: float
+    work: StepWork | None
     within: float = 0.0
     hidden: int = 0
 
@@ -143,15 +162,22 @@ def recording_spans(recorder: SpanRecorder) -> Iterator[SpanRecorder]:
         _recorder.reset(token)
 
 
-def span(kind: str, name: str = "", *, leaf: bool = False) -> AbstractContextManager[None]:
-    """A part of a run that is timed where spans are recorded; arguments as of `SpanRecorder.begin`."""
+def span(
+    kind: str, name: str = "", *, leaf: bool = False, work: Callable[[], StepWork] | None = None
+) -> AbstractContextManager[None]:
+    """A part of a run that is timed where spans are recorded; arguments as of `SpanRecorder.begin`, where `work` is
+    called only if they are."""
     recorder = _recorder.get()
-    return _NOTHING if recorder is None else _spanning(recorder, kind, name, leaf=leaf)
+    if recorder is None:
+        return _NOTHING
+    return _spanning(recorder, kind, name, leaf=leaf, work=work() if work else None)
 
 
 @contextmanager
-def _spanning(recorder: SpanRecorder, kind: str, name: str, *, leaf: bool) -> Iterator[None]:
-    recorder.begin(kind, name, leaf=leaf)
+def _spanning(
+    recorder: SpanRecorder, kind: str, name: str, *, leaf: bool, work: StepWork | None = None
+) -> Iterator[None]:
+    recorder.begin(kind, name, leaf=leaf, work=work)
     try:
         yield
     finally:

@@ -17,7 +17,7 @@ from torch import Tensor
 from fisedit.adapters.base import AdapterStack
 from fisedit.adapters.references import References, level_grids
 from fisedit.models.prompt_weighting import embeddings, parse
-from fisedit.models.stopwatch import STEP_DENSE, STEP_SPARSE, span
+from fisedit.models.stopwatch import STEP_DENSE, STEP_SPARSE, StepWork, span
 from fisedit.sampling.inversion import inverted
 from fisedit.sampling.linear_scheduler import Coefficients, LinearSampler, coefficients
 from fisedit.sampling.scheduler import Sampler, blend_latents, mask_steps
@@ -191,7 +191,7 @@ class Engine:
         for i, t in enumerate(sampler.timesteps[start:], start):
             callback(i, len(sampler.timesteps), sampler.estimate)
             latents = trajectory.latents[i]
-            with span(STEP_DENSE):
+            with span(STEP_DENSE, work=partial(self._work, config)):
                 raw, features = self._evaluate(trajectory, sampler, text, i, latents, source)
             prediction = apply_guidance(raw, self._guidance(config))
             if path:  # the sampler steps with it, so that rounding never adds up
@@ -217,7 +217,7 @@ class Engine:
 
         def predict(i: int, latents: Tensor) -> Tensor:
             callback(steps - 1 - i, steps, latents)
-            with span(STEP_DENSE):
+            with span(STEP_DENSE, work=partial(self._work, config)):
                 raw, features = self._evaluate(trajectory, sampler, text, i, latents)
             trajectory.predictions.insert(0, apply_guidance(raw, self._guidance(config)))
             trajectory.features.insert(0, self._placed(features, len(trajectory.features)))
@@ -256,7 +256,7 @@ class Engine:
             callback(i, len(sampler.timesteps), sampler.estimate[:1])
             made: Sequence[CachedFeatures]
             if edit.dilation[i] == DENSE_STEP:
-                with span(STEP_DENSE):
+                with span(STEP_DENSE, work=partial(self._work, edit.config)):
                     raw, dense = self._evaluate(trajectories[0], sampler, edit.text, i, latents, source)
                 predictions, made = apply_guidance(raw, self._guidance(edit.config)), [dense]
                 with span("shift"):
@@ -265,7 +265,7 @@ class Engine:
                 if shifts:
                     features[i] = ShiftedFeatures(source.features[i], shifts[-1])
                 x, extra = self._inputs(sampler, edit.config, latents, t)
-                with span(STEP_SPARSE):
+                with span(STEP_SPARSE, work=partial(self._sparse_work, edits, i)):
                     predictions, made = steps.step(i, x, t, extra)
             if edit.check and i == edit.check.step:
                 change = (predictions - source.predictions[i]).float().norm(dim=1)[0]
@@ -308,6 +308,17 @@ class Engine:
             self.budget,
             mixed=DENSE_STEP in edit.dilation[edit.start :],
         )
+
+    def _work(self, config: GenerationConfig) -> StepWork:
+        """Of a dense step."""
+        sizes = self.sizes(config)
+        return StepWork(sizes, sizes, self.batch(config))
+
+    def _sparse_work(self, edits: Sequence[LatentEdit], i: int) -> StepWork:
+        """Of a sparse step; edits that share a batch have alike masks."""
+        plan = self._plans(edits[0])[i]
+        rows, config = tuple(level.rows for level in plan.levels), edits[0].config
+        return StepWork(rows, self.sizes(config), len(edits) * self.batch(config))
 
     def _plans(self, edit: LatentEdit) -> dict[int, SparsePlan]:
         """Of every sparse step from the first on; one object for steps that compute the same cells."""

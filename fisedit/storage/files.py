@@ -62,10 +62,26 @@ def check_page_path(path: Path | None) -> None:
     Raises:
         InputError: Another suffix, or a folder that cannot be written.
     """
+    _check_suffix(path, "report", (".html", ".htm"))
+
+
+def check_trace_path(path: Path | None) -> None:
+    """Check, before any work, that a trace can be written to a path; None passes.
+
+    Args:
+        path: The output.
+
+    Raises:
+        InputError: Another suffix, or a folder that cannot be written.
+    """
+    _check_suffix(path, "trace", (".json",))
+
+
+def _check_suffix(path: Path | None, what: str, suffixes: tuple[str, ...]) -> None:
     if path is None:
         return
-    if path.suffix.lower() not in (".html", ".htm") or path.is_dir():
-        raise InputError(f"report must be an .html file, got {path}")
+    if path.suffix.lower() not in suffixes or path.is_dir():
+        raise InputError(f"{what} must be a file that ends in {suffixes[0]}, got {path}")
     check_writable(path.parent)
 
 
