@@ -1,4 +1,4 @@
-"""The command line: `fisedit generate`, `edit`, `show`, `demo`, `batch`, `calibrate`, `train-adapter`, `app`
+"""The command line: `fisedit generate`, `edit`, `show`, `demo`, `batch`, `calibrate`, `doctor`, `train-adapter`, `app`
 and `bench`.
 
 Commands contain no torch, and import what needs it after their arguments are checked.
@@ -30,7 +30,7 @@ def fisedit(
     """Edit a generated picture by changing words, and compute only what changes."""
 
 
-for verb in (edit.generate, edit.edit, edit.show, commands.demo, commands.batch, diagnosis.calibrate):
+for verb in (edit.generate, edit.edit, edit.show, commands.demo, commands.batch, diagnosis.calibrate, diagnosis.doctor):
     app.command()(verb)
 app.command("train-adapter")(commands.train_adapter)
 app.command("app")(commands.browse)

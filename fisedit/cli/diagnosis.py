@@ -1,4 +1,4 @@
-"""The commands about this machine: `calibrate`; and profiles of others."""
+"""The commands about this machine, `calibrate` and `doctor`; and profiles of others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,34 @@ def calibrate(
         console.show_json(table)
         return
     console.show_rows(table["predicted"])
-    typer.echo(f"{len(table['layers'])} curves of {table['about']['cpu']} are kept.")
+    typer.echo(f"{len(table['curves'])} curves of {table['about']['cpu']} are kept.")
+
+
+def doctor(
+    model: opt.Model = "demo",
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
+    json: opt.Json = False,
+) -> None:
+    """Check this machine: versions, kernels, memory, and its times against its own cost table."""
+    from fisedit import Editor
+    from fisedit.diagnosis.doctor import examine
+
+    with console.progress("Examining") as on_step:
+        editor = Editor.from_pretrained(model, device=device, dtype=dtype, local_files_only=local_files_only)
+        report = examine(editor.pipe, on_step=on_step)
+    if json:
+        console.show_json(report)
+        return
+    for name in ("versions", "machine", "gpu", "memory", "threads"):
+        for key, value in report[name].items():
+            typer.echo(f"{name}: {key} {value}")
+    for name in ("packages", "disk", "rates", "kernels", "layers"):
+        if report[name]:
+            console.show_rows(report[name])
+    for line in report["findings"] or ("nothing is wrong",):
+        typer.echo(f"finding: {line}")
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from fisedit.diagnosis.layer_times import layer_seconds
 from fisedit.errors import InputError
 from fisedit.models.stopwatch import NO_LEVEL, OTHER, STEP, STEP_DENSE, STEP_SPARSE
 from fisedit.sparse import cost_store
@@ -54,6 +55,9 @@ AREAS = (0.25, 0.06, 0.6, 0.02, 0.12, 0.4, 0.8)
 
 FEWEST = 3
 """Runs of edits that a table needs."""
+
+_LAYERS_SHARE = 0.15
+"""Of the seconds that go to single layers, which `fisedit doctor` compares with."""
 
 _PROMPTS = ("a cat and a cake on a beach", "a dog and a cake on a beach")
 _STATIONS = ("text", "plan", "denoise", "decode")
@@ -102,14 +106,15 @@ def calibrate(
     trial.source(_config(max(64, size // 2 // LATENT_FACTOR * LATENT_FACTOR), 2), warm=False)
     trial.source(_config(size, len(PATTERN)), warm=True)
     for done, (area, discs) in enumerate(_shapes()):
-        if done >= FEWEST and clock() - began > settings.seconds:
+        if done >= FEWEST and clock() - began > (1 - _LAYERS_SHARE) * settings.seconds:
             break
         trial.edit(area, discs=discs)
         if done and done % (2 * len(AREAS)) == 0:
             trial.source(_config(size, len(PATTERN)), warm=True)
     about = cost_store.describe(pipeline.engine.pipe) | {"pixels": size, "seconds": round(clock() - began, 1)}
     about["date"] = datetime.now(UTC).isoformat(timespec="seconds")
-    return trial.measured.table(about, transfer_rates())
+    layers = layer_seconds(pipeline.engine.pipe, size, _LAYERS_SHARE * settings.seconds, on_step)
+    return trial.measured.table(about, transfer_rates(), layers)
 
 
 def predictions(pipeline: EditPipeline, areas: Sequence[float], size: int, steps: int) -> list[dict[str, object]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-VERSION = 1
+VERSION = 2
 """Of the table's JSON; another one is measured anew."""
 
 SAME = 1.1
@@ -84,11 +84,13 @@ class CostTable:
         curves: (run, kind, level) -> seconds over work, of all such layers of a run together.
         about: the machine, torch's version, architecture, dtype and date, ready for JSON.
         rates: bytes a second of "memory", "disk write" and "disk read".
+        layers: name of a layer of the UNet -> the fewest seconds that a dense evaluation took it, for `fisedit doctor`.
     """
 
     curves: Mapping[Key, Curve]
     about: Mapping[str, Any] = field(default_factory=dict)
     rates: Mapping[str, float] = field(default_factory=dict)
+    layers: Mapping[str, float] = field(default_factory=dict)
 
     def keys_of(self, run: str) -> list[Key]:
         """The entries of a run.
@@ -126,7 +128,8 @@ class CostTable:
             {"run": run, "kind": kind, "level": level, "works": curve.works, "seconds": curve.seconds}
             for (run, kind, level), curve in self.curves.items()
         ]
-        return {"version": VERSION, "about": dict(self.about), "rates": dict(self.rates), "layers": rows}
+        head = {"version": VERSION, "about": dict(self.about), "rates": dict(self.rates)}
+        return head | {"curves": rows, "layers": dict(self.layers)}
 
 
 NO_MAP = -1
@@ -145,12 +148,13 @@ def from_dict(value: Mapping[str, Any]) -> CostTable:
     if value["version"] != VERSION:
         raise ValueError(f"version must be {VERSION}, got {value['version']!r}")
     curves = {}
-    for row in value["layers"]:
+    for row in value["curves"]:
         curve = Curve(tuple(map(float, row["works"])), tuple(map(float, row["seconds"])))
         if len(curve.works) != len(curve.seconds) or not curve.works or list(curve.works) != sorted(set(curve.works)):
             raise ValueError(f"works must ascend, one for each of seconds, got {row}")
         curves[str(row["run"]), str(row["kind"]), int(row["level"])] = curve
-    return CostTable(curves, value["about"], {str(k): float(v) for k, v in value["rates"].items()})
+    rates, layers = ({str(k): float(v) for k, v in value[name].items()} for name in ("rates", "layers"))
+    return CostTable(curves, value["about"], rates, layers)
 
 
 def step_work(kind: str, level: int, rows: Sequence[int], sizes: Sequence[int], batch: int) -> float:
@@ -183,6 +187,8 @@ class Measurements:
         """
         self._points[key].append((work, seconds))
 
-    def table(self, about: Mapping[str, Any], rates: Mapping[str, float]) -> CostTable:
+    def table(
+        self, about: Mapping[str, Any], rates: Mapping[str, float], layers: Mapping[str, float] | None = None
+    ) -> CostTable:
         """The table of what was noted; arguments as of `CostTable`."""
-        return CostTable({key: fit(points) for key, points in self._points.items()}, about, rates)
+        return CostTable({key: fit(points) for key, points in self._points.items()}, about, rates, layers or {})

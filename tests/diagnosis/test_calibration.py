@@ -23,11 +23,11 @@ def test_calibrate_measures_every_run_and_leaves_the_editor_as_it_was(pipelines,
         editor.calibrate(0, on_step=stop)
     assert editor.calibrated is False and not len(editor.history) and current_recorder() is None
     table = editor.calibrate(0, size=64)
-    runs = {row["run"] for row in table["layers"]}
+    runs = {row["run"] for row in table["curves"]}
     assert runs == {"dense", "sparse", "shifted", "decode dense", "edit"}
-    kinds = {row["kind"] for row in table["layers"] if row["run"] == "sparse"}
+    kinds = {row["kind"] for row in table["curves"] if row["run"] == "sparse"}
     assert kinds >= {"conv", "linear", "attention", "cross-attention", "feed-forward", "group norm", "gather", "other"}
-    assert all(seconds >= 0 for row in table["layers"] for seconds in row["seconds"])
+    assert all(seconds >= 0 for row in table["curves"] for seconds in row["seconds"])
     assert table["predicted"][0]["run"] == "source" and len(table["predicted"]) == 5
     assert editor.calibrated and not len(editor.history) and not editor.recorded_bytes
     assert not any(module._forward_hooks for module in editor.pipe.unet.modules()), "no hook is left"

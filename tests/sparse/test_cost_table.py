@@ -60,7 +60,7 @@ def test_a_table_survives_its_file_and_a_damaged_one_counts_for_none(pipelines, 
     assert again is not None and again.curves == {("dense", "conv", 0): Curve((64.0,), (0.25,))}
     assert dict(again.rates) == {"memory": 1e9} and again.about["date"] == "today"
     text = path.read_text()
-    for broken in (text[:-9], text.replace("64.0", '"x"'), text.replace('"version": 1', '"version": 0'), "[]"):
+    for broken in (text[:-9], text.replace("64.0", '"x"'), text.replace('"version": 2', '"version": 0'), "[]"):
         path.write_text(broken)
         assert cost_store.load_table(pipe) is None, broken
     path.write_text(text)
@@ -70,7 +70,7 @@ def test_a_table_survives_its_file_and_a_damaged_one_counts_for_none(pipelines, 
     assert cost_store.save_table(pipe, again) is None
     row = {"run": "dense", "kind": "a", "level": 0, "works": [2, 1], "seconds": [1, 1]}
     with pytest.raises(ValueError, match="works must ascend"):
-        from_dict(json.loads(text) | {"layers": [row]})
+        from_dict(json.loads(text) | {"curves": [row]})
 
 
 def test_a_table_decides_between_dense_and_sparse_and_tells_seconds(pipelines):
