@@ -15,8 +15,9 @@ from torch import Tensor
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.row_plan import make_plan
 
-ALLOWED = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Precision -> largest error, in spreads of what is expected; outputs of several spreads are rounded to 8 bits."""
+ALLOWED = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 0.1}
+"""Precision -> largest error, in spreads of what is expected; outputs of several spreads are rounded to 8 bits, and
+`norm_geglu` multiplies two of them."""
 
 _CHANNELS, _GROUPS, _HEADS, _EPS = 32, 4, 4, 1e-5
 
