@@ -1,5 +1,5 @@
-"""The command line: `fisedit generate`, `edit`, `show`, `demo`, `batch`, `calibrate`, `doctor`, `train-adapter`, `app`
-and `bench`.
+"""The command line: `fisedit generate`, `edit`, `show`, `demo`, `batch`, `calibrate`, `plan`, `doctor`,
+`train-adapter`, `app` and `bench`.
 
 Commands contain no torch, and import what needs it after their arguments are checked.
 """
@@ -30,8 +30,10 @@ def fisedit(
     """Edit a generated picture by changing words, and compute only what changes."""
 
 
-for verb in (edit.generate, edit.edit, edit.show, commands.demo, commands.batch, diagnosis.calibrate, diagnosis.doctor):
+for verb in (edit.generate, edit.edit, edit.show, commands.demo, commands.batch):
     app.command()(verb)
+for check in (diagnosis.calibrate, diagnosis.plan, diagnosis.doctor):
+    app.command()(check)
 app.command("train-adapter")(commands.train_adapter)
 app.command("app")(commands.browse)
 app.add_typer(bench, name="bench")

@@ -12,7 +12,6 @@ import typer
 
 from fisedit.cli import console
 from fisedit.cli import options as opt
-from fisedit.errors import InputError
 from fisedit.evaluation.settings import (
     EditQualitySettings,
     EvaluationSettings,
@@ -46,7 +45,7 @@ def bench_edit(
     """Measure steps, decodes and whole edits of given areas beside the fastest dense run."""
     settings = SpeedSettings(
         model=model,
-        areas=_parse_areas(areas),
+        areas=opt.parse_areas(areas),
         size=size,
         num_inference_steps=num_inference_steps,
         repeats=repeats,
@@ -78,7 +77,7 @@ def bench_costs(
     """Measure this machine's cost table, and what it predicts beside what runs take."""
     settings = SpeedSettings(
         model=model,
-        areas=_parse_areas(areas),
+        areas=opt.parse_areas(areas),
         size=size,
         num_inference_steps=num_inference_steps,
         repeats=repeats,
@@ -108,7 +107,7 @@ def bench_adapters(
     settings = SpeedSettings(
         model=model,
         families=_names(families),
-        areas=_parse_areas(areas),
+        areas=opt.parse_areas(areas),
         size=size,
         repeats=repeats,
         device=device,
@@ -252,13 +251,3 @@ def _report(report: dict[str, Any], output: Path | None, json: bool, *tables: st
 def _names(listed: str) -> tuple[str, ...]:
     """Comma-separated names."""
     return tuple(name.strip() for name in listed.split(",") if name.strip())
-
-
-def _parse_areas(areas: str) -> tuple[float, ...]:
-    try:
-        shares = tuple(float(area) / 100 for area in areas.split(","))
-    except ValueError as error:
-        raise InputError(f"areas must be percentages such as 1,5,15, got {areas!r}") from error
-    if not all(0 < share <= 1 for share in shares):
-        raise InputError(f"areas must lie above 0 and up to 100 percent, got {areas!r}")
-    return shares

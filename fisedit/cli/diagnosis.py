@@ -1,7 +1,8 @@
-"""The commands about this machine, `calibrate` and `doctor`; and profiles of others."""
+"""The commands about this machine, `calibrate`, `plan` and `doctor`; and profiles of others."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,8 @@ import typer
 
 from fisedit.cli import console
 from fisedit.cli import options as opt
+from fisedit.cli.options import parse_areas
+from fisedit.errors import InputError
 
 if TYPE_CHECKING:
     from fisedit import Editor
@@ -63,6 +66,56 @@ def doctor(
             console.show_rows(report[name])
     for line in report["findings"] or ("nothing is wrong",):
         typer.echo(f"finding: {line}")
+
+
+def plan(
+    model: opt.Model = "demo",
+    size: opt.PlanSize = None,
+    num_inference_steps: opt.Steps = 25,
+    guidance_scale: opt.Guidance = 7.5,
+    memory: opt.PlanMemory = None,
+    areas: opt.Areas = "5,25",
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
+    json: opt.Json = False,
+) -> None:
+    """Print what a source and edits would take here by the cost table, and what to change where it does not fit."""
+    limit, shares = _parse_bytes(memory), parse_areas(areas)
+    from fisedit import Editor
+    from fisedit.diagnosis import plan as planning
+    from fisedit.models.machine import available_bytes
+
+    free = available_bytes()  # of the machine without the model, whose weights are counted
+    settings = planning.PlanSettings(
+        size=size,
+        num_inference_steps=num_inference_steps,
+        guidance_scale=guidance_scale,
+        memory=limit,
+        areas=shares,
+    )
+    editor = Editor.from_pretrained(model, device=device, dtype=dtype, local_files_only=local_files_only)
+    found = planning.make_plan(editor.pipe, settings, free)
+    if json:
+        console.show_json(found)
+        return
+    console.show_rows([found["choice"]])
+    console.show_rows(planning.as_rows(found))
+    for line in found["changes"]:
+        typer.echo(f"change: {line}")
+
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def _parse_bytes(text: str | None) -> int | None:
+    """Bytes from a number with a unit; None stays None."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)B?", text.strip().upper())
+    if found is None:
+        raise InputError(f"memory must be bytes such as 900M or 4G, got {text!r}")
+    return round(float(found[1]) * _UNITS[found[2]])
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typer import Argument, Exit, Option, echo
 
 from fisedit import __version__
 from fisedit.batch.values import ExecutorKind, OnError, OutputFormat
+from fisedit.errors import InputError
 
 
 def _print_version(requested: bool) -> None:
@@ -93,6 +94,10 @@ Sessions = Annotated[Path | None, Option(help="Folder to keep sessions in; witho
 Json = Annotated[bool, Option("--json", help="Print one JSON object on stdout, and nothing else.")]
 Profiled = Annotated[bool, Option("--profile", help="Print what each kind of layer took.")]
 Trace = Annotated[Path | None, Option(help="JSON file to write for Chrome's trace viewer.")]
+PlanSize = Annotated[int | None, Option("--size", help="Side of the picture in pixels; the model's own without.")]
+PlanMemory = Annotated[
+    str | None, Option("--memory", help="For weights and records, such as 900M or 4G; what is free without.")
+]
 CalibrationSeconds = Annotated[float, Option("--seconds", min=0, help="What measuring takes, about.")]
 CalibrationSize = Annotated[
     int | None, Option("--size", help="Side of the measured pictures in pixels; the model's own, at most 256, without.")
@@ -183,3 +188,14 @@ SaveEvery = Annotated[int, Option(help="Steps between checkpoints, each with a s
 MixedPrecision = Annotated[str, Option(help="no, bf16 or fp16.")]
 KeepMaps = Annotated[bool, Option("--keep-maps", help="Read each reference once and keep it: more memory, less time.")]
 GradientCheckpointing = Annotated[bool, Option("--gradient-checkpointing", help="Less memory for more time.")]
+
+
+def parse_areas(areas: str) -> tuple[float, ...]:
+    """Shares from percentages with commas between. Raises InputError."""
+    try:
+        shares = tuple(float(area) / 100 for area in areas.split(","))
+    except ValueError as error:
+        raise InputError(f"areas must be percentages such as 1,5,15, got {areas!r}") from error
+    if not all(0 < share <= 1 for share in shares):
+        raise InputError(f"areas must lie above 0 and up to 100 percent, got {areas!r}")
+    return shares

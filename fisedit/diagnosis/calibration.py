@@ -112,6 +112,7 @@ def calibrate(
         if done and done % (2 * len(AREAS)) == 0:
             trial.source(_config(size, len(PATTERN)), warm=True)
     about = cost_store.describe(pipeline.engine.pipe) | {"pixels": size, "seconds": round(clock() - began, 1)}
+    about["record_bytes"] = trial.record_bytes
     about["date"] = datetime.now(UTC).isoformat(timespec="seconds")
     layers = layer_seconds(pipeline.engine.pipe, size, _LAYERS_SHARE * settings.seconds, on_step)
     return trial.measured.table(about, transfer_rates(), layers)
@@ -181,11 +182,16 @@ def shape_mask(area: float, side: int, *, discs: bool, seed: int = 0) -> BoolGri
 
 
 class _Trial:
-    """Runs pictures and edits, and notes what their parts take."""
+    """Runs pictures and edits, and notes what their parts take.
+
+    Attributes:
+        measured: the parts' seconds.
+        record_bytes: that the last source recorded, a step, a latent cell and an item.
+    """
 
     def __init__(self, pipeline: EditPipeline, on_step: OnStep | None) -> None:
         self._pipeline, self._on_step, self._turn = pipeline, on_step, 0
-        self.measured = Measurements()
+        self.measured, self.record_bytes = Measurements(), 0.0
 
     def source(self, config: GenerationConfig, *, warm: bool) -> None:
         """Make a source, which later edits are of.
@@ -196,6 +202,8 @@ class _Trial:
         """
         for _ in range(1 if warm else 2):
             spans, result, scale = self._twice(lambda: self._pipeline.request_source(config, self._on_step), None)
+        cells = self._pipeline.planner.costs(result.config).sizes[0] * self._pipeline.engine.batch(result.config)
+        self.record_bytes = result.stats.recorded_bytes / (cells * config.num_inference_steps)
         self._note(spans, result, scale, None)
 
     def edit(self, area: float, *, discs: bool) -> None:

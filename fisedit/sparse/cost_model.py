@@ -283,6 +283,11 @@ class Costs:
         run += steps * table.sum("edit", {"loop": float(self.sizes[0])})
         return run + table.sum("edit", once) + self._decode_seconds(table, grid if growth else None)
 
+    def step_seconds(self, grid: BoolGrid, growth: Sequence[int]) -> float:
+        """Predicted seconds of a sparse step at its widest growth; 0 where this machine was not measured."""
+        widest = max((cells for cells in growth if cells < DENSE_STEP), default=0)
+        return 0.0 if self._table is None else self._step_time(grid, widest, shifted=False)
+
     def _decode_seconds(self, table: CostTable, grid: BoolGrid | None) -> float:
         """Of a decode: of the mask's boxes, or of the whole picture without one."""
         areas = frame_areas(self.sizes[0])
@@ -297,9 +302,9 @@ class Costs:
         """Of a sparse run's steps, in seconds, or in multiply-accumulates without a table."""
         first = growth.index(DENSE_STEP) if DENSE_STEP in growth else len(growth)
         steps = Counter((cells, i > first) for i, cells in enumerate(growth))
-        return sum(count * self._step_time(grid, *step) for step, count in steps.items())
+        return sum(count * self._step_time(grid, cells, shifted=late) for (cells, late), count in steps.items())
 
-    def _step_time(self, grid: BoolGrid, growth: int, shifted: bool) -> float:
+    def _step_time(self, grid: BoolGrid, growth: int, *, shifted: bool) -> float:
         """Of one step, in seconds, or in multiply-accumulates without a table; `shifted` behind a dense one."""
         table = self._table
         if growth == DENSE_STEP:

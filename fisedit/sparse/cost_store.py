@@ -68,13 +68,15 @@ def table_path(about: dict[str, Any]) -> Path | None:
     return None if place is None else place / f"{about['architecture']}-{about['dtype']}-{key}.json"
 
 
-def load_table(pipe: StableDiffusionPipeline) -> CostTable | None:
+def load_table(pipe: StableDiffusionPipeline, dtype: str | None = None) -> CostTable | None:
     """This machine's table of a model; None where there is none, or a damaged one, which is measured anew.
 
     Args:
         pipe: the model.
+        dtype: torch's name of the precision; None for the model's own.
     """
-    path = table_path(describe(pipe))
+    about = describe(pipe)
+    path = table_path(about | {"dtype": dtype or about["dtype"]})
     try:
         return from_dict(json.loads(path.read_text(encoding="utf-8"))) if path is not None else None
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,0 +1,167 @@
+"""`fisedit plan`: what a source and edits would take on this machine, and what to change where it does not fit.
+
+Reads the cost tables that were measured; runs nothing of the model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fisedit.diagnosis.calibration import shape_mask
+from fisedit.diagnosis.placement import Placement, place
+from fisedit.errors import InputError
+from fisedit.sampling.denoise import Engine
+from fisedit.sparse import cost_store
+from fisedit.values import DENSE_STEP, LATENT_FACTOR, make_generation_config
+
+if TYPE_CHECKING:
+    from diffusers import StableDiffusionPipeline
+
+    from fisedit.sparse.cost_model import Costs
+    from fisedit.sparse.cost_table import CostTable
+    from fisedit.values import GenerationConfig
+
+_DTYPES = ("float32", "bfloat16", "float16")
+_WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSettings:
+    """What is planned.
+
+    Args:
+        size: side of the picture in pixels, 64 to 2048, divisible by 8; None for the model's own.
+        num_inference_steps: 1 to 999.
+        guidance_scale: 0 to 100; 1 or less runs one branch.
+        memory: bytes for weights and records together; None for all that is free.
+        areas: shares of the picture that edits cover, each in (0, 1].
+    """
+
+    size: int | None = None
+    num_inference_steps: int = 25
+    guidance_scale: float = 7.5
+    memory: int | None = None
+    areas: tuple[float, ...] = (0.05, 0.25)
+
+
+def make_plan(pipe: StableDiffusionPipeline, settings: PlanSettings, free: int) -> dict[str, Any]:
+    """The plan of a source and its edits, by the fastest dtype that was calibrated.
+
+    Args:
+        pipe: the model.
+        settings: what is planned.
+        free: bytes of memory that are free, for settings without a limit.
+
+    Returns:
+        {"choice", "source", "edits", "changes"}, ready for JSON; changes are lines, none where all fits.
+
+    Raises:
+        InputError: a setting out of range, or a model that was never calibrated here.
+    """
+    tables = _tables(pipe)
+    if not tables:
+        raise InputError("this machine has no cost table for the model; run fisedit calibrate first, with its --dtype")
+    limit = free if settings.memory is None else settings.memory
+    plans = [_plan(pipe, settings, limit, dtype, table) for dtype, table in tables.items()]
+    return min(plans, key=lambda plan: (len(plan["changes"]) > 0, sum(one["seconds"] for one in plan["edits"])))
+
+
+def _tables(pipe: StableDiffusionPipeline) -> dict[str, CostTable]:
+    """Name of a dtype -> this machine's table of the model in it."""
+    found = {dtype: cost_store.load_table(pipe, dtype) for dtype in _DTYPES}
+    return {dtype: table for dtype, table in found.items() if table is not None}
+
+
+def _plan(
+    pipe: StableDiffusionPipeline, settings: PlanSettings, limit: int, dtype: str, table: CostTable
+) -> dict[str, Any]:
+    """The plan in one dtype."""
+    engine, config = Engine(pipe), _config(pipe, settings)
+    engine.table = table
+    costs, steps = engine.costs(config), settings.num_inference_steps
+    page = round(float(table.about["record_bytes"]) * costs.sizes[0] * engine.batch(config))
+    weights = _WEIGHT_BYTES[dtype] * sum(
+        weight.numel() for part in (pipe.unet, pipe.vae, pipe.text_encoder) for weight in part.parameters()
+    )
+    grid = shape_mask(settings.areas[0], config.width // LATENT_FACTOR, discs=False)
+    sparse = costs.step_seconds(grid, costs.growth(grid))
+    read = page / table.rates["disk read"] if "disk read" in table.rates else float("inf")
+    choices = [Placement("memory", page, sparse), Placement("disk", 0, sparse + read)]
+    placed = place([choices] * steps, max(0, limit - weights)) or ()
+    kept = Counter(one.name for one in placed)
+    late = sum(one.seconds - sparse for one in placed)
+    return {
+        "choice": {
+            "dtype": dtype,
+            "batch": 1,
+            "weights_bytes": weights,
+            "limit_bytes": limit,
+            "steps_in_memory": kept["memory"],
+            "steps_on_disk": kept["disk"],
+        },
+        "source": {"seconds": costs.seconds(None, ()), "bytes": page * steps},
+        "edits": [_edit(costs, config, area, page, late) for area in settings.areas],
+        "changes": _changes(page, steps, limit - weights, weights),
+    }
+
+
+def _config(pipe: StableDiffusionPipeline, settings: PlanSettings) -> GenerationConfig:
+    size = int(pipe.unet.config.sample_size) * LATENT_FACTOR if settings.size is None else settings.size
+    return make_generation_config(
+        "a cat",
+        seed=0,
+        negative_prompt="",
+        num_inference_steps=settings.num_inference_steps,
+        guidance_scale=settings.guidance_scale,
+        width=size,
+        height=size,
+        scheduler="ddim",
+    )
+
+
+def _edit(costs: Costs, config: GenerationConfig, area: float, page: int, late: float) -> dict[str, Any]:
+    """An edit in a square; `late`: seconds that its steps wait for records."""
+    grid = shape_mask(area, config.width // LATENT_FACTOR, discs=False)
+    growth = costs.growth(grid)
+    fallback = costs.dense_is_cheaper(grid, growth)
+    share = 1.0 if fallback else sum(costs.rows(grid, growth)) / sum(costs.sizes)
+    seconds = costs.seconds(grid, () if fallback else growth)
+    assert seconds is not None
+    return {
+        "area": area,
+        "seconds": seconds + (0.0 if fallback else late),
+        "bytes": round(share * page * len(growth)),
+        "growth": max((cells for cells in growth if cells < DENSE_STEP), default=0),
+        "dense_steps": len(growth) if fallback else growth.count(DENSE_STEP),
+        "fallback": fallback,
+    }
+
+
+def _changes(page: int, steps: int, room: int, weights: int) -> list[str]:
+    """What to change where the records do not fit, a line each."""
+    if page * steps <= room:
+        return []
+    fit = max(0, room // page)
+    wanted = (weights + page * steps + (1 << 28)) / (1 << 30)
+    taken = (
+        f"records of {steps} steps take {page * steps / 1e9:.1f} GB beside {weights / 1e9:.1f} GB of weights, and "
+        f"{max(0, room) / 1e9:.1f} GB are left for them; give --memory {wanted:.1f}G"
+    )
+    fewer = [f"or --num-inference-steps {fit}, whose records fit"] if fit else []
+    return [taken, *fewer, "or a smaller --size; records that are dropped are made again, at the seconds of a source"]
+
+
+def as_rows(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    """A plan's source and edits as rows of one table.
+
+    Args:
+        plan: of `make_plan`.
+    """
+    source = {"run": "source", **plan["source"], "growth": "", "dense_steps": "", "fallback": ""}
+    return [source, *({"run": f"edit of {one['area']:.0%}", **_without_area(one)} for one in plan["edits"])]
+
+
+def _without_area(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != "area"}
