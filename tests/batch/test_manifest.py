@@ -87,7 +87,7 @@ class TestBeforeTheModelLoads:
             (("in", "out", "--prompt", " "), ("--prompt must say something",)),
             (("in", "out", "--prompt", AFTER, "--captions", "c.csv"), ("c.csv", "nothing there")),
             (("in", "out", *SAID, "--masks", "nothing"), ("--masks must be a folder",)),
-            (("in", "out", *SAID, "--report", "page.txt"), ("report must be an .html file",)),
+            (("in", "out", *SAID, "--report", "page.txt"), ("report must be a file that ends in .html",)),
             (("in", "out", *SAID, "--num-inference-steps", "0"), ("num_inference_steps",)),
             (("in", "out", *SAID, "--timeout", "0"), ("timeout",)),
         ],

@@ -101,8 +101,8 @@ class TestBeforeTheModelLoads:
             (tmp_path / "mask.png").write_bytes(content)
         fisedit("edit", "--source-prompt", BEFORE, "--prompt", AFTER, "--mask", "mask.png").refused("mask", "mask.png")
 
-    def test_a_missing_model(self, process, tmp_path):
-        process("generate", "a cat", "--model", "./nowhere").refused("model", "./nowhere")
+    def test_a_missing_model(self, fisedit, tmp_path):
+        fisedit("generate", "a cat", "--model", "./nowhere").refused("model", "./nowhere")
         assert not list(tmp_path.iterdir())
 
     @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_generate_then_edit_in_a_session(process, fisedit, model, tmp_path):
     made = process("generate", BEFORE, "--seed", 3, "--model", model, *SMALL, "--session", "s", "--output", "cat.png")
     assert made.status == 0 and "Written: cat.png" in made.out and made.err == ""
     half_mask(tmp_path / "mask.png")
-    run = process("edit", "--session", "s", "--prompt", AFTER, "--mask", "mask.png", "--output", "dog.png", "--json")
+    run = fisedit("edit", "--session", "s", "--prompt", AFTER, "--mask", "mask.png", "--output", "dog.png", "--json")
     assert (run.status, run.err) == (0, "")
     told = json.loads(run.out)
     assert told["prompt"] == AFTER and told["output"] == "dog.png" and told["stats"]["mask_source"] == "given"
@@ -244,8 +244,8 @@ def test_an_interrupt_while_a_dataclass_is_made(process, tmp_path, monkeypatch):
     assert (run.status, run.out, run.err) == (130, "", "error[cancelled]: stopped\n")
 
 
-def test_the_demo(process, tmp_path):
-    run = process("demo", "--output", "demo", "--num-inference-steps", 4)
+def test_the_demo(fisedit, tmp_path):
+    run = fisedit("demo", "--output", "demo", "--num-inference-steps", 4)
     assert (run.status, run.err) == (0, "")
     assert "byte-identical" in run.out and "What it cost" in run.out and "demo/sheet.png" in run.out
     names = {"sheet.png", "report.json", "0-source.png"} | {

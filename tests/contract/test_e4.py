@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from diffusers.models.attention import BasicTransformerBlock, FeedForward
+from diffusers.models.resnet import ResnetBlock2D
 
 from fisedit.sampling.denoise import Engine
 from fisedit.sparse.executor import Executor
@@ -17,7 +19,7 @@ from fisedit.values import DENSE_STEP
 from tests.support import oracle
 from tests.support.edits import DOG, FP32, cells, check_pinned, config_of, latents, oracle_chain, record, replay
 from tests.support.grids import grids
-from tests.support.pipelines import SCHEDULERS, SHAPES, with_scheduler
+from tests.support.pipelines import SCHEDULERS, SHAPES, build_pipeline, with_scheduler
 from tests.support.steps import StepEdit, rows
 
 TOLERANCE = 1e-4
@@ -54,6 +56,19 @@ def test_every_backend_equals_the_oracle_without_guidance(pipelines, shape, back
     case, executor = StepEdit(unet, grid, batch=1), Executor(unet)
     with ops.use(backend):
         got, _ = case.sparse(executor, make_plan(grid, executor.num_levels))
+    assert torch.allclose(got, rows(case.oracle(unet), grid), atol=TOLERANCE, rtol=0)
+
+
+def test_blocks_with_plain_feed_forwards_and_scaled_sums_equal_the_oracle():
+    unet, grid = build_pipeline("sd15").unet, grids(16, 16)["square"]
+    torch.manual_seed(0)
+    for module in unet.modules():
+        if isinstance(module, BasicTransformerBlock):
+            module.ff = FeedForward(module.norm3.normalized_shape[0], activation_fn="gelu").eval().requires_grad_(False)
+        elif isinstance(module, ResnetBlock2D):
+            module.output_scale_factor = 1.5
+    case, executor = StepEdit(unet, grid), Executor(unet)
+    got, _ = case.sparse(executor, make_plan(grid, executor.num_levels))
     assert torch.allclose(got, rows(case.oracle(unet), grid), atol=TOLERANCE, rtol=0)
 
 

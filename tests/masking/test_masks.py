@@ -372,3 +372,9 @@ def test_the_import_is_light():
     code = "import sys, fisedit.masking.object_masks\n"
     code += "print({'torch', 'transformers', 'scipy', 'skimage'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_pieces_connect_at_their_corners():
+    grid = np.zeros((6, 7), bool)
+    grid[1, 1] = grid[2, 2] = grid[4, 5] = grid[4, 6] = True
+    assert masks.count_pieces(grid) == 2 and masks.count_pieces(np.zeros((3, 3), bool)) == 0
