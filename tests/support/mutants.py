@@ -63,7 +63,7 @@ AREAS: Mapping[str, Area] = {
     "blocks": Area(
         "fisedit/sparse/{blocks,whole_blocks,layers,row_sources}.py fisedit/{fused,wholes,layers}.py",
         "tests/contract/test_e4.py tests/sparse/test_{executor,blocks,cuda_graphs,vae_decode}.py "
-        "tests/test_{executor,captured,decoder}.py",
+        "tests/test_{executor,captured,decode,decoder}.py",
         "by_every_backend",
     ),
     "feature cache": Area(

@@ -1,0 +1,26 @@
+"""Recorded features: the bytes an overlay holds, and which maps a shifted step has."""
+
+from __future__ import annotations
+
+import torch
+
+from fisedit.sparse.feature_cache import FeatureDelta, FeatureOverlay, ShiftedFeatures, StepFeatures
+from fisedit.sparse_kernels.row_plan import make_plan
+from tests.support.grids import grids
+
+
+def test_an_overlay_counts_what_it_holds_and_not_its_parent():
+    parent = StepFeatures({"map": torch.zeros(1, 64, 8)})
+    rows = torch.zeros(1, 16, 8)
+    overlay = FeatureOverlay(parent, make_plan(grids(8, 8)["square"], 1), {"map": rows})
+    assert overlay.own_bytes == 4 * rows.numel()
+    overlay.share = 2
+    assert overlay.own_bytes == 2 * rows.numel()
+
+
+def test_a_shifted_step_has_the_maps_of_its_parent():
+    parent = StepFeatures({"moved": torch.ones(1, 4, 2), "still": torch.ones(1, 4, 2)})
+    shifted = ShiftedFeatures(parent, FeatureDelta({"moved": torch.full((1, 4, 2), 2.0)}))
+    assert "moved" in shifted and "still" in shifted and "none" not in shifted
+    assert shifted.rows("moved", 0, torch.tensor([1, 3])).eq(3).all() and shifted.whole("moved", 0).eq(3).all()
+    assert shifted.rows("still", 0, torch.tensor([1, 3])).eq(1).all() and shifted.whole("still", 0).eq(1).all()
