@@ -16,8 +16,8 @@ from secrets import compare_digest
 from typing import Any
 from urllib.parse import urlsplit
 
-from starlette.datastructures import MutableHeaders
-from starlette.requests import Request
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -26,6 +26,9 @@ from app.calls import CallTable
 
 MAX_UPLOAD_BYTES, MAX_BODY_BYTES = 257 << 20, 4 << 20
 """Bytes of one request: with files, and without."""
+
+_MAX_NAME_BYTES = 255
+"""Of one part of a path; file systems take no more."""
 
 COOKIE = "fisedit-token"
 _API = "/gradio_api/"
@@ -79,6 +82,8 @@ class RequestGuard:
                     receive = _replay_body(await self._read_body(request), receive)
             except RequestRefused as refused:
                 answer = refused.answer()
+            except ClientDisconnect:  # in the middle of its body: nobody waits for an answer
+                return
             if answer is None:
                 await self.app(scope, receive, with_plain_errors(scope, receive, send))
             else:
@@ -93,17 +98,19 @@ class RequestGuard:
             why = f"this is not {host[:80]!r}: open the address that was printed, or use --allowed-host"
             raise RequestRefused(400, why)
         origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and _netloc(origin) != host:
             raise RequestRefused(403, "a page of another site may not use this server")
         if answer := self._check_token(request):
             return answer
         path = request.scope["path"]
+        if any(len(part.encode(errors="replace")) > _MAX_NAME_BYTES for part in path.split("/")):
+            raise RequestRefused(404, "nothing here")  # no file has such a name
         if request.method in ("GET", "HEAD") and _GET_PATHS.fullmatch(path):
             if path.startswith(_FILE):
                 self._check_upload(path.removeprefix(_FILE))
         elif request.method == "POST" and (_POST_PATHS.fullmatch(path) or _UPLOAD_PATH.fullmatch(path)):
             most = MAX_UPLOAD_BYTES if _UPLOAD_PATH.fullmatch(path) else MAX_BODY_BYTES
-            _check_length(request.headers.get("content-length"), most)
+            _check_length(request.headers, most)
         else:
             raise RequestRefused(404, "nothing here")
         return None
@@ -190,8 +197,18 @@ def _host_name(host: str) -> str:
         return ""
 
 
-def _check_length(length: str | None, most: int) -> None:
-    if length is None or not length.isdecimal():
+def _netloc(address: str) -> str:
+    """An address's host and port; "" where it is no address."""
+    try:
+        return urlsplit(address).netloc
+    except ValueError:
+        return ""
+
+
+def _check_length(headers: Headers, most: int) -> None:
+    """Refuse a body that is too long, or comes in chunks, whose length nobody knows whatever `content-length` says."""
+    length = headers.get("content-length")
+    if length is None or not length.isdecimal() or "transfer-encoding" in headers:
         raise RequestRefused(411, "a request must say its length")
     if int(length) > most:
         raise RequestRefused(413, f"a request may have at most {most >> 20} MiB, got {int(length) / 2**20:.0f}")

@@ -273,8 +273,9 @@ class Editor:
             The table, and what it predicts for pictures of the model's own size and 25 steps, ready for JSON.
 
         Raises:
-            InputError: an argument out of range. OSError: the table cannot be written.
+            InputError: an argument out of range, or a table that cannot be written. OSError: its disk became full.
         """
+        cost_store.check_table_path(self.pipe)
         table = calibrate(self._pipeline, CalibrationSettings(seconds, size), on_step)
         cost_store.save_table(self.pipe, table)
         self._engine.table = table
@@ -441,7 +442,7 @@ class Editor:
             The editor is as it was, whatever is raised.
         """
         request = self._pipeline.request_edit(prompt, on_step, reference)
-        search = Search(tuple(words), instance, mask_method, probe_steps)
+        search = Search(words, instance, mask_method, probe_steps)
         request = request.located(mask, protect, grow=grow, search=search, growth=growth, strength=strength)
         request = replace(request, structure=structure, verify=verify)
         return self._pipeline.run(request, self._pipeline.plan(request))
@@ -470,6 +471,8 @@ class Editor:
         Raises:
             InputError: not as many masks as prompts; the other errors as in `edit`. Results made before stay.
         """
+        if isinstance(prompts, str):
+            raise InputError(f"prompts must be a list of texts, got the text {prompts!r:.80}; put it into a list")
         if len(prompts) != len(masks):
             raise InputError(f"masks must be as many as prompts, {len(prompts)}, got {len(masks)}")
         requests = [self._pipeline.request_edit(prompt, on_step) for prompt in prompts]
@@ -499,7 +502,7 @@ class Editor:
         """Where `edit` would paint and what it would cost; arguments and errors as there. Nothing is kept, and nothing
         is run but what the mask needs: where the source's features are gone, `on_step` is told of their rebuilding."""
         request = self._pipeline.request_edit(prompt, on_step, reference)
-        search = Search(tuple(words), instance, mask_method, probe_steps)
+        search = Search(words, instance, mask_method, probe_steps)
         request = request.located(mask, protect, grow=grow, search=search, growth=growth, strength=strength)
         plan, costs = self._pipeline.plan(request), self._pipeline.planner.costs(request.config)
         planner, why = self._pipeline.planner, (plan.fallback, plan.nothing)

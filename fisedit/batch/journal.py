@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from fisedit.batch.values import BatchItem, ItemFailure, ItemOutput, ItemRecord, ItemStatus
@@ -23,6 +24,9 @@ from fisedit.errors import InputError
 
 NAME = ".fisedit-batch.jsonl"
 VERSION = 1
+
+_KINDS: dict[str, tuple[type, ...]] = {"source_prompt": (str, NoneType), "seconds": (int, float), "notes": (tuple,)}
+"""Types of a line's fields that are no texts."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +161,7 @@ class BatchJournal:
         try:
             fields: dict[str, Any] = json.loads(line)
             if fields.pop("version") == VERSION:
-                self._add(JournalEntry(**(fields | {"notes": tuple(fields["notes"])})))
+                self._add(_checked(JournalEntry(**(fields | {"notes": tuple(fields["notes"])}))))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             self.damaged += 1
 
@@ -165,6 +169,15 @@ class BatchJournal:
         self.entries[entry.output] = entry
         if entry.sha256:
             self._written[entry.output].add(entry.sha256)
+
+
+def _checked(entry: JournalEntry) -> JournalEntry:
+    """An entry whose fields have their types. Raises TypeError for others, ValueError for a mask that is not base64."""
+    for name, value in [*vars(entry).items(), *(("", note) for note in entry.notes)]:
+        if not isinstance(value, _KINDS.get(name, str)):
+            raise TypeError(f"no journal has this {name}")
+    b64decode(entry.area, validate=True)
+    return entry
 
 
 def _write_all(file: int, line: bytes) -> None:

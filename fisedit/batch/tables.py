@@ -18,6 +18,7 @@ _IMAGE, _CAPTION = ("image", "file_name", "file"), ("caption", "text", "prompt")
 
 _EDIT = ("image", "prompt", "source_prompt", "mask", "output")
 _MAX_BYTES = 1 << 30
+_MAX_PATH_BYTES = 1000
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,8 @@ def _field(row: Mapping[str, Any], names: tuple[str, ...], path: Path, line: int
 def _relative_path(name: str, key: str, path: Path, line: int) -> str:
     """A normalised relative path that does not leave its folder."""
     parts = PurePosixPath(name)
+    if len(name.encode()) > _MAX_PATH_BYTES:
+        raise _line_error(path, line, f"must name its {key} by at most {_MAX_PATH_BYTES} bytes, got {_shorten(name)!r}")
     if parts.is_absolute() or ".." in parts.parts or "\0" in name or not parts.name:
         raise _line_error(path, line, f"must name its {key} by a path inside its folder, got {_shorten(repr(name))}")
     return str(parts)

@@ -62,9 +62,13 @@ def _run(arguments: list[str], *, debug: bool) -> int:
     try:
         _check_unicode(arguments)
         status = int(app(arguments, prog_name="fisedit", standalone_mode=False) or 0)
+        console.flush()
         return console.print_error(KeyboardInterrupt()) if status == _INTERRUPTED else status
     except typer.TyperException as error:
         return console.print_error_line("usage", f"{error.format_message().rstrip('.')}; see fisedit --help", 2)
+    except BrokenPipeError:  # who read the output has gone, as `head` does: nobody is told, and typer says 1, too
+        console.drop(sys.stdout)
+        return 1
     except Exception as error:  # noqa: BLE001 (the border of the process: any error becomes one line)
         if debug:
             traceback.print_exception(error)

@@ -196,7 +196,7 @@ def bench_quality(
 ) -> None:
     """Measure masks and edits whose truth is known, beside other methods; or with and without a reference."""
     if html is not None:
-        files.check_writable(html)
+        files.check_output_folder(html)
     shared: dict[str, Any] = {
         "model": model,
         "edits": edits,
@@ -226,8 +226,7 @@ def bench_quality(
 def _measuring(*outputs: Path | None) -> Iterator[OnStep]:
     """Progress of a measurement, once its output files are known to be writable."""
     for output in outputs:
-        if output is not None:
-            files.check_writable(output.parent)
+        files.check_file_path(output)
     import_module("fisedit.evaluation.environment").code_state()  # of the code as it is when the run begins
     with console.progress("Measuring") as on_step:
         yield on_step

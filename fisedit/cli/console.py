@@ -6,10 +6,11 @@ Knows rich, and results only by their public values.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from fisedit.batch.values import one_line
 from fisedit.errors import Cancelled, FisEditError, InputError, ModelError, SessionError
@@ -42,6 +43,9 @@ def print_error(error: BaseException) -> int:
     """Print an error as one line on stderr; returns its exit status."""
     kind, code, status = next(row for row in _STATUS if isinstance(error, row[0]))
     message = "stopped" if kind is KeyboardInterrupt else str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        where = "the output" if error.filename is None else error.filename
+        message = f"{where} cannot be used ({error.strerror}); check its path, permissions and disk"
     if code == "internal":
         message = f"{type(error).__name__}: {message}; this is a bug: run again with --debug and report what it prints"
     return print_error_line(code or getattr(error, "code", "fisedit"), message, status)
@@ -50,8 +54,26 @@ def print_error(error: BaseException) -> int:
 def print_error_line(code: str, message: str, status: int) -> int:
     """Print `error[code]: message` on stderr, on one line and without control characters; returns `status`."""
     line = "".join(letter if letter.isprintable() else " " for letter in " ".join(message.split()))
-    print(f"error[{code}]: {line}", file=sys.stderr)  # noqa: T201
+    try:
+        print(f"error[{code}]: {line}", file=sys.stderr)  # noqa: T201
+    except OSError:  # the status is all that is left to say
+        drop(sys.stderr)
     return status
+
+
+def drop(stream: TextIO) -> None:
+    """Let what was not written to a stream go nowhere, as Python would try again at its end and change the status."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def flush() -> None:
+    """Write out what was printed. Raises OSError where that cannot be done; what was not written is dropped then."""
+    try:
+        if sys.stdout is not None:  # a process may be started without
+            sys.stdout.flush()
+    except OSError:
+        drop(sys.stdout)
+        raise
 
 
 @contextmanager

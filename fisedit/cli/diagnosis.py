@@ -112,9 +112,9 @@ def _parse_bytes(text: str | None) -> int | None:
     """Bytes from a number with a unit; None stays None."""
     if text is None:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)B?", text.strip().upper())
+    found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([KMGT]?)B?", text.strip().upper(), re.ASCII)
     if found is None:
-        raise InputError(f"memory must be bytes such as 900M or 4G, got {text!r}")
+        raise InputError(f"memory must be bytes such as 900M or 4G, got {text!r:.40}")
     return round(float(found[1]) * _UNITS[found[2]])
 
 

@@ -5,6 +5,7 @@ Joins trajectories to the pure functions of this package; knows no history and r
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,6 @@ from fisedit.sparse.modules import text_keys
 from fisedit.values import EditKind, EditMask, EditScript, Hunk, Word
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from fisedit.sampling.denoise import Engine
@@ -50,19 +49,24 @@ class Search:
     """How a mask is predicted.
 
     Args:
-        words: localize by these instead of the diff's words; () for the diff's.
+        words: localize by these instead of the diff's words; () for the diff's. Any collection is kept as a tuple.
         instance: which component of the mask to keep, counted from the left and from 0; None for all.
         method: one of `METHODS`.
         probe_steps: dense steps on the new prompt to spend, 0 or more; None for one where "things" localizes an
             inserted object. "latents" needs some, the others need none.
     """
 
-    words: tuple[str, ...] = ()
+    words: Collection[str] = ()
     instance: int | None = None
     method: str = DEFAULT
     probe_steps: int | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.words, str) or not isinstance(self.words, Collection):
+            raise InputError(
+                f"words must be a list of words of the prompts, got {self.words!r:.80}; put it into a list"
+            )
+        object.__setattr__(self, "words", tuple(self.words))
         if self.method not in METHODS:
             raise InputError(f"mask_method must be one of {', '.join(METHODS)}, got {self.method!r}")
         if self.probe_steps is not None and (type(self.probe_steps) is not int or self.probe_steps < 0):
@@ -92,7 +96,7 @@ def _inserts_object(script: EditScript) -> bool:
     return bool(script.source_prompt) and any(h.focus_new and not h.focus_old for h in script.hunks)
 
 
-def restrict_to_words(script: EditScript, words: Sequence[str], engine: Engine) -> EditScript:
+def restrict_to_words(script: EditScript, words: Collection[str], engine: Engine) -> EditScript:
     """A script localized by the given words of either prompt alone.
 
     Args:
@@ -106,7 +110,7 @@ def restrict_to_words(script: EditScript, words: Sequence[str], engine: Engine) 
     with exclusive(engine.pipe.tokenizer):
         old, new = (split(prompt, engine.pipe.tokenizer) for prompt in (script.source_prompt, script.prompt))
     hunks = []
-    for word in words:
+    for word in dict.fromkeys(words):
         found = [tuple(w for w in side if w.tokens and _same_text(w, word)) for side in (old, new)]
         if not any(found):
             raise InputError(f"words must be words of the old or the new prompt, got {word!r}")

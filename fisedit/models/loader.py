@@ -172,13 +172,19 @@ def _check_configs(folder: Path) -> dict[str, Any]:
     return read_json(folder / "model_index.json")
 
 
+_TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"
+"""Transformers' name of its warning, which it gives once a tokenizer."""
+
+
 def _load_tokenizer(folder: Path) -> Any:
     from transformers import CLIPTokenizer
 
     if not (folder / "tokenizer.json").is_file():
         check_vocabulary(folder)
     try:
-        return CLIPTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = CLIPTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer.deprecation_warnings[_TOO_LONG] = True  # as if it had been said: results have a note of their own
+        return tokenizer
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"the tokenizer in {folder} is damaged; copy or download the folder again") from error
 

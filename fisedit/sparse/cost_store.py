@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fisedit.models.machine import this_machine
-from fisedit.sparse.cost_table import CostTable, from_dict
+from fisedit.sparse.cost_table import NO_MAP, CostTable, from_dict
 from fisedit.storage import files
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ _SHAPE_KEYS = (
     "time_cond_proj_dim",
 )
 """What of a part's configuration decides how long its layers take."""
+
+_DAMAGED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What a file that holds no table raises."""
 
 
 def folder() -> Path | None:
@@ -77,10 +80,26 @@ def load_table(pipe: StableDiffusionPipeline, dtype: str | None = None) -> CostT
     """
     about = describe(pipe)
     path = table_path(about | {"dtype": dtype or about["dtype"]})
-    try:
-        return from_dict(json.loads(path.read_text(encoding="utf-8"))) if path is not None else None
-    except (OSError, ValueError, KeyError, TypeError):
+    if path is None or not path.is_file():  # a pipe or a device would never end
         return None
+    try:
+        table = from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, *_DAMAGED):
+        return None
+    levels = len(pipe.unet.config.block_out_channels)
+    return table if all(NO_MAP <= level < levels for _, _, level in table.curves) else None
+
+
+def check_table_path(pipe: StableDiffusionPipeline) -> None:
+    """Check, before any measuring, that a model's table can be written.
+
+    Args:
+        pipe: the model.
+
+    Raises:
+        InputError: it cannot.
+    """
+    files.check_file_path(table_path(describe(pipe)))
 
 
 def save_table(pipe: StableDiffusionPipeline, table: CostTable) -> Path | None:

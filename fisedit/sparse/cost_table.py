@@ -143,18 +143,30 @@ def from_dict(value: Mapping[str, Any]) -> CostTable:
         value: as of `CostTable.as_dict`.
 
     Raises:
-        KeyError, TypeError, ValueError: it is damaged, or of another version.
+        ArithmeticError, AttributeError, LookupError, TypeError, ValueError: it is damaged, or of another version.
     """
     if value["version"] != VERSION:
         raise ValueError(f"version must be {VERSION}, got {value['version']!r}")
     curves = {}
     for row in value["curves"]:
-        curve = Curve(tuple(map(float, row["works"])), tuple(map(float, row["seconds"])))
+        curve = Curve(_numbers(row["works"]), _numbers(row["seconds"]))
         if len(curve.works) != len(curve.seconds) or not curve.works or list(curve.works) != sorted(set(curve.works)):
             raise ValueError(f"works must ascend, one for each of seconds, got {row}")
         curves[str(row["run"]), str(row["kind"]), int(row["level"])] = curve
-    rates, layers = ({str(k): float(v) for k, v in value[name].items()} for name in ("rates", "layers"))
-    return CostTable(curves, value["about"], rates, layers)
+    if not {"dense", "sparse"} <= {run for run, _, _ in curves}:
+        raise ValueError("dense and sparse steps must have curves")
+    about, (rates, layers) = dict(value["about"]), (value[name].items() for name in ("rates", "layers"))
+    _numbers((about["record_bytes"], about["pixels"], *(rate for _, rate in rates)), least=1)
+    _numbers(seconds for _, seconds in layers)
+    return CostTable(curves, about, dict(rates), dict(layers))
+
+
+def _numbers(values: Iterable[Any], least: float = 0) -> tuple[float, ...]:
+    """Numbers that are finite and not less than another. Raises ValueError for others."""
+    found = tuple(map(float, values))
+    if not all(least <= value < float("inf") for value in found):
+        raise ValueError(f"numbers must be {least} or more, got {found}")
+    return found
 
 
 def step_work(kind: str, level: int, rows: Sequence[int], sizes: Sequence[int], batch: int) -> float:

@@ -41,16 +41,30 @@ def check_image_path(path: Path, *inputs: Path | None) -> Path:
         The path.
 
     Raises:
-        InputError: The suffix is unknown, the folder cannot be written or is a session's, or the path is an input.
+        InputError: The suffix is unknown, the path is an input, or as `check_file_path`.
     """
     if path.suffix.lower() not in IMAGE_FORMATS:
         raise InputError(f"output must end in {', '.join(IMAGE_FORMATS)}, got {path}")
-    if path.is_dir():
-        raise InputError(f"output must be a file, got the folder {path}")
+    check_file_path(path)
     if any(given is not None and path.resolve() == given.resolve() for given in inputs):
         raise InputError(f"output must not be an input, got {path} for both; choose another name")
-    check_output_folder(path.parent)
     return path
+
+
+def check_file_path(path: Path | None) -> None:
+    """Check, before any work, that a file can be written to a path; None passes.
+
+    Args:
+        path: The output.
+
+    Raises:
+        InputError: A folder, a name that the disk does not take, or a folder that cannot be written or is a session's.
+    """
+    if path is None:
+        return
+    if _exists(path) and path.is_dir():
+        raise InputError(f"output must be a file, got the folder {path}")
+    check_output_folder(path.parent)
 
 
 def check_page_path(path: Path | None) -> None:
@@ -60,7 +74,7 @@ def check_page_path(path: Path | None) -> None:
         path: The output.
 
     Raises:
-        InputError: Another suffix, or a folder that cannot be written.
+        InputError: Another suffix, or as `check_file_path`.
     """
     _check_suffix(path, "report", (".html", ".htm"))
 
@@ -72,17 +86,15 @@ def check_trace_path(path: Path | None) -> None:
         path: The output.
 
     Raises:
-        InputError: Another suffix, or a folder that cannot be written.
+        InputError: Another suffix, or as `check_file_path`.
     """
     _check_suffix(path, "trace", (".json",))
 
 
 def _check_suffix(path: Path | None, what: str, suffixes: tuple[str, ...]) -> None:
-    if path is None:
-        return
-    if path.suffix.lower() not in suffixes or path.is_dir():
+    if path is not None and path.suffix.lower() not in suffixes:
         raise InputError(f"{what} must be a file that ends in {suffixes[0]}, got {path}")
-    check_writable(path.parent)
+    check_file_path(path)
 
 
 def check_output_folder(folder: Path) -> Path:
@@ -97,7 +109,7 @@ def check_output_folder(folder: Path) -> Path:
     Raises:
         InputError: It cannot be written, or holds a session.
     """
-    if os.path.lexists(folder / SESSION_INDEX):
+    if _exists(folder / SESSION_INDEX):
         raise InputError(f"outputs must not be in a session's folder, got {folder}; choose another")
     return check_writable(folder)
 
@@ -114,12 +126,24 @@ def check_writable(folder: Path) -> Path:
     Raises:
         InputError: It cannot be written.
     """
-    nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(place))
+    nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if _exists(place))
     try:
         with tempfile.TemporaryFile(dir=nearest):  # permissions show neither read-only disks nor full ones
             return folder
     except OSError as error:
         raise InputError(f"output folder must be writable, got {nearest} ({error.strerror}); choose another") from error
+
+
+def _exists(path: Path) -> bool:
+    """Whether anything has this path, links to nowhere included. Raises InputError for names that no file can have."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"output must have a path that can be written, got {path} ({why}); choose another") from error
+    return True
 
 
 def write_json(value: object, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -50,7 +51,7 @@ def test_forged_hosts(uploads, host):
 
 
 @pytest.mark.parametrize(
-    "origin", ["http://evil.example", "null", "http://127.0.0.1:1", "http://127.0.0.1.evil.example:7860"]
+    "origin", ["http://evil.example", "null", "http://127.0.0.1:1", "http://127.0.0.1.evil.example:7860", "http://["]
 )
 def test_pages_of_other_sites(uploads, origin):
     here = client(uploads)
@@ -200,3 +201,23 @@ def test_no_page_may_frame_it_or_reach_out(uploads):
         and "http" not in headers["content-security-policy"]
     )
     assert headers["referrer-policy"] == "no-referrer" and headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_chunked_body_and_a_name_that_no_file_has_are_refused_and_a_lost_client_is_no_fault(uploads):
+    here = client(uploads)
+    for length in ({}, {"content-length": "5"}):  # a body in chunks may be of any length, whatever is said of it
+        answer = here.post(
+            "/gradio_api/cancel", content=iter([b"{}"]), headers={"transfer-encoding": "chunked", **length}
+        )
+        assert answer.status_code == 411 and "length" in answer.json()["detail"]
+    assert here.get("/static/" + "a" * 300).status_code == 404
+
+    async def gone() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    answers: list[object] = []
+    headers = [(b"host", b"127.0.0.1"), (b"content-length", b"9")]
+    scope = {"type": "http", "method": "POST", "path": "/gradio_api/cancel", "headers": headers, "query_string": b""}
+    guard = RequestGuard(PlainTextResponse("in"), HOSTS, "", uploads, CALLS)
+    asyncio.run(guard(scope, gone, answers.append))
+    assert not answers

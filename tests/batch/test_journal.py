@@ -120,6 +120,21 @@ class TestResuming:
         assert (again.status, again.counts) == (0, {"done": 1, "done before": 2})
         assert tree(tmp_path / "clean") == clean and "cannot be read" in again.told["notes"][0]
 
+    def test_a_line_whose_fields_have_other_types_counts_for_none(self, tmp_path, clean):
+        line = json.loads((tmp_path / "clean" / JOURNAL).read_bytes().splitlines()[0])
+        wrong = [
+            ("area", 5),
+            ("area", "QUJ"),
+            ("seconds", "x"),
+            ("change", 5),
+            ("reason", None),
+            ("notes", [1]),
+            ("key", 5),
+        ]
+        lines = [json.dumps({**line, field: value}) for field, value in [*wrong, ("output", 5), ("sha256", 5)]]
+        read = BatchJournal("\n".join([*lines, json.dumps(line)]).encode())
+        assert (read.damaged, len(read.entries)) == (len(lines), 1)
+
     @pytest.mark.parametrize(
         "change",
         [

@@ -88,6 +88,25 @@ class TestBeforeTheModelLoads:
         words = {"demo": nowhere, "generate": ["a cat", *nowhere], "edit": ["--prompt", "a dog"]}[verb]
         fisedit(verb, *words, option, "/proc/folder").refused("input", "writable")
 
+    def test_what_could_not_be_written_at_the_end(self, fisedit, tmp_path, monkeypatch):
+        (tmp_path / "s").mkdir()
+        (tmp_path / "s/session.json").write_text("a session")
+        monkeypatch.setenv("FISEDIT_COSTS", str(tmp_path / "s/session.json"))
+        nowhere, long = ("--model", "./nowhere"), "x" * 300
+        for words in (
+            ("bench", "fidelity", "--output", "s", *nowhere),
+            ("bench", "costs", "--output", "s/session.json", *nowhere),
+            ("bench", "quality", "--journal", "s", *nowhere),
+            ("bench", "quality", "--html", "s", *nowhere),
+            ("generate", "a cat", "--trace", "s/session.json", *nowhere),
+            ("generate", "a cat", "--session", long, *nowhere),
+            ("generate", "a cat", "--output", f"{long}.png", *nowhere),
+            ("plan", "--memory", "9" * 400, *nowhere),
+            ("calibrate",),
+        ):
+            fisedit(*words).refused("input", "must")
+        assert (tmp_path / "s/session.json").read_text() == "a session" and len(list(tmp_path.iterdir())) == 1
+
     def test_an_output_that_is_an_input(self, fisedit, tmp_path):
         before = half_mask(tmp_path / "mask.png").read_bytes()
         fisedit(
@@ -270,13 +289,29 @@ def test_the_demo_fails_if_a_pixel_moved():
         (FisEditError("f"), "error[fisedit]: f", 1),
         (Cancelled("stopped"), "error[cancelled]: stopped", 130),
         (KeyboardInterrupt(), "error[cancelled]: stopped", 130),
-        (OSError(28, "No space left on device"), "error[file]: [Errno 28] No space left on device", 1),
+        (OSError(13, "no", "a"), "error[file]: a cannot be used (no); check its path, permissions and disk", 1),
         (MemoryError(), "error[memory]: MemoryError", 1),
     ],
 )
 def test_errors_are_one_line(capsys, error, line, status):
     assert console.print_error(error) == status
     assert capsys.readouterr() == ("", line + "\n")
+
+
+def test_streams_that_cannot_be_written():
+    def run(word: str, **streams: object) -> tuple[int, str | None]:
+        command = [sys.executable, "-m", "fisedit", word]
+        done = subprocess.run(command, **{"stderr": subprocess.PIPE, **streams}, text=True, check=False)
+        return done.returncode, done.stderr
+
+    reading, writing = os.pipe()
+    os.close(reading)
+    with Path("/dev/full").open("w") as full:
+        told = "error[file]: the output cannot be used (No space left on device); check its path, permissions and disk"
+        assert run("--help", stdout=full) == (1, f"{told}\n")
+        assert run("paint", stderr=full) == (2, None)
+    assert run("--help", stdout=writing) == (1, ""), "who read it has gone"
+    os.close(writing)
 
 
 def test_a_bug_is_called_one(capsys):

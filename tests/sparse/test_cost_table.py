@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -53,16 +54,37 @@ def test_a_curve_goes_through_its_points_and_on_beyond_them():
 def test_a_table_survives_its_file_and_a_damaged_one_counts_for_none(pipelines, tmp_path, monkeypatch):
     monkeypatch.setenv("FISEDIT_COSTS", str(tmp_path))
     pipe, measured = pipelines["demo"], Measurements()
-    measured.add(("dense", "conv", 0), 64.0, 0.25)
-    path = cost_store.save_table(pipe, measured.table({"date": "today"}, {"memory": 1e9}))
+    for run in ("dense", "sparse"):
+        measured.add((run, "conv", 0), 64.0, 0.25)
+    about = {"date": "today", "record_bytes": 9.5, "pixels": 64}
+    path = cost_store.save_table(pipe, measured.table(about, {"memory": 1e9}))
     assert path is not None
     again = cost_store.load_table(pipe)
-    assert again is not None and again.curves == {("dense", "conv", 0): Curve((64.0,), (0.25,))}
+    curve = Curve((64.0,), (0.25,))
+    assert again is not None and again.curves == {("dense", "conv", 0): curve, ("sparse", "conv", 0): curve}
     assert dict(again.rates) == {"memory": 1e9} and again.about["date"] == "today"
     text = path.read_text()
-    for broken in (text[:-9], text.replace("64.0", '"x"'), text.replace('"version": 2', '"version": 0'), "[]"):
+    spoilt = [
+        ("64.0", '"x"'),
+        ('"version": 2', '"version": 0'),
+        ("0.25", "NaN"),
+        ("0.25", "-1"),
+        ('"level": 0', '"level": 9'),
+    ]
+    spoilt += [
+        ('"level": 0', '"level": 1e999'),
+        ("9.5", '"x"'),
+        ('"sparse"', '"dense"'),
+        ('"rates": {', '"rates": [], "x": {'),
+    ]
+    for broken in (text[:-9], "[]", "[" * 100_000, *(text.replace(*change) for change in spoilt)):
+        assert broken != text
         path.write_text(broken)
         assert cost_store.load_table(pipe) is None, broken
+    path.unlink()
+    os.mkfifo(path)  # opening it would never end
+    assert cost_store.load_table(pipe) is None
+    path.unlink()
     path.write_text(text)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     assert cost_store.load_table(pipe) is None, "the table of other threads is not read"
