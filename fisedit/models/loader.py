@@ -183,10 +183,10 @@ def _load_tokenizer(folder: Path) -> Any:
         check_vocabulary(folder)
     try:
         tokenizer = CLIPTokenizer.from_pretrained(str(folder), local_files_only=True)
-        tokenizer.deprecation_warnings[_TOO_LONG] = True  # as if it had been said: results have a note of their own
-        return tokenizer
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"the tokenizer in {folder} is damaged; copy or download the folder again") from error
+    tokenizer.deprecation_warnings[_TOO_LONG] = True  # as if it had been said: results have a note of their own
+    return tokenizer
 
 
 def _expected(part: str, folder: Path) -> Shapes:
