@@ -7,7 +7,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 BIN := .venv/bin
-PYTEST = $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
+PYTEST = $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # Where everything can be installed, a skipped test must have one of the reasons in tests/support/ceilings.py.
 FULL := $(if $(shell command -v apt-get),--full)
 STAMP := .venv/fisedit-ready

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 every_shape = pytest.mark.parametrize("name", SHAPES)
 
 
+@pytest.mark.slow
 def test_pipelines_are_reproducible() -> None:
     """In a process of its own: here threads of other tests may draw from torch's generator meanwhile."""
     code = """

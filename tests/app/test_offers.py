@@ -125,6 +125,7 @@ def test_others_paint_with_another_lora(browser, site):
     expect(page.locator("#truth")).not_to_contain_text("ink")
 
 
+@pytest.mark.slow
 def test_a_look_is_taken(browser, folder):
     RED.save(folder / "red.png")
     page = browser().open()

@@ -11,7 +11,7 @@ from fisedit.evaluation.settings import FidelitySettings, SpeedSettings
 SMALL = {"model": "demo", "areas": (0.15,), "size": 128, "num_inference_steps": 3, "repeats": 1, "compiled": False}
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", [pytest.param("fp32", marks=pytest.mark.slow), "bf16"])
 def test_torch_counts_the_same_multiply_accumulates(dtype):
     """Whichever kernels a step takes; torch counts the time's embedding besides, which is little."""
     report = speed.measure_edit_speed(SpeedSettings(dtype=dtype, baseline=False, **SMALL))
@@ -56,6 +56,7 @@ def test_a_whole_run_of_plain_diffusers_is_its_steps_and_its_decode():
     assert speed.plain_runs({"dense step": [1.0]}, 20) == {}
 
 
+@pytest.mark.slow
 def test_default_edits_are_near_to_dense_blended_ones(monkeypatch):
     """One of the forty of the table, of which the worst is 33 dB from its dense one; all cost 1 / 2.2 of dense."""
     names = ("default", "0", "1", WIDER_FIRST, SOME_DENSE)

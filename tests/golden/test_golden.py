@@ -29,6 +29,9 @@ CHANGED: dict[str, dict[str, object]] = {
 }
 """Case and shot -> values that are others since: graphs inject attention, too."""
 
+SLOW = ("graphs", "graphs-many", "opened-otherwise", "rebuilt", "schedulers", "search")
+"""Cases that only `--all` runs: tests of their packages hold the same."""
+
 GOLDEN = json.loads(INDEX.read_text(encoding="utf-8"))
 
 
@@ -59,7 +62,7 @@ def test_the_set_has_every_case():
     assert list(GOLDEN["cases"]) == list(CASES)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES])
 def test_as_before(bench, name):
     if name == "with-lora":
         pytest.importorskip("peft", reason="the package peft is not installed")

@@ -159,7 +159,7 @@ def expected_batch(name: str, before: list[str]) -> dict[str, object]:
     return told
 
 
-@pytest.mark.parametrize("name", ["finished", "rows"])
+@pytest.mark.parametrize("name", ["finished", pytest.param("rows", marks=pytest.mark.slow)])
 def test_a_finished_batch_has_nothing_left_to_do(files, name):
     folder = files / "batch" / name
     before, journal = contents(folder), (folder / JOURNAL).read_bytes()

@@ -145,7 +145,12 @@ def found(monkeypatch, grid):
     monkeypatch.setattr("fisedit.planner.predict_mask", lambda *_: mask)
 
 
-@pytest.mark.parametrize("wish", WISHES)
+QUICK_WISHES = ("verified", "grown", "last step alone", "no growth")
+
+
+@pytest.mark.parametrize(
+    "wish", [pytest.param(wish, marks=[pytest.mark.slow] * (wish not in QUICK_WISHES)) for wish in WISHES]
+)
 def test_every_wish(pipelines, monkeypatch, wish):
     found(monkeypatch, SQUARE)
     monkeypatch.setattr(drift_check, "MAX_DRIFT", float("inf"))
@@ -161,7 +166,7 @@ def test_every_wish(pipelines, monkeypatch, wish):
     assert result.checked is (wish not in ("not verified", "last step alone"))
 
 
-@pytest.mark.parametrize("structure", [0.5, 1.0])
+@pytest.mark.parametrize("structure", [0.5, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_steps_that_inject_attention_are_captured(pipelines, structure):
     def script(editor):
         editor.generate(CAT, **QUICK)
@@ -444,7 +449,7 @@ def broken(*_):
 def test_a_graph_that_fails_or_differs_is_given_up_and_the_edit_runs_eagerly(pipelines, monkeypatch, kernel):
     def script(editor):
         editor.generate(CAT, **QUICK)
-        editor.edit(DOG, mask=SQUARE)
+        editor.edit(DOG, mask=SQUARE, growth=2)
         return editor.edit(BIRD, mask=BLOBS, growth=1)
 
     eager = script(Editor(pipelines["shallow"], graphs=False))
@@ -453,7 +458,8 @@ def test_a_graph_that_fails_or_differs_is_given_up_and_the_edit_runs_eagerly(pip
     with pytest.warns(RuntimeWarning, match="a captured graph was given up") as warned:
         result = script(editor)
     assert len(warned) == 1 and captured(editor) == [0, 0, 0]
-    assert result.image.tobytes() == eager.image.tobytes()
+    levels = np.asarray(result.image, int) - np.asarray(eager.image, int)
+    assert abs(levels).max() <= 1  # decoders are captured all the same
     told = "it failed (the driver says no); it runs eagerly" if kernel is broken else "its first step differs"
     assert all(told in edited.stats.uncaptured for edited in list(editor.history)[1:])
 
