@@ -89,9 +89,11 @@ def batch(
         return
     with console.progress("Editing") as on_step:
         outcome = run_batch(job, settings, workers=workers, on_error=on_error, on_step=on_step, executor=executor)
-    if report is not None:
-        write_report(outcome, report)
-    console.show_outcome(outcome, json=json)
+    try:
+        if report is not None:
+            write_report(outcome, report)
+    finally:  # neither a full disk nor a closed stdout takes the other's
+        console.show_outcome(outcome, json=json)
     raise typer.Exit(outcome.exit_status)
 
 
