@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
@@ -11,6 +10,7 @@ from starlette.testclient import TestClient
 
 from app.calls import CallableEvent, CallTable
 from app.security import COOKIE, MAX_BODY_BYTES, RequestGuard
+from tests.support.app.loops import in_a_thread
 
 TOKEN = "0123456789abcdef"
 HOSTS = frozenset({"127.0.0.1", "::1", "studio.local"})
@@ -219,5 +219,5 @@ def test_a_chunked_body_and_a_name_that_no_file_has_are_refused_and_a_lost_clien
     headers = [(b"host", b"127.0.0.1"), (b"content-length", b"9")]
     scope = {"type": "http", "method": "POST", "path": "/gradio_api/cancel", "headers": headers, "query_string": b""}
     guard = RequestGuard(PlainTextResponse("in"), HOSTS, "", uploads, CALLS)
-    asyncio.run(guard(scope, gone, answers.append))
+    in_a_thread(guard(scope, gone, answers.append))
     assert not answers

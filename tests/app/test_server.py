@@ -16,6 +16,7 @@ import pytest
 
 from app import server
 from fisedit.errors import InputError
+from tests.support.app.loops import in_a_thread
 
 TOKEN = "0123456789abcdef"
 
@@ -73,7 +74,7 @@ def test_small_answers_go_out_at_once():
             writer.close()
             return writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
-    assert asyncio.run(delays()) == 1
+    assert in_a_thread(delays()) == 1
 
 
 @pytest.mark.slow
