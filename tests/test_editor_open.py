@@ -483,6 +483,7 @@ SAVED = {
 @pytest.mark.parametrize(
     "kind", [pytest.param(k, marks=[] if k in ("CMYK", "I;16", "profile") else pytest.mark.slow) for k in SAVED]
 )
+@pytest.mark.slow
 def test_a_session_comes_back_whole(folder, tmp_path, kind):
     editor = Editor.from_pretrained(folder, device="cpu", dtype="fp32")
     opened(editor, SAVED[kind])

@@ -215,9 +215,8 @@ def test_the_model_is_left_as_it_was(pipelines):
     assert torch.equal(case.unet(case.source, T, case.texts[0])[0], dense)
 
 
-@pytest.mark.sweep(1)
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", ["one_cell", "blobs"])
+@pytest.mark.parametrize("name", [pytest.param("one_cell", marks=pytest.mark.slow), "blobs"])
+@pytest.mark.parametrize("family", [pytest.param(name, marks=[pytest.mark.slow] * (name != "v5")) for name in FAMILIES])
 def test_multiply_accumulates_are_what_torch_counts(pipelines, family, name):
     case = Case(pipelines["sd15"].unet, grids(13, 17)[name], [family])
     unet, sites, adapter = case.unet, case.executor.sites, case.conditions[0].adapter

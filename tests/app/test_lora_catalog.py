@@ -82,6 +82,7 @@ def file(picture):
     return data.getvalue()
 
 
+@pytest.mark.slow
 def test_what_nobody_chose_changes_nothing(state, session, plain):
     made = last(handlers.generate(state, session, CAT, PLAIN))
     assert same(made, plain.generate(CAT, **QUICK)) and made.config.loras == ()

@@ -215,6 +215,7 @@ def test_a_session_of_several_models_comes_back(shared, state, session, other):
         Editor.from_pretrained("demo").load(state.folder / session.key)
 
 
+@pytest.mark.slow
 def test_pictures_of_a_model_that_is_not_offered_can_be_looked_at(state, session, tmp_path):
     made, _ = both(state, session)
     picture = export.picture_bytes(session, made[1])

@@ -40,7 +40,10 @@ class TestArguments:
         assert "at most 2000 letters" in program.refused("prompt", "generate", CAT, *SMALL, "ddim", "a" * 100_000)
         assert not steps
 
-    @pytest.mark.parametrize("prompt", ["", "   ", "\0\0", "\x1b\n"])
+    @pytest.mark.parametrize(
+        "prompt",
+        ["", "\0\0", pytest.param("   ", marks=pytest.mark.slow), pytest.param("\x1b\n", marks=pytest.mark.slow)],
+    )
     def test_prompts_that_say_nothing(self, program, steps, prompt):
         program.refused("prompt", "generate", prompt)
         assert not steps

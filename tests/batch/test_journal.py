@@ -140,8 +140,8 @@ class TestResuming:
         [
             ("--prompt", "a bird and a cake on a beach", "--source-prompt", BEFORE),
             ("--prompt", AFTER, "--source-prompt", "a cat on a beach"),
-            (*SAID, "--guidance-scale", "3"),
-            (*SAID, "--negative-prompt", "snow"),
+            pytest.param((*SAID, "--guidance-scale", "3"), marks=pytest.mark.slow),
+            pytest.param((*SAID, "--negative-prompt", "snow"), marks=pytest.mark.slow),
         ],
     )
     def test_what_changed_is_done_again(self, batch, tmp_path, clean, change):

@@ -176,7 +176,7 @@ class TestBadFiles:
         assert batch("in", "kept", *SAID).status == 0
         assert set(tree(tmp_path / "kept")) == {"a.png", "a.jpg", "b.jpg"}
 
-    @pytest.mark.parametrize("error", ["write_bytes", "append"])
+    @pytest.mark.parametrize("error", ["write_bytes", pytest.param("append", marks=pytest.mark.slow)])
     def test_a_full_disk_stops_the_run_and_loses_nothing(self, batch, tmp_path, monkeypatch, error):
         pictures(tmp_path / "in")
         full = OSError(28, "No space left on device")

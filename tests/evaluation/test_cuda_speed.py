@@ -44,6 +44,7 @@ def _short(monkeypatch):
     monkeypatch.setattr(cuda_speed, "STEP_REPEATS", 2)
 
 
+@pytest.mark.slow
 def test_a_row_of_the_table(bench, monkeypatch):
     monkeypatch.setattr(cuda_speed, "BACKENDS", ("reference", "fast"))
     dense = bench.measure_dense(plain=False)

@@ -8,7 +8,7 @@ from fisedit.evaluation import dense_search, fidelity, speed
 from fisedit.evaluation.schedules import SCHEDULES, SHIPPED, SOME_DENSE, WIDER_FIRST
 from fisedit.evaluation.settings import FidelitySettings, SpeedSettings
 
-SMALL = {"model": "demo", "areas": (0.15,), "size": 128, "num_inference_steps": 3, "repeats": 1, "compiled": False}
+SMALL = {"model": "demo", "areas": (0.15,), "size": 128, "num_inference_steps": 2, "repeats": 1, "compiled": False}
 
 
 @pytest.mark.parametrize("dtype", [pytest.param("fp32", marks=pytest.mark.slow), "bf16"])
@@ -20,7 +20,7 @@ def test_torch_counts_the_same_multiply_accumulates(dtype):
 
 
 def test_the_verb_writes_what_it_prints(fisedit, tmp_path):
-    asked = ("--model", "demo", "--areas", "15", "--size", "128", "--num-inference-steps", "3", "--repeats", "2")
+    asked = ("--model", "demo", "--areas", "15", "--size", "128", "--num-inference-steps", "2", "--repeats", "2")
     printed = fisedit("bench", "edit", *asked, "--no-compiled", "--local-files-only", "--output", "speed.json")
     assert printed.status == 0
     written = json.loads((tmp_path / "speed.json").read_text())

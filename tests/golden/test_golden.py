@@ -29,7 +29,17 @@ CHANGED: dict[str, dict[str, object]] = {
 }
 """Case and shot -> values that are others since: graphs inject attention, too."""
 
-SLOW = ("graphs", "graphs-many", "opened-otherwise", "rebuilt", "schedulers", "search")
+SLOW = (
+    "branch",
+    "graphs",
+    "graphs-many",
+    "graphs-opened",
+    "leak",
+    "opened-otherwise",
+    "rebuilt",
+    "schedulers",
+    "search",
+)
 """Cases that only `--all` runs: tests of their packages hold the same."""
 
 GOLDEN = json.loads(INDEX.read_text(encoding="utf-8"))

@@ -107,7 +107,9 @@ class TestSessions:
         assert told == expected
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize(
+    "ending", [pytest.param(e, marks=[pytest.mark.slow] * (e not in ("png", "jpg"))) for e in ENDINGS]
+)
 def test_a_picture_is_made_again(ending):
     with Image.open(FILES / "pictures" / f"edited.{ending}") as picture:
         editor = Editor.remake(picture, device="cpu", local_files_only=True)

@@ -148,6 +148,7 @@ def test_what_was_dropped_is_rebuilt(pipelines):
     assert run(0) == run(None)
 
 
+@pytest.mark.slow
 def test_a_session_keeps_it(pipelines, tmp_path):
     pipelines["demo"].save_pretrained(tmp_path / "model")
     editor = Editor.from_pretrained(tmp_path / "model", device="cpu", dtype="fp32")

@@ -149,6 +149,7 @@ def test_a_new_mask_is_decoded_by_the_graphs_that_are_there(captured, vae):
     assert pictures[:5] == pictures[5:] and len(set(pictures)) == 5
 
 
+@pytest.mark.slow
 def test_by_tritons_kernels(vae, monkeypatch):
     pytest.importorskip("triton", reason="the package triton is not installed")
     monkeypatch.setattr(boxing, "DENSE_SHARE", np.inf)

@@ -73,6 +73,7 @@ def test_what_does_not_fit_is_asked_for_one_step_at_a_time():
 
 
 @pytest.mark.parametrize("inversion", [None, "ddim", "ddpm"])
+@pytest.mark.slow
 def test_a_source_that_does_not_fit_waits_in_host_memory(pipelines, monkeypatch, inversion):
     """From the step on that is too much; whatever reads it sees the same, by graphs and layer by layer."""
     monkeypatch.setattr(boxing, "HALO", 512)  # as much for boxes as for rectangles

@@ -110,6 +110,7 @@ def test_an_edit_of_every_model_and_frame(pipelines, shape):
     assert captured(editors[1]) == [0, STEPS]
 
 
+@pytest.mark.slow
 def test_a_chain_with_undo_and_branches(pipelines):
     """Edits on edits read overlays over overlays."""
 

@@ -395,6 +395,7 @@ def shared_sums(monkeypatch):
     assert not launch.counters(0, DEVICE).any()
 
 
+@pytest.mark.slow
 @pytest.mark.sweep(1)
 @pytest.mark.usefixtures("shared_sums")
 @each_dtype

@@ -152,6 +152,7 @@ class TestRemake:
             assert again.metadata() == editor.metadata()
         assert len(again.history) == len(editor.history) - 1, "the edit that changed nothing is no part of it"
 
+    @pytest.mark.slow
     def test_an_edit_that_was_checked_for_leaks(self, model):
         """The check moves roundings, so it is made again as well."""
         editor = Editor.from_pretrained("demo", dtype="fp32")
@@ -544,6 +545,7 @@ class TestCommands:
         self.made(fisedit, model)
         fisedit("edit", "--from", "cat.png", "--prompt", DOG, "--model", model, *options).refused("input", why)
 
+    @pytest.mark.slow
     def test_without_metadata(self, fisedit, model):
         self.made(fisedit, model, "--no-metadata", "--session", "s")
         self.made(fisedit, model, output="b.png")

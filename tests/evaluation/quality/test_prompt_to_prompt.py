@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from diffusers.models.attention_processor import Attention
 
@@ -11,6 +12,7 @@ from tests.support.edits import CAT
 from tests.support.quality import fresh, levels
 
 
+@pytest.mark.slow
 def test_prompt_to_prompt_replacing_nothing_is_reprompting(generated, opened):
     for case in (generated, opened):
         assert levels(prompt_to_prompt(case, 0, 0), case.blended(case.everywhere)) <= 1

@@ -60,6 +60,7 @@ def test_only_opened_sources_have_a_truth(words):
         assert (edit.true_mask is None) is (edit.whole or edit.picture is None)
 
 
+@pytest.mark.slow
 def test_a_small_vocabulary_is_kept_to(monkeypatch):
     monkeypatch.setattr(scene_edits, "_TRIES", 300)
     few = {*OBJECT, *BACKGROUND, *"a an and the on in at under mountains there is picture of".split()}
