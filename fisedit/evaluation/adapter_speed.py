@@ -111,7 +111,7 @@ class _AdapterBenchmark:
     def record(self, conditions: list[ReferenceCondition]) -> StepFeatures:
         """A source's step, made with adapters."""
         return self.engine.executor.run_dense(
-            self.latents, self.timestep, self.text, {}, extra=AdapterStack(conditions)
+            self.latents, self.timestep, self.text, {}, extra_layers=AdapterStack(conditions)
         )[1]
 
     def measure_mask(self, condition: ReferenceCondition, conditioned: StepFeatures, grid: BoolGrid) -> Row:
@@ -145,8 +145,8 @@ class _AdapterBenchmark:
         self, plan: SparsePlan, source: StepFeatures, conditions: list[ReferenceCondition]
     ) -> Callable[[], object]:
         text: dict[str, Tensor] = {}
-        inputs, extra = (self.latents, self.timestep, self.text, text), AdapterStack(conditions)
-        return lambda: self.engine.executor.run_sparse(*inputs, FeatureOverlay(source, plan), extra=extra)
+        inputs, extra_layers = (self.latents, self.timestep, self.text, text), AdapterStack(conditions)
+        return lambda: self.engine.executor.run_sparse(*inputs, FeatureOverlay(source, plan), extra_layers=extra_layers)
 
 
 def _summary_row(row: Row) -> Row:

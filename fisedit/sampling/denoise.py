@@ -264,9 +264,9 @@ class Engine:
             else:
                 if shifts:
                     features[i] = ShiftedFeatures(source.features[i], shifts[-1])
-                x, extra = self._inputs(sampler, edit.config, latents, t)
+                x, timestep_cond = self._inputs(sampler, edit.config, latents, t)
                 with span(STEP_SPARSE, work=partial(self._sparse_work, edits, i)):
-                    predictions, made = steps.step(i, x, t, extra)
+                    predictions, made = steps.step(i, x, t, timestep_cond)
             if edit.check and i == edit.check.step:
                 change = (predictions - source.predictions[i]).float().norm(dim=1)[0]
                 edit.check.compare(change.cpu().numpy())
@@ -355,10 +355,10 @@ class Engine:
         for i, t in enumerate(sampler.timesteps[:steps]):
             if callback:
                 callback(i, steps, sampler.estimate)
-            x, extra = self._inputs(sampler, config, path[-1], t)
+            x, timestep_cond = self._inputs(sampler, config, path[-1], t)
             adapters = self.conditioning(config)
             with adapters.injection(self.pipe.unet) if adapters else nullcontext():
-                raw = self.pipe.unet(x, t, text, timestep_cond=extra, return_dict=False)[0]
+                raw = self.pipe.unet(x, t, text, timestep_cond=timestep_cond, return_dict=False)[0]
             path.append(sampler.step(apply_guidance(raw, self._guidance(config)), t, path[-1]))
         return path
 
@@ -367,8 +367,8 @@ class Engine:
         """What one step of a dense run from where a trajectory begins would remember, of the prompt's own branch."""
         sampler, path = self.sampler(config, source), self.sample(config, text, source, step)
         t, queries = sampler.timesteps[step], mask_queries(self.executor.sites, self.sizes(config))
-        x, extra = self._inputs(sampler, config, path[-1], t)
-        return self.executor.run_dense(x[-1:], t, text[-1:], {}, queries, extra, self.conditioning(config))[1]
+        x, timestep_cond = self._inputs(sampler, config, path[-1], t)
+        return self.executor.run_dense(x[-1:], t, text[-1:], {}, queries, timestep_cond, self.conditioning(config))[1]
 
     def plan(self, grid: BoolGrid, growth: int, besides: BoolGrid | None = None) -> SparsePlan:
         """The plan that computes the mask, `growth` cells around it, and other cells [h, w] besides."""
@@ -388,7 +388,7 @@ class Engine:
         config, t = trajectory.config, sampler.timesteps[i]
         wanted = i < max_injection_steps(config) or i in mask_steps(sampler.timesteps)
         queries = mask_queries(self.executor.sites, self.sizes(config)) if wanted else frozenset()
-        x, extra = self._inputs(sampler, config, latents, t)
+        x, timestep_cond = self._inputs(sampler, config, latents, t)
         without = self.without(source, config, text, i) if source else None
         if source and without is not None:
             text_keys(self.executor.sites, text, trajectory.text)
@@ -396,7 +396,9 @@ class Engine:
             last, recorded = self.executor.run_dense(x[-1:], t, text[-1:], own, queries)
             raw, maps = torch.cat([without, last]), completed(source.features[i], recorded, self._levels)
         else:
-            raw, maps = self.executor.run_dense(x, t, text, trajectory.text, queries, extra, self.conditioning(config))
+            raw, maps = self.executor.run_dense(
+                x, t, text, trajectory.text, queries, timestep_cond, self.conditioning(config)
+            )
         if i == 0 and self.guided(config):
             trajectory.without = text[:1], raw[:1]
         return raw, maps

@@ -64,7 +64,7 @@ class Sampler:
             raise InputError(f"num_inference_steps must suit the scheduler {name}, got {steps}; use fewer") from error
         self._generator = torch.Generator().manual_seed(config.seed)
         takes = inspect.signature(self._scheduler.step).parameters
-        self._extra = {"generator": self._generator} if "generator" in takes else {}
+        self._extra_step_kwargs = {"generator": self._generator} if "generator" in takes else {}
         self._noises = noises
         self.timesteps: Tensor = self._scheduler.timesteps
         shape = (1, channels, config.height // LATENT_FACTOR, config.width // LATENT_FACTOR)
@@ -85,9 +85,9 @@ class Sampler:
         Raises:
             NumericsError: the model predicted NaN or infinity.
         """
-        known = self._noises[self._index(timestep)] if self._noises else None
-        extra = self._extra if known is None else {"eta": 1.0, "variance_noise": known}
-        out = self._scheduler.step(prediction, timestep, latents, **extra)
+        noise = self._noises[self._index(timestep)] if self._noises else None
+        extra_step_kwargs = self._extra_step_kwargs if noise is None else {"eta": 1.0, "variance_noise": noise}
+        out = self._scheduler.step(prediction, timestep, latents, **extra_step_kwargs)
         following: Tensor = out.prev_sample
         if not following.isfinite().all():
             raise NumericsError(f"latents turned NaN or infinite at timestep {int(timestep)}; use dtype fp32")

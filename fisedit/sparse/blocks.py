@@ -1,4 +1,4 @@
-"""The blocks of a UNet on active rows: ResNet block, transformer, samplers, decoder block and outer convs.
+"""The blocks of a UNet on active rows: ResNet block, transformer, resamplers, up block and outer convs.
 
 Each is written once, over a `RowSource` that says where recorded rows come from: `CachedRows` reads them at a plan's
 exact sizes, `StaticRows` from the padded buffers of a captured graph. diffusers' own `UNet2DConditionModel.forward`
@@ -43,16 +43,16 @@ class RowSource(Protocol):
         the rows."""
 
     def halo(self, name: str) -> Tensor:
-        """RecordedMap rows [B, G, C] around the active ones, of the map that a norm or sampler reads."""
+        """Recorded rows [B, G, C] around the active ones, of the map that a norm or resampler reads."""
 
     def kernel_map(self, name: str) -> KernelMap | Tensor:
-        """Where the 3x3 conv behind a norm, or of a sampler, finds its neighbours in [active | halo | zero]."""
+        """Where the 3x3 conv behind a norm, or of a resampler, finds its neighbours in [active | halo | zero]."""
 
     def time(self, name: str, block: ResnetBlock2D, embedding: Tensor) -> Tensor:
         """What a ResNet block adds for the time, [B or 1, C]; `embedding` is that of the time, [B, E]."""
 
     def joined(self, rows: Tensor, skipped: Tensor) -> Rows:
-        """The rows that enter a decoder block's ResNet block: its own and those that skipped the middle."""
+        """The rows that enter an up block's ResNet block: its own and those that skipped the middle."""
 
     def weight(self, module: Any) -> Tensor:
         """The weight of a linear or convolution, with its LoRAs."""
@@ -167,24 +167,24 @@ def _cross_attention(source: RowSource, name: str, norm: nn.LayerNorm, attention
 
 
 @block_span
-def sampler(source: RowSource, name: str, module: Any, rows: Tensor) -> Tensor:
+def resampler(source: RowSource, name: str, module: Any, rows: Tensor) -> Tensor:
     """The conv of a downsampler, or interpolation and conv of an upsampler in one kernel map."""
     source.keep(name, rows)
     return _conv3x3(source, name, module.conv, rows)
 
 
 @block_span
-def decoder_block(
+def up_block(
     source: RowSource, name: str, block: Any, rows: Tensor, skipped: list[Tensor], embedding: Tensor, text: Tensor
 ) -> Tensor:
-    """A block of the UNet's decoder; `skipped` maps of the encoder are read last to first."""
+    """An up block of the UNet; the `skipped` maps of its down blocks are read last to first."""
     for i, resnet_block in enumerate(block.resnets):
         entering = source.joined(rows, skipped.pop())
         rows = resnet(source, f"{name}.resnets.{i}", resnet_block, entering, embedding)
         if models := getattr(block, "attentions", None):
             rows = transformer(source, f"{name}.attentions.{i}", models[i], rows, text)
     for i, module in enumerate(block.upsamplers or ()):
-        rows = sampler(source, f"{name}.upsamplers.{i}", module, rows)
+        rows = resampler(source, f"{name}.upsamplers.{i}", module, rows)
     return rows
 
 
@@ -280,11 +280,11 @@ def _transformer_map(
     return (map_of(transformer(source, name, model, rows_of(x), encoder_hidden_states)),)
 
 
-def _sampler_map(source: RowSource, name: str, module: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
-    return map_of(sampler(source, name, module, rows_of(x)))
+def _resampler_map(source: RowSource, name: str, module: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return map_of(resampler(source, name, module, rows_of(x)))
 
 
-def _decoder_map(
+def _up_block_map(
     source: RowSource,
     name: str,
     block: Any,
@@ -295,15 +295,15 @@ def _decoder_map(
     **_: Any,
 ) -> Tensor:
     skipped = [rows_of(x) for x in res_hidden_states_tuple]
-    return map_of(decoder_block(source, name, block, rows_of(hidden_states), skipped, temb, encoder_hidden_states))
+    return map_of(up_block(source, name, block, rows_of(hidden_states), skipped, temb, encoder_hidden_states))
 
 
 FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {
     ResnetBlock2D: _resnet_map,
     Transformer2DModel: _transformer_map,
-    Downsample2D: _sampler_map,
-    Upsample2D: _sampler_map,
-    UpBlock2D: _decoder_map,
-    CrossAttnUpBlock2D: _decoder_map,
+    Downsample2D: _resampler_map,
+    Upsample2D: _resampler_map,
+    UpBlock2D: _up_block_map,
+    CrossAttnUpBlock2D: _up_block_map,
 }
 """Block -> its forward on maps [B, C, R, 1]."""

@@ -89,7 +89,7 @@ def fixed(device: torch.device) -> float:
 
 
 SHIFT = {Role.DOWN: 1, Role.UP: -1}
-"""Levels between a sampler's input and its output."""
+"""Levels between a resampler's input and its output."""
 
 
 def unet_macs(sites: Sequence[LayerSite], rows: Sequence[int], sizes: Sequence[int], batch: int, tokens: int) -> int:

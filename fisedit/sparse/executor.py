@@ -90,7 +90,7 @@ class Executor:
         text_cache: dict[str, Tensor],
         queries: frozenset[str] = frozenset(),
         timestep_cond: Tensor | None = None,
-        extra: ExtraLayers | None = None,
+        extra_layers: ExtraLayers | None = None,
     ) -> tuple[Tensor, StepFeatures]:
         """One dense evaluation that records what a later sparse one may read.
 
@@ -101,16 +101,16 @@ class Executor:
             text_cache: the text's keys and values by site name, filled at the first step of a prompt.
             queries: names of the query projections to record.
             timestep_cond: [B, C] for distilled models, or None.
-            extra: layers added to the UNet, or None.
+            extra_layers: layers added to the UNet, or None.
 
         Returns:
             The prediction [B, 4, h, w] and the step's maps.
         """
         context = DenseContext(StepFeatures(), text_cache, queries)
         replacements = recording(context, self.sites)
-        if extra is not None:
-            replacements += [(site.module, partial(site.run_dense, context)) for site in extra.sites(self.unet)]
-        return self._run(replacements, latents, timestep, text, timestep_cond, extra), context.maps
+        if extra_layers is not None:
+            replacements += [(site.module, partial(site.run_dense, context)) for site in extra_layers.sites(self.unet)]
+        return self._run(replacements, latents, timestep, text, timestep_cond, extra_layers), context.maps
 
     def run_sparse(
         self,
@@ -122,7 +122,7 @@ class Executor:
         timestep_cond: Tensor | None = None,
         *,
         inject_attention: bool = False,
-        extra: ExtraLayers | None = None,
+        extra_layers: ExtraLayers | None = None,
     ) -> tuple[Tensor, FeatureOverlay]:
         """One sparse evaluation at the plan's active rows over the recorded step.
 
@@ -136,7 +136,7 @@ class Executor:
             timestep_cond: [B, C] for distilled models, or None.
             inject_attention: the last branch attends as the source did where its queries were recorded, as in
                 prompt-to-prompt.
-            extra: layers added to the UNet, whether the source had them or not; or None.
+            extra_layers: layers added to the UNet, whether the source had them or not; or None.
 
         Returns:
                 The prediction at the active rows [B, R, 4], and the overlay.
@@ -147,9 +147,9 @@ class Executor:
         replacements = self._blocks.replacements(rows)
         for name, attention in self._attentions():
             replacements += rows.projections(attention, name)
-        if extra is not None:
-            replacements += [(site.module, partial(site.run_sparse, rows)) for site in extra.sites(self.unet)]
-        out = self._run(replacements, latents, timestep, text, timestep_cond, extra)
+        if extra_layers is not None:
+            replacements += [(site.module, partial(site.run_sparse, rows)) for site in extra_layers.sites(self.unet)]
+        out = self._run(replacements, latents, timestep, text, timestep_cond, extra_layers)
         return rows_of(out), rows.overlay
 
     def _attentions(self) -> Iterator[tuple[str, nn.Module]]:
@@ -168,13 +168,13 @@ class Executor:
         timestep: Tensor,
         text: Tensor,
         timestep_cond: Tensor | None,
-        extra: ExtraLayers | None,
+        extra_layers: ExtraLayers | None,
     ) -> Tensor:
         """Diffusers' own forward with these layers; those that are added lie over them."""
         with ExitStack() as stack:
             stack.enter_context(injected(self.unet, replacements))
-            if extra is not None:
-                stack.enter_context(extra.injection(self.unet, len(latents)))
+            if extra_layers is not None:
+                stack.enter_context(extra_layers.injection(self.unet, len(latents)))
             (out,) = self.unet(latents, timestep, text, timestep_cond=timestep_cond, return_dict=False)
         result: Tensor = out
         return result

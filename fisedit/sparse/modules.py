@@ -72,7 +72,7 @@ class LayerSite:
     @cached_property
     def weights(self) -> int:
         """Multiply-accumulates per output row; 0 where there are no weights, and for norms."""
-        conv = getattr(self.module, "conv", self.module)  # samplers hold their conv
+        conv = getattr(self.module, "conv", self.module)  # resamplers hold their conv
         return 0 if isinstance(conv, nn.GroupNorm | Attention) else int(conv.weight.numel())
 
     @property

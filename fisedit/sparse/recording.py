@@ -65,7 +65,7 @@ def _pass(context: DenseContext, site: LayerSite, x: Tensor) -> Tensor:
     return apply_layer(site.module, x)
 
 
-def _record_sampler(context: DenseContext, site: LayerSite, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _record_resampler(context: DenseContext, site: LayerSite, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     context.maps.maps[site.name] = rows_of(x)
     with injected(site.module, [(site.module.conv, partial(apply_conv, site.module.conv))]):
         out: Tensor = type(site.module).forward(site.module, x, *args, **kwargs)
@@ -116,8 +116,8 @@ RECORD: dict[Role, Forward] = {
     Role.POINTWISE: _pass,
     Role.NORM_HALO: _record_norm,
     Role.NORM: _record_norm,
-    Role.DOWN: _record_sampler,
-    Role.UP: _record_sampler,
+    Role.DOWN: _record_resampler,
+    Role.UP: _record_resampler,
     Role.TOKENS: _record_tokens,
     Role.QUERY: _record_query,
     Role.ATTENTION: _attend,

@@ -302,7 +302,7 @@ def _width(site: LayerSite) -> int:
 
 
 def channels(site: LayerSite) -> int:
-    """Channels of the map that a norm or sampler reads."""
+    """Channels of the map that a norm or resampler reads."""
     module = site.module
     return int(module.num_channels if isinstance(module, nn.GroupNorm) else base_layer(module.conv).in_channels)
 

@@ -50,7 +50,7 @@ class SparseEdit:
         injected_text: keys and values of the first `injected_steps` steps.
         injected_steps: so many first steps attend as the source did (attention injection).
         guidance: scale of classifier-free guidance, None where one branch runs.
-        extra: layers added to the UNet, or None.
+        extra_layers: layers added to the UNet, or None.
         budget: bytes of gathered features that may stay on the device; None is no limit.
         mixed: dense steps run in between.
     """
@@ -63,7 +63,7 @@ class SparseEdit:
     injected_text: dict[str, Tensor]
     injected_steps: int
     guidance: float | None
-    extra: ExtraLayers | None = None
+    extra_layers: ExtraLayers | None = None
     budget: int | None = None
     mixed: bool = False
 
@@ -103,27 +103,27 @@ class SparseSteps:
         """Whether steps are replayed from captured graphs."""
         return bool(self._replays)
 
-    def step(self, i: int, x: Tensor, t: Tensor, extra: Tensor | None) -> tuple[Tensor, list[FeatureOverlay]]:
+    def step(self, i: int, x: Tensor, t: Tensor, timestep_cond: Tensor | None) -> tuple[Tensor, list[FeatureOverlay]]:
         """One sparse evaluation of every edit.
 
         Args:
             i: the step.
             x: latents [S * E, 4, h, w], branch by branch, scaled for the model.
             t: timestep.
-            extra: [B, C] for distilled models, or None.
+            timestep_cond: [B, C] for distilled models, or None.
 
         Returns:
             The guided predictions [E, 4, h, w], and the overlays.
         """
         replay = self._replays.get(i)
         if replay is None:
-            return self._eager(i, x, t, extra)
+            return self._eager(i, x, t, timestep_cond)
         if replay.verified:
             self.captured += 1
             return self._replayed(replay, i, x, t)
-        return self._verified(replay, i, x, t, self._eager(i, x, t, extra))
+        return self._verified(replay, i, x, t, self._eager(i, x, t, timestep_cond))
 
-    def _eager(self, i: int, x: Tensor, t: Tensor, extra: Tensor | None) -> tuple[Tensor, list[FeatureOverlay]]:
+    def _eager(self, i: int, x: Tensor, t: Tensor, timestep_cond: Tensor | None) -> tuple[Tensor, list[FeatureOverlay]]:
         predictions, overlays, count = [], [], len(self._edits)
         for e, edit in enumerate(self._edits):
             rows, overlay = self._executor.run_sparse(
@@ -132,9 +132,9 @@ class SparseSteps:
                 edit.text,
                 edit.text_of(i),
                 FeatureOverlay(edit.features[i], edit.plans[i]),
-                extra,
+                timestep_cond,
                 inject_attention=edit.injects(i),
-                extra=edit.extra,
+                extra_layers=edit.extra_layers,
             )
             rows = apply_guidance(rows, edit.guidance)
             predictions.append(scatter(edit.predictions[i], edit.plans[i].levels[0].active, rows))
@@ -196,7 +196,7 @@ def injected_sites(sites: Sequence[LayerSite], step: CachedFeatures) -> frozense
 
 
 def _why_eager(edits: Sequence[SparseEdit]) -> str:
-    if edits[0].extra is not None:
+    if edits[0].extra_layers is not None:
         return "a reference adapter is at work; it runs eagerly"
     if edits[0].mixed or any(map(shifted, edits[0].features)):
         return "dense steps in between change what sparse ones read; it runs eagerly"

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fisedit.errors import NumericsError
 from fisedit.models.injection import Replacement, injected
 from fisedit.models.stopwatch import span
-from fisedit.sparse.blocks import RowSource, attention_block, resnet, sampler
+from fisedit.sparse.blocks import RowSource, attention_block, resampler, resnet
 from fisedit.sparse.cached_rows import CachedRows
 from fisedit.sparse.compositing import composite
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, StepFeatures, gather, map_of, rows_of
@@ -175,7 +175,7 @@ def _coarse_blocks(source: RowSource, decoder: Any, count: int, x: Tensor, *_: A
         for j, resnet_block in enumerate(block.resnets):
             rows = resnet(source, f"up_blocks.{i}.resnets.{j}", resnet_block, rows)
         if i + 1 < COARSE_LEVELS:
-            rows = sampler(source, f"up_blocks.{i}.upsamplers.0", block.upsamplers[0], rows)
+            rows = resampler(source, f"up_blocks.{i}.upsamplers.0", block.upsamplers[0], rows)
     source.keep(LAST_COARSE, rows)
     return x
 

@@ -82,5 +82,5 @@ def test_neither_files_nor_sparse_steps_take_it(unet, tmp_path):
     latents, text, seen = reference(unet)
     with torch.no_grad(), pytest.raises(AdapterError, match="along rows and columns, got an adapter of family full"):
         Executor(unet).run_dense(
-            latents, T, text, {}, extra=AdapterStack([ReferenceCondition(whole, whole.read(seen))])
+            latents, T, text, {}, extra_layers=AdapterStack([ReferenceCondition(whole, whole.read(seen))])
         )

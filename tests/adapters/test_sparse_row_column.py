@@ -51,13 +51,18 @@ class Case:
         self.plan = make_plan(grid, self.executor.num_levels)
 
     def record(self, conditions):
-        return self.executor.run_dense(self.source, T, self.texts[0], {}, extra=AdapterStack(conditions))[1]
+        return self.executor.run_dense(self.source, T, self.texts[0], {}, extra_layers=AdapterStack(conditions))[1]
 
     def replay(self, maps, conditions=None, edited=None, plan=None):
         conditions = self.conditions if conditions is None else conditions
         latents = self.edited if edited is None else edited
         return self.executor.run_sparse(
-            latents, T, self.texts[1], {}, FeatureOverlay(maps, plan or self.plan), extra=AdapterStack(conditions)
+            latents,
+            T,
+            self.texts[1],
+            {},
+            FeatureOverlay(maps, plan or self.plan),
+            extra_layers=AdapterStack(conditions),
         )
 
     def expected(self, *, recorded):
@@ -163,7 +168,7 @@ def test_a_replay_of_everything_is_the_guided_forward(pipelines, family, recorde
 def test_recording_is_the_guided_forward_itself(pipelines, family):
     unet = pipelines["sd15"].unet
     case = Case(unet, grids(13, 17)["square"], [family])
-    got, maps = case.executor.run_dense(case.source, T, case.texts[0], {}, extra=AdapterStack(case.conditions))
+    got, maps = case.executor.run_dense(case.source, T, case.texts[0], {}, extra_layers=AdapterStack(case.conditions))
     with inject_maps(unet, {n: lambda x, n=n: x + case.gain(n, x) for n in case.conditions[0].adapter.channels}):
         dense = unet(case.source, T, case.texts[0])[0]
     assert torch.allclose(got, dense, atol=TOLERANCE, rtol=0)
@@ -177,7 +182,7 @@ def test_an_edit_of_an_edit(pipelines):
     everything, that is a recording."""
     case = Case(pipelines["demo"].unet, np.ones((16, 16), bool), ["v3"])
     _, overlay = case.replay(case.record(case.conditions))
-    again = case.executor.run_dense(case.edited, T, case.texts[1], {}, extra=AdapterStack(case.conditions))[1]
+    again = case.executor.run_dense(case.edited, T, case.texts[1], {}, extra_layers=AdapterStack(case.conditions))[1]
     second = grids(16, 16)["blobs"]
     edited = torch.where(torch.from_numpy(second), torch.randn_like(case.edited), case.edited)
     plan = make_plan(second, case.executor.num_levels)
@@ -197,8 +202,10 @@ def test_an_edit_over_an_edit_without_the_adapter(pipelines):
 def test_the_branch_with_the_prompt_alone(pipelines):
     """A look at one branch uses the reference of that branch."""
     case = Case(pipelines["demo"].unet, grids(16, 16)["square"], ["v5"])
-    both, _ = case.executor.run_dense(case.source, T, case.texts[0], {}, extra=AdapterStack(case.conditions))
-    one, _ = case.executor.run_dense(case.source[-1:], T, case.texts[0][-1:], {}, extra=AdapterStack(case.conditions))
+    both, _ = case.executor.run_dense(case.source, T, case.texts[0], {}, extra_layers=AdapterStack(case.conditions))
+    one, _ = case.executor.run_dense(
+        case.source[-1:], T, case.texts[0][-1:], {}, extra_layers=AdapterStack(case.conditions)
+    )
     assert torch.allclose(one, both[-1:], atol=TOLERANCE, rtol=0)
 
 

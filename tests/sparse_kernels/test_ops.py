@@ -44,7 +44,7 @@ def rows_at(full, positions):
 
 
 class Conv:
-    """A random conv of a random map, its reads at every sampler of a plan, and what each must give."""
+    """A random conv of a random map, its reads at every resampler of a plan, and what each must give."""
 
     def __init__(self, grid, dtype, *, batch=2, widths=WIDTHS[0], layout=torch.contiguous_format):
         self.plan, (c_in, c_out) = make_plan(grid, 2), widths

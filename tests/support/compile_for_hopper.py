@@ -142,7 +142,7 @@ def transformer(dtype, x, norm, size):
 
 
 def ends(dtype):
-    """The samplers' plain conv, the last conv's four channels, the time, the scatter and the composite."""
+    """The resamplers' plain conv, the last conv's four channels, the time, the scatter and the composite."""
     x = torch.empty(2, 256, 320, dtype=dtype)
     taps = torch.empty(2, 256, 9, dtype=torch.int32)
     backend.norm_conv3x3(x, x[:, :128], taps, torch.empty(4, 320, 3, 3, dtype=dtype), torch.empty(4, dtype=dtype))
