@@ -30,7 +30,7 @@ from fisedit.planner import EditRequest
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory_cache import TrajectoryCache
 from fisedit.sparse import cost_store
-from fisedit.sparse.modules import text_keys
+from fisedit.sparse.modules import project_text
 from fisedit.sparse.stepping import Graphs
 from fisedit.storage import provenance
 from fisedit.storage.canvas import canvas_size, to_editable
@@ -598,7 +598,7 @@ class Editor:
         request = self._pipeline.request_edit(prompt, None)
         text = self._pipeline.encode(request)
         with torch.inference_mode():
-            text_keys(self._engine.executor.sites, text.embeddings, text.keys)
+            project_text(self._engine.executor.sites, text.embeddings, text.keys)
         self._pipeline.restore(request)
         source = self._pipeline.source(request)[0]
         return change_heatmap(self._engine, source, request.config, text.keys, request.script)

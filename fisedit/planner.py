@@ -239,7 +239,7 @@ class Planner:
             notes=prompt.notes,
             probes=probes,
             spent=spent + self._probing(request, probes),
-            recorded=self._engine.remembers(source, request.config),
+            recorded=self._engine.has_adapter_features(source, request.config),
             halved=self._halved(request, prompt, source),
         )
         return self._checked(request, plan) if request.verify and mask.source is MaskSource.ATTENTION else plan
@@ -346,7 +346,7 @@ class Planner:
         return replace(plan, check=check, spent=plan.spent + extra)
 
     def _halved(self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory) -> bool:
-        return self._engine.without(source, request.config, prompt.embeddings, request.start) is not None
+        return self._engine.unconditional(source, request.config, prompt.embeddings, request.start) is not None
 
     def _shared(self, request: EditRequest, plan: EditPlan, costs: Costs) -> int:
         """MACs of a plan's first step that its source spent."""

@@ -128,7 +128,7 @@ class TestWithoutCaption:
         with torch.no_grad():
             empty, _ = editor.pipe.encode_prompt("", editor.pipe.device, 1, False)
         key = editor.pipe.unet.mid_block.attentions[0].transformer_blocks[0].attn2.to_k
-        recorded = trajectory(editor, source).text["mid_block.attentions.0.transformer_blocks.0.attn2.to_k"]
+        recorded = trajectory(editor, source).text_keys["mid_block.attentions.0.transformer_blocks.0.attn2.to_k"]
         assert torch.equal(recorded[-1:], key(empty))
 
     def test_the_things_that_a_prompt_names_say_where(self, editor, source):

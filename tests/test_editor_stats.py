@@ -23,7 +23,7 @@ from fisedit.sparse.feature_cache import FeatureOverlay
 from fisedit.sparse.vae_decode import decode, decode_sparse
 from fisedit.sparse.vae_tiles import box_areas, frame_areas
 from fisedit.sparse_kernels.dilation import dilate
-from fisedit.sparse_kernels.row_plan import make_plan
+from fisedit.sparse_kernels.row_plan import make_row_plan
 from fisedit.values import DENSE_STEP, EditStats, MaskSource
 from tests.support.edits import BIRD, CAT, DOG, Calls, config_of, record, unwatched
 from tests.support.grids import grids
@@ -55,16 +55,16 @@ class Step:
         make = torch.Generator().manual_seed(0)
         self.latents = torch.randn(batch, 4, HEIGHT, WIDTH, generator=make)
         self.text = torch.randn(batch, 11, unet.config.cross_attention_dim, generator=make)
-        self.sizes = make_plan(np.ones((HEIGHT, WIDTH), bool), self.executor.num_levels).rows
+        self.sizes = make_row_plan(np.ones((HEIGHT, WIDTH), bool), self.executor.num_levels).rows
 
     def dense(self):
         return self.unet(self.latents, torch.tensor(500), self.text)
 
-    def sparse(self, plan, text_cache):
+    def sparse(self, plan, text_keys):
         with torch.no_grad():
             _, maps = self.executor.run_dense(self.latents, torch.tensor(500), self.text, {})
         return lambda: self.executor.run_sparse(
-            self.latents, torch.tensor(500), self.text, text_cache, FeatureOverlay(maps, plan)
+            self.latents, torch.tensor(500), self.text, text_keys, FeatureOverlay(maps, plan)
         )
 
     def own(self, rows):
@@ -88,7 +88,7 @@ def test_a_sparse_step_costs_what_torch_counts(pipelines, shape, name):
     """The text is projected at the first step of a prompt only, and not counted with a step."""
     unet = pipelines[shape].unet
     step, cache = Step(unet, 2), {}
-    plan = make_plan(grids(HEIGHT, WIDTH)[name], step.executor.num_levels)
+    plan = make_row_plan(grids(HEIGHT, WIDTH)[name], step.executor.num_levels)
     own = step.own(plan.rows) + time_macs(unet, 2)
     text = text_macs(step.executor.sites, 2, 11)
     assert counted(step.sparse(plan, cache)) == own + text
@@ -133,11 +133,11 @@ def test_a_fallback_costs_what_torch_counts(pipelines, negative, known):
     costs, time = engine.costs(config), time_macs(engine.pipe.unet, 1)
     steps = 3 * costs.sparse_step(SQUARE, DENSE_STEP) - known * costs.branch()
     assert torchs - (6 - known) * time == steps + text_macs(engine.executor.sites, 2, 77)
-    assert (engine.without(source, config, text, 0) is not None) == bool(known)
+    assert (engine.unconditional(source, config, text, 0) is not None) == bool(known)
 
 
 def tensors(trajectory):
-    loose = [*trajectory.latents, *trajectory.predictions, *trajectory.text.values()]
+    loose = [*trajectory.latents, *trajectory.predictions, *trajectory.text_keys.values()]
     return loose + [t for step in trajectory.features for t in (*step.maps.values(), *step.totals.values())]
 
 
@@ -245,7 +245,7 @@ def test_what_a_step_takes_at_least_on_each_device():
     with torch.device("meta"):
         executor = Executor(UNet2DConditionModel.from_config(config))
     grid, sizes = square_mask(0.05, 64), tuple(4**level * 64 for level in reversed(range(4)))
-    macs = unet_macs(executor.sites, make_plan(dilate(grid, STEP_DILATION), executor.num_levels).rows, sizes, 2, 77)
+    macs = unet_macs(executor.sites, make_row_plan(dilate(grid, STEP_DILATION), executor.num_levels).rows, sizes, 2, 77)
     operations, _ = PEAKS["H200"]
     assert fixed(torch.device("cuda")) == pytest.approx(1.3e-3 * operations / 2 / 3 - macs, rel=0.05)
     assert fixed(torch.device("cpu")) == fixed(torch.device("meta")) == 10e9

@@ -234,7 +234,9 @@ class _Trial:
         pipeline, before = self._pipeline, request.parent
         if grid is None:
             return pipeline.run(request, pipeline.planner.plan_source(request, pipeline.encode(request)))
-        captured = pipeline.engine.graphs.on(pipeline.engine.pipe.unet.device)  # which have no dense steps in between
+        captured = pipeline.engine.graphs.wanted_on(
+            pipeline.engine.pipe.unet.device
+        )  # which have no dense steps in between
         plan = replace(pipeline.plan(request), dilation=(1,) * len(PATTERN) if captured else PATTERN, fallback="")
         result = pipeline.run(request, plan)
         assert before is not None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fisedit.sparse_kernels import ops
-from fisedit.sparse_kernels.row_plan import make_plan
+from fisedit.sparse_kernels.row_plan import make_row_plan
 
 ALLOWED = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 0.1}
 """Precision -> largest error, in spreads of what is expected; outputs of several spreads are rounded to 8 bits, and
@@ -50,7 +50,7 @@ class _Inputs:
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         grid = np.zeros((16, 16), bool)
         grid[3:9, 2:7] = True
-        self.kernel_map, self._random = make_plan(grid, 1).levels[0].same, torch.Generator().manual_seed(0)
+        self.kernel_map, self._random = make_row_plan(grid, 1).levels[0].same, torch.Generator().manual_seed(0)
         self._device, self._dtype = device, dtype
         active, halo = self.kernel_map.rows_out, len(self.kernel_map.halo)
         self.rows, self.halo = self.draw(2, active, _CHANNELS), self.draw(2, halo, _CHANNELS)

@@ -116,7 +116,7 @@ class _AdapterBenchmark:
 
     def measure_mask(self, condition: ReferenceCondition, conditioned: StepFeatures, grid: BoolGrid) -> Row:
         """Three steps over one mask [h, w], which take turns."""
-        plan = self.engine.plan(grid, STEP_DILATION)
+        plan = self.engine.row_plan(grid, STEP_DILATION)
         times = seconds_by_turn(
             {
                 "without": self._step(plan, self.plain, []),

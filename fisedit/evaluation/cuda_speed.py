@@ -147,7 +147,7 @@ class GraphBenchmark:
             grid: booleans [h, w].
             dense: the row of `measure_dense`.
         """
-        plan = self.engine.plan(grid, STEP_DILATION)
+        plan = self.engine.row_plan(grid, STEP_DILATION)
         row: Row = {"area": float(grid.mean()), "active_rows": plan.rows, "growth": STEP_DILATION}
         row["step_roofline_seconds"] = self._roofline(self.costs.sparse_step(grid, STEP_DILATION))
         latents, time = self._guidance_batch(self.source.latents[self.middle]), self.times[self.middle]
@@ -182,7 +182,7 @@ class GraphBenchmark:
             "error": float((got - expected).norm() / expected.float().norm()),
             "step_seconds": self.median_seconds(step),
             "kernels": self.count_kernels(step),
-            "feature_bytes": edit.feed.bytes,
+            "feature_bytes": edit.prefetcher.bytes,
         }
 
     def measure_edit(self, grid: BoolGrid, steps: int, backend: str) -> Row:
@@ -212,7 +212,7 @@ class GraphBenchmark:
         """
         side = self.config.height // LATENT_FACTOR
         grids = [np.roll(square_mask(BATCH_AREA, side), (4 * e, 7 * e), (0, 1)) for e in range(edits)]
-        plans = [self.engine.plan(grid, STEP_DILATION) for grid in grids]
+        plans = [self.engine.row_plan(grid, STEP_DILATION) for grid in grids]
         text = self.text.repeat_interleave(edits, 0)
         latents = self._guidance_batch(self.source.latents[self.middle]).repeat_interleave(edits, 0)
         row: Row = {"edits": edits, "area": BATCH_AREA}

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from fisedit.models.device import choose_device, choose_dtype
 from fisedit.sparse_kernels import torch_backend
-from fisedit.sparse_kernels.row_plan import KernelMap, make_plan
+from fisedit.sparse_kernels.row_plan import KernelMap, make_row_plan
 
 LEVELS = ((64, 320), (32, 640), (16, 1280), (8, 1280))
 """(side of the map, channels) of SD 1.5 at 512 pixels."""
@@ -45,7 +45,7 @@ def _kernel_map(side: int, edge: int, kept: float) -> KernelMap:
     inside = np.random.default_rng(0).random((edge, edge)) < kept
     inside[0, 0] = inside[-1, -1] = True
     grid[start : start + edge, start : start + edge] = inside
-    return make_plan(grid, 1).levels[0].same
+    return make_row_plan(grid, 1).levels[0].same
 
 
 @torch.inference_mode()

@@ -217,7 +217,7 @@ class _EditBenchmark:
 
     def _sparse_step(self, grid: BoolGrid) -> Callable[[], object]:
         cache: dict[str, Tensor] = {}
-        plan = self.engine.plan(grid, STEP_DILATION)
+        plan = self.engine.row_plan(grid, STEP_DILATION)
         return lambda: self.engine.executor.run_sparse(
             self.latents, self.timestep, self.text, cache, FeatureOverlay(self.maps, plan)
         )

@@ -28,7 +28,7 @@ def cross_maps(
     unet: UNet2DConditionModel,
     sites: Sequence[LayerSite],
     steps: Sequence[CachedFeatures],
-    text_cache: dict[str, Tensor],
+    text_keys: dict[str, Tensor],
     grids: Sequence[tuple[int, int]],
     *,
     two_way: bool = False,
@@ -39,7 +39,7 @@ def cross_maps(
         unet: whose attention was recorded.
         sites: its layer sites.
         steps: recorded steps whose queries were kept, one or more.
-        text_cache: the prompt's keys by cross-attention (see `text_keys`).
+        text_keys: the prompt's keys by cross-attention (see `project_text`).
         grids: (height, width) of every level, finest first.
         two_way: multiply each probability by the token's attention to the position, as in CALIP (arXiv 2209.14169).
 
@@ -48,7 +48,7 @@ def cross_maps(
     """
     maps = []
     for site in _recorded(sites, steps[0], cross=True):
-        key = text_cache[_sibling(site, "to_k")][-1:]
+        key = text_keys[_sibling(site, "to_k")][-1:]
         heads = unet.get_submodule(site.name.rpartition(".")[0]).heads
         attend = _two_way_probabilities if two_way else _probabilities
         mean = torch.stack([attend(step.whole(site.name, site.level), key, heads) for step in steps]).mean(0)

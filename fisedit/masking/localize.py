@@ -22,7 +22,7 @@ from fisedit.masking.word_classes import TaggedPrompt
 from fisedit.models.injection import exclusive
 from fisedit.sampling.scheduler import mask_steps
 from fisedit.sampling.trajectory import max_injection_steps
-from fisedit.sparse.modules import text_keys
+from fisedit.sparse.modules import project_text
 from fisedit.values import EditKind, EditMask, EditScript, Hunk, Word
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def change_heatmap(
     steps, grids = _recorded_steps(engine, source, config), engine.grids(config)
     unet, sites = engine.pipe.unet, engine.executor.sites
     return heatmaps.change_heatmap(
-        script, *(cross_maps(unet, sites, steps, keys, grids) for keys in (source.text, text))
+        script, *(cross_maps(unet, sites, steps, keys, grids) for keys in (source.text_keys, text))
     )
 
 
@@ -192,7 +192,7 @@ def predict_mask(
         NumericsError: NaN in the recorded attention.
         MaskError: the mask has fewer components than `search.instance` asks for.
     """
-    text_keys(engine.executor.sites, *text)
+    project_text(engine.executor.sites, *text)
     if search.method == LATENTS:
         mask = heatmaps.mask_from_heatmap(_latent_difference(engine, source, config, text[0], search.probe_steps or 0))
     elif search.method == THINGS:
@@ -200,7 +200,9 @@ def predict_mask(
     else:
         sites, unet, grids = engine.executor.sites, engine.pipe.unet, engine.grids(config)
         steps, two_way = _recorded_steps(engine, source, config), heatmaps.METHODS[search.method].two_way
-        old, new = (cross_maps(unet, sites, steps, keys, grids, two_way=two_way) for keys in (source.text, text[1]))
+        old, new = (
+            cross_maps(unet, sites, steps, keys, grids, two_way=two_way) for keys in (source.text_keys, text[1])
+        )
         mask = heatmaps.predict(script, old, new, *affinity(unet, sites, steps, grids), method=search.method)
     return mask if search.instance is None else replace(mask, grid=masks.select_instance(mask.grid, search.instance))
 
@@ -218,12 +220,12 @@ def _object_mask(
     steps = _recorded_steps(engine, source, config)
     where = steps
     if evaluations:
-        where = [engine.look(config, text[0], source, evaluations - 1)]
+        where = [engine.record_probe_step(config, text[0], source, evaluations - 1)]
     elif _inserts_object(script) and max_injection_steps(config):  # the layout is least settled at the first step
         where = source.features[:1]
     with exclusive(engine.pipe.tokenizer):
         named = object_words(TaggedPrompt.of(split(script.source_prompt, engine.pipe.tokenizer)))
-    maps = cross_maps(unet, sites, steps, source.text, grids)
+    maps = cross_maps(unet, sites, steps, source.text_keys, grids)
     attention = object_masks.SourceAttention(maps, *affinity(unet, sites, steps, grids), named)
     return object_masks.predict(script, attention, cross_maps(unet, sites, where, text[1], grids))
 

@@ -25,10 +25,10 @@ from fisedit.sampling.trajectory import Trajectory, max_injection_steps
 from fisedit.sparse.cost_model import CostedLayers, Costs
 from fisedit.sparse.executor import Executor, apply_guidance, mask_queries
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureDelta, ShiftedFeatures, StepFeatures, completed, shifted
-from fisedit.sparse.modules import Role, text_keys
+from fisedit.sparse.modules import Role, project_text
 from fisedit.sparse.stepping import Graphs, SparseEdit, SparseSteps
 from fisedit.sparse_kernels.dilation import dilate
-from fisedit.sparse_kernels.row_plan import SparsePlan, make_plan
+from fisedit.sparse_kernels.row_plan import SparsePlan, make_row_plan
 from fisedit.values import DENSE_STEP, GenerationConfig
 
 if TYPE_CHECKING:
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 
 StepCallback = Callable[[int, int, Tensor], None]
 """Called before every step with (index, number of steps, estimate of the clean latents [1, 4, h, w])."""
-
-SparseStep = Callable[[int, Tensor, Tensor, Tensor | None], tuple[Tensor, Sequence[CachedFeatures]]]
-"""(index, scaled latents [B, 4, h, w], timestep, guidance embedding) -> guided predictions [E, 4, h, w], overlays."""
 
 
 class Engine:
@@ -76,7 +73,7 @@ class Engine:
         return config.guided and self.pipe.unet.config.time_cond_proj_dim is None
 
     def refresh(self) -> None:
-        """Take note of LoRAs that came, went or got another scale."""
+        """Notice LoRAs that were added, removed or scaled."""
         if self.executor.refresh():
             self.references.forget()
 
@@ -94,7 +91,7 @@ class Engine:
         executor, tokenizer = self.executor, self.pipe.tokenizer
         layers = CostedLayers(executor.sites, self.pipe.vae, self.grids(config), int(tokenizer.model_max_length))
         adapter_macs = partial(self._adapter_macs, config, recorded) if config.like else None
-        captured = self.graphs.on(executor.device)
+        captured = self.graphs.wanted_on(executor.device)
         steps, batch = config.num_inference_steps, self.batch(config)
         return Costs(layers, steps, batch, executor.device, captured, adapter_macs, self.table)
 
@@ -103,15 +100,24 @@ class Engine:
         adapters = AdapterStack(self.references.unread_conditions(config))
         return adapters.macs(self.pipe.unet, self.grids(config), plan, recorded=recorded)
 
-    def remembers(self, trajectory: Trajectory, config: GenerationConfig) -> bool:
-        """Whether a trajectory recorded what a config's adapters saw."""
+    def has_adapter_features(self, trajectory: Trajectory, config: GenerationConfig) -> bool:
+        """Whether a trajectory's features include those of a config's adapters."""
         return self.references.are_recorded(config, trajectory.features[0])
 
-    def without(self, source: Trajectory, config: GenerationConfig, text: Tensor, step: int) -> Tensor | None:
-        """What an edit's branch without words predicts [1, 4, h, w], at the one step where its source found it: the
-        first."""
-        known = source.known_to(config) if step == 0 else None
-        return known[1] if known is not None and torch.equal(known[0], text[:1]) else None
+    def unconditional(self, source: Trajectory, config: GenerationConfig, text: Tensor, step: int) -> Tensor | None:
+        """The source's unconditional prediction of a step, if it is valid for an edit; that of step 0 alone is.
+
+        Args:
+            source: the trajectory to edit.
+            config: of the edit.
+            text: embeddings [B, T, D] of the edit.
+            step: index of the step, 0 to N - 1.
+
+        Returns:
+            [1, 4, h, w], or None.
+        """
+        recorded = source.unconditional_for(config) if step == 0 else None
+        return recorded[1] if recorded is not None and torch.equal(recorded[0], text[:1]) else None
 
     def batch(self, config: GenerationConfig) -> int:
         """B, the branches of one evaluation."""
@@ -146,7 +152,7 @@ class Engine:
     def encode(self, config: GenerationConfig) -> Tensor:
         """Text embeddings [B, T, D], the negative prompt's first; diffusers' own where nothing is weighted."""
         guided, prompt, against = self.guided(config), parse(config.prompt), parse(config.negative_prompt)
-        with self.graphs.cache.reading(self.pipe.text_encoder):
+        with self.graphs.cache.captured_encoder(self.pipe.text_encoder):
             positive, negative = self.pipe.encode_prompt(
                 prompt.text,
                 self.executor.device,
@@ -197,7 +203,7 @@ class Engine:
             if path:  # the sampler steps with it, so that rounding never adds up
                 trajectory.noises.append(sampler.noise_between(prediction, t, latents, path[i + 1]))
             following = blend(i + 1, sampler.step(prediction, t, latents))
-            trajectory.append(prediction, self._placed(features, i - start), following)
+            trajectory.append(prediction, self._within_budget(features, i - start), following)
         return trajectory
 
     @torch.inference_mode()
@@ -220,7 +226,7 @@ class Engine:
             with span(STEP_DENSE, work=partial(self._work, config)):
                 raw, features = self._evaluate(trajectory, sampler, text, i, latents)
             trajectory.predictions.insert(0, apply_guidance(raw, self._guidance(config)))
-            trajectory.features.insert(0, self._placed(features, len(trajectory.features)))
+            trajectory.features.insert(0, self._within_budget(features, len(trajectory.features)))
             return raw[-1:]
 
         trajectory.latents = inverted(self.pipe, config, text[-1:], clean, predict)
@@ -247,7 +253,7 @@ class Engine:
         with span("setup"):
             steps = SparseSteps(self.graphs, self.executor, [self._sparse_edit(source, features, e) for e in edits])
         sampler = self.sampler(edit.config, source, linear=steps.uses_graphs)
-        trajectories = [Trajectory(e.config, text=e.keys) for e in edits]
+        trajectories = [Trajectory(e.config, text_keys=e.text_keys) for e in edits]
         for trajectory in trajectories:
             trajectory.take_over(source, edit.start, sampler)
         blend, shifts = _blender(np.stack([e.grid for e in edits])[:, None], source), trajectories[0].shifts
@@ -274,7 +280,7 @@ class Engine:
             for e, trajectory in enumerate(trajectories):
                 trajectory.append(predictions[e : e + 1], made[e], latents[e : e + 1])
         if isinstance(sampler, LinearSampler):
-            sampler.check()
+            sampler.raise_if_not_finite()
         for trajectory in trajectories:
             trajectory.captured, trajectory.uncaptured = steps.captured, steps.reason
         return trajectories
@@ -288,7 +294,7 @@ class Engine:
         """
         edit = edits[0]
         return (
-            not isinstance(self.graphs.of(self.executor), str)
+            not isinstance(self.graphs.executor_for(self.executor), str)
             and isinstance(self.sampler(edit.config, source, linear=True), LinearSampler)
             and not (edit.config.like or edit.start or edit.injection or edit.check or DENSE_STEP in edit.dilation)
             and not any(map(shifted, source.features))
@@ -296,17 +302,17 @@ class Engine:
 
     def _sparse_edit(self, source: Trajectory, features: list[CachedFeatures], edit: LatentEdit) -> SparseEdit:
         return SparseEdit(
-            self._plans(edit),
-            features,
-            source.predictions,
-            edit.text,
-            edit.keys,
-            self._injected_keys(source, edit),
-            edit.injection.steps if edit.injection else 0,
-            self._guidance(edit.config),
-            self.conditioning(edit.config),
-            self.budget,
-            mixed=DENSE_STEP in edit.dilation[edit.start :],
+            plans=self._plans(edit),
+            features=features,
+            predictions=source.predictions,
+            text=edit.text,
+            text_keys=edit.text_keys,
+            injected_text_keys=self._injected_keys(source, edit),
+            injected_steps=edit.injection.steps if edit.injection else 0,
+            guidance=self._guidance(edit.config),
+            extra_layers=self.conditioning(edit.config),
+            budget=self.budget,
+            has_dense_steps=DENSE_STEP in edit.dilation[edit.start :],
         )
 
     def _work(self, config: GenerationConfig) -> StepWork:
@@ -323,22 +329,22 @@ class Engine:
     def _plans(self, edit: LatentEdit) -> dict[int, SparsePlan]:
         """Of every sparse step from the first on; one object for steps that compute the same cells."""
         cells, check = edit.dilation, edit.check
-        made = {width: self.plan(edit.grid, width) for width in set(cells[edit.start :]) - {DENSE_STEP}}
+        made = {width: self.row_plan(edit.grid, width) for width in set(cells[edit.start :]) - {DENSE_STEP}}
         plans = {i: made[cells[i]] for i in range(edit.start, len(cells)) if cells[i] != DENSE_STEP}
         if check and check.step in plans:
-            plans[check.step] = self.plan(edit.grid, cells[check.step], check.cells)
+            plans[check.step] = self.row_plan(edit.grid, cells[check.step], check.cells)
         return plans
 
     def _injected_keys(self, source: Trajectory, edit: LatentEdit) -> dict[str, Tensor]:
         """The prompt's keys and values [B, T, C], with the source's keys for the words that both prompts have."""
         if edit.injection is None:
             return {}
-        text_keys(self.executor.sites, edit.text, edit.keys)
+        project_text(self.executor.sites, edit.text, edit.text_keys)
         old, new = (list(tokens) for tokens in zip(*edit.injection.tokens, strict=True))
-        injected = dict(edit.keys)
-        for name in (name for name in edit.keys if name.endswith(".to_k")):
-            injected[name] = edit.keys[name].clone()
-            injected[name][-1:, new] = source.text[name][-1:, old]
+        injected = dict(edit.text_keys)
+        for name in (name for name in edit.text_keys if name.endswith(".to_k")):
+            injected[name] = edit.text_keys[name].clone()
+            injected[name][-1:, new] = source.text_keys[name][-1:, old]
         return injected
 
     @torch.inference_mode()
@@ -350,7 +356,18 @@ class Engine:
         steps: int,
         callback: StepCallback | None = None,
     ) -> list[Tensor]:
-        """The first dense steps from where a trajectory begins, nothing recorded: steps + 1 latents [1, 4, h, w]."""
+        """Run the first dense steps from a trajectory's first latents without recording.
+
+        Args:
+            config: what to generate.
+            text: embeddings [B, T, D].
+            source: the trajectory whose first latents are taken.
+            steps: how many are run, 0 to N.
+            callback: called before every step, or None.
+
+        Returns:
+            steps + 1 latents [1, 4, h, w].
+        """
         sampler, path = self.sampler(config, source), [source.latents[0]]
         for i, t in enumerate(sampler.timesteps[:steps]):
             if callback:
@@ -363,17 +380,30 @@ class Engine:
         return path
 
     @torch.inference_mode()
-    def look(self, config: GenerationConfig, text: Tensor, source: Trajectory, step: int) -> StepFeatures:
-        """What one step of a dense run from where a trajectory begins would remember, of the prompt's own branch."""
+    def record_probe_step(self, config: GenerationConfig, text: Tensor, source: Trajectory, step: int) -> StepFeatures:
+        """Record one step of a dense run from a trajectory's first latents, its conditional branch alone.
+
+        Args:
+            config: what to generate.
+            text: embeddings [B, T, D].
+            source: the trajectory whose first latents are taken.
+            step: index of the step, 0 to N - 1; those before run unrecorded.
+        """
         sampler, path = self.sampler(config, source), self.sample(config, text, source, step)
         t, queries = sampler.timesteps[step], mask_queries(self.executor.sites, self.sizes(config))
         x, timestep_cond = self._inputs(sampler, config, path[-1], t)
         return self.executor.run_dense(x[-1:], t, text[-1:], {}, queries, timestep_cond, self.conditioning(config))[1]
 
-    def plan(self, grid: BoolGrid, growth: int, besides: BoolGrid | None = None) -> SparsePlan:
-        """The plan that computes the mask, `growth` cells around it, and other cells [h, w] besides."""
-        cells = dilate(grid, growth) if besides is None else dilate(grid, growth) | besides
-        return make_plan(cells, self.executor.num_levels, self.executor.device)
+    def row_plan(self, grid: BoolGrid, dilation: int, extra_cells: BoolGrid | None = None) -> SparsePlan:
+        """The plan that computes a dilated mask.
+
+        Args:
+            grid: booleans [h, w], the mask.
+            dilation: latent cells computed beyond it, 0 or more.
+            extra_cells: booleans [h, w], cells that are computed too, or None.
+        """
+        cells = dilate(grid, dilation) if extra_cells is None else dilate(grid, dilation) | extra_cells
+        return make_row_plan(cells, self.executor.num_levels, self.executor.device)
 
     def _evaluate(
         self,
@@ -389,24 +419,24 @@ class Engine:
         wanted = i < max_injection_steps(config) or i in mask_steps(sampler.timesteps)
         queries = mask_queries(self.executor.sites, self.sizes(config)) if wanted else frozenset()
         x, timestep_cond = self._inputs(sampler, config, latents, t)
-        without = self.without(source, config, text, i) if source else None
-        if source and without is not None:
-            text_keys(self.executor.sites, text, trajectory.text)
-            own = {name: both[-1:] for name, both in trajectory.text.items()}
+        unconditional = self.unconditional(source, config, text, i) if source else None
+        if source and unconditional is not None:
+            project_text(self.executor.sites, text, trajectory.text_keys)
+            own = {name: both[-1:] for name, both in trajectory.text_keys.items()}
             last, recorded = self.executor.run_dense(x[-1:], t, text[-1:], own, queries)
-            raw, maps = torch.cat([without, last]), completed(source.features[i], recorded, self._levels)
+            raw, maps = torch.cat([unconditional, last]), completed(source.features[i], recorded, self._levels)
         else:
             raw, maps = self.executor.run_dense(
-                x, t, text, trajectory.text, queries, timestep_cond, self.conditioning(config)
+                x, t, text, trajectory.text_keys, queries, timestep_cond, self.conditioning(config)
             )
         if i == 0 and self.guided(config):
-            trajectory.without = text[:1], raw[:1]
+            trajectory.unconditional = text[:1], raw[:1]
         return raw, maps
 
-    def _placed(self, features: StepFeatures, before: int) -> StepFeatures:
-        """A step recorded after so many others; it waits in host memory if they do not fit on the device with it."""
+    def _within_budget(self, features: StepFeatures, before: int) -> StepFeatures:
+        """A step's features, moved to host memory if so many earlier steps and it exceed the budget."""
         if self.budget is not None and (before + 1) * features.own_bytes > self.budget:
-            features.wait_in_host_memory()
+            features.move_to_host()
         return features
 
     def _inputs(

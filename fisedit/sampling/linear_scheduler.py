@@ -1,8 +1,8 @@
-"""A sampler whose steps are sums: what diffusers' scheduler makes of latents and predictions, found by asking it once.
+"""A sampler whose steps are sums: what diffusers' scheduler makes of latents and predictions, found by running it once.
 
-The schedulers here are linear in the latents, the predictions and the noise. Asked on small tensors of the host, they
-tell their coefficients; from then on a step is arithmetic on the device, and the host waits for nothing. One that turns
-out not to be linear (clipping, thresholds, longer memories) is left as it is. Knows samplers, as `schedule` does.
+The schedulers here are linear in the latents, the predictions and the noise. Their coefficients are found by one run on
+small tensors of the host; from then on a step is arithmetic on the device, and the host waits for nothing. One that is
+not linear (clipping, thresholds, longer memories) is left as it is. Knows samplers, as `scheduler` does.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from fisedit.errors import NumericsError
 from fisedit.sampling.scheduler import Sampler
 from fisedit.values import LATENT_FACTOR, GenerationConfig
 
-BLANK, DRAWN = 16, 16
-"""Columns of the question that hold nothing but the scheduler's noise, and that hold numbers to check the answer by."""
+NOISE_COLUMNS, CHECK_COLUMNS = 16, 16
+"""Columns of the input with the scheduler's noise alone, and with random numbers to check the coefficients by."""
 
 TOLERANCE = 1e-4
-"""Of the largest number in a step, by which the answer may miss the scheduler's own."""
+"""Largest deviation from the scheduler's own latents, in units of the largest number in a step."""
 
 ROUNDING = 1e-6
-"""Coefficients below are nothing but rounding."""
+"""Coefficients below this are rounding errors."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a number at a step is made of: so much of the latents and the prediction, of those of the step before, and
-    of the step's noise."""
+    """Coefficients of a linear combination: of a step's latents and prediction, of those of the step before, and of the
+    step's noise."""
 
     latents: float
     prediction: float
@@ -64,13 +64,13 @@ def coefficients(
         noisy: with the noise of every step given (eta 1), as `Sampler` takes it.
     """
     steps = config.num_inference_steps
-    columns = 2 * steps + BLANK + DRAWN
+    columns = 2 * steps + NOISE_COLUMNS + CHECK_COLUMNS
     small = replace(config, width=columns * LATENT_FACTOR, height=LATENT_FACTOR)
     shape, make = (1, 1, 1, columns), torch.Generator().manual_seed(config.seed)
     draws = torch.cat([torch.randn(shape, generator=make) for _ in range(steps + 1)])  # the first are the first latents
     noise, drawn = draws[1:].view(steps, columns), torch.Generator().manual_seed(config.seed + 1)
     inputs = torch.zeros(2, steps, columns)
-    inputs[:, :, -DRAWN:] = torch.randn(2, steps, DRAWN, generator=drawn)
+    inputs[:, :, -CHECK_COLUMNS:] = torch.randn(2, steps, CHECK_COLUMNS, generator=drawn)
     inputs[0, :, :steps], inputs[1, :, steps : 2 * steps] = torch.eye(steps), torch.eye(steps)
     latents, predictions = inputs
     noises = list(noise.view(-1, *shape)) if noisy else []
@@ -83,16 +83,18 @@ def coefficients(
     found = [[_terms(row[i], noise[i], i) for i in range(steps)] for row in given]
     for row, terms in zip(given, found, strict=True):
         for i, term in enumerate(terms):
-            predicted = _sum(term, i, latents, predictions, noise[i])[-DRAWN:]
-            if not torch.allclose(predicted, row[i, -DRAWN:], rtol=0, atol=TOLERANCE * float(row[i].abs().max() + 1)):
+            predicted = _sum(term, i, latents, predictions, noise[i])[-CHECK_COLUMNS:]
+            if not torch.allclose(
+                predicted, row[i, -CHECK_COLUMNS:], rtol=0, atol=TOLERANCE * float(row[i].abs().max() + 1)
+            ):
                 return None
     return tuple(Coefficients(*three) for three in zip(scales, *found, strict=True))
 
 
 def _terms(row: Tensor, noise: Tensor, i: int) -> Terms:
-    """The terms of step i, from what the scheduler made of every column [2 N + BLANK + DRAWN]."""
-    steps = (len(row) - BLANK - DRAWN) // 2
-    blank = slice(2 * steps, 2 * steps + BLANK)
+    """The terms of step i, from what the scheduler made of every column [2 N + NOISE_COLUMNS + CHECK_COLUMNS]."""
+    steps = (len(row) - NOISE_COLUMNS - CHECK_COLUMNS) // 2
+    blank = slice(2 * steps, 2 * steps + NOISE_COLUMNS)
     of_noise = row[blank].dot(noise[blank]) / noise[blank].square().sum()
     alone = (row - of_noise * noise).tolist()
     before = [alone[i - 1], alone[steps + i - 1]] if i else [0.0, 0.0]
@@ -114,7 +116,7 @@ class LinearSampler(Sampler):
     """`Sampler` by known coefficients: asked for its steps in their order, it never makes the host wait.
 
     Args:
-        steps: from `coefficients`, of this config and config. The others as in `Sampler`.
+        steps: from `coefficients`, of this config and scheduler config. The others as in `Sampler`.
     """
 
     def __init__(
@@ -132,7 +134,7 @@ class LinearSampler(Sampler):
         if not noises and any(step.following.noise for step in steps):
             shape, make = self.latents.shape, self._generator
             self._noise = [randn_tensor(shape, generator=make, device=device, dtype=dtype) for _ in steps]
-        self._seen: tuple[list[Tensor], list[Tensor]] = [], []
+        self._history: tuple[list[Tensor], list[Tensor]] = [], []
         self._finite: list[Tensor] = []
 
     def scaled(self, latents: Tensor, timestep: Tensor) -> Tensor:
@@ -141,19 +143,19 @@ class LinearSampler(Sampler):
         return latents if scale == 1 else latents * scale
 
     def step(self, prediction: Tensor, timestep: Tensor, latents: Tensor) -> Tensor:
-        """See `Sampler`; what is NaN or infinite is found by `check`, at the end."""
+        """See `Sampler`; what is NaN or infinite is found by `raise_if_not_finite`, at the end."""
         i = len(self._finite)
-        self._seen[0].append(latents)
-        self._seen[1].append(prediction)
+        self._history[0].append(latents)
+        self._history[1].append(prediction)
         step, noise = self._steps[i], self._noise[i] if self._noise else None
-        following = _sum(step.following, i, *self._seen, noise).to(latents.dtype)
+        following = _sum(step.following, i, *self._history, noise).to(latents.dtype)
         same = step.estimate == step.following
-        self.estimate = following if same else _sum(step.estimate, i, *self._seen, noise).to(latents.dtype)
+        self.estimate = following if same else _sum(step.estimate, i, *self._history, noise).to(latents.dtype)
         self._finite.append(following.isfinite().all())
         return following
 
-    def check(self) -> None:
-        """Look at all steps at once. Here the host waits.
+    def raise_if_not_finite(self) -> None:
+        """Check the latents of all steps at once. Here the host waits.
 
         Raises:
             NumericsError: the model predicted NaN or infinity.

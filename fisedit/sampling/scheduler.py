@@ -1,4 +1,4 @@
-"""Timesteps, noise and one step of a sampler, by diffusers' own schedulers; and pinning latents outside a mask.
+"""Timesteps, noise and one step of a sampler, by diffusers' own schedulers; and blending latents outside a mask.
 
 Knows schedulers and latents; knows nothing about the UNet, features or prompts.
 """
@@ -75,12 +75,17 @@ class Sampler:
         """What the last step took for the clean latents, or its latents where the scheduler does not say."""
 
     def scaled(self, latents: Tensor, timestep: Tensor) -> Tensor:
-        """Latents as the UNet wants them."""
+        """Latents as the UNet takes them, by diffusers' `scale_model_input`."""
         result: Tensor = self._scheduler.scale_model_input(latents, timestep)
         return result
 
     def step(self, prediction: Tensor, timestep: Tensor, latents: Tensor) -> Tensor:
         """The next latents [1, C, h, w].
+
+        Args:
+            prediction: the guided prediction [1, C, h, w].
+            timestep: scalar, of this step.
+            latents: [1, C, h, w] before the step.
 
         Raises:
             NumericsError: the model predicted NaN or infinity.
@@ -107,8 +112,8 @@ class Sampler:
             ).prev_sample
             for noise in (still, still + 1)
         )
-        spread = (further - mean).mean()
-        noise: Tensor = (following - mean) / spread if spread > 0 else still
+        scale = (further - mean).mean()
+        noise: Tensor = (following - mean) / scale if scale > 0 else still
         return noise.to(latents.dtype)
 
     def _index(self, timestep: Tensor) -> int:

@@ -24,39 +24,39 @@ INJECTION_SHARE = 0.4
 
 @dataclass(eq=False)
 class Trajectory:
-    """Everything the engine knows of a picture's making.
+    """Everything that was recorded while a picture was made.
 
     Args:
         config: how it was made; of an edit, its source's with the new prompt.
         latents: x_0 to x_N, [1, 4, h, w] each.
         predictions: the guided prediction of every step, [1, 4, h, w].
         features: what every step recorded.
-        text: keys and values of the prompt for every cross-attention.
-        start: so many first steps are another trajectory's, taken over as they were.
+        text_keys: keys and values of the prompt for every cross-attention.
+        start: number of first steps that were taken over from another trajectory.
         noises: [1, 4, h, w] of every step, where inversion found them; edits step with the same ones.
         captured: number of its steps that were replayed from captured graphs.
         uncaptured: why others were not, or "".
         shifts: what its dense steps found changed outside its mask, where others are sparse.
-        without: of the branch without words at the first step the text [1, T, D] and the prediction [1, 4, h, w], if
-            that was recorded: an edit begins with the same.
+        unconditional: of the unconditional branch at the first step the text [1, T, D] and the prediction [1, 4, h, w],
+            if that was recorded: an edit begins with the same.
     """
 
     config: GenerationConfig
     latents: list[Tensor] = field(default_factory=list)
     predictions: list[Tensor] = field(default_factory=list)
     features: list[CachedFeatures] = field(default_factory=list)
-    text: dict[str, Tensor] = field(default_factory=dict)
+    text_keys: dict[str, Tensor] = field(default_factory=dict)
     start: int = 0
     noises: list[Tensor] = field(default_factory=list)
     captured: int = 0
     uncaptured: str = ""
     shifts: list[FeatureDelta] = field(default_factory=list)
-    without: tuple[Tensor, Tensor] | None = None
+    unconditional: tuple[Tensor, Tensor] | None = None
 
     @property
     def own_bytes(self) -> int:
         """Bytes of recorded features and latents held by this trajectory alone."""
-        loose = (*self.latents[self.start :], *self.predictions[self.start :], *self.text.values(), *self.noises)
+        loose = (*self.latents[self.start :], *self.predictions[self.start :], *self.text_keys.values(), *self.noises)
         own = (*self.features[self.start :], *self.shifts)
         return sum(step.own_bytes for step in own) + sum(t.nbytes for t in loose)
 
@@ -66,18 +66,18 @@ class Trajectory:
         self.features.append(features)
         self.latents.append(latents)
 
-    def known_to(self, config: GenerationConfig) -> tuple[Tensor, Tensor] | None:
-        """`without` for one whose config is this one's with another prompt, and no adapter at work.
+    def unconditional_for(self, config: GenerationConfig) -> tuple[Tensor, Tensor] | None:
+        """`unconditional` for a trajectory whose config is this one's with another prompt, and no adapter at work.
 
         None of an opened picture: the way back to it is known to the bit, and half a batch is rounded otherwise.
         """
         alike = replace(config, prompt=self.config.prompt) == self.config and not (config.like or config.opened)
-        return self.without if alike else None
+        return self.unconditional if alike else None
 
     def take_over(self, source: Trajectory, steps: int, sampler: Sampler) -> None:
         """Begin as another trajectory does, with its first steps; the sampler is left as it was after them."""
         self.start, self.noises = steps, source.noises
-        self.without = source.known_to(self.config)
+        self.unconditional = source.unconditional_for(self.config)
         self.latents += source.latents[: steps + 1]
         self.predictions += source.predictions[:steps]
         self.features += source.features[:steps]
@@ -90,7 +90,7 @@ class AttentionInjection:
     """How much of its source's structure an edit keeps, as in prompt-to-prompt (arXiv 2208.01626).
 
     Args:
-        steps: first steps in which, inside the mask, self-attention is the source's and so are the looks of kept words.
+        steps: first steps in which, inside the mask, self-attention is the source's and so are the keys of kept words.
         tokens: (old, new) positions of the words that both prompts have.
     """
 
@@ -99,7 +99,7 @@ class AttentionInjection:
 
 
 class StepCheck(Protocol):
-    """Looks at an edit's change at one step, where some more cells are computed."""
+    """Compares an edit with its source at one step, where some more cells are computed."""
 
     @property
     def step(self) -> int:
@@ -110,7 +110,7 @@ class StepCheck(Protocol):
         """Cells [h, w] to compute besides those of the step."""
 
     def compare(self, difference: NDArray[np.float32]) -> None:
-        """Look at the distance [h, w] of the edit's prediction from the source's; may raise."""
+        """Check the distance [h, w] of the edit's prediction from the source's; may raise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,17 +120,17 @@ class LatentEdit:
     Args:
         config: the source's with the new prompt.
         text: embeddings [B, T, D].
-        keys: keys and values of the text by projection, filled as they are needed.
+        text_keys: keys and values of the text by projection, filled as they are needed.
         grid: booleans [h, w], the mask.
         dilation: latent cells computed beyond the mask, one number per step, or `DENSE_STEP`.
         start: index of the first step to run; those before are taken over from the source.
         injection: what is kept of the source's attention, or None.
-        check: looks at one step, or None.
+        check: compares the edit with its source at one step, or None.
     """
 
     config: GenerationConfig
     text: Tensor
-    keys: dict[str, Tensor]
+    text_keys: dict[str, Tensor]
     grid: BoolGrid
     dilation: Sequence[int]
     start: int = 0

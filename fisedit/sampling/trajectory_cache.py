@@ -1,4 +1,4 @@
-"""Stories and decoder records by result, within a budget of bytes. What is dropped can be rebuilt from its config.
+"""Trajectories and decoder caches by result, within a budget of bytes. What is dropped can be rebuilt from its config.
 
 A sparse edit's overlay lies over its parent's trajectory, so that one goes only after all over it. Knows nothing of
 how a trajectory is made.
@@ -18,27 +18,27 @@ class TrajectoryCache:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self._kept: dict[str, tuple[Trajectory, DecoderCache]] = {}
-        self._under: dict[str, str | None] = {}  # result -> the result its trajectory lies over
+        self._parents: dict[str, str | None] = {}  # result -> the result whose trajectory its own is an overlay of
         self._sizes: dict[str, int] = {}  # counted once: a trajectory has thousands of tensors
 
     def put(self, key: str, trajectory: Trajectory, decoder: DecoderCache, *, base: str | None) -> None:
         """Keep a result's trajectory; `base` is the result it lies over, None for a dense one."""
         self._sizes[key] = trajectory.own_bytes + decoder.own_bytes
-        self._kept[key], self._under[key] = (trajectory, decoder), base
+        self._kept[key], self._parents[key] = (trajectory, decoder), base
         self.make_room(0, keep=key)
 
     def share(self, key: str, other: str) -> None:
-        """Let another result stand on the same trajectory, if it is here."""
+        """Give another result the same trajectory, if it is here."""
         if key in self._kept:
             self._sizes[other] = self._sizes[key]
-            self._kept[other], self._under[other] = self._kept[key], self._under[key]
+            self._kept[other], self._parents[other] = self._kept[key], self._parents[key]
 
     def get(self, key: str) -> tuple[Trajectory, DecoderCache]:
         """A kept trajectory; KeyError if it is gone (see `in`)."""
         used: str | None = key
         while used is not None:
             self._kept[used] = self._kept.pop(used)  # most recently used last
-            used = self._under[used]
+            used = self._parents[used]
         return self._kept[key]
 
     def __contains__(self, key: str) -> bool:
@@ -55,12 +55,12 @@ class TrajectoryCache:
         """Drop results and what lies over them: a trajectory goes with all that needs it."""
         for key in keys:
             self._kept.pop(key, None)
-            self._under.pop(key, None)
+            self._parents.pop(key, None)
 
     def make_room(self, size: int, keep: str) -> None:
         """Drop what was used least until so many bytes more fit; `keep` and what it lies over stay."""
         while self.bytes + size > self.max_bytes:
-            beneath = {self._under[key] for key in self._kept}
+            beneath = {self._parents[key] for key in self._kept}
             oldest = next((key for key in self._kept if key not in beneath and key != keep), None)
             if oldest is None:
                 return

@@ -73,7 +73,7 @@ class RowSource(Protocol):
     def self_attention(self, name: str, heads: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Active queries over every position's keys and values, [B, R, C] each; keeps what it is given."""
 
-    def text(self, name: str) -> Tensor:
+    def text_keys(self, name: str) -> Tensor:
         """The text's keys or values [B, T, C]."""
 
     def recorded_query(self, name: str) -> Tensor | None:
@@ -159,7 +159,7 @@ def attention_block(source: RowSource, name: str, attention: Any, rows: Tensor) 
 
 @layer_span("cross-attention")
 def _cross_attention(source: RowSource, name: str, norm: nn.LayerNorm, attention: Any, x: Tensor) -> Tensor:
-    query_name, key, value = f"{name}.to_q", source.text(f"{name}.to_k"), source.text(f"{name}.to_v")
+    query_name, key, value = f"{name}.to_q", source.text_keys(f"{name}.to_k"), source.text_keys(f"{name}.to_v")
     weight, recorded = source.weight(attention.to_q), source.recorded_query(query_name)
     mixed, query = ops.cross_attention(x, _layer(norm), weight, key, value, attention.heads, recorded)
     source.keep_query(query_name, query)

@@ -31,7 +31,7 @@ class CachedRows:
     Args:
         sites: the UNet's, by name.
         overlay: an empty one over the step that is read, with the plan whose active rows are computed; it is filled.
-        text: keys and values of every cross-attention, by site name.
+        text_keys: keys and values of every cross-attention, by site name.
         weights: of layers that have LoRAs.
         inject_attention: the last branch attends as the source did, where the source's queries were recorded
             (prompt-to-prompt, arXiv 2208.01626).
@@ -44,13 +44,13 @@ class CachedRows:
         self,
         sites: Mapping[str, LayerSite],
         overlay: FeatureOverlay,
-        text: dict[str, Tensor],
+        text_keys: dict[str, Tensor],
         weights: MergedWeights,
         *,
         inject_attention: bool = False,
     ) -> None:
         self.plan, self.source, self.overlay = overlay.plan, overlay.parent, overlay
-        self.weight, self._sites, self._text, self._injects = weights.of, sites, text, inject_attention
+        self.weight, self._sites, self._text_keys, self._injects = weights.of, sites, text_keys, inject_attention
         self._halos: dict[str, Tensor] = {}
         self._activated: tuple[Tensor, Tensor] | None = None
 
@@ -134,9 +134,9 @@ class CachedRows:
         query = self._query(f"{name}.to_q", query)
         return ops.dense_attention(query, self._tokens(f"{name}.to_k", key), self._tokens(f"{name}.to_v", value), heads)
 
-    def text(self, name: str) -> Tensor:
-        """See `RowSource.text`."""
-        return self._text[name]
+    def text_keys(self, name: str) -> Tensor:
+        """See `RowSource.text_keys`."""
+        return self._text_keys[name]
 
     def recorded_query(self, name: str) -> Tensor | None:
         """See `RowSource.recorded_query`."""
@@ -165,7 +165,7 @@ class CachedRows:
         return self._tokens(site.name, type(site.module).forward(site.module, x))
 
     def _project_text(self, site: LayerSite, _: Tensor) -> Tensor:
-        return self._text[site.name]
+        return self._text_keys[site.name]
 
     def _query(self, name: str, query: Tensor) -> Tensor:
         """Queries of the active rows; under attention injection the last branch's are the source's."""

@@ -15,8 +15,8 @@ from torch import Tensor
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay
 from fisedit.sparse.graph_capture import LRUCache, Outputs, capture, shared_pool, snapshot
 from fisedit.sparse.modules import Role
+from fisedit.sparse.packed_features import FeaturePacker
 from fisedit.sparse.packed_weights import MergedWeights, PackedWeights
-from fisedit.sparse.records import FeaturePacker
 from fisedit.sparse.static_rows import NORMS, Buffers, Packed, StaticRows, recorded
 from fisedit.sparse.vae_decode import SparseDecoder, Window, decode_coarse
 from fisedit.sparse.vae_tiles import Box, upsampler_input, with_padding
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from fisedit.sparse_kernels.row_plan import SparsePlan
 
-BUCKETS, SHAPES = 8, 32
+MAX_COARSE_GRAPHS, MAX_FINE_GRAPHS = 8, 32
 """Graphs kept of the coarse levels, and of the fine ones."""
 
 
@@ -41,9 +41,12 @@ class CapturedDecoder(SparseDecoder):
 
     def __init__(self, vae: AutoencoderKL, shape: tuple[int, int]) -> None:
         super().__init__(vae, shape)
-        self.records, self.pool = FeaturePacker(tuple(self.sites.values())), shared_pool(self.device)
+        self.feature_packer, self.pool = FeaturePacker(tuple(self.sites.values())), shared_pool(self.device)
         self.packed = PackedWeights(vae.decoder, MergedWeights())
-        self.coarse_graphs, self.fine_graphs = LRUCache[_CoarseGraph](BUCKETS), LRUCache[_FineGraph](SHAPES)
+        self.coarse_graphs, self.fine_graphs = (
+            LRUCache[_CoarseGraph](MAX_COARSE_GRAPHS),
+            LRUCache[_FineGraph](MAX_FINE_GRAPHS),
+        )
 
     def run_coarse(self, rows: Tensor, plan: SparsePlan, features: CachedFeatures) -> FeatureOverlay:
         """See `SparseDecoder.run_coarse`."""
@@ -88,8 +91,8 @@ class _CoarseGraph:
         buffers.tables.write([plan])
         self._latents[:, :count].copy_(rows[:, :count])
         self._latents[:, buffers.tables.bucket.rows[-1] :][:, : rows.shape[1] - count].copy_(rows[:, count:])
-        reading = self._decoder.records.reading(buffers.rows, [plan], 1)
-        for buffer, cached in zip(buffers.copied, reading.of(features), strict=True):
+        gather_index = self._decoder.feature_packer.gather_index(buffers.rows, [plan], 1)
+        for buffer, cached in zip(buffers.copied, gather_index.of(features), strict=True):
             buffer.copy_(cached)
         self._captured.replay()
         overlay = FeatureOverlay(features, plan)

@@ -22,7 +22,7 @@ from fisedit.sparse.cost_table import CostTable
 from fisedit.sparse.modules import LayerSite, Role, num_levels
 from fisedit.sparse.vae_tiles import COARSE_LEVELS, Areas, box_areas, frame_areas
 from fisedit.sparse_kernels.dilation import dilate
-from fisedit.sparse_kernels.row_plan import count_active_rows, make_plan
+from fisedit.sparse_kernels.row_plan import count_active_rows, make_row_plan
 from fisedit.values import DENSE_STEP
 
 if TYPE_CHECKING:
@@ -312,7 +312,7 @@ class Costs:
         if table is None:
             return fixed(self._device) + self.sparse_step(grid, growth)
         rows = self._rows(grid, growth)
-        plan = make_plan(dilate(grid, growth), self._num_levels) if self._adapter_macs else None
+        plan = make_row_plan(dilate(grid, growth), self._num_levels) if self._adapter_macs else None
         seconds = table.step("shifted" if shifted else "sparse", rows, self.sizes, self._batch)
         return seconds * (1 + self._guided(plan) / self._step(rows))
 
@@ -346,7 +346,7 @@ class Costs:
 
     def _sparse(self, cells: BoolGrid) -> int:
         """MACs of a step that computes these cells [h, w]."""
-        plan = make_plan(cells, self._num_levels) if self._adapter_macs else None
+        plan = make_row_plan(cells, self._num_levels) if self._adapter_macs else None
         return self._step(count_active_rows(cells, self._num_levels)) + self._guided(plan)
 
     def _guided(self, plan: SparsePlan | None) -> int:

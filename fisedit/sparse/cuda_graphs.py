@@ -1,7 +1,8 @@
 """Edits by captured graphs: one graph for every (bucket, batch, size), made on first use, replayed over all steps.
 
-What a step reads of its source is gathered when the mask is known (see `records`) and copied into the graph's buffers
-before each replay (see `feed`). In the loop nothing is allocated and the host waits for nothing. Knows no samplers.
+What a step reads of its source is gathered when the mask is known (see `packed_features`) and copied into the graph's
+buffers before each replay (see `prefetch`). In the loop nothing is allocated and the host waits for nothing. Knows no
+samplers.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from torch import Tensor
 from fisedit.sparse.executor import Executor
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay
 from fisedit.sparse.graph_capture import Captured, LRUCache, Outputs, PackedView, TensorPacker, capture
-from fisedit.sparse.modules import Role, text_keys
+from fisedit.sparse.modules import Role, project_text
+from fisedit.sparse.packed_features import FeaturePacker
 from fisedit.sparse.prefetch import Prefetcher
-from fisedit.sparse.records import FeaturePacker
 from fisedit.sparse.static_rows import SKIPPED, Buffers, StaticUNet
 from fisedit.sparse_kernels import tuning
 from fisedit.sparse_kernels.buckets import RowPlacement, choose_bucket
@@ -27,8 +28,8 @@ from fisedit.sparse_kernels.row_plan import SparsePlan
 
 PREDICTION = "prediction"
 
-KEPT = 24
-"""Graphs kept with their buffers; an edit takes one for each of its two growths, and one for its check."""
+MAX_GRAPHS = 24
+"""Graphs kept with their buffers; an edit takes one for each of its two dilations, and one for its check."""
 
 
 @dataclass(eq=False)
@@ -42,7 +43,7 @@ class CachedGraph:
     verified: bool = False
 
     @cached_property
-    def packing(self) -> TensorPacker:
+    def packer(self) -> TensorPacker:
         """Rows and totals, to be copied for overlays; what is read in two halves is not among them."""
         outputs = self.captured.outputs
         alone = (name for name in outputs if not name.endswith(SKIPPED) and f"{name}{SKIPPED}" not in outputs)
@@ -68,10 +69,8 @@ class GraphExecutor:
         kind = QUANTISED_DTYPES[name] if name else None
         self.executor = executor
         self.static_unet = StaticUNet(executor.unet, executor.sites, executor.weights, quantised=kind)
-        self.records, self.graphs = (
-            FeaturePacker(executor.sites, self.static_unet.heads, kind),
-            LRUCache[CachedGraph](KEPT),
-        )
+        self.feature_packer = FeaturePacker(executor.sites, self.static_unet.heads, kind)
+        self.graphs = LRUCache[CachedGraph](MAX_GRAPHS)
 
     @torch.inference_mode()
     def begin(
@@ -80,7 +79,7 @@ class GraphExecutor:
         steps: Mapping[int, CachedFeatures],
         text: Tensor,
         budget: int | None = None,
-        known: dict[str, Tensor] | None = None,
+        text_keys: dict[str, Tensor] | None = None,
         injected: frozenset[str] = frozenset(),
     ) -> GraphEdit:
         """Get ready to replay some steps of a source under one plan for each of E edits.
@@ -89,8 +88,8 @@ class GraphExecutor:
             plans: of one size, on the model's device.
             steps: what the source's steps recorded, S branches each.
             text: embeddings [S * E, T, D], branch by branch.
-            budget: bytes of features that may stay on the device (see `feed`); None is no limit.
-            known: the text's keys and values, as far as they are known; filled.
+            budget: bytes of features that may stay on the device (see `prefetch`); None is no limit.
+            text_keys: the text's keys and values by site name; those that are missing are filled in.
             injected: sites whose recorded queries or keys the last branch attends with (see `CachedRows`).
 
         Returns:
@@ -105,10 +104,10 @@ class GraphExecutor:
             buffers = self.static_unet.buffers(bucket, grids, len(plans), branches, tokens, sorted(injected))
             return CachedGraph(buffers, capture(lambda: self._outputs(buffers), device))
 
-        slot = self.graphs.get((bucket, grids, len(plans), branches, tokens, injected), make)
-        known = {} if known is None else known
-        text_keys(self.executor.sites, text, known)
-        return GraphEdit(self.executor, self.records, slot, plans, steps, known, branches, budget)
+        graph = self.graphs.get((bucket, grids, len(plans), branches, tokens, injected), make)
+        text_keys = {} if text_keys is None else text_keys
+        project_text(self.executor.sites, text, text_keys)
+        return GraphEdit(self.executor, self.feature_packer, graph, plans, steps, text_keys, branches, budget)
 
     def _outputs(self, buffers: Buffers) -> Outputs:
         out, fresh, totals = self.static_unet(buffers)
@@ -122,32 +121,34 @@ class GraphEdit:
     def __init__(
         self,
         executor: Executor,
-        records: FeaturePacker,
-        slot: CachedGraph,
+        feature_packer: FeaturePacker,
+        graph: CachedGraph,
         plans: Sequence[SparsePlan],
         steps: Mapping[int, CachedFeatures],
-        text: Mapping[str, Tensor],
+        text_keys: Mapping[str, Tensor],
         branches: int,
         budget: int | None,
     ) -> None:
-        self._executor, self._slot, self._plans, self._steps = executor, slot, plans, dict(steps)
-        self._text, self._mark, buffers = text, object(), slot.buffers
-        reading = records.reading(buffers.rows, plans, branches, buffers.injected)
-        self.feed = Prefetcher(self._steps, lambda i: reading.of(steps[i]), buffers.copied, budget, buffers.addresses)
+        self._executor, self._graph, self._plans, self._steps = executor, graph, plans, dict(steps)
+        self._text_keys, self._mark, buffers = text_keys, object(), graph.buffers
+        gather_index = feature_packer.gather_index(buffers.rows, plans, branches, buffers.injected)
+        self.prefetcher = Prefetcher(
+            self._steps, lambda i: gather_index.of(steps[i]), buffers.copied, budget, buffers.addresses
+        )
 
     @property
     def placement(self) -> RowPlacement:
         """Where the prediction's rows stand."""
-        return self._slot.buffers.tables.levels[0].placement
+        return self._graph.buffers.tables.levels[0].placement
 
     @property
     def verified(self) -> bool:
         """Whether a replay of the graph was compared with an eager step."""
-        return self._slot.verified
+        return self._graph.verified
 
     @verified.setter
     def verified(self, value: bool) -> None:
-        self._slot.verified = value
+        self._graph.verified = value
 
     @torch.inference_mode()
     def step(self, i: int, latents: Tensor, timestep: Tensor) -> Tensor:
@@ -161,31 +162,30 @@ class GraphEdit:
         Returns:
             The prediction at the padded active rows [B, R, 4], in the graph's own memory: read it before the next step.
         """
-        buffers, later = self._slot.buffers, [j for j in self._steps if j > i]
-        if self._slot.owner is not self._mark:
-            self._enter()
+        buffers, later = self._graph.buffers, [j for j in self._steps if j > i]
+        if self._graph.owner is not self._mark:
+            self._write_buffers()
         buffers.latents.copy_(latents)
         buffers.timestep.copy_(timestep)
-        self.feed.load(i, min(later, default=None))
-        self._slot.captured.replay()
-        return self._slot.captured.outputs[PREDICTION]
+        self.prefetcher.load(i, min(later, default=None))
+        self._graph.captured.replay()
+        return self._graph.captured.outputs[PREDICTION]
 
     @torch.inference_mode()
     def overlays(self, i: int) -> list[FeatureOverlay]:
-        """What the last step, which was the i-th, changed of its source, for each edit; in memory of their own, which
-        those of a batch share."""
-        source, outputs, each = self._steps[i], self._slot.captured.outputs, len(self._plans)
-        flats = self._slot.packing.copies()
+        """Each edit's overlay after the last step, which was the i-th; those of a batch share memory of their own."""
+        source, outputs, each = self._steps[i], self._graph.captured.outputs, len(self._plans)
+        flats = self._graph.packer.copies()
         whole = {
             site: torch.cat([outputs[f"rows {site}"], outputs[f"rows {site}{SKIPPED}"]], 2) for site in self._in_halves
         }
         made = [FeatureOverlay(source, plan, share=each) for plan in self._plans]
-        for e, (overlay, found) in enumerate(zip(made, self._found, strict=True)):
-            for kind, site, lying in found:
+        for e, (overlay, found) in enumerate(zip(made, self._overlay_views, strict=True)):
+            for kind, site, view in found:
                 if kind == "totals":
-                    overlay.totals[site] = lying.of(flats)
+                    overlay.totals[site] = view.of(flats)
                 elif site in source:
-                    overlay.maps[site] = lying.of(flats)
+                    overlay.maps[site] = view.of(flats)
             for site, rows in whole.items():
                 overlay.maps[site] = rows[e::each, : overlay.plan.levels[self._levels[site]].rows]
         return made
@@ -196,25 +196,25 @@ class GraphEdit:
 
     @cached_property
     def _in_halves(self) -> list[str]:
-        return [site for site in self._levels if f"rows {site}{SKIPPED}" in self._slot.captured.outputs]
+        return [site for site in self._levels if f"rows {site}{SKIPPED}" in self._graph.captured.outputs]
 
     @cached_property
-    def _found(self) -> list[list[tuple[str, str, PackedView]]]:
+    def _overlay_views(self) -> list[list[tuple[str, str, PackedView]]]:
         """For every edit what its overlays hold, and where: of queries the last branch's alone."""
         each, queries = len(self._plans), {site.name for site in self._executor.sites if site.role is Role.QUERY}
         found: list[list[tuple[str, str, PackedView]]] = [[] for _ in self._plans]
-        for name, lying in self._slot.packing.found.items():
+        for name, view in self._graph.packer.found.items():
             kind, _, site = name.partition(" ")
             for e, plan in enumerate(self._plans):
-                first = lying.shape[0] - each + e if site in queries else e
-                rows = lying.shape[1] if kind == "totals" else plan.levels[self._levels[site]].rows
-                found[e].append((kind, site, lying.some(first, each, rows)))
+                first = view.shape[0] - each + e if site in queries else e
+                rows = view.shape[1] if kind == "totals" else plan.levels[self._levels[site]].rows
+                found[e].append((kind, site, view.strided_slice(first, each, rows)))
         return found
 
-    def _enter(self) -> None:
+    def _write_buffers(self) -> None:
         """Write tables and text into buffers that another edit wrote last."""
-        buffers = self._slot.buffers
+        buffers = self._graph.buffers
         buffers.tables.write(self._plans)
-        for name, rows in buffers.text.items():
-            rows.copy_(self._text[name])
-        self._slot.owner = self._mark
+        for name, rows in buffers.text_keys.items():
+            rows.copy_(self._text_keys[name])
+        self._graph.owner = self._mark

@@ -21,9 +21,9 @@ from fisedit.models.injection import Replacement, injected
 from fisedit.sparse.blocks import UNetBlocks
 from fisedit.sparse.cached_rows import CachedRows
 from fisedit.sparse.feature_cache import FeatureOverlay, StepFeatures, rows_of
-from fisedit.sparse.modules import LayerSite, Role, is_plain, loras, num_levels, text_keys, unet_sites
+from fisedit.sparse.modules import LayerSite, Role, is_plain, loras, num_levels, project_text, unet_sites
 from fisedit.sparse.packed_weights import MergedWeights
-from fisedit.sparse.recording import DenseContext, recording
+from fisedit.sparse.recording import DenseContext, recording_replacements
 from fisedit.sparse_kernels import prepacked
 
 
@@ -87,7 +87,7 @@ class Executor:
         latents: Tensor,
         timestep: Tensor,
         text: Tensor,
-        text_cache: dict[str, Tensor],
+        text_keys: dict[str, Tensor],
         queries: frozenset[str] = frozenset(),
         timestep_cond: Tensor | None = None,
         extra_layers: ExtraLayers | None = None,
@@ -98,7 +98,7 @@ class Executor:
             latents: [B, 4, h, w], scaled for the model.
             timestep: scalar.
             text: embeddings [B, T, D].
-            text_cache: the text's keys and values by site name, filled at the first step of a prompt.
+            text_keys: the text's keys and values by site name, filled at the first step of a prompt.
             queries: names of the query projections to record.
             timestep_cond: [B, C] for distilled models, or None.
             extra_layers: layers added to the UNet, or None.
@@ -106,8 +106,8 @@ class Executor:
         Returns:
             The prediction [B, 4, h, w] and the step's maps.
         """
-        context = DenseContext(StepFeatures(), text_cache, queries)
-        replacements = recording(context, self.sites)
+        context = DenseContext(StepFeatures(), text_keys, queries)
+        replacements = recording_replacements(context, self.sites)
         if extra_layers is not None:
             replacements += [(site.module, partial(site.run_dense, context)) for site in extra_layers.sites(self.unet)]
         return self._run(replacements, latents, timestep, text, timestep_cond, extra_layers), context.maps
@@ -117,7 +117,7 @@ class Executor:
         latents: Tensor,
         timestep: Tensor,
         text: Tensor,
-        text_cache: dict[str, Tensor],
+        text_keys: dict[str, Tensor],
         overlay: FeatureOverlay,
         timestep_cond: Tensor | None = None,
         *,
@@ -130,7 +130,7 @@ class Executor:
             latents: [B, 4, h, w], scaled for the model; only active and halo rows are read.
             timestep: scalar.
             text: embeddings [B, T, D].
-            text_cache: the text's keys and values by site name, filled at the first step of a prompt.
+            text_keys: the text's keys and values by site name, filled at the first step of a prompt.
             overlay: an empty one over the cached step that is read, with the plan whose active rows are computed; it is
                 filled.
             timestep_cond: [B, C] for distilled models, or None.
@@ -141,9 +141,9 @@ class Executor:
         Returns:
                 The prediction at the active rows [B, R, 4], and the overlay.
         """
-        text_keys(self.sites, text, text_cache)
+        project_text(self.sites, text, text_keys)
         weights = self.weights
-        rows = self.rows(self._by_name, overlay, text_cache, weights, inject_attention=inject_attention)
+        rows = self.rows(self._by_name, overlay, text_keys, weights, inject_attention=inject_attention)
         replacements = self._blocks.replacements(rows)
         for name, attention in self._attentions():
             replacements += rows.projections(attention, name)

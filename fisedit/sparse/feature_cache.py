@@ -25,12 +25,13 @@ class StepFeatures:
     Args:
         maps: site name -> [B, H * W, C].
         totals: norm's name -> [B, groups, 2], float64 sums and sums of squares over the whole map.
-        home: the device that maps go back to when they are read, if they wait in host memory; None where they do not.
+        offloaded_from: the device that maps in host memory are copied to when they are read; None for maps that are not
+            offloaded.
     """
 
     maps: dict[str, Tensor] = field(default_factory=dict)
     totals: dict[str, Tensor] = field(default_factory=dict)
-    home: torch.device | None = None
+    offloaded_from: torch.device | None = None
 
     def rows(self, key: str, level: int, positions: Tensor) -> Tensor:
         """The recorded rows [B, len(positions), C], a fresh tensor."""
@@ -38,13 +39,17 @@ class StepFeatures:
 
     def whole(self, key: str, level: int) -> Tensor:
         """The whole recorded map [B, H * W, C], a fresh tensor that the caller may write to."""
-        there = self.maps[key]
-        return there.clone() if self.home is None else there.to(self.home, non_blocking=True, copy=True)
+        recorded = self.maps[key]
+        return (
+            recorded.clone()
+            if self.offloaded_from is None
+            else recorded.to(self.offloaded_from, non_blocking=True, copy=True)
+        )
 
-    def wait_in_host_memory(self) -> None:
-        """Move the maps there, pinned, so that copies back need no wait; totals are few and stay."""
-        self.home = next(iter(self.maps.values())).device
-        self.maps = {name: to_pinned_memory(tensor, self.home) for name, tensor in self.maps.items()}
+    def move_to_host(self) -> None:
+        """Move the maps to pinned memory, so that copies back need no wait; statistics are few and stay."""
+        self.offloaded_from = next(iter(self.maps.values())).device
+        self.maps = {name: to_pinned_memory(tensor, self.offloaded_from) for name, tensor in self.maps.items()}
 
     def __contains__(self, key: str) -> bool:
         """Whether a map of that name was recorded."""
@@ -70,9 +75,9 @@ class FeatureOverlay:
     def rows(self, key: str, level: int, positions: Tensor) -> Tensor:
         """The mixed rows [B, len(positions), C]: this overlay's where it has them, else the parent's."""
         rows = self.parent.rows(key, level, positions)
-        slots = self.plan.levels[level].row_of_position[positions]
-        hit = (slots >= 0).nonzero().squeeze(1)
-        return rows.index_copy_(1, hit, self.maps[key].index_select(1, slots[hit])) if len(hit) else rows
+        row_of_position = self.plan.levels[level].row_of_position[positions]
+        hit = (row_of_position >= 0).nonzero().squeeze(1)
+        return rows.index_copy_(1, hit, self.maps[key].index_select(1, row_of_position[hit])) if len(hit) else rows
 
     def whole(self, key: str, level: int) -> Tensor:
         """The whole mixed map [B, H * W, C], a fresh tensor that the caller may write to."""
@@ -126,7 +131,7 @@ class ShiftedFeatures:
     def whole(self, key: str, level: int) -> Tensor:
         """The whole shifted map [B, H * W, C], a fresh tensor that the caller may write to."""
         moved, step = self.shift.maps.get(key), self.parent
-        if moved is not None and isinstance(step, StepFeatures) and step.home is None:
+        if moved is not None and isinstance(step, StepFeatures) and step.offloaded_from is None:
             return step.maps[key] + moved
         whole = step.whole(key, level)
         return whole if moved is None else whole.add_(moved)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from fisedit.values import BoolGrid
 
-SIZES_KEPT = 2
+MAX_SIZES = 2
 """Sizes of latents whose decoding graphs are kept: each has the memory that a decode works in."""
 
 
@@ -40,9 +40,9 @@ class GraphCache:
 
     def __init__(self, wanted: Callable[[torch.device], bool]) -> None:
         self.wanted = wanted
-        self.texts, self.decoders = LRUCache[_Reader](1), LRUCache[CapturedDecoder](SIZES_KEPT)
+        self.texts, self.decoders = LRUCache[_Reader](1), LRUCache[CapturedDecoder](MAX_SIZES)
 
-    def reading(self, encoder: nn.Module) -> AbstractContextManager[None]:
+    def captured_encoder(self, encoder: nn.Module) -> AbstractContextManager[None]:
         """While this is open, the encoder's plain calls are replayed."""
         if not self.wanted(next(encoder.parameters()).device) or "forward" in vars(encoder):
             return nullcontext()

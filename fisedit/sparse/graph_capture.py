@@ -1,4 +1,4 @@
-"""Functions over static buffers, captured once and replayed: a CUDA graph, or on a CPU a stand-in with its contract.
+"""Functions over static buffers, captured once and replayed: a CUDA graph, or on a CPU an eager call with its contract.
 
 A captured function reads buffers that stay where they are and returns tensors that stay where they are: before a replay
 the caller writes the one, after it reads the other. Knows nothing about what is captured.
@@ -38,7 +38,7 @@ class Captured(Protocol):
 
 
 class EagerGraph:
-    """The stand-in: runs the function again, and moves its results to where the first ones lay."""
+    """A captured function without a graph: runs it again, and copies its results into the first ones' memory."""
 
     def __init__(self, function: Callable[[], Outputs]) -> None:
         self._function = function
@@ -129,7 +129,7 @@ class PackedView:
         """The tensor."""
         return flats[self.flat].as_strided(self.shape, self.stride, self.start)
 
-    def some(self, first: int, step: int, rows: int) -> PackedView:
+    def strided_slice(self, first: int, step: int, rows: int) -> PackedView:
         """Of [B, R, ...] every `step`th item from `first` on, and so many rows."""
         count = len(range(first, self.shape[0], step))
         stride = self.stride[0] * step, *self.stride[1:]
@@ -164,9 +164,9 @@ class TensorPacker:
 
 def snapshot(tensors: Outputs) -> Outputs:
     """Copies under their own names, packed."""
-    packing = TensorPacker(tensors)
-    flats = packing.copies()
-    return {name: lying.of(flats) for name, lying in packing.found.items()}
+    packer = TensorPacker(tensors)
+    flats = packer.copies()
+    return {name: view.of(flats) for name, view in packer.found.items()}
 
 
 def state_of(module: nn.Module) -> object:

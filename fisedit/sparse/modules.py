@@ -298,8 +298,14 @@ def _unsupported(name: str, module: nn.Module, why: str = "it has no sparse coun
     )
 
 
-def text_keys(sites: Sequence[LayerSite], text: Tensor, cache: dict[str, Tensor]) -> None:
-    """Project a prompt's embeddings [B, T, D] for every cross-attention, into a run's text cache."""
+def project_text(sites: Sequence[LayerSite], text: Tensor, text_keys: dict[str, Tensor]) -> None:
+    """Project a prompt's embeddings for every cross-attention.
+
+    Args:
+        sites: of the UNet.
+        text: embeddings [B, T, D].
+        text_keys: keys and values [B, T, C] by site name; those that are missing are filled in.
+    """
     for site in sites:
-        if site.role is Role.TEXT and site.name not in cache:
-            cache[site.name] = type(site.module).forward(site.module, text)  # its own, whatever is injected
+        if site.role is Role.TEXT and site.name not in text_keys:
+            text_keys[site.name] = type(site.module).forward(site.module, text)  # its own, whatever is injected

@@ -59,14 +59,16 @@ class PackedWeights:
 
     Attributes:
         second: bias of every ResNet block's second conv and its shortcut's, in sum.
-        ends: weight [C, 5 * C] and bias of every transformer's last feed-forward layer and proj_out in one.
+        folded_ends: weight [C, 5 * C] and bias of every transformer's last feed-forward layer and proj_out in one.
         qkv: projections to self-attention's queries, keys and values, [3 * C, C], by attention, if these have no bias.
     """
 
     def __init__(self, model: nn.Module, merged: MergedWeights) -> None:
         modules: dict[str, Any] = dict(model.named_modules())
         self.second = {name: _second_bias(m) for name, m in modules.items() if isinstance(m, ResnetBlock2D)}
-        self.ends = {name: _end(m, merged) for name, m in modules.items() if isinstance(m, Transformer2DModel)}
+        self.folded_ends = {
+            name: _folded_end(m, merged) for name, m in modules.items() if isinstance(m, Transformer2DModel)
+        }
         self.qkv = {
             name: torch.cat([merged.of(getattr(m, to)).detach() for to in QKV])
             for name, m in modules.items()
@@ -110,7 +112,7 @@ def _second_bias(block: ResnetBlock2D) -> Tensor:
     return bias if short is None or short.bias is None else bias + short.bias.detach()
 
 
-def _end(model: Transformer2DModel, merged: MergedWeights) -> tuple[Tensor, Tensor]:
+def _folded_end(model: Transformer2DModel, merged: MergedWeights) -> tuple[Tensor, Tensor]:
     """The last feed-forward's linear layer, its residual and proj_out as one layer of [gated | residual]."""
     ff, out = model.transformer_blocks[-1].ff.net[2], model.proj_out
     weight, exact = merged.of(out).detach().flatten(1), torch.float32

@@ -49,8 +49,8 @@ class Prefetcher:
         else:
             stages = [self._stage() for _ in range(1 if addresses is None else 2)]  # one is read while one is filled
             self._stages = cycle(zip(stages, self._copied(stages), strict=True))
-            self._lane = CopyStream(self._device)
-            finalize(self, _let_go, self._lane, (stages, self._steps)).atexit = False
+            self._copy_stream = CopyStream(self._device)
+            finalize(self, _release, self._copy_stream, (stages, self._steps)).atexit = False
 
     def load(self, i: int, following: int | None = None) -> None:
         """Put a step's tensors where they are read; the host does not wait.
@@ -64,7 +64,7 @@ class Prefetcher:
             return
         if self._staged != i:
             self._fetch(i)
-        self._lane.arrived()
+        self._copy_stream.wait()
         torch._foreach_copy_(self._targets, self._filled[1])
         self._staged = None
         if following is not None:
@@ -72,7 +72,7 @@ class Prefetcher:
 
     def _fetch(self, i: int) -> None:
         self._filled = next(self._stages)
-        self._lane.copy(self._filled[0], self._steps[i])
+        self._copy_stream.copy(self._filled[0], self._steps[i])
         self._staged = i
 
     def _stage(self) -> list[Tensor]:
@@ -85,8 +85,8 @@ class Prefetcher:
             return [_words(tensors) for tensors in sets]
         where = [[t.data_ptr() for t in tensors[self._count :]] for tensors in sets]
         assert not any(address % 16 for addresses in where for address in addresses), "sixteen bytes are read at a time"
-        lying = torch.tensor(where, device=self._device).unbind()
-        return [_words([*tensors[: self._count], there]) for tensors, there in zip(sets, lying, strict=True)]
+        pointers = torch.tensor(where, device=self._device).unbind()
+        return [_words([*tensors[: self._count], pointer]) for tensors, pointer in zip(sets, pointers, strict=True)]
 
     def _kept(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._device).contiguous() if self.resident else to_pinned_memory(tensor, self._device)
@@ -98,9 +98,9 @@ def _words(tensors: list[Tensor]) -> list[Tensor]:
     return [t.view(-1).view(kind) for t in tensors]
 
 
-def _let_go(lane: CopyStream, _: object) -> None:
+def _release(copy_stream: CopyStream, _: object) -> None:
     """Wait for the copies of a stream whose buffers are no longer used; they are held until then."""
-    lane.landed()
+    copy_stream.synchronize()
 
 
 class CopyStream:
@@ -110,27 +110,27 @@ class CopyStream:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._last = None if self._stream is None else torch.cuda.Event()
 
-    def copy(self, there: Sequence[Tensor], here: Sequence[Tensor]) -> None:
+    def copy(self, dst: Sequence[Tensor], src: Sequence[Tensor]) -> None:
         """Begin to copy, once the current stream has read what was staged before; the host does not wait."""
         if self._stream is None or self._last is None:
-            _copied(there, here)
+            _copied(dst, src)
             return
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            _copied(there, here)
+            _copied(dst, src)
             self._last.record()
 
-    def arrived(self) -> None:
+    def wait(self) -> None:
         """The current stream waits for the copies."""
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
 
-    def landed(self) -> None:
+    def synchronize(self) -> None:
         """The host waits for the copies."""
         if self._last is not None:
             self._last.synchronize()
 
 
-def _copied(there: Sequence[Tensor], here: Sequence[Tensor]) -> None:
-    for to, of in zip(there, here, strict=True):
+def _copied(dst: Sequence[Tensor], src: Sequence[Tensor]) -> None:
+    for to, of in zip(dst, src, strict=True):
         to.copy_(of, non_blocking=True)

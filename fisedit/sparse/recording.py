@@ -24,16 +24,16 @@ class DenseContext:
 
     Args:
         maps: where feature maps go.
-        text: the text's keys and values by site name, filled where they are not there yet.
+        text_keys: the text's keys and values by site name, filled where they are not there yet.
         queries: names of the query projections that are recorded.
     """
 
     maps: StepFeatures
-    text: dict[str, Tensor]
+    text_keys: dict[str, Tensor]
     queries: frozenset[str] = frozenset()
 
 
-def recording(context: DenseContext, sites: Sequence[LayerSite]) -> list[Replacement]:
+def recording_replacements(context: DenseContext, sites: Sequence[LayerSite]) -> list[Replacement]:
     """What is injected into a model for a dense evaluation that records."""
     return [(site.module, partial(RECORD[site.role], context, site)) for site in sites if site.role in RECORD]
 
@@ -95,9 +95,9 @@ def _record_query(context: DenseContext, site: LayerSite, x: Tensor) -> Tensor:
 
 def _project_text(context: DenseContext, site: LayerSite, text: Tensor) -> Tensor:
     """Project the text at the first step only."""
-    if site.name not in context.text:
-        context.text[site.name] = own_forward(site, text)
-    return context.text[site.name]
+    if site.name not in context.text_keys:
+        context.text_keys[site.name] = own_forward(site, text)
+    return context.text_keys[site.name]
 
 
 def _attend(context: DenseContext, site: LayerSite, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -55,7 +55,7 @@ class Buffers:
         rows: recorded rows, "active NAME" [B, R, C] of norms and "halo NAME" [B, G, C] of what is before a 3x3 conv.
         injected: recorded queries and keys [E, R, C] that the last branch attends with, by site; none where attention
             is not injected.
-        text: [B, T, C], keys and values of every cross-attention.
+        text_keys: [B, T, C], keys and values of every cross-attention.
         tokens: [S, H * W, C], recorded keys and values; where they are quantised, NAME + `SCALES` is after every one.
         addresses: int64, device pointers of the tokens if these are read in place, at first of `blank`; None if they
             are copied.
@@ -68,14 +68,14 @@ class Buffers:
     totals: Packed
     rows: Packed
     injected: Packed
-    text: dict[str, Tensor] = field(default_factory=dict)
+    text_keys: dict[str, Tensor] = field(default_factory=dict)
     tokens: dict[str, RecordedMap] = field(default_factory=dict)
     addresses: Tensor | None = None
     blank: Tensor | None = None
 
     @property
     def copied(self) -> list[Tensor]:
-        """What a step's features are copied to, in the order of `records.GatherIndex`."""
+        """What a step's features are copied to, in the order of `packed_features.GatherIndex`."""
         injected = [self.injected.flat] if self.injected.shapes else []
         return [
             self.totals.flat,
@@ -123,11 +123,11 @@ class StaticRows:
 
     def affine(self, name: str, norm: nn.GroupNorm, rows: Rows) -> Tensor:
         """See `RowSource.affine`."""
-        place = self._tables(name).placement
-        count = place.active_mask.shape[1] * (norm.num_channels // norm.num_groups)
+        placement = self._tables(name).placement
+        count = placement.active_mask.shape[1] * (norm.num_channels // norm.num_groups)
         recorded, totals = self._buffers.rows[f"active {name}"], self._buffers.totals[name]
         affine, self.totals[name] = ops.group_norm_affine(
-            rows, recorded, totals, place.num_rows, count, norm.weight, norm.bias, norm.eps
+            rows, recorded, totals, placement.num_rows, count, norm.weight, norm.bias, norm.eps
         )
         if isinstance(rows, Tensor):
             self.fresh[name] = rows
@@ -164,7 +164,7 @@ class StaticRows:
 
     def folded_end(self, name: str) -> tuple[Tensor, Tensor] | None:
         """See `RowSource.folded_end`."""
-        return self._packed.ends[name]
+        return self._packed.folded_ends[name]
 
     def keep(self, name: str, rows: Tensor) -> None:
         """See `RowSource.keep`."""
@@ -177,14 +177,14 @@ class StaticRows:
             if (recorded := self.recorded_query(site)) is not None:
                 rows[len(rows) - len(recorded) :] = recorded
         self.fresh |= {query_name: query, key_name: key, value_name: value}
-        tokens, place, scales = self._buffers.tokens, self._tables(key_name).placement, None
+        tokens, placement, scales = self._buffers.tokens, self._tables(key_name).placement, None
         if key_name + SCALES in tokens:
             scales = tokens[key_name + SCALES], tokens[value_name + SCALES]
-        return ops.attention(query, key, value, tokens[key_name], tokens[value_name], place, heads, scales)
+        return ops.attention(query, key, value, tokens[key_name], tokens[value_name], placement, heads, scales)
 
-    def text(self, name: str) -> Tensor:
-        """See `RowSource.text`."""
-        return self._buffers.text[name]
+    def text_keys(self, name: str) -> Tensor:
+        """See `RowSource.text_keys`."""
+        return self._buffers.text_keys[name]
 
     def recorded_query(self, name: str) -> Tensor | None:
         """See `RowSource.recorded_query`; of a self-attention's keys as well."""

@@ -27,7 +27,9 @@ from fisedit.sparse.modules import LayerSite, Role
 from fisedit.sparse_kernels import ops, tuning
 from fisedit.sparse_kernels.row_plan import SparsePlan
 
-PLAIN = tuple(getattr(processors, name) for name in ("AttnProcessor", "AttnProcessor2_0", "XFormersAttnProcessor"))
+PLAIN_PROCESSORS = tuple(
+    getattr(processors, name) for name in ("AttnProcessor", "AttnProcessor2_0", "XFormersAttnProcessor")
+)
 """Attention processors that compute attention and nothing else."""
 
 TOLERANCES = {torch.float32: 0.01, torch.float16: 0.15, torch.bfloat16: 0.15}
@@ -46,34 +48,34 @@ class SparseEdit:
         features: the source's cached features, of all steps.
         predictions: the source's, [1, 4, h, w], of all steps.
         text: embeddings [B, T, D].
-        cache: the text's keys and values, filled as they are needed.
-        injected_text: keys and values of the first `injected_steps` steps.
+        text_keys: the text's keys and values, filled as they are needed.
+        injected_text_keys: keys and values of the first `injected_steps` steps.
         injected_steps: so many first steps attend as the source did (attention injection).
         guidance: scale of classifier-free guidance, None where one branch runs.
         extra_layers: layers added to the UNet, or None.
         budget: bytes of gathered features that may stay on the device; None is no limit.
-        mixed: dense steps run in between.
+        has_dense_steps: dense steps run in between.
     """
 
     plans: Mapping[int, SparsePlan]
     features: Sequence[CachedFeatures]
     predictions: Sequence[Tensor]
     text: Tensor
-    cache: dict[str, Tensor]
-    injected_text: dict[str, Tensor]
+    text_keys: dict[str, Tensor]
+    injected_text_keys: dict[str, Tensor]
     injected_steps: int
     guidance: float | None
     extra_layers: ExtraLayers | None = None
     budget: int | None = None
-    mixed: bool = False
+    has_dense_steps: bool = False
 
     def injects(self, i: int) -> bool:
         """Whether step i attends as the source did."""
         return i < self.injected_steps
 
-    def text_of(self, i: int) -> dict[str, Tensor]:
+    def text_keys_of(self, i: int) -> dict[str, Tensor]:
         """Keys and values of the text at step i."""
-        return self.injected_text if self.injects(i) else self.cache
+        return self.injected_text_keys if self.injects(i) else self.text_keys
 
 
 class SparseSteps:
@@ -82,7 +84,7 @@ class SparseSteps:
     Args:
         graphs: of the UNet.
         executor: of the UNet.
-        edits: E of them; they agree in everything but plans, text and cache. Of several none injects attention.
+        edits: E of them; they agree in everything but plans, text and text keys. Of several none injects attention.
 
     Attributes:
         captured: steps that were replayed from captured graphs.
@@ -92,7 +94,7 @@ class SparseSteps:
     def __init__(self, graphs: Graphs, executor: Executor, edits: Sequence[SparseEdit]) -> None:
         self._graphs, self._executor, self._edits = graphs, executor, edits
         self._replays: dict[int, GraphEdit] = {}
-        self.captured, found = 0, graphs.of(executor)
+        self.captured, found = 0, graphs.executor_for(executor)
         self.reason = found if isinstance(found, str) else _why_eager(edits)
         if not isinstance(found, str) and not self.reason:
             with exclusive(executor.unet):
@@ -130,7 +132,7 @@ class SparseSteps:
                 x[e::count],
                 t,
                 edit.text,
-                edit.text_of(i),
+                edit.text_keys_of(i),
                 FeatureOverlay(edit.features[i], edit.plans[i]),
                 timestep_cond,
                 inject_attention=edit.injects(i),
@@ -179,13 +181,13 @@ class SparseSteps:
         try:
             for (_, _, injected), steps in groups.items():
                 plans, features = [edit.plans[steps[0]] for edit in self._edits], {i: first.features[i] for i in steps}
-                known = first.text_of(steps[0]) if len(self._edits) == 1 else together
-                replay = graphs.begin(plans, features, text, first.budget, known, injected)
+                text_keys = first.text_keys_of(steps[0]) if len(self._edits) == 1 else together
+                replay = graphs.begin(plans, features, text, first.budget, text_keys, injected)
                 self._replays |= dict.fromkeys(steps, replay)
         except RuntimeError as error:
             self._abandon(f"capturing failed ({_first_line(error)})")
         for e, edit in enumerate(self._edits):
-            edit.cache.update({name: tokens[e :: len(self._edits)] for name, tokens in together.items()})
+            edit.text_keys.update({name: tokens[e :: len(self._edits)] for name, tokens in together.items()})
 
 
 def injected_sites(sites: Sequence[LayerSite], step: CachedFeatures) -> frozenset[str]:
@@ -198,7 +200,7 @@ def injected_sites(sites: Sequence[LayerSite], step: CachedFeatures) -> frozense
 def _why_eager(edits: Sequence[SparseEdit]) -> str:
     if edits[0].extra_layers is not None:
         return "a reference adapter is at work; it runs eagerly"
-    if edits[0].mixed or any(map(shifted, edits[0].features)):
+    if edits[0].has_dense_steps or any(map(shifted, edits[0].features)):
         return "dense steps in between change what sparse ones read; it runs eagerly"
     return ""
 
@@ -220,17 +222,17 @@ class Graphs:
 
     def __init__(self, wanted: bool | None = None) -> None:
         self.wanted = _wanted() if wanted is None else wanted
-        self.cache = GraphCache(self.on)
+        self.cache = GraphCache(self.wanted_on)
         self._made: tuple[object, GraphExecutor | str] = None, ""
 
-    def on(self, device: torch.device) -> bool:
+    def wanted_on(self, device: torch.device) -> bool:
         """Whether they are wanted on a device."""
         return device.type == "cuda" if self.wanted is None else self.wanted
 
-    def of(self, executor: Executor) -> GraphExecutor | str:
+    def executor_for(self, executor: Executor) -> GraphExecutor | str:
         """The graphs of an executor's UNet, or why there are none; "" where none are wanted."""
         unet = executor.unet
-        if not self.on(executor.device):
+        if not self.wanted_on(executor.device):
             return ""
         with exclusive(unet):
             if self._made[0] != (state := _state(unet)):
@@ -276,6 +278,6 @@ def _check(unet: Any) -> None:
             what = f"UNet's layer {name}" if name else "UNet"
             raise UnsupportedModuleError(f"the {what} was injected; it runs eagerly")
     for name, processor in unet.attn_processors.items():
-        if type(processor) not in PLAIN:
+        if type(processor) not in PLAIN_PROCESSORS:
             kind = type(processor).__name__
             raise UnsupportedModuleError(f"the UNet's {name} is a {kind} and cannot be captured; it runs eagerly")

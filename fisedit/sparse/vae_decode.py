@@ -32,10 +32,10 @@ from fisedit.sparse.compositing import composite
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, StepFeatures, gather, map_of, rows_of
 from fisedit.sparse.modules import decoder_sites
 from fisedit.sparse.packed_weights import MergedWeights
-from fisedit.sparse.recording import DenseContext, apply_conv, recording
+from fisedit.sparse.recording import DenseContext, apply_conv, recording_replacements
 from fisedit.sparse.vae_tiles import COARSE_LEVELS, Box, boxes, coarse_cells, cut, upsampler_input, with_halo
 from fisedit.sparse_kernels import ops
-from fisedit.sparse_kernels.row_plan import SparsePlan, make_plan
+from fisedit.sparse_kernels.row_plan import SparsePlan, make_row_plan
 from fisedit.values import LATENT_FACTOR
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def decode(vae: AutoencoderKL, latents: Tensor) -> tuple[Image.Image, DecoderCac
     """
     features, shape = StepFeatures(), (latents.shape[2], latents.shape[3])
     cache = DecoderCache(features)
-    replacements = recording(DenseContext(features, {}), decoder_sites(vae.decoder, COARSE_LEVELS))
+    replacements = recording_replacements(DenseContext(features, {}), decoder_sites(vae.decoder, COARSE_LEVELS))
     replacements += [(norm, partial(_record_norm, cache, shape, name, norm)) for name, norm in fine_norms(vae)]
     with injected(vae, [*replacements, *_fine_convs(vae)]):
         sample = vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
@@ -147,7 +147,7 @@ def paste(source: Image.Image, decoded: Sequence[DecodedBox], grid: BoolGrid) ->
 def coarse_plan(vae: AutoencoderKL, grid: BoolGrid) -> SparsePlan:
     """The active rows of the coarse levels for a mask [h, w]; level 0 is the finest of them."""
     factor = 2 ** (COARSE_LEVELS - 1)
-    return make_plan(coarse_cells(grid).repeat(factor, 0).repeat(factor, 1), COARSE_LEVELS, vae.device)
+    return make_row_plan(coarse_cells(grid).repeat(factor, 0).repeat(factor, 1), COARSE_LEVELS, vae.device)
 
 
 def decode_coarse(source: RowSource, vae: AutoencoderKL, rows: Tensor, count: int) -> None:

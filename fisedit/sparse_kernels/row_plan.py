@@ -142,7 +142,7 @@ class SparsePlan:
         return tuple(level.rows for level in self.levels)
 
 
-def make_plan(grid: BoolGrid, num_levels: int, device: torch.device | str = "cpu") -> SparsePlan:
+def make_row_plan(grid: BoolGrid, num_levels: int, device: torch.device | str = "cpu") -> SparsePlan:
     """Make the plan that computes exactly the cells of `grid`.
 
     Args:

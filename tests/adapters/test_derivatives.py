@@ -18,7 +18,7 @@ from fisedit.adapters.insertion_points import inject_maps
 from fisedit.errors import AdapterError, InputError, SessionError
 from fisedit.models import loader
 from fisedit.sparse.executor import Executor
-from fisedit.sparse_kernels.row_plan import make_plan
+from fisedit.sparse_kernels.row_plan import make_row_plan
 from tests.adapters.test_references import RED, SQUARE, pixels, seen
 from tests.support import oracle
 from tests.support.adapters import lively, naive
@@ -192,7 +192,7 @@ def test_a_sparse_step_with_a_lora_is_the_oracles(pipe, kind, tmp_path):
     editor._engine.refresh()
     case, executor = StepEdit(merged, grid), editor._engine.executor
     with torch.inference_mode():
-        got, _ = case.sparse(executor, make_plan(grid, executor.num_levels))
+        got, _ = case.sparse(executor, make_row_plan(grid, executor.num_levels))
         expected = rows(case.oracle(merged), grid)
     assert torch.allclose(got, expected, atol=1e-4, rtol=0)
 

@@ -20,7 +20,7 @@ from fisedit.sparse.executor import Executor
 from fisedit.sparse.feature_cache import FeatureOverlay
 from fisedit.sparse.modules import unet_sites
 from fisedit.sparse_kernels.dilation import dilate
-from fisedit.sparse_kernels.row_plan import make_plan
+from fisedit.sparse_kernels.row_plan import make_row_plan
 from tests.support import oracle
 from tests.support.adapters import lively, naive
 from tests.support.grids import grids
@@ -48,7 +48,7 @@ class Case:
             for i, (a, s) in enumerate(zip(adapters, scales, strict=False))
         ]
         self.executor = Executor(unet)
-        self.plan = make_plan(grid, self.executor.num_levels)
+        self.plan = make_row_plan(grid, self.executor.num_levels)
 
     def record(self, conditions):
         return self.executor.run_dense(self.source, T, self.texts[0], {}, extra_layers=AdapterStack(conditions))[1]
@@ -185,7 +185,7 @@ def test_an_edit_of_an_edit(pipelines):
     again = case.executor.run_dense(case.edited, T, case.texts[1], {}, extra_layers=AdapterStack(case.conditions))[1]
     second = grids(16, 16)["blobs"]
     edited = torch.where(torch.from_numpy(second), torch.randn_like(case.edited), case.edited)
-    plan = make_plan(second, case.executor.num_levels)
+    plan = make_row_plan(second, case.executor.num_levels)
     over, fresh = (case.replay(maps, edited=edited, plan=plan)[0] for maps in (overlay, again))
     assert torch.allclose(over, fresh, atol=TOLERANCE, rtol=0)
 
@@ -194,7 +194,7 @@ def test_an_edit_over_an_edit_without_the_adapter(pipelines):
     """Its overlay has no keys, so an edit over it looks at its closure alone; none that reads what is not there."""
     case = Case(pipelines["demo"].unet, grids(16, 16)["square"], ["v3"])
     _, overlay = case.replay(case.record(case.conditions), conditions=[])
-    got, second = case.replay(overlay, plan=make_plan(grids(16, 16)["blobs"], case.executor.num_levels))
+    got, second = case.replay(overlay, plan=make_row_plan(grids(16, 16)["blobs"], case.executor.num_levels))
     assert got.isfinite().all()
     assert not any(key.startswith("0.") for key in second.maps)
 
@@ -256,6 +256,6 @@ def test_at_most_15_percent_of_a_sparse_step(full_size, family):
     sites, sizes = unet_sites(full_size), [4096, 1024, 256, 64]
     for place in range(8):
         grid = dilate(np.roll(square_mask(0.05, 64), (place, 3 * place), (0, 1)), 1)
-        plan = make_plan(grid, len(sizes))
+        plan = make_row_plan(grid, len(sizes))
         without = unet_macs(sites, plan.rows, sizes, 1, 77)
         assert 0.1 < sparse_macs(adapter, full_size, plan, recorded=True) / without <= 0.15

@@ -14,7 +14,7 @@ from fisedit.sampling.denoise import Engine
 from fisedit.sparse.executor import Executor
 from fisedit.sparse.feature_cache import FeatureOverlay
 from fisedit.sparse_kernels import ops, tuning
-from fisedit.sparse_kernels.row_plan import make_plan
+from fisedit.sparse_kernels.row_plan import make_row_plan
 from fisedit.values import DENSE_STEP
 from tests.support import oracle
 from tests.support.edits import DOG, FP32, cells, check_pinned, config_of, latents, oracle_chain, record, replay
@@ -44,7 +44,7 @@ def test_sparse_equals_the_oracle(pipelines, monkeypatch, shape, size, name):
         with monkeypatch.context() as patch:
             for limit, value in limits.items():
                 patch.setattr(tuning, limit, value)
-            got, _ = case.sparse(executor, make_plan(grid, executor.num_levels))
+            got, _ = case.sparse(executor, make_row_plan(grid, executor.num_levels))
         assert torch.allclose(got, expected, atol=TOLERANCE, rtol=0), limits
 
 
@@ -55,7 +55,7 @@ def test_every_backend_equals_the_oracle_without_guidance(pipelines, shape, back
     unet, grid = pipelines[shape].unet, grids(13, 17)["blobs"]
     case, executor = StepEdit(unet, grid, batch=1), Executor(unet)
     with ops.use(backend):
-        got, _ = case.sparse(executor, make_plan(grid, executor.num_levels))
+        got, _ = case.sparse(executor, make_row_plan(grid, executor.num_levels))
     assert torch.allclose(got, rows(case.oracle(unet), grid), atol=TOLERANCE, rtol=0)
 
 
@@ -68,14 +68,14 @@ def test_blocks_with_plain_feed_forwards_and_scaled_sums_equal_the_oracle():
         elif isinstance(module, ResnetBlock2D):
             module.output_scale_factor = 1.5
     case, executor = StepEdit(unet, grid), Executor(unet)
-    got, _ = case.sparse(executor, make_plan(grid, executor.num_levels))
+    got, _ = case.sparse(executor, make_row_plan(grid, executor.num_levels))
     assert torch.allclose(got, rows(case.oracle(unet), grid), atol=TOLERANCE, rtol=0)
 
 
 def test_the_comparison_can_fail(pipelines):
     unet, grid = pipelines["sd15"].unet, grids(16, 16)["square"]
     case, executor = StepEdit(unet, grid), Executor(unet)
-    got, _ = case.sparse(executor, make_plan(grid, executor.num_levels))
+    got, _ = case.sparse(executor, make_row_plan(grid, executor.num_levels))
     dense = unet(case.edited, case.timestep, case.texts[1])[0]
     assert not torch.allclose(got, rows(dense, grid), atol=10 * TOLERANCE, rtol=0)
 
@@ -89,9 +89,9 @@ def test_an_overlay_is_as_good_as_a_recording(pipelines, monkeypatch, name, few)
     unet, first, second = pipelines["sd15"].unet, grids(16, 16)[name], grids(16, 16)["checkerboard"]
     case, executor = StepEdit(unet, first), Executor(unet)
     again = torch.where(torch.from_numpy(second), torch.randn(case.source.shape), case.edited)
-    _, overlay = case.sparse(executor, make_plan(first, executor.num_levels))
+    _, overlay = case.sparse(executor, make_row_plan(first, executor.num_levels))
     got, _ = executor.run_sparse(
-        again, case.timestep, case.texts[0], {}, FeatureOverlay(overlay, make_plan(second, executor.num_levels))
+        again, case.timestep, case.texts[0], {}, FeatureOverlay(overlay, make_row_plan(second, executor.num_levels))
     )
     base = oracle.record(unet, case.source, case.timestep, case.texts[0])
     mixed = oracle.mix(unet, base, case.edited, case.timestep, case.texts[1], case.inside)

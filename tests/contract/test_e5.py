@@ -13,7 +13,7 @@ import torch
 from fisedit import Editor
 from fisedit.models.injection import exclusive
 from fisedit.sparse.executor import Executor
-from fisedit.sparse_kernels.row_plan import make_plan
+from fisedit.sparse_kernels.row_plan import make_row_plan
 from tests.support.edits import CAT, DOG, same
 from tests.support.grids import grids
 from tests.support.pipelines import build_pipeline
@@ -25,7 +25,7 @@ SQUARE = grids(16, 16)["square"]
 def test_steps_in_any_order_give_the_same(pipelines):
     unet, grid = pipelines["sd15"].unet, grids(16, 16)["blobs"]
     executor = Executor(unet)
-    plan = make_plan(grid, executor.num_levels)
+    plan = make_row_plan(grid, executor.num_levels)
     cases = [StepEdit(unet, grid, seed=seed) for seed in range(3)]
     forwards = [case.sparse(executor, plan)[0] for case in cases]
     backwards = [case.sparse(executor, plan)[0] for case in reversed(cases)][::-1]

@@ -10,7 +10,7 @@ import torch
 from fisedit import Editor
 from fisedit.sparse.executor import Executor
 from fisedit.sparse.feature_cache import FeatureOverlay
-from fisedit.sparse_kernels.row_plan import make_plan
+from fisedit.sparse_kernels.row_plan import make_row_plan
 from tests.support import oracle
 from tests.support.edits import BIRD, CAT, DOG, FP32, check_outside, latents, trajectory
 from tests.support.grids import grids
@@ -23,7 +23,7 @@ def test_batches_of_edits_equal_one_by_one(pipelines):
     """Edits of one source with one mask, stacked along the batch."""
     unet, grid = pipelines["sd15"].unet, grids(16, 16)["blobs"]
     case, executor = StepEdit(unet, grid, batch=4), Executor(unet)
-    plan = make_plan(grid, executor.num_levels)
+    plan = make_row_plan(grid, executor.num_levels)
     together, _ = case.sparse(executor, plan)
     for i in range(4):
         _, maps = executor.run_dense(case.source[i : i + 1], case.timestep, case.texts[0, i : i + 1], {})

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fisedit.sparse.executor import Executor
-from fisedit.sparse_kernels.row_plan import make_plan
+from fisedit.sparse_kernels.row_plan import make_row_plan
 from tests.support.grids import grids
 from tests.support.pipelines import build_pipeline
 from tests.support.steps import StepEdit
@@ -21,7 +21,7 @@ def test_the_model_is_left_as_it_was():
     keys, weights = list(unet.state_dict()), {k: v.clone() for k, v in unet.state_dict().items()}
     case, executor = StepEdit(unet, grids(16, 16)["square"]), Executor(unet)
     dense = unet(case.source, case.timestep, case.texts[0])[0]
-    case.sparse(executor, make_plan(grids(16, 16)["square"], executor.num_levels))
+    case.sparse(executor, make_row_plan(grids(16, 16)["square"], executor.num_levels))
 
     def burst(*_):
         assert list(unet.state_dict()) == keys

@@ -14,7 +14,7 @@ from fisedit.evaluation.settings import SpeedSettings
 from fisedit.evaluation.workload import ragged_mask
 from fisedit.models.loader import load
 from fisedit.sparse_kernels.dilation import dilate
-from fisedit.sparse_kernels.row_plan import make_plan
+from fisedit.sparse_kernels.row_plan import make_row_plan
 
 
 def test_what_is_told(fisedit, tmp_path):
@@ -30,7 +30,10 @@ def test_what_is_told(fisedit, tmp_path):
     assert "guided source, macs" in said
     unet = load("demo", device="cpu").unet
     for family in ("v3", "v5b"):
-        adapter, plan = fresh_adapter(unet, family), make_plan(dilate(ragged_mask(0.05, 16), 1), len(unet.down_blocks))
+        adapter, plan = (
+            fresh_adapter(unet, family),
+            make_row_plan(dilate(ragged_mask(0.05, 16), 1), len(unet.down_blocks)),
+        )
         row = next(row for row in report["rows"] if (row["family"], row["mask"]) == (family, "ragged"))
         macs, added = row["macs"], {}
         for name, recorded in (("with", True), ("with_over_plain", False)):

@@ -76,4 +76,4 @@ def test_the_first_step_that_was_not_finite_is_named_at_the_end():
     for i, t in enumerate(sampler.timesteps):
         sampler.step(torch.full_like(sampler.latents, float("nan") if i == 3 else 0.0), t, sampler.latents)
     with pytest.raises(NumericsError, match=f"at timestep {int(sampler.timesteps[3])}; use dtype fp32"):
-        sampler.check()
+        sampler.raise_if_not_finite()

@@ -18,7 +18,7 @@ from fisedit.sparse.prefetch import Prefetcher
 from fisedit.sparse.static_rows import NORMS
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.buckets import bucket_size, choose_bucket
-from fisedit.sparse_kernels.row_plan import make_plan
+from fisedit.sparse_kernels.row_plan import make_row_plan
 from tests.support.grids import grids
 from tests.support.pipelines import build_pipeline
 
@@ -38,7 +38,7 @@ class Case:
     def __init__(self, unet, masks, *, branches=2, queries=frozenset()):
         self.executor = Executor(unet)
         self.masks = [torch.from_numpy(mask) for mask in masks]
-        self.plans = [make_plan(mask, self.executor.num_levels) for mask in masks]
+        self.plans = [make_row_plan(mask, self.executor.num_levels) for mask in masks]
         source = torch.randn(branches, 4, *masks[0].shape)
         texts = torch.randn(1 + len(masks), branches, 11, unet.config.cross_attention_dim)
         _, self.maps = self.executor.run_dense(source, TIME, texts[0], {}, queries)
@@ -155,8 +155,8 @@ def test_features_in_host_memory_are_fetched_ahead(pipelines, order):
         _, steps[i] = case.executor.run_dense(torch.randn_like(case.latents[0]), TIME, case.texts[0], {})
     graphs = GraphExecutor(case.executor)
     rich, poor = (graphs.begin(case.plans, steps, text, budget) for budget in (None, 1000))
-    assert rich.feed.resident and not poor.feed.resident
-    assert rich.feed.bytes == poor.feed.bytes > 1000
+    assert rich.prefetcher.resident and not poor.prefetcher.resident
+    assert rich.prefetcher.bytes == poor.prefetcher.bytes > 1000
     for i in order:
         got, expected = (edit.step(i, case.batch(), TIME).clone() for edit in (poor, rich))
         assert torch.equal(got, expected)
@@ -211,7 +211,7 @@ def test_masks_of_one_size_share_a_bucket():
     for top in range(1, 10):
         grid = grids(16, 16)["one_cell"] & False
         grid[top : top + 6, 3:9] = True
-        buckets.add(choose_bucket([make_plan(grid, 1)]))
+        buckets.add(choose_bucket([make_row_plan(grid, 1)]))
     assert len(buckets) == 1
 
 
@@ -262,7 +262,7 @@ def test_an_edit_that_is_over_holds_no_features(pipelines):
     graphs = GraphExecutor(case.executor)
     edit = case.begin(graphs)
     edit.step(0, case.batch(), TIME)
-    gone = weakref.ref(edit.feed)
+    gone = weakref.ref(edit.prefetcher)
     del edit
     gc.collect()
     assert gone() is None
@@ -278,7 +278,7 @@ def test_packing_takes_no_more_memory(pipelines):
     case.check(edit.step(0, case.batch(), TIME))
     (overlay,) = edit.overlays(0)
     case.begin(graphs, overlay)
-    assert list(graphs.records._packed) == [case.maps]
+    assert list(graphs.feature_packer._packed) == [case.maps]
 
 
 def test_text_that_is_known_is_projected_once(pipelines):
@@ -313,7 +313,7 @@ def test_a_cuda_graph_is_the_engines_own_and_never_waits(backend):
         _, maps = executor.run_dense(source, time, texts[0], {})
         graphs, allocated = GraphExecutor(executor), []
         for mask in (grids(16, 16)[name] for name in ("square", "row")):
-            plan = make_plan(mask, executor.num_levels, "cuda")
+            plan = make_row_plan(mask, executor.num_levels, "cuda")
             latents = torch.where(torch.from_numpy(mask).cuda(), other, source)
             edit = graphs.begin([plan], {0: maps}, texts[1])
             edit.step(0, latents, time)

@@ -9,7 +9,7 @@ from diffusers.models.attention_processor import Attention, AttnProcessor2_0
 from fisedit.errors import UnsupportedModuleError
 from fisedit.sparse.executor import Executor
 from fisedit.sparse.feature_cache import FeatureOverlay
-from fisedit.sparse_kernels.row_plan import make_plan
+from fisedit.sparse_kernels.row_plan import make_row_plan
 from tests.support.grids import grids
 from tests.support.pipelines import SHAPES, build_pipeline
 from tests.support.steps import StepEdit
@@ -53,7 +53,11 @@ def test_replaying_leaves_the_recording_alone(pipelines):
     before = {key: value.clone() for key, value in maps.maps.items()}
     for _ in range(2):
         executor.run_sparse(
-            case.edited, case.timestep, case.texts[1], {}, FeatureOverlay(maps, make_plan(grid, executor.num_levels))
+            case.edited,
+            case.timestep,
+            case.texts[1],
+            {},
+            FeatureOverlay(maps, make_row_plan(grid, executor.num_levels)),
         )
     assert all(torch.equal(maps.maps[key], value) for key, value in before.items())
 

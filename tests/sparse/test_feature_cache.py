@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from fisedit.sparse.feature_cache import FeatureDelta, FeatureOverlay, ShiftedFeatures, StepFeatures
-from fisedit.sparse_kernels.row_plan import make_plan
+from fisedit.sparse_kernels.row_plan import make_row_plan
 from tests.support.grids import grids
 
 
 def test_an_overlay_counts_what_it_holds_and_not_its_parent():
     parent = StepFeatures({"map": torch.zeros(1, 64, 8)})
     rows = torch.zeros(1, 16, 8)
-    overlay = FeatureOverlay(parent, make_plan(grids(8, 8)["square"], 1), {"map": rows})
+    overlay = FeatureOverlay(parent, make_row_plan(grids(8, 8)["square"], 1), {"map": rows})
     assert overlay.own_bytes == 4 * rows.numel()
     overlay.share = 2
     assert overlay.own_bytes == 2 * rows.numel()

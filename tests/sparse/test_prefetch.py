@@ -26,7 +26,7 @@ from fisedit.sparse.prefetch import Prefetcher
 from fisedit.sparse_kernels import ops, tuning
 from fisedit.sparse_kernels.buckets import choose_bucket
 from fisedit.sparse_kernels.reference import QUANTISED_DTYPES, DevicePointer
-from fisedit.sparse_kernels.row_plan import make_plan
+from fisedit.sparse_kernels.row_plan import make_row_plan
 from fisedit.sparse_kernels.triton import launch
 from fisedit.values import GenerationConfig, SchedulerName
 from tests.sparse.test_cuda_graphs import TIME, TOLERANCE, Case
@@ -92,7 +92,7 @@ def test_a_source_that_does_not_fit_waits_in_host_memory(pipelines, monkeypatch,
         editors.append(Editor(pipelines["shallow"], graphs=graphs, max_recorded_bytes=int(2.5 * each)))
         begin(editors[-1])
         steps = editors[-1]._memory.get(editors[-1].current.id)[0].features
-        assert sum(step.home is not None for step in steps) == 2
+        assert sum(step.offloaded_from is not None for step in steps) == 2
     mask = grids(16, 16)["square"]
     expected = [rich.edit(prompt, mask=mask, growth=1) for prompt in (DOG, CAT)]
     for editor in editors:
@@ -112,15 +112,15 @@ class Late:
     def copy(self, there, here):
         self.under_way += [(ref(to), ref(of)) for to, of in zip(there, here, strict=True)]
 
-    def arrived(self):
+    def wait(self):
         for to, of in self.under_way:
             assert to() is not None and of() is not None, "a buffer went while it was copied"
             to().copy_(of())
         self.under_way = []
 
-    def landed(self):
+    def synchronize(self):
         self.waits += 1
-        self.arrived()
+        self.wait()
 
 
 LATE = []
@@ -187,7 +187,7 @@ class Steps:
             self.case.texts.transpose(0, 1).flatten(0, 1),
         )
         edit = graphs.begin(self.case.plans, self.features, text, budget)
-        return [edit.step(i, self.case.batch(), TIME).clone() for i in (0, 1)], edit.feed.resident
+        return [edit.step(i, self.case.batch(), TIME).clone() for i in (0, 1)], edit.prefetcher.resident
 
 
 @pytest.mark.parametrize("quantised", ["", "int8", "fp8"])
@@ -219,7 +219,8 @@ def test_bytes_of_keys_and_values_in_a_byte_a_number(pipelines):
     """One instead of the model's own, and the scales, which are few where heads are wide."""
     case = Case(pipelines["sd15"].unet, [grids(16, 16)["blobs"]])
     feeds = {
-        name: case.begin(GraphExecutor(case.executor, quantised=name)).feed.bytes for name in ("", *QUANTISED_DTYPES)
+        name: case.begin(GraphExecutor(case.executor, quantised=name)).prefetcher.bytes
+        for name in ("", *QUANTISED_DTYPES)
     }
     tokens = [case.maps.maps[site.name] for site in case.executor.sites if site.role is Role.TOKENS]
     numbers, scales = sum(t.numel() for t in tokens), sum(8 * t[..., 0].numel() for t in tokens)  # eight heads
@@ -246,7 +247,7 @@ def test_what_a_byte_a_number_costs_on_the_demo_model():
     config = GenerationConfig("a cat and a cake on a beach", 7, "", 4, 4.0, 256, 256, SchedulerName.DDIM)
     engine = Engine(load("demo", dtype=torch.float32))
     executor, source = engine.executor, engine.run_dense(config, engine.encode(config), lambda *_: None)
-    plan = make_plan(grids(*source.latents[0].shape[-2:])["blobs"], executor.num_levels)
+    plan = make_row_plan(grids(*source.latents[0].shape[-2:])["blobs"], executor.num_levels)
     text = engine.encode(replace(config, prompt="a dog and a cake on a beach"))
     changed = torch.from_numpy(grids(*source.latents[0].shape[-2:])["blobs"])
     latents = source.latents[2] + changed * torch.randn_like(source.latents[2])
@@ -271,19 +272,19 @@ def test_of_edits_on_edits_only_what_they_changed_is_put_together(pipelines, mon
     source = Case(pipelines["shallow"].unet, [grids(8, 9)["square"]])
     graphs = GraphExecutor(source.executor, quantised=quantised)
     levels, step = {site.name: site.level for site in source.executor.sites}, source.maps
-    pack = graphs.records.laid(step)
+    pack = graphs.feature_packer.flat_rows(step)
     for name in ("square", "blobs", "corner", "noise"):
         case = Case(source.executor.unet, [grids(8, 9)[name]])
         sizes = [(level.height, level.width) for level in case.plans[0].levels]
         rows = graphs.static_unet.buffers(choose_bucket(case.plans), sizes, 1, 2, 11).rows
-        reading = graphs.records.reading(rows, case.plans, 2)
+        gather_index = graphs.feature_packer.gather_index(rows, case.plans, 2)
         asked.clear()
-        got = reading.of(step)
+        got = gather_index.of(step)
         assert all(not quantised and name.endswith(("to_k", "to_v")) for name in asked)
         mixed = StepFeatures({name: step.whole(name, levels[name]) for name in step.maps}, dict(step.totals))
-        for mine, theirs in zip(got, reading.of(mixed), strict=True):
+        for mine, theirs in zip(got, gather_index.of(mixed), strict=True):
             assert torch.equal(mine.double(), theirs.double())
         _, step = case.executor.run_sparse(
             case.latents[0], TIME, case.texts[0], {}, FeatureOverlay(step, case.plans[0])
         )
-    assert graphs.records.laid(source.maps) is pack
+    assert graphs.feature_packer.flat_rows(source.maps) is pack

@@ -323,7 +323,7 @@ def test_a_new_mask_of_the_bucket_makes_no_new_capture(pipelines):
     editor = Editor(pipelines["sd15"], graphs=True)
     source = editor.generate(CAT, **QUICK)
     editor.edit(DOG, mask=SQUARE, growth=1)
-    graphs = editor._engine.graphs.of(editor._engine.executor).graphs
+    graphs = editor._engine.graphs.executor_for(editor._engine.executor).graphs
     made, slots = graphs.made, [id(slot.buffers) for slot in graphs._kept.values()]
     for shift in ((1, 0), (2, 3), (-2, 1)):
         editor.checkout(source.id)
@@ -397,7 +397,7 @@ def test_editors_beside_one_another_share_graphs_and_take_turns_in_threads(pipel
     first = Editor(pipelines["shallow"], graphs=True)
     first.generate(CAT, **QUICK)
     expected = [first.edit(prompt, mask=SQUARE) for prompt in (DOG, BIRD)]
-    results, made = {}, first._engine.graphs.of(first._engine.executor).graphs.made
+    results, made = {}, first._engine.graphs.executor_for(first._engine.executor).graphs.made
     assert made > 0
 
     def work(name):
@@ -414,7 +414,7 @@ def test_editors_beside_one_another_share_graphs_and_take_turns_in_threads(pipel
     for edits in results.values():
         assert all(e.image.tobytes() == x.image.tobytes() for e, x in zip(edits, expected, strict=True))
         assert all(e.stats.unet_evaluations_captured == STEPS for e in edits)
-    assert first._engine.graphs.of(first._engine.executor).graphs.made == made
+    assert first._engine.graphs.executor_for(first._engine.executor).graphs.made == made
 
 
 def test_nan_is_found_at_the_end_and_nothing_is_kept(pipelines, monkeypatch):
@@ -490,8 +490,8 @@ def test_the_environment_says_whether(pipelines, monkeypatch):
     for said, expected in (("", (False, True)), ("0", (False, False)), ("1", (True, True))):
         monkeypatch.setenv("FISEDIT_GRAPHS", said)
         graphs = Editor(pipelines["shallow"])._engine.graphs
-        assert (graphs.on(cpu), graphs.on(cuda)) == expected
-        assert not Editor(pipelines["shallow"], graphs=False)._engine.graphs.on(cuda)
+        assert (graphs.wanted_on(cpu), graphs.wanted_on(cuda)) == expected
+        assert not Editor(pipelines["shallow"], graphs=False)._engine.graphs.wanted_on(cuda)
     monkeypatch.setenv("FISEDIT_GRAPHS", "yes")
     with pytest.raises(InputError, match="FISEDIT_GRAPHS must be 0 or 1, got 'yes'"):
         Editor(pipelines["shallow"])

@@ -15,7 +15,7 @@ from torch import nn
 
 from fisedit.errors import InputError
 from fisedit.sparse_kernels import ops, prepacked, torch_backend, tuning
-from fisedit.sparse_kernels.row_plan import make_plan
+from fisedit.sparse_kernels.row_plan import make_row_plan
 from tests.support.grids import grids
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.035}
@@ -47,7 +47,7 @@ class Conv:
     """A random conv of a random map, its reads at every resampler of a plan, and what each must give."""
 
     def __init__(self, grid, dtype, *, batch=2, widths=WIDTHS[0], layout=torch.contiguous_format):
-        self.plan, (c_in, c_out) = make_plan(grid, 2), widths
+        self.plan, (c_in, c_out) = make_row_plan(grid, 2), widths
         self.maps = [torch.randn(batch, c_in, lv.height, lv.width, dtype=dtype) for lv in self.plan.levels]
         self.weight = torch.randn(c_out, c_in, 3, 3, dtype=dtype).mul_((9 * c_in) ** -0.5).to(memory_format=layout)
         self.bias = torch.randn(c_out, dtype=dtype)
@@ -161,7 +161,7 @@ def test_norm_of_a_constant_map_is_its_bias(backend, dtype):
 @pytest.mark.parametrize(("channels", "groups", "mean"), [(16, 4, 0.0), (15, 5, 3.0)])
 def test_norm_of_mixed_rows_is_the_mixed_maps_own(backend, dtype, size, name, channels, groups, mean, close):
     """Totals of the recorded map, less the recorded active rows, plus the new ones."""
-    level = make_plan(grids(*size)[name], 1).levels[0]
+    level = make_row_plan(grids(*size)[name], 1).levels[0]
     recorded = torch.randn(2, channels, *size, dtype=dtype) + mean
     mixed = recorded.clone()
     mixed.flatten(2)[:, :, level.active] = torch.randn(2, channels, level.rows, dtype=dtype) * 2 - mean
@@ -216,7 +216,7 @@ def test_the_switch_goes_back(monkeypatch):
 
 
 def test_shapes_are_checked():
-    reads = make_plan(grids(8, 8)["square"], 1).levels[0].same
+    reads = make_row_plan(grids(8, 8)["square"], 1).levels[0].same
     with pytest.raises(AssertionError):
         ops.conv3x3(torch.zeros(1, 4, 3), reads, torch.zeros(2, 4, 3, 3), None)
     with pytest.raises(AssertionError):

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fisedit.sparse_kernels.row_plan import count_active_rows, make_plan
+from fisedit.sparse_kernels.row_plan import count_active_rows, make_row_plan
 from tests.support.grids import grids
 
 DEPTH = 3
@@ -45,7 +45,7 @@ def random_map(level, channels=3):
 @each_size
 @each_grid
 def test_the_table_is_torchs_unfold(size, name):
-    plan = make_plan(grids(*size)[name], DEPTH)
+    plan = make_row_plan(grids(*size)[name], DEPTH)
     for kind, level, reads, out in reads_of(plan):
         numbered = torch.arange(1.0, level.size + 1).view(1, 1, level.height, level.width)  # 0 is the frame's outside
         patches = F.unfold(slid(numbered, kind, out), 3, padding=1, stride=reads.stride)[0]
@@ -58,7 +58,7 @@ def test_the_table_is_torchs_unfold(size, name):
 @each_size
 @each_grid
 def test_the_window_is_a_cropped_conv(size, name):
-    plan, weight = make_plan(grids(*size)[name], DEPTH), torch.randn(2, 3, 3, 3, dtype=torch.float64)
+    plan, weight = make_row_plan(grids(*size)[name], DEPTH), torch.randn(2, 3, 3, 3, dtype=torch.float64)
     for kind, level, reads, out in reads_of(plan):
         full, crop_index = random_map(level), reads.crop
         dense = F.conv2d(slid(full, kind, out), weight, padding=1, stride=reads.stride)[0].flatten(1)
@@ -72,7 +72,7 @@ def test_the_window_is_a_cropped_conv(size, name):
 @each_size
 @each_grid
 def test_the_halo_is_what_is_read_but_not_active(size, name):
-    plan = make_plan(grids(*size)[name], DEPTH)
+    plan = make_row_plan(grids(*size)[name], DEPTH)
     for _, level, reads, _ in reads_of(plan):
         assert torch.equal(reads.halo, reads.halo.unique())
         assert not torch.isin(reads.halo, level.active).any()
@@ -87,7 +87,7 @@ def test_the_halo_is_what_is_read_but_not_active(size, name):
 @each_grid
 def test_a_level_is_active_where_any_finer_cell_is(size, name):
     grid = grids(*size)[name]
-    for level in make_plan(grid, DEPTH).levels:
+    for level in make_row_plan(grid, DEPTH).levels:
         assert level.active.tolist() == np.flatnonzero(grid).tolist()
         assert (level.height, level.width) == grid.shape and level.size == grid.size and level.rows == grid.sum()
         padded = np.pad(grid, [(0, n % 2) for n in grid.shape])
@@ -96,38 +96,38 @@ def test_a_level_is_active_where_any_finer_cell_is(size, name):
 
 @each_size
 def test_everything_active_has_no_halo(size):
-    plan = make_plan(np.ones(size, bool), DEPTH)
+    plan = make_row_plan(np.ones(size, bool), DEPTH)
     assert all(len(reads.halo) == 0 and reads.waste == 1 for _, _, reads, _ in reads_of(plan))
     assert plan.rows == tuple(level.size for level in plan.levels)
 
 
 def test_slots_and_reads_of_a_level():
-    level = make_plan(grids(6, 8)["corner"], 1).levels[0]
+    level = make_row_plan(grids(6, 8)["corner"], 1).levels[0]
     assert level.row_of_position.view(6, 8)[0, -2:].tolist() == [0, 1]
     assert (level.row_of_position >= 0).sum() == level.rows == 4
     assert level.read_positions.tolist() == [6, 7, 14, 15, 5, 13, 21, 22, 23]
 
 
 def test_one_level_has_no_samplers():
-    (level,) = make_plan(grids(8, 8)["blobs"], 1).levels
+    (level,) = make_row_plan(grids(8, 8)["blobs"], 1).levels
     assert level.down is None and level.up is None
 
 
 def test_the_ends_have_one_sampler_each():
-    first, middle, last = make_plan(grids(8, 8)["blobs"], 3).levels
+    first, middle, last = make_row_plan(grids(8, 8)["blobs"], 3).levels
     assert first.up is None and first.down and middle.up and middle.down and last.up and last.down is None
 
 
 def test_rows_of_all_levels():
-    assert make_plan(grids(16, 16)["one_cell"], 4).rows == (1, 1, 1, 1)
-    assert make_plan(grids(16, 16)["checkerboard"], 4).rows == (128, 64, 16, 4)
-    assert all(count_active_rows(grid, DEPTH) == make_plan(grid, DEPTH).rows for grid in grids(13, 17).values())
+    assert make_row_plan(grids(16, 16)["one_cell"], 4).rows == (1, 1, 1, 1)
+    assert make_row_plan(grids(16, 16)["checkerboard"], 4).rows == (128, 64, 16, 4)
+    assert all(count_active_rows(grid, DEPTH) == make_row_plan(grid, DEPTH).rows for grid in grids(13, 17).values())
 
 
 def test_the_grid_is_not_kept():
     """A plan outlives changes to the caller's array."""
     grid = grids(8, 8)["square"]
-    plan = make_plan(grid, 2)
+    plan = make_row_plan(grid, 2)
     before = plan.levels[0].active.tolist()
     grid[:] = True
     assert plan.levels[0].active.tolist() == before

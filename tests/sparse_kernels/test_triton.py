@@ -546,7 +546,7 @@ def test_only_a_measurement_of_this_gpu_chooses_triton(monkeypatch):
 def test_the_default_runs_torchs_kernels_alone(monkeypatch):
     """Neither Triton nor xFormers is imported, though both could be."""
     monkeypatch.setattr(ops, "import_module", lambda name: pytest.fail(f"{name} was imported"))
-    rows, plan = torch.zeros(1, 64, 4, device=DEVICE), row_plan.make_plan(grids(8, 8)["everything"], 1, DEVICE)
+    rows, plan = torch.zeros(1, 64, 4, device=DEVICE), row_plan.make_row_plan(grids(8, 8)["everything"], 1, DEVICE)
     ops.conv3x3(rows, plan.levels[0].same, torch.zeros(2, 4, 3, 3, device=DEVICE), None)
     assert ops._backend.get() == "fast" and ops._kernels("attention", rows) is torch_backend
 

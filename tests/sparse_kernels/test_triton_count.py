@@ -22,7 +22,7 @@ from fisedit.sparse import cuda_graphs
 from fisedit.sparse.cuda_graphs import GraphExecutor
 from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels import ops
-from fisedit.sparse_kernels.row_plan import make_plan
+from fisedit.sparse_kernels.row_plan import make_row_plan
 
 pytest.importorskip("triton", reason="the package triton is not installed")
 
@@ -69,7 +69,7 @@ def step(monkeypatch, area, edits=1, *, quantised=""):
         unet = UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(_SD15 / "unet")).half().eval()
         latents, text, time = torch.zeros(2, 4, SIDE, SIDE).half(), torch.zeros(2, 77, 768).half(), torch.tensor(500)
     executor = Executor(unet)
-    plans, many = [make_plan(grid, executor.num_levels, "meta")] * edits, latents.repeat_interleave(edits, 0)
+    plans, many = [make_row_plan(grid, executor.num_levels, "meta")] * edits, latents.repeat_interleave(edits, 0)
     with torch.inference_mode():
         _, maps = executor.run_dense(latents, time, text, {})
         with ops.use("triton"), Kernels(monkeypatch) as kernels:

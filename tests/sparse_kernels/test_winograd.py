@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from fisedit.adapters.block_convs import BlockConv
 from fisedit.sparse_kernels import winograd
-from fisedit.sparse_kernels.row_plan import kernel_map_to, make_plan
+from fisedit.sparse_kernels.row_plan import kernel_map_to, make_row_plan
 from tests.support.grids import grids
 from tests.test_editor_stats import counted
 
@@ -27,7 +27,7 @@ def _always(monkeypatch):
 
 def made(grid, grown=False):
     """The level, the reads of a conv and its tiles; to the cells grown by one if asked."""
-    level, outputs = make_plan(grid, 1).levels[0], torch.from_numpy(grid)
+    level, outputs = make_row_plan(grid, 1).levels[0], torch.from_numpy(grid)
     if not grown:
         return (
             level,

@@ -10,7 +10,7 @@ from math import nan
 import torch
 
 from fisedit.sparse_kernels.buckets import PlanTables, choose_bucket
-from fisedit.sparse_kernels.row_plan import make_plan
+from fisedit.sparse_kernels.row_plan import make_row_plan
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 0.005, torch.bfloat16: 0.03}
@@ -21,7 +21,7 @@ class Edits:
     """Several masks over one source of some guidance branches; item b is edit b % E of branch b // E."""
 
     def __init__(self, grids, dtype, *, depth=2, branches=2, device=DEVICE):
-        self.plans = [make_plan(grid, depth, device) for grid in grids]
+        self.plans = [make_row_plan(grid, depth, device) for grid in grids]
         self.levels = self.plans[0].levels
         self.dtype, self.device, self.branches, self.edits = dtype, device, branches, len(grids)
         self.items = branches * len(grids)

@@ -90,7 +90,7 @@ def as_blocks(grid: BoolGrid) -> BoolGrid:
 
 def _sparse_steps(case: EditCase, text: Tensor, latents: Tensor, first: int, grid: BoolGrid) -> Tensor:
     """From step `first` on, the mask's rows over the source's features; outside, the source's latents."""
-    trajectory, sampler, plan = case.trajectory, case.engine.sampler(case.config), case.engine.plan(grid, 0)
+    trajectory, sampler, plan = case.trajectory, case.engine.sampler(case.config), case.engine.row_plan(grid, 0)
     executor = StaleNormExecutor(case.editor.pipe.unet)
     cache: dict[str, Tensor] = {}
     inside = torch.from_numpy(grid.copy()).to(latents.device)

@@ -23,7 +23,7 @@ def test_blocks_are_whole():
 def test_stale_norms_repeat_the_source_and_nothing_else(generated):
     """On the source's own inputs old and mixed statistics are the same; on others they are not."""
     case, trajectory = generated, generated.trajectory
-    unet, plan = case.editor.pipe.unet, case.engine.plan(SQUARE, 0)
+    unet, plan = case.editor.pipe.unet, case.engine.row_plan(SQUARE, 0)
     text, t = case.engine.encode(case.source.config), case.engine.sampler(case.config).timesteps[2]
 
     def rows(executor: Executor, latents: torch.Tensor) -> torch.Tensor:

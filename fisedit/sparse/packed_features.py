@@ -45,10 +45,17 @@ class FeaturePacker:
         self._heads, self._kind = heads or {}, kind or torch.int8
         self._packed: WeakKeyDictionary[StepFeatures, tuple[Tensor, list[Tensor]]] = WeakKeyDictionary()
 
-    def reading(
+    def gather_index(
         self, rows: Packed, plans: Sequence[SparsePlan], branches: int, injected: Packed | None = None
     ) -> GatherIndex:
-        """What some edits of one size read of every step, in the order of `rows`, and `injected` queries and keys."""
+        """Find what some edits of one size read of every step.
+
+        Args:
+            rows: names and shapes of the rows that are read, in their order.
+            plans: of every edit.
+            branches: S.
+            injected: names and shapes of the queries and keys that the last branch attends with; None for none.
+        """
         found: dict[tuple[int, str], Tensor] = {}
         parts, starts = [], self._starts(plans[0], branches)
         for name, shape in rows.shapes.items():
@@ -70,7 +77,7 @@ class FeaturePacker:
         return name, level, [F.pad(positions, (0, shape[1] - len(positions))) for positions in active]
 
     def changed(self, plan: SparsePlan, branches: int) -> Tensor:
-        """Where an overlay's rows lie in the pack under it: int64 [pieces], in the order of `laid`."""
+        """Where an overlay's rows lie in the pack under it: int64 [pieces], in the order of `flat_rows`."""
         starts = self._starts(plan, branches)
         return torch.cat(
             [
@@ -80,7 +87,7 @@ class FeaturePacker:
             ]
         )
 
-    def laid(self, step: CachedFeatures) -> Tensor:
+    def flat_rows(self, step: CachedFeatures) -> Tensor:
         """A step's own rows side by side [pieces, piece]: of a recorded one all, of an edit's what it changed."""
         if isinstance(step, StepFeatures):
             return self._pack(step)[0]
@@ -104,9 +111,9 @@ class FeaturePacker:
         for overlay in overlays:
             for i, site in enumerate(self._tokens):
                 active = overlay.plan.levels[site.level].active
-                for there, rows in zip(mixed[2 * i : 2 * i + 2], self._code(overlay, site), strict=True):
+                for target, rows in zip(mixed[2 * i : 2 * i + 2], self._quantise(overlay, site), strict=True):
                     same = torch.int8 if rows.dtype.itemsize == 1 else rows.dtype  # few operations know fp8
-                    there.view(same).index_copy_(1, active, rows.view(same))
+                    target.view(same).index_copy_(1, active, rows.view(same))
         return mixed
 
     def _pack(self, step: StepFeatures) -> tuple[Tensor, list[Tensor]]:
@@ -114,15 +121,15 @@ class FeaturePacker:
         if step in self._packed:
             return self._packed[step]
         flat = torch.cat([step.maps[site.name].view(-1, self.piece) for site in self._sites])
-        if step.home is not None:
-            flat = to_pinned_memory(flat, step.home)
-        numbers = [part for site in self._tokens if self._heads for part in self._code(step, site)]
+        if step.offloaded_from is not None:
+            flat = to_pinned_memory(flat, step.offloaded_from)
+        numbers = [part for site in self._tokens if self._heads for part in self._quantise(step, site)]
         self._packed[step], maps = (flat, numbers), [step.maps[site.name] for site in self._sites]
         parts = flat.split([old.numel() // self.piece for old in maps])
         step.maps |= {s.name: part.view(old.shape) for s, part, old in zip(self._sites, parts, maps, strict=True)}
         return flat, numbers
 
-    def _code(self, step: StepFeatures | FeatureOverlay, site: LayerSite) -> tuple[Tensor, Tensor]:
+    def _quantise(self, step: StepFeatures | FeatureOverlay, site: LayerSite) -> tuple[Tensor, Tensor]:
         return quantise(step.maps[site.name], self._heads[site.name], self._kind)
 
     def _starts(self, plan: SparsePlan, branches: int) -> dict[str, int]:
@@ -144,6 +151,7 @@ class GatherIndex:
     """What some edits read of every step, found when their masks are known.
 
     Args:
+        packer: of the steps that are read.
         index: where their rows lie in a pack: int64 [pieces]. Padding points anywhere.
         branches: S.
         injected: name, level and positions of queries and keys that the last branch attends with.
@@ -151,38 +159,38 @@ class GatherIndex:
 
     def __init__(
         self,
-        records: FeaturePacker,
+        packer: FeaturePacker,
         index: Tensor,
         branches: int,
         injected: Sequence[tuple[str, int, list[Tensor]]] = (),
     ) -> None:
-        self._records, self._index, self._branches, self._injected = records, index, branches, injected
+        self._packer, self._index, self._branches, self._injected = packer, index, branches, injected
         self._found: dict[SparsePlan, Tensor] = {}
 
     def of(self, step: CachedFeatures) -> list[Tensor]:
         """Totals of all norms side by side, the rows of all maps likewise, those of injected queries and keys if there
         are some, and every map of keys and values."""
-        records, (root, overlays) = self._records, _lineage(step)
-        pack = records.laid(root).to(self._index.device)
+        packer, (root, overlays) = self._packer, _lineage(step)
+        pack = packer.flat_rows(root).to(self._index.device)
         rows = pack.index_select(0, self._index)
         for overlay in overlays:
-            slots = self._slots(overlay.plan, len(pack))
-            changed = records.laid(overlay).index_select(0, slots.clamp(min=0))
-            rows = torch.where((slots >= 0)[:, None], changed, rows)
+            row_of_position = self._row_of_position(overlay.plan, len(pack))
+            changed = packer.flat_rows(overlay).index_select(0, row_of_position.clamp(min=0))
+            rows = torch.where((row_of_position >= 0)[:, None], changed, rows)
         kept = [
             step.rows(name, level, positions)[-1:].flatten()
             for name, level, each in self._injected
             for positions in each
         ]
-        return [records.totals(step), rows.flatten(), *([torch.cat(kept)] if kept else []), *records.tokens(step)]
+        return [packer.totals(step), rows.flatten(), *([torch.cat(kept)] if kept else []), *packer.tokens(step)]
 
-    def _slots(self, plan: SparsePlan, size: int) -> Tensor:
+    def _row_of_position(self, plan: SparsePlan, size: int) -> Tensor:
         """Where the rows that are read are among the own ones of a plan's overlays, -1 for those that are not."""
         if plan not in self._found:
-            changed = self._records.changed(plan, self._branches)
-            slots = torch.full((size,), -1, device=changed.device)
-            slots[changed] = torch.arange(len(changed), device=changed.device)
-            self._found[plan] = slots[self._index]
+            changed = self._packer.changed(plan, self._branches)
+            row_of_position = torch.full((size,), -1, device=changed.device)
+            row_of_position[changed] = torch.arange(len(changed), device=changed.device)
+            self._found[plan] = row_of_position[self._index]
         return self._found[plan]
 
 
