@@ -333,7 +333,7 @@ class Planner:
         return probes * step - (step - step // self._engine.batch(request.config) if one_branch else 0)
 
     def _cheapest(self, request: EditRequest, mask: EditMask, costs: Costs) -> tuple[int, ...]:
-        return costs.growth(mask.grid, request.start, plain=request.structure > 0)
+        return costs.cheapest_dilations(mask.grid, request.start, plain=request.structure > 0)
 
     def _checked(self, request: EditRequest, plan: EditPlan) -> EditPlan:
         """The plan with a check for drift, where one can be made."""
@@ -342,7 +342,7 @@ class Planner:
             return plan
         check = drift_check.plan_check(plan.mask, steps, request.start)
         costs = self.costs(request.config, recorded=plan.recorded)
-        extra = costs.check(plan.mask.grid, plan.dilation[check.step], check.cells)
+        extra = costs.check_macs(plan.mask.grid, plan.dilation[check.step], check.cells)
         return replace(plan, check=check, spent=plan.spent + extra)
 
     def _halved(self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory) -> bool:

@@ -78,9 +78,9 @@ class TestInversion:
         again = engine.run_dense(source.config, engine.encode(source.config), unwatched, (NOWHERE, told))
         assert torch.equal(latents(again), latents(told)) and len(told.features) == STEPS
         for ours, theirs in zip(again.features, told.features, strict=True):
-            assert ours.maps.keys() == theirs.maps.keys() and ours.totals.keys() == theirs.totals.keys()
+            assert ours.maps.keys() == theirs.maps.keys() and ours.statistics.keys() == theirs.statistics.keys()
             assert all(torch.equal(ours.maps[key], theirs.maps[key]) for key in ours.maps)
-            assert all(torch.equal(ours.totals[key], theirs.totals[key]) for key in ours.totals)
+            assert all(torch.equal(ours.statistics[key], theirs.statistics[key]) for key in ours.statistics)
 
     def test_the_record_is_the_samplers_along_the_path(self, pipelines):
         """Predictions are those that a guided sampler makes of the path's latents."""

@@ -17,7 +17,7 @@ from fisedit.evaluation.cuda_speed import PEAKS
 from fisedit.evaluation.workload import STEP_DILATION, square_mask
 from fisedit.models import random_init
 from fisedit.sampling.denoise import Engine
-from fisedit.sparse.cost_model import decoder_macs, fixed, text_macs, unet_macs
+from fisedit.sparse.cost_model import decoder_macs, fixed_macs, text_macs, unet_macs
 from fisedit.sparse.executor import Executor
 from fisedit.sparse.feature_cache import FeatureOverlay
 from fisedit.sparse.vae_decode import decode, decode_sparse
@@ -138,7 +138,7 @@ def test_a_fallback_costs_what_torch_counts(pipelines, negative, known):
 
 def tensors(trajectory):
     loose = [*trajectory.latents, *trajectory.predictions, *trajectory.text_keys.values()]
-    return loose + [t for step in trajectory.features for t in (*step.maps.values(), *step.totals.values())]
+    return loose + [t for step in trajectory.features for t in (*step.maps.values(), *step.statistics.values())]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -247,8 +247,8 @@ def test_what_a_step_takes_at_least_on_each_device():
     grid, sizes = square_mask(0.05, 64), tuple(4**level * 64 for level in reversed(range(4)))
     macs = unet_macs(executor.sites, make_row_plan(dilate(grid, STEP_DILATION), executor.num_levels).rows, sizes, 2, 77)
     operations, _ = PEAKS["H200"]
-    assert fixed(torch.device("cuda")) == pytest.approx(1.3e-3 * operations / 2 / 3 - macs, rel=0.05)
-    assert fixed(torch.device("cpu")) == fixed(torch.device("meta")) == 10e9
+    assert fixed_macs(torch.device("cuda")) == pytest.approx(1.3e-3 * operations / 2 / 3 - macs, rel=0.05)
+    assert fixed_macs(torch.device("cpu")) == fixed_macs(torch.device("meta")) == 10e9
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("cpu", (4, 3)), ("cuda", (5, 5))])
@@ -256,19 +256,19 @@ def test_growth_is_as_wide_as_costs_hardly_more_time_there(pipelines, monkeypatc
     """One mask of one model: where a step's fixed part is larger, more cells come for nothing."""
     costs = Engine(pipelines["sd15"]).costs(config_of(num_inference_steps=2))
     spent = costs.sparse_step(SQUARE, 5)
-    monkeypatch.setattr("fisedit.sparse.cost_model.FIXED", {"cpu": 4 * spent, "cuda": 40 * spent})
-    monkeypatch.setattr("fisedit.sparse.cost_model.fixed", lambda _: fixed(torch.device(kind)))
-    assert costs.growth(SQUARE, plain=True) == expected
+    monkeypatch.setattr("fisedit.sparse.cost_model.FIXED_MACS", {"cpu": 4 * spent, "cuda": 40 * spent})
+    monkeypatch.setattr("fisedit.sparse.cost_model.fixed_macs", lambda _: fixed_macs(torch.device(kind)))
+    assert costs.cheapest_dilations(SQUARE, plain=True) == expected
 
 
 def test_dense_steps_in_between_where_they_cost_hardly_more_time(pipelines, monkeypatch):
     costs = Engine(pipelines["sd15"]).costs(config_of(num_inference_steps=25))
-    monkeypatch.setattr("fisedit.sparse.cost_model.FIXED", {"cpu": 100 * costs.dense_step()})
+    monkeypatch.setattr("fisedit.sparse.cost_model.FIXED_MACS", {"cpu": 100 * costs.dense_step()})
     dense = 0, 3, 7, 12, 18
-    assert costs.growth(SQUARE) == tuple(DENSE_STEP if i in dense else 1 for i in range(25))
-    assert costs.growth(SQUARE, 10) == tuple(DENSE_STEP if i in (10, 13, 19) else 1 for i in range(25))
-    monkeypatch.setattr("fisedit.sparse.cost_model.FIXED", {"cpu": 0})
-    assert costs.growth(SQUARE) == (2,) * 13 + (1,) * 12
+    assert costs.cheapest_dilations(SQUARE) == tuple(DENSE_STEP if i in dense else 1 for i in range(25))
+    assert costs.cheapest_dilations(SQUARE, 10) == tuple(DENSE_STEP if i in (10, 13, 19) else 1 for i in range(25))
+    monkeypatch.setattr("fisedit.sparse.cost_model.FIXED_MACS", {"cpu": 0})
+    assert costs.cheapest_dilations(SQUARE) == (2,) * 13 + (1,) * 12
 
 
 def test_dense_steps_in_between_are_told(pipelines):

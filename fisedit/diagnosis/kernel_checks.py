@@ -76,10 +76,10 @@ class _Inputs:
 
 
 def _group_norm(x: _Inputs) -> Tensor:
-    totals = ops.group_statistics(x.whole, _GROUPS)
+    statistics = ops.group_statistics(x.whole, _GROUPS)
     weight, bias, eps = x.norm
     count = 256 * _CHANNELS // _GROUPS
-    return ops.group_norm_affine(x.rows, x.recorded, totals, None, count, weight, bias, eps)[0]
+    return ops.group_norm_affine(x.rows, x.recorded, statistics, None, count, weight, bias, eps)[0]
 
 
 KERNELS: dict[str, Callable[[_Inputs], Tensor]] = {

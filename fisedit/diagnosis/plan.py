@@ -86,7 +86,7 @@ def _plan(
         weight.numel() for part in (pipe.unet, pipe.vae, pipe.text_encoder) for weight in part.parameters()
     )
     grid = shape_mask(settings.areas[0], config.width // LATENT_FACTOR, discs=False)
-    sparse = costs.step_seconds(grid, costs.growth(grid))
+    sparse = costs.step_seconds(grid, costs.cheapest_dilations(grid))
     read = page / table.rates["disk read"] if "disk read" in table.rates else float("inf")
     choices = [Placement("memory", page, sparse), Placement("disk", 0, sparse + read)]
     placed = place([choices] * steps, max(0, limit - weights)) or ()
@@ -124,7 +124,7 @@ def _config(pipe: StableDiffusionPipeline, settings: PlanSettings) -> Generation
 def _edit(costs: Costs, config: GenerationConfig, area: float, page: int, late: float) -> dict[str, Any]:
     """An edit in a square; `late`: seconds that its steps wait for records."""
     grid = shape_mask(area, config.width // LATENT_FACTOR, discs=False)
-    growth = costs.growth(grid)
+    growth = costs.cheapest_dilations(grid)
     fallback = costs.dense_is_cheaper(grid, growth)
     share = 1.0 if fallback else sum(costs.rows(grid, growth)) / sum(costs.sizes)
     seconds = costs.seconds(grid, () if fallback else growth)

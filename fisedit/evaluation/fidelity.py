@@ -24,7 +24,7 @@ from fisedit.evaluation.schedules import SCHEDULES, SHIPPED
 from fisedit.evaluation.timing import interval, measure_seconds, ratio, shown
 from fisedit.models.device import choose_device
 from fisedit.models.loader import load
-from fisedit.sparse.cost_model import GROWTHS
+from fisedit.sparse.cost_model import DILATION_PAIRS
 from fisedit.values import LATENT_FACTOR, GenerationConfig, OnStep, SchedulerName
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _settings_dict(settings: FidelitySettings, dtype: str) -> dict[str, Any]:
         "edits": settings.edits,
         "num_inference_steps": settings.num_inference_steps,
         "mask_area": AREA,
-        "default_growths": GROWTHS,
+        "default_growths": DILATION_PAIRS,
         "dtype": dtype,
         "guidance_scale": settings.guidance_scale,
         "scheduler": "ddim",

@@ -6,25 +6,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from fisedit.sparse.cost_model import mixed, spread
+from fisedit.sparse.cost_model import interleaved_dense_steps, two_phase_dilation
 
 WIDER_FIRST, SOME_DENSE = "2, then 1 from 1/2", "1, a fifth of the steps dense"
 
 SCHEDULES: dict[str, Callable[[int], tuple[int, ...] | None]] = {
     "default": lambda _: None,
-    "0": partial(spread, 0, 0),
-    "1": partial(spread, 1, 1),
-    "2": partial(spread, 2, 2),
-    "3": partial(spread, 3, 3),
-    "3, then 1 from 1/4": partial(spread, 3, 1, share=1 / 4),
-    "3, then 1 from 1/2": partial(spread, 3, 1),
-    WIDER_FIRST: partial(spread, 2, 1),
-    "5": partial(spread, 5, 5),
-    "1, 2 of 25 steps dense": partial(mixed, share=2 / 25),
-    SOME_DENSE: mixed,
-    "1, 7 of 25 steps dense": partial(mixed, share=7 / 25),
+    "0": partial(two_phase_dilation, 0, 0),
+    "1": partial(two_phase_dilation, 1, 1),
+    "2": partial(two_phase_dilation, 2, 2),
+    "3": partial(two_phase_dilation, 3, 3),
+    "3, then 1 from 1/4": partial(two_phase_dilation, 3, 1, share=1 / 4),
+    "3, then 1 from 1/2": partial(two_phase_dilation, 3, 1),
+    WIDER_FIRST: partial(two_phase_dilation, 2, 1),
+    "5": partial(two_phase_dilation, 5, 5),
+    "1, 2 of 25 steps dense": partial(interleaved_dense_steps, share=2 / 25),
+    SOME_DENSE: interleaved_dense_steps,
+    "1, 7 of 25 steps dense": partial(interleaved_dense_steps, share=7 / 25),
 }
 """Name -> from a number of steps to the dilation of every step, in latent cells; None for the planner's choice."""
 
-SHIPPED: dict[str, Callable[[int], tuple[int, ...]]] = {WIDER_FIRST: partial(spread, 2, 1), SOME_DENSE: mixed}
+SHIPPED: dict[str, Callable[[int], tuple[int, ...]]] = {
+    WIDER_FIRST: partial(two_phase_dilation, 2, 1),
+    SOME_DENSE: interleaved_dense_steps,
+}
 """The defaults: of Stable Diffusion, and of a model so small that calls take most of its time."""

@@ -183,7 +183,7 @@ class _EditBenchmark:
 
     def _schedules(self, grid: BoolGrid) -> dict[str, tuple[tuple[int, ...], bool]]:
         """Name -> dilations, and whether the planner takes them by default over this mask."""
-        default = self.costs.growth(grid)
+        default = self.costs.cheapest_dilations(grid)
         named = {name: make(self.config.num_inference_steps) for name, make in SHIPPED.items()}
         named |= {} if default in named.values() else {"default": default}
         return {name: (growth, growth == default) for name, growth in named.items()}

@@ -74,10 +74,10 @@ def cases(rows: int, side: int, channels: int, dtype: torch.dtype = torch.float1
     placement.active_mask[:, :rows] = True
     placement.num_rows.fill_(rows)
     width = side * side * channels // 32  # elements of a group
-    totals = torch.tensor([0.0, 2.0 * width], dtype=torch.float64).expand(1, 32, 2)
+    statistics = torch.tensor([0.0, 2.0 * width], dtype=torch.float64).expand(1, 32, 2)
     return {
         "group_norm_affine": each(
-            "group_norm_affine", x, packed[..., :channels], totals, placement.num_rows, width, gamma, gamma, 1e-5
+            "group_norm_affine", x, packed[..., :channels], statistics, placement.num_rows, width, gamma, gamma, 1e-5
         ),
         "norm_conv3x3": each("norm_conv3x3", x, halo, taps, weight, gamma, norm, ConvEpilogue(random(1, channels), x)),
         "norm_linear": each("norm_linear", x, wide[: 3 * channels], None, None, layer),

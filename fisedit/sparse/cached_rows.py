@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fisedit.models.injection import Replacement
 from fisedit.models.stopwatch import layer as layer_span
-from fisedit.sparse.feature_cache import FeatureOverlay, ShiftedFeatures, gather, totals
+from fisedit.sparse.feature_cache import FeatureOverlay, ShiftedFeatures, gather, recorded_statistics
 from fisedit.sparse.modules import LayerSite, Role
 from fisedit.sparse.packed_weights import MergedWeights
 from fisedit.sparse_kernels import ops
@@ -81,10 +81,13 @@ class CachedRows:
         else:
             recorded = self.source.rows(name, site.level, level.read_positions if len(halo) else level.active)
             old, self._halos[name] = recorded[:, : level.rows], recorded[:, level.rows :]
-            sums, count = totals(self.source, name, site.level, groups), level.size * (norm.num_channels // groups)
+            sums, count = (
+                recorded_statistics(self.source, name, site.level, groups),
+                level.size * (norm.num_channels // groups),
+            )
             affine, sums = ops.group_norm_affine(rows, old, sums, None, count, norm.weight, norm.bias, norm.eps)
         if not whole_map:
-            self.overlay.totals[name] = sums
+            self.overlay.statistics[name] = sums
         return affine
 
     @layer_span("gather")

@@ -70,7 +70,7 @@ class _CoarseGraph:
     def __init__(self, decoder: CapturedDecoder, bucket: Bucket, rows: Tensor) -> None:
         self._decoder, sites, device, dtype = decoder, decoder.sites.values(), rows.device, rows.dtype
         sizes = [4**level * decoder.frame.area for level in reversed(range(len(bucket.rows)))]
-        totals = {s.name: (1, s.module.num_groups, 2) for s in sites if s.role in NORMS}
+        statistics = {s.name: (1, s.module.num_groups, 2) for s in sites if s.role in NORMS}
         cached = {name: (1, *shape) for name, shape in recorded(tuple(sites), bucket).items()}
         tokens = {s.name: (1, sizes[s.level], s.module.out_features) for s in sites if s.role is Role.TOKENS}
         self._latents = rows.new_zeros(1, bucket.rows[-1] + bucket.same[-1], rows.shape[2])
@@ -78,7 +78,7 @@ class _CoarseGraph:
             PlanTables(bucket, sizes, 1, device),
             self._latents,
             torch.zeros(1, device=device),
-            Packed(totals, torch.float64, device),
+            Packed(statistics, torch.float64, device),
             Packed(cached, dtype, device),
             Packed({}, dtype, device),
             tokens={name: rows.new_zeros(shape) for name, shape in tokens.items()},
@@ -98,8 +98,8 @@ class _CoarseGraph:
         overlay = FeatureOverlay(features, plan)
         for name, tensor in snapshot(self._captured.outputs).items():
             kind, _, site = name.partition(" ")
-            if kind == "totals":
-                overlay.totals[site] = tensor
+            if kind == "statistics":
+                overlay.statistics[site] = tensor
             else:
                 overlay.maps[site] = tensor[:, : plan.levels[self._decoder.sites[site].level].rows]
         return overlay
@@ -109,7 +109,7 @@ class _CoarseGraph:
         source = StaticRows(self._buffers, sites, self._decoder.packed, MergedWeights(), {})
         decode_coarse(source, self._decoder.vae, self._latents, count)
         rows = {f"rows {name}": rows for name, rows in source.fresh.items() if name in sites}
-        return rows | {f"totals {name}": totals for name, totals in source.totals.items()}
+        return rows | {f"statistics {name}": statistics for name, statistics in source.statistics.items()}
 
 
 class _FineGraph:

@@ -4,7 +4,7 @@ cheaper.
 MACs are counted from the layers: output rows times weights, plus 2 * queries * keys * width for attention. Norms and
 activations count nothing, as in torch's FlopCounterMode. Seconds come from this machine's measured table
 (`fisedit.sparse.cost_table`); without one a step's time is counted in multiply-accumulates, by the constants below,
-which decides between schedules and tells no seconds. Runs nothing, and knows neither samplers nor adapters.
+which decides between schedules and predicts no seconds. Runs nothing, and knows neither samplers nor adapters.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ if TYPE_CHECKING:
     from fisedit.sparse_kernels.row_plan import SparsePlan
     from fisedit.values import BoolGrid
 
-GROWTHS = ((2, 1), (4, 3), (5, 5))
+DILATION_PAIRS = ((2, 1), (4, 3), (5, 5))
 """Latent cells computed beyond the mask by default, in the first and the second half of the steps. The first pair costs
 a tenth more than 1 throughout, and its tenth percentile is 3 dB better (`fisedit bench fidelity`); the others come
 nearer to the dense edit, and are taken where they cost hardly any time.
 
-Nearer than all of them comes a single cell with dense steps in between, which tell what changes outside the mask."""
+Nearer than all of them comes a single cell with dense steps in between, which find what changes outside the mask."""
 
-BETWEEN = 0.2
+DENSE_STEP_SHARE = 0.2
 """Share of the steps that run dense, where some do: of 25 steps 5. The first of all is one, as the early steps decide
 what an edit makes of a place. With 4 of them, edits in our own masks come near to 28 dB in the tenth
 percentile; 7 bring a decibel more for a tenth of the time."""
 
-EARLIER = 1.4
+DENSE_STEP_EXPONENT = 1.4
 """How much closer the earlier ones lie: they are where the k-th of n equal parts begins, k / n to this power."""
 
-FREE = 1.1
+MAX_TIME_RATIO = 1.1
 """How many times the first pair's time a wider one may take."""
 
-FIXED = {"cpu": 10e9, "cuda": 165e9}
+FIXED_MACS = {"cpu": 10e9, "cuda": 165e9}
 """Device -> what a step takes whatever it computes, in multiply-accumulates of its time, where there is no table.
 
 On two Zen 5 cores 50 ms, measured, for calls and for reading weights: nearly all of a small model's step, and little of
@@ -58,10 +58,10 @@ Stable Diffusion's. Of a captured step on a GPU an estimate, as none was measure
 is 1.3 ms, is worth 214e9 at a third of an H200's peak of 494e12 a second, and such a step's own are 50e9. The rest is
 1 ms, for reading the weights and for 250 kernels: a larger part of a step than on a CPU."""
 
-WORTH = 0.95
+BREAK_EVEN_SECONDS = 0.95
 """Share of a dense run's predicted seconds from which an edit runs dense, which is exact and costs hardly more."""
 
-BREAK_EVEN = 0.78
+BREAK_EVEN_MACS = 0.78
 """Share of a dense step's multiply-accumulates from which an edit runs dense, where there is no table.
 
 In bf16 at 512 px a sparse step was 1.4 times faster than a dense one at 66 % in uneven blobs, 1.2 at 77 % in a square
@@ -69,23 +69,36 @@ and as fast at 79 % in blobs on two Zen 5 cores; 1.2 at 78 %, 1.1 at 83 % and as
 AMX."""
 
 
-def spread(first: int, then: int, steps: int, share: float = 0.5) -> tuple[int, ...]:
-    """Latent cells to compute beyond the mask, for every step: so many for a share of them, and so many then."""
+def two_phase_dilation(first: int, then: int, steps: int, share: float = 0.5) -> tuple[int, ...]:
+    """Dilations of two phases of a run.
+
+    Args:
+        first: latent cells computed beyond the mask in the first phase.
+        then: latent cells in the second one.
+        steps: N.
+        share: of the steps in the first phase, rounded up; in [0, 1].
+    """
     early = ceil(share * steps)
     return (first,) * early + (then,) * (steps - early)
 
 
-def mixed(steps: int, start: int = 0, share: float = BETWEEN) -> tuple[int, ...]:
-    """A single cell, and dense steps in between from the first to run on: (DENSE_STEP, 1, 1, DENSE_STEP, ...)."""
+def interleaved_dense_steps(steps: int, start: int = 0, share: float = DENSE_STEP_SHARE) -> tuple[int, ...]:
+    """Dilations of one cell with dense steps between them: (DENSE_STEP, 1, 1, DENSE_STEP, ...).
+
+    Args:
+        steps: N.
+        start: the first step to run, which is dense.
+        share: of the steps to run that are dense, rounded up; in [0, 1].
+    """
     left = steps - start
     count = ceil(round(share * left, 6))  # 7 / 25 of 25 is 7
-    dense = {start + round(left * (k / count) ** EARLIER) for k in range(count)}
+    dense = {start + round(left * (k / count) ** DENSE_STEP_EXPONENT) for k in range(count)}
     return tuple(DENSE_STEP if i in dense else 1 for i in range(steps))
 
 
-def fixed(device: torch.device) -> float:
-    """What a step takes on a device whatever it computes, in multiply-accumulates of its time (see `FIXED`)."""
-    return FIXED.get(device.type, FIXED["cpu"])
+def fixed_macs(device: torch.device) -> float:
+    """What a step takes on a device whatever it computes, in multiply-accumulates of its time (see `FIXED_MACS`)."""
+    return FIXED_MACS.get(device.type, FIXED_MACS["cpu"])
 
 
 SHIFT = {Role.DOWN: 1, Role.UP: -1}
@@ -208,9 +221,9 @@ class Costs:
         self._num_levels, self._table = num_levels(layers.sites), table
         self.sizes = tuple(height * width for height, width in layers.grids)
 
-    def rows(self, grid: BoolGrid, growth: Sequence[int]) -> tuple[int, ...]:
-        """Active rows of every level at the widest growth of a sparse step."""
-        return self._rows(grid, max((cells for cells in growth if cells < DENSE_STEP), default=DENSE_STEP))
+    def rows(self, grid: BoolGrid, dilation: Sequence[int]) -> tuple[int, ...]:
+        """Active rows of every level at the widest dilation of a sparse step."""
+        return self._rows(grid, max((cells for cells in dilation if cells < DENSE_STEP), default=DENSE_STEP))
 
     def dense_step(self) -> int:
         """MACs of a dense step, projecting the text included."""
@@ -221,53 +234,72 @@ class Costs:
         """MACs of one branch of a dense step, projecting the text and adapters apart."""
         return self._step(self.sizes) // self._batch
 
-    def sparse_step(self, grid: BoolGrid, growth: int) -> int:
-        """MACs of a sparse step, or of a dense one among them; the text was projected before."""
+    def sparse_step(self, grid: BoolGrid, dilation: int) -> int:
+        """MACs of a sparse step, or of a dense one among them; the text was projected before.
+
+        Args:
+            grid: booleans [h, w], the mask.
+            dilation: latent cells computed beyond it, or `DENSE_STEP`.
+        """
         return (
-            self._sparse(dilate(grid, growth)) if growth < DENSE_STEP else self._step(self.sizes) + self._guided(None)
+            self._sparse(dilate(grid, dilation))
+            if dilation < DENSE_STEP
+            else self._step(self.sizes) + self._guided(None)
         )
 
-    def check(self, grid: BoolGrid, growth: int, cells: BoolGrid) -> int:
-        """MACs that computing other cells [h, w] besides adds to a sparse step."""
-        if growth == DENSE_STEP:
+    def check_macs(self, grid: BoolGrid, dilation: int, cells: BoolGrid) -> int:
+        """MACs that a check adds to a sparse step.
+
+        Args:
+            grid: booleans [h, w], the mask.
+            dilation: latent cells computed beyond it, or `DENSE_STEP`.
+            cells: booleans [h, w], the cells that are computed for the check.
+        """
+        if dilation == DENSE_STEP:
             return 0
-        return self._sparse(dilate(grid, growth) | cells) - self.sparse_step(grid, growth)
+        return self._sparse(dilate(grid, dilation) | cells) - self.sparse_step(grid, dilation)
 
     def dense(self, start: int = 0) -> int:
         """MACs of a dense run: every step from `start` on, and the decode."""
         steps = self._steps - start
         return steps * self.dense_step() + self._decode(frame_areas(self.sizes[0]))
 
-    def sparse(self, grid: BoolGrid, growth: Sequence[int], start: int = 0) -> int:
-        """MACs of a sparse run over a mask, from step `start` on."""
-        once = text_macs(self._sites, self._batch, self._tokens) + self._decode(box_areas(grid))
-        return self._sparse_steps(grid, growth[start:]) + once
+    def sparse(self, grid: BoolGrid, dilation: Sequence[int], start: int = 0) -> int:
+        """MACs of a sparse run over a mask.
 
-    def growth(self, grid: BoolGrid, start: int = 0, *, plain: bool = False) -> tuple[int, ...]:
-        """Latent cells to compute beyond a mask at every step: of all that cost hardly more time than the fewest, what
-        comes nearest to a dense run.
+        Args:
+            grid: booleans [h, w], the mask.
+            dilation: latent cells computed beyond it at every step.
+            start: the first step to run.
+        """
+        fixed_work = text_macs(self._sites, self._batch, self._tokens) + self._decode(box_areas(grid))
+        return self._sparse_steps(grid, dilation[start:]) + fixed_work
+
+    def cheapest_dilations(self, grid: BoolGrid, start: int = 0, *, plain: bool = False) -> tuple[int, ...]:
+        """Choose the dilation of every step: of those that take at most `MAX_TIME_RATIO` of the least one's time, that
+        which comes nearest to a dense run.
 
         Args:
             grid: booleans [h, w], the mask.
             start: the first step to run.
             plain: no dense steps in between; nor are there any with adapters or captured graphs.
         """
-        least, *wider = (spread(*pair, self._steps) for pair in GROWTHS)
+        least, *wider = (two_phase_dilation(*pair, self._steps) for pair in DILATION_PAIRS)
         if not (plain or self._adapter_macs or self._captured):
-            wider.append(mixed(self._steps, start))
-        allowed = FREE * self._time(grid, least[start:])
-        affordable = (g for g in reversed(wider) if self._time(grid, g[start:]) <= allowed)
-        fits = (g for g in affordable if not self.dense_is_cheaper(grid, g))
+            wider.append(interleaved_dense_steps(self._steps, start))
+        allowed = MAX_TIME_RATIO * self._time(grid, least[start:])
+        affordable = (d for d in reversed(wider) if self._time(grid, d[start:]) <= allowed)
+        fits = (d for d in affordable if not self.dense_is_cheaper(grid, d))
         return next(fits, least)
 
-    def seconds(self, grid: BoolGrid | None, growth: Sequence[int], start: int = 0, probes: int = 0) -> float | None:
+    def seconds(self, grid: BoolGrid | None, dilation: Sequence[int], start: int = 0, probes: int = 0) -> float | None:
         """Predicted seconds of a whole edit, from prompt to picture, but for reading references.
 
         Args:
             grid: booleans [h, w], the mask; None for a source or a dense run.
-            growth: latent cells computed beyond it at every step; () for a dense run.
+            dilation: latent cells computed beyond it at every step; () for a dense run.
             start: the first step to run.
-            probes: dense evaluations spent on looking for the mask.
+            probes: dense evaluations that find the mask.
 
         Returns:
             Seconds; None where this machine was not measured.
@@ -275,71 +307,71 @@ class Costs:
         table, steps = self._table, self._steps - start
         if table is None:
             return None
-        once = {"text": 1.0, "once": 1.0}
-        run = (probes + (0 if growth else steps)) * self._dense_time()
-        if growth and grid is not None:
-            run += self._time(grid, growth[start:])
-            once |= {"plan": 1.0, "setup": float(self.rows(grid, growth)[0])}
+        fixed_work = {"text": 1.0, "once": 1.0}
+        run = (probes + (0 if dilation else steps)) * self._dense_time()
+        if dilation and grid is not None:
+            run += self._time(grid, dilation[start:])
+            fixed_work |= {"plan": 1.0, "setup": float(self.rows(grid, dilation)[0])}
         run += steps * table.sum("edit", {"loop": float(self.sizes[0])})
-        return run + table.sum("edit", once) + self._decode_seconds(table, grid if growth else None)
+        return run + table.sum("edit", fixed_work) + self._decode_seconds(table, grid if dilation else None)
 
-    def step_seconds(self, grid: BoolGrid, growth: Sequence[int]) -> float:
-        """Predicted seconds of a sparse step at its widest growth; 0 where this machine was not measured."""
-        widest = max((cells for cells in growth if cells < DENSE_STEP), default=0)
+    def step_seconds(self, grid: BoolGrid, dilation: Sequence[int]) -> float:
+        """Predicted seconds of a sparse step at its widest dilation; 0 where this machine was not measured."""
+        widest = max((cells for cells in dilation if cells < DENSE_STEP), default=0)
         return 0.0 if self._table is None else self._step_time(grid, widest, shifted=False)
 
     def _decode_seconds(self, table: CostTable, grid: BoolGrid | None) -> float:
         """Of a decode: of the mask's boxes, or of the whole picture without one."""
-        areas = frame_areas(self.sizes[0])
-        boxed = areas if grid is None else box_areas(grid)
-        if boxed != areas and table.keys_of("decode sparse"):
-            return table.sum("decode sparse", decode_works(boxed))
-        kinds = (*(f"decode {i}" for i in range(len(areas))), "decode")
+        frame = frame_areas(self.sizes[0])
+        areas = frame if grid is None else box_areas(grid)
+        if areas != frame and table.keys_of("decode sparse"):
+            return table.sum("decode sparse", decode_works(areas))
+        kinds = (*(f"decode {i}" for i in range(len(frame))), "decode")
         whole = table.sum("decode dense", dict.fromkeys(kinds, float(self.sizes[0])))
-        return whole * min(1.0, boxed[-1][1] / areas[-1][1])
+        return whole * min(1.0, areas[-1][1] / frame[-1][1])
 
-    def _time(self, grid: BoolGrid, growth: Sequence[int]) -> float:
+    def _time(self, grid: BoolGrid, dilation: Sequence[int]) -> float:
         """Of a sparse run's steps, in seconds, or in multiply-accumulates without a table."""
-        first = growth.index(DENSE_STEP) if DENSE_STEP in growth else len(growth)
-        steps = Counter((cells, i > first) for i, cells in enumerate(growth))
+        first = dilation.index(DENSE_STEP) if DENSE_STEP in dilation else len(dilation)
+        steps = Counter((cells, i > first) for i, cells in enumerate(dilation))
         return sum(count * self._step_time(grid, cells, shifted=late) for (cells, late), count in steps.items())
 
-    def _step_time(self, grid: BoolGrid, growth: int, *, shifted: bool) -> float:
+    def _step_time(self, grid: BoolGrid, dilation: int, *, shifted: bool) -> float:
         """Of one step, in seconds, or in multiply-accumulates without a table; `shifted` behind a dense one."""
         table = self._table
-        if growth == DENSE_STEP:
+        if dilation == DENSE_STEP:
             return self._dense_time() + (table.sum("edit", {"shift": float(self.sizes[0])}) if table else 0.0)
         if table is None:
-            return fixed(self._device) + self.sparse_step(grid, growth)
-        rows = self._rows(grid, growth)
-        plan = make_row_plan(dilate(grid, growth), self._num_levels) if self._adapter_macs else None
+            return fixed_macs(self._device) + self.sparse_step(grid, dilation)
+        rows = self._rows(grid, dilation)
+        plan = make_row_plan(dilate(grid, dilation), self._num_levels) if self._adapter_macs else None
         seconds = table.step("shifted" if shifted else "sparse", rows, self.sizes, self._batch)
         return seconds * (1 + self._guided(plan) / self._step(rows))
 
     def _dense_time(self) -> float:
         macs = self._step(self.sizes)
         if self._table is None:
-            return fixed(self._device) + macs + self._guided(None)
+            return fixed_macs(self._device) + macs + self._guided(None)
         return self._table.step("dense", self.sizes, self.sizes, self._batch) * (1 + self._guided(None) / macs)
 
-    def _sparse_steps(self, grid: BoolGrid, growth: Sequence[int]) -> int:
+    def _sparse_steps(self, grid: BoolGrid, dilation: Sequence[int]) -> int:
         """MACs of a sparse run's steps."""
-        steps = {cells: self.sparse_step(grid, cells) for cells in set(growth)}
-        return sum(steps[cells] for cells in growth)
+        steps = {cells: self.sparse_step(grid, cells) for cells in set(dilation)}
+        return sum(steps[cells] for cells in dilation)
 
-    def dense_is_cheaper(self, grid: BoolGrid, growth: Sequence[int]) -> str:
+    def dense_is_cheaper(self, grid: BoolGrid, dilation: Sequence[int]) -> str:
         """Why a mask is too large to be worth a sparse run, or ""."""
         if grid.all():
             return "the mask covers everything"
-        sparse, dense = self.seconds(grid, growth), self.seconds(None, ())
+        sparse, dense = self.seconds(grid, dilation), self.seconds(None, ())
         if sparse is not None and dense is not None:
             share = sparse / dense
-            return f"at {share:.0%} of a dense run's seconds, dense is as fast" if share > WORTH else ""
-        share = self._step(self.rows(grid, growth)) / self._step(self.sizes)
-        return f"at {share:.0%} of a dense step, dense is as fast" if share > BREAK_EVEN else ""
+            return f"at {share:.0%} of a dense run's seconds, dense is as fast" if share > BREAK_EVEN_SECONDS else ""
+        share = self._step(self.rows(grid, dilation)) / self._step(self.sizes)
+        return f"at {share:.0%} of a dense step, dense is as fast" if share > BREAK_EVEN_MACS else ""
 
-    def _rows(self, grid: BoolGrid, growth: int) -> tuple[int, ...]:
-        return count_active_rows(dilate(grid, growth), self._num_levels)
+    def _rows(self, grid: BoolGrid, dilation: int) -> tuple[int, ...]:
+        return count_active_rows(dilate(grid, dilation), self._num_levels)
 
     def _step(self, rows: Sequence[int]) -> int:
         return unet_macs(self._sites, rows, self.sizes, self._batch, self._tokens)

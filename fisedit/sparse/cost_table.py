@@ -17,7 +17,7 @@ from typing import Any
 VERSION = 2
 """Of the table's JSON; another one is measured anew."""
 
-SAME = 1.1
+SAME_WORK_RATIO = 1.1
 """Works that differ by less than this factor are one point."""
 
 Key = tuple[str, str, int]
@@ -66,7 +66,7 @@ def fit(points: Iterable[tuple[float, float]]) -> Curve:
     """
     groups: list[list[tuple[float, float]]] = []
     for work, seconds in sorted(points):
-        if groups and work <= SAME * groups[-1][0][0]:
+        if groups and work <= SAME_WORK_RATIO * groups[-1][0][0]:
             groups[-1].append((work, seconds))
         else:
             groups.append([(work, seconds)])
@@ -140,7 +140,7 @@ def from_dict(value: Mapping[str, Any]) -> CostTable:
     """A table from its JSON.
 
     Args:
-        value: as of `CostTable.as_dict`.
+        value: from `CostTable.as_dict`.
 
     Raises:
         ArithmeticError, AttributeError, LookupError, TypeError, ValueError: it is damaged, or of another version.
@@ -184,13 +184,13 @@ def step_work(kind: str, level: int, rows: Sequence[int], sizes: Sequence[int], 
 
 
 class Measurements:
-    """Measured seconds on the way to a table."""
+    """Measured seconds that a table is fitted to."""
 
     def __init__(self) -> None:
         self._points: dict[Key, list[tuple[float, float]]] = defaultdict(list)
 
     def add(self, key: Key, work: float, seconds: float) -> None:
-        """Note one measurement.
+        """Add one measurement.
 
         Args:
             key: (run, kind, level).
@@ -202,5 +202,11 @@ class Measurements:
     def table(
         self, about: Mapping[str, Any], rates: Mapping[str, float], layers: Mapping[str, float] | None = None
     ) -> CostTable:
-        """The table of what was noted; arguments as of `CostTable`."""
+        """The table of the measurements.
+
+        Args:
+            about: see `CostTable`.
+            rates: see `CostTable`.
+            layers: see `CostTable`; None for none.
+        """
         return CostTable({key: fit(points) for key, points in self._points.items()}, about, rates, layers or {})

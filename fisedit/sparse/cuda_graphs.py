@@ -44,7 +44,7 @@ class CachedGraph:
 
     @cached_property
     def packer(self) -> TensorPacker:
-        """Rows and totals, to be copied for overlays; what is read in two halves is not among them."""
+        """Rows and statistics, to be copied for overlays; what is read in two halves is not among them."""
         outputs = self.captured.outputs
         alone = (name for name in outputs if not name.endswith(SKIPPED) and f"{name}{SKIPPED}" not in outputs)
         return TensorPacker({name: outputs[name] for name in alone if name != PREDICTION})
@@ -110,9 +110,9 @@ class GraphExecutor:
         return GraphEdit(self.executor, self.feature_packer, graph, plans, steps, text_keys, branches, budget)
 
     def _outputs(self, buffers: Buffers) -> Outputs:
-        out, fresh, totals = self.static_unet(buffers)
+        out, fresh, statistics = self.static_unet(buffers)
         named = {PREDICTION: out, **{f"rows {name}": rows for name, rows in fresh.items()}}
-        return named | {f"totals {name}": sums for name, sums in totals.items()}
+        return named | {f"statistics {name}": sums for name, sums in statistics.items()}
 
 
 class GraphEdit:
@@ -182,8 +182,8 @@ class GraphEdit:
         made = [FeatureOverlay(source, plan, share=each) for plan in self._plans]
         for e, (overlay, found) in enumerate(zip(made, self._overlay_views, strict=True)):
             for kind, site, view in found:
-                if kind == "totals":
-                    overlay.totals[site] = view.of(flats)
+                if kind == "statistics":
+                    overlay.statistics[site] = view.of(flats)
                 elif site in source:
                     overlay.maps[site] = view.of(flats)
             for site, rows in whole.items():
@@ -207,7 +207,7 @@ class GraphEdit:
             kind, _, site = name.partition(" ")
             for e, plan in enumerate(self._plans):
                 first = view.shape[0] - each + e if site in queries else e
-                rows = view.shape[1] if kind == "totals" else plan.levels[self._levels[site]].rows
+                rows = view.shape[1] if kind == "statistics" else plan.levels[self._levels[site]].rows
                 found[e].append((kind, site, view.strided_slice(first, each, rows)))
         return found
 

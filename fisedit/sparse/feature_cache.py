@@ -24,13 +24,13 @@ class StepFeatures:
 
     Args:
         maps: site name -> [B, H * W, C].
-        totals: norm's name -> [B, groups, 2], float64 sums and sums of squares over the whole map.
+        statistics: norm's name -> [B, groups, 2], float64 sums and sums of squares over the whole map.
         offloaded_from: the device that maps in host memory are copied to when they are read; None for maps that are not
             offloaded.
     """
 
     maps: dict[str, Tensor] = field(default_factory=dict)
-    totals: dict[str, Tensor] = field(default_factory=dict)
+    statistics: dict[str, Tensor] = field(default_factory=dict)
     offloaded_from: torch.device | None = None
 
     def rows(self, key: str, level: int, positions: Tensor) -> Tensor:
@@ -58,18 +58,18 @@ class StepFeatures:
     @property
     def own_bytes(self) -> int:
         """Bytes held here."""
-        return held_bytes((*self.maps.values(), *self.totals.values()))
+        return held_bytes((*self.maps.values(), *self.statistics.values()))
 
 
 @dataclass(eq=False)
 class FeatureOverlay:
-    """What an edit changed of its parent's step: rows at the plan's active positions, totals of the large mixed maps;
-    `share` edits lie in the same memory."""
+    """What an edit changed of its parent's step: rows at the plan's active positions, and group statistics of the large
+    mixed maps; `share` edits are in the same memory."""
 
     parent: CachedFeatures
     plan: SparsePlan
     maps: dict[str, Tensor] = field(default_factory=dict)
-    totals: dict[str, Tensor] = field(default_factory=dict)
+    statistics: dict[str, Tensor] = field(default_factory=dict)
     share: int = 1
 
     def rows(self, key: str, level: int, positions: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class FeatureOverlay:
     @property
     def own_bytes(self) -> int:
         """Bytes held here, the parent's not counted."""
-        return held_bytes((*self.maps.values(), *self.totals.values())) // self.share
+        return held_bytes((*self.maps.values(), *self.statistics.values())) // self.share
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,20 +146,30 @@ class ShiftedFeatures:
 CachedFeatures = StepFeatures | FeatureOverlay | ShiftedFeatures
 
 
-def totals(step: CachedFeatures, key: str, level: int, groups: int) -> Tensor:
-    """A norm's sums and sums of squares over its whole map, float64 [B, groups, 2]: kept with the step or found now."""
-    kept = {} if isinstance(step, ShiftedFeatures) else step.totals
+def recorded_statistics(step: CachedFeatures, key: str, level: int, groups: int) -> Tensor:
+    """A norm's group statistics, kept with the step or computed now.
+
+    Args:
+        step: whose map it is.
+        key: the norm's name.
+        level: of the map.
+        groups: of the norm.
+
+    Returns:
+        float64 [B, groups, 2], sums and sums of squares over the whole map.
+    """
+    kept = {} if isinstance(step, ShiftedFeatures) else step.statistics
     return kept[key] if key in kept else ops.group_statistics(step.whole(key, level), groups)
 
 
 def completed(step: CachedFeatures, last: StepFeatures, levels: Mapping[str, int]) -> StepFeatures:
     """What the last branch alone recorded, with the others' of another step; `levels`: of sites that have them all."""
-    maps, sums = dict(last.maps), dict(last.totals)
+    maps, sums = dict(last.maps), dict(last.statistics)
     for name in maps.keys() & levels.keys():
         maps[name] = step.whole(name, levels[name])
         maps[name][-1:] = last.maps[name]
     for name, own in sums.items():
-        sums[name] = torch.cat([totals(step, name, levels[name], own.shape[1])[:-1], own])
+        sums[name] = torch.cat([recorded_statistics(step, name, levels[name], own.shape[1])[:-1], own])
     return StepFeatures(maps, sums)
 
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fisedit.models.device import to_pinned_memory
-from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, StepFeatures, totals
+from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, StepFeatures, recorded_statistics
 from fisedit.sparse.modules import LayerSite, Role
 from fisedit.sparse.static_rows import NORMS, Packed, channels
 from fisedit.sparse_kernels.reference import quantise
@@ -94,10 +94,10 @@ class FeaturePacker:
         assert isinstance(step, FeatureOverlay), "a shifted step has no pack"
         return torch.cat([step.maps[site.name].reshape(-1, self.piece) for site in self._sites])
 
-    def totals(self, step: CachedFeatures) -> Tensor:
-        """Of all norms side by side."""
+    def statistics(self, step: CachedFeatures) -> Tensor:
+        """Group statistics of all norms in one tensor, float64."""
         norms = ((site, site.module.num_groups) for site in self._sites if site.role in NORMS)
-        return torch.cat([totals(step, site.name, site.level, groups).flatten() for site, groups in norms])
+        return torch.cat([recorded_statistics(step, site.name, site.level, groups).flatten() for site, groups in norms])
 
     def tokens(self, step: CachedFeatures) -> list[Tensor]:
         """Every map of keys and values; where these are quantised, their scales are after every one."""
@@ -168,8 +168,15 @@ class GatherIndex:
         self._found: dict[SparsePlan, Tensor] = {}
 
     def of(self, step: CachedFeatures) -> list[Tensor]:
-        """Totals of all norms side by side, the rows of all maps likewise, those of injected queries and keys if there
-        are some, and every map of keys and values."""
+        """What is read of a step.
+
+        Args:
+            step: recorded, or an overlay.
+
+        Returns:
+            In one tensor each: the group statistics of all norms, the rows of all maps, and injected queries and keys
+            if there are some; then every map of keys and values.
+        """
         packer, (root, overlays) = self._packer, _lineage(step)
         pack = packer.flat_rows(root).to(self._index.device)
         rows = pack.index_select(0, self._index)
@@ -182,7 +189,7 @@ class GatherIndex:
             for name, level, each in self._injected
             for positions in each
         ]
-        return [packer.totals(step), rows.flatten(), *([torch.cat(kept)] if kept else []), *packer.tokens(step)]
+        return [packer.statistics(step), rows.flatten(), *([torch.cat(kept)] if kept else []), *packer.tokens(step)]
 
     def _row_of_position(self, plan: SparsePlan, size: int) -> Tensor:
         """Where the rows that are read are among the own ones of a plan's overlays, -1 for those that are not."""

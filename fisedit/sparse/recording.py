@@ -76,7 +76,7 @@ def _record_norm(context: DenseContext, site: LayerSite, x: Tensor) -> Tensor:
     """Record a norm's input and its group statistics."""
     norm = site.module
     context.maps.maps[site.name] = rows_of(x)
-    out, context.maps.totals[site.name] = ops.dense_group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps)
+    out, context.maps.statistics[site.name] = ops.dense_group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps)
     return out
 
 

@@ -51,7 +51,7 @@ class Buffers:
         tables: positions and kernel maps of every level.
         latents: [B, 4, h, w], scaled for the model.
         timestep: float32 [1].
-        totals: float64 [S, groups, 2], group statistics of every norm's recorded maps.
+        statistics: float64 [S, groups, 2], group statistics of every norm's recorded maps.
         rows: recorded rows, "active NAME" [B, R, C] of norms and "halo NAME" [B, G, C] of what is before a 3x3 conv.
         injected: recorded queries and keys [E, R, C] that the last branch attends with, by site; none where attention
             is not injected.
@@ -65,7 +65,7 @@ class Buffers:
     tables: PlanTables
     latents: Tensor
     timestep: Tensor
-    totals: Packed
+    statistics: Packed
     rows: Packed
     injected: Packed
     text_keys: dict[str, Tensor] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class Buffers:
         """What a step's features are copied to, in the order of `packed_features.GatherIndex`."""
         injected = [self.injected.flat] if self.injected.shapes else []
         return [
-            self.totals.flat,
+            self.statistics.flat,
             self.rows.flat,
             *injected,
             *(t for t in self.tokens.values() if isinstance(t, Tensor)),
@@ -98,7 +98,7 @@ class StaticRows:
     Attributes:
         fresh: rows [B, R, C] for overlays, by site; where a norm reads two maps side by side, the second one's by its
             name and `SKIPPED`. Rows of padding hold nothing of use.
-        totals: group statistics of the mixed maps [B, groups, 2], by norm.
+        statistics: group statistics of the mixed maps [B, groups, 2], by norm.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class StaticRows:
         self._buffers, self._sites, self._packed, self.weight = buffers, sites, packed, merged.of
         self._times = times
         self.fresh: dict[str, Tensor] = {}
-        self.totals: dict[str, Tensor] = {}
+        self.statistics: dict[str, Tensor] = {}
 
     def latents(self, latents: Tensor) -> tuple[Tensor, Tensor]:
         """See `RowSource.latents`."""
@@ -125,9 +125,9 @@ class StaticRows:
         """See `RowSource.affine`."""
         placement = self._tables(name).placement
         count = placement.active_mask.shape[1] * (norm.num_channels // norm.num_groups)
-        recorded, totals = self._buffers.rows[f"active {name}"], self._buffers.totals[name]
-        affine, self.totals[name] = ops.group_norm_affine(
-            rows, recorded, totals, placement.num_rows, count, norm.weight, norm.bias, norm.eps
+        recorded, statistics = self._buffers.rows[f"active {name}"], self._buffers.statistics[name]
+        affine, self.statistics[name] = ops.group_norm_affine(
+            rows, recorded, statistics, placement.num_rows, count, norm.weight, norm.bias, norm.eps
         )
         if isinstance(rows, Tensor):
             self.fresh[name] = rows
@@ -251,14 +251,14 @@ class StaticUNet:
         """
         sizes, items = [height * width for height, width in grids], edits * branches
         like, sites = self.unet.conv_in.weight, self._sites.items()
-        totals = {name: (branches, site.module.num_groups, 2) for name, site in sites if site.role in NORMS}
+        statistics = {name: (branches, site.module.num_groups, 2) for name, site in sites if site.role in NORMS}
         rows = recorded(tuple(self._sites.values()), bucket)
         kept = {name: (edits, bucket.rows[self._sites[name].level], _width(self._sites[name])) for name in injected}
         made = Buffers(
             PlanTables(bucket, sizes, items, like.device),
             like.new_zeros(items, self.unet.config.in_channels, *grids[0]),
             torch.zeros(1, device=like.device),
-            Packed(totals, torch.float64, like.device),
+            Packed(statistics, torch.float64, like.device),
             Packed({name: (items, *shape) for name, shape in rows.items()}, like.dtype, like.device),
             Packed(kept, like.dtype, like.device),
             {name: like.new_zeros(items, tokens, _width(site)) for name, site in sites if site.role is Role.TEXT},
@@ -285,7 +285,7 @@ class StaticUNet:
         """One evaluation.
 
         Returns:
-            The prediction at padded active rows [B, R, 4], and `StaticRows.fresh` and `StaticRows.totals`.
+            The prediction at padded active rows [B, R, 4], and `StaticRows.fresh` and `StaticRows.statistics`.
         """
         unet, times = self.unet, self._time.projections(buffers.timestep)
         source = StaticRows(buffers, self._sites, self._packed, self._merged, times)
@@ -293,7 +293,7 @@ class StaticUNet:
         replacements += [(module, lambda *_: buffers.latents) for module in (unet.time_proj, unet.time_embedding)]
         with injected(unet, replacements):
             (out,) = unet(buffers.latents, buffers.timestep, None, return_dict=False)
-        return rows_of(out), source.fresh, source.totals
+        return rows_of(out), source.fresh, source.statistics
 
 
 def _width(site: LayerSite) -> int:

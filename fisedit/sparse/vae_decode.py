@@ -57,17 +57,17 @@ class DecoderCache:
         features: the coarse levels' maps and group statistics.
         sums: fine norm's name -> float32 [groups, 2, h, w], sums and sums of squares over each latent cell's pixels,
             estimated.
-        totals: fine norm's name -> float64 [groups, 2], sums over the whole map, exact for a dense decode.
+        statistics: fine norm's name -> float64 [groups, 2], sums over the whole map, exact for a dense decode.
     """
 
     features: CachedFeatures
     sums: dict[str, Tensor] = field(default_factory=dict)
-    totals: dict[str, Tensor] = field(default_factory=dict)
+    statistics: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def own_bytes(self) -> int:
         """Bytes held here, those of the decode under it not counted."""
-        return self.features.own_bytes + sum(t.nbytes for t in (*self.sums.values(), *self.totals.values()))
+        return self.features.own_bytes + sum(t.nbytes for t in (*self.sums.values(), *self.statistics.values()))
 
 
 class DecodedBox(NamedTuple):
@@ -208,8 +208,8 @@ class SparseDecoder:
         UnsupportedModuleError: as of `modules.decoder_sites`.
 
     Attributes:
-        sums: a cache's, of the decode under way, [groups, 2, h * w + 1]: the last cell stands for none.
-        totals: a cache's, of the decode under way.
+        sums: a cache's, of the current decode, [groups, 2, h * w + 1]: the last cell stands for none.
+        statistics: a cache's, of the current decode.
     """
 
     def __init__(self, vae: AutoencoderKL, shape: tuple[int, int]) -> None:
@@ -218,7 +218,7 @@ class SparseDecoder:
         groups = {name: norm.num_groups for name, norm in fine_norms(vae)}
         cells, device = self.frame.area + 1, self.device
         self.sums = {name: torch.zeros(n, 2, cells, device=device) for name, n in groups.items()}
-        self.totals = {name: torch.ones(n, 2, dtype=torch.float64, device=device) for name, n in groups.items()}
+        self.statistics = {name: torch.ones(n, 2, dtype=torch.float64, device=device) for name, n in groups.items()}
         self._window: Window | None = None
 
     def decode(
@@ -238,7 +238,7 @@ class SparseDecoder:
         """
         for name, sums in self.sums.items():
             sums[..., :-1].copy_(cache.sums[name].flatten(2))
-            self.totals[name].copy_(cache.totals[name])
+            self.statistics[name].copy_(cache.statistics[name])
         scaled = latents / self.vae.config.scaling_factor
         with injected(self.vae, self._replacements()):
             with span("decode coarse", leaf=True):
@@ -248,7 +248,9 @@ class SparseDecoder:
             shown = self.frame.scaled(2 ** (COARSE_LEVELS - 1))
             decoded = [done for box in found for done in self._refine(grid, box, COARSE_LEVELS, x, shown)]
         kept = {name: sums[..., :-1].unflatten(2, self.frame.shape).clone() for name, sums in self.sums.items()}
-        return decoded, DecoderCache(overlay, kept, {name: totals.clone() for name, totals in self.totals.items()})
+        return decoded, DecoderCache(
+            overlay, kept, {name: statistics.clone() for name, statistics in self.statistics.items()}
+        )
 
     def _refine(self, grid: BoolGrid, box: Box, level: int, x: Tensor, shown: Box) -> Iterator[DecodedBox]:
         """A box's way from a level to pixels; the map of the level above, `x` [1, C, H, W], shows the box `shown`."""
@@ -302,15 +304,15 @@ class SparseDecoder:
         return [*norms, *((module, lambda x, *_, **__: x) for module in upsamplers), *_fine_convs(vae)]
 
     def _norm(self, name: str, norm: nn.GroupNorm, x: Tensor) -> Tensor:
-        """GroupNorm under the whole map's totals, with the box's own cells exchanged for the new ones."""
-        window, sums, totals, none = self._window, self.sums[name], self.totals[name], self.frame.area
+        """GroupNorm under the whole map's statistics, with the box's own cells exchanged for the new ones."""
+        window, sums, statistics, none = self._window, self.sums[name], self.statistics[name], self.frame.area
         assert window is not None
         height, width = (side // 2**window.level for side in window.counted.shape)
         fresh = cell_sums(x[(..., *window.counted.slices)], norm.num_groups, (height, width)).flatten(2)
         moved = (fresh - sums.index_select(2, window.cells)).masked_fill(window.cells == none, 0)
-        totals += moved.sum(2, dtype=torch.float64)
+        statistics += moved.sum(2, dtype=torch.float64)
         sums.index_copy_(2, window.cells, fresh)
-        return norm_part(x, norm, totals, none * 4**window.level)
+        return norm_part(x, norm, statistics, none * 4**window.level)
 
 
 def crop(x: Tensor, box: Box) -> Tensor:
@@ -318,17 +320,17 @@ def crop(x: Tensor, box: Box) -> Tensor:
     return x[(..., *box.slices)].contiguous(memory_format=torch.channels_last)
 
 
-def norm_part(x: Tensor, norm: nn.GroupNorm, totals: Tensor, size: int) -> Tensor:
+def norm_part(x: Tensor, norm: nn.GroupNorm, statistics: Tensor, size: int) -> Tensor:
     """GroupNorm of a part of a map, under the whole map's statistics.
 
     Args:
         x: [1, C, H, W].
         norm: with C channels.
-        totals: float64 [groups, 2], sums and sums of squares over the whole map.
+        statistics: float64 [groups, 2], sums and sums of squares over the whole map.
         size: positions of the whole map.
     """
     width = norm.num_channels // norm.num_groups
-    mean, square = (totals / (size * width)).unbind(1)
+    mean, square = (statistics / (size * width)).unbind(1)
     mean, variance = (t.float().repeat_interleave(width) for t in (mean, (square - mean.square()).clamp(min=0)))
     return F.batch_norm(x, mean, variance, norm.weight.float(), norm.bias.float(), eps=norm.eps).to(x.dtype)
 
@@ -336,7 +338,7 @@ def norm_part(x: Tensor, norm: nn.GroupNorm, totals: Tensor, size: int) -> Tenso
 def cell_sums(x: Tensor, groups: int, shape: tuple[int, int]) -> Tensor:
     """Estimate sums and sums of squares of every group over each latent cell.
 
-    From every `SAMPLE_STRIDE`th pixel of every `SAMPLE_STRIDE`th row: they only tell how far a box moves exact totals.
+    From every `SAMPLE_STRIDE`th pixel of every `SAMPLE_STRIDE`th row: they only say how far a box moves exact sums.
     Pooled in the map's own type, three times as fast for 16 bit: a cell's rounding is lost among thousands of cells.
 
     Args:
@@ -357,8 +359,8 @@ def cell_sums(x: Tensor, groups: int, shape: tuple[int, int]) -> Tensor:
 
 def _record_norm(cache: DecoderCache, shape: tuple[int, int], name: str, norm: nn.GroupNorm, x: Tensor) -> Tensor:
     cache.sums[name] = cell_sums(x, norm.num_groups, shape)
-    out, totals = ops.dense_group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps)
-    cache.totals[name] = totals[0]
+    out, statistics = ops.dense_group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps)
+    cache.statistics[name] = statistics[0]
     return out
 
 

@@ -43,7 +43,7 @@ DENSE_SHARE = 0.5
 DENSE_CELLS = 512
 """Latent cells of a frame up to which it is decoded densely: there a decode is little beside the steps."""
 
-SIDE = 2
+MIN_SIDE = 2
 """Latent cells of a padded box's shortest side, of which all others are multiples."""
 
 Areas = tuple[tuple[int, int], ...]
@@ -83,7 +83,7 @@ class Box:
         """The smallest rectangle around this one on a grid `factor` times coarser."""
         return Box(self.top // factor, self.left // factor, -(-self.bottom // factor), -(-self.right // factor))
 
-    def grown(self, cells: int) -> Box:
+    def dilated(self, cells: int) -> Box:
         """Larger by `cells` on every side."""
         return Box(self.top - cells, self.left - cells, self.bottom + cells, self.right + cells)
 
@@ -106,7 +106,7 @@ def with_halo(box: Box, level: int, shape: tuple[int, int]) -> Box:
         shape: (h, w) of the frame in latent cells.
     """
     factor = 2**level
-    return box.scaled(factor).grown(HALO).clipped(Box(0, 0, *shape).scaled(factor))
+    return box.scaled(factor).dilated(HALO).clipped(Box(0, 0, *shape).scaled(factor))
 
 
 def with_padding(box: Box, level: int, limits: Box) -> Box:
@@ -117,7 +117,7 @@ def with_padding(box: Box, level: int, limits: Box) -> Box:
         level: a fine one.
         limits: what the result lies in.
     """
-    wanted = box.grown(-(-HALO // 2**level)).clipped(limits)
+    wanted = box.dilated(-(-HALO // 2**level)).clipped(limits)
     top, bottom = _padded_side(wanted.top, wanted.bottom, limits.top, limits.bottom)
     left, right = _padded_side(wanted.left, wanted.right, limits.left, limits.right)
     return Box(top, left, bottom, right)
@@ -129,7 +129,7 @@ def _padded_side(low: int, high: int, first: int, last: int) -> tuple[int, int]:
     At the finest level a square of 25 % of SD 1.5's latents becomes 1.5 times its cells, one of 5 % 1.3 times.
     """
     length = high - low
-    step = max(SIDE, (1 << (length - 1).bit_length()) // 8)
+    step = max(MIN_SIDE, (1 << (length - 1).bit_length()) // 8)
     padded = min(-(-length // step) * step, last - first)
     start = min(max(first, low - (padded - length) // 2), last - padded)
     return start, start + padded
@@ -138,7 +138,7 @@ def _padded_side(low: int, high: int, first: int, last: int) -> tuple[int, int]:
 def upsampler_input(outer: Box) -> Box:
     """What an upsampler reads so that its conv gives the cells of `outer`, in cells of the coarser level, beyond the
     frame too: the conv behind the interpolation reads one cell farther."""
-    return outer.grown(1).coarsened(2)
+    return outer.dilated(1).coarsened(2)
 
 
 def boxes(grid: BoolGrid) -> list[Box]:

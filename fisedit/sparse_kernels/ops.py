@@ -123,16 +123,19 @@ def group_statistics(rows: Tensor, groups: int) -> Tensor:
 
 
 def dense_group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """GroupNorm of a whole map, and its totals; see `reference.dense_group_norm`."""
+    """GroupNorm of a whole map, and its statistics; see `reference.dense_group_norm`."""
     assert x.ndim >= 3 and x.shape[1] % groups == 0, (x.shape, groups)
     result: tuple[Tensor, Tensor] = _kernels("dense_group_norm", x).dense_group_norm(x, groups, weight, bias, eps)
     return result
 
 
-def group_norm(rows: Tensor, totals: Tensor, count: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """GroupNorm under given totals; see `reference.group_norm`."""
-    assert totals.shape[0] == rows.shape[0] and rows.shape[2] % totals.shape[1] == 0, (rows.shape, totals.shape)
-    result: Tensor = _kernels("group_norm", rows).group_norm(rows, totals, count, weight, bias, eps)
+def group_norm(rows: Tensor, statistics: Tensor, count: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """GroupNorm under given statistics; see `reference.group_norm`."""
+    assert statistics.shape[0] == rows.shape[0] and rows.shape[2] % statistics.shape[1] == 0, (
+        rows.shape,
+        statistics.shape,
+    )
+    result: Tensor = _kernels("group_norm", rows).group_norm(rows, statistics, count, weight, bias, eps)
     return result
 
 
@@ -156,7 +159,7 @@ def dense_group_norm_affine(
 def group_norm_affine(
     rows: Rows,
     recorded: Tensor,
-    totals: Tensor,
+    statistics: Tensor,
     num_rows: Tensor | None,
     count: int,
     weight: Tensor,
@@ -164,10 +167,10 @@ def group_norm_affine(
     eps: float,
 ) -> tuple[Tensor, Tensor]:
     """Incremental GroupNorm statistics; see `reference.group_norm_affine`."""
-    assert _shape(rows) == recorded.shape and not len(recorded) % len(totals), (recorded.shape, totals.shape)
+    assert _shape(rows) == recorded.shape and not len(recorded) % len(statistics), (recorded.shape, statistics.shape)
     kernels = _exact("group_norm_affine", rows) if num_rows is None else _kernels("group_norm_affine", rows)
     result: tuple[Tensor, Tensor] = kernels.group_norm_affine(
-        rows, recorded, totals, num_rows, count, weight, bias, eps
+        rows, recorded, statistics, num_rows, count, weight, bias, eps
     )
     return result
 

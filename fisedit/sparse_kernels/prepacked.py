@@ -28,11 +28,12 @@ from fisedit.sparse_kernels import tuning
 SAME_SIZE = [1, 1]
 """Padding, stride and dilation of a 3x3 conv that keeps a map's size."""
 
-LARGE, MUCH = 800_000, 1 << 29
-"""Numbers of a weight, and multiply-accumulates of a conv of a whole map, from which they are widened. Fewer are soon
-done; and as what float32 sums up depends a little on the number of threads, a small model's stay torch's own."""
+MIN_WIDENED_NUMEL, MIN_WIDENED_MACS = 800_000, 1 << 29
+"""Numbers of a weight, and multiply-accumulates of a conv of a whole map, from which they are widened. Smaller ones
+take little time; and as what float32 sums up depends a little on the number of threads, a small model's stay torch's
+own."""
 
-SMALL = 512
+MAX_PATCH_POSITIONS = 512
 """Positions of a map up to which a widened conv is a product with patches, for which weights are packed."""
 
 
@@ -73,9 +74,9 @@ def conv(
         stride: in positions.
         padding: in positions.
     """
-    if not widens(x) or x[:, 0].numel() * weight.numel() < MUCH:
+    if not widens(x) or x[:, 0].numel() * weight.numel() < MIN_WIDENED_MACS:
         return F.conv2d(x, weight, bias, stride, padding)
-    if x[0, 0].numel() <= SMALL:
+    if x[0, 0].numel() <= MAX_PATCH_POSITIONS:
         size, x = weight.shape[-1], F.pad(x, (padding,) * 4)
         patches = x.permute(0, 2, 3, 1).unfold(1, size, stride).unfold(2, size, stride).movedim(3, -1)
         return linear(patches.flatten(3), weight, bias).permute(0, 3, 1, 2)
@@ -147,7 +148,7 @@ def _packs(weight: Tensor) -> bool:
 
 def _widens_copy(weight: Tensor) -> bool:
     """Whether a weight's copy is in float32."""
-    return widens(weight) and weight.numel() >= LARGE
+    return widens(weight) and weight.numel() >= MIN_WIDENED_NUMEL
 
 
 def widens(x: Tensor) -> bool:

@@ -135,8 +135,8 @@ def conv3x3(rows: Tensor, kernel_map: KernelMap, weight: Tensor, bias: Tensor | 
         [B, R_out, C_out].
     """
     padded = F.pad(rows, (0, 0, 0, 1))
-    gathered_conv = padded[:, kernel_map.table.view(-1, TAPS)]  # [B, R_out, 9, C_in]
-    out = torch.einsum("brtc,oct->bro", gathered_conv, weight.flatten(2))
+    gathered = padded[:, kernel_map.table.view(-1, TAPS)]  # [B, R_out, 9, C_in]
+    out = torch.einsum("brtc,oct->bro", gathered, weight.flatten(2))
     return out if bias is None else out + bias
 
 
@@ -167,16 +167,16 @@ def dense_group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: 
     Returns:
         The normalised map, as `x`; float64 [B, groups, 2] as of `group_statistics`.
     """
-    totals = group_statistics(x.flatten(2).transpose(1, 2), groups)
-    return F.group_norm(x, groups, weight, bias, eps), totals
+    statistics = group_statistics(x.flatten(2).transpose(1, 2), groups)
+    return F.group_norm(x, groups, weight, bias, eps), statistics
 
 
-def group_norm(rows: Tensor, totals: Tensor, count: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def group_norm(rows: Tensor, statistics: Tensor, count: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """GroupNorm of rows under the statistics of a whole map.
 
     Args:
         rows: [B, R, C].
-        totals: [B, groups, 2], the map's `group_statistics`.
+        statistics: [B, groups, 2], the map's `group_statistics`.
         count: elements of a group in the map, H * W * C / groups.
         weight: [C].
         bias: [C].
@@ -185,9 +185,9 @@ def group_norm(rows: Tensor, totals: Tensor, count: int, weight: Tensor, bias: T
     Returns:
         [B, R, C] in the dtype of `rows`.
     """
-    mean, square = (totals / count).unbind(-1)
+    mean, square = (statistics / count).unbind(-1)
     scale = (square - mean.square()).clamp(min=0).add(eps).rsqrt()
-    grouped = rows.double().unflatten(-1, (totals.shape[1], -1))
+    grouped = rows.double().unflatten(-1, (statistics.shape[1], -1))
     normed = (grouped - mean[:, None, :, None]) * scale[:, None, :, None]
     out: Tensor = (normed.flatten(2) * weight + bias).to(rows.dtype)
     return out
@@ -196,7 +196,7 @@ def group_norm(rows: Tensor, totals: Tensor, count: int, weight: Tensor, bias: T
 def group_norm_affine(
     rows: Rows,
     recorded: Tensor,
-    totals: Tensor,
+    statistics: Tensor,
     num_rows: Tensor | None,
     count: int,
     weight: Tensor,
@@ -208,7 +208,7 @@ def group_norm_affine(
     Args:
         rows: [B, R, C], fresh.
         recorded: [B, R, C], the recorded rows of the same positions.
-        totals: float64 [S, groups, 2], `group_statistics` of the recorded maps; item b has those of b // (B / S).
+        statistics: float64 [S, groups, 2], `group_statistics` of the recorded maps; item b has those of b // (B / S).
         num_rows: int32 [B], rows that are not padding; None where no row is.
         count: elements of a group in the map, H * W * C / groups.
         weight: [C].
@@ -216,15 +216,15 @@ def group_norm_affine(
         eps: added to the variance.
 
     Returns:
-        float32 [B, 2, C], scale and shift; float64 [B, groups, 2], `totals` minus those of `recorded` plus those of
+        float32 [B, 2, C], scale and shift; float64 [B, groups, 2], `statistics` minus those of `recorded` plus those of
         `rows`.
     """
-    rows, groups = join_rows(rows), totals.shape[1]
+    rows, groups = join_rows(rows), statistics.shape[1]
     real = torch.ones(rows.shape[:2], dtype=torch.bool, device=rows.device)
     if num_rows is not None:
         real = torch.arange(rows.shape[1], device=rows.device) < num_rows[:, None]
     fresh, old = (group_statistics(torch.where(real[..., None], x, 0), groups) for x in (rows, recorded))
-    mixed = totals.repeat_interleave(len(rows) // len(totals), 0) - old + fresh
+    mixed = statistics.repeat_interleave(len(rows) // len(statistics), 0) - old + fresh
     return _affine_of(mixed, count, weight, bias, eps), mixed
 
 
@@ -243,14 +243,14 @@ def dense_group_norm_affine(
     Returns:
         float32 [B, 2, C], scale and shift; float64 [B, groups, 2], the map's `group_statistics`.
     """
-    totals = group_statistics(rows, groups)
-    return _affine_of(totals, rows.shape[1] * (rows.shape[2] // groups), weight, bias, eps), totals
+    statistics = group_statistics(rows, groups)
+    return _affine_of(statistics, rows.shape[1] * (rows.shape[2] // groups), weight, bias, eps), statistics
 
 
-def _affine_of(totals: Tensor, count: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    mean, square = (totals / count).unbind(-1)
+def _affine_of(statistics: Tensor, count: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    mean, square = (statistics / count).unbind(-1)
     rstd = (square - mean.square()).clamp(min=0).add(eps).rsqrt()
-    width = len(weight) // totals.shape[1]
+    width = len(weight) // statistics.shape[1]
     scale = rstd.repeat_interleave(width, 1) * weight
     shift = bias - mean.repeat_interleave(width, 1) * scale
     return torch.stack([scale, shift], 1).float()
@@ -284,8 +284,8 @@ def norm_conv3x3(
     if affine is not None:
         x = F.silu(x * affine[:, :1] + affine[:, 1:]).to(halo.dtype)
     item = torch.arange(len(x), device=x.device)[:, None, None]
-    gathered_conv = F.pad(x, (0, 0, 0, 1))[item, taps]  # [B, R_out, 9, C_in]
-    out = torch.einsum("brtc,oct->bro", gathered_conv, weight.flatten(2))
+    gathered = F.pad(x, (0, 0, 0, 1))[item, taps]  # [B, R_out, 9, C_in]
+    out = torch.einsum("brtc,oct->bro", gathered, weight.flatten(2))
     time, residual, shortcut = epilogue
     projected = None if shortcut is None else F.linear(join_rows(shortcut[0]), *shortcut[1:])
     for added in (bias, None if time is None else time[:, None], residual, projected):

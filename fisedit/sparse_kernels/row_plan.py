@@ -1,7 +1,7 @@
 """Sparse plans: which rows of every level an edit computes, which it reads, and the kernel maps of 3x3 convs.
 
 Knows index arithmetic only: no features, no model, no mask making. Features of active positions are kept as compact
-matrices of rows, so every linear, norm and activation is plain; only a 3x3 conv needs the neighbour table built here.
+matrices of rows, so every linear, norm and activation is plain; only a 3x3 conv needs the neighbour table built cells.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class KernelMap:
             weight's (ky, kx) order.
         halo: int64 [G], positions of the input level that are read but not active.
         stride: 1 or 2.
-        window: the crop that covers the same outputs.
+        crop: the input region of a dense conv that covers the same outputs.
     """
 
     table: Tensor
@@ -189,12 +189,12 @@ def kernel_map_to(active: Tensor, outputs: Tensor) -> KernelMap:
 
 
 def _level(active: list[Tensor], i: int, device: torch.device) -> Level:
-    here = active[i]
-    down = _kernel_map(here, active[i + 1], _all_positions(here.shape), 2) if i + 1 < len(active) else None
-    up = _kernel_map(here, active[i - 1], _upsampled_positions(here.shape, active[i - 1].shape), 1) if i else None
-    same = _kernel_map(here, here, _all_positions(here.shape), 1)
-    height, width = here.shape
-    level = Level(height, width, _positions(here), same, down, up)
+    cells = active[i]
+    down = _kernel_map(cells, active[i + 1], _all_positions(cells.shape), 2) if i + 1 < len(active) else None
+    up = _kernel_map(cells, active[i - 1], _upsampled_positions(cells.shape, active[i - 1].shape), 1) if i else None
+    same = _kernel_map(cells, cells, _all_positions(cells.shape), 1)
+    height, width = cells.shape
+    level = Level(height, width, _positions(cells), same, down, up)
     return _to(level, device)
 
 
@@ -225,9 +225,9 @@ def _upsampled_positions(coarse: torch.Size, fine: torch.Size) -> Tensor:
     return F.interpolate(positions, size=tuple(fine), mode="nearest")[0, 0].long()
 
 
-def _kernel_map(inputs: Tensor, outputs: Tensor, slid: Tensor, stride: int) -> KernelMap:
-    """The kernel map of a padded 3x3 conv that slides over `slid` and computes the active cells of `outputs`."""
-    padded = F.pad(slid, (1, stride + 1, 1, stride + 1), value=-1)
+def _kernel_map(inputs: Tensor, outputs: Tensor, positions: Tensor, stride: int) -> KernelMap:
+    """The kernel map of a padded 3x3 conv over `positions` [H, W] that computes the active cells of `outputs`."""
+    padded = F.pad(positions, (1, stride + 1, 1, stride + 1), value=-1)
     out = outputs.nonzero() * stride
     taps = torch.cartesian_prod(torch.arange(3), torch.arange(3))
     y, x = (out[:, None, :] + taps[None]).unbind(-1)

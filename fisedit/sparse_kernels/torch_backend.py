@@ -44,10 +44,10 @@ __all__ = [  # the reference's own where torch does it in one go
 ]
 
 
-SCORES = 1 << 22
+MAX_SCORES = 1 << 22
 """Attention's scores at a time, 8 MiB of them."""
 
-FEW = 512
+MAX_FUSED_KEYS = 512
 """Keys up to which torch's fused attention takes half the time of two products: .13 for .28 ms at 144 x 256."""
 
 
@@ -59,7 +59,7 @@ def conv3x3(rows: Tensor, kernel_map: KernelMap, weight: Tensor, bias: Tensor | 
 
 
 def gathered_conv(padded: Tensor, kernel_map: KernelMap, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """One GEMM over gathered_conv neighbours; `padded` is [B, R + G + 1, C_in] with the zero row last."""
+    """One GEMM over gathered neighbours; `padded` is [B, R + G + 1, C_in] with the zero row last."""
     batch, count, channels = padded.shape
     patches = padded.view(-1, channels).index_select(0, kernel_map.batched_table(batch, count))
     return prepacked.linear(patches.view(batch, -1, TAPS * channels), weight, bias)
@@ -97,9 +97,9 @@ def dense_group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: 
     return out, torch.stack([mean, square], -1) * (size * (channels // groups))
 
 
-def group_norm(rows: Tensor, totals: Tensor, count: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def group_norm(rows: Tensor, statistics: Tensor, count: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """See `reference.group_norm`; one multiply-add a row with a scale and shift per channel."""
-    return _apply(_affine_of(totals, count, weight, bias, eps), rows, torch.empty_like(rows))
+    return _apply(_affine_of(statistics, count, weight, bias, eps), rows, torch.empty_like(rows))
 
 
 def dense_group_norm_affine(
@@ -109,16 +109,16 @@ def dense_group_norm_affine(
     size, channels = rows.shape[1:]
     if size <= tuning.SHORT_MAP and tuning.prefers_dense_norm(rows, size):
         x = rows.transpose(1, 2).unsqueeze(-1).contiguous()
-        _, totals = dense_group_norm(x, groups, weight, bias, eps)
+        _, statistics = dense_group_norm(x, groups, weight, bias, eps)
     else:
-        totals = group_statistics(rows, groups)
-    return _affine_of(totals, size * (channels // groups), weight, bias, eps), totals
+        statistics = group_statistics(rows, groups)
+    return _affine_of(statistics, size * (channels // groups), weight, bias, eps), statistics
 
 
-def _affine_of(totals: Tensor, count: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def _affine_of(statistics: Tensor, count: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Scale and shift of every channel, float32 [B, 2, C]."""
-    groups = totals.shape[1]
-    mean, square = (totals / count).unbind(-1)
+    groups = statistics.shape[1]
+    mean, square = (statistics / count).unbind(-1)
     rstd = torch.addcmul(square, mean, mean, value=-1).clamp_(min=0).add_(eps).rsqrt_()
     scale = rstd.float()[..., None] * weight.view(groups, -1)  # [B, groups, C / groups]
     shift = torch.addcmul(bias.view(groups, -1), mean.float()[..., None], scale, value=-1)
@@ -133,7 +133,7 @@ def _apply(affine: Tensor, rows: Tensor, out: Tensor) -> Tensor:
 def group_norm_affine(
     rows: Rows,
     recorded: Tensor,
-    totals: Tensor,
+    statistics: Tensor,
     num_rows: Tensor | None,
     count: int,
     weight: Tensor,
@@ -141,15 +141,15 @@ def group_norm_affine(
     eps: float,
 ) -> tuple[Tensor, Tensor]:
     """See `reference.group_norm_affine`; accumulates in float32, and treats fresh and recorded rows as one tensor."""
-    rows, (branches, groups, _) = join_rows(rows), totals.shape
+    rows, (branches, groups, _) = join_rows(rows), statistics.shape
     if num_rows is None:
-        mixed = totals - group_statistics(recorded, groups)
+        mixed = statistics - group_statistics(recorded, groups)
         mixed += group_statistics(rows, groups)
         return _affine_of(mixed, count, weight, bias, eps), mixed
     absent = torch.arange(rows.shape[1], device=rows.device) >= num_rows[:, None]
     both = torch.stack([recorded, rows], 1).float().masked_fill_(absent[:, None, :, None], 0)  # [B, 2, R, C]
     sums = torch.stack([both.sum(2), both.square_().sum(2)], -1).unflatten(2, (groups, -1)).sum(3).double()
-    mixed = (totals.repeat_interleave(len(rows) // branches, 0) - sums[:, 0]).add_(sums[:, 1])
+    mixed = (statistics.repeat_interleave(len(rows) // branches, 0) - sums[:, 0]).add_(sums[:, 1])
     return _affine_of(mixed, count, weight, bias, eps), mixed
 
 
@@ -260,7 +260,7 @@ def attention(
 
 
 def mixed_tokens(recorded: Tensor, rows: Tensor, placement: RowPlacement) -> Tensor:
-    """RecordedMap keys or values [S, P, C] of every item with its fresh rows [B, R, C] among them: [B, P, C].
+    """Recorded keys or values [S, P, C] of every item with its fresh rows [B, R, C] among them: [B, P, C].
 
     Padding goes to a position behind the map, so that nothing waits for the number of rows.
     """
@@ -279,7 +279,7 @@ def dense_attention(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> 
     fused kernel. As scores are rounded, outputs differ by .5 % from float64's, where the fused kernel's differ by .2 %.
     CPUs that multiply faster in float32 run the fused kernel in float32.
     """
-    if query.dtype is not torch.bfloat16 or query.device.type != "cpu" or keys.shape[1] <= FEW:
+    if query.dtype is not torch.bfloat16 or query.device.type != "cpu" or keys.shape[1] <= MAX_FUSED_KEYS:
         return reference.dense_attention(query, keys, values, heads)
     if tuning.prefers_fp32():
         return reference.dense_attention(query.float(), keys.float(), values.float(), heads).to(query.dtype)
@@ -287,11 +287,13 @@ def dense_attention(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> 
     scaled = query * (query.shape[2] // heads) ** -0.5
     q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2).flatten(0, 1) for t in (scaled, keys, values))
     out = torch.empty_like(q)
-    some, few = max(1, SCORES // (count * size)), max(1, SCORES // size)
-    for i in range(0, len(q), some):
-        for j in range(0, count, few):
-            scores = torch.bmm(q[i : i + some, j : j + few], k[i : i + some].transpose(1, 2)).softmax(-1)
-            torch.bmm(scores, v[i : i + some], out=out[i : i + some, j : j + few])
+    heads_at_once, rows_at_once = max(1, MAX_SCORES // (count * size)), max(1, MAX_SCORES // size)
+    for i in range(0, len(q), heads_at_once):
+        for j in range(0, count, rows_at_once):
+            scores = torch.bmm(
+                q[i : i + heads_at_once, j : j + rows_at_once], k[i : i + heads_at_once].transpose(1, 2)
+            ).softmax(-1)
+            torch.bmm(scores, v[i : i + heads_at_once], out=out[i : i + heads_at_once, j : j + rows_at_once])
     mixed: Tensor = out.unflatten(0, (batch, heads)).transpose(1, 2).flatten(2)
     return mixed
 
@@ -307,8 +309,8 @@ def row_column_attention(
     other_keys, other_values = (t.flatten(0, 1) for t in reference_lines)
     padding = None if valid is None else ~valid.repeat_interleave(heads, 0)[:, None]
     out = torch.empty_like(q)
-    some = max(1, SCORES // (q.shape[1] * (count + others)))
-    for at in (slice(i, i + some) for i in range(0, len(q), some)):
+    lines_at_once = max(1, MAX_SCORES // (q.shape[1] * (count + others)))
+    for at in (slice(i, i + lines_at_once) for i in range(0, len(q), lines_at_once)):
         scores = torch.bmm(q[at], k[at].transpose(1, 2))
         if padding is not None:
             scores.masked_fill_(padding[at], -torch.inf)

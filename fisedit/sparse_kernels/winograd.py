@@ -23,7 +23,7 @@ PRODUCTS = 16
 CENTRE = 5
 """The product, (1, 1), that every output has once: it brings the bias."""
 
-FEWEST = 4
+MIN_TILES = 4
 """Tiles from which this pays; the weights of fewer take longer to read than nine taps'."""
 
 
@@ -74,7 +74,7 @@ def tiles_of(nine: Tensor, outputs: Tensor, width: int, zero: int) -> Tiles | No
     """
     cells = [divmod(position, width) for position in outputs.tolist()]
     corners = _corners(cells)
-    if len(corners) < FEWEST or PRODUCTS * len(corners) >= TAPS * len(cells):
+    if len(corners) < MIN_TILES or PRODUCTS * len(corners) >= TAPS * len(cells):
         return None
     four = [(y, x) for y in (0, 1) for x in (0, 1)]
     lies = {(y + j, x + i): (tile, j, i) for tile, (y, x) in enumerate(corners) for j, i in four}

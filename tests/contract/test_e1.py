@@ -52,8 +52,8 @@ def test_a_replay_of_everything_in_bf16(fp32, monkeypatch):
     faster in float32 no conv is in bf16."""
     pipe, seen, convolve = build_pipeline("demo").to(torch.bfloat16), set(), F.conv2d
     monkeypatch.setattr(tuning, "prefers_fp32", lambda: fp32)
-    monkeypatch.setattr(prepacked, "LARGE", 0)
-    monkeypatch.setattr(prepacked, "MUCH", 0)
+    monkeypatch.setattr(prepacked, "MIN_WIDENED_NUMEL", 0)
+    monkeypatch.setattr(prepacked, "MIN_WIDENED_MACS", 0)
     monkeypatch.setattr(F, "conv2d", lambda x, *rest, **named: seen.add(x.dtype) or convolve(x, *rest, **named))
     engine, config = Engine(pipe), config_of(guidance_scale=1.0)
     source = record(engine, config)

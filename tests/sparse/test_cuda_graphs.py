@@ -11,7 +11,7 @@ import torch
 from fisedit.errors import UnsupportedModuleError
 from fisedit.sparse.cuda_graphs import GraphExecutor
 from fisedit.sparse.executor import Executor
-from fisedit.sparse.feature_cache import FeatureOverlay, held_bytes, totals
+from fisedit.sparse.feature_cache import FeatureOverlay, held_bytes, recorded_statistics
 from fisedit.sparse.graph_capture import LRUCache, capture, snapshot
 from fisedit.sparse.modules import Role
 from fisedit.sparse.prefetch import Prefetcher
@@ -110,8 +110,8 @@ def test_its_overlay_is_the_engines_own(pipelines):
     edit.step(0, case.batch(), TIME)
     (got,), (_, expected) = edit.overlays(0), case.alone(0)
     norms = {s.name: s for s in case.executor.sites if s.role in NORMS}
-    sums = {name: totals(expected, name, s.level, s.module.num_groups) for name, s in norms.items()}
-    for mine, theirs in ((got.maps, expected.maps), (got.totals, sums)):
+    sums = {name: recorded_statistics(expected, name, s.level, s.module.num_groups) for name, s in norms.items()}
+    for mine, theirs in ((got.maps, expected.maps), (got.statistics, sums)):
         assert mine.keys() == theirs.keys()
         for name, tensor in theirs.items():
             assert torch.allclose(mine[name], tensor, atol=1e-3, rtol=1e-4), name

@@ -13,7 +13,7 @@ from fisedit.sparse import vae_decode as decoding
 from fisedit.sparse import vae_tiles as boxing
 from fisedit.sparse.captured_decode import CapturedDecoder
 from fisedit.sparse.compositing import composite
-from fisedit.sparse.feature_cache import totals
+from fisedit.sparse.feature_cache import recorded_statistics
 from fisedit.sparse.graph_cache import GraphCache
 from fisedit.sparse.vae_decode import coarse_plan, decode, decode_sparse, paste
 from fisedit.sparse.vae_tiles import Box, with_halo, with_padding
@@ -66,10 +66,10 @@ def graphs_of(captured):
 def check_coarse(got, expected):
     """What two decodes recorded of the coarse levels."""
     sums = {
-        name: totals(expected.features, name, int(name.startswith(("mid", "up_blocks.0"))), found.shape[1])
-        for name, found in got.features.totals.items()
+        name: recorded_statistics(expected.features, name, int(name.startswith(("mid", "up_blocks.0"))), found.shape[1])
+        for name, found in got.features.statistics.items()
     }
-    for mine, theirs in ((got.features.maps, expected.features.maps), (got.features.totals, sums)):
+    for mine, theirs in ((got.features.maps, expected.features.maps), (got.features.statistics, sums)):
         assert mine.keys() == theirs.keys()
         for name, tensor in theirs.items():
             assert torch.allclose(mine[name], tensor, atol=1e-3, rtol=1e-4), name
@@ -102,7 +102,7 @@ def test_one_rectangle_with_all_halo_is_a_dense_decode(vae, monkeypatch, size, n
     assert difference.max() <= 1 and (decoder.coarse_graphs.made, decoder.fine_graphs.made) == (1, 2)
     for norm, sums in fresh.sums.items():
         assert torch.allclose(kept.sums[norm], sums, rtol=1e-3, atol=1e-2)
-        assert torch.allclose(kept.totals[norm], fresh.totals[norm], rtol=1e-3, atol=1)
+        assert torch.allclose(kept.statistics[norm], fresh.statistics[norm], rtol=1e-3, atol=1)
 
 
 @pytest.mark.sweep(1)
@@ -171,7 +171,7 @@ def test_by_tritons_kernels(vae, monkeypatch):
 def test_what_a_graph_gave_stays_when_it_is_replayed(captured, vae):
     source, record = decode(vae, torch.randn(1, 4, SIZE, SIZE))
     _, kept = captured.decode(vae, torch.randn(1, 4, SIZE, SIZE), SQUARE, record, source)
-    homes = kept.features.maps, kept.features.totals, kept.sums, kept.totals
+    homes = kept.features.maps, kept.features.statistics, kept.sums, kept.statistics
     before = [{name: tensor.clone() for name, tensor in home.items()} for home in homes]
     captured.decode(vae, torch.randn(1, 4, SIZE, SIZE), SQUARE, record, source)
     assert all(torch.equal(home[name], t) for home, old in zip(homes, before, strict=True) for name, t in old.items())

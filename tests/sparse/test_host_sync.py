@@ -54,10 +54,13 @@ class Watched(TorchDispatchMode):
 def on_meta(trajectory, *, waiting=False):
     """A trajectory whose tensors have shapes alone, but for maps that wait in the host's memory."""
     steps = [
-        StepFeatures(*({n: t.to(META) for n, t in d.items()} for d in (s.maps, s.totals))) for s in trajectory.features
+        StepFeatures(*({n: t.to(META) for n, t in d.items()} for d in (s.maps, s.statistics)))
+        for s in trajectory.features
     ]
     if waiting:
-        steps = [StepFeatures(old.maps, new.totals, META) for old, new in zip(trajectory.features, steps, strict=True)]
+        steps = [
+            StepFeatures(old.maps, new.statistics, META) for old, new in zip(trajectory.features, steps, strict=True)
+        ]
     paths = [[t.to(META) for t in tensors] for tensors in (trajectory.latents, trajectory.predictions)]
     return Trajectory(trajectory.config, *paths, steps)
 
@@ -151,9 +154,9 @@ def test_a_sparse_decode(name):
     with torch.inference_mode():
         _, record = decode(vae, torch.randn(1, 4, 16, 16))
         maps = StepFeatures(
-            *({n: t.to(META) for n, t in d.items()} for d in (record.features.maps, record.features.totals))
+            *({n: t.to(META) for n, t in d.items()} for d in (record.features.maps, record.features.statistics))
         )
-        fine = ({n: t.to(META) for n, t in d.items()} for d in (record.sums, record.totals))
+        fine = ({n: t.to(META) for n, t in d.items()} for d in (record.sums, record.statistics))
         vae, moved = vae.to(META), DecoderCache(maps, *fine)
         plan, latents, watched = coarse_plan(vae, grid), torch.zeros(1, 4, 16, 16, device=META), Watched()
         decoder = CapturedDecoder(vae, (16, 16))

@@ -266,7 +266,7 @@ def test_what_a_byte_a_number_costs_on_the_demo_model():
 @pytest.mark.parametrize("quantised", ["", *QUANTISED_DTYPES])
 def test_of_edits_on_edits_only_what_they_changed_is_put_together(pipelines, monkeypatch, quantised):
     """The source's pack serves all edits over it and over its edits; whole maps are made of keys and values alone."""
-    monkeypatch.setattr(tuning, "SMALL_MAP", 0)  # on a GPU no map is so small that its totals are not kept
+    monkeypatch.setattr(tuning, "SMALL_MAP", 0)  # on a GPU no map is so small that its statistics are not kept
     asked, whole = [], StepFeatures.whole
     monkeypatch.setattr(StepFeatures, "whole", lambda *args: (asked.append(args[1]), whole(*args))[1])
     source = Case(pipelines["shallow"].unet, [grids(8, 9)["square"]])
@@ -281,7 +281,7 @@ def test_of_edits_on_edits_only_what_they_changed_is_put_together(pipelines, mon
         asked.clear()
         got = gather_index.of(step)
         assert all(not quantised and name.endswith(("to_k", "to_v")) for name in asked)
-        mixed = StepFeatures({name: step.whole(name, levels[name]) for name in step.maps}, dict(step.totals))
+        mixed = StepFeatures({name: step.whole(name, levels[name]) for name in step.maps}, dict(step.statistics))
         for mine, theirs in zip(got, gather_index.of(mixed), strict=True):
             assert torch.equal(mine.double(), theirs.double())
         _, step = case.executor.run_sparse(

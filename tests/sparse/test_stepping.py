@@ -18,7 +18,7 @@ from fisedit.errors import InputError, MaskError, NumericsError
 from fisedit.masking import drift_check
 from fisedit.models.device import memory_bytes
 from fisedit.sparse import vae_tiles as boxing
-from fisedit.sparse.cost_model import Costs, spread
+from fisedit.sparse.cost_model import Costs, two_phase_dilation
 from fisedit.sparse.modules import Role
 from fisedit.values import EditMask, MaskSource
 from tests.adapters.test_derivatives import Lora
@@ -71,7 +71,7 @@ def check_stories(expected, got):
     assert (latents(expected) - latents(got)).abs().max() <= TOLERANCE * size
     assert torch.equal(latents(expected)[0], latents(got)[0])
     for theirs, mine in zip(expected.features[expected.start :], got.features[got.start :], strict=True):
-        assert theirs.maps.keys() == mine.maps.keys() and theirs.totals.keys() <= mine.totals.keys()
+        assert theirs.maps.keys() == mine.maps.keys() and theirs.statistics.keys() <= mine.statistics.keys()
         for name, rows in theirs.maps.items():
             assert torch.allclose(rows, mine.maps[name], atol=1e-3 * float(rows.abs().max()), rtol=0), name
 
@@ -89,7 +89,7 @@ def test_an_edit_by_every_sampler(pipelines, scheduler, guidance):
 
     def script(editor):
         editor.generate(CAT, scheduler=scheduler, **(QUICK | {"guidance_scale": guidance}))
-        return editor.edit(DOG, mask=SQUARE, growth=spread(3, 1, STEPS))
+        return editor.edit(DOG, mask=SQUARE, growth=two_phase_dilation(3, 1, STEPS))
 
     editors, (_, result) = both(pipelines["sd15"], script)
     check_alike(editors)

@@ -234,7 +234,7 @@ def test_an_upsampler_sees_what_a_box_needs_and_has_it(size, level):
         frame = Box(0, 0, *size)
         before = with_halo(box, level - 1, size) if level > COARSE_LEVELS else frame.scaled(2 ** (COARSE_LEVELS - 1))
         outer = with_halo(box, level, size)
-        seen, wanted = upsampler_input(outer).clipped(before), outer.grown(1).clipped(frame.scaled(factor))
+        seen, wanted = upsampler_input(outer).clipped(before), outer.dilated(1).clipped(frame.scaled(factor))
         assert covers(seen.scaled(2), wanted)
 
 
@@ -255,7 +255,7 @@ def test_box_arithmetic():
     box = Box(1, 2, 4, 8)
     assert box.area == 18
     assert box.scaled(2) == Box(2, 4, 8, 16)
-    assert box.grown(2) == Box(-1, 0, 6, 10) and box.grown(2).clipped(Box(0, 0, 5, 9)) == Box(0, 0, 5, 9)
+    assert box.dilated(2) == Box(-1, 0, 6, 10) and box.dilated(2).clipped(Box(0, 0, 5, 9)) == Box(0, 0, 5, 9)
     assert box.coarsened(2) == Box(0, 1, 2, 4) and box.shape == (3, 6)
     assert box.within(Box(1, 1, 9, 9)) == Box(0, 1, 3, 7)
 
@@ -306,7 +306,7 @@ def test_nothing_is_composited_into_an_empty_mask():
 def test_the_record_counts_its_bytes(vae):
     _, record = decode(vae, random_latents((16, 16)))
     maps = record.features
-    tensors = (*record.sums.values(), *record.totals.values(), *maps.maps.values(), *maps.totals.values())
+    tensors = (*record.sums.values(), *record.statistics.values(), *maps.maps.values(), *maps.statistics.values())
     assert record.own_bytes == sum(t.numel() * t.element_size() for t in tensors) > 0
 
 

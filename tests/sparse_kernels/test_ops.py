@@ -231,7 +231,7 @@ def test_shapes_are_checked():
 @pytest.mark.parametrize(("rows", "size", "heads", "width"), [(1, 1, 1, 8), (5, 64, 2, 40), (130, 576, 8, 16)])
 def test_attention_over_whole_maps(backend, dtype, scores, fp32, rows, size, heads, width, monkeypatch):
     """In pieces of any size, and on any CPU, it is torch's own of float64."""
-    monkeypatch.setattr(torch_backend, "SCORES", scores)
+    monkeypatch.setattr(torch_backend, "MAX_SCORES", scores)
     monkeypatch.setattr(tuning, "prefers_fp32", lambda: fp32)
     query, keys, values = (torch.randn(2, n, heads * width).to(dtype) for n in (rows, size, size))
     with ops.use(backend):
@@ -263,7 +263,7 @@ def test_the_cpus_that_prefer_fp32(told, expected, monkeypatch):
 @pytest.mark.parametrize("filled", [False, True])
 def test_attention_along_lines(backend, dtype, filled, scores, monkeypatch):
     """Torch's own of float64, over a line's keys that are there and all of those beside it."""
-    monkeypatch.setattr(torch_backend, "SCORES", scores)
+    monkeypatch.setattr(torch_backend, "MAX_SCORES", scores)
     heads, width = 4, 8
     query, *own = (torch.randn(6, n, heads * width).to(dtype) for n in (5, 9, 9))
     beside = tuple(torch.randn(6, heads, 7, width).to(dtype) for _ in "kv")
@@ -313,8 +313,8 @@ def test_products_that_are_widened(monkeypatch):
     """On a CPU that multiplies faster in float32 they are float32's of the same numbers, rounded once."""
     seen, convolve = [], F.conv2d
     monkeypatch.setattr(tuning, "prefers_fp32", lambda: True)
-    monkeypatch.setattr(prepacked, "LARGE", 0)
-    monkeypatch.setattr(prepacked, "MUCH", 0)
+    monkeypatch.setattr(prepacked, "MIN_WIDENED_NUMEL", 0)
+    monkeypatch.setattr(prepacked, "MIN_WIDENED_MACS", 0)
     monkeypatch.setattr(
         prepacked.F, "conv2d", lambda x, w, *rest: seen.append((x.dtype, w.dtype)) or convolve(x, w, *rest)
     )

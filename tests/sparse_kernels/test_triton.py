@@ -388,7 +388,7 @@ def shared_sums(monkeypatch):
     from fisedit.sparse_kernels.triton import norm
 
     monkeypatch.setattr(launch, "PROGRAMS", 10**6)
-    monkeypatch.setattr(launch, "LEAST", 1)
+    monkeypatch.setattr(launch, "MIN_BLOCKS", 1)
     monkeypatch.setattr(norm, "CHUNK", 64)
     assert launch.split_k(1, 7) == (7, 1)
     yield

@@ -21,7 +21,7 @@ GRIDS = sorted(grids(11, 14))
 @pytest.fixture(autouse=True)
 def _always(monkeypatch):
     """Tiles even where they would not pay."""
-    monkeypatch.setattr(winograd, "FEWEST", 1)
+    monkeypatch.setattr(winograd, "MIN_TILES", 1)
     monkeypatch.setattr(winograd, "TAPS", 100)
 
 

@@ -19,7 +19,7 @@ from fisedit.masking.masks import otsu
 from fisedit.sampling.scheduler import blend_latents
 from fisedit.sparse.cached_rows import CachedRows
 from fisedit.sparse.executor import Executor, apply_guidance
-from fisedit.sparse.feature_cache import FeatureOverlay, scatter, totals
+from fisedit.sparse.feature_cache import FeatureOverlay, recorded_statistics, scatter
 from fisedit.sparse.vae_decode import decode
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.reference import join_rows
@@ -46,7 +46,7 @@ class StaleRows(CachedRows):
         """GroupNorm's scale and shift by the source's statistics."""
         site = self._sites[name]
         level = self.level(site)
-        sums = totals(self.source, name, site.level, norm.num_groups)
+        sums = recorded_statistics(self.source, name, site.level, norm.num_groups)
         none, count = join_rows(rows)[:, :0], level.size * (norm.num_channels // norm.num_groups)
         return ops.group_norm_affine(none, none, sums, None, count, norm.weight, norm.bias, norm.eps)[0]
 

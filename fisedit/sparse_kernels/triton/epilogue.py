@@ -21,35 +21,35 @@ def last_to_arrive(counter, programs):
 
 
 @triton.jit
-def add_parts(here, step, programs, mask):
-    """The sum of all partial sums of a tile; `here` points into the first one, `step` elements are between two."""
-    total = tl.load(here, mask=mask, other=0.0, cache_modifier=".cg")  # not from a multiprocessor's own stale cache
+def add_parts(src, step, programs, mask):
+    """The sum of all partial sums of a tile; `src` points into the first one, `step` elements are between two."""
+    total = tl.load(src, mask=mask, other=0.0, cache_modifier=".cg")  # not from a multiprocessor's own stale cache
     for part in range(1, programs):
-        total += tl.load(here + part * step, mask=mask, other=0.0, cache_modifier=".cg")
+        total += tl.load(src + part * step, mask=mask, other=0.0, cache_modifier=".cg")
     return total
 
 
 @triton.jit
 def finish(
-    acc, out, there, stored, parts, counters, step, bias, n, N, time, residual,
+    acc, out, offsets, stored, parts, counters, step, bias, n, N, time, residual,
     PARTS: tl.constexpr, BIAS: tl.constexpr, TIME: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
-    """Write a tile, with what is added to it, `there` in `out`; if programs share it, the last one does.
+    """Write a tile, with what is added to it, at `offsets` of `out`; if programs share it, the last one does.
 
     `bias` is of columns, `time` are pointers of the tile, `residual` lies as `out` does, `step` is between parts.
     """
     last = True
     if PARTS:
-        tl.store(parts + tl.program_id(2) * step + there, acc, mask=stored)
+        tl.store(parts + tl.program_id(2) * step + offsets, acc, mask=stored)
         tile = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
         last = last_to_arrive(counters + tile, tl.num_programs(2))
         if last:
-            acc = add_parts(parts + there, step, tl.num_programs(2), stored)
+            acc = add_parts(parts + offsets, step, tl.num_programs(2), stored)
     if last:
         if BIAS:
             acc += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
         if TIME:
             acc += tl.load(time, mask=stored, other=0.0).to(tl.float32)
         if RESIDUAL:
-            acc += tl.load(residual + there, mask=stored, other=0.0).to(tl.float32)
-        tl.store(out + there, acc.to(out.dtype.element_ty), mask=stored)
+            acc += tl.load(residual + offsets, mask=stored, other=0.0).to(tl.float32)
+        tl.store(out + offsets, acc.to(out.dtype.element_ty), mask=stored)

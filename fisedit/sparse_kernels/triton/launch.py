@@ -17,7 +17,7 @@ from fisedit.sparse_kernels.reference import Rows, join_rows
 PROGRAMS = 264
 """Programs that fill an H200: two for each of its 132 multiprocessors."""
 
-LEAST = 4
+MIN_BLOCKS = 4
 """Blocks of K that a program takes at least where programs share it."""
 
 
@@ -75,7 +75,7 @@ def split_k(tiles: int, blocks: int) -> SplitK:
         tiles: of the output.
         blocks: blocks of K of each tile.
     """
-    each = cdiv(blocks, max(1, min(PROGRAMS // tiles, blocks // LEAST)))
+    each = cdiv(blocks, max(1, min(PROGRAMS // tiles, blocks // MIN_BLOCKS)))
     return SplitK(cdiv(blocks, each), each)
 
 
@@ -106,19 +106,19 @@ def _zeros(device: torch.device, stream: int | None) -> Tensor:
     return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
 
-def pair(rows: Rows, block: int, lay: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+def pair(rows: Rows, block: int, to_contiguous: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     """Rows as two tensors side by side, the first with a multiple of `block` channels; one tensor is given twice.
 
     Args:
         rows: one tensor or two.
         block: channels.
-        lay: makes a tensor contiguous as the kernel reads it.
+        to_contiguous: makes a tensor contiguous in the layout that the kernel reads.
     """
     if isinstance(rows, tuple) and rows[0].shape[-1] % block:
         rows = join_rows(rows)
     if isinstance(rows, tuple):
-        return lay(rows[0]), lay(rows[1])
-    one = lay(rows)
+        return to_contiguous(rows[0]), to_contiguous(rows[1])
+    one = to_contiguous(rows)
     return one, one
 
 
@@ -142,6 +142,6 @@ def power_of_two(count: int) -> int:
     return max(16, 1 << (count - 1).bit_length())
 
 
-def dummy(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
+def dummy(tensor: Tensor | None, placeholder: Tensor) -> Tensor:
     """A valid pointer for an argument that the kernel does not read."""
-    return stand_in if tensor is None else tensor
+    return placeholder if tensor is None else tensor

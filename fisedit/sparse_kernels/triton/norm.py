@@ -25,7 +25,7 @@ CHUNK = 512
 def group_norm_affine(
     rows: Rows,
     recorded: Tensor,
-    totals: Tensor,
+    statistics: Tensor,
     num_rows: Tensor,
     count: int,
     weight: Tensor,
@@ -34,7 +34,7 @@ def group_norm_affine(
 ) -> tuple[Tensor, Tensor]:
     """See `reference.group_norm_affine`."""
     items, padded, channels = recorded.shape
-    branches, groups, _ = totals.shape
+    branches, groups, _ = statistics.shape
     out = torch.empty(items, 2, channels, device=recorded.device)
     mixed = torch.empty(items, groups, 2, dtype=torch.float64, device=recorded.device)
     programs = max(1, triton.cdiv(padded, CHUNK))
@@ -48,7 +48,7 @@ def group_norm_affine(
         num_rows,
         parts,
         counters(items * groups if programs > 1 else 0, out.device),
-        totals.contiguous(),
+        statistics.contiguous(),
         weight,
         bias,
         out,
@@ -70,11 +70,11 @@ def group_norm_affine(
 
 @triton.jit
 def _write(
-    total, square, totals, weight, bias, out, mixed, count, eps, groups, each, W: tl.constexpr, BW: tl.constexpr,
+    total, square, statistics, weight, bias, out, mixed, count, eps, groups, each, W: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
-    """One group's totals, and the scale and shift of its channels."""
+    """One group's statistics, and the scale and shift of its channels."""
     index = tl.program_id(0).to(tl.int64)
-    recorded = totals + (index // groups // each * groups + index % groups) * 2
+    recorded = statistics + (index // groups // each * groups + index % groups) * 2
     total += tl.load(recorded)
     square += tl.load(recorded + 1)
     tl.store(mixed + index * 2, total)
@@ -95,7 +95,7 @@ def _write(
 
 @triton.jit
 def _sums(
-    first, second, recorded, num_rows, parts, counters, totals, weight, bias, out, mixed, count, eps, groups, each,
+    first, second, recorded, num_rows, parts, counters, statistics, weight, bias, out, mixed, count, eps, groups, each,
     R, A, PARTS: tl.constexpr, PAIR: tl.constexpr, W: tl.constexpr, BR: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
     """Sum and sum of squares of one group of one item, fresh less recorded, or of some of its rows."""
@@ -138,4 +138,4 @@ def _sums(
                 total += tl.load(there + part * 2, cache_modifier=".cg")
                 square += tl.load(there + part * 2 + 1, cache_modifier=".cg")
     if last:
-        _write(total, square, totals, weight, bias, out, mixed, count, eps, groups, each, W, BW)
+        _write(total, square, statistics, weight, bias, out, mixed, count, eps, groups, each, W, BW)
