@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fisedit.models.injection import Replacement
 from fisedit.models.stopwatch import layer as layer_span
-from fisedit.sparse.feature_cache import FeatureOverlay, ShiftedFeatures, gather, recorded_statistics
+from fisedit.sparse.feature_cache import CachedMap, FeatureOverlay, gather
 from fisedit.sparse.modules import LayerSite, Role
 from fisedit.sparse.packed_weights import MergedWeights
 from fisedit.sparse_kernels import ops
@@ -68,26 +68,14 @@ class CachedRows:
     def affine(self, name: str, norm: nn.GroupNorm, rows: Rows) -> Tensor:
         """See `RowSource.affine`."""
         rows, site = join_rows(rows), self._sites[name]
-        level, groups = self.level(site), norm.num_groups
         self.overlay.maps[name] = rows
+        level, recorded = self.level(site), CachedMap(self.source, name, site.level)
         halo = level.same.halo if site.role is Role.NORM_HALO else level.active[:0]
-        whole_map = ops.prefers_dense_norm(rows, level.size)
-        if whole_map or level.whole or isinstance(self.source, ShiftedFeatures):
-            mixed = rows
-            if not level.whole:
-                mixed = self.source.whole(name, site.level).index_copy_(1, level.active, rows)
-            affine, sums = ops.dense_group_norm_affine(mixed, groups, norm.weight, norm.bias, norm.eps)
-            self._halos[name] = mixed.index_select(1, halo)
-        else:
-            recorded = self.source.rows(name, site.level, level.read_positions if len(halo) else level.active)
-            old, self._halos[name] = recorded[:, : level.rows], recorded[:, level.rows :]
-            sums, count = (
-                recorded_statistics(self.source, name, site.level, groups),
-                level.size * (norm.num_channels // groups),
-            )
-            affine, sums = ops.group_norm_affine(rows, old, sums, None, count, norm.weight, norm.bias, norm.eps)
-        if not whole_map:
-            self.overlay.statistics[name] = sums
+        affine, self._halos[name], statistics = ops.mixed_group_norm_affine(
+            rows, recorded, level, halo, norm.num_groups, norm.weight, norm.bias, norm.eps
+        )
+        if statistics is not None:
+            self.overlay.statistics[name] = statistics
         return affine
 
     @layer_span("gather")

@@ -24,7 +24,7 @@ from fisedit.sparse.feature_cache import FeatureOverlay, StepFeatures, rows_of
 from fisedit.sparse.modules import LayerSite, Role, is_plain, loras, num_levels, project_text, unet_sites
 from fisedit.sparse.packed_weights import MergedWeights
 from fisedit.sparse.recording import DenseContext, recording_replacements
-from fisedit.sparse_kernels import prepacked
+from fisedit.sparse_kernels import ops
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +74,8 @@ class Executor:
         return first.device
 
     def refresh(self) -> bool:
-        """Look at the UNet again, as LoRAs may have come, gone or got another scale; whether they did."""
-        prepacked.refresh()
+        """Update sites and weights if LoRAs of the UNet were added, removed or scaled; returns whether they were."""
+        ops.refresh()
         if self.loras == (now := loras(self.unet)):
             return False
         self.sites, self.loras = unet_sites(self.unet), now

@@ -162,6 +162,35 @@ def recorded_statistics(step: CachedFeatures, key: str, level: int, groups: int)
     return kept[key] if key in kept else ops.group_statistics(step.whole(key, level), groups)
 
 
+@dataclass(frozen=True, eq=False)
+class CachedMap:
+    """A norm's input map of a cached step, a `reference.RecordedInput`.
+
+    Args:
+        step: whose map it is.
+        key: the norm's name.
+        level: of the map.
+    """
+
+    step: CachedFeatures
+    key: str
+    level: int
+
+    def whole(self) -> Tensor:
+        """See `reference.RecordedInput`."""
+        return self.step.whole(self.key, self.level)
+
+    def rows(self, positions: Tensor) -> Tensor:
+        """See `reference.RecordedInput`."""
+        return self.step.rows(self.key, self.level, positions)
+
+    def statistics(self, groups: int) -> Tensor | None:
+        """See `reference.RecordedInput`; a shifted step keeps none."""
+        if isinstance(self.step, ShiftedFeatures):
+            return None
+        return recorded_statistics(self.step, self.key, self.level, groups)
+
+
 def completed(step: CachedFeatures, last: StepFeatures, levels: Mapping[str, int]) -> StepFeatures:
     """What the last branch alone recorded, with the others' of another step; `levels`: of sites that have them all."""
     maps, sums = dict(last.maps), dict(last.statistics)

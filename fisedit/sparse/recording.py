@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fisedit.models.injection import Forward, Replacement, injected
 from fisedit.sparse.feature_cache import StepFeatures, rows_of
 from fisedit.sparse.modules import LayerSite, Role, is_3x3, is_plain
-from fisedit.sparse_kernels import ops, prepacked
+from fisedit.sparse_kernels import ops
 
 
 @dataclass(eq=False)
@@ -39,24 +39,29 @@ def recording_replacements(context: DenseContext, sites: Sequence[LayerSite]) ->
 
 
 def own_forward(site: LayerSite, x: Tensor) -> Tensor:
-    """What the layer's own class makes of its input."""
+    """Run the forward of the layer's own class."""
     out: Tensor = type(site.module).forward(site.module, x)
     return out
 
 
 def apply_layer(layer: nn.Module, x: Tensor) -> Tensor:
-    """What a linear layer or a conv makes of a whole map, as torch does but for products that are widened."""
-    if type(layer) is nn.Linear and prepacked.widens(x):
-        return prepacked.linear(x, layer.weight, layer.bias)
-    if type(layer) is nn.Conv2d and is_3x3(layer, 1):
-        return prepacked.conv3x3(x, layer.weight, layer.bias)
-    return apply_conv(layer, x)
+    """Run a linear layer or a conv on a whole map; the kernels may keep a packed copy of its weight."""
+    if type(layer) is nn.Linear:
+        return ops.dense_linear(x, layer.weight, layer.bias)
+    return apply_conv(layer, x, prepack=is_3x3(layer, 1))
 
 
-def apply_conv(layer: nn.Module, x: Tensor) -> Tensor:
-    """What a conv makes of a map, by its weight as it lies; any other layer its own way."""
+def apply_conv(layer: nn.Module, x: Tensor, *, prepack: bool = False) -> Tensor:
+    """Run a conv on a map by the kernels; any other layer by its class's forward.
+
+    Args:
+        layer: of a model.
+        x: [B, C, H, W].
+        prepack: the kernels may keep a packed copy of the weight.
+    """
     if type(layer) is nn.Conv2d and (layer.kernel_size == (1, 1) or is_3x3(layer, layer.stride[0])):
-        return prepacked.conv(x, layer.weight, layer.bias, layer.stride[0], int(layer.padding[0]))
+        stride, padding = layer.stride[0], int(layer.padding[0])
+        return ops.dense_conv(x, layer.weight, layer.bias, stride, padding, prepack=prepack)
     out: Tensor = type(layer).forward(layer, x)
     return out
 

@@ -21,10 +21,17 @@ from torch import Tensor
 
 from fisedit.errors import InputError
 from fisedit.models.stopwatch import layer
-from fisedit.sparse_kernels import reference, torch_backend, tuning
+from fisedit.sparse_kernels import prepacked, reference, torch_backend, tuning
 from fisedit.sparse_kernels.buckets import RowPlacement
-from fisedit.sparse_kernels.reference import NO_EPILOGUE, ConvEpilogue, LayerNormParams, RecordedMap, Rows
-from fisedit.sparse_kernels.row_plan import TAPS, KernelMap
+from fisedit.sparse_kernels.reference import (
+    NO_EPILOGUE,
+    ConvEpilogue,
+    LayerNormParams,
+    RecordedInput,
+    RecordedMap,
+    Rows,
+)
+from fisedit.sparse_kernels.row_plan import TAPS, KernelMap, Level
 
 BACKENDS: dict[str, ModuleType] = {"reference": reference, "fast": torch_backend}
 TRITON, XFORMERS = "triton", "xformers"
@@ -139,9 +146,26 @@ def group_norm(rows: Tensor, statistics: Tensor, count: int, weight: Tensor, bia
     return result
 
 
-def prefers_dense_norm(rows: Tensor, size: int) -> bool:
-    """Whether a norm's statistics are computed of the whole map; see `tuning.prefers_dense_norm`."""
-    return tuning.prefers_dense_norm(rows, size)
+def refresh() -> None:
+    """Drop packed copies of weights that were replaced or written to; see `prepacked.refresh`."""
+    prepacked.refresh()
+
+
+def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear layer over a whole map; see `reference.dense_linear`."""
+    assert x.shape[-1] == weight.shape[1], (x.shape, weight.shape)
+    result: Tensor = _kernels("dense_linear", x).dense_linear(x, weight, bias)
+    return result
+
+
+def dense_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int = 1, padding: int = 0, *, prepack: bool = False
+) -> Tensor:
+    """A convolution of a whole map; see `reference.dense_conv`."""
+    assert x.ndim == 4 and x.shape[1] == weight.shape[1], (x.shape, weight.shape)
+    assert not prepack or (stride, padding) == (1, 1), (stride, padding)
+    result: Tensor = _kernels("dense_conv", x).dense_conv(x, weight, bias, stride, padding, prepack=prepack)
+    return result
 
 
 @layer("group norm")
@@ -171,6 +195,26 @@ def group_norm_affine(
     kernels = _exact("group_norm_affine", rows) if num_rows is None else _kernels("group_norm_affine", rows)
     result: tuple[Tensor, Tensor] = kernels.group_norm_affine(
         rows, recorded, statistics, num_rows, count, weight, bias, eps
+    )
+    return result
+
+
+@layer("group norm")
+def mixed_group_norm_affine(
+    rows: Tensor,
+    recorded: RecordedInput,
+    level: Level,
+    halo: Tensor,
+    groups: int,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """GroupNorm's scale and shift of a recorded map with fresh rows; see `reference.mixed_group_norm_affine`."""
+    assert rows.shape[1] == level.rows and not rows.shape[2] % groups, (rows.shape, level.rows, groups)
+    kernels = _exact("group_norm_affine", rows)
+    result: tuple[Tensor, Tensor, Tensor | None] = kernels.mixed_group_norm_affine(
+        rows, recorded, level, halo, groups, weight, bias, eps
     )
     return result
 

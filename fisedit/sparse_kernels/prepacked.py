@@ -107,6 +107,24 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(rows, matrix(weight), bias) if packed is None else _product(rows, packed, bias)
 
 
+def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`F.linear` of a whole map, for which a weight is packed only where products are widened.
+
+    Args:
+        x: [..., C_in].
+        weight: [C_out, C_in].
+        bias: [C_out] or None.
+    """
+    return linear(x, weight, bias) if widens(x) else F.linear(x, weight, bias)
+
+
+def dense_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int = 1, padding: int = 0, *, prepack: bool = False
+) -> Tensor:
+    """See `reference.dense_conv`."""
+    return conv3x3(x, weight, bias) if prepack else conv(x, weight, bias, stride, padding)
+
+
 class Matrix:
     """A weight of which only the packed copy is kept.
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ctypes import c_byte
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fisedit.sparse_kernels.buckets import RowPlacement
-from fisedit.sparse_kernels.row_plan import TAPS, KernelMap
+from fisedit.sparse_kernels.row_plan import TAPS, KernelMap, Level
 
 LayerNormParams = tuple[Tensor, Tensor, float]
 """Weight [C], bias [C] and eps."""
@@ -44,6 +44,19 @@ class DevicePointer(NamedTuple):
         size = prod(self.shape) * self.dtype.itemsize
         memory = (c_byte * size).from_address(int(self.address))
         return torch.frombuffer(memory, dtype=torch.uint8).view(self.dtype).view(self.shape)
+
+
+class RecordedInput(Protocol):
+    """A norm's recorded input map; each kernel reads what it needs of it."""
+
+    def whole(self) -> Tensor:
+        """The map [B, H * W, C], a fresh tensor."""
+
+    def rows(self, positions: Tensor) -> Tensor:
+        """Rows [B, P, C] at positions int64 [P], a fresh tensor."""
+
+    def statistics(self, groups: int) -> Tensor | None:
+        """Its `group_statistics`, float64 [B, groups, 2]; None where only the whole map gives them."""
 
 
 class ConvEpilogue(NamedTuple):
@@ -245,6 +258,37 @@ def dense_group_norm_affine(
     """
     statistics = group_statistics(rows, groups)
     return _affine_of(statistics, rows.shape[1] * (rows.shape[2] // groups), weight, bias, eps), statistics
+
+
+def mixed_group_norm_affine(
+    rows: Tensor,
+    recorded: RecordedInput,
+    level: Level,
+    halo: Tensor,
+    groups: int,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """`group_norm_affine` of a recorded map with fresh rows in it.
+
+    Args:
+        rows: [B, R, C], fresh, without padding.
+        recorded: the map.
+        level: of the map; its R active positions are those of the rows.
+        halo: int64 [G], positions whose rows are wanted: `level.same.halo`, or none.
+        groups: divides C.
+        weight: [C].
+        bias: [C].
+        eps: added to the variance.
+
+    Returns:
+        float32 [B, 2, C], scale and shift; the recorded rows [B, G, C] of the halo; the mixed map's `group_statistics`,
+        float64 [B, groups, 2], or None where they are not worth keeping.
+    """
+    mixed = rows if level.whole else recorded.whole().index_copy_(1, level.active, rows)
+    affine, statistics = dense_group_norm_affine(mixed, groups, weight, bias, eps)
+    return affine, mixed.index_select(1, halo), statistics
 
 
 def _affine_of(statistics: Tensor, count: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -462,6 +506,39 @@ def time_projections(timestep: Tensor, frequencies: Tensor, layers: Sequence[tup
     for layer in later:
         x = F.linear(F.silu(x), *layer)
     return x
+
+
+def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear layer over a whole map.
+
+    Args:
+        x: [..., C_in].
+        weight: [C_out, C_in].
+        bias: [C_out] or None.
+
+    Returns:
+        [..., C_out].
+    """
+    return F.linear(x, weight, bias)
+
+
+def dense_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int = 1, padding: int = 0, *, prepack: bool = False
+) -> Tensor:
+    """A convolution of a whole map.
+
+    Args:
+        x: [B, C_in, H, W].
+        weight: [C_out, C_in, k, k].
+        bias: [C_out] or None.
+        stride: in positions.
+        padding: in positions.
+        prepack: a backend may keep a packed copy of the weight, which is that of a 3x3 conv of stride 1 and padding 1.
+
+    Returns:
+        [B, C_out, H_out, W_out].
+    """
+    return F.conv2d(x, weight, bias, stride, padding)
 
 
 def scatter_rows(full: Tensor, rows: Tensor, placement: RowPlacement) -> Tensor:

@@ -12,17 +12,19 @@ from torch import Tensor
 
 from fisedit.sparse_kernels import prepacked, reference, tuning
 from fisedit.sparse_kernels.buckets import RowPlacement
+from fisedit.sparse_kernels.prepacked import dense_conv, dense_linear
 from fisedit.sparse_kernels.reference import (
     NO_EPILOGUE,
     ConvEpilogue,
     LayerNormParams,
+    RecordedInput,
     RecordedMap,
     Rows,
     join_rows,
     read_recorded,
     time_projections,
 )
-from fisedit.sparse_kernels.row_plan import TAPS, KernelMap
+from fisedit.sparse_kernels.row_plan import TAPS, KernelMap, Level
 
 __all__ = [  # the reference's own where torch does it in one go
     "attention",
@@ -30,11 +32,14 @@ __all__ = [  # the reference's own where torch does it in one go
     "conv3x3",
     "cross_attention",
     "dense_attention",
+    "dense_conv",
     "dense_group_norm",
     "dense_group_norm_affine",
+    "dense_linear",
     "group_norm",
     "group_norm_affine",
     "group_statistics",
+    "mixed_group_norm_affine",
     "norm_conv3x3",
     "norm_geglu",
     "norm_linear",
@@ -151,6 +156,33 @@ def group_norm_affine(
     sums = torch.stack([both.sum(2), both.square_().sum(2)], -1).unflatten(2, (groups, -1)).sum(3).double()
     mixed = (statistics.repeat_interleave(len(rows) // branches, 0) - sums[:, 0]).add_(sums[:, 1])
     return _affine_of(mixed, count, weight, bias, eps), mixed
+
+
+def mixed_group_norm_affine(
+    rows: Tensor,
+    recorded: RecordedInput,
+    level: Level,
+    halo: Tensor,
+    groups: int,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """See `reference.mixed_group_norm_affine`.
+
+    Recorded statistics are updated by the fresh rows. On a CPU those of a small map are computed anew instead, so that
+    they are not worth keeping.
+    """
+    is_small = tuning.prefers_dense_norm(rows, level.size)
+    old_statistics = None if is_small or level.whole else recorded.statistics(groups)
+    if old_statistics is None:
+        mixed = rows if level.whole else recorded.whole().index_copy_(1, level.active, rows)
+        affine, statistics = dense_group_norm_affine(mixed, groups, weight, bias, eps)
+        return affine, mixed.index_select(1, halo), None if is_small else statistics
+    read = recorded.rows(level.read_positions if len(halo) else level.active)
+    count = level.size * (rows.shape[2] // groups)
+    affine, statistics = group_norm_affine(rows, read[:, : level.rows], old_statistics, None, count, weight, bias, eps)
+    return affine, read[:, level.rows :], statistics
 
 
 def norm_conv3x3(

@@ -10,10 +10,13 @@ from torch import Tensor
 from fisedit.sparse_kernels.row_plan import TAPS, KernelMap
 from fisedit.sparse_kernels.torch_backend import (
     dense_attention,
+    dense_conv,
     dense_group_norm,
     dense_group_norm_affine,
+    dense_linear,
     group_norm,
     group_statistics,
+    mixed_group_norm_affine,
     row_column_attention,
 )
 from fisedit.sparse_kernels.triton.attention import attention, cross_attention
@@ -29,11 +32,14 @@ __all__ = [
     "conv3x3",
     "cross_attention",
     "dense_attention",
+    "dense_conv",
     "dense_group_norm",
     "dense_group_norm_affine",
+    "dense_linear",
     "group_norm",
     "group_norm_affine",
     "group_statistics",
+    "mixed_group_norm_affine",
     "norm_conv3x3",
     "norm_geglu",
     "norm_linear",
