@@ -78,10 +78,15 @@ def inverted(
 
 @torch.inference_mode()
 def noised(pipe: StableDiffusionPipeline, config: GenerationConfig, latents: Tensor) -> list[Tensor]:
-    """Clean latents [1, 4, h, w] with the noise of every step's time, drawn anew for each from the config's seed.
+    """Clean latents with the noise of every step's time, drawn independently for each.
 
     Independent noise keeps the picture's structure in the noise that then leads from one to the next, where a path that
     a sampler could have taken hides it.
+
+    Args:
+        pipe: the pipeline.
+        config: steps, scheduler and seed of the noise.
+        latents: clean, [1, 4, h, w].
 
     Returns:
         N + 1 latents, the noisiest first, the given ones last.

@@ -113,7 +113,7 @@ def _sum(
 
 
 class LinearSampler(Sampler):
-    """`Sampler` by known coefficients: asked for its steps in their order, it never makes the host wait.
+    """`Sampler` by known coefficients: called for its steps in their order, it never makes the host wait.
 
     Args:
         steps: from `coefficients`, of this config and scheduler config. The others as in `Sampler`.

@@ -101,9 +101,16 @@ class Sampler:
         return following
 
     def noise_between(self, prediction: Tensor, timestep: Tensor, latents: Tensor, following: Tensor) -> Tensor:
-        """The noise with which a step of DDPM leads from latents to the next ones, all [1, C, h, w].
+        """The noise with which a step of DDPM leads from latents to the next ones.
 
-        Zero where the step has none, as the last one of some schedules; it then leads to the mean.
+        Args:
+            prediction: the guided prediction [1, C, h, w].
+            timestep: scalar, of this step.
+            latents: [1, C, h, w] before the step.
+            following: [1, C, h, w] after it.
+
+        Returns:
+            [1, C, h, w]; zero where the step has no noise, as the last one of some schedules, and leads to the mean.
         """
         still = torch.zeros_like(latents, dtype=torch.float32)
         mean, further = (
@@ -121,12 +128,18 @@ class Sampler:
 
 
 def blend_latents(latents: Tensor, source: Tensor, inside: Tensor) -> Tensor:
-    """`latents` inside, `source` outside; both [1, C, h, w], `inside` boolean [h, w]."""
+    """Replace latents outside a mask by the source's.
+
+    Args:
+        latents: [E, C, h, w].
+        source: [1, C, h, w].
+        inside: bool [h, w] or [E, 1, h, w], the mask.
+    """
     return torch.where(inside, latents, source)
 
 
 def mask_steps(timesteps: Tensor, count: int = 4) -> tuple[int, ...]:
-    """Steps whose attention tells objects apart: at most `count`, evenly over timesteps 150 to 350, where the maps of
+    """Steps whose attention separates objects: at most `count`, evenly over timesteps 150 to 350, where the maps of
     drawn objects localise best; the nearest to 250 if none lies there."""
     times = timesteps.float()
     good = ((times >= 150) & (times <= 350)).nonzero().flatten().tolist()

@@ -61,7 +61,13 @@ class Trajectory:
         return sum(step.own_bytes for step in own) + sum(t.nbytes for t in loose)
 
     def append(self, prediction: Tensor, features: CachedFeatures, latents: Tensor) -> None:
-        """Add a step: its guided prediction, its features and the latents after it [1, 4, h, w]."""
+        """Add a step.
+
+        Args:
+            prediction: guided, [1, 4, h, w].
+            features: what the step recorded.
+            latents: [1, 4, h, w] after it.
+        """
         self.predictions.append(prediction)
         self.features.append(features)
         self.latents.append(latents)
@@ -75,7 +81,13 @@ class Trajectory:
         return self.unconditional if alike else None
 
     def take_over(self, source: Trajectory, steps: int, sampler: Sampler) -> None:
-        """Begin as another trajectory does, with its first steps; the sampler is left as it was after them."""
+        """Begin with the first steps of another trajectory.
+
+        Args:
+            source: the other one.
+            steps: how many, 0 to N.
+            sampler: is stepped through them, so that a multistep scheduler has their history.
+        """
         self.start, self.noises = steps, source.noises
         self.unconditional = source.unconditional_for(self.config)
         self.latents += source.latents[: steps + 1]

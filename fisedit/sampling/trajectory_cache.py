@@ -22,7 +22,14 @@ class TrajectoryCache:
         self._sizes: dict[str, int] = {}  # counted once: a trajectory has thousands of tensors
 
     def put(self, key: str, trajectory: Trajectory, decoder: DecoderCache, *, base: str | None) -> None:
-        """Keep a result's trajectory; `base` is the result it lies over, None for a dense one."""
+        """Add a result's trajectory; the least recently used ones are dropped to make room.
+
+        Args:
+            key: the result.
+            trajectory: of the result.
+            decoder: of the result's decode.
+            base: the result that the trajectory is an overlay of, None for a dense one.
+        """
         self._sizes[key] = trajectory.own_bytes + decoder.own_bytes
         self._kept[key], self._parents[key] = (trajectory, decoder), base
         self.make_room(0, keep=key)

@@ -33,14 +33,22 @@ from fisedit.sparse_kernels.row_plan import KernelMap
 
 
 class RowSource(Protocol):
-    """What blocks on active rows read and write beside their rows. Names are those of layer sites."""
+    """What blocks on active rows read and write beside their rows. Names are those of layer sites and their blocks."""
 
     def latents(self, latents: Tensor) -> tuple[Tensor, Tensor]:
         """Active rows [B, R, 4] and halo rows [B, G, 4] of the latents [B, 4, h, w]."""
 
     def affine(self, name: str, norm: nn.GroupNorm, rows: Rows) -> Tensor:
-        """A norm's scale and shift, float32 [B, 2, C], by the statistics of the whole map with these rows in it; keeps
-        the rows."""
+        """A norm's scale and shift by the statistics of the whole map with fresh rows in it; keeps the rows.
+
+        Args:
+            name: of the norm.
+            norm: of C channels.
+            rows: [B, R, C], fresh.
+
+        Returns:
+            float32 [B, 2, C].
+        """
 
     def halo(self, name: str) -> Tensor:
         """Recorded rows [B, G, C] around the active ones, of the map that a norm or resampler reads."""
@@ -49,7 +57,16 @@ class RowSource(Protocol):
         """Where the 3x3 conv behind a norm, or of a resampler, finds its neighbours in [active | halo | zero]."""
 
     def time(self, name: str, block: ResnetBlock2D, embedding: Tensor) -> Tensor:
-        """What a ResNet block adds for the time, [B or 1, C]; `embedding` is that of the time, [B, E]."""
+        """What a ResNet block adds for the time.
+
+        Args:
+            name: of the block.
+            block: whose projection is used.
+            embedding: of the time [B, E].
+
+        Returns:
+            [B or 1, C].
+        """
 
     def joined(self, rows: Tensor, skipped: Tensor) -> Rows:
         """The rows that enter an up block's ResNet block: its own and those that skipped the middle."""
@@ -71,7 +88,18 @@ class RowSource(Protocol):
         """Keep rows for the overlay."""
 
     def self_attention(self, name: str, heads: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Active queries over every position's keys and values, [B, R, C] each; keeps what it is given."""
+        """Attention of active queries over every position's keys and values; keeps all three.
+
+        Args:
+            name: of the attention.
+            heads: C is heads * width.
+            query: [B, R, C].
+            key: [B, R, C].
+            value: [B, R, C].
+
+        Returns:
+            [B, R, C].
+        """
 
     def text_keys(self, name: str) -> Tensor:
         """The text's keys or values [B, T, C]."""
@@ -88,7 +116,18 @@ Forward = Callable[[RowSource, str, Any, Rows, Tensor], Tensor]
 
 @block_span
 def resnet(source: RowSource, name: str, block: Any, rows: Rows, embedding: Tensor | None = None) -> Tensor:
-    """A ResNet block: norm, SiLU and conv, twice, with the time between them if there is one, and the shortcut."""
+    """A ResNet block: norm, SiLU and conv, twice, with the time between them if there is one, and the shortcut.
+
+    Args:
+        source: of recorded rows.
+        name: of the block.
+        block: a `ResnetBlock2D`.
+        rows: [B, R, C_in].
+        embedding: of the time [B, E]; None in an autoencoder.
+
+    Returns:
+        [B, R, C_out].
+    """
     first, second, short = f"{name}.norm1", f"{name}.norm2", block.conv_shortcut
     affine = source.affine(first, block.norm1, rows)
     time = None if embedding is None else source.time(name, block, embedding)
@@ -107,7 +146,18 @@ def resnet(source: RowSource, name: str, block: Any, rows: Rows, embedding: Tens
 
 @block_span
 def transformer(source: RowSource, name: str, model: Any, rows: Tensor, text: Tensor) -> Tensor:
-    """A transformer model: a norm, a linear layer, transformer blocks, a linear layer and what came in."""
+    """A transformer model: a norm, a linear layer, transformer blocks, a linear layer and the residual.
+
+    Args:
+        source: of recorded rows.
+        name: of the model.
+        model: a `Transformer2DModel`.
+        rows: [B, R, C].
+        text: embeddings [B, T, D].
+
+    Returns:
+        [B, R, C].
+    """
     norm = source.affine(f"{name}.norm", model.norm, rows)
     hidden = _linear(source, model.proj_in, rows, affine=norm)
     for i, block in enumerate(model.transformer_blocks):
@@ -123,7 +173,14 @@ def transformer(source: RowSource, name: str, model: Any, rows: Tensor, text: Te
 def transformer_block(
     source: RowSource, name: str, block: Any, x: Tensor, text: Tensor
 ) -> tuple[Tensor | None, Tensor]:
-    """Self-attention, cross-attention and a feed-forward, each behind a layer norm and added to what came in.
+    """Self-attention, cross-attention and a feed-forward, each behind a layer norm and with a residual.
+
+    Args:
+        source: of recorded rows.
+        name: of the block.
+        block: a `BasicTransformerBlock`.
+        x: rows [B, R, C].
+        text: embeddings [B, T, D].
 
     Returns:
         What enters the last linear layer, and what that is added to; None and the sum of a feed-forward without gates.
@@ -149,7 +206,17 @@ def transformer_block(
 
 @block_span
 def attention_block(source: RowSource, name: str, attention: Any, rows: Tensor) -> Tensor:
-    """Self-attention behind a group norm, added to what came in: the attention of an autoencoder."""
+    """Self-attention behind a group norm with a residual: the attention of an autoencoder.
+
+    Args:
+        source: of recorded rows.
+        name: of the attention.
+        attention: of an autoencoder's middle block.
+        rows: [B, R, C].
+
+    Returns:
+        [B, R, C].
+    """
     norm = source.affine(f"{name}.group_norm", attention.group_norm, rows)
     layers = (attention.to_q, attention.to_k, attention.to_v)
     query, key, value = (_linear(source, layer, rows, affine=norm) for layer in layers)
@@ -168,7 +235,17 @@ def _cross_attention(source: RowSource, name: str, norm: nn.LayerNorm, attention
 
 @block_span
 def resampler(source: RowSource, name: str, module: Any, rows: Tensor) -> Tensor:
-    """The conv of a downsampler, or interpolation and conv of an upsampler in one kernel map."""
+    """The conv of a downsampler, or interpolation and conv of an upsampler in one kernel map.
+
+    Args:
+        source: of recorded rows.
+        name: of the resampler.
+        module: a `Downsample2D` or `Upsample2D`.
+        rows: [B, R, C].
+
+    Returns:
+        [B, R_out, C], the active rows of the next level.
+    """
     source.keep(name, rows)
     return _conv3x3(source, name, module.conv, rows)
 
@@ -177,7 +254,20 @@ def resampler(source: RowSource, name: str, module: Any, rows: Tensor) -> Tensor
 def up_block(
     source: RowSource, name: str, block: Any, rows: Tensor, skipped: list[Tensor], embedding: Tensor, text: Tensor
 ) -> Tensor:
-    """An up block of the UNet; the `skipped` maps of its down blocks are read last to first."""
+    """An up block of the UNet.
+
+    Args:
+        source: of recorded rows.
+        name: of the block.
+        block: an `UpBlock2D` or `CrossAttnUpBlock2D`.
+        rows: [B, R, C].
+        skipped: rows [B, R, C_i] of the down blocks' outputs, read last to first; emptied.
+        embedding: of the time [B, E].
+        text: embeddings [B, T, D].
+
+    Returns:
+        [B, R_out, C_out].
+    """
     for i, resnet_block in enumerate(block.resnets):
         entering = source.joined(rows, skipped.pop())
         rows = resnet(source, f"{name}.resnets.{i}", resnet_block, entering, embedding)

@@ -141,8 +141,8 @@ class CachedRows:
         if name in self.source:
             self.overlay.maps[name] = query[-1:].clone()
 
-    def projections(self, attention: nn.Module, name: str) -> list[Replacement]:
-        """What is injected into the projections of an attention that has a processor of its own."""
+    def projections(self, name: str) -> list[Replacement]:
+        """What is injected into the projections of the attention `name`, which has a processor of its own."""
         found: list[Replacement] = []
         for site in (self._sites[f"{name}.{to}"] for to in ("to_q", "to_k", "to_v")):
             forward = {Role.QUERY: self._project_query, Role.TOKENS: self._project_tokens}.get(site.role)

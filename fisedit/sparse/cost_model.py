@@ -135,7 +135,13 @@ def site_macs(site: LayerSite, rows: Sequence[int], sizes: Sequence[int], tokens
 
 
 def text_macs(sites: Sequence[LayerSite], batch: int, tokens: int) -> int:
-    """Multiply-accumulates of projecting the text for every cross-attention once."""
+    """Multiply-accumulates of projecting the text for every cross-attention once.
+
+    Args:
+        sites: of the UNet.
+        batch: B.
+        tokens: T.
+    """
     return batch * tokens * sum(site.weights for site in sites if site.role is Role.TEXT)
 
 

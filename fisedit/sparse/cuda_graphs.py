@@ -138,7 +138,7 @@ class GraphEdit:
 
     @property
     def placement(self) -> RowPlacement:
-        """Where the prediction's rows stand."""
+        """Positions of the prediction's rows."""
         return self._graph.buffers.tables.levels[0].placement
 
     @property

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 from diffusers import UNet2DConditionModel
-from torch import Tensor, nn
+from torch import Tensor
 
 from fisedit.models.injection import Replacement, injected
 from fisedit.sparse.blocks import UNetBlocks
@@ -69,7 +69,7 @@ class Executor:
 
     @property
     def device(self) -> torch.device:
-        """Where the UNet is; diffusers' own answer looks at all its modules first."""
+        """The UNet's device; diffusers' own property iterates over all modules first."""
         first: Tensor = next(self.unet.parameters())
         return first.device
 
@@ -145,21 +145,20 @@ class Executor:
         weights = self.weights
         rows = self.rows(self._by_name, overlay, text_keys, weights, inject_attention=inject_attention)
         replacements = self._blocks.replacements(rows)
-        for name, attention in self._attentions():
-            replacements += rows.projections(attention, name)
+        for name in self._custom_attentions():
+            replacements += rows.projections(name)
         if extra_layers is not None:
             replacements += [(site.module, partial(site.run_sparse, rows)) for site in extra_layers.sites(self.unet)]
         out = self._run(replacements, latents, timestep, text, timestep_cond, extra_layers)
         return rows_of(out), rows.overlay
 
-    def _attentions(self) -> Iterator[tuple[str, nn.Module]]:
-        """Attentions that have a processor of their own, with their names."""
+    def _custom_attentions(self) -> Iterator[str]:
+        """Names of attentions that have a processor of their own."""
         for site in self.sites:
             if site.role is Role.QUERY:
                 name = site.name.removesuffix(".to_q")
-                attention = self.unet.get_submodule(name)
-                if not is_plain(attention):
-                    yield name, attention
+                if not is_plain(self.unet.get_submodule(name)):
+                    yield name
 
     def _run(
         self,
@@ -192,8 +191,8 @@ def apply_guidance(prediction: Tensor, scale: float | None) -> Tensor:
     """
     if scale is None:
         return prediction
-    without, with_text = prediction.chunk(2)
-    return without + scale * (with_text - without)
+    unconditional, conditional = prediction.chunk(2)
+    return unconditional + scale * (conditional - unconditional)
 
 
 def mask_queries(sites: tuple[LayerSite, ...], sizes: tuple[int, ...], limit: int = 1100) -> frozenset[str]:

@@ -34,7 +34,16 @@ class StepFeatures:
     offloaded_from: torch.device | None = None
 
     def rows(self, key: str, level: int, positions: Tensor) -> Tensor:
-        """The recorded rows [B, len(positions), C], a fresh tensor."""
+        """Recorded rows.
+
+        Args:
+            key: site name.
+            level: of the map; overlays need it.
+            positions: int64 [P], flat.
+
+        Returns:
+            [B, P, C], a fresh tensor.
+        """
         return self.maps[key].to(positions.device, non_blocking=True).index_select(1, positions)
 
     def whole(self, key: str, level: int) -> Tensor:
@@ -73,7 +82,7 @@ class FeatureOverlay:
     share: int = 1
 
     def rows(self, key: str, level: int, positions: Tensor) -> Tensor:
-        """The mixed rows [B, len(positions), C]: this overlay's where it has them, else the parent's."""
+        """The mixed rows: this overlay's where it has them, else the parent's; see `StepFeatures.rows`."""
         rows = self.parent.rows(key, level, positions)
         row_of_position = self.plan.levels[level].row_of_position[positions]
         hit = (row_of_position >= 0).nonzero().squeeze(1)
@@ -105,7 +114,13 @@ class FeatureDelta:
 
     @classmethod
     def between(cls, source: CachedFeatures, now: StepFeatures, levels: Mapping[str, int]) -> FeatureDelta:
-        """From a source's step to an edit's; `levels`: of the sites whose maps later steps read."""
+        """The change from a source's step to an edit's.
+
+        Args:
+            source: the source's step.
+            now: the edit's dense step.
+            levels: of the sites whose maps later steps read, by name.
+        """
         both = [name for name in levels if name in source and name in now]
         return cls({name: source.whole(name, levels[name]).neg_().add_(now.maps[name]) for name in both})
 
@@ -124,7 +139,7 @@ class ShiftedFeatures:
     shift: FeatureDelta
 
     def rows(self, key: str, level: int, positions: Tensor) -> Tensor:
-        """The shifted rows [B, len(positions), C], a fresh tensor."""
+        """The shifted rows; see `StepFeatures.rows`."""
         rows, moved = self.parent.rows(key, level, positions), self.shift.maps.get(key)
         return rows if moved is None else rows.add_(moved.index_select(1, positions))
 
@@ -192,7 +207,13 @@ class CachedMap:
 
 
 def completed(step: CachedFeatures, last: StepFeatures, levels: Mapping[str, int]) -> StepFeatures:
-    """What the last branch alone recorded, with the others' of another step; `levels`: of sites that have them all."""
+    """Features of the last branch alone, completed by the other branches' of another step.
+
+    Args:
+        step: with all branches.
+        last: what the last branch recorded.
+        levels: of the sites that record all branches, by name.
+    """
     maps, sums = dict(last.maps), dict(last.statistics)
     for name in maps.keys() & levels.keys():
         maps[name] = step.whole(name, levels[name])
@@ -225,7 +246,13 @@ def map_of(rows: Tensor) -> Tensor:
 
 
 def scatter(base: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
-    """A copy of the map [B, C, H, W] with rows [B, R, C] put at flat positions."""
+    """A copy of a map with rows written into it.
+
+    Args:
+        base: [B, C, H, W].
+        positions: int64 [R], flat.
+        rows: [B, R, C].
+    """
     mixed = base.flatten(2).clone()
     mixed.index_copy_(2, positions, rows.transpose(1, 2).to(mixed.dtype))
     return mixed.view(base.shape)

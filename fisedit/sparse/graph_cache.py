@@ -59,7 +59,7 @@ class GraphCache:
     def decode(
         self, vae: AutoencoderKL, latents: Tensor, grid: BoolGrid, cache: DecoderCache, source: Image
     ) -> tuple[Image, DecoderCache]:
-        """`vae_decode.decode_sparse`, by graphs where they are wanted."""
+        """By graphs where they are wanted; see `vae_decode.decode_sparse`."""
         found, shape = boxes(grid), (grid.shape[0], grid.shape[1])
         if not self.wanted(vae.device) or found == [Box(0, 0, *shape)]:
             return decode_sparse(vae, latents, grid, cache, source)

@@ -130,7 +130,13 @@ class PackedView:
         return flats[self.flat].as_strided(self.shape, self.stride, self.start)
 
     def strided_slice(self, first: int, step: int, rows: int) -> PackedView:
-        """Of [B, R, ...] every `step`th item from `first` on, and so many rows."""
+        """A part of a tensor [B, R, ...].
+
+        Args:
+            first: index of the first item.
+            step: from one item to the next.
+            rows: of each item, its first ones.
+        """
         count = len(range(first, self.shape[0], step))
         stride = self.stride[0] * step, *self.stride[1:]
         return PackedView(self.flat, (count, rows, *self.shape[2:]), stride, self.start + first * self.stride[0])
@@ -170,7 +176,7 @@ def snapshot(tensors: Outputs) -> Outputs:
 
 
 def state_of(module: nn.Module) -> object:
-    """What changes when a capture no longer shows a module: where its weights lie, what was written, what is injected
+    """What changes when a capture of a module is out of date: addresses and versions of its weights, what is injected
     into its layers, its LoRAs' scales."""
     version = "_version"  # torch has no public name for how often a tensor was written
     weights = tuple((p.data_ptr(), 0 if p.is_inference() else getattr(p, version)) for p in module.parameters())
@@ -179,7 +185,7 @@ def state_of(module: nn.Module) -> object:
 
 
 def _memory(tensor: Tensor) -> int:
-    """What tells the memory of one tensor from another's, on any device."""
+    """An identifier of the memory of a tensor, on any device."""
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 (addresses are 0 on the meta device)
 
 

@@ -74,7 +74,7 @@ def recorded_spans(pipe: StableDiffusionPipeline, recorder: SpanRecorder | None 
         recorder.levels = levels
     hooks = ExitStack()
     try:
-        with exclusive(pipe.unet, pipe.vae):  # no other thread looks at hooks then
+        with exclusive(pipe.unet, pipe.vae):  # no other thread calls the hooks then
             for module, kind, name, leaf in (*_unet_layers(pipe.unet, sites), *_decoder_blocks(pipe.vae)):
                 hooks.callback(module.register_forward_pre_hook(_opening(kind, name, leaf=leaf)).remove)
                 hooks.callback(module.register_forward_hook(_closing, always_call=True).remove)
@@ -140,8 +140,8 @@ def layer_work(
             continue
         layer, attended = site_macs(site, rows, sizes, tokens)
         item = _itemsize(site)
-        moved = site.weights * item + batch * rows[site.level] * _channels(site) * item
-        _add(found, (kind_of(site), site.level), batch * layer, moved)
+        num_bytes = site.weights * item + batch * rows[site.level] * _channels(site) * item
+        _add(found, (kind_of(site), site.level), batch * layer, num_bytes)
         if attended:
             keys, width = (tokens if site.cross else sizes[site.level]), int(base_layer(site.module).out_features)
             kind = "cross-attention" if site.cross else "attention"
@@ -149,9 +149,9 @@ def layer_work(
     return dict(found)
 
 
-def _add(found: dict[tuple[str, int], tuple[int, int]], key: tuple[str, int], macs: int, moved: int) -> None:
+def _add(found: dict[tuple[str, int], tuple[int, int]], key: tuple[str, int], macs: int, num_bytes: int) -> None:
     before = found[key]
-    found[key] = before[0] + macs, before[1] + moved
+    found[key] = before[0] + macs, before[1] + num_bytes
 
 
 def _itemsize(site: LayerSite) -> int:

@@ -258,7 +258,7 @@ def is_3x3(module: nn.Module, stride: int) -> bool:
 def weight_of(module: Any) -> Tensor:
     """The weight that a linear or convolution works with, LoRAs that are active in it included, with their scales."""
     weight: Tensor
-    if type(module) in (nn.Linear, nn.Conv2d):  # to ask for what is not there takes as long as a small product
+    if type(module) in (nn.Linear, nn.Conv2d):  # a failed attribute lookup takes as long as a small product
         weight = module.weight
         return weight
     bare: Any = base_layer(module)

@@ -57,7 +57,7 @@ class Prefetcher:
 
         Args:
             i: the step.
-            following: the step that will be asked for next, fetched from now on; None if there is none.
+            following: the step that will be loaded next, fetched from now on; None if there is none.
         """
         if self.resident:
             torch._foreach_copy_(self._targets, self._sources[i])

@@ -214,7 +214,7 @@ class Graphs:
 
     Args:
         wanted: whether edits use them; None for what FISEDIT_GRAPHS says (0 or 1), or else on CUDA devices. On others
-            a stand-in runs in their place, which saves nothing, and tests that they are right.
+            the captured functions run eagerly, which saves nothing but tests them.
 
     Raises:
         InputError: FISEDIT_GRAPHS says something else.

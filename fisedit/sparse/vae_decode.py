@@ -205,7 +205,7 @@ class SparseDecoder:
         shape: (h, w) of the latents.
 
     Raises:
-        UnsupportedModuleError: as of `modules.decoder_sites`.
+        UnsupportedModuleError: see `modules.decoder_sites`.
 
     Attributes:
         sums: a cache's, of the current decode, [groups, 2, h * w + 1]: the last cell stands for none.
@@ -264,17 +264,46 @@ class SparseDecoder:
             yield from self._refine(grid, piece, level + 1, x, outer)
 
     def run_coarse(self, rows: Tensor, plan: SparsePlan, features: CachedFeatures) -> FeatureOverlay:
-        """What the coarse levels change of cached features; `rows` as of `decode_coarse`, without padding."""
+        """Run the coarse levels over cached features.
+
+        Args:
+            rows: [1, R + G, 4], scaled latents of the coarsest level's active rows, then of its halo.
+            plan: the mask's `coarse_plan`.
+            features: of the source's decode.
+
+        Returns:
+            The overlay of what changed, with the last coarse map under `LAST_COARSE`.
+        """
         source = CachedRows(self.sites, FeatureOverlay(features, plan), {}, MergedWeights())
         decode_coarse(source, self.vae, rows, plan.levels[-1].rows)
         return source.overlay
 
     def outer(self, box: Box, level: int, shown: Box) -> Box:
-        """What is computed for a box, in cells of a fine level."""
+        """What is computed for a box.
+
+        Args:
+            box: in latent cells.
+            level: a fine one.
+            shown: what the map of the level above shows, in its cells.
+
+        Returns:
+            In cells of the level.
+        """
         return with_halo(box, level, self.frame.shape)
 
     def run_fine(self, box: Box, outer: Box, level: int, x: Tensor, shown: Box) -> Tensor:
-        """A fine level's map of `outer`, pixels at the last one; arguments as of `_refine`."""
+        """Run a fine level on a part of the map of the level above.
+
+        Args:
+            box: in latent cells.
+            outer: what is computed for it, in cells of the level.
+            level: a fine one.
+            x: [1, C, H, W], the map of the level above.
+            shown: what `x` shows, in cells of the level above.
+
+        Returns:
+            The map of `outer` [1, C_out, H_out, W_out], pixels at the last level.
+        """
         read = upsampler_input(outer).clipped(shown)
         counted = box.scaled(2**level).within(outer)
         window = Window(level, outer.within(read.scaled(2)), counted, self.cells_of(box, box))

@@ -84,7 +84,13 @@ def conv(
 
 
 def conv3x3(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`conv` of a whole map [B, C_in, H, W] with a padding of 1."""
+    """`conv` of a whole map with a padding of 1, by a packed copy of the weight.
+
+    Args:
+        x: [B, C_in, H, W].
+        weight: [C_out, C_in, 3, 3].
+        bias: [C_out] or None.
+    """
     packed = None
     if x.is_contiguous(memory_format=torch.channels_last) and not widens(x):
         packed = _packed(weight, x.ndim, lambda w: _ordered_conv(w, x.shape))

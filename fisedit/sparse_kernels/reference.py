@@ -178,7 +178,7 @@ def dense_group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: 
         eps: added to the variance.
 
     Returns:
-        The normalised map, as `x`; float64 [B, groups, 2] as of `group_statistics`.
+        The normalised map, as `x`; float64 [B, groups, 2], see `group_statistics`.
     """
     statistics = group_statistics(x.flatten(2).transpose(1, 2), groups)
     return F.group_norm(x, groups, weight, bias, eps), statistics

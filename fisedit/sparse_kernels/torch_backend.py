@@ -64,14 +64,21 @@ def conv3x3(rows: Tensor, kernel_map: KernelMap, weight: Tensor, bias: Tensor | 
 
 
 def gathered_conv(padded: Tensor, kernel_map: KernelMap, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """One GEMM over gathered neighbours; `padded` is [B, R + G + 1, C_in] with the zero row last."""
+    """`conv3x3` as one GEMM over gathered neighbours.
+
+    Args:
+        padded: [B, R + G + 1, C_in], the zero row last.
+        kernel_map: of the conv.
+        weight: [C_out, C_in, 3, 3].
+        bias: [C_out] or None.
+    """
     batch, count, channels = padded.shape
     patches = padded.view(-1, channels).index_select(0, kernel_map.batched_table(batch, count))
     return prepacked.linear(patches.view(batch, -1, TAPS * channels), weight, bias)
 
 
 def cropped_conv(padded: Tensor, kernel_map: KernelMap, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """One dense conv over the bounding box of the outputs; `padded` as in `gathered_conv`."""
+    """`conv3x3` as one dense conv over the bounding box of the outputs; see `gathered_conv`."""
     region = kernel_map.crop
     crop = padded.index_select(1, region.table).unflatten(1, (region.height, region.width)).permute(0, 3, 1, 2)
     out = prepacked.conv(crop, weight, bias, kernel_map.stride).permute(0, 2, 3, 1).flatten(1, 2)
@@ -292,9 +299,17 @@ def attention(
 
 
 def mixed_tokens(recorded: Tensor, rows: Tensor, placement: RowPlacement) -> Tensor:
-    """Recorded keys or values [S, P, C] of every item with its fresh rows [B, R, C] among them: [B, P, C].
+    """Recorded keys or values of every item with its fresh rows among them.
 
     Padding goes to a position behind the map, so that nothing waits for the number of rows.
+
+    Args:
+        recorded: [S, P, C].
+        rows: [B, R, C].
+        placement: positions of the rows.
+
+    Returns:
+        [B, P, C].
     """
     branches, size, channels = recorded.shape
     mixed = recorded.new_empty(len(rows), size + 1, channels)

@@ -67,7 +67,7 @@ def tiles_of(nine: Tensor, outputs: Tensor, width: int, zero: int) -> Tiles | No
     """Tiles for a conv of stride 1, or None where nine products for every output cost less.
 
     Args:
-        nine: int64 [R_out * 9], as of `row_plan.KernelMap.table`.
+        nine: int64 [R_out * 9], a `row_plan.KernelMap.table`.
         outputs: int64 [R_out], ascending positions of a map.
         width: of that map.
         zero: index of the zero row.
