@@ -50,7 +50,7 @@ class CachedRows:
         inject_attention: bool = False,
     ) -> None:
         self.plan, self.source, self.overlay = overlay.plan, overlay.parent, overlay
-        self.weight, self._sites, self._text_keys, self._injects = weights.of, sites, text_keys, inject_attention
+        self.weight, self._sites, self._text_keys, self._injects = weights.weight, sites, text_keys, inject_attention
         self._halos: dict[str, Tensor] = {}
         self._activated: tuple[Tensor, Tensor] | None = None
 

@@ -92,7 +92,7 @@ class _CoarseGraph:
         self._latents[:, :count].copy_(rows[:, :count])
         self._latents[:, buffers.tables.bucket.rows[-1] :][:, : rows.shape[1] - count].copy_(rows[:, count:])
         gather_index = self._decoder.feature_packer.gather_index(buffers.rows, [plan], 1)
-        for buffer, cached in zip(buffers.copied, gather_index.of(features), strict=True):
+        for buffer, cached in zip(buffers.copied, gather_index.gather(features), strict=True):
             buffer.copy_(cached)
         self._captured.replay()
         overlay = FeatureOverlay(features, plan)

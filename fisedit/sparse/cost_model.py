@@ -101,7 +101,7 @@ def fixed_macs(device: torch.device) -> float:
     return FIXED_MACS.get(device.type, FIXED_MACS["cpu"])
 
 
-SHIFT = {Role.DOWN: 1, Role.UP: -1}
+LEVEL_CHANGE = {Role.DOWN: 1, Role.UP: -1}
 """Levels between a resampler's input and its output."""
 
 
@@ -127,7 +127,7 @@ def site_macs(site: LayerSite, rows: Sequence[int], sizes: Sequence[int], tokens
         sizes: positions of each level.
         tokens: T.
     """
-    layer = rows[site.level + SHIFT.get(site.role, 0)] * site.weights
+    layer = rows[site.level + LEVEL_CHANGE.get(site.role, 0)] * site.weights
     if site.role is not Role.QUERY:
         return layer, 0
     keys = tokens if site.cross else sizes[site.level]

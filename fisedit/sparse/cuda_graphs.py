@@ -133,7 +133,7 @@ class GraphEdit:
         self._text_keys, self._mark, buffers = text_keys, object(), graph.buffers
         gather_index = feature_packer.gather_index(buffers.rows, plans, branches, buffers.injected)
         self.prefetcher = Prefetcher(
-            self._steps, lambda i: gather_index.of(steps[i]), buffers.copied, budget, buffers.addresses
+            self._steps, lambda i: gather_index.gather(steps[i]), buffers.copied, budget, buffers.addresses
         )
 
     @property
@@ -183,9 +183,9 @@ class GraphEdit:
         for e, (overlay, found) in enumerate(zip(made, self._overlay_views, strict=True)):
             for kind, site, view in found:
                 if kind == "statistics":
-                    overlay.statistics[site] = view.of(flats)
+                    overlay.statistics[site] = view.unpack(flats)
                 elif site in source:
-                    overlay.maps[site] = view.of(flats)
+                    overlay.maps[site] = view.unpack(flats)
             for site, rows in whole.items():
                 overlay.maps[site] = rows[e::each, : overlay.plan.levels[self._levels[site]].rows]
         return made
@@ -203,7 +203,7 @@ class GraphEdit:
         """For every edit what its overlays hold, and where: of queries the last branch's alone."""
         each, queries = len(self._plans), {site.name for site in self._executor.sites if site.role is Role.QUERY}
         found: list[list[tuple[str, str, PackedView]]] = [[] for _ in self._plans]
-        for name, view in self._graph.packer.found.items():
+        for name, view in self._graph.packer.views.items():
             kind, _, site = name.partition(" ")
             for e, plan in enumerate(self._plans):
                 first = view.shape[0] - each + e if site in queries else e

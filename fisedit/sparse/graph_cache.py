@@ -1,4 +1,4 @@
-"""The two ends of an edit by captured graphs: the text encoder, and sparse decodes.
+"""Captured graphs of the two ends of an edit: the text encoder, and sparse decodes.
 
 The encoder reads [1, 77] tokens whatever the prompt: one graph. A decode has graphs of few shapes, whatever the mask
 (see `captured_decode`). Everything else, such as weighted prompts and dense decodes, runs uncaptured. Knows an encoder
@@ -40,7 +40,7 @@ class GraphCache:
 
     def __init__(self, wanted: Callable[[torch.device], bool]) -> None:
         self.wanted = wanted
-        self.texts, self.decoders = LRUCache[_Reader](1), LRUCache[CapturedDecoder](MAX_SIZES)
+        self.encoders, self.decoders = LRUCache[_CapturedEncoder](1), LRUCache[CapturedDecoder](MAX_SIZES)
 
     def captured_encoder(self, encoder: nn.Module) -> AbstractContextManager[None]:
         """While this is open, the encoder's plain calls are replayed."""
@@ -53,7 +53,7 @@ class GraphCache:
         if args or any(value is not None for value in options.values()):
             return type(encoder).forward(encoder, input_ids, *args, **options)
         key = state, input_ids.shape
-        return self.texts.get(key, lambda: _Reader(encoder, input_ids)).read(input_ids)
+        return self.encoders.get(key, lambda: _CapturedEncoder(encoder, input_ids)).read(input_ids)
 
     @torch.inference_mode()
     def decode(
@@ -69,7 +69,7 @@ class GraphCache:
             return paste(source, decoded, grid), cache
 
 
-class _Reader:
+class _CapturedEncoder:
     """A text encoder's graph for tokens of one shape."""
 
     def __init__(self, encoder: nn.Module, tokens: Tensor) -> None:

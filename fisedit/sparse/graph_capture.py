@@ -125,7 +125,7 @@ class PackedView:
     stride: tuple[int, ...]
     start: int
 
-    def of(self, flats: Outputs) -> Tensor:
+    def unpack(self, flats: Outputs) -> Tensor:
         """The tensor."""
         return flats[self.flat].as_strided(self.shape, self.stride, self.start)
 
@@ -147,7 +147,7 @@ class TensorPacker:
     and tensors that share memory go on sharing it.
 
     Attributes:
-        found: where each tensor is in the copies.
+        views: where each tensor is in the copies, by name.
     """
 
     def __init__(self, tensors: Outputs) -> None:
@@ -157,11 +157,11 @@ class TensorPacker:
             beside = self._parts.setdefault(str(whole.dtype), [])
             starts[key] = str(whole.dtype), sum(part.numel() for part in beside)
             beside.append(whole)
-        self.found: dict[str, PackedView] = {}
+        self.views: dict[str, PackedView] = {}
         for name, tensor in tensors.items():
             flat, start = starts[_memory(tensor)]
             start += int(tensor.storage_offset())
-            self.found[name] = PackedView(flat, tuple(tensor.shape), tensor.stride(), start)
+            self.views[name] = PackedView(flat, tuple(tensor.shape), tensor.stride(), start)
 
     def copies(self) -> Outputs:
         """What the tensors hold now, packed, by type."""
@@ -172,7 +172,7 @@ def snapshot(tensors: Outputs) -> Outputs:
     """Copies under their own names, packed."""
     packer = TensorPacker(tensors)
     flats = packer.copies()
-    return {name: view.of(flats) for name, view in packer.found.items()}
+    return {name: view.unpack(flats) for name, view in packer.views.items()}
 
 
 def state_of(module: nn.Module) -> object:

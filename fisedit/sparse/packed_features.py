@@ -167,8 +167,8 @@ class GatherIndex:
         self._packer, self._index, self._branches, self._injected = packer, index, branches, injected
         self._found: dict[SparsePlan, Tensor] = {}
 
-    def of(self, step: CachedFeatures) -> list[Tensor]:
-        """What is read of a step.
+    def gather(self, step: CachedFeatures) -> list[Tensor]:
+        """Gather what is read of a step.
 
         Args:
             step: recorded, or an overlay.

@@ -31,7 +31,7 @@ class MergedWeights:
     def __init__(self) -> None:
         self._merged: WeakKeyDictionary[nn.Module, tuple[object, Tensor]] = WeakKeyDictionary()
 
-    def of(self, module: Any) -> Tensor:
+    def weight(self, module: Any) -> Tensor:
         """The weight that a linear or convolution works with; a plain layer's own parameter."""
         if type(module) in (nn.Linear, nn.Conv2d):
             weight: Tensor = module.weight
@@ -70,7 +70,7 @@ class PackedWeights:
             name: _folded_end(m, merged) for name, m in modules.items() if isinstance(m, Transformer2DModel)
         }
         self.qkv = {
-            name: torch.cat([merged.of(getattr(m, to)).detach() for to in QKV])
+            name: torch.cat([merged.weight(getattr(m, to)).detach() for to in QKV])
             for name, m in modules.items()
             if isinstance(m, Attention) and not m.is_cross_attention and m.to_q.bias is None
         }
@@ -87,8 +87,8 @@ class PackedTime:
     def __init__(self, unet: UNet2DConditionModel, merged: MergedWeights) -> None:
         resnets = {name: m for name, m in unet.named_modules() if isinstance(m, ResnetBlock2D)}
         times, embedding = [m.time_emb_proj for m in resnets.values()], unet.time_embedding
-        last = torch.cat([merged.of(m).detach() for m in times]), torch.cat([m.bias.detach() for m in times])
-        self._layers = [*((merged.of(m), m.bias) for m in (embedding.linear_1, embedding.linear_2)), last]
+        last = torch.cat([merged.weight(m).detach() for m in times]), torch.cat([m.bias.detach() for m in times])
+        self._layers = [*((merged.weight(m), m.bias) for m in (embedding.linear_1, embedding.linear_2)), last]
         self._frequencies = frequencies(unet.time_proj).to(unet.conv_in.weight.device)
         self._names, self._widths = list(resnets), [m.out_features for m in times]
 
@@ -115,8 +115,8 @@ def _second_bias(block: ResnetBlock2D) -> Tensor:
 def _folded_end(model: Transformer2DModel, merged: MergedWeights) -> tuple[Tensor, Tensor]:
     """The last feed-forward's linear layer, its residual and proj_out as one layer of [gated | residual]."""
     ff, out = model.transformer_blocks[-1].ff.net[2], model.proj_out
-    weight, exact = merged.of(out).detach().flatten(1), torch.float32
-    folded = (weight.to(exact) @ merged.of(ff).detach().to(exact)).to(weight.dtype)
+    weight, exact = merged.weight(out).detach().flatten(1), torch.float32
+    folded = (weight.to(exact) @ merged.weight(ff).detach().to(exact)).to(weight.dtype)
     bias = weight.to(exact) @ ff.bias.detach().to(exact) + out.bias.detach().to(exact)
     return torch.cat([folded, weight], 1), bias.to(weight.dtype)
 

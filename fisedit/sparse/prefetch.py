@@ -23,8 +23,8 @@ class Prefetcher:
 
     Args:
         steps: indices of the steps, at least one.
-        of: returns a step's tensors, of the same shapes and dtypes for all; called for one step at a time, so that what
-            does not fit is never on the device together.
+        tensors_of: returns a step's tensors, of the same shapes and dtypes for all; called for one step at a time, so
+            that what does not fit is never on the device together.
         targets: where a step's tensors go, on the device.
         budget: bytes that may stay on the device; all or nothing. None is no limit.
         addresses: int64 on the device, one for each tensor that has no target; None if there is none.
@@ -33,16 +33,16 @@ class Prefetcher:
     def __init__(
         self,
         steps: Collection[int],
-        of: Callable[[int], Sequence[Tensor]],
+        tensors_of: Callable[[int], Sequence[Tensor]],
         targets: Sequence[Tensor],
         budget: int | None,
         addresses: Tensor | None = None,
     ) -> None:
         self._count, self._device, self._addresses = len(targets), targets[0].device, addresses
         self._targets = _words([*targets, *([] if addresses is None else [addresses])])
-        self.bytes = len(steps) * sum(t.nbytes for t in of(next(iter(steps))))
+        self.bytes = len(steps) * sum(t.nbytes for t in tensors_of(next(iter(steps))))
         self.resident = budget is None or self.bytes <= budget
-        self._steps = {i: [self._kept(t) for t in of(i)] for i in steps}
+        self._steps = {i: [self._kept(t) for t in tensors_of(i)] for i in steps}
         self._staged: int | None = None
         if self.resident:
             self._sources = dict(zip(self._steps, self._copied(list(self._steps.values())), strict=True))
@@ -132,5 +132,5 @@ class CopyStream:
 
 
 def _copied(dst: Sequence[Tensor], src: Sequence[Tensor]) -> None:
-    for to, of in zip(dst, src, strict=True):
-        to.copy_(of, non_blocking=True)
+    for target, source in zip(dst, src, strict=True):
+        target.copy_(source, non_blocking=True)

@@ -109,7 +109,7 @@ class StaticRows:
         merged: MergedWeights,
         times: Mapping[str, Tensor],
     ) -> None:
-        self._buffers, self._sites, self._packed, self.weight = buffers, sites, packed, merged.of
+        self._buffers, self._sites, self._packed, self.weight = buffers, sites, packed, merged.weight
         self._times = times
         self.fresh: dict[str, Tensor] = {}
         self.statistics: dict[str, Tensor] = {}

@@ -223,7 +223,7 @@ def mixed_group_norm_affine(
 def norm_conv3x3(
     rows: Rows,
     halo: Tensor,
-    taps: KernelMap | Tensor,
+    kernel_map: KernelMap | Tensor,
     weight: Tensor,
     bias: Tensor | None,
     affine: Tensor | None = None,
@@ -232,13 +232,13 @@ def norm_conv3x3(
     """Norm, SiLU, 3x3 convolution and what is added to it; see `reference.norm_conv3x3`."""
     shape = _shape(rows)
     assert shape[::2] == halo.shape[::2] and weight.shape[1:] == (shape[2], 3, 3), (shape, halo.shape, weight.shape)
-    kernels = _exact("norm_conv3x3", rows) if isinstance(taps, KernelMap) else _kernels("norm_conv3x3", rows)
-    if kernels is reference and isinstance(taps, KernelMap):
-        taps = taps.table.view(1, -1, TAPS).expand(len(halo), -1, -1)
+    kernels = _exact("norm_conv3x3", rows) if isinstance(kernel_map, KernelMap) else _kernels("norm_conv3x3", rows)
+    if kernels is reference and isinstance(kernel_map, KernelMap):
+        kernel_map = kernel_map.table.view(1, -1, TAPS).expand(len(halo), -1, -1)
     if kernels is not torch_backend and epilogue.shortcut is not None:
         entering, projection, shift = epilogue.shortcut
         epilogue = epilogue._replace(shortcut=(entering, projection.flatten(1), shift))
-    result: Tensor = kernels.norm_conv3x3(rows, halo, taps, weight, bias, affine, epilogue)
+    result: Tensor = kernels.norm_conv3x3(rows, halo, kernel_map, weight, bias, affine, epilogue)
     return result
 
 

@@ -303,7 +303,7 @@ def _affine_of(statistics: Tensor, count: int, weight: Tensor, bias: Tensor, eps
 def norm_conv3x3(
     rows: Rows,
     halo: Tensor,
-    taps: Tensor,
+    kernel_map: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     affine: Tensor | None = None,
@@ -314,8 +314,8 @@ def norm_conv3x3(
     Args:
         rows: [B, R, C_in], fresh.
         halo: [B, G, C_in], recorded.
-        taps: int [B, R_out, 9], indices into [rows | halo | one zero row]; the zero row is the convolution's padding,
-            which is not normalised.
+        kernel_map: int [B, R_out, 9], indices into [rows | halo | one zero row]; the zero row is the convolution's
+            padding, which is not normalised.
         weight: [C_out, C_in, 3, 3].
         bias: [C_out] or None.
         affine: float32 [B, 2, C_in] of `group_norm_affine`; None for neither a norm nor the SiLU.
@@ -328,7 +328,7 @@ def norm_conv3x3(
     if affine is not None:
         x = F.silu(x * affine[:, :1] + affine[:, 1:]).to(halo.dtype)
     item = torch.arange(len(x), device=x.device)[:, None, None]
-    gathered = F.pad(x, (0, 0, 0, 1))[item, taps]  # [B, R_out, 9, C_in]
+    gathered = F.pad(x, (0, 0, 0, 1))[item, kernel_map]  # [B, R_out, 9, C_in]
     out = torch.einsum("brtc,oct->bro", gathered, weight.flatten(2))
     time, residual, shortcut = epilogue
     projected = None if shortcut is None else F.linear(join_rows(shortcut[0]), *shortcut[1:])

@@ -195,7 +195,7 @@ def mixed_group_norm_affine(
 def norm_conv3x3(
     rows: Rows,
     halo: Tensor,
-    taps: KernelMap | Tensor,
+    kernel_map: KernelMap | Tensor,
     weight: Tensor,
     bias: Tensor | None,
     affine: Tensor | None = None,
@@ -208,11 +208,13 @@ def norm_conv3x3(
     """
     padded = _padded(join_rows(rows), halo, affine)
     items, count, channels = padded.shape
-    if isinstance(taps, KernelMap):
-        out = (cropped_conv if tuning.prefers_cropped_conv(taps) else gathered_conv)(padded, taps, weight, bias)
+    if isinstance(kernel_map, KernelMap):
+        out = (cropped_conv if tuning.prefers_cropped_conv(kernel_map) else gathered_conv)(
+            padded, kernel_map, weight, bias
+        )
     else:
         start = torch.arange(0, items * count, count, device=halo.device)[:, None, None]
-        flat = padded.view(-1, channels).index_select(0, (taps + start).flatten())
+        flat = padded.view(-1, channels).index_select(0, (kernel_map + start).flatten())
         out = prepacked.linear(flat.view(items, -1, TAPS * channels), weight, bias)
     time, residual, shortcut = epilogue
     if time is not None:

@@ -238,8 +238,8 @@ def test_text_is_encoded_by_one_graph_bit_for_bit(pipelines, prompt):
     for text in (prompt, DOG, prompt):
         expected, got = (e._engine.encode(_with(config, text)) for e in editors)
         assert torch.equal(expected, got)
-    assert editors[1]._engine.graphs.cache.texts.made == 1
-    assert editors[0]._engine.graphs.cache.texts.made == 0
+    assert editors[1]._engine.graphs.cache.encoders.made == 1
+    assert editors[0]._engine.graphs.cache.encoders.made == 0
 
 
 def test_text_may_be_encoded_outside_inference_mode(pipelines):

@@ -141,7 +141,7 @@ def test_the_text_encoder():
     encoder = build_pipeline("sd15").text_encoder.to(META)
     watched = Watched()
     with torch.inference_mode(), watched:
-        reader = graph_cache._Reader(encoder, torch.zeros(1, 77, dtype=torch.long, device=META))
+        reader = graph_cache._CapturedEncoder(encoder, torch.zeros(1, 77, dtype=torch.long, device=META))
         watched.on = True
         (out,) = reader.read(torch.ones(1, 77, dtype=torch.long, device=META))
     assert out.shape == (1, 77, 32) and watched.count > 20 and watched.seen == []

@@ -103,7 +103,7 @@ def test_a_source_that_does_not_fit_waits_in_host_memory(pipelines, monkeypatch,
 
 
 class Late:
-    """A lane that copies as late as it may, as a copy stream does, and holds nothing of what it copies."""
+    """A copy stream that copies as late as it may, and holds nothing of what it copies."""
 
     def __init__(self, _):
         self.under_way, self.waits = [], 0
@@ -279,10 +279,10 @@ def test_of_edits_on_edits_only_what_they_changed_is_put_together(pipelines, mon
         rows = graphs.static_unet.buffers(choose_bucket(case.plans), sizes, 1, 2, 11).rows
         gather_index = graphs.feature_packer.gather_index(rows, case.plans, 2)
         asked.clear()
-        got = gather_index.of(step)
+        got = gather_index.gather(step)
         assert all(not quantised and name.endswith(("to_k", "to_v")) for name in asked)
         mixed = StepFeatures({name: step.whole(name, levels[name]) for name in step.maps}, dict(step.statistics))
-        for mine, theirs in zip(got, gather_index.of(mixed), strict=True):
+        for mine, theirs in zip(got, gather_index.gather(mixed), strict=True):
             assert torch.equal(mine.double(), theirs.double())
         _, step = case.executor.run_sparse(
             case.latents[0], TIME, case.texts[0], {}, FeatureOverlay(step, case.plans[0])

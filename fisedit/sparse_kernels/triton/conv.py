@@ -21,7 +21,7 @@ from fisedit.sparse_kernels.triton.launch import aligned, counters, dense, dummy
 def norm_conv3x3(
     rows: Rows,
     halo: Tensor,
-    taps: Tensor,
+    kernel_map: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     affine: Tensor | None = None,
@@ -30,7 +30,7 @@ def norm_conv3x3(
     """See `reference.norm_conv3x3`; a weight in channels_last is read in place, row by row."""
     items, halo_rows, channels = halo.shape
     time, residual, shortcut = epilogue
-    rows_out, width = taps.shape[1], len(weight)
+    rows_out, width = kernel_map.shape[1], len(weight)
     out = torch.empty(items, rows_out, width, dtype=halo.dtype, device=halo.device)
     if not out.numel():
         return out
@@ -53,7 +53,7 @@ def norm_conv3x3(
         first,
         second,
         halo,
-        taps,
+        kernel_map,
         weight,
         dummy(affine, out),
         dummy(bias, out),
@@ -79,7 +79,7 @@ def norm_conv3x3(
         first.stride(0),
         second.stride(0),
         halo.stride(0),
-        0 if len(taps) == 1 else taps.stride(0),
+        0 if len(kernel_map) == 1 else kernel_map.stride(0),
         weight.stride(0),
         weight.stride(1),
         weight.stride(3),
@@ -136,9 +136,9 @@ def _shortcut(
 
 @triton.jit
 def _conv(
-    first, second, halo, taps, weight, norm, bias, time, time_stride, residual, short, more, short_weight,
+    first, second, halo, kernel_map, weight, norm, bias, time, time_stride, residual, short, more, short_weight,
     out, parts, counters, R, G, R_OUT, A, C, SHORT_A, SHORT_C, N, items, each, first_item, second_item, halo_item,
-    taps_item, weight_n, weight_c, weight_tap, short_n,
+    map_stride, weight_n, weight_c, weight_tap, short_n,
     NORM: tl.constexpr, MERGED: tl.constexpr, PARTS: tl.constexpr, PAIR: tl.constexpr, SHORT: tl.constexpr,
     ALIGNED: tl.constexpr, BIAS: tl.constexpr, TIME: tl.constexpr, RESIDUAL: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -166,7 +166,7 @@ def _conv(
         tap = k // blocks
         start = k % blocks * BK
         c = start + tl.arange(0, BK)
-        at = tl.load(taps + item * taps_item + r * 9 + tap, mask=live, other=R + G).to(tl.int32)
+        at = tl.load(kernel_map + item * map_stride + r * 9 + tap, mask=live, other=R + G).to(tl.int32)
         present = (at < R + G)[:, None] & (c < C)[None, :]
         fresh = first + item * first_item + at * A
         if PAIR:
