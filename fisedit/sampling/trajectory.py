@@ -75,7 +75,7 @@ class Trajectory:
     def unconditional_for(self, config: GenerationConfig) -> tuple[Tensor, Tensor] | None:
         """`unconditional` for a trajectory whose config is this one's with another prompt, and no adapter at work.
 
-        None of an opened picture: the way back to it is known to the bit, and half a batch is rounded otherwise.
+        None of an opened picture: its path must be followed to the bit, and half a batch is rounded otherwise.
         """
         alike = replace(config, prompt=self.config.prompt) == self.config and not (config.like or config.opened)
         return self.unconditional if alike else None
@@ -119,7 +119,7 @@ class StepCheck(Protocol):
 
     @property
     def cells(self) -> BoolGrid:
-        """Cells [h, w] to compute besides those of the step."""
+        """Booleans [h, w], extra cells to compute in the step."""
 
     def compare(self, difference: NDArray[np.float32]) -> None:
         """Check the distance [h, w] of the edit's prediction from the source's; may raise."""

@@ -189,8 +189,8 @@ def transformer_block(
     if is_plain(own) and not own.is_cross_attention:
         layer = _layer(block.norm1)
         query, key, value = ops.norm_qkv(x, source.qkv(f"{name}.attn1", own), layer)
-        mixed = source.self_attention(f"{name}.attn1", own.heads, query, key, value)
-        x = _linear(source, own.to_out[0], mixed, residual=x)
+        attended = source.self_attention(f"{name}.attn1", own.heads, query, key, value)
+        x = _linear(source, own.to_out[0], attended, residual=x)
     else:
         x = x + own(_normed(block.norm1, x), encoder_hidden_states=text if own.is_cross_attention else None)
     if cross is not None and is_plain(cross) and cross.is_cross_attention:
@@ -220,17 +220,17 @@ def attention_block(source: RowSource, name: str, attention: Any, rows: Tensor) 
     norm = source.affine(f"{name}.group_norm", attention.group_norm, rows)
     layers = (attention.to_q, attention.to_k, attention.to_v)
     query, key, value = (_linear(source, layer, rows, affine=norm) for layer in layers)
-    mixed = source.self_attention(name, attention.heads, query, key, value)
-    return _linear(source, attention.to_out[0], mixed, residual=rows)
+    attended = source.self_attention(name, attention.heads, query, key, value)
+    return _linear(source, attention.to_out[0], attended, residual=rows)
 
 
 @layer_span("cross-attention")
 def _cross_attention(source: RowSource, name: str, norm: nn.LayerNorm, attention: Any, x: Tensor) -> Tensor:
     query_name, key, value = f"{name}.to_q", source.text_keys(f"{name}.to_k"), source.text_keys(f"{name}.to_v")
     weight, recorded = source.weight(attention.to_q), source.recorded_query(query_name)
-    mixed, query = ops.cross_attention(x, _layer(norm), weight, key, value, attention.heads, recorded)
+    attended, query = ops.cross_attention(x, _layer(norm), weight, key, value, attention.heads, recorded)
     source.keep_query(query_name, query)
-    return _linear(source, attention.to_out[0], mixed, residual=x)
+    return _linear(source, attention.to_out[0], attended, residual=x)
 
 
 @block_span

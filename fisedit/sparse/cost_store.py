@@ -66,9 +66,9 @@ def table_path(about: dict[str, Any]) -> Path | None:
     Args:
         about: of `describe`.
     """
-    place = folder()
+    directory = folder()
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-    return None if place is None else place / f"{about['architecture']}-{about['dtype']}-{key}.json"
+    return None if directory is None else directory / f"{about['architecture']}-{about['dtype']}-{key}.json"
 
 
 def load_table(pipe: StableDiffusionPipeline, dtype: str | None = None) -> CostTable | None:

@@ -111,8 +111,8 @@ def _attend(context: DenseContext, site: LayerSite, x: Tensor, *args: Any, **kwa
     if not is_plain(attention):
         own: Tensor = type(attention).forward(attention, x, *args, **kwargs)
         return own
-    mixed = ops.dense_attention(attention.to_q(x), attention.to_k(x), attention.to_v(x), attention.heads)
-    out: Tensor = attention.to_out[0](mixed)
+    attended = ops.dense_attention(attention.to_q(x), attention.to_k(x), attention.to_v(x), attention.heads)
+    out: Tensor = attention.to_out[0](attended)
     return out
 
 

@@ -570,5 +570,5 @@ def composite(base: Tensor, rows: Tensor, placement: RowPlacement) -> Tensor:
     """
     full = base.expand(len(rows), -1, -1, -1).flatten(2).transpose(1, 2).clone()  # [E, h * w, 4]
     here = RowPlacement(*(t[: len(rows)] for t in (placement.positions, placement.active_mask, placement.num_rows)))
-    mixed: Tensor = scatter_rows(full, rows, here).transpose(1, 2).unflatten(2, base.shape[2:])
-    return mixed
+    composited: Tensor = scatter_rows(full, rows, here).transpose(1, 2).unflatten(2, base.shape[2:])
+    return composited

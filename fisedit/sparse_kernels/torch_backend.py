@@ -343,8 +343,8 @@ def dense_attention(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> 
                 q[i : i + heads_at_once, j : j + rows_at_once], k[i : i + heads_at_once].transpose(1, 2)
             ).softmax(-1)
             torch.bmm(scores, v[i : i + heads_at_once], out=out[i : i + heads_at_once, j : j + rows_at_once])
-    mixed: Tensor = out.unflatten(0, (batch, heads)).transpose(1, 2).flatten(2)
-    return mixed
+    attended: Tensor = out.unflatten(0, (batch, heads)).transpose(1, 2).flatten(2)
+    return attended
 
 
 def row_column_attention(
@@ -365,8 +365,8 @@ def row_column_attention(
             scores.masked_fill_(padding[at], -torch.inf)
         scores = torch.cat([scores, torch.bmm(q[at], other_keys[at].transpose(1, 2))], 2).softmax(2)
         torch.bmm(scores[..., :count], v[at], out=out[at]).add_(torch.bmm(scores[..., count:], other_values[at]))
-    mixed: Tensor = out.unflatten(0, (-1, heads)).transpose(1, 2).flatten(2)
-    return mixed
+    attended: Tensor = out.unflatten(0, (-1, heads)).transpose(1, 2).flatten(2)
+    return attended
 
 
 def scatter_rows(full: Tensor, rows: Tensor, placement: RowPlacement) -> Tensor:
