@@ -19,10 +19,10 @@ from fisedit.sparse.modules import loras
 T = TypeVar("T")
 Outputs = dict[str, Tensor]
 Pool = Any
-"""Where graphs have their memory; None is a place of one's own. torch has no public type for it."""
+"""A memory pool of CUDA graphs; None for a private one. torch has no public type for it."""
 
 WARM_UP = 3
-"""Runs before a capture: kernels are compiled and libraries make their workspaces."""
+"""Runs before a capture: kernels are compiled and libraries allocate their workspaces."""
 
 _capturing = Lock()
 """CUDA captures one graph at a time in a process; replays and everything else go on."""
@@ -51,7 +51,7 @@ class EagerGraph:
 
 
 class Graph:
-    """A CUDA graph of the function, in a memory pool of its own, or in one that graphs share which take turns."""
+    """A CUDA graph of the function, in a private memory pool, or in one shared by graphs that are replayed in turn."""
 
     def __init__(self, function: Callable[[], Outputs], pool: Pool = None) -> None:
         side = torch.cuda.Stream()
@@ -87,7 +87,7 @@ def shared_pool(device: torch.device) -> Pool:
 
 
 class LRUCache(Generic[T]):
-    """What is made on the first call for a key and kept for later ones.
+    """Values that are made on the first call for a key and kept for later ones.
 
     Args:
         limit: how many are kept; the least recently used goes first.
@@ -101,7 +101,7 @@ class LRUCache(Generic[T]):
         self._limit, self.made = limit, 0
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What was made for a key, or is made now."""
+        """The value of a key, made now if it is not kept."""
         if key in self._kept:
             self._kept[key] = self._kept.pop(key)  # most recently used last
             return self._kept[key]
@@ -112,7 +112,7 @@ class LRUCache(Generic[T]):
         return made
 
     def __contains__(self, key: Hashable) -> bool:
-        """Whether what was made for a key is still here."""
+        """Whether a key's value is kept."""
         return key in self._kept
 
 

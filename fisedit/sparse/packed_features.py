@@ -26,13 +26,14 @@ HALOS = {Role.NORM_HALO: "same", Role.DOWN: "down", Role.UP: "up"}
 
 
 class FeaturePacker:
-    """Steps, packed on first use, and kept so as long as the step itself is.
+    """Packs the maps of steps on first use; a pack lives as long as its step.
 
-    Of an edit's step only what it changed is put together, for every edit over it: the pack under it still holds.
+    Of an overlay only its own rows are packed, for every edit over it: the pack of the recorded step stays valid.
 
     Args:
-        sites: the UNet's. All maps are cut into pieces of `piece` channels, which divides every map's.
-        heads: of the keys and values, by site, that are kept in a byte a number, of a `kind` (see `quantise`).
+        sites: of the model. All maps are cut into pieces of `piece` channels, which divides every map's.
+        heads: of the keys and values, by site, that are quantised (see `quantise`).
+        kind: dtype of quantised numbers, None for int8.
     """
 
     def __init__(

@@ -58,14 +58,14 @@ class PackedWeights:
         merged: weights of its layers.
 
     Attributes:
-        second: bias of every ResNet block's second conv and its shortcut's, in sum.
+        second_biases: bias of every ResNet block's second conv and its shortcut's, in sum.
         folded_ends: weight [C, 5 * C] and bias of every transformer's last feed-forward layer and proj_out in one.
         qkv: projections to self-attention's queries, keys and values, [3 * C, C], by attention, if these have no bias.
     """
 
     def __init__(self, model: nn.Module, merged: MergedWeights) -> None:
         modules: dict[str, Any] = dict(model.named_modules())
-        self.second = {name: _second_bias(m) for name, m in modules.items() if isinstance(m, ResnetBlock2D)}
+        self.second_biases = {name: _second_bias(m) for name, m in modules.items() if isinstance(m, ResnetBlock2D)}
         self.folded_ends = {
             name: _folded_end(m, merged) for name, m in modules.items() if isinstance(m, Transformer2DModel)
         }

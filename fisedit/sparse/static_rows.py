@@ -160,7 +160,7 @@ class StaticRows:
 
     def second_biases(self, name: str, block: Any) -> tuple[Tensor, Tensor | None]:
         """See `RowSource.second_biases`."""
-        return self._packed.second[name], None
+        return self._packed.second_biases[name], None
 
     def folded_end(self, name: str) -> tuple[Tensor, Tensor] | None:
         """See `RowSource.folded_end`."""
@@ -255,13 +255,15 @@ class StaticUNet:
         rows = recorded(tuple(self._sites.values()), bucket)
         kept = {name: (edits, bucket.rows[self._sites[name].level], _width(self._sites[name])) for name in injected}
         made = Buffers(
-            PlanTables(bucket, sizes, items, like.device),
-            like.new_zeros(items, self.unet.config.in_channels, *grids[0]),
-            torch.zeros(1, device=like.device),
-            Packed(statistics, torch.float64, like.device),
-            Packed({name: (items, *shape) for name, shape in rows.items()}, like.dtype, like.device),
-            Packed(kept, like.dtype, like.device),
-            {name: like.new_zeros(items, tokens, _width(site)) for name, site in sites if site.role is Role.TEXT},
+            tables=PlanTables(bucket, sizes, items, like.device),
+            latents=like.new_zeros(items, self.unet.config.in_channels, *grids[0]),
+            timestep=torch.zeros(1, device=like.device),
+            statistics=Packed(statistics, torch.float64, like.device),
+            rows=Packed({name: (items, *shape) for name, shape in rows.items()}, like.dtype, like.device),
+            injected=Packed(kept, like.dtype, like.device),
+            text_keys={
+                name: like.new_zeros(items, tokens, _width(site)) for name, site in sites if site.role is Role.TEXT
+            },
         )
         shapes: dict[str, tuple[int, ...]] = {}
         for name, site in sites:
