@@ -2,8 +2,8 @@
 
 The encoder reads [1, 77] tokens whatever the prompt: one graph. A decode has graphs of few shapes, whatever the mask
 (see `captured_decode`). Everything else, such as weighted prompts and dense decodes, runs uncaptured. The first replay
-of every graph is compared with an eager run; where it fails or differs, everything goes on eagerly with a warning. Knows
-an encoder and an autoencoder; neither prompts nor edits.
+of every graph is compared with an eager run; where it fails or differs, everything goes on eagerly with a warning.
+Knows an encoder and an autoencoder; neither prompts nor edits.
 """
 
 from __future__ import annotations
