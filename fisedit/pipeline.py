@@ -303,7 +303,7 @@ class EditPipeline:
             stats,
             recorded_bytes=output.own_bytes,
             unet_evaluations_captured=trajectory.captured,
-            uncaptured=trajectory.uncaptured,
+            uncaptured=trajectory.uncaptured or self.engine.graphs.cache.reason,
         )
         if request.picture is not None:
             image = image if is_canvas(request.picture, image.size) else request.picture

@@ -91,6 +91,8 @@ def choose_device(device: str | torch.device | None = None) -> torch.device:
         raise InputError(f"device must be cpu, cuda or cuda:N, got {device!r}") from error
     if chosen.type == "cpu":
         return torch.device("cpu")
+    if chosen.type == "mps":
+        raise InputError("device mps has no float64, which exact group statistics need; use cpu")
     available = torch.accelerator.device_count() if _accelerated(chosen) else 0
     if (chosen.index or 0) >= available:
         raise InputError(f"device {device} is not on this machine ({available} of its kind found); use cpu")

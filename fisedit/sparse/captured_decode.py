@@ -2,7 +2,8 @@
 
 At the coarse levels rows are padded to buckets, and index tables are written in place: one graph a bucket. At a fine
 level a box is padded to whole latent cells with sides of few lengths: one graph a shape, replayed for every box. So
-halos are never narrower than those of boxes of exact sizes. Knows autoencoders and boxes; knows nothing about edits.
+halos are never narrower than those of boxes of exact sizes. The first replay of every graph is compared with an eager
+run, and raises `ReplayMismatchError` where it differs. Knows autoencoders and boxes; knows nothing about edits.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay
-from fisedit.sparse.graph_capture import LRUCache, Outputs, capture, shared_pool, snapshot
+from fisedit.sparse.graph_capture import LRUCache, Outputs, capture, check_replay, shared_pool, snapshot
 from fisedit.sparse.modules import Role
 from fisedit.sparse.packed_features import FeaturePacker
 from fisedit.sparse.packed_weights import MergedWeights, PackedWeights
@@ -52,7 +53,13 @@ class CapturedDecoder(SparseDecoder):
         """See `SparseDecoder.run_coarse`."""
         bucket = choose_bucket([plan])
         graph = self.coarse_graphs.get(bucket, lambda: _CoarseGraph(self, bucket, rows))
-        return graph.replay(rows, plan, features)
+        overlay = graph.replay(rows, plan, features)
+        if not graph.verified:
+            expected = super().run_coarse(rows, plan, features)
+            check_replay(overlay.maps, expected.maps)
+            check_replay(overlay.statistics, expected.statistics)
+            graph.verified = True
+        return overlay
 
     def outer(self, box: Box, level: int, shown: Box) -> Box:
         """See `SparseDecoder.outer`; padded."""
@@ -66,6 +73,8 @@ class CapturedDecoder(SparseDecoder):
 
 class _CoarseGraph:
     """The graph of the coarse levels for one bucket, with buffers for what it reads of a cache."""
+
+    verified = False
 
     def __init__(self, decoder: CapturedDecoder, bucket: Bucket, rows: Tensor) -> None:
         self._decoder, sites, device, dtype = decoder, decoder.sites.values(), rows.device, rows.dtype
@@ -122,7 +131,7 @@ class _FineGraph:
         self._window = Window(level, outer.within(read.scaled(2)), whole, cells)
         shape = 1, x.shape[1], *read.shape
         self._read = torch.zeros(shape, dtype=x.dtype, device=x.device).to(memory_format=torch.channels_last)
-        self._captured = capture(self._run, x.device, decoder.pool)
+        self._captured, self._verified = capture(self._run, x.device, decoder.pool), False
 
     def replay(self, box: Box, outer: Box, x: Tensor, shown: Box) -> Tensor:
         """See `SparseDecoder.run_fine`; outside the frame, and what is shown, zeros are read."""
@@ -131,7 +140,11 @@ class _FineGraph:
         self._read.zero_()[(..., *inside.within(read).slices)] = x[(..., *inside.within(shown).slices)]
         self._window.cells.copy_(self._decoder.cells_of(box, outer.coarsened(2**self._level)))
         self._captured.replay()
-        return self._captured.outputs["map"].clone()
+        replayed = snapshot(self._captured.outputs)
+        if not self._verified:  # run twice, it exchanges the same sums twice: the second time for themselves
+            check_replay(replayed, self._run())
+            self._verified = True
+        return replayed["map"]
 
     def _run(self) -> Outputs:
         return {"map": self._decoder.fine_blocks(self._window, self._read)}

@@ -1,8 +1,9 @@
 """Captured graphs of the two ends of an edit: the text encoder, and sparse decodes.
 
 The encoder reads [1, 77] tokens whatever the prompt: one graph. A decode has graphs of few shapes, whatever the mask
-(see `captured_decode`). Everything else, such as weighted prompts and dense decodes, runs uncaptured. Knows an encoder
-and an autoencoder; neither prompts nor edits.
+(see `captured_decode`). Everything else, such as weighted prompts and dense decodes, runs uncaptured. The first replay
+of every graph is compared with an eager run; where it fails or differs, everything goes on eagerly with a warning.
+Knows an encoder and an autoencoder; neither prompts nor edits.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ from torch import Tensor, nn
 
 from fisedit.models.injection import exclusive, injected
 from fisedit.sparse.captured_decode import CapturedDecoder
-from fisedit.sparse.graph_capture import LRUCache, Outputs, capture, state_of
+from fisedit.sparse.graph_capture import (
+    LRUCache,
+    Outputs,
+    capture,
+    capture_errors,
+    check_replay,
+    snapshot,
+    state_of,
+    warn_eager,
+)
 from fisedit.sparse.vae_decode import DecoderCache, coarse_plan, decode_sparse, paste
 from fisedit.sparse.vae_tiles import Box, boxes
 
@@ -36,15 +46,18 @@ class GraphCache:
 
     Args:
         wanted: whether they are wanted on a device.
+
+    Attributes:
+        reason: why none is used any more, or "".
     """
 
     def __init__(self, wanted: Callable[[torch.device], bool]) -> None:
-        self.wanted = wanted
+        self._wanted, self.reason = wanted, ""
         self.encoders, self.decoders = LRUCache[_CapturedEncoder](1), LRUCache[CapturedDecoder](MAX_SIZES)
 
     def captured_encoder(self, encoder: nn.Module) -> AbstractContextManager[None]:
         """While this is open, the encoder's plain calls are replayed."""
-        if not self.wanted(next(encoder.parameters()).device) or "forward" in vars(encoder):
+        if not self._used_on(next(encoder.parameters()).device) or "forward" in vars(encoder):
             return nullcontext()
         return injected(encoder, [(encoder, partial(self._read, encoder, state_of(encoder)))])
 
@@ -53,7 +66,11 @@ class GraphCache:
         if args or any(value is not None for value in options.values()):
             return type(encoder).forward(encoder, input_ids, *args, **options)
         key = state, input_ids.shape
-        return self.encoders.get(key, lambda: _CapturedEncoder(encoder, input_ids)).read(input_ids)
+        try:
+            return self.encoders.get(key, lambda: _CapturedEncoder(encoder, input_ids)).read(input_ids)
+        except capture_errors() as error:
+            self.reason = warn_eager(error)
+            return type(encoder).forward(encoder, input_ids)
 
     @torch.inference_mode()
     def decode(
@@ -61,12 +78,18 @@ class GraphCache:
     ) -> tuple[Image, DecoderCache]:
         """By graphs where they are wanted; see `vae_decode.decode_sparse`."""
         found, shape = boxes(grid), (grid.shape[0], grid.shape[1])
-        if not self.wanted(vae.device) or found == [Box(0, 0, *shape)]:
-            return decode_sparse(vae, latents, grid, cache, source)
-        with exclusive(vae):
-            decoder = self.decoders.get((shape, state_of(vae)), lambda: CapturedDecoder(vae, shape))
-            decoded, cache = decoder.decode(latents, coarse_plan(vae, grid), grid, found, cache)
-            return paste(source, decoded, grid), cache
+        if self._used_on(vae.device) and found != [Box(0, 0, *shape)]:
+            try:
+                with exclusive(vae):
+                    decoder = self.decoders.get((shape, state_of(vae)), lambda: CapturedDecoder(vae, shape))
+                    decoded, kept = decoder.decode(latents, coarse_plan(vae, grid), grid, found, cache)
+                    return paste(source, decoded, grid), kept
+            except capture_errors() as error:
+                self.reason = warn_eager(error)
+        return decode_sparse(vae, latents, grid, cache, source)
+
+    def _used_on(self, device: torch.device) -> bool:
+        return not self.reason and self._wanted(device)
 
 
 class _CapturedEncoder:
@@ -78,11 +101,14 @@ class _CapturedEncoder:
         def read() -> Outputs:
             return {"last": type(encoder).forward(encoder, self._tokens)[0]}
 
-        self._captured = capture(read, tokens.device)
+        self._captured, self._eager, self._verified = capture(read, tokens.device), read, False
 
     @torch.inference_mode()
     def read(self, tokens: Tensor) -> tuple[Tensor]:
         """The last hidden state [B, T, D], in memory of its own, where the encoder has its outputs."""
         self._tokens.copy_(tokens)
         self._captured.replay()
+        if not self._verified:
+            check_replay(snapshot(self._captured.outputs), self._eager())
+            self._verified = True
         return (self._captured.outputs["last"].clone(),)

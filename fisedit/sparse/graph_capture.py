@@ -6,7 +6,9 @@ the caller writes the one, after it reads the other. Knows nothing about what is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import sys
+import warnings
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fisedit.sparse.modules import loras
+from fisedit.sparse_kernels import tuning
 
 T = TypeVar("T")
 Outputs = dict[str, Tensor]
@@ -23,6 +26,13 @@ Pool = Any
 
 WARM_UP = 3
 """Runs before a capture: kernels are compiled and libraries allocate their workspaces."""
+
+TOLERANCES = {torch.float32: 0.01, torch.float16: 0.15, torch.bfloat16: 0.15, torch.float64: 0.15}
+"""How far a graph's first replay may be from an eager run, in units of that one's largest number; group statistics are
+float64 of maps in any dtype."""
+
+QUANTISED_TOLERANCE = 0.3
+"""The same where recorded keys and values are quantised."""
 
 _capturing = Lock()
 """CUDA captures one graph at a time in a process; replays and everything else go on."""
@@ -79,6 +89,48 @@ def capture(function: Callable[[], Outputs], device: torch.device, pool: Pool = 
         pool: of `shared_pool`; then whatever is captured in it too may overwrite the outputs.
     """
     return Graph(function, pool) if device.type == "cuda" else EagerGraph(function)
+
+
+class ReplayMismatchError(RuntimeError):
+    """A graph's first replay that differs from an eager run over the same inputs."""
+
+
+def check_replay(replayed: Mapping[str, Tensor], eager: Mapping[str, Tensor]) -> None:
+    """Compare a graph's first replay with an eager run.
+
+    Args:
+        replayed: the replay's tensors by name; others than those of `eager` are not compared.
+        eager: the eager run's, of the same shapes.
+
+    Raises:
+        ReplayMismatchError: one is missing or differs by more than its dtype's tolerance, or is NaN.
+    """
+    for name, expected in eager.items():
+        if name not in replayed:
+            raise ReplayMismatchError(f"its first replay lacks {name}")
+        tolerance = QUANTISED_TOLERANCE if tuning.quantisation_setting() else TOLERANCES[expected.dtype]
+        limit = tolerance * float(expected.abs().max()) if expected.numel() else 0.0
+        difference = float((replayed[name] - expected).abs().max()) if expected.numel() else 0.0
+        if not difference <= limit:  # so that a NaN is refused
+            raise ReplayMismatchError(
+                f"its first replay differs from the eager run by {difference:.3g} in {name}, more than {limit:.3g}"
+            )
+
+
+def capture_errors() -> tuple[type[Exception], ...]:
+    """Errors of a capture or replay after which everything runs eagerly: torch's, a device's lack of a dtype, and
+    Triton's where it was imported."""
+    triton: Any = sys.modules.get("triton.runtime.errors")
+    return (RuntimeError, TypeError, AssertionError, *(() if triton is None else (triton.TritonError,)))
+
+
+def warn_eager(error: Exception) -> str:
+    """Warn that a captured graph is not used any more, and return the reason in one line."""
+    what = next(iter(str(error).splitlines()), type(error).__name__)[:200]
+    why = what if isinstance(error, ReplayMismatchError) else f"it failed ({what})"
+    reason = f"a captured graph was given up, as {why}; it runs eagerly"
+    warnings.warn(reason, RuntimeWarning, stacklevel=3)
+    return reason
 
 
 def shared_pool(device: torch.device) -> Pool:

@@ -7,7 +7,6 @@ fails or differs, everything goes on eagerly with a warning. Knows steps and pla
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,21 +21,15 @@ from fisedit.sparse.cuda_graphs import GraphEdit, GraphExecutor
 from fisedit.sparse.executor import Executor, ExtraLayers, apply_guidance
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, scatter, shifted
 from fisedit.sparse.graph_cache import GraphCache
-from fisedit.sparse.graph_capture import state_of
+from fisedit.sparse.graph_capture import capture_errors, check_replay, state_of, warn_eager
 from fisedit.sparse.modules import LayerSite, Role
-from fisedit.sparse_kernels import ops, tuning
+from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.row_plan import SparsePlan
 
 PLAIN_PROCESSORS = tuple(
     getattr(processors, name) for name in ("AttnProcessor", "AttnProcessor2_0", "XFormersAttnProcessor")
 )
 """Attention processors that compute attention and nothing else."""
-
-TOLERANCES = {torch.float32: 0.01, torch.float16: 0.15, torch.bfloat16: 0.15}
-"""How far a graph's first prediction may be from the eager one, in units of that one's largest number."""
-
-QUANTISED_TOLERANCE = 0.3
-"""The same where recorded keys and values are quantised."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,22 +145,22 @@ class SparseSteps:
     def _verified(
         self, replay: GraphEdit, i: int, x: Tensor, t: Tensor, eager: tuple[Tensor, list[FeatureOverlay]]
     ) -> tuple[Tensor, list[FeatureOverlay]]:
-        """A graph's first replay, if it is as the eager step; else that one, and no graph is used any more."""
+        """A graph's first replay, if prediction and overlays are as the eager step's; else that step, and no graph is
+        used any more."""
         try:
             replayed = self._replayed(replay, i, x, t)
-            limit = self._graphs.tolerance(eager[0].dtype) * float(eager[0].abs().max())
-            difference = float((replayed[0] - eager[0]).abs().max())
-            if difference <= limit:  # not so of a NaN
-                replay.verified = True
-                self.captured += 1
-                return replayed
-            self._abandon(f"its first step differs from the eager one by {difference:.3g}, more than {limit:.3g}")
-        except RuntimeError as error:
-            self._abandon(f"it failed ({_first_line(error)})")
-        return eager
+            check_replay({"the prediction": replayed[0]}, {"the prediction": eager[0]})
+            for ours, expected in zip(replayed[1], eager[1], strict=True):
+                check_replay(ours.maps, expected.maps)
+        except capture_errors() as error:
+            self._abandon(error)
+            return eager
+        replay.verified = True
+        self.captured += 1
+        return replayed
 
-    def _abandon(self, why: str) -> None:
-        self._replays, self.reason = {}, self._graphs.refuse(self._executor, why)
+    def _abandon(self, error: Exception) -> None:
+        self._replays, self.reason = {}, self._graphs.refuse(self._executor, error)
 
     def _capture(self, graphs: GraphExecutor) -> None:
         """Begin a replay of every group of steps that share plans and injected layers."""
@@ -184,8 +177,8 @@ class SparseSteps:
                 text_keys = first.text_keys_of(steps[0]) if len(self._edits) == 1 else together
                 replay = graphs.begin(plans, features, text, first.budget, text_keys, injected)
                 self._replays |= dict.fromkeys(steps, replay)
-        except RuntimeError as error:
-            self._abandon(f"capturing failed ({_first_line(error)})")
+        except capture_errors() as error:
+            self._abandon(error)
         for e, edit in enumerate(self._edits):
             edit.text_keys.update({name: tokens[e :: len(self._edits)] for name, tokens in together.items()})
 
@@ -203,10 +196,6 @@ def _why_eager(edits: Sequence[SparseEdit]) -> str:
     if edits[0].has_dense_steps or any(map(shifted, edits[0].features)):
         return "dense steps in between change what sparse ones read; it runs eagerly"
     return ""
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)[:200]
 
 
 class Graphs:
@@ -239,14 +228,9 @@ class Graphs:
                 self._made = state, _made(executor)
             return self._made[1]
 
-    def tolerance(self, dtype: torch.dtype) -> float:
-        """How far a graph's first prediction may be from the eager one, in units of that one's largest number."""
-        return QUANTISED_TOLERANCE if tuning.quantisation_setting() else TOLERANCES[dtype]
-
-    def refuse(self, executor: Executor, why: str) -> str:
+    def refuse(self, executor: Executor, error: Exception) -> str:
         """Use no graphs of the UNet as it is now; warn, and give the reason."""
-        reason = f"a captured graph was given up, as {why}; it runs eagerly"
-        warnings.warn(reason, RuntimeWarning, stacklevel=2)
+        reason = warn_eager(error)
         with exclusive(executor.unet):
             self._made = _state(executor.unet), reason
         return reason

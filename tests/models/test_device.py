@@ -65,3 +65,8 @@ def test_the_environment_names_it_instead(monkeypatch):
             choose_dtype(None, torch.device("cpu"))
     finally:
         device.faster_cpu_dtype.cache_clear()
+
+
+def test_a_device_without_float64_is_refused():
+    with pytest.raises(InputError, match="mps has no float64"):
+        device.choose_device("mps")

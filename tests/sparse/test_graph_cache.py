@@ -15,6 +15,7 @@ from fisedit.sparse.captured_decode import CapturedDecoder
 from fisedit.sparse.compositing import composite
 from fisedit.sparse.feature_cache import recorded_statistics
 from fisedit.sparse.graph_cache import GraphCache
+from fisedit.sparse.graph_capture import EagerGraph, ReplayMismatchError, check_replay
 from fisedit.sparse.vae_decode import coarse_plan, decode, decode_sparse, paste
 from fisedit.sparse.vae_tiles import Box, with_halo, with_padding
 from fisedit.sparse_kernels import ops
@@ -267,3 +268,53 @@ def test_the_editor_decodes_a_new_mask_by_the_graphs_of_another(pipelines, boxed
     assert made == [(1, 2)] * 4
     first, *_, last = editor.history[1:]
     assert first.image.tobytes() == last.image.tobytes()
+
+
+def broken(graph):
+    raise RuntimeError("the driver says no")
+
+
+def unsupported(graph):
+    raise TypeError("the device has no float64")
+
+
+def nan(graph):
+    for output in graph.outputs.values():
+        output.fill_(float("nan"))
+
+
+FAULTS = pytest.mark.parametrize("replay", [broken, unsupported, nan], ids=lambda replay: replay.__name__)
+
+
+@FAULTS
+def test_a_decode_whose_first_replay_fails_or_differs_is_eager_from_then_on(captured, vae, monkeypatch, replay):
+    source, record = decode(vae, torch.randn(1, 4, SIZE, SIZE))
+    latents = torch.randn(1, 4, SIZE, SIZE)
+    expected = decode_sparse(vae, latents, SQUARE, record, source)[0].tobytes()
+    monkeypatch.setattr(EagerGraph, "replay", replay)
+    with pytest.warns(RuntimeWarning, match="a captured graph was given up") as warned:
+        pictures = [captured.decode(vae, latents, SQUARE, record, source)[0].tobytes() for _ in range(2)]
+    assert pictures == [expected] * 2 and len(warned) == 1 and captured.reason
+
+
+@FAULTS
+def test_a_text_encoder_whose_first_replay_fails_or_differs_is_eager_from_then_on(pipelines, monkeypatch, replay):
+    editor, plain = (Editor(pipelines["shallow"], graphs=graphs) for graphs in (True, False))
+    expected = plain.generate(CAT, **QUICK).image.tobytes()
+    monkeypatch.setattr(EagerGraph, "replay", replay)
+    with pytest.warns(RuntimeWarning, match="a captured graph was given up"):
+        result = editor.generate(CAT, **QUICK)
+    assert result.image.tobytes() == expected
+    with pytest.warns(RuntimeWarning, match="a captured graph was given up"):  # the UNet's
+        edited = editor.edit(DOG, mask=SQUARE[:16, :16], growth=1)
+    assert "a captured graph was given up" in edited.stats.uncaptured
+
+
+def test_a_graphs_first_replay_is_compared_with_an_eager_run():
+    eager = {"rows": torch.tensor([1.0, -2.0]), "none": torch.zeros(0)}
+    check_replay({"rows": torch.tensor([1.019, -2.0]), "none": torch.zeros(0), "more": torch.zeros(1)}, eager)
+    for rows in ([1.021, -2.0], [float("nan"), -2.0]):
+        with pytest.raises(ReplayMismatchError, match="in rows, more than 0"):
+            check_replay({"rows": torch.tensor(rows), "none": torch.zeros(0)}, eager)
+    with pytest.raises(ReplayMismatchError, match="lacks none"):
+        check_replay({"rows": eager["rows"]}, eager)

@@ -461,7 +461,7 @@ def test_a_graph_that_fails_or_differs_is_given_up_and_the_edit_runs_eagerly(pip
     assert len(warned) == 1 and captured(editor) == [0, 0, 0]
     levels = np.asarray(result.image, int) - np.asarray(eager.image, int)
     assert abs(levels).max() <= 1  # decoders are captured all the same
-    told = "it failed (the driver says no); it runs eagerly" if kernel is broken else "its first step differs"
+    told = "it failed (the driver says no); it runs eagerly" if kernel is broken else "its first replay differs"
     assert all(told in edited.stats.uncaptured for edited in list(editor.history)[1:])
 
 
@@ -469,13 +469,13 @@ def test_several_edits_whose_graph_differs_run_eagerly(pipelines, monkeypatch):
     monkeypatch.setattr("fisedit.sparse.stepping.ops.composite", wrong)
     editor = Editor(pipelines["shallow"], graphs=True)
     source = editor.generate(CAT, **QUICK)
-    with pytest.warns(RuntimeWarning, match="its first step differs"):
+    with pytest.warns(RuntimeWarning, match="its first replay differs"):
         results = editor.edit_many([DOG, BIRD], [SQUARE, CORNER], growth=1)
     for result, mask in zip(results, (SQUARE, CORNER), strict=True):
         editor.checkout(source.id)
         alone = editor.edit(result.prompt, mask=mask, growth=1)
         assert np.abs(np.asarray(alone.image, int) - np.asarray(result.image, int)).max() <= 1
-        assert "its first step differs" in result.stats.uncaptured
+        assert "its first replay differs" in result.stats.uncaptured
 
 
 def test_on_a_cpu_nobody_asked_for_graphs(pipelines):
