@@ -78,7 +78,7 @@ def test_the_loop_of_steps(monkeypatch, scheduler, growth, waiting):
         text = engine.encode(edit).to(META)
     pipe.unet.to(META)
     watched = Watched()
-    monkeypatch.setattr(LinearSampler, "check", lambda _: setattr(watched, "on", False))
+    monkeypatch.setattr(LinearSampler, "raise_if_not_finite", lambda _: setattr(watched, "on", False))
     engine = Engine(pipe, Graphs(True))
     monkeypatch.setattr(GraphEdit, "verified", True)  # what has no numbers cannot be compared
     steps = (1,) * 4 if growth == "one" else (2, 2, 1, 1)

@@ -37,9 +37,11 @@ TOLERANCE = 1e-4
 def _alike(monkeypatch):
     """Boxes and rectangles see as much of the frame, so that decodes of both kinds are the same; and nobody runs dense
     steps in between, which are not captured."""
-    growth = Costs.growth
+    dilations = Costs.cheapest_dilations
     monkeypatch.setattr(
-        Costs, "growth", lambda costs, grid, start=0, *, plain=False: growth(costs, grid, start, plain=True)
+        Costs,
+        "cheapest_dilations",
+        lambda costs, grid, start=0, *, plain=False: dilations(costs, grid, start, plain=True),
     )
     monkeypatch.setattr(boxing, "HALO", 512)
     monkeypatch.setattr(boxing, "DENSE_SHARE", float("inf"))
