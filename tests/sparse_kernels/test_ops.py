@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fisedit.errors import InputError
+from fisedit.sparse.feature_cache import CachedMap, StepFeatures
 from fisedit.sparse_kernels import ops, prepacked, torch_backend, tuning
 from fisedit.sparse_kernels.row_plan import make_row_plan
 from tests.support.grids import grids
@@ -190,6 +191,23 @@ def test_replacing_every_row_of_a_map_with_a_large_mean(backend, mean, tolerance
         got = ops.group_norm(rows, totals, 32 * 32 * 4, weight, bias, EPS)
     expected = rows_at(F.group_norm(mixed.double(), 8, eps=EPS), everywhere)
     assert (got - expected).abs().max() <= tolerance
+
+
+@pytest.mark.parametrize("small_map", [0, tuning.SMALL_MAP])
+def test_statistics_of_a_mixed_map_are_updated_or_computed_anew(monkeypatch, small_map):
+    """The reference computes all anew; the fast kernels do so for small maps, and keep none of those."""
+    monkeypatch.setattr(tuning, "SMALL_MAP", small_map)
+    level, step = make_row_plan(grids(8, 8)["blobs"], 1).levels[0], StepFeatures({"norm": torch.randn(2, 64, 16)})
+    rows, weight, bias = torch.randn(2, level.rows, 16), torch.randn(16), torch.randn(16)
+    given = rows, CachedMap(step, "norm", 0), level, level.same.halo, 4, weight, bias, EPS
+    with ops.use("reference"):
+        expected = ops.mixed_group_norm_affine(*given)
+    affine, halo, statistics = ops.mixed_group_norm_affine(*given)
+    assert torch.allclose(affine, expected[0], atol=1e-5) and torch.equal(halo, expected[1])
+    if small_map:
+        assert statistics is None
+    else:
+        assert torch.allclose(statistics, expected[2], rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["", "cuda", "Fast"])
