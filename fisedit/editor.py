@@ -26,7 +26,7 @@ from fisedit.models.loader import load
 from fisedit.models.paths import absolute_name, expand_home
 from fisedit.models.stopwatch import Stopwatch
 from fisedit.pipeline import EditPipeline
-from fisedit.planner import EditRequest
+from fisedit.planner import EditRequest, Region
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory_cache import TrajectoryCache
 from fisedit.sparse import cost_store
@@ -49,6 +49,7 @@ from fisedit.values import (
     check_prompt,
     check_scale,
     make_generation_config,
+    strength_of,
 )
 
 if TYPE_CHECKING:
@@ -388,7 +389,7 @@ class Editor:
             height=own if height is None else height,
             scheduler=scheduler,
         )
-        request = self._pipeline.request_source(config, on_step, reference)
+        request = self._pipeline.request_source(config, reference=reference, on_step=on_step)
         plan = self._pipeline.planner.plan_source(request, self._pipeline.encode(request))
         return self._pipeline.run(request, plan)
 
@@ -441,11 +442,18 @@ class Editor:
             AdapterError: a reference, and no adapter that reads it. NumericsError: the model produced NaN.
             The editor is as it was, whatever is raised.
         """
-        request = self._pipeline.request_edit(prompt, on_step, reference)
-        search = Search(words, instance, mask_method, probe_steps)
-        request = request.located(mask, protect, grow=grow, search=search, growth=growth, strength=strength)
-        request = replace(request, structure=structure, verify=verify)
-        return self._pipeline.run(request, self._pipeline.plan(request))
+        request = self._pipeline.request_edit(
+            prompt,
+            Region(mask, protect, grow, Search(words, instance, mask_method, probe_steps)),
+            growth=growth,
+            strength=strength,
+            structure=structure,
+            verify=verify,
+            reference=reference,
+            on_step=on_step,
+        )
+        plan = self._pipeline.plan(request)
+        return self._pipeline.run(request, plan)
 
     def edit_many(
         self,
@@ -475,11 +483,10 @@ class Editor:
             raise InputError(f"prompts must be a list of texts, got the text {prompts!r:.80}; put it into a list")
         if len(prompts) != len(masks):
             raise InputError(f"masks must be as many as prompts, {len(prompts)}, got {len(masks)}")
-        requests = [self._pipeline.request_edit(prompt, on_step) for prompt in prompts]
         return self._pipeline.run_many(
             [
-                replace(request, mask=request.grid(mask), dilation=request.dilations(growth))
-                for request, mask in zip(requests, masks, strict=True)
+                self._pipeline.request_edit(prompt, Region(mask), growth=growth, on_step=on_step)
+                for prompt, mask in zip(prompts, masks, strict=True)
             ]
         )
 
@@ -501,14 +508,26 @@ class Editor:
     ) -> Preview:
         """Where `edit` would paint and what it would cost; arguments and errors as there. Nothing is kept, and nothing
         is run but what the mask needs: where the source's features are gone, `on_step` is told of their rebuilding."""
-        request = self._pipeline.request_edit(prompt, on_step, reference)
-        search = Search(words, instance, mask_method, probe_steps)
-        request = request.located(mask, protect, grow=grow, search=search, growth=growth, strength=strength)
-        plan, costs = self._pipeline.plan(request), self._pipeline.planner.costs(request.config)
-        planner, why = self._pipeline.planner, (plan.fallback, plan.nothing)
-        macs, seconds = (0, 0.0) if plan.nothing else (planner.macs(request, plan), planner.seconds(request, plan))
-        dense = costs.dense(request.start), costs.seconds(None, (), request.start)
-        return Preview(plan.mask, request.script, macs, dense[0], *why, seconds, dense[1])
+        request = self._pipeline.request_edit(
+            prompt,
+            Region(mask, protect, grow, Search(words, instance, mask_method, probe_steps)),
+            growth=growth,
+            strength=strength,
+            reference=reference,
+            on_step=on_step,
+        )
+        plan, planner = self._pipeline.plan(request), self._pipeline.planner
+        costs = planner.costs(request.config)
+        return Preview(
+            mask=plan.mask,
+            diff=request.script,
+            macs=0 if plan.nothing else planner.macs(request, plan),
+            macs_dense=costs.dense(request.start),
+            fallback=plan.fallback,
+            nothing=plan.nothing,
+            seconds=0.0 if plan.nothing else planner.seconds(request, plan),
+            seconds_dense=costs.seconds(None, (), request.start),
+        )
 
     def dense(self, result_id: str, on_step: OnStep | None = None) -> tuple[Image, float]:
         """What a dense run makes of a result's prompt, seed and settings, and how long it takes; nothing is kept.
@@ -579,7 +598,7 @@ class Editor:
             scheduler="ddim",
             inversion=str(inversion),
         )
-        request = replace(self._pipeline.request_source(config, on_step), picture=original)
+        request = self._pipeline.request_source(config, picture=original, on_step=on_step)
         plan = self._pipeline.planner.plan_source(request, self._pipeline.encode(request))
         return self._pipeline.run(request, plan)
 
@@ -595,7 +614,7 @@ class Editor:
         Raises:
             SessionError: there is no source yet. PromptError: an empty prompt.
         """
-        request = self._pipeline.request_edit(prompt, None)
+        request = self._pipeline.request_edit(prompt)
         text = self._pipeline.encode(request)
         with torch.inference_mode():
             text_keys(self._engine.executor.sites, text.embeddings, text.keys)
@@ -737,8 +756,8 @@ class Editor:
 
     def _remake_exactly(self, edit: PastEdit, on_step: OnStep | None) -> EditResult:
         """An edit just as it was: the same cells at every step."""
-        request = self._pipeline.request_edit(edit.prompt, on_step)
-        request = replace(request, structure=edit.structure, start=edit.start)
+        strength = strength_of(edit.start, self.current.config.num_inference_steps)
+        request = self._pipeline.request_edit(edit.prompt, strength=strength, structure=edit.structure, on_step=on_step)
         text = self._pipeline.encode(request)
         self._pipeline.restore(request)
         plan = self._pipeline.planner.plan_remake(request, text, self._pipeline.source(request)[0], edit)
@@ -748,7 +767,7 @@ class Editor:
         """An edit with the same words, in the mask that was given, or with a predicted one."""
         given = edit.mask.source is MaskSource.GIVEN
         mask = cell_pixels(edit.mask.grid, self.current.size) if given else None
-        strength = 1 - edit.start / past.config.num_inference_steps
+        strength = strength_of(edit.start, past.config.num_inference_steps)
         return self.edit(edit.prompt, mask=mask, structure=edit.structure, strength=strength, on_step=on_step)
 
     @property

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from math import nextafter
 from numbers import Real
 from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
@@ -355,6 +356,20 @@ def first_step(strength: float, steps: int) -> int:
     if int(steps * strength) < 1:
         raise InputError(f"strength must leave a step of {steps} to run, got {strength!r}; use {1 / steps:.3g} or more")
     return steps - int(steps * strength)
+
+
+def strength_of(start: int, steps: int) -> float:
+    """The strength of an edit whose first step has this index, so that `first_step` gives `start` again.
+
+    Args:
+        start: index of the first step, 0 to steps - 1.
+        steps: number of steps, 1 to 999.
+
+    Returns:
+        Above 0 to 1.
+    """
+    strength = (steps - start) / steps
+    return strength if int(steps * strength) == steps - start else nextafter(strength, 1.0)
 
 
 def check_prompt(prompt: str) -> str:

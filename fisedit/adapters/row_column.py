@@ -62,7 +62,7 @@ class ReferenceKeys:
 
 @dataclass(eq=False)
 class Trace:
-    """Queries, keys and values of the map itself in one dense pass, with shapes as of `ReferenceKeys`.
+    """Queries, keys and values of the map itself in one dense pass, with shapes as in `ReferenceKeys`.
 
     Args:
         rows: those of the rows.
@@ -267,8 +267,8 @@ class TwoStageBlock(nn.Module):
     """Family v5b: the reference goes through a block of its own first, once for all steps.
 
     Args:
-        channels: as of `RowColumnBlock`.
-        heads: as of `RowColumnBlock`.
+        channels: as in `RowColumnBlock`.
+        heads: as in `RowColumnBlock`.
     """
 
     def __init__(self, channels: int, heads: int) -> None:
@@ -296,8 +296,8 @@ def append_reference(own: KeyValue, reference: KeyValue | None) -> KeyValue:
     if reference is None:
         return own
     frames = own[0].shape[0] // reference[0].shape[0]
-    behind = reference if frames == 1 else [x.repeat_interleave(frames, 0) for x in reference]
-    k, v = (torch.cat(pair, 2) for pair in zip(own, behind, strict=True))
+    expanded = reference if frames == 1 else [x.repeat_interleave(frames, 0) for x in reference]
+    k, v = (torch.cat(pair, 2) for pair in zip(own, expanded, strict=True))
     return k, v
 
 

@@ -25,6 +25,7 @@ import torch
 from fisedit.diagnosis.layer_times import layer_seconds
 from fisedit.errors import InputError
 from fisedit.models.stopwatch import NO_LEVEL, OTHER, STEP, STEP_DENSE, STEP_SPARSE
+from fisedit.planner import Region
 from fisedit.sparse import cost_store
 from fisedit.sparse.cost_model import decode_works
 from fisedit.sparse.cost_table import Measurements, step_work
@@ -201,7 +202,9 @@ class _Trial:
             warm: whether one was made before; else the first run counts for nothing.
         """
         for _ in range(1 if warm else 2):
-            spans, result, scale = self._twice(lambda: self._pipeline.request_source(config, self._on_step), None)
+            spans, result, scale = self._twice(
+                lambda: self._pipeline.request_source(config, on_step=self._on_step), None
+            )
         cells = self._pipeline.planner.costs(result.config).sizes[0] * self._pipeline.engine.batch(result.config)
         self.record_bytes = result.stats.recorded_bytes / (cells * config.num_inference_steps)
         self._note(spans, result, scale, None)
@@ -213,7 +216,7 @@ class _Trial:
         grid = shape_mask(area, side, discs=discs, seed=self._turn)
 
         def request() -> EditRequest:
-            return replace(self._pipeline.request_edit(_PROMPTS[1], self._on_step), mask=grid)
+            return self._pipeline.request_edit(_PROMPTS[1], Region(grid), on_step=self._on_step)
 
         self._note(*self._twice(request, grid), grid)
 

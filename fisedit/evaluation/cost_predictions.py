@@ -16,6 +16,7 @@ from fisedit.evaluation.timing import interval
 from fisedit.evaluation.workload import PROMPTS, load_workload, masks_of_areas
 from fisedit.models.malloc import keep_freed_memory
 from fisedit.pipeline import EditPipeline
+from fisedit.planner import Region
 from fisedit.sampling.trajectory_cache import TrajectoryCache
 from fisedit.sparse.stepping import Graphs
 
@@ -51,7 +52,7 @@ def measure_predictions(settings: SpeedSettings, on_step: OnStep | None = None) 
     pipeline = EditPipeline(workload.pipe, TrajectoryCache(_UNBOUND), Graphs(None))
     tell(0, settings.repeats + 1, None)
     table = calibrate(pipeline, CalibrationSettings())
-    pipeline.request_source(workload.config, None)
+    pipeline.request_source(workload.config)
     pipeline.engine.table = table
     runs = _Runs(pipeline, workload.config, masks_of_areas(settings.areas, settings.size))
     for turn in range(settings.repeats):
@@ -82,11 +83,11 @@ class _Runs:
     def turn(self) -> None:
         """A source, an edit that runs dense, and one in every mask that runs sparse; all are forgotten then."""
         pipeline = self._pipeline
-        request = pipeline.request_source(self._config, None)
+        request = pipeline.request_source(self._config)
         self._run(("source", 1.0), request, pipeline.planner.plan_source(request, pipeline.encode(request)))
         source = pipeline.history.current
         for name, area, grid in [("dense", 1.0, self._masks[0][2]), *self._masks]:
-            request = replace(pipeline.request_edit(PROMPTS[1], None), mask=grid)
+            request = pipeline.request_edit(PROMPTS[1], Region(grid))
             plan = pipeline.plan(request)
             growth = () if name == "dense" else self._costs.growth(grid)
             self._chosen[name, area] = "dense" if plan.fallback else "sparse"

@@ -218,7 +218,7 @@ class TrainingRun:
         rows = draw_rows(settings.seed, len(self.examples), own * settings.batch, settings.batch)
         noise = generator_for(settings.seed, own, accelerator.device)
         batch = self.examples.batch(rows)
-        return denoising_loss(self.model, self.scheduler, batch, self.examples.silence, settings, noise)
+        return denoising_loss(self.model, self.scheduler, batch, self.examples.empty_prompt, settings, noise)
 
     def _log(self, loss: float, rate: float, norm: float) -> None:
         if not math.isfinite(loss):
