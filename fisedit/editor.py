@@ -463,7 +463,7 @@ class Editor:
         growth: int | Sequence[int] | None = None,
         on_step: OnStep | None = None,
     ) -> tuple[EditResult, ...]:
-        """Several edits of the current picture, each with a prompt and a mask of its own; you stay where you stand.
+        """Several edits of the current picture, each with a prompt and a mask of its own; it stays the current one.
 
         Where there are captured graphs those that run sparse share one batch; else they run one after another.
 
@@ -506,8 +506,29 @@ class Editor:
         reference: Image | None = None,
         on_step: OnStep | None = None,
     ) -> Preview:
-        """Where `edit` would paint and what it would cost; arguments and errors as there. Nothing is kept, and nothing
-        is run but what the mask needs: where the source's features are gone, `on_step` is told of their rebuilding."""
+        """Where `edit` would paint and what it would cost. Nothing is kept, and nothing is run but what the mask needs.
+
+        Args:
+            prompt: the changed words, as in `edit`.
+            mask: where to edit, as in `edit`; None for where the words say.
+            protect: where never to edit, as in `edit`.
+            grow: latent cells to dilate the mask by, -64 to 64; negative erodes it.
+            words: words of either prompt that localize the edit, instead of the changed ones.
+            instance: which component of the mask to edit alone, counted from the left and from 0.
+            mask_method: one of `masking.localize.METHODS`.
+            probe_steps: dense steps on the new prompt to spend on the mask; None for one where an object is inserted.
+            strength: share of the steps to run, above 0 to 1, from the last.
+            growth: latent cells computed beyond the mask, 0 to 64, for all steps or each; None for the default.
+            reference: a picture whose look the edited things take; None for that of the source, if it has one.
+            on_step: called before every step of a source whose features are gone and rebuilt, with (i, n, preview); may
+                raise `Cancelled`.
+
+        Returns:
+            Mask, diff of the words, multiply-accumulates and, where this machine is calibrated, seconds.
+
+        Raises:
+            SessionError, PromptError, MaskError, InputError, AdapterError, NumericsError: as in `edit`.
+        """
         request = self._pipeline.request_edit(
             prompt,
             Region(mask, protect, grow, Search(words, instance, mask_method, probe_steps)),
@@ -659,9 +680,9 @@ class Editor:
             raise SessionError(
                 "a saved session names its model, and this editor's has no name; use Editor(pipe, model=)"
             )
-        looks = self._engine.references.used(like for result in self.history for like in result.config.like)
+        references = self._engine.references.used(like for result in self.history for like in result.config.like)
         metadata_of = self.metadata if metadata else lambda _: None
-        contents = SessionContents(self.history, self.model, self._dtype, looks)
+        contents = SessionContents(self.history, self.model, self._dtype, references)
         self._store(folder).save(contents, metadata_of, overwrite=overwrite)
 
     def _store(self, folder: str | Path) -> SessionStore:
@@ -679,6 +700,12 @@ class Editor:
         local_files_only: bool = False,
     ) -> Self:
         """Load a saved session with its model; features are recorded again when an edit first needs them.
+
+        Args:
+            folder: of the session.
+            device: as in `from_pretrained`.
+            dtype: as in `from_pretrained`; None for the session's own.
+            local_files_only: never reach for the network.
 
         Raises:
             SessionError: no session there, or a damaged one. ModelError: its model cannot be loaded.
@@ -723,7 +750,7 @@ class Editor:
         changes: Mapping[str, Any] = MappingProxyType({}),
         on_step: OnStep | None = None,
     ) -> Self:
-        """Make a picture again as its file tells, source and every edit, so that it can be edited further.
+        """Make a picture again from the metadata in its file, source and every edit, so that it can be edited further.
 
         A picture that was opened, or made by another program, is opened again with its prompt. With another model or
         other values every mask is predicted again, but for masks that were given.
@@ -738,7 +765,7 @@ class Editor:
             on_step: as in `generate`.
 
         Raises:
-            InputError: the file tells nothing or damaged things, or a change is out of range.
+            InputError: the file has no such metadata, or damaged ones, or a change is out of range.
             ModelError: the model cannot be loaded.
         """
         past = provenance.parse_origin(read_metadata(picture))
@@ -749,9 +776,9 @@ class Editor:
             editor.open(picture, on_step=on_step, **arguments)
             return editor
         editor.generate(on_step=on_step, **arguments)
-        again = not changes and provenance.model_name(editor.model) == past.model
+        exact = not changes and provenance.model_name(editor.model) == past.model
         for edit in past.edits:
-            editor._remake_exactly(edit, on_step) if again else editor._remake_by_words(edit, past, on_step)  # noqa: SLF001 (its own)
+            editor._remake_exactly(edit, on_step) if exact else editor._remake_by_words(edit, past, on_step)  # noqa: SLF001 (its own)
         return editor
 
     def _remake_exactly(self, edit: PastEdit, on_step: OnStep | None) -> EditResult:

@@ -95,7 +95,7 @@ class EditPipeline:
         self._placement: tuple[torch.device, torch.dtype] | None = None
 
     def beside(self, history: History | None = None, references: dict[str, Image] | None = None) -> EditPipeline:
-        """Another one with the same model, graphs and adapters, and a cache of its own; arguments as of
+        """Another one with the same model, graphs and adapters, and a cache of its own; arguments as in
         `Editor.beside`."""
         other = EditPipeline(self.engine.pipe, TrajectoryCache(self.cache.max_bytes), self.engine.graphs)
         other.engine.references.adapters |= self.engine.references.adapters
@@ -110,7 +110,7 @@ class EditPipeline:
         return changed(old, new, self.engine.pipe.tokenizer)
 
     def _refresh(self) -> None:
-        """Look at the model again: LoRAs change what is made, another dtype or device makes records useless.
+        """Read the model's LoRAs, dtype and device again; another dtype or device drops what was recorded.
 
         Raises:
             ModelError: the parts of the pipeline differ in dtype or device.
@@ -225,7 +225,7 @@ class EditPipeline:
             return self.keep(request, plan, output)
 
     def run_many(self, requests: Sequence[EditRequest]) -> tuple[EditResult, ...]:
-        """Several edits of the current result, on which one stands again at the end; in batches where that can be."""
+        """Several edits of the current result, which stays the current one; in batches where possible."""
         parent = self.history.current
         with self.history.hold(parent):
             try:
@@ -362,7 +362,13 @@ class EditPipeline:
         return round(whole * (share + 2 * cells.count(DENSE_STEP) / request.config.num_inference_steps))
 
     def keep(self, request: EditRequest, plan: EditPlan, output: RenderOutput) -> EditResult:
-        """Account for a picture, remember it, and stand on it."""
+        """Account for a picture, cache its trajectory and make it the current result.
+
+        Args:
+            request: that was run.
+            plan: by which it was run.
+            output: what was rendered.
+        """
         trajectory, parent, image = output.trajectory, request.parent, output.image
         macs = self.planner.macs(request, plan)
         plan = replace(plan, notes=plan.notes + _remarks(request, plan, image))
@@ -486,7 +492,13 @@ class EditPipeline:
 
 
 def changed(old: str, new: str, tokenizer: Tokenizer) -> EditScript:
-    """What changes from one prompt to another, for a model with such a tokenizer; "" is a source without one."""
+    """What changes from one prompt to another.
+
+    Args:
+        old: the source's prompt; "" for a source without one.
+        new: the edit's prompt.
+        tokenizer: the model's.
+    """
     with exclusive(tokenizer):
         script = diff(old, new, tokenizer)
     return describe_source(script) if script.hunks and not old else script

@@ -145,7 +145,7 @@ class EditRequest:
 
 
 class RecordedEdit(Protocol):
-    """A result, or what a picture's file tells of one."""
+    """An edit made before: a result, or the record of one in a picture's file."""
 
     @property
     def mask(self) -> EditMask:
@@ -217,19 +217,38 @@ class Planner:
         self._engine = engine
 
     def plan_unchanged(self, request: EditRequest, why: str) -> EditPlan:
-        """The plan of an edit that need not run."""
+        """The plan of an edit that need not run.
+
+        Args:
+            request: the edit.
+            why: for the user.
+        """
         grid = np.zeros(self._engine.grids(request.config)[0], bool)
         return EditPlan(EditMask(grid, MaskSource.NOWHERE), nothing=why)
 
     def plan_source(self, request: EditRequest, prompt: EncodedPrompt) -> EditPlan:
-        """The plan of a picture that is generated or opened: dense, everywhere."""
+        """The plan of a picture that is generated or opened: dense, everywhere.
+
+        Args:
+            request: the source.
+            prompt: encoded.
+        """
         config, probes, extra_macs = request.config, 0, self._read_references(request)
         if config.inversion is Inversion.DDIM:  # whose path begins with one evaluation of one branch
             probes, extra_macs = 1, self.costs(config).dense_step() // self._engine.batch(config)
         return EditPlan(self._full_mask(config), prompt, notes=prompt.notes, probes=probes, extra_macs=extra_macs)
 
     def plan_edit(self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory) -> EditPlan:
-        """The plan of an edit over its source's trajectory."""
+        """The plan of an edit over its source's trajectory.
+
+        Args:
+            request: the edit.
+            prompt: encoded.
+            source: the parent's trajectory.
+
+        Raises:
+            MaskError: the mask has fewer components than `instance` asks for. NumericsError: NaN in recorded attention.
+        """
         extra_macs = self._read_references(request)
         with request.stopwatch.station("mask"):
             mask, reason, probes = self._mask(request, prompt, source)
@@ -271,7 +290,13 @@ class Planner:
         return self._checked(request, plan) if past.checked else plan
 
     def widen(self, request: EditRequest, plan: EditPlan, drift: DriftDetected) -> EditPlan:
-        """The plan after drift was found: a larger mask, or a dense run."""
+        """The plan after drift was found: a larger mask, or a dense run.
+
+        Args:
+            request: the edit.
+            plan: that was run until the drift was found.
+            drift: the larger mask, and the step.
+        """
         costs, before = self.costs(request.config, recorded=plan.recorded), plan.mask
         ran = plan.dilation[request.start : drift.step + 1]
         wasted = sum(costs.sparse_step(before.grid, cells) for cells in ran) - self._shared_macs(request, plan, costs)
@@ -291,17 +316,35 @@ class Planner:
         return replace(plan, mask=mask, dilation=dilation, fallback=reason, notes=notes)
 
     def costs(self, config: GenerationConfig, *, recorded: bool = False) -> Costs:
-        """Costs of a config, over a source that was made with its adapters or not."""
+        """Costs of a config.
+
+        Args:
+            config: of the picture.
+            recorded: the source was made with the config's adapters, so that sparse steps read what it recorded.
+        """
         return self._engine.costs(config, recorded=recorded)
 
     def macs(self, request: EditRequest, plan: EditPlan) -> int:
-        """Multiply-accumulates of a plan's run, probes included."""
+        """Multiply-accumulates of a plan's run, probes included.
+
+        Args:
+            request: that is planned.
+            plan: of the request.
+        """
         costs, start = self.costs(request.config, recorded=plan.recorded), request.start
         run = costs.sparse(plan.mask.grid, plan.dilation, start) if plan.dilation else costs.dense(start)
         return plan.extra_macs + run - self._shared_macs(request, plan, costs)
 
     def seconds(self, request: EditRequest, plan: EditPlan) -> float | None:
-        """Predicted seconds of a plan's run, probes included; None where this machine was not measured."""
+        """Predicted seconds of a plan's run, probes included.
+
+        Args:
+            request: that is planned.
+            plan: of the request.
+
+        Returns:
+            Seconds; None where this machine has no cost table.
+        """
         costs = self.costs(request.config, recorded=plan.recorded)
         return costs.seconds(plan.mask.grid, plan.dilation, request.start, plan.probes)
 

@@ -395,7 +395,7 @@ def _readable(name: str, text: str) -> str:
 
 
 def likenesses(like: Sequence[Mapping[str, Any]]) -> tuple[Likeness, ...]:
-    """Likenesses as JSON tells them. Raises InputError for a value out of range, TypeError for a missing one."""
+    """Likenesses from their JSON. Raises InputError for a value out of range, TypeError for a missing one."""
     return tuple(_likeness(**one) for one in like)
 
 

@@ -39,9 +39,20 @@ ENGINE = {"sparse_kernels", "sparse", "sampling", "masking", "planner", "pipelin
 
 HEAVY = {"torch", "diffusers", "transformers", "skimage", "scipy", "gradio", "triton", "compel", "PIL", "numpy", "ray"}
 
-RANK = {name: rank for rank, row in enumerate(ORDER) for name in row.partition("  ")[0].split()} | {
-    "recipes": 1,
+RANK = {name: rank for rank, row in enumerate(ORDER) for name in row.partition("  ")[0].split()}
+
+MAX_ARGUMENTS = 8
+"""Arguments of a function, self and cls aside, but for those that users call and kernels."""
+
+PUBLIC_FACE = {
+    "fisedit/editor.py": "Editor.",  # every argument is a choice of the user's, named and with a default
+    "fisedit/cli/": "",  # a verb's arguments are its options, from which typer makes the help
+    "app/api.py": "Endpoints.",  # an endpoint's arguments are the fields of its JSON
 }
+"""File or folder -> start of the names of its functions that may take more, and why."""
+
+KERNEL = "triton.jit"
+"""Decorator of functions that may take more: a kernel takes pointers, strides and sizes, and no objects."""
 
 
 def files(package: str) -> dict[str, Path]:
@@ -77,7 +88,7 @@ def test_imports_point_one_way():
 
 
 def upward(name: str) -> list[str]:
-    """What a module imports from its own floor or above, beside what is pending."""
+    """What a module imports from its own row of `ORDER` or from a row below it there."""
     top, found = name.split(".", maxsplit=1)[0], []
     for target in imported(FISEDIT[name]):
         below = target.split(".")[0]
@@ -96,6 +107,52 @@ def test_no_import_runs_in_a_circle(package):
         if name != "__init__"
     }
     TopologicalSorter(graph).prepare()
+
+
+def functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Every function of a file, by its name within it: `Class.method`, `outer.inner`."""
+
+    def inside(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield prefix + child.name, child
+            named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            yield from inside(child, f"{prefix}{child.name}." if named else prefix)
+
+    yield from inside(ast.parse(path.read_text(encoding="utf-8")), "")
+
+
+def arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """Names of a function's arguments, self and cls aside."""
+    taken = function.args
+    several = [argument for argument in (taken.vararg, taken.kwarg) if argument]
+    every = [*taken.posonlyargs, *taken.args, *taken.kwonlyargs, *several]
+    return [argument.arg for argument in every if argument.arg not in ("self", "cls")]
+
+
+def is_exempt(path: str, name: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a function may take more than `MAX_ARGUMENTS`."""
+    face = any(path.startswith(place) and name.startswith(start) for place, start in PUBLIC_FACE.items())
+    private = any(part.startswith("_") for part in name.split("."))
+    return (face and not private) or KERNEL in map(ast.unparse, function.decorator_list)
+
+
+def test_no_function_behind_the_public_face_takes_many_arguments():
+    paths = {
+        f"{package}/{path.relative_to(ROOT / package)}": path
+        for package in ("fisedit", "app")
+        for path in files(package).values()
+    }
+    every = [(path, name, function) for path in paths for name, function in functions(paths[path])]
+    many = [each for each in every if len(arguments(each[2])) > MAX_ARGUMENTS]
+    assert many and not [f"{path}: {name}" for path, name, function in many if not is_exempt(path, name, function)]
+    used = {
+        place
+        for place, start in PUBLIC_FACE.items()
+        for path, name, _ in many
+        if path.startswith(place) and name.startswith(start)
+    }
+    assert used == set(PUBLIC_FACE), "an exemption that nothing needs"
 
 
 def test_few_modules_lie_beside_the_packages():

@@ -84,7 +84,7 @@ class AdapterStack:
     def macs(
         self, unet: UNet2DConditionModel, grids: Grids, plan: SparsePlan | None = None, *, recorded: bool = True
     ) -> int:
-        """Multiply-accumulates of all adapters; arguments as in `UNetAdapter.macs`."""
+        """Multiply-accumulates of all adapters. See `UNetAdapter.macs`."""
         return sum(adapter.macs(unet, grids, plan, recorded=recorded) for adapter in self.adapters)
 
 

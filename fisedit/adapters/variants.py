@@ -142,5 +142,11 @@ def indices(shapes: Shapes, side: str) -> set[int]:
 
 
 def is_unused_tensor(name: str, family: AdapterFamily, ups: int) -> bool:
-    """Whether a tensor is in published files but read by nothing."""
+    """Whether a tensor is in published files but read by nothing.
+
+    Args:
+        name: of the tensor.
+        family: of its file.
+        ups: up blocks of the UNet.
+    """
     return bool(_UNUSED.fullmatch(name)) or (family.down and name.startswith(f"reference_modules_down.{ups - 1}."))

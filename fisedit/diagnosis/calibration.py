@@ -52,7 +52,7 @@ LARGEST = 256
 """Side in pixels of the picture that is measured, unless the model was made for less, or another is asked for."""
 
 AREAS = (0.25, 0.06, 0.6, 0.02, 0.12, 0.4, 0.8)
-"""Shares of the picture that edits cover, in the order of what they tell; each once in a square and once in discs."""
+"""Shares of the picture that edits cover, the most informative first; each once in a square and once in discs."""
 
 FEWEST = 3
 """Runs of edits that a table needs."""
@@ -191,7 +191,7 @@ class _Trial:
     """
 
     def __init__(self, pipeline: EditPipeline, on_step: OnStep | None) -> None:
-        self._pipeline, self._on_step, self._turn = pipeline, on_step, 0
+        self._pipeline, self._on_step, self._seed = pipeline, on_step, 0
         self.measured, self.record_bytes = Measurements(), 0.0
 
     def source(self, config: GenerationConfig, *, warm: bool) -> None:
@@ -211,9 +211,9 @@ class _Trial:
 
     def edit(self, area: float, *, discs: bool) -> None:
         """Edit the source in a mask; arguments as of `shape_mask`."""
-        self._turn += 1
+        self._seed += 1
         side = self._pipeline.history.current.config.width // LATENT_FACTOR
-        grid = shape_mask(area, side, discs=discs, seed=self._turn)
+        grid = shape_mask(area, side, discs=discs, seed=self._seed)
 
         def request() -> EditRequest:
             return self._pipeline.request_edit(_PROMPTS[1], Region(grid), on_step=self._on_step)
@@ -291,9 +291,9 @@ class _Trial:
         kinds = {kind: own for kind, own in inner.items() if kind.startswith("decode")}
         scale = seconds / sum(kinds.values())
         areas = frame_areas(costs.sizes[0])
-        boxed = areas if grid is None else box_areas(grid)
-        run = "decode dense" if boxed == areas else "decode sparse"
-        works = decode_works(boxed) if run == "decode sparse" else {}
+        decoded = areas if grid is None else box_areas(grid)
+        run = "decode dense" if decoded == areas else "decode sparse"
+        works = decode_works(decoded) if run == "decode sparse" else {}
         for kind, own in kinds.items():
             self.measured.add((run, kind, NO_LEVEL), works.get(kind, float(costs.sizes[0])), own * scale)
 

@@ -147,7 +147,7 @@ class _Phrase:
 
     @property
     def governed(self) -> bool:
-        """Whether the phrase tells the place of something that is added with it."""
+        """Whether the phrase names the place of something that is added with it."""
         k = self.first - 2
         return k in self.added and self.s.role(k) in (WordClass.CONTENT, WordClass.VERB)
 

@@ -141,7 +141,16 @@ def _nearest(s: TaggedPrompt, i: int, step: int) -> list[int]:
 
 
 def head_of(s: TaggedPrompt, i: int, search_outside: bool = True) -> list[int]:
-    """The noun that content word i belongs to: the last of its run, or, for "is red", the noun before."""
+    """The noun that content word i belongs to: the last of its run, or, for "is red", the noun before.
+
+    Args:
+        s: the prompt.
+        i: index of a content word.
+        search_outside: look at the runs beside where its own holds no noun.
+
+    Returns:
+        Its index, as a list of one.
+    """
     run = run_around(s, i)
     nouns = [k for k in run if s.text(k) not in ADJECTIVES and is_word(s.text(k))]
     if nouns or not search_outside:
@@ -198,7 +207,7 @@ def focus(s: TaggedPrompt, span: range, other_has_content: bool) -> set[int]:
 
 
 def _placed(s: TaggedPrompt, head: int, span: range) -> bool:
-    """Whether a noun of the span only tells the place of another: it follows a preposition of the span."""
+    """Whether a noun of the span only names the place of another: it follows a preposition of the span."""
     i = run_around(s, head)[0] - 1
     while s.text(i) in DETERMINERS:
         i -= 1
