@@ -70,7 +70,7 @@ class Preview:
         fallback: why it would run dense, or "".
         nothing: why it would do nothing, or "".
         seconds: that it would take, by this machine's cost table; None where there is none.
-        seconds_dense: those of a dense run, likewise.
+        seconds_dense: those of a dense run; None where there is no cost table.
     """
 
     mask: EditMask
@@ -161,7 +161,7 @@ class Editor:
         Args:
             history: results that it shares with editors over other models; None for its own. A result is edited by an
                 editor of the model that made it.
-            references: reference pictures by their digests, shared likewise; None for its own.
+            references: reference pictures by their digests, shared with editors over other models; None for its own.
         """
         other = type(self)(self.pipe, model=self.model, max_recorded_bytes=self._memory.max_bytes)
         other._pipeline = self._pipeline.beside(history, references)  # noqa: SLF001 (of its own class)
@@ -361,12 +361,12 @@ class Editor:
 
         Args:
             prompt: text, of which 75 tokens are read; brackets weigh words, as `(cat:1.4)` or `[cat]`.
-            negative_prompt: text likewise, for the unconditional branch.
+            negative_prompt: text with the same syntax, for the unconditional branch.
             seed: of a CPU generator, 0 to 2^63 - 1.
             num_inference_steps: 1 to 999.
             guidance_scale: 0 to 100; 1 or less runs one branch.
             width: pixels, 64 to 2048 and divisible by 8; None for the model's own size.
-            height: pixels, likewise.
+            height: pixels, 64 to 2048 and divisible by 8; None for the model's own size.
             scheduler: "ddim", "dpmsolver++", "euler", "euler_a" or "lcm".
             reference: a picture whose look it takes, and all edits of it that name no other; see `load_adapter`.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
@@ -417,7 +417,7 @@ class Editor:
             prompt: the changed words, as in `generate`; settings are the source's.
             mask: where to edit, instead of what the words say: a PIL image or numpy array of the picture's size, or a
                 boolean latent grid [h, w].
-            protect: where never to edit, likewise.
+            protect: where never to edit, of the same forms as `mask`; None for nowhere.
             grow: latent cells to dilate the mask by, given or predicted, -64 to 64; negative erodes it.
             words: words of either prompt that localize the edit, instead of the changed ones.
             instance: which component of the mask to edit alone, counted from the left and from 0.
@@ -600,7 +600,7 @@ class Editor:
             width: of the canvas that the model paints on, in pixels, divisible by 8; None for what suits the model. The
                 picture is resized to it as a whole, and paint is resized back: of a photograph of 3000x2000 a model of
                 512x512 sees 624x416. Crop what matters, or give more, for finer paint.
-            height: of the canvas, likewise.
+            height: of the canvas in pixels, divisible by 8; None for what suits the model.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
         Raises:

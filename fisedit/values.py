@@ -240,12 +240,12 @@ class GenerationConfig:
 
     Args:
         prompt: text, with weights as in `models.prompt_weighting`; 75 tokens of it are read.
-        negative_prompt: text likewise, for the unconditional branch.
+        negative_prompt: text with the same syntax, for the unconditional branch.
         seed: of the CPU generator that draws the first latents and every later noise.
         num_inference_steps: 1 to 999.
         guidance_scale: classifier-free guidance; 1 or less switches it off.
         width: pixels, 64 to 2048, divisible by 8.
-        height: pixels, likewise.
+        height: pixels, 64 to 2048, divisible by 8.
         scheduler: the sampler.
         inversion: how the latents of a source that was opened were found; None for a generated one.
         like: the references whose look it takes; () for none.
@@ -287,7 +287,7 @@ class EditStats:
         active_rows: active rows of each level at the widest growth, finest level first.
         growth: latent cells by which the active set exceeds the mask, one number per step; DENSE_STEP for a dense one.
         unet_evaluations_dense: dense calls of the UNet (both guidance branches count as one).
-        unet_evaluations_sparse: sparse calls of the UNet, likewise.
+        unet_evaluations_sparse: sparse calls of the UNet (both guidance branches count as one).
         macs: multiply-accumulates of the UNet and decoder that were spent.
         macs_dense: those that a dense run would have spent.
         seconds: wall seconds by station: encode (of an opened picture), text, reference, mask, plan, denoise, decode,

@@ -210,7 +210,7 @@ class _Trial:
         self._note(spans, result, scale, None)
 
     def edit(self, area: float, *, discs: bool) -> None:
-        """Edit the source in a mask; arguments as of `shape_mask`."""
+        """Edit the source in a mask; arguments as in `shape_mask`."""
         self._seed += 1
         side = self._pipeline.history.current.config.width // LATENT_FACTOR
         grid = shape_mask(area, side, discs=discs, seed=self._seed)

@@ -103,7 +103,7 @@ def slow_layers(
 
     Args:
         pipe: the model.
-        before: seconds by name, as of `layer_seconds`.
+        before: seconds by name, from `layer_seconds`.
         size: side of the picture that they were measured with, in pixels.
         seconds: that a round takes, about.
     """

@@ -127,7 +127,7 @@ def _whole_reason(old: TaggedPrompt, new: TaggedPrompt, localized: list[Hunk]) -
 
 
 @dataclass(frozen=True)
-class _Span:
+class _Change:
     """One change: word indices in the source prompt and in the new one; whether the words are the same, reweighted."""
 
     old: range
@@ -160,34 +160,34 @@ def _align(old: Sequence[Word], new: Sequence[Word]) -> list[tuple[int, int]]:
     return pairs[::-1]
 
 
-def _changes(pairs: list[tuple[int, int]], old: Sequence[Word], new: Sequence[Word]) -> list[_Span]:
+def _changes(pairs: list[tuple[int, int]], old: Sequence[Word], new: Sequence[Word]) -> list[_Change]:
     spans, i, j = [], 0, 0
     for a, b in [*pairs, (len(old), len(new))]:
         if (i, j) != (a, b):
-            spans.append(_Span(range(i, a), range(j, b)))
+            spans.append(_Change(range(i, a), range(j, b)))
         i, j = a + 1, b + 1
         if a < len(old) and old[a].weight != new[b].weight:
-            spans.append(_Span(range(a, i), range(b, j), reweighted=True))
+            spans.append(_Change(range(a, i), range(b, j), reweighted=True))
     return spans
 
 
-def _merge(spans: list[_Span], old: TaggedPrompt) -> list[_Span]:
-    merged: list[_Span] = []
+def _merge(spans: list[_Change], old: TaggedPrompt) -> list[_Change]:
+    merged: list[_Change] = []
     for span in spans:
         first = merged.pop() if merged and _are_one(merged[-1], span, old) else span
         whole = range(first.old.start, span.old.stop), range(first.new.start, span.new.stop)
-        merged.append(_Span(*whole, first.reweighted and span.reweighted))
+        merged.append(_Change(*whole, first.reweighted and span.reweighted))
     return merged
 
 
-def _are_one(a: _Span, b: _Span, old: TaggedPrompt) -> bool:
+def _are_one(a: _Change, b: _Change, old: TaggedPrompt) -> bool:
     if old.has_content(range(a.old.stop, b.old.start)):
         return False
     # what becomes of stop words' weights beside a changed word is part of its change
     return a.reweighted == b.reweighted or not old.has_content(a.old if a.reweighted else b.old)
 
 
-def _hunk(old: TaggedPrompt, new: TaggedPrompt, pairs: dict[int, int], span: _Span, everywhere: bool) -> Hunk:
+def _hunk(old: TaggedPrompt, new: TaggedPrompt, pairs: dict[int, int], span: _Change, everywhere: bool) -> Hunk:
     before = focus(old, span.old, new.has_content(span.new))
     after = focus(new, span.new, old.has_content(span.old))
     # a noun outside the change ("a [red] car") stands in both prompts
@@ -197,7 +197,7 @@ def _hunk(old: TaggedPrompt, new: TaggedPrompt, pairs: dict[int, int], span: _Sp
     return Hunk(kind, old.pick(span.old), new.pick(span.new), old.pick(before), new.pick(after))
 
 
-def _kind(old: TaggedPrompt, new: TaggedPrompt, span: _Span) -> EditKind:
+def _kind(old: TaggedPrompt, new: TaggedPrompt, span: _Change) -> EditKind:
     removed, added = old.has_content(span.old), new.has_content(span.new)
     if not removed and not added:  # small words or punctuation alone
         removed, added = bool(span.old), bool(span.new)

@@ -23,7 +23,7 @@ from fisedit.adapters.training.draws import draw_rows, generator_for
 from fisedit.adapters.training.examples import TrainingExamples
 from fisedit.adapters.training.log import append_row, truncate_after
 from fisedit.adapters.training.run import TrainingRun
-from fisedit.adapters.training.settings import TrainingSettings
+from fisedit.adapters.training.training_settings import TrainingSettings
 from fisedit.adapters.training.triples import read_triples
 from fisedit.errors import AdapterError, InputError, NumericsError
 from tests.support.adapters import lively

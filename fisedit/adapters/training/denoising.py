@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from fisedit.adapters.row_column import RowColumnAdapter
     from fisedit.adapters.training.examples import TrainingBatch
-    from fisedit.adapters.training.settings import TrainingSettings
+    from fisedit.adapters.training.training_settings import TrainingSettings
 
 
 class ConditionedUNet(nn.Module):

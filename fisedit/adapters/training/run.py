@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
     from fisedit.adapters.row_column import RowColumnAdapter
-    from fisedit.adapters.training.settings import TrainingSettings
+    from fisedit.adapters.training.training_settings import TrainingSettings
     from fisedit.adapters.training.triples import Triple
     from fisedit.values import OnStep
 

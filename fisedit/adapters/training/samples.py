@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fisedit.adapters.references import ReferenceCondition
     from fisedit.adapters.row_column import RowColumnAdapter
     from fisedit.adapters.training.examples import TrainingExamples
-    from fisedit.adapters.training.settings import TrainingSettings
+    from fisedit.adapters.training.training_settings import TrainingSettings
 
 _STEPS, _GUIDANCE, _MOST = 20, 4.0, 8
 
