@@ -299,9 +299,16 @@ class EditPipeline:
         assert plan.prompt is not None
         steps = round(request.structure * max_injection_steps(request.config))
         injection = AttentionInjection(steps, shared_tokens(request.script, self.engine)) if steps else None
-        text, keys = plan.prompt.embeddings, plan.prompt.keys
-        cells, start = plan.dilation, request.start
-        return LatentEdit(request.config, text, keys, plan.mask.grid, cells, start, injection, plan.check)
+        return LatentEdit(
+            request.config,
+            plan.prompt.embeddings,
+            plan.prompt.keys,
+            grid=plan.mask.grid,
+            dilation=plan.dilation,
+            start=request.start,
+            injection=injection,
+            check=plan.check,
+        )
 
     def _decode(self, request: EditRequest, plan: EditPlan, trajectory: Trajectory) -> RenderOutput:
         """The picture: of an edit, set into its parent's outside the mask."""

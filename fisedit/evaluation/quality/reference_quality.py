@@ -129,7 +129,7 @@ def distances(classifier: SceneClassifier, one: MaskedObject, other: MaskedObjec
     Args:
         classifier: of drawn scenes.
         one: a picture and the object's pixels.
-        other: likewise.
+        other: another picture and its object's pixels.
     """
     return {name: distance(classifier, one, other) for name, distance in DISTANCES.items()}
 
