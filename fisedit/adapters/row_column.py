@@ -338,16 +338,16 @@ class RowColumnAdapter(nn.Module):
         """The blocks by insertion point."""
         return {place: self.get_submodule(module_name(place, self.family)) for place in self.channels}  # type: ignore[misc]
 
-    def read(self, taps: Mapping[str, Tensor]) -> dict[str, ReferenceKeys]:
+    def read(self, maps: Mapping[str, Tensor]) -> dict[str, ReferenceKeys]:
         """Compute a reference's keys and values for every block.
 
         Args:
-            taps: the reference's maps [B, C, H, W] by insertion point.
+            maps: the reference's maps [B, C, H, W] by insertion point.
 
         Raises:
             InputError: a map is larger than the stored positions reach.
         """
-        return {place: block.read(taps[place]) for place, block in self.blocks.items()}
+        return {place: block.read(maps[place]) for place, block in self.blocks.items()}
 
     def _add(self, place: str, block: nn.Module) -> None:
         """Add a block under its published name."""
