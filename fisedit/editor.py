@@ -26,7 +26,7 @@ from fisedit.models.loader import load
 from fisedit.models.paths import absolute_name, expand_home
 from fisedit.models.stopwatch import Stopwatch
 from fisedit.pipeline import EditPipeline
-from fisedit.planner import EditRequest
+from fisedit.planner import EditRequest, Region
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory_cache import TrajectoryCache
 from fisedit.sparse import cost_store
@@ -49,6 +49,7 @@ from fisedit.values import (
     check_prompt,
     check_scale,
     make_generation_config,
+    strength_of,
 )
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Preview:
         fallback: why it would run dense, or "".
         nothing: why it would do nothing, or "".
         seconds: that it would take, by this machine's cost table; None where there is none.
-        seconds_dense: those of a dense run, likewise.
+        seconds_dense: those of a dense run; None where there is no cost table.
     """
 
     mask: EditMask
@@ -160,7 +161,7 @@ class Editor:
         Args:
             history: results that it shares with editors over other models; None for its own. A result is edited by an
                 editor of the model that made it.
-            references: reference pictures by their digests, shared likewise; None for its own.
+            references: reference pictures by their digests, shared with editors over other models; None for its own.
         """
         other = type(self)(self.pipe, model=self.model, max_recorded_bytes=self._memory.max_bytes)
         other._pipeline = self._pipeline.beside(history, references)  # noqa: SLF001 (of its own class)
@@ -360,12 +361,12 @@ class Editor:
 
         Args:
             prompt: text, of which 75 tokens are read; brackets weigh words, as `(cat:1.4)` or `[cat]`.
-            negative_prompt: text likewise, for the unconditional branch.
+            negative_prompt: text with the same syntax, for the unconditional branch.
             seed: of a CPU generator, 0 to 2^63 - 1.
             num_inference_steps: 1 to 999.
             guidance_scale: 0 to 100; 1 or less runs one branch.
             width: pixels, 64 to 2048 and divisible by 8; None for the model's own size.
-            height: pixels, likewise.
+            height: pixels, 64 to 2048 and divisible by 8; None for the model's own size.
             scheduler: "ddim", "dpmsolver++", "euler", "euler_a" or "lcm".
             reference: a picture whose look it takes, and all edits of it that name no other; see `load_adapter`.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
@@ -388,7 +389,7 @@ class Editor:
             height=own if height is None else height,
             scheduler=scheduler,
         )
-        request = self._pipeline.request_source(config, on_step, reference)
+        request = self._pipeline.request_source(config, reference=reference, on_step=on_step)
         plan = self._pipeline.planner.plan_source(request, self._pipeline.encode(request))
         return self._pipeline.run(request, plan)
 
@@ -416,7 +417,7 @@ class Editor:
             prompt: the changed words, as in `generate`; settings are the source's.
             mask: where to edit, instead of what the words say: a PIL image or numpy array of the picture's size, or a
                 boolean latent grid [h, w].
-            protect: where never to edit, likewise.
+            protect: where never to edit, of the same forms as `mask`; None for nowhere.
             grow: latent cells to dilate the mask by, given or predicted, -64 to 64; negative erodes it.
             words: words of either prompt that localize the edit, instead of the changed ones.
             instance: which component of the mask to edit alone, counted from the left and from 0.
@@ -441,11 +442,18 @@ class Editor:
             AdapterError: a reference, and no adapter that reads it. NumericsError: the model produced NaN.
             The editor is as it was, whatever is raised.
         """
-        request = self._pipeline.request_edit(prompt, on_step, reference)
-        search = Search(words, instance, mask_method, probe_steps)
-        request = request.located(mask, protect, grow=grow, search=search, growth=growth, strength=strength)
-        request = replace(request, structure=structure, verify=verify)
-        return self._pipeline.run(request, self._pipeline.plan(request))
+        request = self._pipeline.request_edit(
+            prompt,
+            Region(mask, protect, grow, Search(words, instance, mask_method, probe_steps)),
+            growth=growth,
+            strength=strength,
+            structure=structure,
+            verify=verify,
+            reference=reference,
+            on_step=on_step,
+        )
+        plan = self._pipeline.plan(request)
+        return self._pipeline.run(request, plan)
 
     def edit_many(
         self,
@@ -455,7 +463,7 @@ class Editor:
         growth: int | Sequence[int] | None = None,
         on_step: OnStep | None = None,
     ) -> tuple[EditResult, ...]:
-        """Several edits of the current picture, each with a prompt and a mask of its own; you stay where you stand.
+        """Several edits of the current picture, each with a prompt and a mask of its own; it stays the current one.
 
         Where there are captured graphs those that run sparse share one batch; else they run one after another.
 
@@ -475,11 +483,10 @@ class Editor:
             raise InputError(f"prompts must be a list of texts, got the text {prompts!r:.80}; put it into a list")
         if len(prompts) != len(masks):
             raise InputError(f"masks must be as many as prompts, {len(prompts)}, got {len(masks)}")
-        requests = [self._pipeline.request_edit(prompt, on_step) for prompt in prompts]
         return self._pipeline.run_many(
             [
-                replace(request, mask=request.grid(mask), dilation=request.dilations(growth))
-                for request, mask in zip(requests, masks, strict=True)
+                self._pipeline.request_edit(prompt, Region(mask), growth=growth, on_step=on_step)
+                for prompt, mask in zip(prompts, masks, strict=True)
             ]
         )
 
@@ -499,16 +506,49 @@ class Editor:
         reference: Image | None = None,
         on_step: OnStep | None = None,
     ) -> Preview:
-        """Where `edit` would paint and what it would cost; arguments and errors as there. Nothing is kept, and nothing
-        is run but what the mask needs: where the source's features are gone, `on_step` is told of their rebuilding."""
-        request = self._pipeline.request_edit(prompt, on_step, reference)
-        search = Search(words, instance, mask_method, probe_steps)
-        request = request.located(mask, protect, grow=grow, search=search, growth=growth, strength=strength)
-        plan, costs = self._pipeline.plan(request), self._pipeline.planner.costs(request.config)
-        planner, why = self._pipeline.planner, (plan.fallback, plan.nothing)
-        macs, seconds = (0, 0.0) if plan.nothing else (planner.macs(request, plan), planner.seconds(request, plan))
-        dense = costs.dense(request.start), costs.seconds(None, (), request.start)
-        return Preview(plan.mask, request.script, macs, dense[0], *why, seconds, dense[1])
+        """Where `edit` would paint and what it would cost. Nothing is kept, and nothing is run but what the mask needs.
+
+        Args:
+            prompt: the changed words, as in `edit`.
+            mask: where to edit, as in `edit`; None for where the words say.
+            protect: where never to edit, as in `edit`.
+            grow: latent cells to dilate the mask by, -64 to 64; negative erodes it.
+            words: words of either prompt that localize the edit, instead of the changed ones.
+            instance: which component of the mask to edit alone, counted from the left and from 0.
+            mask_method: one of `masking.localize.METHODS`.
+            probe_steps: dense steps on the new prompt to spend on the mask; None for one where an object is inserted.
+            strength: share of the steps to run, above 0 to 1, from the last.
+            growth: latent cells computed beyond the mask, 0 to 64, for all steps or each; None for the default.
+            reference: a picture whose look the edited things take; None for that of the source, if it has one.
+            on_step: called before every step of a source whose features are gone and rebuilt, with (i, n, preview); may
+                raise `Cancelled`.
+
+        Returns:
+            Mask, diff of the words, multiply-accumulates and, where this machine is calibrated, seconds.
+
+        Raises:
+            SessionError, PromptError, MaskError, InputError, AdapterError, NumericsError: as in `edit`.
+        """
+        request = self._pipeline.request_edit(
+            prompt,
+            Region(mask, protect, grow, Search(words, instance, mask_method, probe_steps)),
+            growth=growth,
+            strength=strength,
+            reference=reference,
+            on_step=on_step,
+        )
+        plan, planner = self._pipeline.plan(request), self._pipeline.planner
+        costs = planner.costs(request.config)
+        return Preview(
+            mask=plan.mask,
+            diff=request.script,
+            macs=0 if plan.nothing else planner.macs(request, plan),
+            macs_dense=costs.dense(request.start),
+            fallback=plan.fallback,
+            nothing=plan.nothing,
+            seconds=0.0 if plan.nothing else planner.seconds(request, plan),
+            seconds_dense=costs.seconds(None, (), request.start),
+        )
 
     def dense(self, result_id: str, on_step: OnStep | None = None) -> tuple[Image, float]:
         """What a dense run makes of a result's prompt, seed and settings, and how long it takes; nothing is kept.
@@ -560,7 +600,7 @@ class Editor:
             width: of the canvas that the model paints on, in pixels, divisible by 8; None for what suits the model. The
                 picture is resized to it as a whole, and paint is resized back: of a photograph of 3000x2000 a model of
                 512x512 sees 624x416. Crop what matters, or give more, for finer paint.
-            height: of the canvas, likewise.
+            height: of the canvas in pixels, divisible by 8; None for what suits the model.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
         Raises:
@@ -579,7 +619,7 @@ class Editor:
             scheduler="ddim",
             inversion=str(inversion),
         )
-        request = replace(self._pipeline.request_source(config, on_step), picture=original)
+        request = self._pipeline.request_source(config, picture=original, on_step=on_step)
         plan = self._pipeline.planner.plan_source(request, self._pipeline.encode(request))
         return self._pipeline.run(request, plan)
 
@@ -595,7 +635,7 @@ class Editor:
         Raises:
             SessionError: there is no source yet. PromptError: an empty prompt.
         """
-        request = self._pipeline.request_edit(prompt, None)
+        request = self._pipeline.request_edit(prompt)
         text = self._pipeline.encode(request)
         with torch.inference_mode():
             project_text(self._engine.executor.sites, text.embeddings, text.keys)
@@ -640,9 +680,9 @@ class Editor:
             raise SessionError(
                 "a saved session names its model, and this editor's has no name; use Editor(pipe, model=)"
             )
-        looks = self._engine.references.used(like for result in self.history for like in result.config.like)
+        references = self._engine.references.used(like for result in self.history for like in result.config.like)
         metadata_of = self.metadata if metadata else lambda _: None
-        contents = SessionContents(self.history, self.model, self._dtype, looks)
+        contents = SessionContents(self.history, self.model, self._dtype, references)
         self._store(folder).save(contents, metadata_of, overwrite=overwrite)
 
     def _store(self, folder: str | Path) -> SessionStore:
@@ -660,6 +700,12 @@ class Editor:
         local_files_only: bool = False,
     ) -> Self:
         """Load a saved session with its model; features are recorded again when an edit first needs them.
+
+        Args:
+            folder: of the session.
+            device: as in `from_pretrained`.
+            dtype: as in `from_pretrained`; None for the session's own.
+            local_files_only: never reach for the network.
 
         Raises:
             SessionError: no session there, or a damaged one. ModelError: its model cannot be loaded.
@@ -704,7 +750,7 @@ class Editor:
         changes: Mapping[str, Any] = MappingProxyType({}),
         on_step: OnStep | None = None,
     ) -> Self:
-        """Make a picture again as its file tells, source and every edit, so that it can be edited further.
+        """Make a picture again from the metadata in its file, source and every edit, so that it can be edited further.
 
         A picture that was opened, or made by another program, is opened again with its prompt. With another model or
         other values every mask is predicted again, but for masks that were given.
@@ -719,7 +765,7 @@ class Editor:
             on_step: as in `generate`.
 
         Raises:
-            InputError: the file tells nothing or damaged things, or a change is out of range.
+            InputError: the file has no such metadata, or damaged ones, or a change is out of range.
             ModelError: the model cannot be loaded.
         """
         past = provenance.parse_origin(read_metadata(picture))
@@ -730,15 +776,15 @@ class Editor:
             editor.open(picture, on_step=on_step, **arguments)
             return editor
         editor.generate(on_step=on_step, **arguments)
-        again = not changes and provenance.model_name(editor.model) == past.model
+        exact = not changes and provenance.model_name(editor.model) == past.model
         for edit in past.edits:
-            editor._remake_exactly(edit, on_step) if again else editor._remake_by_words(edit, past, on_step)  # noqa: SLF001 (its own)
+            editor._remake_exactly(edit, on_step) if exact else editor._remake_by_words(edit, past, on_step)  # noqa: SLF001 (its own)
         return editor
 
     def _remake_exactly(self, edit: PastEdit, on_step: OnStep | None) -> EditResult:
         """An edit just as it was: the same cells at every step."""
-        request = self._pipeline.request_edit(edit.prompt, on_step)
-        request = replace(request, structure=edit.structure, start=edit.start)
+        strength = strength_of(edit.start, self.current.config.num_inference_steps)
+        request = self._pipeline.request_edit(edit.prompt, strength=strength, structure=edit.structure, on_step=on_step)
         text = self._pipeline.encode(request)
         self._pipeline.restore(request)
         plan = self._pipeline.planner.plan_remake(request, text, self._pipeline.source(request)[0], edit)
@@ -748,7 +794,7 @@ class Editor:
         """An edit with the same words, in the mask that was given, or with a predicted one."""
         given = edit.mask.source is MaskSource.GIVEN
         mask = cell_pixels(edit.mask.grid, self.current.size) if given else None
-        strength = 1 - edit.start / past.config.num_inference_steps
+        strength = strength_of(edit.start, past.config.num_inference_steps)
         return self.edit(edit.prompt, mask=mask, structure=edit.structure, strength=strength, on_step=on_step)
 
     @property

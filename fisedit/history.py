@@ -1,4 +1,4 @@
-"""The tree of results: what was made, from what, and where the user stands. Knows pictures and lineage, no model."""
+"""The tree of results: what was made, from what, and which result is current. Knows pictures and lineage, no model."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class History(Sequence[EditResult]):
 
     @property
     def current(self) -> EditResult:
-        """Where the user stands.
+        """The current result, from which the next edit branches.
 
         Raises:
             SessionError: nothing was generated yet.
@@ -110,7 +110,7 @@ class History(Sequence[EditResult]):
         return str(self._next)
 
     def add(self, result: EditResult) -> EditResult:
-        """Append a result and stand on it."""
+        """Append a result and make it the current one."""
         self._results[result.id] = result
         self._next = max(self._next, int(result.id) + 1)
         return self.checkout(result.id)
@@ -142,7 +142,7 @@ class History(Sequence[EditResult]):
             raise SessionError(f"result {held[0]} is being edited; wait for that, or stop it first")
 
     def checkout(self, result_id: str) -> EditResult:
-        """Stand on a result; the next edit branches from there.
+        """Make a result the current one; the next edit branches from there.
 
         Raises:
             SessionError: no such result.
@@ -155,7 +155,7 @@ class History(Sequence[EditResult]):
         return self.current
 
     def delete(self, result_id: str) -> tuple[str, ...]:
-        """Remove a result and all that was made from it; stand on its parent where the current one is gone.
+        """Remove a result and all that was made from it; its parent becomes current where the current one is gone.
 
         Returns:
             The ids that are gone.
@@ -179,13 +179,13 @@ class History(Sequence[EditResult]):
         return tuple(gone)
 
     def undo(self) -> EditResult:
-        """Stand on the parent. Raises SessionError at a source."""
+        """Make the parent the current result. Raises SessionError at a source."""
         if self.current.parent is None:
             raise SessionError("nothing to undo; this is a source")
         return self.checkout(self.current.parent)
 
     def redo(self) -> EditResult:
-        """Stand on the child visited last. Raises SessionError where there is none."""
+        """Make the child visited last the current result. Raises SessionError where there is none."""
         if self.later is None:
             raise SessionError("nothing to redo; this result has no later edit")
         return self.checkout(self.later)

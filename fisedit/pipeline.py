@@ -15,13 +15,13 @@ import torch
 from fisedit.errors import SessionError
 from fisedit.history import EditResult, History
 from fisedit.masking.drift_check import DriftDetected, plan_check
-from fisedit.masking.localize import describe_source, shared_tokens
+from fisedit.masking.localize import describe_source, restrict_to_words, shared_tokens
 from fisedit.masking.text_diff import diff
 from fisedit.models.device import placement
 from fisedit.models.injection import exclusive
 from fisedit.models.prompt_weighting import parse
 from fisedit.models.vae import encode, preview
-from fisedit.planner import EditPlan, EditRequest, EncodedPrompt, Planner
+from fisedit.planner import EditPlan, EditRequest, EncodedPrompt, Planner, Region
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.inversion import noised
 from fisedit.sampling.trajectory import AttentionInjection, LatentEdit, Trajectory, max_injection_steps
@@ -30,7 +30,17 @@ from fisedit.sparse import cost_store
 from fisedit.sparse.compositing import composite
 from fisedit.sparse.vae_decode import DecoderCache, decode
 from fisedit.storage.canvas import is_canvas, paste_edit, to_canvas, upscale_note
-from fisedit.values import DENSE_STEP, EditMask, EditScript, EditStats, Inversion, MaskSource, OnStep, check_prompt
+from fisedit.values import (
+    DENSE_STEP,
+    EditMask,
+    EditScript,
+    EditStats,
+    Inversion,
+    MaskSource,
+    OnStep,
+    check_prompt,
+    strength_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -41,9 +51,9 @@ if TYPE_CHECKING:
 
     from fisedit.masking.text_diff import Tokenizer
     from fisedit.sparse.stepping import Graphs
-    from fisedit.values import GenerationConfig
+    from fisedit.values import GenerationConfig, Likeness
 
-HARDLY = 1.0
+MIN_MEAN_DIFFERENCE = 1.0
 """Mean difference inside the mask, of 255, below which an edit is said to have had no effect."""
 
 
@@ -85,7 +95,7 @@ class EditPipeline:
         self._placement: tuple[torch.device, torch.dtype] | None = None
 
     def beside(self, history: History | None = None, references: dict[str, Image] | None = None) -> EditPipeline:
-        """Another one with the same model, graphs and adapters, and a cache of its own; arguments as of
+        """Another one with the same model, graphs and adapters, and a cache of its own; arguments as in
         `Editor.beside`."""
         other = EditPipeline(self.engine.pipe, TrajectoryCache(self.cache.max_bytes), self.engine.graphs)
         other.engine.references.adapters |= self.engine.references.adapters
@@ -100,7 +110,7 @@ class EditPipeline:
         return changed(old, new, self.engine.pipe.tokenizer)
 
     def _refresh(self) -> None:
-        """Look at the model again: LoRAs change what is made, another dtype or device makes records useless.
+        """Read the model's LoRAs, dtype and device again; another dtype or device drops what was recorded.
 
         Raises:
             ModelError: the parts of the pipeline differ in dtype or device.
@@ -114,29 +124,87 @@ class EditPipeline:
         self._placement = now
         self.engine.refresh()
 
-    def request_source(self, config: GenerationConfig, on_step: OnStep | None, reference: object = None) -> EditRequest:
-        """The request for a source, with the model's LoRAs as they are now; arguments as of `Editor.generate`."""
+    def request_source(
+        self,
+        config: GenerationConfig,
+        *,
+        picture: Image | None = None,
+        reference: object = None,
+        on_step: OnStep | None = None,
+    ) -> EditRequest:
+        """The request for a source, with the model's LoRAs as they are now.
+
+        Args:
+            config: of the source.
+            picture: an opened picture, upright; None for a generated one.
+            reference: a picture whose look it takes, or None.
+            on_step: called before every step with (i, n, preview); may raise `Cancelled`.
+
+        Raises:
+            AdapterError: a reference, and no adapter that reads it.
+        """
         self._refresh()
         like = () if reference is None else self.engine.references.likenesses(reference)
         config = replace(config, like=like, loras=self.engine.executor.loras)
-        return EditRequest(config, self.diff(config.prompt, config.prompt), on_step=on_step)
+        return EditRequest(config, self.diff(config.prompt, config.prompt), picture=picture, on_step=on_step)
 
-    def request_edit(self, prompt: str, on_step: OnStep | None, reference: object = None) -> EditRequest:
-        """The request for an edit of the current result, with nothing but its prompt; arguments as of `Editor.edit`."""
+    def request_edit(
+        self,
+        prompt: str,
+        region: Region | None = None,
+        *,
+        growth: int | Sequence[int] | None = None,
+        strength: float = 1.0,
+        structure: float = 0.0,
+        verify: bool = False,
+        reference: object = None,
+        on_step: OnStep | None = None,
+    ) -> EditRequest:
+        """The request for an edit of the current result, checked as a whole.
+
+        Args:
+            prompt: of the edit.
+            region: where to edit; None for where the changed words say.
+            growth: as in `Editor.edit`.
+            strength: as in `Editor.edit`.
+            structure: as in `Editor.edit`.
+            verify: check a predicted mask for drift.
+            reference: a picture whose look the edit takes; None for that of the source, if it has one.
+            on_step: called before every step with (i, n, preview); may raise `Cancelled`.
+
+        Raises:
+            SessionError, PromptError, MaskError, InputError, AdapterError: as in `Editor.edit`.
+        """
+        region = region or Region()
         self._refresh()
-        parent, references = self.history.current, self.engine.references
-        if reference is None:
-            own = self.history.lineage(parent.id)[0].config.like
-            like = tuple(one for one in own if one.adapter in references.adapters)
-        else:
-            like = references.likenesses(reference)
-        config = replace(parent.config, prompt=check_prompt(prompt), like=like, loras=self.engine.executor.loras)
-        return EditRequest(config, self.diff(parent.prompt, prompt), parent, on_step=on_step)
+        parent, loras = self.history.current, self.engine.executor.loras
+        config = replace(parent.config, prompt=check_prompt(prompt), like=self._likenesses(reference), loras=loras)
+        script, words = self.diff(parent.prompt, prompt), region.search.words
+        return EditRequest(
+            config,
+            script,
+            parent,
+            region=region,
+            focus=restrict_to_words(script, words, self.engine) if words else None,
+            growth=growth,
+            strength=strength,
+            structure=structure,
+            verify=verify,
+            on_step=on_step,
+        )
+
+    def _likenesses(self, reference: object) -> tuple[Likeness, ...]:
+        """The likenesses of an edit that names a reference, or else, for None, those of its source."""
+        references = self.engine.references
+        if reference is not None:
+            return references.likenesses(reference)
+        own = self.history.lineage(self.history.current.id)[0].config.like
+        return tuple(one for one in own if one.adapter in references.adapters)
 
     def plan(self, request: EditRequest) -> EditPlan:
         """Where an edit goes and how it will run; what was recorded is rebuilt for it where it is gone."""
         if why := request.unchanged:
-            return self.planner.plan_nothing(request, why)
+            return self.planner.plan_unchanged(request, why)
         with self.history.hold(request.parent):
             prompt = self.encode(request)
             rebuilt = self.restore(request)
@@ -157,7 +225,7 @@ class EditPipeline:
             return self.keep(request, plan, output)
 
     def run_many(self, requests: Sequence[EditRequest]) -> tuple[EditResult, ...]:
-        """Several edits of the current result, on which one stands again at the end; in batches where that can be."""
+        """Several edits of the current result, which stays the current one; in batches where possible."""
         parent = self.history.current
         with self.history.hold(parent):
             try:
@@ -231,9 +299,16 @@ class EditPipeline:
         assert plan.prompt is not None
         steps = round(request.structure * max_injection_steps(request.config))
         injection = AttentionInjection(steps, shared_tokens(request.script, self.engine)) if steps else None
-        text, keys = plan.prompt.embeddings, plan.prompt.keys
-        cells, start = plan.dilation, request.start
-        return LatentEdit(request.config, text, keys, plan.mask.grid, cells, start, injection, plan.check)
+        return LatentEdit(
+            request.config,
+            plan.prompt.embeddings,
+            plan.prompt.keys,
+            grid=plan.mask.grid,
+            dilation=plan.dilation,
+            start=request.start,
+            injection=injection,
+            check=plan.check,
+        )
 
     def _decode(self, request: EditRequest, plan: EditPlan, trajectory: Trajectory) -> RenderOutput:
         """The picture: of an edit, set into its parent's outside the mask."""
@@ -252,16 +327,16 @@ class EditPipeline:
         config, pipe, callback = request.config, self.engine.pipe, self._callback(request)
         assert request.picture is not None
         assert plan.prompt is not None
-        seen, text = to_canvas(request.picture, (config.width, config.height)), plan.prompt.embeddings
+        canvas, text = to_canvas(request.picture, (config.width, config.height)), plan.prompt.embeddings
         with request.stopwatch.station("encode"):
-            clean = encode(pipe.vae, seen)
+            clean = encode(pipe.vae, canvas)
         with request.stopwatch.station("denoise"):
             if config.inversion is Inversion.DDPM:
                 trajectory = self.engine.run_dense(config, text, callback, path=noised(pipe, config, clean))
             else:
                 trajectory = self.engine.invert(config, text, clean, callback)
         with request.stopwatch.station("decode"), torch.inference_mode():
-            return RenderOutput(trajectory, seen, decode(pipe.vae, clean)[1])
+            return RenderOutput(trajectory, canvas, decode(pipe.vae, clean)[1])
 
     def render_plain(self, request: EditRequest) -> Image:
         """What a dense run makes of a request from where its parent's trajectory begins; nothing is recorded."""
@@ -294,7 +369,13 @@ class EditPipeline:
         return round(whole * (share + 2 * cells.count(DENSE_STEP) / request.config.num_inference_steps))
 
     def keep(self, request: EditRequest, plan: EditPlan, output: RenderOutput) -> EditResult:
-        """Account for a picture, remember it, and stand on it."""
+        """Account for a picture, cache its trajectory and make it the current result.
+
+        Args:
+            request: that was run.
+            plan: by which it was run.
+            output: what was rendered.
+        """
         trajectory, parent, image = output.trajectory, request.parent, output.image
         macs = self.planner.macs(request, plan)
         plan = replace(plan, notes=plan.notes + _remarks(request, plan, image))
@@ -310,18 +391,18 @@ class EditPipeline:
         elif parent and parent.painted:
             image = paste_edit(parent.image, image, plan.mask.grid)
         result = EditResult(
-            self.history.next_id(),
-            parent.id if parent else None,
-            request.config,
-            image,
-            plan.mask,
-            request.script,
-            stats,
-            plan.dilation,
-            output.image if output.image is not image else None,
-            float(request.structure) if plan.dilation else 0.0,
-            request.start,
-            plan.check is not None,
+            id=self.history.next_id(),
+            parent=parent.id if parent else None,
+            config=request.config,
+            image=image,
+            mask=plan.mask,
+            diff=request.script,
+            stats=stats,
+            growth=plan.dilation,
+            painted=output.image if output.image is not image else None,
+            structure=float(request.structure) if plan.dilation else 0.0,
+            start=request.start,
+            checked=plan.check is not None,
         )
         self._cache(result, output)
         return self.history.add(result)
@@ -332,9 +413,17 @@ class EditPipeline:
         parent, identifier = request.parent, self.history.next_id()
         mask = EditMask(np.zeros_like(parent.mask.grid), MaskSource.NOWHERE)
         nothing = EditPlan(mask, notes=(f"nothing was edited: {plan.nothing}",))
-        stats = replace(self._stats(replace(request, start=0), nothing, 0, 0), recorded_bytes=0)
+        dense = self.planner.costs(request.config).dense(0)
+        stats = replace(self._stats(request, nothing, 0, 0), macs_dense=dense, steps_shared=0)
         result = EditResult(
-            identifier, parent.id, parent.config, parent.image, mask, request.script, stats, painted=parent.painted
+            id=identifier,
+            parent=parent.id,
+            config=parent.config,
+            image=parent.image,
+            mask=mask,
+            diff=request.script,
+            stats=stats,
+            painted=parent.painted,
         )
         self.cache.share(parent.id, result.id)
         return self.history.add(result)
@@ -393,8 +482,16 @@ class EditPipeline:
                 "load that, and unload others"
             )
         picture = result.canvas if parent is None and config.opened else None
-        request = EditRequest(config, result.diff, parent, picture, on_step=on_step)
-        request = replace(request, structure=result.structure, start=result.start)
+        strength = strength_of(result.start, config.num_inference_steps)
+        request = EditRequest(
+            config,
+            result.diff,
+            parent,
+            picture,
+            strength=strength,
+            structure=result.structure,
+            on_step=on_step,
+        )
         steps = config.num_inference_steps - result.start
         check = plan_check(result.mask, steps, result.start, passed=True) if result.checked else None
         plan = EditPlan(result.mask, self.encode(request), result.growth, check=check)
@@ -402,7 +499,13 @@ class EditPipeline:
 
 
 def changed(old: str, new: str, tokenizer: Tokenizer) -> EditScript:
-    """What changes from one prompt to another, for a model with such a tokenizer; "" is a source without one."""
+    """What changes from one prompt to another.
+
+    Args:
+        old: the source's prompt; "" for a source without one.
+        new: the edit's prompt.
+        tokenizer: the model's.
+    """
     with exclusive(tokenizer):
         script = diff(old, new, tokenizer)
     return describe_source(script) if script.hunks and not old else script
@@ -412,17 +515,17 @@ def _remarks(request: EditRequest, plan: EditPlan, image: Image) -> tuple[str, .
     """What the user should know of an edit's picture."""
     if request.parent is None:
         return ()
-    notes, moved = [], _moved(request.parent.canvas, image, plan.mask)
-    if moved < HARDLY:
+    notes, difference = [], _mean_difference(request.parent.canvas, image, plan.mask)
+    if difference < MIN_MEAN_DIFFERENCE:
         notes.append(
-            f"the picture hardly changed inside the mask (by {moved:.2f} of 255 in the mean); say more, or grow it"
+            f"the picture hardly changed inside the mask (by {difference:.2f} of 255 in the mean); say more, or grow it"
         )
     if coarse := upscale_note(request.parent.size, image.size):
         notes.append(coarse)
     return tuple(notes)
 
 
-def _moved(before: Image, after: Image, mask: EditMask) -> float:
+def _mean_difference(before: Image, after: Image, mask: EditMask) -> float:
     """Mean absolute difference of the pixels inside a mask, 0 to 255."""
     inside = np.asarray(mask.image(), bool)
     old, new = (np.asarray(picture.convert("RGB"), np.float32)[inside] for picture in (before, after))

@@ -1,6 +1,6 @@
 """Turns a request into a plan: where an edit goes, and how it will run.
 
-Spends no UNet call but those that look for a mask; keeps nothing. Knows neither pictures' decoding nor the history.
+Spends no UNet call but those that a mask needs; keeps nothing. Knows neither pictures' decoding nor the history.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from fisedit.errors import InputError
 from fisedit.masking import drift_check, masks
-from fisedit.masking.localize import THINGS, Search, num_probes, predict_mask, restrict_to_words
+from fisedit.masking.localize import THINGS, Search, num_probes, predict_mask
 from fisedit.models.stopwatch import Stopwatch
 from fisedit.sparse_kernels.dilation import dilate, erode
 from fisedit.values import (
@@ -40,6 +40,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
+class Region:
+    """Where an edit may paint, as the public face takes it.
+
+    Args:
+        mask: where to edit, of any form that `masks.grid_of_mask` reads; None for where the words say.
+        protect: where never to edit, of the same forms, or None.
+        grow: latent cells by which the mask is dilated, -64 to 64; negative erodes.
+        search: how a mask is predicted where none is given.
+    """
+
+    mask: object = None
+    protect: object = None
+    grow: int = 0
+    search: Search = field(default_factory=Search)
+
+
+@dataclass(frozen=True, eq=False)
 class EditRequest:
     """A picture to be made: generated, opened or edited. Checked when it is built.
 
@@ -48,77 +65,68 @@ class EditRequest:
         script: what the prompt changes.
         parent: the result to edit; None for a source.
         picture: an opened picture, upright; None for a generated one.
-        mask: booleans [h, w], where to edit; None for where the words say.
-        protect: booleans [h, w], where never to edit, or None.
-        grow: latent cells by which the mask is dilated, -64 to 64; negative erodes.
-        search: how a mask is predicted.
-        dilation: latent cells to compute beyond the mask, one number per step; () for what costs least.
+        region: where to edit.
+        focus: the script whose words localize the mask, where that is not `script`.
+        growth: latent cells to compute beyond the mask, 0 to 64, for all steps or each; None for what costs least.
+        strength: share of the steps to run, above 0 to 1, from the last.
         structure: share of the steps that may inject the source's attention which do, 0 to 1.
-        start: index of the first step to run.
         verify: check a predicted mask for drift.
-        on_step: called before every step.
+        on_step: called before every step with (i, n, preview).
         stopwatch: takes the seconds of every station.
 
+    Attributes:
+        mask: booleans [h, w], where to edit; None for where the words say.
+        protect: booleans [h, w], where never to edit, or None.
+        dilation: `growth` as one number per step; () for what costs least.
+        start: index of the first step to run, from `strength`.
+
     Raises:
-        InputError: grow or structure out of range, or dense steps where structure is kept.
+        MaskError: a mask of another type, size or range of values.
+        InputError: an argument out of range, or dense steps where structure is kept.
     """
 
     config: GenerationConfig
     script: EditScript
     parent: EditResult | None = None
     picture: Image | None = None
-    mask: BoolGrid | None = None
-    protect: BoolGrid | None = None
-    grow: int = 0
-    search: Search = field(default_factory=Search)
-    dilation: tuple[int, ...] = ()
+    region: Region = field(default_factory=Region)
+    focus: EditScript | None = None
+    growth: int | Sequence[int] | None = None
+    strength: float = 1.0
     structure: float = 0.0
-    start: int = 0
     verify: bool = False
     on_step: OnStep | None = None
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
+    mask: BoolGrid | None = field(init=False)
+    protect: BoolGrid | None = field(init=False)
+    dilation: tuple[int, ...] = field(init=False)
+    start: int = field(init=False)
 
     def __post_init__(self) -> None:
-        if type(self.grow) is not int or not -MAX_DILATION <= self.grow <= MAX_DILATION:
-            raise InputError(f"grow must be latent cells in [-{MAX_DILATION}, {MAX_DILATION}], got {self.grow!r}")
+        object.__setattr__(self, "mask", self._grid(self.region.mask))
+        object.__setattr__(self, "protect", self._grid(self.region.protect))
+        object.__setattr__(self, "dilation", self._dilations())
+        object.__setattr__(self, "start", first_step(self.strength, self.config.num_inference_steps))
+        if type(grow := self.region.grow) is not int or not -MAX_DILATION <= grow <= MAX_DILATION:
+            raise InputError(f"grow must be latent cells in [-{MAX_DILATION}, {MAX_DILATION}], got {grow!r}")
         if not (isinstance(self.structure, int | float) and 0 <= self.structure <= 1):
             raise InputError(f"structure must be in [0, 1], got {self.structure!r}")
         if self.structure and DENSE_STEP in self.dilation:
             got = self.dilation[0] if len(set(self.dilation)) == 1 else self.dilation
             raise InputError(f"growth must be under {DENSE_STEP} where structure is kept, got {got!r}; use structure=0")
 
-    def located(
-        self,
-        mask: object,
-        protect: object,
-        *,
-        grow: int,
-        search: Search,
-        growth: int | Sequence[int] | None,
-        strength: float,
-    ) -> EditRequest:
-        """The request with where and when it computes, as the public face takes these arguments."""
-        return replace(
-            self,
-            mask=self.grid(mask),
-            protect=self.grid(protect),
-            grow=grow,
-            search=search,
-            dilation=self.dilations(growth),
-            start=first_step(strength, self.config.num_inference_steps),
-        )
-
-    def grid(self, mask: object) -> BoolGrid | None:
+    def _grid(self, mask: object) -> BoolGrid | None:
         """A mask as the public face takes it, on the latent grid [h, w]; None for None."""
-        assert self.parent is not None
-        sizes = self.config.height, self.config.width, self.parent.size
-        return None if mask is None else masks.grid_of_mask(mask, *sizes)
+        if mask is None:
+            return None
+        size = None if self.parent is None else self.parent.size
+        return masks.grid_of_mask(mask, self.config.height, self.config.width, size)
 
-    def dilations(self, growth: int | Sequence[int] | None) -> tuple[int, ...]:
-        """Latent cells beyond the mask for every step; () where the cost decides. Raises InputError out of range."""
+    def _dilations(self) -> tuple[int, ...]:
+        """Latent cells beyond the mask for every step; () where the cost decides."""
+        growth, steps = self.growth, self.config.num_inference_steps
         if growth is None:
             return ()
-        steps = self.config.num_inference_steps
         cells = tuple(growth) if isinstance(growth, Sequence) else (growth,) * steps
         if len(cells) != steps or not all(type(c) is int and 0 <= c <= MAX_DILATION for c in cells):
             raise InputError(
@@ -130,14 +138,14 @@ class EditRequest:
     def unchanged(self) -> str:
         """Why the parent's picture is the answer, or ""."""
         assert self.parent is not None
-        restyled = self.config.like != self.parent.config.like and (self.mask is not None or self.search.words)
+        restyled = self.config.like != self.parent.config.like and (self.mask is not None or self.focus is not None)
         if self.script.kind is EditKind.IDENTICAL and not restyled:
             return self.script.reason or "the prompt says the same as before"
         return "" if self.mask is None or self.mask.any() else "the mask is empty"
 
 
-class PlannedEdit(Protocol):
-    """A result, or what a picture's file tells of one."""
+class RecordedEdit(Protocol):
+    """An edit made before: a result, or the record of one in a picture's file."""
 
     @property
     def mask(self) -> EditMask:
@@ -179,10 +187,10 @@ class EditPlan:
         nothing: why it need not run, or "".
         notes: for the user.
         probes: dense evaluations besides the steps'.
-        spent: MACs of those, of reading references, of a check, and of a run that was broken off.
+        extra_macs: MACs of those, of reading references, of a check, and of a run that was broken off.
         check: looks for drift at one step, or None.
         recorded: the source was made with the same adapters.
-        halved: the first step, where it is dense, takes the unconditional prediction from the source.
+        reuses_unconditional: the first step, where it is dense, takes the unconditional prediction from the source.
     """
 
     mask: EditMask
@@ -192,10 +200,10 @@ class EditPlan:
     nothing: str = ""
     notes: tuple[str, ...] = ()
     probes: int = 0
-    spent: int = 0
+    extra_macs: int = 0
     check: DriftCheck | None = None
     recorded: bool = False
-    halved: bool = False
+    reuses_unconditional: bool = False
 
 
 class Planner:
@@ -208,25 +216,44 @@ class Planner:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def plan_nothing(self, request: EditRequest, why: str) -> EditPlan:
-        """The plan of an edit that need not run."""
+    def plan_unchanged(self, request: EditRequest, why: str) -> EditPlan:
+        """The plan of an edit that need not run.
+
+        Args:
+            request: the edit.
+            why: for the user.
+        """
         grid = np.zeros(self._engine.grids(request.config)[0], bool)
         return EditPlan(EditMask(grid, MaskSource.NOWHERE), nothing=why)
 
     def plan_source(self, request: EditRequest, prompt: EncodedPrompt) -> EditPlan:
-        """The plan of a picture that is generated or opened: dense, everywhere."""
-        config, probes, spent = request.config, 0, self._read_references(request)
+        """The plan of a picture that is generated or opened: dense, everywhere.
+
+        Args:
+            request: the source.
+            prompt: encoded.
+        """
+        config, probes, extra_macs = request.config, 0, self._read_references(request)
         if config.inversion is Inversion.DDIM:  # whose path begins with one evaluation of one branch
-            probes, spent = 1, self.costs(config).dense_step() // self._engine.batch(config)
-        return EditPlan(self._everywhere(config), prompt, notes=prompt.notes, probes=probes, spent=spent)
+            probes, extra_macs = 1, self.costs(config).dense_step() // self._engine.batch(config)
+        return EditPlan(self._full_mask(config), prompt, notes=prompt.notes, probes=probes, extra_macs=extra_macs)
 
     def plan_edit(self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory) -> EditPlan:
-        """The plan of an edit over its source's trajectory."""
-        spent = self._read_references(request)
+        """The plan of an edit over its source's trajectory.
+
+        Args:
+            request: the edit.
+            prompt: encoded.
+            source: the parent's trajectory.
+
+        Raises:
+            MaskError: the mask has fewer components than `instance` asks for. NumericsError: NaN in recorded attention.
+        """
+        extra_macs = self._read_references(request)
         with request.stopwatch.station("mask"):
             mask, reason, probes = self._mask(request, prompt, source)
         if not mask.grid.any():
-            return self.plan_nothing(request, "nothing is left of the mask")
+            return self.plan_unchanged(request, "nothing is left of the mask")
         with request.stopwatch.station("plan"):
             costs = self.costs(request.config)
             dilation = request.dilation or self._cheapest(request, mask, costs)
@@ -238,14 +265,14 @@ class Planner:
             reason,
             notes=prompt.notes,
             probes=probes,
-            spent=spent + self._probing(request, probes),
+            extra_macs=extra_macs + self._probe_macs(request, probes),
             recorded=self._engine.has_adapter_features(source, request.config),
-            halved=self._halved(request, prompt, source),
+            reuses_unconditional=self._reuses_unconditional(request, prompt, source),
         )
         return self._checked(request, plan) if request.verify and mask.source is MaskSource.ATTENTION else plan
 
     def plan_remake(
-        self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory, past: PlannedEdit
+        self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory, past: RecordedEdit
     ) -> EditPlan:
         """The plan of an edit whose cells are known, as it was made before.
 
@@ -255,18 +282,26 @@ class Planner:
             source: the parent's trajectory.
             past: mask, cells and whether it was checked for drift.
         """
-        halved = self._halved(request, prompt, source)
+        reuses_unconditional = self._reuses_unconditional(request, prompt, source)
         fallback = "" if past.growth else "it ran dense when it was made first"
-        plan = EditPlan(past.mask, prompt, past.growth, fallback, notes=prompt.notes, halved=halved)
+        plan = EditPlan(
+            past.mask, prompt, past.growth, fallback, notes=prompt.notes, reuses_unconditional=reuses_unconditional
+        )
         return self._checked(request, plan) if past.checked else plan
 
     def widen(self, request: EditRequest, plan: EditPlan, drift: DriftDetected) -> EditPlan:
-        """The plan after drift was found: a larger mask, or a dense run."""
+        """The plan after drift was found: a larger mask, or a dense run.
+
+        Args:
+            request: the edit.
+            plan: that was run until the drift was found.
+            drift: the larger mask, and the step.
+        """
         costs, before = self.costs(request.config, recorded=plan.recorded), plan.mask
         ran = plan.dilation[request.start : drift.step + 1]
-        lost = sum(costs.sparse_step(before.grid, cells) for cells in ran) - self._shared(request, plan, costs)
-        plan = replace(plan, spent=plan.spent + lost, check=None)
-        mask = self._everywhere(request.config) if drift.everywhere else replace(before, grid=drift.grid)
+        wasted = sum(costs.sparse_step(before.grid, cells) for cells in ran) - self._shared_macs(request, plan, costs)
+        plan = replace(plan, extra_macs=plan.extra_macs + wasted, check=None)
+        mask = self._full_mask(request.config) if drift.everywhere else replace(before, grid=drift.grid)
         if request.protect is not None:
             mask = replace(mask, grid=mask.grid & ~request.protect)
         if drift.everywhere:
@@ -281,17 +316,35 @@ class Planner:
         return replace(plan, mask=mask, dilation=dilation, fallback=reason, notes=notes)
 
     def costs(self, config: GenerationConfig, *, recorded: bool = False) -> Costs:
-        """Costs of a config, over a source that was made with its adapters or not."""
+        """Costs of a config.
+
+        Args:
+            config: of the picture.
+            recorded: the source was made with the config's adapters, so that sparse steps read what it recorded.
+        """
         return self._engine.costs(config, recorded=recorded)
 
     def macs(self, request: EditRequest, plan: EditPlan) -> int:
-        """Multiply-accumulates of a plan's run, what looking took included."""
+        """Multiply-accumulates of a plan's run, probes included.
+
+        Args:
+            request: that is planned.
+            plan: of the request.
+        """
         costs, start = self.costs(request.config, recorded=plan.recorded), request.start
         run = costs.sparse(plan.mask.grid, plan.dilation, start) if plan.dilation else costs.dense(start)
-        return plan.spent + run - self._shared(request, plan, costs)
+        return plan.extra_macs + run - self._shared_macs(request, plan, costs)
 
     def seconds(self, request: EditRequest, plan: EditPlan) -> float | None:
-        """Predicted seconds of a plan's run, what looking took included; None where this machine was not measured."""
+        """Predicted seconds of a plan's run, probes included.
+
+        Args:
+            request: that is planned.
+            plan: of the request.
+
+        Returns:
+            Seconds; None where this machine has no cost table.
+        """
         costs = self.costs(request.config, recorded=plan.recorded)
         return costs.seconds(plan.mask.grid, plan.dilation, request.start, plan.probes)
 
@@ -304,32 +357,30 @@ class Planner:
 
     def _mask(self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory) -> tuple[EditMask, str, int]:
         """The user's mask, or what the words say, never where the user forbids it; why it is everywhere, or ""; and how
-        many dense evaluations were spent on looking."""
-        search, script, config = request.search, request.script, request.config
-        if search.words:
-            script = restrict_to_words(script, search.words, self._engine)
+        many dense evaluations were spent on that."""
+        region, script, config = request.region, request.focus or request.script, request.config
         reason, probes = "", 0
         if request.mask is not None:
             mask = EditMask(request.mask, MaskSource.GIVEN)
         elif script.kind is EditKind.GLOBAL:
-            mask, reason = self._everywhere(config), f"global edit: {script.reason}"
+            mask, reason = self._full_mask(config), f"global edit: {script.reason}"
         else:
-            mask = predict_mask(self._engine, source, config, (prompt.embeddings, prompt.keys), script, search)
-            probes = num_probes(script, search)
+            mask = predict_mask(self._engine, source, config, (prompt.embeddings, prompt.keys), script, region.search)
+            probes = num_probes(script, region.search)
             if mask.confidence < masks.LOW_CONFIDENCE:
                 reason = (
                     f"the words point nowhere in particular (confidence {mask.confidence:.2f}); give a mask to be exact"
                 )
-                mask = replace(self._everywhere(config), confidence=mask.confidence, heat=mask.heat)
+                mask = replace(self._full_mask(config), confidence=mask.confidence, heat=mask.heat)
         grid = mask.grid
-        if request.grow:
-            grid = dilate(grid, request.grow) if request.grow > 0 else erode(grid, -request.grow)
+        if region.grow:
+            grid = dilate(grid, region.grow) if region.grow > 0 else erode(grid, -region.grow)
         return replace(mask, grid=grid if request.protect is None else grid & ~request.protect), reason, probes
 
-    def _probing(self, request: EditRequest, probes: int) -> int:
+    def _probe_macs(self, request: EditRequest, probes: int) -> int:
         """MACs of so many dense evaluations for a mask; "things" runs one branch of the last."""
         step = self.costs(request.config).dense_step()
-        one_branch = probes and request.search.method == THINGS
+        one_branch = probes and request.region.search.method == THINGS
         return probes * step - (step - step // self._engine.batch(request.config) if one_branch else 0)
 
     def _cheapest(self, request: EditRequest, mask: EditMask, costs: Costs) -> tuple[int, ...]:
@@ -343,16 +394,16 @@ class Planner:
         check = drift_check.plan_check(plan.mask, steps, request.start)
         costs = self.costs(request.config, recorded=plan.recorded)
         extra = costs.check_macs(plan.mask.grid, plan.dilation[check.step], check.cells)
-        return replace(plan, check=check, spent=plan.spent + extra)
+        return replace(plan, check=check, extra_macs=plan.extra_macs + extra)
 
-    def _halved(self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory) -> bool:
+    def _reuses_unconditional(self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory) -> bool:
         return self._engine.unconditional(source, request.config, prompt.embeddings, request.start) is not None
 
-    def _shared(self, request: EditRequest, plan: EditPlan, costs: Costs) -> int:
+    def _shared_macs(self, request: EditRequest, plan: EditPlan, costs: Costs) -> int:
         """MACs of a plan's first step that its source spent."""
         dense = not plan.dilation or plan.dilation[request.start] == DENSE_STEP
-        return costs.branch() if plan.halved and dense else 0
+        return costs.branch() if plan.reuses_unconditional and dense else 0
 
-    def _everywhere(self, config: GenerationConfig) -> EditMask:
+    def _full_mask(self, config: GenerationConfig) -> EditMask:
         """The mask of all latent cells."""
         return EditMask(np.ones(self._engine.grids(config)[0], bool), MaskSource.EVERYWHERE)

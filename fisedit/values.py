@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from math import nextafter
 from numbers import Real
 from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
@@ -239,12 +240,12 @@ class GenerationConfig:
 
     Args:
         prompt: text, with weights as in `models.prompt_weighting`; 75 tokens of it are read.
-        negative_prompt: text likewise, for the unconditional branch.
+        negative_prompt: text with the same syntax, for the unconditional branch.
         seed: of the CPU generator that draws the first latents and every later noise.
         num_inference_steps: 1 to 999.
         guidance_scale: classifier-free guidance; 1 or less switches it off.
         width: pixels, 64 to 2048, divisible by 8.
-        height: pixels, likewise.
+        height: pixels, 64 to 2048, divisible by 8.
         scheduler: the sampler.
         inversion: how the latents of a source that was opened were found; None for a generated one.
         like: the references whose look it takes; () for none.
@@ -286,7 +287,7 @@ class EditStats:
         active_rows: active rows of each level at the widest growth, finest level first.
         growth: latent cells by which the active set exceeds the mask, one number per step; DENSE_STEP for a dense one.
         unet_evaluations_dense: dense calls of the UNet (both guidance branches count as one).
-        unet_evaluations_sparse: sparse calls of the UNet, likewise.
+        unet_evaluations_sparse: sparse calls of the UNet (both guidance branches count as one).
         macs: multiply-accumulates of the UNet and decoder that were spent.
         macs_dense: those that a dense run would have spent.
         seconds: wall seconds by station: encode (of an opened picture), text, reference, mask, plan, denoise, decode,
@@ -357,6 +358,20 @@ def first_step(strength: float, steps: int) -> int:
     return steps - int(steps * strength)
 
 
+def strength_of(start: int, steps: int) -> float:
+    """The strength of an edit whose first step has this index, so that `first_step` gives `start` again.
+
+    Args:
+        start: index of the first step, 0 to steps - 1.
+        steps: number of steps, 1 to 999.
+
+    Returns:
+        Above 0 to 1.
+    """
+    strength = (steps - start) / steps
+    return strength if int(steps * strength) == steps - start else nextafter(strength, 1.0)
+
+
 def check_prompt(prompt: str) -> str:
     """The prompt, if it says anything. Raises PromptError otherwise."""
     if not isinstance(prompt, str):
@@ -380,7 +395,7 @@ def _readable(name: str, text: str) -> str:
 
 
 def likenesses(like: Sequence[Mapping[str, Any]]) -> tuple[Likeness, ...]:
-    """Likenesses as JSON tells them. Raises InputError for a value out of range, TypeError for a missing one."""
+    """Likenesses from their JSON. Raises InputError for a value out of range, TypeError for a missing one."""
     return tuple(_likeness(**one) for one in like)
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from fisedit.cli import app
+
 ROOT = Path(__file__).resolve().parents[1]
 
 ORDER = (
@@ -39,9 +41,19 @@ ENGINE = {"sparse_kernels", "sparse", "sampling", "masking", "planner", "pipelin
 
 HEAVY = {"torch", "diffusers", "transformers", "skimage", "scipy", "gradio", "triton", "compel", "PIL", "numpy", "ray"}
 
-RANK = {name: rank for rank, row in enumerate(ORDER) for name in row.partition("  ")[0].split()} | {
-    "recipes": 1,
-}
+RANK = {name: rank for rank, row in enumerate(ORDER) for name in row.partition("  ")[0].split()}
+
+MAX_ARGUMENTS = 8
+"""Arguments of a function, self and cls aside, but for those that users call and kernels."""
+
+PUBLIC_FACE = (
+    "fisedit.editor.Editor.",  # every argument is a choice of the user's, named and with a default
+    "app.api.Endpoints.",  # an endpoint's arguments are the fields of its JSON
+)
+"""Starts of the names of functions that may take more, as verbs may: their arguments are the command line's options."""
+
+KERNEL = "triton.jit"
+"""Decorator of functions that may take more: a kernel takes pointers, strides and sizes, and no objects."""
 
 
 def files(package: str) -> dict[str, Path]:
@@ -77,7 +89,7 @@ def test_imports_point_one_way():
 
 
 def upward(name: str) -> list[str]:
-    """What a module imports from its own floor or above, beside what is pending."""
+    """What a module imports from its own row of `ORDER` or from a row below it there."""
     top, found = name.split(".", maxsplit=1)[0], []
     for target in imported(FISEDIT[name]):
         below = target.split(".")[0]
@@ -96,6 +108,47 @@ def test_no_import_runs_in_a_circle(package):
         if name != "__init__"
     }
     TopologicalSorter(graph).prepare()
+
+
+def functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Every function of a file, by its name within it: `Class.method`, `outer.inner`."""
+
+    def inside(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield prefix + child.name, child
+            named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            yield from inside(child, f"{prefix}{child.name}." if named else prefix)
+
+    yield from inside(ast.parse(path.read_text(encoding="utf-8")), "")
+
+
+def arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """Names of a function's arguments, self and cls aside."""
+    taken = function.args
+    several = [argument for argument in (taken.vararg, taken.kwarg) if argument]
+    every = [*taken.posonlyargs, *taken.args, *taken.kwonlyargs, *several]
+    return [argument.arg for argument in every if argument.arg not in ("self", "cls")]
+
+
+def verbs() -> set[str]:
+    """Names of the functions that the command line calls."""
+    groups = [app, *(group.typer_instance for group in app.registered_groups)]
+    callbacks = [command.callback for group in groups for command in group.registered_commands]
+    return {f"{callback.__module__}.{callback.__qualname__}" for callback in callbacks}
+
+
+def test_no_function_behind_the_public_face_takes_many_arguments():
+    many = {
+        f"{package}.{module}.{name}": function
+        for package in ("fisedit", "app")
+        for module, path in files(package).items()
+        for name, function in functions(path)
+        if len(arguments(function)) > MAX_ARGUMENTS
+    }
+    kernels = {name for name, function in many.items() if KERNEL in map(ast.unparse, function.decorator_list)}
+    face = {name for name in many if name.startswith(PUBLIC_FACE) and "._" not in name}
+    assert kernels and face and not set(many) - kernels - face - verbs()
 
 
 def test_few_modules_lie_beside_the_packages():

@@ -74,17 +74,17 @@ class AdapterStack:
     adapters: Sequence[UNetAdapter]
 
     def sites(self, unet: UNet2DConditionModel) -> tuple[ExtraSite, ...]:
-        """The layers of all adapters; arguments and errors as of `UNetAdapter.sites`."""
+        """The layers of all adapters; arguments and errors as in `UNetAdapter.sites`."""
         return tuple(site for adapter in self.adapters for site in adapter.sites(unet))
 
     def injection(self, unet: UNet2DConditionModel, batch: int | None = None) -> Injection:
-        """The context in which the UNet runs with the adapters; arguments as of `inject_adapters`."""
+        """The context in which the UNet runs with the adapters; arguments as in `inject_adapters`."""
         return inject_adapters(unet, self.adapters, batch=batch)
 
     def macs(
         self, unet: UNet2DConditionModel, grids: Grids, plan: SparsePlan | None = None, *, recorded: bool = True
     ) -> int:
-        """Multiply-accumulates of all adapters; arguments as of `UNetAdapter.macs`."""
+        """Multiply-accumulates of all adapters. See `UNetAdapter.macs`."""
         return sum(adapter.macs(unet, grids, plan, recorded=recorded) for adapter in self.adapters)
 
 
@@ -93,7 +93,7 @@ def map_changes(adapters: Sequence[UNetAdapter], batch: int | None = None) -> di
 
     Args:
         adapters: of one evaluation.
-        batch: as of `UNetAdapter.gains`.
+        batch: as in `UNetAdapter.gains`.
     """
     gains: dict[str, list[Gain]] = {}
     for adapter in adapters:
@@ -113,8 +113,8 @@ def inject_adapters(
     Args:
         unet: that the adapters are for.
         adapters: of one evaluation.
-        controls: as of `insertion_points.inject_maps`.
-        batch: as of `UNetAdapter.gains`.
+        controls: as in `insertion_points.inject_maps`.
+        batch: as in `UNetAdapter.gains`.
     """
     return inject_maps(unet, map_changes(adapters, batch), controls)
 

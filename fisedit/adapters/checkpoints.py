@@ -57,7 +57,7 @@ def load_adapter(source: str | Path, *, local_files_only: bool = False) -> RowCo
         NumericsError: its weights hold NaN or infinity.
     """
     try:
-        return _load(_located(source, local_files_only=local_files_only))
+        return _load(_local_path(source, local_files_only=local_files_only))
     except ModelError as error:
         if isinstance(error, AdapterError):
             raise
@@ -156,7 +156,7 @@ def identity(adapter: RowColumnAdapter) -> str:
     return whole.hexdigest()[:16]
 
 
-def _located(source: str | Path, *, local_files_only: bool) -> Path:
+def _local_path(source: str | Path, *, local_files_only: bool) -> Path:
     if source == DEMO_ADAPTER:
         return demo_adapter_folder()
     path = expand_home(source)
@@ -240,7 +240,7 @@ def _empty(family: AdapterFamily, shapes: Shapes, config: Mapping[str, Any], pat
 
 def _built(family: AdapterFamily, channels: Mapping[str, int], config: Mapping[str, Any]) -> RowColumnAdapter:
     heads = config.get("num_attention_heads") or 8
-    counts = [heads] * len(channels) if isinstance(heads, int) else _by_place(channels, list(heads))
+    counts = [heads] * len(channels) if isinstance(heads, int) else _by_insertion_point(channels, list(heads))
     if any(type(n) is not int or n < 1 or c % n for n, c in zip(counts, channels.values(), strict=True)):
         raise AdapterError(
             f"num_attention_heads must divide the channels {sorted(set(channels.values()))}, got {heads}"
@@ -249,7 +249,7 @@ def _built(family: AdapterFamily, channels: Mapping[str, int], config: Mapping[s
     return made(family, channels, counts, {k: v for k, v in config.items() if k != "_class_name"})
 
 
-def _by_place(channels: Mapping[str, int], heads: list[Any]) -> list[Any]:
+def _by_insertion_point(channels: Mapping[str, int], heads: list[Any]) -> list[Any]:
     """Heads that are listed by down block, by insertion point; up blocks have them in reverse."""
     sides = [place.partition("_") for place in channels]
     at = [{"mid": -1, "down": int(i or 0), "up": -1 - int(i or 0)}[side] for side, _, i in sides]

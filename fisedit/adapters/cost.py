@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fisedit.sparse_kernels.winograd import Tiles
 
 
-def reading_macs(adapter: RowColumnAdapter, unet: UNet2DConditionModel, grids: Grids) -> int:
+def reference_macs(adapter: RowColumnAdapter, unet: UNet2DConditionModel, grids: Grids) -> int:
     """Count `RowColumnAdapter.read`, for one item.
 
     Args:
@@ -81,7 +81,7 @@ def _block_macs(row_column: RowColumnBlock, height: int, width: int, row_keys: i
 
 
 def _receptive_field_macs(channels: int, level: Level, cells: ReceptiveField, *, tiled: bool) -> int:
-    """A block on a closure: projections where they are fresh, lines as long as they are filled up, the folded end."""
+    """A sparse block: projections of its receptive field, attention over padded lines, the folded output conv."""
     linear = 3 * len(cells.fresh) + 3 * len(cells.changed) + len(cells.querying_in_changed)
     total = _conv_macs(channels, level.rows, cells.tiles if tiled else None)
     if cells.entering is not None:

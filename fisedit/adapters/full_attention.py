@@ -36,12 +36,12 @@ class FullAttentionBlock(RowColumnBlock):
         gain: Tensor = self.proj(found.unflatten(2, x.shape[-2:])[:, 0].permute(0, 3, 1, 2))
         return gain
 
-    def _tokens(self, cells: Tensor, like: Tensor, behind: int) -> Tensor:
+    def _tokens(self, cells: Tensor, like: Tensor, offset: int) -> Tensor:
         """Normalised tokens of cells [B, H * W, C] as one line; half the channels hold x, half y."""
         height, width = like.shape[-2:]
         x, y = (
             angles(torch.arange(n, device=like.device) + at, self.channels // 2)
-            for n, at in ((width, behind), (height, 0))
+            for n, at in ((width, offset), (height, 0))
         )
         across, down = (torch.cat([each.sin(), each.cos()], 1) for each in (x, y))
         positions = torch.cat([across.repeat(height, 1), down.repeat_interleave(width, 0)], 1)

@@ -1,6 +1,6 @@
 """The receptive field of active cells through a block of row-column attention: what each of its stages computes.
 
-HelloMeme's block (arXiv 2410.22901) is exact at the active cells if it runs on the active set grown by one cell, for
+HelloMeme's block (arXiv 2410.22901) is exact at the active cells if it runs on the active set dilated by one cell, for
 the 3x3 conv at its end, and closed under rows x columns. Not every projection is needed everywhere. Where the source
 had the block, its queries, keys and values are recorded at all other cells, and rows without an active cell give what
 was recorded. No smaller set is exact: every cell of a row with an active one reads changed keys, and every column reads
@@ -132,49 +132,49 @@ def boxes(grid: Tensor) -> Tensor:
 def _compute(level: Level, conv: bool, recorded: bool) -> ReceptiveField:
     height, width, same = level.height, level.width, level.same
     active = _grid(level.active.cpu(), level)
-    grown = _grid(level.read_positions.cpu(), level)
+    dilated = _grid(level.read_positions.cpu(), level)
     if recorded:
-        computed = grown if conv else active
-        crossed = computed.any(1)[:, None] & grown.any(0)
+        computed = dilated if conv else active
+        crossed = computed.any(1)[:, None] & dilated.any(0)
     else:
         computed = crossed = boxes(active)
-        grown &= crossed
+        dilated &= crossed
     fresh, changed = _cells(computed), _cells(crossed)
-    conv_input_rows = grown.flatten()[level.read_positions.cpu()].nonzero()[:, 0]
+    conv_input_rows = dilated.flatten()[level.read_positions.cpu()].nonzero()[:, 0]
     conv_inputs = level.read_positions.cpu()[conv_input_rows]
     querying_in_changed = crossed.flatten()[conv_inputs]
-    rows, columns = computed.any(1).nonzero()[:, 0], grown.any(0).nonzero()[:, 0]
-    by_row = _Direction(rows, _among(rows, height), width, recorded)
-    by_column = _Direction(columns, _among(columns, width), height, recorded)
-    there = torch.zeros(len(level.read_positions) + 1, dtype=torch.bool)  # the last is the zero row beyond the frame
-    there[conv_input_rows] = True
-    beyond = ~there[same.table.cpu()].view(-1, TAPS)
+    rows, columns = computed.any(1).nonzero()[:, 0], dilated.any(0).nonzero()[:, 0]
+    by_row = _Direction(rows, _index_of(rows, height), width, recorded)
+    by_column = _Direction(columns, _index_of(columns, width), height, recorded)
+    is_read = torch.zeros(len(level.read_positions) + 1, dtype=torch.bool)  # the last is the zero row beyond the frame
+    is_read[conv_input_rows] = True
+    beyond = ~is_read[same.table.cpu()].view(-1, TAPS)
     boundary = beyond.any(1).nonzero()[:, 0]
-    stands = _among(changed, level.size)
+    index_in_changed = _index_of(changed, level.size)
     entering = kernel_map_to(active, computed) if conv else None
     made = ReceptiveField(
-        rows,
-        columns,
-        fresh,
-        _among(fresh, level.size)[level.active.cpu()],
-        entering,
-        tiles_of(entering.table, fresh, width, level.rows + len(entering.halo)) if entering else None,
-        changed,
-        stands[fresh],
-        by_row.keys(rows[:, None] * width + torch.arange(width), fresh // width, fresh % width),
-        by_row.lines(changed // width),
-        conv_inputs,
-        conv_input_rows,
-        stands[conv_inputs[querying_in_changed]],
-        querying_in_changed.nonzero()[:, 0],
-        by_column.keys(columns[:, None] + torch.arange(height) * width, changed % width, changed // width),
-        by_column.lines(conv_inputs % width),
-        tiles_of(same.table.cpu(), level.active.cpu(), width, len(level.read_positions)),
-        boundary,
-        beyond[boundary, :, None],
+        rows=rows,
+        columns=columns,
+        fresh=fresh,
+        active=_index_of(fresh, level.size)[level.active.cpu()],
+        entering=entering,
+        entering_tiles=tiles_of(entering.table, fresh, width, level.rows + len(entering.halo)) if entering else None,
+        changed=changed,
+        fresh_in_changed=index_in_changed[fresh],
+        row_keys=by_row.keys(rows[:, None] * width + torch.arange(width), fresh // width, fresh % width),
+        row_queries=by_row.lines(changed // width),
+        conv_inputs=conv_inputs,
+        conv_input_rows=conv_input_rows,
+        querying_in_changed=index_in_changed[conv_inputs[querying_in_changed]],
+        querying_in_conv_inputs=querying_in_changed.nonzero()[:, 0],
+        column_keys=by_column.keys(columns[:, None] + torch.arange(height) * width, changed % width, changed // width),
+        column_queries=by_column.lines(conv_inputs % width),
+        tiles=tiles_of(same.table.cpu(), level.active.cpu(), width, len(level.read_positions)),
+        boundary=boundary,
+        outside_taps=beyond[boundary, :, None],
     )
-    moved: ReceptiveField = _to(made, level.active.device)
-    return moved
+    on_device: ReceptiveField = _to(made, level.active.device)
+    return on_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,12 +204,12 @@ class _Direction:
         line, count = self.line[coordinates], len(self.coordinates)
         order, counts = line.argsort(stable=True), line.bincount(minlength=count)
         longest, starts = int(counts.max()), counts.cumsum(0) - counts
-        slots = line[order] * longest + torch.arange(len(line)) - starts[line[order]]
+        indices = line[order] * longest + torch.arange(len(line)) - starts[line[order]]
         at = order[starts].repeat_interleave(longest)
-        at[slots], back = order, torch.empty_like(order)
-        back[order] = slots
+        at[indices], back = order, torch.empty_like(order)
+        back[order] = indices
         real = torch.zeros(count * longest, dtype=torch.bool)
-        real[slots] = True
+        real[indices] = True
         return PaddedLines(at, back, None if real.all() else real.view(count, longest))
 
 
@@ -224,11 +224,11 @@ def _cells(grid: Tensor) -> Tensor:
     return grid.flatten().nonzero()[:, 0]
 
 
-def _among(listed: Tensor, size: int) -> Tensor:
+def _index_of(listed: Tensor, size: int) -> Tensor:
     """Index in a list of each of `size` numbers; -1 for others."""
-    slots = torch.full((size,), -1)
-    slots[listed] = torch.arange(len(listed))
-    return slots
+    indices = torch.full((size,), -1)
+    indices[listed] = torch.arange(len(listed))
+    return indices
 
 
 def _to(value: Any, device: torch.device) -> Any:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fisedit.adapters.block_convs import output_conv
 from fisedit.adapters.checkpoints import check_fit, identity
-from fisedit.adapters.cost import dense_macs, reading_macs, sparse_macs
+from fisedit.adapters.cost import dense_macs, reference_macs, sparse_macs
 from fisedit.adapters.insertion_points import tap_maps
 from fisedit.adapters.sparse_row_column import is_recorded, sites
 from fisedit.errors import AdapterError, InputError
@@ -228,7 +228,7 @@ class References:
         return SessionAssets({loaded.source: loaded.scale for loaded in adapters.values()}, pictures)
 
     def conditions(self, config: GenerationConfig, branches: int) -> tuple[ReferenceCondition, ...]:
-        """The adapters of a config with what they read of its references; arguments and errors as of `prepare`."""
+        """The adapters of a config with what they read of its references; arguments and errors as in `prepare`."""
         self.prepare(config, branches)
         return tuple(
             replace(condition, reference=self._read_keys[_key(one, config, branches)])
@@ -263,8 +263,8 @@ class References:
         with torch.inference_mode():
             inputs = self._inputs(likeness, config, branches)
         with torch.inference_mode(), exclusive(unet):
-            seen = tap_maps(unet, *inputs, tuple(adapter.channels))
-            self._read_keys[key] = adapter.read(seen)
+            reference_maps = tap_maps(unet, *inputs, tuple(adapter.channels))
+            self._read_keys[key] = adapter.read(reference_maps)
         while len(self._read_keys) > max(_KEPT, len(config.like)):
             self._read_keys.popitem(last=False)
         return self._macs(adapter, config, branches)
@@ -286,7 +286,7 @@ class References:
         grids = level_grids(config, 1 + max(site.level for site in self._executor.sites))
         sizes, tokens = [height * width for height, width in grids], int(self._pipe.tokenizer.model_max_length)
         passed = unet_macs(sites, sizes, sizes, branches, tokens) + text_macs(sites, branches, tokens)
-        return passed + branches * reading_macs(adapter, self._pipe.unet, grids)
+        return passed + branches * reference_macs(adapter, self._pipe.unet, grids)
 
 
 def level_grids(config: GenerationConfig, num_levels: int) -> list[tuple[int, int]]:

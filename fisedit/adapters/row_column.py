@@ -62,7 +62,7 @@ class ReferenceKeys:
 
 @dataclass(eq=False)
 class Trace:
-    """Queries, keys and values of the map itself in one dense pass, with shapes as of `ReferenceKeys`.
+    """Queries, keys and values of the map itself in one dense pass, with shapes as in `ReferenceKeys`.
 
     Args:
         rows: those of the rows.
@@ -267,8 +267,8 @@ class TwoStageBlock(nn.Module):
     """Family v5b: the reference goes through a block of its own first, once for all steps.
 
     Args:
-        channels: as of `RowColumnBlock`.
-        heads: as of `RowColumnBlock`.
+        channels: as in `RowColumnBlock`.
+        heads: as in `RowColumnBlock`.
     """
 
     def __init__(self, channels: int, heads: int) -> None:
@@ -296,8 +296,8 @@ def append_reference(own: KeyValue, reference: KeyValue | None) -> KeyValue:
     if reference is None:
         return own
     frames = own[0].shape[0] // reference[0].shape[0]
-    behind = reference if frames == 1 else [x.repeat_interleave(frames, 0) for x in reference]
-    k, v = (torch.cat(pair, 2) for pair in zip(own, behind, strict=True))
+    expanded = reference if frames == 1 else [x.repeat_interleave(frames, 0) for x in reference]
+    k, v = (torch.cat(pair, 2) for pair in zip(own, expanded, strict=True))
     return k, v
 
 
@@ -338,16 +338,16 @@ class RowColumnAdapter(nn.Module):
         """The blocks by insertion point."""
         return {place: self.get_submodule(module_name(place, self.family)) for place in self.channels}  # type: ignore[misc]
 
-    def read(self, taps: Mapping[str, Tensor]) -> dict[str, ReferenceKeys]:
+    def read(self, maps: Mapping[str, Tensor]) -> dict[str, ReferenceKeys]:
         """Compute a reference's keys and values for every block.
 
         Args:
-            taps: the reference's maps [B, C, H, W] by insertion point.
+            maps: the reference's maps [B, C, H, W] by insertion point.
 
         Raises:
             InputError: a map is larger than the stored positions reach.
         """
-        return {place: block.read(taps[place]) for place, block in self.blocks.items()}
+        return {place: block.read(maps[place]) for place, block in self.blocks.items()}
 
     def _add(self, place: str, block: nn.Module) -> None:
         """Add a block under its published name."""

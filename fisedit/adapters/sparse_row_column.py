@@ -100,7 +100,7 @@ def run_dense_block(run: DenseContext, site: RowColumnSite, x: Tensor, reference
         run: the evaluation.
         site: of the block.
         x: [B * F, C, H, W].
-        reference: as of `RowColumnBlock.forward`.
+        reference: as in `RowColumnBlock.forward`.
 
     Returns:
         The map's gain [B * F, C, H, W].
@@ -122,31 +122,33 @@ def run_sparse_block(run: CachedRows, site: RowColumnSite, x: Tensor, reference:
         run: the evaluation.
         site: of the block.
         x: [B, C, R, 1], the active rows as a map.
-        reference: as of `RowColumnBlock.forward`.
+        reference: as in `RowColumnBlock.forward`.
 
     Returns:
         The gain of the active rows [B, C, R, 1].
     """
     block, width, recorded = site.module, run.level(site).width, f"{site.name}.{ROWS[0]}" in run.source
     cells = find_receptive_field(run.level(site), conv=block.conv_in is not None, recorded=recorded)
-    tokens = block.tokens(_entering(run, site, cells, rows_of(x)), cells.fresh % width, width)
+    tokens = block.tokens(_block_inputs(run, site, cells, rows_of(x)), cells.fresh % width, width)
     rows, columns = block.row_attention, block.column_attention
-    asked, keys = _linear(rows.to_q, tokens), _keys(rows, tokens)
+    queries, keys = _linear(rows.to_q, tokens), _keys(rows, tokens)
     if recorded:
-        _record_active(run, site, ROWS, (asked, *keys), cells.active)
-        asked = _recorded(run, site, ROWS[0], cells.changed).index_copy_(1, cells.fresh_in_changed, asked)
+        _record_active(run, site, ROWS, (queries, *keys), cells.active)
+        queries = _recorded(run, site, ROWS[0], cells.changed).index_copy_(1, cells.fresh_in_changed, queries)
     reference_lines = _reference_lines(block, reference, cells)
     keys, valid = _mixed_key_values(run, site, ROWS[1:], keys, cells.row_keys, len(cells.rows))
-    found = _linear(rows.to_out[0], _attend(asked, cells.row_queries, keys, reference_lines[0], valid))
+    found = _linear(rows.to_out[0], _attend(queries, cells.row_queries, keys, reference_lines[0], valid))
     tokens = block.tokens(found, cells.changed // width, run.level(site).height)
-    asked, keys = _linear(columns.to_q, tokens.index_select(1, cells.querying_in_changed)), _keys(columns, tokens)
+    queries, keys = _linear(columns.to_q, tokens.index_select(1, cells.querying_in_changed)), _keys(columns, tokens)
     if recorded:
-        run.overlay.maps[f"{site.name}.{COLUMNS[0]}"] = asked[:, : len(cells.active)].clone()
+        run.overlay.maps[f"{site.name}.{COLUMNS[0]}"] = queries[:, : len(cells.active)].clone()
         _record_active(run, site, COLUMNS[1:], keys, cells.fresh_in_changed[cells.active])
-        asked = _recorded(run, site, COLUMNS[0], cells.conv_inputs).index_copy_(1, cells.querying_in_conv_inputs, asked)
+        queries = _recorded(run, site, COLUMNS[0], cells.conv_inputs).index_copy_(
+            1, cells.querying_in_conv_inputs, queries
+        )
     keys, valid = _mixed_key_values(run, site, COLUMNS[1:], keys, cells.column_keys, len(cells.columns))
     found, end, level = (
-        _attend(asked, cells.column_queries, keys, reference_lines[1], valid),
+        _attend(queries, cells.column_queries, keys, reference_lines[1], valid),
         output_conv(block),
         run.level(site),
     )
@@ -157,7 +159,7 @@ def run_sparse_block(run: CachedRows, site: RowColumnSite, x: Tensor, reference:
     return map_of(end.correct_border(end.forward(found, level.same, cells.tiles), cells))
 
 
-def _entering(run: CachedRows, site: RowColumnSite, cells: ReceptiveField, rows: Tensor) -> Tensor:
+def _block_inputs(run: CachedRows, site: RowColumnSite, cells: ReceptiveField, rows: Tensor) -> Tensor:
     """The fresh cells before the rows [B, F, C]: of the edit at active cells, of the source at all others."""
     block, channels = site.module, rows.shape[2]
     if cells.entering is not None:
@@ -199,18 +201,20 @@ def _mixed_key_values(
 
 
 def _attend(
-    asked: Tensor, asks: PaddedLines, keys: KeyValue, reference_lines: KeyValue, valid: Tensor | None
+    queries: Tensor, query_lines: PaddedLines, keys: KeyValue, reference_lines: KeyValue, valid: Tensor | None
 ) -> Tensor:
     """Attention of the queries of cells [B, N, C] over their lines and the reference's."""
-    batch, lines = asked.shape[0], keys[0].shape[1]
-    query = asked.index_select(1, asks.at).unflatten(1, (lines, -1)).flatten(0, 1)
+    batch, lines = queries.shape[0], keys[0].shape[1]
+    padded = queries.index_select(1, query_lines.at).unflatten(1, (lines, -1)).flatten(0, 1)
     frames = batch // len(reference_lines[0])
     k, v = (x.flatten(0, 1) for x in keys)
-    beside_k, beside_v = ((x if frames == 1 else x.repeat_interleave(frames, 0)).flatten(0, 1) for x in reference_lines)
-    found = ops.row_column_attention(
-        query, (k, v), (beside_k, beside_v), None if valid is None else valid.repeat(batch, 1)
+    reference_k, reference_v = (
+        (x if frames == 1 else x.repeat_interleave(frames, 0)).flatten(0, 1) for x in reference_lines
     )
-    return found.view(batch, -1, asked.shape[2]).index_select(1, asks.back)
+    found = ops.row_column_attention(
+        padded, (k, v), (reference_k, reference_v), None if valid is None else valid.repeat(batch, 1)
+    )
+    return found.view(batch, -1, queries.shape[2]).index_select(1, query_lines.back)
 
 
 _CACHE: WeakKeyDictionary[ReferenceKeys, WeakKeyDictionary[ReceptiveField, tuple[KeyValue, KeyValue]]] = (

@@ -61,13 +61,13 @@ FAMILIES = {
 """By name; v4's files are v3's."""
 
 STUDIES = {"full": AdapterFamily("full", "FullAttentionAdapter")}
-"""What can be trained beside them, to compare (see `whole`), and is no published family."""
+"""What can be trained beside them, to compare (see `full_attention`), and is no published family."""
 
 CLASS_NAMES = tuple(dict.fromkeys(family.kind for family in FAMILIES.values()))
 EXPECTED = f"a reference adapter ({', '.join(CLASS_NAMES)})"
 
-_PLACE = re.compile(r"reference_modules_(?:(down|up)\.(\d+)|(mid))\.")
-_DEAD = re.compile(r"reference_modules_\w+\.\d+\.time_emb_proj\.(?:weight|bias)")
+_MODULE = re.compile(r"reference_modules_(?:(down|up)\.(\d+)|(mid))\.")
+_UNUSED = re.compile(r"reference_modules_\w+\.\d+\.time_emb_proj\.(?:weight|bias)")
 _KNOWN = {
     "motion_": "a motion adapter",
     "down_blocks.0.motion_modules": "a motion adapter",
@@ -81,9 +81,9 @@ _KNOWN = {
 """Start of a tensor's name -> what a file with such tensors is."""
 
 
-def module_name(place: str, family: AdapterFamily) -> str:
+def module_name(point: str, family: AdapterFamily) -> str:
     """An insertion point's name in files, where up blocks are counted from the first that is changed."""
-    side, _, index = place.partition("_")
+    side, _, index = point.partition("_")
     if side == "mid":
         return "reference_modules_mid"
     return f"reference_modules_{side}.{int(index) - (family.first_up if side == 'up' else 0)}"
@@ -108,7 +108,7 @@ def family_of(config: Mapping[str, Any], shapes: Shapes, path: Path) -> AdapterF
     Raises:
         AdapterError: it is no reference adapter.
     """
-    if not any(_PLACE.match(name) for name in shapes):
+    if not any(_MODULE.match(name) for name in shapes):
         found = (what for start, what in _KNOWN.items() if any(name.startswith(start) for name in shapes))
         raise AdapterError(
             f"adapter must be {EXPECTED}, got {next(found, 'tensors of no adapter known here')} ({path})"
@@ -137,10 +137,16 @@ def indices(shapes: Shapes, side: str) -> set[int]:
         shapes: of its tensors by name.
         side: "down" or "up".
     """
-    matches = (_PLACE.match(name) for name in shapes)
+    matches = (_MODULE.match(name) for name in shapes)
     return {int(match[2]) for match in matches if match and match[1] == side}
 
 
 def is_unused_tensor(name: str, family: AdapterFamily, ups: int) -> bool:
-    """Whether a tensor is in published files but read by nothing."""
-    return bool(_DEAD.fullmatch(name)) or (family.down and name.startswith(f"reference_modules_down.{ups - 1}."))
+    """Whether a tensor is in published files but read by nothing.
+
+    Args:
+        name: of the tensor.
+        family: of its file.
+        ups: up blocks of the UNet.
+    """
+    return bool(_UNUSED.fullmatch(name)) or (family.down and name.startswith(f"reference_modules_down.{ups - 1}."))

@@ -127,7 +127,9 @@ def train_adapter(
     json: opt.Json = False,
 ) -> None:
     """Train a reference adapter; a run that was stopped continues from its last checkpoint."""
-    settings = import_module("fisedit.adapters.training.settings").TrainingSettings.from_options(context.params)
+    settings = import_module("fisedit.adapters.training.training_settings").TrainingSettings.from_options(
+        context.params
+    )
     triples = import_module("fisedit.adapters.training.triples").read_triples(folder, held_out)
     files.check_output_folder(output)
     place = {"device": device, "local_files_only": local_files_only}

@@ -95,7 +95,7 @@ def plan(
         areas=shares,
     )
     editor = Editor.from_pretrained(model, device=device, dtype=dtype, local_files_only=local_files_only)
-    found = planning.make_plan(editor.pipe, settings, free)
+    found = planning.plan_edits(editor.pipe, settings, free)
     if json:
         console.show_json(found)
         return

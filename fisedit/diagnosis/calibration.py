@@ -25,6 +25,7 @@ import torch
 from fisedit.diagnosis.layer_times import layer_seconds
 from fisedit.errors import InputError
 from fisedit.models.stopwatch import NO_LEVEL, OTHER, STEP, STEP_DENSE, STEP_SPARSE
+from fisedit.planner import Region
 from fisedit.sparse import cost_store
 from fisedit.sparse.cost_model import decode_works
 from fisedit.sparse.cost_table import Measurements, step_work
@@ -51,7 +52,7 @@ LARGEST = 256
 """Side in pixels of the picture that is measured, unless the model was made for less, or another is asked for."""
 
 AREAS = (0.25, 0.06, 0.6, 0.02, 0.12, 0.4, 0.8)
-"""Shares of the picture that edits cover, in the order of what they tell; each once in a square and once in discs."""
+"""Shares of the picture that edits cover, the most informative first; each once in a square and once in discs."""
 
 FEWEST = 3
 """Runs of edits that a table needs."""
@@ -190,7 +191,7 @@ class _Trial:
     """
 
     def __init__(self, pipeline: EditPipeline, on_step: OnStep | None) -> None:
-        self._pipeline, self._on_step, self._turn = pipeline, on_step, 0
+        self._pipeline, self._on_step, self._seed = pipeline, on_step, 0
         self.measured, self.record_bytes = Measurements(), 0.0
 
     def source(self, config: GenerationConfig, *, warm: bool) -> None:
@@ -201,19 +202,21 @@ class _Trial:
             warm: whether one was made before; else the first run counts for nothing.
         """
         for _ in range(1 if warm else 2):
-            spans, result, scale = self._twice(lambda: self._pipeline.request_source(config, self._on_step), None)
+            spans, result, scale = self._twice(
+                lambda: self._pipeline.request_source(config, on_step=self._on_step), None
+            )
         cells = self._pipeline.planner.costs(result.config).sizes[0] * self._pipeline.engine.batch(result.config)
         self.record_bytes = result.stats.recorded_bytes / (cells * config.num_inference_steps)
         self._note(spans, result, scale, None)
 
     def edit(self, area: float, *, discs: bool) -> None:
-        """Edit the source in a mask; arguments as of `shape_mask`."""
-        self._turn += 1
+        """Edit the source in a mask; arguments as in `shape_mask`."""
+        self._seed += 1
         side = self._pipeline.history.current.config.width // LATENT_FACTOR
-        grid = shape_mask(area, side, discs=discs, seed=self._turn)
+        grid = shape_mask(area, side, discs=discs, seed=self._seed)
 
         def request() -> EditRequest:
-            return replace(self._pipeline.request_edit(_PROMPTS[1], self._on_step), mask=grid)
+            return self._pipeline.request_edit(_PROMPTS[1], Region(grid), on_step=self._on_step)
 
         self._note(*self._twice(request, grid), grid)
 
@@ -290,9 +293,9 @@ class _Trial:
         kinds = {kind: own for kind, own in inner.items() if kind.startswith("decode")}
         scale = seconds / sum(kinds.values())
         areas = frame_areas(costs.sizes[0])
-        boxed = areas if grid is None else box_areas(grid)
-        run = "decode dense" if boxed == areas else "decode sparse"
-        works = decode_works(boxed) if run == "decode sparse" else {}
+        decoded = areas if grid is None else box_areas(grid)
+        run = "decode dense" if decoded == areas else "decode sparse"
+        works = decode_works(decoded) if run == "decode sparse" else {}
         for kind, own in kinds.items():
             self.measured.add((run, kind, NO_LEVEL), works.get(kind, float(costs.sizes[0])), own * scale)
 

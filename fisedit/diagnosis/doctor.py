@@ -41,11 +41,11 @@ OPTIONAL = {
 }
 """Package -> what it is for."""
 
-SLOWER = 1.5
-"""How many times its own table's seconds or rates a machine may take before that is told."""
+SLOW_MACHINE_RATIO = 1.5
+"""Ratio of a rate at calibration to the rate now above which it is a finding."""
 
-LOW = 1 << 30
-"""Bytes of memory or disk below which that is told."""
+LOW_BYTES = 1 << 30
+"""Free bytes of memory or disk below which that is a finding."""
 
 
 def examine(pipe: StableDiffusionPipeline, seconds: float = 2.0, on_step: OnStep | None = None) -> dict[str, Any]:
@@ -60,12 +60,12 @@ def examine(pipe: StableDiffusionPipeline, seconds: float = 2.0, on_step: OnStep
         {"versions", "packages", "machine", "gpu", "memory", "disk", "threads", "kernels", "table", "rates", "layers",
         "findings"}, ready for JSON. Findings are lines; none where nothing is wrong.
     """
-    tell = on_step or (lambda *_: None)
+    progress = on_step or (lambda *_: None)
     device, dtype = pipe.unet.device, pipe.unet.dtype
-    tell(0, 4, None)
+    progress(0, 4, None)
     checks = check_kernels(device, dtype)
     kernels = [asdict(one) | {"right": one.right, "allowed": ALLOWED[dtype]} for one in checks]
-    tell(1, 4, None)
+    progress(1, 4, None)
     report: dict[str, Any] = {
         "versions": {"fisedit": __version__, "python": platform.python_version()} | _versions(REQUIRED),
         "packages": [{"package": name, "for": use, "version": _version(name)} for name, use in OPTIONAL.items()],
@@ -76,9 +76,9 @@ def examine(pipe: StableDiffusionPipeline, seconds: float = 2.0, on_step: OnStep
         "threads": thread_costs(),
         "kernels": kernels,
     }
-    tell(2, 4, None)
+    progress(2, 4, None)
     report |= _compare(pipe, seconds)
-    tell(4, 4, None)
+    progress(4, 4, None)
     return report | {"findings": findings(report)}
 
 
@@ -164,14 +164,16 @@ def findings(report: dict[str, Any]) -> list[str]:
     found += [
         f"{one['rate']}: {one['now'] / 1e9:.2f} GB a second, {one['calibrated'] / 1e9:.2f} at calibration"
         for one in report["rates"]
-        if (one.get("calibrated") or 0) > SLOWER * one["now"]
+        if (one.get("calibrated") or 0) > SLOW_MACHINE_RATIO * one["now"]
     ]
     threads, memory = report["threads"], report["memory"]
     if threads["threads"] > threads["cores"]:
         found.append(f"torch has {threads['threads']} threads for {threads['cores']} cores; set OMP_NUM_THREADS")
-    if memory["available"] < LOW:
+    if memory["available"] < LOW_BYTES:
         found.append(f"{memory['available'] >> 20} MiB of memory are left; edits need more")
-    found += [f"{one['free'] >> 20} MiB are left for {one['place']}" for one in report["disk"] if one["free"] < LOW]
+    found += [
+        f"{one['free'] >> 20} MiB are left for {one['place']}" for one in report["disk"] if one["free"] < LOW_BYTES
+    ]
     if not report["table"]:
         found.append("this machine has no cost table for the model; run fisedit calibrate")
     return found

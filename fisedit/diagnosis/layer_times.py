@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FEWEST = 5
 """Evaluations whose fastest one counts; the first of all does not."""
 
-SLOW = 1.2
+SLOW_RATIO = 1.2
 """How many times its peers' slowdown a layer's own must be for the layer to be named."""
 
 ROUNDS = 3
@@ -103,7 +103,7 @@ def slow_layers(
 
     Args:
         pipe: the model.
-        before: seconds by name, as of `layer_seconds`.
+        before: seconds by name, from `layer_seconds`.
         size: side of the picture that they were measured with, in pixels.
         seconds: that a round takes, about.
     """
@@ -111,7 +111,7 @@ def slow_layers(
     found: dict[str, LayerDelay] = {}
     for turn in range(ROUNDS):
         named = delays(before, layer_seconds(pipe, size, seconds), kinds)
-        slow = {delay.layer: delay for delay in named if delay.slowdown > SLOW}
+        slow = {delay.layer: delay for delay in named if delay.slowdown > SLOW_RATIO}
         found = slow if not turn else {name: slow[name] for name in found if name in slow}
         if not found:
             return []

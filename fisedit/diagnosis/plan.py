@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fisedit.diagnosis.calibration import shape_mask
-from fisedit.diagnosis.placement import Placement, place
+from fisedit.diagnosis.record_placement import RecordPlacement, place_records
 from fisedit.errors import InputError
 from fisedit.sampling.denoise import Engine
 from fisedit.sparse import cost_store
@@ -46,7 +46,7 @@ class PlanSettings:
     areas: tuple[float, ...] = (0.05, 0.25)
 
 
-def make_plan(pipe: StableDiffusionPipeline, settings: PlanSettings, free: int) -> dict[str, Any]:
+def plan_edits(pipe: StableDiffusionPipeline, settings: PlanSettings, free: int) -> dict[str, Any]:
     """The plan of a source and its edits, by the fastest dtype that was calibrated.
 
     Args:
@@ -88,8 +88,8 @@ def _plan(
     grid = shape_mask(settings.areas[0], config.width // LATENT_FACTOR, discs=False)
     sparse = costs.step_seconds(grid, costs.cheapest_dilations(grid))
     read = page / table.rates["disk read"] if "disk read" in table.rates else float("inf")
-    choices = [Placement("memory", page, sparse), Placement("disk", 0, sparse + read)]
-    placed = place([choices] * steps, max(0, limit - weights)) or ()
+    choices = [RecordPlacement("memory", page, sparse), RecordPlacement("disk", 0, sparse + read)]
+    placed = place_records([choices] * steps, max(0, limit - weights)) or ()
     kept = Counter(one.name for one in placed)
     late = sum(one.seconds - sparse for one in placed)
     return {
@@ -157,7 +157,7 @@ def as_rows(plan: dict[str, Any]) -> list[dict[str, Any]]:
     """A plan's source and edits as rows of one table.
 
     Args:
-        plan: of `make_plan`.
+        plan: of `plan_edits`.
     """
     source = {"run": "source", **plan["source"], "growth": "", "dense_steps": "", "fallback": ""}
     return [source, *({"run": f"edit of {one['area']:.0%}", **_without_area(one)} for one in plan["edits"])]

@@ -21,7 +21,7 @@ from fisedit.adapters.cost import dense_macs, sparse_macs
 from fisedit.adapters.insertion_points import tap_maps
 from fisedit.adapters.references import ReferenceCondition, match_unet
 from fisedit.evaluation.speed import Row, settings_dict
-from fisedit.evaluation.timing import seconds_by_turn
+from fisedit.evaluation.timing import seconds_by_round
 from fisedit.evaluation.workload import STEP_DILATION, load_workload, masks_of_areas
 from fisedit.models.malloc import keep_freed_memory
 from fisedit.sampling.denoise import Engine
@@ -117,7 +117,7 @@ class _AdapterBenchmark:
     def measure_mask(self, condition: ReferenceCondition, conditioned: StepFeatures, grid: BoolGrid) -> Row:
         """Three steps over one mask [h, w], which take turns."""
         plan = self.engine.row_plan(grid, STEP_DILATION)
-        times = seconds_by_turn(
+        times = seconds_by_round(
             {
                 "without": self._step(plan, self.plain, []),
                 "with": self._step(plan, conditioned, [condition]),

@@ -16,6 +16,7 @@ from fisedit.evaluation.timing import interval
 from fisedit.evaluation.workload import PROMPTS, load_workload, masks_of_areas
 from fisedit.models.malloc import keep_freed_memory
 from fisedit.pipeline import EditPipeline
+from fisedit.planner import Region
 from fisedit.sampling.trajectory_cache import TrajectoryCache
 from fisedit.sparse.stepping import Graphs
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-CLEAR = 1.1
+MIN_RATIO = 1.1
 """How many times the other's seconds a dense or a sparse run must take for the choice between them to count."""
 
 _UNBOUND = 1 << 62
@@ -47,16 +48,16 @@ def measure_predictions(settings: SpeedSettings, on_step: OnStep | None = None) 
         InputError: the device is not on this machine. ModelError: the model cannot be loaded.
     """
     keep_freed_memory()
-    workload, tell = load_workload(settings), on_step or (lambda *_: None)
+    workload, progress = load_workload(settings), on_step or (lambda *_: None)
     pipeline = EditPipeline(workload.pipe, TrajectoryCache(_UNBOUND), Graphs(None))
-    tell(0, settings.repeats + 1, None)
+    progress(0, settings.repeats + 1, None)
     table = calibrate(pipeline, CalibrationSettings())
-    pipeline.request_source(workload.config, None)
+    pipeline.request_source(workload.config)
     pipeline.engine.table = table
     runs = _Runs(pipeline, workload.config, masks_of_areas(settings.areas, settings.size))
-    for turn in range(settings.repeats):
-        tell(turn + 1, settings.repeats + 1, None)
-        runs.turn()
+    for i in range(settings.repeats):
+        progress(i + 1, settings.repeats + 1, None)
+        runs.measure()
     rows = runs.rows()
     return {
         "settings": settings_dict(workload, settings),
@@ -79,14 +80,14 @@ class _Runs:
         self._predicted: dict[tuple[str, float], float] = {}
         self._chosen: dict[tuple[str, float], str] = {}
 
-    def turn(self) -> None:
+    def measure(self) -> None:
         """A source, an edit that runs dense, and one in every mask that runs sparse; all are forgotten then."""
         pipeline = self._pipeline
-        request = pipeline.request_source(self._config, None)
+        request = pipeline.request_source(self._config)
         self._run(("source", 1.0), request, pipeline.planner.plan_source(request, pipeline.encode(request)))
         source = pipeline.history.current
         for name, area, grid in [("dense", 1.0, self._masks[0][2]), *self._masks]:
-            request = replace(pipeline.request_edit(PROMPTS[1], None), mask=grid)
+            request = pipeline.request_edit(PROMPTS[1], Region(grid))
             plan = pipeline.plan(request)
             growth = () if name == "dense" else self._costs.cheapest_dilations(grid)
             self._chosen[name, area] = "dense" if plan.fallback else "sparse"
@@ -117,14 +118,14 @@ class _Runs:
 
 
 def chosen_right(chosen: str, sparse: float, dense: float) -> bool | None:
-    """Whether the faster run was chosen; None where they differ by no more than `CLEAR`.
+    """Whether the faster run was chosen; None where they differ by no more than `MIN_RATIO`.
 
     Args:
         chosen: "sparse" or "dense".
         sparse: seconds.
         dense: seconds.
     """
-    if max(sparse, dense) <= CLEAR * min(sparse, dense):
+    if max(sparse, dense) <= MIN_RATIO * min(sparse, dense):
         return None
     return chosen == ("sparse" if sparse < dense else "dense")
 

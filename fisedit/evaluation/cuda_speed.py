@@ -266,7 +266,7 @@ class GraphBenchmark:
         return sum(not name.startswith(("Memcpy", "Memset")) for name in names)
 
     def _editor(self, backend: str, steps: int) -> Editor:
-        """An editor that stands on a source of so many steps. Graphs belong to one set of kernels."""
+        """An editor whose current result is a source of so many steps. Graphs belong to one set of kernels."""
         if (backend, steps) not in self.editors:
             alike = next((e for (name, _), e in self.editors.items() if name == backend), None)
             editor = alike.beside() if alike else Editor(self.pipe, graphs=True)

@@ -21,7 +21,7 @@ from fisedit.evaluation.quality import metrics
 from fisedit.evaluation.quality.edit_case import EditCase, trajectory_of
 from fisedit.evaluation.quality.scene_edits import BenchmarkEdit
 from fisedit.evaluation.schedules import SCHEDULES, SHIPPED
-from fisedit.evaluation.timing import interval, measure_seconds, ratio, shown
+from fisedit.evaluation.timing import interval, interval_text, measure_seconds, ratio
 from fisedit.models.device import choose_device
 from fisedit.models.loader import load
 from fisedit.sparse.cost_model import DILATION_PAIRS
@@ -206,6 +206,6 @@ def _summary_row(row: dict[str, Any]) -> dict[str, Any]:
         "growth": row["growth"],
         **{name: f"{row[key]:.1f}" for name, key in decibels.items()},
         "MACs": f"{row['macs_ratio']:.1f}x",
-        "whole edit": shown(row["whole_ratio"]),
-        "whole edit, to plain": shown(row["whole_ratio_to_plain"]),
+        "whole edit": interval_text(row["whole_ratio"]),
+        "whole edit, to plain": interval_text(row["whole_ratio_to_plain"]),
     }

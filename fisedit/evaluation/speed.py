@@ -22,7 +22,7 @@ from fisedit.editor import Editor
 from fisedit.evaluation.dense_pipelines import DensePipelines
 from fisedit.evaluation.dense_search import PLAIN
 from fisedit.evaluation.schedules import SHIPPED
-from fisedit.evaluation.timing import Calls, interval, ratio, seconds_by_turn, shown
+from fisedit.evaluation.timing import Calls, interval, interval_text, ratio, seconds_by_round
 from fisedit.evaluation.workload import PROMPTS, STEP_DILATION, load_workload, masks_of_areas
 from fisedit.models.malloc import keep_freed_memory
 from fisedit.sampling.denoise import Engine
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 Samples = dict[str, list[float]]
-"""Name of a call -> its seconds in every turn."""
+"""Name of a call -> its seconds in every round."""
 
 
 def measure_edit_speed(settings: SpeedSettings, on_step: OnStep | None = None) -> dict[str, Any]:
@@ -46,11 +46,11 @@ def measure_edit_speed(settings: SpeedSettings, on_step: OnStep | None = None) -
 
     Args:
         settings: of the benchmark.
-        on_step: called before the search, the warm-up and every turn with (i, n, None).
+        on_step: called before the search, the warm-up and every round with (i, n, None).
 
     Returns:
         {"settings", "search", "dense", "rows", "dense_summary", "summary", "notes"}, ready for JSON; times in seconds,
-        ratios over the fastest dense run of the same turn.
+        ratios over the fastest dense run of the same round.
 
     Raises:
         InputError: the device is not on this machine.
@@ -67,21 +67,21 @@ def measure_edit_speed(settings: SpeedSettings, on_step: OnStep | None = None) -
         calls = benchmark.dense_calls(plain=settings.baseline)
         rows: list[Row] = []
         for name, area, grid in masks:
-            added, of_mask = benchmark.mask_calls(f"{name} {area:.0%}", grid, default_alone=name != "square")
+            added, of_mask = benchmark.mask_calls(f"{name} {area:.0%}", grid, default_only=name != "square")
             calls |= added
             rows += [{"mask": name, "asked_area": area} | row for row in of_mask]
-        samples = seconds_by_turn(calls, settings.repeats, benchmark.warm_up, lambda: benchmark.begin_turn(progress))
+        samples = seconds_by_round(calls, settings.repeats, benchmark.warm_up, lambda: benchmark.begin_round(progress))
         samples |= plain_runs(samples, settings.num_inference_steps)
         rows = [row | benchmark.edit_stats[row["call"]] | ratios(row, samples) for row in rows]
         layers = benchmark.profile(masks) if settings.profile else []
-        figures = dense_figures(samples) | benchmark.dense_row
+        metrics = dense_metrics(samples) | benchmark.dense_row
     return {
         "settings": settings_dict(workload, settings) | {"dense_baseline": f"diffusers, {search.best.name}"},
         "search": search.as_dict(),
-        "dense": figures | {"peak_memory_bytes": _peak_memory(workload.device)},
+        "dense": metrics | {"peak_memory_bytes": _peak_memory(workload.device)},
         "rows": rows,
         "turns": samples,
-        "dense_summary": dense_summary(figures, search.best.name),
+        "dense_summary": dense_summary(metrics, search.best.name),
         "summary": [_summary_row(row) for row in rows],
         "profile": layers,
         "notes": [*dense.notes, *([] if settings.model else [RANDOM_NOTE])],
@@ -121,8 +121,8 @@ class _EditBenchmark:
         self.edit_stats: dict[str, Row] = {}
         self.dense_row: Row = {"step_macs": self.costs.dense_step()}
 
-    def begin_turn(self, progress: _Progress) -> None:
-        """Forget the source of the turn before."""
+    def begin_round(self, progress: _Progress) -> None:
+        """Forget the source of the round before."""
         progress.advance()
         self.editor = Editor(self.pipe)
 
@@ -137,13 +137,13 @@ class _EditBenchmark:
         )
         return calls | {"recorded step": self._record, "source": self._generate}
 
-    def mask_calls(self, name: str, grid: BoolGrid, *, default_alone: bool) -> tuple[Calls, list[Row]]:
+    def mask_calls(self, name: str, grid: BoolGrid, *, default_only: bool) -> tuple[Calls, list[Row]]:
         """A step, a decode and whole edits over one mask.
 
         Args:
             name: of the mask.
             grid: booleans [h, w].
-            default_alone: whether edits are by the planner's schedule alone, instead of by every one that ships.
+            default_only: whether edits are by the planner's schedule only, instead of by every one that ships.
 
         Returns:
             The calls, and a row for every schedule.
@@ -162,7 +162,7 @@ class _EditBenchmark:
         }
         rows = []
         for schedule, (growth, default) in self._schedules(grid).items():
-            if default_alone and not default:
+            if default_only and not default:
                 continue
             call = f"{name} edit: {schedule}"
             calls[call] = partial(self._edit, call, grid, None if default else growth)
@@ -186,7 +186,7 @@ class _EditBenchmark:
         default = self.costs.cheapest_dilations(grid)
         named = {name: make(self.config.num_inference_steps) for name, make in SHIPPED.items()}
         named |= {} if default in named.values() else {"default": default}
-        return {name: (growth, growth == default) for name, growth in named.items()}
+        return {name: (dilation, dilation == default) for name, dilation in named.items()}
 
     def _edit(self, call: str, grid: BoolGrid, growth: Sequence[int] | None) -> None:
         """A whole edit of the source, deleted from the history at once."""
@@ -224,10 +224,10 @@ class _EditBenchmark:
 
 
 def plain_runs(samples: Samples, steps: int) -> Samples:
-    """{"plain": seconds of plain diffusers' whole run in every turn}, its steps and its decode; {} if not timed.
+    """{"plain": seconds of plain diffusers' whole run in every round}, its steps and its decode; {} if not timed.
 
     Args:
-        samples: seconds of every call by turn.
+        samples: seconds of every call by round.
         steps: of a whole run.
     """
     if "plain step" not in samples:
@@ -236,11 +236,11 @@ def plain_runs(samples: Samples, steps: int) -> Samples:
 
 
 def ratios(row: Row, samples: Samples) -> Row:
-    """Seconds of a row's step, decode and whole edit, those of the dense runs of the same turns, and their ratios.
+    """Seconds of a row's step, decode and whole edit, those of the dense runs of the same rounds, and their ratios.
 
     Args:
         row: names its calls.
-        samples: seconds of every call by turn.
+        samples: seconds of every call by round.
     """
     found: Row = {}
     for what, call, dense in (
@@ -256,51 +256,58 @@ def ratios(row: Row, samples: Samples) -> Row:
     return found
 
 
-def dense_figures(samples: Samples) -> Row:
+def dense_metrics(samples: Samples) -> Row:
     """Seconds of the dense runs, and of the recorded step and source with their ratios to the fastest dense ones.
 
     Args:
-        samples: seconds of every call by turn.
+        samples: seconds of every call by round.
     """
     names = {"dense step", "dense decode", "dense", "plain step", "plain decode", "plain", "recorded step", "source"}
-    figures: Row = {name.replace(" ", "_"): interval(samples[name]).as_dict() for name in samples if name in names}
-    figures["source_over_dense"] = ratio(samples["source"], samples["dense"]).as_dict()
-    figures["recorded_step_over_dense"] = ratio(samples["recorded step"], samples["dense step"]).as_dict()
+    metrics: Row = {name.replace(" ", "_"): interval(samples[name]).as_dict() for name in samples if name in names}
+    metrics["source_over_dense"] = ratio(samples["source"], samples["dense"]).as_dict()
+    metrics["recorded_step_over_dense"] = ratio(samples["recorded step"], samples["dense step"]).as_dict()
     if "plain" in samples:
-        figures["plain_over_dense"] = ratio(samples["plain"], samples["dense"]).as_dict()
-    return figures
+        metrics["plain_over_dense"] = ratio(samples["plain"], samples["dense"]).as_dict()
+    return metrics
 
 
-def dense_summary(figures: Row, best: str) -> list[Row]:
+def dense_summary(metrics: Row, best: str) -> list[Row]:
     """The short table of dense runs.
 
     Args:
-        figures: of `dense_figures`.
+        metrics: of `dense_metrics`.
         best: name of the fastest variant.
     """
     runs = [(f"fastest dense: {best}", "dense"), (f"plain diffusers: {PLAIN.name}", "plain")]
     rows = [
         {
             "run": name,
-            "step": shown(figures[f"{key}_step"], " s"),
-            "whole": shown(figures[key], " s"),
-            "over the fastest": shown(figures[f"{key}_over_dense"]) if key == "plain" else "1",
+            "step": interval_text(metrics[f"{key}_step"], " s"),
+            "whole": interval_text(metrics[key], " s"),
+            "over the fastest": interval_text(metrics[f"{key}_over_dense"]) if key == "plain" else "1",
         }
         for name, key in runs
-        if key in figures
+        if key in metrics
     ]
-    source = {"run": "our source, recorded", "step": shown(figures["recorded_step"], " s")}
-    source |= {"whole": shown(figures["source"], " s"), "over the fastest": shown(figures["source_over_dense"])}
+    source = {"run": "our source, recorded", "step": interval_text(metrics["recorded_step"], " s")}
+    source |= {
+        "whole": interval_text(metrics["source"], " s"),
+        "over the fastest": interval_text(metrics["source_over_dense"]),
+    }
     return [*rows, source]
 
 
 def _summary_row(row: Row) -> Row:
     """Speed-ups over the fastest dense run, and of whole edits over plain diffusers if that was timed."""
-    figures = {"step": "step_ratio", "decode": "decode_ratio", "whole edit": "whole_ratio"}
-    figures |= {"whole edit, to plain": "whole_ratio_to_plain"} if "whole_ratio_to_plain" in row else {}
+    metrics = {"step": "step_ratio", "decode": "decode_ratio", "whole edit": "whole_ratio"}
+    metrics |= {"whole edit, to plain": "whole_ratio_to_plain"} if "whole_ratio_to_plain" in row else {}
     first = {"mask": row["mask"], "area": f"{row['area']:.1%}", "schedule": row["schedule"]}
     first["schedule"] += " (default)" if row["default"] else ""
-    return first | {"MACs": f"{row['step_macs_ratio']:.1f}x"} | {name: shown(row[key]) for name, key in figures.items()}
+    return (
+        first
+        | {"MACs": f"{row['step_macs_ratio']:.1f}x"}
+        | {name: interval_text(row[key]) for name, key in metrics.items()}
+    )
 
 
 def _count_macs(step: Callable[[], object]) -> int:

@@ -14,10 +14,10 @@ Calls = dict[str, Callable[[], object]]
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure of several turns.
+    """A figure of several rounds.
 
     Args:
-        median: of the turns.
+        median: of the rounds.
         low: the smallest.
         high: the largest.
     """
@@ -35,13 +35,13 @@ def interval(values: Sequence[float]) -> Interval:
     """Median and range.
 
     Args:
-        values: one a turn.
+        values: one a round.
     """
     return Interval(median(values), min(values), max(values))
 
 
 def ratio(over: Sequence[float], of: Sequence[float]) -> Interval:
-    """How many times longer one call takes than another in the same turn.
+    """How many times longer one call takes than another in the same round.
 
     Args:
         over: seconds of the longer one.
@@ -50,8 +50,8 @@ def ratio(over: Sequence[float], of: Sequence[float]) -> Interval:
     return interval([a / b for a, b in zip(over, of, strict=True)])
 
 
-def shown(figure: dict[str, float], unit: str = "x") -> str:
-    """Median and range of turns, such as "9.0x (8.7 to 9.4)".
+def interval_text(figure: dict[str, float], unit: str = "x") -> str:
+    """Median and range of rounds, such as "9.0x (8.7 to 9.4)".
 
     Args:
         figure: {"median", "low", "high"}.
@@ -66,31 +66,31 @@ def median_seconds(calls: Calls, repeats: int) -> dict[str, float]:
 
     Args:
         calls: by name.
-        repeats: number of turns.
+        repeats: number of rounds.
     """
-    return {name: median(seconds) for name, seconds in seconds_by_turn(calls, repeats).items()}
+    return {name: median(seconds) for name, seconds in seconds_by_round(calls, repeats).items()}
 
 
-def seconds_by_turn(
+def seconds_by_round(
     calls: Calls,
     repeats: int,
     warm_up: Mapping[str, Callable[[], object]] | None = None,
-    before_turn: Callable[[], object] = lambda: None,
+    before_round: Callable[[], object] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Seconds of each call in every turn, after one warm-up.
+    """Seconds of each call in every round, after one warm-up.
 
     Args:
         calls: by name.
-        repeats: number of turns.
+        repeats: number of rounds.
         warm_up: name -> what warms a call up, where it is not the call itself.
-        before_turn: called before the warm-up and before every turn, not timed.
+        before_round: called before the warm-up and before every round, not timed.
     """
-    before_turn()
+    before_round()
     for name, call in calls.items():
         (warm_up or {}).get(name, call)()
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
-        before_turn()
+        before_round()
         for name, call in calls.items():
             times[name].append(measure_seconds(call))
     return times

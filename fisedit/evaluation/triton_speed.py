@@ -44,7 +44,17 @@ def main() -> None:
 
 
 def cases(rows: int, side: int, channels: int, dtype: torch.dtype = torch.float16) -> dict[str, tuple[Call, Call]]:
-    """Each kernel by torch and by Triton over the same random arguments, on torch's default device."""
+    """Each kernel by torch and by Triton over the same random arguments, on torch's default device.
+
+    Args:
+        rows: active rows.
+        side: of the map, in cells.
+        channels: of the map.
+        dtype: of the arguments.
+
+    Returns:
+        Name -> the two calls.
+    """
 
     def random(*shape: int) -> Tensor:
         return torch.randn(shape).to(dtype)
@@ -92,7 +102,13 @@ def cases(rows: int, side: int, channels: int, dtype: torch.dtype = torch.float1
 
 
 def ratio(by_torch: Call, by_triton: Call, device: torch.device) -> str:
-    """Triton's median time over torch's, or what is wrong with its result."""
+    """Triton's median time over torch's, or what is wrong with its result.
+
+    Args:
+        by_torch: the reference.
+        by_triton: the kernel.
+        device: whose events are read.
+    """
     expected, got = by_torch().float(), by_triton().float()
     error = float((got - expected).norm() / expected.norm())
     if not error <= TOLERANCE:

@@ -53,8 +53,8 @@ def cross_maps(
         attend = _two_way_probabilities if two_way else _probabilities
         mean = torch.stack([attend(step.whole(site.name, site.level), key, heads) for step in steps]).mean(0)
         maps.append(_resized(mean.T, grids[site.level], grids[0]))
-    heat: Heatmap = torch.stack(maps).mean(0).cpu().numpy()
-    return heat
+    heatmap: Heatmap = torch.stack(maps).mean(0).cpu().numpy()
+    return heatmap
 
 
 def affinity(

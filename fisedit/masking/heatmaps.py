@@ -91,43 +91,43 @@ def word_maps(words: Sequence[Word], maps: Heatmap) -> list[Heatmap]:
     return [rescale(maps[list(word.tokens)].mean(axis=0)) for word in words]
 
 
-def rescale(heat: Heatmap) -> Heatmap:
+def rescale(heatmap: Heatmap) -> Heatmap:
     """The map shifted and scaled to 0 to 1; zeros for a constant one.
 
     Raises:
         NumericsError: NaN or infinity in it.
     """
-    low, high = float(heat.min()), float(heat.max())
+    low, high = float(heatmap.min()), float(heatmap.max())
     if not np.isfinite(low + high):
         raise NumericsError("recorded attention must be finite, got NaN or infinity; check the model's weights")
-    return ((heat - low) / ((high - low) or 1.0)).astype(np.float32)
+    return ((heatmap - low) / ((high - low) or 1.0)).astype(np.float32)
 
 
-def refine(heat: Heatmap, affinity: Heatmap, affinity_grid: tuple[int, int], rounds: int = 2) -> Heatmap:
+def refine(heatmap: Heatmap, affinity: Heatmap, affinity_grid: tuple[int, int], rounds: int = 2) -> Heatmap:
     """The map after diffusing along self-attention: M <- 0.5 M + 0.5 A M, as often as asked.
 
     Args:
-        heat: floats [h, w].
+        heatmap: floats [h, w].
         affinity: A, self-attention between cells [n, n] with n = gh * gw; each row sums to 1.
         affinity_grid: (gh, gw), the grid of those cells in row-major order.
         rounds: 0 or more; 0 gives the map at the affinity's resolution.
 
     Returns:
-        Floats [h, w] within the range of `heat`.
+        Floats [h, w] within the range of `heatmap`.
     """
     assert affinity.shape == (affinity_grid[0] * affinity_grid[1],) * 2, "one row of affinity per cell of its grid"
-    flat = _resize(heat, affinity_grid).ravel()
+    flat = _resize(heatmap, affinity_grid).ravel()
     for _ in range(rounds):
         flat = 0.5 * flat + 0.5 * (affinity @ flat)
-    return _resize(flat.reshape(affinity_grid), (heat.shape[0], heat.shape[1]))
+    return _resize(flat.reshape(affinity_grid), (heatmap.shape[0], heatmap.shape[1]))
 
 
-def _resize(heat: Heatmap, size: tuple[int, int]) -> Heatmap:
+def _resize(heatmap: Heatmap, size: tuple[int, int]) -> Heatmap:
     """Bilinear, with cells (not corners) aligned."""
     from scipy.ndimage import zoom
 
-    factors = (size[0] / heat.shape[0], size[1] / heat.shape[1])
-    return np.asarray(zoom(heat, factors, order=1, mode="nearest", grid_mode=True), np.float32)
+    factors = (size[0] / heatmap.shape[0], size[1] / heatmap.shape[1])
+    return np.asarray(zoom(heatmap, factors, order=1, mode="nearest", grid_mode=True), np.float32)
 
 
 def predict(
@@ -166,21 +166,21 @@ def predict(
         return EditMask(np.ones(old_maps.shape[1:], bool), MaskSource.EVERYWHERE)
     how = METHODS[method]
     seeds = [_hunk_map(hunk, old_maps, new_maps, union=how.union) for hunk in localized_hunks(script)]
-    heats = [rescale(refine(seed, affinity, affinity_grid, how.rounds)) if how.rounds else seed for seed in seeds]
-    return _mask_of(heats, dilation)
+    heatmaps = [rescale(refine(seed, affinity, affinity_grid, how.rounds)) if how.rounds else seed for seed in seeds]
+    return _mask_of(heatmaps, dilation)
 
 
-def mask_from_heatmap(heat: Heatmap, dilation: int = 1) -> EditMask:
+def mask_from_heatmap(heatmap: Heatmap, dilation: int = 1) -> EditMask:
     """The mask of any heatmap of change, thresholded and cleaned as an attention map is.
 
     Args:
-        heat: floats [h, w].
+        heatmap: floats [h, w].
         dilation: latent cells, 0 or more.
     """
-    return _mask_of([rescale(heat)], dilation)
+    return _mask_of([rescale(heatmap)], dilation)
 
 
-def _mask_of(heats: Sequence[Heatmap], dilation: int) -> EditMask:
-    grids, confidences = zip(*map(otsu, heats), strict=True)
+def _mask_of(heatmaps: Sequence[Heatmap], dilation: int) -> EditMask:
+    grids, confidences = zip(*map(otsu, heatmaps), strict=True)
     grid = clean_mask(np.any(grids, axis=0), dilation=dilation)
-    return EditMask(grid, MaskSource.ATTENTION, min(confidences), np.max(heats, axis=0))
+    return EditMask(grid, MaskSource.ATTENTION, min(confidences), np.max(heatmaps, axis=0))

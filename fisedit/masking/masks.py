@@ -195,22 +195,22 @@ def bounding_boxes(grid: BoolGrid) -> BoolGrid:
     return boxes
 
 
-def otsu(heat: Heatmap) -> tuple[BoolGrid, float]:
+def otsu(heatmap: Heatmap) -> tuple[BoolGrid, float]:
     """Splits a heatmap in two by Otsu's method.
 
     Args:
-        heat: floats [h, w].
+        heatmap: floats [h, w].
 
     Returns:
-        The cells above the threshold [h, w], and Otsu's criterion as confidence: the share of the heat's variance that
-        lies between the two classes, 0 (also for a constant map, whose grid is empty) to 1 (two values only).
+        The cells above the threshold [h, w], and Otsu's criterion as confidence: the share of the heatmap's variance
+        that lies between the two classes, 0 (also for a constant map, whose grid is empty) to 1 (two values only).
     """
     from skimage.filters import threshold_otsu
 
-    variance = float(heat.var())
+    variance = float(heatmap.var())
     if variance == 0.0:
-        return np.zeros(heat.shape, bool), 0.0
-    inside: BoolGrid = heat > threshold_otsu(heat)
+        return np.zeros(heatmap.shape, bool), 0.0
+    inside: BoolGrid = heatmap > threshold_otsu(heatmap)
     share = float(inside.mean())
-    apart = float(heat[inside].mean() - heat[~inside].mean())
+    apart = float(heatmap[inside].mean() - heatmap[~inside].mean())
     return inside, min(1.0, share * (1 - share) * apart**2 / variance)

@@ -52,16 +52,16 @@ class SourceAttention:
         """Heatmap of any of the words, refined: floats [h, w], 0 to 1."""
         return rescale(refine(np.max(word_maps(words, self.maps), axis=0), self.affinity, self.grid, ROUNDS))
 
-    def cells_of(self, words: Sequence[Word], rival: Heatmap) -> BoolGrid:
-        """Cells [h, w] of objects whose attention is above a rival's.
+    def cells_of(self, words: Sequence[Word], other_probability: Heatmap) -> BoolGrid:
+        """Cells [h, w] of objects whose attention is above the changed word's.
 
         Args:
             words: that name the objects.
-            rival: attention probability of the changed word [h, w].
+            other_probability: attention probability of the changed word [h, w].
         """
-        grid = np.zeros(rival.shape, bool)
+        grid = np.zeros(other_probability.shape, bool)
         for word in words:
-            grid |= above_otsu(self.heatmap([word])) & (_probability([word], self.maps) > rival)
+            grid |= above_otsu(self.heatmap([word])) & (_probability([word], self.maps) > other_probability)
         return grid
 
 
@@ -82,9 +82,9 @@ def predict(script: EditScript, source: SourceAttention, inserted: Heatmap | Non
     changed = {word for hunk in script.hunks for word in (*hunk.old, *hunk.focus_old)}
     kept = [word for word in source.objects if word not in changed]
     found = [_localize(hunk, source, inserted, kept) for hunk in localized_hunks(script)]
-    grids, heats, others = zip(*found, strict=True)
-    confidence, grid = min(otsu(heat)[1] for heat in heats), np.any(grids, axis=0)
-    return EditMask(grid, MaskSource.ATTENTION, confidence, np.max(heats, axis=0), np.any(others, axis=0) & ~grid)
+    grids, heatmaps, others = zip(*found, strict=True)
+    confidence, grid = min(otsu(heatmap)[1] for heatmap in heatmaps), np.any(grids, axis=0)
+    return EditMask(grid, MaskSource.ATTENTION, confidence, np.max(heatmaps, axis=0), np.any(others, axis=0) & ~grid)
 
 
 def _localize(
@@ -92,34 +92,37 @@ def _localize(
 ) -> tuple[BoolGrid, Heatmap, BoolGrid]:
     """Cells [h, w] of one change, the heatmap behind them, and cells of objects that stay."""
     if hunk.focus_old:
-        heat, probability = source.heatmap(hunk.focus_old), _probability(hunk.focus_old, source.maps)
+        heatmap, probability = source.heatmap(hunk.focus_old), _probability(hunk.focus_old, source.maps)
     else:
         assert inserted is not None, "an inserted object needs the new prompt's maps"
-        heat, probability = np.max(word_maps(hunk.focus_new, inserted), axis=0), _probability(hunk.focus_new, inserted)
-    taken, inside = source.cells_of(kept, probability), above_otsu(heat)
+        heatmap, probability = (
+            np.max(word_maps(hunk.focus_new, inserted), axis=0),
+            _probability(hunk.focus_new, inserted),
+        )
+    taken, inside = source.cells_of(kept, probability), above_otsu(heatmap)
     if (
         not hunk.focus_old and (inside & taken).sum() > inside.sum() / 2
     ):  # it lies on an object that stays, as a hat does
         taken[:] = False
     inside = clean_mask(inside & ~taken, dilation=0)
-    inside |= dilate(inside, 1) & above_li(heat) & ~taken
+    inside |= dilate(inside, 1) & above_li(heatmap) & ~taken
     if hunk.kind is EditKind.DELETE:  # what is left of an object that goes is seen, more than what goes with it
         inside |= dilate(inside, 1) & ~taken
     is_new = {word.text for word in hunk.focus_new} - {word.text for word in hunk.focus_old}
-    return (bounding_boxes(inside) & ~taken if is_new else inside), heat, taken
+    return (bounding_boxes(inside) & ~taken if is_new else inside), heatmap, taken
 
 
 def _probability(words: Sequence[Word], maps: Heatmap) -> Heatmap:
     return np.asarray(np.max([maps[list(word.tokens)].mean(axis=0) for word in words], axis=0))
 
 
-def above_otsu(heat: Heatmap) -> BoolGrid:
+def above_otsu(heatmap: Heatmap) -> BoolGrid:
     """Cells of a heatmap [h, w] above Otsu's threshold, which leaves out an object's boundary."""
-    return otsu(heat)[0]
+    return otsu(heatmap)[0]
 
 
-def above_li(heat: Heatmap) -> BoolGrid:
+def above_li(heatmap: Heatmap) -> BoolGrid:
     """Cells of a heatmap [h, w] above the threshold of minimum cross-entropy (Li, 1993): inside if a neighbour is."""
     from skimage.filters import threshold_li
 
-    return np.asarray(heat > threshold_li(heat))
+    return np.asarray(heatmap > threshold_li(heatmap))

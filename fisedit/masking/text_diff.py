@@ -11,7 +11,7 @@ import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fisedit.masking.whole_picture import placeless
+from fisedit.masking.whole_picture import global_reason
 from fisedit.masking.word_classes import TaggedPrompt, WordClass, focus, importance
 from fisedit.models.prompt_weighting import WeightedPrompt, parse
 from fisedit.values import EditKind, EditScript, Hunk, Word
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 CONTEXT_LENGTH = 77
 """Tokens that a CLIP text encoder reads, start and end token included."""
 
-_SPOKEN = (WordClass.STOP, WordClass.VERB, WordClass.CONTENT)
+_NOT_PUNCTUATION = (WordClass.STOP, WordClass.VERB, WordClass.CONTENT)
 
 
 class Tokenizer(Protocol):
@@ -52,24 +52,26 @@ def words(prompt: str, tokenizer: Tokenizer) -> tuple[Word, ...]:
         spans.setdefault(word, [start, end])[1] = end
         spans[word].append(token)
     ordered = list(spans.values())
-    follows = [*(span[0] for span in ordered), len(read.text)][1:]
-    reach = min(tokenizer.model_max_length, CONTEXT_LENGTH) - 2
-    return tuple(_word(read, span, follow, reach) for span, follow in zip(ordered, follows, strict=True))
+    next_starts = [*(span[0] for span in ordered), len(read.text)][1:]
+    last_token = min(tokenizer.model_max_length, CONTEXT_LENGTH) - 2
+    return tuple(
+        _word(read, span, next_start, last_token) for span, next_start in zip(ordered, next_starts, strict=True)
+    )
 
 
-def _word(read: WeightedPrompt, span: list[int], follow: int, reach: int) -> Word:
+def _word(read: WeightedPrompt, span: list[int], next_start: int, last_token: int) -> Word:
     start, end, *tokens = span
     # The tokenizer's offsets leave out a combining mark that it composed; up to the next word only spaces may lie.
-    end = max(end, start + len(read.text[start:follow].rstrip()))
+    end = max(end, start + len(read.text[start:next_start].rstrip()))
     lowered = "".join(c.lower() for c in unicodedata.normalize("NFC", read.text[start:end]))
-    fed = tuple(t for t in tokens if t <= reach)
+    fed = tuple(t for t in tokens if t <= last_token)
     return Word(lowered, read.typed[start], read.typed[end - 1] + 1, fed, read.weights[start])
 
 
 def diff(source_prompt: str, prompt: str, tokenizer: Tokenizer) -> EditScript:
     """What turns one prompt into the other, with the words whose attention shows where.
 
-    Words are aligned by their longest common subsequence, in which one telling word outweighs all stop words; changes
+    Words are aligned by their longest common subsequence, in which one content word outweighs all stop words; changes
     with nothing but stop words and punctuation between them are one hunk. A word that stays and counts more or less is
     a change of its own. Only words that the text encoder reads count.
 
@@ -86,8 +88,8 @@ def diff(source_prompt: str, prompt: str, tokenizer: Tokenizer) -> EditScript:
     pairs = _align(old.words, new.words)
     hunks, reasons = [], []
     for span in _merge(_changes(pairs, old.words, new.words), old):
-        gone, come = old.tells(span.old), new.tells(span.new)
-        reasons.append(placeless(old, span.old, come) or placeless(new, span.new, gone))
+        removed, added = old.has_content(span.old), new.has_content(span.new)
+        reasons.append(global_reason(old, span.old, added) or global_reason(new, span.new, removed))
         hunks.append(_hunk(old, new, dict(pairs), span, bool(reasons[-1])))
     kind, reason = _classify(old, new, hunks, reasons)
     if kind is EditKind.IDENTICAL and _beyond(source_prompt, tokenizer) != _beyond(prompt, tokenizer):
@@ -102,30 +104,30 @@ def _beyond(prompt: str, tokenizer: Tokenizer) -> list[tuple[str, float]]:
 def _classify(old: TaggedPrompt, new: TaggedPrompt, hunks: list[Hunk], reasons: list[str]) -> tuple[EditKind, str]:
     if not hunks:
         return EditKind.IDENTICAL, ""
-    pointed = [hunk for hunk in hunks if hunk.focus_old or hunk.focus_new]
-    reason = next(filter(None, reasons), "") or _whole_reason(old, new, pointed)
+    localized = [hunk for hunk in hunks if hunk.focus_old or hunk.focus_new]
+    reason = next(filter(None, reasons), "") or _whole_reason(old, new, localized)
     if reason:
         return EditKind.GLOBAL, reason
-    kinds = {hunk.kind for hunk in pointed}
+    kinds = {hunk.kind for hunk in localized}
     return (kinds.pop() if len(kinds) == 1 else EditKind.MIXED), ""
 
 
-def _whole_reason(old: TaggedPrompt, new: TaggedPrompt, pointed: list[Hunk]) -> str:
-    if not pointed:
+def _whole_reason(old: TaggedPrompt, new: TaggedPrompt, localized: list[Hunk]) -> str:
+    if not localized:
         return "the change points at no thing"
     if not old.words or not new.words:
         return "one of the prompts is empty"
-    before, after = ([w.text for w in s.having(*_SPOKEN)] for s in (old, new))
+    before, after = ([w.text for w in s.having(*_NOT_PUNCTUATION)] for s in (old, new))
     reweighted = before == after
     if not reweighted and sorted(before) == sorted(after):
         return "the same words in another order"
     left, right = ({(w.text, w.weight if reweighted else 1) for w in s.having(WordClass.CONTENT)} for s in (old, new))
-    things = max(len(focus) for hunk in pointed for focus in (hunk.focus_old, hunk.focus_new))
+    things = max(len(focus) for hunk in localized for focus in (hunk.focus_old, hunk.focus_new))
     return "no word of the source prompt is left as it was" if not left & right and things > 2 else ""
 
 
 @dataclass(frozen=True)
-class _Span:
+class _Change:
     """One change: word indices in the source prompt and in the new one; whether the words are the same, reweighted."""
 
     old: range
@@ -158,36 +160,36 @@ def _align(old: Sequence[Word], new: Sequence[Word]) -> list[tuple[int, int]]:
     return pairs[::-1]
 
 
-def _changes(pairs: list[tuple[int, int]], old: Sequence[Word], new: Sequence[Word]) -> list[_Span]:
+def _changes(pairs: list[tuple[int, int]], old: Sequence[Word], new: Sequence[Word]) -> list[_Change]:
     spans, i, j = [], 0, 0
     for a, b in [*pairs, (len(old), len(new))]:
         if (i, j) != (a, b):
-            spans.append(_Span(range(i, a), range(j, b)))
+            spans.append(_Change(range(i, a), range(j, b)))
         i, j = a + 1, b + 1
         if a < len(old) and old[a].weight != new[b].weight:
-            spans.append(_Span(range(a, i), range(b, j), reweighted=True))
+            spans.append(_Change(range(a, i), range(b, j), reweighted=True))
     return spans
 
 
-def _merge(spans: list[_Span], old: TaggedPrompt) -> list[_Span]:
-    merged: list[_Span] = []
+def _merge(spans: list[_Change], old: TaggedPrompt) -> list[_Change]:
+    merged: list[_Change] = []
     for span in spans:
         first = merged.pop() if merged and _are_one(merged[-1], span, old) else span
         whole = range(first.old.start, span.old.stop), range(first.new.start, span.new.stop)
-        merged.append(_Span(*whole, first.reweighted and span.reweighted))
+        merged.append(_Change(*whole, first.reweighted and span.reweighted))
     return merged
 
 
-def _are_one(a: _Span, b: _Span, old: TaggedPrompt) -> bool:
-    if old.tells(range(a.old.stop, b.old.start)):
+def _are_one(a: _Change, b: _Change, old: TaggedPrompt) -> bool:
+    if old.has_content(range(a.old.stop, b.old.start)):
         return False
     # what becomes of stop words' weights beside a changed word is part of its change
-    return a.reweighted == b.reweighted or not old.tells(a.old if a.reweighted else b.old)
+    return a.reweighted == b.reweighted or not old.has_content(a.old if a.reweighted else b.old)
 
 
-def _hunk(old: TaggedPrompt, new: TaggedPrompt, pairs: dict[int, int], span: _Span, everywhere: bool) -> Hunk:
-    before = focus(old, span.old, new.tells(span.new))
-    after = focus(new, span.new, old.tells(span.old))
+def _hunk(old: TaggedPrompt, new: TaggedPrompt, pairs: dict[int, int], span: _Change, everywhere: bool) -> Hunk:
+    before = focus(old, span.old, new.has_content(span.new))
+    after = focus(new, span.new, old.has_content(span.old))
     # a noun outside the change ("a [red] car") stands in both prompts
     back = {j: i for i, j in pairs.items()}
     before, after = before | {back[j] for j in after if j in back}, after | {pairs[i] for i in before if i in pairs}
@@ -195,8 +197,8 @@ def _hunk(old: TaggedPrompt, new: TaggedPrompt, pairs: dict[int, int], span: _Sp
     return Hunk(kind, old.pick(span.old), new.pick(span.new), old.pick(before), new.pick(after))
 
 
-def _kind(old: TaggedPrompt, new: TaggedPrompt, span: _Span) -> EditKind:
-    gone, come = old.tells(span.old), new.tells(span.new)
-    if not gone and not come:  # small words or punctuation alone
-        gone, come = bool(span.old), bool(span.new)
-    return EditKind.REPLACE if gone and come else EditKind.INSERT if come else EditKind.DELETE
+def _kind(old: TaggedPrompt, new: TaggedPrompt, span: _Change) -> EditKind:
+    removed, added = old.has_content(span.old), new.has_content(span.new)
+    if not removed and not added:  # small words or punctuation alone
+        removed, added = bool(span.old), bool(span.new)
+    return EditKind.REPLACE if removed and added else EditKind.INSERT if added else EditKind.DELETE

@@ -18,8 +18,8 @@ from fisedit.masking.word_classes import (
     TaggedPrompt,
     WordClass,
     head_of,
+    is_word,
     run_around,
-    speaks,
     word_set,
 )
 
@@ -70,16 +70,16 @@ def object_words(s: TaggedPrompt) -> tuple[Word, ...]:
     return s.pick({k for i in content for k in head_of(s, i)})
 
 
-def placeless(s: TaggedPrompt, span: range, other_tells: bool) -> str:
+def global_reason(s: TaggedPrompt, span: range, other_has_content: bool) -> str:
     """Why the changed words concern the whole picture and no place in it (style, weather, scene), or "".
 
     Args:
         s: the prompt of one side of a change.
         span: indices of the changed words; may be empty.
-        other_tells: whether the change's other side holds a content word or verb.
+        other_has_content: whether the change's other side holds a content word or verb.
     """
-    telling = (i for i in span if s.roles[i] is WordClass.CONTENT or s.text(i) in _WEATHER)  # "raining" is a verb
-    phrases = (_Phrase(s, i, range(0) if other_tells else span) for i in telling)
+    candidates = (i for i in span if s.roles[i] is WordClass.CONTENT or s.text(i) in _WEATHER)  # "raining" is a verb
+    phrases = (_Phrase(s, i, range(0) if other_has_content else span) for i in candidates)
     return next(filter(None, map(_reason, phrases)), "")
 
 
@@ -147,7 +147,7 @@ class _Phrase:
 
     @property
     def governed(self) -> bool:
-        """Whether the phrase tells the place of something that is added with it."""
+        """Whether the phrase names the place of something that is added with it."""
         k = self.first - 2
         return k in self.added and self.s.role(k) in (WordClass.CONTENT, WordClass.VERB)
 
@@ -171,7 +171,7 @@ def _is_scene(p: _Phrase) -> bool:
 
 
 def _is_medium(p: _Phrase) -> bool:
-    ends = p.after in ("of", "showing", "") or not speaks(p.after)
+    ends = p.after in ("of", "showing", "") or not is_word(p.after)
     if (p.opens or p.before in OPENING) and ends and (p.noun in _MEDIA or "medium" in p.classes):
         return True
     # "a NOUN of a cat": what is no part of the cat presents it
@@ -182,8 +182,8 @@ def _is_medium(p: _Phrase) -> bool:
 def _modifies_all(p: _Phrase) -> bool:
     """Whether a modifier of style, weather or time belongs to no thing ("a gothic sword" stays where the sword is)."""
     own = classes_of([p.text])  # "frosty" says what the weather is, "snow" of a snow globe does not
-    telling = "style" in own or p.text.endswith(_STYLE_ENDINGS) or ("adjective" in own and own & {"weather", "time"})
-    return bool(telling) and p.i != p.run[-1] and ("thing" not in p.classes or "place" in p.classes)
+    is_general = "style" in own or p.text.endswith(_STYLE_ENDINGS) or ("adjective" in own and own & {"weather", "time"})
+    return bool(is_general) and p.i != p.run[-1] and ("thing" not in p.classes or "place" in p.classes)
 
 
 def _surrounds(p: _Phrase) -> bool:
@@ -205,7 +205,7 @@ def _is_date(p: _Phrase) -> bool:
 def _is_tag(p: _Phrase) -> bool:
     """A part of the prompt after a comma that names no thing: tags are mostly styles and quality."""
     first, noun = p.run[0], p.noun
-    alone = p.s.role(first - 1) is WordClass.PUNCTUATION and first > 0 and (p.after == "" or not speaks(p.after))
+    alone = p.s.role(first - 1) is WordClass.PUNCTUATION and first > 0 and (p.after == "" or not is_word(p.after))
     plain = p.s.text(first) not in ADJECTIVES and noun not in _ATTRIBUTES
     return alone and plain and "thing" not in p.classes
 

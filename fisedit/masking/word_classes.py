@@ -54,7 +54,7 @@ ADJECTIVES = word_set(  # only those that are no nouns as well: an orange, gold 
 
 
 class WordClass(Enum):
-    """What a word does in a prompt, as far as a mask cares."""
+    """What a word does in a prompt, as far as masks depend on it."""
 
     PUNCTUATION = auto()
     STOP = auto()
@@ -83,7 +83,7 @@ class TaggedPrompt:
         """The role at i; the ends of the prompt count as punctuation."""
         return self.roles[i] if 0 <= i < len(self.roles) else WordClass.PUNCTUATION
 
-    def tells(self, span: Iterable[int]) -> bool:
+    def has_content(self, span: Iterable[int]) -> bool:
         """Whether a content word or verb lies in the span."""
         return any(self.roles[i] in (WordClass.CONTENT, WordClass.VERB) for i in span)
 
@@ -97,11 +97,11 @@ class TaggedPrompt:
 
 
 def importance(text: str) -> int:
-    """How much it matters that a word finds its counterpart: one telling word outweighs all stop words together."""
-    return 1 if text in _STOP or not speaks(text) else 1000
+    """How much it matters that a word finds its counterpart: one content word outweighs all stop words together."""
+    return 1 if text in _STOP or not is_word(text) else 1000
 
 
-def speaks(text: str) -> bool:
+def is_word(text: str) -> bool:
     """Whether a word is more than punctuation: letters, digits, or a pictograph."""
     return any(c.isalnum() or unicodedata.category(c) == "So" for c in text)
 
@@ -109,14 +109,14 @@ def speaks(text: str) -> bool:
 def _role(read: Sequence[Word], i: int) -> WordClass:
     text, before, after = (read[k].text if 0 <= k < len(read) else "" for k in (i, i - 1, i + 1))
     glued = (before == "-" and read[i - 1].end == read[i].start) or (after == "-" and read[i].end == read[i + 1].start)
-    if not speaks(text):  # the hyphen of "t-shirt" holds a run together
+    if not is_word(text):  # the hyphen of "t-shirt" holds a run together
         inner = text == "-" and 0 < i < len(read) - 1 and read[i - 1].end == read[i].start
         return WordClass.CONTENT if inner and read[i].end == read[i + 1].start else WordClass.PUNCTUATION
     if text in _STOP and not glued:
         return WordClass.STOP
     verb = text in _VERBS or (text.endswith("ing") and len(text) > 4 and text not in _ING_NOUNS)
     # "a sleeping cat": between a determiner and a noun a participle is a modifier
-    modifier = before in DETERMINERS | ADJECTIVES and speaks(after) and after not in _STOP
+    modifier = before in DETERMINERS | ADJECTIVES and is_word(after) and after not in _STOP
     return WordClass.VERB if verb and not modifier else WordClass.CONTENT
 
 
@@ -135,16 +135,25 @@ def _nearest(s: TaggedPrompt, i: int, step: int) -> list[int]:
     i += step
     while 0 <= i < len(s.words):
         if s.roles[i] is WordClass.CONTENT:
-            return head_of(s, i, lonely=False)
+            return head_of(s, i, search_outside=False)
         i += step
     return []
 
 
-def head_of(s: TaggedPrompt, i: int, lonely: bool = True) -> list[int]:
-    """The noun that content word i belongs to: the last of its run, or, for "is red", the noun before."""
+def head_of(s: TaggedPrompt, i: int, search_outside: bool = True) -> list[int]:
+    """The noun that content word i belongs to: the last of its run, or, for "is red", the noun before.
+
+    Args:
+        s: the prompt.
+        i: index of a content word.
+        search_outside: look at the runs beside where its own holds no noun.
+
+    Returns:
+        Its index, as a list of one.
+    """
     run = run_around(s, i)
-    nouns = [k for k in run if s.text(k) not in ADJECTIVES and speaks(s.text(k))]
-    if nouns or not lonely:
+    nouns = [k for k in run if s.text(k) not in ADJECTIVES and is_word(s.text(k))]
+    if nouns or not search_outside:
         return nouns[-1:] or [run[-1]]
     return _nearest(s, run[0], -1) or _nearest(s, run[-1], +1) or [run[-1]]
 
@@ -157,20 +166,20 @@ def _object(s: TaggedPrompt, i: int) -> list[int]:
     return head_of(s, k) if s.role(k) is WordClass.CONTENT else []
 
 
-def _actors(s: TaggedPrompt, i: int, object_only: bool) -> list[int]:
+def _nouns_of_verb(s: TaggedPrompt, i: int, object_only: bool) -> list[int]:
     """Subject and direct object of the verb at i."""
     thing = _object(s, i)
     return thing if object_only and thing else _nearest(s, i, -1) + thing
 
 
-def _small(s: TaggedPrompt, i: int) -> list[int]:
+def _nouns_of_stop_word(s: TaggedPrompt, i: int) -> list[int]:
     """What a stop word concerns: both nouns of a preposition of place, the noun after any other, or else before it."""
     if s.text(i) in _PLACING:
         return _nearest(s, i, -1) + _nearest(s, i, +1)
     return _object(s, i) or _nearest(s, i, -1) or _nearest(s, i, +1)
 
 
-def focus(s: TaggedPrompt, span: range, other_tells: bool) -> set[int]:
+def focus(s: TaggedPrompt, span: range, other_has_content: bool) -> set[int]:
     """The nouns that show where one side of a change is.
 
     A noun shows itself and its modifiers, a verb is shown by subject and object, a preposition by both its nouns.
@@ -178,23 +187,27 @@ def focus(s: TaggedPrompt, span: range, other_tells: bool) -> set[int]:
     Args:
         s: the prompt of that side.
         span: indices of the changed words; may be empty.
-        other_tells: whether the change's other side holds a content word or verb.
+        other_has_content: whether the change's other side holds a content word or verb.
 
     Returns:
         Indices into `s.words`; empty where nothing can be pointed at.
     """
-    if not s.tells(span):
-        return set() if other_tells else {k for i in span if s.roles[i] is WordClass.STOP for k in _small(s, i)}
+    if not s.has_content(span):
+        return (
+            set()
+            if other_has_content
+            else {k for i in span if s.roles[i] is WordClass.STOP for k in _nouns_of_stop_word(s, i)}
+        )
     content = [i for i in span if s.roles[i] is WordClass.CONTENT]
     heads = sorted({k for i in content for k in head_of(s, i)})
-    if not other_tells:  # "a hat on his head" is added at the hat
+    if not other_has_content:  # "a hat on his head" is added at the hat
         heads = [k for n, k in enumerate(heads) if not (n and _placed(s, k, span))]
     verbs = [i for i in span if s.roles[i] is WordClass.VERB]
-    return {*heads, *(k for i in verbs for k in _actors(s, i, bool(heads) and s.text(i) in _ATTACHING))}
+    return {*heads, *(k for i in verbs for k in _nouns_of_verb(s, i, bool(heads) and s.text(i) in _ATTACHING))}
 
 
 def _placed(s: TaggedPrompt, head: int, span: range) -> bool:
-    """Whether a noun of the span only tells the place of another: it follows a preposition of the span."""
+    """Whether a noun of the span only names the place of another: it follows a preposition of the span."""
     i = run_around(s, head)[0] - 1
     while s.text(i) in DETERMINERS:
         i -= 1

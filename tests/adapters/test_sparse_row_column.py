@@ -9,7 +9,7 @@ from diffusers import UNet2DConditionModel
 
 from fisedit.adapters.base import AdapterStack
 from fisedit.adapters.checkpoints import fresh_adapter
-from fisedit.adapters.cost import dense_macs, reading_macs, sparse_macs
+from fisedit.adapters.cost import dense_macs, reference_macs, sparse_macs
 from fisedit.adapters.insertion_points import inject_maps, insertion_points, tap_maps
 from fisedit.adapters.references import ReferenceCondition
 from fisedit.adapters.variants import FAMILIES
@@ -238,7 +238,7 @@ def test_multiply_accumulates_are_what_torch_counts(pipelines, family, name):
         step += 2 * sparse_macs(adapter, unet, case.plan, recorded=bool(conditions))
         case.replay(maps)  # blocks' ends are folded once
         assert counted(lambda maps=maps: case.replay(maps)) == step + rest
-    assert counted(lambda: adapter.read(case.seen)) == 2 * reading_macs(adapter, unet, levels)
+    assert counted(lambda: adapter.read(case.seen)) == 2 * reference_macs(adapter, unet, levels)
 
 
 @pytest.fixture(scope="module")

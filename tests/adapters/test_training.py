@@ -23,7 +23,7 @@ from fisedit.adapters.training.draws import draw_rows, generator_for
 from fisedit.adapters.training.examples import TrainingExamples
 from fisedit.adapters.training.log import append_row, truncate_after
 from fisedit.adapters.training.run import TrainingRun
-from fisedit.adapters.training.settings import TrainingSettings
+from fisedit.adapters.training.training_settings import TrainingSettings
 from fisedit.adapters.training.triples import read_triples
 from fisedit.errors import AdapterError, InputError, NumericsError
 from tests.support.adapters import lively
@@ -111,8 +111,14 @@ def same(ours, theirs) -> bool:
 def inputs(pipe, batch: int = 2) -> tuple[torch.Tensor, ...]:
     """Noised latents, steps, text, references, the text of no words."""
     text = pipe.encode_prompt(["a cat", "a dog"][:batch], "cpu", 1, False)[0]
-    silence = pipe.encode_prompt("", "cpu", 1, False)[0]
-    return torch.randn(batch, 4, 8, 8), torch.tensor([300, 700][:batch]), text, torch.randn(batch, 4, 8, 8), silence
+    empty_prompt = pipe.encode_prompt("", "cpu", 1, False)[0]
+    return (
+        torch.randn(batch, 4, 8, 8),
+        torch.tensor([300, 700][:batch]),
+        text,
+        torch.randn(batch, 4, 8, 8),
+        empty_prompt,
+    )
 
 
 @pytest.mark.parametrize("family", ["v1", "v2", "v3", "v5", "v5b"])
@@ -179,7 +185,7 @@ def test_maps_that_are_kept_are_those_that_are_read(begun):
     read, kept = (begun(name, keep_maps=name == "kept", dropout=0.5) for name in ("read", "kept"))
     for passed in range(4):
         torch.testing.assert_close(kept._loss(passed), read._loss(passed))
-    assert len(kept.examples._seen) == 1 + len(kept.examples)
+    assert len(kept.examples._reference_maps) == 1 + len(kept.examples)
     for run in (read, kept):
         run.advance()
     torch.testing.assert_close(weights(kept.adapter), weights(read.adapter), rtol=1e-3, atol=1e-5)
@@ -224,7 +230,7 @@ def test_region_weights(begun):
         settings = replace(run.settings, region_weight=weight)
         noise = generator_for(0, 0, torch.device("cpu"))
         with torch.no_grad():
-            return float(denoising_loss(run.model, run.scheduler, batch, run.examples.silence, settings, noise))
+            return float(denoising_loss(run.model, run.scheduler, batch, run.examples.empty_prompt, settings, noise))
 
     outside_taps, plain, heavy = loss(0), loss(1), loss(5)
     inside = plain - outside_taps
@@ -258,10 +264,10 @@ def test_dropped_pictures_are_shown_nothing(begun):
     for share in (0.0, 1 - 1e-9):
         settings = replace(run.settings, dropout=share)
         noise = generator_for(0, 0, torch.device("cpu"))
-        denoising_loss(model, run.scheduler, batch, run.examples.silence, settings, noise)
+        denoising_loss(model, run.scheduler, batch, run.examples.empty_prompt, settings, noise)
     assert torch.equal(seen[0][0], batch.text)
     assert torch.equal(seen[0][1], batch.references)
-    assert torch.equal(seen[1][0], run.examples.silence.expand(2, -1, -1))
+    assert torch.equal(seen[1][0], run.examples.empty_prompt.expand(2, -1, -1))
     assert not seen[1][1].any()
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from fisedit import Editor
 from fisedit.cli.diagnosis import _parse_bytes
-from fisedit.diagnosis.placement import Placement, place
-from fisedit.diagnosis.plan import PlanSettings, as_rows, make_plan
+from fisedit.diagnosis.plan import PlanSettings, as_rows, plan_edits
+from fisedit.diagnosis.record_placement import RecordPlacement, place_records
 from fisedit.errors import InputError
 
 
@@ -19,12 +19,15 @@ def test_placement_is_that_of_brute_force():
     infeasible = 0
     for _ in range(200):
         steps = [
-            [Placement(f"{i}", int(rng.integers(0, 9)), float(rng.integers(1, 9))) for i in range(rng.integers(1, 4))]
+            [
+                RecordPlacement(f"{i}", int(rng.integers(0, 9)), float(rng.integers(1, 9)))
+                for i in range(rng.integers(1, 4))
+            ]
             for _ in range(rng.integers(1, 6))
         ]
         limit = int(rng.integers(0, 25))
         fitting = [ways for ways in product(*steps) if sum(one.bytes for one in ways) <= limit]
-        found = place(steps, limit)
+        found = place_records(steps, limit)
         if not fitting:
             assert found is None
             infeasible += 1
@@ -33,24 +36,24 @@ def test_placement_is_that_of_brute_force():
         assert found is not None and all(one in choices for one, choices in zip(found, steps, strict=True))
         assert (sum(one.seconds for one in found), sum(one.bytes for one in found)) == best
     assert 0 < infeasible < 100
-    page = [Placement("memory", 3, 1.0), Placement("disk", 0, 2.0)]
-    assert [one.name for one in place([page] * 5, 10)].count("memory") == 3, "the whole budget is spent"
+    page = [RecordPlacement("memory", 3, 1.0), RecordPlacement("disk", 0, 2.0)]
+    assert [one.name for one in place_records([page] * 5, 10)].count("memory") == 3, "the whole budget is spent"
 
 
 def test_a_plan_fits_or_says_what_to_change(pipelines, tmp_path, monkeypatch):
     monkeypatch.setenv("FISEDIT_COSTS", str(tmp_path))
     pipe, settings = pipelines["demo"], PlanSettings(size=128, num_inference_steps=10, areas=(0.05, 1.0))
     with pytest.raises(InputError, match="run fisedit calibrate first"):
-        make_plan(pipe, settings, 1 << 30)
+        plan_edits(pipe, settings, 1 << 30)
     editor = Editor(pipe, model="demo")
     editor.calibrate(0, size=128)
-    roomy = make_plan(pipe, settings, 1 << 30)
+    roomy = plan_edits(pipe, settings, 1 << 30)
     assert roomy["changes"] == [] and roomy["choice"]["steps_in_memory"] == 10 and not roomy["choice"]["steps_on_disk"]
     assert roomy["edits"][1]["fallback"] and roomy["edits"][1]["dense_steps"] == 10
     made = editor.generate("a cat", num_inference_steps=10, width=128, height=128)
     assert roomy["source"]["bytes"] == pytest.approx(made.stats.recorded_bytes, rel=0.1)
     half = roomy["choice"]["weights_bytes"] + roomy["source"]["bytes"] // 2
-    tight = make_plan(pipe, PlanSettings(size=128, num_inference_steps=10, memory=half), 1 << 30)
+    tight = plan_edits(pipe, PlanSettings(size=128, num_inference_steps=10, memory=half), 1 << 30)
     assert tight["choice"]["steps_in_memory"] == 5 and tight["choice"]["steps_on_disk"] == 5
     assert any("--num-inference-steps 5" in line for line in tight["changes"])
     assert [row["run"] for row in as_rows(roomy)] == ["source", "edit of 5%", "edit of 100%"]

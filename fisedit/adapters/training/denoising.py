@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from fisedit.adapters.row_column import RowColumnAdapter
     from fisedit.adapters.training.examples import TrainingBatch
-    from fisedit.adapters.training.settings import TrainingSettings
+    from fisedit.adapters.training.training_settings import TrainingSettings
 
 
 class ConditionedUNet(nn.Module):
@@ -44,9 +44,9 @@ class ConditionedUNet(nn.Module):
         steps: Tensor,
         text: Tensor,
         references: Tensor,
-        silence: Tensor,
+        empty_prompt: Tensor,
         controls: Mapping[str, Tensor] | None = None,
-        seen: Mapping[str, Tensor] | None = None,
+        reference_maps: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         """Predict the noise.
 
@@ -55,42 +55,44 @@ class ConditionedUNet(nn.Module):
             steps: int64 [B], timesteps of the latents.
             text: [B, T, D].
             references: clean latents [B, 4, h, w].
-            silence: embedding of the empty prompt, [1, T, D].
+            empty_prompt: embedding of the empty prompt, [1, T, D].
             controls: [B, C, h', w'] by insertion point.
-            seen: the references' maps by insertion point where they are cached (see `read_maps`).
+            reference_maps: the references' maps by insertion point where they are cached (see `read_maps`).
 
         Returns:
             [B, 4, h, w].
         """
         unet = self._frozen[0]
         condition = (
-            ReferenceCondition(self.adapter, self.adapter.read(seen)) if seen else self.condition(references, silence)
+            ReferenceCondition(self.adapter, self.adapter.read(reference_maps))
+            if reference_maps
+            else self.condition(references, empty_prompt)
         )
         with inject_adapters(unet, [condition], controls):
             guess: Tensor = unet(noised, steps, text, return_dict=False)[0]
         return guess
 
-    def condition(self, references: Tensor, silence: Tensor) -> ReferenceCondition:
+    def condition(self, references: Tensor, empty_prompt: Tensor) -> ReferenceCondition:
         """The adapter with what it reads of references.
 
         Args:
             references: clean latents [B, 4, h, w].
-            silence: embedding of the empty prompt, [1, T, D].
+            empty_prompt: embedding of the empty prompt, [1, T, D].
         """
-        return ReferenceCondition(self.adapter, self.adapter.read(self.read_maps(references, silence)))
+        return ReferenceCondition(self.adapter, self.adapter.read(self.read_maps(references, empty_prompt)))
 
-    def read_maps(self, references: Tensor, silence: Tensor) -> dict[str, Tensor]:
+    def read_maps(self, references: Tensor, empty_prompt: Tensor) -> dict[str, Tensor]:
         """The frozen UNet's maps of references.
 
         Args:
             references: clean latents [B, 4, h, w].
-            silence: embedding of the empty prompt, [1, T, D].
+            empty_prompt: embedding of the empty prompt, [1, T, D].
 
         Returns:
             [B, C, h', w'] by insertion point of the adapter.
         """
         return tap_maps(
-            self._frozen[0], references, silence.expand(len(references), -1, -1), tuple(self.adapter.channels)
+            self._frozen[0], references, empty_prompt.expand(len(references), -1, -1), tuple(self.adapter.channels)
         )
 
 
@@ -98,7 +100,7 @@ def denoising_loss(
     model: nn.Module,
     scheduler: DDPMScheduler,
     batch: TrainingBatch,
-    silence: Tensor,
+    empty_prompt: Tensor,
     settings: TrainingSettings,
     noise: torch.Generator,
 ) -> Tensor:
@@ -108,7 +110,7 @@ def denoising_loss(
         model: a `ConditionedUNet`, or accelerate's wrapper of it.
         scheduler: that adds the noise.
         batch: of examples.
-        silence: embedding of the empty prompt, [1, T, D].
+        empty_prompt: embedding of the empty prompt, [1, T, D].
         settings: dropout and weights.
         noise: the only source of randomness.
 
@@ -121,11 +123,11 @@ def denoising_loss(
     total = int(scheduler.config.num_train_timesteps)
     steps = (shares * total).long().clamp_max(total - 1)
     dropped = (torch.rand(count, generator=noise, device=device) < settings.dropout)[:, None, None]
-    text = torch.where(dropped, silence, batch.text)
+    text = torch.where(dropped, empty_prompt, batch.text)
     references = batch.references.masked_fill(dropped[..., None], 0)
     noised = scheduler.add_noise(batch.targets, added, steps)
-    seen = {name: torch.where(dropped[..., None], x[:1], x[1:]) for name, x in batch.seen.items()}
-    guess = model(noised, steps, text, references, silence, batch.controls, seen)
+    reference_maps = {name: torch.where(dropped[..., None], x[:1], x[1:]) for name, x in batch.reference_maps.items()}
+    guess = model(noised, steps, text, references, empty_prompt, batch.controls, reference_maps)
     velocity = scheduler.config.prediction_type == "v_prediction"
     wanted = scheduler.get_velocity(batch.targets, added, steps) if velocity else added
     weights = level_weights(scheduler, steps, settings.snr_cap) * region_weights(batch.regions, settings.region_weight)

@@ -42,7 +42,8 @@ class TrainingBatch:
         text: of the prompts, [B, T, D].
         regions: weight of every cell's error, [B, 1, h, w], in [0, 1].
         controls: [B, C, h', w'] by insertion point.
-        seen: maps of no reference and of the B references, [1 + B, C, h', w'], by insertion point; empty if not cached.
+        reference_maps: maps of no reference and of the B references, [1 + B, C, h', w'], by insertion point; empty
+            if not cached.
     """
 
     targets: Tensor
@@ -50,7 +51,7 @@ class TrainingBatch:
     text: Tensor
     regions: Tensor
     controls: Mapping[str, Tensor]
-    seen: Mapping[str, Tensor] = field(default_factory=dict)
+    reference_maps: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class TrainingExamples:
@@ -68,9 +69,9 @@ class TrainingExamples:
         self, pipe: StableDiffusionPipeline, triples: Sequence[Triple], side: int, read_maps: MapReader | None = None
     ) -> None:
         self._pipe, self.triples, self.side, self._read_maps = pipe, triples, side, read_maps
-        self._known: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-        self._seen: dict[int, dict[str, Tensor]] = {}
-        self.silence = self._text([""])  # [1, T, D]
+        self._latents_of: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._reference_maps: dict[int, dict[str, Tensor]] = {}
+        self.empty_prompt = self._text([""])  # [1, T, D]
 
     def __len__(self) -> int:
         return len(self.triples)
@@ -94,21 +95,21 @@ class TrainingExamples:
         return to_canvas(to_editable(decode(read_bytes(path), f"picture {path}").image), (self.side, self.side))
 
     def _latents(self, row: int) -> tuple[Tensor, Tensor, Tensor]:
-        if row not in self._known:
+        if row not in self._latents_of:
             triple, vae = self.triples[row], self._pipe.vae
             target, reference = (encode(vae, self.picture(path)) for path in (triple.target, triple.reference))
-            self._known[row] = target, reference, self._region(triple).to(target)
-        return self._known[row]
+            self._latents_of[row] = target, reference, self._region(triple).to(target)
+        return self._latents_of[row]
 
     def _maps(self, rows: Sequence[int], references: Tensor) -> dict[str, Tensor]:
-        """As of `TrainingBatch.seen`; row -1 is no reference."""
+        """As in `TrainingBatch.reference_maps`; row -1 is no reference."""
         if self._read_maps is None:
             return {}
         nothing = torch.zeros_like(references[:1])
         for row, latents in zip((-1, *rows), (nothing, *references.split(1)), strict=True):
-            if row not in self._seen:
-                self._seen[row] = self._read_maps(latents, self.silence)
-        each = [self._seen[row] for row in (-1, *rows)]
+            if row not in self._reference_maps:
+                self._reference_maps[row] = self._read_maps(latents, self.empty_prompt)
+        each = [self._reference_maps[row] for row in (-1, *rows)]
         return {name: torch.cat([one[name] for one in each]) for name in each[0]}
 
     def _region(self, triple: Triple) -> Tensor:

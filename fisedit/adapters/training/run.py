@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
     from fisedit.adapters.row_column import RowColumnAdapter
-    from fisedit.adapters.training.settings import TrainingSettings
+    from fisedit.adapters.training.training_settings import TrainingSettings
     from fisedit.adapters.training.triples import Triple
     from fisedit.values import OnStep
 
@@ -218,7 +218,7 @@ class TrainingRun:
         rows = draw_rows(settings.seed, len(self.examples), own * settings.batch, settings.batch)
         noise = generator_for(settings.seed, own, accelerator.device)
         batch = self.examples.batch(rows)
-        return denoising_loss(self.model, self.scheduler, batch, self.examples.silence, settings, noise)
+        return denoising_loss(self.model, self.scheduler, batch, self.examples.empty_prompt, settings, noise)
 
     def _log(self, loss: float, rate: float, norm: float) -> None:
         if not math.isfinite(loss):

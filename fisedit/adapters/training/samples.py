@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fisedit.adapters.references import ReferenceCondition
     from fisedit.adapters.row_column import RowColumnAdapter
     from fisedit.adapters.training.examples import TrainingExamples
-    from fisedit.adapters.training.settings import TrainingSettings
+    from fisedit.adapters.training.training_settings import TrainingSettings
 
 _STEPS, _GUIDANCE, _MOST = 20, 4.0, 8
 
@@ -53,17 +53,17 @@ class SampleSheets:
         Returns:
             The sheet; the mean error.
         """
-        model, silence = ConditionedUNet(self._pipe.unet, adapter), self._examples.silence
+        model, empty_prompt = ConditionedUNet(self._pipe.unet, adapter), self._examples.empty_prompt
         errors = []
         for start in range(0, len(self._examples), settings.batch):
             batch = self._examples.batch(range(start, min(start + settings.batch, len(self._examples))))
             noise = generator_for(settings.seed, start, self._pipe.device)
-            error = denoising_loss(model, scheduler, batch, silence, settings, noise)
+            error = denoising_loss(model, scheduler, batch, empty_prompt, settings, noise)
             errors += [float(error)] * len(batch.targets)
         self._plain = self._plain or self._painted(None)
         references = self._examples.batch(range(min(_MOST, len(self._examples)))).references
         both = torch.cat([torch.zeros_like(references), references])
-        return self._sheet(self._painted(model.condition(both, silence))), sum(errors) / len(errors)
+        return self._sheet(self._painted(model.condition(both, empty_prompt))), sum(errors) / len(errors)
 
     def _painted(self, condition: ReferenceCondition | None) -> list[Image]:
         prompts = [triple.prompt for triple in self._examples.triples[:_MOST]]

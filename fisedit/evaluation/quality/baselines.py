@@ -43,7 +43,7 @@ class StaleRows(CachedRows):
     """Rows whose norms keep the source's statistics; they record nothing for a later edit."""
 
     def affine(self, name: str, norm: nn.GroupNorm, rows: Rows) -> Tensor:
-        """GroupNorm's scale and shift by the source's statistics."""
+        """GroupNorm's scale and shift by the source's statistics. See `CachedRows.affine`."""
         site = self._sites[name]
         level = self.level(site)
         sums = recorded_statistics(self.source, name, site.level, norm.num_groups)

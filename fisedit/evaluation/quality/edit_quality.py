@@ -16,10 +16,10 @@ from fisedit.evaluation.quality.global_edit_detection import GlobalEditVerdict, 
 from fisedit.evaluation.quality.global_edit_prompts import prompt_pairs, written_pairs
 from fisedit.evaluation.quality.html_report import HtmlReport
 from fisedit.evaluation.quality.methods import OURS, select_methods
+from fisedit.evaluation.quality.metric_tables import ALL, format_table, metric_rows
 from fisedit.evaluation.quality.results_log import ResultsLog
 from fisedit.evaluation.quality.scene_edits import available_kinds, sample_edits, single_token_words
 from fisedit.evaluation.quality.scores import score_edit
-from fisedit.evaluation.quality.tables import ALL, format_table, metric_rows
 from fisedit.evaluation.scenes.layout import CHANGE_KINDS
 from fisedit.models.loader import demo_folder, load
 from fisedit.models.paths import expand_home

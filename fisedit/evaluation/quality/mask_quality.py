@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fisedit import __version__
 from fisedit.evaluation.quality.edit_case import make_case
+from fisedit.evaluation.quality.metric_tables import ALL, format_table
 from fisedit.evaluation.quality.metrics import MaskFit, mask_fit, median_and_tail
 from fisedit.evaluation.quality.scene_edits import (
     GENERATED_EVERY,
@@ -18,7 +19,6 @@ from fisedit.evaluation.quality.scene_edits import (
     sample_edits,
     single_token_words,
 )
-from fisedit.evaluation.quality.tables import ALL, format_table
 from fisedit.masking.localize import LATENTS, METHODS, THINGS
 from fisedit.models.loader import load
 from fisedit.values import LATENT_FACTOR, OnStep

@@ -129,25 +129,31 @@ def distances(classifier: SceneClassifier, one: MaskedObject, other: MaskedObjec
     Args:
         classifier: of drawn scenes.
         one: a picture and the object's pixels.
-        other: likewise.
+        other: another picture and its object's pixels.
     """
     return {name: distance(classifier, one, other) for name, distance in DISTANCES.items()}
 
 
 def feature_distance(classifier: SceneClassifier, one: MaskedObject, other: MaskedObject) -> float:
-    """Cosine distance, 0 to 2, of the classifier's features."""
+    """Cosine distance, 0 to 2, of the classifier's features.
+
+    Args:
+        classifier: of drawn scenes.
+        one: pixels and mask of an object.
+        other: of another.
+    """
     return float(1 - F.cosine_similarity(_features(classifier, *one), _features(classifier, *other), dim=0))
 
 
 def histogram_distance(_: SceneClassifier | None, one: MaskedObject, other: MaskedObject) -> float:
-    """Earth mover's distance of colours along each axis of Lab, the three as one vector."""
+    """Earth mover's distance of colours along each axis of Lab, the three as one vector. See `feature_distance`."""
     shares = np.linspace(0, 1, 101)
     quantiles = [np.quantile(_lab_colours(*shown), shares, axis=0) for shown in (one, other)]
     return float(np.linalg.norm(np.abs(quantiles[0] - quantiles[1]).mean(0)))
 
 
 def colour_distance(_: SceneClassifier | None, one: MaskedObject, other: MaskedObject) -> float:
-    """Distance of mean colours in Lab."""
+    """Distance of mean colours in Lab. See `feature_distance`."""
     return float(np.linalg.norm(_lab_colours(*one).mean(0) - _lab_colours(*other).mean(0)))
 
 

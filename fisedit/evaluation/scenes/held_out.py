@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 if TYPE_CHECKING:
-    from fisedit.evaluation.scenes.layout import SceneChange
     from fisedit.evaluation.scenes.scene import Scene
 
 SPLITS = ("development", "reported")
@@ -92,13 +91,3 @@ def is_unseen(scene: Scene) -> bool:
         scene: with any objects.
     """
     return has_unseen_words(scene) or has_unseen_layout(scene)
-
-
-def is_fair(change: SceneChange) -> bool:
-    """Whether an edit may be measured: both of its prompts unseen, and the layout of one of its scenes.
-
-    Args:
-        change: whose scenes differ in layout where an object comes, goes or grows.
-    """
-    scenes = (change.before, change.after)
-    return all(map(has_unseen_words, scenes)) and any(map(has_unseen_layout, scenes))

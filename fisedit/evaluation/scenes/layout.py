@@ -68,14 +68,17 @@ def arrange(request: SceneRequest, rng: np.random.Generator) -> Scene:
     if stacked:
         placed = _stack(ground, shares)
     else:
-        placed = [_stand(requested, i, len(ground), shares[i], request.relation) for i, requested in enumerate(ground)]
+        placed = [
+            _place_on_ground(requested, i, len(ground), shares[i], request.relation)
+            for i, requested in enumerate(ground)
+        ]
     for requested, share in zip(sky, flying, strict=False):
         placed.append(_fly(requested, placed, share))
     relation = request.relation if len(ground) > 1 else "and"
     return Scene(request.background, horizon, tuple(placed), request.weather, relation)
 
 
-def _stand(requested: ObjectRequest, slot: int, count: int, share: np.ndarray, relation: str) -> PlacedObject:
+def _place_on_ground(requested: ObjectRequest, slot: int, count: int, share: np.ndarray, relation: str) -> PlacedObject:
     """An object in its own column of the ground, so that no two overlap."""
     size = _SCALED[requested.scale][count] if requested.scale and count <= 2 else _SIZES[count]
     if requested.accessory and not requested.scale:
@@ -227,7 +230,7 @@ def _dress(rng: np.random.Generator, scene: Scene) -> SceneChange | None:
     return SceneChange("dress", scene.change(index, accessory=""), scene, index) if fit else None
 
 
-def _resize(rng: np.random.Generator, scene: Scene) -> SceneChange | None:
+def _resize(_rng: np.random.Generator, scene: Scene) -> SceneChange | None:
     fit = [i for i, placed in enumerate(scene.objects) if placed.scale and not placed.accessory]
     if not fit:
         return None

@@ -70,10 +70,10 @@ def metric_rows(scores: Scores, kinds: Sequence[str]) -> list[Row]:
         drawn = source == "drawn"
         chosen = [i for i, s in enumerate(scores[method]) if s and s.drawn is drawn and kind in (ALL, s.kind)]
         if chosen:
-            mine = [s for i in chosen if (s := scores[method][i])]
-            row = {"method": method, "source": source, "kind": kind, "edits": len(chosen)} | _metrics(mine)
+            method_scores = [s for i in chosen if (s := scores[method][i])]
+            row = {"method": method, "source": source, "kind": kind, "edits": len(chosen)} | _metrics(method_scores)
             reference = [scores[REFERENCE][i] for i in chosen] if REFERENCE in scores else []
-            rows.append(row | {"relative success": _relative_success(mine, reference)})
+            rows.append(row | {"relative success": _relative_success(method_scores, reference)})
     return rows
 
 
@@ -97,9 +97,9 @@ def _values(scores: Sequence[EditScore], path: str) -> list[float]:
     return values
 
 
-def _relative_success(mine: Sequence[EditScore], reference: Sequence[EditScore | None]) -> Row:
+def _relative_success(method_scores: Sequence[EditScore], reference: Sequence[EditScore | None]) -> Row:
     """Successes over the reference method's, on edits whose success is known for both."""
-    pairs = [(a.success, b.success) for a, b in zip(mine, reference, strict=False) if b is not None]
+    pairs = [(a.success, b.success) for a, b in zip(method_scores, reference, strict=False) if b is not None]
     known = [(a, b) for a, b in pairs if a is not None and b is not None]
     done = sum(b for _, b in known)
     return {"mean": sum(a for a, _ in known) / done if done else None, "edits": len(known)}

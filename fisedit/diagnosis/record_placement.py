@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Placement:
+class RecordPlacement:
     """A way to keep a step's record.
 
     Args:
@@ -31,11 +31,11 @@ class _Sum:
 
     bytes: int
     seconds: float
-    last: Placement | None = None
+    last: RecordPlacement | None = None
     before: _Sum | None = None
 
 
-def place(steps: Sequence[Sequence[Placement]], limit: int) -> tuple[Placement, ...] | None:
+def place_records(steps: Sequence[Sequence[RecordPlacement]], limit: int) -> tuple[RecordPlacement, ...] | None:
     """The placement of every step that takes the fewest seconds, and of those the fewest bytes.
 
     Args:
@@ -66,8 +66,8 @@ def _unbeaten(sums: list[_Sum]) -> list[_Sum]:
     return kept
 
 
-def _placements(found: _Sum) -> tuple[Placement, ...]:
-    chosen: list[Placement] = []
+def _placements(found: _Sum) -> tuple[RecordPlacement, ...]:
+    chosen: list[RecordPlacement] = []
     one: _Sum | None = found
     while one is not None and one.last is not None:
         chosen.append(one.last)

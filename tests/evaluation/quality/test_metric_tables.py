@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fisedit.evaluation.quality import tables
+from fisedit.evaluation.quality import metric_tables
 from fisedit.evaluation.quality.scores import EditScore
 
 
@@ -15,7 +15,7 @@ def scored(kind: str, success: bool | None, *, drawn: bool = True, macs: int = 2
 def test_rows_by_hand():
     ours = [scored("swap", True), scored("swap", False), scored("delete", True, drawn=False), scored("weather", None)]
     best = [scored("swap", True), scored("swap", True), None, scored("weather", None)]
-    found = tables.metric_rows({"ours": ours, "blended-true": best}, ("swap", "delete", "weather"))
+    found = metric_tables.metric_rows({"ours": ours, "blended-true": best}, ("swap", "delete", "weather"))
     by = {(row["method"], row["source"], row["kind"]): row for row in found}
     assert by["ours", "drawn", "all"]["edits"] == 3 and by["ours", "drawn", "all"]["success"] == {
         "mean": 0.5,
@@ -26,7 +26,7 @@ def test_rows_by_hand():
     assert by["ours", "drawn", "swap"]["GMACs"] == {"median": 2.0, "tail": 2.0, "edits": 2}
     assert by["ours", "drawn", "swap"]["IoU"] == {"median": None, "tail": None, "edits": 0}
     assert ("blended-true", "generated", "all") not in by
-    told = tables.format_table([by["ours", "drawn", "all"]], ("method",))
+    told = metric_tables.format_table([by["ours", "drawn", "all"]], ("method",))
     assert told == [
         {"method": "ours", "success": "50% of 2", "relative success": "50% of 2", "fell back": "0%"}
         | {"GMACs": "2 (2)", "evaluations": "5 (5)"}

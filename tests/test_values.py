@@ -1,0 +1,14 @@
+"""Values that need no model: the first step of an edit and its strength, which say the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from fisedit.values import first_step, strength_of
+
+
+@pytest.mark.parametrize("steps", [1, 5, 10, 25, 999])
+def test_a_first_step_s_strength_gives_that_step_again(steps):
+    strengths = [strength_of(start, steps) for start in range(steps)]
+    assert all(0 < strength <= 1 for strength in strengths)
+    assert [first_step(strength, steps) for strength in strengths] == list(range(steps))
