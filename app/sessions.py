@@ -12,10 +12,11 @@ import shutil
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from threading import RLock
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Self
 
 from app.model_pool import ModelPool, OfferedModel
@@ -78,8 +79,9 @@ class AppState:
         self._temporary = Path(self._closing.enter_context(tempfile.TemporaryDirectory(prefix="fisedit-")))
         self.folder = self._temporary / "sessions" if folder is None else Path(folder).resolve()
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock = RLock()  # callers come in many threads
+        self._lock = Lock()  # callers come in many threads; never held while a session is read from disk
         self._sessions: OrderedDict[str, Session] = OrderedDict()  # by key, longest idle first
+        self._loading: dict[str, Future[Session]] = {}  # by key, sessions that are being read from disk
         self._callers: OrderedDict[str, str] = OrderedDict()  # caller -> key
 
     @classmethod
@@ -111,8 +113,9 @@ class AppState:
 
     def close(self) -> None:
         """Stop all work; what is temporary goes."""
-        for session in self._sessions.values():
-            session.stop()
+        with self._lock:
+            for session in self._sessions.values():
+                session.stop()
         self._closing.close()
 
     def select(self, settings: SourceSettings) -> ModelChoice:
@@ -160,14 +163,11 @@ class AppState:
 
     def session(self, caller: str) -> Session:
         """The session of a caller, a new one for a new caller. Raises Busy: every session in memory is at work."""
-        with self._lock:
-            return self._open_session(caller, self._callers.get(caller) or secrets.token_hex(16))
+        return self._open_session(caller)
 
     def adopt(self, caller: str, key: str) -> Session:
-        """The session of a key, for a page that was loaded again; a new one for an unknown key. Raises Busy."""
-        with self._lock:
-            known = bool(_KEY.fullmatch(key)) and (key in self._sessions or (self.folder / key).is_dir())
-            return self._open_session(caller, key) if known else self.session(caller)
+        """The session of a key, for a page that was loaded again; the caller's own for an unknown key. Raises Busy."""
+        return self._open_session(caller, key)
 
     def leave(self, caller: str) -> None:
         """A caller is gone: its session's work ends before the next step, unless others have the session open."""
@@ -206,22 +206,56 @@ class AppState:
         """Sessions in memory."""
         return len(self._sessions)
 
-    def _open_session(self, caller: str, key: str) -> Session:
+    def _open_session(self, caller: str, key: str = "") -> Session:
+        """The session of a key if there is one, else the caller's own, from memory or disk. Raises Busy.
+
+        The lock is free while a session is read: callers of the same key share one read, and others do not wait.
+        """
+        with self._lock:
+            key = key if self._exists(key) else self._callers.get(caller) or secrets.token_hex(16)
+            self._remember_caller(caller, key)
+            if key in self._sessions:
+                self._sessions.move_to_end(key)
+                return self._sessions[key]
+            is_loading = key in self._loading
+            if not is_loading:
+                self._evict_sessions()
+                self._loading[key] = Future()
+            loading = self._loading[key]
+        if not is_loading:
+            self._load_session(key, loading)
+        return loading.result()
+
+    def _load_session(self, key: str, loading: Future[Session]) -> None:
+        """Read a session from disk and put it into memory; the future gets the session or the error."""
+        try:
+            session = Session(self.pool, self.folder / key, self._temporary / "out" / key)
+            session.resume()
+        except BaseException as error:  # noqa: BLE001 (raised where the future is read)
+            with self._lock:
+                del self._loading[key]
+            loading.set_exception(error)
+            return
+        with self._lock:
+            self._sessions[key] = session
+            del self._loading[key]
+        loading.set_result(session)
+
+    def _exists(self, key: str) -> bool:
+        """Whether a key is that of a session in memory or on disk."""
+        if not _KEY.fullmatch(key):
+            return False
+        return key in self._sessions or key in self._loading or (self.folder / key).is_dir()
+
+    def _remember_caller(self, caller: str, key: str) -> None:
         self._callers[caller] = key
         self._callers.move_to_end(caller)
         while len(self._callers) > _CALLERS * self.capacity:
             self._callers.popitem(last=False)
-        if key not in self._sessions:
-            self._evict_sessions()
-            session = Session(self.pool, self.folder / key, self._temporary / "out" / key)
-            session.resume()
-            self._sessions[key] = session
-        self._sessions.move_to_end(key)
-        return self._sessions[key]
 
     def _evict_sessions(self) -> None:
-        """Make room for one more session."""
-        while len(self._sessions) >= self.capacity:
+        """Make room for one more session; those that are being read count as at work."""
+        while len(self._sessions) + len(self._loading) >= self.capacity:
             longest = next((key for key, session in self._sessions.items() if session.idle), None)
             if longest is None:
                 raise Busy(f"all {self.capacity} sessions are at work; try again in a moment")
