@@ -19,7 +19,7 @@ from fisedit.storage import provenance
 from fisedit.storage.files import write_bytes
 from fisedit.storage.image_metadata import read_metadata
 from fisedit.storage.images import can_hold, encode
-from fisedit.storage.session import SessionStore
+from fisedit.storage.session_store import SessionStore
 
 if TYPE_CHECKING:
     from app.model_pool import OfferedModel

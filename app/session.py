@@ -19,8 +19,8 @@ from fisedit.errors import Cancelled, SessionError
 from fisedit.history import EditResult, History
 from fisedit.models.paths import absolute_name
 from fisedit.storage import provenance
-from fisedit.storage.session import SessionContents, SessionStore
 from fisedit.storage.session_reader import SessionAssets
+from fisedit.storage.session_store import SessionContents, SessionStore
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -57,7 +57,7 @@ class EditRequest:
         start: index of the first step to run.
         verify: check a predicted mask for drift.
         on_step: called before every step.
-        stopwatch: takes the seconds of every station.
+        stopwatch: takes the seconds of every stage.
 
     Raises:
         InputError: grow or structure out of range, or dense steps where structure is kept.
@@ -223,11 +223,11 @@ class Planner:
     def plan_edit(self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory) -> EditPlan:
         """The plan of an edit over its source's trajectory."""
         spent = self._read_references(request)
-        with request.stopwatch.station("mask"):
+        with request.stopwatch.stage("mask"):
             mask, reason, probes = self._mask(request, prompt, source)
         if not mask.grid.any():
             return self.plan_nothing(request, "nothing is left of the mask")
-        with request.stopwatch.station("plan"):
+        with request.stopwatch.stage("plan"):
             costs = self.costs(request.config)
             dilation = request.dilation or self._cheapest(request, mask, costs)
             reason = reason or costs.dense_is_cheaper(mask.grid, dilation)
@@ -299,7 +299,7 @@ class Planner:
         """Let the adapters read the config's references; the MACs spent, 0 where that was done before."""
         if not request.config.like:
             return 0
-        with request.stopwatch.station("reference"):
+        with request.stopwatch.stage("reference"):
             return self._engine.references.prepare(request.config, self._engine.batch(request.config))
 
     def _mask(self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory) -> tuple[EditMask, str, int]:
