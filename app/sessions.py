@@ -1,7 +1,7 @@
 """All users' sessions over the shared models, and the worker that runs them.
 
-A caller is known by a name that its connection brings (gradio's session hash); a session by its key, which its owner
-alone knows, so that a page finds it after a reload. Knows models and folders; neither gradio nor pages.
+A caller is identified by the name of its connection (gradio's session hash); a session by its secret key, so that a
+page finds it after a reload. Knows models and folders; neither gradio nor pages.
 """
 
 from __future__ import annotations
@@ -63,12 +63,13 @@ class AppState:
     Args:
         pool: the models that are offered.
         worker: runs them.
-        capacity: sessions in memory. One more puts the one that has been idle longest on disk, where its pictures are.
-        folder: where sessions live, each in a folder of its own; None for a temporary one that goes with the state.
+        capacity: greatest number of sessions in memory, 1 or more. For one more, the one that has been idle longest is
+            dropped from memory; its pictures are on disk.
+        folder: where sessions are stored, each in a folder of its own; None for a temporary one, which `close` removes.
 
     Attributes:
-        feature_bytes: recorded features of all sessions together; beyond that those of the session that has been idle
-            longest are dropped, and rebuilt when an edit needs them.
+        feature_bytes: limit in bytes of the recorded features of all sessions together; beyond it those of the session
+            that has been idle longest are dropped, and rebuilt when an edit needs them.
     """
 
     def __init__(
@@ -91,10 +92,10 @@ class AppState:
         """A state with a worker and a pool of its own.
 
         Args:
-            models: as in `Editor.from_pretrained`; none for the demo model.
-            folder: as of this class.
-            loras: as of `ModelPool`.
-            options: others of `ModelPool`.
+            models: names, folders or files, as `Editor.from_pretrained` takes them; none for the demo model.
+            folder: where sessions are stored, each in a folder of its own; None for a temporary one.
+            loras: files or folders, as in `Editor.load_lora`.
+            options: further arguments of `ModelPool`.
 
         Raises:
             ModelError, AdapterError: one of these cannot be loaded.
@@ -112,7 +113,7 @@ class AppState:
         return state
 
     def close(self) -> None:
-        """Stop all work; what is temporary goes."""
+        """Stop all work, and remove temporary files."""
         with self._lock:
             for session in self._sessions.values():
                 session.stop()
@@ -140,7 +141,7 @@ class AppState:
         return model
 
     def _measure_when_idle(self, model: OfferedModel) -> None:
-        """Measure what the machine takes for a model's layers while no run waits, if that was never done."""
+        """Measure the machine's cost table of a model while no run waits, if there is none yet."""
         if model.measured:
             return
 
@@ -170,7 +171,7 @@ class AppState:
         return self._open_session(caller, key)
 
     def leave(self, caller: str) -> None:
-        """A caller is gone: its session's work ends before the next step, unless others have the session open."""
+        """Forget a caller: its session's work ends before the next step, unless another caller has it open."""
         with self._lock:
             key = self._callers.pop(caller, None)
             if key and key in self._sessions and key not in self._callers.values():
@@ -199,7 +200,7 @@ class AppState:
                 held[key] = 0
 
     def _drop_session(self, key: str) -> None:
-        """Take a session out of memory; its pictures are on disk."""
+        """Drop a session from memory; its pictures are on disk."""
         shutil.rmtree(self._sessions.pop(key).out, ignore_errors=True)
 
     def __len__(self) -> int:

@@ -156,7 +156,7 @@ def test_what_is_damaged_is_put_aside(state, session):
     state.capacity = 1
     state.session("other")
     back = state.session("me")
-    assert back.key == session.key and back.lost and len(back.history) == 0
+    assert back.key == session.key and back.was_damaged and len(back.history) == 0
     (aside,) = state.folder.glob(f"{session.key}.*")
     assert list(aside.glob("0-*.png"))
     assert made(state, back).id == "0"
@@ -168,7 +168,7 @@ def test_a_page_that_is_left_stops_the_work_unless_another_has_the_session(state
     running = handlers.generate(state, session, CAT, SourceSettings(steps=12))
     next(running)
     state.leave("first")
-    session.check()
+    session.raise_if_stopped()
     state.leave("second")
     with pytest.raises(Cancelled):
         list(running)
