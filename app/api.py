@@ -1,13 +1,14 @@
 """The HTTP API beside the page: generate, open, edit, preview, history. Typed; gradio describes it at /gradio_api/info.
 
 A program's session is its connection's (`session_hash`). Runs send {"step", "steps", "seconds_left"} as they go, and
-at the end {"id", "parent", "prompt", "picture", ...}: the picture is a PNG, as base64, that tells how it was made.
+at the end {"id", "parent", "prompt", "picture", ...}: the picture is a PNG, as base64, whose metadata hold its origin.
 """
 
 # Annotations are read by gradio as they stand: no `from __future__ import annotations` here.
 import base64
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from inspect import getdoc
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -27,21 +28,23 @@ if TYPE_CHECKING:
     from app.sessions import AppState
 
 MAX_MASK_CHARACTERS, MAX_REFERENCE_CHARACTERS = 1 << 20, 3 << 20
-"""Letters of a mask, and of a picture whose look is taken."""
+"""Characters of base64 of a mask, and of a reference picture."""
 
 
 def add(state: "AppState", runs: dict[str, Any]) -> None:
     """Add the endpoints to the page that is being built; `runs` names the queue that long ones wait in."""
     endpoints = Endpoints(state)
     for endpoint in (endpoints.generate, endpoints.edit):
-        api(endpoint, api_name=endpoint.__name__, **runs)
-    api(endpoints.preview, api_name="preview", concurrency_id="look", concurrency_limit=2)
-    api(endpoints.history, api_name="history", concurrency_limit=4)
+        api(endpoint, api_name=endpoint.__name__, api_description=getdoc(endpoint), **runs)
+    preview, history = endpoints.preview, endpoints.history
+    quick: dict[str, Any] = {"concurrency_id": "preview", "concurrency_limit": 2}
+    api(preview, api_name="preview", api_description=getdoc(preview), **quick)
+    api(history, api_name="history", api_description=getdoc(history), concurrency_limit=4)
     _add_open(endpoints.open_picture, runs)
 
 
 class Endpoints:
-    """What programs may call; gradio reads names, arguments, defaults and docstrings.
+    """The endpoints; gradio reads names, arguments, defaults and docstrings.
 
     Args:
         state: whose sessions are meant.
@@ -66,12 +69,31 @@ class Endpoints:
         reference: str = "",
         reference_scale: float = 1.0,
     ) -> Iterator[dict[str, Any]]:
-        """Make a picture of words, to be edited in the same session. guidance, width, height: null for the model's own.
-        model: a name that is offered, "" for the first. loras: names that are offered, and their scales. reference: a
-        picture whose look is taken, in base64."""
+        """Generate a picture from a prompt, to be edited in the same session.
+
+        Args:
+            request: filled in by the server from the connection.
+            prompt: what the picture shows; at most 2,000 characters.
+            seed: of the first noise, 0 to 2**32 - 1.
+            steps: denoising steps, 1 to 150.
+            guidance: scale of classifier-free guidance, 0 to 30; null for the model's own.
+            width: in pixels, 64 to 1024, divisible by 8; null for the model's own.
+            height: in pixels, 64 to 1024, divisible by 8; null for the model's own.
+            scheduler: ddim, dpmsolver++, euler, euler_a or lcm.
+            negative_prompt: what the picture should not show; "" for nothing.
+            model: a name that is offered; "" for the first.
+            loras: names that are offered -> their scales, -2 to 2.
+            reference: a picture whose appearance is taken, in base64; "" for none.
+            reference_scale: how much of its appearance, 0 to 2.
+
+        Yields:
+            The progress of every step; at the end the result.
+        """
         settings = SourceSettings(steps, guidance, seed, width, height, scheduler, negative_prompt, model, loras)
-        look = _lazy_reference(reference, reference_scale)
-        yield from self._stream(request, lambda own: handlers.generate(self._state, own, prompt, settings, look()))
+        get_reference = _lazy_reference(reference, reference_scale)
+        yield from self._stream(
+            request, lambda session: handlers.generate(self._state, session, prompt, settings, get_reference())
+        )
 
     def open_picture(
         self,
@@ -84,13 +106,26 @@ class Endpoints:
         model: str = "",
         loras: dict[str, float] | None = None,
     ) -> Iterator[dict[str, Any]]:
-        """Open a picture to edit it in the same session; the prompt says what it shows, "" where that is not known.
-        model, loras: as in generate."""
+        """Open a picture to edit it in the same session.
+
+        Args:
+            request: filled in by the server from the connection.
+            picture: an uploaded file; at most 32 MiB and 32 million pixels.
+            prompt: what the picture shows; "" where that is not known.
+            seed: of the later noise, 0 to 2**32 - 1.
+            steps: denoising steps, 1 to 150.
+            guidance: scale of classifier-free guidance, 0 to 30; null for the model's own.
+            model: a name that is offered; "" for the first.
+            loras: names that are offered -> their scales, -2 to 2.
+
+        Yields:
+            The progress of every step; at the end the result.
+        """
         settings = SourceSettings(
             _to_int(steps), guidance, _to_int(seed), model=model, loras={} if loras is None else loras
         )
         given = picture or b"", prompt, settings
-        yield from self._stream(request, lambda own: handlers.open_picture(self._state, own, *given))
+        yield from self._stream(request, lambda session: handlers.open_picture(self._state, session, *given))
 
     def edit(
         self,
@@ -104,11 +139,27 @@ class Endpoints:
         reference: str = "",
         reference_scale: float = 1.0,
     ) -> Iterator[dict[str, Any]]:
-        """Change the session's current picture to fit another prompt, with the model and LoRAs that made it. mask,
-        protect: base64 images, white inside; "" for what the words say. instance: a piece of the mask alone, from the
-        left and 0; -1 for all. reference: a picture whose look what is painted takes, in base64."""
-        region, look = _lazy_region(words, instance, grow, mask, protect), _lazy_reference(reference, reference_scale)
-        yield from self._stream(request, lambda own: handlers.edit(self._state, own, prompt, region(), look()))
+        """Change the session's current picture to fit another prompt, with the model and LoRAs that made it.
+
+        Args:
+            request: filled in by the server from the connection.
+            prompt: what the picture should show; at most 2,000 characters.
+            mask: an image in base64, white where the edit may change the picture; "" to find it by the words.
+            protect: an image in base64, white where the picture must not change; "" for nowhere.
+            words: at most 16 words of either prompt to find the mask by; [] for the changed ones.
+            instance: the one piece of the mask to edit, counted from the left and 0; -1 for all.
+            grow: latent cells (8 pixels) to dilate the mask by, -16 to 16; negative erodes.
+            reference: a picture whose appearance the edited area takes, in base64; "" for none.
+            reference_scale: how much of its appearance, 0 to 2.
+
+        Yields:
+            The progress of every step; at the end the result.
+        """
+        get_region = _lazy_region(words, instance, grow, mask, protect)
+        get_reference = _lazy_reference(reference, reference_scale)
+        yield from self._stream(
+            request, lambda session: handlers.edit(self._state, session, prompt, get_region(), get_reference())
+        )
 
     def preview(
         self,
@@ -122,18 +173,45 @@ class Endpoints:
         reference: str = "",
         reference_scale: float = 1.0,
     ) -> dict[str, Any]:
-        """Where an edit would paint and what it would cost, before it runs; arguments as in edit."""
-        region, look = _lazy_region(words, instance, grow, mask, protect), _lazy_reference(reference, reference_scale)
-        return _estimate_to_dict(handlers.preview(self._state, self._session(request), prompt, region(), look()))
+        """Predict where an edit would change the picture, and its cost. No result is made.
+
+        Args:
+            request: filled in by the server from the connection.
+            prompt: what the picture should show; at most 2,000 characters.
+            mask: an image in base64, white where the edit may change the picture; "" to find it by the words.
+            protect: an image in base64, white where the picture must not change; "" for nowhere.
+            words: at most 16 words of either prompt to find the mask by; [] for the changed ones.
+            instance: the one piece of the mask to edit, counted from the left and 0; -1 for all.
+            grow: latent cells (8 pixels) to dilate the mask by, -16 to 16; negative erodes.
+            reference: a picture whose appearance the edited area takes, in base64; "" for none.
+            reference_scale: how much of its appearance, 0 to 2.
+
+        Returns:
+            The mask, its share of the picture, the predicted seconds and multiply-accumulates, beside a dense run's.
+        """
+        get_region = _lazy_region(words, instance, grow, mask, protect)
+        get_reference = _lazy_reference(reference, reference_scale)
+        return _estimate_to_dict(
+            handlers.preview(self._state, self._session(request), prompt, get_region(), get_reference())
+        )
 
     def history(self, request: gr.Request, checkout: str = "", pictures: bool = False) -> dict[str, Any]:
-        """All results of the session, and the current one. checkout: the id of a result to go back to first."""
-        own = self._session(request)
+        """List all results of the session, and the current one.
+
+        Args:
+            request: filled in by the server from the connection.
+            checkout: the id of a result to make the current one first; "" for none.
+            pictures: whether the results hold their pictures and masks.
+
+        Returns:
+            The id of the current result, null if there is none, and the results, oldest first.
+        """
+        session = self._session(request)
         if checkout:
-            handlers.checkout(own, str(checkout))
-        results = list(own.history)
-        current = own.current.id if results else None
-        shown = [_result_to_dict(own, result, pictures=pictures) for result in results]
+            handlers.checkout(session, str(checkout))
+        results = list(session.history)
+        current = session.current.id if results else None
+        shown = [_result_to_dict(session, result, pictures=pictures) for result in results]
         return {"current": current, "results": shown}
 
     def _session(self, request: gr.Request) -> "Session":
@@ -145,12 +223,12 @@ class Endpoints:
         self, request: gr.Request, start: "Callable[[Session], Iterator[RunProgress]]"
     ) -> Iterator[dict[str, Any]]:
         """A run's progress, and at the end its result."""
-        own = self._session(request)
-        for progress in start(own):
+        session = self._session(request)
+        for progress in start(session):
             if progress.result is None:
-                yield {"step": progress.step, "steps": progress.steps, "seconds_left": progress.left}
+                yield {"step": progress.step, "steps": progress.steps, "seconds_left": progress.seconds_left}
             else:
-                yield _result_to_dict(own, progress.result, pictures=True)
+                yield _result_to_dict(session, progress.result, pictures=True)
 
 
 def _add_open(handler: Callable[..., Any], runs: dict[str, Any]) -> None:
@@ -161,23 +239,23 @@ def _add_open(handler: Callable[..., Any], runs: dict[str, Any]) -> None:
         seed, steps = gr.Number(0, label="seed", precision=0), gr.Number(25, label="steps", precision=0)
         guidance = gr.Number(None, label="guidance")
         model, loras = gr.Textbox("", label="model"), gr.JSON({}, label="loras")
-        asked = [picture, prompt, seed, steps, guidance, model, loras]
-        gr.Button().click(handler, asked, gr.JSON(label="result"), api_name="open", **runs)
+        inputs, result = [picture, prompt, seed, steps, guidance, model, loras], gr.JSON(label="result")
+        gr.Button().click(handler, inputs, result, api_name="open", api_description=getdoc(handler), **runs)
 
 
-def _result_to_dict(own: "Session", result: EditResult, *, pictures: bool) -> dict[str, Any]:
+def _result_to_dict(session: "Session", result: EditResult, *, pictures: bool) -> dict[str, Any]:
     values: dict[str, Any] = {
         "id": result.id,
         "parent": result.parent,
         "prompt": result.prompt,
         "change": "" if result.parent is None else str(result.diff),
-        "model": label(own.model_name(result)),
+        "model": label(session.model_name(result)),
         "recipe": asdict(result.config),
         "mask_area": result.mask.area,
         "stats": result.stats.as_dict(),
     }
     if pictures:
-        values["picture"] = base64.b64encode(export.picture_bytes(own, result)).decode()
+        values["picture"] = base64.b64encode(export.picture_bytes(session, result)).decode()
         values["mask"] = _png_base64(result.mask.image())
     return values
 
@@ -202,24 +280,24 @@ def _estimate_to_dict(estimate: handlers.EditEstimate) -> dict[str, Any]:
 def _lazy_region(words: list[str], instance: int, grow: int, mask: str, protect: str) -> Callable[[], Region]:
     """A region from a program's arguments, read when the run begins, so that errors are reported alike."""
 
-    def region() -> Region:
+    def get_region() -> Region:
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             raise InputError("words must be a list of words of a prompt")
         add = _decode_image(mask, "mask")
         piece = None if instance == -1 else instance
         return Region(tuple(words), piece, grow, add, _decode_image(protect, "protect"), only=add is not None)
 
-    return region
+    return get_region
 
 
 def _lazy_reference(reference: str, scale: float) -> Callable[[], ReferencePicture | None]:
-    """A look from a program's arguments, likewise."""
+    """A reference picture from a program's arguments, decoded when the run begins."""
 
-    def look() -> ReferencePicture | None:
+    def get_reference() -> ReferencePicture | None:
         data = _decode_bytes(reference, "reference", MAX_REFERENCE_CHARACTERS)
         return ReferencePicture(data, scale) if data else None
 
-    return look
+    return get_reference
 
 
 def _decode_image(text: str, what: str) -> Image.Image | None:

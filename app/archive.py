@@ -1,6 +1,6 @@
-"""A session as one file, to keep and to take up again: a zip of its pictures, masks and index.
+"""A session as one file, to download and to open again: a zip of its pictures, masks and index.
 
-Knows files; neither pages nor models. A zip that comes back is believed in nothing: sizes, names and every field of its
+Knows files; neither pages nor models. An uploaded zip is untrusted: sizes, names and every field of its
 index are checked before anything of it is written, decoded or built.
 """
 
@@ -46,7 +46,7 @@ _OTHER_FILE = (
 
 
 ARCHIVE = "the saved file"
-"""What errors call a session that comes back."""
+"""Name of an uploaded session in errors."""
 
 _NAME = re.compile(
     r"session\.json|\d{1,9}(-[0-9a-f]{16})?(\.mask|\.canvas)?\.(png|tif)|reference-[0-9a-f]{16}(-[0-9a-f]{16})?\.png"
@@ -80,8 +80,8 @@ def unpack(data: bytes, folder: Path, models: Sequence[str]) -> None:
     Args:
         data: the zip's bytes.
         folder: is made.
-        models: this machine's, which the index gets where it has their names; a place or hub id that a zip tells
-            becomes the name of a file that is nowhere.
+        models: this machine's, which replace models of the same names in the index; other paths and hub ids of the zip
+            become names of files that do not exist.
 
     Raises:
         InputError: another file, or one too large. SessionError: a damaged session.
@@ -108,7 +108,7 @@ def _read_members(data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
         with zipfile.ZipFile(io.BytesIO(data)) as packed:
             sizes = _sizes(packed.infolist())
             found, index = decode_index(_read(packed, SESSION_INDEX, LIMITS.index_bytes), ARCHIVE, LIMITS)
-            wanted = _wanted(index, sizes)
+            wanted = _expected_files(index, sizes)
             members = {name: _read(packed, name, sizes[name]) for name in wanted}
     except FisEditError:
         raise
@@ -119,7 +119,7 @@ def _read_members(data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 
 def _sizes(members: Sequence[zipfile.ZipInfo]) -> dict[str, int]:
-    """Name -> size of the files, as the zip says, which `_read` holds it to."""
+    """Name -> size in bytes of the files by the zip's directory; `_read` enforces it."""
     sizes = {member.filename: member.file_size for member in members}
     usual = all(_NAME.fullmatch(member.filename) and member.compress_type in _METHODS for member in members)
     if len(members) > MAX_FILES or len(sizes) < len(members) or not usual or SESSION_INDEX not in sizes:
@@ -135,7 +135,7 @@ def _read(packed: zipfile.ZipFile, name: str, most: int) -> bytes:
     return content
 
 
-def _wanted(index: SessionIndex, names: Collection[str]) -> dict[str, str]:
+def _expected_files(index: SessionIndex, names: Collection[str]) -> dict[str, str]:
     """Name -> digest of the files that the index names; without digests, of those that there are."""
     wanted = index.files()
     if index.references is None:

@@ -184,7 +184,7 @@ class PageComponents:
 
     @property
     def reference_inputs(self) -> list[Any]:
-        """The picture whose look is taken, and its scale."""
+        """The reference picture and its scale."""
         return [self.reference, self.reference_scale]
 
     @property

@@ -14,11 +14,12 @@ import numpy as np
 if TYPE_CHECKING:
     from fisedit.values import EditStats
 
-_SHARES = (0.0, 0.062, 0.2, 0.333, 1.0), (0.035, 0.11, 0.233, 0.417, 1.0)
+_SECONDS_BY_MACS = (0.0, 0.062, 0.2, 0.333, 1.0), (0.035, 0.11, 0.233, 0.417, 1.0)
 """Share of a dense run's multiply-accumulates -> share of its seconds: whole edits of 5, 15 and 25 % of a picture by
 `fisedit bench edit` (Stable Diffusion 1.5, 512x512, 20 steps, two CPU cores; see benchmarks/README.md)."""
 
-_REMEMBERED = 5
+_WINDOW = 5
+"""Number of the last runs whose median counts."""
 
 
 class RuntimeEstimator:
@@ -56,14 +57,15 @@ class RuntimeEstimator:
             macs_dense: multiply-accumulates of a dense run of the same config.
         """
         whole, table = self.dense_seconds(macs_dense), _share(macs, macs_dense)
-        return None if whole is None else whole * max(table + (self._unsaved.value or 0.0) * (1 - table), _SHARES[1][0])
+        share = max(table + (self._unsaved.value or 0.0) * (1 - table), _SECONDS_BY_MACS[1][0])
+        return None if whole is None else whole * share
 
 
 class _RecentMedian:
     """The median of the last runs; of trials until there is a run of another kind."""
 
     def __init__(self) -> None:
-        self._values: deque[float] = deque(maxlen=_REMEMBERED)
+        self._values: deque[float] = deque(maxlen=_WINDOW)
         self._trials = True
 
     @property
@@ -81,4 +83,4 @@ class _RecentMedian:
 
 def _share(macs: int, macs_dense: int) -> float:
     """Of a dense run's seconds, by the table; below 1."""
-    return min(float(np.interp(macs / macs_dense, *_SHARES)), 0.99)
+    return min(float(np.interp(macs / macs_dense, *_SECONDS_BY_MACS)), 0.99)

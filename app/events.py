@@ -1,4 +1,4 @@
-"""What the page's events do: a handler is called, and its outcome becomes updates of components.
+"""Event handlers of the page: each calls a function of `app.handlers` and turns its outcome into component updates.
 
 Knows components by name and handlers by what they return; lays nothing out and computes nothing.
 """
@@ -48,9 +48,9 @@ class EventHandlers:
             session = self.state.adopt(_caller(request), key if isinstance(key, str) else "")
         except FisEditError as error:
             return {self.page.status: html.message(str(error), "error"), self.page.make: gr.update(interactive=True)}
-        lost = "What was saved of this session cannot be read, and was put aside." if session.lost else ""
+        warning = "What was saved of this session cannot be read, and was put aside." if session.was_damaged else ""
         shown = self.updates.session(session, view="edit")
-        return {self.page.key: session.key, **shown, self.page.status: html.message(lost, "error")}
+        return {self.page.key: session.key, **shown, self.page.status: html.message(warning, "error")}
 
     def on_leave(self, request: gr.Request) -> None:
         """A page was closed: its work ends."""
@@ -61,14 +61,32 @@ class EventHandlers:
     def on_make(
         self, request: gr.Request, prompt: str, reference: bytes | None, scale: float, *settings: Any
     ) -> Iterator[Updates]:
-        """A new picture from a prompt."""
-        look = _reference(reference, scale)
+        """Generate a new picture from a prompt.
+
+        Args:
+            request: of the page.
+            prompt: what the picture shows.
+            reference: the file of a picture whose appearance is taken, or None.
+            scale: how much of its appearance, 0 to 2.
+            settings: values of `PageComponents.settings_inputs`.
+        """
+        reference_picture = _reference(reference, scale)
         yield from self._run(
-            request, lambda session: handlers.generate(self.state, session, prompt, self._settings(*settings), look)
+            request,
+            lambda session: handlers.generate(
+                self.state, session, prompt, self._settings(*settings), reference_picture
+            ),
         )
 
     def on_open(self, request: gr.Request, data: bytes | None, prompt: str, *settings: Any) -> Iterator[Updates]:
-        """A new picture from a file."""
+        """Open a file as a new picture.
+
+        Args:
+            request: of the page.
+            data: the picture's file, or None.
+            prompt: what the picture shows; "" where that is not known.
+            settings: values of `PageComponents.settings_inputs`.
+        """
 
         def start(session: Session) -> Iterator[RunProgress]:
             own_size = replace(self._settings(*settings), width=None, height=None)
@@ -79,11 +97,19 @@ class EventHandlers:
     def on_edit(
         self, request: gr.Request, prompt: str, reference: bytes | None, scale: float, *region: Any
     ) -> Iterator[Updates]:
-        """An edit of the picture on the stage."""
-        look = _reference(reference, scale)
+        """Edit the current picture.
+
+        Args:
+            request: of the page.
+            prompt: what the picture should show.
+            reference: the file of a picture whose appearance is taken, or None.
+            scale: how much of its appearance, 0 to 2.
+            region: values of the further `PageComponents.edit_inputs`.
+        """
+        reference_picture = _reference(reference, scale)
         yield from self._run(
             request,
-            lambda session: handlers.edit(self.state, session, prompt, _region(session, *region), look),
+            lambda session: handlers.edit(self.state, session, prompt, _region(session, *region), reference_picture),
             prompt,
         )
 
@@ -94,33 +120,48 @@ class EventHandlers:
         )
 
     def on_stop(self, request: gr.Request) -> str:
-        """The run that goes on ends before its next step."""
+        """Stop the current run before its next step."""
         self._session(request).stop()
         return html.message("Stopping ...")
 
     # Before a run
 
     def on_words(self, request: gr.Request, prompt: str, chosen: list[str]) -> Updates:
-        """The changed words, as they are typed."""
+        """Show the changed words of a prompt.
+
+        Args:
+            request: of the page.
+            prompt: the new prompt.
+            chosen: words that are selected to find the mask by.
+        """
         return self.updates.words(self._session(request), prompt, chosen)
 
     def on_preview(
-        self, request: gr.Request, prompt: str, reference: bytes | None, scale: float, paint: str, *region: Any
+        self, request: gr.Request, prompt: str, reference: bytes | None, scale: float, strokes: str, *region: Any
     ) -> Updates:
-        """Where an edit would paint, and what it would cost."""
+        """Predict where an edit would change the picture, and its cost.
+
+        Args:
+            request: of the page.
+            prompt: what the picture should show.
+            reference: the file of a picture whose appearance is taken, or None.
+            scale: how much of its appearance, 0 to 2.
+            strokes: a PNG as a data URL: red where the edit may change the picture, blue where it must not.
+            region: values of the further `PageComponents.edit_inputs`.
+        """
         page, session = self.page, None
         try:
             session = self.state.session(_caller(request))
             if not len(session.history) or not prompt.strip():
                 return {page.facts: ""}
-            where, look = _region(session, paint, *region), _reference(reference, scale)
-            seen = handlers.preview(self.state, session, prompt, where, look)
+            where, reference_picture = _region(session, strokes, *region), _reference(reference, scale)
+            estimate = handlers.preview(self.state, session, prompt, where, reference_picture)
         except Busy as error:
             own = session is not None and not session.idle
             return {page.facts: gr.skip() if own else html.message(str(error))}
         except FisEditError as error:
             return {page.facts: html.message(str(error), "error"), page.stage: gr.update(region="")}
-        return self.updates.estimate(seen, all_pieces=region[1] == ALL_PIECES[1])
+        return self.updates.estimate(estimate, all_pieces=region[1] == ALL_PIECES[1])
 
     def on_model(self, label: str) -> Updates:
         """A model was chosen: its own size and guidance are suggested."""
@@ -213,13 +254,13 @@ class EventHandlers:
     def _run(
         self, request: gr.Request, start: Callable[[Session], Iterator[RunProgress]], prompt: str | None = ""
     ) -> Iterator[Updates]:
-        """Show a run as it goes, and the session after it.
+        """Show a run's progress, and the session after it.
 
         Args:
             request: of the page.
             start: begins the run.
-            prompt: an edit's, whose previews lie in its region where that is known; "" for a new picture, whose
-                previews lie over all; None for a run without previews.
+            prompt: an edit's, whose previews are drawn inside its mask if that is known; "" for a new picture, whose
+                previews are drawn whole; None for a run without previews.
         """
         page, updates, session = self.page, self.updates, None
         try:
@@ -265,8 +306,8 @@ def _caller(request: gr.Request) -> str:
 
 def _live(session: Session, progress: RunProgress, prompt: str) -> str:
     """A run's preview, within the region of its prompt's last preview."""
-    seen = session.last_preview
-    mask = seen.mask if seen and seen.diff.prompt == prompt else None
+    preview = session.last_preview
+    mask = preview.mask if preview and preview.diff.prompt == prompt else None
     return views.live(progress.picture, mask) if progress.picture else ""
 
 
@@ -275,9 +316,9 @@ def _reference(picture: bytes | None, scale: float) -> ReferencePicture | None:
     return ReferencePicture(picture, scale) if picture else None
 
 
-def _region(session: Session, paint: Any, words: Any, instance: str | None, grow: Any, only: Any) -> Region:
+def _region(session: Session, strokes: Any, words: Any, instance: str | None, grow: Any, only: Any) -> Region:
     """What the other `PageComponents.edit_inputs` hold."""
-    add, protect = views.decode_strokes(paint, session.current.size)
+    add, protect = views.decode_strokes(strokes, session.current.size)
     if instance is None or not (instance == ALL_PIECES[1] or instance.isdecimal()):
         raise InputError(f"piece must be a number or {ALL_PIECES[1]!r}, got {instance!r:.40}")
     piece = None if instance == ALL_PIECES[1] else int(instance)

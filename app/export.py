@@ -19,7 +19,7 @@ from fisedit.storage import provenance
 from fisedit.storage.files import write_bytes
 from fisedit.storage.image_metadata import read_metadata
 from fisedit.storage.images import can_hold, encode
-from fisedit.storage.session import SessionStore
+from fisedit.storage.session_store import SessionStore
 
 if TYPE_CHECKING:
     from app.model_pool import OfferedModel
@@ -36,7 +36,7 @@ class RestoredSettings:
     Args:
         message: one line on what was found.
         prompt: of the picture, or "".
-        settings: how it was made; None where another program made it, or the file does not say.
+        settings: how it was made; None where another program made it, or the file does not record it.
     """
 
     message: str
@@ -45,12 +45,12 @@ class RestoredSettings:
 
 
 def picture_bytes(session: Session, result: EditResult) -> bytes:
-    """A result as a PNG that tells how it was made (a TIFF where a PNG cannot hold it)."""
+    """A result as a PNG with its origin in the metadata (a TIFF where a PNG cannot hold the pixels)."""
     return encode(result.image, _ending(result), session.metadata(result))[0]
 
 
 def picture_file(session: Session) -> Path:
-    """The current picture as a file in the session's own folder, which tells how it was made. Raises SessionError."""
+    """The current picture with its origin as a file in the session's own folder. Raises SessionError."""
     result = session.current
     return _write_out(session, f"{_slug(result.prompt)}-{result.id}{_ending(result)}", picture_bytes(session, result))
 
@@ -65,7 +65,12 @@ def export_session(session: Session) -> Path:
 
 
 def import_session(state: AppState, session: Session, data: bytes) -> EditResult:
-    """Load what `export_session` made, instead of what is here; returns its current result.
+    """Replace a session's pictures by an archive's; returns its current result.
+
+    Args:
+        state: whose models are offered.
+        session: whose pictures are replaced.
+        data: a zip that `export_session` made.
 
     Raises:
         InputError: no such file, or one too large. SessionError: a damaged one. Busy.
@@ -78,7 +83,11 @@ def import_session(state: AppState, session: Session, data: bytes) -> EditResult
 
 
 def restore_settings(state: AppState, data: bytes) -> RestoredSettings:
-    """Prompt and settings that a picture's file tells; of one that tells nothing, or damaged things, that.
+    """Read prompt and settings from a picture's metadata; the message names what is missing or damaged.
+
+    Args:
+        state: whose models and LoRAs are offered.
+        data: the picture's file.
 
     Raises:
         InputError: no picture, or one too large.
@@ -117,7 +126,7 @@ def _settings_from_config(state: AppState, config: GenerationConfig, model: Offe
 
 
 def _write_out(session: Session, name: str, data: bytes) -> Path:
-    """A file for the browser to fetch; the one before it goes."""
+    """Write a file for the browser to fetch, in place of the one before it."""
     shutil.rmtree(session.out, ignore_errors=True)
     write_bytes(data, session.out / name)
     return session.out / name

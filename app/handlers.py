@@ -1,4 +1,4 @@
-"""What a page or a program may ask for, as plain functions over the app's state and a session.
+"""The requests of a page or a program, as plain functions over the app's state and a session.
 
 Every argument is checked here: limits are the server's, not the page's. Knows sessions and pictures;
 neither gradio nor torch.
@@ -37,18 +37,18 @@ T = TypeVar("T")
 Arguments = dict[str, Any]
 """Keyword arguments of an editor's methods."""
 
-PATIENCE = 1.0
+PREVIEW_TIMEOUT = 1.0
 """Seconds that a preview waits for a run with another model or other LoRAs."""
 
 
 @dataclass(frozen=True, eq=False)
 class EditEstimate:
-    """What an edit would do.
+    """The prediction of an edit.
 
     Args:
         preview: the editor's.
-        seconds: of the edit; None where no run was observed yet.
-        dense_seconds: of a dense run; None likewise.
+        seconds: predicted seconds of the edit; None before any run was observed.
+        dense_seconds: predicted seconds of a dense run; None before any run was observed.
     """
 
     preview: Preview
@@ -70,7 +70,7 @@ def generate(
         session: that gets the source.
         prompt: what the picture shows.
         settings: how it is made.
-        reference: a picture whose look it takes, or None.
+        reference: a picture whose appearance it takes, or None.
 
     Raises:
         InputError: an argument out of range, or not offered.
@@ -122,14 +122,14 @@ def preview(
     region: Region | None = None,
     reference: ReferencePicture | None = None,
 ) -> EditEstimate:
-    """Where an edit would paint and what it would cost. No result is made.
+    """Predict where an edit would change the picture, and its cost. No result is made.
 
     Args:
         state: whose worker runs it.
         session: whose current picture would be edited.
         prompt: what the picture should show.
-        region: where the edit may paint; None for what the words say.
-        reference: a picture whose look the edit takes, or None.
+        region: where the edit may change the picture; None for the changed words' mask.
+        reference: a picture whose appearance the edit takes, or None.
 
     Raises:
         SessionError: there is no source, or what made it is not offered.
@@ -142,16 +142,16 @@ def preview(
         choice = state.select_recorded(session, session.current)
 
         def job() -> Preview:
-            session.check()
+            session.raise_if_stopped()
             editor = session.editor(state.load(choice))
             where = _region_arguments(editor, text, region) | add_reference(editor)
-            return editor.preview(text, **where, on_step=lambda *_: session.check())
+            return editor.preview(text, **where, on_step=lambda *_: session.raise_if_stopped())
 
         waiting = state.worker.submit(job, choice.weights, brief=True)
-        seen = state.worker.wait_briefly(waiting, PATIENCE)
-        session.last_preview = seen
+        found = state.worker.brief_result(waiting, PREVIEW_TIMEOUT)
+        session.last_preview = found
     state.make_room()
-    return _estimate(seen, choice)
+    return _estimate(found, choice)
 
 
 def edit(
@@ -161,7 +161,14 @@ def edit(
     region: Region | None = None,
     reference: ReferencePicture | None = None,
 ) -> Iterator[RunProgress]:
-    """Change the current picture to fit a prompt; the last progress has the result. Arguments as of `preview`.
+    """Change the current picture to fit a prompt; the last progress has the result.
+
+    Args:
+        state: whose worker runs it.
+        session: whose current picture is edited.
+        prompt: what the picture should show.
+        region: where the edit may change the picture; None for the changed words' mask.
+        reference: a picture whose appearance the edit takes, or None.
 
     Raises:
         SessionError: there is no source, or what made it is not offered.
@@ -245,7 +252,7 @@ def compare(session: Session, other_id: str) -> tuple[EditResult, EditResult]:
 
 
 def _source_arguments(settings: SourceSettings, choice: ModelChoice) -> Arguments:
-    """What generating and opening have in common."""
+    """Arguments that `Editor.generate` and `Editor.open` share."""
     return {
         "seed": settings.seed,
         "num_inference_steps": settings.steps,
@@ -276,7 +283,7 @@ def _reference_arguments(state: AppState, reference: ReferencePicture | None) ->
 
 
 def _region_arguments(editor: Editor, prompt: str, region: Region) -> Arguments:
-    """A region as arguments: what is painted joins what the words find, where they find something."""
+    """A region as arguments: the painted area is joined with the words' mask, if there is one."""
     found: Arguments = {
         "words": region.words,
         "instance": region.instance,
@@ -288,26 +295,26 @@ def _region_arguments(editor: Editor, prompt: str, region: Region) -> Arguments:
     given: Arguments = {"mask": region.add, "protect": region.protect, "grow": region.grow}
     if region.only:
         return given
-    seen = editor.preview(prompt, **found)
-    if seen.nothing or seen.fallback:
+    predicted = editor.preview(prompt, **found)
+    if predicted.nothing or predicted.fallback:
         return given
     size = editor.current.size
-    words = cell_pixels(seen.mask.grid, size)
+    words = cell_pixels(predicted.mask.grid, size)
     painted = np.asarray(region.add.convert("L").resize(size, 0)) > 127
     return {"mask": words | painted, "protect": region.protect}
 
 
-def _estimate(seen: Preview, choice: ModelChoice) -> EditEstimate:
-    if seen.seconds is not None and seen.seconds_dense is not None:  # by this machine's cost table
-        return EditEstimate(seen, seen.seconds, seen.seconds_dense)
+def _estimate(preview: Preview, choice: ModelChoice) -> EditEstimate:
+    if preview.seconds is not None and preview.seconds_dense is not None:  # by this machine's cost table
+        return EditEstimate(preview, preview.seconds, preview.seconds_dense)
     estimator = choice.model.estimator
-    dense = estimator.dense_seconds(seen.macs_dense)
-    seconds = dense if seen.fallback else estimator.sparse_seconds(seen.macs, seen.macs_dense)
-    return EditEstimate(seen, 0.0 if seen.nothing else seconds, dense)
+    dense = estimator.dense_seconds(preview.macs_dense)
+    seconds = dense if preview.fallback else estimator.sparse_seconds(preview.macs, preview.macs_dense)
+    return EditEstimate(preview, 0.0 if preview.nothing else seconds, dense)
 
 
 def _move(session: Session, move: Callable[[], T]) -> T:
     with session.work():
-        moved = move()
+        result = move()
         session.save()
-        return moved
+        return result

@@ -1,4 +1,4 @@
-"""What the page shows as text and HTML: pure functions over results. Words of users are always escaped.
+"""Texts and HTML of the page: pure functions over results. Words of users are always escaped.
 
 Knows results and views of pictures; neither gradio nor sessions.
 """
@@ -26,16 +26,16 @@ _WORDS = re.compile(r"\s*(?:\w+|[^\w\s])")
 
 
 def changes(old: str, new: str) -> str:
-    """A prompt as it was and as it is now, in one line of HTML: what goes is struck out, what comes is marked."""
+    """A prompt as it was and as it is now, in one line of HTML: removed words are struck out, added ones marked."""
     before, after = _WORDS.findall(old), _WORDS.findall(new)
     old_plain, new_plain = ([word.strip().casefold() for word in words] for words in (before, after))
     parts = []
     for kind, i, j, k, m in SequenceMatcher(None, old_plain, new_plain, autojunk=False).get_opcodes():
-        gone, come = "".join(before[i:j]), "".join(after[k:m])
+        removed, added = "".join(before[i:j]), "".join(after[k:m])
         if kind == "equal":
-            parts.append(escape(come))
+            parts.append(escape(added))
             continue
-        parts += [_marked(words, tag) for words, tag in ((gone, "del"), (come, "ins")) if words]
+        parts += [_marked(words, tag) for words, tag in ((removed, "del"), (added, "ins")) if words]
     return "".join(parts)
 
 
@@ -44,17 +44,19 @@ def _marked(words: str, tag: str) -> str:
     return f"{words[: len(words) - len(bare)]}<{tag}>{escape(bare)}</{tag}>"
 
 
-def estimate(seen: EditEstimate) -> str:
-    """What an edit would do, in one line of HTML."""
-    plan = seen.preview
-    if plan.nothing:
-        return _line(f"Nothing to do: {plan.nothing}.")
-    cost = _seconds_as_text(seen.seconds, "about ")
-    if plan.fallback:
-        return _line(f"The whole picture will be painted: {plan.fallback}.", cost)
-    sure = f"confidence {plan.confidence:.0%}" if plan.mask.source is MaskSource.ATTENTION else "where you painted"
-    times = _speedup_as_text(seen.dense_seconds, seen.seconds)
-    return _line(f"{plan.mask.area:.0%} of the picture", sure, cost, f"{times} (predicted)" if times else "")
+def estimate(edit: EditEstimate) -> str:
+    """The prediction of an edit, in one line of HTML."""
+    preview = edit.preview
+    if preview.nothing:
+        return _line(f"Nothing to do: {preview.nothing}.")
+    cost = _seconds_as_text(edit.seconds, "about ")
+    if preview.fallback:
+        return _line(f"The whole picture will be painted: {preview.fallback}.", cost)
+    sure = (
+        f"confidence {preview.confidence:.0%}" if preview.mask.source is MaskSource.ATTENTION else "where you painted"
+    )
+    times = _speedup_as_text(edit.dense_seconds, edit.seconds)
+    return _line(f"{preview.mask.area:.0%} of the picture", sure, cost, f"{times} (predicted)" if times else "")
 
 
 def truth(
@@ -63,31 +65,31 @@ def truth(
     dense: float | None,
     *,
     measured: bool,
-    means: str = "",
-    gone: str = "",
+    made_with: str = "",
+    unavailable: str = "",
 ) -> str:
-    """What a result took and what it kept, in one line of HTML.
+    """The cost of a result and what it left unchanged, in one line of HTML.
 
     Args:
         result: of any run.
         parent: what it was made from; None for a source.
         dense: seconds of a dense run; None where that is not known.
         measured: whether `dense` was measured, not predicted.
-        means: model and LoRAs of a source, or "".
-        gone: why it cannot be edited, or "".
+        made_with: model and LoRAs of a source, or "".
+        unavailable: why it cannot be edited, or "".
     """
     stats = result.stats
     took = stats.seconds["total"]
     if parent is None:
-        return _line("A new picture", _seconds_as_text(took, "in "), means, *stats.notes, gone)
+        return _line("A new picture", _seconds_as_text(took, "in "), made_with, *stats.notes, unavailable)
     if not (stats.unet_evaluations_sparse or stats.unet_evaluations_dense):
-        return _line(*stats.notes, outside_as_text(parent, result), gone)
+        return _line(*stats.notes, outside_as_text(parent, result), unavailable)
     how = "measured" if measured else "predicted"
     times = _speedup_as_text(dense, took)
     rows = f"{_computed_share(result):.0%} of the rows computed" if stats.growth else "all rows computed"
     why = f"ran dense: {stats.fallback}" if stats.fallback else ""
     faster = f"{times} ({how})" if times else ""
-    return _line(_seconds_as_text(took), faster, rows, outside_as_text(parent, result), why, *stats.notes, gone)
+    return _line(_seconds_as_text(took), faster, rows, outside_as_text(parent, result), why, *stats.notes, unavailable)
 
 
 def _computed_share(result: EditResult) -> float:
@@ -106,7 +108,7 @@ def outside_as_text(parent: EditResult, result: EditResult) -> str:
 
 def progress(run: RunProgress) -> str:
     """A run's progress as HTML, with the time left."""
-    done, left = f"step {run.step} of {run.steps}", _seconds_as_text(run.left, "", " left")
+    done, left = f"step {run.step} of {run.steps}", _seconds_as_text(run.seconds_left, "", " left")
     text = escape(", ".join(filter(None, (done, left))))
     return f'<div class="run"><progress max="{run.steps}" value="{run.step}"></progress><span>{text}</span></div>'
 

@@ -50,18 +50,18 @@ class LoraCatalog:
 
     def load_into(self, editor: Editor) -> dict[str, str]:
         """Load all of them into another model; names and labels of those that do not fit it."""
-        misfits = {}
+        unsupported = {}
         for label, source in self._sources.items():
             try:
                 editor.load_lora(source)
             except AdapterError:
-                misfits[self._names[label]] = label
-        return misfits
+                unsupported[self._names[label]] = label
+        return unsupported
 
     def select(self, scales: Mapping[str, float]) -> Scales:
         """Scales by name for scales by label. Raises InputError for a label that is not offered."""
-        if strange := [label for label in scales if label not in self._names]:
-            raise InputError(f"lora must be one of {', '.join(self.labels) or 'none'}, got {strange[0]!r:.40}")
+        if unknown := [label for label in scales if label not in self._names]:
+            raise InputError(f"lora must be one of {', '.join(self.labels) or 'none'}, got {unknown[0]!r:.40}")
         rounded = {self._names[label]: round(float(scale), 2) for label, scale in scales.items()}
         return {name: scale for name, scale in rounded.items() if scale}
 

@@ -40,8 +40,8 @@ MAX_LOADED = 2
 FEATURES_PER_WEIGHT, MIN_FEATURE_BYTES = 4, 512 << 20
 """Bytes of recorded features for each byte of a model's weights, and at least; never more than half of the memory."""
 
-_QUICK = 0.5
-"""Seconds of a first small picture, below which a model's steps are short."""
+_QUICK_SECONDS = 0.5
+"""Seconds of a first small picture, below which a model's steps count as short."""
 
 _log = logging.getLogger(__name__)
 
@@ -58,21 +58,21 @@ class LoadedModel:
 
     Args:
         editor: over the model; sessions' editors are made beside it.
-        misfits: names and labels of offered LoRAs that do not fit it.
+        unsupported: names and labels of offered LoRAs that do not fit it.
         reads_references: whether the adapter fits it.
     """
 
     def __init__(
-        self, editor: Editor, misfits: Mapping[str, str] = MappingProxyType({}), *, reads_references: bool = False
+        self, editor: Editor, unsupported: Mapping[str, str] = MappingProxyType({}), *, reads_references: bool = False
     ) -> None:
         self.editor, self.reads_references = editor, reads_references
-        self._misfits, self._active = misfits, dict[str, float]()
+        self._unsupported, self._active = unsupported, dict[str, float]()
         editor.scale_loras({})
 
     def activate_loras(self, scales: Scales) -> None:
-        """Let these LoRAs count and no others. Raises InputError for one that does not fit."""
-        if misfits := ", ".join(self._misfits[name] for name in scales if name in self._misfits):
-            raise InputError(f"the LoRA {misfits} does not fit the model; choose another one")
+        """Activate these LoRAs and no others. Raises InputError for one that does not fit."""
+        if names := ", ".join(self._unsupported[name] for name in scales if name in self._unsupported):
+            raise InputError(f"the LoRA {names} does not fit the model; choose another one")
         if scales != self._active:
             self.editor.scale_loras(scales)
             self._active = dict(scales)
@@ -93,7 +93,7 @@ class OfferedModel:
         measured: whether this machine has its cost table, or cannot keep one.
 
     Raises:
-        ModelError: its configuration or headers tell that it cannot be used.
+        ModelError: its configuration or headers show that it cannot be used.
     """
 
     def __init__(self, place: str | Path) -> None:
@@ -122,16 +122,16 @@ class OfferedModel:
         return changed(old, new, self._tokenizer)
 
     def use_threads(self, available: int) -> None:
-        """Let the calling thread compute with all available threads. Where steps are short, a team of threads waits
-        for its slowest at every one of them, so one core stays free for the server and the browser."""
+        """Set the number of OpenMP threads. A model of short steps leaves one core free for the server and the browser,
+        as every step waits for the slowest thread."""
         set_num_threads(max(1, available - self.quick))
 
     def warm_up(self, editor: Editor, threads: int) -> None:
-        """Draw a small picture, so that no user waits for what only a first run does. Where that is quick, draw and
-        edit pictures of the model's own size as well, to learn how long its runs take."""
+        """Generate a small picture, as a first run takes longer. Where that is quick, generate and edit pictures of the
+        model's own size as well, to observe the seconds of its runs."""
         trial, began = editor.beside(), perf_counter()
         trial.generate("a cat", num_inference_steps=2, width=64, height=64)
-        self.quick = perf_counter() - began < _QUICK
+        self.quick = perf_counter() - began < _QUICK_SECONDS
         self.use_threads(threads)
         self.measured = editor.calibrated in (None, True)
         if self.quick and self.estimator.dense_seconds(1) is None:
@@ -162,9 +162,9 @@ class ModelPool:
     """The models that are offered.
 
     Args:
-        places: as in `Editor.from_pretrained`; the first model is loaded at once.
-        device: as in `Editor.from_pretrained`.
-        dtype: as in `Editor.from_pretrained`.
+        places: names, folders or files, as `Editor.from_pretrained` takes them; the first model is loaded at once.
+        device: torch device; None for CUDA if available, else the CPU.
+        dtype: fp32, bf16 or fp16; None for the best of the device.
         loras: for all models that they fit; they must fit the first.
         adapter: for all models that it fits; it must fit the first.
         max_loaded: models in memory at once.
@@ -241,7 +241,7 @@ class ModelPool:
         return model.loaded
 
     def unload(self, model: OfferedModel) -> None:
-        """Let go of a model, and with it of all editors over it."""
+        """Drop a model, and with it all editors over it."""
         self._recent.pop(model, None)
         model.loaded = None
         gc.collect()  # modules and what is hooked into them refer to each other

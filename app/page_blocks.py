@@ -9,7 +9,7 @@ from typing import Any
 
 import gradio as gr
 
-from app.answers import INTERNAL_LINE
+from app.error_responses import INTERNAL_LINE
 from fisedit.errors import FisEditError, InputError
 
 

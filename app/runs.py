@@ -1,4 +1,4 @@
-"""Runs: inference that a session waits for, step by step. Knows sessions and the worker; neither gradio nor torch.
+"""Runs: inference for a session, reported step by step. Knows sessions and the worker; neither gradio nor torch.
 
 The function runs on the worker's thread, and what it reports goes through a queue to whatever iterates. Closing the
 iterator, or stopping the session, ends the run before its next step, or takes it out of the worker's queue.
@@ -25,30 +25,30 @@ if TYPE_CHECKING:
     from fisedit import Editor, EditResult
     from fisedit.values import OnStep
 
-_MOMENT = 0.2
-"""Seconds between two looks whether a waiting run was stopped."""
+_POLL_SECONDS = 0.2
+"""Seconds between two checks whether a waiting run was stopped."""
 
-_REMINDER = 5
-"""Moments between two reports of a waiting run. Each lets gradio notice that a client has left."""
+_POLLS_PER_REPORT = 5
+"""Checks between two reports of a waiting run. Each lets gradio notice that a client has left."""
 
 
 @dataclass(frozen=True, eq=False)
 class RunProgress:
-    """Where a run stands.
+    """The progress of a run.
 
     Args:
-        step: steps done.
-        steps: all steps.
-        left: seconds to come; None where that is not known yet.
+        step: number of finished steps, 0 to `steps`.
+        steps: number of all steps.
+        seconds_left: predicted seconds until the end, 0 or more; None where that is not known yet.
         picture: a small preview of one pixel per latent cell, or None.
         result: at the end, what was made.
-        seconds: at the end of a dense run to compare, what it took.
-        ahead: while the run waits, how many runs come before it.
+        seconds: at the end of a dense run for comparison, its duration.
+        ahead: while the run waits, the number of runs before it.
     """
 
     step: int
     steps: int
-    left: float | None = None
+    seconds_left: float | None = None
     picture: Image | None = None
     result: EditResult | None = None
     seconds: float | None = None
@@ -57,12 +57,12 @@ class RunProgress:
 
 @dataclass(frozen=True, eq=False)
 class RunRequest:
-    """What the worker is to do.
+    """The work of a run.
 
     Args:
-        job: called with the session's editor and what to call before every step; returns a result, or seconds.
-        steps: how many steps are likely.
-        choice: what to make it with; None for what made the current picture.
+        job: called with the session's editor and its `on_step`; returns a result, or seconds.
+        steps: expected number of steps.
+        choice: the model and LoRAs; None for those of the current picture.
     """
 
     job: Callable[[Editor, OnStep], EditResult | float]
@@ -71,12 +71,12 @@ class RunRequest:
 
 
 def stream_run(state: AppState, session: Session, run: RunRequest) -> Iterator[RunProgress]:
-    """Let the worker do a run, and yield its progress; the last one has the result or the seconds.
+    """Queue a run, and yield its progress; the last one has the result or the seconds.
 
     Args:
         state: whose worker runs it.
-        session: that is at work meanwhile.
-        run: what is done.
+        session: which no other work can use meanwhile.
+        run: the work.
 
     Raises:
         SessionError: the session is full, or what made the current picture is not offered.
@@ -88,23 +88,23 @@ def stream_run(state: AppState, session: Session, run: RunRequest) -> Iterator[R
     if session.picture_bytes >= MAX_PICTURE_BYTES:
         most = f"{MAX_PICTURE_BYTES >> 20} MiB"
         raise SessionError(f"a session holds {most} of pictures; delete some, or save it and begin another")
-    session.take()
-    news = SimpleQueue[RunProgress | None]()  # None at the end
+    session.begin_work()
+    updates = SimpleQueue[RunProgress | None]()  # None at the end
     try:
         choice = run.choice or state.select_recorded(session, session.current)
     except BaseException:
-        session.release()
+        session.end_work()
         raise
-    work = _work(state, session, run.job, choice, news.put)
+    work = _work(state, session, run.job, choice, updates.put)
     job = state.worker.submit(work, choice.weights)
 
     def end(_: object) -> None:
-        session.release()
-        news.put(None)
+        session.end_work()
+        updates.put(None)
 
     job.outcome.add_done_callback(end)
     try:
-        yield from _follow(state, session, job, news, run.steps)
+        yield from _follow(state, session, job, updates, run.steps)
         yield job.outcome.result()
     except CancelledError:  # the worker was closed
         raise _stopped() from None
@@ -119,29 +119,29 @@ def _work(
     session: Session,
     job: Callable[[Editor, OnStep], EditResult | float],
     choice: ModelChoice,
-    tell: Callable[[RunProgress], Any],
+    report: Callable[[RunProgress], Any],
 ) -> Callable[[], RunProgress]:
-    """What the worker's thread does for a run; returns its last progress."""
+    """The function that the worker's thread calls for a run; it returns the last progress."""
 
     def work() -> RunProgress:
-        session.check()
+        session.raise_if_stopped()
         state.make_room()
         editor, began = session.editor(state.load(choice)), perf_counter()
 
         def on_step(i: int, n: int, picture: Image | None) -> None:
-            left = (perf_counter() - began) / i * (n - i) if i else None
-            tell(RunProgress(i, n, left, picture))
+            seconds_left = (perf_counter() - began) / i * (n - i) if i else None
+            report(RunProgress(i, n, seconds_left, picture))
             state.worker.run_brief_jobs()
-            session.check()
+            session.raise_if_stopped()
 
         session.models[session.history.next_id()] = choice.model.name  # before the history has the result
-        made = job(editor, on_step)
-        if isinstance(made, float):
-            return RunProgress(1, 1, 0.0, seconds=made)
-        choice.model.estimator.observe(made.stats)
+        result = job(editor, on_step)
+        if isinstance(result, float):
+            return RunProgress(1, 1, 0.0, seconds=result)
+        choice.model.estimator.observe(result.stats)
         session.save()
         state.make_room()
-        return RunProgress(1, 1, 0.0, result=made)
+        return RunProgress(1, 1, 0.0, result=result)
 
     return work
 
@@ -150,21 +150,21 @@ def _follow(
     state: AppState,
     session: Session,
     job: InferenceJob[RunProgress],
-    news: SimpleQueue[RunProgress | None],
+    updates: SimpleQueue[RunProgress | None],
     steps: int,
 ) -> Iterator[RunProgress]:
-    """What a job tells until it is over; while it waits, how many runs come before it. Raises Cancelled."""
-    moments = 0
+    """A job's progress until its end; while it waits, the number of runs before it. Raises Cancelled."""
+    polls = 0
     while True:
         try:
-            progress = news.get(timeout=_MOMENT if moments else 0)
+            progress = updates.get(timeout=_POLL_SECONDS if polls else 0)
         except Empty:
             ahead = state.worker.jobs_ahead(job)
             if ahead and session.stopping and job.outcome.cancel():
                 raise _stopped() from None
-            if ahead and moments % _REMINDER == 0:
+            if ahead and polls % _POLLS_PER_REPORT == 0:
                 yield RunProgress(0, steps, ahead=ahead)
-            moments += 1
+            polls += 1
             continue
         if progress is None:
             return

@@ -1,8 +1,8 @@
 """The guard of the server: which requests pass, by which route, and with what.
 
 A request that names a host of others, comes from another site's page, lacks the token, carries a path or an address,
-or calls an event with other arguments than it takes is refused before gradio sees it. Knows HTTP and where uploads lie;
-neither gradio's insides nor the editor.
+or calls an event with other arguments than it takes is refused before it reaches gradio. Knows HTTP and
+the folder of uploads; neither gradio's insides nor the editor.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.answers import RequestRefused, with_plain_errors
-from app.calls import CallTable
+from app.allowed_calls import CallTable
+from app.error_responses import RequestRefused, with_plain_errors
 
 MAX_UPLOAD_BYTES, MAX_BODY_BYTES = 257 << 20, 4 << 20
 """Bytes of one request: with files, and without."""
@@ -82,7 +82,7 @@ class RequestGuard:
                     receive = _replay_body(await self._read_body(request), receive)
             except RequestRefused as refused:
                 answer = refused.answer()
-            except ClientDisconnect:  # in the middle of its body: nobody waits for an answer
+            except ClientDisconnect:  # in the middle of its body: no client waits for an answer
                 return
             if answer is None:
                 await self.app(scope, receive, with_plain_errors(scope, receive, send))
@@ -119,10 +119,10 @@ class RequestGuard:
         """Raises RequestRefused without the token; the printed address moves it into a cookie."""
         if not self.token:
             return None
-        asked = request.query_params.get("token")
-        if asked is not None and request.url.path == "/" and self._is_token(asked):
+        given = request.query_params.get("token")
+        if given is not None and request.url.path == "/" and self._is_token(given):
             answer = RedirectResponse("/", 303)
-            answer.set_cookie(COOKIE, asked, httponly=True, samesite="lax")
+            answer.set_cookie(COOKIE, given, httponly=True, samesite="lax")
             return answer
         kind, _, sent = request.headers.get("authorization", "").partition(" ")
         if self._is_token(request.cookies.get(COOKIE, "")) or (kind.lower() == "bearer" and self._is_token(sent)):
@@ -169,7 +169,7 @@ class RequestGuard:
 
 
 def _add_headers(send: Send) -> Send:
-    """Answers with headers that keep the page to itself."""
+    """Add headers that isolate the page from other sites."""
 
     async def guarded(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -180,13 +180,13 @@ def _add_headers(send: Send) -> Send:
 
 
 def _replay_body(body: bytes, receive: Receive) -> Receive:
-    """A body that was read already, and then what else comes."""
+    """Replay a body that was read already, then receive further messages."""
     first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def again() -> Message:
+    async def receive_again() -> Message:
         return first.pop() if first else await receive()
 
-    return again
+    return receive_again
 
 
 def _host_name(host: str) -> str:
@@ -206,7 +206,7 @@ def _netloc(address: str) -> str:
 
 
 def _check_length(headers: Headers, most: int) -> None:
-    """Refuse a body that is too long, or comes in chunks, whose length nobody knows whatever `content-length` says."""
+    """Refuse a body that is too long, or comes in chunks, whose length is unknown whatever `content-length` says."""
     length = headers.get("content-length")
     if length is None or not length.isdecimal() or "transfer-encoding" in headers:
         raise RequestRefused(411, "a request must say its length")

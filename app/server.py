@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from app.security import RequestGuard
 
 MAX_WAITING = 20
-"""Jobs in the queue before further ones are answered that the app is busy."""
+"""Jobs in gradio's queue; further ones are refused as busy."""
 
 MAX_CONCURRENT = 2
-MAX_REMEMBERED = 128
-"""Connections whose page gradio remembers (10,000 without it); nothing of ours is lost with one."""
+"""Jobs of one kind that gradio runs at a time."""
+
+MAX_PAGE_STATES = 128
+"""Connections whose page state gradio keeps (its default is 10,000); sessions do not depend on it."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,}")
 _LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -172,10 +174,10 @@ def application(page: gradio.Blocks, address: Address, uploads: Path, theme: Map
     import gradio as gr
     from fastapi import FastAPI
 
-    from app import calls, security
+    from app import allowed_calls, security
 
     page.queue(max_size=MAX_WAITING, default_concurrency_limit=MAX_CONCURRENT, api_open=False)
-    page.state_session_capacity = MAX_REMEMBERED
+    page.state_session_capacity = MAX_PAGE_STATES
     page.has_launched = True  # else gradio does not look where a request's files lie
     outer = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     gr.mount_gradio_app(
@@ -193,4 +195,4 @@ def application(page: gradio.Blocks, address: Address, uploads: Path, theme: Map
         mcp_server=False,
         **theme,
     )
-    return security.RequestGuard(outer, address.hosts, address.token, uploads, calls.call_table(page))
+    return security.RequestGuard(outer, address.hosts, address.token, uploads, allowed_calls.call_table(page))

@@ -19,8 +19,8 @@ from fisedit.errors import Cancelled, SessionError
 from fisedit.history import EditResult, History
 from fisedit.models.paths import absolute_name
 from fisedit.storage import provenance
-from fisedit.storage.session import SessionContents, SessionStore
 from fisedit.storage.session_reader import SessionAssets
+from fisedit.storage.session_store import SessionContents, SessionStore
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from fisedit.storage.image_metadata import Metadata
     from fisedit.values import EditScript
 
-_PATIENCE = 10.0
-"""Seconds to wait for brief work of the same session."""
+_BRIEF_WORK_TIMEOUT = 10.0
+"""Seconds that work waits for brief work of the same session."""
 
 
 class Session:
@@ -41,17 +41,17 @@ class Session:
     Args:
         pool: the models that are offered.
         folder: of this session alone, named by its key.
-        out: where files lie that the user's browser fetches.
+        out: folder of the files that the user's browser fetches.
 
     Attributes:
         history: all results.
         references: reference pictures by digest.
         models: sources' ids -> names of the models that made them.
-        editors: one for each loaded model that was used here; they go when the model is unloaded.
-        key: what its owner finds it again by.
+        editors: one for each loaded model that was used here; dropped when the model is unloaded.
+        key: the secret name by which its owner opens it again.
         last_preview: the last preview.
         measured: seconds of dense runs, by the id of the result that they were compared with.
-        lost: whether what was saved could not be read.
+        was_damaged: whether what was saved could not be read.
     """
 
     def __init__(self, pool: ModelPool, folder: Path, out: Path) -> None:
@@ -61,7 +61,7 @@ class Session:
         self.editors: WeakKeyDictionary[LoadedModel, Editor] = WeakKeyDictionary()
         self.last_preview: Preview | None = None
         self.measured: dict[str, float] = {}
-        self.lost = False
+        self.was_damaged = False
         self._pool, self._adapters, self._store = pool, dict[str, float](), SessionStore(folder)
         self._work, self._stop, self._brief = Lock(), Event(), False
 
@@ -98,7 +98,7 @@ class Session:
         return sum(result.image_bytes for result in self.history)
 
     def drop_editors(self) -> None:
-        """Let go of the editors and of the features that they hold; pictures stay."""
+        """Drop the editors and the features that they hold; pictures stay."""
         self.editors.clear()
 
     # One piece of work at a time
@@ -117,40 +117,42 @@ class Session:
         """Ask the work that goes on here to end before its next step."""
         self._stop.set()
 
-    def check(self) -> None:
+    def raise_if_stopped(self) -> None:
         """Raise Cancelled if the work that goes on here was asked to end."""
         if self.stopping:
             raise Cancelled("stopped; nothing was changed")
 
-    def take(self, *, brief: bool = False) -> None:
-        """Begin one piece of work, the only one at a time, until `release`.
+    def begin_work(self, *, brief: bool = False) -> None:
+        """Begin one piece of work, the only one at a time, until `end_work`.
 
         Args:
-            brief: whether the work is over in a moment; other work then waits for it.
+            brief: whether other work waits for it, at most 10 seconds, instead of being refused.
 
         Raises:
             Busy: longer work goes on here.
         """
-        if not (self._work.acquire(blocking=False) or (self._brief and self._work.acquire(timeout=_PATIENCE))):
+        if not (
+            self._work.acquire(blocking=False) or (self._brief and self._work.acquire(timeout=_BRIEF_WORK_TIMEOUT))
+        ):
             raise Busy("this session is at work; stop that or wait for it")
         self._brief = brief
         self._stop.clear()
 
-    def release(self) -> None:
+    def end_work(self) -> None:
         """End the work, in any thread."""
         self._work.release()
 
     @contextmanager
     def work(self) -> Iterator[None]:
-        """Brief work, for as long as the block runs. Raises Busy as `take`."""
-        self.take(brief=True)
+        """Occupy the session with brief work during the block. Raises Busy as `begin_work`."""
+        self.begin_work(brief=True)
         try:
             yield
         finally:
-            self.release()
+            self.end_work()
 
     def drop_editors_if_idle(self) -> bool:
-        """Let go of the editors, unless work goes on here; whether they are gone."""
+        """Drop the editors, unless work goes on here; returns whether they were dropped."""
         if not self._work.acquire(blocking=False):
             return False
         self.drop_editors()
@@ -169,9 +171,9 @@ class Session:
         """Load what was saved; a damaged folder is renamed, and the session is empty."""
         try:
             if self.folder.is_dir():
-                self._take(self._store)
+                self._load_from(self._store)
         except SessionError:
-            self.lost = True
+            self.was_damaged = True
             self.folder.replace(self.folder.with_name(f"{self.key}.{secrets.token_hex(4)}"))
 
     def load(self, other: SessionStore) -> None:
@@ -182,15 +184,15 @@ class Session:
             SessionError: a damaged one. All is as it was then.
         """
         before = self.history, self.references, self._adapters, self.models
-        self._take(other)
+        self._load_from(other)
         try:
             self.save(overwrite=True)
         except BaseException:
             self.history, self.references, self._adapters, self.models = before
             raise
 
-    def _take(self, store: SessionStore) -> None:
-        """Let what a folder holds be this session's pictures."""
+    def _load_from(self, store: SessionStore) -> None:
+        """Replace this session's pictures by those of a folder."""
 
         def diff(name: str, old: str, new: str) -> EditScript:
             return (self._pool.find(name) or self._pool.first).diff(old, new)

@@ -1,7 +1,7 @@
 """All users' sessions over the shared models, and the worker that runs them.
 
-A caller is known by a name that its connection brings (gradio's session hash); a session by its key, which its owner
-alone knows, so that a page finds it after a reload. Knows models and folders; neither gradio nor pages.
+A caller is identified by the name of its connection (gradio's session hash); a session by its secret key, so that a
+page finds it after a reload. Knows models and folders; neither gradio nor pages.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import shutil
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from threading import RLock
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Self
 
 from app.model_pool import ModelPool, OfferedModel
@@ -62,12 +63,13 @@ class AppState:
     Args:
         pool: the models that are offered.
         worker: runs them.
-        capacity: sessions in memory. One more puts the one that has been idle longest on disk, where its pictures are.
-        folder: where sessions live, each in a folder of its own; None for a temporary one that goes with the state.
+        capacity: greatest number of sessions in memory, 1 or more. For one more, the one that has been idle longest is
+            dropped from memory; its pictures are on disk.
+        folder: where sessions are stored, each in a folder of its own; None for a temporary one, which `close` removes.
 
     Attributes:
-        feature_bytes: recorded features of all sessions together; beyond that those of the session that has been idle
-            longest are dropped, and rebuilt when an edit needs them.
+        feature_bytes: limit in bytes of the recorded features of all sessions together; beyond it those of the session
+            that has been idle longest are dropped, and rebuilt when an edit needs them.
     """
 
     def __init__(
@@ -78,8 +80,9 @@ class AppState:
         self._temporary = Path(self._closing.enter_context(tempfile.TemporaryDirectory(prefix="fisedit-")))
         self.folder = self._temporary / "sessions" if folder is None else Path(folder).resolve()
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock = RLock()  # callers come in many threads
+        self._lock = Lock()  # callers come in many threads; never held while a session is read from disk
         self._sessions: OrderedDict[str, Session] = OrderedDict()  # by key, longest idle first
+        self._loading: dict[str, Future[Session]] = {}  # by key, sessions that are being read from disk
         self._callers: OrderedDict[str, str] = OrderedDict()  # caller -> key
 
     @classmethod
@@ -89,10 +92,10 @@ class AppState:
         """A state with a worker and a pool of its own.
 
         Args:
-            models: as in `Editor.from_pretrained`; none for the demo model.
-            folder: as of this class.
-            loras: as of `ModelPool`.
-            options: others of `ModelPool`.
+            models: names, folders or files, as `Editor.from_pretrained` takes them; none for the demo model.
+            folder: where sessions are stored, each in a folder of its own; None for a temporary one.
+            loras: files or folders, as in `Editor.load_lora`.
+            options: further arguments of `ModelPool`.
 
         Raises:
             ModelError, AdapterError: one of these cannot be loaded.
@@ -110,9 +113,10 @@ class AppState:
         return state
 
     def close(self) -> None:
-        """Stop all work; what is temporary goes."""
-        for session in self._sessions.values():
-            session.stop()
+        """Stop all work, and remove temporary files."""
+        with self._lock:
+            for session in self._sessions.values():
+                session.stop()
         self._closing.close()
 
     def select(self, settings: SourceSettings) -> ModelChoice:
@@ -137,7 +141,7 @@ class AppState:
         return model
 
     def _measure_when_idle(self, model: OfferedModel) -> None:
-        """Measure what the machine takes for a model's layers while no run waits, if that was never done."""
+        """Measure the machine's cost table of a model while no run waits, if there is none yet."""
         if model.measured:
             return
 
@@ -160,17 +164,14 @@ class AppState:
 
     def session(self, caller: str) -> Session:
         """The session of a caller, a new one for a new caller. Raises Busy: every session in memory is at work."""
-        with self._lock:
-            return self._open_session(caller, self._callers.get(caller) or secrets.token_hex(16))
+        return self._open_session(caller)
 
     def adopt(self, caller: str, key: str) -> Session:
-        """The session of a key, for a page that was loaded again; a new one for an unknown key. Raises Busy."""
-        with self._lock:
-            known = bool(_KEY.fullmatch(key)) and (key in self._sessions or (self.folder / key).is_dir())
-            return self._open_session(caller, key) if known else self.session(caller)
+        """The session of a key, for a page that was loaded again; the caller's own for an unknown key. Raises Busy."""
+        return self._open_session(caller, key)
 
     def leave(self, caller: str) -> None:
-        """A caller is gone: its session's work ends before the next step, unless others have the session open."""
+        """Forget a caller: its session's work ends before the next step, unless another caller has it open."""
         with self._lock:
             key = self._callers.pop(caller, None)
             if key and key in self._sessions and key not in self._callers.values():
@@ -199,29 +200,63 @@ class AppState:
                 held[key] = 0
 
     def _drop_session(self, key: str) -> None:
-        """Take a session out of memory; its pictures are on disk."""
+        """Drop a session from memory; its pictures are on disk."""
         shutil.rmtree(self._sessions.pop(key).out, ignore_errors=True)
 
     def __len__(self) -> int:
         """Sessions in memory."""
         return len(self._sessions)
 
-    def _open_session(self, caller: str, key: str) -> Session:
+    def _open_session(self, caller: str, key: str = "") -> Session:
+        """The session of a key if there is one, else the caller's own, from memory or disk. Raises Busy.
+
+        The lock is free while a session is read: callers of the same key share one read, and others do not wait.
+        """
+        with self._lock:
+            key = key if self._exists(key) else self._callers.get(caller) or secrets.token_hex(16)
+            self._remember_caller(caller, key)
+            if key in self._sessions:
+                self._sessions.move_to_end(key)
+                return self._sessions[key]
+            is_loading = key in self._loading
+            if not is_loading:
+                self._evict_sessions()
+                self._loading[key] = Future()
+            loading = self._loading[key]
+        if not is_loading:
+            self._load_session(key, loading)
+        return loading.result()
+
+    def _load_session(self, key: str, loading: Future[Session]) -> None:
+        """Read a session from disk and put it into memory; the future gets the session or the error."""
+        try:
+            session = Session(self.pool, self.folder / key, self._temporary / "out" / key)
+            session.resume()
+        except BaseException as error:  # noqa: BLE001 (raised where the future is read)
+            with self._lock:
+                del self._loading[key]
+            loading.set_exception(error)
+            return
+        with self._lock:
+            self._sessions[key] = session
+            del self._loading[key]
+        loading.set_result(session)
+
+    def _exists(self, key: str) -> bool:
+        """Whether a key is that of a session in memory or on disk."""
+        if not _KEY.fullmatch(key):
+            return False
+        return key in self._sessions or key in self._loading or (self.folder / key).is_dir()
+
+    def _remember_caller(self, caller: str, key: str) -> None:
         self._callers[caller] = key
         self._callers.move_to_end(caller)
         while len(self._callers) > _CALLERS * self.capacity:
             self._callers.popitem(last=False)
-        if key not in self._sessions:
-            self._evict_sessions()
-            session = Session(self.pool, self.folder / key, self._temporary / "out" / key)
-            session.resume()
-            self._sessions[key] = session
-        self._sessions.move_to_end(key)
-        return self._sessions[key]
 
     def _evict_sessions(self) -> None:
-        """Make room for one more session."""
-        while len(self._sessions) >= self.capacity:
+        """Make room for one more session; those that are being read count as at work."""
+        while len(self._sessions) + len(self._loading) >= self.capacity:
             longest = next((key for key, session in self._sessions.items() if session.idle), None)
             if longest is None:
                 raise Busy(f"all {self.capacity} sessions are at work; try again in a moment")

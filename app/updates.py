@@ -83,18 +83,24 @@ class PageUpdates:
         buttons = self.buttons(session) if session else {}
         return {**buttons, self.page.stage: gr.update(live=""), self.page.status: status}
 
-    def estimate(self, seen: EditEstimate, *, all_pieces: bool) -> Updates:
+    def estimate(self, edit: EditEstimate, *, all_pieces: bool) -> Updates:
         """Where an edit would paint; `all_pieces` is whether no single piece is chosen."""
         page = self.page
-        pieces = [ALL_PIECES] + [(f"{n + 1}. from the left", str(n)) for n in range(seen.preview.pieces)]
+        pieces = [ALL_PIECES] + [(f"{n + 1}. from the left", str(n)) for n in range(edit.preview.pieces)]
         return {
-            page.stage: gr.update(region="" if seen.preview.nothing else views.region(seen.preview.mask)),
-            page.facts: html.estimate(seen),
+            page.stage: gr.update(region="" if edit.preview.nothing else views.region(edit.preview.mask)),
+            page.facts: html.estimate(edit),
             page.instance: gr.update(choices=pieces) if all_pieces else gr.skip(),
         }
 
     def words(self, session: Session, prompt: str, chosen: list[str] | None) -> Updates:
-        """The words of a new prompt that differ from the current one, and those that can be chosen."""
+        """The words of a new prompt that differ from the current one, and those that can be chosen.
+
+        Args:
+            session: whose current prompt is compared.
+            prompt: the new prompt.
+            chosen: words that are selected; those of neither prompt are dropped.
+        """
         history = session.history
         if not len(history):
             return {self.page.words_line: ""}
@@ -129,7 +135,13 @@ class PageUpdates:
         }
 
     def picture(self, after: EditResult, before: EditResult | None, view: str) -> Updates:
-        """What the stage shows: a result, what it is compared with, and its mask."""
+        """The stage's picture: a result, the one it is compared with, and its mask.
+
+        Args:
+            after: the result.
+            before: the result to compare with, of the same size; None for none.
+            view: "edit" or "compare".
+        """
         size = after.size
         shown = {"id": after.id, "url": views.screen_url(after.image), "width": size[0], "height": size[1]}
         shown |= {"alt": after.prompt, "view": view}
@@ -144,6 +156,8 @@ class PageUpdates:
         model, loras = self.pool.find(name), self.pool.loras.as_text(result.config.loras)
         dense = measured or (model.estimator.dense_seconds(result.stats.macs_dense) if model else None)
         made = f"by {model.label}" if model and len(self.pool.models) > 1 else ""
-        means = " ".join(filter(None, (made, f"with {loras}" if loras else "")))
-        gone = "" if model else f"made by {label(name)}, which is not offered: start the app with it, as --model"
-        return html.truth(result, parent, dense, measured=measured is not None, means=means, gone=gone)
+        made_with = " ".join(filter(None, (made, f"with {loras}" if loras else "")))
+        unavailable = "" if model else f"made by {label(name)}, which is not offered: start the app with it, as --model"
+        return html.truth(
+            result, parent, dense, measured=measured is not None, made_with=made_with, unavailable=unavailable
+        )

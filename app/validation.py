@@ -20,7 +20,7 @@ MAX_PROMPT_CHARACTERS, MAX_WORDS, MAX_LORAS = 2_000, 16, 8
 STEPS, GUIDANCE, SEEDS, SIDES, GROW = (1, 150), (0.0, 30.0), (0, 2**32 - 1), (64, 1024), (-16, 16)
 LORA_SCALE, REFERENCE_SCALE = (-2.0, 2.0), (0.0, 2.0)
 MAX_BYTES, MAX_PIXELS, MAX_SIDE = 32 << 20, 32_000_000, 12_000
-"""Of an uploaded picture."""
+"""Limits of an uploaded picture: bytes, pixels, pixels of a side."""
 
 MAX_RESULTS = 200
 """Pictures of a session."""
@@ -40,15 +40,15 @@ class SourceSettings:
     """How a source is made.
 
     Args:
-        steps: of the scheduler.
-        guidance: the guidance scale; None for the model's own.
-        seed: of the first noise.
-        width: in pixels; None for the model's own, or what suits an opened picture.
-        height: in pixels; None likewise.
+        steps: denoising steps, 1 to 150.
+        guidance: scale of classifier-free guidance, 0 to 30; None for the model's own.
+        seed: of the first noise, 0 to 2**32 - 1.
+        width: in pixels, 64 to 1024, divisible by 8; None for the model's own, or what suits an opened picture.
+        height: in pixels, 64 to 1024, divisible by 8; None for the model's own, or what suits an opened picture.
         scheduler: a `SchedulerName`.
         negative_prompt: what the picture should not show.
         model: the label of an offered one, "" for the first.
-        loras: labels of offered ones -> their scales.
+        loras: labels of offered ones -> their scales, -2 to 2.
     """
 
     steps: int = 25
@@ -68,8 +68,8 @@ class Region:
 
     Args:
         words: use only these words of either prompt; () for the changed ones.
-        instance: one piece of the mask, from the left and 0; None for all.
-        grow: latent cells of dilation; negative erodes.
+        instance: index of one piece of the mask, counted from the left and 0; None for all.
+        grow: latent cells (8 pixels) of dilation, -16 to 16; negative erodes.
         add: a picture of the current one's size, white where the edit may paint too; None for nowhere.
         protect: a picture of the current one's size, white where the edit never paints; None for nowhere.
         only: whether the edit paints where `add` is white and nowhere else.
@@ -85,11 +85,11 @@ class Region:
 
 @dataclass(frozen=True)
 class ReferencePicture:
-    """A picture whose look is taken.
+    """A picture whose appearance is taken.
 
     Args:
         picture: its file's bytes.
-        scale: how much of its look, 0 to 2.
+        scale: how much of its appearance, 0 to 2.
     """
 
     picture: bytes
@@ -138,7 +138,7 @@ def check_settings(settings: SourceSettings) -> SourceSettings:
 
 
 def _check_names(settings: SourceSettings) -> None:
-    """What is chosen by name; whether it is offered, the model pool knows."""
+    """Check the types of the names; the model pool checks whether they are offered."""
     if not isinstance(settings.model, str):
         raise InputError(f"model must be the name of one that is offered, got {settings.model!r:.40}")
     named = isinstance(settings.loras, Mapping) and all(isinstance(label, str) for label in settings.loras)
@@ -158,12 +158,12 @@ def check_region(region: Region) -> Region:
     return region
 
 
-def decode_reference(look: ReferencePicture | None) -> Image | None:
-    """A look's picture. Raises InputError as `decode_picture`, and for a scale out of range."""
-    if look is None:
+def decode_reference(reference: ReferencePicture | None) -> Image | None:
+    """A reference picture. Raises InputError as `decode_picture`, and for a scale out of range."""
+    if reference is None:
         return None
-    _within("scale of the look", look.scale, REFERENCE_SCALE)
-    return decode_picture(look.picture)
+    _within("scale of the look", reference.scale, REFERENCE_SCALE)
+    return decode_picture(reference.picture)
 
 
 def decode_picture(data: bytes) -> Image:

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
 TINT = (255, 64, 96)
 MAX_STROKES_CHARACTERS = 1 << 20
-"""Of painted strokes, as the page sends them."""
+"""Greatest length of painted strokes as a data URL."""
 
 _THUMBNAIL, _SCREEN = 112, 1280
+"""Greatest side in pixels of a picture in the history, and of one on the stage."""
+
 _thumbnails: WeakKeyDictionary[EditResult, str] = WeakKeyDictionary()
 
 
@@ -74,20 +76,20 @@ def live(small: Image.Image, mask: EditMask | None) -> str:
     return _url(picture.resize((small.width * 4, small.height * 4), Image.Resampling.BILINEAR), "PNG")
 
 
-def decode_strokes(sent: str, size: tuple[int, int]) -> tuple[Image.Image | None, Image.Image | None]:
+def decode_strokes(data_url: str, size: tuple[int, int]) -> tuple[Image.Image | None, Image.Image | None]:
     """What was painted: where an edit may go, and where it never may, as pictures of a size; None for nothing.
 
     Args:
-        sent: a PNG as a data URL: red where strokes add, blue where they protect, clear elsewhere; "" for none.
+        data_url: a PNG as a data URL: red where strokes add, blue where they protect, clear elsewhere; "" for none.
         size: width and height in pixels.
 
     Raises:
         MaskError: anything else.
     """
-    if not sent:
+    if not data_url:
         return None, None
-    kind, _, data = sent.partition(",") if isinstance(sent, str) else ("", "", "")
-    if kind != "data:image/png;base64" or len(sent) > MAX_STROKES_CHARACTERS:
+    kind, _, data = data_url.partition(",") if isinstance(data_url, str) else ("", "", "")
+    if kind != "data:image/png;base64" or len(data_url) > MAX_STROKES_CHARACTERS:
         raise MaskError(f"strokes must be a PNG as a data URL of at most {MAX_STROKES_CHARACTERS} letters; paint again")
     painted = images.decode(decode_base64(data, "strokes"), "strokes").image
     if max(painted.size) > 2048:

@@ -64,7 +64,13 @@ class InferenceWorker:
         self._thread.start()
 
     def submit(self, function: Callable[[], T], weights: Hashable = None, *, brief: bool = False) -> InferenceJob[T]:
-        """Let a job wait for its turn; arguments as of `InferenceJob`."""
+        """Queue a job.
+
+        Args:
+            function: called on the worker's thread.
+            weights: equal for jobs that use the same model with the same LoRAs.
+            brief: whether it may run between two steps of another job of the same weights.
+        """
         job = InferenceJob(function, weights, brief)
         with self._changed:
             self._waiting.append(job)
@@ -75,9 +81,9 @@ class InferenceWorker:
         """Call a function on the worker's thread once no job came for a while.
 
         Args:
-            name: of the function; one that waits already under its name is kept.
-            function: gets a function that says whether jobs wait by now, for which it must make way at once, and
-                returns whether it is done; otherwise it is called again once the worker is idle.
+            name: identifies the function; one that is already queued under this name is kept.
+            function: gets a function that returns whether jobs are waiting, on which it must return at once; returns
+                whether it is done, else it is called again once the worker is idle.
         """
         with self._changed:
             self._idle.setdefault(name, function)
@@ -92,19 +98,19 @@ class InferenceWorker:
             waiting = [other for other in self._waiting if not other.outcome.cancelled()]
             return waiting.index(job) + (self._running is not None) if job in waiting else 0
 
-    def wait_briefly(self, job: InferenceJob[T], patience: float) -> T:
+    def brief_result(self, job: InferenceJob[T], timeout: float) -> T:
         """What a brief job returns or raises.
 
         Args:
             job: a brief one that was submitted.
-            patience: seconds to wait for a running job of other weights.
+            timeout: seconds to wait for a running job of other weights.
 
         Raises:
-            Busy: patience is over; the job is withdrawn.
+            Busy: the time is over; the job is withdrawn.
         """
         while True:
             try:
-                return job.outcome.result(patience)
+                return job.outcome.result(timeout)
             except TimeoutError:
                 if job.outcome.done():
                     return job.outcome.result()
@@ -113,7 +119,7 @@ class InferenceWorker:
 
     def run_brief_jobs(self) -> None:
         """Run waiting brief jobs of the running job's weights; called by the running job between two of its steps."""
-        while job := self._take(lambda job: job.brief and not self._uses_other_weights(job)):
+        while job := self._pop_waiting(lambda job: job.brief and not self._uses_other_weights(job)):
             job.run()
 
     def close(self) -> None:
@@ -130,7 +136,7 @@ class InferenceWorker:
             pass
 
     def _run_next(self) -> bool:
-        """Wait for a job and run it; whether there was one. A job that is over is referred to no more."""
+        """Wait for a job and run it; returns whether there was one. No reference to a finished job is kept."""
         job = self._wait_for_job()
         if job:
             job.run()
@@ -147,7 +153,7 @@ class InferenceWorker:
                     return self._running
             if self._closed:
                 return None
-            self._running = self._take(lambda job: job.brief) or self._take(lambda _: True)
+            self._running = self._pop_waiting(lambda job: job.brief) or self._pop_waiting(lambda _: True)
             return self._running
 
     def _has_work(self) -> bool:
@@ -157,8 +163,8 @@ class InferenceWorker:
         if not function(self._has_work):
             self.when_idle(name, function)
 
-    def _take(self, fits: Callable[[InferenceJob[Any]], bool]) -> InferenceJob[Any] | None:
-        """The first waiting job that fits, which waits no more."""
+    def _pop_waiting(self, fits: Callable[[InferenceJob[Any]], bool]) -> InferenceJob[Any] | None:
+        """Remove the first waiting job that fits from the queue, and return it; None if there is none."""
         with self._changed:
             job = next(filter(fits, self._waiting), None)
             if job:

@@ -38,7 +38,7 @@ from fisedit.storage.files import check_image_path
 from fisedit.storage.image_metadata import Metadata, read_metadata
 from fisedit.storage.images import write_image
 from fisedit.storage.provenance import Origin, PastEdit
-from fisedit.storage.session import SessionContents, SessionStore
+from fisedit.storage.session_store import SessionContents, SessionStore
 from fisedit.values import (
     LATENT_FACTOR,
     EditMask,

@@ -17,7 +17,7 @@ from fisedit.history import EditResult, History
 from fisedit.masking.drift_check import DriftDetected, plan_check
 from fisedit.masking.localize import describe_source, restrict_to_words, shared_tokens
 from fisedit.masking.text_diff import diff
-from fisedit.models.device import placement
+from fisedit.models.device import device_and_dtype
 from fisedit.models.injection import exclusive
 from fisedit.models.prompt_weighting import parse
 from fisedit.models.vae import encode, preview
@@ -115,7 +115,7 @@ class EditPipeline:
         Raises:
             ModelError: the parts of the pipeline differ in dtype or device.
         """
-        now = placement(self.engine.pipe)
+        now = device_and_dtype(self.engine.pipe)
         if self._placement not in (None, now):
             self.cache = TrajectoryCache(self.cache.max_bytes)
             self.engine.references.forget()
@@ -262,7 +262,7 @@ class EditPipeline:
         prompts = {"prompt": config.prompt} | ({"negative prompt": config.negative_prompt} if config.guided else {})
         limit, notes = pipe.tokenizer.model_max_length, []
         locked = exclusive(pipe.text_encoder, pipe.tokenizer)
-        with request.stopwatch.station("text"), torch.inference_mode(), locked:
+        with request.stopwatch.stage("text"), torch.inference_mode(), locked:
             embeddings = self.engine.encode(config)
             for name, prompt in prompts.items():
                 length = len(pipe.tokenizer(parse(prompt).text, truncation=False, verbose=False).input_ids)
@@ -281,7 +281,7 @@ class EditPipeline:
             self.restore(request)
         if request.picture is not None:
             return [self._invert(request, plan)]
-        with request.stopwatch.station("denoise"):
+        with request.stopwatch.stage("denoise"):
             trajectories = self._denoise(jobs)
         return [self._decode(*job, trajectory) for job, trajectory in zip(jobs, trajectories, strict=True)]
 
@@ -313,7 +313,7 @@ class EditPipeline:
     def _decode(self, request: EditRequest, plan: EditPlan, trajectory: Trajectory) -> RenderOutput:
         """The picture: of an edit, set into its parent's outside the mask."""
         vae, latents, grid = self.engine.pipe.vae, trajectory.latents[-1], plan.mask.grid
-        with request.stopwatch.station("decode"), torch.inference_mode():
+        with request.stopwatch.stage("decode"), torch.inference_mode():
             if request.parent and plan.dilation:
                 record, before = self.source(request)[1], request.parent.canvas
                 return RenderOutput(trajectory, *self.engine.graphs.cache.decode(vae, latents, grid, record, before))
@@ -328,23 +328,23 @@ class EditPipeline:
         assert request.picture is not None
         assert plan.prompt is not None
         canvas, text = to_canvas(request.picture, (config.width, config.height)), plan.prompt.embeddings
-        with request.stopwatch.station("encode"):
+        with request.stopwatch.stage("encode"):
             clean = encode(pipe.vae, canvas)
-        with request.stopwatch.station("denoise"):
+        with request.stopwatch.stage("denoise"):
             if config.inversion is Inversion.DDPM:
                 trajectory = self.engine.run_dense(config, text, callback, path=noised(pipe, config, clean))
             else:
                 trajectory = self.engine.invert(config, text, clean, callback)
-        with request.stopwatch.station("decode"), torch.inference_mode():
+        with request.stopwatch.stage("decode"), torch.inference_mode():
             return RenderOutput(trajectory, canvas, decode(pipe.vae, clean)[1])
 
     def render_plain(self, request: EditRequest) -> Image:
         """What a dense run makes of a request from where its parent's trajectory begins; nothing is recorded."""
         prompt, config = self.encode(request), request.config
-        with request.stopwatch.station("denoise"):
+        with request.stopwatch.stage("denoise"):
             source, steps = self.source(request)[0], config.num_inference_steps
             latents = self.engine.sample(config, prompt.embeddings, source, steps, self._callback(request))[-1]
-        with request.stopwatch.station("decode"), torch.inference_mode():
+        with request.stopwatch.stage("decode"), torch.inference_mode():
             return decode(self.engine.pipe.vae, latents)[0]
 
     def _callback(self, request: EditRequest) -> Callable[[int, int, Tensor], None]:

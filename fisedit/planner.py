@@ -72,7 +72,7 @@ class EditRequest:
         structure: share of the steps that may inject the source's attention which do, 0 to 1.
         verify: check a predicted mask for drift.
         on_step: called before every step with (i, n, preview).
-        stopwatch: takes the seconds of every station.
+        stopwatch: takes the seconds of every stage.
 
     Attributes:
         mask: booleans [h, w], where to edit; None for where the words say.
@@ -250,11 +250,11 @@ class Planner:
             MaskError: the mask has fewer components than `instance` asks for. NumericsError: NaN in recorded attention.
         """
         extra_macs = self._read_references(request)
-        with request.stopwatch.station("mask"):
+        with request.stopwatch.stage("mask"):
             mask, reason, probes = self._mask(request, prompt, source)
         if not mask.grid.any():
             return self.plan_unchanged(request, "nothing is left of the mask")
-        with request.stopwatch.station("plan"):
+        with request.stopwatch.stage("plan"):
             costs = self.costs(request.config)
             dilation = request.dilation or self._cheapest(request, mask, costs)
             reason = reason or costs.dense_is_cheaper(mask.grid, dilation)
@@ -352,7 +352,7 @@ class Planner:
         """Let the adapters read the config's references; the MACs spent, 0 where that was done before."""
         if not request.config.like:
             return 0
-        with request.stopwatch.station("reference"):
+        with request.stopwatch.stage("reference"):
             return self._engine.references.prepare(request.config, self._engine.batch(request.config))
 
     def _mask(self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory) -> tuple[EditMask, str, int]:

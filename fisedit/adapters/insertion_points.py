@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fisedit.models.injection import Around, Forward, Injection
+from fisedit.models.injection import Forward, ForwardWrapper, Injection
 
 if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel
@@ -83,7 +83,7 @@ def inject_maps(
             x = x + controls[name].to(x)
         return x, changes[name](x) if changes and name in changes else x
 
-    def around(name: str) -> Around:
+    def around(name: str) -> ForwardWrapper:
         wrap = {"down": _down, "mid": _mid, "up": _up}[name.partition("_")[0]]
         return lambda inner: partial(wrap, inner, partial(visit, name))
 

@@ -61,7 +61,14 @@ class JournalEntry:
 
     @classmethod
     def of_output(cls, item: BatchItem, made: ItemOutput, key: str, sha256: str) -> JournalEntry:
-        """The line of an output that is about to be written."""
+        """The line of an output that is about to be written.
+
+        Args:
+            item: The item.
+            made: Its output.
+            key: Digest of everything that the output depends on.
+            sha256: SHA-256 of the output's bytes.
+        """
         names = (item.output, item.name, item.prompt, item.source_prompt)
         area = b64encode(made.area).decode()
         return cls(*names, key, sha256, "", made.change, area, round(made.seconds, 3), made.notes)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path, PurePosixPath
 
-from fisedit.batch.tables import EditRow, read_captions, read_edits
+from fisedit.batch.input_tables import EditRow, read_captions, read_edits
 from fisedit.batch.values import BatchItem, BatchJob, OutputFormat
 from fisedit.errors import InputError
 from fisedit.storage.files import IMAGE_FORMATS
@@ -38,7 +38,7 @@ class BatchPlan:
     notes: tuple[str, ...] = ()
 
 
-def make_plan(job: BatchJob) -> BatchPlan:
+def plan_batch(job: BatchJob) -> BatchPlan:
     """Find the images of a job and the prompts and masks of each.
 
     Args:

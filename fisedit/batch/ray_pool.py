@@ -25,11 +25,11 @@ from fisedit.batch.pool import Results, WorkerPool, WorkerSlot, load_worker
 from fisedit.batch.values import BatchItem, BatchSettings, ItemFailure, ItemOutput
 from fisedit.errors import FisEditError, InputError, ModelError
 
-MOST_LOSSES = 2
+MAX_LOSSES = 2
 """Number of workers that may be lost with an item before the item fails."""
 
 _ENVIRONMENT = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "error"}
-_STORE = 256 << 20
+_STORE_BYTES = 256 << 20
 """Bytes of the object store of a cluster that this run starts; results beyond it go through the disk."""
 
 
@@ -68,12 +68,12 @@ def open_pool(workers: int, settings: BatchSettings) -> Iterator[WorkerPool]:
 
 def _connect(ray: Any, workers: int) -> int | None:
     """Join the cluster, or start one; returns the number of compute threads per worker, None for Ray's choice."""
-    quiet_loaders = {"log_to_driver": False, "logging_level": logging.ERROR}
+    options = {"log_to_driver": False, "logging_level": logging.ERROR}
     address, threads = os.environ.get("RAY_ADDRESS", "local"), None
     what = f"RAY_ADDRESS must lead to a Ray cluster with our token, got {address}"
     if address == "local":
         what = "Ray must start on this machine, and did not"
-        quiet_loaders |= {"include_dashboard": False, "num_cpus": workers, "object_store_memory": _STORE}
+        options |= {"include_dashboard": False, "num_cpus": workers, "object_store_memory": _STORE_BYTES}
         if "RAY_AUTH_TOKEN_PATH" not in os.environ:  # else Ray writes one into the user's home folder
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         if "OMP_NUM_THREADS" not in os.environ:
@@ -81,7 +81,7 @@ def _connect(ray: Any, workers: int) -> int | None:
     try:
         _check_listening(address)
         with _native_stderr_closed():
-            ray.init(address, **quiet_loaders)
+            ray.init(address, **options)
     except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         first_line = str(error).strip().partition("\n")[0]
         raise InputError(f"{what} ({first_line})") from error
@@ -224,21 +224,21 @@ class _ActorPool:
         yield n, item, result
 
     def _handle_loss(self, n: int, item: BatchItem, error: Exception) -> Results:
-        """Give the item of a lost actor to another one, until `MOST_LOSSES` were lost with it."""
+        """Give the item of a lost actor to another one, until `MAX_LOSSES` were lost with it."""
         slot = self._stop(n)
         if not slot.ready:
             self._died_loading += 1
-            if self._died_loading > MOST_LOSSES:
+            if self._died_loading > MAX_LOSSES:
                 last_line = str(error).strip().rpartition("\n")[2]
                 raise ModelError(
                     f"workers must live to load the model, got {self._died_loading} that died ({last_line})"
                 )
         self._losses[item] += slot.ready
-        if self._losses[item] < MOST_LOSSES:
+        if self._losses[item] < MAX_LOSSES:
             self.submit(n, item)
             return
         memory = isinstance(error, self._ray.exceptions.OutOfMemoryError)
-        reason = f"{MOST_LOSSES} workers were lost over it" + (", as memory ran out" if memory else "")
+        reason = f"{MAX_LOSSES} workers were lost over it" + (", as memory ran out" if memory else "")
         yield n, item, ItemFailure(reason, monotonic() - slot.since, memory=memory)
 
     def _stop(self, n: int) -> _ActorSlot:

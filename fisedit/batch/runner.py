@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from fisedit.batch import ray_pool
 from fisedit.batch.journal import BatchJournal
-from fisedit.batch.manifest import make_plan
+from fisedit.batch.manifest import plan_batch
 from fisedit.batch.pool import WorkerPool, open_pool
 from fisedit.batch.result_store import ResultStore, remove_partial_files
 from fisedit.batch.values import (
@@ -57,7 +57,7 @@ def preview_batch(job: BatchJob, settings: BatchSettings) -> BatchOutcome:
         ModelError: As in `run_batch`.
     """
     _check_settings(settings)
-    plan, model = make_plan(job), _model_identity(settings)
+    plan, model = plan_batch(job), _model_identity(settings)
     return ResultStore(job, settings, model, plan, BatchJournal.read(job.output)).outcome()
 
 
@@ -94,7 +94,7 @@ def run_batch(
     if executor is ExecutorKind.RAY:
         ray_pool.require_ray()
     _check_settings(settings)
-    start, plan = monotonic(), make_plan(job)
+    start, plan = monotonic(), plan_batch(job)
     files.check_output_folder(job.output)
     model = _model_identity(settings)
     with _sigint_requests() as interrupted, BatchJournal.lock(job.output) as journal:
@@ -150,7 +150,7 @@ def _process(
         pool: The workers.
         queue: The items.
         commit: Stores a result; returns whether the run goes on.
-        interrupted: Whether the user wants to stop.
+        interrupted: Whether the user asked to stop.
         shared_memory: Whether workers share the machine's memory.
 
     Returns:
@@ -159,7 +159,7 @@ def _process(
     retry: list[BatchItem] = []
     while True:
         for slot in pool.idle_slots():
-            item = None if interrupted() else queue.take(slot)
+            item = None if interrupted() else queue.pop(slot)
             if item:
                 pool.submit(slot, item)
         if not queue.in_progress:
@@ -179,7 +179,7 @@ class _Queue:
         items: The items.
 
     Attributes:
-        in_progress: Number of items that were taken and have no result yet.
+        in_progress: Number of items that were popped and have no result yet.
         closed: Whether no more items are given out.
     """
 
@@ -197,7 +197,7 @@ class _Queue:
         """Number of sources that no slot has."""
         return len(self._waiting)
 
-    def take(self, slot: int) -> BatchItem | None:
+    def pop(self, slot: int) -> BatchItem | None:
         """The next item for a slot: of the source that it has open, else of the next source."""
         if not self._of_slot.get(slot) and self._waiting:
             self._of_slot[slot] = self._waiting.popleft()

@@ -168,7 +168,7 @@ class BatchWorker:
         source.editor.checkout(source.result.id)
         result = source.editor.edit(item.prompt, mask=mask, on_step=on_step)
         metadata = source.editor.metadata(result) if self._settings.metadata else None
-        output, lost = _encode(item, source, result, metadata)
+        output, format_notes = _encode(item, source, result, metadata)
         fallback = (f"dense: {result.stats.fallback}",) if result.stats.fallback else ()
         return ItemOutput(
             data=output,
@@ -177,7 +177,7 @@ class BatchWorker:
             area=_mask_png(result),
             change=str(result.diff),
             seconds=0.0,
-            notes=(*source.picture.notes, *fallback, *result.stats.notes, *lost),
+            notes=(*source.picture.notes, *fallback, *result.stats.notes, *format_notes),
         )
 
     def _open(self, item: BatchItem, on_step: OnStep) -> _OpenedSource:

@@ -66,7 +66,7 @@ def _run(arguments: list[str], *, debug: bool) -> int:
         return console.print_error(KeyboardInterrupt()) if status == _INTERRUPTED else status
     except typer.TyperException as error:
         return console.print_error_line("usage", f"{error.format_message().rstrip('.')}; see fisedit --help", 2)
-    except BrokenPipeError:  # who read the output has gone, as `head` does: nobody is told, and typer says 1, too
+    except BrokenPipeError:  # the reader of stdout has exited, as `head` does: no message, and typer's own status
         console.drop(sys.stdout)
         return 1
     except Exception as error:  # noqa: BLE001 (the border of the process: any error becomes one line)

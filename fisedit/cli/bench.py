@@ -180,7 +180,7 @@ def bench_quality(
     model: opt.Model = "demo",
     edits: opt.QualityEdits = 200,
     methods: opt.Methods = "",
-    adapter: opt.LookAdapter = None,
+    adapter: opt.ReferenceAdapter = None,
     num_inference_steps: opt.Steps = 25,
     guidance_scale: opt.Guidance = 4.0,
     seed: opt.EditsSeed = 0,

@@ -78,8 +78,8 @@ def batch(
 ) -> None:
     """Edit a folder of pictures; a run that was stopped at any time continues."""
     job = BatchJob(folder, output, prompt, source_prompt, captions, masks, edits, recursive, image_format, overwrite)
-    place = (model, device, dtype, local_files_only)
-    settings = BatchSettings(*place, negative_prompt, num_inference_steps, guidance_scale, timeout, metadata)
+    loading = (model, device, dtype, local_files_only)
+    settings = BatchSettings(*loading, negative_prompt, num_inference_steps, guidance_scale, timeout, metadata)
     files.check_page_path(report)
     from fisedit.batch.report import write_report
     from fisedit.batch.runner import preview_batch, run_batch
@@ -92,7 +92,7 @@ def batch(
     try:
         if report is not None:
             write_report(outcome, report)
-    finally:  # neither a full disk nor a closed stdout takes the other's
+    finally:  # the summary is printed even if the report cannot be written
         console.show_outcome(outcome, json=json)
     raise typer.Exit(outcome.exit_status)
 
@@ -132,10 +132,10 @@ def train_adapter(
     )
     triples = import_module("fisedit.adapters.training.triples").read_triples(folder, held_out)
     files.check_output_folder(output)
-    place = {"device": device, "local_files_only": local_files_only}
+    loading = {"device": device, "local_files_only": local_files_only}
     with console.progress("Training") as on_step:
         report = import_module("fisedit.adapters.training.run").train_adapter(
-            triples, output, settings, on_step=on_step, **place
+            triples, output, settings, on_step=on_step, **loading
         )
     if report:
         console.show_json(report) if json else console.show_rows([report])

@@ -52,17 +52,26 @@ def print_error(error: BaseException) -> int:
 
 
 def print_error_line(code: str, message: str, status: int) -> int:
-    """Print `error[code]: message` on stderr, on one line and without control characters; returns `status`."""
+    """Print `error[code]: message` on stderr, on one line and without control characters.
+
+    Args:
+        code: Stable name of the error.
+        message: What is wrong and what to do.
+        status: Exit status of the process.
+
+    Returns:
+        `status`.
+    """
     line = "".join(letter if letter.isprintable() else " " for letter in " ".join(message.split()))
     try:
         print(f"error[{code}]: {line}", file=sys.stderr)  # noqa: T201
-    except OSError:  # the status is all that is left to say
+    except OSError:  # stderr is closed: only the status remains
         drop(sys.stderr)
     return status
 
 
 def drop(stream: TextIO) -> None:
-    """Let what was not written to a stream go nowhere, as Python would try again at its end and change the status."""
+    """Discard a stream's unwritten output, which Python would flush again at exit, with another status."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -141,7 +150,13 @@ def show_costs(results: Sequence[EditResult]) -> None:
 
 
 def show_metadata(metadata: Metadata, origin: Origin, *, json: bool) -> None:
-    """Print how an image was made: the text that web UIs read, then the source and every edit, a row each."""
+    """Print how an image was made: the text that web UIs read, then the source and every edit, a row each.
+
+    Args:
+        metadata: The texts of the image's file.
+        origin: The parsed origin.
+        json: Whether to print one JSON object instead.
+    """
     if json:
         show_json(
             {"parameters": metadata.parameters, "fisedit": _parse_json(metadata.origin) if metadata.origin else None}

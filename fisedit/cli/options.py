@@ -114,7 +114,9 @@ QualityEdits = Annotated[int, Option("--edits", min=1, max=5000, help="How many 
 Methods = Annotated[
     str, Option(help="Methods to compare, with commas between; all without it. An unknown name lists them.")
 ]
-LookAdapter = Annotated[str | None, Option("--adapter", help="Measure edits with a reference by this adapter instead.")]
+ReferenceAdapter = Annotated[
+    str | None, Option("--adapter", help="Measure edits with a reference by this adapter instead.")
+]
 EditsSeed = Annotated[int, Option("--seed", min=0, help="Of the edits that are drawn at random.")]
 Judge = Annotated[Path | None, Option(help="Weights of the classifier of drawn scenes; the model folder's without it.")]
 PieBench = Annotated[Path | None, Option(help="Make the edits of your own copy of PIE-Bench instead of drawn ones.")]

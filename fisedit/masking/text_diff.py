@@ -65,7 +65,7 @@ def _word(read: WeightedPrompt, span: list[int], next_start: int, last_token: in
     end = max(end, start + len(read.text[start:next_start].rstrip()))
     lowered = "".join(c.lower() for c in unicodedata.normalize("NFC", read.text[start:end]))
     fed = tuple(t for t in tokens if t <= last_token)
-    return Word(lowered, read.typed[start], read.typed[end - 1] + 1, fed, read.weights[start])
+    return Word(lowered, read.prompt_positions[start], read.prompt_positions[end - 1] + 1, fed, read.weights[start])
 
 
 def diff(source_prompt: str, prompt: str, tokenizer: Tokenizer) -> EditScript:

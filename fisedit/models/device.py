@@ -26,14 +26,14 @@ DTYPES: Mapping[str, torch.dtype] = {
 }
 """Name of a precision -> torch's."""
 
-CLEARLY_FASTER = 1.15
-"""How many times faster than fp32 bf16 must be to be a CPU's default, so that a busy machine decides nothing."""
+MIN_SPEEDUP = 1.15
+"""Ratio of fp32's to bf16's seconds above which bf16 is a CPU's default; more than the noise of a busy machine."""
 
-HOPELESS = 3
-"""bf16 that takes this many times as long as fp32 once is not measured again: where a CPU lacks it, it takes long."""
+SLOWDOWN_LIMIT = 3
+"""Ratio of bf16's to fp32's seconds above which bf16 is not measured further, as on a CPU without bf16 products."""
 
-PROBES = 5
-"""Timings of a product in either precision, of which the shortest counts."""
+TIMING_REPEATS = 5
+"""Timings of the products in either precision, of which the shortest counts."""
 
 
 def memory_bytes(device: torch.device) -> int:
@@ -43,7 +43,7 @@ def memory_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def placement(pipe: StableDiffusionPipeline) -> tuple[torch.device, torch.dtype]:
+def device_and_dtype(pipe: StableDiffusionPipeline) -> tuple[torch.device, torch.dtype]:
     """The device and dtype of a pipeline.
 
     Args:
@@ -157,13 +157,13 @@ def _faster(
 
     fp32()  # the first call makes kernels
     single, half = seconds(fp32), seconds(bf16)
-    if half > HOPELESS * single:
+    if half > SLOWDOWN_LIMIT * single:
         half = min(half, seconds(bf16))  # the first one made kernels too
-    if half > HOPELESS * single:
+    if half > SLOWDOWN_LIMIT * single:
         return torch.float32
-    for _ in range(PROBES):
+    for _ in range(TIMING_REPEATS):
         single, half = min(single, seconds(fp32)), min(half, seconds(bf16))
-    return torch.bfloat16 if single > CLEARLY_FASTER * half else torch.float32
+    return torch.bfloat16 if single > MIN_SPEEDUP * half else torch.float32
 
 
 def _products(dtype: torch.dtype) -> Callable[[], object]:

@@ -22,10 +22,10 @@ Forward = Callable[..., Any]
 Replacement = tuple[nn.Module, Forward]
 """A module and the forward it gets."""
 
-Around = Callable[[Forward], Forward]
+ForwardWrapper = Callable[[Forward], Forward]
 """Makes a forward of the one that is there."""
 
-_NONE = object()
+_MISSING = object()
 
 _locks: WeakKeyDictionary[object, Any] = WeakKeyDictionary()
 """Owner -> its re-entrant lock; kept beside the owner, so that its state_dict and its copies know nothing of it."""
@@ -41,7 +41,7 @@ def _lock_of(owner: object) -> Any:
 def exclusive(*owners: object) -> Iterator[None]:
     """Let one thread at a time use models or tokenizers, which keep state and may be shared by editors in threads.
 
-    Re-entrant. Whoever takes several takes them in this order: UNet, autoencoder, text encoder, tokenizer.
+    Re-entrant. Several are locked in this order: UNet, autoencoder, text encoder, tokenizer.
 
     Args:
         owners: the root modules or tokenizers to lock, compared by identity.
@@ -62,7 +62,7 @@ class Injection:
         changes: what makes each module's new forward, given the one it has when this is injected.
     """
 
-    def __init__(self, owner: nn.Module, changes: Iterable[tuple[nn.Module, Around]]) -> None:
+    def __init__(self, owner: nn.Module, changes: Iterable[tuple[nn.Module, ForwardWrapper]]) -> None:
         self._owner, self._changes = owner, tuple(changes)
         self._before: list[tuple[nn.Module, Any, Forward]] | None = None
 
@@ -82,7 +82,7 @@ class Injection:
         self._before = []
         try:
             for module, around in self._changes:
-                old, new = module.__dict__.get("forward", _NONE), around(module.forward)
+                old, new = module.__dict__.get("forward", _MISSING), around(module.forward)
                 self._before.append((module, old, new))
                 module.forward = new
         except BaseException:
@@ -102,7 +102,7 @@ class Injection:
         if any(module.__dict__.get("forward") is not new for module, new in tops.items()):
             raise AdapterError("something was injected over this; eject that first")
         for module, old, _ in reversed(self._before):
-            if old is _NONE:
+            if old is _MISSING:
                 del module.__dict__["forward"]
             else:
                 module.forward = old
@@ -136,5 +136,5 @@ def injected(owner: nn.Module, replacements: Iterable[Replacement]) -> Iterator[
         yield
 
 
-def _instead(forward: Forward) -> Around:
+def _instead(forward: Forward) -> ForwardWrapper:
     return lambda _: forward

@@ -185,7 +185,7 @@ def _load_tokenizer(folder: Path) -> Any:
         tokenizer = CLIPTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"the tokenizer in {folder} is damaged; copy or download the folder again") from error
-    tokenizer.deprecation_warnings[_TOO_LONG] = True  # as if it had been said: results have a note of their own
+    tokenizer.deprecation_warnings[_TOO_LONG] = True  # as if already given: results have a note of their own
     return tokenizer
 
 

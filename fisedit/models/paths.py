@@ -42,7 +42,7 @@ def demo_folder() -> Path:
 
 
 def demo_adapter_folder() -> Path:
-    """The folder of the demo model's reference adapter, likewise.
+    """The folder of the demo model's reference adapter, in an installed wheel or in a checkout.
 
     Raises:
         ModelError: This copy of fisedit has no demo adapter.

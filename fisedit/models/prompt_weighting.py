@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
     from torch import Tensor
 
-STRONGER = 1.1
+BRACKET_WEIGHT = 1.1
 """Factor of a pair of round brackets; square ones divide by it."""
 
-LIMIT = 10.0
+MAX_WEIGHT = 10.0
 """Greatest weight; the least is 0, and weights outside are clamped."""
 
 _CLOSING = {"(": ")", "[": "]"}
 _NUMBER = r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)"
 _MARK = re.compile(rf"\\[\\()\[\]]|:\s*({_NUMBER})\s*\)|[()\[\]]")
 _START = "<|startoftext|>"
-_NOTHING = 1e-9  # has a logarithm, and is rounded to 0
+_MIN_WEIGHT = 1e-9  # has a logarithm, and is rounded to 0
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class WeightedPrompt:
 
     Args:
         text: Input of the text encoder, with spaces in place of brackets and numbers.
-        typed: Index of every character of `text` in the prompt as it was typed.
-        weights: Weight of every character of `text`, 0 to `LIMIT`.
+        prompt_positions: Index of every character of `text` in the prompt as given.
+        weights: Weight of every character of `text`, 0 to `MAX_WEIGHT`.
     """
 
     text: str
-    typed: tuple[int, ...]
+    prompt_positions: tuple[int, ...]
     weights: tuple[float, ...]
 
     def fragments(self, tokenizer: Any) -> list[tuple[str, float]]:
@@ -66,16 +66,16 @@ def parse(prompt: str) -> WeightedPrompt:
         elif opened[closing]:
             begin = opened[closing].pop()
             chars[begin], chars[start:end] = " ", " " * (end - start)
-            factor = float(mark[1]) if mark[1] else STRONGER if closing == ")" else 1 / STRONGER
-            step = math.log(min(max(factor, _NOTHING), LIMIT))
+            factor = float(mark[1]) if mark[1] else BRACKET_WEIGHT if closing == ")" else 1 / BRACKET_WEIGHT
+            step = math.log(min(max(factor, _MIN_WEIGHT), MAX_WEIGHT))
             steps[begin] += step
             steps[start] -= step
-    weights = [round(math.exp(min(total, math.log(LIMIT))), 4) for total in accumulate(steps)]  # 1.1 / 1.1 is 1
-    typed = tuple(i for i, char in enumerate(chars) if char)
+    weights = [round(math.exp(min(total, math.log(MAX_WEIGHT))), 4) for total in accumulate(steps)]  # 1.1 / 1.1 is 1
+    prompt_positions = tuple(i for i, char in enumerate(chars) if char)
     text = "".join(chars)
     if any(weight != 1 for weight in weights):  # compel looks for the first fragment from its own start token on
         text = text.replace(_START, " " * len(_START))
-    return WeightedPrompt(text, typed, tuple(weights[i] for i in typed))
+    return WeightedPrompt(text, prompt_positions, tuple(weights[i] for i in prompt_positions))
 
 
 def embeddings(prompt: WeightedPrompt, pipe: StableDiffusionPipeline) -> Tensor | None:

@@ -1,7 +1,7 @@
-"""Seconds by station, and by span within stations: layers, blocks and steps that nest in one another.
+"""Seconds by stage of an edit, and by span within stages: layers, blocks and steps that nest in one another.
 
-A station always counts; a span counts only while a `SpanRecorder` is at work in this thread, and costs a look at a
-context variable otherwise. Knows a clock, and nothing of what is timed.
+A stage is always timed; a span only while a `SpanRecorder` is active in this thread, else it costs one read of a
+context variable. Knows a clock, and nothing of what is timed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class StepWork:
     """What an evaluation of the UNet computes.
 
     Args:
-        rows: of each level that are computed for one item, finest first.
-        sizes: positions of each level.
-        items: B, of a batch.
+        rows: number of computed rows of one item by level, finest first.
+        sizes: number of positions by level, finest first.
+        items: batch size B.
     """
 
     rows: tuple[int, ...]
@@ -38,17 +38,17 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A part of a run that is over.
+    """A finished span of a run.
 
     Args:
-        kind: of layer, block or station, such as "conv" or "step dense".
+        kind: of layer, block or stage, such as "conv" or "step dense".
         level: of the feature map that it works on, 0 for the finest; `NO_LEVEL` for none.
         name: of the layer, or "".
         start: seconds since the recorder began.
-        seconds: that it took.
-        own: of those, what no span within it took.
-        step: number of the step span that it lies in, -1 outside of all.
-        work: of a step, what it computes.
+        seconds: duration.
+        own: seconds outside of inner spans, 0 to `seconds`.
+        step: number of the enclosing step span, from 0; -1 outside of all.
+        work: of a step, the rows that it computes.
     """
 
     kind: str
@@ -88,18 +88,18 @@ class SpanRecorder:
         """Open a span; one within a leaf belongs to that leaf.
 
         Args:
-            kind: of layer, block or station.
+            kind: of layer, block or stage.
             name: of the layer, or "".
             leaf: whether what lies within it counts as its own time.
             work: of a step, what it computes.
         """
         self._wait()
-        around = self._open[-1] if self._open else None
-        if around is not None and around.leaf:
-            around.hidden += 1
+        parent = self._open[-1] if self._open else None
+        if parent is not None and parent.leaf:
+            parent.hidden += 1
             return
-        level = self.levels.get(name, around.level if around else NO_LEVEL)
-        step = around.step if around else -1
+        level = self.levels.get(name, parent.level if parent else NO_LEVEL)
+        step = parent.step if parent else -1
         if kind.startswith(STEP):
             step, self._steps = self._steps, self._steps + 1
         self._open.append(_OpenSpan(kind, level, name, leaf, step, self._clock(), work))
@@ -140,11 +140,11 @@ class _OpenSpan:
 
 
 _recorder: ContextVar[SpanRecorder | None] = ContextVar("span_recorder", default=None)
-_NOTHING: AbstractContextManager[None] = nullcontext()
+_NO_SPAN: AbstractContextManager[None] = nullcontext()
 
 
 def current_recorder() -> SpanRecorder | None:
-    """The recorder at work in this thread, or None."""
+    """The active recorder of this thread, or None."""
     return _recorder.get()
 
 
@@ -165,11 +165,17 @@ def recording_spans(recorder: SpanRecorder) -> Iterator[SpanRecorder]:
 def span(
     kind: str, name: str = "", *, leaf: bool = False, work: Callable[[], StepWork] | None = None
 ) -> AbstractContextManager[None]:
-    """A part of a run that is timed where spans are recorded; arguments as of `SpanRecorder.begin`, where `work` is
-    called only if they are."""
+    """Time a block as a span if a recorder is active in this thread.
+
+    Args:
+        kind: of layer, block or stage.
+        name: of the layer, or "".
+        leaf: whether what lies within it counts as its own time.
+        work: of a step, returns what it computes; called only if a recorder is active.
+    """
     recorder = _recorder.get()
     if recorder is None:
-        return _NOTHING
+        return _NO_SPAN
     return _spanning(recorder, kind, name, leaf=leaf, work=work() if work else None)
 
 
@@ -224,15 +230,15 @@ OTHER = "other"
 
 
 class Stopwatch:
-    """Wall seconds by station."""
+    """Wall seconds by stage."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._start = perf_counter()
 
     @contextmanager
-    def station(self, name: str) -> Iterator[None]:
-        """Add the enclosed time to a station."""
+    def stage(self, name: str) -> Iterator[None]:
+        """Add the enclosed time to a stage."""
         before = perf_counter()
         try:
             with span(name):
@@ -241,5 +247,5 @@ class Stopwatch:
             self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - before
 
     def done(self) -> dict[str, float]:
-        """All stations and the total."""
+        """Seconds of every stage, and the total since the start."""
         return self.seconds | {"total": perf_counter() - self._start}

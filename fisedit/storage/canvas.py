@@ -34,7 +34,7 @@ MAX_AREA_RATIO = 1.5
 MAX_UPSCALE = 2.0
 """Greatest ratio of an image's side to its canvas' side without a note for the user."""
 
-_DEEP, _LEVEL = "I;16", 257
+_MODE_16_BIT, _LEVELS_16_BIT = "I;16", 257
 """The mode with 16 bits, and the 16-bit levels per 8-bit level."""
 
 
@@ -143,8 +143,8 @@ def paste_edit(picture: Image.Image, painted: Image.Image, grid: BoolGrid) -> Im
     if paint.size != picture.size:
         paint = paint.resize(picture.size, Image.Resampling.LANCZOS)
     pixels, new = np.array(picture), np.asarray(paint)
-    if picture.mode == _DEEP:
-        pixels[inside] = new[inside].astype(np.uint16) * _LEVEL
+    if picture.mode == _MODE_16_BIT:
+        pixels[inside] = new[inside].astype(np.uint16) * _LEVELS_16_BIT
     elif picture.mode in ("LA", "RGBA"):
         pixels[..., :-1][inside] = new.reshape(*inside.shape, -1)[inside]
     else:
@@ -173,7 +173,7 @@ def to_srgb(picture: Image.Image, *, alpha: bool) -> Image.Image:
 
 def _to_editable_mode(picture: Image.Image) -> Image.Image:
     mode = picture.mode
-    if mode == "I" or mode.startswith(_DEEP):
+    if mode == "I" or mode.startswith(_MODE_16_BIT):
         levels = np.asarray(picture)
         low, high = levels.min(), levels.max()
         if low < 0 or high >= 2**16:
@@ -192,13 +192,13 @@ def _to_editable_mode(picture: Image.Image) -> Image.Image:
 
 def _opaque_mode(picture: Image.Image) -> str:
     """The 8-bit mode of an image's colours without alpha."""
-    return "L" if picture.mode == _DEEP else picture.mode.removesuffix("A")
+    return "L" if picture.mode == _MODE_16_BIT else picture.mode.removesuffix("A")
 
 
 def _opaque_8_bit(picture: Image.Image) -> Image.Image:
     """An image's colours in 8 bits without alpha."""
-    if picture.mode == _DEEP:
-        return Image.fromarray((np.asarray(picture) / _LEVEL).round().astype(np.uint8))
+    if picture.mode == _MODE_16_BIT:
+        return Image.fromarray((np.asarray(picture) / _LEVELS_16_BIT).round().astype(np.uint8))
     return picture.convert(_opaque_mode(picture))
 
 

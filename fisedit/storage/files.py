@@ -26,7 +26,7 @@ IMAGE_FORMATS: Mapping[str, str] = {
 SESSION_INDEX = "session.json"
 """The file that makes a folder a session's. Outputs are never written beside it."""
 
-_STEM = 40
+_MAX_STEM_LETTERS = 40
 """Letters of a file's name in the name of its unfinished copy."""
 
 
@@ -172,7 +172,7 @@ def write_file(path: Path, write: Callable[[IO[bytes]], T]) -> T:
         What `write` returns.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.stem[:_STEM]}-", suffix=".part", dir=path.parent)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.stem[:_MAX_STEM_LETTERS]}-", suffix=".part", dir=path.parent)
     part = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -194,7 +194,7 @@ def remove_partial(folder: Path, names: Collection[str]) -> None:
         folder: The folder.
         names: Names of the files that were written. None of them may be written at this time.
     """
-    stems = {Path(name).stem[:_STEM] for name in names}
+    stems = {Path(name).stem[:_MAX_STEM_LETTERS] for name in names}
     for part in folder.glob(".*.part"):
         if part.name[1:].rpartition("-")[0] in stems:
             part.unlink(missing_ok=True)

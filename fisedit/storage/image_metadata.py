@@ -18,17 +18,17 @@ from PIL import ExifTags, Image
 from PIL.PngImagePlugin import PngInfo
 
 _PARAMETERS, _ORIGIN, _XMP = "parameters", "fisedit", "XML:com.adobe.xmp"
-_NO_TEXT = {_PARAMETERS, _ORIGIN, _XMP, "compression"}  # Pillow adds the last one for a TIFF
+_RESERVED_KEYS = {_PARAMETERS, _ORIGIN, _XMP, "compression"}  # Pillow adds the last one for a TIFF
 _INFOTEXT = re.compile(r"^Steps: \d+, ", re.MULTILINE)
 
 _COMMENT, _HISTORY = ExifTags.Base.UserComment, ExifTags.Base.ImageHistory
-_DESCRIBES = set(range(0x010D, 0x0111)) | {0x011A, 0x011B, 0x0128, 0x0131, 0x0132, 0x013B, 0x013C}
+_DESCRIPTIVE_TAGS = set(range(0x010D, 0x0111)) | {0x011A, 0x011B, 0x0128, 0x0131, 0x0132, 0x013B, 0x013C}
 """TIFF tags that describe the image; the others of this range describe its storage."""
 _IFDS = (ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo)
 _XMP_OF_TIFF = 0x02BC
-_STORED = {*_IFDS, ExifTags.Base.IPTCNAA, ExifTags.Base.ImageResources, ExifTags.Base.InterColorProfile}
+_STORED_TAGS = {*_IFDS, ExifTags.Base.IPTCNAA, ExifTags.Base.ImageResources, ExifTags.Base.InterColorProfile}
 
-_UNICODE, _CODE = b"UNICODE\0", 8
+_UNICODE, _CODE_BYTES = b"UNICODE\0", 8
 _MAX_JPEG_BYTES = {"exif": 65_533, "xmp": 65_504, "comment": 65_533}
 """Greatest size of each in a JPEG."""
 
@@ -102,13 +102,13 @@ def save_options(image: Image.Image, kind: str, metadata: Metadata) -> tuple[dic
     if kind == "TIFF":
         return _tiff_options(own, metadata), ()
     small = {key: value for key, value in own.items() if kind != "JPEG" or len(value) <= _MAX_JPEG_BYTES[key]}
-    lost = tuple(f"the picture's {key}" for key in own if key not in small)
+    omitted = tuple(f"the picture's {key}" for key in own if key not in small)
     texts = (metadata, Metadata(metadata.parameters), Metadata())
     exif = {part: _add_to_exif(small.get("exif", b""), part) for part in texts}
     fitting = next(part for part, data in exif.items() if kind != "JPEG" or len(data) <= _MAX_JPEG_BYTES["exif"])
     if fitting != metadata:
-        lost += ("how to make it again" if fitting.parameters else "how it was made",)
-    notes = tuple(f"left out, as a JPEG has no room for it: {what}" for what in lost)
+        omitted += ("how to make it again" if fitting.parameters else "how it was made",)
+    notes = tuple(f"left out, as a JPEG has no room for it: {what}" for what in omitted)
     return {"comment": None} | small | {"exif": exif[fitting]}, notes
 
 
@@ -179,7 +179,9 @@ def _descriptive(exif: Image.Exif) -> Image.Exif:
     """The tags that describe the image, without those that describe its storage."""
     own = Image.Exif()
     own.endian = exif.endian
-    own.update({tag: value for tag, value in exif.items() if tag in _DESCRIBES or 0x8000 < tag not in _STORED})
+    own.update(
+        {tag: value for tag, value in exif.items() if tag in _DESCRIPTIVE_TAGS or 0x8000 < tag not in _STORED_TAGS}
+    )
     for ifd in _IFDS:
         if tags := {tag: value for tag, value in exif.get_ifd(ifd).items() if tag != ExifTags.IFD.Interop}:
             own[ifd] = tags
@@ -195,7 +197,7 @@ def _to_bytes(exif: Image.Exif) -> bytes:
 
 def _is_text(key: object, text: object) -> bool:
     """Whether an entry of Pillow's `info` is an owner's text of a PNG."""
-    return isinstance(key, str) and isinstance(text, str) and key not in _NO_TEXT and 0 < len(key.encode()) < 80
+    return isinstance(key, str) and isinstance(text, str) and key not in _RESERVED_KEYS and 0 < len(key.encode()) < 80
 
 
 def _text_or_empty(text: object) -> str:
@@ -211,7 +213,7 @@ def _decode_comment(comment: object) -> str:
     """EXIF's UserComment; UTF-16 occurs in either byte order, and every second byte of ASCII is 0."""
     if not isinstance(comment, bytes):
         return _text_or_empty(comment)
-    code, words = comment[:_CODE], comment[_CODE:]
+    code, words = comment[:_CODE_BYTES], comment[_CODE_BYTES:]
     if code != _UNICODE:
         return words.decode("utf-8", "replace").rstrip("\0 ")
     little = words[1::2].count(0) > words[::2].count(0)

@@ -43,7 +43,7 @@ _MAX_LETTERS, _MAX_EDITS = 4_000_000, 1_000
 
 _GENERATED = {field.name for field in fields(GenerationConfig)} - {"inversion", "like", "loras"}
 _OPENED = {field.name for field in fields(GenerationConfig)} - {"scheduler", "like", "loras"}
-_ELSEWHERE: Mapping[str, Any] = {
+_FOREIGN_DEFAULTS: Mapping[str, Any] = {
     "seed": 0,
     "num_inference_steps": 25,
     "guidance_scale": 7.5,
@@ -212,7 +212,7 @@ def parse_origin(metadata: Metadata) -> Origin:
     if not metadata.parameters:
         raise InputError("the picture says nothing of how it was made; edit it as --picture")
     prompt, negative = _parse_prompts(metadata.parameters)
-    return Origin("demo", "", "", make_generation_config(prompt, negative_prompt=negative, **_ELSEWHERE))
+    return Origin("demo", "", "", make_generation_config(prompt, negative_prompt=negative, **_FOREIGN_DEFAULTS))
 
 
 def _to_parameters(origin: Origin) -> str:

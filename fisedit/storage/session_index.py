@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from fisedit.history import EditResult
 
 VERSION = 2
-_WITHOUT_DIGESTS = 1
+_VERSION_WITHOUT_DIGESTS = 1
 
 IMAGE_ENDINGS = (".png", ".tif")
 MASK_ENDING, CANVAS_ENDING = ".mask.png", ".canvas.png"
 ENDINGS = (*IMAGE_ENDINGS, MASK_ENDING, CANVAS_ENDING)
 """Endings of a result's files: its picture, its mask, and the canvas of a picture that is no canvas itself."""
 
-_MOST = 2**63 - 1
+_MAX_COUNT = 2**63 - 1
 _MAX_TEXT, _MAX_ITEMS, _MAX_LIKES = 10_000, 100, 16
 _ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, FisEditError)
 
@@ -98,7 +98,7 @@ class ResultEntry:
 
 @dataclass(frozen=True, eq=False)
 class SessionIndex:
-    """What session.json says.
+    """The contents of session.json.
 
     Args:
         model: Name or path of the model.
@@ -121,13 +121,19 @@ class SessionIndex:
     def files(self) -> dict[str, str]:
         """Names of the files that the index needs -> SHA-256 of their bytes; without digests, of those that it may need
         -> ""."""
-        looks = [(f"reference-{digest}", ".png", sha) for digest, sha in (self.references or {}).items()]
+        references = [(f"reference-{digest}", ".png", sha) for digest, sha in (self.references or {}).items()]
         own = [(e.id, ending, e.files.get(ending, "")) for e in self.results for ending in e.files or ENDINGS]
-        return {file_name(*one): one[2] for one in looks + own}
+        return {file_name(*one): one[2] for one in references + own}
 
 
 def file_name(stem: str, ending: str, sha256: str) -> str:
-    """The name of a session's file: by its contents, or, without a digest, as fisedit 0.1.0 had it."""
+    """The name of a session's file.
+
+    Args:
+        stem: Id of a result, or "reference-DIGEST".
+        ending: One of `ENDINGS`.
+        sha256: SHA-256 of the file's bytes; "" for the name without it, as in fisedit 0.1.0.
+    """
     return f"{stem}-{sha256[:16]}{ending}" if sha256 else f"{stem}{ending}"
 
 
@@ -175,7 +181,7 @@ def decode_index(data: bytes, where: object, limits: Limits = LIMITS) -> tuple[d
     try:
         index: Any = json.loads(data, parse_constant=_refuse_constant)
         version = index["version"]
-        known = type(version) is int and version in (VERSION, _WITHOUT_DIGESTS)
+        known = type(version) is int and version in (VERSION, _VERSION_WITHOUT_DIGESTS)
         count = len(index["results"]) if known else 0
         _limit(where, "results", count, limits.results)
         found = _parse(index, data) if known else None
@@ -201,9 +207,9 @@ def damaged(where: object, what: str) -> SessionError:
 
 
 def _digest(index: Mapping[str, Any]) -> str:
-    """SHA-256 of what an index says, whatever its layout."""
-    said = {key: value for key, value in index.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
+    """SHA-256 of an index's fields without the digest itself, independent of the text's layout."""
+    fields = {key: value for key, value in index.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _parse(index: dict[str, Any], data: bytes) -> SessionIndex:
@@ -372,7 +378,7 @@ def _files(value: Any) -> Mapping[str, str]:
     return found
 
 
-_SHA256, _COUNT, _SHARE = _text(64, "[0-9a-f]{64}"), _whole(0, _MOST), _number(0, 1)
+_SHA256, _COUNT, _SHARE = _text(64, "[0-9a-f]{64}"), _whole(0, _MAX_COUNT), _number(0, 1)
 _ID = _text(9, "0|[1-9][0-9]*")
 _CELLS = _tuple(_whole(0, MAX_DILATION), STEPS[1])
 _NAME = _text(_MAX_TEXT)

@@ -59,7 +59,7 @@ class LoadedSession:
     Args:
         history: The results.
         assets: Adapters and reference images of the results.
-        index: What the JSON said.
+        index: The index that it was loaded by.
     """
 
     history: History
@@ -79,7 +79,7 @@ class SessionReader:
         self._folder, self._name = folder, name
 
     def read_index(self) -> SessionIndex:
-        """What the JSON says. Raises SessionError as `load`."""
+        """The index of the folder. Raises SessionError as `load`."""
         return decode_index(self._read(SESSION_INDEX), self._name)[1]
 
     def load(self, diff: Diff) -> LoadedSession:
@@ -172,10 +172,10 @@ class SessionReader:
         if references is None:
             references = {path.stem.removeprefix("reference-"): "" for path in self._folder.glob("reference-*.png")}
         try:
-            looks = {digest: self._load_reference(digest, sha256) for digest, sha256 in references.items()}
+            images = {digest: self._load_reference(digest, sha256) for digest, sha256 in references.items()}
         except InputError as error:
             raise damaged(self._name, "a reference") from error
-        return SessionAssets(index.adapters, looks)
+        return SessionAssets(index.adapters, images)
 
     def _load_reference(self, digest: str, sha256: str) -> Image.Image:
         data = self._read(file_name(f"reference-{digest}", ".png", sha256), sha256)

@@ -153,7 +153,7 @@ def steps(site, monkeypatch) -> list[str]:
     from app.session import Session
 
     told: list[str] = []
-    check, stop = Session.check, Session.stop
-    monkeypatch.setattr(Session, "check", lambda self: (told.append("step"), check(self)))
+    check, stop = Session.raise_if_stopped, Session.stop
+    monkeypatch.setattr(Session, "raise_if_stopped", lambda self: (told.append("step"), check(self)))
     monkeypatch.setattr(Session, "stop", lambda self: (self.idle or told.append("stop"), stop(self)))
     return told

@@ -17,8 +17,8 @@ from PIL import Image
 
 from app import archive
 from fisedit.errors import FisEditError
-from fisedit.storage.session import SessionStore
 from fisedit.storage.session_index import encode_index
+from fisedit.storage.session_store import SessionStore
 from tests.storage.test_session_store import SAID
 from tests.support.sessions import OLD, contents, copied, diff, files, saved
 

@@ -27,7 +27,7 @@ def test_generating_and_editing_are_the_editors(state, session):
     source = editor.generate(CAT, seed=7, num_inference_steps=4, guidance_scale=4.0)
     steps = list(handlers.generate(state, session, CAT, QUICK))
     assert [news.step for news in steps[:-1]] == [0, 1, 2, 3] and {news.steps for news in steps[:-1]} == {4}
-    assert steps[0].left is None and all(news.left >= 0 for news in steps[1:])
+    assert steps[0].seconds_left is None and all(news.seconds_left >= 0 for news in steps[1:])
     assert all(news.picture.size == (16, 16) for news in steps[:-1])
     assert same(steps[-1].result, source)
     assert same(last(handlers.edit(state, session, DOG)), editor.edit(DOG))
@@ -79,10 +79,10 @@ def test_a_run_that_is_over_stops_nobody_elses_work(state, session):
     run = handlers.generate(state, session, CAT, QUICK)
     while next(run).result is None:
         pass
-    session.take()
+    session.begin_work()
     run.close()
-    session.check()
-    session.release()
+    session.raise_if_stopped()
+    session.end_work()
 
 
 def test_a_region_is_predicted_between_the_steps_of_a_run(state, session):
@@ -103,7 +103,7 @@ def test_a_run_waits_for_the_one_before_it(state, session):
     next(running)
     waiting = handlers.generate(state, session, CAT, QUICK)
     first = next(waiting)
-    assert (first.step, first.steps, first.ahead, first.left) == (0, 4, 1, None)
+    assert (first.step, first.steps, first.ahead, first.seconds_left) == (0, 4, 1, None)
     running.close()
     assert last(waiting) is session.current
 

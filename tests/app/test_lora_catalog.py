@@ -234,7 +234,7 @@ def test_a_preview_waits_for_a_run_with_other_loras(state, session):
     running.close()
     assert not handlers.preview(state, session, DOG).preview.nothing
     with pytest.raises(Cancelled):
-        other.check()
+        other.raise_if_stopped()
 
 
 # Looks

@@ -8,7 +8,7 @@ import pytest
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.testclient import TestClient
 
-from app.calls import CallableEvent, CallTable
+from app.allowed_calls import CallableEvent, CallTable
 from app.security import COOKIE, MAX_BODY_BYTES, RequestGuard
 from tests.support.app.loops import in_a_thread
 

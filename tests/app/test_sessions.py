@@ -6,11 +6,14 @@ import json
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
 from app import handlers, runs, sessions
 from app.model_pool import MIN_FEATURE_BYTES
+from app.session import Session
 from app.sessions import AppState
 from app.validation import Busy, SourceSettings
 from fisedit import Cancelled
@@ -75,6 +78,58 @@ def test_who_is_put_aside_finds_everything_again(state):
     assert last(handlers.edit(state, back, DOG)).parent == source.id
 
 
+@pytest.fixture
+def slow_read(state, monkeypatch):
+    """The session of caller "a", on disk, whose reads are listed and wait for an event; and one in memory."""
+    state.capacity = 2
+    saved = state.session("a")
+    made(state, saved)
+    state.session("b"), state.session("c")
+    state.capacity = 8
+    read = SimpleNamespace(key=saved.key, begun=threading.Event(), may_end=threading.Event(), keys=[])
+    resume = Session.resume
+
+    def waiting(session):
+        if session.key == read.key:
+            read.keys.append(session.key)
+            read.begun.set()
+            assert read.may_end.wait(30)
+        resume(session)
+
+    monkeypatch.setattr(Session, "resume", waiting)
+    yield read
+    read.may_end.set()
+
+
+def test_callers_of_other_keys_do_not_wait_for_a_read(state, slow_read):
+    with ThreadPoolExecutor(3) as pool:
+        a = pool.submit(state.session, "a")
+        assert slow_read.begun.wait(30)
+        assert pool.submit(state.session, "b").result(20) and pool.submit(state.session, "new").result(20)
+        assert not a.done()
+        slow_read.may_end.set()
+        assert len(a.result().history) == 1
+
+
+def test_callers_of_one_key_share_one_read(state, slow_read):
+    with ThreadPoolExecutor(3) as pool:
+        opened = [pool.submit(state.session, "a"), pool.submit(state.adopt, "d", slow_read.key)]
+        assert slow_read.begun.wait(30)
+        opened.append(pool.submit(state.session, "a"))
+        slow_read.may_end.set()
+        assert len({session.result() for session in opened}) == 1
+    assert slow_read.keys == [slow_read.key]
+
+
+def test_a_read_that_fails_is_tried_again_by_the_next_caller(state, slow_read, monkeypatch):
+    slow_read.may_end.set()
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "resume", lambda _: (_ for _ in ()).throw(OSError("disk")))
+        with pytest.raises(OSError, match="disk"):
+            state.session("a")
+    assert len(state.session("a").history) == 1
+
+
 def test_nobody_at_work_is_put_aside(state):
     state.capacity = 1
     running = handlers.generate(state, state.session("a"), CAT, SourceSettings(steps=50))
@@ -101,7 +156,7 @@ def test_what_is_damaged_is_put_aside(state, session):
     state.capacity = 1
     state.session("other")
     back = state.session("me")
-    assert back.key == session.key and back.lost and len(back.history) == 0
+    assert back.key == session.key and back.was_damaged and len(back.history) == 0
     (aside,) = state.folder.glob(f"{session.key}.*")
     assert list(aside.glob("0-*.png"))
     assert made(state, back).id == "0"
@@ -113,7 +168,7 @@ def test_a_page_that_is_left_stops_the_work_unless_another_has_the_session(state
     running = handlers.generate(state, session, CAT, SourceSettings(steps=12))
     next(running)
     state.leave("first")
-    session.check()
+    session.raise_if_stopped()
     state.leave("second")
     with pytest.raises(Cancelled):
         list(running)

@@ -70,9 +70,9 @@ def test_brief_jobs_run_between_steps_of_the_same_weights(worker):
     other = worker.submit(lambda: done.append("other"), "other weights", brief=True)
     long = worker.submit(lambda: done.append("run"), "weights")
     with pytest.raises(Busy, match="another model or other LoRAs"):
-        worker.wait_briefly(other, 0.01)
+        worker.brief_result(other, 0.01)
     go.set()
-    worker.wait_briefly(same, 60)
+    worker.brief_result(same, 60)
     for one in (job, long):
         one.outcome.result(60)
     assert done == ["same", "step", "run"]
@@ -81,7 +81,7 @@ def test_brief_jobs_run_between_steps_of_the_same_weights(worker):
 def test_a_brief_job_waits_for_a_long_step_of_the_same_weights(worker, gate):
     brief = worker.submit(lambda: 7, "weights", brief=True)
     threading.Timer(0.1, gate.set).start()
-    assert worker.wait_briefly(brief, 0.01) == 7
+    assert worker.brief_result(brief, 0.01) == 7
 
 
 def test_a_timeout_that_a_job_raises_is_its_own(worker):
@@ -89,7 +89,7 @@ def test_a_timeout_that_a_job_raises_is_its_own(worker):
         raise TimeoutError("of the job")
 
     with pytest.raises(TimeoutError, match="of the job"):
-        worker.wait_briefly(worker.submit(fail, brief=True), 60)
+        worker.brief_result(worker.submit(fail, brief=True), 60)
 
 
 def test_a_waiting_job_is_withdrawn(worker, gate):

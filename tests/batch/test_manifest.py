@@ -16,8 +16,8 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from safetensors.torch import load_file, save_file
 
-from fisedit.batch.manifest import make_plan
-from fisedit.batch.tables import read_captions, read_edits
+from fisedit.batch.input_tables import read_captions, read_edits
+from fisedit.batch.manifest import plan_batch
 from fisedit.batch.values import BatchJob
 from fisedit.errors import InputError
 from fisedit.storage.canvas import MAX_PIXELS
@@ -224,7 +224,7 @@ class TestTables:
             {"image": "7.png", "prompt": "x"},
         ]
         (tmp_path / "e.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        plan = make_plan(BatchJob(tmp_path / "in", tmp_path / "out", edits=tmp_path / "e.jsonl"))
+        plan = plan_batch(BatchJob(tmp_path / "in", tmp_path / "out", edits=tmp_path / "e.jsonl"))
         assert [item.output for item in plan.items] == ["new/night.webp", "0-2.png", "0-2.png", "a.gif", "7.png"]
         problems = [item.problem for item in plan.items]
         assert problems[:2] == ["", ""] and "0-2.png is that of 0.png as well" in problems[2]

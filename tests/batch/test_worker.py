@@ -15,7 +15,7 @@ import torch
 from fisedit import Editor
 from fisedit.batch import pool
 from fisedit.batch import runner as running
-from fisedit.batch.manifest import make_plan
+from fisedit.batch.manifest import plan_batch
 from fisedit.batch.values import BatchJob, BatchSettings, ExecutorKind, ItemFailure, ItemOutput, OnError
 from fisedit.batch.worker import BatchWorker
 from fisedit.errors import NumericsError
@@ -35,7 +35,7 @@ class TestFallbacks:
     @pytest.fixture
     def item(self, tmp_path):
         pictures(tmp_path / "in", 1)
-        return make_plan(BatchJob(tmp_path / "in", tmp_path / "out", AFTER, BEFORE)).items[0]
+        return plan_batch(BatchJob(tmp_path / "in", tmp_path / "out", AFTER, BEFORE)).items[0]
 
     @pytest.mark.parametrize(
         "error",
@@ -157,7 +157,7 @@ class TestFallbacks:
 def test_a_killed_worker_fails_its_item_only(model, tmp_path):
     """Also: the pixels are those of this process."""
     pictures(tmp_path / "in", 2)
-    items = make_plan(BatchJob(tmp_path / "in", tmp_path / "out", AFTER, BEFORE)).items
+    items = plan_batch(BatchJob(tmp_path / "in", tmp_path / "out", AFTER, BEFORE)).items
     settings = BatchSettings(str(model), num_inference_steps=2)
     with pool.open_pool(1, settings) as workers:
         workers.submit(0, items[0])

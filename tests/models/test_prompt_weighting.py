@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 
 from fisedit import Editor
 from fisedit.masking.text_diff import words
-from fisedit.models.prompt_weighting import LIMIT, embeddings, parse
+from fisedit.models.prompt_weighting import MAX_WEIGHT, embeddings, parse
 from fisedit.sampling.denoise import Engine
 from fisedit.values import EditKind, MaskSource
 from tests.masking.test_text_diff import PROMPTS
@@ -53,8 +53,8 @@ def test_reading():
         ("(a [b) c]", [("a", 1.1), ("b", 1), ("c", 0.9091)]),
         ("(a : +.5 )", [("a", 0.5)]),
         ("(a:1.2, b:1.3)", [("a:1.2,", 1.3), ("b", 1.3)]),
-        ("(a:-1) (b:1e5) (c:99)", [("a", 0), ("b:1e5", 1.1), ("c", LIMIT)]),
-        ("((" * 300 + "a:9" + "))" * 300, [("a", LIMIT)]),
+        ("(a:-1) (b:1e5) (c:99)", [("a", 0), ("b:1e5", 1.1), ("c", MAX_WEIGHT)]),
+        ("((" * 300 + "a:9" + "))" * 300, [("a", MAX_WEIGHT)]),
         ("[a:0.5]", [("a:0.5", 0.9091)]),
         (r"\(a\) \[b\] \\ \c", [("(a)", 1), ("[b]", 1), ("\\", 1), (r"\c", 1)]),
         (r"(a\):2)", [("a)", 2)]),
@@ -68,8 +68,8 @@ def test_reading():
         read = parse(prompt)
         chunks = [(match[0], set(read.weights[slice(*match.span())])) for match in re.finditer(r"\S+", read.text)]
         assert chunks == [(text, {weight}) for text, weight in expected]
-        assert len(read.typed) == len(read.weights) == len(read.text)
-        assert all(c in (prompt[i], " ", "\ufffd") for i, c in zip(read.typed, read.text, strict=True))
+        assert len(read.prompt_positions) == len(read.weights) == len(read.text)
+        assert all(c in (prompt[i], " ", "\ufffd") for i, c in zip(read.prompt_positions, read.text, strict=True))
 
 
 def test_many_brackets_are_read_at_once():

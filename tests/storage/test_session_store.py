@@ -12,8 +12,8 @@ import pytest
 
 from fisedit.errors import InputError, SessionError
 from fisedit.storage import files as output_files
-from fisedit.storage import session, session_folder
-from fisedit.storage.session import SessionStore
+from fisedit.storage import session_folder, session_store
+from fisedit.storage.session_store import SessionStore
 from tests.support.sessions import change_index, contents, copied, diff, file_of, files, save, saved
 
 NAMES = ("generated", "opened", "look")
@@ -230,7 +230,7 @@ def test_a_kill_before_and_after_every_write(whole, tmp_path, overwrite):
                 written_again(files(whole["opened"]), place)
 
             def work(count=count, after=after, place=place):
-                session.write_bytes = at_call(count, _die, after=after)
+                session_store.write_bytes = at_call(count, _die, after=after)
                 save(loaded, SessionStore(place), overwrite=overwrite)
 
             assert _forked(work) == ("killed" if count < writes else "")
@@ -264,7 +264,7 @@ def test_a_full_disk_leaves_the_session_and_nothing_else(whole, tmp_path, monkey
     place = written_again(files(whole["opened"]), tmp_path / "s")
     before = files(place)
     for count in range(9):
-        monkeypatch.setattr(session, "write_bytes", at_call(count, _full, after=False))
+        monkeypatch.setattr(session_store, "write_bytes", at_call(count, _full, after=False))
         with pytest.raises(OSError, match="No space left"):
             save(load(whole["generated"]), SessionStore(place), overwrite=True)
         assert files(place) == before
@@ -273,7 +273,7 @@ def test_a_full_disk_leaves_the_session_and_nothing_else(whole, tmp_path, monkey
 def test_a_folder_that_cannot_be_synced_after_the_index_keeps_it(whole, tmp_path, monkeypatch):
     """The index is in place when the folder's sync fails: what it names must stay."""
     place, loaded = tmp_path / "s", load(whole["generated"])
-    monkeypatch.setattr(session, "write_bytes", at_call(8, _full, after=True))
+    monkeypatch.setattr(session_store, "write_bytes", at_call(8, _full, after=True))
     with pytest.raises(OSError, match="No space left"):
         save(loaded, SessionStore(place))
     assert contents(load(place)) == contents(loaded)
@@ -286,7 +286,7 @@ def test_an_interrupted_save_can_be_repeated(whole, tmp_path, monkeypatch):
     def interrupt():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(session, "write_bytes", at_call(8, interrupt, after=True))
+    monkeypatch.setattr(session_store, "write_bytes", at_call(8, interrupt, after=True))
     with pytest.raises(KeyboardInterrupt):
         save(loaded, store)
     monkeypatch.undo()

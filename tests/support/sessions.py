@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fisedit.storage.session import SessionContents, SessionStore
 from fisedit.storage.session_index import encode_index, file_name
+from fisedit.storage.session_store import SessionContents, SessionStore
 from fisedit.values import EditKind, EditScript
 
 OLD = Path(__file__).parents[1] / "fixtures" / "v0.1.0" / "sessions"

@@ -69,7 +69,7 @@ class SessionStore:
         self._files = WeakKeyDictionary[EditResult, Mapping[str, str]]()  # ending -> digest, of what is there
 
     def read_index(self) -> SessionIndex:
-        """What the JSON says.
+        """The index of the folder.
 
         Raises:
             SessionError: There is no session, or one of another version, or a damaged one.
@@ -127,7 +127,7 @@ class SessionStore:
             _remove([self.folder / name for name in set(replaced) - names])
 
     def _check_before(self, *, overwrite: bool) -> tuple[str, list[str]]:
-        """The digest of the JSON that a save replaces, "" for none, and the names of the files that go with it."""
+        """The digest of the JSON that a save replaces, "" for none, and the names of the files that it removes."""
         before = self._digest()
         if before and before not in self._own and not overwrite:
             raise SessionError(
@@ -136,7 +136,7 @@ class SessionStore:
             )
         try:
             return before, self._names(self.read_index()) if before else []
-        except SessionError:  # what it consists of is not known, so that nothing goes
+        except SessionError:  # its files are unknown, so that none is removed
             return before, []
 
     def _digest(self) -> str:
@@ -149,8 +149,8 @@ class SessionStore:
             return "unreadable"
 
     def _names(self, index: SessionIndex) -> list[str]:
-        looks = [path.name for path in self.folder.glob("reference-*.png")] if index.references is None else []
-        return [*index.files(), *looks]
+        references = [path.name for path in self.folder.glob("reference-*.png")] if index.references is None else []
+        return [*index.files(), *references]
 
     def _write_files(
         self, contents: SessionContents, metadata_of: Callable[[EditResult], Metadata | None], written: list[Path]
@@ -170,7 +170,7 @@ class SessionStore:
             if not known or not all((self.folder / file_name(result.id, *one)).is_file() for one in known.items()):
                 images = _images(result, metadata_of(result))
                 self._files[result] = {ending: write(result.id, ending, data) for ending, data in images}
-        looks = contents.assets.references.items()
+        references = contents.assets.references.items()
         return encode_index(
             {
                 "version": session_index.VERSION,
@@ -178,7 +178,7 @@ class SessionStore:
                 "dtype": contents.dtype,
                 "current": contents.history.current.id,
                 "adapters": [{"source": name, "scale": scale} for name, scale in contents.assets.adapters.items()],
-                "references": {name: write(f"reference-{name}", ".png", _encode(look)) for name, look in looks},
+                "references": {name: write(f"reference-{name}", ".png", _encode(image)) for name, image in references},
                 "results": [
                     session_index.make_entry(result, self._files[result], contents.other_models.get(result.id, ""))
                     for result in contents.history

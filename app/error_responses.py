@@ -21,7 +21,7 @@ _LINES = {
 }
 _INPUT_LINE = "this route takes other arguments; see /gradio_api/info"
 INTERNAL_LINE = "error[internal]: this is a bug; the server's log says where"
-"""What is said of an error that was not raised on purpose."""
+"""The line of an error that is no `FisEditError`."""
 
 _BROKEN_RUN, _BROKEN_PAGE = b'event: error\ndata: "', b'data: {"msg":"unexpected_error"'
 """How gradio's events begin that end a stream of a program, and one of a page."""
@@ -83,16 +83,16 @@ def _with_plain_event(message: Message) -> Message:
     """An answer's part; where it is gradio's event of a stream that broke off, its text is one of ours."""
     body = message.get("body", b"")
     if body.startswith(_BROKEN_RUN):
-        told = {"error": _stream_line(body)}
-        return {**message, "body": b"event: error\ndata: " + json.dumps(told).encode() + b"\n\n"}
+        payload = {"error": _stream_line(body)}
+        return {**message, "body": b"event: error\ndata: " + json.dumps(payload).encode() + b"\n\n"}
     if body.startswith(_BROKEN_PAGE):
-        told = json.loads(body.removeprefix(b"data: ")) | {"message": _stream_line(body)}
-        return {**message, "body": b"data: " + json.dumps(told).encode() + b"\n\n"}
+        payload = json.loads(body.removeprefix(b"data: ")) | {"message": _stream_line(body)}
+        return {**message, "body": b"data: " + json.dumps(payload).encode() + b"\n\n"}
     return message
 
 
 def _stream_line(event: bytes) -> str:
-    """What became of a stream that broke off."""
+    """The line for a stream that broke off."""
     return next((line for part, line in _STREAM_LINES.items() if part in event), INTERNAL_LINE)
 
 
@@ -109,8 +109,8 @@ def _plain_error(status: int, body: bytes) -> JSONResponse:
 def _own_line(body: bytes) -> str:
     """The text of a JSON answer's error, up to its first line's end."""
     try:
-        told = json.loads(body)
+        fields = json.loads(body)
     except ValueError:
         return ""
-    text = (told.get("error") or told.get("detail")) if isinstance(told, dict) else None
+    text = (fields.get("error") or fields.get("detail")) if isinstance(fields, dict) else None
     return text.partition("\n")[0] if isinstance(text, str) else ""

@@ -13,20 +13,20 @@ from math import isfinite
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from app.answers import RequestRefused
+from app.error_responses import RequestRefused
 
 if TYPE_CHECKING:
     import gradio as gr
 
 MAX_SESSION_CHARACTERS = 64
-"""Letters of a `session_hash`."""
+"""Greatest length of a `session_hash`."""
 
 _ROUTE = re.compile(r"/gradio_api/(?:(cancel|reset|queue/join)|(run|api|call/v2|call)/([^/]+))/?")
-_TEXT, _NUMBER, _WHOLE = (str, NoneType), (int, float, NoneType), (int, NoneType)
+_TEXT, _NUMBER, _INTEGER = (str, NoneType), (int, float, NoneType), (int, NoneType)
 _FIELDS: dict[str, tuple[type, ...]] = {
     "session_hash": _TEXT,
-    "fn_index": _WHOLE,
-    "trigger_id": _WHOLE,
+    "fn_index": _INTEGER,
+    "trigger_id": _INTEGER,
     "event_id": _TEXT,
     "oauth_token": _TEXT,
     "simple_format": (bool, NoneType),
@@ -95,12 +95,12 @@ class CallTable:
             _check_names(self._find(name), body)
             return
         _check_fields(body)
-        check: dict[str, Callable[[], None]] = {
+        checks: dict[str, Callable[[], None]] = {
             "cancel": lambda: _require_text(body, "session_hash", "event_id", fn_index=True),
             "reset": lambda: _require_text(body, "event_id"),
             "call": lambda: _check_count(self._find(name), body),
         }
-        check.get(route or by_name, lambda: self._check_numbered(body, queued=route == "queue/join"))()
+        checks.get(route or by_name, lambda: self._check_numbered(body, queued=route == "queue/join"))()
 
     def _find(self, name: str) -> CallableEvent:
         """The event that programs call by a name."""
