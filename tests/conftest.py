@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support import ceilings, sweeps
+from tests.support.processes import Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,21 +106,6 @@ def _seeded() -> None:
     """Start every test that has torch from the same random state."""
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a process left behind."""
-
-    status: int
-    out: str
-    err: str
-
-    def refused(self, code: str, *words: str, status: int = 2) -> None:
-        """Check that it said one line on stderr and nothing on stdout."""
-        assert (self.status, self.out) == (status, "")
-        assert self.err.startswith(f"error[{code}]: ") and self.err.count("\n") == 1, self.err
-        assert all(word in self.err for word in words), self.err
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from io import BytesIO
 import numpy as np
 import pytest
 import torch
-from diffusers import DDIMInverseScheduler, DDIMScheduler, StableDiffusionDiffEditPipeline, StableDiffusionPipeline
+from diffusers import DDIMScheduler, StableDiffusionPipeline
 from PIL import Image, ImageCms
 
 from fisedit import Editor
@@ -21,7 +21,7 @@ from tests.support import oracle
 from tests.support.edits import BIRD, CAT, DOG, Calls, latents, trajectory, unwatched
 from tests.support.grids import grids
 from tests.support.pictures import noise, scene
-from tests.support.pipelines import SHAPES
+from tests.support.pipelines import SHAPES, diffedit
 from tests.support.sessions import file_of
 
 SQUARE, BLOBS, CORNER = (grids(16, 16)[name] for name in ("square", "blobs", "corner"))
@@ -103,14 +103,6 @@ class TestInversion:
         with pytest.raises(InputError, match=r'spaced leading or trailing, got linspace; use inversion="ddpm"'):
             opened(editor, scene())
         assert opened(editor, scene(), inversion="ddpm").config.inversion == "ddpm"
-
-
-def diffedit(pipe):
-    parts = pipe.components | {"inverse_scheduler": DDIMInverseScheduler.from_config(pipe.scheduler.config)}
-    del parts["image_encoder"]
-    made = StableDiffusionDiffEditPipeline(**parts, requires_safety_checker=False)
-    made.set_progress_bar_config(disable=True)
-    return made
 
 
 def pixels(picture):

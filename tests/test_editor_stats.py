@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 from diffusers import UNet2DConditionModel
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from fisedit import Editor
 from fisedit.evaluation.cuda_speed import PEAKS
@@ -27,24 +25,12 @@ from fisedit.sparse_kernels.row_plan import make_plan
 from fisedit.values import DENSE_STEP, EditStats, MaskSource
 from tests.support.edits import BIRD, CAT, DOG, Calls, config_of, record, unwatched
 from tests.support.grids import grids
+from tests.support.macs import counted, time_macs
 from tests.support.pipelines import SHAPES
 
 HEIGHT, WIDTH = 13, 17
 SQUARE = grids(16, 16)["square"]
 QUICK = {"seed": 7, "num_inference_steps": 3}
-
-
-def counted(run) -> int:
-    """Multiply-accumulates by torch; its plain attention, for the counter does not know the fused one of a CPU."""
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        run()
-    return counter.get_total_flops() // 2
-
-
-def time_macs(unet, batch) -> int:
-    """The time embedding's linears, which have no positions: our own count leaves them out."""
-    linears = [m for name, m in unet.named_modules() if "time_emb" in name and isinstance(m, torch.nn.Linear)]
-    return batch * sum(linear.weight.numel() for linear in linears)
 
 
 class Step:

@@ -7,14 +7,13 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 from typer.main import get_command
 
 from fisedit.cli import app
+from tests.support.documents import ROOT, blocks
 from tests.support.folders import half, pictures
 
-ROOT = Path(__file__).resolve().parents[1]
 TEXTS = [
     ROOT / name
     for name in (
@@ -33,11 +32,6 @@ TEXTS = [
     )
 ]
 FEW = ("--num-inference-steps", "3")
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def blocks(language: str, text: str = README) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def test_the_python_runs(tmp_path):

@@ -24,7 +24,7 @@ from fisedit.sparse_kernels.row_plan import make_plan
 from tests.support import oracle
 from tests.support.adapters import lively, naive
 from tests.support.grids import grids
-from tests.test_editor_stats import counted, time_macs
+from tests.support.macs import counted, time_macs
 
 TOLERANCE = 1e-4
 SHAPES = ["sd15", "demo"]

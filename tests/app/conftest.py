@@ -5,35 +5,21 @@ Every page that a test opens is watched: a request to another machine or an erro
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
-from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.support.app.site import CHROMIUM, FLAGS, LayerSite, served
 
+if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
 
     from app.session import Session
     from app.sessions import AppState
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking")
-
-
-@dataclass(frozen=True)
-class LayerSite:
-    """The app as it runs: where, in which folder its uploads lie, and what stands behind the page."""
-
-    url: str
-    uploads: Path
-    state: AppState
 
 
 @pytest.fixture(scope="module")  # a server lowers Pillow's limit of pixels for the whole process: not for other tests
@@ -62,27 +48,6 @@ def state(shared, tmp_path) -> AppState:
 def session(state) -> Session:
     """A session of its own."""
     return state.session("me")
-
-
-@contextmanager
-def served(*models: str | Path, **state: Any) -> Iterator[LayerSite]:
-    """Serves an app while the block runs; arguments as of `AppState`."""
-    from app import server
-
-    address = server.listen(port=0)
-    with server.environment(offline=True) as uploads:
-        from app import main
-        from app.sessions import AppState
-
-        with closing(AppState.open(*models, **state)) as behind:
-            running = server.make_server(main.build(behind), address, uploads, main.theme())
-            thread = Thread(target=running.run, args=([address.listener],))
-            thread.start()
-            try:
-                yield LayerSite(address.url, uploads, behind)
-            finally:
-                running.should_exit = True
-                thread.join()
 
 
 @dataclass

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
-import zlib
 from io import BytesIO
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from transformers import (
 
 from fisedit.errors import ModelError
 from fisedit.models.captioning import caption
+from tests.support.folders import bomb
 from tests.support.pictures import noise, scene
 
 BEFORE, AFTER = "a cat and a cake on a beach", "a dog and a cake on a beach"
@@ -116,16 +115,6 @@ class TestEdit:
         )
         assert json.loads(run.out)["notes"] == ["animated: the first of 2 frames was edited"]
         assert np.array_equal(np.asarray(Image.open(tmp_path / "edit.png")), np.asarray(frames[0]))
-
-
-def bomb(side: int) -> bytes:
-    """A PNG of a few bytes whose header promises so many pixels each way."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"0")) + chunk(b"IEND", b"")
 
 
 def png() -> bytes:

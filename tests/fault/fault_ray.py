@@ -13,8 +13,8 @@ import time
 import psutil
 import pytest
 
-from tests.batch.test_ray_pool import AFTER, BEFORE, RAY, batch, cluster, killer, working
 from tests.support.folders import lines, pictures, tree
+from tests.support.ray_clusters import AFTER, BEFORE, RAY, batch, cluster, killer, working
 
 __all__ = ["batch", "cluster"]  # fixtures
 

@@ -19,8 +19,7 @@ from tests.support import oracle
 from tests.support.edits import BIRD, CAT, DOG, Calls, as_oracle, config_of, latents, record, unwatched
 from tests.support.grids import grids
 from tests.support.pictures import scene
-from tests.support.pipelines import SCHEDULERS, with_scheduler
-from tests.test_editor_open import diffedit
+from tests.support.pipelines import SCHEDULERS, diffedit, with_scheduler
 
 SQUARE, BLOBS = (grids(16, 16)[name] for name in ("square", "blobs"))
 EVERYWHERE = np.ones((16, 16), bool)

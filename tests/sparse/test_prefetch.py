@@ -29,8 +29,8 @@ from fisedit.sparse_kernels.reference import QUANTISED_DTYPES, DevicePointer
 from fisedit.sparse_kernels.row_plan import make_plan
 from fisedit.sparse_kernels.triton import launch
 from fisedit.values import GenerationConfig, SchedulerName
-from tests.sparse.test_cuda_graphs import TIME, TOLERANCE, Case
 from tests.support.edits import BIRD, CAT, DOG
+from tests.support.graph_steps import TIME, TOLERANCE, Case
 from tests.support.grids import grids
 
 
