@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
     from fisedit import Editor
+    from fisedit.evaluation.classifier import SceneClassifier
     from fisedit.history import EditResult
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tiny tensors lose more to thread hand-over than they gain
@@ -109,6 +110,36 @@ def _seeded() -> None:
 
 
 @pytest.fixture
+def no_grad() -> Iterator[None]:
+    """Without gradients, as editors run."""
+    import torch
+
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(scope="session")
+def judge() -> SceneClassifier:
+    """The classifier of scenes with random weights."""
+    import torch
+
+    from fisedit.evaluation.classifier import SceneClassifier
+
+    torch.manual_seed(0)
+    return SceneClassifier().eval()
+
+
+@pytest.fixture(scope="session")
+def judge_file(judge: SceneClassifier, tmp_path_factory) -> Path:
+    """The same as a file."""
+    from safetensors.torch import save_file
+
+    path = tmp_path_factory.mktemp("judge") / "judge.safetensors"
+    save_file(judge.state_dict(), path)
+    return path
+
+
+@pytest.fixture
 def process(tmp_path):
     """Runs the command line as a process of its own, in an empty folder."""
 
@@ -139,7 +170,7 @@ def fisedit(tmp_path, monkeypatch, capfd):
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory) -> Path:
-    """A tiny random model on disk."""
+    """A tiny random model on disk; leave it as it is."""
     from tests.support.pipelines import build_pipeline
 
     folder = tmp_path_factory.mktemp("cli") / "model"

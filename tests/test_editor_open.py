@@ -455,13 +455,6 @@ def test_what_was_dropped_is_rebuilt(pipelines, picture):
     assert run(0) == run(None)
 
 
-@pytest.fixture(scope="module")
-def folder(pipelines, tmp_path_factory):
-    path = tmp_path_factory.mktemp("model")
-    pipelines["demo"].save_pretrained(path)
-    return path
-
-
 SAVED = {
     "canvas": PLAIN,
     "LA": OTHER,
@@ -476,8 +469,8 @@ SAVED = {
     "kind", [pytest.param(k, marks=[] if k in ("CMYK", "I;16", "profile") else pytest.mark.slow) for k in SAVED]
 )
 @pytest.mark.slow
-def test_a_session_comes_back_whole(folder, tmp_path, kind):
-    editor = Editor.from_pretrained(folder, device="cpu", dtype="fp32")
+def test_a_session_comes_back_whole(model, tmp_path, kind):
+    editor = Editor.from_pretrained(model, device="cpu", dtype="fp32")
     opened(editor, SAVED[kind])
     editor.edit(DOG)
     editor.save(tmp_path)
@@ -491,8 +484,8 @@ def test_a_session_comes_back_whole(folder, tmp_path, kind):
         assert again.edit(BIRD).image.tobytes() == editor.edit(BIRD).image.tobytes()
 
 
-def test_a_session_with_half_a_picture(folder, tmp_path):
-    editor = Editor.from_pretrained(folder, device="cpu", dtype="fp32")
+def test_a_session_with_half_a_picture(model, tmp_path):
+    editor = Editor.from_pretrained(model, device="cpu", dtype="fp32")
     opened(editor, OTHER)
     editor.save(tmp_path)
     for ending in (".png", ".canvas.png"):

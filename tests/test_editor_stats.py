@@ -141,13 +141,6 @@ def test_recorded_bytes_are_those_of_the_tensors(pipelines, shape):
     assert edit.stats.recorded_bytes < source.stats.recorded_bytes
 
 
-@pytest.fixture
-def editor(pipelines):
-    editor = Editor(pipelines["shallow"])
-    editor.generate(CAT, **QUICK)
-    return editor
-
-
 EDITS = {
     "sparse": (DOG, {"mask": SQUARE, "growth": 1}),
     "dense": ("a cat and a cake at night", {}),
@@ -157,6 +150,7 @@ EDITS = {
 
 
 @pytest.mark.parametrize("case", EDITS)
+@pytest.mark.usefixtures("source")
 def test_stats_are_json(editor, case):
     prompt, options = EDITS[case]
     stats = editor.edit(prompt, **options).stats
@@ -167,6 +161,7 @@ def test_stats_are_json(editor, case):
 
 
 @pytest.mark.parametrize("case", EDITS)
+@pytest.mark.usefixtures("source")
 def test_evaluations_are_those_that_ran(editor, case):
     prompt, options = EDITS[case]
     with Calls(editor.pipe.unet) as calls:
@@ -179,6 +174,7 @@ def test_evaluations_are_those_that_ran(editor, case):
     assert all(seconds >= 0 for seconds in stats.seconds.values())
 
 
+@pytest.mark.usefixtures("source")
 def test_a_generation_says_what_it_did(editor):
     stats = editor.current.stats
     assert (stats.unet_evaluations_dense, stats.unet_evaluations_sparse) == (3, 0)
@@ -203,6 +199,7 @@ LONG = "a cat and a cake on a beach with a tree and a house " * 8
 
 
 @pytest.mark.parametrize("call", ["generate", "edit", "dense"])
+@pytest.mark.usefixtures("source")
 def test_a_truncated_prompt_is_told(editor, call):
     calls = {
         "generate": lambda: editor.generate(LONG, **QUICK),
@@ -213,12 +210,14 @@ def test_a_truncated_prompt_is_told(editor, call):
     assert note == "the prompt has 114 tokens, and only the first 77 are read; shorten it"
 
 
+@pytest.mark.usefixtures("source")
 def test_words_beyond_reach_change_nothing_and_say_so(editor):
     editor.generate(LONG, **QUICK)
     (note,) = editor.edit(LONG + "snow").stats.notes
     assert note == "nothing was edited: only words beyond the text encoder's reach changed"
 
 
+@pytest.mark.usefixtures("source")
 def test_active_rows_are_the_widest_growths(editor):
     stats = editor.edit(DOG, mask=grids(16, 16)["corner"], growth=(0, 3, 1)).stats
     assert stats.active_rows == (25, 9, 4) and stats.growth == (0, 3, 1)

@@ -27,11 +27,6 @@ PUBLISHED = {
 }
 
 
-@pytest.fixture
-def unet(pipelines):
-    return pipelines["sd15"].unet
-
-
 def full_size() -> dict[str, dict[str, tuple[int, ...]]]:
     return {kind: {k: tuple(v) for k, v in shapes.items()} for kind, shapes in json.loads(KEYS.read_text()).items()}
 

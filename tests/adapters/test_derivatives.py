@@ -11,14 +11,13 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from fisedit import Editor
-from fisedit.adapters.checkpoints import save_adapter
 from fisedit.adapters.insertion_points import inject_maps
 from fisedit.errors import AdapterError, InputError, SessionError
 from fisedit.models import loader
 from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels.row_plan import make_plan
 from tests.support import oracle
-from tests.support.adapters import lively, naive
+from tests.support.adapters import naive
 from tests.support.edits import CAT, DOG, pixels_outside
 from tests.support.grids import grids
 from tests.support.lora import ALPHA, RANK, SCALE, Lora
@@ -44,18 +43,6 @@ def check_guided(editor, pipe, adapter):
     assert oracle.deviation(torch.cat(editor._memory.get(result.id)[0].latents), dense.latents) <= 1e-4
     assert np.abs(pixels(result).astype(int) - np.asarray(dense.image)).max() <= 1
     return result
-
-
-@pytest.fixture
-def adapter(pipelines):
-    """Trained, if it were trained, on the first base."""
-    return lively(pipelines["sd15"].unet, "v3")
-
-
-@pytest.fixture
-def place(adapter, tmp_path):
-    save_adapter(adapter, tmp_path / "adapter")
-    return tmp_path / "adapter"
 
 
 @pytest.mark.parametrize("kind", ["folder", "single file"])

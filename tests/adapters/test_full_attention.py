@@ -18,11 +18,6 @@ from tests.support.macs import counted
 T = torch.tensor(500)
 
 
-@pytest.fixture
-def unet(pipelines):
-    return pipelines["sd15"].unet
-
-
 def reference(unet, height=16, width=24):
     make = torch.Generator().manual_seed(0)
     text = torch.randn(2, 11, unet.config.cross_attention_dim, generator=make)

@@ -38,12 +38,6 @@ def adapter(pipe):
 
 
 @pytest.fixture
-def place(adapter, tmp_path):
-    save_adapter(adapter, tmp_path / "adapter")
-    return tmp_path / "adapter"
-
-
-@pytest.fixture
 def editor(pipe, place):
     editor = Editor(pipe, model="demo")
     editor.load_adapter(place, 0.5)

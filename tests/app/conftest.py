@@ -5,6 +5,7 @@ Every page that a test opens is watched: a request to another machine or an erro
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from app.session import Session
     from app.sessions import AppState
+    from tests.support.app.program import Program
 
 
 @pytest.fixture(scope="module")  # a server lowers Pillow's limit of pixels for the whole process: not for other tests
@@ -29,9 +31,17 @@ def site() -> Iterator[LayerSite]:
         yield site
 
 
+@pytest.fixture
+def program(site) -> Program:
+    """A program that speaks to the app, with a session of its own."""
+    from tests.support.app.program import Program
+
+    return Program(site.url, uuid.uuid4().hex)
+
+
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory) -> Iterator[AppState]:
-    """The app's state over the demo model, whose worker and models other states share."""
+    """The app's state over the demo model, whose worker and models other states share; a module may offer more."""
     from app.sessions import AppState
 
     with closing(AppState.open(folder=tmp_path_factory.mktemp("shared"))) as state:
@@ -41,7 +51,7 @@ def shared(tmp_path_factory) -> Iterator[AppState]:
 @pytest.fixture
 def state(shared, tmp_path) -> AppState:
     """A state of its own over the one loaded model."""
-    return type(shared)(shared.pool, shared.worker, folder=tmp_path)
+    return type(shared)(shared.pool, shared.worker, folder=tmp_path / "sessions")
 
 
 @pytest.fixture

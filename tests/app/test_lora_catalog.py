@@ -18,7 +18,8 @@ from fisedit import Cancelled, Editor
 from fisedit.adapters.checkpoints import save_adapter
 from fisedit.errors import AdapterError, InputError, SessionError
 from tests.support.adapters import lively
-from tests.support.app.requests import last, png, same
+from tests.support.app.requests import last, png
+from tests.support.edits import same
 from tests.support.lora import Lora
 from tests.support.references import BLUE, RED
 
@@ -43,16 +44,6 @@ def shared(places, tmp_path_factory):
     return AppState.open(
         loras=[places["ink"], places["oil"]], adapter=places["adapter"], folder=tmp_path_factory.mktemp("state")
     )
-
-
-@pytest.fixture
-def state(shared, tmp_path):
-    return AppState(shared.pool, shared.worker, folder=tmp_path)
-
-
-@pytest.fixture
-def session(state):
-    return state.session("me")
 
 
 @pytest.fixture

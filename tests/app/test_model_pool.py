@@ -23,7 +23,8 @@ from fisedit.errors import InputError, ModelError, SessionError
 from fisedit.storage.session_index import encode_index
 from tests.support.adapters import lively
 from tests.support.app.models import derived
-from tests.support.app.requests import last, png, same
+from tests.support.app.requests import last, png
+from tests.support.edits import same
 from tests.support.lora import Lora
 from tests.support.pipelines import build_pipeline
 from tests.support.references import RED
@@ -42,16 +43,6 @@ def other(tmp_path_factory):
 @pytest.fixture(scope="module")
 def shared(other, tmp_path_factory):
     return AppState.open("demo", other, folder=tmp_path_factory.mktemp("state"))
-
-
-@pytest.fixture
-def state(shared, tmp_path):
-    return AppState(shared.pool, shared.worker, folder=tmp_path / "sessions")
-
-
-@pytest.fixture
-def session(state):
-    return state.session("me")
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import subprocess
 import sys
-import uuid
 from io import BytesIO
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ from fisedit.adapters.checkpoints import save_adapter
 from tests.support.adapters import lively
 from tests.support.app.models import derived
 from tests.support.app.page import CAT, DOG, make, nodes, pixels, run, stroke
-from tests.support.app.program import Program, picture
+from tests.support.app.program import picture
 from tests.support.app.site import LayerSite, served
 from tests.support.app.uploads import png, upload
 from tests.support.documents import APP_ADDRESS, APP_GUIDE, blocks
@@ -163,11 +162,6 @@ def test_a_folder_of_sessions_keeps_them_and_gives_files(browser, site, folder, 
 
 
 # Programs
-
-
-@pytest.fixture
-def program(site) -> Program:
-    return Program(site.url, uuid.uuid4().hex)
 
 
 def test_programs_choose_models_and_loras(program, site):

@@ -23,11 +23,6 @@ ELSEWHERE = """/etc/passwd ../../etc/passwd file:///etc/passwd http://127.0.0.1:
 http://[::1]/a.png https://example.com/a.png"""
 
 
-@pytest.fixture
-def program(site) -> Program:
-    return Program(site.url, uuid.uuid4().hex)
-
-
 class TestArguments:
     @pytest.mark.slow
     def test_a_prompt_of_100000_letters(self, program, steps):

@@ -39,10 +39,8 @@ JPEG_ELSEWHERE = Tolerance(levels=8, share=1.0)
 
 
 @pytest.fixture(autouse=True)
-def _plain(monkeypatch):
-    """One thread, as the files were written, and no choice of the environment's."""
-    for name in ("FISEDIT_GRAPHS", "FISEDIT_KERNELS"):
-        monkeypatch.delenv(name, raising=False)
+def _one_thread():
+    """As the files were written."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -23,11 +23,7 @@ from tests.support.graph_steps import TIME, Case
 from tests.support.grids import grids
 from tests.support.pipelines import build_pipeline
 
-
-@pytest.fixture(autouse=True)
-def _no_grad():
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 
 SIZES = {"sd15": (16, 16), "sd2": (13, 17), "shallow": (13, 17), "demo": (16, 24)}

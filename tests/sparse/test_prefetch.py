@@ -33,11 +33,7 @@ from tests.support.edits import BIRD, CAT, DOG
 from tests.support.graph_steps import TIME, TOLERANCE, Case
 from tests.support.grids import grids
 
-
-@pytest.fixture(autouse=True)
-def _no_grad():
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 
 @pytest.mark.sweep(1)

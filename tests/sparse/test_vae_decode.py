@@ -35,17 +35,13 @@ from fisedit.sparse_kernels import prepacked, tuning
 from tests.support import oracle
 from tests.support.grids import grids
 
+pytestmark = pytest.mark.usefixtures("no_grad")
+
 FAR = 512
 SIZES = [(16, 16), (13, 17)]
 
 each_size = pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 each_grid = pytest.mark.parametrize("name", grids(8, 8))
-
-
-@pytest.fixture(autouse=True)
-def _no_grad():
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture(scope="session")
@@ -54,18 +50,10 @@ def vae(pipelines):
 
 
 @pytest.fixture(autouse=True)
-def _boxed(monkeypatch, request):
+def _boxed(request):
     """Boxes however large they are."""
     if "whole" not in request.node.name:
-        monkeypatch.setattr(boxing, "DENSE_SHARE", np.inf)
-        monkeypatch.setattr(boxing, "DENSE_CELLS", 0)
-
-
-@pytest.fixture
-def far(monkeypatch):
-    """Rows and a halo that reach everywhere."""
-    monkeypatch.setattr(boxing, "HALO", FAR)
-    monkeypatch.setattr(boxing, "DILATION", FAR)
+        request.getfixturevalue("boxed")
 
 
 def random_latents(size, inside=None, seed=0):

@@ -16,14 +16,6 @@ QUICK = {"seed": 7, "num_inference_steps": 3}
 NIGHT = "a bird and a cake at night"
 
 
-@pytest.fixture(scope="module")
-def folder(pipelines, tmp_path_factory):
-    """A model on disk, as `from_pretrained` takes it."""
-    path = tmp_path_factory.mktemp("model")
-    pipelines["demo"].save_pretrained(path)
-    return path
-
-
 def session(editor):
     """A source, a sparse edit, one that changes nothing, a sparse edit on it, a dense blended one, one on that."""
     editor.generate(CAT, **QUICK)
@@ -113,8 +105,8 @@ def test_a_result_outlives_what_was_recorded(pipelines):
     assert calls.dense == calls.sparse == 0 and source.id not in editor._memory
 
 
-def test_a_session_comes_back_whole(folder, tmp_path):
-    editor = session(Editor.from_pretrained(folder, device="cpu", dtype="fp32"))
+def test_a_session_comes_back_whole(model, tmp_path):
+    editor = session(Editor.from_pretrained(model, device="cpu", dtype="fp32"))
     editor.checkout("3")
     editor.save(tmp_path)
     again = Editor.resume(tmp_path, device="cpu")
@@ -130,8 +122,8 @@ def test_a_session_comes_back_whole(folder, tmp_path):
     )
 
 
-def test_nothing_runs_until_it_is_needed(folder, tmp_path):
-    editor = Editor.from_pretrained(folder, device="cpu", dtype="fp32")
+def test_nothing_runs_until_it_is_needed(model, tmp_path):
+    editor = Editor.from_pretrained(model, device="cpu", dtype="fp32")
     source = editor.generate(CAT, **QUICK)
     editor.save(tmp_path)
     again = Editor.resume(tmp_path, device="cpu")
@@ -145,8 +137,8 @@ def test_nothing_runs_until_it_is_needed(folder, tmp_path):
     assert latents(ours).equal(latents(theirs))
 
 
-def test_saving_again_replaces(folder, tmp_path):
-    editor = Editor.from_pretrained(folder, device="cpu", dtype="fp32")
+def test_saving_again_replaces(model, tmp_path):
+    editor = Editor.from_pretrained(model, device="cpu", dtype="fp32")
     editor.generate(CAT, **QUICK)
     editor.save(tmp_path)
     editor.edit(DOG, mask=SQUARE, growth=1)
@@ -171,9 +163,9 @@ def test_an_empty_session_is_not_saved(pipelines, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def saved(folder, tmp_path_factory):
+def saved(model, tmp_path_factory):
     path = tmp_path_factory.mktemp("session")
-    editor = Editor.from_pretrained(folder, device="cpu", dtype="fp32")
+    editor = Editor.from_pretrained(model, device="cpu", dtype="fp32")
     editor.generate(CAT, **QUICK)
     editor.edit(DOG, mask=SQUARE, growth=1)
     editor.save(path)

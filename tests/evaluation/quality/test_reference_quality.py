@@ -7,14 +7,11 @@ from functools import partial
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from safetensors.torch import save_file
 
 from fisedit import cli
 from fisedit.adapters.checkpoints import fresh_adapter, save_adapter
 from fisedit.errors import InputError
-from fisedit.evaluation.classifier import SceneClassifier
 from fisedit.evaluation.quality import reference_edits, reference_quality
 from fisedit.evaluation.quality.scene_edits import single_token_words
 from fisedit.evaluation.settings import ReferenceQualitySettings
@@ -31,18 +28,6 @@ def whole(pixels) -> reference_quality.MaskedObject:
 
 def flat(*colour: int) -> reference_quality.MaskedObject:
     return whole(np.full((16, 16, 3), colour))
-
-
-@pytest.fixture
-def judge():
-    torch.manual_seed(0)
-    return SceneClassifier().eval()
-
-
-@pytest.fixture
-def judge_file(judge, tmp_path):
-    save_file(judge.state_dict(), tmp_path / "judge.safetensors")
-    return tmp_path / "judge.safetensors"
 
 
 def test_black_is_a_hundred_from_white():
