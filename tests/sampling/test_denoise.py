@@ -105,16 +105,6 @@ def test_growing_as_the_steps_say(pipelines):
         assert np.array_equal(~same, dilate(grid, growth))
 
 
-@pytest.mark.sweep(1)
-@each_scheduler
-@pytest.mark.parametrize("steps", [1, 2, 9])
-def test_any_number_of_steps_samples_as_diffusers_does(pipelines, scheduler, steps):
-    pipe = pipelines["shallow"]
-    config = config_of(num_inference_steps=steps, scheduler=scheduler, guidance_scale=1.0, width=64, height=64)
-    dense = oracle.dense_generate(with_scheduler(pipe, scheduler), as_oracle(config))
-    assert torch.equal(latents(record(Engine(pipe), config)), dense.latents)
-
-
 def test_a_distilled_model_takes_guidance_as_an_input():
     """LCM with `time_cond_proj_dim`: one branch, with the guidance embedded beside the time."""
     pipe = build_pipeline("demo")

@@ -283,3 +283,32 @@ def test_of_edits_on_edits_only_what_they_changed_is_put_together(pipelines, mon
             case.latents[0], TIME, case.texts[0], {}, FeatureOverlay(step, case.plans[0])
         )
     assert graphs.records.laid(source.maps) is pack
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 1, 0)])
+def test_features_in_host_memory_are_fetched_ahead(pipelines, order):
+    """A budget too small for them changes nothing, in whatever order the steps come."""
+    case = Case(pipelines["sd15"].unet, [grids(16, 16)["blobs"]])
+    steps, text = {}, case.texts.transpose(0, 1).flatten(0, 1)
+    for i in range(3):
+        _, steps[i] = case.executor.run_dense(torch.randn_like(case.latents[0]), TIME, case.texts[0], {})
+    graphs = GraphExecutor(case.executor)
+    rich, poor = (graphs.begin(case.plans, steps, text, budget) for budget in (None, 1000))
+    assert rich.feed.resident and not poor.feed.resident
+    assert rich.feed.bytes == poor.feed.bytes > 1000
+    for i in order:
+        got, expected = (edit.step(i, case.batch(), TIME).clone() for edit in (poor, rich))
+        assert torch.equal(got, expected)
+        case.check(got, steps[i])
+
+
+def test_a_feed_fetches_one_step_ahead(monkeypatch):
+    steps = {i: [torch.full((2, 3), float(i)), torch.full((4,), i, dtype=torch.float64)] for i in range(4)}
+    targets = [torch.empty(2, 3), torch.empty(4, dtype=torch.float64)]
+    feed, fetched = Prefetcher(steps, steps.get, targets, budget=0), []
+    fetch = feed._fetch
+    monkeypatch.setattr(feed, "_fetch", lambda i: (fetched.append(i), fetch(i)))
+    for i, following in ((0, 1), (1, 2), (3, None)):
+        feed.load(i, following)
+        assert all((target == i).all() for target in targets)
+    assert fetched == [0, 1, 2, 3]  # 2 was fetched for nothing: another step was asked for

@@ -6,7 +6,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from fisedit.adapters.insertion_points import insertion_points, tap_maps
+from fisedit.adapters.insertion_points import inject_maps, insertion_points, tap_maps
+from tests.support import oracle
+from tests.support.adapters import naive
+from tests.support.edits import CAT
 
 
 def picture(seed, size=(128, 128)):
@@ -15,6 +18,7 @@ def picture(seed, size=(128, 128)):
 
 
 RED, BLUE = picture(1), picture(2)
+QUICK = {"seed": 7, "num_inference_steps": 2}
 
 
 def pixels(result):
@@ -30,3 +34,18 @@ def seen(pipe, reference, branches=2, size=(128, 128)):
     ids = pipe.tokenizer("", padding="max_length", max_length=77, return_tensors="pt").input_ids
     text = pipe.text_encoder(ids)[0].expand(branches, -1, -1)
     return tap_maps(pipe.unet, latents, text, tuple(insertion_points(pipe.unet)))
+
+
+def check_guided(editor, pipe, adapter):
+    """A guided source of the editor's is what diffusers makes with `pipe` and the blocks written out in it."""
+    maps = seen(pipe, RED)
+    changes = {
+        name: lambda x, name=name, block=block: x + naive(block, x, maps[name])
+        for name, block in adapter.blocks.items()
+    }
+    with inject_maps(pipe.unet, changes):
+        dense = oracle.dense_generate(pipe, oracle.GenerationConfig(CAT, seed=7, steps=2))
+    result = editor.generate(CAT, reference=RED, width=128, height=128, **QUICK)
+    assert oracle.deviation(torch.cat(editor._memory.get(result.id)[0].latents), dense.latents) <= 1e-4
+    assert np.abs(pixels(result).astype(int) - np.asarray(dense.image)).max() <= 1
+    return result

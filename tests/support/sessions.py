@@ -9,12 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
+from fisedit.errors import SessionError
 from fisedit.storage.session import SessionContents, SessionStore
 from fisedit.storage.session_index import encode_index, file_name
 from fisedit.values import EditKind, EditScript
 
 OLD = Path(__file__).parents[1] / "fixtures" / "v0.1.0" / "sessions"
 """Sessions of version 1, which have no digests."""
+NAMES = ("generated", "opened", "look")
 
 
 def diff(model, before, after):
@@ -151,3 +153,27 @@ INDEX_CHANGES = {
     "references with a path": lambda index: index.update(references={"../0123456789abc": "0" * 64}),
 }
 """Name -> a change of a session's index that no reader may believe."""
+
+
+def load(folder):
+    return SessionStore(folder).load(diff)
+
+
+def written_again(parts, folder):
+    folder.mkdir()
+    for name, data in parts.items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def one_line(error):
+    return "\n" not in str(error) and len(str(error)) < 400
+
+
+def refused(folder):
+    """Why a session is refused; "" where it is not."""
+    try:
+        load(folder)
+    except SessionError as error:
+        return str(error) if one_line(error) else ""
+    return ""

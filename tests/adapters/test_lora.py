@@ -1,8 +1,6 @@
-"""Adapters on derivatives of the base: other weights, LoRAs before and after, another autoencoder; all built here."""
+"""LoRAs: as if the change lay in the weights, alone, several at once, and beside an adapter."""
 
 from __future__ import annotations
-
-import shutil
 
 import numpy as np
 import pytest
@@ -11,69 +9,18 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from fisedit import Editor
-from fisedit.adapters.insertion_points import inject_maps
 from fisedit.errors import AdapterError, InputError, SessionError
-from fisedit.models import loader
 from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels.row_plan import make_plan
 from tests.support import oracle
-from tests.support.adapters import naive
 from tests.support.edits import CAT, DOG, pixels_outside
 from tests.support.grids import grids
 from tests.support.lora import ALPHA, RANK, SCALE, Lora
 from tests.support.pipelines import build_pipeline
-from tests.support.references import RED, pixels, seen
-from tests.support.single_file import save_single_file
+from tests.support.references import QUICK, check_guided, pixels
 from tests.support.steps import StepEdit, rows
 
 SQUARE = grids(16, 16)["square"]
-QUICK = {"seed": 7, "num_inference_steps": 2}
-
-
-def check_guided(editor, pipe, adapter):
-    """A guided source of the editor's is what diffusers makes with `pipe` and the blocks written out in it."""
-    maps = seen(pipe, RED)
-    changes = {
-        name: lambda x, name=name, block=block: x + naive(block, x, maps[name])
-        for name, block in adapter.blocks.items()
-    }
-    with inject_maps(pipe.unet, changes):
-        dense = oracle.dense_generate(pipe, oracle.GenerationConfig(CAT, seed=7, steps=2))
-    result = editor.generate(CAT, reference=RED, width=128, height=128, **QUICK)
-    assert oracle.deviation(torch.cat(editor._memory.get(result.id)[0].latents), dense.latents) <= 1e-4
-    assert np.abs(pixels(result).astype(int) - np.asarray(dense.image)).max() <= 1
-    return result
-
-
-@pytest.mark.parametrize("kind", ["folder", "single file"])
-def test_another_base(adapter, place, kind, tmp_path, monkeypatch):
-    pipe = build_pipeline("sd15", seed=5)
-    folder = tmp_path / "model"
-    pipe.save_pretrained(folder)
-    if kind == "single file":
-        monkeypatch.setattr(loader, "_SD15", tmp_path / "config")
-        shutil.copytree(folder, tmp_path / "config", ignore=shutil.ignore_patterns("*.safetensors"))
-        folder = save_single_file(pipe, tmp_path / "model.safetensors")
-    editor = Editor.from_pretrained(folder, dtype="fp32", device="cpu")
-    editor.load_adapter(place)
-    check_guided(editor, pipe, adapter)
-
-
-def test_another_autoencoder(pipelines, adapter, place, tmp_path):
-    """It is the one that reads references."""
-    pipe, other = build_pipeline("sd15"), build_pipeline("sd15", seed=9).vae
-    pipe.save_pretrained(tmp_path / "model")
-    shutil.rmtree(tmp_path / "model" / "vae")
-    other.save_pretrained(tmp_path / "model" / "vae")
-    editor = Editor.from_pretrained(tmp_path / "model", dtype="fp32", device="cpu")
-    editor.load_adapter(place)
-    pipe.vae = other
-    swapped = check_guided(editor, pipe, adapter)
-    first = Editor(pipelines["sd15"])
-    first.load_adapter(place)
-    plain = first.generate(CAT, reference=RED, width=128, height=128, **QUICK)
-    assert oracle.deviation(*(e._memory.get("0")[0].latents[-1] for e in (editor, first))) > 0.01
-    assert not np.array_equal(pixels(swapped), pixels(plain))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Sessions on disk, without a model: whatever interrupts, damages or shares them, results are whole or refused."""
+"""Sessions on disk, without a model: whatever interrupts, damages or shares a folder, results are whole or refused."""
 
 from __future__ import annotations
 
@@ -14,27 +14,19 @@ from fisedit.errors import InputError, SessionError
 from fisedit.storage import files as output_files
 from fisedit.storage import session, session_folder
 from fisedit.storage.session import SessionStore
-from tests.support.sessions import INDEX_CHANGES, change_index, contents, copied, diff, file_of, files, save, saved
-
-NAMES = ("generated", "opened", "look")
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """Sessions of this version by name."""
-    place = tmp_path_factory.mktemp("whole")
-    return {name: saved(place / name, name) for name in NAMES}
-
-
-def load(folder):
-    return SessionStore(folder).load(diff)
-
-
-def written_again(parts, folder):
-    folder.mkdir()
-    for name, data in parts.items():
-        (folder / name).write_bytes(data)
-    return folder
+from tests.support.sessions import (
+    NAMES,
+    contents,
+    copied,
+    diff,
+    file_of,
+    files,
+    load,
+    one_line,
+    refused,
+    save,
+    written_again,
+)
 
 
 def _loaded_or_told(folder):
@@ -43,19 +35,6 @@ def _loaded_or_told(folder):
         return contents(load(folder))
     except SessionError as error:
         return "told" if one_line(error) else error
-
-
-def one_line(error):
-    return "\n" not in str(error) and len(str(error)) < 400
-
-
-def refused(folder):
-    """Why a session is refused; "" where it is not."""
-    try:
-        load(folder)
-    except SessionError as error:
-        return str(error) if one_line(error) else ""
-    return ""
 
 
 def flipped(folder, place, seed, times):
@@ -376,41 +355,3 @@ def test_no_output_lies_in_a_session(whole, tmp_path):
 
 
 # What a session may say
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_every_field_is_checked_before_anything_is_built(whole, tmp_path, monkeypatch, version):
-    read = copied("generated", tmp_path / "s") if version == 1 else whole["generated"]
-    parts = files(read)
-    assert not refused(written_again(parts, tmp_path / "whole"))
-    monkeypatch.setattr("fisedit.storage.session_reader.decode", lambda *_, **__: pytest.fail("a picture was decoded"))
-    for number, (case, change) in enumerate(INDEX_CHANGES.items()):
-        folder = written_again(parts, tmp_path / str(number))
-        change_index(folder / "session.json", change)
-        assert refused(folder), case
-
-
-TEXTS = (
-    b"[" * 100_000,
-    b'{"version": 2, "results": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-    b'{"version": 1' + b"0" * 5000 + b"}",
-    b'{"version": "\\ud800"}',
-    b"null",
-    b"\xff\xfe",
-    b"{}",
-    b"",
-)
-
-
-def test_odd_texts_are_refused(tmp_path):
-    for text in TEXTS:
-        (tmp_path / "session.json").write_bytes(text)
-        assert refused(tmp_path), text[:40]
-
-
-def test_an_index_that_was_changed_by_hand_is_told(whole, tmp_path):
-    place = written_again(files(whole["look"]), tmp_path / "s")
-    path = place / "session.json"
-    path.write_text(path.read_text().replace("a dog", "a fox"))
-    with pytest.raises(SessionError, match="is damaged"):
-        load(place)
