@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from html.parser import HTMLParser
-from pathlib import Path
-
 from fisedit.storage import files
 from tests.support.batches import BEFORE, SAID
+from tests.support.documents import well_formed
 from tests.support.folders import picture, pictures, tree
 
 
@@ -31,27 +29,3 @@ def test_the_page_escapes_and_links(batch, tmp_path):
     text = (tmp_path / "pages/r.html").read_text()
     assert nasty not in text and "<i>" not in text and "&lt;script&gt;" in text
     assert "../in/a%26b%20%23%25.png" in text and "../out/a%26b%20%23%25.png" in text
-
-
-def well_formed(path: Path) -> int:
-    """Check that a page's elements nest; returns its table's rows."""
-    parser = _Nesting()
-    parser.feed(path.read_text(encoding="utf-8"))
-    parser.close()
-    assert parser.open == []
-    return parser.rows - 1
-
-
-class _Nesting(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.rows = 0
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        self.rows += tag == "tr"
-        if tag not in ("meta", "img", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag

@@ -13,8 +13,8 @@ from PIL import Image
 from fisedit import Editor
 from fisedit.batch.journal import BatchJournal
 from fisedit.storage import files
-from tests.batch.test_report import well_formed
 from tests.support.batches import AFTER, BEFORE, SAID, arguments, batch
+from tests.support.documents import well_formed
 from tests.support.folders import half, lines, picture, pictures, tree
 
 __all__ = ["arguments", "batch"]  # fixtures

@@ -9,7 +9,7 @@ from fisedit import Editor
 from fisedit.masking import drift_check
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import EditMask, MaskSource
-from tests.support.edits import CAT, DOG, latents, pixels_outside
+from tests.support.edits import CAT, DOG, latents, masks_square, pixels_outside
 from tests.support.grids import grids
 
 SQUARE = grids(16, 16)["square"]
@@ -105,12 +105,6 @@ def test_drift_everywhere_runs_dense_and_says_so(editor, monkeypatch):
     result = editor.edit(DOG)
     assert "changed the picture everywhere" in result.stats.fallback and result.mask.grid.all()
     assert result.stats.unet_evaluations_sparse == 0
-
-
-def masks_square(editor):
-    grid = np.zeros(editor.current.mask.grid.shape, bool)
-    grid[4:8, 4:8] = True
-    return grid
 
 
 def test_given_masks_are_not_doubted(editor, monkeypatch):

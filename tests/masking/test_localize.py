@@ -14,8 +14,7 @@ from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory import AttentionInjection, LatentEdit, max_injection_steps
 from fisedit.sparse_kernels.dilation import dilate, erode
 from fisedit.values import DENSE_STEP, MaskSource
-from tests.masking.test_drift_check import masks_square
-from tests.support.edits import CAT, DOG, Calls, latents, pixels_outside
+from tests.support.edits import CAT, DOG, Calls, latents, masks_square, pixels_outside
 from tests.support.grids import grids
 
 QUICK = {"seed": 7, "num_inference_steps": 6, "guidance_scale": 4.0}
