@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from fisedit.storage import files
-from tests.support.batches import BEFORE, SAID
+from tests.support.batches import BEFORE, SAID, arguments, batch
 from tests.support.documents import well_formed
 from tests.support.folders import picture, pictures, tree
+
+__all__ = ["arguments", "batch"]  # fixtures
 
 
 def test_a_page_that_cannot_be_written_takes_nothing_with_it(batch, tmp_path, monkeypatch):
