@@ -169,10 +169,8 @@ def fisedit(tmp_path, monkeypatch, capfd):
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory) -> Path:
+def model(pipelines: LazyPipelines, tmp_path_factory) -> Path:
     """A tiny random model on disk; leave it as it is."""
-    from tests.support.pipelines import build_pipeline
-
     folder = tmp_path_factory.mktemp("cli") / "model"
-    build_pipeline("demo").save_pretrained(folder)
+    pipelines["demo"].save_pretrained(folder)
     return folder
