@@ -10,7 +10,7 @@ from tests.support.edits import CAT
 QUICK = {"seed": 7, "num_inference_steps": 6, "guidance_scale": 4.0}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shipped():
     return Editor.from_pretrained("demo", local_files_only=True).pipe
 

@@ -17,7 +17,6 @@ from fisedit.values import DENSE_STEP, MaskSource
 from tests.support.edits import CAT, DOG, Calls, latents, masks_square, pixels_outside
 from tests.support.grids import grids
 
-QUICK = {"seed": 7, "num_inference_steps": 6, "guidance_scale": 4.0}
 SQUARE = grids(16, 16)["square"]
 
 
