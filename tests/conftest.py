@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support import ceilings, sweeps
+from tests.support.processes import Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
     from fisedit import Editor
+    from fisedit.evaluation.classifier import SceneClassifier
     from fisedit.history import EditResult
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tiny tensors lose more to thread hand-over than they gain
@@ -108,19 +109,34 @@ def _seeded() -> None:
         torch.manual_seed(0)
 
 
-@dataclass(frozen=True)
-class Run:
-    """What a process left behind."""
+@pytest.fixture
+def no_grad() -> Iterator[None]:
+    """Without gradients, as editors run."""
+    import torch
 
-    status: int
-    out: str
-    err: str
+    with torch.inference_mode():
+        yield
 
-    def refused(self, code: str, *words: str, status: int = 2) -> None:
-        """Check that it said one line on stderr and nothing on stdout."""
-        assert (self.status, self.out) == (status, "")
-        assert self.err.startswith(f"error[{code}]: ") and self.err.count("\n") == 1, self.err
-        assert all(word in self.err for word in words), self.err
+
+@pytest.fixture(scope="session")
+def judge() -> SceneClassifier:
+    """The classifier of scenes with random weights."""
+    import torch
+
+    from fisedit.evaluation.classifier import SceneClassifier
+
+    torch.manual_seed(0)
+    return SceneClassifier().eval()
+
+
+@pytest.fixture(scope="session")
+def judge_file(judge: SceneClassifier, tmp_path_factory) -> Path:
+    """The same as a file."""
+    from safetensors.torch import save_file
+
+    path = tmp_path_factory.mktemp("judge") / "judge.safetensors"
+    save_file(judge.state_dict(), path)
+    return path
 
 
 @pytest.fixture
@@ -153,10 +169,8 @@ def fisedit(tmp_path, monkeypatch, capfd):
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory) -> Path:
-    """A tiny random model on disk."""
-    from tests.support.pipelines import build_pipeline
-
+def model(pipelines: LazyPipelines, tmp_path_factory) -> Path:
+    """A tiny random model on disk; leave it as it is."""
     folder = tmp_path_factory.mktemp("cli") / "model"
-    build_pipeline("demo").save_pretrained(folder)
+    pipelines["demo"].save_pretrained(folder)
     return folder

@@ -24,13 +24,6 @@ SQUARE = grids(16, 16)["square"]
 QUICK = {"seed": 7, "num_inference_steps": 3}
 
 
-@pytest.fixture
-def editor(pipelines):
-    editor = Editor(pipelines["shallow"])
-    editor.generate(CAT, **QUICK)
-    return editor
-
-
 @pytest.fixture(scope="module")
 def expected(pipelines):
     """The edit that every editor here must still be able to make."""
@@ -53,6 +46,7 @@ def gigapixels(monkeypatch, tmp_path):
 
 
 @pytest.mark.filterwarnings("error")
+@pytest.mark.usefixtures("source")
 def test_gigapixels_are_refused_before_they_are_decoded(editor, expected, gigapixels):
     for call in (editor.open, to_editable):  # a reference picture passes the latter
         with pytest.raises(InputError, match="must have at most 64 million pixels, got 60000x60000"):
@@ -126,6 +120,7 @@ def names(table):
 
 
 @pytest.mark.parametrize(("given", "error", "message"), GENERATE, ids=names(GENERATE))
+@pytest.mark.usefixtures("source")
 def test_generate_refuses_in_one_line(editor, expected, given, error, message):
     with pytest.raises(error, match=message) as caught:
         editor.generate(**({"prompt": CAT} | QUICK | given))
@@ -134,6 +129,7 @@ def test_generate_refuses_in_one_line(editor, expected, given, error, message):
 
 
 @pytest.mark.parametrize(("given", "error", "message"), EDIT, ids=names(EDIT))
+@pytest.mark.usefixtures("source")
 def test_edit_refuses_in_one_line(editor, expected, given, error, message):
     with pytest.raises(error, match=message) as caught:
         editor.edit(**({"prompt": DOG} | given))
@@ -159,6 +155,7 @@ def test_before_a_source(pipelines, expected, call):
     still_works(editor, expected)
 
 
+@pytest.mark.usefixtures("source")
 def test_an_unknown_result(editor, expected):
     with pytest.raises(SessionError, match="no result '9' in this session; it has 0"):
         editor.checkout("9")
@@ -172,6 +169,7 @@ class Boom(Exception):
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("error", [Cancelled("stop"), Boom("stop"), KeyboardInterrupt("stop")], ids=repr)
 @pytest.mark.parametrize("call", ["generate", "edit", "words", "dense"])
+@pytest.mark.usefixtures("source")
 def test_on_step_may_raise_anything(editor, expected, error, call):
     """E8 between steps."""
 
@@ -193,6 +191,7 @@ def test_on_step_may_raise_anything(editor, expected, error, call):
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("place", ["unet.mid_block", "unet.up_blocks.1", "vae.decoder.mid_block"])
 @pytest.mark.parametrize("call", ["generate", "edit"])
+@pytest.mark.usefixtures("source")
 def test_a_failure_inside_a_model(editor, expected, place, call):
     """E8 in the middle of a step or of a decode."""
     pipe = editor.pipe
@@ -307,6 +306,7 @@ def test_a_part_of_another_dtype_is_refused(part):
 class TestWriting:
     """A caller may write to whatever was handed out; the session does not change."""
 
+    @pytest.mark.usefixtures("source")
     def test_masks_are_read_only(self, editor):
         result = editor.edit(DOG, mask=SQUARE)
         for array in (result.mask.grid, editor.preview(BIRD).mask.grid):
@@ -316,6 +316,7 @@ class TestWriting:
                 array.setflags(write=True)
         assert result.mask.grid.any()
 
+    @pytest.mark.usefixtures("source")
     def test_pictures_and_seconds_are_copies(self, editor):
         result = editor.current
         before, seconds = result.image.tobytes(), result.stats.seconds
@@ -328,6 +329,7 @@ class TestWriting:
         assert (result.image.tobytes(), result.image.info, result.stats.seconds) == (before, {}, seconds)
         assert editor.edit(CAT).image.tobytes() == before
 
+    @pytest.mark.usefixtures("source")
     def test_fields_are_frozen(self, editor):
         result = editor.current
         for value, field in ((result, "image"), (result.stats, "seconds"), (result.mask, "grid"), (result, "painted")):
@@ -349,6 +351,7 @@ class TestWithinARun:
     """What `on_step` may not do to what the run needs: one line, and the editor is as it was."""
 
     @pytest.mark.parametrize("wrong", ["delete", "delete the source", "forget", "load"])
+    @pytest.mark.usefixtures("source")
     def test_a_parent_stays_while_an_edit_of_it_runs(self, editor, tmp_path, wrong):
         source = editor.current
         parent = editor.edit(DOG, mask=SQUARE, growth=1)
@@ -379,6 +382,7 @@ class TestWithinARun:
             tight.edit(BIRD, mask=SQUARE, growth=1, on_step=lambda *_: tight.delete(source.id))
         assert len(tight.history) == 2
 
+    @pytest.mark.usefixtures("source")
     def test_another_branch_may_go(self, editor):
         source = editor.current
         other = editor.edit(DOG, mask=SQUARE, growth=1)

@@ -8,7 +8,7 @@ from io import BytesIO
 import numpy as np
 import pytest
 import torch
-from diffusers import DDIMInverseScheduler, DDIMScheduler, StableDiffusionDiffEditPipeline, StableDiffusionPipeline
+from diffusers import DDIMScheduler, StableDiffusionPipeline
 from PIL import Image, ImageCms
 
 from fisedit import Editor
@@ -21,7 +21,7 @@ from tests.support import oracle
 from tests.support.edits import BIRD, CAT, DOG, Calls, latents, trajectory, unwatched
 from tests.support.grids import grids
 from tests.support.pictures import noise, scene
-from tests.support.pipelines import SHAPES
+from tests.support.pipelines import SHAPES, diffedit
 from tests.support.sessions import file_of
 
 SQUARE, BLOBS, CORNER = (grids(16, 16)[name] for name in ("square", "blobs", "corner"))
@@ -103,14 +103,6 @@ class TestInversion:
         with pytest.raises(InputError, match=r'spaced leading or trailing, got linspace; use inversion="ddpm"'):
             opened(editor, scene())
         assert opened(editor, scene(), inversion="ddpm").config.inversion == "ddpm"
-
-
-def diffedit(pipe):
-    parts = pipe.components | {"inverse_scheduler": DDIMInverseScheduler.from_config(pipe.scheduler.config)}
-    del parts["image_encoder"]
-    made = StableDiffusionDiffEditPipeline(**parts, requires_safety_checker=False)
-    made.set_progress_bar_config(disable=True)
-    return made
 
 
 def pixels(picture):
@@ -463,13 +455,6 @@ def test_what_was_dropped_is_rebuilt(pipelines, picture):
     assert run(0) == run(None)
 
 
-@pytest.fixture(scope="module")
-def folder(pipelines, tmp_path_factory):
-    path = tmp_path_factory.mktemp("model")
-    pipelines["demo"].save_pretrained(path)
-    return path
-
-
 SAVED = {
     "canvas": PLAIN,
     "LA": OTHER,
@@ -484,8 +469,8 @@ SAVED = {
     "kind", [pytest.param(k, marks=[] if k in ("CMYK", "I;16", "profile") else pytest.mark.slow) for k in SAVED]
 )
 @pytest.mark.slow
-def test_a_session_comes_back_whole(folder, tmp_path, kind):
-    editor = Editor.from_pretrained(folder, device="cpu", dtype="fp32")
+def test_a_session_comes_back_whole(model, tmp_path, kind):
+    editor = Editor.from_pretrained(model, device="cpu", dtype="fp32")
     opened(editor, SAVED[kind])
     editor.edit(DOG)
     editor.save(tmp_path)
@@ -499,8 +484,8 @@ def test_a_session_comes_back_whole(folder, tmp_path, kind):
         assert again.edit(BIRD).image.tobytes() == editor.edit(BIRD).image.tobytes()
 
 
-def test_a_session_with_half_a_picture(folder, tmp_path):
-    editor = Editor.from_pretrained(folder, device="cpu", dtype="fp32")
+def test_a_session_with_half_a_picture(model, tmp_path):
+    editor = Editor.from_pretrained(model, device="cpu", dtype="fp32")
     opened(editor, OTHER)
     editor.save(tmp_path)
     for ending in (".png", ".canvas.png"):

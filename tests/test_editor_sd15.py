@@ -13,7 +13,7 @@ from fisedit.models.random_init import random_pipeline
 from tests.support import oracle
 from tests.support.edits import CAT, DOG, check_outside, latents, oracle_chain, trajectory
 
-STEPS, SIDE = 2, 256
+STEPS, SIDE = 2, 192
 MORE_THAN_DENSE = 1.5
 """How much further than a dense run of the same dtype a sparse one may be from fp32."""
 
@@ -25,7 +25,7 @@ def test_a_sparse_edit_is_the_oracles(pipelines):
     editor = Editor(pipe)
     source = editor.generate(CAT, seed=7, num_inference_steps=STEPS, width=SIDE, height=SIDE)
     grid = np.zeros((SIDE // 8, SIDE // 8), bool)
-    grid[10:22, 8:19] = True
+    grid[7:16, 6:14] = True
     edit = editor.edit(DOG, mask=grid, growth=1)
     assert not edit.stats.fallback and edit.stats.unet_evaluations_sparse == STEPS
     check_outside(editor, edit, source)

@@ -8,105 +8,20 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 import torch
-from diffusers import UNet2DConditionModel
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from fisedit import Editor
-from fisedit.evaluation.cuda_speed import PEAKS
-from fisedit.evaluation.workload import STEP_DILATION, square_mask
-from fisedit.models import random_init
 from fisedit.sampling.denoise import Engine
-from fisedit.sparse.cost_model import decoder_macs, fixed_macs, text_macs, unet_macs
-from fisedit.sparse.executor import Executor
-from fisedit.sparse.feature_cache import FeatureOverlay
-from fisedit.sparse.vae_decode import decode, decode_sparse
+from fisedit.sparse.cost_model import decoder_macs, text_macs
 from fisedit.sparse.vae_tiles import box_areas, frame_areas
-from fisedit.sparse_kernels.dilation import dilate
-from fisedit.sparse_kernels.row_plan import make_row_plan
 from fisedit.values import DENSE_STEP, EditStats, MaskSource
 from tests.support.edits import BIRD, CAT, DOG, Calls, config_of, record, unwatched
 from tests.support.grids import grids
+from tests.support.macs import counted, time_macs
 from tests.support.pipelines import SHAPES
 
 HEIGHT, WIDTH = 13, 17
 SQUARE = grids(16, 16)["square"]
 QUICK = {"seed": 7, "num_inference_steps": 3}
-
-
-def counted(run) -> int:
-    """Multiply-accumulates by torch; its plain attention, for the counter does not know the fused one of a CPU."""
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        run()
-    return counter.get_total_flops() // 2
-
-
-def time_macs(unet, batch) -> int:
-    """The time embedding's linears, which have no positions: our own count leaves them out."""
-    linears = [m for name, m in unet.named_modules() if "time_emb" in name and isinstance(m, torch.nn.Linear)]
-    return batch * sum(linear.weight.numel() for linear in linears)
-
-
-class Step:
-    """One UNet evaluation, dense or sparse."""
-
-    def __init__(self, unet, batch):
-        self.unet, self.batch, self.executor = unet, batch, Executor(unet)
-        make = torch.Generator().manual_seed(0)
-        self.latents = torch.randn(batch, 4, HEIGHT, WIDTH, generator=make)
-        self.text = torch.randn(batch, 11, unet.config.cross_attention_dim, generator=make)
-        self.sizes = make_row_plan(np.ones((HEIGHT, WIDTH), bool), self.executor.num_levels).rows
-
-    def dense(self):
-        return self.unet(self.latents, torch.tensor(500), self.text)
-
-    def sparse(self, plan, text_keys):
-        with torch.no_grad():
-            _, maps = self.executor.run_dense(self.latents, torch.tensor(500), self.text, {})
-        return lambda: self.executor.run_sparse(
-            self.latents, torch.tensor(500), self.text, text_keys, FeatureOverlay(maps, plan)
-        )
-
-    def own(self, rows):
-        return unet_macs(self.executor.sites, rows, self.sizes, self.batch, 11)
-
-
-@pytest.mark.sweep(1)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("batch", [1, 2])
-def test_a_dense_step_costs_what_torch_counts(pipelines, shape, batch):
-    unet = pipelines[shape].unet
-    step = Step(unet, batch)
-    own = step.own(step.sizes) + text_macs(step.executor.sites, batch, 11)
-    assert own + time_macs(unet, batch) == counted(step.dense)
-
-
-@pytest.mark.sweep(1)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", ["one_cell", "noise"])
-def test_a_sparse_step_costs_what_torch_counts(pipelines, shape, name):
-    """The text is projected at the first step of a prompt only, and not counted with a step."""
-    unet = pipelines[shape].unet
-    step, cache = Step(unet, 2), {}
-    plan = make_row_plan(grids(HEIGHT, WIDTH)[name], step.executor.num_levels)
-    own = step.own(plan.rows) + time_macs(unet, 2)
-    text = text_macs(step.executor.sites, 2, 11)
-    assert counted(step.sparse(plan, cache)) == own + text
-    assert counted(step.sparse(plan, cache)) == own
-
-
-def test_a_dense_decode_costs_what_torch_counts(pipelines):
-    vae, latents = pipelines["sd15"].vae, torch.randn(1, 4, HEIGHT, WIDTH)
-    assert decoder_macs(vae, frame_areas(HEIGHT * WIDTH), HEIGHT * WIDTH) == counted(lambda: decode(vae, latents))
-
-
-@pytest.mark.parametrize("name", ["one_cell", "corner", "blobs", "row", "everything"])
-def test_a_boxed_decode_costs_what_torch_counts(pipelines, name):
-    vae, grid, latents = pipelines["sd15"].vae, grids(32, 24)[name], torch.randn(1, 4, 32, 24)
-    with torch.no_grad():
-        source, record = decode(vae, latents)
-    torchs = counted(lambda: decode_sparse(vae, latents, grid, record, source))
-    assert decoder_macs(vae, box_areas(grid), 32 * 24) == torchs
 
 
 def test_an_edit_costs_its_steps_its_text_and_its_decode(pipelines):
@@ -155,13 +70,6 @@ def test_recorded_bytes_are_those_of_the_tensors(pipelines, shape):
     assert edit.stats.recorded_bytes < source.stats.recorded_bytes
 
 
-@pytest.fixture
-def editor(pipelines):
-    editor = Editor(pipelines["shallow"])
-    editor.generate(CAT, **QUICK)
-    return editor
-
-
 EDITS = {
     "sparse": (DOG, {"mask": SQUARE, "growth": 1}),
     "dense": ("a cat and a cake at night", {}),
@@ -171,6 +79,7 @@ EDITS = {
 
 
 @pytest.mark.parametrize("case", EDITS)
+@pytest.mark.usefixtures("source")
 def test_stats_are_json(editor, case):
     prompt, options = EDITS[case]
     stats = editor.edit(prompt, **options).stats
@@ -181,6 +90,7 @@ def test_stats_are_json(editor, case):
 
 
 @pytest.mark.parametrize("case", EDITS)
+@pytest.mark.usefixtures("source")
 def test_evaluations_are_those_that_ran(editor, case):
     prompt, options = EDITS[case]
     with Calls(editor.pipe.unet) as calls:
@@ -193,6 +103,7 @@ def test_evaluations_are_those_that_ran(editor, case):
     assert all(seconds >= 0 for seconds in stats.seconds.values())
 
 
+@pytest.mark.usefixtures("source")
 def test_a_generation_says_what_it_did(editor):
     stats = editor.current.stats
     assert (stats.unet_evaluations_dense, stats.unet_evaluations_sparse) == (3, 0)
@@ -217,6 +128,7 @@ LONG = "a cat and a cake on a beach with a tree and a house " * 8
 
 
 @pytest.mark.parametrize("call", ["generate", "edit", "dense"])
+@pytest.mark.usefixtures("source")
 def test_a_truncated_prompt_is_told(editor, call):
     calls = {
         "generate": lambda: editor.generate(LONG, **QUICK),
@@ -227,48 +139,18 @@ def test_a_truncated_prompt_is_told(editor, call):
     assert note == "the prompt has 114 tokens, and only the first 77 are read; shorten it"
 
 
+@pytest.mark.usefixtures("source")
 def test_words_beyond_reach_change_nothing_and_say_so(editor):
     editor.generate(LONG, **QUICK)
     (note,) = editor.edit(LONG + "snow").stats.notes
     assert note == "nothing was edited: only words beyond the text encoder's reach changed"
 
 
+@pytest.mark.usefixtures("source")
 def test_active_rows_are_the_widest_growths(editor):
     stats = editor.edit(DOG, mask=grids(16, 16)["corner"], growth=(0, 3, 1)).stats
     assert stats.active_rows == (25, 9, 4) and stats.growth == (0, 3, 1)
     assert stats.mask_area == 4 / 256
-
-
-def test_what_a_step_takes_at_least_on_each_device():
-    """On a GPU an estimate: the floor that is hoped for, at a third of the chip's peak, less what a step computes."""
-    config = UNet2DConditionModel.load_config(random_init._SD15 / "unet")
-    with torch.device("meta"):
-        executor = Executor(UNet2DConditionModel.from_config(config))
-    grid, sizes = square_mask(0.05, 64), tuple(4**level * 64 for level in reversed(range(4)))
-    macs = unet_macs(executor.sites, make_row_plan(dilate(grid, STEP_DILATION), executor.num_levels).rows, sizes, 2, 77)
-    operations, _ = PEAKS["H200"]
-    assert fixed_macs(torch.device("cuda")) == pytest.approx(1.3e-3 * operations / 2 / 3 - macs, rel=0.05)
-    assert fixed_macs(torch.device("cpu")) == fixed_macs(torch.device("meta")) == 10e9
-
-
-@pytest.mark.parametrize(("kind", "expected"), [("cpu", (4, 3)), ("cuda", (5, 5))])
-def test_growth_is_as_wide_as_costs_hardly_more_time_there(pipelines, monkeypatch, kind, expected):
-    """One mask of one model: where a step's fixed part is larger, more cells come for nothing."""
-    costs = Engine(pipelines["sd15"]).costs(config_of(num_inference_steps=2))
-    spent = costs.sparse_step(SQUARE, 5)
-    monkeypatch.setattr("fisedit.sparse.cost_model.FIXED_MACS", {"cpu": 4 * spent, "cuda": 40 * spent})
-    monkeypatch.setattr("fisedit.sparse.cost_model.fixed_macs", lambda _: fixed_macs(torch.device(kind)))
-    assert costs.cheapest_dilations(SQUARE, plain=True) == expected
-
-
-def test_dense_steps_in_between_where_they_cost_hardly_more_time(pipelines, monkeypatch):
-    costs = Engine(pipelines["sd15"]).costs(config_of(num_inference_steps=25))
-    monkeypatch.setattr("fisedit.sparse.cost_model.FIXED_MACS", {"cpu": 100 * costs.dense_step()})
-    dense = 0, 3, 7, 12, 18
-    assert costs.cheapest_dilations(SQUARE) == tuple(DENSE_STEP if i in dense else 1 for i in range(25))
-    assert costs.cheapest_dilations(SQUARE, 10) == tuple(DENSE_STEP if i in (10, 13, 19) else 1 for i in range(25))
-    monkeypatch.setattr("fisedit.sparse.cost_model.FIXED_MACS", {"cpu": 0})
-    assert costs.cheapest_dilations(SQUARE) == (2,) * 13 + (1,) * 12
 
 
 def test_dense_steps_in_between_are_told(pipelines):

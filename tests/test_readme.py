@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import sys
-from pathlib import Path
 
 from typer.main import get_command
 
 from fisedit.cli import app
+from tests.support.documents import ROOT, blocks
 from tests.support.folders import half, pictures
 
-ROOT = Path(__file__).resolve().parents[1]
 TEXTS = [
     ROOT / name
     for name in (
@@ -32,20 +29,15 @@ TEXTS = [
         "weights/demo-look/README.md",
     )
 ]
-FEW = ("--num-inference-steps", "3")
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+FEW = ("--num-inference-steps", "2")
 
 
-def blocks(language: str, text: str = README) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-
-
-def test_the_python_runs(tmp_path):
+def test_the_python_runs(tmp_path, monkeypatch, capsys):
     code = "\n".join(block for block in blocks("python") if "path/to" not in block)
     assert "Editor.from_pretrained" in code
-    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    assert "times less arithmetic" in run.stdout
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
+    assert "times less arithmetic" in capsys.readouterr().out
     assert (tmp_path / "dog.png").is_file() and (tmp_path / "session").is_dir()
 
 

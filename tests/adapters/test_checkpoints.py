@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from fisedit import Editor
 from fisedit.adapters import checkpoints, variants
 from fisedit.adapters.checkpoints import check_fit, fresh_adapter, identity, load_adapter, save_adapter
 from fisedit.adapters.variants import FAMILIES
 from fisedit.errors import AdapterError, NumericsError
-from fisedit.models import paths
+from fisedit.models import loader, paths
+from tests.support import oracle
 from tests.support.adapters import lively
+from tests.support.edits import CAT
 from tests.support.pipelines import build_pipeline
+from tests.support.references import QUICK, RED, check_guided, pixels
+from tests.support.single_file import save_single_file
 
 KEYS = Path(__file__).resolve().parents[1] / "fixtures" / "hellomeme" / "full_size_keys.json"
 PUBLISHED = {
@@ -25,11 +32,6 @@ PUBLISHED = {
     "HM5ReferenceAdapter": "v5",
     "HM5bReferenceAdapter": "v5b",
 }
-
-
-@pytest.fixture
-def unet(pipelines):
-    return pipelines["sd15"].unet
 
 
 def full_size() -> dict[str, dict[str, tuple[int, ...]]]:
@@ -243,3 +245,34 @@ def test_a_hub_id_is_fetched_by_the_hubs_own_client(unet, tmp_path, monkeypatch)
     with pytest.raises(AdapterError, match="got a HMControlNet"):
         load_adapter("songkey/hm_control")
     assert len(asked) == 3
+
+
+@pytest.mark.parametrize("kind", ["folder", "single file"])
+def test_another_base(adapter, place, kind, tmp_path, monkeypatch):
+    pipe = build_pipeline("sd15", seed=5)
+    folder = tmp_path / "model"
+    pipe.save_pretrained(folder)
+    if kind == "single file":
+        monkeypatch.setattr(loader, "_SD15", tmp_path / "config")
+        shutil.copytree(folder, tmp_path / "config", ignore=shutil.ignore_patterns("*.safetensors"))
+        folder = save_single_file(pipe, tmp_path / "model.safetensors")
+    editor = Editor.from_pretrained(folder, dtype="fp32", device="cpu")
+    editor.load_adapter(place)
+    check_guided(editor, pipe, adapter)
+
+
+def test_another_autoencoder(pipelines, adapter, place, tmp_path):
+    """It is the one that reads references."""
+    pipe, other = build_pipeline("sd15"), build_pipeline("sd15", seed=9).vae
+    pipe.save_pretrained(tmp_path / "model")
+    shutil.rmtree(tmp_path / "model" / "vae")
+    other.save_pretrained(tmp_path / "model" / "vae")
+    editor = Editor.from_pretrained(tmp_path / "model", dtype="fp32", device="cpu")
+    editor.load_adapter(place)
+    pipe.vae = other
+    swapped = check_guided(editor, pipe, adapter)
+    first = Editor(pipelines["sd15"])
+    first.load_adapter(place)
+    plain = first.generate(CAT, reference=RED, width=128, height=128, **QUICK)
+    assert oracle.deviation(*(e._memory.get("0")[0].latents[-1] for e in (editor, first))) > 0.01
+    assert not np.array_equal(pixels(swapped), pixels(plain))

@@ -13,14 +13,9 @@ from fisedit.adapters.references import ReferenceCondition
 from fisedit.errors import AdapterError
 from fisedit.sparse.executor import Executor
 from tests.support.adapters import filled
-from tests.test_editor_stats import counted
+from tests.support.macs import counted
 
 T = torch.tensor(500)
-
-
-@pytest.fixture
-def unet(pipelines):
-    return pipelines["sd15"].unet
 
 
 def reference(unet, height=16, width=24):

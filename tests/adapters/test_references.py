@@ -12,7 +12,7 @@ from PIL import Image
 from fisedit import Editor
 from fisedit.adapters.base import inject_adapters
 from fisedit.adapters.checkpoints import save_adapter
-from fisedit.adapters.insertion_points import inject_maps, insertion_points, tap_maps
+from fisedit.adapters.insertion_points import inject_maps
 from fisedit.adapters.references import ReferenceCondition
 from fisedit.errors import AdapterError, InputError
 from fisedit.values import MaskSource
@@ -20,18 +20,11 @@ from tests.support import oracle
 from tests.support.adapters import lively, naive
 from tests.support.edits import CAT, DOG, Calls, pixels_outside
 from tests.support.grids import grids
-from tests.test_editor_stats import counted
+from tests.support.macs import counted
+from tests.support.references import BLUE, RED, picture, pixels, seen
 
 SQUARE = grids(16, 16)["square"]
 QUICK = {"seed": 7, "num_inference_steps": 3}
-
-
-def picture(seed, size=(128, 128)):
-    drawn = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), np.uint8)
-    return Image.fromarray(drawn).resize(size, Image.Resampling.BICUBIC)
-
-
-RED, BLUE = picture(1), picture(2)
 
 
 @pytest.fixture
@@ -45,31 +38,10 @@ def adapter(pipe):
 
 
 @pytest.fixture
-def place(adapter, tmp_path):
-    save_adapter(adapter, tmp_path / "adapter")
-    return tmp_path / "adapter"
-
-
-@pytest.fixture
 def editor(pipe, place):
     editor = Editor(pipe, model="demo")
     editor.load_adapter(place, 0.5)
     return editor
-
-
-def pixels(result):
-    return np.asarray(result.image)
-
-
-@torch.no_grad()
-def seen(pipe, reference, branches=2, size=(128, 128)):
-    """A reference's maps: clean latents at t = 0, zeros for the branch without a prompt, no words."""
-    pixels = torch.from_numpy(np.asarray(reference.resize(size, Image.Resampling.LANCZOS), np.float32) / 127.5 - 1)
-    latents = pipe.vae.encode(pixels.permute(2, 0, 1)[None]).latent_dist.mode() * pipe.vae.config.scaling_factor
-    latents = torch.cat([torch.zeros_like(latents), latents])[-branches:]
-    ids = pipe.tokenizer("", padding="max_length", max_length=77, return_tensors="pt").input_ids
-    text = pipe.text_encoder(ids)[0].expand(branches, -1, -1)
-    return tap_maps(pipe.unet, latents, text, tuple(insertion_points(pipe.unet)))
 
 
 @pytest.mark.parametrize("guidance", [7.5, 1.0], ids=["guided", "unguided"])

@@ -24,7 +24,9 @@ from fisedit.sparse_kernels.row_plan import make_row_plan
 from tests.support import oracle
 from tests.support.adapters import lively, naive
 from tests.support.grids import grids
-from tests.test_editor_stats import counted, time_macs
+from tests.support.macs import counted, time_macs
+
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 TOLERANCE = 1e-4
 SHAPES = ["sd15", "demo"]
@@ -113,12 +115,6 @@ def boxes(mask):
         ys, xs = zip(*blob, strict=True)
         inside[min(ys) : max(ys) + 1, min(xs) : max(xs) + 1] = True
     return inside
-
-
-@pytest.fixture(autouse=True)
-def _no_grad():
-    with torch.inference_mode():
-        yield
 
 
 @pytest.mark.sweep(1)

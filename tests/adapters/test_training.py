@@ -23,34 +23,19 @@ from fisedit.adapters.training.draws import draw_rows, generator_for
 from fisedit.adapters.training.examples import TrainingExamples
 from fisedit.adapters.training.log import append_row, truncate_after
 from fisedit.adapters.training.run import TrainingRun
-from fisedit.adapters.training.training_settings import TrainingSettings
 from fisedit.adapters.training.triples import read_triples
 from fisedit.errors import AdapterError, InputError, NumericsError
 from tests.support.adapters import lively
 from tests.support.folders import half, picture
 from tests.support.pipelines import build_pipeline
-
-SIDE = 64
-SETTINGS = TrainingSettings(
-    family="v5",
-    heads=4,
-    size=SIDE,
-    steps=4,
-    batch=2,
-    learning_rate=1e-2,
-    warmup=1,
-    held_out=2,
-    log_every=1,
-    save_every=2,
-    ema=0.3,
-)
+from tests.support.training import SETTINGS, SIDE
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 from fisedit.adapters.training.run import train_adapter
 from fisedit.adapters.training.triples import read_triples
-from tests.adapters.test_training import SETTINGS
+from tests.support.training import SETTINGS
 from dataclasses import replace
 folder, output, model = map(Path, sys.argv[1:])
 replaced = Path.replace

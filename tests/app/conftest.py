@@ -5,35 +5,23 @@ Every page that a test opens is watched: a request to another machine or an erro
 
 from __future__ import annotations
 
-import shutil
+import uuid
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
-from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.support.app.site import CHROMIUM, FLAGS, LayerSite, served
 
+if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
 
     from app.session import Session
     from app.sessions import AppState
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking")
-
-
-@dataclass(frozen=True)
-class LayerSite:
-    """The app as it runs: where, in which folder its uploads lie, and what stands behind the page."""
-
-    url: str
-    uploads: Path
-    state: AppState
+    from tests.support.app.program import Program
 
 
 @pytest.fixture(scope="module")  # a server lowers Pillow's limit of pixels for the whole process: not for other tests
@@ -43,9 +31,17 @@ def site() -> Iterator[LayerSite]:
         yield site
 
 
+@pytest.fixture
+def program(site) -> Program:
+    """A program that speaks to the app, with a session of its own."""
+    from tests.support.app.program import Program
+
+    return Program(site.url, uuid.uuid4().hex)
+
+
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory) -> Iterator[AppState]:
-    """The app's state over the demo model, whose worker and models other states share."""
+    """The app's state over the demo model, whose worker and models other states share; a module may offer more."""
     from app.sessions import AppState
 
     with closing(AppState.open(folder=tmp_path_factory.mktemp("shared"))) as state:
@@ -55,34 +51,13 @@ def shared(tmp_path_factory) -> Iterator[AppState]:
 @pytest.fixture
 def state(shared, tmp_path) -> AppState:
     """A state of its own over the one loaded model."""
-    return type(shared)(shared.pool, shared.worker, folder=tmp_path)
+    return type(shared)(shared.pool, shared.worker, folder=tmp_path / "sessions")
 
 
 @pytest.fixture
 def session(state) -> Session:
     """A session of its own."""
     return state.session("me")
-
-
-@contextmanager
-def served(*models: str | Path, **state: Any) -> Iterator[LayerSite]:
-    """Serves an app while the block runs; arguments as of `AppState`."""
-    from app import server
-
-    address = server.listen(port=0)
-    with server.environment(offline=True) as uploads:
-        from app import main
-        from app.sessions import AppState
-
-        with closing(AppState.open(*models, **state)) as behind:
-            running = server.make_server(main.build(behind), address, uploads, main.theme())
-            thread = Thread(target=running.run, args=([address.listener],))
-            thread.start()
-            try:
-                yield LayerSite(address.url, uploads, behind)
-            finally:
-                running.should_exit = True
-                thread.join()
 
 
 @dataclass

@@ -12,7 +12,7 @@ from tests.support.app.fuzz import CAT, LINE, Attack
 from tests.support.app.program import USUAL
 
 if TYPE_CHECKING:
-    from tests.app.conftest import LayerSite
+    from tests.support.app.site import LayerSite
 
 
 @pytest.fixture(scope="module")

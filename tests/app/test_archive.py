@@ -19,8 +19,7 @@ from app import archive
 from fisedit.errors import FisEditError
 from fisedit.storage.session_index import encode_index
 from fisedit.storage.session_store import SessionStore
-from tests.storage.test_session_store import SAID
-from tests.support.sessions import OLD, contents, copied, diff, files, saved
+from tests.support.sessions import INDEX_CHANGES, OLD, contents, copied, diff, files, saved
 
 NAMES = ("generated", "opened", "look")
 
@@ -192,7 +191,7 @@ ZIPS = {
     "201 results": said(many(201), 1),
     "a prompt of two million letters": said(long_prompt, 1),
 }
-CRAFTED = ZIPS | {f"{case}, version 1": said(change, 1) for case, change in SAID.items()}
+CRAFTED = ZIPS | {f"{case}, version 1": said(change, 1) for case, change in INDEX_CHANGES.items()}
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")

@@ -10,15 +10,12 @@ import sys
 import pytest
 from PIL import Image
 
-from tests.test_readme import ROOT, blocks
-
-TEXT = (ROOT / "docs" / "app.md").read_text(encoding="utf-8")
-PLACE = "http://127.0.0.1:7860"
+from tests.support.documents import APP_ADDRESS, APP_GUIDE, blocks
 
 
 def test_the_python_runs(site, tmp_path):
-    code = blocks("python", TEXT)[0]
-    code = code.replace(PLACE, site.url)
+    code = blocks("python", APP_GUIDE)[0]
+    code = code.replace(APP_ADDRESS, site.url)
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert re.search(r"cat -> dog: \d+% of the picture may change", run.stdout)
@@ -28,8 +25,8 @@ def test_the_python_runs(site, tmp_path):
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_curl_runs(site):
-    (code,) = [block for block in blocks("bash", TEXT) if "curl" in block]
-    code = code.replace(PLACE, site.url.rstrip("/"))
+    (code,) = [block for block in blocks("bash", APP_GUIDE) if "curl" in block]
+    code = code.replace(APP_ADDRESS, site.url.rstrip("/"))
     run = subprocess.run(["bash", "-euc", code], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("event: generating") >= 10 and '"picture":' in run.stdout.partition("event: complete")[2]

@@ -17,7 +17,8 @@ from app.validation import SourceSettings
 from fisedit import Editor
 from fisedit.errors import FisEditError, InputError
 from fisedit.storage.session_index import encode_index
-from tests.support.app.requests import CAT, DOG, FOX, last, made, png, same
+from tests.support.app.requests import CAT, DOG, FOX, last, made, png
+from tests.support.edits import same
 
 
 def test_a_picture_tells_its_settings(state, session):

@@ -17,7 +17,8 @@ from fisedit import Cancelled, Editor
 from fisedit.errors import FisEditError, InputError, PromptError, SessionError
 from fisedit.sparse_kernels import tuning
 from fisedit.values import MaskSource
-from tests.support.app.requests import CAT, DOG, FOX, QUICK, idle, last, made, png, same
+from tests.support.app.requests import CAT, DOG, FOX, QUICK, idle, last, made, png
+from tests.support.edits import same
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import threading
-from io import BytesIO
 
 import numpy as np
 import pytest
@@ -18,9 +17,11 @@ from app.validation import Busy, ReferencePicture, Region, SourceSettings
 from fisedit import Cancelled, Editor
 from fisedit.adapters.checkpoints import save_adapter
 from fisedit.errors import AdapterError, InputError, SessionError
-from tests.adapters.test_derivatives import Lora
-from tests.adapters.test_references import BLUE, RED
 from tests.support.adapters import lively
+from tests.support.app.requests import last, png
+from tests.support.edits import same
+from tests.support.lora import Lora
+from tests.support.references import BLUE, RED
 
 CAT, DOG = "a cat and a cake on a beach", "a dog and a cake on a beach"
 QUICK = {"seed": 7, "num_inference_steps": 4, "guidance_scale": 4.0}
@@ -46,16 +47,6 @@ def shared(places, tmp_path_factory):
 
 
 @pytest.fixture
-def state(shared, tmp_path):
-    return AppState(shared.pool, shared.worker, folder=tmp_path)
-
-
-@pytest.fixture
-def session(state):
-    return state.session("me")
-
-
-@pytest.fixture
 def plain():
     """An editor over a model of its own."""
     return Editor.from_pretrained("demo")
@@ -66,20 +57,6 @@ def without(state, folder):
     fewer = AppState(copy.copy(state.pool), state.worker, folder=folder)
     fewer.pool.loras = LoraCatalog(state.pool.first.loaded.editor, [])
     return fewer
-
-
-def last(steps):
-    return list(steps)[-1].result
-
-
-def same(a, b):
-    return np.array_equal(np.asarray(a.image), np.asarray(b.image))
-
-
-def file(picture):
-    data = BytesIO()
-    picture.save(data, "PNG")
-    return data.getvalue()
 
 
 @pytest.mark.slow
@@ -152,7 +129,7 @@ def test_people_who_chose_differently_at_once(state):
 
 
 def test_an_opened_picture_has_its_lora_too(state, session):
-    source = last(handlers.open_picture(state, session, file(RED), CAT, OIL))
+    source = last(handlers.open_picture(state, session, png(RED), CAT, OIL))
     edit = last(handlers.edit(state, session, DOG, Region(add=Image.fromarray(SQUARE), only=True)))
     assert source.config.loras == edit.config.loras and state.pool.loras.as_text(edit.config.loras) == "oil at 1"
 
@@ -183,7 +160,7 @@ def test_who_comes_back_to_an_app_that_does_not_offer_it(shared, state, session)
 def test_choices_that_are_none(state, session, settings, why):
     for ask in (
         lambda: handlers.generate(state, session, CAT, settings),
-        lambda: handlers.open_picture(state, session, file(RED), CAT, settings),
+        lambda: handlers.open_picture(state, session, png(RED), CAT, settings),
     ):
         with pytest.raises(InputError, match=why):
             list(ask())
@@ -243,7 +220,7 @@ def test_a_preview_waits_for_a_run_with_other_loras(state, session):
 def test_a_look_is_taken_from_an_uploaded_picture(state, session, places, plain):
     plain.load_adapter(places["adapter"], 0.5)
     source = last(handlers.generate(state, session, CAT, PLAIN))
-    region, look = Region(add=Image.fromarray(SQUARE), only=True), ReferencePicture(file(RED), 0.5)
+    region, look = Region(add=Image.fromarray(SQUARE), only=True), ReferencePicture(png(RED), 0.5)
     assert not handlers.preview(state, session, CAT, region, look).preview.nothing
     painted = last(handlers.edit(state, session, CAT, region, look))
     assert same(source, plain.generate(CAT, **QUICK))
@@ -252,9 +229,9 @@ def test_a_look_is_taken_from_an_uploaded_picture(state, session, places, plain)
 
 
 def test_a_look_stays_with_a_picture_and_with_its_owner(state, session, tmp_path):
-    mine = last(handlers.generate(state, session, CAT, PLAIN, ReferencePicture(file(RED), 0.5)))
+    mine = last(handlers.generate(state, session, CAT, PLAIN, ReferencePicture(png(RED), 0.5)))
     other = state.session("you")
-    theirs = last(handlers.generate(state, other, CAT, PLAIN, ReferencePicture(file(BLUE), 1.0)))
+    theirs = last(handlers.generate(state, other, CAT, PLAIN, ReferencePicture(png(BLUE), 1.0)))
     assert not same(mine, theirs)
     edit = last(handlers.edit(state, session, DOG))
     assert edit.config.like == mine.config.like != theirs.config.like
@@ -269,12 +246,12 @@ def test_looks_that_are_none(state, session):
     last(handlers.generate(state, session, CAT, PLAIN))
     for look, why in (
         (ReferencePicture(b"no"), "picture"),
-        (ReferencePicture(file(RED), 3), "scale of the look"),
-        (ReferencePicture(file(RED), True), "scale"),
+        (ReferencePicture(png(RED), 3), "scale of the look"),
+        (ReferencePicture(png(RED), True), "scale"),
     ):
         with pytest.raises(InputError, match=why):
             handlers.edit(state, session, DOG, None, look)
     state.pool = copy.copy(state.pool)
     state.pool.adapter = None
     with pytest.raises(InputError, match="start the app with --adapter"):
-        handlers.edit(state, session, DOG, None, ReferencePicture(file(RED)))
+        handlers.edit(state, session, DOG, None, ReferencePicture(png(RED)))

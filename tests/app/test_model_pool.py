@@ -6,14 +6,12 @@ import gc
 import io
 import json
 import logging
-import shutil
 import threading
 import weakref
 import zipfile
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file, save_file
 
 from app import export, handlers, html
 from app.model_pool import ModelPool
@@ -22,13 +20,14 @@ from app.validation import SourceSettings
 from fisedit import Cancelled, Editor
 from fisedit.adapters.checkpoints import save_adapter
 from fisedit.errors import InputError, ModelError, SessionError
-from fisedit.models.loader import demo_folder
 from fisedit.storage.session_index import encode_index
-from tests.adapters.test_derivatives import Lora
-from tests.adapters.test_references import RED
-from tests.app.test_lora_catalog import file, last, same
 from tests.support.adapters import lively
+from tests.support.app.models import derived
+from tests.support.app.requests import last, png
+from tests.support.edits import same
+from tests.support.lora import Lora
 from tests.support.pipelines import build_pipeline
+from tests.support.references import RED
 
 CAT, DOG, FOX = "a cat and a cake on a beach", "a dog and a cake on a beach", "a fox and a cake on a beach"
 DEMO, OTHER = SourceSettings(4, 4.0, 7), SourceSettings(4, 4.0, 7, 128, 128, model="other")
@@ -41,29 +40,9 @@ def other(tmp_path_factory):
     return derived(tmp_path_factory.mktemp("models") / "other")
 
 
-def derived(folder):
-    shutil.copytree(demo_folder(), folder, ignore=shutil.ignore_patterns("log", "*.png", "judge*", "*.md"))
-    weights = folder / "unet" / "diffusion_pytorch_model.safetensors"
-    tensors = load_file(weights)
-    save_file(tensors | {"conv_out.weight": tensors["conv_out.weight"] * 0.8}, weights, {"format": "pt"})
-    config = folder / "unet" / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"sample_size": 8}))
-    return folder
-
-
 @pytest.fixture(scope="module")
 def shared(other, tmp_path_factory):
     return AppState.open("demo", other, folder=tmp_path_factory.mktemp("state"))
-
-
-@pytest.fixture
-def state(shared, tmp_path):
-    return AppState(shared.pool, shared.worker, folder=tmp_path / "sessions")
-
-
-@pytest.fixture
-def session(state):
-    return state.session("me")
 
 
 @pytest.fixture
@@ -180,7 +159,7 @@ def test_a_model_that_cannot_be_loaded_is_told_without_its_place(tmp_path, caplo
 def test_models_that_are_not_offered(state, session, model):
     for ask in (
         lambda settings: handlers.generate(state, session, CAT, settings),
-        lambda settings: handlers.open_picture(state, session, file(RED), CAT, settings),
+        lambda settings: handlers.open_picture(state, session, png(RED), CAT, settings),
     ):
         with pytest.raises(InputError, match="model must be") as told:
             list(ask(SourceSettings(4, model=model)))
@@ -284,5 +263,5 @@ def test_what_does_not_fit_another_model_is_told(tmp_path):
     with pytest.raises(InputError, match="the LoRA ink does not fit the model; choose another one"):
         list(handlers.generate(state, session, CAT, SourceSettings(2, model="tiny", loras={"ink": 1.0})))
     with pytest.raises(InputError, match="the adapter does not fit the model"):
-        list(handlers.edit(state, session, DOG, None, handlers.ReferencePicture(file(RED))))
+        list(handlers.edit(state, session, DOG, None, handlers.ReferencePicture(png(RED))))
     assert last(handlers.generate(state, session, CAT, SourceSettings(2, loras={"ink": 1.0}))).config.loras != ()

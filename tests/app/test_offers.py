@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import subprocess
 import sys
-import uuid
 from io import BytesIO
 from typing import TYPE_CHECKING
 
@@ -19,16 +18,15 @@ from app import handlers
 from app.validation import SourceSettings, label
 from fisedit import Editor
 from fisedit.adapters.checkpoints import save_adapter
-from tests.adapters.test_derivatives import Lora
-from tests.adapters.test_references import RED
-from tests.app.conftest import LayerSite, served
-from tests.app.test_browser import CAT, DOG, make, nodes, pixels, run, stroke
-from tests.app.test_docs import PLACE, TEXT
-from tests.app.test_model_pool import derived
-from tests.app.test_safety import png, upload
 from tests.support.adapters import lively
-from tests.support.app.program import Program, picture
-from tests.test_readme import blocks
+from tests.support.app.models import derived
+from tests.support.app.page import CAT, DOG, make, nodes, pixels, run, stroke
+from tests.support.app.program import picture
+from tests.support.app.site import LayerSite, served
+from tests.support.app.uploads import png, upload
+from tests.support.documents import APP_ADDRESS, APP_GUIDE, blocks
+from tests.support.lora import Lora
+from tests.support.references import RED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -166,11 +164,6 @@ def test_a_folder_of_sessions_keeps_them_and_gives_files(browser, site, folder, 
 # Programs
 
 
-@pytest.fixture
-def program(site) -> Program:
-    return Program(site.url, uuid.uuid4().hex)
-
-
 def test_programs_choose_models_and_loras(program, site):
     small = (7, 2, None, 64, 64, "ddim", "")
     plain = picture(program.ask("generate", CAT, *small))
@@ -200,9 +193,9 @@ def test_programs_give_a_look(program):
 
 
 def test_the_documents_python_runs(site, tmp_path):
-    first, second = blocks("python", TEXT)
+    first, second = blocks("python", APP_GUIDE)
     RED.save(tmp_path / "look.png")
-    code = (first[: first.index("source = ")] + second).replace(PLACE, site.url)
+    code = (first[: first.index("source = ")] + second).replace(APP_ADDRESS, site.url)
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     session = next(reversed(site.state._sessions.values()))

@@ -5,18 +5,13 @@ from __future__ import annotations
 import json
 import math
 import uuid
-import zlib
-from io import BytesIO
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from PIL import Image
 
 from tests.support.app.program import JSON, Program, settle
-
-if TYPE_CHECKING:
-    from tests.app.conftest import LayerSite
+from tests.support.app.uploads import png, upload
+from tests.support.folders import claims
 
 CAT, DOG = "a cat and a cake on a beach", "a dog and a cake on a beach"
 SMALL = (0, 2, 4.0, 64, 64)
@@ -26,11 +21,6 @@ LONG = 60
 
 ELSEWHERE = """/etc/passwd ../../etc/passwd file:///etc/passwd http://127.0.0.1:1/a.png http://169.254.169.254/latest
 http://[::1]/a.png https://example.com/a.png"""
-
-
-@pytest.fixture
-def program(site) -> Program:
-    return Program(site.url, uuid.uuid4().hex)
 
 
 class TestArguments:
@@ -127,7 +117,7 @@ class TestPlaces:
         assert answer.status_code == 403
 
     def test_uploads_are_looked_at_like_any_file(self, site, program, steps):
-        for data in (b"no picture", b"", b"<svg/>", png()[:60], bomb()):
+        for data in (b"no picture", b"", b"<svg/>", png()[:60], claims(png(), 100_000)):
             assert "picture must" in program.refused("input", "open", upload(site, data), CAT, 0, 2, 4)
         assert not steps
 
@@ -177,24 +167,3 @@ class TestLeaving:
         settle(site)
         assert steps.count("stop") == 2 and steps.count("step") < LONG
         assert program.ask("history").data[0]["results"] == []
-
-
-def upload(site: LayerSite, data: bytes) -> dict[str, object]:
-    """Sends a file; what a request calls it by then."""
-    sent = httpx.post(f"{site.url}gradio_api/upload", files={"files": ("a.png", data)})
-    assert sent.status_code == 200, sent.text
-    return {"path": sent.json()[0], "meta": {"_type": "gradio.FileData"}}
-
-
-def png() -> bytes:
-    file = BytesIO()
-    Image.new("RGB", (64, 64), "teal").save(file, "PNG")
-    return file.getvalue()
-
-
-def bomb() -> bytes:
-    """A small PNG whose header tells of 100,000 x 100,000 pixels."""
-    data = bytearray(png())
-    data[16:24] = (100_000).to_bytes(4, "big") * 2
-    data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
-    return bytes(data)

@@ -15,7 +15,9 @@ import httpx
 import pytest
 
 from app import server
+from app.server import MAX_WAITING
 from fisedit.errors import InputError
+from tests.support.app import crowd
 from tests.support.app.loops import in_a_thread
 
 TOKEN = "0123456789abcdef"
@@ -116,3 +118,13 @@ ENDPOINTS = {"/generate", "/open", "/edit", "/preview", "/history"}
 def shown(page: httpx.Response) -> str:
     """What a page makes a browser fetch."""
     return " ".join(re.findall(r"""<(?:script|link|img|iframe)[^>]+(?:src|href)=["']?([^"' >]+)""", page.text))
+
+
+PEOPLE = 30
+
+
+@pytest.mark.slow
+def test_everybody_gets_their_own_or_is_told(site):
+    wanted = crowd.expected(site.state.pool.first.loaded.editor, PEOPLE)
+    got = crowd.ask(site.url, PEOPLE)
+    assert crowd.served(got, wanted) >= MAX_WAITING

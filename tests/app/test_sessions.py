@@ -18,8 +18,9 @@ from app.sessions import AppState
 from app.validation import Busy, SourceSettings
 from fisedit import Cancelled
 from fisedit.errors import SessionError
-from tests.support.app.requests import CAT, DOG, idle, last, made, same
-from tests.test_imports import ROOT
+from tests.support.app.requests import CAT, DOG, idle, last, made
+from tests.support.documents import ROOT
+from tests.support.edits import same
 
 
 def test_people_do_not_see_each_other(state):

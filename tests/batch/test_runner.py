@@ -1,10 +1,9 @@
-"""`fisedit batch` as its users meet it: folders before and after, bad files, the page."""
+"""`fisedit batch` as its users meet it: folders before and after, bad files."""
 
 from __future__ import annotations
 
 import json
 import os
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from fisedit import Editor
 from fisedit.batch.journal import BatchJournal
 from fisedit.storage import files
 from tests.support.batches import AFTER, BEFORE, SAID, arguments, batch
+from tests.support.documents import well_formed
 from tests.support.folders import half, lines, picture, pictures, tree
 
 __all__ = ["arguments", "batch"]  # fixtures
@@ -196,50 +196,3 @@ class TestBadFiles:
         assert run.counts == {"done": 1, "failed": 1, "left": 1}
         assert all("cannot be written: No space left on device" in why for why in run.reasons.values())
         assert batch("in", "out", *SAID, "--json").counts == {"done": 2, "done before": 1}
-
-
-def test_a_page_that_cannot_be_written_takes_nothing_with_it(batch, tmp_path, monkeypatch):
-    pictures(tmp_path / "in", 1)
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(files, "write_text", full)
-    run = batch("in", "out", *SAID, "--json", "--report", "r.html")
-    assert (run.status, run.counts) == (1, {"done": 1}) and len(tree(tmp_path / "out")) == 1
-    assert "No space left" in run.err and run.err.count("\n") == 1
-
-
-def test_the_page_escapes_and_links(batch, tmp_path):
-    nasty = "<script>alert(1)</script>"
-    picture(tmp_path / "in/a&b #%.png")
-    picture(tmp_path / "in/bad'\"<i>.png").write_text("no picture")
-    run = batch("in", "out", "--prompt", f"a dog {nasty}", "--source-prompt", BEFORE, "--report", "pages/r.html")
-    assert run.status == 1 and well_formed(tmp_path / "pages/r.html") == 2
-    text = (tmp_path / "pages/r.html").read_text()
-    assert nasty not in text and "<i>" not in text and "&lt;script&gt;" in text
-    assert "../in/a%26b%20%23%25.png" in text and "../out/a%26b%20%23%25.png" in text
-
-
-def well_formed(path: Path) -> int:
-    """Check that a page's elements nest; returns its table's rows."""
-    parser = _Nesting()
-    parser.feed(path.read_text(encoding="utf-8"))
-    parser.close()
-    assert parser.open == []
-    return parser.rows - 1
-
-
-class _Nesting(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.rows = 0
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        self.rows += tag == "tr"
-        if tag not in ("meta", "img", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag

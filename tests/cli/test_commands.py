@@ -203,8 +203,8 @@ def test_a_traceback_on_request_only(fisedit):
     assert "Traceback" in run.err and run.err.splitlines()[-1].startswith("error[model]: ")
 
 
-def test_generate_then_edit_in_a_session(process, fisedit, model, tmp_path):
-    made = process("generate", BEFORE, "--seed", 3, "--model", model, *SMALL, "--session", "s", "--output", "cat.png")
+def test_generate_then_edit_in_a_session(fisedit, model, tmp_path):
+    made = fisedit("generate", BEFORE, "--seed", 3, "--model", model, *SMALL, "--session", "s", "--output", "cat.png")
     assert made.status == 0 and "Written: cat.png" in made.out and made.err == ""
     half_mask(tmp_path / "mask.png")
     run = fisedit("edit", "--session", "s", "--prompt", AFTER, "--mask", "mask.png", "--output", "dog.png", "--json")

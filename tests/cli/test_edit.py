@@ -1,10 +1,10 @@
-"""Pictures of the user's on the command line, and what a captioning model says of them."""
+"""Edits on the command line: of pictures, what a captioning model says of them, and of sessions, never lost."""
 
 from __future__ import annotations
 
 import json
-import struct
-import zlib
+import subprocess
+import sys
 from io import BytesIO
 from pathlib import Path
 
@@ -21,9 +21,12 @@ from transformers import (
     BlipProcessor,
 )
 
+from fisedit import Editor
 from fisedit.errors import ModelError
 from fisedit.models.captioning import caption
+from tests.support.folders import bomb
 from tests.support.pictures import noise, scene
+from tests.support.sessions import files
 
 BEFORE, AFTER = "a cat and a cake on a beach", "a dog and a cake on a beach"
 QUICK = ("--num-inference-steps", "2")
@@ -118,16 +121,6 @@ class TestEdit:
         assert np.array_equal(np.asarray(Image.open(tmp_path / "edit.png")), np.asarray(frames[0]))
 
 
-def bomb(side: int) -> bytes:
-    """A PNG of a few bytes whose header promises so many pixels each way."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"0")) + chunk(b"IEND", b"")
-
-
 def png() -> bytes:
     file = BytesIO()
     noise("RGB", 64, 64).save(file, "PNG")
@@ -219,3 +212,84 @@ class TestCaptions:
         torch.save(blip.state_dict(), tmp_path / "pytorch_model.bin")
         with pytest.raises(ModelError, match="caption model must be"):
             caption(scene(), str(tmp_path), local_files_only=True)
+
+
+SMALL = ("--num-inference-steps", "2", "--width", "64", "--height", "64")
+HOLDING = """
+import sys, time
+from pathlib import Path
+from fisedit.storage.session_folder import lock
+with lock(Path("s")):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def held(fisedit, model, tmp_path):
+    """The files of a session of two results in the folder `s`."""
+    generate = ("generate", BEFORE, "--model", model, *SMALL, "--session", "s", "--output", "cat.png")
+    assert fisedit(*generate).status == 0
+    assert fisedit("edit", "--session", "s", "--prompt", AFTER, "--output", "dog.png").status == 0
+    return files(tmp_path / "s")
+
+
+def test_a_new_source_does_not_replace_a_session(fisedit, model, tmp_path, held):
+    """The model is a place that is none: the refusal comes before it is looked for."""
+    generate = ("generate", AFTER, *SMALL, "--session", "s", "--output", "new.png")
+    fisedit(*generate, "--model", "./nowhere").refused("session", "s holds a session", "--overwrite")
+    assert files(tmp_path / "s") == held and not (tmp_path / "new.png").exists()
+    (tmp_path / "s" / "notes.txt").write_text("mine")
+    assert fisedit(*generate, "--model", model, "--overwrite").status == 0
+    left = files(tmp_path / "s")
+    assert len(json.loads(left["session.json"])["results"]) == 1
+    assert len(left) == 4 and left["notes.txt"] == b"mine"
+
+
+def test_no_picture_is_written_into_a_session(fisedit, tmp_path, held):
+    edit = ("edit", "--session", "s", "--prompt", AFTER)
+    own = next(name for name in held if name.startswith("0-") and name.count(".") == 1)
+    for name in (own, "0.png", "new.jpg"):
+        fisedit(*edit, "--output", f"s/{name}").refused("input", "session's folder")
+    (tmp_path / "link").symlink_to("s")
+    fisedit(*edit, "--output", "link/0.png").refused("input", "session's folder")
+    new = ("generate", BEFORE, *SMALL, "--session", "other", "--model", "./nowhere")
+    fisedit(*new, "--output", "other/source.png").refused("input", "session's folder")
+    fisedit("demo", "--output", "s").refused("input", "session's folder")
+    (tmp_path / "in").mkdir()
+    fisedit("batch", "in", "s", "--prompt", AFTER).refused("input")
+    assert files(tmp_path / "s") == held
+
+
+def test_two_runs_do_not_edit_one_session_at_once(fisedit, tmp_path, held):
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDING],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(Path(__file__).parents[2])},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
+        assert other.stdout.readline() == b"held\n"
+        edit = ("edit", "--session", "s", "--prompt", BEFORE, "--output", "again.png")
+        fisedit(*edit).refused("session", "another run is working on the session in s")
+        other.stdin.close()
+        assert other.wait(60) == 0
+    assert files(tmp_path / "s") == held and not (tmp_path / "again.png").exists()
+    assert fisedit(*edit).status == 0
+
+
+def test_an_edit_is_in_its_file_where_its_session_cannot_be_saved(fisedit, tmp_path, held, monkeypatch):
+    """Another run that needs no lock, such as an app, saves while an edit runs."""
+    saving = Editor.save
+
+    def save(editor, folder, **options):
+        other = Editor.resume(folder, device="cpu")
+        other.edit("a fox and a cake on a beach")
+        saving(other, folder)
+        saving(editor, folder, **options)
+
+    monkeypatch.setattr(Editor, "save", save)
+    fisedit("edit", "--session", "s", "--prompt", BEFORE, "--output", "new.png").refused("session", "another run")
+    assert (tmp_path / "new.png").exists()
+    monkeypatch.undo()
+    assert [result.prompt for result in Editor.resume(tmp_path / "s", device="cpu").history][-1].startswith("a fox")

@@ -30,6 +30,7 @@ from PIL.PngImagePlugin import PngInfo
 from safetensors.torch import load_file, save_file
 
 from tests.support.folders import JOURNAL, claims, half, lines, picture, pictures, tree, whole
+from tests.support.processes import until
 
 SAID = ("--prompt", "a dog and a cake on a beach", "--source-prompt", "a cat and a cake on a beach")
 ITEMS = 8
@@ -107,13 +108,6 @@ def at_most(process: int, what: str) -> int:
     """Bytes that a process has had at most: of addresses, "VmPeak", or of memory, "VmHWM"."""
     status = Path(f"/proc/{process}/status").read_text()
     return int(re.search(rf"{what}:\s+(\d+) kB", status)[1]) << 10
-
-
-def until(true: Callable[[], bool], seconds: float = 300) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def told(run: subprocess.CompletedProcess[str]) -> dict:

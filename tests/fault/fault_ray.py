@@ -13,8 +13,9 @@ import time
 import psutil
 import pytest
 
-from tests.batch.test_ray_pool import AFTER, BEFORE, RAY, batch, cluster, killer, working
 from tests.support.folders import lines, pictures, tree
+from tests.support.processes import until
+from tests.support.ray_clusters import AFTER, BEFORE, RAY, batch, cluster, killer, working
 
 __all__ = ["batch", "cluster"]  # fixtures
 
@@ -123,10 +124,3 @@ def test_a_run_that_is_stopped_takes_its_cluster_along(alone, tmp_path, number, 
     run.communicate(timeout=60)
     assert run.returncode == status and tree(tmp_path / "out") == {}
     assert psutil.wait_procs(family, timeout=60)[1] == []
-
-
-def until(true, seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)

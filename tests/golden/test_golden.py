@@ -61,13 +61,6 @@ def bench(tmp_path_factory):
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(autouse=True)
-def _plain(monkeypatch):
-    """No choice of the environment's."""
-    for name in ("FISEDIT_GRAPHS", "FISEDIT_KERNELS"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def test_the_set_has_every_case():
     assert list(GOLDEN["cases"]) == list(CASES)
 

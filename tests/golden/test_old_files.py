@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,13 +24,13 @@ from tests.golden.old_files import (
     JOBS,
     JOURNAL,
     PLACE,
-    batch,
-    checked,
     pixels,
     told_of_result,
     told_of_session,
+    untimed,
 )
 from tests.golden.outcome import ELSEWHERE, EXACT, Tolerance, difference, machine
+from tests.support.processes import Run
 from tests.support.sessions import file_of
 
 EXPECTED = json.loads(INDEX.read_text(encoding="utf-8"))
@@ -39,10 +40,8 @@ JPEG_ELSEWHERE = Tolerance(levels=8, share=1.0)
 
 
 @pytest.fixture(autouse=True)
-def _plain(monkeypatch):
-    """One thread, as the files were written, and no choice of the environment's."""
-    for name in ("FISEDIT_GRAPHS", "FISEDIT_KERNELS"):
-        monkeypatch.delenv(name, raising=False)
+def _one_thread():
+    """As the files were written."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -53,6 +52,17 @@ def _plain(monkeypatch):
 def files(tmp_path) -> Path:
     """A copy of the files, which a test may change."""
     return Path(shutil.copytree(FILES, tmp_path / "files"))
+
+
+@pytest.fixture
+def command(fisedit, monkeypatch) -> Callable[..., Run]:
+    """Runs the command line in a folder, in this process."""
+
+    def run(folder: Path, *arguments: str) -> Run:
+        monkeypatch.chdir(folder)
+        return fisedit(*arguments)
+
+    return run
 
 
 BLENDED = Tolerance(levels=64, share=0.3)
@@ -132,14 +142,17 @@ def test_an_opened_picture_is_opened_again():
 
 
 @pytest.mark.parametrize("name", EXPECTED["pictures"])
-def test_what_a_picture_tells_is_shown(name):
-    assert json.loads(checked(FILES / "pictures", "show", name, "--json")) == EXPECTED["pictures"][name]
+def test_what_a_picture_tells_is_shown(command, name):
+    shown = command(FILES / "pictures", "show", name, "--json")
+    assert shown.status == 0 and json.loads(shown.out) == EXPECTED["pictures"][name], shown.err
 
 
-def test_an_edit_begins_at_a_picture(files):
+def test_an_edit_begins_at_a_picture(files, command):
     place = [word for word in PLACE if word not in ("--model", "demo")]
     words = ("edit", "--from", "edited.webp", "--prompt", "a fox on a beach", "--output", "next.png", "--json")
-    told = json.loads(checked(files / "pictures", *words, *place))
+    made = command(files / "pictures", *words, *place)
+    assert made.status == 0, made.err
+    told = json.loads(made.out)
     assert [note.partition(":")[0] for note in told["notes"]] == ["made again, but not every pixel is the file's"]
     assert (files / "pictures" / "next.png").is_file()
 
@@ -148,6 +161,11 @@ def contents(folder: Path) -> dict[str, bytes]:
     """Every file of a folder but the journal."""
     found = (path for path in folder.rglob("*") if path.is_file() and path.name != JOURNAL)
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+def printed(run: Run) -> dict[str, object]:
+    """What a batch printed and how it ended, but for its seconds."""
+    return {"status": run.status} | untimed(json.loads(run.out))
 
 
 def expected_batch(name: str, before: list[str]) -> dict[str, object]:
@@ -162,10 +180,10 @@ def expected_batch(name: str, before: list[str]) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("name", ["finished", pytest.param("rows", marks=pytest.mark.slow)])
-def test_a_finished_batch_has_nothing_left_to_do(files, name):
+def test_a_finished_batch_has_nothing_left_to_do(files, command, name):
     folder = files / "batch" / name
     before, journal = contents(folder), (folder / JOURNAL).read_bytes()
-    told = batch(files / "batch", name)
+    told = printed(command(files / "batch", *JOBS[name], "--json"))
     assert told == expected_batch(name, [item["output"] for item in told["items"]])
     assert contents(folder) == before
     lines = (folder / JOURNAL).read_bytes().removeprefix(journal)
@@ -176,13 +194,13 @@ TORN = b'{"version": 1, "output": "b.j'
 
 
 @pytest.mark.parametrize("torn", [pytest.param(b"", marks=pytest.mark.slow, id="whole"), pytest.param(TORN, id="torn")])
-def test_an_interrupted_batch_is_gone_on_with(files, torn):
+def test_an_interrupted_batch_is_gone_on_with(files, command, torn):
     folder, done = files / "batch" / "interrupted", EXPECTED["batch"]["interrupted"]
     before = contents(folder)
     assert sorted(before) == sorted(done)
     with (folder / JOURNAL).open("ab") as journal:
         journal.write(torn)
-    told = batch(files / "batch", "interrupted")
+    told = printed(command(files / "batch", *JOBS["interrupted"], "--json"))
     assert told == expected_batch("finished", done)
     after = contents(folder)
     assert {name: after[name] for name in before} == before and sorted(after) == sorted(

@@ -1,4 +1,4 @@
-"""Where an edit paints, and what the user says in it: words, instances, methods, previews, the check for drift."""
+"""Where an edit paints, and what the user says in it: words, instances, methods, previews."""
 
 from __future__ import annotations
 
@@ -8,29 +8,16 @@ import torch
 
 from fisedit import Editor
 from fisedit.errors import InputError, MaskError
-from fisedit.masking import drift_check, masks
+from fisedit.masking import masks
 from fisedit.masking.localize import METHODS, shared_tokens
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory import AttentionInjection, LatentEdit, max_injection_steps
 from fisedit.sparse_kernels.dilation import dilate, erode
-from fisedit.values import DENSE_STEP, EditMask, MaskSource
-from tests.support.edits import CAT, DOG, Calls, latents, pixels_outside
+from fisedit.values import DENSE_STEP, MaskSource
+from tests.support.edits import CAT, DOG, Calls, latents, masks_square, pixels_outside
 from tests.support.grids import grids
 
-QUICK = {"seed": 7, "num_inference_steps": 6, "guidance_scale": 4.0}
 SQUARE = grids(16, 16)["square"]
-
-
-@pytest.fixture(scope="module")
-def shipped():
-    return Editor.from_pretrained("demo", local_files_only=True).pipe
-
-
-@pytest.fixture
-def editor(shipped):
-    editor = Editor(shipped)
-    editor.generate(CAT, **QUICK)
-    return editor
 
 
 def test_words_say_where_instead_of_what_changed(editor):
@@ -147,120 +134,6 @@ def test_an_edit_without_effect_is_said(pipelines, monkeypatch):
 
 
 # ---- drift ------------------------------------------------------------------------------------------------------
-
-
-def difference(inside: float, outside: float) -> np.ndarray:
-    return np.where(SQUARE, inside, outside).astype(np.float32)
-
-
-def checked(others=None):
-    return drift_check.plan_check(EditMask(SQUARE, MaskSource.ATTENTION, others=others), 25)
-
-
-def test_change_within_the_mask_is_no_drift():
-    check = checked()
-    check.compare(difference(1.0, 0.1))
-    assert check.step == 5 and not (check.cells & SQUARE).any()
-    assert check.cells[dilate(SQUARE, drift_check.REACH) & ~SQUARE].all()
-
-
-def test_change_around_the_mask_grows_it():
-    wide = dilate(SQUARE, 2)
-    with pytest.raises(drift_check.DriftDetected) as caught:
-        checked().compare(np.where(wide, 1.0, 0.1).astype(np.float32))
-    assert (caught.value.grid >= wide).all() and not caught.value.everywhere and not caught.value.grid.all()
-
-
-def test_a_rim_that_changes_less_than_the_mask_is_no_drift_however_wide():
-    wide = dilate(SQUARE, drift_check.REACH)
-    checked().compare(np.where(SQUARE, 1.0, np.where(wide, 0.95, 0.1)).astype(np.float32))
-
-
-def test_things_that_stay_are_left_alone():
-    wide = dilate(SQUARE, drift_check.REACH)
-    beside = wide & ~SQUARE
-    beside[:, : np.flatnonzero(SQUARE.any(0))[-1] + 1] = False  # the columns to the right of the mask
-    change = np.where(wide, 1.0, 0.1).astype(np.float32)
-    with pytest.raises(drift_check.DriftDetected) as caught:
-        checked(others=beside).compare(change)
-    assert not (caught.value.grid & beside).any() and (caught.value.grid & ~SQUARE).any()
-    checked(others=wide & ~SQUARE).compare(change)
-
-
-def test_change_everywhere_has_no_mask():
-    with pytest.raises(drift_check.DriftDetected) as caught:
-        checked().compare(difference(1.0, 0.9))
-    assert caught.value.everywhere
-
-
-def small(monkeypatch, grid):
-    mask = EditMask(grid, MaskSource.ATTENTION, 1.0)
-    monkeypatch.setattr("fisedit.planner.predict_mask", lambda *_: mask)
-    return mask
-
-
-def test_drift_grows_the_mask_and_the_edit_is_that_of_the_larger_mask(editor, monkeypatch):
-    grid = np.zeros((editor.current.mask.grid.shape), bool)
-    grid[8:10, 3:5] = True
-    larger = dilate(grid, 3)
-    monkeypatch.setattr("fisedit.masking.drift_check.DriftCheck.compare", drifting(larger, everywhere=False))
-    small(monkeypatch, grid)
-    result = editor.edit(DOG)
-    assert np.array_equal(result.mask.grid, larger) and any("the mask was grown" in note for note in result.stats.notes)
-    kept = latents(editor._memory.get(result.id)[0])
-    source = editor.undo()
-    assert pixels_outside(result, source)
-    again = editor.edit(DOG, mask=larger)
-    assert result.image.tobytes() == again.image.tobytes()
-    assert (kept == latents(editor._memory.get(again.id)[0])).all()
-
-
-@pytest.mark.parametrize("words", ["an elephant and a cake on a beach", "a castle and a cake on a beach"])
-def test_a_mask_that_is_too_small_is_noticed_and_grown(shipped, words):
-    """The words' own mask, eroded by two cells; nothing stands in for the check."""
-    editor = Editor(shipped)
-    source = editor.generate(CAT, seed=11, guidance_scale=4.0)
-    small, result = editor.preview(words, grow=-2).mask.grid, editor.edit(words, grow=-2)
-    assert result.mask.area > 2 * small.mean() and (result.mask.grid >= small).all()
-    assert any("the mask was grown" in note for note in result.stats.notes) and not result.stats.fallback
-    assert pixels_outside(result, source)
-
-
-def drifting(grid, *, everywhere):
-    def compare(self, *_):
-        raise drift_check.DriftDetected(grid, self.step, everywhere=everywhere)
-
-    return compare
-
-
-def test_drift_everywhere_runs_dense_and_says_so(editor, monkeypatch):
-    small(monkeypatch, masks_square(editor))
-    monkeypatch.setattr("fisedit.masking.drift_check.DriftCheck.compare", drifting(None, everywhere=True))
-    result = editor.edit(DOG)
-    assert "changed the picture everywhere" in result.stats.fallback and result.mask.grid.all()
-    assert result.stats.unet_evaluations_sparse == 0
-
-
-def masks_square(editor):
-    grid = np.zeros(editor.current.mask.grid.shape, bool)
-    grid[4:8, 4:8] = True
-    return grid
-
-
-def test_given_masks_are_not_doubted(editor, monkeypatch):
-    monkeypatch.setattr("fisedit.masking.drift_check.DriftCheck.compare", drifting(None, everywhere=True))
-    assert not editor.edit(DOG, mask=masks_square(editor)).stats.fallback
-
-
-def test_the_check_costs_less_than_a_twentyfifth_of_the_edit(editor):
-
-    result = editor.edit(DOG)
-    assert not any("grown" in note for note in result.stats.notes)
-    costs, grid = editor._engine.costs(result.config), result.mask.grid
-    check = drift_check.plan_check(result.mask, 6)
-    extra = costs.check_macs(grid, result.growth[check.step], check.cells)
-    assert 0 < extra < 0.04 * costs.sparse(grid, result.growth)
-    assert result.stats.macs == costs.sparse(grid, result.growth) - costs.branch() + extra
 
 
 # ---- structure --------------------------------------------------------------------------------------------------

@@ -14,23 +14,18 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from PIL import Image
 
-from fisedit.errors import InputError, MaskError, NumericsError
+from fisedit.errors import MaskError, NumericsError
 from fisedit.masking import heatmaps, masks, object_masks
 from fisedit.masking.text_diff import diff, words
 from fisedit.masking.whole_picture import object_words
 from fisedit.masking.word_classes import TaggedPrompt
 from fisedit.sparse_kernels.dilation import dilate, erode
 from fisedit.values import EditKind, EditMask, MaskSource
+from tests.support.grids import square
 from tests.support.pipelines import build_tokenizer
 
 TOKENIZER = build_tokenizer()
 GRIDS = arrays(bool, st.tuples(st.integers(1, 20), st.integers(1, 20)))
-
-
-def square(h: int, w: int, top: int, left: int, side: int) -> np.ndarray:
-    grid = np.zeros((h, w), bool)
-    grid[top : top + side, left : left + side] = True
-    return grid
 
 
 def iou(a: np.ndarray, b: np.ndarray) -> float:
@@ -111,28 +106,6 @@ def test_bad_masks_are_refused_in_one_line(mask, message):
         masks.grid_of_mask(mask, height=48, width=64)
     assert "\n" not in str(caught.value)
     assert ";" in str(caught.value)
-
-
-def test_growing_takes_in_diagonals_and_stops_at_the_border():
-    assert np.array_equal(dilate(square(7, 7, 3, 3, 1), 2), square(7, 7, 1, 1, 5))
-    assert np.array_equal(dilate(square(5, 5, 0, 0, 1), 1), square(5, 5, 0, 0, 2))
-    assert np.array_equal(erode(square(7, 7, 1, 1, 5), 2), square(7, 7, 3, 3, 1))
-    assert np.array_equal(erode(square(5, 5, 0, 0, 2), 1), square(5, 5, 0, 0, 1))
-
-
-@pytest.mark.parametrize("shape", [dilate, erode])
-def test_negative_cells_are_refused(shape):
-    with pytest.raises(InputError, match="got -1"):
-        shape(CELLS, -1)
-
-
-@quantified(GRIDS, st.integers(0, 4))
-@settings(max_examples=100, deadline=None)
-def test_grow_and_shrink_are_each_others_mirror(grid, cells):
-    assert (dilate(grid, cells) >= grid).all()
-    assert np.array_equal(erode(grid, cells), ~dilate(~grid, cells))
-    assert (erode(dilate(grid, cells), cells) >= grid).all()
-    assert np.array_equal(dilate(grid, 0), grid)
 
 
 @quantified(GRIDS)

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fisedit.masking.text_diff import diff, words
 from fisedit.values import EditKind, EditScript
 from tests.support import prompt_pairs as pairs
 from tests.support.pipelines import build_tokenizer
+from tests.support.prompts import PROMPTS
 
 TOKENIZER = build_tokenizer()
 LOCAL = {
@@ -22,14 +22,6 @@ LOCAL = {
     EditKind.REWEIGHT: pairs.REWEIGHT,
     EditKind.MIXED: pairs.MIXED,
 }
-SOME_WORDS = "a the red cat dog dog's beach , . and on in snow sleeping hat 🐱 é 42 painting of by".split()
-SYNTAX = r"( ) [ ] :1.3) :0.5) :.7) :-2) : \( \) \[ \] \\ :1e9) :99999999) <|startoftext|> <|endoftext|>".split()
-PHRASES = [*SOME_WORDS, *(f"({word}:{weight})" for word in ("cat", "red dog", "a") for weight in (1, 1.3, 0.5))]
-PROMPTS = st.one_of(
-    st.text(max_size=60),
-    st.lists(st.sampled_from(PHRASES), max_size=12).map(" ".join),
-    st.lists(st.sampled_from([*SOME_WORDS, *SYNTAX, " ", "("]), max_size=20).map("".join),
-)
 
 
 def applied(script: EditScript) -> list[tuple[str, float]]:

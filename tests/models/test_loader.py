@@ -24,18 +24,10 @@ PARTS = ("unet", "vae", "text_encoder")
 UNET = "unet/diffusion_pytorch_model.safetensors"
 
 
-@pytest.fixture(scope="session")
-def saved(pipelines, tmp_path_factory) -> Path:
-    """A good model folder; leave it as it is."""
-    folder = tmp_path_factory.mktemp("models") / "good"
-    pipelines["demo"].save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture
-def folder(saved, tmp_path) -> Path:
+def folder(model, tmp_path) -> Path:
     """A copy of the good folder, to be spoilt."""
-    return Path(shutil.copytree(saved, tmp_path / "model"))
+    return Path(shutil.copytree(model, tmp_path / "model"))
 
 
 def edit_json(path: Path, **changes: object) -> None:
@@ -71,8 +63,8 @@ def no_weights(monkeypatch) -> None:
     monkeypatch.setattr(StableDiffusionPipeline, "from_single_file", allocated)
 
 
-def test_a_folder_loads_exactly_and_quietly(pipelines, saved, capfd):
-    pipe = loader.load(saved, dtype="fp32")
+def test_a_folder_loads_exactly_and_quietly(pipelines, model, capfd):
+    pipe = loader.load(model, dtype="fp32")
     assert same_weights(pipe, pipelines["demo"])
     assert pipe.safety_checker is None
     assert not pipe.unet.training and not any(p.requires_grad for p in pipe.unet.parameters())
@@ -129,12 +121,12 @@ def test_the_shipped_vocabulary_is_clips():
 
 class TestTheHub:
     @pytest.mark.parametrize("variant", ["", ".fp16"])
-    def test_texts_come_before_weights_and_one_variant_of_them(self, saved, folder, monkeypatch, variant):
+    def test_texts_come_before_weights_and_one_variant_of_them(self, model, folder, monkeypatch, variant):
         asked = []
         for file in folder.rglob("*.safetensors"):
             file.rename(file.with_suffix(f"{variant}.safetensors"))
         monkeypatch.setattr(paths, "_snapshot", lambda *told: asked.append(told) or folder)
-        assert same_weights(loader.load("owner/model", local_files_only=True), loader.load(saved))
+        assert same_weights(loader.load("owner/model", local_files_only=True), loader.load(model))
         (first, texts, _), *later = asked
         assert first == "owner/model" and not any(pattern.endswith(".safetensors") for pattern in texts)
         assert len(later) == (1 if variant == "" else 2) and all(local for *_, local in asked)
@@ -372,10 +364,10 @@ def test_devices_and_dtypes():
 
 
 @pytest.mark.parametrize("device", ["tpu9", "", "cuda:99", 3.5])
-def test_unknown_devices(saved, device):
-    refused(saved, "device", error=InputError, device=device)
+def test_unknown_devices(model, device):
+    refused(model, "device", error=InputError, device=device)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "fp16", torch.float16, torch.float64, torch.int8, 16])
-def test_unusable_dtypes(saved, dtype):
-    refused(saved, "dtype", error=InputError, device="cpu", dtype=dtype)
+def test_unusable_dtypes(model, dtype):
+    refused(model, "dtype", error=InputError, device="cpu", dtype=dtype)

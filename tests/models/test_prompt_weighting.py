@@ -15,9 +15,9 @@ from fisedit.masking.text_diff import words
 from fisedit.models.prompt_weighting import MAX_WEIGHT, embeddings, parse
 from fisedit.sampling.denoise import Engine
 from fisedit.values import EditKind, MaskSource
-from tests.masking.test_text_diff import PROMPTS
 from tests.support.edits import CAT, Calls, config_of, pixels_outside
 from tests.support.pipelines import build_pipeline
+from tests.support.prompts import PROMPTS
 
 WEIGHTED_CAT = "a (cat:1.4) and a cake on a beach"
 QUICK = {"seed": 7, "num_inference_steps": 3}

@@ -1,25 +1,31 @@
-"""Whole trajectories: the engine against diffusers' pipelines. Against the oracle: tests/contract/.
+"""Whole trajectories, and edits with a strength: the engine against diffusers' pipelines. The oracle: tests/contract/.
 
 Deviations are in units of the expected latents' spread.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from fisedit import Editor
+from fisedit.errors import InputError, SessionError
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory import LatentEdit
 from fisedit.sparse_kernels.dilation import dilate
-from fisedit.values import DENSE_STEP
+from fisedit.values import DENSE_STEP, EditMask, MaskSource
 from tests.support import oracle
 from tests.support.edits import (
     BIRD,
+    CAT,
     DOG,
     FP32,
+    Calls,
     as_oracle,
     config_of,
     latents,
@@ -29,7 +35,8 @@ from tests.support.edits import (
     unwatched,
 )
 from tests.support.grids import grids
-from tests.support.pipelines import SCHEDULERS, SHAPES, build_pipeline, with_scheduler
+from tests.support.pictures import scene
+from tests.support.pipelines import SCHEDULERS, SHAPES, build_pipeline, diffedit, with_scheduler
 
 each_scheduler = pytest.mark.parametrize("scheduler", SCHEDULERS)
 each_guidance = pytest.mark.parametrize("guidance", [7.5, 1.0], ids=["guided", "unguided"])
@@ -105,16 +112,6 @@ def test_growing_as_the_steps_say(pipelines):
         assert np.array_equal(~same, dilate(grid, growth))
 
 
-@pytest.mark.sweep(1)
-@each_scheduler
-@pytest.mark.parametrize("steps", [1, 2, 9])
-def test_any_number_of_steps_samples_as_diffusers_does(pipelines, scheduler, steps):
-    pipe = pipelines["shallow"]
-    config = config_of(num_inference_steps=steps, scheduler=scheduler, guidance_scale=1.0, width=64, height=64)
-    dense = oracle.dense_generate(with_scheduler(pipe, scheduler), as_oracle(config))
-    assert torch.equal(latents(record(Engine(pipe), config)), dense.latents)
-
-
 def test_a_distilled_model_takes_guidance_as_an_input():
     """LCM with `time_cond_proj_dim`: one branch, with the guidance embedded beside the time."""
     pipe = build_pipeline("demo")
@@ -130,3 +127,208 @@ def test_a_distilled_model_takes_guidance_as_an_input():
     assert torch.equal(latents(source), dense)
     assert oracle.deviation(latents(got), expected) <= FP32
     assert not torch.equal(latents(record(engine, config_of(scheduler="lcm", guidance_scale=3.0))), dense)
+
+
+SQUARE, BLOBS = (grids(16, 16)[name] for name in ("square", "blobs"))
+EVERYWHERE = np.ones((16, 16), bool)
+STEPS = 5
+QUICK = {"seed": 7, "num_inference_steps": STEPS}
+each_start = pytest.mark.parametrize("start", [1, 3, 4])
+
+
+def midway(pipe, config, prompt, start, grid, around=lambda i: nullcontext()):
+    """Latents [N + 1, 4, h, w] of a pipeline that reads another prompt from step `start` on, pinned to the source.
+
+    Args:
+        around: what the i-th call of the UNet runs inside.
+    """
+    source = oracle.dense_generate(pipe, config).latents
+    pin, told = oracle.pinned(source, torch.from_numpy(grid)), [source[:1]]
+    with torch.no_grad():
+        text, empty = pipe.encode_prompt(prompt, pipe.device, 1, True, negative_prompt="")
+
+    def on_step_end(_, step, __, tensors):
+        told.append(pin(step, tensors["latents"]) if step >= start else tensors["latents"])
+        return {"latents": told[-1]} | ({"prompt_embeds": torch.cat([empty, text])} if step == start - 1 else {})
+
+    with oracle._around_calls(pipe.unet, around):
+        pipe(
+            config.prompt,
+            height=config.height,
+            width=config.width,
+            num_inference_steps=config.steps,
+            guidance_scale=config.guidance,
+            generator=torch.Generator().manual_seed(config.seed),
+            callback_on_step_end=on_step_end,
+            callback_on_step_end_tensor_inputs=["latents", "prompt_embeds"],
+        )
+    return torch.cat(told)
+
+
+@pytest.mark.sweep(1)
+@each_scheduler
+@each_start
+def test_a_dense_edit_is_a_pipeline_whose_prompt_changes(pipelines, scheduler, start):
+    """Also what a multistep sampler remembers of the source's steps, and a stochastic one's noise."""
+    pipe = pipelines["shallow"]
+    engine, config = Engine(pipe), config_of(scheduler=scheduler, num_inference_steps=STEPS)
+    source = record(engine, config)
+    edit = replace(config, prompt=DOG)
+    with torch.inference_mode():
+        got = engine.run_dense(edit, engine.encode(edit), unwatched, (BLOBS, source), start=start)
+    expected = midway(with_scheduler(pipe, scheduler), as_oracle(config), DOG, start, BLOBS)
+    assert oracle.deviation(latents(got), expected) <= 1e-4
+    assert torch.equal(latents(got)[: start + 1], latents(source)[: start + 1])
+
+
+@pytest.mark.sweep(1)
+@each_scheduler
+@each_start
+def test_a_sparse_edit_is_the_oracles(pipelines, scheduler, start):
+    pipe = with_scheduler(pipelines["shallow"], scheduler)
+    engine, config = Engine(pipe), config_of(scheduler=scheduler, num_inference_steps=STEPS)
+    source = record(engine, config)
+    edit = replace(config, prompt=DOG)
+    with torch.inference_mode():
+        told = LatentEdit(edit, engine.encode(edit), {}, SQUARE, (0,) * STEPS, start)
+        (got,) = engine.run_sparse(source, [told], unwatched)
+    maps = [{} for _ in range(STEPS)]
+    with oracle._around_calls(pipe.unet, lambda i: oracle.recording(pipe.unet, maps[i])):
+        oracle.dense_generate(pipe, as_oracle(config))
+
+    @contextmanager
+    def mixed(i):
+        with oracle.mixing(pipe.unet, maps[i], torch.from_numpy(SQUARE)) if i >= start else nullcontext():
+            yield
+
+    expected = midway(pipe, as_oracle(config), DOG, start, SQUARE, mixed)
+    assert oracle.deviation(latents(got), expected) <= 1e-4
+    assert not torch.equal(latents(got)[start + 1], latents(source)[start + 1])
+
+
+@pytest.mark.slow
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize(("steps", "strength"), [(5, 0.6), (7, 0.99), (50, 0.58)])
+@pytest.mark.parametrize("guidance", [7.5, 1.0])
+def test_of_an_opened_picture_it_is_diffedits(pipelines, steps, strength, guidance):
+    """diffusers' own pipeline, which goes on from the inverted latents; how many steps it runs, too."""
+    pipe = pipelines["shallow"]
+    editor = Editor(pipe)
+    source = editor.open(scene(), CAT, num_inference_steps=steps, guidance_scale=guidance)
+    result = editor.edit(DOG, mask=EVERYWHERE, strength=strength)
+    dense = diffedit(pipe)(
+        DOG,
+        mask_image=torch.ones(1, 1, 16, 16),
+        image_latents=latents(editor._memory.get(source.id)[0])[None, result.start : -1],
+        inpaint_strength=strength,
+        num_inference_steps=steps,
+        guidance_scale=guidance,
+        output_type="latent",
+    )
+    assert oracle.deviation(latents(editor._memory.get(result.id)[0])[-1:], dense.images) <= 1e-4
+    assert result.stats.unet_evaluations_dense == int(steps * strength)
+
+
+@pytest.mark.parametrize("mask", [EVERYWHERE, SQUARE], ids=["dense", "sparse"])
+def test_what_it_costs(editor, mask):
+    editor.generate(CAT, **QUICK)
+    with Calls(editor.pipe.unet) as calls:
+        result = editor.edit(DOG, mask=mask, strength=0.4, growth=1)
+    stats, costs = result.stats, editor._engine.costs(result.config)
+    assert calls.dense + calls.sparse == stats.unet_evaluations_dense + stats.unet_evaluations_sparse == 2
+    assert (stats.steps_shared, result.start) == (3, 3)
+    assert costs.dense() - stats.macs_dense == 3 * costs.dense_step()
+    editor.undo()
+    seen = editor.preview(DOG, mask=mask, strength=0.4, growth=1)
+    assert (seen.macs, seen.macs_dense) == (stats.macs, stats.macs_dense)
+    editor.edit(DOG, mask=mask, growth=1)
+    assert editor.current.stats.steps_shared == 0
+    whole = editor._memory.get(editor.current.id)[0].own_bytes
+    assert 0.4 * whole < editor._memory.get(result.id)[0].own_bytes < 0.6 * whole
+
+
+def test_less_strength_keeps_more(editor):
+    source = editor.generate(CAT, **QUICK)
+    moved = []
+    for strength in (0.2, 0.6, 1.0):
+        editor.checkout(source.id)
+        result = editor.edit(DOG, mask=SQUARE, strength=strength, growth=1)
+        ours, theirs = (latents(editor._memory.get(r.id)[0])[-1] for r in (result, source))
+        moved.append(float((ours - theirs).norm()))
+    assert 0 < moved[0] < moved[1] < moved[2]
+
+
+def test_a_late_check_looks_at_a_step_that_runs(pipelines, monkeypatch):
+    """The mask is checked within the steps that remain. (A random model's own mask may be too large.)"""
+    editor, looked = Editor(pipelines["demo"]), []
+    monkeypatch.setattr("fisedit.masking.drift_check.DriftCheck.compare", lambda check, *_: looked.append(check.step))
+    monkeypatch.setattr("fisedit.planner.predict_mask", lambda *_: EditMask(SQUARE, MaskSource.ATTENTION))
+    editor.generate(CAT, **QUICK)
+    editor.edit(DOG, strength=0.6, growth=0)
+    assert looked == [3]
+
+
+CHAIN = [(DOG, SQUARE, 0.6), (BIRD, EVERYWHERE, 0.4), (CAT, BLOBS, 0.8)]
+
+
+def chain(editor):
+    for prompt, grid, strength in CHAIN:
+        editor.edit(prompt, mask=grid, strength=strength, growth=1)
+    return [result.image.tobytes() for result in editor.history]
+
+
+@pytest.mark.parametrize("picture", [None, scene()], ids=["generated", "opened"])
+def test_what_was_dropped_is_rebuilt(pipelines, picture):
+    def run(budget):
+        editor = Editor(pipelines["shallow"], max_recorded_bytes=budget)
+        if picture is None:
+            editor.generate(CAT, **QUICK)
+        else:
+            editor.open(picture, CAT, num_inference_steps=STEPS)
+        return chain(editor)
+
+    assert run(0) == run(None)
+
+
+def test_a_session_keeps_it(pipelines, tmp_path):
+    pipelines["demo"].save_pretrained(tmp_path / "model")
+    editor = Editor.from_pretrained(tmp_path / "model", device="cpu", dtype="fp32")
+    editor.generate(CAT, **QUICK)
+    chain(editor)
+    editor.save(tmp_path / "session")
+    again = Editor.resume(tmp_path / "session", device="cpu")
+    assert [result.start for result in again.history] == [0, 2, 3, 1]
+    for each in (editor, again):
+        each.edit(DOG, mask=SQUARE, growth=1)
+    assert again.current.image.tobytes() == editor.current.image.tobytes()
+    index = tmp_path / "session" / "session.json"
+    index.write_text(index.read_text().replace('"start": 3', '"start": 5'))
+    with pytest.raises(SessionError, match="is damaged"):
+        Editor.resume(tmp_path / "session", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("strength", "message"),
+    [
+        (0, r"strength must be in \(0, 1\], got 0"),
+        (1.7, "got 1.7"),
+        (float("nan"), "got nan"),
+        ("much", "got 'much'"),
+        (None, "got None"),
+        (0.1, "strength must leave a step of 5 to run, got 0.1; use 0.2 or more"),
+    ],
+)
+def test_refused_in_one_line(editor, strength, message):
+    source = editor.generate(CAT, **QUICK)
+    for call in (editor.edit, editor.preview):
+        with pytest.raises(InputError, match=message):
+            call(DOG, strength=strength)
+    assert list(editor.history) == [source]
+
+
+def test_a_dense_edit_of_an_opened_picture_begins_at_its_latents(editor):
+    """And not at the noise that a generated picture of the same config would begin at."""
+    source = editor.open(Image.new("RGB", (128, 128), "teal"), CAT, num_inference_steps=3)
+    result = editor.edit("a cat and a cake at night")
+    first, theirs = (editor._memory.get(r.id)[0].latents[0] for r in (result, source))
+    assert result.stats.fallback.startswith("global edit") and torch.equal(first, theirs)

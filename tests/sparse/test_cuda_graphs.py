@@ -11,59 +11,16 @@ import torch
 from fisedit.errors import UnsupportedModuleError
 from fisedit.sparse.cuda_graphs import GraphExecutor
 from fisedit.sparse.executor import Executor
-from fisedit.sparse.feature_cache import FeatureOverlay, held_bytes, recorded_statistics
-from fisedit.sparse.graph_capture import LRUCache, capture, snapshot
+from fisedit.sparse.feature_cache import FeatureOverlay, recorded_statistics
 from fisedit.sparse.modules import Role
-from fisedit.sparse.prefetch import Prefetcher
 from fisedit.sparse.static_rows import NORMS
 from fisedit.sparse_kernels import ops
-from fisedit.sparse_kernels.buckets import bucket_size, choose_bucket
 from fisedit.sparse_kernels.row_plan import make_row_plan
+from tests.support.graph_steps import TIME, Case
 from tests.support.grids import grids
 from tests.support.pipelines import build_pipeline
 
-TOLERANCE = 1e-4
-TIME = torch.tensor(500)
-
-
-@pytest.fixture(autouse=True)
-def _no_grad():
-    with torch.inference_mode():
-        yield
-
-
-class Case:
-    """A recorded source, and edits of it with masks and texts of their own."""
-
-    def __init__(self, unet, masks, *, branches=2, queries=frozenset()):
-        self.executor = Executor(unet)
-        self.masks = [torch.from_numpy(mask) for mask in masks]
-        self.plans = [make_row_plan(mask, self.executor.num_levels) for mask in masks]
-        source = torch.randn(branches, 4, *masks[0].shape)
-        texts = torch.randn(1 + len(masks), branches, 11, unet.config.cross_attention_dim)
-        _, self.maps = self.executor.run_dense(source, TIME, texts[0], {}, queries)
-        self.texts = texts[1:]
-        self.latents = [torch.where(mask, torch.randn_like(source), source) for mask in self.masks]
-
-    def alone(self, e, features=None):
-        """The engine's own replay of one edit: rows [S, R, 4] and the overlay."""
-        features = features or self.maps
-        return self.executor.run_sparse(
-            self.latents[e], TIME, self.texts[e], {}, FeatureOverlay(features, self.plans[e])
-        )
-
-    def begin(self, graphs, features=None):
-        """All edits in one batch, branch by branch."""
-        return graphs.begin(self.plans, {0: features or self.maps}, self.texts.transpose(0, 1).flatten(0, 1))
-
-    def batch(self):
-        return torch.stack(self.latents, 1).flatten(0, 1)
-
-    def check(self, got, features=None):
-        """Compare a step's rows [S * E, R, 4] with each edit alone."""
-        for e, rows in enumerate(got.unflatten(0, (-1, len(self.plans))).unbind(1)):
-            expected, _ = self.alone(e, features)
-            assert torch.allclose(rows[:, : expected.shape[1]], expected, atol=TOLERANCE, rtol=0)
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 
 SIZES = {"sd15": (16, 16), "sd2": (13, 17), "shallow": (13, 17), "demo": (16, 24)}
@@ -107,7 +64,7 @@ def test_its_overlay_is_the_engines_own(pipelines):
     queries = frozenset(n for n, _ in unet.named_modules() if n.startswith("mid_block") and n.endswith("to_q"))
     case = Case(unet, [grids(16, 16)["blobs"]], queries=queries)
     edit = case.begin(GraphExecutor(case.executor))
-    edit.step(0, case.batch(), TIME)
+    edit.replay(0, case.batch(), TIME)
     (got,), (_, expected) = edit.overlays(0), case.alone(0)
     norms = {s.name: s for s in case.executor.sites if s.role in NORMS}
     sums = {name: recorded_statistics(expected, name, s.level, s.module.num_groups) for name, s in norms.items()}
@@ -116,7 +73,7 @@ def test_its_overlay_is_the_engines_own(pipelines):
         for name, tensor in theirs.items():
             assert torch.allclose(mine[name], tensor, atol=1e-3, rtol=1e-4), name
     before = {name: tensor.clone() for name, tensor in got.maps.items()}
-    edit.step(0, torch.zeros_like(case.batch()), TIME)
+    edit.replay(0, torch.zeros_like(case.batch()), TIME)
     assert all(torch.equal(got.maps[name], tensor) for name, tensor in before.items())
 
 
@@ -146,35 +103,6 @@ def test_edits_that_share_a_graph_take_turns(pipelines):
     assert graphs.graphs.made == 1
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 1, 0)])
-def test_features_in_host_memory_are_fetched_ahead(pipelines, order):
-    """A budget too small for them changes nothing, in whatever order the steps come."""
-    case = Case(pipelines["sd15"].unet, [grids(16, 16)["blobs"]])
-    steps, text = {}, case.texts.transpose(0, 1).flatten(0, 1)
-    for i in range(3):
-        _, steps[i] = case.executor.run_dense(torch.randn_like(case.latents[0]), TIME, case.texts[0], {})
-    graphs = GraphExecutor(case.executor)
-    rich, poor = (graphs.begin(case.plans, steps, text, budget) for budget in (None, 1000))
-    assert rich.prefetcher.resident and not poor.prefetcher.resident
-    assert rich.prefetcher.bytes == poor.prefetcher.bytes > 1000
-    for i in order:
-        got, expected = (edit.step(i, case.batch(), TIME).clone() for edit in (poor, rich))
-        assert torch.equal(got, expected)
-        case.check(got, steps[i])
-
-
-def test_a_feed_fetches_one_step_ahead(monkeypatch):
-    steps = {i: [torch.full((2, 3), float(i)), torch.full((4,), i, dtype=torch.float64)] for i in range(4)}
-    targets = [torch.empty(2, 3), torch.empty(4, dtype=torch.float64)]
-    feed, fetched = Prefetcher(steps, steps.get, targets, budget=0), []
-    fetch = feed._fetch
-    monkeypatch.setattr(feed, "_fetch", lambda i: (fetched.append(i), fetch(i)))
-    for i, following in ((0, 1), (1, 2), (3, None)):
-        feed.load(i, following)
-        assert all((target == i).all() for target in targets)
-    assert fetched == [0, 1, 2, 3]  # 2 was fetched for nothing: another step was asked for
-
-
 def test_a_model_that_was_captured_is_left_as_it_was():
     unet = build_pipeline("sd15").unet
     keys, weights = list(unet.state_dict()), {k: v.clone() for k, v in unet.state_dict().items()}
@@ -192,76 +120,12 @@ def test_an_unusual_block_is_refused_by_name():
         GraphExecutor(Executor(unet))
 
 
-@pytest.mark.parametrize(
-    ("count", "size"),
-    [(1, 16), (16, 16), (17, 32), (33, 48), (49, 64), (65, 96), (97, 128), (4096, 4096), (3000, 3072)],
-)
-def test_buckets(count, size):
-    assert bucket_size(count) == size
-
-
-def test_buckets_waste_at_most_half_and_suit_triton():
-    for count in range(17, 5000):
-        assert count <= bucket_size(count) < 2 * count
-        assert bucket_size(count) % 16 == 0  # kernels are compiled once for such numbers
-
-
-def test_masks_of_one_size_share_a_bucket():
-    buckets = set()
-    for top in range(1, 10):
-        grid = grids(16, 16)["one_cell"] & False
-        grid[top : top + 6, 3:9] = True
-        buckets.add(choose_bucket([make_row_plan(grid, 1)]))
-    assert len(buckets) == 1
-
-
-def test_the_stand_in_keeps_a_graphs_contract():
-    """Inputs and results stay where they are; a replay sees what the inputs hold then."""
-    x, runs = torch.ones(3), []
-
-    def function():
-        runs.append(1)
-        return {"double": x * 2}
-
-    captured = capture(function, torch.device("cpu"))
-    first = captured.outputs["double"]
-    x.fill_(5)
-    assert first.tolist() == [2, 2, 2]
-    captured.replay()
-    assert captured.outputs["double"] is first
-    assert first.tolist() == [10, 10, 10]
-    assert len(runs) == 2
-
-
-def test_what_is_made_once():
-    once = LRUCache()
-    assert [once.get(key, lambda key=key: [key]) for key in "aba"] == [["a"], ["b"], ["a"]]
-    assert once.made == 2 and "a" in once and "c" not in once
-
-
-def test_of_many_the_least_used_goes():
-    once = LRUCache(2)
-    for key in "abaca":
-        once.get(key, object)
-    assert once.made == 3 and "a" in once and "b" not in once and "c" in once
-
-
-def test_a_snapshot_has_memory_of_its_own_and_shares_as_before():
-    packed, alone = torch.randn(2, 5, 12), torch.randn(3, dtype=torch.float64)
-    one, two, three = packed.chunk(3, -1)
-    active_mask = snapshot({"one": one, "two": two[-1:], "three": three[:, :2], "alone": alone})
-    expected = {"one": one.clone(), "two": two[-1:].clone(), "three": three[:, :2].clone(), "alone": alone.clone()}
-    packed.zero_(), alone.zero_()
-    assert all(torch.equal(active_mask[name], tensor) for name, tensor in expected.items())
-    assert held_bytes(active_mask.values()) == packed.nbytes + alone.nbytes
-
-
 def test_an_edit_that_is_over_holds_no_features(pipelines):
     """A graph knows whose tables lie in its buffers, and keeps nothing else of an edit."""
     case = Case(pipelines["sd15"].unet, [grids(16, 16)["blobs"]])
     graphs = GraphExecutor(case.executor)
     edit = case.begin(graphs)
-    edit.step(0, case.batch(), TIME)
+    edit.replay(0, case.batch(), TIME)
     gone = weakref.ref(edit.prefetcher)
     del edit
     gc.collect()
@@ -275,7 +139,7 @@ def test_packing_takes_no_more_memory(pipelines):
     graphs = GraphExecutor(case.executor)
     edit = case.begin(graphs)
     assert case.maps.own_bytes <= before and all(torch.equal(case.maps.maps[name], t) for name, t in maps.items())
-    case.check(edit.step(0, case.batch(), TIME))
+    case.check(edit.replay(0, case.batch(), TIME))
     (overlay,) = edit.overlays(0)
     case.begin(graphs, overlay)
     assert list(graphs.feature_packer._packed) == [case.maps]
@@ -316,10 +180,10 @@ def test_a_cuda_graph_is_the_engines_own_and_never_waits(backend):
             plan = make_row_plan(mask, executor.num_levels, "cuda")
             latents = torch.where(torch.from_numpy(mask).cuda(), other, source)
             edit = graphs.begin([plan], {0: maps}, texts[1])
-            edit.step(0, latents, time)
+            edit.replay(0, latents, time)
             allocated.append(torch.cuda.memory_allocated())
             with no_waiting():
-                rows = edit.step(0, latents, time)
+                rows = edit.replay(0, latents, time)
             assert torch.cuda.memory_allocated() == allocated[-1]
             expected, _ = executor.run_sparse(latents, time, texts[1], {}, FeatureOverlay(maps, plan))
             assert torch.allclose(rows[:, : plan.rows[0]], expected, atol=2e-3, rtol=0)

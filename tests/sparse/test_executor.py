@@ -14,13 +14,9 @@ from tests.support.grids import grids
 from tests.support.pipelines import SHAPES, build_pipeline
 from tests.support.steps import StepEdit
 
+pytestmark = pytest.mark.usefixtures("no_grad")
+
 TOLERANCE = 1e-4
-
-
-@pytest.fixture(autouse=True)
-def _no_grad():
-    with torch.inference_mode():
-        yield
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -23,15 +23,11 @@ from tests.support.edits import BIRD, CAT, DOG
 from tests.support.grids import grids
 from tests.support.pipelines import build_pipeline
 
+pytestmark = pytest.mark.usefixtures("no_grad")
+
 SIZE = 24
 SQUARE, BLOBS, CORNER = (grids(SIZE, SIZE)[name] for name in ("square", "blobs", "corner"))
 QUICK = {"seed": 7, "num_inference_steps": 2}
-
-
-@pytest.fixture(autouse=True)
-def _no_grad():
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture
@@ -40,22 +36,8 @@ def captured():
 
 
 @pytest.fixture
-def vae(pipelines):
+def sd15_vae(pipelines):
     return pipelines["sd15"].vae
-
-
-@pytest.fixture
-def boxed(monkeypatch):
-    """Boxes however large they are."""
-    monkeypatch.setattr(boxing, "DENSE_SHARE", np.inf)
-    monkeypatch.setattr(boxing, "DENSE_CELLS", 0)
-
-
-@pytest.fixture
-def far(monkeypatch):
-    """Rows and a halo that reach everywhere."""
-    monkeypatch.setattr(boxing, "HALO", 512)
-    monkeypatch.setattr(boxing, "DILATION", 512)
 
 
 def graphs_of(captured):
@@ -89,15 +71,15 @@ sizes = pytest.mark.parametrize("size", [(24, 24), (13, 17)], ids=str)
 @pytest.mark.usefixtures("boxed", "far")
 @sizes
 @pytest.mark.parametrize("name", grids(8, 8))
-def test_one_rectangle_with_all_halo_is_a_dense_decode(vae, monkeypatch, size, name):
+def test_one_rectangle_with_all_halo_is_a_dense_decode(sd15_vae, monkeypatch, size, name):
     """Where everything is computed, and every pixel counts in the statistics, nothing is left of an error."""
     monkeypatch.setattr(decoding, "SAMPLE_STRIDE", 1)
     monkeypatch.setattr(decoding, "cut", lambda grid, box, level: [box])
-    source, record = decode(vae, torch.randn(1, 4, *size))
+    source, record = decode(sd15_vae, torch.randn(1, 4, *size))
     latents, grid = torch.randn(1, 4, *size), grids(*size)[name]
-    dense, fresh = decode(vae, latents)
-    decoder = CapturedDecoder(vae, size)
-    decoded, kept = decoder.decode(latents, coarse_plan(vae, grid), grid, [Box(0, 0, *size)], record)
+    dense, fresh = decode(sd15_vae, latents)
+    decoder = CapturedDecoder(sd15_vae, size)
+    decoded, kept = decoder.decode(latents, coarse_plan(sd15_vae, grid), grid, [Box(0, 0, *size)], record)
     got = paste(source, decoded, grid)
     difference = np.abs(np.asarray(got, int) - np.asarray(composite(source, dense, grid), int))
     assert difference.max() <= 1 and (decoder.coarse_graphs.made, decoder.fine_graphs.made) == (1, 2)
@@ -110,13 +92,15 @@ def test_one_rectangle_with_all_halo_is_a_dense_decode(vae, monkeypatch, size, n
 @pytest.mark.usefixtures("boxed")
 @sizes
 @pytest.mark.parametrize("name", grids(8, 8))
-def test_a_captured_decode_is_no_farther_from_a_dense_one(captured, vae, size, name):
+def test_a_captured_decode_is_no_farther_from_a_dense_one(captured, sd15_vae, size, name):
     """Coarse rows are the same; rectangles have at least the halo of boxes; outside the mask nothing moves."""
     before, grid = torch.randn(1, 4, *size), grids(*size)[name]
-    source, record = decode(vae, before)
+    source, record = decode(sd15_vae, before)
     latents = torch.where(torch.from_numpy(grid), torch.randn(1, 4, *size), before)
-    dense = composite(source, decode(vae, latents)[0], grid)
-    (boxed, expected), (got, mine) = (f(vae, latents, grid, record, source) for f in (decode_sparse, captured.decode))
+    dense = composite(source, decode(sd15_vae, latents)[0], grid)
+    (boxed, expected), (got, mine) = (
+        f(sd15_vae, latents, grid, record, source) for f in (decode_sparse, captured.decode)
+    )
     assert apart(got, dense, grid) <= 1.05 * apart(boxed, dense, grid) + 0.05
     outside = ~np.kron(grid, np.ones((8, 8), bool))
     assert (np.asarray(got)[outside] == np.asarray(source)[outside]).all()
@@ -124,43 +108,43 @@ def test_a_captured_decode_is_no_farther_from_a_dense_one(captured, vae, size, n
         check_coarse(mine, expected)
 
 
-def test_an_edit_on_an_edit(captured, vae):
+def test_an_edit_on_an_edit(captured, sd15_vae):
     """Its record is an overlay over an overlay."""
-    image, record = decode(vae, torch.randn(1, 4, SIZE, SIZE))
+    image, record = decode(sd15_vae, torch.randn(1, 4, SIZE, SIZE))
     for grid in (SQUARE, BLOBS, CORNER):
         latents = torch.randn(1, 4, SIZE, SIZE)
-        _, expected = decode_sparse(vae, latents, grid, record, image)
-        image, record = captured.decode(vae, latents, grid, record, image)
+        _, expected = decode_sparse(sd15_vae, latents, grid, record, image)
+        image, record = captured.decode(sd15_vae, latents, grid, record, image)
         check_coarse(record, expected)
         for name, sums in expected.sums.items():
             assert record.sums[name].shape == sums.shape
 
 
-def test_a_new_mask_is_decoded_by_the_graphs_that_are_there(captured, vae):
+def test_a_new_mask_is_decoded_by_the_graphs_that_are_there(captured, sd15_vae):
     """Moved, or another within the same sides: nothing is captured, and nothing of the mask before stays."""
-    source, record = decode(vae, torch.randn(1, 4, SIZE, SIZE))
+    source, record = decode(sd15_vae, torch.randn(1, 4, SIZE, SIZE))
     latents, made = torch.randn(1, 4, SIZE, SIZE), []
     masks = [np.roll(SQUARE, shift, (0, 1)) for shift in ((0, 0), (1, 0), (-3, 4), (5, 5))]
     masks.append(SQUARE & ~grids(SIZE, SIZE)["checkerboard"])
     pictures = []
     for grid in (*masks, *masks):
-        pictures.append(captured.decode(vae, latents, grid, record, source)[0].tobytes())
+        pictures.append(captured.decode(sd15_vae, latents, grid, record, source)[0].tobytes())
         made.append(graphs_of(captured))
     assert made == [(1, 2)] * 10
     assert pictures[:5] == pictures[5:] and len(set(pictures)) == 5
 
 
 @pytest.mark.slow
-def test_by_tritons_kernels(vae, monkeypatch):
+def test_by_tritons_kernels(sd15_vae, monkeypatch):
     pytest.importorskip("triton", reason="the package triton is not installed")
     monkeypatch.setattr(boxing, "DENSE_SHARE", np.inf)
     monkeypatch.setattr(boxing, "DENSE_CELLS", 0)
     before, grid = torch.randn(1, 4, 8, 9), grids(8, 9)["one_cell"]
-    source, record = decode(vae, before)
+    source, record = decode(sd15_vae, before)
     latents, found = torch.where(torch.from_numpy(grid), torch.randn(1, 4, 8, 9), before), {}
     for name in ("reference", "fast", "triton"):
         with ops.use(name):
-            plan, decoder = coarse_plan(vae, grid), CapturedDecoder(vae, (8, 9))
+            plan, decoder = coarse_plan(sd15_vae, grid), CapturedDecoder(sd15_vae, (8, 9))
             decoded, cache = decoder.decode(latents, plan, grid, boxing.boxes(grid), record)
             found[name] = paste(source, decoded, grid), cache
     for name in ("fast", "triton"):
@@ -169,24 +153,24 @@ def test_by_tritons_kernels(vae, monkeypatch):
         check_coarse(found[name][1], found["reference"][1])
 
 
-def test_what_a_graph_gave_stays_when_it_is_replayed(captured, vae):
-    source, record = decode(vae, torch.randn(1, 4, SIZE, SIZE))
-    _, kept = captured.decode(vae, torch.randn(1, 4, SIZE, SIZE), SQUARE, record, source)
+def test_what_a_graph_gave_stays_when_it_is_replayed(captured, sd15_vae):
+    source, record = decode(sd15_vae, torch.randn(1, 4, SIZE, SIZE))
+    _, kept = captured.decode(sd15_vae, torch.randn(1, 4, SIZE, SIZE), SQUARE, record, source)
     homes = kept.features.maps, kept.features.statistics, kept.sums, kept.statistics
     before = [{name: tensor.clone() for name, tensor in home.items()} for home in homes]
-    captured.decode(vae, torch.randn(1, 4, SIZE, SIZE), SQUARE, record, source)
+    captured.decode(sd15_vae, torch.randn(1, 4, SIZE, SIZE), SQUARE, record, source)
     assert all(torch.equal(home[name], t) for home, old in zip(homes, before, strict=True) for name, t in old.items())
 
 
-def test_rectangles_come_and_go(captured, vae):
+def test_rectangles_come_and_go(captured, sd15_vae):
     """A few graphs are kept; the one that was used least goes."""
-    source, record = decode(vae, torch.randn(1, 4, SIZE, SIZE))
+    source, record = decode(sd15_vae, torch.randn(1, 4, SIZE, SIZE))
     latents = torch.randn(1, 4, SIZE, SIZE)
-    captured.decode(vae, latents, SQUARE, record, source)
+    captured.decode(sd15_vae, latents, SQUARE, record, source)
     (decoder,) = captured.decoders._kept.values()
     decoder.fine_graphs._limit = 2
     for grid in (CORNER, SQUARE, BLOBS, SQUARE):
-        captured.decode(vae, latents, grid, record, source)
+        captured.decode(sd15_vae, latents, grid, record, source)
     assert len(decoder.fine_graphs._kept) == 2 and decoder.fine_graphs.made > 4
 
 
@@ -210,23 +194,23 @@ def test_a_rectangle_holds_a_box_and_its_halo(level, limits):
     assert len(seen) <= 10
 
 
-def test_a_mask_that_is_nearly_everything_is_decoded_densely(captured, vae):
-    source, record = decode(vae, torch.randn(1, 4, SIZE, SIZE))
+def test_a_mask_that_is_nearly_everything_is_decoded_densely(captured, sd15_vae):
+    source, record = decode(sd15_vae, torch.randn(1, 4, SIZE, SIZE))
     latents, grid = torch.randn(1, 4, SIZE, SIZE), grids(SIZE, SIZE)["all_but_one"]
-    expected = decode_sparse(vae, latents, grid, record, source)[0]
-    assert captured.decode(vae, latents, grid, record, source)[0].tobytes() == expected.tobytes()
+    expected = decode_sparse(sd15_vae, latents, grid, record, source)[0]
+    assert captured.decode(sd15_vae, latents, grid, record, source)[0].tobytes() == expected.tobytes()
     assert captured.decoders.made == 0
 
 
 def test_a_decoder_that_was_changed_gets_graphs_of_its_own(captured):
     with torch.inference_mode(mode=False):  # whose tensors do not count how often they are written
-        vae = build_pipeline("sd15").vae
-    source, record = decode(vae, torch.randn(1, 4, SIZE, SIZE))
+        sd15_vae = build_pipeline("sd15").vae
+    source, record = decode(sd15_vae, torch.randn(1, 4, SIZE, SIZE))
     latents = torch.randn(1, 4, SIZE, SIZE)
-    before = captured.decode(vae, latents, SQUARE, record, source)[0]
+    before = captured.decode(sd15_vae, latents, SQUARE, record, source)[0]
     with torch.inference_mode(mode=False), torch.no_grad():
-        vae.decoder.conv_out.weight.mul_(1.5)
-    got, again = (captured.decode(vae, latents, SQUARE, record, source)[0] for _ in range(2))
+        sd15_vae.decoder.conv_out.weight.mul_(1.5)
+    got, again = (captured.decode(sd15_vae, latents, SQUARE, record, source)[0] for _ in range(2))
     assert before.tobytes() != got.tobytes() == again.tobytes()
     assert captured.decoders.made == 2
 

@@ -24,8 +24,8 @@ from fisedit.sparse.graph_capture import EagerGraph
 from fisedit.sparse.stepping import Graphs
 from fisedit.sparse.vae_decode import DecoderCache, coarse_plan, decode
 from fisedit.sparse.vae_tiles import boxes
-from tests.sparse.test_cuda_graphs import TIME, Case
 from tests.support.edits import CAT, DOG, config_of, record
+from tests.support.graph_steps import TIME, Case
 from tests.support.grids import grids
 from tests.support.pipelines import build_pipeline
 

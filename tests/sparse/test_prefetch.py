@@ -29,15 +29,11 @@ from fisedit.sparse_kernels.reference import QUANTISED_DTYPES, DevicePointer
 from fisedit.sparse_kernels.row_plan import make_row_plan
 from fisedit.sparse_kernels.triton import launch
 from fisedit.values import GenerationConfig, SchedulerName
-from tests.sparse.test_cuda_graphs import TIME, TOLERANCE, Case
 from tests.support.edits import BIRD, CAT, DOG
+from tests.support.graph_steps import TIME, TOLERANCE, Case
 from tests.support.grids import grids
 
-
-@pytest.fixture(autouse=True)
-def _no_grad():
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 
 @pytest.mark.sweep(1)
@@ -187,7 +183,7 @@ class Steps:
             self.case.texts.transpose(0, 1).flatten(0, 1),
         )
         edit = graphs.begin(self.case.plans, self.features, text, budget)
-        return [edit.step(i, self.case.batch(), TIME).clone() for i in (0, 1)], edit.prefetcher.resident
+        return [edit.replay(i, self.case.batch(), TIME).clone() for i in (0, 1)], edit.prefetcher.resident
 
 
 @pytest.mark.parametrize("quantised", ["", "int8", "fp8"])
@@ -256,7 +252,7 @@ def test_what_a_byte_a_number_costs_on_the_demo_model():
     errors = {}
     for quantised in ("", *QUANTISED_DTYPES):
         edit = GraphExecutor(executor, quantised=quantised).begin([plan], {2: source.features[2]}, text)
-        got = edit.step(2, *step)[:, : plan.rows[0]]
+        got = edit.replay(2, *step)[:, : plan.rows[0]]
         errors[quantised] = float((got - expected).norm() / expected.norm())
     sys.stdout.write(f"relative errors of a step's prediction: {errors}\n")
     assert errors[""] < 1e-5
@@ -288,3 +284,32 @@ def test_of_edits_on_edits_only_what_they_changed_is_put_together(pipelines, mon
             case.latents[0], TIME, case.texts[0], {}, FeatureOverlay(step, case.plans[0])
         )
     assert graphs.feature_packer.flat_rows(source.maps) is pack
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 1, 0)])
+def test_features_in_host_memory_are_fetched_ahead(pipelines, order):
+    """A budget too small for them changes nothing, in whatever order the steps come."""
+    case = Case(pipelines["sd15"].unet, [grids(16, 16)["blobs"]])
+    steps, text = {}, case.texts.transpose(0, 1).flatten(0, 1)
+    for i in range(3):
+        _, steps[i] = case.executor.run_dense(torch.randn_like(case.latents[0]), TIME, case.texts[0], {})
+    graphs = GraphExecutor(case.executor)
+    rich, poor = (graphs.begin(case.plans, steps, text, budget) for budget in (None, 1000))
+    assert rich.prefetcher.resident and not poor.prefetcher.resident
+    assert rich.prefetcher.bytes == poor.prefetcher.bytes > 1000
+    for i in order:
+        got, expected = (edit.replay(i, case.batch(), TIME).clone() for edit in (poor, rich))
+        assert torch.equal(got, expected)
+        case.check(got, steps[i])
+
+
+def test_a_feed_fetches_one_step_ahead(monkeypatch):
+    steps = {i: [torch.full((2, 3), float(i)), torch.full((4,), i, dtype=torch.float64)] for i in range(4)}
+    targets = [torch.empty(2, 3), torch.empty(4, dtype=torch.float64)]
+    feed, fetched = Prefetcher(steps, steps.get, targets, budget=0), []
+    fetch = feed._fetch
+    monkeypatch.setattr(feed, "_fetch", lambda i: (fetched.append(i), fetch(i)))
+    for i, following in ((0, 1), (1, 2), (3, None)):
+        feed.load(i, following)
+        assert all((target == i).all() for target in targets)
+    assert fetched == [0, 1, 2, 3]  # 2 was fetched for nothing: another step was asked for

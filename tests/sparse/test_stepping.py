@@ -21,10 +21,10 @@ from fisedit.sparse import vae_tiles as boxing
 from fisedit.sparse.cost_model import Costs, two_phase_dilation
 from fisedit.sparse.modules import Role
 from fisedit.values import EditMask, MaskSource
-from tests.adapters.test_derivatives import Lora
 from tests.support.adapters import lively
 from tests.support.edits import BIRD, CAT, DOG, latents, pixels_outside
 from tests.support.grids import grids
+from tests.support.lora import Lora
 from tests.support.pipelines import SCHEDULERS, build_pipeline
 
 SQUARE, BLOBS, CORNER = (grids(16, 16)[name] for name in ("square", "blobs", "corner"))

@@ -12,40 +12,25 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image
-from scipy.ndimage import distance_transform_edt
 
 from fisedit.sparse import vae_decode as decoding
 from fisedit.sparse import vae_tiles as boxing
-from fisedit.sparse.compositing import BLEND_WIDTH, MAX_CORRECTION, composite
+from fisedit.sparse.compositing import composite
 from fisedit.sparse.vae_decode import decode, decode_sparse
 from fisedit.sparse.vae_tiles import (
-    COARSE_LEVELS,
     DILATION,
     HALO,
     Box,
-    box_areas,
     boxes,
-    cut,
-    frame_areas,
-    upsampler_input,
-    with_halo,
 )
 from fisedit.sparse_kernels import prepacked, tuning
 from tests.support import oracle
+from tests.support.decodes import each_grid, each_size, levels, pixels_of
 from tests.support.grids import grids
 
+pytestmark = pytest.mark.usefixtures("no_grad")
+
 FAR = 512
-SIZES = [(16, 16), (13, 17)]
-
-each_size = pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-each_grid = pytest.mark.parametrize("name", grids(8, 8))
-
-
-@pytest.fixture(autouse=True)
-def _no_grad():
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture(scope="session")
@@ -54,18 +39,10 @@ def vae(pipelines):
 
 
 @pytest.fixture(autouse=True)
-def _boxed(monkeypatch, request):
+def _boxed(request):
     """Boxes however large they are."""
     if "whole" not in request.node.name:
-        monkeypatch.setattr(boxing, "DENSE_SHARE", np.inf)
-        monkeypatch.setattr(boxing, "DENSE_CELLS", 0)
-
-
-@pytest.fixture
-def far(monkeypatch):
-    """Rows and a halo that reach everywhere."""
-    monkeypatch.setattr(boxing, "HALO", FAR)
-    monkeypatch.setattr(boxing, "DILATION", FAR)
+        request.getfixturevalue("boxed")
 
 
 def random_latents(size, inside=None, seed=0):
@@ -75,14 +52,6 @@ def random_latents(size, inside=None, seed=0):
     if inside is None:
         return latents
     return torch.where(torch.from_numpy(inside), latents + torch.randn(latents.shape, generator=make), latents)
-
-
-def levels(image):
-    return np.asarray(image).astype(int)
-
-
-def pixels_of(grid):
-    return np.kron(grid, np.ones((8, 8), bool))
 
 
 def apart(got, expected, grid):
@@ -176,131 +145,6 @@ def test_farther_is_nearer(vae, monkeypatch, name, default):
         monkeypatch.setattr(boxing, name, cells)
         errors.append(apart(decode_sparse(vae, latents, grid, record, source)[0], dense, grid).mean())
     assert errors == sorted(errors, reverse=True) and errors[0] > errors[1] > errors[-1]
-
-
-@pytest.mark.sweep(1)
-@each_size
-@each_grid
-def test_boxes_cover_the_mask_and_only_where_it_is(size, name):
-    grid, covered = grids(*size)[name], np.zeros(size, bool)
-    for box in boxes(grid):
-        assert grid[box.slices].any()
-        assert 0 <= box.top < box.bottom <= size[0] and 0 <= box.left < box.right <= size[1]
-        assert not (covered[box.slices] & grid[box.slices]).any()
-        covered[box.slices] = True
-    assert covered[grid].all()
-
-
-def spots(*cells, size=(64, 64)):
-    grid = np.zeros(size, bool)
-    for y, x in cells:
-        grid[y : y + 2, x : x + 2] = True
-    return grid
-
-
-@pytest.mark.parametrize(
-    ("grid", "expected"),
-    [
-        (spots((5, 5)), {Box(5, 5, 7, 7)}),
-        (spots((5, 5), (60, 60)), {Box(5, 5, 7, 7), Box(60, 60, 62, 62)}),
-        (spots((5, 5), (5, 8)), {Box(5, 5, 7, 10)}),
-        (spots((5, 5), (7, 7)), {Box(5, 5, 9, 9)}),
-        (np.zeros((8, 8), bool), set()),
-        (np.ones((8, 8), bool), {Box(0, 0, 8, 8)}),
-    ],
-    ids=["one", "far apart", "near", "touching", "nothing", "everything"],
-)
-def test_boxes_are_cut_where_that_is_cheaper(grid, expected):
-    assert set(boxes(grid)) == expected
-
-
-def test_areas_count_every_box_with_its_halo():
-    assert box_areas(np.ones((8, 8), bool)) == frame_areas(64)
-    one, other = spots((5, 5)), spots((60, 60))
-    both = [tuple(map(sum, zip(a, b, strict=True))) for a, b in zip(box_areas(one), box_areas(other), strict=True)]
-    assert box_areas(one | other) == tuple(both)
-    rows = [4**level * (2 + 2 * DILATION) ** 2 for level in range(COARSE_LEVELS)]
-    alone = [(2 * 2**level + 2 * HALO) ** 2 for level in (2, 3)]
-    assert [computed for _, computed in box_areas(spots((30, 30)))] == rows + alone
-
-
-@each_size
-@pytest.mark.parametrize("level", [2, 3])
-def test_an_upsampler_sees_what_a_box_needs_and_has_it(size, level):
-    """One cell around what is wanted behind it, within what was computed before it."""
-    factor = 2**level
-    for top, left in np.ndindex(*size):
-        box = Box(top, left, min(top + 3, size[0]), min(left + 2, size[1]))
-        frame = Box(0, 0, *size)
-        before = with_halo(box, level - 1, size) if level > COARSE_LEVELS else frame.scaled(2 ** (COARSE_LEVELS - 1))
-        outer = with_halo(box, level, size)
-        seen, wanted = upsampler_input(outer).clipped(before), outer.dilated(1).clipped(frame.scaled(factor))
-        assert covers(seen.scaled(2), wanted)
-
-
-def covers(one, other):
-    return one.top <= other.top and one.left <= other.left and one.bottom >= other.bottom and one.right >= other.right
-
-
-def test_a_box_is_cut_finer_where_cells_are_dear():
-    """Two blobs that a halo of half a cell would join and one of a quarter would not."""
-    grid = np.zeros((64, 64), bool)
-    grid[5:7, 5:8] = grid[7:9, 8:11] = True
-    (box,) = boxes(grid)
-    pieces = cut(grid, box, 3)
-    assert len(pieces) == 2 and sum(piece.area for piece in pieces) == grid.sum()
-
-
-def test_box_arithmetic():
-    box = Box(1, 2, 4, 8)
-    assert box.area == 18
-    assert box.scaled(2) == Box(2, 4, 8, 16)
-    assert box.dilated(2) == Box(-1, 0, 6, 10) and box.dilated(2).clipped(Box(0, 0, 5, 9)) == Box(0, 0, 5, 9)
-    assert box.coarsened(2) == Box(0, 1, 2, 4) and box.shape == (3, 6)
-    assert box.within(Box(1, 1, 9, 9)) == Box(0, 1, 3, 7)
-
-
-def plain(grey, size=128):
-    return Image.new("RGB", (size, size), (grey,) * 3)
-
-
-@pytest.mark.sweep(1)
-@each_grid
-@pytest.mark.parametrize("level", [30, 240])
-def test_a_boundary_is_blended_up_to_a_limit(name, level):
-    """Where the edit would show no step, none is left up to `MAX_CORRECTION`; deep inside nothing is touched."""
-    grid = grids(16, 16)[name]
-    mixed = levels(composite(plain(0), plain(level), grid))[..., 0].astype(int)
-    depth = distance_transform_edt(np.pad(pixels_of(grid), 128, mode="edge"))[128:-128, 128:-128]
-    if grid.all():
-        assert (mixed == level).all()
-        return
-    assert (mixed[depth == 0] == 0).all() and (mixed[depth > BLEND_WIDTH] == level).all()
-    first, second = (int(mixed[depth == k].min()) for k in (1, 2))
-    assert 0 <= first - max(0, level - MAX_CORRECTION) <= MAX_CORRECTION / 3 and first <= second
-    assert (mixed[depth > 0] >= level - MAX_CORRECTION).all() and (mixed <= level).all()
-
-
-@each_grid
-def test_a_composite_keeps_an_edit_that_fits(name):
-    """Where the edited picture has the source's pixels outside, nothing is mended."""
-    grid = grids(16, 16)[name]
-    edited = Image.fromarray(np.where(pixels_of(grid)[..., None], levels(plain(240)), 20).astype(np.uint8))
-    assert composite(plain(20), edited, grid).tobytes() == edited.tobytes()
-
-
-def test_an_edge_of_the_edit_stays_an_edge():
-    """The step that the edit has at the boundary is kept, led to the source's colours."""
-    grid = grids(16, 16)["row"]
-    edited = Image.fromarray(np.where(pixels_of(grid)[..., None], levels(plain(200)), 20).astype(np.uint8))
-    mixed = levels(composite(plain(50), edited, grid))
-    boundary = distance_transform_edt(pixels_of(grid)) == 1
-    assert (abs(mixed[boundary].astype(int) - (50 + 180)) <= 8).all() and (mixed[~pixels_of(grid)] == 50).all()
-    assert levels(composite(plain(0, 64), plain(240, 64), np.ones((8, 8), bool))).min() == 240
-
-
-def test_nothing_is_composited_into_an_empty_mask():
-    assert levels(composite(plain(20), plain(240), np.zeros((16, 16), bool))).max() == 20
 
 
 def test_the_record_counts_its_bytes(vae):

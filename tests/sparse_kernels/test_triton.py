@@ -19,6 +19,7 @@ from fisedit.sparse_kernels import ops, reference, row_plan, torch_backend, tuni
 from fisedit.sparse_kernels.reference import ConvEpilogue
 from fisedit.sparse_kernels.triton import launch
 from tests.support.grids import grids
+from tests.support.kernel_cases import EPS, cross, dense_attention, near, tokens
 from tests.support.padded_edits import DEVICE, TOLERANCE, Edits
 
 pytest.importorskip("triton", reason="the package triton is not installed")
@@ -29,7 +30,6 @@ CUDA = DEVICE.type == "cuda"
 BACKENDS = [*ops.BACKENDS, "triton"]
 DTYPES = list(TOLERANCE) if CUDA else [torch.float32, torch.float16]
 SIZES = [(16, 16), (13, 9)]
-EPS = 1e-5
 
 needs_gpu = pytest.mark.skipif(not CUDA, reason="needs CUDA: torch.cuda.is_available() is False")
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
@@ -177,37 +177,6 @@ def test_attention_over_other_records(backend, dtype, name, quantised, pointers)
     dense_attention(edits, backend, 2, 12, quantised=quantised, pointers=pointers)
 
 
-def dense_attention(edits, backend, heads, width, *, quantised="", pointers=False):
-    (keys, mixed_keys), (values, mixed_values) = (edits.maps(0, heads * width) for _ in range(2))
-    _, queries = edits.maps(0, heads * width)
-    packed = torch.cat([edits.rows(full, 0) for full in (queries, mixed_keys, mixed_values)], -1)
-    records, scales = [full.flatten(2).transpose(1, 2).contiguous() for full in (keys, values)], None
-    placement = edits.tables.levels[0].placement
-    if quantised:
-        records, scales = zip(
-            *(reference.quantise(record, heads, reference.QUANTISED_DTYPES[quantised]) for record in records),
-            strict=True,
-        )
-        mixed_keys, mixed_values = (
-            torch.where(
-                placement.active_mask.view(edits.items, 1, *full.shape[2:]), full, known.transpose(1, 2).view_as(full)
-            )
-            for full, known in (
-                (full, reference.dequantise(*parts).repeat_interleave(edits.edits, 0))
-                for full, *parts in zip((mixed_keys, mixed_values), records, scales, strict=True)
-            )
-        )
-    there = [(t, torch.tensor([t.data_ptr()], device=DEVICE)) for t in (*records, *(scales or ()))]
-    known = [reference.DevicePointer(at, t.shape, t.dtype) if pointers else t for t, at in there]
-    with ops.use(backend):
-        got = ops.attention(*packed.chunk(3, -1), *known[:2], placement, heads, tuple(known[2:]) or None)
-    tokens = (full.double().flatten(2).transpose(1, 2) for full in (queries, mixed_keys, mixed_values))
-    q, k, v = (t.unflatten(-1, (heads, width)).transpose(1, 2) for t in tokens)
-    weights = (q @ k.mT * width**-0.5).softmax(-1)
-    expected = (weights @ v).transpose(1, 2).flatten(2).transpose(1, 2).unflatten(2, queries.shape[2:])
-    edits.close(got, expected, 0, spread=mixed_values.double().std())
-
-
 @pytest.mark.sweep
 @each_dtype
 @pytest.mark.parametrize("heads", [1, 3, 12])
@@ -250,15 +219,6 @@ def test_every_float_of_a_byte_is_read_as_what_it_is(backend, dtype):
         with ops.use(backend):
             got = ops.attention(*fresh.chunk(3, -1), keys, values, placement, 1, (scales, scales))
         assert torch.equal(got[0, 0], wide.to(dtype))
-
-
-def tokens(dtype, batch, rows, channels, mean=0.0):
-    return (torch.randn(batch, rows, channels, device=DEVICE) + mean).to(dtype)
-
-
-def near(got, expected):
-    assert got.dtype != torch.float64
-    assert ((got.double() - expected).abs() <= TOLERANCE[got.dtype] * (expected.std() + expected.abs())).all()
 
 
 @pytest.mark.sweep
@@ -309,20 +269,6 @@ def test_linear_of_two_tensors_side_by_side(backend, dtype, first, channels):
 @pytest.mark.parametrize(("rows", "channels", "text", "heads", "width"), [(1, 16, 7, 1, 16), (48, 40, 77, 4, 10)])
 def test_attention_over_the_text(backend, dtype, rows, channels, text, heads, width):
     cross(backend, dtype, rows, channels, text, heads, width)
-
-
-def cross(backend, dtype, rows, channels, text, heads, width):
-    x, (weight,) = tokens(dtype, 2, rows, channels, mean=2), tokens(dtype, 1, heads * width, channels) * channels**-0.5
-    layer = (*tokens(dtype, 2, 1, channels).squeeze(1), EPS)
-    key, value = (tokens(dtype, 2, text, heads * width) for _ in range(2))
-    with ops.use(backend):
-        got, query = ops.cross_attention(x, layer, weight, key, value, heads)
-    normed = F.layer_norm(x.double(), (channels,), layer[0].double(), layer[1].double(), EPS)
-    near(query, F.linear(normed, weight.double()))
-    q, k, v = (t.double().unflatten(-1, (heads, width)).transpose(1, 2) for t in (query, key, value))
-    expected = ((q @ k.mT * width**-0.5).softmax(-1) @ v).transpose(1, 2).flatten(2)
-    limit = TOLERANCE[dtype] * (value.double().std() + expected.abs())
-    assert ((got.double() - expected).abs() <= limit).all()
 
 
 @pytest.mark.sweep(1)

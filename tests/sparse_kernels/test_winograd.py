@@ -10,7 +10,7 @@ from fisedit.adapters.block_convs import BlockConv
 from fisedit.sparse_kernels import winograd
 from fisedit.sparse_kernels.row_plan import kernel_map_to, make_row_plan
 from tests.support.grids import grids
-from tests.test_editor_stats import counted
+from tests.support.macs import counted
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.035}
 """Of outputs with a standard deviation of 1.3; largest measured: 6.4e-7 and 0.022."""

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 from fisedit.errors import InputError
 from fisedit.sparse_kernels import ops, reference
-from tests.sparse_kernels.test_triton import cross, dense_attention
 from tests.support.grids import grids
+from tests.support.kernel_cases import cross, dense_attention
 from tests.support.padded_edits import Edits
 
 MODULE = "fisedit.sparse_kernels.xformers"

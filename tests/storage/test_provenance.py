@@ -23,8 +23,8 @@ from fisedit.models import paths
 from fisedit.storage import image_metadata, images, provenance
 from fisedit.storage.image_metadata import Metadata, owner_info
 from fisedit.storage.images import decode
-from tests.cli.test_edit import bomb
 from tests.support.edits import BIRD, CAT, DOG
+from tests.support.folders import bomb
 from tests.support.grids import grids
 from tests.support.sessions import file_of
 

@@ -1,4 +1,4 @@
-"""What is kept, dropped and rebuilt: the memory's budget, and sessions on disk."""
+"""Sessions of an editor on disk: they come back whole, or are refused in one line."""
 
 from __future__ import annotations
 
@@ -7,114 +7,13 @@ import pytest
 
 from fisedit import Editor
 from fisedit.errors import ModelError, SessionError
+from tests.support.edit_trees import QUICK, SQUARE, last_edit, same_pictures, session
 from tests.support.edits import BIRD, CAT, DOG, Calls, latents
-from tests.support.grids import grids
 from tests.support.sessions import change_index, file_of
 
-SQUARE, CORNER, MOST = (grids(16, 16)[name] for name in ("square", "corner", "all_but_one"))
-QUICK = {"seed": 7, "num_inference_steps": 3}
-NIGHT = "a bird and a cake at night"
 
-
-@pytest.fixture(scope="module")
-def folder(pipelines, tmp_path_factory):
-    """A model on disk, as `from_pretrained` takes it."""
-    path = tmp_path_factory.mktemp("model")
-    pipelines["demo"].save_pretrained(path)
-    return path
-
-
-def session(editor):
-    """A source, a sparse edit, one that changes nothing, a sparse edit on it, a dense blended one, one on that."""
-    editor.generate(CAT, **QUICK)
-    editor.edit(DOG, mask=SQUARE, growth=(1, 1, 0))
-    editor.edit(DOG)
-    editor.edit(BIRD, mask=CORNER, growth=2)
-    editor.edit(NIGHT, protect=SQUARE)
-    editor.edit(DOG, mask=SQUARE, growth=1)
-    return editor
-
-
-def last_edit(editor):
-    """One more edit, on each result."""
-    ids = [result.id for result in editor.history]
-    return [_edit_on(editor, result_id) for result_id in ids]
-
-
-def _edit_on(editor, result_id):
-    editor.checkout(result_id)
-    return editor.edit("a car and a cake on a beach", mask=CORNER, growth=1)
-
-
-def same(ours, theirs):
-    return all(a.image.tobytes() == b.image.tobytes() for a, b in zip(ours, theirs, strict=True))
-
-
-@pytest.mark.parametrize("budget", [0, 6_000_000])
-def test_what_was_dropped_is_rebuilt(pipelines, budget):
-    """A budget for nothing, and one for about one source: the pictures do not depend on it."""
-    roomy = session(Editor(pipelines["shallow"]))
-    tight = session(Editor(pipelines["shallow"], max_recorded_bytes=budget))
-    assert same(tight.history, roomy.history)
-    assert tight._memory.bytes < roomy._memory.bytes
-    assert same(last_edit(tight), last_edit(roomy))
-
-
-def test_with_room_nothing_is_rebuilt(pipelines):
-    editor = session(Editor(pipelines["shallow"]))
-    with Calls(editor.pipe.unet) as calls:
-        last_edit(editor)
-    assert calls.dense == 0
-
-
-def test_only_what_is_gone_is_rebuilt(pipelines):
-    """A dense edit stands on its own: its source may be gone without harm."""
-    editor = Editor(pipelines["shallow"], max_recorded_bytes=0)
-    editor.generate(CAT, **QUICK)
-    dense = editor.edit("a cat and a cake at night")
-    with Calls(editor.pipe.unet) as calls:
-        editor.edit(NIGHT, mask=SQUARE, growth=1)
-        editor.checkout(dense.id)
-        editor.edit(NIGHT, mask=CORNER, growth=1)
-    assert (calls.dense, calls.sparse) == (0, 6)
-
-
-def test_the_least_recently_used_source_goes_first(pipelines):
-    editor = Editor(pipelines["shallow"])
-    first = editor.generate(CAT, **QUICK)
-    editor._memory.max_bytes = int(2.5 * first.stats.recorded_bytes)
-    second = editor.generate(DOG, **QUICK)
-    editor.checkout(first.id)
-    editor.edit(BIRD, mask=CORNER, growth=0)
-    third = editor.generate(BIRD, **QUICK)
-    kept = [result.id for result in (first, second, third) if result.id in editor._memory]
-    assert kept == [first.id, third.id]
-
-
-def test_edits_of_one_source_go_before_it(pipelines):
-    """Siblings are dropped one by one, the oldest first; what the last one lies over stays."""
-    editor = Editor(pipelines["shallow"])
-    source = editor.generate(CAT, **QUICK)
-    first = editor.edit(BIRD, mask=CORNER, growth=0)
-    editor._memory.max_bytes = editor._memory.bytes
-    editor.checkout(source.id)
-    second = editor.edit(DOG, mask=CORNER, growth=0)
-    kept = [result.id for result in (source, first, second) if result.id in editor._memory]
-    assert kept == [source.id, second.id]
-
-
-def test_a_result_outlives_what_was_recorded(pipelines):
-    """An edit in hand keeps no features alive, and undo needs none."""
-    editor = Editor(pipelines["shallow"], max_recorded_bytes=0)
-    source = editor.generate(CAT, **QUICK)
-    editor.generate(DOG, **QUICK)
-    with Calls(editor.pipe.unet) as calls:
-        assert editor.checkout(source.id) is source
-    assert calls.dense == calls.sparse == 0 and source.id not in editor._memory
-
-
-def test_a_session_comes_back_whole(folder, tmp_path):
-    editor = session(Editor.from_pretrained(folder, device="cpu", dtype="fp32"))
+def test_a_session_comes_back_whole(model, tmp_path):
+    editor = session(Editor.from_pretrained(model, device="cpu", dtype="fp32"))
     editor.checkout("3")
     editor.save(tmp_path)
     again = Editor.resume(tmp_path, device="cpu")
@@ -124,14 +23,14 @@ def test_a_session_comes_back_whole(folder, tmp_path):
         assert np.array_equal(ours.mask.grid, theirs.mask.grid) and ours.mask.source is theirs.mask.source
         assert (ours.id, ours.parent, ours.config) == (theirs.id, theirs.parent, theirs.config)
         assert ours.growth == theirs.growth and ours.stats == theirs.stats and str(ours.diff) == str(theirs.diff)
-    assert same(last_edit(again), last_edit(editor))
-    assert same([again.checkout("1"), again.edit(BIRD)], [editor.checkout("1"), editor.edit(BIRD)]), (
+    assert same_pictures(last_edit(again), last_edit(editor))
+    assert same_pictures([again.checkout("1"), again.edit(BIRD)], [editor.checkout("1"), editor.edit(BIRD)]), (
         "an automatic mask needs the recorded attention"
     )
 
 
-def test_nothing_runs_until_it_is_needed(folder, tmp_path):
-    editor = Editor.from_pretrained(folder, device="cpu", dtype="fp32")
+def test_nothing_runs_until_it_is_needed(model, tmp_path):
+    editor = Editor.from_pretrained(model, device="cpu", dtype="fp32")
     source = editor.generate(CAT, **QUICK)
     editor.save(tmp_path)
     again = Editor.resume(tmp_path, device="cpu")
@@ -145,8 +44,8 @@ def test_nothing_runs_until_it_is_needed(folder, tmp_path):
     assert latents(ours).equal(latents(theirs))
 
 
-def test_saving_again_replaces(folder, tmp_path):
-    editor = Editor.from_pretrained(folder, device="cpu", dtype="fp32")
+def test_saving_again_replaces(model, tmp_path):
+    editor = Editor.from_pretrained(model, device="cpu", dtype="fp32")
     editor.generate(CAT, **QUICK)
     editor.save(tmp_path)
     editor.edit(DOG, mask=SQUARE, growth=1)
@@ -171,9 +70,9 @@ def test_an_empty_session_is_not_saved(pipelines, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def saved(folder, tmp_path_factory):
+def saved(model, tmp_path_factory):
     path = tmp_path_factory.mktemp("session")
-    editor = Editor.from_pretrained(folder, device="cpu", dtype="fp32")
+    editor = Editor.from_pretrained(model, device="cpu", dtype="fp32")
     editor.generate(CAT, **QUICK)
     editor.edit(DOG, mask=SQUARE, growth=1)
     editor.save(path)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.conftest import Run
+from tests.support.processes import Run
 
 BEFORE, AFTER = "a cat and a cake on a beach", "a dog and a cake on a beach"
 SAID = ("--prompt", AFTER, "--source-prompt", BEFORE)

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
 import torch
 
 from fisedit.sampling.denoise import Engine
@@ -175,3 +176,9 @@ def check_outside(editor: Editor, result: EditResult, source: EditResult) -> Non
     ours, theirs = latents(trajectory(editor, result)), latents(trajectory(editor, source))
     assert torch.equal(ours[..., outside], theirs[..., outside])
     assert pixels_outside(result, source) and not same(result, source)
+
+
+def masks_square(editor):
+    grid = np.zeros(editor.current.mask.grid.shape, bool)
+    grid[4:8, 4:8] = True
+    return grid

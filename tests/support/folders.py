@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -63,3 +64,13 @@ def claims(png: bytes, side: int) -> bytes:
 def lines(folder: Path) -> list[dict]:
     """The journal's lines."""
     return [json.loads(line) for line in (folder / JOURNAL).read_text().splitlines()]
+
+
+def bomb(side: int) -> bytes:
+    """A PNG of a few bytes whose header promises so many pixels each way."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"0")) + chunk(b"IEND", b"")

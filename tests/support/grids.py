@@ -21,3 +21,9 @@ def grids(height: int, width: int) -> dict[str, np.ndarray]:
     shapes["all_but_one"][3, 4] = False
     shapes["everything"][:] = True
     return shapes
+
+
+def square(h: int, w: int, top: int, left: int, side: int) -> np.ndarray:
+    grid = np.zeros((h, w), bool)
+    grid[top : top + side, left : left + side] = True
+    return grid

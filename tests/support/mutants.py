@@ -56,7 +56,7 @@ AREAS: Mapping[str, Area] = {
     ),
     "row plan": Area(
         "fisedit/sparse_kernels/{row_plan,buckets,dilation}.py fisedit/{plan,buckets}.py",
-        "tests/sparse_kernels/test_{row_plan,buckets}.py tests/contract/test_e4.py "
+        "tests/sparse_kernels/test_{row_plan,buckets,dilation}.py tests/contract/test_e4.py "
         "tests/sparse/test_cuda_graphs.py tests/masking/test_masks.py tests/test_{plan,executor,captured,masks}.py",
         "by_every_backend",
     ),
@@ -83,7 +83,7 @@ AREAS: Mapping[str, Area] = {
     "batch": Area(  # but for what needs a cluster
         "fisedit/batch/{digest,images,journal,manifest,page,pool,report,result_store,runner,tables,values,worker}.py "
         "fisedit/batch/{hand,items,ledger,pictures,run}.py",
-        "tests/batch/test_{manifest,worker,journal,runner}.py tests/test_batch{_given,_hand,_resuming,}.py",
+        "tests/batch/test_{manifest,worker,pool,journal,report,runner}.py tests/test_batch{_given,_hand,_resuming,}.py",
         "killed disk",
     ),
 }

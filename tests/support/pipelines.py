@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING
 import torch
 from diffusers import (
     AutoencoderKL,
+    DDIMInverseScheduler,
     DDIMScheduler,
     DPMSolverMultistepScheduler,
     EulerAncestralDiscreteScheduler,
     EulerDiscreteScheduler,
     LCMScheduler,
     SchedulerMixin,
+    StableDiffusionDiffEditPipeline,
     StableDiffusionPipeline,
     UNet2DConditionModel,
 )
@@ -258,3 +260,11 @@ def _scaler(spread: float) -> Callable[[nn.Module, object, Tensor], Tensor]:
         return output * factor
 
     return scale
+
+
+def diffedit(pipe):
+    parts = pipe.components | {"inverse_scheduler": DDIMInverseScheduler.from_config(pipe.scheduler.config)}
+    del parts["image_encoder"]
+    made = StableDiffusionDiffEditPipeline(**parts, requires_safety_checker=False)
+    made.set_progress_bar_config(disable=True)
+    return made

@@ -27,25 +27,28 @@ BATCH, KINDS, FAULT, OPENING, MODELS, CLI, BAD = (
     "tests/cli/test_commands.py",
     "tests/test_editor_errors.py",
 )
-GIVEN, RESUMING, HAND, RAY, FAULT_RAY = (
+GIVEN, RESUMING, HAND, POOL, REPORT, RAY, FAULT_RAY = (
     "tests/batch/test_manifest.py",
     "tests/batch/test_journal.py",
     "tests/batch/test_worker.py",
+    "tests/batch/test_pool.py",
+    "tests/batch/test_report.py",
     "tests/batch/test_ray_pool.py",
     "tests/fault/fault_ray.py",
 )
-DOORS, SAFETY, SERVER, BROWSER, CROWD, FAULT_APP = (
+DOORS, SAFETY, SERVER, BROWSER, FAULT_APP = (
     "tests/app/test_security.py",
     "tests/app/test_safety.py",
     "tests/app/test_server.py",
     "tests/app/test_browser.py",
-    "tests/app/test_crowd.py",
     "tests/fault/fault_app.py",
 )
-STEPPING, STORE, SESSION, CALLS, ARCHIVE, MEMORY, FAULT_ENGINE = (
+STEPPING, FOLDER, INDEX, SESSION, CACHE, CALLS, ARCHIVE, PREFETCH, FAULT_ENGINE = (
     "tests/sparse/test_stepping.py",
-    "tests/storage/test_session_store.py",
+    "tests/storage/test_session_folder.py",
+    "tests/storage/test_session_index.py",
     "tests/storage/test_session.py",
+    "tests/sampling/test_trajectory_cache.py",
     "tests/app/test_calls.py",
     "tests/app/test_archive.py",
     "tests/sparse/test_prefetch.py",
@@ -217,7 +220,7 @@ CASES: Mapping[str, Sequence[Case]] = {
         ),
         (
             "A worker that is killed or crashes: its item alone fails",
-            (f"{FAULT}::test_a_worker_that_dies", f"{HAND}::test_a_killed_worker_fails_its_item_only"),
+            (f"{FAULT}::test_a_worker_that_dies", f"{POOL}::test_a_killed_worker_fails_its_item_only"),
         ),
         (
             "A Ray cluster's worker or machine that is lost: its items are done elsewhere; an item that kills is named",
@@ -297,51 +300,51 @@ CASES: Mapping[str, Sequence[Case]] = {
             "500 mixed files, 20 % of them broken: every good one done, every bad one named, no input touched",
             (f"{FAULT}::test_five_hundred_mixed_files",),
         ),
-        ("HTML in names and prompts", (f"{BATCH}::test_the_page_escapes_and_links",)),
+        ("HTML in names and prompts", (f"{REPORT}::test_the_page_escapes_and_links",)),
     ),
     "Sessions": (
         (
             "4,000 single flipped bits of a saved session: none without an error or an effect on its contents",
-            (f"{STORE}::test_no_flipped_bit_is_silent", f"{STORE}::test_none_of_4000_flipped_bits_is_silent"),
+            (f"{FOLDER}::test_no_flipped_bit_is_silent", f"{FOLDER}::test_none_of_4000_flipped_bits_is_silent"),
         ),
         (
             "kill -9 before and after every write of a save: the session before or the one after, whole",
             (
-                f"{STORE}::test_a_kill_before_and_after_every_write",
-                f"{STORE}::test_a_kill_within_a_write_leaves_nothing_to_clean",
+                f"{FOLDER}::test_a_kill_before_and_after_every_write",
+                f"{FOLDER}::test_a_kill_within_a_write_leaves_nothing_to_clean",
             ),
         ),
         (
             "Several editors and processes save into one folder: one does, the others are refused in one line",
             (
-                f"{STORE}::test_another_writers_session_is_not_replaced",
-                f"{STORE}::test_who_loaded_before_another_saved_is_refused",
-                f"{STORE}::test_of_many_processes_one_saves",
-                f"{STORE}::test_a_reader_finds_a_session_while_others_replace_it",
+                f"{FOLDER}::test_another_writers_session_is_not_replaced",
+                f"{FOLDER}::test_who_loaded_before_another_saved_is_refused",
+                f"{FOLDER}::test_of_many_processes_one_saves",
+                f"{FOLDER}::test_a_reader_finds_a_session_while_others_replace_it",
             ),
         ),
         (
             "A full disk, a folder that cannot be synced, an interrupt: the session before is whole",
             (
-                f"{STORE}::test_a_full_disk_leaves_the_session_and_nothing_else",
-                f"{STORE}::test_a_folder_that_cannot_be_synced_after_the_index_keeps_it",
-                f"{STORE}::test_an_interrupted_save_can_be_repeated",
+                f"{FOLDER}::test_a_full_disk_leaves_the_session_and_nothing_else",
+                f"{FOLDER}::test_a_folder_that_cannot_be_synced_after_the_index_keeps_it",
+                f"{FOLDER}::test_an_interrupted_save_can_be_repeated",
             ),
         ),
         (
             "An output within a session's folder; links, pipes and unreadable folders in its place: refused",
             (
-                f"{STORE}::test_no_output_lies_in_a_session",
-                f"{STORE}::test_links_and_odd_files_are_neither_followed_nor_removed",
-                f"{STORE}::test_what_is_no_plain_file_is_never_opened",
-                f"{STORE}::test_a_folder_that_cannot_be_read_is_not_called_damaged",
+                f"{FOLDER}::test_no_output_lies_in_a_session",
+                f"{FOLDER}::test_links_and_odd_files_are_neither_followed_nor_removed",
+                f"{FOLDER}::test_what_is_no_plain_file_is_never_opened",
+                f"{FOLDER}::test_a_folder_that_cannot_be_read_is_not_called_damaged",
             ),
         ),
         (
             "Fields of other types, out of range or nested 100,000 deep: refused at load in one line",
             (
-                f"{STORE}::test_every_field_is_checked_before_anything_is_built",
-                f"{STORE}::test_odd_texts_are_refused",
+                f"{INDEX}::test_every_field_is_checked_before_anything_is_built",
+                f"{INDEX}::test_odd_texts_are_refused",
                 f"{SESSION}::test_a_damaged_session_is_told_in_one_line",
             ),
         ),
@@ -389,24 +392,24 @@ CASES: Mapping[str, Sequence[Case]] = {
         ),
         (
             "An edit that leaves a mask which is too small, without stand-ins: noticed, and the mask grown",
-            ("tests/masking/test_localize.py::test_a_mask_that_is_too_small_is_noticed_and_grown",),
+            ("tests/masking/test_drift_check.py::test_a_mask_that_is_too_small_is_noticed_and_grown",),
         ),
     ),
     "Cache": (
         (
             "Evicted features: rebuilt with the same bytes, the least recently used source first",
             (
-                f"{SESSION}::test_what_was_dropped_is_rebuilt",
-                f"{SESSION}::test_only_what_is_gone_is_rebuilt",
-                f"{SESSION}::test_the_least_recently_used_source_goes_first",
-                f"{SESSION}::test_a_result_outlives_what_was_recorded",
+                f"{CACHE}::test_what_was_dropped_is_rebuilt",
+                f"{CACHE}::test_only_what_is_gone_is_rebuilt",
+                f"{CACHE}::test_the_least_recently_used_source_goes_first",
+                f"{CACHE}::test_a_result_outlives_what_was_recorded",
             ),
         ),
         (
             "A cancelled edit while features are fetched ahead: no buffer is reused before its copy is done",
             (
-                f"{MEMORY}::test_a_cancelled_edit_waits_for_what_was_fetched_ahead",
-                f"{MEMORY}::test_buffers_stay_until_the_copy_that_nobody_waits_for_is_done",
+                f"{PREFETCH}::test_a_cancelled_edit_waits_for_what_was_fetched_ahead",
+                f"{PREFETCH}::test_buffers_stay_until_the_copy_that_nobody_waits_for_is_done",
             ),
         ),
         (
@@ -469,7 +472,7 @@ CASES: Mapping[str, Sequence[Case]] = {
             "100 callers at once, 10 times: own picture or error[busy]; at most 64 MiB more from round 3 to round 10",
             (
                 f"{FAULT_APP}::test_a_hundred_people_ten_times_over",
-                f"{CROWD}::test_everybody_gets_their_own_or_is_told",
+                f"{SERVER}::test_everybody_gets_their_own_or_is_told",
             ),
         ),
         (

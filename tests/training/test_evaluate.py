@@ -38,12 +38,6 @@ def perfectly_seen(*scenes: Scene) -> ScenePredictions:
     return ScenePredictions(truth.objects > 0, truth.places, truth.looks)
 
 
-@pytest.fixture(scope="module")
-def judge() -> SceneClassifier:
-    torch.manual_seed(0)
-    return SceneClassifier().eval()
-
-
 def test_three_hundred_prompts_with_one_two_and_three_objects() -> None:
     scenes = evaluation_scenes()
     assert Counter(len(scene.objects) for scene in scenes) == {1: 100, 2: 100, 3: 100}

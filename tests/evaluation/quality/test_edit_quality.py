@@ -7,13 +7,10 @@ from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import pytest
-import torch
 from PIL import Image
-from safetensors.torch import save_file
 
 from fisedit import cli
 from fisedit.errors import Cancelled, InputError, ModelError
-from fisedit.evaluation.classifier import SceneClassifier
 from fisedit.evaluation.quality import edit_quality
 from fisedit.evaluation.quality.methods import METHODS
 from fisedit.evaluation.settings import EditQualitySettings
@@ -33,14 +30,6 @@ def spoken_pipe():
 @pytest.fixture
 def loaded(monkeypatch, spoken_pipe):
     monkeypatch.setattr(edit_quality, "load", lambda *_, **__: spoken_pipe)
-
-
-@pytest.fixture(scope="module")
-def judge_file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("judge") / "judge.safetensors"
-    torch.manual_seed(0)
-    save_file(SceneClassifier().state_dict(), path)
-    return path
 
 
 KEYS = ["settings", "notes", "summary", "classes", "whole", "misjudged", "rows", "edits"]

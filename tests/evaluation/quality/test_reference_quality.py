@@ -7,14 +7,11 @@ from functools import partial
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from safetensors.torch import save_file
 
 from fisedit import cli
 from fisedit.adapters.checkpoints import fresh_adapter, save_adapter
 from fisedit.errors import InputError
-from fisedit.evaluation.classifier import SceneClassifier
 from fisedit.evaluation.quality import reference_edits, reference_quality
 from fisedit.evaluation.quality.scene_edits import single_token_words
 from fisedit.evaluation.settings import ReferenceQualitySettings
@@ -31,18 +28,6 @@ def whole(pixels) -> reference_quality.MaskedObject:
 
 def flat(*colour: int) -> reference_quality.MaskedObject:
     return whole(np.full((16, 16, 3), colour))
-
-
-@pytest.fixture
-def judge():
-    torch.manual_seed(0)
-    return SceneClassifier().eval()
-
-
-@pytest.fixture
-def judge_file(judge, tmp_path):
-    save_file(judge.state_dict(), tmp_path / "judge.safetensors")
-    return tmp_path / "judge.safetensors"
 
 
 def test_black_is_a_hundred_from_white():
@@ -71,12 +56,17 @@ def test_what_lies_around_a_thing_does_not_count(judge):
     assert all(far > 1e-4 for far in reference_quality.distances(judge, (first, thing), (first, ~thing)).values())
 
 
+@pytest.fixture(scope="module")
+def demo_words():
+    """What the demo model's tokenizer knows as one token."""
+    return single_token_words(load("demo", device="cpu", dtype="fp32").tokenizer)
+
+
 @needs_font
-def test_edits_show_the_look_in_the_reference_alone():
-    words = single_token_words(load("demo", device="cpu", dtype="fp32").tokenizer)
+def test_edits_show_the_look_in_the_reference_alone(demo_words):
     for seed in range(6):
         edit = reference_edits.sample_reference_edit(
-            np.random.default_rng(seed), SIDE, words, np.copy, same=bool(seed % 2)
+            np.random.default_rng(seed), SIDE, demo_words, np.copy, same=bool(seed % 2)
         )
         old, new = (scene.objects[0].word for scene in (edit.change.before, edit.change.after))
         assert old in edit.change.prompts[0] and new in edit.change.prompts[1] and old != new
@@ -94,8 +84,7 @@ def _things(edit):
 
 
 @needs_font
-def test_looks_that_cannot_be_painted_are_not_asked_for():
-    words = single_token_words(load("demo", device="cpu", dtype="fp32").tokenizer)
+def test_looks_that_cannot_be_painted_are_not_asked_for(demo_words):
     tried = []
 
     def again(pixels, *, fails):
@@ -103,7 +92,7 @@ def test_looks_that_cannot_be_painted_are_not_asked_for():
         return np.zeros_like(pixels) if len(tried) <= fails else pixels
 
     edit = reference_edits.sample_reference_edit(
-        np.random.default_rng(3), SIDE, words, partial(again, fails=2), same=True
+        np.random.default_rng(3), SIDE, demo_words, partial(again, fails=2), same=True
     )
     assert len(tried) > 2 and np.array_equal(edit.target, tried[-1])
 

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 if TYPE_CHECKING:
-    from tests.app.conftest import LayerSite
+    from tests.support.app.site import LayerSite
 
 
 @dataclass(frozen=True)

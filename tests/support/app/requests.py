@@ -6,8 +6,6 @@ import base64
 import io
 import threading
 
-import numpy as np
-
 from app import handlers
 from app.validation import SourceSettings
 
@@ -31,10 +29,6 @@ def png(image, **options):
 
 def as_url(image):
     return f"data:image/png;base64,{base64.b64encode(png(image)).decode()}"
-
-
-def same(a, b):
-    return np.array_equal(np.asarray(a.image), np.asarray(b.image))
 
 
 def idle(session):

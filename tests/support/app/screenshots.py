@@ -14,10 +14,10 @@ from playwright.sync_api import expect, sync_playwright
 
 from fisedit import Editor
 from fisedit.adapters.checkpoints import save_adapter
-from tests.adapters.test_derivatives import Lora
-from tests.app.conftest import CHROMIUM, FLAGS, served
-from tests.app.test_model_pool import derived
 from tests.support.adapters import lively
+from tests.support.app.models import derived
+from tests.support.app.site import CHROMIUM, FLAGS, served
+from tests.support.lora import Lora
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

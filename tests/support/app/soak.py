@@ -30,10 +30,10 @@ import numpy as np
 import psutil
 
 from fisedit import Editor
-from tests.adapters.test_derivatives import Lora
-from tests.app.test_model_pool import derived
-from tests.app.test_safety import png
+from tests.support.app.models import derived
 from tests.support.app.program import Program, picture
+from tests.support.app.uploads import png
+from tests.support.lora import Lora
 
 AT_ONCE, EVERY, SIDE, STEPS = 2, 5.0, 64, 4
 """People at work; seconds between two looks; pixels and steps of pictures, so that many people come."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect, sync_playwright
 
-from tests.app.conftest import CHROMIUM, FLAGS
+from tests.support.app.site import CHROMIUM, FLAGS
 from tests.support.app.soak import say, started
 
 if TYPE_CHECKING:

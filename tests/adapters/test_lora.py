@@ -1,153 +1,26 @@
-"""Adapters on derivatives of the base: other weights, LoRAs before and after, another autoencoder; all built here."""
+"""LoRAs: as if the change lay in the weights, alone, several at once, and beside an adapter."""
 
 from __future__ import annotations
-
-import copy
-import shutil
 
 import numpy as np
 import pytest
 import torch
-from diffusers import StableDiffusionPipeline
 from PIL import Image
 from safetensors.torch import save_file
 
 from fisedit import Editor
-from fisedit.adapters.checkpoints import save_adapter
-from fisedit.adapters.insertion_points import inject_maps
 from fisedit.errors import AdapterError, InputError, SessionError
-from fisedit.models import loader
 from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels.row_plan import make_row_plan
-from tests.adapters.test_references import RED, SQUARE, pixels, seen
 from tests.support import oracle
-from tests.support.adapters import lively, naive
 from tests.support.edits import CAT, DOG, pixels_outside
 from tests.support.grids import grids
+from tests.support.lora import ALPHA, RANK, SCALE, Lora
 from tests.support.pipelines import build_pipeline
-from tests.support.single_file import save_single_file
+from tests.support.references import QUICK, check_guided, pixels
 from tests.support.steps import StepEdit, rows
 
-QUICK = {"seed": 7, "num_inference_steps": 2}
-SCALE, ALPHA, RANK = 0.6, 2.0, 4
-
-
-def check_guided(editor, pipe, adapter):
-    """A guided source of the editor's is what diffusers makes with `pipe` and the blocks written out in it."""
-    maps = seen(pipe, RED)
-    changes = {
-        name: lambda x, name=name, block=block: x + naive(block, x, maps[name])
-        for name, block in adapter.blocks.items()
-    }
-    with inject_maps(pipe.unet, changes):
-        dense = oracle.dense_generate(pipe, oracle.GenerationConfig(CAT, seed=7, steps=2))
-    result = editor.generate(CAT, reference=RED, width=128, height=128, **QUICK)
-    assert oracle.deviation(torch.cat(editor._memory.get(result.id)[0].latents), dense.latents) <= 1e-4
-    assert np.abs(pixels(result).astype(int) - np.asarray(dense.image)).max() <= 1
-    return result
-
-
-@pytest.fixture
-def adapter(pipelines):
-    """Trained, if it were trained, on the first base."""
-    return lively(pipelines["sd15"].unet, "v3")
-
-
-@pytest.fixture
-def place(adapter, tmp_path):
-    save_adapter(adapter, tmp_path / "adapter")
-    return tmp_path / "adapter"
-
-
-@pytest.mark.parametrize("kind", ["folder", "single file"])
-def test_another_base(adapter, place, kind, tmp_path, monkeypatch):
-    pipe = build_pipeline("sd15", seed=5)
-    folder = tmp_path / "model"
-    pipe.save_pretrained(folder)
-    if kind == "single file":
-        monkeypatch.setattr(loader, "_SD15", tmp_path / "config")
-        shutil.copytree(folder, tmp_path / "config", ignore=shutil.ignore_patterns("*.safetensors"))
-        folder = save_single_file(pipe, tmp_path / "model.safetensors")
-    editor = Editor.from_pretrained(folder, dtype="fp32", device="cpu")
-    editor.load_adapter(place)
-    check_guided(editor, pipe, adapter)
-
-
-def test_another_autoencoder(pipelines, adapter, place, tmp_path):
-    """It is the one that reads references."""
-    pipe, other = build_pipeline("sd15"), build_pipeline("sd15", seed=9).vae
-    pipe.save_pretrained(tmp_path / "model")
-    shutil.rmtree(tmp_path / "model" / "vae")
-    other.save_pretrained(tmp_path / "model" / "vae")
-    editor = Editor.from_pretrained(tmp_path / "model", dtype="fp32", device="cpu")
-    editor.load_adapter(place)
-    pipe.vae = other
-    swapped = check_guided(editor, pipe, adapter)
-    first = Editor(pipelines["sd15"])
-    first.load_adapter(place)
-    plain = first.generate(CAT, reference=RED, width=128, height=128, **QUICK)
-    assert oracle.deviation(*(e._memory.get("0")[0].latents[-1] for e in (editor, first))) > 0.01
-    assert not np.array_equal(pixels(swapped), pixels(plain))
-
-
-LAYERS = ("to_q", "to_k", "to_v", "to_out.0", "proj_in", "proj_out", "ff.net.0.proj", "conv1", "downsamplers.0.conv")
-
-
-class Lora:
-    """Random low-rank changes of a model's layers: as files, and merged into it."""
-
-    def __init__(self, pipe, seed=0):
-        make = torch.Generator().manual_seed(seed)
-        named = {"unet": pipe.unet, "text_encoder": pipe.text_encoder}
-        ends = {"unet": LAYERS, "text_encoder": ("q_proj", "v_proj", "out_proj", "fc1")}
-        self.parts = {}
-        for part, model in named.items():
-            for name, layer in model.named_modules():
-                if name.endswith(ends[part]) and hasattr(layer, "weight"):
-                    shape = layer.weight.shape
-                    down = torch.randn(RANK, *shape[1:], generator=make) / shape[1:].numel() ** 0.5
-                    up = torch.randn(shape[0], RANK, *[1] * (len(shape) - 2), generator=make) / RANK**0.5
-                    self.parts[part, name] = down, up
-
-    def kohya(self, path):
-        tensors = {}
-        for (part, name), (down, up) in self.parts.items():
-            prefix = "lora_unet" if part == "unet" else "lora_te_text_model"
-            key = f"{prefix}_{name.removeprefix('text_model.').replace('.', '_')}"
-            tensors |= {
-                f"{key}.lora_down.weight": down,
-                f"{key}.lora_up.weight": up,
-                f"{key}.alpha": torch.tensor(ALPHA),
-            }
-        save_file({k: v.contiguous() for k, v in tensors.items()}, path)
-        return path
-
-    def diffusers(self, folder, pipe):
-        from peft import LoraConfig
-        from peft.utils import get_peft_model_state_dict
-
-        copied = StableDiffusionPipeline(**copy.deepcopy(pipe.components), requires_safety_checker=False)
-        layers = {}
-        for part in ("unet", "text_encoder"):
-            names = [name for (of, name) in self.parts if of == part]
-            model = getattr(copied, part)
-            model.add_adapter(LoraConfig(r=RANK, lora_alpha=RANK, target_modules=names))
-            for name in names:
-                layer = model.get_submodule(name)
-                layer.lora_A["default"].weight.data.copy_(self.parts[part, name][0])
-                layer.lora_B["default"].weight.data.copy_(self.parts[part, name][1])
-            layers[f"{part}_lora_layers"] = get_peft_model_state_dict(model)
-        StableDiffusionPipeline.save_lora_weights(folder, **layers)
-        return folder
-
-    def merged(self, pipe, scale):
-        """Another pipeline with the change in its weights."""
-        copied = StableDiffusionPipeline(**copy.deepcopy(pipe.components), requires_safety_checker=False)
-        copied.set_progress_bar_config(disable=True)
-        for (part, name), (down, up) in self.parts.items():
-            weight = getattr(copied, part).get_submodule(name).weight.data
-            weight += scale * (up.flatten(1) @ down.flatten(1)).view(weight.shape)
-        return copied
+SQUARE = grids(16, 16)["square"]
 
 
 @pytest.fixture

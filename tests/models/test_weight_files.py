@@ -35,7 +35,7 @@ def with_table(text: str) -> str:
 
 def test_the_readme_tells_the_checksums():
     text = README.read_text(encoding="utf-8")
-    assert text == with_table(text), "run `python -m tests.models.test_weights`"
+    assert text == with_table(text), "run `python -m tests.models.test_weight_files`"
 
 
 def test_the_demo_model_loads_and_is_small():

@@ -1,4 +1,4 @@
-"""Sessions on disk, without a model: whatever interrupts, damages or shares them, results are whole or refused."""
+"""Sessions on disk, without a model: whatever interrupts, damages or shares a folder, results are whole or refused."""
 
 from __future__ import annotations
 
@@ -14,27 +14,19 @@ from fisedit.errors import InputError, SessionError
 from fisedit.storage import files as output_files
 from fisedit.storage import session_folder, session_store
 from fisedit.storage.session_store import SessionStore
-from tests.support.sessions import change_index, contents, copied, diff, file_of, files, save, saved
-
-NAMES = ("generated", "opened", "look")
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """Sessions of this version by name."""
-    place = tmp_path_factory.mktemp("whole")
-    return {name: saved(place / name, name) for name in NAMES}
-
-
-def load(folder):
-    return SessionStore(folder).load(diff)
-
-
-def written_again(parts, folder):
-    folder.mkdir()
-    for name, data in parts.items():
-        (folder / name).write_bytes(data)
-    return folder
+from tests.support.sessions import (
+    NAMES,
+    contents,
+    copied,
+    diff,
+    file_of,
+    files,
+    load,
+    one_line,
+    refused,
+    save,
+    written_again,
+)
 
 
 def _loaded_or_told(folder):
@@ -43,19 +35,6 @@ def _loaded_or_told(folder):
         return contents(load(folder))
     except SessionError as error:
         return "told" if one_line(error) else error
-
-
-def one_line(error):
-    return "\n" not in str(error) and len(str(error)) < 400
-
-
-def refused(folder):
-    """Why a session is refused; "" where it is not."""
-    try:
-        load(folder)
-    except SessionError as error:
-        return str(error) if one_line(error) else ""
-    return ""
 
 
 def flipped(folder, place, seed, times):
@@ -376,117 +355,3 @@ def test_no_output_lies_in_a_session(whole, tmp_path):
 
 
 # What a session may say
-
-
-def entry(**changes):
-    return lambda index: index["results"][1].update(changes)
-
-
-def stats(**changes):
-    return lambda index: index["results"][1]["stats"].update(changes)
-
-
-def settings(**changes):
-    return lambda index: index["results"][1]["recipe"].update(changes)
-
-
-SAID = {
-    "growth of 1e9": entry(growth=[10**9] * 8),
-    "growth of 2^70": entry(growth=[2**70] * 8),
-    "growth below 0": entry(growth=[-1] * 8),
-    "growth of floats": entry(growth=[1.0] * 8),
-    "structure NaN": entry(structure=float("nan")),
-    "structure infinite": entry(structure=float("inf")),
-    "structure 1e308": entry(structure=1e308),
-    "structure of text": entry(structure="1"),
-    "start after the end": entry(start=8),
-    "start below 0": entry(start=-1),
-    "start of 2^70": entry(start=2**70),
-    "checked of another kind": entry(checked=2),
-    "an id of 400 digits": entry(id="1" * 400),
-    "an id with a zero before": entry(id="01"),
-    "an id in other digits": entry(id="١"),
-    "an id twice": entry(id="0"),
-    "its own parent": entry(parent="1"),
-    "a later parent": entry(parent="3"),
-    "an unknown field": entry(more=1),
-    "a mask's source of another kind": entry(mask={"source": [], "confidence": 1.0}),
-    "a mask's confidence of text": entry(mask={"source": "given", "confidence": "1"}),
-    "a mask's confidence NaN": entry(mask={"source": "given", "confidence": float("nan")}),
-    "another size than its parent": settings(width=64, height=64),
-    "other steps than its parent": settings(num_inference_steps=4),
-    "another seed than its parent": settings(seed=8),
-    "a prompt of another kind": settings(prompt=["a cat"]),
-    "a prompt that is no Unicode": settings(prompt="a \ud800 cat"),
-    "a prompt of a million letters": settings(prompt="a" * 10**6),
-    "LoRAs of another kind": settings(loras=[[1, "x"]]),
-    "a LoRA's scale NaN": settings(loras=[["x", float("nan")]]),
-    "a look of another kind": settings(like=[{"adapter": 1, "scale": 1.0, "reference": "x"}]),
-    "10,000 looks": settings(like=[{"adapter": "x", "scale": 1.0, "reference": "x"}] * 10_000),
-    "seconds empty": stats(seconds={}),
-    "seconds of text": stats(seconds={"total": "1"}),
-    "seconds NaN": stats(seconds={"total": float("nan")}),
-    "no seconds at all": stats(seconds={"total": 0}),
-    "seconds of another kind": stats(seconds=[]),
-    "99 shared steps": stats(steps_shared=99),
-    "notes that are numbers": stats(notes=[1, 2]),
-    "notes of another kind": stats(notes={}),
-    "rows of text": stats(active_rows=["a"]),
-    "no rows for a growth": stats(active_rows=[]),
-    "evaluations of text": stats(unet_evaluations_dense="8"),
-    "evaluations below 0": stats(unet_evaluations_sparse=-1),
-    "operations of 2^70": stats(macs=2**70),
-    "operations of text": stats(macs_dense="x"),
-    "an area of 2": stats(mask_area=2),
-    "a fallback of another kind": stats(fallback=None),
-    "bytes of another kind": stats(recorded_bytes=[]),
-    "true for a number": stats(macs=True),
-    "a dtype of another kind": lambda index: index.update(dtype=7),
-    "a model of another kind": lambda index: index.update(model=["demo"]),
-    "adapters of another kind": lambda index: index.update(adapters=[7]),
-    "an adapter's scale of 1e308": lambda index: index.update(adapters=[{"source": "x", "scale": 1e308}]),
-    "an unknown field at the top": lambda index: index.update(more={}),
-    "version true": lambda index: index.update(version=True),
-    "10,004 results": lambda index: index.update(results=index["results"] * 2501),
-    "files with a path": lambda index: index["results"][1].update(files={".png": "../" * 16}),
-    "files of another kind": lambda index: index["results"][1].update(files={"/x": "0" * 64}),
-    "references with a path": lambda index: index.update(references={"../0123456789abc": "0" * 64}),
-}
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_every_field_is_checked_before_anything_is_built(whole, tmp_path, monkeypatch, version):
-    read = copied("generated", tmp_path / "s") if version == 1 else whole["generated"]
-    parts = files(read)
-    assert not refused(written_again(parts, tmp_path / "whole"))
-    monkeypatch.setattr("fisedit.storage.session_reader.decode", lambda *_, **__: pytest.fail("a picture was decoded"))
-    for number, (case, change) in enumerate(SAID.items()):
-        folder = written_again(parts, tmp_path / str(number))
-        change_index(folder / "session.json", change)
-        assert refused(folder), case
-
-
-TEXTS = (
-    b"[" * 100_000,
-    b'{"version": 2, "results": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-    b'{"version": 1' + b"0" * 5000 + b"}",
-    b'{"version": "\\ud800"}',
-    b"null",
-    b"\xff\xfe",
-    b"{}",
-    b"",
-)
-
-
-def test_odd_texts_are_refused(tmp_path):
-    for text in TEXTS:
-        (tmp_path / "session.json").write_bytes(text)
-        assert refused(tmp_path), text[:40]
-
-
-def test_an_index_that_was_changed_by_hand_is_told(whole, tmp_path):
-    place = written_again(files(whole["look"]), tmp_path / "s")
-    path = place / "session.json"
-    path.write_text(path.read_text().replace("a dog", "a fox"))
-    with pytest.raises(SessionError, match="is damaged"):
-        load(place)

@@ -1,73 +1,39 @@
 """Each stage takes its steps, resumes to the same state, and ends in a pipeline that diffusers loads."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from diffusers import AutoencoderKL, StableDiffusionPipeline
 from torch import Tensor, nn
 
 from fisedit.evaluation.scenes import drawing
 from fisedit.evaluation.scenes.prompts import parse_prompt
+from tests.support.stages import (
+    CONFIG,
+    CPU,
+    PLAN,
+    autoencoder_stage,
+    decoder_stage,
+    denoiser_stage,
+    held_out,
+    small_autoencoder,
+)
 from training import classifier, evaluate
-from training.autoencoder import AutoencoderStage, DecoderStage, HeldOutPictures, build_autoencoder, reconstruct
-from training.config import Autoencoder, CloseUps, Config, ConfigError, Decoder, Denoiser, Plan, Scenes, load_config
+from training.autoencoder import AutoencoderStage, DecoderStage, build_autoencoder, reconstruct
 from training.denoiser import SHOWN, DenoiserStage
-from training.export import load_run
 from training.latents import encode_scenes, normalise_latents
 from training.loop import Stage, train
-from training.models import build_unet, export
-from training.pictures import Pictures, draw_pictures, to_tensor
-from training.train import HERE, MODEL, train_denoiser
+from training.models import build_unet
+from training.pictures import Pictures, to_tensor
+from training.train import MODEL, train_denoiser
 
 pytestmark = pytest.mark.skipif(
     not any(path.is_file() for path in drawing.FONT_PATHS), reason="Noto Color Emoji is not installed"
 )
-CPU = torch.device("cpu")
-PLAN = Plan(batch=2, seconds=1e9, steps=3, learning_rate=1e-3, warmup=1, log_every=1, report_every=100)
-CONFIG = Config(
-    seed=1,
-    start="",
-    scenes=Scenes(side=128, count=4, held_out=2),
-    autoencoder=Autoencoder(PLAN, channels=(8, 8, 8, 8)),
-    decoder=Decoder(PLAN),
-    closeups=CloseUps(PLAN, pictures=4),
-    denoiser=Denoiser(
-        PLAN, channels=(8, 8, 16), groups=4, heads=2, text_width=16, text_heads=2, text_layers=1, pictures=4
-    ),
-)
-
-
-@pytest.fixture(scope="module")
-def pictures() -> Pictures:
-    return draw_pictures(1, 4, 128)
-
-
-def small_autoencoder() -> AutoencoderKL:
-    torch.manual_seed(0)
-    return build_autoencoder(CONFIG.autoencoder, 128)
-
-
-def held_out(pictures: Pictures) -> HeldOutPictures:
-    return HeldOutPictures(pictures.pixels, pictures.pixels)
-
-
-def autoencoder_stage(pictures: Pictures) -> Stage:
-    return AutoencoderStage(CONFIG, pictures, held_out(pictures), CPU)
-
-
-def decoder_stage(pictures: Pictures) -> Stage:
-    return DecoderStage(CONFIG, small_autoencoder(), pictures, held_out(pictures), CPU)
-
-
-def denoiser_stage(pictures: Pictures) -> Stage:
-    model = small_autoencoder()
-    scenes = encode_scenes(model, 1, len(pictures.scenes), close=True)
-    stage = DenoiserStage(CONFIG, PLAN, model, scenes, scenes, CPU)
-    stage.report = lambda averaged, sheet: {}  # type: ignore[method-assign]  # sampling has its own test below
-    return stage
 
 
 def same(first: nn.Module, second: nn.Module) -> bool:
@@ -223,46 +189,6 @@ def test_the_judge_learns_from_fresh_scenes(monkeypatch: pytest.MonkeyPatch, tmp
     assert not torch.equal(stage.losses(1)["loss"], loss)
     assert all(weight.grad is not None and weight.grad.any() for weight in stage.model.parameters())
     assert all(0 <= share <= 1 for share in stage.report(stage.model, tmp_path).values())
-
-
-def test_a_run_exports_as_a_pipeline(pictures: Pictures, tmp_path: Path) -> None:
-    model = small_autoencoder()
-    model.save_pretrained(tmp_path / "run" / AutoencoderStage.name / MODEL)
-    train(denoiser_stage(pictures), PLAN, tmp_path / "run" / DenoiserStage.name, CPU)
-    made = load_run(CONFIG, tmp_path / "run")
-    export(made, tmp_path / "out")
-    loaded = StableDiffusionPipeline.from_pretrained(tmp_path / "out")
-    assert {part.dtype for part in (loaded.unet, loaded.vae, loaded.text_encoder)} == {torch.float32}
-    drawn = loaded(["a cat"], num_inference_steps=2, output_type="np").images
-    assert drawn.shape == (1, 128, 128, 3)
-
-
-def test_an_export_needs_finished_stages(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="train that stage first"):
-        load_run(CONFIG, tmp_path)
-
-
-@pytest.mark.parametrize("path", sorted(HERE.glob("*.toml")), ids=lambda path: path.name)
-def test_the_settings_of_a_run_are_readable(path: Path) -> None:
-    config = load_config(path)
-    assert min(config.closeups.plan.batch, config.denoiser.plan.batch) > 0
-
-
-@pytest.mark.parametrize("text", ["[scenes]\nsides = 128\n", "[denoiser.plan]\nbatch = 1\n", "seed = ="])
-def test_a_config_that_lacks_or_misspells_a_setting_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "typo.toml").write_text(text)
-    with pytest.raises(ConfigError, match=r"has no setting 'sides'|lacks a setting|must be a readable TOML file"):
-        load_config(tmp_path / "typo.toml")
-
-
-def test_a_config_names_the_pipeline_to_start_from(tmp_path: Path) -> None:
-    plan = "batch = 1\nseconds = 1\nsteps = 1\nlearning_rate = 1e-3\n"
-    stages = "".join(f"[{name}.plan]\n{plan}" for name in ("autoencoder", "decoder", "closeups", "denoiser"))
-    (tmp_path / "plain.toml").write_text(stages)
-    (tmp_path / "started.toml").write_text(f'start = "runs/first"\n{stages}[scenes]\nside = 128\n')
-    assert load_config(tmp_path / "plain.toml").start == ""
-    started = load_config(tmp_path / "started.toml")
-    assert (started.start, started.scenes.side, started.closeups.plan.batch) == ("runs/first", 128, 1)
 
 
 def test_pictures_survive_the_way_to_tensors_and_back(pictures: Pictures) -> None:

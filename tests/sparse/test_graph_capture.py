@@ -1,0 +1,52 @@
+"""Captures: a stand-in that keeps a graph's contract, what is made once, and snapshots of results."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fisedit.sparse.feature_cache import held_bytes
+from fisedit.sparse.graph_capture import LRUCache, capture, snapshot
+
+pytestmark = pytest.mark.usefixtures("no_grad")
+
+
+def test_the_stand_in_keeps_a_graphs_contract():
+    """Inputs and results stay where they are; a replay sees what the inputs hold then."""
+    x, runs = torch.ones(3), []
+
+    def function():
+        runs.append(1)
+        return {"double": x * 2}
+
+    captured = capture(function, torch.device("cpu"))
+    first = captured.outputs["double"]
+    x.fill_(5)
+    assert first.tolist() == [2, 2, 2]
+    captured.replay()
+    assert captured.outputs["double"] is first
+    assert first.tolist() == [10, 10, 10]
+    assert len(runs) == 2
+
+
+def test_what_is_made_once():
+    once = LRUCache()
+    assert [once.get(key, lambda key=key: [key]) for key in "aba"] == [["a"], ["b"], ["a"]]
+    assert once.made == 2 and "a" in once and "c" not in once
+
+
+def test_of_many_the_least_used_goes():
+    once = LRUCache(2)
+    for key in "abaca":
+        once.get(key, object)
+    assert once.made == 3 and "a" in once and "b" not in once and "c" in once
+
+
+def test_a_snapshot_has_memory_of_its_own_and_shares_as_before():
+    packed, alone = torch.randn(2, 5, 12), torch.randn(3, dtype=torch.float64)
+    one, two, three = packed.chunk(3, -1)
+    active_mask = snapshot({"one": one, "two": two[-1:], "three": three[:, :2], "alone": alone})
+    expected = {"one": one.clone(), "two": two[-1:].clone(), "three": three[:, :2].clone(), "alone": alone.clone()}
+    packed.zero_(), alone.zero_()
+    assert all(torch.equal(active_mask[name], tensor) for name, tensor in expected.items())
+    assert held_bytes(active_mask.values()) == packed.nbytes + alone.nbytes

@@ -1,0 +1,67 @@
+"""What a person does on the app's page, and what the page shows."""
+
+from __future__ import annotations
+
+import base64
+import re
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
+from playwright.sync_api import expect
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+CAT, DOG, CASTLE = "a cat and a cake on a beach", "a dog and a cake on a beach", "a cat and a castle on a beach"
+STEPS = 5
+
+
+def make(page: Page, prompt: str = CAT, steps: int = STEPS) -> None:
+    """Types a prompt, and makes a picture of it in a few steps."""
+    page.locator("#prompt textarea").fill(prompt)
+    page.get_by_text("Settings of new pictures").click()
+    number, slider = (page.locator(f"#steps input[type={kind}]") for kind in ("number", "range"))
+    for _ in range(50):  # the panel draws itself when it is opened, and may lose what is typed meanwhile
+        number.fill(str(steps))
+        number.blur()
+        page.wait_for_timeout(200)
+        if slider.input_value() == str(steps):
+            break
+    expect(slider).to_have_value(str(steps))
+    page.locator("#make").click()
+
+
+def run(page: Page, prompt: str, pictures: int) -> None:
+    """Changes the prompt, waits for the region, runs the edit."""
+    page.locator("#prompt textarea").fill(prompt)
+    expect(page.locator("#facts")).to_contain_text("of the picture")
+    page.locator("#run").click()
+    expect(nodes(page)).to_have_count(pictures)
+    expect(page.locator("#run")).to_be_visible()
+
+
+def nodes(page: Page):
+    return page.locator("#history [data-id]")
+
+
+def pixels(page: Page, selector: str, mode: str = "RGB") -> np.ndarray:
+    """A picture on the stage, as the page shows it."""
+    image = page.locator(f"#stage {selector}")
+    expect(image).to_have_attribute("src", re.compile("^data:image/png"))
+    data = (image.get_attribute("src") or "").partition(",")[2]
+    return np.asarray(Image.open(BytesIO(base64.b64decode(data))).convert(mode))
+
+
+def stroke(page: Page, *points: tuple[float, float]) -> None:
+    """Draws on the picture with the mouse; points are shares of its width and height."""
+    page.locator("#stage canvas").scroll_into_view_if_needed()
+    box = page.locator("#stage canvas").bounding_box()
+    assert box is not None
+    places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
+    page.mouse.move(*places[0])
+    page.mouse.down()
+    for place in places:
+        page.mouse.move(*place, steps=5)
+    page.mouse.up()

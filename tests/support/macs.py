@@ -1,0 +1,20 @@
+"""Multiply-accumulates as torch counts them."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+
+def counted(run) -> int:
+    """Multiply-accumulates by torch; its plain attention, for the counter does not know the fused one of a CPU."""
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops() // 2
+
+
+def time_macs(unet, batch) -> int:
+    """The time embedding's linears, which have no positions: our own count leaves them out."""
+    linears = [m for name, m in unet.named_modules() if "time_emb" in name and isinstance(m, torch.nn.Linear)]
+    return batch * sum(linear.weight.numel() for linear in linears)

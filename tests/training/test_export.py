@@ -1,0 +1,39 @@
+"""A trained run as a pipeline that diffusers loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import StableDiffusionPipeline
+
+from tests.support.quality import needs_font
+from tests.support.stages import CONFIG, CPU, PLAN, denoiser_stage, small_autoencoder
+from training.autoencoder import AutoencoderStage
+from training.config import ConfigError
+from training.denoiser import DenoiserStage
+from training.export import load_run
+from training.loop import train
+from training.models import export
+from training.pictures import Pictures
+from training.train import MODEL
+
+pytestmark = needs_font
+
+
+def test_a_run_exports_as_a_pipeline(pictures: Pictures, tmp_path: Path) -> None:
+    model = small_autoencoder()
+    model.save_pretrained(tmp_path / "run" / AutoencoderStage.name / MODEL)
+    train(denoiser_stage(pictures), PLAN, tmp_path / "run" / DenoiserStage.name, CPU)
+    made = load_run(CONFIG, tmp_path / "run")
+    export(made, tmp_path / "out")
+    loaded = StableDiffusionPipeline.from_pretrained(tmp_path / "out")
+    assert {part.dtype for part in (loaded.unet, loaded.vae, loaded.text_encoder)} == {torch.float32}
+    drawn = loaded(["a cat"], num_inference_steps=2, output_type="np").images
+    assert drawn.shape == (1, 128, 128, 3)
+
+
+def test_an_export_needs_finished_stages(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="train that stage first"):
+        load_run(CONFIG, tmp_path)
