@@ -47,7 +47,7 @@ STEPPING, FOLDER, INDEX, SESSION, CACHE, CALLS, ARCHIVE, PREFETCH, FAULT_ENGINE 
     "tests/sparse/test_stepping.py",
     "tests/storage/test_session_folder.py",
     "tests/storage/test_session_index.py",
-    "tests/storage/test_session.py",
+    "tests/storage/test_session_store.py",
     "tests/sampling/test_trajectory_cache.py",
     "tests/app/test_calls.py",
     "tests/app/test_archive.py",
