@@ -64,7 +64,7 @@ def test_its_overlay_is_the_engines_own(pipelines):
     queries = frozenset(n for n, _ in unet.named_modules() if n.startswith("mid_block") and n.endswith("to_q"))
     case = Case(unet, [grids(16, 16)["blobs"]], queries=queries)
     edit = case.begin(GraphExecutor(case.executor))
-    edit.replay(0, case.batch(), TIME)
+    edit.step(0, case.batch(), TIME)
     (got,), (_, expected) = edit.overlays(0), case.alone(0)
     norms = {s.name: s for s in case.executor.sites if s.role in NORMS}
     sums = {name: recorded_statistics(expected, name, s.level, s.module.num_groups) for name, s in norms.items()}
@@ -73,7 +73,7 @@ def test_its_overlay_is_the_engines_own(pipelines):
         for name, tensor in theirs.items():
             assert torch.allclose(mine[name], tensor, atol=1e-3, rtol=1e-4), name
     before = {name: tensor.clone() for name, tensor in got.maps.items()}
-    edit.replay(0, torch.zeros_like(case.batch()), TIME)
+    edit.step(0, torch.zeros_like(case.batch()), TIME)
     assert all(torch.equal(got.maps[name], tensor) for name, tensor in before.items())
 
 
@@ -125,7 +125,7 @@ def test_an_edit_that_is_over_holds_no_features(pipelines):
     case = Case(pipelines["sd15"].unet, [grids(16, 16)["blobs"]])
     graphs = GraphExecutor(case.executor)
     edit = case.begin(graphs)
-    edit.replay(0, case.batch(), TIME)
+    edit.step(0, case.batch(), TIME)
     gone = weakref.ref(edit.prefetcher)
     del edit
     gc.collect()
@@ -139,7 +139,7 @@ def test_packing_takes_no_more_memory(pipelines):
     graphs = GraphExecutor(case.executor)
     edit = case.begin(graphs)
     assert case.maps.own_bytes <= before and all(torch.equal(case.maps.maps[name], t) for name, t in maps.items())
-    case.check(edit.replay(0, case.batch(), TIME))
+    case.check(edit.step(0, case.batch(), TIME))
     (overlay,) = edit.overlays(0)
     case.begin(graphs, overlay)
     assert list(graphs.feature_packer._packed) == [case.maps]
@@ -180,10 +180,10 @@ def test_a_cuda_graph_is_the_engines_own_and_never_waits(backend):
             plan = make_row_plan(mask, executor.num_levels, "cuda")
             latents = torch.where(torch.from_numpy(mask).cuda(), other, source)
             edit = graphs.begin([plan], {0: maps}, texts[1])
-            edit.replay(0, latents, time)
+            edit.step(0, latents, time)
             allocated.append(torch.cuda.memory_allocated())
             with no_waiting():
-                rows = edit.replay(0, latents, time)
+                rows = edit.step(0, latents, time)
             assert torch.cuda.memory_allocated() == allocated[-1]
             expected, _ = executor.run_sparse(latents, time, texts[1], {}, FeatureOverlay(maps, plan))
             assert torch.allclose(rows[:, : plan.rows[0]], expected, atol=2e-3, rtol=0)

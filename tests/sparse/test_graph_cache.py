@@ -271,13 +271,13 @@ FAULTS = pytest.mark.parametrize("replay", [broken, unsupported, nan], ids=lambd
 
 
 @FAULTS
-def test_a_decode_whose_first_replay_fails_or_differs_is_eager_from_then_on(captured, vae, monkeypatch, replay):
-    source, record = decode(vae, torch.randn(1, 4, SIZE, SIZE))
+def test_a_decode_whose_first_replay_fails_or_differs_is_eager_from_then_on(captured, sd15_vae, monkeypatch, replay):
+    source, record = decode(sd15_vae, torch.randn(1, 4, SIZE, SIZE))
     latents = torch.randn(1, 4, SIZE, SIZE)
-    expected = decode_sparse(vae, latents, SQUARE, record, source)[0].tobytes()
+    expected = decode_sparse(sd15_vae, latents, SQUARE, record, source)[0].tobytes()
     monkeypatch.setattr(EagerGraph, "replay", replay)
     with pytest.warns(RuntimeWarning, match="a captured graph was given up") as warned:
-        pictures = [captured.decode(vae, latents, SQUARE, record, source)[0].tobytes() for _ in range(2)]
+        pictures = [captured.decode(sd15_vae, latents, SQUARE, record, source)[0].tobytes() for _ in range(2)]
     assert pictures == [expected] * 2 and len(warned) == 1 and captured.reason
 
 

@@ -183,7 +183,7 @@ class Steps:
             self.case.texts.transpose(0, 1).flatten(0, 1),
         )
         edit = graphs.begin(self.case.plans, self.features, text, budget)
-        return [edit.replay(i, self.case.batch(), TIME).clone() for i in (0, 1)], edit.prefetcher.resident
+        return [edit.step(i, self.case.batch(), TIME).clone() for i in (0, 1)], edit.prefetcher.resident
 
 
 @pytest.mark.parametrize("quantised", ["", "int8", "fp8"])
@@ -252,7 +252,7 @@ def test_what_a_byte_a_number_costs_on_the_demo_model():
     errors = {}
     for quantised in ("", *QUANTISED_DTYPES):
         edit = GraphExecutor(executor, quantised=quantised).begin([plan], {2: source.features[2]}, text)
-        got = edit.replay(2, *step)[:, : plan.rows[0]]
+        got = edit.step(2, *step)[:, : plan.rows[0]]
         errors[quantised] = float((got - expected).norm() / expected.norm())
     sys.stdout.write(f"relative errors of a step's prediction: {errors}\n")
     assert errors[""] < 1e-5
@@ -298,7 +298,7 @@ def test_features_in_host_memory_are_fetched_ahead(pipelines, order):
     assert rich.prefetcher.resident and not poor.prefetcher.resident
     assert rich.prefetcher.bytes == poor.prefetcher.bytes > 1000
     for i in order:
-        got, expected = (edit.replay(i, case.batch(), TIME).clone() for edit in (poor, rich))
+        got, expected = (edit.step(i, case.batch(), TIME).clone() for edit in (poor, rich))
         assert torch.equal(got, expected)
         case.check(got, steps[i])
 

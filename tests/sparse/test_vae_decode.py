@@ -182,8 +182,8 @@ def test_a_decode_whose_products_are_widened(pipelines, monkeypatch):
     changed, _ = decode_sparse(vae, new, grid, record, plain)
     vae, seen, convolve = copy.deepcopy(vae).bfloat16(), set(), F.conv2d
     monkeypatch.setattr(tuning, "prefers_fp32", lambda: True)
-    monkeypatch.setattr(prepacked, "LARGE", 0)
-    monkeypatch.setattr(prepacked, "MUCH", 0)
+    monkeypatch.setattr(prepacked, "MIN_WIDENED_NUMEL", 0)
+    monkeypatch.setattr(prepacked, "MIN_WIDENED_MACS", 0)
     monkeypatch.setattr(F, "conv2d", lambda x, w, *rest: seen.add((x.dtype, w.shape[:2])) or convolve(x, w, *rest))
     source, record = decode(vae, old.bfloat16())
     edited, _ = decode_sparse(vae, new.bfloat16(), grid, record, source)

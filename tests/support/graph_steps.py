@@ -26,7 +26,7 @@ class Case:
         self.latents = [torch.where(mask, torch.randn_like(source), source) for mask in self.masks]
 
     def alone(self, e, features=None):
-        """The engine's own replay of one edit: rows [S, R, 4] and the overlay."""
+        """The engine's own step of one edit: rows [S, R, 4] and the overlay."""
         features = features or self.maps
         return self.executor.run_sparse(
             self.latents[e], TIME, self.texts[e], {}, FeatureOverlay(features, self.plans[e])

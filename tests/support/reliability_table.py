@@ -49,7 +49,7 @@ STEPPING, FOLDER, INDEX, SESSION, CACHE, CALLS, ARCHIVE, PREFETCH, FAULT_ENGINE 
     "tests/storage/test_session_index.py",
     "tests/storage/test_session_store.py",
     "tests/sampling/test_trajectory_cache.py",
-    "tests/app/test_calls.py",
+    "tests/app/test_allowed_calls.py",
     "tests/app/test_archive.py",
     "tests/sparse/test_prefetch.py",
     "tests/fault/fault_engine.py",
