@@ -117,7 +117,10 @@ Methods = Annotated[
 ReferenceAdapter = Annotated[
     str | None, Option("--adapter", help="Measure edits with a reference by this adapter instead.")
 ]
-EditsSeed = Annotated[int, Option("--seed", min=0, help="Of the edits that are drawn at random.")]
+EditsSeed = Annotated[
+    str,
+    Option("--seed", help="Of the drawn edits: development, reported (for published figures) or a number."),
+]
 Judge = Annotated[Path | None, Option(help="Weights of the classifier of drawn scenes; the model folder's without it.")]
 PieBench = Annotated[Path | None, Option(help="Make the edits of your own copy of PIE-Bench instead of drawn ones.")]
 BenchJournal = Annotated[
@@ -201,3 +204,20 @@ def parse_areas(areas: str) -> tuple[float, ...]:
     if not all(0 < share <= 1 for share in shares):
         raise InputError(f"areas must lie above 0 and up to 100 percent, got {areas!r}")
     return shares
+
+
+def parse_seed(given: str) -> int:
+    """The seed of drawn edits: a whole number from 0, or the name of a split of `held_out.json`.
+
+    Args:
+        given: by the option.
+
+    Raises:
+        InputError: neither.
+    """
+    from fisedit.evaluation.scenes.held_out import held_out
+
+    seeds = held_out().seeds
+    if given not in seeds and not (given.isascii() and given.isdigit()):
+        raise InputError(f"--seed must be {', '.join(seeds)} or a whole number from 0, got {given!r}")
+    return seeds[given] if given in seeds else int(given)

@@ -16,7 +16,7 @@ from fisedit.evaluation.quality.global_edit_detection import GlobalEditVerdict, 
 from fisedit.evaluation.quality.global_edit_prompts import prompt_pairs, written_pairs
 from fisedit.evaluation.quality.html_report import HtmlReport
 from fisedit.evaluation.quality.methods import OURS, select_methods
-from fisedit.evaluation.quality.metric_tables import ALL, format_table, metric_rows
+from fisedit.evaluation.quality.metric_tables import EVERYWHERE, LOCAL, format_table, metric_rows
 from fisedit.evaluation.quality.results_log import ResultsLog
 from fisedit.evaluation.quality.scene_edits import available_kinds, sample_edits, single_token_words
 from fisedit.evaluation.quality.scores import score_edit
@@ -39,7 +39,9 @@ CLASSIFIER_FILE = "judge.safetensors"
 """The scene classifier's weights in a model's folder."""
 
 NOTES = (
-    "in brackets the 10th percentile, or the 90th where low is good",
+    "in square brackets the bootstrap's 95 % interval, in round ones the 10th percentile (90th where low is good)",
+    "no scene of an edit, before or after, is one that today's training would see",
+    "parts are left where more than 2 % of a removed object's visible pixels lie outside the mask",
     "IoU, precision and recall are by latent cells of 8x8 pixels; one is true if any of its pixels is",
     "inside dB and seam compare with the dense blended edit in the method's own mask, over edits that ran sparsely",
     "seam is the largest step between neighbours within 4 pixels of the mask's boundary, over the reference's own",
@@ -183,7 +185,9 @@ def _tables(log: ResultsLog, tokenizer: Tokenizer, pairs: Iterator[tuple[str, st
     verdicts = _verdicts(log, tokenizer, pairs)
     wrong = [asdict(v) for v in verdicts["words"] + verdicts["prompts alone"] if v.whole is not v.said]
     return {
-        "summary": format_table([row for row in rows if row["kind"] == ALL], ("method", "source", "edits")),
+        "summary": format_table(
+            [row for row in rows if row["kind"] in (LOCAL, EVERYWHERE)], ("kind", "method", "source", "edits")
+        ),
         "classes": format_table([row for row in rows if row["method"] == OURS], ("kind", "source", "edits")),
         "whole": [detection_row(name, some) for name, some in verdicts.items() if some],
         "misjudged": wrong,

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fisedit import __version__
 from fisedit.evaluation.quality.edit_case import make_case
-from fisedit.evaluation.quality.metric_tables import ALL, format_table
-from fisedit.evaluation.quality.metrics import MaskFit, mask_fit, median_and_tail
+from fisedit.evaluation.quality.metric_tables import ALL, format_table, median_row, share_row
+from fisedit.evaluation.quality.metrics import MaskFit, mask_fit, share_outside
 from fisedit.evaluation.quality.scene_edits import (
     GENERATED_EVERY,
     GLOBAL_KINDS,
@@ -19,6 +18,7 @@ from fisedit.evaluation.quality.scene_edits import (
     sample_edits,
     single_token_words,
 )
+from fisedit.evaluation.quality.scores import VISIBLE_SHARE
 from fisedit.masking.localize import LATENTS, METHODS, THINGS
 from fisedit.models.loader import load
 from fisedit.values import LATENT_FACTOR, OnStep
@@ -42,11 +42,13 @@ MASK_METHODS: dict[str, Mapping[str, Any]] = {
 """Name -> arguments of `Editor.preview`, with probe steps as a `share` of all. FISEdit probes in 10 of 50."""
 
 NOTES = (
-    "in brackets the 10th percentile, or the 90th where low is good",
+    "in square brackets the bootstrap's 95 % interval, in round ones the 10th percentile (90th where low is good)",
     "IoU, precision and recall are by latent cells of 8x8 pixels; one is true if any of its pixels is",
     "coverage is the mask's area over the true pixels; the true cells themselves have more than 1",
     "GMACs are those of the whole edit that would follow, probe steps included",
-    "an inserted object's truth is the box of the one that was drawn; no prompt says where in the sky it is",
+    "an inserted object's truth is the outline of the one that was drawn; no prompt says where in the sky it is",
+    "parts are left where more than 2 % of a removed object's visible pixels lie outside the mask",
+    "no scene of an edit, before or after, is one that today's training would see",
 )
 
 
@@ -56,11 +58,13 @@ class MaskResult:
 
     Args:
         fit: of the mask to the truth.
+        leftover: share of a removed object's visible pixels outside the mask, 0 to 1; None where none was removed.
         gmacs: what the edit would cost, in 1e9 multiply-accumulates.
         fell_back: whether it would run dense.
     """
 
     fit: MaskFit
+    leftover: float | None
     gmacs: float
     fell_back: bool
 
@@ -73,6 +77,12 @@ METRICS: dict[str, tuple[Callable[[MaskResult], float], bool]] = {
     "GMACs": (lambda result: result.gmacs, False),
 }
 """Metric -> its value, and whether high is good."""
+
+SHARES: dict[str, Callable[[MaskResult], bool | None]] = {
+    "leaves parts": lambda result: None if result.leftover is None else result.leftover > VISIBLE_SHARE,
+    "fell back": lambda result: result.fell_back,
+}
+"""Share of edits -> whether one counts, or None where that is no question."""
 
 
 def measure_mask_quality(settings: EvaluationSettings, on_step: OnStep | None = None) -> dict[str, Any]:
@@ -104,7 +114,7 @@ def measure_mask_quality(settings: EvaluationSettings, on_step: OnStep | None = 
         results.append({name: _measure_mask(case, arguments) for name, arguments in MASK_METHODS.items()})
         edits.append({"kind": edit.kind, "source_prompt": edit.source_prompt, "prompt": edit.prompt})
     rows = mask_rows([edit["kind"] for edit in edits], results)
-    shown = (*METRICS, "fell back")
+    shown = (*METRICS, *SHARES)
     return {
         "settings": _settings_dict(settings, pipe, len(edits)),
         "notes": NOTES,
@@ -133,7 +143,9 @@ def _measure_mask(case: EditCase, arguments: Mapping[str, Any]) -> MaskResult:
         options["probe_steps"] = max(1, round(options.pop("share") * case.steps))
     preview = case.editor.preview(case.edit.prompt, **options)
     assert case.edit.true_mask is not None, "edits of a part of an opened drawn scene have a truth"
-    return MaskResult(mask_fit(preview.mask.grid, case.edit.true_mask), preview.macs / 1e9, bool(preview.fallback))
+    grid, removed = preview.mask.grid, case.edit.removed
+    leftover = None if removed is None else share_outside(removed, grid)
+    return MaskResult(mask_fit(grid, case.edit.true_mask), leftover, preview.macs / 1e9, bool(preview.fallback))
 
 
 def _settings_dict(settings: EvaluationSettings, pipe: StableDiffusionPipeline, edits: int) -> dict[str, Any]:
@@ -150,7 +162,8 @@ def _settings_dict(settings: EvaluationSettings, pipe: StableDiffusionPipeline, 
 
 
 def _result_dict(result: MaskResult) -> dict[str, Any]:
-    return {name: round(value(result), 4) for name, (value, _) in METRICS.items()} | {"fell back": result.fell_back}
+    figures = {name: round(value(result), 4) for name, (value, _) in METRICS.items()}
+    return figures | {name: share(result) for name, share in SHARES.items()}
 
 
 def mask_rows(kinds: Sequence[str], results: Sequence[Mapping[str, MaskResult]]) -> list[dict[str, Any]]:
@@ -161,14 +174,16 @@ def mask_rows(kinds: Sequence[str], results: Sequence[Mapping[str, MaskResult]])
         results: every edit's masks, by method.
 
     Returns:
-        {"recipe", "kind", "edits"}, for every metric {"median", "tail", "edits"}, and "fell back": {"mean", "edits"}.
+        {"recipe", "kind", "edits"}, for every metric {"median", "tail", "interval", "edits"}, and for every share
+        {"mean", "interval", "edits"}.
     """
     rows = []
     for kind, name in product((ALL, *dict.fromkeys(kinds)), results[0]):
         chosen = [by_method[name] for own, by_method in zip(kinds, results, strict=True) if kind in (ALL, own)]
         row: dict[str, Any] = {"recipe": name, "kind": kind, "edits": len(chosen)}
         for metric, (value, high_is_good) in METRICS.items():
-            middle, tail = median_and_tail([value(result) for result in chosen], high_is_good=high_is_good)
-            row[metric] = {"median": middle, "tail": tail, "edits": len(chosen)}
-        rows.append(row | {"fell back": {"mean": fmean(one.fell_back for one in chosen), "edits": len(chosen)}})
+            row[metric] = median_row([value(result) for result in chosen], high_is_good=high_is_good)
+        for label, share in SHARES.items():
+            row[label] = share_row([vote for result in chosen if (vote := share(result)) is not None])
+        rows.append(row)
     return rows

@@ -13,6 +13,7 @@ from fisedit.evaluation.quality.baselines import PROBES, diffedit, fisedit
 from fisedit.evaluation.quality.diffusers_baselines import img2img, inpaint_true, resampled
 from fisedit.evaluation.quality.edit_case import EditCase, MethodResult
 from fisedit.evaluation.quality.prompt_to_prompt import prompt_to_prompt
+from fisedit.evaluation.schedules import SHIPPED, WIDER_FIRST
 from fisedit.sparse.vae_decode import decode
 
 Method = Callable[[EditCase], MethodResult | None]
@@ -27,6 +28,11 @@ def ours(case: EditCase) -> MethodResult:
 def ours_given(case: EditCase) -> MethodResult | None:
     """The editor, given the prompt and the true mask."""
     return None if case.true_grid is None else case.edited(case.true_grid)
+
+
+def ours_sd(case: EditCase) -> MethodResult:
+    """The editor by the schedule of dilations that Stable Diffusion has by default."""
+    return case.edited(growth=SHIPPED[WIDER_FIRST](case.steps))
 
 
 def structured(case: EditCase, share: float) -> MethodResult:
@@ -75,9 +81,10 @@ STRUCTURES = (0.3, 0.6, 1.0)
 METHODS: dict[str, Method] = {
     OURS: ours,
     "ours-given": ours_given,
+    "ours-sd": ours_sd,
     **{f"structure-{share}": partial(structured, share=share) for share in STRUCTURES},
-    f"fisedit-{PROBES}": fisedit,
-    f"fisedit-{PROBES // 2}": partial(fisedit, probes=PROBES // 2),
+    "fisedit": fisedit,
+    "fisedit-two-fifths": partial(fisedit, share=2 * PROBES),
     "diffedit": diffedit,
     "img2img": img2img,
     "inpaint-true": inpaint_true,
@@ -89,7 +96,7 @@ METHODS: dict[str, Method] = {
     "resampled": resampled,
     "resampled-unguided": partial(resampled, guidance_scale=1.0),
 }
-"""By the names of the option `--methods` and of reports. A fifth of the steps, as FISEdit's 10 of 50, are 5 of 25."""
+"""By the names of the option `--methods` and of reports; "fisedit" runs a fifth of the steps dense, as in its paper."""
 
 REFERENCE = "blended-true"
 """The method that relative success is measured against."""

@@ -7,8 +7,11 @@ from itertools import product
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fisedit.evaluation.quality.methods import REFERENCE
-from fisedit.evaluation.quality.metrics import median_and_tail
+from fisedit.evaluation.quality.metrics import bootstrap_interval, median_and_tail
+from fisedit.evaluation.quality.scene_edits import GLOBAL_KINDS
 
 if TYPE_CHECKING:
     from fisedit.evaluation.quality.scores import EditScore
@@ -40,18 +43,19 @@ METRICS: dict[str, tuple[str, bool]] = {
 }
 """Metric -> the score's field, and whether high is good. IoU, precision and recall are by latent cells."""
 
-SHARES = {"success": "success", "exact outside": "exact", "fell back": "fell_back"}
+SHARES = {"success": "success", "leaves parts": "leaves_parts", "exact outside": "exact", "fell back": "fell_back"}
 """Share of edits -> the score's field."""
 
 TABLE_METRICS = (
-    *("IoU", "recall", "coverage", "success", "relative success", "background dB", "exact outside", "inside dB"),
+    *("IoU", "recall", "coverage", "leaves parts", "success", "relative success", "background dB", "exact outside"),
+    "inside dB",
     *("seam", "dense dB", "kept dB", "again dB", "PIE PSNR", "PIE MSE", "PIE SSIM"),
     *("fell back", "GMACs", "evaluations"),
 )
 """Columns of the short tables, where there are values."""
 
-ALL = "all"
-"""In place of a kind: all edits together."""
+ALL, LOCAL, EVERYWHERE = "all", "in a place", "everywhere"
+"""In place of a kind: all edits together, those that concern a part of the picture, and those of all of it."""
 
 
 def metric_rows(scores: Scores, kinds: Sequence[str]) -> list[Row]:
@@ -62,13 +66,14 @@ def metric_rows(scores: Scores, kinds: Sequence[str]) -> list[Row]:
         kinds: the edits' different kinds.
 
     Returns:
-        {"method", "source", "kind", "edits"} and for every metric {"median", "tail", "edits"}, for every share
-        {"mean", "edits"}; `tail` is the 10th percentile, or the 90th where low is good.
+        {"method", "source", "kind", "edits"} and for every metric {"median", "tail", "interval", "edits"}, for every
+        share {"mean", "interval", "edits"}; `tail` is the 10th percentile, or the 90th where low is good, and
+        `interval` is the median's or the mean's of 95 %.
     """
     rows = []
-    for source, method, kind in product(("drawn", "generated"), scores, (ALL, *kinds)):
+    for source, method, kind in product(("drawn", "generated"), scores, (ALL, LOCAL, EVERYWHERE, *kinds)):
         drawn = source == "drawn"
-        chosen = [i for i, s in enumerate(scores[method]) if s and s.drawn is drawn and kind in (ALL, s.kind)]
+        chosen = [i for i, s in enumerate(scores[method]) if s and s.drawn is drawn and kind in groups_of(s.kind)]
         if chosen:
             method_scores = [s for i in chosen if (s := scores[method][i])]
             row = {"method": method, "source": source, "kind": kind, "edits": len(chosen)} | _metrics(method_scores)
@@ -77,16 +82,36 @@ def metric_rows(scores: Scores, kinds: Sequence[str]) -> list[Row]:
     return rows
 
 
+def groups_of(kind: str) -> tuple[str, ...]:
+    """The rows in which an edit of a kind counts."""
+    return (ALL, EVERYWHERE if kind in GLOBAL_KINDS else LOCAL, kind)
+
+
 def _metrics(scores: Sequence[EditScore]) -> Row:
     row: Row = {}
     for name, (path, high_is_good) in METRICS.items():
-        values = _values(scores, path)
-        middle = median_and_tail(values, high_is_good=high_is_good) if values else (None, None)
-        row[name] = {"median": middle[0], "tail": middle[1], "edits": len(values)}
+        row[name] = median_row(_values(scores, path), high_is_good=high_is_good)
     for name, path in SHARES.items():
-        votes = _values(scores, path)
-        row[name] = {"mean": fmean(votes) if votes else None, "edits": len(votes)}
+        row[name] = share_row(_values(scores, path))
     return row
+
+
+def median_row(values: Sequence[float], *, high_is_good: bool) -> Row:
+    """A metric's {"median", "tail", "interval", "edits"}; None where there are no values.
+
+    Args:
+        values: one an edit.
+        high_is_good: whether the tail is the 10th percentile; else it is the 90th.
+    """
+    middle, tail = median_and_tail(values, high_is_good=high_is_good) if values else (None, None)
+    interval = bootstrap_interval(values, np.median) if values else None
+    return {"median": middle, "tail": tail, "interval": interval, "edits": len(values)}
+
+
+def share_row(votes: Sequence[float]) -> Row:
+    """A share's {"mean", "interval", "edits"}; None where there are no votes."""
+    interval = bootstrap_interval(votes, np.mean) if votes else None
+    return {"mean": fmean(votes) if votes else None, "interval": interval, "edits": len(votes)}
 
 
 def _values(scores: Sequence[EditScore], path: str) -> list[float]:
@@ -108,7 +133,7 @@ def _relative_success(method_scores: Sequence[EditScore], reference: Sequence[Ed
 def format_table(
     rows: Sequence[Row], columns: Sequence[str], names: Sequence[str] = TABLE_METRICS
 ) -> list[dict[str, str]]:
-    """Rows as text: metrics as "median (tail)", shares in percent, with "of n" where not of all edits.
+    """Rows as text: metrics as "median [interval] (tail)", shares in percent, with "of n" where not of all edits.
 
     Args:
         rows: those of `metric_rows`.
@@ -127,5 +152,9 @@ def _as_text(metric: Row, edits: int) -> str:
     if value is None:
         return "-"
     if "median" in metric:
-        return f"{value:.3g} ({metric['tail']:.3g})"
-    return f"{value:.0%}" if metric["edits"] == edits else f"{value:.0%} of {metric['edits']}"
+        low, high = metric["interval"]
+        spread = "" if low == high else f" [{low:.3g}, {high:.3g}]"
+        return f"{value:.3g}{spread} ({metric['tail']:.3g})"
+    low, high = metric.get("interval") or (value, value)
+    spread = "" if low == high else f" [{low:.0%}, {high:.0%}]"
+    return f"{value:.0%}{spread}" if metric["edits"] == edits else f"{value:.0%}{spread} of {metric['edits']}"

@@ -5,7 +5,7 @@ Masks are boolean: grids [h, w] of latent cells, or pixels [H, W]. Pictures are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 IDENTICAL = 1e-10
 """Least mean square error, so that equal pictures have a finite 148 dB."""
+
+RESAMPLES = 2000
+"""Samples of the bootstrap."""
 
 SEAM_BAND = 4
 """Pixels either side of a mask's boundary in which a seam is looked for."""
@@ -144,6 +147,29 @@ def _boundary_step(picture: Image, inside: BoolGrid) -> float | None:
         steps.append(near.max(-1)[np.diff(inside, axis=axis)])  # of booleans: where neighbours differ
     boundary = np.concatenate(steps)
     return float(boundary.mean()) if len(boundary) else None
+
+
+def share_outside(pixels: BoolGrid, grid: BoolGrid) -> float:
+    """The share of pixels that lie outside a mask, 0 to 1; 0 where there are none.
+
+    Args:
+        pixels: booleans [8h, 8w].
+        grid: booleans [h, w].
+    """
+    return float((pixels & ~cells_to_pixels(grid)).sum() / max(1, pixels.sum()))
+
+
+def bootstrap_interval(values: Sequence[float], statistic: Callable[..., Any]) -> tuple[float, float]:
+    """The 95 % percentile interval of a statistic by the bootstrap (Efron, 1979), the same for the same values.
+
+    Args:
+        values: at least one.
+        statistic: of an array, along `axis`: `np.median` or `np.mean`.
+    """
+    array = np.asarray(values, float)
+    drawn = np.random.default_rng(0).integers(len(array), size=(RESAMPLES, len(array)))
+    low, high = np.percentile(statistic(array[drawn], axis=1), (2.5, 97.5))
+    return float(low), float(high)
 
 
 def f1_score(detected: Sequence[bool], true: Sequence[bool]) -> float | None:

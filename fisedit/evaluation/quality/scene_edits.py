@@ -1,6 +1,7 @@
 """Edits of drawn scenes with their true masks, in words that the model knows.
 
-Everything is sampled from a seed. Knows scenes and tokenizers; nothing of models, mask prediction or methods.
+Everything is sampled from a seed, and no scene of an edit, before or after, is one that training sees (`held_out`).
+Knows scenes and tokenizers; nothing of models, mask prediction or methods.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from PIL import Image
 
 from fisedit.errors import InputError
+from fisedit.evaluation.scenes.held_out import is_unseen
 from fisedit.evaluation.scenes.layout import CHANGE_KINDS, SceneChange, sample_change
 from fisedit.evaluation.scenes.scene import Scene, render
 
@@ -34,6 +36,9 @@ GENERATED_EVERY = 4
 _BEFORE, _AFTER = ("swap", "recolour", "resize", "delete"), ("swap", "recolour", "resize", "insert", "dress")
 _TRIES = 3000
 
+VISIBLE_DIFFERENCE = 32
+"""Grey levels by which a pixel of an object differs from what is behind it, in any channel, so that it is seen."""
+
 
 @dataclass(frozen=True, eq=False)
 class BenchmarkEdit:
@@ -46,6 +51,7 @@ class BenchmarkEdit:
         picture: to open, [S, S] pixels; None to generate one.
         seed: of a generated source.
         true_mask: pixels that the edit concerns, bool [S, S]; None where they are unknown, or all.
+        removed: visible pixels of the object that is replaced or deleted, bool [S, S]; None where there is none.
         whole: whether it concerns the whole picture; None where that is unknown.
         change: the scenes before and after, for the classifier; None for pictures that were not drawn.
     """
@@ -56,6 +62,7 @@ class BenchmarkEdit:
     picture: Image.Image | None = None
     seed: int = 0
     true_mask: Mask | None = None
+    removed: Mask | None = None
     whole: bool | None = None
     change: SceneChange | None = None
 
@@ -95,7 +102,7 @@ def available_kinds(words: WordFilter, seed: int = 0) -> tuple[str, ...]:
 def sample_edits(
     count: int, side: int, words: WordFilter, classes: Sequence[str], seed: int = 0
 ) -> Iterator[BenchmarkEdit]:
-    """Sample edits.
+    """Sample edits of scenes that training does not see.
 
     Args:
         count: number of edits.
@@ -106,12 +113,14 @@ def sample_edits(
     """
     for i in range(count):
         kind = classes[i % len(classes)]
-        change = next(filter(None, _attempts(np.random.default_rng((seed, i)), kind, words)))
+        attempts = filter(None, _attempts(np.random.default_rng((seed, i)), kind, words))
+        change = next(change for change in attempts if is_unseen(change.before) and is_unseen(change.after))
         old, new = change.prompts
         edit = BenchmarkEdit(kind, old, new, None, 1000 * seed + i, whole=kind in GLOBAL_KINDS, change=change)
         if i // len(classes) % GENERATED_EVERY != 1:
             picture = Image.fromarray(render(change.before, side).pixels)
-            edit = replace(edit, picture=picture, true_mask=true_mask(change, side))
+            truth, removed = true_mask(change, side), removed_pixels(change, side)
+            edit = replace(edit, picture=picture, true_mask=truth, removed=removed)
         yield edit
 
 
@@ -131,8 +140,7 @@ def _worded(change: SceneChange, words: WordFilter) -> SceneChange | None:
 def true_mask(change: SceneChange, side: int) -> Mask | None:
     """The pixels that a change concerns.
 
-    They are the visible pixels of the object before and after, or of its accessory. An inserted object's are its
-    bounding box, as a prompt does not tell an outline.
+    They are the visible pixels of the object before and after, or of its accessory.
 
     Args:
         change: the scenes before and after.
@@ -146,7 +154,26 @@ def true_mask(change: SceneChange, side: int) -> Mask | None:
     scenes = ((change.before, _BEFORE), (change.after, _AFTER))
     visible = [_visible_pixels(scene, change, side) for scene, concerned in scenes if change.kind in concerned]
     region: Mask = np.any(visible, axis=0)
-    return _bounding_box(region) if change.kind == "insert" else region
+    return region
+
+
+def removed_pixels(change: SceneChange, side: int) -> Mask | None:
+    """The pixels where an object that is replaced or deleted is seen before what is behind it.
+
+    Args:
+        change: the scenes before and after.
+        side: of the pictures in pixels, a multiple of 32.
+
+    Returns:
+        Booleans [side, side]; None for kinds of change that remove no object.
+    """
+    if change.kind not in ("swap", "delete"):
+        return None
+    before, objects = change.before, change.before.objects
+    without = replace(before, objects=(*objects[: change.index], *objects[change.index + 1 :]))
+    levels = [np.asarray(render(scene, side).pixels, int) for scene in (before, without)]
+    seen: Mask = np.abs(np.subtract(*levels)).max(-1) > VISIBLE_DIFFERENCE
+    return seen
 
 
 def _visible_pixels(scene: Scene, change: SceneChange, side: int) -> Mask:
@@ -157,10 +184,3 @@ def _visible_pixels(scene: Scene, change: SceneChange, side: int) -> Mask:
     masks = render(scene, side).masks
     seen: Mask = np.any([mask for mask, part in zip(masks, scene.parts, strict=True) if part in parts], axis=0)
     return seen
-
-
-def _bounding_box(region: Mask) -> Mask:
-    rows, columns = (np.flatnonzero(region.any(axis)) for axis in (1, 0))
-    box = np.zeros_like(region)
-    box[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] = True
-    return box

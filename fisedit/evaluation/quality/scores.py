@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 DESCRIBED = ("recolour", "resize")
 """Kinds of change that an adjective expresses."""
 
+VISIBLE_SHARE = 0.02
+"""Share of a removed object's visible pixels that are left, from which they are noticed: an ear, a wheel."""
+
 UNSEEN = ("weather",)
 """Kinds of change that the classifier was not trained on."""
 
@@ -39,6 +42,7 @@ class EditScore:
         area: share of latent cells in the mask, 0 to 1.
         whole: whether the mask covers all cells.
         fit: of the mask to the truth.
+        leftover: share of a removed object's visible pixels that lie outside the mask and so stay, 0 to 1.
         success: whether the classifier finds the edit done.
         background_psnr: dB to the source, outside the truth; of generated sources outside our own mask.
         exact: whether all bytes outside the method's own mask are the source's.
@@ -58,6 +62,7 @@ class EditScore:
     area: float | None
     whole: bool | None
     fit: metrics.MaskFit | None
+    leftover: float | None
     success: bool | None
     background_psnr: float | None
     exact: bool | None
@@ -72,6 +77,11 @@ class EditScore:
     def gmacs(self) -> float:
         """Multiply-accumulates in 1e9."""
         return self.macs / 1e9
+
+    @property
+    def leaves_parts(self) -> bool | None:
+        """Whether a part of a removed object is still seen; None where none was removed."""
+        return None if self.leftover is None else self.leftover > VISIBLE_SHARE
 
     @property
     def fell_back(self) -> bool:
@@ -104,7 +114,7 @@ def score_edit(case: EditCase, result: MethodResult, classifier: SceneClassifier
 
 
 _NO_MASK: dict[str, Any] = dict.fromkeys(
-    ("area", "whole", "fit", "exact", "inside_psnr", "seam", "dense_psnr", "kept_psnr")
+    ("area", "whole", "fit", "leftover", "exact", "inside_psnr", "seam", "dense_psnr", "kept_psnr")
 )
 
 
@@ -118,6 +128,7 @@ def _score_mask(case: EditCase, result: MethodResult, grid: BoolGrid) -> dict[st
         "area": float(grid.mean()),
         "whole": bool(grid.all()),
         "fit": None if true_mask is None else metrics.mask_fit(grid, true_mask),
+        "leftover": None if case.edit.removed is None else metrics.share_outside(case.edit.removed, grid),
         "exact": None if grid.all() else metrics.equal_outside(picture, source, grid),
         "inside_psnr": psnr if result.sparse else None,
         "seam": metrics.seam(picture, reference, grid) if reference and result.sparse else None,

@@ -8,7 +8,7 @@ from fisedit.evaluation.quality.scores import EditScore
 
 def scored(kind: str, success: bool | None, *, drawn: bool = True, macs: int = 2 * 10**9) -> object:
     figures = ("background_psnr", "inside_psnr", "seam", "dense_psnr", "kept_psnr", "again_psnr")
-    blank = dict.fromkeys(("area", "whole", "fit", "exact", *figures))
+    blank = dict.fromkeys(("area", "whole", "fit", "leftover", "exact", *figures))
     return EditScore(kind, drawn, 5, macs, "", success=success, published=None, **blank)
 
 
@@ -19,15 +19,17 @@ def test_rows_by_hand():
     by = {(row["method"], row["source"], row["kind"]): row for row in found}
     assert by["ours", "drawn", "all"]["edits"] == 3 and by["ours", "drawn", "all"]["success"] == {
         "mean": 0.5,
+        "interval": (0.0, 1.0),
         "edits": 2,
     }
     assert by["ours", "drawn", "all"]["relative success"] == {"mean": 0.5, "edits": 2}
     assert by["ours", "generated", "delete"]["relative success"] == {"mean": None, "edits": 0}
-    assert by["ours", "drawn", "swap"]["GMACs"] == {"median": 2.0, "tail": 2.0, "edits": 2}
-    assert by["ours", "drawn", "swap"]["IoU"] == {"median": None, "tail": None, "edits": 0}
+    assert by["ours", "drawn", "swap"]["GMACs"] == {"median": 2.0, "tail": 2.0, "interval": (2.0, 2.0), "edits": 2}
+    assert by["ours", "drawn", "swap"]["IoU"] == {"median": None, "tail": None, "interval": None, "edits": 0}
+    assert (by["ours", "drawn", "in a place"]["edits"], by["ours", "drawn", "everywhere"]["edits"]) == (2, 1)
     assert ("blended-true", "generated", "all") not in by
     told = metric_tables.format_table([by["ours", "drawn", "all"]], ("method",))
     assert told == [
-        {"method": "ours", "success": "50% of 2", "relative success": "50% of 2", "fell back": "0%"}
+        {"method": "ours", "success": "50% [0%, 100%] of 2", "relative success": "50% of 2", "fell back": "0%"}
         | {"GMACs": "2 (2)", "evaluations": "5 (5)"}
     ]

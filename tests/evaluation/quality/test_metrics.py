@@ -75,3 +75,18 @@ def test_the_tail_is_the_bad_one():
     values = list(range(11))
     assert metrics.median_and_tail(values, high_is_good=True) == (5, 1)
     assert metrics.median_and_tail(values, high_is_good=False) == (5, 9)
+
+
+def test_what_a_mask_leaves_of_a_thing():
+    thing = np.zeros((16, 24), bool)
+    thing[2:10, 6:16] = True
+    grid = np.array([[True, True, False], [False, True, False]])
+    assert metrics.share_outside(thing, grid) == 4 / 80
+    assert metrics.share_outside(thing & False, grid) == 0
+
+
+def test_a_bootstrap_interval_holds_the_true_mean_nineteen_times_in_twenty():
+    rng = np.random.default_rng(5)
+    intervals = [metrics.bootstrap_interval(rng.normal(3, 1, 60), np.mean) for _ in range(200)]
+    assert 0.9 <= np.mean([low <= 3 <= high for low, high in intervals]) <= 0.99
+    assert metrics.bootstrap_interval([2.0] * 9, np.median) == (2.0, 2.0)
