@@ -40,7 +40,6 @@ CLASSIFIER_FILE = "judge.safetensors"
 
 NOTES = (
     "in square brackets the bootstrap's 95 % interval, in round ones the 10th percentile (90th where low is good)",
-    "no scene of an edit, before or after, is one that today's training would see",
     "parts are left where more than 2 % of a removed object's visible pixels lie outside the mask",
     "IoU, precision and recall are by latent cells of 8x8 pixels; one is true if any of its pixels is",
     "inside dB and seam compare with the dense blended edit in the method's own mask, over edits that ran sparsely",

@@ -48,7 +48,6 @@ NOTES = (
     "GMACs are those of the whole edit that would follow, probe steps included",
     "an inserted object's truth is the outline of the one that was drawn; no prompt says where in the sky it is",
     "parts are left where more than 2 % of a removed object's visible pixels lie outside the mask",
-    "no scene of an edit, before or after, is one that today's training would see",
 )
 
 

@@ -104,13 +104,13 @@ def median_row(values: Sequence[float], *, high_is_good: bool) -> Row:
         high_is_good: whether the tail is the 10th percentile; else it is the 90th.
     """
     middle, tail = median_and_tail(values, high_is_good=high_is_good) if values else (None, None)
-    interval = bootstrap_interval(values, np.median) if values else None
+    interval = list(bootstrap_interval(values, np.median)) if values else None
     return {"median": middle, "tail": tail, "interval": interval, "edits": len(values)}
 
 
 def share_row(votes: Sequence[float]) -> Row:
     """A share's {"mean", "interval", "edits"}; None where there are no votes."""
-    interval = bootstrap_interval(votes, np.mean) if votes else None
+    interval = list(bootstrap_interval(votes, np.mean)) if votes else None
     return {"mean": fmean(votes) if votes else None, "interval": interval, "edits": len(votes)}
 
 

@@ -42,7 +42,8 @@ def test_two_edits_by_all_methods(loaded, judge_file, tmp_path):
     told = edit_quality.measure_edit_quality(settings, lambda i, n, _: steps.append((i, n)))
     assert list(told) == KEYS and steps == [(0, 2), (1, 2)]
     assert json.loads(json.dumps(told, allow_nan=False)) == told
-    assert [row["method"] for row in told["summary"]] == list(METHODS) and told["settings"]["edits"] == 2
+    assert [(row["kind"], row["method"]) for row in told["summary"]] == [("in a place", name) for name in METHODS]
+    assert told["settings"]["edits"] == 2
     assert all(set(edit["scores"]) == set(METHODS) for edit in told["edits"])
     assert all(type(edit["scores"]["ours"]["success"]) is bool for edit in told["edits"])
     assert [row["asked"] for row in told["whole"]] == [

@@ -11,13 +11,13 @@ from fisedit.evaluation.settings import EvaluationSettings
 
 
 def test_recipes_rows_by_hand():
-    def one(iou: float, gmacs: float, fell_back: bool = False) -> mask_quality.MaskResult:
+    def one(iou: float, gmacs: float, fell_back: bool = False, left: float | None = None) -> mask_quality.MaskResult:
         overlap = metrics.MaskOverlap(iou, 1.0, iou)
-        return mask_quality.MaskResult(metrics.MaskFit(overlap, overlap, 2.0), gmacs, fell_back)
+        return mask_quality.MaskResult(metrics.MaskFit(overlap, overlap, 2.0), left, gmacs, fell_back)
 
     found = [
-        {"a": one(0.2, 1), "b": one(1, 1)},
-        {"a": one(0.6, 3), "b": one(1, 1)},
+        {"a": one(0.2, 1, left=0.021), "b": one(1, 1, left=0.0)},
+        {"a": one(0.6, 3, left=0.019), "b": one(1, 1, left=0.0)},
         {"a": one(1, 9, True), "b": one(1, 1)},
     ]
     every = mask_quality.mask_rows(["swap", "swap", "insert"], found)
@@ -25,6 +25,7 @@ def test_recipes_rows_by_hand():
         *(("all", "a", 3), ("all", "b", 3), ("swap", "a", 2), ("swap", "b", 2), ("insert", "a", 1), ("insert", "b", 1))
     ]
     assert every[0]["IoU"]["median"] == 0.6 and every[0]["GMACs"]["median"] == 3
+    assert every[0]["leaves parts"] == {"mean": 0.5, "interval": [0.0, 1.0], "edits": 2}
     assert every[0]["fell back"]["mean"] == pytest.approx(1 / 3) and every[2]["IoU"]["median"] == pytest.approx(0.4)
 
 

@@ -19,12 +19,12 @@ def test_rows_by_hand():
     by = {(row["method"], row["source"], row["kind"]): row for row in found}
     assert by["ours", "drawn", "all"]["edits"] == 3 and by["ours", "drawn", "all"]["success"] == {
         "mean": 0.5,
-        "interval": (0.0, 1.0),
+        "interval": [0.0, 1.0],
         "edits": 2,
     }
     assert by["ours", "drawn", "all"]["relative success"] == {"mean": 0.5, "edits": 2}
     assert by["ours", "generated", "delete"]["relative success"] == {"mean": None, "edits": 0}
-    assert by["ours", "drawn", "swap"]["GMACs"] == {"median": 2.0, "tail": 2.0, "interval": (2.0, 2.0), "edits": 2}
+    assert by["ours", "drawn", "swap"]["GMACs"] == {"median": 2.0, "tail": 2.0, "interval": [2.0, 2.0], "edits": 2}
     assert by["ours", "drawn", "swap"]["IoU"] == {"median": None, "tail": None, "interval": None, "edits": 0}
     assert (by["ours", "drawn", "in a place"]["edits"], by["ours", "drawn", "everywhere"]["edits"]) == (2, 1)
     assert ("blended-true", "generated", "all") not in by
