@@ -17,7 +17,7 @@ from gradio.events import api
 from PIL import Image
 
 from app import export, handlers, views
-from app.validation import ReferencePicture, Region, SourceSettings, label
+from app.validation import ReferencePicture, RegionSettings, SourceSettings, label
 from fisedit import EditResult
 from fisedit.errors import InputError, SessionError
 from fisedit.storage import images
@@ -277,15 +277,15 @@ def _estimate_to_dict(estimate: handlers.EditEstimate) -> dict[str, Any]:
     }
 
 
-def _lazy_region(words: list[str], instance: int, grow: int, mask: str, protect: str) -> Callable[[], Region]:
+def _lazy_region(words: list[str], instance: int, grow: int, mask: str, protect: str) -> Callable[[], RegionSettings]:
     """A region from a program's arguments, read when the run begins, so that errors are reported alike."""
 
-    def get_region() -> Region:
+    def get_region() -> RegionSettings:
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             raise InputError("words must be a list of words of a prompt")
         add = _decode_image(mask, "mask")
         piece = None if instance == -1 else instance
-        return Region(tuple(words), piece, grow, add, _decode_image(protect, "protect"), only=add is not None)
+        return RegionSettings(tuple(words), piece, grow, add, _decode_image(protect, "protect"), only=add is not None)
 
     return get_region
 

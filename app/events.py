@@ -16,7 +16,7 @@ import gradio as gr
 from app import export, handlers, html, views
 from app.components import ALL_PIECES, SCHEDULERS
 from app.updates import PageUpdates, Updates
-from app.validation import Busy, ReferencePicture, Region, SourceSettings
+from app.validation import Busy, ReferencePicture, RegionSettings, SourceSettings
 from fisedit.errors import Cancelled, FisEditError, InputError, SessionError
 
 if TYPE_CHECKING:
@@ -316,11 +316,11 @@ def _reference(picture: bytes | None, scale: float) -> ReferencePicture | None:
     return ReferencePicture(picture, scale) if picture else None
 
 
-def _region(session: Session, strokes: Any, words: Any, instance: str | None, grow: Any, only: Any) -> Region:
+def _region(session: Session, strokes: Any, words: Any, instance: str | None, grow: Any, only: Any) -> RegionSettings:
     """What the other `PageComponents.edit_inputs` hold."""
     add, protect = views.decode_strokes(strokes, session.current.size)
     if instance is None or not (instance == ALL_PIECES[1] or instance.isdecimal()):
         raise InputError(f"piece must be a number or {ALL_PIECES[1]!r}, got {instance!r:.40}")
     piece = None if instance == ALL_PIECES[1] else int(instance)
     chosen = tuple(str(word) for word in words or ())
-    return Region(chosen, piece, int(grow or 0), add, protect, bool(only) and add is not None)
+    return RegionSettings(chosen, piece, int(grow or 0), add, protect, bool(only) and add is not None)

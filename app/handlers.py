@@ -15,7 +15,7 @@ import numpy as np
 from app.runs import RunProgress, RunRequest, stream_run
 from app.validation import (
     ReferencePicture,
-    Region,
+    RegionSettings,
     SourceSettings,
     check_region,
     check_settings,
@@ -119,7 +119,7 @@ def preview(
     state: AppState,
     session: Session,
     prompt: str,
-    region: Region | None = None,
+    region: RegionSettings | None = None,
     reference: ReferencePicture | None = None,
 ) -> EditEstimate:
     """Predict where an edit would change the picture, and its cost. No result is made.
@@ -136,7 +136,7 @@ def preview(
         InputError: an argument out of range.
         Busy: the session is at work, or a run uses another model or other LoRAs.
     """
-    text, region = clean_prompt(prompt), check_region(region or Region())
+    text, region = clean_prompt(prompt), check_region(region or RegionSettings())
     add_reference = _reference_arguments(state, reference)
     with session.work():
         choice = state.select_recorded(session, session.current)
@@ -158,7 +158,7 @@ def edit(
     state: AppState,
     session: Session,
     prompt: str,
-    region: Region | None = None,
+    region: RegionSettings | None = None,
     reference: ReferencePicture | None = None,
 ) -> Iterator[RunProgress]:
     """Change the current picture to fit a prompt; the last progress has the result.
@@ -176,7 +176,7 @@ def edit(
         Busy: the session is at work.
         Cancelled: it was stopped.
     """
-    text, region = clean_prompt(prompt), check_region(region or Region())
+    text, region = clean_prompt(prompt), check_region(region or RegionSettings())
     add_reference = _reference_arguments(state, reference)
 
     def job(editor: Editor, on_step: OnStep) -> EditResult:
@@ -282,7 +282,7 @@ def _reference_arguments(state: AppState, reference: ReferencePicture | None) ->
     return add
 
 
-def _region_arguments(editor: Editor, prompt: str, region: Region) -> Arguments:
+def _region_arguments(editor: Editor, prompt: str, region: RegionSettings) -> Arguments:
     """A region as arguments: the painted area is joined with the words' mask, if there is one."""
     found: Arguments = {
         "words": region.words,

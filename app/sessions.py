@@ -232,7 +232,7 @@ class AppState:
         try:
             session = Session(self.pool, self.folder / key, self._temporary / "out" / key)
             session.resume()
-        except BaseException as error:  # noqa: BLE001 (raised where the future is read)
+        except BaseException as error:  # noqa: BLE001 (every caller that waits for it raises it; none may hang)
             with self._lock:
                 del self._loading[key]
             loading.set_exception(error)

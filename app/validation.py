@@ -63,7 +63,7 @@ class SourceSettings:
 
 
 @dataclass(frozen=True, eq=False)
-class Region:
+class RegionSettings:
     """Where an edit may paint.
 
     Args:
@@ -148,7 +148,7 @@ def _check_names(settings: SourceSettings) -> None:
         _within("lora scale", scale, LORA_SCALE)
 
 
-def check_region(region: Region) -> Region:
+def check_region(region: RegionSettings) -> RegionSettings:
     """A region within the server's limits. Raises InputError."""
     if len(region.words) > MAX_WORDS or any(len(word) > MAX_PROMPT_CHARACTERS for word in region.words):
         raise InputError(f"words must be at most {MAX_WORDS} words of a prompt, got {len(region.words)}")

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from app import export, handlers, html
-from app.validation import MAX_BYTES, MAX_PROMPT_CHARACTERS, Busy, Region, SourceSettings
+from app.validation import MAX_BYTES, MAX_PROMPT_CHARACTERS, Busy, RegionSettings, SourceSettings
 from fisedit import Cancelled, Editor
 from fisedit.errors import FisEditError, InputError, PromptError, SessionError
 from fisedit.sparse_kernels import tuning
@@ -50,9 +50,9 @@ def test_paint_joins_what_the_words_find_or_stands_alone(state, session):
     corner[-16:, -16:] = 255
     painted = Image.fromarray(corner)
     cells = corner[::8, ::8] > 0
-    joined = handlers.preview(state, session, DOG, Region(add=painted)).preview.mask
-    alone = handlers.preview(state, session, DOG, Region(add=painted, only=True)).preview.mask
-    barred = handlers.preview(state, session, DOG, Region(protect=painted)).preview.mask
+    joined = handlers.preview(state, session, DOG, RegionSettings(add=painted)).preview.mask
+    alone = handlers.preview(state, session, DOG, RegionSettings(add=painted, only=True)).preview.mask
+    barred = handlers.preview(state, session, DOG, RegionSettings(protect=painted)).preview.mask
     assert np.array_equal(joined.grid, found | cells) and joined.source is MaskSource.GIVEN
     assert np.array_equal(alone.grid, cells)
     assert np.array_equal(barred.grid, found & ~cells)
@@ -169,7 +169,7 @@ def test_a_picture_is_opened_and_edited(state, session):
     assert source.image.size == (140, 90) and source.config.opened
     corner = Image.new("L", photo.size)
     corner.paste(255, (0, 0, 40, 40))
-    edited = last(handlers.edit(state, session, DOG, Region(add=corner, only=True)))
+    edited = last(handlers.edit(state, session, DOG, RegionSettings(add=corner, only=True)))
     assert html.outside_as_text(source, edited) == "outside the mask: identical"
 
 
@@ -225,11 +225,11 @@ def test_control_characters_become_spaces(state, session):
 @pytest.mark.parametrize(
     ("region", "why"),
     [
-        (Region(words=("cat",) * 17), "words"),
-        (Region(grow=17), "grow"),
-        (Region(grow=1.5), "grow"),
-        (Region(instance=-1), "instance"),
-        (Region(instance=5), "instance"),
+        (RegionSettings(words=("cat",) * 17), "words"),
+        (RegionSettings(grow=17), "grow"),
+        (RegionSettings(grow=1.5), "grow"),
+        (RegionSettings(instance=-1), "instance"),
+        (RegionSettings(instance=5), "instance"),
     ],
 )
 def test_regions_out_of_range(state, session, region, why):

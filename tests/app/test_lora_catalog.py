@@ -13,7 +13,7 @@ from app import export, handlers
 from app.lora_catalog import LoraCatalog
 from app.model_pool import LoadedModel
 from app.sessions import AppState
-from app.validation import Busy, ReferencePicture, Region, SourceSettings
+from app.validation import Busy, ReferencePicture, RegionSettings, SourceSettings
 from fisedit import Cancelled, Editor
 from fisedit.adapters.checkpoints import save_adapter
 from fisedit.errors import AdapterError, InputError, SessionError
@@ -130,7 +130,7 @@ def test_people_who_chose_differently_at_once(state):
 
 def test_an_opened_picture_has_its_lora_too(state, session):
     source = last(handlers.open_picture(state, session, png(RED), CAT, OIL))
-    edit = last(handlers.edit(state, session, DOG, Region(add=Image.fromarray(SQUARE), only=True)))
+    edit = last(handlers.edit(state, session, DOG, RegionSettings(add=Image.fromarray(SQUARE), only=True)))
     assert source.config.loras == edit.config.loras and state.pool.loras.as_text(edit.config.loras) == "oil at 1"
 
 
@@ -220,7 +220,7 @@ def test_a_preview_waits_for_a_run_with_other_loras(state, session):
 def test_a_look_is_taken_from_an_uploaded_picture(state, session, places, plain):
     plain.load_adapter(places["adapter"], 0.5)
     source = last(handlers.generate(state, session, CAT, PLAIN))
-    region, look = Region(add=Image.fromarray(SQUARE), only=True), ReferencePicture(png(RED), 0.5)
+    region, look = RegionSettings(add=Image.fromarray(SQUARE), only=True), ReferencePicture(png(RED), 0.5)
     assert not handlers.preview(state, session, CAT, region, look).preview.nothing
     painted = last(handlers.edit(state, session, CAT, region, look))
     assert same(source, plain.generate(CAT, **QUICK))
