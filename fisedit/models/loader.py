@@ -6,8 +6,10 @@ classes named here are built, and only safetensors are read.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -190,17 +192,22 @@ def _load_tokenizer(folder: Path) -> Any:
 
 
 def _expected(part: str, folder: Path) -> Shapes:
-    """Names and shapes of the tensors of a part's configuration, from a model on the meta device."""
+    """Names and shapes of the tensors of a part's configuration."""
+    return _shapes_of(part, json.dumps(read_json(folder / part / "config.json")))
+
+
+@lru_cache(maxsize=16)
+def _shapes_of(part: str, config: str) -> Shapes:
+    """The same for a configuration's JSON, from a model on the meta device."""
     import diffusers
     import transformers
 
-    config = read_json(folder / part / "config.json")
     try:
         with torch.device("meta"):
             if part == "text_encoder":
-                module = transformers.CLIPTextModel(transformers.CLIPTextConfig.from_dict(config))
+                module = transformers.CLIPTextModel(transformers.CLIPTextConfig.from_dict(json.loads(config)))
             else:
-                module = getattr(diffusers, checks.MODULES[part][1]).from_config(config)
+                module = getattr(diffusers, checks.MODULES[part][1]).from_config(json.loads(config))
     except (ArithmeticError, KeyError, RuntimeError, TypeError, ValueError) as error:
         why = str(error).splitlines()[0]
         raise ModelError(f"the {part}'s config.json builds no model ({why}); download the folder again") from error
