@@ -1,8 +1,9 @@
 """The default mask method ("things"): where a changed object is, and where an inserted one would be.
 
-An object that is deleted or changed is where its word attended in the source. One that replaces it may have another
-outline, and gets the bounding box. An inserted object is where its word attends in the first step of a dense run on the
-new prompt, as the source's queries do not know it. Objects that stay keep the cells that are theirs.
+An object that is deleted or changed is where its word attended in the source, with a rim where that is in doubt. One
+that replaces it may have another outline, and gets the bounding box. An inserted object is where its word attends in
+the first step of a dense run on the new prompt, as the source's queries do not know it. Objects that stay keep the
+cells that are theirs.
 
 Pure functions on numpy arrays; knows neither the UNet nor how attention was recorded.
 """
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
     from fisedit.values import BoolGrid, EditScript, Hunk, Word
 
     Heatmap = NDArray[np.float32]
+
+DOUBT, DOUBTFUL_RIM = 0.5, 2
+"""Share of Li's threshold above which a cell belongs to an object that goes, and the width in cells of the rim in which
+such cells are looked for: what is left of the object would be seen. Over 100 swaps and 100 removals of drawn scenes
+(development seeds 9100 and 9200) a part is left in 4 at a mean area of 17 %; at .6 in 6 at 16 %, at .4 in 3 at 19 %."""
 
 ROUNDS = 1
 """Rounds of refinement by self-attention. On drawn scenes none finds as much; with two, objects merge."""
@@ -105,11 +111,15 @@ def _localize(
     ):  # it lies on an object that stays, as a hat does
         taken[:] = False
     inside = clean_mask(inside & ~taken, dilation=0)
-    inside |= dilate(inside, 1) & above_li(heatmap) & ~taken
-    if hunk.kind is EditKind.DELETE:  # what is left of an object that goes is seen, more than what goes with it
-        inside |= dilate(inside, 1) & ~taken
-    is_new = {word.text for word in hunk.focus_new} - {word.text for word in hunk.focus_old}
-    return (bounding_boxes(inside) & ~taken if is_new else inside), heatmap, taken
+    if not hunk.focus_old:
+        inside |= dilate(inside, 1) & above_li(heatmap) & ~taken
+    if {word.text for word in hunk.focus_new} - {word.text for word in hunk.focus_old}:
+        inside = bounding_boxes(inside) & ~taken
+    if hunk.focus_old:
+        doubtful = above_li(heatmap, DOUBT) & ~taken
+        for _ in range(DOUBTFUL_RIM):
+            inside |= dilate(inside, 1) & doubtful
+    return inside, heatmap, taken
 
 
 def _probability(words: Sequence[Word], maps: Heatmap) -> Heatmap:
@@ -121,8 +131,8 @@ def above_otsu(heatmap: Heatmap) -> BoolGrid:
     return otsu(heatmap)[0]
 
 
-def above_li(heatmap: Heatmap) -> BoolGrid:
-    """Cells of a heatmap [h, w] above the threshold of minimum cross-entropy (Li, 1993): inside if a neighbour is."""
+def above_li(heatmap: Heatmap, share: float = 1.0) -> BoolGrid:
+    """Cells of a heatmap [h, w] above a share of the threshold of minimum cross-entropy (Li, 1993)."""
     from skimage.filters import threshold_li
 
-    return np.asarray(heatmap > threshold_li(heatmap))
+    return np.asarray(heatmap > share * threshold_li(heatmap))

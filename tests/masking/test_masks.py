@@ -293,7 +293,7 @@ def test_another_thing_gets_the_box_and_a_changed_or_removed_one_its_outline():
     assert (swapped.grid >= box).all() and (swapped.grid <= dilate(box, 2)).all()
     assert (recoloured.grid >= ELL).all() and (recoloured.grid <= dilate(ELL, 2)).all()
     assert not (recoloured.grid & notch).any()
-    assert np.array_equal(removed.grid, dilate(recoloured.grid, 1))  # as what is left of it would be seen
+    assert np.array_equal(removed.grid, recoloured.grid)
     assert (swapped.source, removed.source) == (MaskSource.ATTENTION,) * 2
     assert min(swapped.confidence, removed.confidence) > masks.LOW_CONFIDENCE
 
@@ -330,6 +330,15 @@ def test_the_rim_adds_the_flanks_that_otsus_threshold_cuts_off():
     core, rim = object_masks.above_otsu(bump), object_masks.above_li(bump)
     assert (rim >= core).all() and 1.3 * core.sum() < (rim & dilate(core, 1)).sum()
     assert bump[core].sum() < 0.72 * bump.sum() and bump[rim & dilate(core, 1)].sum() > 0.8 * bump.sum()
+    doubted = object_masks.above_li(bump, object_masks.DOUBT) & dilate(core, 2)
+    assert (doubted >= rim & dilate(core, 1)).all() and bump[doubted].sum() > 0.88 * bump.sum()
+
+
+def test_a_faint_part_of_what_goes_belongs_to_it_and_one_far_away_does_not():
+    ear, far = square(32, 32, 6, 14, 2), square(32, 32, 26, 26, 2)
+    heat = np.maximum(square(32, 32, 4, 4, 10), 0.4 * (ear | far)).astype(np.float32)
+    mask = found("a cake on a beach", {"cat": heat, "cake": CAKE})
+    assert (mask.grid & ear).sum() == ear.sum() and not (mask.grid & far).any()
 
 
 def test_things_of_flat_maps_are_nowhere_and_nan_is_refused():
