@@ -1,7 +1,7 @@
-"""What the demo model made at commit 7d06e12 is what it makes now: pixels, masks, and what an edit cost.
+"""What the demo model made at the commit of `make.MADE_AT` is what it makes now: pixels, masks, and what an edit cost.
 
-On the kind of CPU and the version of torch that made the set (golden.json tells both) pixels must be equal, but for the
-cases in `ONE_LEVEL`. On another kind float32 sums differ in their last bits: there a pixel may be one grey level off,
+On the kind of CPU and the version of torch that made the set (golden.json tells both) pixels must be equal. On another
+kind float32 sums differ in their last bits: there a pixel may be one grey level off,
 in at most `ELSEWHERE.share` of a picture's pixels. Masks, counts and multiply-accumulates must be equal everywhere.
 """
 
@@ -14,20 +14,7 @@ import torch
 
 from tests.golden.cases import CASES, Bench
 from tests.golden.make import INDEX, PICTURES
-from tests.golden.outcome import ELSEWHERE, EXACT, Tolerance, complaints, load, machine
-
-ONE_LEVEL: dict[str, str] = {
-    "with-lora": "sparse queries, keys and values are one product with the merged weight, no longer two with a sum",
-    "graphs": "a norm's scale and shift are one multiply-add, and guidance is a sum instead of lerp",
-    "graphs-many": "a norm's scale and shift are one multiply-add, and guidance is a sum instead of lerp",
-}
-"""Case -> why its pixels may be one grey level off on the CPU that made the set."""
-
-CHANGED: dict[str, dict[str, object]] = {
-    "graphs.structure": {"unet_evaluations_captured": 8, "uncaptured": "", "recorded_bytes": 41134848},
-    "graphs.growths": {"uncaptured": "dense steps in between change what sparse ones read; it runs eagerly"},
-}
-"""Case and shot -> values that are others since: graphs inject attention, too."""
+from tests.golden.outcome import ELSEWHERE, EXACT, complaints, load, machine
 
 SLOW = (
     "branch",
@@ -43,13 +30,6 @@ SLOW = (
 """Cases that only `--all` runs: tests of their packages hold the same."""
 
 GOLDEN = json.loads(INDEX.read_text(encoding="utf-8"))
-
-
-def tolerance(name: str) -> Tolerance:
-    """How far the pixels of a case may be off here."""
-    if machine() != GOLDEN["machine"]:
-        return ELSEWHERE
-    return Tolerance(levels=1, share=1.0, decimals=1e-6) if name in ONE_LEVEL else EXACT
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +49,7 @@ def test_the_set_has_every_case():
 def test_as_before(bench, name):
     if name == "with-lora":
         pytest.importorskip("peft", reason="the package peft is not installed")
-    stored, allowed = GOLDEN["cases"][name], tolerance(name)
+    stored, allowed = GOLDEN["cases"][name], EXACT if machine() == GOLDEN["machine"] else ELSEWHERE
     made = dict(CASES[name](bench))
     assert list(made) == list(stored)
     lines = [
@@ -78,7 +58,7 @@ def test_as_before(bench, name):
         for line in complaints(
             f"{name}.{shot}",
             ours,
-            load(PICTURES, f"{name}.{shot}", stored[shot] | CHANGED.get(f"{name}.{shot}", {})),
+            load(PICTURES, f"{name}.{shot}", stored[shot]),
             allowed,
         )
     ]
