@@ -90,7 +90,7 @@ class TestTheFile:
         assert not (tmp_path / "elsewhere").exists()
         (tmp_path / JOURNAL).unlink()
         os.mkfifo(tmp_path / JOURNAL)
-        with pytest.raises(InputError, match="a plain file, got .*; remove it"), BatchJournal.lock(tmp_path):
+        with pytest.raises(InputError, match=r"a plain file, got .*; remove it"), BatchJournal.lock(tmp_path):
             pass
 
     def test_what_cannot_be_read_or_locked(self, tmp_path, monkeypatch):
