@@ -6,13 +6,14 @@ import json
 
 import pytest
 
-from fisedit.diagnosis import doctor
+from fisedit.diagnosis import calibration, doctor
 
 SMALL = ("--num-inference-steps", "2", "--width", "64", "--height", "64")
 
 
 def test_a_machine_is_measured_and_planned_for(fisedit, model, tmp_path, monkeypatch):
     monkeypatch.setenv("FISEDIT_COSTS", str(tmp_path / "costs"))
+    monkeypatch.setattr(calibration, "FEWEST", 1)
     words = ("calibrate", "--model", model, "--seconds", 0, "--size", 64)
     run = fisedit(*words)
     assert run.status == 0 and "source" in run.out and "edit of" in run.out

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from fisedit.diagnosis import calibration
 from fisedit.diagnosis.calibration import CalibrationSettings
 from fisedit.evaluation import cost_predictions
 from fisedit.evaluation.cost_predictions import chosen_right, summary
@@ -14,6 +15,7 @@ WORDS = "bench costs --areas 25 --size 64 --num-inference-steps 1 --repeats 1 --
 
 
 def test_every_run_is_predicted_measured_and_judged(fisedit, model, tmp_path, monkeypatch):
+    monkeypatch.setattr(calibration, "FEWEST", 1)
     monkeypatch.setattr(cost_predictions, "CalibrationSettings", lambda: CalibrationSettings(0, 64))
     run = fisedit(*WORDS.split(), "--model", model, "--output", "costs.json")
     assert run.status == 0, run.err
