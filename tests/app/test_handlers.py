@@ -14,6 +14,7 @@ from PIL import Image
 from app import export, handlers, html
 from app.validation import MAX_BYTES, MAX_PROMPT_CHARACTERS, Busy, RegionSettings, SourceSettings
 from fisedit import Cancelled, Editor
+from fisedit.editor import Preview
 from fisedit.errors import FisEditError, InputError, PromptError, SessionError
 from fisedit.sparse_kernels import tuning
 from fisedit.values import MaskSource
@@ -261,3 +262,15 @@ def test_handlers_load_neither_gradio_nor_torch():
     told = f"import app.handlers, app.export, app.html, app.views, sys; print({heavy} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", told], cwd=ROOT, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
+
+
+def test_pictures_of_two_sizes_are_not_compared(state, session):
+    first = made(state, session, CAT, SourceSettings(steps=2, seed=7, width=64, height=64))
+    made(state, session, CAT, SourceSettings(steps=2, seed=7, width=72, height=64))
+    with pytest.raises(SessionError, match="of one size to be compared, got 64x64 and 72x64"):
+        handlers.compare(session, first.id)
+
+
+def test_an_estimate_is_the_cost_tables_where_there_is_one():
+    preview = Preview(None, None, 1, 2, seconds=2.0, seconds_dense=3.0)
+    assert vars(handlers._estimate(preview, None)) == vars(handlers.EditEstimate(preview, 2.0, 3.0))

@@ -265,3 +265,9 @@ def test_what_does_not_fit_another_model_is_told(tmp_path):
     with pytest.raises(InputError, match="the adapter does not fit the model"):
         list(handlers.edit(state, session, DOG, None, handlers.ReferencePicture(png(RED))))
     assert last(handlers.generate(state, session, CAT, SourceSettings(2, loras={"ink": 1.0}))).config.loras != ()
+
+
+def test_a_bound_on_features_that_was_given_is_each_models(shared, other, monkeypatch):
+    pool = shared.pool
+    monkeypatch.setitem(pool._options, "max_recorded_bytes", 5 << 20)
+    assert pool._load_editor(pool.find(str(other))).max_recorded_bytes == 5 << 20

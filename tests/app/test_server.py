@@ -13,10 +13,12 @@ from subprocess import PIPE
 
 import httpx
 import pytest
+from PIL import Image
 
 from app import server
 from app.server import MAX_WAITING
 from fisedit.errors import InputError
+from fisedit.storage.canvas import MAX_PIXELS
 from tests.support.app import crowd
 from tests.support.app.loops import in_a_thread
 
@@ -128,3 +130,23 @@ def test_everybody_gets_their_own_or_is_told(site):
     wanted = crowd.expected(site.state.pool.first.loaded.editor, PEOPLE)
     got = crowd.ask(site.url, PEOPLE)
     assert crowd.served(got, wanted) >= MAX_WAITING
+
+
+class TestSurroundings:
+    @pytest.fixture(autouse=True)
+    def _own(self, monkeypatch):
+        monkeypatch.setattr(os, "environ", os.environ.copy())
+
+    def test_without_gradio(self, monkeypatch):
+        monkeypatch.setattr(server, "find_spec", lambda _: None)
+        with pytest.raises(InputError, match="needs gradio, which is not installed"), server.environment(offline=True):
+            pass
+
+    @pytest.mark.parametrize("offline", [False, True])
+    def test_the_hub_is_switched_off_where_all_is_here(self, monkeypatch, offline):
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        most = Image.MAX_IMAGE_PIXELS
+        with server.environment(offline=offline) as uploads:
+            assert uploads.is_dir() and os.environ["GRADIO_TEMP_DIR"] == str(uploads)
+            assert ("HF_HUB_OFFLINE" in os.environ) == offline and Image.MAX_IMAGE_PIXELS == MAX_PIXELS // 2
+        assert not uploads.exists() and most == Image.MAX_IMAGE_PIXELS

@@ -11,16 +11,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from app import handlers, runs, sessions
+from app import handlers, runs, sessions, worker
 from app.model_pool import MIN_FEATURE_BYTES
 from app.session import Session
 from app.sessions import AppState
 from app.validation import Busy, SourceSettings
 from fisedit import Cancelled
-from fisedit.errors import SessionError
+from fisedit.errors import ModelError, SessionError
 from tests.support.app.requests import CAT, DOG, idle, last, made
 from tests.support.documents import ROOT
 from tests.support.edits import same
+from tests.support.processes import until
 
 
 def test_people_do_not_see_each_other(state):
@@ -190,6 +191,107 @@ def test_pictures_in_memory_are_bounded(state, monkeypatch):
     with pytest.raises(SessionError, match="MiB of pictures; delete some"):
         made(state, back)
     assert len(back.history) == 1
+
+
+def test_pictures_of_a_session_at_work_stay_in_memory(state, monkeypatch):
+    one, two = state.session("one"), state.session("two")
+    made(state, one)
+    made(state, two)
+    monkeypatch.setattr(sessions, "MAX_PICTURE_BYTES", 1)
+    running = handlers.edit(state, one, DOG)
+    next(running)
+    state.session("two")
+    state.make_room()
+    assert state.session("one") is one and state.session("two") is two, "one works, and the other was asked for last"
+    running.close()
+    idle(one)
+
+
+def test_who_was_not_here_for_long_is_somebody_new(state, monkeypatch):
+    monkeypatch.setattr(sessions, "_CALLERS", 2)
+    state.capacity = 1
+    key = state.session("a").key
+    state.session("b")
+    assert state.session("a").key == key
+    state.session("b"), state.session("c")
+    assert state.session("a").key != key
+
+
+def test_a_state_that_cannot_be_opened_leaves_no_thread():
+    before = set(threading.enumerate())
+    with pytest.raises(ModelError, match="nowhere"):
+        AppState.open("./nowhere")
+    assert set(threading.enumerate()) == before
+
+
+class TestMeasuringWhenIdle:
+    """The cost table of a model that has none is measured on the worker's thread while no run waits."""
+
+    @pytest.fixture
+    def calls(self, shared, monkeypatch):
+        """What is done instead of measuring for seconds: the given functions, one a call, and how many were called."""
+        model, calls = shared.pool.first, []
+        monkeypatch.setattr(model, "measured", False)
+        monkeypatch.setattr(worker, "IDLE", 0.02)
+
+        def calibrate(_, *, on_step):
+            calls.append(threading.current_thread())
+            self.does[len(calls) - 1](on_step)
+
+        monkeypatch.setattr(type(model.loaded.editor), "calibrate", calibrate)
+        return calls
+
+    @pytest.fixture
+    def own(self, shared, calls, tmp_path):  # `calls` first: the thread waits as it says
+        """A state with a worker of its own, over the shared models."""
+        working = worker.InferenceWorker()
+        yield AppState(shared.pool, working, folder=tmp_path)
+        working.close()
+
+    def load(self, own):
+        """As a run does."""
+        return own.worker.call(lambda: own.load(own.select(SourceSettings())))
+
+    def test_it_is_measured_once(self, own, calls):
+        self.does = [lambda on_step: on_step(0, 1, None)]
+        loaded = self.load(own)
+        until(lambda: own.pool.first.measured)
+        assert loaded is own.pool.first.loaded and calls == [own.worker._thread]
+        self.load(own)
+        assert not own.worker._idle
+
+    def test_it_stops_for_a_run_and_begins_again(self, own, calls):
+        begun, asked = threading.Event(), []
+
+        def interrupted(on_step):
+            begun.set()
+            while True:
+                on_step(0, 1, None)
+
+        self.does = [interrupted, lambda on_step: on_step(0, 1, None)]
+        self.load(own)
+        assert begun.wait(30)
+        asked.append(own.worker.call(lambda: own.pool.first.measured))
+        until(lambda: own.pool.first.measured)
+        assert asked == [False] and len(calls) == 2
+
+    def test_a_table_that_cannot_be_kept_is_not_measured_again(self, own, calls, caplog):
+        def full(_):
+            raise OSError(28, "No space left on device")
+
+        self.does = [full]
+        self.load(own)
+        until(lambda: own.pool.first.measured)
+        assert "no cost table is kept: " in caplog.text and len(calls) == 1
+
+    def test_a_model_that_was_put_aside_is_left_alone(self, own, calls, monkeypatch):
+        model = own.pool.first
+        with monkeypatch.context() as patched:
+            patched.setattr(model, "loaded", None)
+            own._measure_when_idle(model)
+            until(lambda: not own.worker._idle)
+            own.worker.call(lambda: None)
+        assert not calls and not model.measured
 
 
 def test_recorded_features_are_bounded_by_the_model_not_the_machine(state):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import io
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -44,3 +47,20 @@ def test_before_and_after_meet_within_the_mask():
     assert views.border(EditMask(grid, MaskSource.GIVEN)) == 13.5 / 16 * 100
     grid[:, 0] = True
     assert views.border(EditMask(grid, MaskSource.GIVEN)) == 0.5 / 16 * 100
+
+
+def test_a_picture_larger_than_the_screen_is_made_smaller():
+    def shown(size):
+        kind, _, data = views.screen_url(Image.new("RGB", size, "teal")).partition(";base64,")
+        return kind, Image.open(io.BytesIO(base64.b64decode(data))).size
+
+    assert shown((64, 48)) == ("data:image/png", (64, 48))
+    kind, (width, height) = shown((4000, 2000))
+    assert kind == "data:image/jpeg" and width == 2 * height < 4000
+
+
+def test_strokes_on_a_canvas_that_is_no_screens():
+    file = io.BytesIO()
+    Image.new("1", (2049, 1)).save(file, "PNG")
+    with pytest.raises(MaskError, match="at most 2048 pixels, got 2049x1"):
+        views.decode_strokes(f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}", (64, 64))

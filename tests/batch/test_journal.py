@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -17,8 +18,9 @@ import torch
 
 from fisedit import Editor, cli
 from fisedit.batch import runner as running
-from fisedit.batch.journal import BatchJournal
-from fisedit.batch.values import BatchJob, BatchSettings, OnError
+from fisedit.batch.journal import BatchJournal, JournalEntry
+from fisedit.batch.values import BatchItem, BatchJob, BatchSettings, ItemFailure, OnError
+from fisedit.errors import InputError
 from fisedit.storage import files
 from tests.support.batches import AFTER, BEFORE, SAID, arguments, batch
 from tests.support.folders import JOURNAL, lines, picture, pictures, tree, whole
@@ -65,6 +67,67 @@ def uninterrupted(model, tmp_path_factory) -> Path:
     done = running.run_batch(job, settings, workers=0, on_error=OnError.STOP, on_step=lambda *_: None)
     assert done.exit_status == 0
     return folder
+
+
+ITEM = BatchItem(Path("in.png"), "in.png", BEFORE, AFTER, None, "out.png", Path("out.png"))
+FAILED = JournalEntry.of_failure(ITEM, ItemFailure("no"))
+
+
+class TestTheFile:
+    def test_a_folder_in_its_place(self, tmp_path):
+        (tmp_path / JOURNAL).mkdir()
+        assert not BatchJournal.read(tmp_path).entries
+        with (
+            pytest.raises(InputError, match=r"read and written, got .* \(Is a directory\)"),
+            BatchJournal.lock(tmp_path),
+        ):
+            pass
+
+    def test_a_link_or_a_pipe_in_its_place(self, tmp_path):
+        (tmp_path / JOURNAL).symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(InputError, match="must hold a journal"), BatchJournal.lock(tmp_path):
+            pass
+        assert not (tmp_path / "elsewhere").exists()
+        (tmp_path / JOURNAL).unlink()
+        os.mkfifo(tmp_path / JOURNAL)
+        with pytest.raises(InputError, match=r"a plain file, got .*; remove it"), BatchJournal.lock(tmp_path):
+            pass
+
+    def test_what_cannot_be_read_or_locked(self, tmp_path, monkeypatch):
+        (tmp_path / JOURNAL).touch()
+
+        def fail(*_: object) -> None:
+            raise OSError(5, "Input/output error")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "read_bytes", fail)
+            with pytest.raises(InputError, match=r"\(Input/output error\)"):
+                BatchJournal.read(tmp_path)
+        with monkeypatch.context() as patched:
+            patched.setattr(fcntl, "flock", fail)
+            with pytest.raises(InputError, match=r"\(Input/output error\)"), BatchJournal.lock(tmp_path):
+                pass
+        with BatchJournal.lock(tmp_path) as journal:
+            assert not journal.entries
+
+    def test_a_line_that_is_not_on_the_disk_is_taken_back(self, tmp_path, monkeypatch):
+        with BatchJournal.lock(tmp_path) as journal:
+            journal.append(FAILED)
+            before = (tmp_path / JOURNAL).read_bytes()
+
+            def full(_: int) -> None:
+                raise OSError(28, "No space left on device")
+
+            with monkeypatch.context() as patched:
+                patched.setattr(os, "fsync", full)
+                with pytest.raises(OSError, match="No space left"):
+                    journal.append(FAILED)
+            assert (tmp_path / JOURNAL).read_bytes() == before
+        assert BatchJournal.read(tmp_path).entries.keys() == journal.entries.keys() and before.count(b"\n") == 1
+
+    def test_lines_of_a_later_version_are_left_alone(self):
+        later = BatchJournal(json.dumps({"version": 999, "anything": 1}).encode() + b"\n")
+        assert not later.entries and later.damaged == 0
 
 
 TRAPS = {

@@ -280,3 +280,56 @@ class TestPictures:
         assert got.tolist() == [[0, 128], [255, 0]]
         Image.new("RGBA", (16, 16), (255, 255, 255, 0)).save(tmp_path / "m.png")
         assert not np.asarray(decode_mask((tmp_path / "m.png").read_bytes(), (8, 8))).any()
+
+
+class TestTextsBesidePictures:
+    @pytest.mark.parametrize(
+        ("content", "problem"),
+        [
+            (b"", "must say what the picture shows, got nothing"),
+            (b" \n", "must say what the picture shows, got nothing"),
+            (b"a" * 2_000_000, "must say what the picture shows, got too much"),
+            (None, "must be a plain file"),
+        ],
+    )
+    def test_what_says_nothing(self, tmp_path, content, problem):
+        pictures(tmp_path / "in", 1)
+        text = tmp_path / "in/0.txt"
+        os.mkfifo(text) if content is None else text.write_bytes(content)
+        (item,) = plan_batch(BatchJob(tmp_path / "in", tmp_path / "out", AFTER)).items
+        assert item.problem == f"0.txt beside it {problem}" and item.source_prompt is None
+
+    def test_what_cannot_be_read(self, tmp_path):
+        pictures(tmp_path / "in", 1)
+        (tmp_path / "in/0.txt").symlink_to("0.txt")
+        (item,) = plan_batch(BatchJob(tmp_path / "in", tmp_path / "out", AFTER)).items
+        assert item.problem.startswith("0.txt beside it cannot be read: ")
+
+    def test_a_prompt_that_is_only_the_missing_source(self, tmp_path):
+        pictures(tmp_path / "in", 1)
+        (item,) = plan_batch(BatchJob(tmp_path / "in", tmp_path / "out", "{source}")).items
+        assert item.problem == "prompt must say something, got only {source} and no source prompt"
+
+
+def test_folders_that_cannot_be_listed(tmp_path, monkeypatch):
+    """Rights say nothing to root: the refusal is the system's, put in its place."""
+    pictures(tmp_path / "in/a", 1)
+    pictures(tmp_path / "in/b", 1)
+    scan = os.scandir
+
+    def closed(*names):
+        def refuse(path):
+            if Path(path).name in names:
+                raise PermissionError(13, "Permission denied", str(path))
+            return scan(path)
+
+        monkeypatch.setattr(os, "scandir", refuse)
+
+    job = BatchJob(tmp_path / "in", tmp_path / "out", AFTER, BEFORE, recursive=True)
+    closed("b")
+    plan = plan_batch(job)
+    assert [item.name for item in plan.items] == ["a/0.png"]
+    assert plan.notes == (f"folder left out, as it cannot be read (Permission denied): {tmp_path / 'in/b'}",)
+    closed("in")
+    with pytest.raises(InputError, match=r"IN must be readable, got .*in \(Permission denied\)"):
+        plan_batch(job)

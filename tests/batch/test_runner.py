@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +14,9 @@ import pytest
 from PIL import Image
 
 from fisedit import Editor
+from fisedit.batch import runner as running
 from fisedit.batch.journal import BatchJournal
+from fisedit.batch.values import BatchItem
 from fisedit.storage import files
 from tests.support.batches import AFTER, BEFORE, SAID, arguments, batch
 from tests.support.documents import well_formed
@@ -196,3 +201,38 @@ class TestBadFiles:
         assert run.counts == {"done": 1, "failed": 1, "left": 1}
         assert all("cannot be written: No space left on device" in why for why in run.reasons.values())
         assert batch("in", "out", *SAID, "--json").counts == {"done": 2, "done before": 1}
+
+
+class TestInterrupts:
+    def test_the_first_asks_and_the_second_stops(self, capsys):
+        before = signal.getsignal(signal.SIGINT)
+        with running._sigint_requests() as asked:
+            assert not asked()
+            signal.raise_signal(signal.SIGINT)
+            assert asked() and "interrupt again to stop at once" in capsys.readouterr().err
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is before
+
+    def test_a_thread_that_is_not_the_first_leaves_signals_alone(self):
+        def handler() -> tuple[object, bool]:
+            with running._sigint_requests() as asked:
+                return signal.getsignal(signal.SIGINT), asked()
+
+        with ThreadPoolExecutor(1) as threads:
+            assert threads.submit(handler).result() == (signal.getsignal(signal.SIGINT), False)
+
+
+def test_a_picture_that_is_gone_is_little_work(tmp_path):
+    """What has most edits comes first, then what has the largest file."""
+    picture(tmp_path / "large.png", 1, (90, 90))
+    picture(tmp_path / "small.png", 2, (8, 8))
+
+    def item(path: Path) -> BatchItem:
+        return BatchItem(path, path.name, BEFORE, AFTER, None, path.name, path)
+
+    gone = tmp_path / "gone.png"
+    queue = running._Queue([item(path) for path in (gone, tmp_path / "small.png", tmp_path / "large.png", gone)])
+    assert [queue.pop(0).name for _ in range(4)] == ["gone.png", "gone.png", "large.png", "small.png"]
+    assert queue.pop(0) is None and queue.in_progress == 4
+    assert running._estimated_work(deque([item(gone)])) == (1, 0)

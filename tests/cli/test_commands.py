@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from PIL import Image
 from fisedit import cli
 from fisedit.cli import console, demo
 from fisedit.errors import Cancelled, FisEditError, InputError, MaskError, ModelError, NumericsError
+from fisedit.evaluation.quality import mask_quality
 from fisedit.storage import images
 from fisedit.values import SchedulerName
 
@@ -362,3 +365,105 @@ def test_verbs_are_thin():
         code = command.callback.__code__
         lines = {line for _, _, line in code.co_lines() if line is not None}
         assert len(lines) <= 30, code.co_name
+
+
+QUICK_DEMO = ("--num-inference-steps", "2")
+
+
+class TestTheDemo:
+    def test_as_json(self, fisedit, model):
+        told = json.loads(fisedit("demo", "--output", "demo", "--model", model, *QUICK_DEMO, "--json").out)
+        assert told["identical_outside"] is True and told["files"][0] == "demo/sheet.png"
+        assert [row["prompt"] for row in told["results"]] == list(demo.PROMPTS)
+
+    def test_a_pixel_that_moved_is_an_error(self, fisedit, model, monkeypatch):
+        whole = demo.run_demo
+        monkeypatch.setattr(
+            demo, "run_demo", lambda *given, **named: replace(whole(*given, **named), changed_outside=(0, 64))
+        )
+        run = fisedit("demo", "--output", "demo", "--model", model, *QUICK_DEMO)
+        assert run.status == 1 and "byte-identical" not in run.out
+        assert run.err.splitlines()[-1] == "error[moved]: pixels outside the masks changed: (0, 64); report this"
+
+
+class TestTheApp:
+    """What the command hands to the app; the app itself is tested in tests/app."""
+
+    @pytest.fixture
+    def opened(self, monkeypatch, tmp_path):
+        """What the app was opened and built with, and what was done in which order; it is interrupted at once."""
+        from app import server, sessions
+
+        monkeypatch.setattr(os, "environ", os.environ.copy())
+        told = SimpleNamespace(places=None, options=None, done=[], offline=None)
+
+        class State:
+            @classmethod
+            def open(cls, *places, **options):
+                told.places, told.options, told.offline = places, options, os.environ.get("HF_HUB_OFFLINE")
+                return cls()
+
+            def close(self):
+                told.done.append("closed")
+
+        class Server:
+            def run(self, listeners):
+                told.done.append(listeners[0].getsockname()[1])
+                listeners[0].close()
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(sessions, "AppState", State)
+        monkeypatch.setitem(sys.modules, "app.main", SimpleNamespace(build=lambda state: state, theme=dict))
+        monkeypatch.setattr(server, "make_server", lambda page, address, uploads, theme: Server())
+        return told
+
+    def test_it_says_where_it_is_and_ends_when_it_is_interrupted(self, fisedit, opened, tmp_path):
+        run = fisedit("app", "--port", 0, "--sessions", "kept", "--device", "cpu")
+        port, closed = opened.done
+        assert (run.status, run.err, closed) == (0, "", "closed")
+        assert run.out == f"The app is at http://127.0.0.1:{port}/ (Ctrl+C ends it)\n"
+        assert opened.places == () and opened.options["folder"] == Path("kept") and opened.options["device"] == "cpu"
+        assert opened.options["max_loaded"] == 2 and opened.options["adapter"] is None
+
+    def test_the_network_is_left_alone_where_all_is_here(self, fisedit, opened, tmp_path, monkeypatch):
+        (tmp_path / "m").mkdir()
+        for words, offline in ((("--model", "m"), "1"), (("--model", "m", "--model", "owner/name"), None)):
+            monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+            assert fisedit("app", "--port", 0, *words).status == 0
+            assert opened.offline == offline and opened.places[0] == "m"
+
+    def test_what_cannot_be_opened_is_refused(self, fisedit, opened):
+        fisedit("app", "--port", 0, "--sessions", "/proc/kept").refused("input", "writable")
+        fisedit("app", "--host", "0.0.0.0", "--port", 0).refused("input", "give --token")
+        assert opened.places is None
+
+
+class TestBenchMasks:
+    def test_its_options_are_the_settings_and_its_tables_are_printed(self, fisedit, tmp_path, monkeypatch):
+        asked = []
+
+        def measure(settings, on_step):
+            asked.append(settings)
+            on_step(0, 1, None)
+            return {"summary": [{"method": "ours", "IoU": "0.5"}], "classes": [], "settings": {}, "notes": ["a note"]}
+
+        monkeypatch.setattr(mask_quality, "measure_mask_quality", measure)
+        words = (
+            "bench",
+            "masks",
+            "--edits",
+            3,
+            "--num-inference-steps",
+            2,
+            "--guidance-scale",
+            2,
+            "--seed",
+            "reported",
+        )
+        run = fisedit(*words, "--output", "masks.json")
+        assert run.status == 0 and "ours" in run.out and run.out.endswith("note: a note\n")
+        (settings,) = asked
+        assert (settings.edits, settings.num_inference_steps, settings.guidance_scale) == (3, 2, 2.0)
+        written = json.loads((tmp_path / "masks.json").read_text())
+        assert written["summary"] == [{"method": "ours", "IoU": "0.5"}] and "environment" in written
+        assert json.loads(fisedit(*words, "--json").out)["notes"] == ["a note"]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fisedit import Cancelled, Editor
+from fisedit.diagnosis import calibration
 from fisedit.diagnosis.calibration import shape_mask
 from fisedit.errors import InputError
 from fisedit.models.stopwatch import current_recorder
@@ -45,3 +46,14 @@ def test_shapes_cover_what_they_should():
         for discs in (False, True):
             assert shape_mask(area, 32, discs=discs).mean() == pytest.approx(area, abs=0.03)
     assert (shape_mask(0.2, 32, discs=True, seed=1) != shape_mask(0.2, 32, discs=True, seed=2)).any()
+
+
+def test_a_disk_that_cannot_be_written_has_no_rate(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(calibration, "_COPIED", 1 << 16)
+    monkeypatch.setattr(calibration, "_WRITTEN", 1 << 12)
+    assert calibration.transfer_rates(tmp_path).keys() == {"memory", "disk write", "disk read"}
+    monkeypatch.setattr("os.fsync", full)
+    assert calibration.transfer_rates(tmp_path).keys() == {"memory"} and not list(tmp_path.iterdir())

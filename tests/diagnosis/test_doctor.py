@@ -7,9 +7,10 @@ import json
 import pytest
 import torch
 
-from fisedit import Editor
-from fisedit.diagnosis import doctor, kernel_checks
+from fisedit import Cancelled, Editor
+from fisedit.diagnosis import doctor, kernel_checks, layer_times
 from fisedit.diagnosis.layer_times import delays
+from fisedit.sparse.modules import unet_sites
 from fisedit.sparse_kernels import ops, torch_backend
 
 LAYERS = {f"block.{i}": 1e-3 * (i + 1) for i in range(12)}
@@ -77,3 +78,22 @@ def test_findings_are_lines(change, line):
     healthy |= {"threads": {"threads": 1, "cores": 2}, "memory": {"available": 8 << 30}}
     found = doctor.findings(healthy | change)
     assert found == [] if line is None else len(found) == 1 and line in found[0]
+
+
+def test_a_layer_is_named_where_every_round_says_so(pipelines, monkeypatch):
+    pipe, seen = pipelines["shallow"], []
+    names = [site.name for site in unet_sites(pipe.unet) if site.weights]
+    before = dict.fromkeys(names, 1e-3)
+    rounds = [before | {names[0]: 2e-3, names[3]: 3e-3, names[5]: odd} for odd in (5e-3, 1e-3, 5e-3)]
+    monkeypatch.setattr(layer_times, "layer_seconds", lambda *_: seen.append(1) or rounds[len(seen) - 1])
+    found = layer_times.slow_layers(pipe, before, 64, 0)
+    assert [delay.layer for delay in found] == [names[3], names[0]] and len(seen) == layer_times.ROUNDS
+    assert [round(delay.slowdown, 3) for delay in found] == [3, 2]
+
+
+def test_measuring_layers_can_be_stopped(pipelines):
+    def stop(*_):
+        raise Cancelled("enough")
+
+    with pytest.raises(Cancelled):
+        layer_times.layer_seconds(pipelines["shallow"], 64, 0, stop)

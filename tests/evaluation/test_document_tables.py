@@ -144,3 +144,14 @@ def test_a_table_is_filled_from_its_report(tmp_path):
     report["environment"] |= {"clean": False, "gpu": "A GPU"}
     (tmp_path / "a.json").write_text(json.dumps(report))
     assert "commit `0123456` with changes that are not committed, A GPU" in document_tables.filled(text, tmp_path)
+
+
+def test_the_documents_that_are_named_are_filled_in_their_place(tmp_path, monkeypatch):
+    texts = [path.read_text(encoding="utf-8") for path in DOCUMENTS]
+    text = next(text for text in texts if document_tables.reports(text))
+    document = tmp_path / "a.md"
+    document.write_text(text, encoding="utf-8")
+    monkeypatch.setattr("sys.argv", ["document_tables", str(document)])
+    document_tables.main()
+    assert document.read_text(encoding="utf-8") == document_tables.filled(text)
+    assert set(document_tables.reports(text)) == set(document_tables.reports(document.read_text(encoding="utf-8")))

@@ -21,7 +21,9 @@ def test_torch_counts_the_same_multiply_accumulates(dtype):
 
 def test_the_verb_writes_what_it_prints(fisedit, tmp_path):
     asked = ("--model", "demo", "--areas", "15", "--size", "128", "--num-inference-steps", "2", "--repeats", "2")
-    printed = fisedit("bench", "edit", *asked, "--no-compiled", "--local-files-only", "--output", "speed.json")
+    printed = fisedit(
+        "bench", "edit", *asked, "--no-compiled", "--profile", "--local-files-only", "--output", "speed.json"
+    )
     assert printed.status == 0
     written = json.loads((tmp_path / "speed.json").read_text())
     assert [(row["mask"], row["schedule"].removesuffix(" (default)")) for row in written["summary"]] == [
@@ -35,6 +37,8 @@ def test_the_verb_writes_what_it_prints(fisedit, tmp_path):
     assert best not in written["search"]["left_out"]
     assert "torch.compile was not tried: --no-compiled left it out" in printed.out
     assert written["dense"]["recorded_bytes"] > 0
+    assert {row["run"] for row in written["profile"]} == {"source", "square 15%", "ragged 15%"}
+    assert {"conv", "attention"} <= {row["layers"] for row in written["profile"]}
     assert written["environment"]["command"].startswith("fisedit bench edit --model demo")
     assert written["environment"]["dtype"] == written["settings"]["dtype"]
 
@@ -71,3 +75,17 @@ def test_default_edits_are_near_to_dense_blended_ones(monkeypatch):
     assert rows["default"]["macs_ratio"] > 1.8
     turns = report["turns"]
     assert rows["1"]["whole_ratio"]["median"] == turns["dense"][0] / turns["1"][0]
+
+
+def test_fidelity_is_measured_after_a_warm_up(fisedit, model, tmp_path, monkeypatch):
+    names = ("default", WIDER_FIRST)
+    monkeypatch.setattr(fidelity, "SCHEDULES", {name: SCHEDULES[name] for name in names})
+    monkeypatch.setattr(fidelity, "SHIPPED", {WIDER_FIRST: SCHEDULES[WIDER_FIRST]})
+    monkeypatch.setattr(dense_search, "TURNS", 0)
+    words = ("--edits", 1, "--num-inference-steps", 2, "--no-compiled", "--dtype", "fp32", "--output", "fidelity.json")
+    run = fisedit("bench", "fidelity", "--model", model, *words)
+    assert run.status == 0, run.err
+    report = json.loads((tmp_path / "fidelity.json").read_text())
+    assert [row["growth"] for row in report["rows"]] == list(names) == [row["growth"] for row in report["summary"]]
+    assert report["settings"]["num_inference_steps"] == 2 and set(report["turns"]) >= {"dense", *names}
+    assert all(name in run.out for name in names)

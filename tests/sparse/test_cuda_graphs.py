@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fisedit.errors import UnsupportedModuleError
+from fisedit.sparse import packed_weights
 from fisedit.sparse.cuda_graphs import GraphExecutor
 from fisedit.sparse.executor import Executor
 from fisedit.sparse.feature_cache import FeatureOverlay, recorded_statistics
@@ -188,3 +189,18 @@ def test_a_cuda_graph_is_the_engines_own_and_never_waits(backend):
             expected, _ = executor.run_sparse(latents, time, texts[1], {}, FeatureOverlay(maps, plan))
             assert torch.allclose(rows[:, : plan.rows[0]], expected, atol=2e-3, rtol=0)
         assert graphs.graphs.made == 1
+
+
+def test_an_unusual_time_or_attention_is_refused():
+    unet = build_pipeline("shallow").unet
+    block = unet.mid_block.attentions[0].transformer_blocks[0]
+    unet.time_embed_act = torch.nn.SiLU()
+    with pytest.raises(UnsupportedModuleError, match="time embedding is unusual and cannot be captured"):
+        packed_weights.check_capturable(unet)
+    kept, block.attn1 = block.attn1, None
+    with pytest.raises(UnsupportedModuleError, match=r"block mid_block\.attentions\.0 is unusual"):
+        packed_weights.check_capturable(unet)
+    block.attn1 = kept
+    unet.register_to_config(time_cond_proj_dim=8)
+    with pytest.raises(UnsupportedModuleError, match="time embedding takes the guidance scale"):
+        packed_weights.check_capturable(unet)

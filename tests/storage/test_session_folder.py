@@ -355,3 +355,31 @@ def test_no_output_lies_in_a_session(whole, tmp_path):
 
 
 # What a session may say
+
+
+def test_a_disk_that_knows_no_locks_is_used_without_and_another_error_is_told(tmp_path, monkeypatch):
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+
+    def fail(number):
+        def flock(*_):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(session_folder.fcntl, "flock", flock)
+
+    try:
+        fail(errno.ENOLCK)
+        session_folder._lock(descriptor, tmp_path)
+        fail(errno.EIO)
+        with pytest.raises(OSError, match="Input/output error"):
+            session_folder._lock(descriptor, tmp_path)
+        fail(errno.EWOULDBLOCK)
+        with pytest.raises(SessionError, match="another run is working on the session"):
+            session_folder._lock(descriptor, tmp_path)
+    finally:
+        os.close(descriptor)
+
+
+def test_only_unfinished_copies_are_removed(tmp_path):
+    (tmp_path / ".notes.part").touch()
+    session_folder.remove_unfinished(tmp_path)
+    assert (tmp_path / ".notes.part").exists()

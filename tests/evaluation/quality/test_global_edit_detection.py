@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 
@@ -40,3 +41,12 @@ def test_written_pairs_are_detected():
         "reported", global_edit_detection.detect_by_text(reported, build_tokenizer())
     )
     assert row["F1"] > 0.94 and row["false alarms"] <= 4
+
+
+def test_a_row_for_every_file_of_written_pairs(capsys):
+    global_edit_detection.main([])
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["edits"] for row in rows] == [sum(1 for _ in written_pairs(name)) for name in WRITTEN]
+    assert all(0 <= row["F1"] <= 1 and row["whole"] <= row["edits"] for row in rows)
+    global_edit_detection.main(WRITTEN[:1])
+    assert json.loads(capsys.readouterr().out) == rows[0]

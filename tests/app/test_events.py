@@ -1,0 +1,103 @@
+"""The page's events without a browser: what each answers to a request, which errors it shows, and which it raises."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import gradio as gr
+import numpy as np
+import pytest
+from PIL import Image
+
+from app import handlers
+from app.components import ALL_PIECES, PageComponents
+from app.events import EventHandlers
+from app.runs import RunProgress
+from app.validation import Busy
+from fisedit import Cancelled
+from fisedit.errors import InputError, SessionError
+from tests.support.app.requests import DOG, last, made, png
+
+ME = SimpleNamespace(session_hash="me")
+SETTINGS = (2, 4.0, 7, 64, 64, "DDIM", "", "", [])
+"""Values of the settings of a new picture."""
+
+REGION = ("", [], ALL_PIECES[1], 0, False)
+"""Values of a region: nothing painted, no words, all pieces."""
+
+
+@pytest.fixture
+def page(state):
+    """The page's components, with no server."""
+    with gr.Blocks():
+        return PageComponents(state.pool)
+
+
+@pytest.fixture
+def events(state, page):
+    """The events of that page."""
+    return EventHandlers(state, page)
+
+
+def error(answer, page):
+    """The words that a page shows where something went wrong, beside the class that says so."""
+    assert "error" in answer[page.status]
+    return answer[page.status]
+
+
+def test_a_page_that_comes_while_everybody_is_at_work_is_told(events, page, state, monkeypatch):
+    def busy(*_):
+        raise Busy("everybody is at work; try again")
+
+    monkeypatch.setattr(type(state), "adopt", busy)
+    answer = events.on_arrive(ME, "")
+    assert "everybody is at work" in error(answer, page) and answer[page.make]["interactive"] is True
+
+
+def test_a_caller_without_a_name_is_refused(events):
+    with pytest.raises(SessionError, match="send session_hash"):
+        events.on_stop(SimpleNamespace(session_hash=""))
+
+
+def test_a_picture_is_opened_in_its_own_size(events, page, session):
+    data = png(Image.fromarray(np.full((64, 72, 3), 90, np.uint8)))
+    *told, end = events.on_open(ME, data, "a cat", *SETTINGS)
+    assert "Starting" in told[0][page.status] and session.history.current.size == (72, 64)
+    assert end[page.prompt] == "a cat" and end[page.status] == ""
+    *_, end = events.on_open(ME, None, "a cat", *SETTINGS)
+    assert "error" in end[page.status] and len(session.history) == 1
+
+
+def test_a_region_that_cannot_be_predicted_is_told_and_cleared(events, page, state, session):
+    made(state, session)
+    for piece in (None, "first", "-1"):
+        answer = events.on_preview(ME, DOG, None, 1.0, "", [], piece, 0, False)
+        assert "piece must be a number or" in answer[page.facts] and answer[page.stage]["region"] == ""
+
+
+def test_two_pictures_are_compared_and_others_are_refused(events, page, state, session):
+    first, second = made(state, session), last(handlers.edit(state, session, DOG))
+    answer = events.on_compare(ME, first.id)
+    assert answer[page.stage]["picture"]["view"] == "compare" and session.history.current is second
+    assert "nobody" in error(events.on_compare(ME, "nobody"), page)
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (Cancelled("stopped"), "Nothing was changed"),
+        (InputError("no such thing"), "no such thing"),
+        (KeyError("a bug"), "That should not have happened"),
+    ],
+)
+def test_a_run_that_fails_changes_nothing_and_says_why(events, page, session, failure, words):
+    def start(_):
+        yield RunProgress(0, 2, ahead=3)
+        raise failure
+
+    run = events._run(ME, start)
+    assert "Starting" in next(run)[page.status] and "3 ahead" in next(run)[page.status]
+    assert words in next(run)[page.status]
+    with pytest.raises(KeyError if isinstance(failure, KeyError) else StopIteration):  # a bug is the server's to log
+        next(run)
+    assert not len(session.history) and session.idle
