@@ -18,7 +18,7 @@ import numpy as np
 from fisedit.masking.heatmaps import localized_hunks, refine, rescale, word_maps
 from fisedit.masking.masks import bounding_boxes, clean_mask, otsu
 from fisedit.sparse_kernels.dilation import dilate
-from fisedit.values import EditKind, EditMask, MaskSource
+from fisedit.values import EditMask, MaskSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

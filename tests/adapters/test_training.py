@@ -288,6 +288,7 @@ def test_gradient_checkpointing_descends_alike(begun, pipe):
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.slow
 def test_mixed_precision(begun):
     exact = float(begun("exact")._loss(0).detach())
     run = begun("mixed", mixed_precision="bf16")
@@ -297,6 +298,7 @@ def test_mixed_precision(begun):
     assert all(tensor.dtype == torch.float32 for tensor in run.adapter.parameters())
 
 
+@pytest.mark.slow
 def test_a_run_from_an_adapter(begun, tmp_path, pipe):
     first = begun("first")
     for _ in range(2):
@@ -307,6 +309,7 @@ def test_a_run_from_an_adapter(begun, tmp_path, pipe):
         begun("third", start=str(tmp_path / "nowhere"))
 
 
+@pytest.mark.slow
 def test_a_run_of_other_settings(begun):
     run = begun()
     run.advance()

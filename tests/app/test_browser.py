@@ -110,6 +110,7 @@ def test_painting(browser):
     assert painted(page, 0.36, 0.2)[3] == 0  # another picture: the strokes were of the last
 
 
+@pytest.mark.slow
 def test_painting_by_keys(browser):
     page = browser().open()
     make(page)
@@ -170,6 +171,7 @@ def test_stop(browser, site, steps):
     expect(page.locator("#make")).to_be_enabled()
 
 
+@pytest.mark.slow
 def test_a_reload_keeps_the_session_and_others_do_not_see_it(browser):
     mine, other = browser(), browser()
     page = mine.open()
@@ -188,6 +190,7 @@ def test_a_reload_keeps_the_session_and_others_do_not_see_it(browser):
     expect(page.locator("#words-line del")).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_leaving_the_page_stops_the_work(browser, site, steps):
     page = browser().open()
     make(page, steps=150)
@@ -217,6 +220,7 @@ def test_a_run_whose_stream_closed_as_it_was_asked_for(browser):
     expect(page.locator("#truth")).to_contain_text("outside the mask: identical")
 
 
+@pytest.mark.slow
 def test_words_of_users_are_words(browser):
     page = browser().open()
     shouted: list[str] = []

@@ -44,6 +44,7 @@ def test_of_another_programs_picture_the_prompt_is_restored(state):
     assert (found.prompt, found.settings) == ("a cat on a beach", None)
 
 
+@pytest.mark.slow
 def test_a_session_is_downloaded_and_taken_up_by_another(state, session):
     made(state, session)
     dog = last(handlers.edit(state, session, DOG))

@@ -85,6 +85,7 @@ def test_a_chosen_lora_paints_a_picture_and_its_edits(state, session, places, pl
     assert list(handlers.measure_dense(state, session, edit.id))[-1].seconds > 0
 
 
+@pytest.mark.slow
 def test_several_loras_at_once(state, session, places, plain):
     several = SourceSettings(4, 4.0, 7, 128, 128, model="demo", loras={"oil": 0.5, "ink": 0.6})
     source, edit = last(handlers.generate(state, session, CAT, several)), last(handlers.edit(state, session, DOG))
@@ -217,6 +218,7 @@ def test_a_preview_waits_for_a_run_with_other_loras(state, session):
 # Looks
 
 
+@pytest.mark.slow
 def test_a_look_is_taken_from_an_uploaded_picture(state, session, places, plain):
     plain.load_adapter(places["adapter"], 0.5)
     source = last(handlers.generate(state, session, CAT, PLAIN))

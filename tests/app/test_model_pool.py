@@ -86,6 +86,7 @@ def test_a_model_is_loaded_when_it_is_needed_first(other, tmp_path):
     assert loaded(state) == ["demo", "other"]
 
 
+@pytest.mark.slow
 def test_the_idle_one_makes_room_and_pictures_stay(one):
     session = one.session("me")
     source = last(handlers.generate(one, session, CAT, DEMO))
@@ -143,6 +144,7 @@ def test_people_with_several_models_at_once_and_room_for_one(one):
     assert all(same(a, b) for name in people for a, b in zip(alone[name], together[name], strict=True))
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_loaded_is_told_without_its_place(tmp_path, caplog):
     place = derived(tmp_path / "broken")
     state = AppState.open("demo", place, max_loaded=1, folder=tmp_path / "sessions")
@@ -250,6 +252,7 @@ def test_a_model_that_an_archive_names_is_not_believed(state, session, name):
 # LoRAs and an adapter, where models differ
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_another_model_is_told(tmp_path):
     pipe = Editor.from_pretrained("demo").pipe
     build_pipeline("sd15").save_pretrained(tmp_path / "tiny")

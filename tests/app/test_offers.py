@@ -142,6 +142,7 @@ def test_a_look_is_taken(browser, folder):
     assert changed[mask].mean() > 0.5 and not changed[~mask].any()
 
 
+@pytest.mark.slow
 def test_a_folder_of_sessions_keeps_them_and_gives_files(browser, site, folder, tmp_path):
     """Whatever the folder is: the browser is given files of the app's own place alone."""
     page = browser().open()

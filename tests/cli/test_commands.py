@@ -162,6 +162,7 @@ for words in (["generate", "a", "--model", "~/m"], ["generate", "a", "--model", 
 """Commands in a process that has neither a home folder nor an entry of its user."""
 
 
+@pytest.mark.slow
 def test_without_a_home_folder(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", NO_HOME], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300

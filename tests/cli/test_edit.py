@@ -234,6 +234,7 @@ def held(fisedit, model, tmp_path):
     return files(tmp_path / "s")
 
 
+@pytest.mark.slow
 def test_a_new_source_does_not_replace_a_session(fisedit, model, tmp_path, held):
     """The model is a place that is none: the refusal comes before it is looked for."""
     generate = ("generate", AFTER, *SMALL, "--session", "s", "--output", "new.png")
@@ -278,6 +279,7 @@ def test_two_runs_do_not_edit_one_session_at_once(fisedit, tmp_path, held):
     assert fisedit(*edit).status == 0
 
 
+@pytest.mark.slow
 def test_an_edit_is_in_its_file_where_its_session_cannot_be_saved(fisedit, tmp_path, held, monkeypatch):
     """Another run that needs no lock, such as an app, saves while an edit runs."""
     saving = Editor.save

@@ -395,6 +395,7 @@ def test_a_lora_is_captured_and_so_is_what_follows_it(tmp_path):
     assert captured(editors[1]) == [0, STEPS, 0, STEPS]
 
 
+@pytest.mark.slow
 def test_editors_beside_one_another_share_graphs_and_take_turns_in_threads(pipelines):
     first = Editor(pipelines["shallow"], graphs=True)
     first.generate(CAT, **QUICK)

@@ -163,6 +163,7 @@ class TestRemake:
             editor.checkout(result.id)
             assert Editor.remake(written(editor)).current.image.tobytes() == result.image.tobytes()
 
+    @pytest.mark.slow
     def test_edits_go_on_from_there(self, editor, model):
         editor.generate(CAT, **QUICK)
         editor.edit(DOG, mask=SQUARE)
@@ -178,6 +179,7 @@ class TestRemake:
         assert again.pipe.unet.dtype == editor.pipe.unet.dtype
         assert again.current.image.tobytes() == editor.current.image.tobytes()
 
+    @pytest.mark.slow
     def test_changes_replace_what_is_told(self, editor, model):
         editor.generate(CAT, **QUICK)
         editor.edit(DOG, mask=SQUARE)
@@ -500,6 +502,7 @@ class TestCommands:
         ours, direct = (np.asarray(Image.open(name)) for name in ("a.png", "b.png"))
         assert np.array_equal(ours, direct)
 
+    @pytest.mark.slow
     def test_options_override(self, fisedit, model):
         self.made(fisedit, model)
         common = ("--model", model, "--prompt", DOG, "--json")
@@ -516,6 +519,7 @@ class TestCommands:
         run = fisedit("edit", "--from", "cat.png", "--model", model, "--prompt", DOG, "--json")
         assert "not every pixel is the file's" in json.loads(run.out)["notes"][0]
 
+    @pytest.mark.slow
     def test_a_session_begins_there(self, fisedit, model):
         self.made(fisedit, model)
         options = ("--from", "cat.png", "--model", model, "--session", "s", "--prompt")
@@ -574,6 +578,7 @@ class TestCommands:
                 assert as_uis_read(picture) == made.parameters
 
     @pytest.mark.parametrize("options", [(), ("--no-metadata",)])
+    @pytest.mark.slow
     def test_the_demo(self, fisedit, options):
         assert fisedit("demo", "--output", "d", "--num-inference-steps", "2", *options).status == 0
         told = {path.name for path in Path("d").glob("*.png") if Image.open(path).text}

@@ -125,6 +125,7 @@ def _race(source, place, started, outcome):
         outcome.put((source.name, ""))
 
 
+@pytest.mark.slow
 def test_of_many_processes_one_saves(whole, tmp_path):
     fork = get_context("fork")
     for turn in range(3):

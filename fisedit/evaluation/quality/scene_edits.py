@@ -1,4 +1,4 @@
-"""Edits of drawn scenes with their true masks, in words that the model knows.
+"""Edits of drawn scenes with their true masks, in words that the model knows, of scenes held out of training.
 
 Everything is sampled from a seed. Knows scenes and tokenizers; nothing of models, mask prediction or methods.
 """
@@ -16,8 +16,10 @@ import numpy as np
 from PIL import Image
 
 from fisedit.errors import InputError
-from fisedit.evaluation.scenes.layout import CHANGE_KINDS, SceneChange, sample_change
+from fisedit.evaluation.scenes.held_out import is_unseen
+from fisedit.evaluation.scenes.layout import CHANGE_KINDS, SceneChange, sample_changes
 from fisedit.evaluation.scenes.scene import Scene, render
+from fisedit.evaluation.scenes.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from fisedit.evaluation.scenes.drawing import Mask
@@ -32,7 +34,7 @@ GENERATED_EVERY = 4
 """One edit in this many starts from a generated picture instead of a drawn one."""
 
 _BEFORE, _AFTER = ("swap", "recolour", "resize", "delete"), ("swap", "recolour", "resize", "insert", "dress")
-_TRIES = 3000
+_TRIES = 2000
 
 VISIBLE_DIFFERENCE = 32
 """Grey levels by which a pixel of an object differs from what is behind it, in any channel, so that it is seen."""
@@ -122,9 +124,12 @@ def sample_edits(
 
 
 def _attempts(rng: np.random.Generator, kind: str, words: WordFilter) -> Iterator[SceneChange | None]:
-    """Endless sampled changes, None in place of each whose prompts need unknown words."""
-    while True:
-        yield _worded(sample_change(rng, kind), words)
+    """Endless changes, None in place of each that training may have seen, or whose prompts need unknown words."""
+    vocabulary = Vocabulary.of(words)
+    if vocabulary.ground and vocabulary.backgrounds:
+        for change in sample_changes(rng, kind, vocabulary):
+            unseen = change and is_unseen(change.before) and is_unseen(change.after)
+            yield _worded(change, words) if change and unseen else None
 
 
 def _worded(change: SceneChange, words: WordFilter) -> SceneChange | None:

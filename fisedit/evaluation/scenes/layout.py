@@ -6,7 +6,7 @@ not on its word, so two prompts of the same shape and seed put their objects in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,16 +14,7 @@ import numpy as np
 from fisedit.evaluation.scenes.drawing import CELLS, Mask
 from fisedit.evaluation.scenes.prompts import RELATIONS, ObjectRequest, SceneRequest, describe_scene, parse_prompt
 from fisedit.evaluation.scenes.scene import PlacedObject, Scene, SceneError, render
-from fisedit.evaluation.scenes.vocabulary import (
-    ACCESSORIES,
-    BACKGROUNDS,
-    COLOURS,
-    GROUND_WORDS,
-    OBJECT,
-    SCALES,
-    SKY_WORDS,
-    WEATHERS,
-)
+from fisedit.evaluation.scenes.vocabulary import EVERY_WORD, OBJECT, SKY_WORDS, Vocabulary
 
 _SIZES = {1: 14, 2: 12, 3: 10, 4: 8}
 _SCALED = {"big": {1: 20, 2: 16}, "small": {1: 8, 2: 7}}
@@ -117,35 +108,46 @@ def _fly(requested: ObjectRequest, others: list[PlacedObject], share: np.ndarray
     return PlacedObject(requested.word, lefts[int(share[0] * len(lefts))], bottom, _SKY, requested.colour)
 
 
-def sample_scene(rng: np.random.Generator, count: int | None = None, sky: bool | None = None) -> Scene:
+def sample_scene(
+    rng: np.random.Generator,
+    count: int | None = None,
+    sky: bool | None = None,
+    vocabulary: Vocabulary = EVERY_WORD,
+) -> Scene:
     """Sample a scene.
 
     Args:
         rng: the only source of randomness; the same state gives the same scene.
         count: number of objects on the ground, 1 to 4; None to sample it.
         sky: whether one more object is in the sky; None for one time in four.
+        vocabulary: of its words.
     """
     n = int(rng.choice((1, 2, 3, 4), p=(0.35, 0.38, 0.17, 0.1))) if count is None else count
     above = bool(rng.random() < 0.25) if sky is None else sky
-    words = [str(word) for word in rng.choice(GROUND_WORDS, size=n, replace=False)]
-    words += [str(rng.choice(SKY_WORDS))] if above else []
+    words = [str(word) for word in rng.choice(vocabulary.ground, size=min(n, len(vocabulary.ground)), replace=False)]
+    words += [str(rng.choice(vocabulary.sky))] if above and vocabulary.sky else []
     relation = str(rng.choice(RELATIONS, p=(0.6, 0.2, 0.2))) if n == 2 else "and"
     scaled = int(rng.integers(n)) if n <= 2 and relation == "and" and rng.random() < 0.4 else -1
     objects = tuple(
-        _sample_object(rng, word, i == scaled, n <= 3 and relation != "on top of") for i, word in enumerate(words)
+        _sample_object(rng, word, i == scaled, n <= 3 and relation != "on top of", vocabulary)
+        for i, word in enumerate(words)
     )
-    weather = str(rng.choice([w.word for w in WEATHERS])) if rng.random() < 0.15 else ""
-    background = BACKGROUNDS[int(rng.integers(len(BACKGROUNDS)))].word
+    weather = str(rng.choice(vocabulary.weathers)) if rng.random() < 0.15 and vocabulary.weathers else ""
+    background = vocabulary.backgrounds[int(rng.integers(len(vocabulary.backgrounds)))]
     wording = int(rng.integers(_WORDINGS)) if rng.random() < 0.7 else 0
     return replace(arrange(SceneRequest(objects, background, weather, relation), rng), wording=wording)
 
 
-def _sample_object(rng: np.random.Generator, word: str, scaled: bool, dressed: bool) -> ObjectRequest:
+def _sample_object(
+    rng: np.random.Generator, word: str, scaled: bool, dressed: bool, vocabulary: Vocabulary
+) -> ObjectRequest:
     object_kind = OBJECT[word]
-    colour = str(rng.choice(list(COLOURS))) if object_kind.colours and rng.random() < 0.5 else ""
-    scale = str(rng.choice(SCALES)) if scaled else ""
+    coloured = object_kind.colours and rng.random() < 0.5
+    colour = str(rng.choice(vocabulary.colours)) if coloured and vocabulary.colours else ""
+    scale = str(rng.choice(vocabulary.scales)) if scaled and vocabulary.scales else ""
     wears = dressed and object_kind.wears and scale != "big" and rng.random() < 0.3
-    return ObjectRequest(word, colour, scale, str(rng.choice(list(ACCESSORIES))) if wears else "")
+    accessory = str(rng.choice(vocabulary.accessories)) if wears and vocabulary.accessories else ""
+    return ObjectRequest(word, colour, scale, accessory)
 
 
 @dataclass(frozen=True)
@@ -187,27 +189,38 @@ def sample_change(rng: np.random.Generator, kind: str) -> SceneChange:
         rng: the only source of randomness.
         kind: one of `CHANGE_KINDS`.
     """
+    return next(filter(None, sample_changes(rng, kind)))
+
+
+def sample_changes(
+    rng: np.random.Generator, kind: str, vocabulary: Vocabulary = EVERY_WORD
+) -> Iterator[SceneChange | None]:
+    """Endless sampled changes, None for each scene that allows none of that kind.
+
+    Args:
+        rng: the only source of randomness.
+        kind: one of `CHANGE_KINDS`.
+        vocabulary: of both scenes' words.
+    """
     while True:
-        change = _CHANGES[kind](rng, sample_scene(rng))
-        if change is not None:
-            return change
+        yield _CHANGES[kind](rng, sample_scene(rng, vocabulary=vocabulary), vocabulary)
 
 
-def _swap(rng: np.random.Generator, scene: Scene) -> SceneChange | None:
+def _swap(rng: np.random.Generator, scene: Scene, vocabulary: Vocabulary) -> SceneChange | None:
     index = int(rng.integers(len(scene.objects)))
     old = scene.objects[index]
-    words = SKY_WORDS if old.word in SKY_WORDS else GROUND_WORDS
+    words = vocabulary.sky if old.word in SKY_WORDS else vocabulary.ground
     fit = [w for w in words if w not in scene.words and (not old.colour or OBJECT[w].colours)]
     fit = [w for w in fit if not old.accessory or OBJECT[w].wears]
     return SceneChange("swap", scene, scene.change(index, word=str(rng.choice(fit))), index) if fit else None
 
 
-def _insert(rng: np.random.Generator, scene: Scene) -> SceneChange | None:
-    deleted = _delete(rng, scene)
+def _insert(rng: np.random.Generator, scene: Scene, _vocabulary: Vocabulary) -> SceneChange | None:
+    deleted = _delete(rng, scene, _vocabulary)
     return deleted and SceneChange("insert", deleted.after, deleted.before, deleted.index)
 
 
-def _delete(rng: np.random.Generator, scene: Scene) -> SceneChange | None:
+def _delete(rng: np.random.Generator, scene: Scene, _vocabulary: Vocabulary) -> SceneChange | None:
     ground = [i for i, placed in enumerate(scene.objects) if placed.word not in SKY_WORDS]
     index = int(rng.integers(len(scene.objects)))
     if (len(ground) < 2 and index in ground) or scene.relation != "and":
@@ -215,22 +228,24 @@ def _delete(rng: np.random.Generator, scene: Scene) -> SceneChange | None:
     return SceneChange("delete", scene, scene.without(index), index)
 
 
-def _recolour(rng: np.random.Generator, scene: Scene) -> SceneChange | None:
+def _recolour(rng: np.random.Generator, scene: Scene, vocabulary: Vocabulary) -> SceneChange | None:
     fit = [i for i, placed in enumerate(scene.objects) if placed.colour]
     if not fit:
         return None
     index = int(rng.choice(fit))
-    others = [colour for colour in COLOURS if colour != scene.objects[index].colour]
-    return SceneChange("recolour", scene, scene.change(index, colour=str(rng.choice(others))), index)
+    others = [colour for colour in vocabulary.colours if colour != scene.objects[index].colour]
+    return (
+        SceneChange("recolour", scene, scene.change(index, colour=str(rng.choice(others))), index) if others else None
+    )
 
 
-def _dress(rng: np.random.Generator, scene: Scene) -> SceneChange | None:
+def _dress(rng: np.random.Generator, scene: Scene, _vocabulary: Vocabulary) -> SceneChange | None:
     fit = [i for i, placed in enumerate(scene.objects) if placed.accessory]
     index = int(rng.choice(fit)) if fit else -1
     return SceneChange("dress", scene.change(index, accessory=""), scene, index) if fit else None
 
 
-def _resize(_rng: np.random.Generator, scene: Scene) -> SceneChange | None:
+def _resize(_rng: np.random.Generator, scene: Scene, _vocabulary: Vocabulary) -> SceneChange | None:
     fit = [i for i, placed in enumerate(scene.objects) if placed.scale and not placed.accessory]
     if not fit:
         return None
@@ -243,18 +258,18 @@ def _resize(_rng: np.random.Generator, scene: Scene) -> SceneChange | None:
     return SceneChange("resize", scene, scene.change(index, scale=scale, size=size, left=left), index)
 
 
-def _move(rng: np.random.Generator, scene: Scene) -> SceneChange | None:
-    others = [background.word for background in BACKGROUNDS if background.word != scene.background]
-    return SceneChange("background", scene, replace(scene, background=str(rng.choice(others))))
+def _move(rng: np.random.Generator, scene: Scene, vocabulary: Vocabulary) -> SceneChange | None:
+    others = [background for background in vocabulary.backgrounds if background != scene.background]
+    return SceneChange("background", scene, replace(scene, background=str(rng.choice(others)))) if others else None
 
 
-def _storm(rng: np.random.Generator, scene: Scene) -> SceneChange | None:
-    if scene.weather:
+def _storm(rng: np.random.Generator, scene: Scene, vocabulary: Vocabulary) -> SceneChange | None:
+    if scene.weather or not vocabulary.weathers:
         return None
-    return SceneChange("weather", scene, replace(scene, weather=str(rng.choice([w.word for w in WEATHERS]))))
+    return SceneChange("weather", scene, replace(scene, weather=str(rng.choice(vocabulary.weathers))))
 
 
-_CHANGES: dict[str, Callable[[np.random.Generator, Scene], SceneChange | None]] = {
+_CHANGES: dict[str, Callable[[np.random.Generator, Scene, Vocabulary], SceneChange | None]] = {
     "swap": _swap,
     "insert": _insert,
     "delete": _delete,

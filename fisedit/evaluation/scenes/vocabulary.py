@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 Rgb = tuple[int, int, int]
@@ -271,3 +272,46 @@ BACKGROUND = {background.word: background for background in BACKGROUNDS}
 WEATHER = {weather.word: weather for weather in WEATHERS}
 GROUND_WORDS = tuple(object_kind.word for object_kind in OBJECTS if not object_kind.in_sky)
 SKY_WORDS = tuple(object_kind.word for object_kind in OBJECTS if object_kind.in_sky)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The words that sampled scenes may be of; those of one kind can be missing, all but objects and backgrounds.
+
+    Args:
+        ground: objects on the ground.
+        sky: objects in the sky.
+        colours: of `COLOURS`.
+        scales: of `SCALES`.
+        accessories: of `ACCESSORIES`.
+        backgrounds: of `BACKGROUND`.
+        weathers: of `WEATHER`.
+    """
+
+    ground: tuple[str, ...]
+    sky: tuple[str, ...]
+    colours: tuple[str, ...]
+    scales: tuple[str, ...]
+    accessories: tuple[str, ...]
+    backgrounds: tuple[str, ...]
+    weathers: tuple[str, ...]
+
+    @classmethod
+    def of(cls, known: Callable[[str], bool]) -> Vocabulary:
+        """The words that are known; of a background or weather, those of its plainest phrase.
+
+        Args:
+            known: whether a word is.
+        """
+
+        def among(words: Iterable[str]) -> tuple[str, ...]:
+            return tuple(filter(known, words))
+
+        def phrased(places: tuple[Background, ...] | tuple[Weather, ...]) -> tuple[str, ...]:
+            return tuple(place.word for place in places if all(map(known, place.phrases[0].split())))
+
+        words = map(among, (GROUND_WORDS, SKY_WORDS, COLOURS, SCALES, ACCESSORIES))
+        return cls(*words, phrased(BACKGROUNDS), phrased(WEATHERS))
+
+
+EVERY_WORD = Vocabulary.of(lambda _: True)

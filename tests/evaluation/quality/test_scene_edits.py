@@ -11,6 +11,7 @@ import pytest
 from fisedit.errors import InputError
 from fisedit.evaluation.quality import scene_edits
 from fisedit.evaluation.quality.scene_edits import BenchmarkEdit
+from fisedit.evaluation.scenes.held_out import is_unseen
 from fisedit.evaluation.scenes.layout import CHANGE_KINDS, sample_change
 from fisedit.evaluation.scenes.vocabulary import BACKGROUND, OBJECT
 from tests.support.quality import needs_font
@@ -37,6 +38,7 @@ def test_edits_are_of_all_kinds_from_a_seed(words):
     assert all(np.array_equal(a.picture, b.picture) for a, b in zip(first, again, strict=True))
     assert all(map(words, set().union(*map(spoken, first))))
     assert all(edit.source_prompt != edit.prompt for edit in first)
+    assert all(is_unseen(edit.change.before) and is_unseen(edit.change.after) for edit in first)
 
 
 @needs_font
