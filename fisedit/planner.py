@@ -401,8 +401,11 @@ class Planner:
 
     def _shared_macs(self, request: EditRequest, plan: EditPlan, costs: Costs) -> int:
         """MACs of a plan's first step that its source spent."""
-        dense = not plan.dilation or plan.dilation[request.start] == DENSE_STEP
-        return costs.branch() if plan.reuses_unconditional and dense else 0
+        if not plan.reuses_unconditional:
+            return 0
+        if not plan.dilation:
+            return costs.dense_step() // self._engine.batch(request.config)
+        return costs.branch() if plan.dilation[request.start] == DENSE_STEP else 0
 
     def _full_mask(self, config: GenerationConfig) -> EditMask:
         """The mask of all latent cells."""

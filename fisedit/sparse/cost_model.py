@@ -237,7 +237,7 @@ class Costs:
         return self._step(self.sizes) + text + self._guided(None)
 
     def branch(self) -> int:
-        """MACs of one branch of a dense step, projecting the text and adapters apart."""
+        """MACs of one branch of a dense step without projecting the text and without adapters."""
         return self._step(self.sizes) // self._batch
 
     def sparse_step(self, grid: BoolGrid, dilation: int) -> int:

@@ -1,7 +1,8 @@
 """What the published figures promise, held on edits of scenes whose seed no threshold was chosen on.
 
-Floors lie a little under the figures of this very set. A `MAX_CORRECTION` of 255 fails the test of seams; queries for
-masks from other timesteps and two rounds of self-attention move masks too little on so few edits to fail a test.
+Floors lie a little under the figures of this very set. A `MAX_CORRECTION` of 0 and one of 255 fail the test of seams;
+queries for masks from other timesteps and two rounds of self-attention move masks too little on so few edits to fail a
+test.
 Sources are recorded once and serve all tests.
 """
 
@@ -62,6 +63,6 @@ def test_edits_are_near_the_dense_ones_and_show_no_seam(edited):
         inside.append(metrics.psnr(result.picture, reference, pixels))
         levels = (np.asarray(picture, int) for picture in (result.picture, reference))
         deviations.append(np.abs(np.subtract(*levels))[pixels].max())
-    assert len(edited) >= 10 and np.median(seams) < 1.3
-    assert np.median(inside) > 33
-    assert np.percentile(deviations, 90) < 90  # as `MAX_CORRECTION` has it
+    assert len(edited) >= 10 and np.median(seams) < 1.35  # uncorrected 1.6
+    assert np.median(inside) > 28
+    assert np.median(deviations) < 75  # as `MAX_CORRECTION` has it: 50, without a limit 102
