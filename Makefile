@@ -3,11 +3,13 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := demo
-.PHONY: demo app test test-all coverage fault lint package clean
+.PHONY: demo app test test-all run-tests coverage fault lint style types package clean
 
 PYTHON ?= python3
 BIN := .venv/bin
-PYTEST = $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# One more than there are cores, as some tests wait for browsers and servers.
+WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$(( cores < 4 ? cores + 1 : 5 )))
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Where everything can be installed, a skipped test must have one of the reasons in tests/support/ceilings.py.
 FULL := $(if $(shell command -v apt-get),--full)
 STAMP := .venv/fisedit-ready
@@ -23,12 +25,16 @@ demo: $(STAMP)
 app: $(APP)
 	$(BIN)/fisedit app --port $(or $(PORT),7860)
 
-test: lint $(EMOJI) $(CHROMIUM)
-	$(PYTEST) $(FULL)
+# Types are checked while the tests begin.
+test: style $(EMOJI) $(CHROMIUM)
+	$(MAKE) --no-print-directory --jobs=2 types run-tests
 
 # Whole products of swept tests, and the slow ones.
-test-all: lint $(EMOJI) $(CHROMIUM)
-	$(PYTEST) --all $(FULL)
+test-all: style $(EMOJI) $(CHROMIUM)
+	$(MAKE) --no-print-directory --jobs=2 types run-tests ALL=--all
+
+run-tests: $(TOOLS)
+	$(PYTEST) $(ALL) $(FULL)
 
 # Lines and branches of fisedit/ and app/ that `make test-all` runs.
 coverage: $(TOOLS) $(EMOJI) $(CHROMIUM)
@@ -39,9 +45,13 @@ coverage: $(TOOLS) $(EMOJI) $(CHROMIUM)
 fault: $(TOOLS)
 	$(BIN)/python -m tests.support.reliability_table
 
-lint: $(TOOLS)
+lint: style types
+
+style: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(TOOLS)
 	$(BIN)/mypy
 
 # Builds sdist and wheel, and runs the wheel in an empty environment.

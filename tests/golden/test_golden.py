@@ -24,8 +24,12 @@ SLOW = (
     "leak",
     "opened-otherwise",
     "rebuilt",
+    "reference",
+    "reweight",
     "schedulers",
     "search",
+    "strength",
+    "with-lora",
 )
 """Cases that only `--all` runs: tests of their packages hold the same."""
 

@@ -281,7 +281,7 @@ class TestOpened:
         with pytest.raises(InputError, match="was opened, where scheduler means nothing"):
             Editor.remake(picture, model=model, changes={"scheduler": "euler"})
 
-    @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+    @pytest.mark.parametrize("kind", ["PNG", pytest.param("JPEG", marks=pytest.mark.slow)])
     def test_what_another_program_said_is_what_was_before(self, editor, model, kind):
         exif = Image.Exif()
         exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.UserComment] = b"UNICODE\0" + FOREIGN.encode("utf-16-be")
@@ -492,7 +492,7 @@ class TestCommands:
         fisedit("edit", "--from", "a.png", "--prompt", DOG).refused("input", "says nothing of how it was made")
         fisedit("show", "b.png").refused("input", "no such file")
 
-    @pytest.mark.parametrize("output", ["cat.png", pytest.param("cat.jpg", marks=pytest.mark.slow), "cat.webp"])
+    @pytest.mark.parametrize("output", ["cat.png", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cat.jpg", "cat.webp"))])
     def test_from_is_as_if_it_was_never_left(self, fisedit, model, output):
         self.made(fisedit, model, output=output)
         common = ("--model", model, "--prompt", DOG, "--json")
@@ -560,7 +560,7 @@ class TestCommands:
         assert not Image.open("a.jpg").getexif()
         assert all(not Image.open(path).text for path in Path("s").glob("*.png"))
 
-    @pytest.mark.parametrize("told", [True, False])
+    @pytest.mark.parametrize("told", [True, pytest.param(False, marks=pytest.mark.slow)])
     def test_a_batch(self, fisedit, model, told):
         Path("in").mkdir()
         plain({"Title": "mine"}).save("in/a.png", pnginfo=chunks({"Title": "mine"}))
