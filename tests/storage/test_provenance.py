@@ -492,7 +492,9 @@ class TestCommands:
         fisedit("edit", "--from", "a.png", "--prompt", DOG).refused("input", "says nothing of how it was made")
         fisedit("show", "b.png").refused("input", "no such file")
 
-    @pytest.mark.parametrize("output", ["cat.png", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cat.jpg", "cat.webp"))])
+    @pytest.mark.parametrize(
+        "output", ["cat.png", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cat.jpg", "cat.webp"))]
+    )
     def test_from_is_as_if_it_was_never_left(self, fisedit, model, output):
         self.made(fisedit, model, output=output)
         common = ("--model", model, "--prompt", DOG, "--json")
