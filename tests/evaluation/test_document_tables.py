@@ -14,7 +14,10 @@ from fisedit.evaluation.environment import git
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results"
-DOCUMENTS = [ROOT / "README.md", ROOT / "benchmarks/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "benchmarks/README.md", "training/README.md")),
+    *sorted(path for folder in ("docs", "weights") for path in (ROOT / folder).rglob("*.md")),
+]
 
 _ENGINE = (
     "fisedit/sparse",
@@ -26,15 +29,37 @@ _ENGINE = (
     ":(exclude)fisedit/sparse_kernels/xformers.py",
     ":(exclude)fisedit/sparse/cuda_graphs.py",
 )
-_DENSE = ("fisedit/evaluation/dense_pipelines.py", "fisedit/evaluation/dense_search.py", "fisedit/evaluation/timing.py")
-_QUALITY = ("fisedit/masking", "fisedit/planner.py", "fisedit/evaluation/scenes", "fisedit/evaluation/quality")
+_DENSE = (
+    *(f"fisedit/evaluation/{name}.py" for name in ("dense_pipelines", "dense_search", "timing", "workload")),
+    "fisedit/evaluation/schedules.py",
+    "fisedit/editor.py",
+    "fisedit/planner.py",
+)
+_QUALITY = (
+    "fisedit/masking",
+    "fisedit/planner.py",
+    "fisedit/editor.py",
+    "fisedit/evaluation/scenes",
+    "fisedit/evaluation/quality",
+)
 
 MEASURES = {
-    "bench edit": (*_ENGINE, *_DENSE, "fisedit/evaluation/speed.py", "fisedit/evaluation/workload.py"),
-    "bench fidelity": (*_ENGINE, *_DENSE, "fisedit/evaluation/fidelity.py", "weights/demo"),
-    "bench adapters": (*_ENGINE, "fisedit/adapters", "fisedit/evaluation/adapter_speed.py"),
-    "bench masks": (*_QUALITY, "weights/demo"),
-    "bench quality": (*_QUALITY, *_ENGINE, "weights"),
+    "bench edit": (*_ENGINE, *_DENSE, "fisedit/evaluation/speed.py"),
+    "bench fidelity": (
+        *_ENGINE,
+        *_DENSE,
+        "fisedit/evaluation/fidelity.py",
+        "fisedit/evaluation/quality/edit_case.py",
+        "fisedit/evaluation/quality/metrics.py",
+        "weights/demo",
+    ),
+    "bench adapters": (
+        *_ENGINE,
+        "fisedit/adapters",
+        *(f"fisedit/evaluation/{name}.py" for name in ("adapter_speed", "speed", "timing", "workload")),
+    ),
+    "bench masks": (*_QUALITY, *_ENGINE, "weights/demo"),
+    "bench quality": (*_QUALITY, *_ENGINE, "fisedit/evaluation/classifier.py", "fisedit/adapters", "weights"),
 }
 """Command -> paths of what it measures, as git's pathspecs. Of Python only code counts, no comments or docstrings."""
 
