@@ -186,7 +186,8 @@ class EditMask:
     Args:
         grid: booleans [h, w], one per latent cell (8x8 pixels).
         source: where it came from.
-        confidence: 0 to 1; how well the attention separated inside from outside (1 for a given mask).
+        confidence: 0 to 1; the share of regions that were right where attention separated inside from outside as well,
+            on the demo model (`masking.masks.confidence`); 1 for a given mask.
         heat: the map behind it, floats [h, w] in 0 to 1, or None.
         others: cells [h, w] of things that stay, where words tell, or None.
     """
@@ -283,7 +284,7 @@ class EditStats:
     Args:
         mask_area: share of latent cells inside the mask.
         mask_source: where the mask came from.
-        mask_confidence: 0 to 1.
+        mask_confidence: of the mask, 0 to 1.
         active_rows: active rows of each level at the widest growth, finest level first.
         growth: latent cells by which the active set exceeds the mask, one number per step; DENSE_STEP for a dense one.
         unet_evaluations_dense: dense calls of the UNet (both guidance branches count as one).

@@ -172,7 +172,7 @@ def bench_masks(
     )
     with _measuring(output) as on_step:
         report = import_module("fisedit.evaluation.quality.mask_quality").measure_mask_quality(settings, on_step)
-    _report(report, output, json, "summary", "classes")
+    _report(report, output, json, "summary", "classes", "calibration")
 
 
 @bench.command("quality")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fisedit.errors import NumericsError
-from fisedit.masking.masks import clean_mask, otsu
+from fisedit.masking.masks import clean_mask, confidence, otsu
 from fisedit.values import EditKind, EditMask, EditScript, Hunk, MaskSource, Word
 
 if TYPE_CHECKING:
@@ -181,6 +181,6 @@ def mask_from_heatmap(heatmap: Heatmap, dilation: int = 1) -> EditMask:
 
 
 def _mask_of(heatmaps: Sequence[Heatmap], dilation: int) -> EditMask:
-    grids, confidences = zip(*map(otsu, heatmaps), strict=True)
+    grids, separations = zip(*map(otsu, heatmaps), strict=True)
     grid = clean_mask(np.any(grids, axis=0), dilation=dilation)
-    return EditMask(grid, MaskSource.ATTENTION, min(confidences), np.max(heatmaps, axis=0))
+    return EditMask(grid, MaskSource.ATTENTION, confidence(min(separations)), np.max(heatmaps, axis=0))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fisedit.masking.heatmaps import localized_hunks, refine, rescale, word_maps
-from fisedit.masking.masks import bounding_boxes, clean_mask, otsu
+from fisedit.masking.masks import bounding_boxes, clean_mask, confidence, otsu
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import EditMask, MaskSource
 
@@ -80,7 +80,7 @@ def predict(script: EditScript, source: SourceAttention, inserted: Heatmap | Non
         inserted: attention probabilities of the new prompt's tokens [T, h, w], for inserted objects.
 
     Returns:
-        The mask, with Otsu's criterion as confidence (see `masks.otsu`).
+        The mask, with `masks.confidence`.
 
     Raises:
         NumericsError: NaN or infinity in the maps.
@@ -89,8 +89,8 @@ def predict(script: EditScript, source: SourceAttention, inserted: Heatmap | Non
     kept = [word for word in source.objects if word not in changed]
     found = [_localize(hunk, source, inserted, kept) for hunk in localized_hunks(script)]
     grids, heatmaps, others = zip(*found, strict=True)
-    confidence, grid = min(otsu(heatmap)[1] for heatmap in heatmaps), np.any(grids, axis=0)
-    return EditMask(grid, MaskSource.ATTENTION, confidence, np.max(heatmaps, axis=0), np.any(others, axis=0) & ~grid)
+    told, grid = confidence(min(otsu(heatmap)[1] for heatmap in heatmaps)), np.any(grids, axis=0)
+    return EditMask(grid, MaskSource.ATTENTION, told, np.max(heatmaps, axis=0), np.any(others, axis=0) & ~grid)
 
 
 def _localize(

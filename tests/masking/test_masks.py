@@ -254,7 +254,10 @@ def test_refinement_fills_a_place_and_keeps_the_range():
     assert np.allclose(heatmaps.refine(flat, affinity(OLD), (16, 16)), 0.3)
 
 
-def test_confidence_is_otsus_share_of_variance():
+def test_confidence_grows_with_otsus_share_of_variance():
+    told = [masks.confidence(separation) for separation in np.linspace(0, 1, 101)]
+    assert (told[0], told[-1]) == (0.0, 1.0) and told == sorted(told)
+
     rng = np.random.default_rng(0)
     grid, certain = masks.otsu(OLD.astype(np.float32))
     assert np.array_equal(grid, OLD)
@@ -264,7 +267,7 @@ def test_confidence_is_otsus_share_of_variance():
     assert masks.otsu(rng.standard_normal((64, 64)).astype(np.float32))[1] == pytest.approx(2 / np.pi, abs=0.02)
     stray = rng.standard_normal((64, 64)).astype(np.float32)
     stray[3, 5] = 40
-    assert masks.otsu(stray)[1] < masks.LOW_CONFIDENCE
+    assert masks.confidence(masks.otsu(stray)[1]) < masks.LOW_CONFIDENCE == masks.confidence(0.5)
 
 
 # ---- things, the config that ships ----------------------------------------------------------------------------------

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import islice, pairwise, product
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from fisedit import __version__
 from fisedit.evaluation.quality.edit_case import make_case
@@ -41,6 +43,12 @@ MASK_METHODS: dict[str, Mapping[str, Any]] = {
 }
 """Name -> arguments of `Editor.preview`, with probe steps as a `share` of all. FISEdit probes in 10 of 50."""
 
+RIGHT_IOU = 0.5
+"""IoU with the true cells from which a mask is right."""
+
+CONFIDENCES = (0.0, 0.5, 0.8, 0.9, 0.95, 1.0)
+"""Bounds of the bins in which confidence is compared with the share of masks that are right."""
+
 NOTES = (
     "in square brackets the bootstrap's 95 % interval, in round ones the 10th percentile (90th where low is good)",
     "IoU, precision and recall are by latent cells of 8x8 pixels; one is true if any of its pixels is",
@@ -48,6 +56,7 @@ NOTES = (
     "GMACs are those of the whole edit that would follow, probe steps included",
     "an inserted object's truth is the outline of the one that was drawn; no prompt says where in the sky it is",
     "parts are left where more than 2 % of a removed object's visible pixels lie outside the mask",
+    "a mask is right where its IoU is at least a half",
 )
 
 
@@ -60,12 +69,19 @@ class MaskResult:
         leftover: share of a removed object's visible pixels outside the mask, 0 to 1; None where none was removed.
         gmacs: what the edit would cost, in 1e9 multiply-accumulates.
         fell_back: whether it would run dense.
+        confidence: of the mask, 0 to 1.
     """
 
     fit: MaskFit
     leftover: float | None
     gmacs: float
     fell_back: bool
+    confidence: float
+
+    @property
+    def right(self) -> bool:
+        """Whether the mask is right, as `masking.masks.confidence` has it."""
+        return self.fit.cells.iou >= RIGHT_IOU
 
 
 METRICS: dict[str, tuple[Callable[[MaskResult], float], bool]] = {
@@ -92,8 +108,9 @@ def measure_mask_quality(settings: EvaluationSettings, on_step: OnStep | None = 
         on_step: called before every edit with (i, n, None).
 
     Returns:
-        {"settings", "notes", "summary", "classes", "rows", "edits"}, ready for JSON: the methods in one short table,
-        their kinds of edit in another, all metrics, and every edit's prompts and metrics.
+        {"settings", "notes", "summary", "classes", "calibration", "rows", "edits"}, ready for JSON: the methods in one
+        short table, their kinds of edit in another, confidence beside the share of masks that are right in a third, all
+        metrics, and every edit's prompts and metrics.
 
     Raises:
         InputError: a model that knows no scene's words.
@@ -119,6 +136,7 @@ def measure_mask_quality(settings: EvaluationSettings, on_step: OnStep | None = 
         "notes": NOTES,
         "summary": format_table([row for row in rows if row["kind"] == ALL], ("recipe", "edits"), shown),
         "classes": format_table([row for row in rows if row["kind"] != ALL], ("kind", "recipe", "edits"), shown),
+        "calibration": calibration_rows([by_method[THINGS] for by_method in results]),
         "rows": rows,
         "edits": [
             edit | {"found": {name: _result_dict(result) for name, result in by_method.items()}}
@@ -142,9 +160,11 @@ def _measure_mask(case: EditCase, arguments: Mapping[str, Any]) -> MaskResult:
         options["probe_steps"] = max(1, round(options.pop("share") * case.steps))
     preview = case.editor.preview(case.edit.prompt, **options)
     assert case.edit.true_mask is not None, "edits of a part of an opened drawn scene have a truth"
-    grid, removed = preview.mask.grid, case.edit.removed
-    leftover = None if removed is None else share_outside(removed, grid)
-    return MaskResult(mask_fit(grid, case.edit.true_mask), leftover, preview.macs / 1e9, bool(preview.fallback))
+    mask, removed = preview.mask, case.edit.removed
+    leftover = None if removed is None else share_outside(removed, mask.grid)
+    return MaskResult(
+        mask_fit(mask.grid, case.edit.true_mask), leftover, preview.macs / 1e9, bool(preview.fallback), mask.confidence
+    )
 
 
 def _settings_dict(settings: EvaluationSettings, pipe: StableDiffusionPipeline, edits: int) -> dict[str, Any]:
@@ -162,7 +182,7 @@ def _settings_dict(settings: EvaluationSettings, pipe: StableDiffusionPipeline, 
 
 def _result_dict(result: MaskResult) -> dict[str, Any]:
     figures = {name: round(value(result), 4) for name, (value, _) in METRICS.items()}
-    return figures | {name: share(result) for name, share in SHARES.items()}
+    return figures | {name: share(result) for name, share in SHARES.items()} | {"confidence": result.confidence}
 
 
 def mask_rows(kinds: Sequence[str], results: Sequence[Mapping[str, MaskResult]]) -> list[dict[str, Any]]:
@@ -185,4 +205,26 @@ def mask_rows(kinds: Sequence[str], results: Sequence[Mapping[str, MaskResult]])
         for label, share in SHARES.items():
             row[label] = share_row([vote for result in chosen if (vote := share(result)) is not None])
         rows.append(row)
+    return rows
+
+
+def calibration_rows(results: Sequence[MaskResult]) -> list[dict[str, str]]:
+    """Confidence beside the share of masks that are right, in bins of `CONFIDENCES` that are not empty.
+
+    Args:
+        results: of one method.
+    """
+    rows = []
+    for low, high in pairwise(CONFIDENCES):
+        chosen = [result for result in results if low <= result.confidence < high or result.confidence == high == 1.0]
+        if chosen:
+            right = share_row([result.right for result in chosen])
+            rows.append(
+                {
+                    "confidence": f"{low:.0%} to {high:.0%}",
+                    "edits": str(len(chosen)),
+                    "mean": f"{np.mean([result.confidence for result in chosen]):.1%}",
+                    "right": "{:.1%} [{:.1%}, {:.1%}]".format(right["mean"], *right["interval"]),
+                }
+            )
     return rows

@@ -11,9 +11,11 @@ from fisedit.evaluation.settings import EvaluationSettings
 
 
 def test_recipes_rows_by_hand():
-    def one(iou: float, gmacs: float, fell_back: bool = False, left: float | None = None) -> mask_quality.MaskResult:
+    def one(
+        iou: float, gmacs: float, fell_back: bool = False, left: float | None = None, told: float = 1.0
+    ) -> mask_quality.MaskResult:
         overlap = metrics.MaskOverlap(iou, 1.0, iou)
-        return mask_quality.MaskResult(metrics.MaskFit(overlap, overlap, 2.0), left, gmacs, fell_back)
+        return mask_quality.MaskResult(metrics.MaskFit(overlap, overlap, 2.0), left, gmacs, fell_back, told)
 
     found = [
         {"a": one(0.2, 1, left=0.021), "b": one(1, 1, left=0.0)},
@@ -27,6 +29,14 @@ def test_recipes_rows_by_hand():
     assert every[0]["IoU"]["median"] == 0.6 and every[0]["GMACs"]["median"] == 3
     assert every[0]["leaves parts"] == {"mean": 0.5, "interval": [0.0, 1.0], "edits": 2}
     assert every[0]["fell back"]["mean"] == pytest.approx(1 / 3) and every[2]["IoU"]["median"] == pytest.approx(0.4)
+    told = [one(0.5, 1, told=0.9), one(0.49, 1, told=0.92), one(0.9, 1, told=1.0), one(0.1, 1, told=0.2)]
+    table = mask_quality.calibration_rows(told)
+    assert [(row["confidence"], row["edits"], row["mean"]) for row in table] == [
+        ("0% to 50%", "1", "20.0%"),
+        ("90% to 95%", "2", "91.0%"),
+        ("95% to 100%", "1", "100.0%"),
+    ]
+    assert [row["right"].split(" ")[0] for row in table] == ["0.0%", "50.0%", "100.0%"]
 
 
 def test_every_recipe_is_measured_on_the_same_edits():
