@@ -310,8 +310,15 @@ class Vocabulary:
         def phrased(places: tuple[Background, ...] | tuple[Weather, ...]) -> tuple[str, ...]:
             return tuple(place.word for place in places if all(map(known, place.phrases[0].split())))
 
-        words = map(among, (GROUND_WORDS, SKY_WORDS, COLOURS, SCALES, ACCESSORIES))
-        return cls(*words, phrased(BACKGROUNDS), phrased(WEATHERS))
+        return cls(
+            among(GROUND_WORDS),
+            among(SKY_WORDS),
+            among(COLOURS),
+            among(SCALES),
+            among(ACCESSORIES),
+            phrased(BACKGROUNDS),
+            phrased(WEATHERS),
+        )
 
 
 EVERY_WORD = Vocabulary.of(lambda _: True)
