@@ -207,6 +207,16 @@ class TestTables:
         with pytest.raises(InputError, match="at least one line"):
             read_edits(path)
 
+    def test_masks_of_rows(self, tmp_path):
+        """A row's mask lies in the folder of masks, or beside the pictures where there is none."""
+        pictures(tmp_path / "in", 1)
+        for folder in ("in", "masks"):
+            half(tmp_path / folder / "half.png")
+        (tmp_path / "e.jsonl").write_text(json.dumps({"image": "0.png", "prompt": "x", "mask": "half.png"}))
+        for masks, folder in ((None, "in"), (tmp_path / "masks", "masks")):
+            job = BatchJob(tmp_path / "in", tmp_path / "out", edits=tmp_path / "e.jsonl", masks=masks)
+            assert [item.mask for item in plan_batch(job).items] == [tmp_path / folder / "half.png"]
+
     def test_captions_missing_and_too_many(self, batch, tmp_path):
         pictures(tmp_path / "in", 2)
         (tmp_path / "c.csv").write_text(f"image,caption\n0.png,{BEFORE}\n9.png,x\n")

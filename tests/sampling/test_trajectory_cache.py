@@ -57,6 +57,17 @@ def test_what_was_used_least_goes_first_and_use_counts_for_what_lies_beneath():
     assert [key for key in ("source", "edit", "other", "new") if key in cache] == ["source", "edit", "new"]
 
 
+def test_room_is_made_before_it_is_needed():
+    cache = TrajectoryCache(3 * SIZE)
+    put(cache, "source")
+    put(cache, "edit", base="source")
+    put(cache, "other")
+    cache.make_room(SIZE, "edit")
+    assert "source" in cache and "edit" in cache and "other" not in cache
+    cache.make_room(3 * SIZE, "edit")
+    assert "source" in cache and "edit" in cache, "what is needed stays though there is no room"
+
+
 def test_what_was_dropped_is_gone_and_what_was_never_there_is_no_error(cache):
     put(cache, "a", "b")
     cache.drop(["a", "never"])

@@ -250,6 +250,7 @@ def test_shapes_are_checked():
 def test_attention_over_whole_maps(backend, dtype, scores, fp32, rows, size, heads, width, monkeypatch):
     """In pieces of any size, and on any CPU, it is torch's own of float64."""
     monkeypatch.setattr(torch_backend, "MAX_SCORES", scores)
+    monkeypatch.setattr(torch_backend, "MAX_FUSED_KEYS", 32)
     monkeypatch.setattr(tuning, "prefers_fp32", lambda: fp32)
     query, keys, values = (torch.randn(2, n, heads * width).to(dtype) for n in (rows, size, size))
     with ops.use(backend):
