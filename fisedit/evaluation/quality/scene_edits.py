@@ -17,9 +17,9 @@ from PIL import Image
 
 from fisedit.errors import InputError
 from fisedit.evaluation.scenes.held_out import is_unseen
-from fisedit.evaluation.scenes.layout import CHANGE_KINDS, SceneChange, sample_changes
+from fisedit.evaluation.scenes.layout import CHANGE_KINDS, SceneChange, try_change
 from fisedit.evaluation.scenes.scene import Scene, render
-from fisedit.evaluation.scenes.vocabulary import Vocabulary
+from fisedit.evaluation.scenes.vocabulary import SKY_WORDS, Vocabulary
 
 if TYPE_CHECKING:
     from fisedit.evaluation.scenes.drawing import Mask
@@ -126,10 +126,15 @@ def sample_edits(
 def _attempts(rng: np.random.Generator, kind: str, words: WordFilter) -> Iterator[SceneChange | None]:
     """Endless changes, None in place of each that training may have seen, or whose prompts need unknown words."""
     vocabulary = Vocabulary.of(words)
-    if vocabulary.ground and vocabulary.backgrounds:
-        for change in sample_changes(rng, kind, vocabulary):
-            unseen = change and is_unseen(change.before) and is_unseen(change.after)
-            yield _worded(change, words) if change and unseen else None
+    count: int | None = None
+    sky: bool | None = None
+    while vocabulary.ground and vocabulary.backgrounds:
+        change = try_change(rng, kind, vocabulary, count, sky)
+        if change and count is None:  # scenes of many objects are held out more often: their share stays as it is
+            flying = [placed.word in SKY_WORDS for placed in max(change.before.objects, change.after.objects, key=len)]
+            count, sky = len(flying) - sum(flying), any(flying)
+        unseen = change and is_unseen(change.before) and is_unseen(change.after)
+        yield _worded(change, words) if change and unseen else None
 
 
 def _worded(change: SceneChange, words: WordFilter) -> SceneChange | None:

@@ -6,7 +6,7 @@ not on its word, so two prompts of the same shape and seed put their objects in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -189,21 +189,29 @@ def sample_change(rng: np.random.Generator, kind: str) -> SceneChange:
         rng: the only source of randomness.
         kind: one of `CHANGE_KINDS`.
     """
-    return next(filter(None, sample_changes(rng, kind)))
+    while True:
+        change = try_change(rng, kind)
+        if change is not None:
+            return change
 
 
-def sample_changes(
-    rng: np.random.Generator, kind: str, vocabulary: Vocabulary = EVERY_WORD
-) -> Iterator[SceneChange | None]:
-    """Endless sampled changes, None for each scene that allows none of that kind.
+def try_change(
+    rng: np.random.Generator,
+    kind: str,
+    vocabulary: Vocabulary = EVERY_WORD,
+    count: int | None = None,
+    sky: bool | None = None,
+) -> SceneChange | None:
+    """Sample a scene and change it; None where it allows no change of that kind.
 
     Args:
         rng: the only source of randomness.
         kind: one of `CHANGE_KINDS`.
         vocabulary: of both scenes' words.
+        count: as in `sample_scene`.
+        sky: as in `sample_scene`.
     """
-    while True:
-        yield _CHANGES[kind](rng, sample_scene(rng, vocabulary=vocabulary), vocabulary)
+    return _CHANGES[kind](rng, sample_scene(rng, count, sky, vocabulary), vocabulary)
 
 
 def _swap(rng: np.random.Generator, scene: Scene, vocabulary: Vocabulary) -> SceneChange | None:
