@@ -57,9 +57,9 @@ class EditResult:
 
     def changed_outside(self, parent: EditResult) -> int:
         """The number of pixels outside the mask that differ from the parent's; 0 if the engine is correct."""
-        outside = ~cell_pixels(self.mask.grid, self.image.size)
-        before, after = np.asarray(parent.image)[outside], np.asarray(self.image)[outside]
-        return int((before != after).reshape(len(before), -1).any(axis=1).sum())
+        differs = np.asarray(parent.image) != np.asarray(self.image)
+        pixels = differs if differs.ndim == 2 else differs.any(axis=2)
+        return int((pixels & ~cell_pixels(self.mask.grid, self.image.size)).sum())
 
     @property
     def size(self) -> tuple[int, int]:

@@ -34,6 +34,11 @@ def test_only_pixels_outside_the_mask_count_as_changed_outside(mode, size):
         assert everywhere.changed_outside(result(before, grid)) == (~cell_pixels(grid, size)).sum()
 
 
+def test_nothing_lies_outside_a_mask_of_everything():
+    grid, before = np.ones((4, 4), bool), Image.new("RGB", (32, 32))
+    assert result(Image.new("RGB", (32, 32), "white"), grid).changed_outside(result(before, grid)) == 0
+
+
 def test_one_pixel_beside_the_mask_is_seen():
     grid = np.zeros((12, 8), bool)
     grid[3:7, 2:5] = True

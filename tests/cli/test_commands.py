@@ -446,7 +446,12 @@ class TestBenchMasks:
         def measure(settings, on_step):
             asked.append(settings)
             on_step(0, 1, None)
-            return {"summary": [{"method": "ours", "IoU": "0.5"}], "classes": [], "settings": {}, "notes": ["a note"]}
+            return {
+                "summary": [{"method": "ours", "IoU": "0.5"}],
+                "classes": [],
+                "calibration": [],
+                "notes": ["a note"],
+            }
 
         monkeypatch.setattr(mask_quality, "measure_mask_quality", measure)
         words = (

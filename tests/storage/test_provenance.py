@@ -404,10 +404,10 @@ class TestHostile:
         assert past.prompt == DOG and past.edits[0].mask.grid.sum() == 5
         assert json.loads(provenance.to_metadata(past).origin) | {"torch": 0} == GOOD | {"torch": 0}
 
-    @pytest.mark.parametrize("name", BAD)
-    def test_damaged_origins_are_refused(self, name):
-        with pytest.raises(InputError, match="what the picture says of its making is damaged; edit it as --picture"):
-            provenance.parse_origin(Metadata("a cat", bad(name)))
+    def test_damaged_origins_are_refused(self):
+        for name in BAD:
+            with pytest.raises(InputError, match="what the picture says of its making is damaged; edit it as --pic"):
+                provenance.parse_origin(Metadata("a cat", bad(name)))
 
     def test_a_newer_one_is_named(self):
         with pytest.raises(InputError, match="must be of version 1, got 2; update fisedit"):
