@@ -76,7 +76,7 @@ def test_scales_add_up_and_leave_no_trace(pipe, tmp_path):
     files = [lora.kohya(tmp_path / f"{i}.safetensors") for i, lora in enumerate(loras)]
     expected = loras[1].merged(loras[0].merged(pipe, 0.5 * ALPHA / RANK), -0.25 * ALPHA / RANK)
     editor = Editor(pipe)
-    plain = editor.generate(CAT, **QUICK)
+    plain = editor.generate(CAT, width=128, height=128, **QUICK)
     names = [editor.load_lora(file, scale) for file, scale in zip(files, (0.5, -0.25), strict=True)]
     both = oracle.dense_generate(expected, oracle.GenerationConfig(CAT, seed=7, steps=2)).latents
     result = editor.generate(CAT, width=128, height=128, **QUICK)
@@ -90,7 +90,7 @@ def test_scales_add_up_and_leave_no_trace(pipe, tmp_path):
     editor.unload_lora(names[1])
     after = pipe.unet.state_dict()
     assert after.keys() == before.keys() and all(torch.equal(after[k], before[k]) for k in before)
-    assert np.array_equal(pixels(editor.generate(CAT, **QUICK)), pixels(plain))
+    assert np.array_equal(pixels(editor.generate(CAT, width=128, height=128, **QUICK)), pixels(plain))
     with pytest.raises(AdapterError, match="no LoRA"):
         editor.unload_lora(names[1])
 
