@@ -303,7 +303,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("change", REFUSED, ids=lambda change: change.__name__)
+@pytest.mark.parametrize(
+    "change", [unusual, *(pytest.param(change, marks=pytest.mark.slow) for change in (injected, processed))]
+)
 def test_what_cannot_be_captured_runs_eagerly_and_says_why(change):
     pipe = build_pipeline("sd15")
     change(pipe.unet)
@@ -449,7 +451,7 @@ def broken(*_):
     raise RuntimeError("the driver says no\nin detail")
 
 
-@pytest.mark.parametrize("kernel", [wrong, nan, broken], ids=lambda kernel: kernel.__name__)
+@pytest.mark.parametrize("kernel", [wrong, pytest.param(nan, marks=pytest.mark.slow), broken])
 def test_a_graph_that_fails_or_differs_is_given_up_and_the_edit_runs_eagerly(pipelines, monkeypatch, kernel):
     def script(editor):
         editor.generate(CAT, **QUICK)
