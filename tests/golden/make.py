@@ -24,7 +24,7 @@ from PIL import Image
 from tests.golden.cases import CASES, HERE, INPUTS, RECIPE, Bench, load
 from tests.golden.outcome import machine, save
 
-MADE_AT = "574eb27"
+MADE_AT = "bd16b67"
 INDEX, PICTURES = HERE / "golden.json", HERE / "pictures"
 _PACKAGES = ("diffusers", "transformers", "peft", "numpy", "pillow")
 
