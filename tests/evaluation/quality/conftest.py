@@ -10,6 +10,7 @@ import pytest
 from fisedit.evaluation.quality import metrics, pie_bench, scene_edits
 from fisedit.evaluation.quality.edit_case import make_case
 from fisedit.evaluation.quality.scene_edits import BenchmarkEdit
+from tests.support import pipelines as tiny
 from tests.support.edits import CAT, DOG
 from tests.support.quality import ENTRY, HOW, SIDE, SQUARE, picture
 from training.tokens import build_tokenizer
@@ -18,6 +19,14 @@ from training.tokens import build_tokenizer
 @pytest.fixture(scope="module")
 def words():
     return scene_edits.single_token_words(build_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def spoken_pipe():
+    """A tiny pipeline whose tokenizer knows every word of the scenes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny, "build_tokenizer", build_tokenizer)
+        return tiny.build_pipeline("demo")
 
 
 @pytest.fixture

@@ -14,17 +14,7 @@ from fisedit.errors import Cancelled, InputError, ModelError
 from fisedit.evaluation.quality import edit_quality
 from fisedit.evaluation.quality.methods import METHODS
 from fisedit.evaluation.settings import EditQualitySettings
-from tests.support import pipelines as tiny
 from tests.support.quality import needs_font
-from training.tokens import build_tokenizer
-
-
-@pytest.fixture(scope="module")
-def spoken_pipe():
-    """A tiny pipeline whose tokenizer knows every word of the scenes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiny, "build_tokenizer", build_tokenizer)
-        return tiny.build_pipeline("demo")
 
 
 @pytest.fixture
