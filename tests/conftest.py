@@ -63,7 +63,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Hold the ceilings of a full run, where the reports of all workers are."""
-    gc.unfreeze()
     reporter = session.config.pluginmanager.getplugin("terminalreporter")
     if not session.config.getoption("--full") or reporter is None or hasattr(session.config, "workerinput"):
         return
@@ -86,6 +85,11 @@ def pytest_collection_finish() -> None:
     """Keep the garbage collector out of imported modules, which live to the end: a tenth of the time of all tests."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Give them back to the collector: Triton's bindings print what is not freed at the interpreter's end."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
