@@ -308,6 +308,15 @@ def test_things_that_stay_keep_the_cells_that_they_own():
     assert not (mask.grid & near).any()
 
 
+def test_a_thing_that_cannot_be_told_from_its_neighbour_takes_its_cells():
+    """Where confidence is low; above it the cells are the neighbour's, whose word has more attention there."""
+    rows, columns = np.indices((32, 32)) - 15.5
+    spread = (0.5 * np.clip(1 - np.hypot(rows, columns) / 24, 0, 1)).astype(np.float32)
+    near = square(32, 32, 13, 13, 6)
+    unsure = found("a dog and a cake on a beach", {"cat": spread, "cake": near}, noise=0.01)
+    assert unsure.confidence < object_masks.UNSURE and (unsure.grid & near).sum() > 0.9 * near.sum()
+
+
 def test_what_comes_is_where_it_would_look_and_beside_what_stays():
     source, prompt = "a cat on a beach", "a cat and a cake on a beach"
     beside = found(prompt, {"cat": OLD}, {"cake": CAKE | OLD & square(32, 32, 10, 10, 3), "cat": OLD}, source)
@@ -333,7 +342,7 @@ def test_the_rim_adds_the_flanks_that_otsus_threshold_cuts_off():
     core, rim = object_masks.above_otsu(bump), object_masks.above_li(bump)
     assert (rim >= core).all() and 1.3 * core.sum() < (rim & dilate(core, 1)).sum()
     assert bump[core].sum() < 0.72 * bump.sum() and bump[rim & dilate(core, 1)].sum() > 0.8 * bump.sum()
-    doubted = object_masks.above_li(bump, object_masks.DOUBT) & dilate(core, 2)
+    doubted = object_masks.above_li(bump, object_masks.RIM_SHARE) & dilate(core, 2)
     assert (doubted >= rim & dilate(core, 1)).all() and bump[doubted].sum() > 0.88 * bump.sum()
 
 

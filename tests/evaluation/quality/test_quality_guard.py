@@ -1,9 +1,8 @@
 """What the published figures promise, held on edits of scenes whose seed no threshold was chosen on.
 
-Floors lie a little under the figures of this very set. A `MAX_CORRECTION` of 0 and one of 255 fail the test of seams;
-queries for masks from other timesteps and two rounds of self-attention move masks too little on so few edits to fail a
-test.
-Sources are recorded once and serve all tests.
+Floors lie a little under the figures of this very set. In the test of masks they catch queries from timesteps 700 to
+950 (IoU .55), two rounds of self-attention (.50) and none (recall .90); in the test of seams a `MAX_CORRECTION` of 0 or
+one of 255. Sources are recorded once and serve all tests.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import pytest
 from fisedit.evaluation.quality import metrics
 from fisedit.evaluation.quality.edit_case import EditCase, MethodResult, make_case
 from fisedit.evaluation.quality.scene_edits import sample_edits, single_token_words
+from fisedit.evaluation.quality.scores import VISIBLE_SHARE
 from fisedit.models.loader import load
 from tests.support.quality import needs_font
 
@@ -42,16 +42,17 @@ def edited(cases: Sequence[EditCase]) -> list[tuple[EditCase, MethodResult]]:
     return [(case, case.ours) for case in cases if case.ours.sparse and not case.ours.reason]
 
 
-def previewed(case: EditCase) -> metrics.MaskOverlap:
-    case.editor.checkout(case.source.id)
-    assert case.edit.true_mask is not None
-    return metrics.mask_fit(case.editor.preview(case.edit.prompt).mask.grid, case.edit.true_mask).cells
-
-
 def test_masks_fit(cases):
-    overlaps = [previewed(case) for case in cases]
-    assert np.mean([overlap.iou for overlap in overlaps]) > 0.55
-    assert np.mean([overlap.recall for overlap in overlaps]) > 0.85
+    overlaps, left = [], []
+    for case in cases:
+        case.editor.checkout(case.source.id)
+        grid = case.editor.preview(case.edit.prompt).mask.grid
+        overlaps.append(metrics.mask_fit(grid, case.edit.true_mask).cells)
+        if case.edit.removed is not None:
+            left.append(metrics.share_outside(case.edit.removed, grid))
+    assert np.mean([overlap.iou for overlap in overlaps]) > 0.6
+    assert np.mean([overlap.recall for overlap in overlaps]) > 0.93
+    assert len(left) >= 6 and np.mean(np.array(left) > VISIBLE_SHARE) <= 0.05
 
 
 def test_edits_are_near_the_dense_ones_and_show_no_seam(edited):
