@@ -28,7 +28,7 @@ MAX_BYTES, MAX_UNPACKED, MAX_FILES = 256 << 20, 512 << 20, 2_000
 MAX_DECODED_PIXELS = 350_000_000
 """Pixels of all pictures together, which take a gigabyte in RGB."""
 
-LIMITS = Limits(index_bytes=8 << 20, results=MAX_RESULTS, letters=MAX_PROMPT_CHARACTERS)
+LIMITS = Limits(index_bytes=8 << 20, results=MAX_RESULTS, characters=MAX_PROMPT_CHARACTERS)
 
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _OTHER_FILE = (
@@ -108,13 +108,13 @@ def _read_members(data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
         with zipfile.ZipFile(io.BytesIO(data)) as packed:
             sizes = _sizes(packed.infolist())
             found, index = decode_index(_read(packed, SESSION_INDEX, LIMITS.index_bytes), ARCHIVE, LIMITS)
-            wanted = _expected_files(index, sizes)
-            members = {name: _read(packed, name, sizes[name]) for name in wanted}
+            expected = _expected_files(index, sizes)
+            members = {name: _read(packed, name, sizes[name]) for name in expected}
     except FisEditError:
         raise
     except _OTHER_FILE as error:
         raise InputError("a saved session must be a zip that was downloaded here, got something else") from error
-    _check_pictures(members, wanted)
+    _check_pictures(members, expected)
     return found, members
 
 
@@ -137,13 +137,13 @@ def _read(packed: zipfile.ZipFile, name: str, most: int) -> bytes:
 
 def _expected_files(index: SessionIndex, names: Collection[str]) -> dict[str, str]:
     """Name -> digest of the files that the index names; without digests, of those that there are."""
-    wanted = index.files()
+    expected = index.files()
     if index.references is None:
         references = [name for name in names if _REFERENCE.fullmatch(name)]
-        wanted = {name: "" for name in (*wanted, *references) if name in names}
-    if wanted.keys() != set(names) - {SESSION_INDEX}:
+        expected = {name: "" for name in (*expected, *references) if name in names}
+    if expected.keys() != set(names) - {SESSION_INDEX}:
         raise InputError("a saved session must be a zip that was downloaded here, got one with other files")
-    return wanted
+    return expected
 
 
 def _check_pictures(members: Mapping[str, bytes], digests: Mapping[str, str]) -> None:

@@ -60,7 +60,7 @@ class PageComponents:
             apply_default_css=False,
             elem_id="stage",
         )
-        self.truth = gr.HTML(elem_id="truth", elem_classes="line")
+        self.cost_line = gr.HTML(elem_id="truth", elem_classes="line")
         with gr.Row(elem_id="after"):
             self.undo = gr.Button("Undo", size="sm", interactive=False, elem_id="undo")
             self.redo = gr.Button("Redo", size="sm", interactive=False, elem_id="redo")
@@ -158,7 +158,7 @@ class PageComponents:
                 value=0, precision=0, minimum=0, maximum=validation.SEEDS[1], label="Seed", elem_id="seed", scale=3
             )
             self.reuse = gr.Button("Reuse", size="sm", elem_id="reuse", min_width=60)
-            self.dice = gr.Button("Dice", size="sm", elem_id="dice", min_width=60)
+            self.random_seed = gr.Button("Dice", size="sm", elem_id="dice", min_width=60)
         with gr.Row():
             self.width = gr.Slider(*validation.SIDES, value=native, step=8, label="Width", elem_id="width")
             self.height = gr.Slider(*validation.SIDES, value=native, step=8, label="Height", elem_id="height")
@@ -196,7 +196,16 @@ class PageComponents:
     @property
     def session_outputs(self) -> list[Any]:
         """What shows the state of a session."""
-        shown = [self.stage, self.truth, self.tree, self.before, self.status, self.prompt, self.words_line, self.facts]
+        shown = [
+            self.stage,
+            self.cost_line,
+            self.tree,
+            self.before,
+            self.status,
+            self.prompt,
+            self.words_line,
+            self.facts,
+        ]
         buttons = [self.undo, self.redo, self.delete, self.measure, self.download, self.save, self.run, self.make]
         return [*shown, *buttons, self.stop, self.words, self.instance, self.descendants, self.open]
 

@@ -273,7 +273,7 @@ class EventHandlers:
                 if progress.picture is None or perf_counter() - shown < PREVIEW_INTERVAL:
                     continue
                 shown = perf_counter()
-                live = "" if prompt is None else _live(session, progress, prompt)
+                live = "" if prompt is None else _preview_overlay(session, progress, prompt)
                 yield {page.stage: gr.update(live=live), page.status: html.progress(progress)}
             yield updates.session(session, view="compare")
         except Cancelled:
@@ -304,11 +304,11 @@ def _caller(request: gr.Request) -> str:
     return str(request.session_hash)[:64]
 
 
-def _live(session: Session, progress: RunProgress, prompt: str) -> str:
+def _preview_overlay(session: Session, progress: RunProgress, prompt: str) -> str:
     """A run's preview, within the region of its prompt's last preview."""
     preview = session.last_preview
     mask = preview.mask if preview and preview.diff.prompt == prompt else None
-    return views.live(progress.picture, mask) if progress.picture else ""
+    return views.preview_overlay(progress.picture, mask) if progress.picture else ""
 
 
 def _reference(picture: bytes | None, scale: float) -> ReferencePicture | None:

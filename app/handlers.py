@@ -150,7 +150,7 @@ def preview(
         waiting = state.worker.submit(job, choice.weights, brief=True)
         found = state.worker.brief_result(waiting, PREVIEW_TIMEOUT)
         session.last_preview = found
-    state.make_room()
+    state.limit_memory()
     return _estimate(found, choice)
 
 

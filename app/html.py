@@ -52,20 +52,20 @@ def estimate(edit: EditEstimate) -> str:
     cost = _seconds_as_text(edit.seconds, "about ")
     if preview.fallback:
         return _line(f"The whole picture will be painted: {preview.fallback}.", cost)
-    sure = (
+    confidence = (
         f"confidence {preview.confidence:.0%}" if preview.mask.source is MaskSource.ATTENTION else "where you painted"
     )
     times = _speedup_as_text(edit.dense_seconds, edit.seconds)
-    return _line(f"{preview.mask.area:.0%} of the picture", sure, cost, f"{times} (predicted)" if times else "")
+    return _line(f"{preview.mask.area:.0%} of the picture", confidence, cost, f"{times} (predicted)" if times else "")
 
 
-def truth(
+def cost_summary(
     result: EditResult,
     parent: EditResult | None,
     dense: float | None,
     *,
     measured: bool,
-    made_with: str = "",
+    source_text: str = "",
     unavailable: str = "",
 ) -> str:
     """The cost of a result and what it left unchanged, in one line of HTML.
@@ -75,21 +75,21 @@ def truth(
         parent: what it was made from; None for a source.
         dense: seconds of a dense run; None where that is not known.
         measured: whether `dense` was measured, not predicted.
-        made_with: model and LoRAs of a source, or "".
+        source_text: model and LoRAs of a source, or "".
         unavailable: why it cannot be edited, or "".
     """
     stats = result.stats
-    took = stats.seconds["total"]
+    total = stats.seconds["total"]
     if parent is None:
-        return _line("A new picture", _seconds_as_text(took, "in "), made_with, *stats.notes, unavailable)
+        return _line("A new picture", _seconds_as_text(total, "in "), source_text, *stats.notes, unavailable)
     if not (stats.unet_evaluations_sparse or stats.unet_evaluations_dense):
         return _line(*stats.notes, outside_as_text(parent, result), unavailable)
-    how = "measured" if measured else "predicted"
-    times = _speedup_as_text(dense, took)
+    basis = "measured" if measured else "predicted"
+    times = _speedup_as_text(dense, total)
     rows = f"{_computed_share(result):.0%} of the rows computed" if stats.growth else "all rows computed"
     why = f"ran dense: {stats.fallback}" if stats.fallback else ""
-    faster = f"{times} ({how})" if times else ""
-    return _line(_seconds_as_text(took), faster, rows, outside_as_text(parent, result), why, *stats.notes, unavailable)
+    faster = f"{times} ({basis})" if times else ""
+    return _line(_seconds_as_text(total), faster, rows, outside_as_text(parent, result), why, *stats.notes, unavailable)
 
 
 def _computed_share(result: EditResult) -> float:
@@ -126,15 +126,15 @@ def tree(results: Iterable[EditResult], current: str | None) -> str:
     parts = []
     for number, result in enumerate(results, 1):
         column, row = places[result.id]
-        here = ' aria-current="true"' if result.id == current else ""
+        aria = ' aria-current="true"' if result.id == current else ""
         origin = "a source" if result.parent is None else str(result.diff)
         name = escape(f"Picture {number}, {origin}: {result.prompt}", quote=True)
         short = escape(caption(result))
-        up = row - places[result.parent][1] if result.parent is not None else 0
-        way = "root" if result.parent is None else "branch" if up else "on"
+        rows_up = row - places[result.parent][1] if result.parent is not None else 0
+        direction = "root" if result.parent is None else "branch" if rows_up else "on"
         parts.append(
-            f'<button type="button" class="node" data-id="{result.id}" title="{name}" aria-label="{name}"{here} '
-            f'style="grid-column:{column + 1};grid-row:{row + 1};--up:{up}" data-way="{way}">'
+            f'<button type="button" class="node" data-id="{result.id}" title="{name}" aria-label="{name}"{aria} '
+            f'style="grid-column:{column + 1};grid-row:{row + 1};--up:{rows_up}" data-way="{direction}">'
             f'<img src="{views.thumbnail_url(result)}" alt="" loading="lazy"><span>{short}</span></button>'
         )
     return f'<div class="tree" role="group" aria-label="History">{"".join(parts)}</div>' if parts else ""
@@ -146,13 +146,13 @@ def layout(results: Iterable[EditResult]) -> dict[str, tuple[int, int]]:
     for result in results:
         children.setdefault(result.parent, []).append(result.id)
     places: dict[str, tuple[int, int]] = {}
-    todo, row = [(name, 0, True) for name in reversed(children.get(None, []))], -1
-    while todo:  # depth first; a first child stays in its parent's row
-        name, column, breaks = todo.pop()
-        row += breaks
+    pending, row = [(name, 0, True) for name in reversed(children.get(None, []))], -1
+    while pending:  # depth first; a first child stays in its parent's row
+        name, column, starts_row = pending.pop()
+        row += starts_row
         places[name] = column, row
         below = children.get(name, [])
-        todo += [(child, column + 1, child != below[0]) for child in reversed(below)]
+        pending += [(child, column + 1, child != below[0]) for child in reversed(below)]
     return places
 
 

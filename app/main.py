@@ -109,5 +109,5 @@ def _connect_settings(page: PageComponents, events: EventHandlers) -> None:
     scales = list(page.lora_scales.values())
     page.loras.change(events.on_loras, [page.loras, *scales], scales, **_UNQUEUED)
     page.model.input(events.on_model, page.model, [page.width, page.height, page.guidance, page.status], **_UNQUEUED)
-    page.dice.click(lambda: SystemRandom().randrange(2**32), None, page.seed, **_UNQUEUED)
+    page.random_seed.click(lambda: SystemRandom().randrange(2**32), None, page.seed, **_UNQUEUED)
     page.reuse.click(events.on_reuse, None, page.seed, **_UNQUEUED)

@@ -28,7 +28,7 @@ from fisedit.errors import AdapterError, FisEditError, InputError, ModelError, S
 from fisedit.models.loader import config_folder, load_tokenizer
 from fisedit.models.paths import absolute_name
 from fisedit.models.weight_files import read_json
-from fisedit.pipeline import changed
+from fisedit.pipeline import diff_prompts
 from fisedit.values import LATENT_FACTOR
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class OfferedModel:
 
     def diff(self, old: str, new: str) -> EditScript:
         """What changes for it from one prompt to another; it need not be loaded."""
-        return changed(old, new, self._tokenizer)
+        return diff_prompts(old, new, self._tokenizer)
 
     def use_threads(self, available: int) -> None:
         """Set the number of OpenMP threads. A model of short steps leaves one core free for the server and the browser,
@@ -148,14 +148,14 @@ class OfferedModel:
 
     def _observe_trials(self, trial: Editor) -> None:
         """Learn from runs; the first run of a kind takes longer, and does not count."""
-        corner = np.zeros((self.native_size, self.native_size), bool)
-        corner[: self.native_size // 3, : self.native_size // 3] = True
+        mask = np.zeros((self.native_size, self.native_size), bool)
+        mask[: self.native_size // 3, : self.native_size // 3] = True
         for _ in range(2):
-            made = trial.generate("a cat", num_inference_steps=6)
-        self.estimator.observe(made.stats, trial=True)
+            result = trial.generate("a cat", num_inference_steps=6)
+        self.estimator.observe(result.stats, trial=True)
         for prompt in ("a dog", "a fox"):
-            made = trial.edit(prompt, mask=corner)
-        self.estimator.observe(made.stats, trial=True)
+            result = trial.edit(prompt, mask=mask)
+        self.estimator.observe(result.stats, trial=True)
 
 
 class ModelPool:
@@ -233,7 +233,7 @@ class ModelPool:
             ModelError: it cannot be loaded.
         """
         if model.loaded is None:
-            self._make_room()
+            self._evict_models()
             model.loaded = self._load(model)
         self._recent[model] = None
         self._recent.move_to_end(model)
@@ -246,7 +246,7 @@ class ModelPool:
         model.loaded = None
         gc.collect()  # modules and what is hooked into them refer to each other
 
-    def _make_room(self) -> None:
+    def _evict_models(self) -> None:
         while len(self._recent) >= self.max_loaded:
             self.unload(next(iter(self._recent)))
 

@@ -125,7 +125,7 @@ def _work(
 
     def work() -> RunProgress:
         session.raise_if_stopped()
-        state.make_room()
+        state.limit_memory()
         editor, began = session.editor(state.load(choice)), perf_counter()
 
         def on_step(i: int, n: int, picture: Image | None) -> None:
@@ -140,7 +140,7 @@ def _work(
             return RunProgress(1, 1, 0.0, seconds=result)
         choice.model.estimator.observe(result.stats)
         session.save()
-        state.make_room()
+        state.limit_memory()
         return RunProgress(1, 1, 0.0, result=result)
 
     return work

@@ -171,12 +171,12 @@ class RequestGuard:
 def _add_headers(send: Send) -> Send:
     """Add headers that isolate the page from other sites."""
 
-    async def guarded(message: Message) -> None:
+    async def guarded_send(message: Message) -> None:
         if message["type"] == "http.response.start":
             MutableHeaders(scope=message).update(_HEADERS)
         await send(message)
 
-    return guarded
+    return guarded_send
 
 
 def _replay_body(body: bytes, receive: Receive) -> Receive:
@@ -216,11 +216,11 @@ def _check_length(headers: Headers, most: int) -> None:
 
 def _iterate_objects(value: object) -> Iterator[dict[str, Any]]:
     """Every object in a JSON value, at any depth."""
-    todo = [value]
-    while todo:
-        value = todo.pop()
+    pending = [value]
+    while pending:
+        value = pending.pop()
         if isinstance(value, dict):
             yield value
-            todo += value.values()
+            pending += value.values()
         elif isinstance(value, list):
-            todo += value
+            pending += value

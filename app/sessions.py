@@ -177,7 +177,7 @@ class AppState:
             if key and key in self._sessions and key not in self._callers.values():
                 self._sessions[key].stop()
 
-    def make_room(self) -> None:
+    def limit_memory(self) -> None:
         """Drop recorded features of idle sessions, longest idle first, until all of them are within the bound; then
         put idle sessions on disk until their pictures are."""
         with self._lock:

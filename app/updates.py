@@ -41,14 +41,14 @@ class PageUpdates:
         page, history = self.page, session.history
         cleared: Updates = {page.words_line: "", page.facts: "", page.status: "", **self.buttons(session)}
         if not len(history):
-            none = {page.stage: gr.update(picture={}, region="", live=""), page.truth: "", page.tree: ""}
+            none = {page.stage: gr.update(picture={}, region="", live=""), page.cost_line: "", page.tree: ""}
             return cleared | none | {page.before: gr.update(choices=[], value=None, visible=False)}
         current = history.current
         parent = history.find(current.parent) if current.parent is not None else None
         others = [(f"{n}. {html.caption(r)}", r.id) for n, r in enumerate(history, 1) if r is not current]
         return cleared | {
             page.stage: gr.update(picture=self.picture(current, parent, view), region="", live=""),
-            page.truth: self._truth(session, current, parent),
+            page.cost_line: self._cost_summary(session, current, parent),
             page.tree: html.tree(history, current.id),
             page.before: gr.update(choices=others, value=current.parent, visible=bool(others)),
             page.prompt: current.prompt,
@@ -64,7 +64,7 @@ class PageUpdates:
         child = some and history.current.parent is not None
         may = {
             page.undo: child,
-            page.redo: some and history.later is not None,
+            page.redo: some and history.redo_id is not None,
             page.delete: some,
             page.measure: child,
             page.run: some,
@@ -151,13 +151,13 @@ class PageUpdates:
         shown |= {"before": views.screen_url(before.image), "label": "before" if mask else html.caption(before)}
         return shown | {"mask": views.region(mask) if mask else "", "split": views.border(mask)}
 
-    def _truth(self, session: Session, result: EditResult, parent: EditResult | None) -> str:
+    def _cost_summary(self, session: Session, result: EditResult, parent: EditResult | None) -> str:
         measured, name = session.measured.get(result.id), session.model_name(result)
         model, loras = self.pool.find(name), self.pool.loras.as_text(result.config.loras)
         dense = measured or (model.estimator.dense_seconds(result.stats.macs_dense) if model else None)
         made = f"by {model.label}" if model and len(self.pool.models) > 1 else ""
-        made_with = " ".join(filter(None, (made, f"with {loras}" if loras else "")))
+        source_text = " ".join(filter(None, (made, f"with {loras}" if loras else "")))
         unavailable = "" if model else f"made by {label(name)}, which is not offered: start the app with it, as --model"
-        return html.truth(
-            result, parent, dense, measured=measured is not None, made_with=made_with, unavailable=unavailable
+        return html.cost_summary(
+            result, parent, dense, measured=measured is not None, source_text=source_text, unavailable=unavailable
         )

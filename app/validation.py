@@ -110,10 +110,10 @@ def clean_prompt(prompt: str) -> str:
         raise PromptError(
             f"prompt must have at most {MAX_PROMPT_CHARACTERS} letters, got {len(prompt)}; the model reads 75 words"
         )
-    plain = "".join(letter if letter.isprintable() else " " for letter in prompt).strip()
-    if not plain:
+    printable = "".join(character if character.isprintable() else " " for character in prompt).strip()
+    if not printable:
         raise PromptError("prompt must say something; describe the picture")
-    return plain
+    return printable
 
 
 def check_settings(settings: SourceSettings) -> SourceSettings:

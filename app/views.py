@@ -67,13 +67,13 @@ def border(mask: EditMask | None) -> float:
     return float((np.median(np.nonzero(mask.grid)[1]) + 0.5) / mask.grid.shape[1] * 100)
 
 
-def live(small: Image.Image, mask: EditMask | None) -> str:
+def preview_overlay(preview: Image.Image, mask: EditMask | None) -> str:
     """How far a run is, as a data URL: its preview of one pixel per cell, inside the mask alone where there is one."""
-    if mask is None or not mask.grid.any() or mask.grid.shape != small.size[::-1]:
-        return _url(small, "PNG")
-    picture = small.convert("RGBA")
+    if mask is None or not mask.grid.any() or mask.grid.shape != preview.size[::-1]:
+        return _url(preview, "PNG")
+    picture = preview.convert("RGBA")
     picture.putalpha(Image.fromarray(mask.grid.astype(np.uint8) * 255))
-    return _url(picture.resize((small.width * 4, small.height * 4), Image.Resampling.BILINEAR), "PNG")
+    return _url(picture.resize((preview.width * 4, preview.height * 4), Image.Resampling.BILINEAR), "PNG")
 
 
 def decode_strokes(data_url: str, size: tuple[int, int]) -> tuple[Image.Image | None, Image.Image | None]:

@@ -19,8 +19,8 @@ from fisedit.adapters.checkpoints import load_adapter
 from fisedit.diagnosis.calibration import CalibrationSettings, calibrate, predictions
 from fisedit.errors import AdapterError, InputError, SessionError
 from fisedit.history import EditResult, History
-from fisedit.masking.localize import DEFAULT, Search, change_heatmap
-from fisedit.masking.masks import count_pieces
+from fisedit.masking.localize import DEFAULT_METHOD, MaskOptions, change_heatmap
+from fisedit.masking.masks import count_components
 from fisedit.models.device import memory_bytes
 from fisedit.models.loader import load
 from fisedit.models.paths import absolute_name, expand_home
@@ -49,7 +49,7 @@ from fisedit.values import (
     check_prompt,
     check_scale,
     make_generation_config,
-    strength_of,
+    strength_for_start,
 )
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Preview:
     @property
     def pieces(self) -> int:
         """Connected pieces of the mask, which `instance` counts."""
-        return count_pieces(self.mask.grid)
+        return count_components(self.mask.grid)
 
 
 class Editor:
@@ -163,9 +163,9 @@ class Editor:
                 editor of the model that made it.
             references: reference pictures by their digests, shared with editors over other models; None for its own.
         """
-        other = type(self)(self.pipe, model=self.model, max_recorded_bytes=self._memory.max_bytes)
-        other._pipeline = self._pipeline.beside(history, references)  # noqa: SLF001 (of its own class)
-        return other
+        editor = type(self)(self.pipe, model=self.model, max_recorded_bytes=self._trajectory_cache.max_bytes)
+        editor._pipeline = self._pipeline.beside(history, references)  # noqa: SLF001 (of its own class)
+        return editor
 
     @property
     def history(self) -> History:
@@ -177,7 +177,7 @@ class Editor:
         return self._pipeline.engine
 
     @property
-    def _memory(self) -> TrajectoryCache:
+    def _trajectory_cache(self) -> TrajectoryCache:
         return self._pipeline.cache
 
     @property
@@ -188,12 +188,12 @@ class Editor:
     @property
     def max_recorded_bytes(self) -> int:
         """Bytes of recorded features beyond which the least recently used are dropped."""
-        return self._memory.max_bytes
+        return self._trajectory_cache.max_bytes
 
     @property
     def recorded_bytes(self) -> int:
         """Bytes of recorded features that are kept now."""
-        return self._memory.bytes
+        return self._trajectory_cache.bytes
 
     def forget(self) -> None:
         """Drop all recorded features; an edit that needs them rebuilds them. Pictures stay.
@@ -201,8 +201,8 @@ class Editor:
         Raises:
             SessionError: an edit is running, which needs them.
         """
-        self.history.check_free()
-        self._pipeline.cache = TrajectoryCache(self._memory.max_bytes)
+        self.history.check_unused()
+        self._pipeline.cache = TrajectoryCache(self._trajectory_cache.max_bytes)
 
     def load_lora(self, source: str | Path, scale: float = 1.0) -> str:
         """Load a LoRA, which changes what is painted from now on.
@@ -256,7 +256,7 @@ class Editor:
             InputError: a scale out of range.
         """
         adapter = load_adapter(source, local_files_only=local_files_only)
-        self._engine.references.load(adapter, _absolute(source), scale)
+        self._engine.references.load(adapter, _absolute_path(source), scale)
 
     def calibrate(
         self, seconds: float = 20.0, *, size: int | None = None, on_step: OnStep | None = None
@@ -299,7 +299,7 @@ class Editor:
         Raises:
             AdapterError: it is not loaded. InputError: a scale outside -10 to 10.
         """
-        self._engine.references.set_scale(None if source is None else _absolute(source), scale)
+        self._engine.references.set_scale(None if source is None else _absolute_path(source), scale)
 
     def unload_adapter(self, source: str | Path | None = None) -> None:
         """Unload an adapter, or all. Later edits of a picture that was made with it run without.
@@ -307,7 +307,7 @@ class Editor:
         Raises:
             AdapterError: it is not loaded.
         """
-        self._engine.references.unload(None if source is None else _absolute(source))
+        self._engine.references.unload(None if source is None else _absolute_path(source))
 
     @property
     def current(self) -> EditResult:
@@ -339,9 +339,9 @@ class Editor:
         Raises:
             SessionError: an unknown id, or one of an edit's parents while it runs.
         """
-        gone = self.history.delete(result_id)
-        self._memory.drop(gone)
-        return gone
+        deleted = self.history.delete(result_id)
+        self._trajectory_cache.drop(deleted)
+        return deleted
 
     def generate(
         self,
@@ -402,7 +402,7 @@ class Editor:
         grow: int = 0,
         words: Sequence[str] = (),
         instance: int | None = None,
-        mask_method: str = DEFAULT,
+        mask_method: str = DEFAULT_METHOD,
         probe_steps: int | None = None,
         structure: float = 0.0,
         strength: float = 1.0,
@@ -444,7 +444,7 @@ class Editor:
         """
         request = self._pipeline.request_edit(
             prompt,
-            Region(mask, protect, grow, Search(words, instance, mask_method, probe_steps)),
+            Region(mask, protect, grow, MaskOptions(words, instance, mask_method, probe_steps)),
             growth=growth,
             strength=strength,
             structure=structure,
@@ -499,7 +499,7 @@ class Editor:
         grow: int = 0,
         words: Sequence[str] = (),
         instance: int | None = None,
-        mask_method: str = DEFAULT,
+        mask_method: str = DEFAULT_METHOD,
         probe_steps: int | None = None,
         strength: float = 1.0,
         growth: int | Sequence[int] | None = None,
@@ -531,7 +531,7 @@ class Editor:
         """
         request = self._pipeline.request_edit(
             prompt,
-            Region(mask, protect, grow, Search(words, instance, mask_method, probe_steps)),
+            Region(mask, protect, grow, MaskOptions(words, instance, mask_method, probe_steps)),
             growth=growth,
             strength=strength,
             reference=reference,
@@ -542,11 +542,11 @@ class Editor:
         return Preview(
             mask=plan.mask,
             diff=request.script,
-            macs=0 if plan.nothing else planner.macs(request, plan),
+            macs=0 if plan.skip_reason else planner.macs(request, plan),
             macs_dense=costs.dense(request.start),
             fallback=plan.fallback,
-            nothing=plan.nothing,
-            seconds=0.0 if plan.nothing else planner.seconds(request, plan),
+            nothing=plan.skip_reason,
+            seconds=0.0 if plan.skip_reason else planner.seconds(request, plan),
             seconds_dense=costs.seconds(None, (), request.start),
         )
 
@@ -567,7 +567,7 @@ class Editor:
         request = EditRequest(result.config, result.diff, result, on_step=on_step)
         self._pipeline.restore(request)
         request = replace(request, stopwatch=Stopwatch())
-        return self._pipeline.render_plain(request), request.stopwatch.done()["total"]
+        return self._pipeline.render_dense(request), request.stopwatch.done()["total"]
 
     def open(
         self,
@@ -607,15 +607,15 @@ class Editor:
             PromptError, InputError: an argument out of range. NumericsError: the model produced NaN.
         """
         original = to_editable(picture)
-        across, down = canvas_size(original.size, self.native_size)
+        canvas_width, canvas_height = canvas_size(original.size, self.native_size)
         config = make_generation_config(
             "" if prompt is None else check_prompt(prompt),
             seed=seed,
             negative_prompt=negative_prompt,
             num_inference_steps=num_inference_steps,
             guidance_scale=guidance_scale,
-            width=across if width is None else width,
-            height=down if height is None else height,
+            width=canvas_width if width is None else width,
+            height=canvas_height if height is None else height,
             scheduler="ddim",
             inversion=str(inversion),
         )
@@ -687,8 +687,8 @@ class Editor:
 
     def _store(self, folder: str | Path) -> SessionStore:
         """A session's folder, as far as this editor has loaded or saved what is in it."""
-        place = Path(folder).resolve()
-        return self._stores.setdefault(place, SessionStore(place))
+        resolved = Path(folder).resolve()
+        return self._stores.setdefault(resolved, SessionStore(resolved))
 
     @classmethod
     def resume(
@@ -724,11 +724,11 @@ class Editor:
             SessionError: no session there, a damaged one, or another model's; or an edit is running. The editor is as
                 it was then.
         """
-        self.history.check_free()
+        self.history.check_unused()
         store = SessionStore(Path(folder))
         loaded = store.load(lambda _, *prompts: self._pipeline.diff(*prompts))
-        if foreign := {loaded.index.model, *(entry.model for entry in loaded.index.results)} - {self.model}:
-            names = " and ".join(map(repr, sorted(foreign)))
+        if other_models := {loaded.index.model, *(entry.model for entry in loaded.index.results)} - {self.model}:
+            names = " and ".join(map(repr, sorted(other_models)))
             raise SessionError(f"the session is of the model {names}, got {self.model!r}; start that one")
         for source, scale in loaded.assets.adapters.items():
             if not self._engine.references.loaded(source):
@@ -783,18 +783,18 @@ class Editor:
 
     def _remake_exactly(self, edit: PastEdit, on_step: OnStep | None) -> EditResult:
         """An edit just as it was: the same cells at every step."""
-        strength = strength_of(edit.start, self.current.config.num_inference_steps)
+        strength = strength_for_start(edit.start, self.current.config.num_inference_steps)
         request = self._pipeline.request_edit(edit.prompt, strength=strength, structure=edit.structure, on_step=on_step)
         text = self._pipeline.encode(request)
         self._pipeline.restore(request)
-        plan = self._pipeline.planner.plan_remake(request, text, self._pipeline.source(request)[0], edit)
+        plan = self._pipeline.planner.plan_recorded(request, text, self._pipeline.source(request)[0], edit)
         return self._pipeline.run(request, plan)
 
     def _remake_by_words(self, edit: PastEdit, past: Origin, on_step: OnStep | None) -> EditResult:
         """An edit with the same words, in the mask that was given, or with a predicted one."""
         given = edit.mask.source is MaskSource.GIVEN
         mask = cell_pixels(edit.mask.grid, self.current.size) if given else None
-        strength = strength_of(edit.start, past.config.num_inference_steps)
+        strength = strength_for_start(edit.start, past.config.num_inference_steps)
         return self.edit(edit.prompt, mask=mask, structure=edit.structure, strength=strength, on_step=on_step)
 
     @property
@@ -802,7 +802,7 @@ class Editor:
         return str(self.pipe.unet.dtype).removeprefix("torch.")
 
 
-def _absolute(source: str | Path) -> str:
+def _absolute_path(source: str | Path) -> str:
     """The absolute path of what lies on disk, or a hub id."""
     path = expand_home(source)
     return str(path.resolve()) if path.exists() else str(source)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from fisedit.errors import SessionError
-from fisedit.values import EditMask, EditScript, EditStats, GenerationConfig, cell_pixels, copied
+from fisedit.values import EditMask, EditScript, EditStats, GenerationConfig, cell_pixels, copy_on_read
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-@copied("image", "painted")
+@copy_on_read("image", "painted")
 @dataclass(frozen=True, eq=False)
 class EditResult:
     """One picture of a session. Nothing of it can be written to: pictures are handed out as copies.
@@ -57,8 +57,8 @@ class EditResult:
 
     def changed_outside(self, parent: EditResult) -> int:
         """The number of pixels outside the mask that differ from the parent's; 0 if the engine is correct."""
-        differs = np.asarray(parent.image) != np.asarray(self.image)
-        pixels = differs if differs.ndim == 2 else differs.any(axis=2)
+        different = np.asarray(parent.image) != np.asarray(self.image)
+        pixels = different if different.ndim == 2 else different.any(axis=2)
         return int((pixels & ~cell_pixels(self.mask.grid, self.image.size)).sum())
 
     @property
@@ -92,7 +92,7 @@ class History(Sequence[EditResult]):
         self._visited: dict[str, str] = {}  # parent -> the child that was current last
         self._current: str | None = None
         self._next = 0
-        self._held = Counter[str]()  # parents of what runs now
+        self._in_use = Counter[str]()  # parents of what runs now
 
     @property
     def current(self) -> EditResult:
@@ -122,24 +122,24 @@ class History(Sequence[EditResult]):
         return self._results[result_id]
 
     @contextmanager
-    def hold(self, parent: EditResult | None) -> Iterator[None]:
+    def mark_in_use(self, parent: EditResult | None) -> Iterator[None]:
         """Keep a result, from which something runs, from being deleted; None for a run of a source.
 
         Raises:
             SessionError: no such result.
         """
-        held = [] if parent is None else [self.find(parent.id).id]
-        self._held.update(held)
+        result_ids = [] if parent is None else [self.find(parent.id).id]
+        self._in_use.update(result_ids)
         try:
             yield
         finally:
-            self._held.subtract(held)
+            self._in_use.subtract(result_ids)
 
-    def check_free(self, *result_ids: str) -> None:
+    def check_unused(self, *result_ids: str) -> None:
         """Raise SessionError where something runs from one of these results; from any, where none is named."""
-        held = [name for name in result_ids or self._held if self._held[name]]
-        if held:
-            raise SessionError(f"result {held[0]} is being edited; wait for that, or stop it first")
+        in_use = [name for name in result_ids or self._in_use if self._in_use[name]]
+        if in_use:
+            raise SessionError(f"result {in_use[0]} is being edited; wait for that, or stop it first")
 
     def checkout(self, result_id: str) -> EditResult:
         """Make a result the current one; the next edit branches from there.
@@ -163,20 +163,26 @@ class History(Sequence[EditResult]):
         Raises:
             SessionError: no such result, or something runs from one of them.
         """
-        here, parent = self.current.id, self.find(result_id).parent
-        gone: list[str] = []
+        current_id, parent = self.current.id, self.find(result_id).parent
+        deleted: list[str] = []
         for result in self:  # parents come before their children
-            if result.id == result_id or result.parent in gone:
-                gone.append(result.id)
-        self.check_free(*gone)
+            if result.id == result_id or result.parent in deleted:
+                deleted.append(result.id)
+        self.check_unused(*deleted)
         self.checkout(result_id)
-        for name in gone:
+        for name in deleted:
             del self._results[name]
             self._visited.pop(name, None)
-        self._visited = {name: child for name, child in self._visited.items() if child not in gone}
-        stays = here if here not in gone else parent if parent is not None else next(reversed(self._results), None)
-        self._current = None if stays is None else self.checkout(stays).id
-        return tuple(gone)
+        self._visited = {name: child for name, child in self._visited.items() if child not in deleted}
+        next_current = (
+            current_id
+            if current_id not in deleted
+            else parent
+            if parent is not None
+            else next(reversed(self._results), None)
+        )
+        self._current = None if next_current is None else self.checkout(next_current).id
+        return tuple(deleted)
 
     def undo(self) -> EditResult:
         """Make the parent the current result. Raises SessionError at a source."""
@@ -186,12 +192,12 @@ class History(Sequence[EditResult]):
 
     def redo(self) -> EditResult:
         """Make the child visited last the current result. Raises SessionError where there is none."""
-        if self.later is None:
+        if self.redo_id is None:
             raise SessionError("nothing to redo; this result has no later edit")
-        return self.checkout(self.later)
+        return self.checkout(self.redo_id)
 
     @property
-    def later(self) -> str | None:
+    def redo_id(self) -> str | None:
         """The child of the current result that was visited last, to which redo goes; None where there is none."""
         return self._visited.get(self.current.id)
 

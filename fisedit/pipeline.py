@@ -23,7 +23,7 @@ from fisedit.models.prompt_weighting import parse
 from fisedit.models.vae import encode, preview
 from fisedit.planner import EditPlan, EditRequest, EncodedPrompt, Planner, Region
 from fisedit.sampling.denoise import Engine
-from fisedit.sampling.inversion import noised
+from fisedit.sampling.inversion import noise_latents
 from fisedit.sampling.trajectory import AttentionInjection, LatentEdit, Trajectory, max_injection_steps
 from fisedit.sampling.trajectory_cache import TrajectoryCache
 from fisedit.sparse import cost_store
@@ -39,7 +39,7 @@ from fisedit.values import (
     MaskSource,
     OnStep,
     check_prompt,
-    strength_of,
+    strength_for_start,
 )
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from fisedit.masking.text_diff import Tokenizer
     from fisedit.sparse.stepping import Graphs
-    from fisedit.values import GenerationConfig, Likeness
+    from fisedit.values import AdapterReference, GenerationConfig
 
 MIN_MEAN_DIFFERENCE = 1.0
 """Mean difference inside the mask, of 255, below which an edit is said to have had no effect."""
@@ -97,17 +97,17 @@ class EditPipeline:
     def beside(self, history: History | None = None, references: dict[str, Image] | None = None) -> EditPipeline:
         """Another one with the same model, graphs and adapters, and a cache of its own; arguments as in
         `Editor.beside`."""
-        other = EditPipeline(self.engine.pipe, TrajectoryCache(self.cache.max_bytes), self.engine.graphs)
-        other.engine.references.adapters |= self.engine.references.adapters
+        pipeline = EditPipeline(self.engine.pipe, TrajectoryCache(self.cache.max_bytes), self.engine.graphs)
+        pipeline.engine.references.adapters |= self.engine.references.adapters
         if history is not None:
-            other.history = history
+            pipeline.history = history
         if references is not None:
-            other.engine.references.pictures = references
-        return other
+            pipeline.engine.references.pictures = references
+        return pipeline
 
     def diff(self, old: str, new: str) -> EditScript:
         """What changes from one prompt to another."""
-        return changed(old, new, self.engine.pipe.tokenizer)
+        return diff_prompts(old, new, self.engine.pipe.tokenizer)
 
     def _refresh(self) -> None:
         """Read the model's LoRAs, dtype and device again; another dtype or device drops what was recorded.
@@ -115,13 +115,13 @@ class EditPipeline:
         Raises:
             ModelError: the parts of the pipeline differ in dtype or device.
         """
-        now = device_and_dtype(self.engine.pipe)
-        if self._placement not in (None, now):
+        placement = device_and_dtype(self.engine.pipe)
+        if self._placement not in (None, placement):
             self.cache = TrajectoryCache(self.cache.max_bytes)
             self.engine.references.forget()
-        if self._placement != now or self.engine.table is None:  # it may have been measured since
+        if self._placement != placement or self.engine.table is None:  # it may have been measured since
             self.engine.table = cost_store.load_table(self.engine.pipe)
-        self._placement = now
+        self._placement = placement
         self.engine.refresh()
 
     def request_source(
@@ -144,7 +144,7 @@ class EditPipeline:
             AdapterError: a reference, and no adapter that reads it.
         """
         self._refresh()
-        like = () if reference is None else self.engine.references.likenesses(reference)
+        like = () if reference is None else self.engine.references.adapter_references(reference)
         config = replace(config, like=like, loras=self.engine.executor.loras)
         return EditRequest(config, self.diff(config.prompt, config.prompt), picture=picture, on_step=on_step)
 
@@ -178,8 +178,10 @@ class EditPipeline:
         region = region or Region()
         self._refresh()
         parent, loras = self.history.current, self.engine.executor.loras
-        config = replace(parent.config, prompt=check_prompt(prompt), like=self._likenesses(reference), loras=loras)
-        script, words = self.diff(parent.prompt, prompt), region.search.words
+        config = replace(
+            parent.config, prompt=check_prompt(prompt), like=self._adapter_references(reference), loras=loras
+        )
+        script, words = self.diff(parent.prompt, prompt), region.mask_options.words
         return EditRequest(
             config,
             script,
@@ -193,19 +195,19 @@ class EditPipeline:
             on_step=on_step,
         )
 
-    def _likenesses(self, reference: object) -> tuple[Likeness, ...]:
-        """The likenesses of an edit that names a reference, or else, for None, those of its source."""
+    def _adapter_references(self, reference: object) -> tuple[AdapterReference, ...]:
+        """The adapter references of an edit that names a reference, or else, for None, those of its source."""
         references = self.engine.references
         if reference is not None:
-            return references.likenesses(reference)
-        own = self.history.lineage(self.history.current.id)[0].config.like
-        return tuple(one for one in own if one.adapter in references.adapters)
+            return references.adapter_references(reference)
+        source_references = self.history.lineage(self.history.current.id)[0].config.like
+        return tuple(entry for entry in source_references if entry.adapter in references.adapters)
 
     def plan(self, request: EditRequest) -> EditPlan:
         """Where an edit goes and how it will run; what was recorded is rebuilt for it where it is gone."""
-        if why := request.unchanged:
-            return self.planner.plan_unchanged(request, why)
-        with self.history.hold(request.parent):
+        if reason := request.unchanged_reason:
+            return self.planner.plan_unchanged(request, reason)
+        with self.history.mark_in_use(request.parent):
             prompt = self.encode(request)
             rebuilt = self.restore(request)
             plan = self.planner.plan_edit(request, prompt, self.source(request)[0])
@@ -214,20 +216,20 @@ class EditPipeline:
 
     def run(self, request: EditRequest, plan: EditPlan) -> EditResult:
         """Run a plan, and once more with a larger mask where the change leaves the first; keep the result."""
-        with self.history.hold(request.parent):
-            if plan.nothing:
-                return self.keep_unchanged(request, plan)
-            self._make_room([(request, plan)])
+        with self.history.mark_in_use(request.parent):
+            if plan.skip_reason:
+                return self.add_unchanged(request, plan)
+            self._reserve_cache([(request, plan)])
             try:
                 (output,) = self.render([(request, plan)])
             except DriftDetected as drift:
                 return self.run(request, self.planner.widen(request, plan, drift))
-            return self.keep(request, plan, output)
+            return self.add_result(request, plan, output)
 
     def run_many(self, requests: Sequence[EditRequest]) -> tuple[EditResult, ...]:
         """Several edits of the current result, which stays the current one; in batches where possible."""
         parent = self.history.current
-        with self.history.hold(parent):
+        with self.history.mark_in_use(parent):
             try:
                 return tuple(self._run_batched([(request, self.plan(request)) for request in requests]))
             finally:
@@ -237,19 +239,19 @@ class EditPipeline:
         """The results of edits of one result, in their order."""
         outputs: dict[int, RenderOutput] = {}
         for batch in self._batches(jobs):
-            together = [jobs[i] for i in batch]
-            self._make_room(together)
-            outputs |= dict(zip(batch, self.render(together), strict=True))
+            batch_jobs = [jobs[i] for i in batch]
+            self._reserve_cache(batch_jobs)
+            outputs |= dict(zip(batch, self.render(batch_jobs), strict=True))
         for i, job in enumerate(jobs):
-            yield self.keep(*job, outputs[i]) if i in outputs else self.run(*job)
+            yield self.add_result(*job, outputs[i]) if i in outputs else self.run(*job)
 
     def _batches(self, jobs: Sequence[Job]) -> Iterator[list[int]]:
         """Indices of edits of one picture that can run in one batch: those with the same dilations."""
-        alike: dict[tuple[int, ...], list[int]] = {}
+        by_dilation: dict[tuple[int, ...], list[int]] = {}
         for i, (_, plan) in enumerate(jobs):
-            if plan.dilation and not plan.nothing:
-                alike.setdefault(plan.dilation, []).append(i)
-        for batch in alike.values():
+            if plan.dilation and not plan.skip_reason:
+                by_dilation.setdefault(plan.dilation, []).append(i)
+        for batch in by_dilation.values():
             if len(batch) > 1:
                 self.restore(jobs[batch[0]][0])
                 edits = [self._latent_edit(*jobs[i]) for i in batch]
@@ -261,8 +263,8 @@ class EditPipeline:
         pipe, config = self.engine.pipe, request.config
         prompts = {"prompt": config.prompt} | ({"negative prompt": config.negative_prompt} if config.guided else {})
         limit, notes = pipe.tokenizer.model_max_length, []
-        locked = exclusive(pipe.text_encoder, pipe.tokenizer)
-        with request.stopwatch.stage("text"), torch.inference_mode(), locked:
+        lock = exclusive(pipe.text_encoder, pipe.tokenizer)
+        with request.stopwatch.stage("text"), torch.inference_mode(), lock:
             embeddings = self.engine.encode(config)
             for name, prompt in prompts.items():
                 length = len(pipe.tokenizer(parse(prompt).text, truncation=False, verbose=False).input_ids)
@@ -292,8 +294,10 @@ class EditPipeline:
         if source and plan.dilation:
             return self.engine.run_sparse(source, [self._latent_edit(*job) for job in jobs], callback)
         assert plan.prompt is not None
-        over = (plan.mask.grid, source) if source else None
-        return [self.engine.run_dense(request.config, plan.prompt.embeddings, callback, over, start=request.start)]
+        blend_source = (plan.mask.grid, source) if source else None
+        return [
+            self.engine.run_dense(request.config, plan.prompt.embeddings, callback, blend_source, start=request.start)
+        ]
 
     def _latent_edit(self, request: EditRequest, plan: EditPlan) -> LatentEdit:
         assert plan.prompt is not None
@@ -315,8 +319,10 @@ class EditPipeline:
         vae, latents, grid = self.engine.pipe.vae, trajectory.latents[-1], plan.mask.grid
         with request.stopwatch.stage("decode"), torch.inference_mode():
             if request.parent and plan.dilation:
-                record, before = self.source(request)[1], request.parent.canvas
-                return RenderOutput(trajectory, *self.engine.graphs.cache.decode(vae, latents, grid, record, before))
+                decoder_cache, source_image = self.source(request)[1], request.parent.canvas
+                return RenderOutput(
+                    trajectory, *self.engine.graphs.cache.decode(vae, latents, grid, decoder_cache, source_image)
+                )
             image, decoder = decode(vae, latents)
             if request.parent:
                 image = composite(request.parent.canvas, image, grid)
@@ -332,13 +338,13 @@ class EditPipeline:
             clean = encode(pipe.vae, canvas)
         with request.stopwatch.stage("denoise"):
             if config.inversion is Inversion.DDPM:
-                trajectory = self.engine.run_dense(config, text, callback, path=noised(pipe, config, clean))
+                trajectory = self.engine.run_dense(config, text, callback, path=noise_latents(pipe, config, clean))
             else:
                 trajectory = self.engine.invert(config, text, clean, callback)
         with request.stopwatch.stage("decode"), torch.inference_mode():
             return RenderOutput(trajectory, canvas, decode(pipe.vae, clean)[1])
 
-    def render_plain(self, request: EditRequest) -> Image:
+    def render_dense(self, request: EditRequest) -> Image:
         """What a dense run makes of a request from where its parent's trajectory begins; nothing is recorded."""
         prompt, config = self.encode(request), request.config
         with request.stopwatch.stage("denoise"):
@@ -354,7 +360,7 @@ class EditPipeline:
 
         return callback
 
-    def _make_room(self, jobs: Sequence[Job]) -> None:
+    def _reserve_cache(self, jobs: Sequence[Job]) -> None:
         """Make room for edits of one result, whose own trajectory stays."""
         if parent := jobs[0][0].parent:
             self.restore(jobs[0][0])
@@ -363,12 +369,12 @@ class EditPipeline:
     def _expected_bytes(self, request: EditRequest, plan: EditPlan) -> int:
         """What a plan's trajectory will take: its share of rows of what its source took, and dense steps twice."""
         assert request.parent is not None
-        whole = self.history.lineage(request.parent.id)[0].stats.recorded_bytes
-        costs, cells = self.planner.costs(request.config), plan.dilation
-        share = sum(costs.rows(plan.mask.grid, cells)) / sum(costs.sizes) if cells else 1.0
-        return round(whole * (share + 2 * cells.count(DENSE_STEP) / request.config.num_inference_steps))
+        source_bytes = self.history.lineage(request.parent.id)[0].stats.recorded_bytes
+        costs, dilation = self.planner.costs(request.config), plan.dilation
+        share = sum(costs.rows(plan.mask.grid, dilation)) / sum(costs.sizes) if dilation else 1.0
+        return round(source_bytes * (share + 2 * dilation.count(DENSE_STEP) / request.config.num_inference_steps))
 
-    def keep(self, request: EditRequest, plan: EditPlan, output: RenderOutput) -> EditResult:
+    def add_result(self, request: EditRequest, plan: EditPlan, output: RenderOutput) -> EditResult:
         """Account for a picture, cache its trajectory and make it the current result.
 
         Args:
@@ -378,7 +384,7 @@ class EditPipeline:
         """
         trajectory, parent, image = output.trajectory, request.parent, output.image
         macs = self.planner.macs(request, plan)
-        plan = replace(plan, notes=plan.notes + _remarks(request, plan, image))
+        plan = replace(plan, notes=plan.notes + _result_notes(request, plan, image))
         stats = self._stats(request, plan, macs, len(trajectory.predictions) - request.start)
         stats = replace(
             stats,
@@ -407,14 +413,14 @@ class EditPipeline:
         self._cache(result, output)
         return self.history.add(result)
 
-    def keep_unchanged(self, request: EditRequest, plan: EditPlan) -> EditResult:
+    def add_unchanged(self, request: EditRequest, plan: EditPlan) -> EditResult:
         """The parent's picture, byte for byte, without a UNet call; and its prompt, for that is what it shows."""
         assert request.parent is not None
         parent, identifier = request.parent, self.history.next_id()
         mask = EditMask(np.zeros_like(parent.mask.grid), MaskSource.NOWHERE)
-        nothing = EditPlan(mask, notes=(f"nothing was edited: {plan.nothing}",))
+        empty_plan = EditPlan(mask, notes=(f"nothing was edited: {plan.skip_reason}",))
         dense = self.planner.costs(request.config).dense(0)
-        stats = replace(self._stats(request, nothing, 0, 0), macs_dense=dense, steps_shared=0)
+        stats = replace(self._stats(request, empty_plan, 0, 0), macs_dense=dense, steps_shared=0)
         result = EditResult(
             id=identifier,
             parent=parent.id,
@@ -434,14 +440,14 @@ class EditPipeline:
 
     def _stats(self, request: EditRequest, plan: EditPlan, macs: int, steps: int) -> EditStats:
         """What so many steps cost; bytes and graphs aside."""
-        costs, cells = self.planner.costs(request.config), plan.dilation
-        dense = cells[request.start :].count(DENSE_STEP) if cells else steps
+        costs, dilation = self.planner.costs(request.config), plan.dilation
+        dense = dilation[request.start :].count(DENSE_STEP) if dilation else steps
         return EditStats(
             mask_area=plan.mask.area,
             mask_source=plan.mask.source,
             mask_confidence=plan.mask.confidence,
-            active_rows=costs.rows(plan.mask.grid, cells) if cells else costs.sizes if steps else (),
-            growth=cells,
+            active_rows=costs.rows(plan.mask.grid, dilation) if dilation else costs.sizes if steps else (),
+            growth=dilation,
             unet_evaluations_dense=plan.probes + dense,
             unet_evaluations_sparse=steps - dense,
             macs=macs,
@@ -463,9 +469,9 @@ class EditPipeline:
         assert request.parent is not None
         lineage = self.history.lineage(request.parent.id)
         cached = next((i for i in reversed(range(len(lineage))) if lineage[i].id in self.cache), -1)
-        with self.history.hold(request.parent):
-            for past in lineage[cached + 1 :]:
-                self._rebuild(past, request.on_step)
+        with self.history.mark_in_use(request.parent):
+            for result in lineage[cached + 1 :]:
+                self._rebuild(result, request.on_step)
         return len(lineage) - cached - 1
 
     def _rebuild(self, result: EditResult, on_step: OnStep | None) -> None:
@@ -476,13 +482,13 @@ class EditPipeline:
             return
         config = result.config
         if config.loras != self.engine.executor.loras:
-            wanted = ", ".join(dict(config.loras)) or "no LoRA"
+            lora_names = ", ".join(dict(config.loras)) or "no LoRA"
             raise SessionError(
-                f"result {result.id} must be rebuilt with {wanted}, as it was made, and with the same scales; "
+                f"result {result.id} must be rebuilt with {lora_names}, as it was made, and with the same scales; "
                 "load that, and unload others"
             )
         picture = result.canvas if parent is None and config.opened else None
-        strength = strength_of(result.start, config.num_inference_steps)
+        strength = strength_for_start(result.start, config.num_inference_steps)
         request = EditRequest(
             config,
             result.diff,
@@ -498,7 +504,7 @@ class EditPipeline:
         self._cache(result, *self.render([(request, plan)]))
 
 
-def changed(old: str, new: str, tokenizer: Tokenizer) -> EditScript:
+def diff_prompts(old: str, new: str, tokenizer: Tokenizer) -> EditScript:
     """What changes from one prompt to another.
 
     Args:
@@ -511,7 +517,7 @@ def changed(old: str, new: str, tokenizer: Tokenizer) -> EditScript:
     return describe_source(script) if script.hunks and not old else script
 
 
-def _remarks(request: EditRequest, plan: EditPlan, image: Image) -> tuple[str, ...]:
+def _result_notes(request: EditRequest, plan: EditPlan, image: Image) -> tuple[str, ...]:
     """What the user should know of an edit's picture."""
     if request.parent is None:
         return ()
@@ -520,13 +526,15 @@ def _remarks(request: EditRequest, plan: EditPlan, image: Image) -> tuple[str, .
         notes.append(
             f"the picture hardly changed inside the mask (by {difference:.2f} of 255 in the mean); say more, or grow it"
         )
-    if coarse := upscale_note(request.parent.size, image.size):
-        notes.append(coarse)
+    if upscale := upscale_note(request.parent.size, image.size):
+        notes.append(upscale)
     return tuple(notes)
 
 
 def _mean_difference(before: Image, after: Image, mask: EditMask) -> float:
     """Mean absolute difference of the pixels inside a mask, 0 to 255."""
     inside = np.asarray(mask.image(), bool)
-    old, new = (np.asarray(picture.convert("RGB"), np.float32)[inside] for picture in (before, after))
-    return float(np.abs(old - new).mean())
+    pixels_before, pixels_after = (
+        np.asarray(picture.convert("RGB"), np.float32)[inside] for picture in (before, after)
+    )
+    return float(np.abs(pixels_before - pixels_after).mean())

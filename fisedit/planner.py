@@ -13,7 +13,7 @@ import numpy as np
 
 from fisedit.errors import InputError
 from fisedit.masking import drift_check, masks
-from fisedit.masking.localize import THINGS, Search, num_probes, predict_mask
+from fisedit.masking.localize import OBJECT_MASKS, MaskOptions, num_probes, predict_mask
 from fisedit.models.stopwatch import Stopwatch
 from fisedit.sparse_kernels.dilation import dilate, erode
 from fisedit.values import (
@@ -47,13 +47,13 @@ class Region:
         mask: where to edit, of any form that `masks.grid_of_mask` reads; None for where the words say.
         protect: where never to edit, of the same forms, or None.
         grow: latent cells by which the mask is dilated, -64 to 64; negative erodes.
-        search: how a mask is predicted where none is given.
+        mask_options: how a mask is predicted where none is given.
     """
 
     mask: object = None
     protect: object = None
     grow: int = 0
-    search: Search = field(default_factory=Search)
+    mask_options: MaskOptions = field(default_factory=MaskOptions)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,11 +135,13 @@ class EditRequest:
         return cells
 
     @property
-    def unchanged(self) -> str:
+    def unchanged_reason(self) -> str:
         """Why the parent's picture is the answer, or ""."""
         assert self.parent is not None
-        restyled = self.config.like != self.parent.config.like and (self.mask is not None or self.focus is not None)
-        if self.script.kind is EditKind.IDENTICAL and not restyled:
+        new_reference = self.config.like != self.parent.config.like and (
+            self.mask is not None or self.focus is not None
+        )
+        if self.script.kind is EditKind.IDENTICAL and not new_reference:
             return self.script.reason or "the prompt says the same as before"
         return "" if self.mask is None or self.mask.any() else "the mask is empty"
 
@@ -184,7 +186,7 @@ class EditPlan:
         prompt: encoded; None where nothing is run.
         dilation: latent cells computed beyond the mask at each step, or `DENSE_STEP`; () for a dense run.
         fallback: why it runs dense, or "".
-        nothing: why it need not run, or "".
+        skip_reason: why it need not run, or "".
         notes: for the user.
         probes: dense evaluations besides the steps'.
         extra_macs: MACs of those, of reading references, of a check, and of a run that was broken off.
@@ -197,7 +199,7 @@ class EditPlan:
     prompt: EncodedPrompt | None = None
     dilation: tuple[int, ...] = ()
     fallback: str = ""
-    nothing: str = ""
+    skip_reason: str = ""
     notes: tuple[str, ...] = ()
     probes: int = 0
     extra_macs: int = 0
@@ -216,15 +218,15 @@ class Planner:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def plan_unchanged(self, request: EditRequest, why: str) -> EditPlan:
+    def plan_unchanged(self, request: EditRequest, reason: str) -> EditPlan:
         """The plan of an edit that need not run.
 
         Args:
             request: the edit.
-            why: for the user.
+            reason: for the user.
         """
         grid = np.zeros(self._engine.grids(request.config)[0], bool)
-        return EditPlan(EditMask(grid, MaskSource.NOWHERE), nothing=why)
+        return EditPlan(EditMask(grid, MaskSource.NOWHERE), skip_reason=reason)
 
     def plan_source(self, request: EditRequest, prompt: EncodedPrompt) -> EditPlan:
         """The plan of a picture that is generated or opened: dense, everywhere.
@@ -251,12 +253,12 @@ class Planner:
         """
         extra_macs = self._read_references(request)
         with request.stopwatch.stage("mask"):
-            mask, reason, probes = self._mask(request, prompt, source)
+            mask, reason, probes = self._resolve_mask(request, prompt, source)
         if not mask.grid.any():
             return self.plan_unchanged(request, "nothing is left of the mask")
         with request.stopwatch.stage("plan"):
             costs = self.costs(request.config)
-            dilation = request.dilation or self._cheapest(request, mask, costs)
+            dilation = request.dilation or self._cheapest_dilations(request, mask, costs)
             reason = reason or costs.dense_is_cheaper(mask.grid, dilation)
         plan = EditPlan(
             mask,
@@ -269,10 +271,10 @@ class Planner:
             recorded=self._engine.has_adapter_features(source, request.config),
             reuses_unconditional=self._reuses_unconditional(request, prompt, source),
         )
-        return self._checked(request, plan) if request.verify and mask.source is MaskSource.ATTENTION else plan
+        return self._with_drift_check(request, plan) if request.verify and mask.source is MaskSource.ATTENTION else plan
 
-    def plan_remake(
-        self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory, past: RecordedEdit
+    def plan_recorded(
+        self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory, edit: RecordedEdit
     ) -> EditPlan:
         """The plan of an edit whose cells are known, as it was made before.
 
@@ -280,14 +282,14 @@ class Planner:
             request: with the structure and the first step of then.
             prompt: encoded.
             source: the parent's trajectory.
-            past: mask, cells and whether it was checked for drift.
+            edit: mask, cells and whether it was checked for drift.
         """
         reuses_unconditional = self._reuses_unconditional(request, prompt, source)
-        fallback = "" if past.growth else "it ran dense when it was made first"
+        fallback = "" if edit.growth else "it ran dense when it was made first"
         plan = EditPlan(
-            past.mask, prompt, past.growth, fallback, notes=prompt.notes, reuses_unconditional=reuses_unconditional
+            edit.mask, prompt, edit.growth, fallback, notes=prompt.notes, reuses_unconditional=reuses_unconditional
         )
-        return self._checked(request, plan) if past.checked else plan
+        return self._with_drift_check(request, plan) if edit.checked else plan
 
     def widen(self, request: EditRequest, plan: EditPlan, drift: DriftDetected) -> EditPlan:
         """The plan after drift was found: a larger mask, or a dense run.
@@ -297,20 +299,22 @@ class Planner:
             plan: that was run until the drift was found.
             drift: the larger mask, and the step.
         """
-        costs, before = self.costs(request.config, recorded=plan.recorded), plan.mask
-        ran = plan.dilation[request.start : drift.step + 1]
-        wasted = sum(costs.sparse_step(before.grid, cells) for cells in ran) - self._shared_macs(request, plan, costs)
-        plan = replace(plan, extra_macs=plan.extra_macs + wasted, check=None)
-        mask = self._full_mask(request.config) if drift.everywhere else replace(before, grid=drift.grid)
+        costs, old_mask = self.costs(request.config, recorded=plan.recorded), plan.mask
+        steps_run = plan.dilation[request.start : drift.step + 1]
+        extra_macs = sum(costs.sparse_step(old_mask.grid, cells) for cells in steps_run) - self._shared_macs(
+            request, plan, costs
+        )
+        plan = replace(plan, extra_macs=plan.extra_macs + extra_macs, check=None)
+        mask = self._full_mask(request.config) if drift.is_global else replace(old_mask, grid=drift.grid)
         if request.protect is not None:
             mask = replace(mask, grid=mask.grid & ~request.protect)
-        if drift.everywhere:
+        if drift.is_global:
             reason = f"at step {drift.step} the edit changed the picture everywhere"
             return replace(plan, mask=mask, dilation=(), fallback=reason)
-        note = f"the mask was grown from {before.area:.1%} to {mask.area:.1%}: at step {drift.step} the edit left it"
+        note = f"the mask was grown from {old_mask.area:.1%} to {mask.area:.1%}: at step {drift.step} the edit left it"
         dilation = plan.dilation
         if costs.dense_is_cheaper(mask.grid, dilation):
-            dilation = self._cheapest(request, mask, costs)
+            dilation = self._cheapest_dilations(request, mask, costs)
         reason = costs.dense_is_cheaper(mask.grid, dilation)
         dilation, notes = () if reason else dilation, (*plan.notes, note)
         return replace(plan, mask=mask, dilation=dilation, fallback=reason, notes=notes)
@@ -355,7 +359,9 @@ class Planner:
         with request.stopwatch.stage("reference"):
             return self._engine.references.prepare(request.config, self._engine.batch(request.config))
 
-    def _mask(self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory) -> tuple[EditMask, str, int]:
+    def _resolve_mask(
+        self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory
+    ) -> tuple[EditMask, str, int]:
         """The user's mask, or what the words say, never where the user forbids it; why it is everywhere, or ""; and how
         many dense evaluations were spent on that."""
         region, script, config = request.region, request.focus or request.script, request.config
@@ -365,13 +371,15 @@ class Planner:
         elif script.kind is EditKind.GLOBAL:
             mask, reason = self._full_mask(config), f"global edit: {script.reason}"
         else:
-            mask = predict_mask(self._engine, source, config, (prompt.embeddings, prompt.keys), script, region.search)
-            probes = num_probes(script, region.search)
+            mask = predict_mask(
+                self._engine, source, config, (prompt.embeddings, prompt.keys), script, region.mask_options
+            )
+            probes = num_probes(script, region.mask_options)
             if mask.confidence < masks.LOW_CONFIDENCE:
                 reason = (
                     f"the words point nowhere in particular (confidence {mask.confidence:.2f}); give a mask to be exact"
                 )
-                mask = replace(self._full_mask(config), confidence=mask.confidence, heat=mask.heat)
+                mask = replace(self._full_mask(config), confidence=mask.confidence, heatmap=mask.heatmap)
         grid = mask.grid
         if region.grow:
             grid = dilate(grid, region.grow) if region.grow > 0 else erode(grid, -region.grow)
@@ -380,13 +388,13 @@ class Planner:
     def _probe_macs(self, request: EditRequest, probes: int) -> int:
         """MACs of so many dense evaluations for a mask; "things" runs one branch of the last."""
         step = self.costs(request.config).dense_step()
-        one_branch = probes and request.region.search.method == THINGS
-        return probes * step - (step - step // self._engine.batch(request.config) if one_branch else 0)
+        single_branch = probes and request.region.mask_options.method == OBJECT_MASKS
+        return probes * step - (step - step // self._engine.batch(request.config) if single_branch else 0)
 
-    def _cheapest(self, request: EditRequest, mask: EditMask, costs: Costs) -> tuple[int, ...]:
+    def _cheapest_dilations(self, request: EditRequest, mask: EditMask, costs: Costs) -> tuple[int, ...]:
         return costs.cheapest_dilations(mask.grid, request.start, plain=request.structure > 0)
 
-    def _checked(self, request: EditRequest, plan: EditPlan) -> EditPlan:
+    def _with_drift_check(self, request: EditRequest, plan: EditPlan) -> EditPlan:
         """The plan with a check for drift, where one can be made."""
         steps = request.config.num_inference_steps - request.start
         if not plan.dilation or steps <= 1:

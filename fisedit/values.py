@@ -42,13 +42,13 @@ DENSE_STEP = 64
 after it read the recorded features shifted by what it found changed outside the mask."""
 
 
-MAX_PROMPT_LETTERS = 100_000
+MAX_PROMPT_CHARS = 100_000
 """Letters of a prompt, of which 75 tokens are read."""
 
 C = TypeVar("C", bound=type)
 
 
-def copied(*names: str) -> Callable[[C], C]:
+def copy_on_read(*names: str) -> Callable[[C], C]:
     """Let a frozen dataclass hand out some of its fields as copies, so that what a caller writes to them is not kept.
 
     Args:
@@ -57,21 +57,21 @@ def copied(*names: str) -> Callable[[C], C]:
 
     def decorate(cls: C) -> C:
         for name in names:
-            setattr(cls, name, _copied(name))
+            setattr(cls, name, _copying_property(name))
         return cls
 
     return decorate
 
 
-def _copied(name: str) -> property:
-    def get(value: object) -> Any:
-        kept = vars(value)[name]
-        return None if kept is None else kept.copy()
+def _copying_property(name: str) -> property:
+    def read(value: object) -> Any:
+        field_value = vars(value)[name]
+        return None if field_value is None else field_value.copy()
 
-    def keep(value: object, kept: object) -> None:  # called by the dataclass, which then refuses
-        vars(value)[name] = kept
+    def write(value: object, field_value: object) -> None:  # called by the dataclass, which then refuses
+        vars(value)[name] = field_value
 
-    return property(get, keep)
+    return property(read, write)
 
 
 class SchedulerName(StrEnum):
@@ -149,17 +149,17 @@ class EditScript:
 
     def __str__(self) -> str:
         """One line for people: `cat -> dog; + a hat; cake -> (cake:1.4)`."""
-        return "; ".join(_describe(h) for h in self.hunks) or self.kind.value
+        return "; ".join(_hunk_text(h) for h in self.hunks) or self.kind.value
 
 
-def _describe(hunk: Hunk) -> str:
-    old, new = (" ".join(map(_shown, words)) for words in (hunk.old, hunk.new))
+def _hunk_text(hunk: Hunk) -> str:
+    old, new = (" ".join(map(_word_text, words)) for words in (hunk.old, hunk.new))
     if old and new:
         return f"{old} -> {new}"
     return f"+ {new}" if new else f"- {old}"
 
 
-def _shown(word: Word) -> str:
+def _word_text(word: Word) -> str:
     return word.text if word.weight == 1 else f"({word.text}:{word.weight:.3g})"
 
 
@@ -188,22 +188,22 @@ class EditMask:
         source: where it came from.
         confidence: 0 to 1; the share of regions that were right where attention separated inside from outside as well,
             on the demo model (`masking.masks.confidence`); 1 for a given mask.
-        heat: the map behind it, floats [h, w] in 0 to 1, or None.
-        others: cells [h, w] of things that stay, where words tell, or None.
+        heatmap: the map behind it, floats [h, w] in 0 to 1, or None.
+        other_objects: cells [h, w] of things that stay, where words tell, or None.
     """
 
     grid: BoolGrid
     source: MaskSource
     confidence: float = 1.0
-    heat: NDArray[np.float32] | None = None
-    others: BoolGrid | None = None
+    heatmap: NDArray[np.float32] | None = None
+    other_objects: BoolGrid | None = None
 
     def __post_init__(self) -> None:
         """Copy the arrays to memory that nothing can write to."""
-        for name in ("grid", "heat", "others"):
-            given = getattr(self, name)
-            if given is not None:
-                frozen = np.frombuffer(given.tobytes(), given.dtype).reshape(given.shape)
+        for name in ("grid", "heatmap", "other_objects"):
+            array = getattr(self, name)
+            if array is not None:
+                frozen = np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
                 object.__setattr__(self, name, frozen)
 
     @property
@@ -221,8 +221,8 @@ class EditMask:
 
 
 @dataclass(frozen=True)
-class Likeness:
-    """Whose look a picture takes.
+class AdapterReference:
+    """A reference picture whose look a picture takes, and the adapter that reads it.
 
     Args:
         adapter: identity of the adapter that reads the reference.
@@ -262,7 +262,7 @@ class GenerationConfig:
     height: int
     scheduler: SchedulerName
     inversion: Inversion | None = None
-    like: tuple[Likeness, ...] = ()
+    like: tuple[AdapterReference, ...] = ()
     loras: tuple[tuple[str, float], ...] = ()
 
     @property
@@ -276,7 +276,7 @@ class GenerationConfig:
         return self.guidance_scale > 1.0
 
 
-@copied("seconds")
+@copy_on_read("seconds")
 @dataclass(frozen=True)
 class EditStats:
     """What an edit (or a generation) cost and why.
@@ -359,7 +359,7 @@ def first_step(strength: float, steps: int) -> int:
     return steps - int(steps * strength)
 
 
-def strength_of(start: int, steps: int) -> float:
+def strength_for_start(start: int, steps: int) -> float:
     """The strength of an edit whose first step has this index, so that `first_step` gives `start` again.
 
     Args:
@@ -379,31 +379,31 @@ def check_prompt(prompt: str) -> str:
         raise PromptError(f"prompt must be text, got {type(prompt).__name__}")
     if not prompt.strip():
         raise PromptError(f"prompt must say something, got {prompt[:80]!r}; describe the picture")
-    return _readable("prompt", prompt)
+    return _check_text("prompt", prompt)
 
 
 def is_unicode(text: str) -> bool:
     """Whether UTF-8 can encode a text: lone surrogates, such as undecodable bytes of an argument become, it cannot."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+    return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
-def _readable(name: str, text: str) -> str:
-    if len(text) > MAX_PROMPT_LETTERS:
-        raise PromptError(f"{name} must have at most {MAX_PROMPT_LETTERS} letters, got {len(text)}; 75 tokens are read")
+def _check_text(name: str, text: str) -> str:
+    if len(text) > MAX_PROMPT_CHARS:
+        raise PromptError(f"{name} must have at most {MAX_PROMPT_CHARS} letters, got {len(text)}; 75 tokens are read")
     if not is_unicode(text):
         raise PromptError(f"{name} must be Unicode text, got {text!a}; remove its undecodable bytes")
     return text
 
 
-def likenesses(like: Sequence[Mapping[str, Any]]) -> tuple[Likeness, ...]:
-    """Likenesses from their JSON. Raises InputError for a value out of range, TypeError for a missing one."""
-    return tuple(_likeness(**one) for one in like)
+def parse_adapter_references(like: Sequence[Mapping[str, Any]]) -> tuple[AdapterReference, ...]:
+    """Adapter references from their JSON. Raises InputError for a value out of range, TypeError for a missing one."""
+    return tuple(_adapter_reference(**entry) for entry in like)
 
 
-def _likeness(adapter: str, scale: float, reference: str) -> Likeness:
+def _adapter_reference(adapter: str, scale: float, reference: str) -> AdapterReference:
     if not (isinstance(adapter, str) and isinstance(reference, str)):
         raise InputError(f"a likeness must name its adapter and reference, got {adapter!r} and {reference!r}")
-    return Likeness(adapter, check_scale(scale), reference)
+    return AdapterReference(adapter, check_scale(scale), reference)
 
 
 def _lora(name: str, scale: float) -> tuple[str, float]:
@@ -414,23 +414,23 @@ def _lora(name: str, scale: float) -> tuple[str, float]:
 
 def check_scale(scale: Any) -> float:
     """An adapter's scale, if it is a number in range. Raises InputError otherwise."""
-    number = isinstance(scale, Real) and not isinstance(scale, bool)
-    if not number or not -10 <= scale <= 10:
+    is_number = isinstance(scale, Real) and not isinstance(scale, bool)
+    if not is_number or not -10 <= scale <= 10:
         raise InputError(f"scale must be a number in [-10, 10], got {scale!r}; 1 is what an adapter was trained for")
     return float(scale)
 
 
 def _integer(name: str, value: int, bounds: tuple[int, int]) -> int:
     low, high = bounds
-    whole = isinstance(value, SupportsIndex) and not isinstance(value, bool)  # numpy's integers are
-    if not whole or not low <= index(value) <= high:
+    is_integer = isinstance(value, SupportsIndex) and not isinstance(value, bool)  # numpy's integers are
+    if not is_integer or not low <= index(value) <= high:
         raise InputError(f"{name} must be a whole number in [{low}, {high}], got {value!r}")
     return index(value)
 
 
 def _guidance(value: Any) -> float:
-    number = isinstance(value, Real)  # numpy's are
-    if not number or not 0 <= value <= 100:
+    is_number = isinstance(value, Real)  # numpy's are
+    if not is_number or not 0 <= value <= 100:
         raise InputError(f"guidance_scale must be in [0, 100], got {value!r}; 7.5 is usual, 1 switches it off")
     return float(value)
 
@@ -443,28 +443,28 @@ def _side(name: str, value: int) -> int:
     return side
 
 
-def _one_of(name: str, value: str, kind: type[E]) -> E:
+def _enum_value(name: str, value: str, kind: type[E]) -> E:
     if value not in tuple(kind):
         raise InputError(f"{name} must be one of {', '.join(kind)}, got {value!r}")
     return kind(value)
 
 
-def _text(value: Any) -> str:
+def _negative_prompt(value: Any) -> str:
     if not isinstance(value, str):
         raise PromptError(f"negative_prompt must be text, got {type(value).__name__}; leave it out for none")
-    return _readable("negative_prompt", value)
+    return _check_text("negative_prompt", value)
 
 
 _CHECKS: dict[str, Callable[[Any], Any]] = {
-    "negative_prompt": _text,
+    "negative_prompt": _negative_prompt,
     "seed": lambda value: _integer("seed", value, SEEDS),
     "num_inference_steps": lambda value: _integer("num_inference_steps", value, STEPS),
     "guidance_scale": _guidance,
     "width": lambda value: _side("width", value),
     "height": lambda value: _side("height", value),
-    "scheduler": lambda value: _one_of("scheduler", value, SchedulerName),
-    "inversion": lambda value: None if value is None else _one_of("inversion", value, Inversion),
-    "like": likenesses,
-    "loras": lambda value: tuple(_lora(*one) for one in value),
+    "scheduler": lambda value: _enum_value("scheduler", value, SchedulerName),
+    "inversion": lambda value: None if value is None else _enum_value("inversion", value, Inversion),
+    "like": parse_adapter_references,
+    "loras": lambda value: tuple(_lora(*entry) for entry in value),
 }
 """Field of a `GenerationConfig` -> what checks and converts it."""

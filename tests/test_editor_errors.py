@@ -61,7 +61,7 @@ def still_works(editor, expected):
     """One source, nothing added, and the next edit as if nothing had been."""
     assert len(editor.history) == 1 and editor.current is editor.history[0]
     result = editor.edit(DOG, mask=SQUARE, growth=1)
-    ours = latents(editor._memory.get(result.id)[0])
+    ours = latents(editor._trajectory_cache.get(result.id)[0])
     assert result.image.tobytes() == expected.image.tobytes()
     assert ours.isfinite().all() and result.id == "1"
 

@@ -63,10 +63,10 @@ def test_recorded_bytes_are_those_of_the_tensors(pipelines, shape):
     source = editor.generate(CAT, **QUICK)
     edit = editor.edit(DOG, mask=SQUARE, growth=1)
     for result in (source, edit):
-        trajectory, decoder = editor._memory.get(result.id)
+        trajectory, decoder = editor._trajectory_cache.get(result.id)
         expected = sum(t.numel() * t.element_size() for t in tensors(trajectory)) + decoder.own_bytes
         assert result.stats.recorded_bytes == expected > 0
-    assert editor._memory.bytes == source.stats.recorded_bytes + edit.stats.recorded_bytes
+    assert editor._trajectory_cache.bytes == source.stats.recorded_bytes + edit.stats.recorded_bytes
     assert edit.stats.recorded_bytes < source.stats.recorded_bytes
 
 

@@ -38,11 +38,11 @@ class ClassifierStage:
         pictures = to_tensor(np.stack([drawing.pixels for drawing in drawings]))
         maps, places, looks = cast(SceneClassifier, self.model).maps(_weathered(pictures, rng))
         truth, where = scene_labels(scenes), _where(scenes, drawings, maps)
-        said = truth.looks >= 0
+        said = truth.adjectives >= 0
         loss = (
             F.binary_cross_entropy_with_logits(maps, where, pos_weight=torch.tensor(4.0)) * len(WORDS)
-            + 0.2 * F.cross_entropy(places, truth.places)
-            + 0.2 * F.binary_cross_entropy_with_logits(looks[said], truth.looks[said])
+            + 0.2 * F.cross_entropy(places, truth.backgrounds)
+            + 0.2 * F.binary_cross_entropy_with_logits(looks[said], truth.adjectives[said])
         )
         return {"loss": loss}
 
@@ -56,7 +56,7 @@ class ClassifierStage:
             "object_accuracy": float(right.float().mean()),
             "named_object_recall": float(seen.objects[truth.objects > 0].float().mean()),
             "all_objects_right": float(right.all(1).float().mean()),
-            "background_accuracy": float((seen.places == truth.places).float().mean()),
+            "background_accuracy": float((seen.backgrounds == truth.backgrounds).float().mean()),
             "adjective_accuracy": float(np.mean(adjectives)),
         }
 

@@ -52,7 +52,7 @@ class BlockConv:
         Returns:
             [B, R_out, C].
         """
-        if tiles is None or not winograd.serves(rows.device):
+        if tiles is None or not winograd.is_faster(rows.device):
             return ops.conv3x3(rows, kernel_map, self.weight, self.bias)
         return winograd.conv(rows, tiles, self.winograd_weights, self.bias)
 
@@ -103,10 +103,10 @@ def output_conv(row_column: RowColumnBlock) -> FoldedConv:
 
 def _cached(module: nn.Module, weights: tuple[Tensor, ...], make: Callable[..., Any]) -> Any:
     """What `make` computes of a module's weights, cached until they change."""
-    mark = tuple((w.data_ptr(), w.dtype, w.device, 0 if w.is_inference() else w._version) for w in weights)  # noqa: SLF001 (its only name)
+    state = tuple((w.data_ptr(), w.dtype, w.device, 0 if w.is_inference() else w._version) for w in weights)  # noqa: SLF001 (its only name)
     cached = _CACHE.get(module)
-    if cached is None or cached[0] != mark:
-        cached = _CACHE[module] = mark, make(*weights)
+    if cached is None or cached[0] != state:
+        cached = _CACHE[module] = state, make(*weights)
     return cached[1]
 
 

@@ -20,8 +20,8 @@ from fisedit.adapters.insertion_points import insertion_points
 from fisedit.adapters.row_column import RowColumnAdapter
 from fisedit.adapters.variants import (
     EXPECTED,
+    EXPERIMENTAL_FAMILIES,
     FAMILIES,
-    STUDIES,
     AdapterFamily,
     class_name_of,
     family_of,
@@ -87,26 +87,26 @@ def fresh_adapter(unet: UNet2DConditionModel, family: str = "v3", heads: int = 8
 
     Args:
         unet: that it is for.
-        family: a name of `FAMILIES` or `STUDIES`.
+        family: a name of `FAMILIES` or `EXPERIMENTAL_FAMILIES`.
         heads: of every attention.
 
     Raises:
         AdapterError: no such family, or heads that do not divide its channels.
     """
-    known = FAMILIES | STUDIES
-    if family not in known:
-        raise AdapterError(f"family must be one of {', '.join(known)}, got {family!r}")
-    there, kind = insertion_points(unet), known[family]
+    families = FAMILIES | EXPERIMENTAL_FAMILIES
+    if family not in families:
+        raise AdapterError(f"family must be one of {', '.join(families)}, got {family!r}")
+    points, chosen = insertion_points(unet), families[family]
     ups = len(unet.up_blocks)
-    channels = {name: there[name].channels for name in kind.insertion_points(ups)}
+    channels = {name: points[name].channels for name in chosen.insertion_points(ups)}
     config: dict[str, Any] = {"num_attention_heads": heads, "cross_attention_dim": unet.config.cross_attention_dim}
-    if kind.kind == "HMReferenceAdapter":
+    if chosen.kind == "HMReferenceAdapter":
         config |= {"block_out_channels": list(unet.config.block_out_channels), "version": family}
         config |= {name: list(unet.config[name]) for name in ("down_block_types", "up_block_types")}
     else:
-        config["block_down_channels"] = [there[f"down_{i}"].channels for i in range(ups)]
-        config["block_up_channels"] = [there[f"up_{i}"].channels for i in range(ups)]
-    return _built(kind, channels, config)
+        config["block_down_channels"] = [points[f"down_{i}"].channels for i in range(ups)]
+        config["block_up_channels"] = [points[f"up_{i}"].channels for i in range(ups)]
+    return _built(chosen, channels, config)
 
 
 def check_fit(adapter: RowColumnAdapter, unet: UNet2DConditionModel) -> None:
@@ -120,8 +120,8 @@ def check_fit(adapter: RowColumnAdapter, unet: UNet2DConditionModel) -> None:
         AdapterError: names the first insertion point where it was not.
     """
     found = insertion_points(unet)
-    wanted = adapter.family.insertion_points(len(unet.up_blocks))
-    if set(wanted) != set(adapter.channels):
+    expected = adapter.family.insertion_points(len(unet.up_blocks))
+    if set(expected) != set(adapter.channels):
         ups = sum(name.startswith("up_") for name in adapter.channels) + adapter.family.first_up
         raise AdapterError(
             f"the adapter must be for a UNet of {len(unet.up_blocks)} levels, got one for {ups}; "
@@ -133,10 +133,10 @@ def check_fit(adapter: RowColumnAdapter, unet: UNet2DConditionModel) -> None:
                 f"the adapter must have {found[name].channels} channels at {name}, got {channels}; "
                 "load the model that it was trained for, or a derivative"
             )
-    width, there = text_width(adapter), unet.config.cross_attention_dim
-    if width not in (None, there):
+    width, unet_width = text_width(adapter), unet.config.cross_attention_dim
+    if width not in (None, unet_width):
         raise AdapterError(
-            f"the adapter is for a model that reads text of width {width}, got {there}; "
+            f"the adapter is for a model that reads text of width {width}, got {unet_width}; "
             "load the model that it was trained for, or a derivative (Stable Diffusion 1.x has 768)"
         )
 
@@ -162,9 +162,9 @@ def _local_path(source: str | Path, *, local_files_only: bool) -> Path:
     path = expand_home(source)
     if path.exists():
         return path
-    refusal = pickled(path)
-    if refusal:
-        raise refusal
+    problem = pickled(path)
+    if problem:
+        raise problem
     if isinstance(source, str) and paths.HUB_ID.fullmatch(source) and path.suffix != ".safetensors":
         folder = paths.download_files(source, ["config.json"], local_files_only=local_files_only)
         if (folder / "config.json").is_file():
@@ -184,8 +184,8 @@ def _load(path: Path) -> RowColumnAdapter:
         class_name_of(config)
         file = weights_file(path, STEM)
     else:
-        if refusal := pickled(path):
-            raise refusal
+        if problem := pickled(path):
+            raise problem
         file, config = path, {}
     shapes = read_shapes(file)
     config = config or _file_config(file)
@@ -217,11 +217,11 @@ def _empty(family: AdapterFamily, shapes: Shapes, config: Mapping[str, Any], pat
     """The family's adapter, without memory, whose names and shapes are those of the file."""
     ups = max(indices(shapes, "up"), default=-1) + 1 + family.first_up
     channels = {}
-    for place in family.insertion_points(ups):
-        norm = f"{module_name(place, family)}{'.attn' if family.two_stage else ''}.norm.weight"
+    for point in family.insertion_points(ups):
+        norm = f"{module_name(point, family)}{'.attn' if family.two_stage else ''}.norm.weight"
         if norm not in shapes:
             raise AdapterError(f"the adapter lacks {norm} ({path}); download it again")
-        channels[place] = shapes[norm][0]
+        channels[point] = shapes[norm][0]
     with torch.device("meta"):
         adapter = _built(family, channels, config)
     expected = {name: tuple(tensor.shape) for name, tensor in adapter.state_dict().items()}
@@ -232,9 +232,9 @@ def _empty(family: AdapterFamily, shapes: Shapes, config: Mapping[str, Any], pat
     for name, shape in expected.items():
         if shapes[name] != shape:
             raise AdapterError(f"the adapter's {name} must be {shape}, got {shapes[name]} ({path})")
-    strange = [name for name in shapes if name not in expected and not is_unused_tensor(name, family, ups)]
-    if strange:
-        raise AdapterError(f"adapter must be {EXPECTED} of family {family.name}, which has no {strange[0]} ({path})")
+    unexpected = [name for name in shapes if name not in expected and not is_unused_tensor(name, family, ups)]
+    if unexpected:
+        raise AdapterError(f"adapter must be {EXPECTED} of family {family.name}, which has no {unexpected[0]} ({path})")
     return adapter
 
 
@@ -245,12 +245,12 @@ def _built(family: AdapterFamily, channels: Mapping[str, int], config: Mapping[s
         raise AdapterError(
             f"num_attention_heads must divide the channels {sorted(set(channels.values()))}, got {heads}"
         )
-    made = FullAttentionAdapter if family.name in STUDIES else RowColumnAdapter
-    return made(family, channels, counts, {k: v for k, v in config.items() if k != "_class_name"})
+    adapter_class = FullAttentionAdapter if family.name in EXPERIMENTAL_FAMILIES else RowColumnAdapter
+    return adapter_class(family, channels, counts, {k: v for k, v in config.items() if k != "_class_name"})
 
 
 def _by_insertion_point(channels: Mapping[str, int], heads: list[Any]) -> list[Any]:
     """Heads that are listed by down block, by insertion point; up blocks have them in reverse."""
-    sides = [place.partition("_") for place in channels]
+    sides = [point.partition("_") for point in channels]
     at = [{"mid": -1, "down": int(i or 0), "up": -1 - int(i or 0)}[side] for side, _, i in sides]
     return [heads[i] for i in at]

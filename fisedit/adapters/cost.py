@@ -11,7 +11,7 @@ from fisedit.adapters.insertion_points import insertion_points
 from fisedit.adapters.receptive_field import RecordedLines, find_receptive_field
 from fisedit.adapters.row_column import TwoStageBlock
 from fisedit.sparse_kernels.row_plan import TAPS
-from fisedit.sparse_kernels.winograd import serves
+from fisedit.sparse_kernels.winograd import is_faster
 
 if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel
@@ -65,7 +65,7 @@ def sparse_macs(adapter: RowColumnAdapter, unet: UNet2DConditionModel, plan: Spa
         plan: of the step.
         recorded: the source had the adapter, so that whole rows and columns are read.
     """
-    total, tiled = 0, serves(next(adapter.parameters()).device)
+    total, tiled = 0, is_faster(next(adapter.parameters()).device)
     for name, block in adapter.blocks.items():
         level, conv = plan.levels[insertion_points(unet)[name].level], block.row_column.conv_in is not None
         cells = find_receptive_field(level, conv=conv, recorded=recorded)

@@ -25,7 +25,7 @@ class MapToTokens(nn.Module):
 
     def __init__(self, channels_in: int, channels: int, width: int, heads: int = 8, positions: int = 64) -> None:
         super().__init__()
-        self.conv = _Halving(channels_in, channels)
+        self.conv = _DownsampleBlock(channels_in, channels)
         self.pos_embed, self.pos_embed_hidden = PositionTable(channels, positions), PositionTable(width, positions)
         self.norm1, self.attn1 = nn.LayerNorm(channels), LineAttention(channels, heads, width)
         self.norm2, self.attn2 = nn.LayerNorm(channels), LineAttention(channels, heads, width)
@@ -53,7 +53,7 @@ class MapToTokens(nn.Module):
         return gain
 
 
-class _Halving(nn.Module):
+class _DownsampleBlock(nn.Module):
     """A residual block of stride 2; its norms are by instance and have no weights."""
 
     def __init__(self, channels_in: int, channels: int) -> None:
@@ -65,5 +65,5 @@ class _Halving(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, C_in, 2H, 2W] -> [B, C, H, W]."""
         inside = F.relu(F.instance_norm(self.conv1(x)))
-        beside = F.silu(F.instance_norm(self.downsample(x)))
-        return F.relu(F.instance_norm(self.conv2(inside)) + beside)
+        shortcut = F.silu(F.instance_norm(self.downsample(x)))
+        return F.relu(F.instance_norm(self.conv2(inside)) + shortcut)

@@ -43,8 +43,8 @@ class FullAttentionBlock(RowColumnBlock):
             angles(torch.arange(n, device=like.device) + at, self.channels // 2)
             for n, at in ((width, offset), (height, 0))
         )
-        across, down = (torch.cat([each.sin(), each.cos()], 1) for each in (x, y))
-        positions = torch.cat([across.repeat(height, 1), down.repeat_interleave(width, 0)], 1)
+        by_x, by_y = (torch.cat([each.sin(), each.cos()], 1) for each in (x, y))
+        positions = torch.cat([by_x.repeat(height, 1), by_y.repeat_interleave(width, 0)], 1)
         normed: Tensor = self.norm(cells + positions.to(cells))
         return normed[:, None]
 

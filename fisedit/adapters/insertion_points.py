@@ -1,8 +1,8 @@
 """Insertion points of a UNet: the maps between its blocks, where adapters read, add controls and change maps.
 
-The order is that of HelloMeme (arXiv 2410.22901). In a down block and in the middle: block, tap, control, change; in an
-up block: tap of its input, control, change, block. A control is added to the map that is also the last skip; a change
-only to the map that goes on. Knows diffusers' blocks; not what changes a map.
+The order is that of HelloMeme (arXiv 2410.22901). In a down block and in the middle: block, hook, control, change; in
+an up block: hook on its input, control, change, block. A control is added to the map that is also the last skip; a
+change only to the map that goes on. Knows diffusers' blocks; not what changes a map.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MapChange = Callable[[Tensor], Tensor]
 """[B, C, H, W] -> the same."""
 
-MapTap = Callable[[str, Tensor], None]
+MapHook = Callable[[str, Tensor], None]
 """Sees a place's name and map [B, C, H, W]."""
 
 
@@ -64,40 +64,40 @@ def inject_maps(
     unet: UNet2DConditionModel,
     changes: Mapping[str, MapChange] | None = None,
     controls: Mapping[str, Tensor] | None = None,
-    tap: MapTap | None = None,
+    hook: MapHook | None = None,
 ) -> Injection:
-    """Inject taps, controls and changes at a UNet's insertion points.
+    """Inject hooks, controls and changes at a UNet's insertion points.
 
     Args:
         unet: that is run in the context.
         changes: the changed map of a map, by insertion point.
         controls: [B, C, H, W], added, by insertion point.
-        tap: called with every insertion point's name and map, before anything is added.
+        hook: called with every insertion point's name and map, before anything is added.
     """
 
     def visit(name: str, x: Tensor) -> tuple[Tensor, Tensor]:
         """The map as a skip keeps it, and as it goes on."""
-        if tap:
-            tap(name, x)
+        if hook:
+            hook(name, x)
         if controls and name in controls:
             x = x + controls[name].to(x)
         return x, changes[name](x) if changes and name in changes else x
 
-    def around(name: str) -> ForwardWrapper:
-        wrap = {"down": _down, "mid": _mid, "up": _up}[name.partition("_")[0]]
-        return lambda inner: partial(wrap, inner, partial(visit, name))
+    def wrapper_for(name: str) -> ForwardWrapper:
+        forward = {"down": _down, "mid": _mid, "up": _up}[name.partition("_")[0]]
+        return lambda original: partial(forward, original, partial(visit, name))
 
-    wanted = [name for name in insertion_points(unet) if tap or name in (controls or {}) or name in (changes or {})]
-    return Injection(unet, ((insertion_points(unet)[name].block, around(name)) for name in wanted))
+    names = [name for name in insertion_points(unet) if hook or name in (controls or {}) or name in (changes or {})]
+    return Injection(unet, ((insertion_points(unet)[name].block, wrapper_for(name)) for name in names))
 
 
-class _AllTapped(Exception):
+class _AllRecorded(Exception):
     """Ends a forward pass whose rest is not needed; not an error."""
 
 
 @torch.no_grad()
-def tap_maps(
-    unet: UNet2DConditionModel, latents: Tensor, text: Tensor, wanted: tuple[str, ...], timestep: int = 0
+def record_maps(
+    unet: UNet2DConditionModel, latents: Tensor, text: Tensor, names: tuple[str, ...], timestep: int = 0
 ) -> dict[str, Tensor]:
     """Read a reference's maps in one pass that ends at the last wanted insertion point.
 
@@ -105,7 +105,7 @@ def tap_maps(
         unet: that reads the reference.
         latents: [B, 4, h, w], clean.
         text: [B, T, D].
-        wanted: names of insertion points.
+        names: names of insertion points.
         timestep: of the pass.
 
     Returns:
@@ -113,18 +113,18 @@ def tap_maps(
     """
     found: dict[str, Tensor] = {}
 
-    def tap(name: str, x: Tensor) -> None:
-        if name in wanted:
+    def hook(name: str, x: Tensor) -> None:
+        if name in names:
             found[name] = x.clone()
-        if len(found) == len(wanted):
-            raise _AllTapped
+        if len(found) == len(names):
+            raise _AllRecorded
 
-    with inject_maps(unet, tap=tap):
+    with inject_maps(unet, hook=hook):
         try:
             unet(latents, timestep, text, return_dict=False)
-        except _AllTapped:
+        except _AllRecorded:
             return found
-    raise AssertionError(f"the UNet has no {set(wanted) - set(found)}")
+    raise AssertionError(f"the UNet has no {set(names) - set(found)}")
 
 
 Visit = Callable[[Tensor], tuple[Tensor, Tensor]]

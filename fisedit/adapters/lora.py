@@ -61,10 +61,12 @@ def load(pipe: StableDiffusionPipeline, source: str | Path, loaded: Mapping[str,
             unload(pipe, loaded, name)
             why = next(iter(str(error).splitlines()), "")[:200]
             raise AdapterError(f"the LoRA {file} does not fit this model ({why}); load what it was made for") from error
-        reached = sum(name in getattr(m, "lora_A", ()) for part in _parts(pipe) for m in part.modules())
-        if reached != layers:
+        num_found = sum(name in getattr(m, "lora_A", ()) for part in _parts(pipe) for m in part.modules())
+        if num_found != layers:
             unload(pipe, loaded, name)
-            raise AdapterError(f"the LoRA {file} changes {layers} layers, of which {reached} are here; convert it anew")
+            raise AdapterError(
+                f"the LoRA {file} changes {layers} layers, of which {num_found} are here; convert it anew"
+            )
     return name
 
 
@@ -77,12 +79,12 @@ def set_scales(pipe: StableDiffusionPipeline, scales: Mapping[str, float]) -> No
     """
     from diffusers.utils.peft_utils import set_adapter_layers
 
-    heard = {name: scale for name, scale in scales.items() if scale}
+    active = {name: scale for name, scale in scales.items() if scale}
     with exclusive(*_parts(pipe)):
         for part in _parts(pipe):
-            set_adapter_layers(part, enabled=bool(heard))
-        if heard:
-            pipe.set_adapters(list(heard), list(heard.values()))
+            set_adapter_layers(part, enabled=bool(active))
+        if active:
+            pipe.set_adapters(list(active), list(active.values()))
 
 
 def unload(pipe: StableDiffusionPipeline, kept: Mapping[str, float], name: str) -> None:
@@ -94,10 +96,10 @@ def unload(pipe: StableDiffusionPipeline, kept: Mapping[str, float], name: str) 
         name: of the LoRA.
     """
     with exclusive(*_parts(pipe)):
-        there = {one for names in pipe.get_list_adapters().values() for one in names}
-        if there <= {name}:
+        loaded_names = {one for names in pipe.get_list_adapters().values() for one in names}
+        if loaded_names <= {name}:
             pipe.unload_lora_weights()
-        elif name in there:
+        elif name in loaded_names:
             pipe.delete_adapters(name)
         if kept:
             set_scales(pipe, kept)
@@ -115,8 +117,8 @@ def _name(file: Path) -> str:
 
 def _file(path: Path) -> Path:
     file = path / FILE if path.is_dir() else path
-    if refusal := pickled(file):
-        raise AdapterError(str(refusal))
+    if problem := pickled(file):
+        raise AdapterError(str(problem))
     if not file.is_file():
         raise AdapterError(f"LoRA must be a .safetensors file or a folder with {FILE}, got {path}")
     return file

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fisedit.sparse_kernels.row_plan import TAPS, Crop, KernelMap, Level, kernel_map_to
-from fisedit.sparse_kernels.winograd import Tiles, tiles_of
+from fisedit.sparse_kernels.winograd import Tiles, make_tiles
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,10 +123,10 @@ def boxes(grid: Tensor) -> Tensor:
     """
     from scipy import ndimage
 
-    around = torch.zeros_like(grid)
+    mask = torch.zeros_like(grid)
     for box in ndimage.find_objects(ndimage.label(grid.numpy(), structure=[[1] * 3] * 3)[0]):
-        around[box] = True
-    return around
+        mask[box] = True
+    return mask
 
 
 def _compute(level: Level, conv: bool, recorded: bool) -> ReceptiveField:
@@ -148,17 +148,17 @@ def _compute(level: Level, conv: bool, recorded: bool) -> ReceptiveField:
     by_column = _Direction(columns, _index_of(columns, width), height, recorded)
     is_read = torch.zeros(len(level.read_positions) + 1, dtype=torch.bool)  # the last is the zero row beyond the frame
     is_read[conv_input_rows] = True
-    beyond = ~is_read[same.table.cpu()].view(-1, TAPS)
-    boundary = beyond.any(1).nonzero()[:, 0]
+    outside = ~is_read[same.table.cpu()].view(-1, TAPS)
+    boundary = outside.any(1).nonzero()[:, 0]
     index_in_changed = _index_of(changed, level.size)
     entering = kernel_map_to(active, computed) if conv else None
-    made = ReceptiveField(
+    receptive_field = ReceptiveField(
         rows=rows,
         columns=columns,
         fresh=fresh,
         active=_index_of(fresh, level.size)[level.active.cpu()],
         entering=entering,
-        entering_tiles=tiles_of(entering.table, fresh, width, level.rows + len(entering.halo)) if entering else None,
+        entering_tiles=make_tiles(entering.table, fresh, width, level.rows + len(entering.halo)) if entering else None,
         changed=changed,
         fresh_in_changed=index_in_changed[fresh],
         row_keys=by_row.keys(rows[:, None] * width + torch.arange(width), fresh // width, fresh % width),
@@ -169,11 +169,11 @@ def _compute(level: Level, conv: bool, recorded: bool) -> ReceptiveField:
         querying_in_conv_inputs=querying_in_changed.nonzero()[:, 0],
         column_keys=by_column.keys(columns[:, None] + torch.arange(height) * width, changed % width, changed // width),
         column_queries=by_column.lines(conv_inputs % width),
-        tiles=tiles_of(same.table.cpu(), level.active.cpu(), width, len(level.read_positions)),
+        tiles=make_tiles(same.table.cpu(), level.active.cpu(), width, len(level.read_positions)),
         boundary=boundary,
-        outside_taps=beyond[boundary, :, None],
+        outside_taps=outside[boundary, :, None],
     )
-    on_device: ReceptiveField = _to(made, level.active.device)
+    on_device: ReceptiveField = _to(receptive_field, level.active.device)
     return on_device
 
 

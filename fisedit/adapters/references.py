@@ -19,7 +19,7 @@ from torch import Tensor
 from fisedit.adapters.block_convs import output_conv
 from fisedit.adapters.checkpoints import check_fit, identity
 from fisedit.adapters.cost import dense_macs, reference_macs, sparse_macs
-from fisedit.adapters.insertion_points import tap_maps
+from fisedit.adapters.insertion_points import record_maps
 from fisedit.adapters.sparse_row_column import is_recorded, sites
 from fisedit.errors import AdapterError, InputError
 from fisedit.models.injection import exclusive
@@ -27,7 +27,7 @@ from fisedit.models.vae import encode
 from fisedit.sparse.cost_model import text_macs, unet_macs
 from fisedit.storage.canvas import to_canvas, to_editable
 from fisedit.storage.session_reader import SessionAssets
-from fisedit.values import LATENT_FACTOR, Likeness, check_scale
+from fisedit.values import LATENT_FACTOR, AdapterReference, check_scale
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline, UNet2DConditionModel
@@ -175,15 +175,15 @@ class References:
     def _named(self, source: str | None) -> list[str]:
         named = [name for name, loaded in self.adapters.items() if source in (None, loaded.source, name)]
         if not named:
-            there = ", ".join(loaded.source for loaded in self.adapters.values()) or "none"
-            raise AdapterError(f"no adapter {source} is loaded; loaded are {there}")
+            sources = ", ".join(loaded.source for loaded in self.adapters.values()) or "none"
+            raise AdapterError(f"no adapter {source} is loaded; loaded are {sources}")
         return named
 
     def forget(self) -> None:
         """Drop what was read, for when the model's weights changed."""
         self._read_keys.clear()
 
-    def likenesses(self, reference: object) -> tuple[Likeness, ...]:
+    def adapter_references(self, reference: object) -> tuple[AdapterReference, ...]:
         """What a config records of a reference: one entry for every loaded adapter.
 
         Args:
@@ -202,7 +202,7 @@ class References:
         picture = to_canvas(picture, picture.size)
         digest = hashlib.sha256(f"{picture.size}".encode() + picture.tobytes()).hexdigest()[:16]
         self.pictures[digest] = picture
-        return tuple(Likeness(name, loaded.scale, digest) for name, loaded in self.adapters.items())
+        return tuple(AdapterReference(name, loaded.scale, digest) for name, loaded in self.adapters.items())
 
     def prepare(self, config: GenerationConfig, branches: int) -> int:
         """Read the references of a config that were not read yet.
@@ -218,11 +218,11 @@ class References:
             AdapterError: an adapter or a picture is missing.
             InputError: a size that the adapter cannot take.
         """
-        return sum(self._read(likeness, config, branches) for likeness in config.like)
+        return sum(self._read(entry, config, branches) for entry in config.like)
 
-    def used(self, likenesses: Iterable[Likeness]) -> SessionAssets:
-        """The adapters and pictures that likenesses name, as far as they are there."""
-        named = tuple(likenesses)
+    def used(self, entries: Iterable[AdapterReference]) -> SessionAssets:
+        """The adapters and pictures that entries of `GenerationConfig.like` name, if they are here."""
+        named = tuple(entries)
         adapters = {name: loaded for name, loaded in self.adapters.items() if any(one.adapter == name for one in named)}
         pictures = {one.reference: self.pictures[one.reference] for one in named if one.reference in self.pictures}
         return SessionAssets({loaded.source: loaded.scale for loaded in adapters.values()}, pictures)
@@ -243,35 +243,33 @@ class References:
         """Whether a step's features were recorded with all adapters of a config."""
         return all(is_recorded(one.adapter, features) for one in config.like)
 
-    def _adapter(self, likeness: Likeness) -> RowColumnAdapter:
-        """The adapter that a likeness names. Raises AdapterError where it is not loaded."""
-        if likeness.adapter not in self.adapters:
-            raise AdapterError(
-                f"the picture was made with the adapter {likeness.adapter}, which is not loaded; load it"
-            )
-        return self.adapters[likeness.adapter].adapter
+    def _adapter(self, entry: AdapterReference) -> RowColumnAdapter:
+        """The adapter that an entry of `GenerationConfig.like` names. Raises AdapterError where it is not loaded."""
+        if entry.adapter not in self.adapters:
+            raise AdapterError(f"the picture was made with the adapter {entry.adapter}, which is not loaded; load it")
+        return self.adapters[entry.adapter].adapter
 
-    def _read(self, likeness: Likeness, config: GenerationConfig, branches: int) -> int:
-        key = _key(likeness, config, branches)
+    def _read(self, entry: AdapterReference, config: GenerationConfig, branches: int) -> int:
+        key = _key(entry, config, branches)
         if key in self._read_keys:
             self._read_keys.move_to_end(key)
             return 0
-        adapter = self._adapter(likeness)
-        if likeness.reference not in self.pictures:
-            raise AdapterError(f"the reference picture {likeness.reference} is not here; give it again")
+        adapter = self._adapter(entry)
+        if entry.reference not in self.pictures:
+            raise AdapterError(f"the reference picture {entry.reference} is not here; give it again")
         unet = self._pipe.unet
         with torch.inference_mode():
-            inputs = self._inputs(likeness, config, branches)
+            inputs = self._inputs(entry, config, branches)
         with torch.inference_mode(), exclusive(unet):
-            reference_maps = tap_maps(unet, *inputs, tuple(adapter.channels))
+            reference_maps = record_maps(unet, *inputs, tuple(adapter.channels))
             self._read_keys[key] = adapter.read(reference_maps)
         while len(self._read_keys) > max(_KEPT, len(config.like)):
             self._read_keys.popitem(last=False)
         return self._macs(adapter, config, branches)
 
-    def _inputs(self, likeness: Likeness, config: GenerationConfig, branches: int) -> tuple[Tensor, Tensor]:
+    def _inputs(self, entry: AdapterReference, config: GenerationConfig, branches: int) -> tuple[Tensor, Tensor]:
         """Latents [B, 4, h, w] and the text of no words [B, T, D]."""
-        pipe, picture = self._pipe, self.pictures[likeness.reference]
+        pipe, picture = self._pipe, self.pictures[entry.reference]
         latents = encode(pipe.vae, to_canvas(picture, (config.width, config.height))).to(pipe.unet.dtype)
         with exclusive(pipe.text_encoder, pipe.tokenizer):
             text = pipe.encode_prompt("", pipe.unet.device, 1, do_classifier_free_guidance=False)[0]
@@ -285,8 +283,8 @@ class References:
         sites = [site for site in self._executor.sites if not site.name.startswith(last)]
         grids = level_grids(config, 1 + max(site.level for site in self._executor.sites))
         sizes, tokens = [height * width for height, width in grids], int(self._pipe.tokenizer.model_max_length)
-        passed = unet_macs(sites, sizes, sizes, branches, tokens) + text_macs(sites, branches, tokens)
-        return passed + branches * reference_macs(adapter, self._pipe.unet, grids)
+        unet_pass = unet_macs(sites, sizes, sizes, branches, tokens) + text_macs(sites, branches, tokens)
+        return unet_pass + branches * reference_macs(adapter, self._pipe.unet, grids)
 
 
 def level_grids(config: GenerationConfig, num_levels: int) -> list[tuple[int, int]]:
@@ -306,8 +304,8 @@ def level_grids(config: GenerationConfig, num_levels: int) -> list[tuple[int, in
     return grids
 
 
-def _key(likeness: Likeness, config: GenerationConfig, branches: int) -> tuple[str, str, int, int, int]:
-    return likeness.adapter, likeness.reference, config.width, config.height, branches
+def _key(entry: AdapterReference, config: GenerationConfig, branches: int) -> tuple[str, str, int, int, int]:
+    return entry.adapter, entry.reference, config.width, config.height, branches
 
 
 def match_unet(adapter: RowColumnAdapter, unet: UNet2DConditionModel) -> RowColumnAdapter:

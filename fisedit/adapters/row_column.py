@@ -135,8 +135,8 @@ class PositionTable(nn.Module):
 
     def __init__(self, channels: int, length: int = TABLE_LENGTH) -> None:
         super().__init__()
-        turned = angles(torch.arange(length), channels)
-        self.register_buffer("pe", torch.stack([turned.sin(), turned.cos()], -1).flatten(1)[None])
+        phases = angles(torch.arange(length), channels)
+        self.register_buffer("pe", torch.stack([phases.sin(), phases.cos()], -1).flatten(1)[None])
 
 
 class RowColumnBlock(nn.Module):
@@ -202,8 +202,8 @@ class RowColumnBlock(nn.Module):
         Returns:
             [B, lines, n, C].
         """
-        turned = self._positions(_span(length, at) if length else at).to(lines)
-        normed: Tensor = self.norm(lines + (turned.index_select(0, at) if length else turned))
+        phases = self._positions(_span(length, at) if length else at).to(lines)
+        normed: Tensor = self.norm(lines + (phases.index_select(0, at) if length else phases))
         return normed
 
     def grid(self, x: Tensor) -> Tensor:
@@ -259,8 +259,8 @@ class RowColumnBlock(nn.Module):
         """[n, C]."""
         if self.pos_embed is not None:
             return self.pos_embed.pe[0, at]
-        turned = angles(at, self.channels)
-        return torch.cat([turned.sin(), turned.cos()], -1)
+        phases = angles(at, self.channels)
+        return torch.cat([phases.sin(), phases.cos()], -1)
 
 
 class TwoStageBlock(nn.Module):
@@ -322,8 +322,8 @@ class RowColumnAdapter(nn.Module):
         self.family, self.config = family, dict(config or {})
         self.channels = dict(channels)
         each = [heads] * len(channels) if isinstance(heads, int) else list(heads)
-        for (place, width), count in zip(channels.items(), each, strict=True):
-            self._add(place, self.block(width, count))
+        for (point, width), count in zip(channels.items(), each, strict=True):
+            self._add(point, self.block(width, count))
 
     def block(self, channels: int, heads: int) -> RowColumnBlock | TwoStageBlock:
         """A fresh block of the family."""
@@ -336,7 +336,7 @@ class RowColumnAdapter(nn.Module):
     @property
     def blocks(self) -> dict[str, RowColumnBlock | TwoStageBlock]:
         """The blocks by insertion point."""
-        return {place: self.get_submodule(module_name(place, self.family)) for place in self.channels}  # type: ignore[misc]
+        return {point: self.get_submodule(module_name(point, self.family)) for point in self.channels}  # type: ignore[misc]
 
     def read(self, maps: Mapping[str, Tensor]) -> dict[str, ReferenceKeys]:
         """Compute a reference's keys and values for every block.
@@ -347,11 +347,11 @@ class RowColumnAdapter(nn.Module):
         Raises:
             InputError: a map is larger than the stored positions reach.
         """
-        return {place: block.read(maps[place]) for place, block in self.blocks.items()}
+        return {point: block.read(maps[point]) for point, block in self.blocks.items()}
 
-    def _add(self, place: str, block: nn.Module) -> None:
+    def _add(self, point: str, block: nn.Module) -> None:
         """Add a block under its published name."""
-        parent, _, name = module_name(place, self.family).rpartition(".")
+        parent, _, name = module_name(point, self.family).rpartition(".")
         if not parent:
             self.add_module(name, block)
             return

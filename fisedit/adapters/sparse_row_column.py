@@ -226,11 +226,11 @@ def _reference_lines(
     block: RowColumnBlock, reference: ReferenceKeys, cells: ReceptiveField
 ) -> tuple[KeyValue, KeyValue]:
     """A reference's keys and values of the queried rows and columns, by head [B, lines, H, n, C / H]; cached."""
-    made = _CACHE.setdefault(reference, WeakKeyDictionary())
-    if cells not in made:
+    cached = _CACHE.setdefault(reference, WeakKeyDictionary())
+    if cells not in cached:
         rows = _split_heads(reference.rows, cells.rows, block.row_attention.heads)
-        made[cells] = rows, _split_heads(reference.columns, cells.columns, block.column_attention.heads)
-    return made[cells]
+        cached[cells] = rows, _split_heads(reference.columns, cells.columns, block.column_attention.heads)
+    return cached[cells]
 
 
 def _split_heads(keys: KeyValue, lines: Tensor, heads: int) -> KeyValue:

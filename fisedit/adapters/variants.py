@@ -60,7 +60,7 @@ FAMILIES = {
 }
 """By name; v4's files are v3's."""
 
-STUDIES = {"full": AdapterFamily("full", "FullAttentionAdapter")}
+EXPERIMENTAL_FAMILIES = {"full": AdapterFamily("full", "FullAttentionAdapter")}
 """What can be trained beside them, to compare (see `full_attention`), and is no published family."""
 
 CLASS_NAMES = tuple(dict.fromkeys(family.kind for family in FAMILIES.values()))
@@ -68,7 +68,7 @@ EXPECTED = f"a reference adapter ({', '.join(CLASS_NAMES)})"
 
 _MODULE = re.compile(r"reference_modules_(?:(down|up)\.(\d+)|(mid))\.")
 _UNUSED = re.compile(r"reference_modules_\w+\.\d+\.time_emb_proj\.(?:weight|bias)")
-_KNOWN = {
+_OTHER_ADAPTERS = {
     "motion_": "a motion adapter",
     "down_blocks.0.motion_modules": "a motion adapter",
     "lora_": "a LoRA",
@@ -109,7 +109,7 @@ def family_of(config: Mapping[str, Any], shapes: Shapes, path: Path) -> AdapterF
         AdapterError: it is no reference adapter.
     """
     if not any(_MODULE.match(name) for name in shapes):
-        found = (what for start, what in _KNOWN.items() if any(name.startswith(start) for name in shapes))
+        found = (what for start, what in _OTHER_ADAPTERS.items() if any(name.startswith(start) for name in shapes))
         raise AdapterError(
             f"adapter must be {EXPECTED}, got {next(found, 'tensors of no adapter known here')} ({path})"
         )

@@ -73,10 +73,10 @@ def read_edits(path: Path) -> list[EditRow]:
     """
     rows: dict[tuple[object, ...], EditRow] = {}
     for line, row in _read_rows(path, "edits"):
-        given = {key: value for key, value in row.items() if value not in (None, "")}
-        if unknown := sorted(set(given) - set(_EDIT)):
+        filled = {key: value for key, value in row.items() if value not in (None, "")}
+        if unknown := sorted(set(filled) - set(_EDIT)):
             raise _line_error(path, line, f"must hold {', '.join(_EDIT)} only, got {unknown[0]!a}")
-        texts = {key: _field(given, (key,), path, line) for key in ("image", "prompt", *given)}
+        texts = {key: _field(filled, (key,), path, line) for key in ("image", "prompt", *filled)}
         for key in {"image", "mask", "output"} & set(texts):
             texts[key] = _relative_path(texts[key], key, path, line)
         rows.setdefault(tuple(texts.get(key) for key in _EDIT), EditRow(**texts, line=line))
@@ -137,8 +137,8 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]
 def _field(row: Mapping[str, Any], names: tuple[str, ...], path: Path, line: int) -> str:
     value = next((row[name] for name in names if name in row), None)
     if not isinstance(value, str) or not value.strip():
-        got = "nothing" if value is None or value == "" else _shorten(repr(value))
-        raise _line_error(path, line, f"must say {names[0]!r} as text, got {got}")
+        shown_value = "nothing" if value is None or value == "" else _shorten(repr(value))
+        raise _line_error(path, line, f"must say {names[0]!r} as text, got {shown_value}")
     if not is_unicode(value):
         raise _line_error(path, line, f"must say {names[0]!r} as Unicode text, got {_shorten(ascii(value))}")
     return value.strip()

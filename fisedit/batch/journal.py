@@ -60,18 +60,18 @@ class JournalEntry:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of_output(cls, item: BatchItem, made: ItemOutput, key: str, sha256: str) -> JournalEntry:
+    def of_output(cls, item: BatchItem, output: ItemOutput, key: str, sha256: str) -> JournalEntry:
         """The line of an output that is about to be written.
 
         Args:
             item: The item.
-            made: Its output.
+            output: Its output.
             key: Digest of everything that the output depends on.
             sha256: SHA-256 of the output's bytes.
         """
         names = (item.output, item.name, item.prompt, item.source_prompt)
-        area = b64encode(made.area).decode()
-        return cls(*names, key, sha256, "", made.change, area, round(made.seconds, 3), made.notes)
+        area = b64encode(output.area).decode()
+        return cls(*names, key, sha256, "", output.change, area, round(output.seconds, 3), output.notes)
 
     @classmethod
     def of_failure(cls, item: BatchItem, failure: ItemFailure) -> JournalEntry:

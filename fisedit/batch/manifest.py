@@ -56,8 +56,8 @@ def plan_batch(job: BatchJob) -> BatchPlan:
         assert job.prompt is not None
         rows = [EditRow(name, job.prompt) for name in sorted(_find_images(job, notes))]
         if not rows:
-            deeper = "" if job.recursive else "; use --recursive for its subfolders"
-            raise InputError(f"IN must hold pictures ({', '.join(SUFFIXES)}), got none in {job.folder}{deeper}")
+            hint = "" if job.recursive else "; use --recursive for its subfolders"
+            raise InputError(f"IN must hold pictures ({', '.join(SUFFIXES)}), got none in {job.folder}{hint}")
     if unused := sorted(set(captions) - {row.image for row in rows}):
         notes.append(f"captions for pictures that are not edited: {len(unused)}, such as {unused[0]}")
     outputs = _name_outputs(rows, job.format)
@@ -110,18 +110,18 @@ def _name_outputs(rows: Sequence[EditRow], kind: OutputFormat) -> list[str]:
     The old suffix is kept inside where two names would be equal, and several edits of one image are numbered.
     """
     images = dict.fromkeys(row.image for row in rows)
-    plain = {image: str(PurePosixPath(image).with_suffix(_suffix(image, kind))) for image in images}
-    uses = Counter(plain.values())
+    default_names = {image: str(PurePosixPath(image).with_suffix(_suffix(image, kind))) for image in images}
+    uses = Counter(default_names.values())
     names = {
         image: name if uses[name] == 1 or name == image else image + _suffix(image, kind)
-        for image, name in plain.items()
+        for image, name in default_names.items()
     }
-    edits, seen = Counter(row.image for row in rows), Counter[str]()
+    edits, numbers = Counter(row.image for row in rows), Counter[str]()
     outputs = []
     for row in rows:
         path = PurePosixPath(names[row.image])
-        seen[row.image] += 1
-        numbered = path if edits[row.image] == 1 else path.with_stem(f"{path.stem}-{seen[row.image]}")
+        numbers[row.image] += 1
+        numbered = path if edits[row.image] == 1 else path.with_stem(f"{path.stem}-{numbers[row.image]}")
         outputs.append(row.output or str(numbered))
     return outputs
 
@@ -186,8 +186,8 @@ def _read_sidecar(path: Path) -> tuple[str | None, str]:
     except UnicodeDecodeError:
         return None, f"{path.name} beside it must be UTF-8 text"
     if not prompt or len(text) > _MAX_SIDECAR_BYTES:
-        got = "too much" if prompt else "nothing"
-        return None, f"{path.name} beside it must say what the picture shows, got {got}"
+        amount = "too much" if prompt else "nothing"
+        return None, f"{path.name} beside it must say what the picture shows, got {amount}"
     return prompt, ""
 
 
@@ -208,8 +208,8 @@ def _mark_conflicts(items: Sequence[BatchItem]) -> Iterator[BatchItem]:
     def resolve(path: Path) -> Path:
         return Path(real_folder(path.parent), path.name)  # links to folders are followed, links to files are not
 
-    given = [path for item in items for path in (item.picture, item.mask) if path]
-    inputs = {resolve(path) for path in given} | {Path(os.path.realpath(path)) for path in given}
+    paths = [path for item in items for path in (item.picture, item.mask) if path]
+    inputs = {resolve(path) for path in paths} | {Path(os.path.realpath(path)) for path in paths}
     by_output = defaultdict[str, list[BatchItem]](list)
     for item in items:
         first = next(iter(by_output[item.output]), None)

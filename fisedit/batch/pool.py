@@ -23,7 +23,7 @@ from fisedit.errors import FisEditError, ModelError, NumericsError
 if TYPE_CHECKING:
     from fisedit.batch.worker import BatchWorker
 
-GRACE = 10.0
+GRACE_SECONDS = 10.0
 """Seconds beyond its time limit after which an item that does not stop is stopped with its process."""
 
 _READY = "ready"
@@ -102,7 +102,7 @@ class WorkerSlot:
 
     def seconds_left(self, timeout: float) -> float:
         """Seconds until the item must be finished; infinite without an item or while the model is loaded."""
-        return self.since + timeout + GRACE - monotonic() if self.item and self.ready else float("inf")
+        return self.since + timeout + GRACE_SECONDS - monotonic() if self.item and self.ready else float("inf")
 
     def overdue(self, timeout: float) -> ItemFailure:
         """The failure of an item that exceeded its time limit."""
@@ -123,7 +123,7 @@ class _ProcessPool:
     def __init__(self, count: int, settings: BatchSettings) -> None:
         self._settings = settings
         self._threads = max(1, (os.cpu_count() or 1) // count)
-        self._died_loading = 0
+        self._loading_failures = 0
         self._slots: list[_ProcessSlot | None] = [None] * count
 
     def idle_slots(self) -> list[int]:
@@ -153,11 +153,11 @@ class _ProcessPool:
 
     def _start(self, n: int) -> _ProcessSlot:
         context = mp.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, self._settings, self._threads), daemon=True)
+        parent_pipe, worker_pipe = context.Pipe()
+        process = context.Process(target=_serve, args=(worker_pipe, self._settings, self._threads), daemon=True)
         process.start()
-        theirs.close()  # so that the pipe ends with the process
-        self._slots[n] = slot = _ProcessSlot(process=process, pipe=ours)
+        worker_pipe.close()  # so that the pipe ends with the process
+        self._slots[n] = slot = _ProcessSlot(process=process, pipe=parent_pipe)
         return slot
 
     def _receive(self, n: int, slot: _ProcessSlot) -> Results:
@@ -165,10 +165,10 @@ class _ProcessPool:
         try:
             message = slot.pipe.recv()
         except (EOFError, OSError):
-            yield from self._handle_death(n, slot)
+            yield from self._handle_exit(n, slot)
             return
         if message == _READY:
-            slot.ready, slot.since, self._died_loading = True, monotonic(), 0
+            slot.ready, slot.since, self._loading_failures = True, monotonic(), 0
         elif isinstance(message, FisEditError):
             raise message
         else:
@@ -178,7 +178,7 @@ class _ProcessPool:
                 self._stop(n)
             yield n, item, message
 
-    def _handle_death(self, n: int, slot: _ProcessSlot) -> Results:
+    def _handle_exit(self, n: int, slot: _ProcessSlot) -> Results:
         """Fail the item of a dead worker; an item whose worker died while it loaded the model is tried once more."""
         slot.process.join(0.2)  # the pipe ends a little before the process
         code = self._stop(n)
@@ -189,10 +189,10 @@ class _ProcessPool:
             reason = f"its worker ended with {_describe_exit(code)}"
             yield n, slot.item, ItemFailure(reason, monotonic() - slot.since, memory=killed)
             return
-        self._died_loading += 1
-        if self._died_loading > 1:
-            ending = _describe_exit(code)
-            raise ModelError(f"workers must live to load the model, got {ending} twice; use fewer --workers")
+        self._loading_failures += 1
+        if self._loading_failures > 1:
+            exit_text = _describe_exit(code)
+            raise ModelError(f"workers must live to load the model, got {exit_text} twice; use fewer --workers")
         self.submit(n, slot.item)
 
     def _stop(self, n: int) -> int | None:

@@ -100,8 +100,8 @@ def _native_stderr_closed() -> Iterator[None]:
     """Discard what Ray's native code writes to stderr before it reads the logging level."""
     sys.stderr.flush()
     kept = os.dup(2)
-    with Path(os.devnull).open("wb") as nothing:
-        os.dup2(nothing.fileno(), 2)
+    with Path(os.devnull).open("wb") as null_device:
+        os.dup2(null_device.fileno(), 2)
     try:
         yield
     finally:
@@ -165,7 +165,7 @@ class _ActorPool:
         self._actor_class = ray.remote(num_cpus=1, num_gpus=int(gpu))(RemoteWorker)
         self._slots: list[_ActorSlot | None] = [None] * count
         self._losses = Counter[BatchItem]()
-        self._died_loading = 0
+        self._loading_failures = 0
 
     def idle_slots(self) -> list[int]:
         started = [n for n, slot in enumerate(self._slots) if slot and not slot.item]
@@ -199,9 +199,9 @@ class _ActorPool:
 
     def _move_waiting_items(self) -> None:
         """Give items of actors that still wait for a machine or the model to idle actors: they may wait in vain."""
-        late = [n for n, slot in enumerate(self._slots) if slot and not slot.ready]
+        loading = [n for n, slot in enumerate(self._slots) if slot and not slot.ready]
         idle = [n for n, slot in enumerate(self._slots) if slot and not slot.item]
-        for n, other in zip(idle, late, strict=False):
+        for n, other in zip(idle, loading, strict=False):
             self.submit(n, _item_of(self._stop(other)))
 
     def _receive(self, n: int, slot: _ActorSlot) -> Results:
@@ -215,7 +215,7 @@ class _ActorPool:
         if not slot.ready:
             if result is not None:
                 raise result
-            slot.ready, self._died_loading = True, 0
+            slot.ready, self._loading_failures = True, 0
             self.submit(n, item)
             return
         slot.item = None
@@ -227,11 +227,11 @@ class _ActorPool:
         """Give the item of a lost actor to another one, until `MAX_LOSSES` were lost with it."""
         slot = self._stop(n)
         if not slot.ready:
-            self._died_loading += 1
-            if self._died_loading > MAX_LOSSES:
+            self._loading_failures += 1
+            if self._loading_failures > MAX_LOSSES:
                 last_line = str(error).strip().rpartition("\n")[2]
                 raise ModelError(
-                    f"workers must live to load the model, got {self._died_loading} that died ({last_line})"
+                    f"workers must live to load the model, got {self._loading_failures} that died ({last_line})"
                 )
         self._losses[item] += slot.ready
         if self._losses[item] < MAX_LOSSES:

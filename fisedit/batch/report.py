@@ -24,33 +24,33 @@ def write_report(outcome: BatchOutcome, path: Path) -> None:
         outcome: The result of a run.
         path: An .html file; its folder is created if missing.
     """
-    here = path.absolute().parent
+    folder = path.absolute().parent
     counts = ", ".join(f"{count} {status}" for status, count in outcome.counts.items() if count)
     notes = "".join(f"<li>{_text(note)}</li>" for note in outcome.notes)
-    rows = "\n".join(_row(record, here) for record in outcome.records)
+    rows = "\n".join(_row(record, folder) for record in outcome.records)
     files.write_text(_PAGE.format(counts=counts, seconds=outcome.seconds, notes=notes, rows=rows), path)
 
 
-def _row(record: ItemRecord, here: Path) -> str:
-    cells = "".join(f"<td>{cell}</td>" for cell in _cells(record, here))
+def _row(record: ItemRecord, folder: Path) -> str:
+    cells = "".join(f"<td>{cell}</td>" for cell in _cells(record, folder))
     return f'<tr class="{record.status.replace(" ", "-")}">{cells}</tr>'
 
 
-def _cells(record: ItemRecord, here: Path) -> Iterator[str]:
+def _cells(record: ItemRecord, folder: Path) -> Iterator[str]:
     item, done = record.item, record.status in (ItemStatus.DONE, ItemStatus.BEFORE)
     area = b64encode(record.area).decode()
     yield f"{_text(item.name)}<br><b>{record.status}</b>"
-    yield _image_link(item.picture, here, "before")
-    yield _image_link(item.target, here, "after") if done else ""
+    yield _image_link(item.picture, folder, "before")
+    yield _image_link(item.target, folder, "after") if done else ""
     yield f'<img class="mask" alt="mask" src="data:image/png;base64,{area}">' if area else ""
     yield f"{_text(item.prompt)}<br><small>{_text(item.source_prompt or '')}</small>"
     yield f"{record.seconds:.1f}" if record.seconds else ""
     yield "<br>".join(map(_text, filter(None, (record.reason, record.change, *record.notes))))
 
 
-def _image_link(path: Path, here: Path, what: str) -> str:
+def _image_link(path: Path, folder: Path, what: str) -> str:
     """An image that the browser loads when it scrolls into view; its address is quoted byte by byte."""
-    link = escape(quote(os.fsencode(os.path.relpath(path.absolute(), here))))
+    link = escape(quote(os.fsencode(os.path.relpath(path.absolute(), folder))))
     return f'<a href="{link}"><img loading="lazy" alt="{what}" src="{link}"></a>'
 
 

@@ -89,17 +89,17 @@ class ResultStore:
         self._records[item] = record
         return record
 
-    def _write(self, item: BatchItem, made: ItemOutput) -> JournalEntry:
+    def _write(self, item: BatchItem, output: ItemOutput) -> JournalEntry:
         """The line first, then the file: a line counts only while the file has its digest."""
-        key = item_key(self._settings, self._model, item, made.picture, made.mask)
-        entry = JournalEntry.of_output(item, made, key, hashlib.sha256(made.data).hexdigest())
+        key = item_key(self._settings, self._model, item, output.picture, output.mask)
+        entry = JournalEntry.of_output(item, output, key, hashlib.sha256(output.data).hexdigest())
         self._journal.append(entry)
         try:
-            files.write_bytes(made.data, item.target)
+            files.write_bytes(output.data, item.target)
         except OSError as error:
             self.full = error.errno in _DISK_ERRORS
             reason = f"{item.output} cannot be written: {error.strerror}"
-            return self._add_failure(item, ItemFailure(reason, made.seconds))
+            return self._add_failure(item, ItemFailure(reason, output.seconds))
         return entry
 
     def _add_failure(self, item: BatchItem, failure: ItemFailure) -> JournalEntry:
@@ -133,9 +133,9 @@ def item_key(settings: BatchSettings, model: str, item: BatchItem, picture: str,
         picture: SHA-256 of the input's bytes.
         mask: SHA-256 of the mask's bytes, or "".
     """
-    common = {name: value for name, value in asdict(settings).items() if name not in _NOT_IN_KEY}
+    shared = {name: value for name, value in asdict(settings).items() if name not in _NOT_IN_KEY}
     own = [item.source_prompt, item.prompt, picture, mask, PurePosixPath(item.output).suffix.lower()]
-    return hashlib.sha256(json.dumps([common, model, own], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([shared, model, own], sort_keys=True).encode()).hexdigest()
 
 
 def remove_partial_files(items: Iterable[BatchItem]) -> None:

@@ -222,4 +222,4 @@ class BatchOutcome:
 def one_line(text: str) -> str:
     """Text on one line, without control characters and undecodable bytes of file names."""
     decoded = re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", text)
-    return "".join(letter if letter.isprintable() else " " for letter in " ".join(decoded.split()))
+    return "".join(character if character.isprintable() else " " for character in " ".join(decoded.split()))

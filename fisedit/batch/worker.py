@@ -93,8 +93,8 @@ class BatchWorker:
             reason, broken = f"cannot be read: {error.strerror or error}", False
         except Exception as error:  # noqa: BLE001 (one bad image never stops a batch; the next gets a fresh worker)
             memory = _is_out_of_memory(error)
-            short = "memory ran out; use a smaller picture or fewer --workers"
-            reason, broken = short if memory else f"{type(error).__name__}: {error}", True
+            message = "memory ran out; use a smaller picture or fewer --workers"
+            reason, broken = message if memory else f"{type(error).__name__}: {error}", True
         self._source = None
         return ItemFailure(one_line(reason), monotonic() - start, broken, memory)
 

@@ -30,8 +30,8 @@ def fisedit(
     """Edit a generated picture by changing words, and compute only what changes."""
 
 
-for verb in (edit.generate, edit.edit, edit.show, commands.demo, commands.batch):
-    app.command()(verb)
+for command in (edit.generate, edit.edit, edit.show, commands.demo, commands.batch):
+    app.command()(command)
 for check in (diagnosis.calibrate, diagnosis.plan, diagnosis.doctor):
     app.command()(check)
 app.command("train-adapter")(commands.train_adapter)
@@ -67,7 +67,7 @@ def _run(arguments: list[str], *, debug: bool) -> int:
     except typer.TyperException as error:
         return console.print_error_line("usage", f"{error.format_message().rstrip('.')}; see fisedit --help", 2)
     except BrokenPipeError:  # the reader of stdout has exited, as `head` does: no message, and typer's own status
-        console.drop(sys.stdout)
+        console.discard_output(sys.stdout)
         return 1
     except Exception as error:  # noqa: BLE001 (the border of the process: any error becomes one line)
         if debug:

@@ -56,7 +56,7 @@ def bench_edit(
         local_files_only=local_files_only,
     )
     name = "cuda_speed" if (device or "").startswith("cuda") else "speed"  # graphs only on a GPU that was asked for
-    with _measuring(output) as on_step:
+    with _measurement(output) as on_step:
         report = import_module(f"fisedit.evaluation.{name}").measure_edit_speed(settings, on_step)
     _report(report, output, json, "dense_summary", "summary", *(["profile"] if profile else []))
 
@@ -85,7 +85,7 @@ def bench_costs(
         dtype=dtype,
         local_files_only=local_files_only,
     )
-    with _measuring(output) as on_step:
+    with _measurement(output) as on_step:
         report = import_module("fisedit.evaluation.cost_predictions").measure_predictions(settings, on_step)
     _report(report, output, json, "summary")
 
@@ -114,7 +114,7 @@ def bench_adapters(
         dtype=dtype,
         local_files_only=local_files_only,
     )
-    with _measuring(output) as on_step:
+    with _measurement(output) as on_step:
         report = import_module("fisedit.evaluation.adapter_speed").measure_adapter_speed(settings, on_step)
     _report(report, output, json, "summary")
 
@@ -141,7 +141,7 @@ def bench_fidelity(
         dtype=dtype,
         local_files_only=local_files_only,
     )
-    with _measuring(output) as on_step:
+    with _measurement(output) as on_step:
         report = import_module("fisedit.evaluation.fidelity").measure_fidelity(settings, on_step)
     _report(report, output, json, "summary")
 
@@ -170,7 +170,7 @@ def bench_masks(
         dtype=dtype,
         local_files_only=local_files_only,
     )
-    with _measuring(output) as on_step:
+    with _measurement(output) as on_step:
         report = import_module("fisedit.evaluation.quality.mask_quality").measure_mask_quality(settings, on_step)
     _report(report, output, json, "summary", "classes", "calibration")
 
@@ -210,20 +210,20 @@ def bench_quality(
         "local_files_only": local_files_only,
     }
     if adapter is not None:
-        with _measuring(output, journal) as on_step:
+        with _measurement(output, journal) as on_step:
             report = import_module("fisedit.evaluation.quality.reference_quality").measure_reference_quality(
                 ReferenceQualitySettings(adapter=adapter, **shared), on_step
             )
         _report(report, output, json, "summary")
         return
     settings = EditQualitySettings(methods=_names(methods), pie_bench=pie_bench, results_log=journal, **shared)
-    with _measuring(output, journal) as on_step:
+    with _measurement(output, journal) as on_step:
         report = import_module("fisedit.evaluation.quality.edit_quality").measure_edit_quality(settings, on_step)
     _report(report, output, json, "summary", "classes", "whole")
 
 
 @contextmanager
-def _measuring(*outputs: Path | None) -> Iterator[OnStep]:
+def _measurement(*outputs: Path | None) -> Iterator[OnStep]:
     """Progress of a measurement, once its output files are known to be writable."""
     for output in outputs:
         files.check_file_path(output)

@@ -165,9 +165,11 @@ def browse(
     offline = local_files_only or all(expand_home(str(place)).exists() for place in named)
     with server.environment(offline=offline) as uploads:
         page, state = import_module("app.main"), import_module("app.sessions").AppState
-        offers = {"loras": lora or (), "adapter": adapter, "max_loaded": loaded}
-        with closing(state.open(*model or (), device=device, dtype=dtype, folder=sessions, **offers)) as opened:
-            running = server.make_server(page.build(opened), address, uploads, page.theme())
+        pool_options = {"loras": lora or (), "adapter": adapter, "max_loaded": loaded}
+        with closing(
+            state.open(*model or (), device=device, dtype=dtype, folder=sessions, **pool_options)
+        ) as app_state:
+            running = server.make_server(page.build(app_state), address, uploads, page.theme())
             typer.echo(f"The app is at {address.url} (Ctrl+C ends it)")
             with suppress(KeyboardInterrupt):
                 running.run([address.listener])

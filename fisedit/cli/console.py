@@ -62,15 +62,15 @@ def print_error_line(code: str, message: str, status: int) -> int:
     Returns:
         `status`.
     """
-    line = "".join(letter if letter.isprintable() else " " for letter in " ".join(message.split()))
+    line = "".join(character if character.isprintable() else " " for character in " ".join(message.split()))
     try:
         print(f"error[{code}]: {line}", file=sys.stderr)  # noqa: T201
     except OSError:  # stderr is closed: only the status remains
-        drop(sys.stderr)
+        discard_output(sys.stderr)
     return status
 
 
-def drop(stream: TextIO) -> None:
+def discard_output(stream: TextIO) -> None:
     """Discard a stream's unwritten output, which Python would flush again at exit, with another status."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
@@ -81,24 +81,24 @@ def flush() -> None:
         if sys.stdout is not None:  # a process may be started without
             sys.stdout.flush()
     except OSError:
-        drop(sys.stdout)
+        discard_output(sys.stdout)
         raise
 
 
 @contextmanager
 def progress(label: str) -> Iterator[OnStep]:
     """Show a progress bar during the block, on a terminal's stderr only; yields its `on_step`."""
-    from rich import progress as bars
+    from rich import progress as rich_progress
     from rich.console import Console
 
     console = Console(stderr=True)
     columns = (
-        bars.TextColumn("{task.description}"),
-        bars.BarColumn(),
-        bars.MofNCompleteColumn(),
-        bars.TimeRemainingColumn(elapsed_when_finished=True),
+        rich_progress.TextColumn("{task.description}"),
+        rich_progress.BarColumn(),
+        rich_progress.MofNCompleteColumn(),
+        rich_progress.TimeRemainingColumn(elapsed_when_finished=True),
     )
-    with bars.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with rich_progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(label, total=None)
         yield lambda step, steps, _: bar.update(task, completed=step, total=steps)
 
@@ -124,8 +124,8 @@ def show_rows(rows: Sequence[Mapping[str, object]]) -> None:
     for row in rows:
         table.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()))
     console = Console()
-    wanted = Measurement.get(console, console.options.update(max_width=1000), table).maximum
-    Console(width=max(console.width, wanted)).print(table, crop=False)
+    width = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+    Console(width=max(console.width, width)).print(table, crop=False)
 
 
 def show_costs(results: Sequence[EditResult]) -> None:

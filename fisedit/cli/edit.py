@@ -191,27 +191,27 @@ def _show_result(
 
 def _check_source(context: typer.Context) -> None:
     """Check that exactly one source is given, and no option that does not apply to it."""
-    typed = _options_given(context)
-    given = {"session", "source_prompt", "picture", "origin"} & typed
+    explicit = _options_given(context)
+    given = {"session", "source_prompt", "picture", "origin"} & explicit
     if len(given) != 1 and given not in _COMBINATIONS:
         raise InputError(
             "give one of --session, --source-prompt, --picture and --from, got several or none; see fisedit edit --help"
         )
-    inapplicable = [name for name in (*_CONFIG, "model") if name in typed]
-    if "origin" in typed:
-        if "caption_model" in typed:
+    inapplicable = [name for name in (*_CONFIG, "model") if name in explicit]
+    if "origin" in explicit:
+        if "caption_model" in explicit:
             raise InputError("a picture says itself what it shows; leave --caption-model out, or give it as --picture")
-    elif "picture" not in typed:
-        if "session" in typed and inapplicable:
+    elif "picture" not in explicit:
+        if "session" in explicit and inapplicable:
             raise InputError(
                 f"a session has its own {', '.join(inapplicable)}; leave that out, or start from --source-prompt"
             )
-        inapplicable = [name for name in ("caption_model", "inversion") if name in typed]
+        inapplicable = [name for name in ("caption_model", "inversion") if name in explicit]
         if inapplicable:
             raise InputError(f"{', '.join(inapplicable)} is for a --picture; give one, or leave that out")
-    elif {"source_prompt", "caption_model"} <= typed:
+    elif {"source_prompt", "caption_model"} <= explicit:
         raise InputError("give --source-prompt or --caption-model, got both; the first says what the picture shows")
-    elif "scheduler" in typed:
+    elif "scheduler" in explicit:
         raise InputError("a picture is opened with the scheduler ddim; leave --scheduler out")
     if {"session"} < given and (Path(context.params["session"]) / "session.json").exists():
         raise InputError(f"{context.params['session']} holds a session; give it alone to go on with it")

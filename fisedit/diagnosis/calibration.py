@@ -27,7 +27,7 @@ from fisedit.errors import InputError
 from fisedit.models.stopwatch import NO_LEVEL, OTHER, STEP, STEP_DENSE, STEP_SPARSE
 from fisedit.planner import Region
 from fisedit.sparse import cost_store
-from fisedit.sparse.cost_model import decode_works
+from fisedit.sparse.cost_model import decode_work
 from fisedit.sparse.cost_table import Measurements, step_work
 from fisedit.sparse.layer_spans import recorded_spans
 from fisedit.sparse.vae_tiles import box_areas, frame_areas
@@ -237,7 +237,7 @@ class _Trial:
         pipeline, before = self._pipeline, request.parent
         if grid is None:
             return pipeline.run(request, pipeline.planner.plan_source(request, pipeline.encode(request)))
-        captured = pipeline.engine.graphs.wanted_on(
+        captured = pipeline.engine.graphs.is_enabled(
             pipeline.engine.pipe.unet.device
         )  # which have no dense steps in between
         plan = replace(pipeline.plan(request), dilation=(1,) * len(PATTERN) if captured else PATTERN, fallback="")
@@ -295,7 +295,7 @@ class _Trial:
         areas = frame_areas(costs.sizes[0])
         decoded = areas if grid is None else box_areas(grid)
         run = "decode dense" if decoded == areas else "decode sparse"
-        works = decode_works(decoded) if run == "decode sparse" else {}
+        works = decode_work(decoded) if run == "decode sparse" else {}
         for kind, own in kinds.items():
             self.measured.add((run, kind, NO_LEVEL), works.get(kind, float(costs.sizes[0])), own * scale)
 

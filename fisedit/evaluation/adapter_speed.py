@@ -18,7 +18,7 @@ from torch import Tensor
 from fisedit.adapters.base import AdapterStack
 from fisedit.adapters.checkpoints import fresh_adapter
 from fisedit.adapters.cost import dense_macs, sparse_macs
-from fisedit.adapters.insertion_points import tap_maps
+from fisedit.adapters.insertion_points import record_maps
 from fisedit.adapters.references import ReferenceCondition, match_unet
 from fisedit.evaluation.speed import Row, settings_dict
 from fisedit.evaluation.timing import seconds_by_round
@@ -105,7 +105,7 @@ class _AdapterBenchmark:
         """An adapter with the keys and values of a random reference."""
         unet, name = self.engine.pipe.unet, adapter.family.name
         self.dense[name] = len(self.latents) * dense_macs(adapter, unet, self.engine.grids(self.config))
-        maps = tap_maps(unet, self.latents, self.text, tuple(adapter.channels))
+        maps = record_maps(unet, self.latents, self.text, tuple(adapter.channels))
         return ReferenceCondition(adapter, adapter.read(maps), 1.0, name)
 
     def record(self, conditions: list[ReferenceCondition]) -> StepFeatures:
@@ -153,5 +153,5 @@ def _summary_row(row: Row) -> Row:
     """What the adapter adds, in percent of the step without."""
     shown: Row = {"family": row["family"], "mask": row["mask"], "area": f"{row['area']:.1%}"}
     for source, name in (("guided source", "with"), ("plain source", "with_over_plain")):
-        shown |= {f"{source}, {what}": f"{share:+.1%}" for what, share in row[f"{name}_share"].items()}
+        shown |= {f"{source}, {quantity}": f"{share:+.1%}" for quantity, share in row[f"{name}_share"].items()}
     return shown

@@ -60,8 +60,8 @@ class SceneClassifier(nn.Module):
         Args:
             pictures: [B, 3, S, S] in [-1, 1].
         """
-        maps, places, looks = self.maps(pictures)
-        return maps.amax((2, 3)), places, looks
+        maps, backgrounds, adjectives = self.maps(pictures)
+        return maps.amax((2, 3)), backgrounds, adjectives
 
     def maps(self, pictures: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Scores by position of objects [B, W, 8, 8], and of backgrounds and adjectives.
@@ -71,8 +71,8 @@ class SceneClassifier(nn.Module):
         """
         features = self.features(pictures)
         maps = self.objects(features)
-        looks = maps.flatten(2).softmax(-1) @ self.looks(features).flatten(2).transpose(1, 2)
-        return maps, self.places(features.mean((2, 3))), looks
+        adjectives = maps.flatten(2).softmax(-1) @ self.looks(features).flatten(2).transpose(1, 2)
+        return maps, self.places(features.mean((2, 3))), adjectives
 
 
 @dataclass(frozen=True)
@@ -81,13 +81,13 @@ class SceneLabels:
 
     Args:
         objects: [N, W], 0 or 1.
-        places: index of the background, [N].
-        looks: adjectives of every object [N, W, L], 0 or 1, or -1 where the prompt has none.
+        backgrounds: index of the background, [N].
+        adjectives: adjectives of every object [N, W, L], 0 or 1, or -1 where the prompt has none.
     """
 
     objects: Tensor
-    places: Tensor
-    looks: Tensor
+    backgrounds: Tensor
+    adjectives: Tensor
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,13 @@ class ScenePredictions:
 
     Args:
         objects: whether each is found, bool [N, W].
-        places: index of the background, int [N].
-        looks: scores of adjectives of every object, [N, W, L].
+        backgrounds: index of the background, int [N].
+        adjectives: scores of adjectives of every object, [N, W, L].
     """
 
     objects: Tensor
-    places: Tensor
-    looks: Tensor
+    backgrounds: Tensor
+    adjectives: Tensor
 
     def objects_found(self, row: int, scene: Scene) -> list[bool]:
         """Whether each part of a scene is found.
@@ -129,7 +129,7 @@ class ScenePredictions:
             row: of the picture.
             scene: that it should show.
         """
-        return BACKGROUND_WORDS[int(self.places[row])] == scene.background
+        return BACKGROUND_WORDS[int(self.backgrounds[row])] == scene.background
 
     def adjectives_correct(self, row: int, scene: Scene) -> list[bool]:
         """Whether each colour and size in a scene is found of its object; never of an absent one.
@@ -138,16 +138,16 @@ class ScenePredictions:
             row: of the picture.
             scene: that it should show.
         """
-        right = []
+        correct = []
         for placed in scene.objects:
-            there = bool(self.objects[row, WORDS.index(placed.word)])
-            scores = self.looks[row, WORDS.index(placed.word)]
+            found = bool(self.objects[row, WORDS.index(placed.word)])
+            scores = self.adjectives[row, WORDS.index(placed.word)]
             colour, scales = int(scores[: len(COLOURS)].argmax()), scores[len(COLOURS) :]
             if placed.colour:
-                right.append(there and ADJECTIVES[colour] == placed.colour)
+                correct.append(found and ADJECTIVES[colour] == placed.colour)
             if placed.scale:
-                right.append(there and SCALES[int(scales.argmax())] == placed.scale and bool(scales.max() > 0))
-        return right
+                correct.append(found and SCALES[int(scales.argmax())] == placed.scale and bool(scales.max() > 0))
+        return correct
 
 
 @torch.no_grad()
@@ -160,8 +160,8 @@ def classify(classifier: SceneClassifier, pixels: Bytes, batch: int = 50) -> Sce
         batch: pictures at a time.
     """
     parts = [classifier(_tensor(pixels[start : start + batch])) for start in range(0, len(pixels), batch)]
-    there, places, looks = (torch.cat(column) for column in zip(*parts, strict=True))
-    return ScenePredictions(there > 0, places.argmax(1), looks)
+    objects, backgrounds, adjectives = (torch.cat(column) for column in zip(*parts, strict=True))
+    return ScenePredictions(objects > 0, backgrounds.argmax(1), adjectives)
 
 
 def scene_labels(scenes: list[Scene]) -> SceneLabels:
@@ -171,14 +171,16 @@ def scene_labels(scenes: list[Scene]) -> SceneLabels:
         scenes: N of them.
     """
     objects = torch.tensor([[float(word in scene.words) for word in WORDS] for scene in scenes])
-    looks = torch.full((len(scenes), len(WORDS), len(ADJECTIVES)), float(_UNKNOWN))
+    adjectives = torch.full((len(scenes), len(WORDS), len(ADJECTIVES)), float(_UNKNOWN))
     for row, scene in enumerate(scenes):
         for placed in scene.objects:
-            targets = looks[row, WORDS.index(placed.word)]
+            targets = adjectives[row, WORDS.index(placed.word)]
             targets[len(COLOURS) :] = torch.tensor([float(placed.scale == scale) for scale in SCALES])
             if placed.colour:
                 targets[: len(COLOURS)] = torch.tensor([float(placed.colour == colour) for colour in COLOURS])
-    return SceneLabels(objects, torch.tensor([BACKGROUND_WORDS.index(scene.background) for scene in scenes]), looks)
+    return SceneLabels(
+        objects, torch.tensor([BACKGROUND_WORDS.index(scene.background) for scene in scenes]), adjectives
+    )
 
 
 @torch.no_grad()
@@ -197,9 +199,9 @@ def frechet_distance(classifier: SceneClassifier, first: Bytes, second: Bytes) -
         parts = [classifier.features(_tensor(pixels[i : i + 50])).mean((2, 3)) for i in range(0, len(pixels), 50)]
         rows = torch.cat(parts).double().numpy()
         moments.append((rows.mean(0), np.cov(rows, rowvar=False)))
-    (mean, spread), (other_mean, other_spread) = moments
-    mixed = np.real(sqrtm(spread @ other_spread))
-    return float(np.square(mean - other_mean).sum() + np.trace(spread + other_spread - 2 * mixed))
+    (mean, covariance), (other_mean, other_covariance) = moments
+    root = np.real(sqrtm(covariance @ other_covariance))
+    return float(np.square(mean - other_mean).sum() + np.trace(covariance + other_covariance - 2 * root))
 
 
 def _tensor(pixels: Bytes) -> Tensor:

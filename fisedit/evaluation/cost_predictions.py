@@ -31,7 +31,7 @@ Row = dict[str, Any]
 MIN_RATIO = 1.1
 """How many times the other's seconds a dense or a sparse run must take for the choice between them to count."""
 
-_UNBOUND = 1 << 62
+_UNLIMITED_BYTES = 1 << 62
 
 
 def measure_predictions(settings: SpeedSettings, on_step: OnStep | None = None) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def measure_predictions(settings: SpeedSettings, on_step: OnStep | None = None) 
     """
     keep_freed_memory()
     workload, progress = load_workload(settings), on_step or (lambda *_: None)
-    pipeline = EditPipeline(workload.pipe, TrajectoryCache(_UNBOUND), Graphs(None))
+    pipeline = EditPipeline(workload.pipe, TrajectoryCache(_UNLIMITED_BYTES), Graphs(None))
     progress(0, settings.repeats + 1, None)
     table = calibrate(pipeline, CalibrationSettings())
     pipeline.request_source(workload.config)
@@ -108,16 +108,19 @@ class _Runs:
         """Predicted and measured seconds of every run, and of edits whether dense or sparse was chosen right."""
         dense, rows = median(self._seconds["dense", 1.0]), []
         for key, seconds in self._seconds.items():
-            taken, predicted = interval(seconds), self._predicted[key]
-            row: Row = {"run": key[0], "area": key[1], "measured": taken.as_dict(), "predicted": predicted}
+            measured, predicted = interval(seconds), self._predicted[key]
+            row: Row = {"run": key[0], "area": key[1], "measured": measured.as_dict(), "predicted": predicted}
             row["error"] = predicted / median(seconds) - 1
             if key[0] not in ("source", "dense"):
-                row |= {"chosen": self._chosen[key], "right": chosen_right(self._chosen[key], median(seconds), dense)}
+                row |= {
+                    "chosen": self._chosen[key],
+                    "right": is_faster_choice(self._chosen[key], median(seconds), dense),
+                }
             rows.append(row)
         return rows
 
 
-def chosen_right(chosen: str, sparse: float, dense: float) -> bool | None:
+def is_faster_choice(chosen: str, sparse: float, dense: float) -> bool | None:
     """Whether the faster run was chosen; None where they differ by no more than `MIN_RATIO`.
 
     Args:
@@ -137,10 +140,10 @@ def summary(rows: list[Row]) -> Row:
         rows: of a report.
     """
     errors = [abs(row["error"]) for row in rows]
-    judged = [row["right"] for row in rows if row.get("right") is not None]
+    choices = [row["right"] for row in rows if row.get("right") is not None]
     return {
         "runs": len(rows),
         "median error": f"{median(errors):.1%}",
         "largest error": f"{max(errors):.1%}",
-        "chosen right": f"{sum(judged)} of {len(judged)}",
+        "chosen right": f"{sum(choices)} of {len(choices)}",
     }

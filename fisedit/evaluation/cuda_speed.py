@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fisedit.editor import Editor
 from fisedit.evaluation.dense_pipelines import DensePipelines
-from fisedit.evaluation.dense_search import PLAIN
+from fisedit.evaluation.dense_search import DEFAULT_VARIANT
 from fisedit.evaluation.workload import PROMPTS, STEP_DILATION, load_workload, masks_of_areas, square_mask
 from fisedit.sampling.denoise import Engine
 from fisedit.sparse.cuda_graphs import GraphExecutor
@@ -43,7 +43,7 @@ Row = dict[str, Any]
 BACKENDS = ("fast", "triton")
 """Torch's kernels, and Triton's, each in a graph."""
 
-WHOLE_STEPS = (20, 50)
+EDIT_STEPS = (20, 50)
 """Steps of whole edits."""
 
 BATCHES = (1, 4, 16)
@@ -89,9 +89,9 @@ def measure_edit_speed(settings: SpeedSettings, on_step: OnStep | None = None) -
         for i, (name, area, grid) in enumerate(masks, 1):
             report_progress(i)
             rows.append({"mask": name, "asked_area": area, **benchmark.measure_mask(grid, dense)})
-        for i, edits in enumerate(BATCHES, len(masks) + 1):
+        for i, num_edits in enumerate(BATCHES, len(masks) + 1):
             report_progress(i)
-            batches.append(benchmark.measure_batch(edits))
+            batches.append(benchmark.measure_batch(num_edits))
     return {
         "settings": _settings_dict(workload, settings) | {"dense_baseline": f"diffusers, {search.best.name}"},
         "search": search.as_dict(),
@@ -129,13 +129,13 @@ class GraphBenchmark:
         """The fastest dense run and, if asked, plain diffusers: a step, a decode and whole pictures."""
         row = self._measure_dense("dense", self.best)
         row["step_roofline_seconds"] = self._roofline(self.costs.dense_step())
-        return row | (self._measure_dense("plain", PLAIN) if plain else {})
+        return row | (self._measure_dense("plain", DEFAULT_VARIANT) if plain else {})
 
     def _measure_dense(self, name: str, variant: DenseVariant) -> Row:
         step = self.dense.step(variant)
         row: Row = {f"{name}_step_seconds": self.median_seconds(step), f"{name}_kernels": self.count_kernels(step)}
         row[f"{name}_decode_seconds"] = self.median_seconds(self.dense.decode(variant))
-        for steps in WHOLE_STEPS:
+        for steps in EDIT_STEPS:
             run = partial(self.dense.run, variant, steps)
             row[f"{name}_whole_{steps}_seconds"] = self.median_seconds(run, whole=True)
         return row
@@ -160,15 +160,15 @@ class GraphBenchmark:
             row |= {f"{backend}_{name}": value for name, value in measured.items()}
         row["backend"] = best = min(BACKENDS, key=lambda name: float(row[f"{name}_step_seconds"]))
         with ops.use(best):
-            for kind in QUANTISED_DTYPES:
-                measured = self._step(plan, latents, expected, quantised=kind)
-                row |= {f"{kind}_{name}": value for name, value in measured.items()}
-        for steps in WHOLE_STEPS:
+            for quantised_dtype in QUANTISED_DTYPES:
+                measured = self._step(plan, latents, expected, quantised=quantised_dtype)
+                row |= {f"{quantised_dtype}_{name}": value for name, value in measured.items()}
+        for steps in EDIT_STEPS:
             row |= self.measure_edit(grid, steps, best)
         for name in ("dense", "plain"):
             if f"{name}_step_seconds" in dense:
                 row[f"step_ratio_to_{name}"] = dense[f"{name}_step_seconds"] / row[f"{best}_step_seconds"]
-                for whole in (f"whole_{steps}" for steps in WHOLE_STEPS):
+                for whole in (f"whole_{steps}" for steps in EDIT_STEPS):
                     row[f"{whole}_ratio_to_{name}"] = dense[f"{name}_{whole}_seconds"] / row[f"{whole}_seconds"]
         return row
 
@@ -177,9 +177,9 @@ class GraphBenchmark:
         features, executor = {self.middle: self.source.features[self.middle]}, self.engine.executor
         edit = GraphExecutor(executor, quantised=quantised).begin([plan], features, self.text)
         step = partial(edit.step, self.middle, latents, self.times[self.middle])
-        got = step()[:, : plan.rows[0]].float()
+        actual = step()[:, : plan.rows[0]].float()
         return {
-            "error": float((got - expected).norm() / expected.float().norm()),
+            "error": float((actual - expected).norm() / expected.float().norm()),
             "step_seconds": self.median_seconds(step),
             "kernels": self.count_kernels(step),
             "feature_bytes": edit.prefetcher.bytes,
@@ -223,7 +223,7 @@ class GraphBenchmark:
                 seconds = self.median_seconds(partial(edit.step, self.middle, latents, self.times[self.middle]))
             row[f"{backend}_step_seconds"], row[f"{backend}_edit_steps_a_second"] = seconds, edits / seconds
         row["backend"] = best = min(BACKENDS, key=lambda name: float(row[f"{name}_step_seconds"]))
-        for steps in WHOLE_STEPS:
+        for steps in EDIT_STEPS:
             with ops.use(best):
                 seconds = self.median_seconds(partial(self._edit_many, self._editor(best, steps), grids), whole=True)
             row[f"whole_{steps}_seconds"], row[f"whole_{steps}_edits_a_second"] = seconds, edits / seconds
@@ -259,26 +259,26 @@ class GraphBenchmark:
 
         if self.device.type != "cuda":
             return 0
-        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
             call()
             torch.cuda.synchronize()
-        names = (e.name for e in seen.events() if e.device_type.name == "CUDA")
+        names = (e.name for e in profiler.events() if e.device_type.name == "CUDA")
         return sum(not name.startswith(("Memcpy", "Memset")) for name in names)
 
     def _editor(self, backend: str, steps: int) -> Editor:
         """An editor whose current result is a source of so many steps. Graphs belong to one set of kernels."""
         if (backend, steps) not in self.editors:
-            alike = next((e for (name, _), e in self.editors.items() if name == backend), None)
-            editor = alike.beside() if alike else Editor(self.pipe, graphs=True)
-            r = self.config
+            same_backend = next((e for (name, _), e in self.editors.items() if name == backend), None)
+            editor = same_backend.beside() if same_backend else Editor(self.pipe, graphs=True)
+            config = self.config
             self.editors[backend, steps] = editor
             editor.generate(
-                r.prompt,
-                seed=r.seed,
+                config.prompt,
+                seed=config.seed,
                 num_inference_steps=steps,
-                guidance_scale=r.guidance_scale,
-                width=r.width,
-                height=r.height,
+                guidance_scale=config.guidance_scale,
+                width=config.width,
+                height=config.height,
             )
         return self.editors[backend, steps]
 
@@ -316,9 +316,9 @@ def _summary_row(row: Row) -> Row:
         shown["roofline"] = f"{row['step_roofline_seconds'] * 1000:.2f} ms"
     shown["launched"] = str(row[f"{best}_kernels"])
     for name in ("dense", "plain"):
-        for what in ("step", *(f"whole_{steps}" for steps in WHOLE_STEPS)):
-            if f"{what}_ratio_to_{name}" in row:
-                shown[f"{what} over {name}".replace("_", " ")] = f"{row[f'{what}_ratio_to_{name}']:.1f}x"
+        for stage in ("step", *(f"whole_{steps}" for steps in EDIT_STEPS)):
+            if f"{stage}_ratio_to_{name}" in row:
+                shown[f"{stage} over {name}".replace("_", " ")] = f"{row[f'{stage}_ratio_to_{name}']:.1f}x"
     return shown | {"error": f"{row[f'{best}_error']:.1e}"}
 
 
@@ -331,7 +331,7 @@ def _settings_dict(workload: Workload, settings: SpeedSettings) -> dict[str, Any
         "model": settings.model or "SD 1.5 architecture, random weights",
         "pixels": config.width,
         "num_inference_steps": config.num_inference_steps,
-        "whole_steps": WHOLE_STEPS,
+        "whole_steps": EDIT_STEPS,
         "guidance_scale": config.guidance_scale,
         "scheduler": config.scheduler.value,
         "dtype": str(workload.dtype).removeprefix("torch."),

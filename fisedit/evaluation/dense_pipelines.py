@@ -41,26 +41,26 @@ class DensePipelines:
     def __init__(self, pipe: StableDiffusionPipeline, config: GenerationConfig, *, compiled: bool = True) -> None:
         self._pipe, self._config = pipe, config
         self._device: torch.device = pipe.unet.device
-        self._made: dict[DenseVariant, StableDiffusionPipeline] = {}
+        self._pipelines: dict[DenseVariant, StableDiffusionPipeline] = {}
         missing = "" if has_compiler(self._device) else "there is no C++ compiler"
-        self._left_out = missing if compiled else "--no-compiled left it out"
+        self._skip_reason = missing if compiled else "--no-compiled left it out"
 
     @property
     def notes(self) -> list[str]:
         """What a reader of the search must know."""
-        if self._left_out:
-            return [f"torch.compile was not tried: {self._left_out}"]
+        if self._skip_reason:
+            return [f"torch.compile was not tried: {self._skip_reason}"]
         return [f"torch.compile made kernels for {vector_extension()}"] if self._device.type == "cpu" else []
 
     def search(self) -> DenseSearch:
         """Find the fastest variant by a step and a decode, weighted as in a whole run; only its weights are kept."""
-        found = find_fastest(
-            variants(self._device.type, compiled=not self._left_out), self._whole_seconds, self.release
+        result = find_fastest(
+            variants(self._device.type, compiled=not self._skip_reason), self._run_seconds, self.release
         )
-        for variant in list(self._made):
-            if variant not in {found.best, replace(found.best, compiled=False)}:
+        for variant in list(self._pipelines):
+            if variant not in {result.best, replace(result.best, compiled=False)}:
                 self.release(variant)
-        return found
+        return result
 
     def release(self, variant: DenseVariant) -> None:
         """Forget a variant's copy.
@@ -68,7 +68,7 @@ class DensePipelines:
         Args:
             variant: that is not needed any more.
         """
-        self._made.pop(variant, None)
+        self._pipelines.pop(variant, None)
 
     def get(self, variant: DenseVariant) -> StableDiffusionPipeline:
         """The pipeline of a variant.
@@ -76,9 +76,9 @@ class DensePipelines:
         Args:
             variant: whose eager form shares its UNet's weights.
         """
-        if variant not in self._made:
-            self._made[variant] = self._compile(variant) if variant.compiled else self._copy(variant)
-        return self._made[variant]
+        if variant not in self._pipelines:
+            self._pipelines[variant] = self._compile(variant) if variant.compiled else self._copy(variant)
+        return self._pipelines[variant]
 
     def run(self, variant: DenseVariant, steps: int | None = None) -> None:
         """Make the picture, from prompt to image.
@@ -87,14 +87,14 @@ class DensePipelines:
             variant: that makes it.
             steps: denoising steps; None for the config's.
         """
-        c = self._config
+        config = self._config
         self.get(variant)(
-            prompt=c.prompt,
-            width=c.width,
-            height=c.height,
-            num_inference_steps=steps or c.num_inference_steps,
-            guidance_scale=c.guidance_scale,
-            generator=torch.Generator().manual_seed(c.seed),
+            prompt=config.prompt,
+            width=config.width,
+            height=config.height,
+            num_inference_steps=steps or config.num_inference_steps,
+            guidance_scale=config.guidance_scale,
+            generator=torch.Generator().manual_seed(config.seed),
         )
 
     def step(self, variant: DenseVariant) -> Callable[[], object]:
@@ -119,11 +119,11 @@ class DensePipelines:
         vae, latents = self.get(variant).vae, self._latents(DTYPES[variant.dtype])
         return lambda: vae.decode(latents / vae.config.scaling_factor, return_dict=False)
 
-    def _whole_seconds(self, variant: DenseVariant) -> float:
+    def _run_seconds(self, variant: DenseVariant) -> float:
         """Seconds of a whole run, from one step and one decode, after a warm-up the first time."""
-        known = variant in self._made
+        is_cached = variant in self._pipelines
         step, decode = self.step(variant), self.decode(variant)
-        if not known:
+        if not is_cached:
             step()
             decode()
         return self._config.num_inference_steps * measure_seconds(step) + measure_seconds(decode)
@@ -140,15 +140,15 @@ class DensePipelines:
                 parts[name] = deepcopy(parts[name]).to(DTYPES[variant.dtype])
         for name in ("unet", "vae"):
             parts[name].to(memory_format=layout)
-        return self._assembled(parts)
+        return self._assemble(parts)
 
     def _compile(self, variant: DenseVariant) -> StableDiffusionPipeline:
         parts: dict[str, Any] = dict(self.get(replace(variant, compiled=False)).components)
         vae, mode = deepcopy(parts["vae"]), MODES.get(self._device.type, "default")
         vae.decoder = torch.compile(vae.decoder, mode=mode)
-        return self._assembled(parts | {"unet": torch.compile(parts["unet"], mode=mode), "vae": vae})
+        return self._assemble(parts | {"unet": torch.compile(parts["unet"], mode=mode), "vae": vae})
 
-    def _assembled(self, parts: dict[str, Any]) -> StableDiffusionPipeline:
+    def _assemble(self, parts: dict[str, Any]) -> StableDiffusionPipeline:
         scheduler = DDIMScheduler.from_config(self._pipe.scheduler.config)
         pipe = StableDiffusionPipeline(**parts | {"scheduler": scheduler}, requires_safety_checker=False)
         pipe.set_progress_bar_config(disable=True)

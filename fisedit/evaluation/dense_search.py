@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-TOO_SLOW = 1.5
+MAX_SLOWDOWN = 1.5
 """A variant that takes this many times as long as the fastest so far is not timed again."""
 
-COMPILED_WITHIN = 1.25
+MAX_COMPILE_SLOWDOWN = 1.25
 """A variant is compiled, in minutes, if its eager form takes at most this many times the fastest one's time."""
 
-TURNS = 3
+NUM_ROUNDS = 3
 """How often the variants that are left take turns after their first timing."""
 
 
@@ -41,7 +41,7 @@ class DenseVariant:
         return f"{self.dtype}, {layout}, {'torch.compile' if self.compiled else 'eager'}"
 
 
-PLAIN = DenseVariant("fp32", channels_last=False, compiled=False)
+DEFAULT_VARIANT = DenseVariant("fp32", channels_last=False, compiled=False)
 """diffusers as it comes."""
 
 
@@ -106,16 +106,16 @@ def find_fastest(
         except RuntimeError as error:
             left_out[variant] = f"it cannot run here: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
             release(variant)
-        for slow, factor in _too_slow(seconds, left_out).items():
-            left_out[slow] = f"{factor:.1f} times as long as the fastest"
-            release(slow)
-    kept = [variant for variant in seconds if variant not in left_out]
-    if not kept:
+        for slow_variant, factor in _too_slow(seconds, left_out).items():
+            left_out[slow_variant] = f"{factor:.1f} times as long as the fastest"
+            release(slow_variant)
+    remaining = [variant for variant in seconds if variant not in left_out]
+    if not remaining:
         raise RuntimeError(f"no dense run works here: {'; '.join(left_out.values())}")
-    for _ in range(TURNS):
-        for variant in kept:
+    for _ in range(NUM_ROUNDS):
+        for variant in remaining:
             seconds[variant].append(measure(variant))
-    best = min(kept, key=lambda variant: median(seconds[variant]))
+    best = min(remaining, key=lambda variant: median(seconds[variant]))
     return DenseSearch(best, seconds, left_out)
 
 
@@ -124,15 +124,15 @@ def _not_compiled(variant: DenseVariant, seconds: dict[DenseVariant, list[float]
     if not variant.compiled:
         return ""
     eager = {other: times[0] for other, times in seconds.items() if not other.compiled}
-    own = eager.get(replace(variant, compiled=False))
-    if own is None:
+    eager_seconds = eager.get(replace(variant, compiled=False))
+    if eager_seconds is None:
         return "its eager form cannot run here"
-    factor = own / min(eager.values())
-    return f"its eager form takes {factor:.1f} times as long as the fastest" if factor > COMPILED_WITHIN else ""
+    factor = eager_seconds / min(eager.values())
+    return f"its eager form takes {factor:.1f} times as long as the fastest" if factor > MAX_COMPILE_SLOWDOWN else ""
 
 
 def _too_slow(seconds: dict[DenseVariant, list[float]], left_out: dict[DenseVariant, str]) -> dict[DenseVariant, float]:
     """Variant -> how many times as long as the fastest it takes, of those that take too long and are still in."""
     fastest = min((times[0] for times in seconds.values()), default=0.0)
     factors = {variant: times[0] / fastest for variant, times in seconds.items() if variant not in left_out}
-    return {variant: factor for variant, factor in factors.items() if factor > TOO_SLOW}
+    return {variant: factor for variant, factor in factors.items() if factor > MAX_SLOWDOWN}

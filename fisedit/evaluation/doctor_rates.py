@@ -22,30 +22,33 @@ from fisedit.models.loader import load
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
-SLOWED, SIZE, ROUND = 0.3, 128, 1.0
+SLOWDOWN, SIZE, ROUND_SECONDS = 0.3, 128, 1.0
 """Share by which a layer is slowed, side of the picture in pixels, seconds of a round."""
 
 
 def main() -> None:
     """Measure and print."""
     runs, pipe = int(sys.argv[1]) if len(sys.argv) > 1 else 20, load("demo")
-    before = layer_seconds(pipe, SIZE, 3 * ROUND)
-    long = sorted(name for name, seconds in before.items() if seconds > SHORTEST)
-    rng, false, found = np.random.default_rng(0), 0, 0
+    baseline = layer_seconds(pipe, SIZE, 3 * ROUND_SECONDS)
+    candidates = sorted(name for name, seconds in baseline.items() if seconds > SHORTEST)
+    rng, false_alarms, detected = np.random.default_rng(0), 0, 0
     for _ in range(runs):
-        false += bool(slow_layers(pipe, before, SIZE, ROUND))
-        name = long[rng.integers(len(long))]
-        with slowed(pipe, name, SLOWED * before[name]):
-            named = {delay.layer for delay in slow_layers(pipe, before, SIZE, ROUND)}
-        found += name in named
-        false += bool(named - {name})
-    print({**describe(str(pipe.unet.dtype)), "layers": len(long)})
-    line = f"a layer slowed by {SLOWED:.0%} is named in {found} of {runs} runs, a healthy one in {false} of {2 * runs}"
+        false_alarms += bool(slow_layers(pipe, baseline, SIZE, ROUND_SECONDS))
+        name = candidates[rng.integers(len(candidates))]
+        with slow_down(pipe, name, SLOWDOWN * baseline[name]):
+            reported = {delay.layer for delay in slow_layers(pipe, baseline, SIZE, ROUND_SECONDS)}
+        detected += name in reported
+        false_alarms += bool(reported - {name})
+    print({**describe(str(pipe.unet.dtype)), "layers": len(candidates)})
+    line = (
+        f"a layer slowed by {SLOWDOWN:.0%} is named in {detected} of {runs} runs, "
+        f"a healthy one in {false_alarms} of {2 * runs}"
+    )
     print(line)
 
 
 @contextmanager
-def slowed(pipe: StableDiffusionPipeline, name: str, seconds: float) -> Iterator[None]:
+def slow_down(pipe: StableDiffusionPipeline, name: str, seconds: float) -> Iterator[None]:
     """Let a layer of the UNet take longer.
 
     Args:
@@ -55,8 +58,8 @@ def slowed(pipe: StableDiffusionPipeline, name: str, seconds: float) -> Iterator
     """
 
     def wait(_: nn.Module, __: Any, ___: Any) -> None:
-        until = perf_counter() + seconds
-        while perf_counter() < until:
+        deadline = perf_counter() + seconds
+        while perf_counter() < deadline:
             pass
 
     handle = pipe.unet.get_submodule(name).register_forward_hook(wait)

@@ -27,17 +27,17 @@ def main() -> None:
     """Rewrite the documents that the command line names."""
     for name in sys.argv[1:]:
         path = Path(name)
-        write_text(filled(path.read_text(encoding="utf-8")), path)
+        write_text(fill_tables(path.read_text(encoding="utf-8")), path)
 
 
-def filled(text: str, root: Path = ROOT) -> str:
+def fill_tables(text: str, root: Path = ROOT) -> str:
     """A document with its tables as the reports are now.
 
     Args:
         text: of the document.
         root: that paths of reports begin at.
     """
-    return _TABLE.sub(lambda match: f"{match[1]}{_rendered(root / match[2], match[3])}{match[4]}", text)
+    return _TABLE.sub(lambda match: f"{match[1]}{_render_table(root / match[2], match[3])}{match[4]}", text)
 
 
 def reports(text: str) -> list[str]:
@@ -49,11 +49,11 @@ def reports(text: str) -> list[str]:
     return [match[2] for match in _TABLE.finditer(text)]
 
 
-def _rendered(path: Path, key: str) -> str:
+def _render_table(path: Path, key: str) -> str:
     if not path.is_file():
         return MISSING
     report = json.loads(path.read_text(encoding="utf-8"))
-    return f"{markdown(report[key])}\n{_measured(report['environment'])}\n"
+    return f"{markdown(report[key])}\n{_measurement_line(report['environment'])}\n"
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
@@ -66,13 +66,13 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _measured(environment: dict[str, Any]) -> str:
+def _measurement_line(environment: dict[str, Any]) -> str:
     """Where, when and by what a report was measured, in one line."""
     e = environment
     features = f" ({', '.join(e['cpu_features'])})" if e["cpu_features"] else ""
-    place = e["gpu"] or f"{e['cpu']}{features}, {e['threads']} of {e['cores']} cores"
-    changed = "" if e["clean"] else " with changes that are not committed"
-    return f"`{e['command']}`, {e['date'][:10]}, commit `{e['commit'][:7]}`{changed}, {place}, {e['dtype']}."
+    machine = e["gpu"] or f"{e['cpu']}{features}, {e['threads']} of {e['cores']} cores"
+    uncommitted = "" if e["clean"] else " with changes that are not committed"
+    return f"`{e['command']}`, {e['date'][:10]}, commit `{e['commit'][:7]}`{uncommitted}, {machine}, {e['dtype']}."
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def git(*arguments: str) -> str | None:
         arguments: of git.
     """
     try:
-        done = subprocess.run(  # noqa: S603 (constant arguments)
+        process = subprocess.run(  # noqa: S603 (constant arguments)
             ["git", "-C", ROOT, *arguments],  # noqa: S607 (the git that is on the path)
             capture_output=True,
             text=True,
@@ -80,4 +80,4 @@ def git(*arguments: str) -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return process.stdout.strip()

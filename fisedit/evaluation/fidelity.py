@@ -16,9 +16,9 @@ import torch
 
 from fisedit.editor import Editor
 from fisedit.evaluation.dense_pipelines import DensePipelines
-from fisedit.evaluation.dense_search import PLAIN
+from fisedit.evaluation.dense_search import DEFAULT_VARIANT
 from fisedit.evaluation.quality import metrics
-from fisedit.evaluation.quality.edit_case import EditCase, trajectory_of
+from fisedit.evaluation.quality.edit_case import EditCase, get_trajectory
 from fisedit.evaluation.quality.scene_edits import BenchmarkEdit
 from fisedit.evaluation.schedules import SCHEDULES, SHIPPED
 from fisedit.evaluation.timing import interval, interval_text, measure_seconds, ratio
@@ -99,11 +99,11 @@ class _Samples:
             changed: the new prompt.
             config: of the source.
         """
-        for name, variant in (("dense", best), ("plain", PLAIN)):
+        for name, variant in (("dense", best), ("plain", DEFAULT_VARIANT)):
             self.seconds[name].append(measure_seconds(partial(dense.run, variant)))
         self.seconds["source"].append(measure_seconds(lambda: _generate(editor, config)))
         source, grid = editor.current, attended_square(editor, changed)
-        case = EditCase(editor, BenchmarkEdit("swap", config.prompt, changed), source, trajectory_of(editor, source))
+        case = EditCase(editor, BenchmarkEdit("swap", config.prompt, changed), source, get_trajectory(editor, source))
         reference, inside = case.blended(grid), metrics.cells_to_pixels(grid)
         for name, schedule in SCHEDULES.items():
             editor.checkout(source.id)
@@ -116,7 +116,7 @@ class _Samples:
 
 def _warm_up(editor: Editor, dense: DensePipelines, best: DenseVariant, changed: str, config: GenerationConfig) -> None:
     """Run everything once that is timed: kernels are made, and memory is the process's."""
-    for variant in (best, PLAIN):
+    for variant in (best, DEFAULT_VARIANT):
         dense.run(variant)
     source = _generate(editor, config)
     for schedule in SHIPPED.values():
@@ -161,7 +161,10 @@ def swaps(count: int) -> list[tuple[str, str]]:
     triples = permutations(OBJECTS, 3)
     step = len(OBJECTS) * (len(OBJECTS) - 1) * (len(OBJECTS) - 2) // count
     chosen = zip(islice(triples, 0, None, max(1, step)), cycle(BACKGROUND_PHRASES), strict=False)
-    pairs = [(f"a {old} and a {kept} {where}", f"a {new} and a {kept} {where}") for (old, kept, new), where in chosen]
+    pairs = [
+        (f"a {old} and a {other} {background}", f"a {new} and a {other} {background}")
+        for (old, other, new), background in chosen
+    ]
     return pairs[:count]
 
 

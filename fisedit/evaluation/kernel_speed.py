@@ -22,8 +22,8 @@ from fisedit.sparse_kernels.row_plan import KernelMap, make_row_plan
 LEVELS = ((64, 320), (32, 640), (16, 1280), (8, 1280))
 """(side of the map, channels) of SD 1.5 at 512 pixels."""
 
-EDGES = (0.12, 0.25, 0.4, 0.55, 0.75, 1.0)
-KEPT = (1.0, 0.8, 0.6)
+EDGE_RATIOS = (0.12, 0.25, 0.4, 0.55, 0.75, 1.0)
+DENSITIES = (1.0, 0.8, 0.6)
 """Shares of the side that a square mask takes, and of its cells that stay in it: 1 is a compact blob."""
 
 
@@ -33,16 +33,16 @@ def main() -> None:
     print(f"{dtype}, {torch.get_num_threads()} threads, two guidance branches")
     print("side  channels  rows  waste  crop/gather")
     for side, channels in LEVELS:
-        for edge in EDGES:
-            for kept in KEPT:
-                kernel_map = _kernel_map(side, max(1, round(edge * side)), kept)
+        for edge in EDGE_RATIOS:
+            for density in DENSITIES:
+                kernel_map = _kernel_map(side, max(1, round(edge * side)), density)
                 ratio = _ratio(kernel_map, channels, dtype)
                 print(f"{side:4}  {channels:8}  {kernel_map.rows_out:4}  {kernel_map.waste:5.2f}  {ratio:11.2f}")
 
 
-def _kernel_map(side: int, edge: int, kept: float) -> KernelMap:
+def _kernel_map(side: int, edge: int, density: float) -> KernelMap:
     grid, start = np.zeros((side, side), bool), (side - edge) // 2
-    inside = np.random.default_rng(0).random((edge, edge)) < kept
+    inside = np.random.default_rng(0).random((edge, edge)) < density
     inside[0, 0] = inside[-1, -1] = True
     grid[start : start + edge, start : start + edge] = inside
     return make_row_plan(grid, 1).levels[0].same

@@ -20,7 +20,7 @@ from torch import Tensor
 from fisedit.diagnosis.profile import profiled
 from fisedit.editor import Editor
 from fisedit.evaluation.dense_pipelines import DensePipelines
-from fisedit.evaluation.dense_search import PLAIN
+from fisedit.evaluation.dense_search import DEFAULT_VARIANT
 from fisedit.evaluation.schedules import SHIPPED
 from fisedit.evaluation.timing import Calls, interval, interval_text, ratio, seconds_by_round
 from fisedit.evaluation.workload import PROMPTS, STEP_DILATION, load_workload, masks_of_areas
@@ -67,9 +67,9 @@ def measure_edit_speed(settings: SpeedSettings, on_step: OnStep | None = None) -
         calls = benchmark.dense_calls(plain=settings.baseline)
         rows: list[Row] = []
         for name, area, grid in masks:
-            added, of_mask = benchmark.mask_calls(f"{name} {area:.0%}", grid, default_only=name != "square")
-            calls |= added
-            rows += [{"mask": name, "asked_area": area} | row for row in of_mask]
+            mask_calls, mask_rows = benchmark.mask_calls(f"{name} {area:.0%}", grid, default_only=name != "square")
+            calls |= mask_calls
+            rows += [{"mask": name, "asked_area": area} | row for row in mask_rows]
         samples = seconds_by_round(calls, settings.repeats, benchmark.warm_up, lambda: benchmark.begin_round(progress))
         samples |= plain_runs(samples, settings.num_inference_steps)
         rows = [row | benchmark.edit_stats[row["call"]] | ratios(row, samples) for row in rows]
@@ -129,7 +129,7 @@ class _EditBenchmark:
     def dense_calls(self, *, plain: bool) -> Calls:
         """A step, a decode and the whole of the fastest dense run, of plain diffusers if asked, and of our source."""
         calls: Calls = {}
-        for name, variant in {"dense": self.best, **({"plain": PLAIN} if plain else {})}.items():
+        for name, variant in {"dense": self.best, **({"plain": DEFAULT_VARIANT} if plain else {})}.items():
             calls[f"{name} step"], calls[f"{name} decode"] = self.dense.step(variant), self.dense.decode(variant)
         calls["dense"], self.warm_up["dense"] = (partial(self.dense.run, self.best, steps) for steps in (None, 1))
         self.dense_row["step_macs_counted_by_torch"] = _count_macs(
@@ -149,14 +149,14 @@ class _EditBenchmark:
             The calls, and a row for every schedule.
         """
         step = self._sparse_step(grid)
-        counted = _count_macs(step)
-        decoded = partial(decode_sparse, self.pipe.vae, self.random_latents, grid, self.decoder, self.picture)
-        calls: Calls = {f"{name} step": step, f"{name} decode": decoded}
-        shared = {
+        counted_macs = _count_macs(step)
+        decode_call = partial(decode_sparse, self.pipe.vae, self.random_latents, grid, self.decoder, self.picture)
+        calls: Calls = {f"{name} step": step, f"{name} decode": decode_call}
+        common = {
             "area": float(grid.mean()),
             "step_macs": self.costs.sparse_step(grid, STEP_DILATION),
             "step_macs_ratio": self.costs.dense_step() / self.costs.sparse_step(grid, STEP_DILATION),
-            "step_macs_counted_by_torch": counted,
+            "step_macs_counted_by_torch": counted_macs,
             "step_call": f"{name} step",
             "decode_call": f"{name} decode",
         }
@@ -166,7 +166,7 @@ class _EditBenchmark:
                 continue
             call = f"{name} edit: {schedule}"
             calls[call] = partial(self._edit, call, grid, None if default else growth)
-            rows.append(shared | {"schedule": schedule, "default": default, "call": call})
+            rows.append(common | {"schedule": schedule, "default": default, "call": call})
         return calls, rows
 
     def profile(self, masks: Sequence[tuple[str, float, BoolGrid]]) -> list[Row]:
@@ -184,9 +184,9 @@ class _EditBenchmark:
     def _schedules(self, grid: BoolGrid) -> dict[str, tuple[tuple[int, ...], bool]]:
         """Name -> dilations, and whether the planner takes them by default over this mask."""
         default = self.costs.cheapest_dilations(grid)
-        named = {name: make(self.config.num_inference_steps) for name, make in SHIPPED.items()}
-        named |= {} if default in named.values() else {"default": default}
-        return {name: (dilation, dilation == default) for name, dilation in named.items()}
+        dilations = {name: schedule(self.config.num_inference_steps) for name, schedule in SHIPPED.items()}
+        dilations |= {} if default in dilations.values() else {"default": default}
+        return {name: (dilation, dilation == default) for name, dilation in dilations.items()}
 
     def _edit(self, call: str, grid: BoolGrid, growth: Sequence[int] | None) -> None:
         """A whole edit of the source, deleted from the history at once."""
@@ -201,14 +201,14 @@ class _EditBenchmark:
         }
 
     def _generate(self) -> None:
-        r = self.config
+        config = self.config
         source = self.editor.generate(
-            r.prompt,
-            seed=r.seed,
-            guidance_scale=r.guidance_scale,
-            width=r.width,
-            height=r.height,
-            num_inference_steps=r.num_inference_steps,
+            config.prompt,
+            seed=config.seed,
+            guidance_scale=config.guidance_scale,
+            width=config.width,
+            height=config.height,
+            num_inference_steps=config.num_inference_steps,
         )
         self.dense_row["recorded_bytes"] = source.stats.recorded_bytes
 
@@ -242,18 +242,18 @@ def ratios(row: Row, samples: Samples) -> Row:
         row: names its calls.
         samples: seconds of every call by round.
     """
-    found: Row = {}
-    for what, call, dense in (
+    result: Row = {}
+    for stage, call, dense in (
         ("step", row["step_call"], "dense step"),
         ("decode", row["decode_call"], "dense decode"),
         ("whole", row["call"], "dense"),
     ):
-        found[f"{what}_seconds"] = interval(samples[call]).as_dict()
-        found[f"{what}_ratio"] = ratio(samples[dense], samples[call]).as_dict()
+        result[f"{stage}_seconds"] = interval(samples[call]).as_dict()
+        result[f"{stage}_ratio"] = ratio(samples[dense], samples[call]).as_dict()
         plain = dense.replace("dense", "plain")
         if plain in samples:
-            found[f"{what}_ratio_to_plain"] = ratio(samples[plain], samples[call]).as_dict()
-    return found
+            result[f"{stage}_ratio_to_plain"] = ratio(samples[plain], samples[call]).as_dict()
+    return result
 
 
 def dense_metrics(samples: Samples) -> Row:
@@ -278,7 +278,7 @@ def dense_summary(metrics: Row, best: str) -> list[Row]:
         metrics: of `dense_metrics`.
         best: name of the fastest variant.
     """
-    runs = [(f"fastest dense: {best}", "dense"), (f"plain diffusers: {PLAIN.name}", "plain")]
+    runs = [(f"fastest dense: {best}", "dense"), (f"plain diffusers: {DEFAULT_VARIANT.name}", "plain")]
     rows = [
         {
             "run": name,

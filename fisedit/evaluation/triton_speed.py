@@ -59,7 +59,7 @@ def cases(rows: int, side: int, channels: int, dtype: torch.dtype = torch.float1
     def random(*shape: int) -> Tensor:
         return torch.randn(shape).to(dtype)
 
-    def each(name: str, *arguments: object) -> tuple[Call, Call]:
+    def both_backends(name: str, *arguments: object) -> tuple[Call, Call]:
         def call(kernels: object) -> Call:
             def run() -> Tensor:
                 out = getattr(kernels, name)(*arguments)
@@ -77,8 +77,10 @@ def cases(rows: int, side: int, channels: int, dtype: torch.dtype = torch.float1
     taps = torch.randint(0, rows + halo.shape[1] + 1, (ITEMS, rows, 9), dtype=torch.int32)
     norm, packed = torch.randn(ITEMS, 2, channels), random(ITEMS, rows, 3 * channels)
     recorded, text = random(ITEMS, side * side, channels), random(ITEMS, 77, channels)
-    (numbers, scales), (floats, worth) = (quantise(recorded, 8, kind) for kind in QUANTISED_DTYPES.values())
-    five = random(channels, 5 * channels) * channels**-0.5
+    (int8_values, int8_scales), (fp8_values, fp8_scales) = (
+        quantise(recorded, 8, kind) for kind in QUANTISED_DTYPES.values()
+    )
+    wide_input = random(channels, 5 * channels) * channels**-0.5
     placement = RowPlacement.empty(ITEMS, rows, side * side, x.device)
     placement.positions[:] = torch.arange(rows)
     placement.active_mask[:, :rows] = True
@@ -86,18 +88,26 @@ def cases(rows: int, side: int, channels: int, dtype: torch.dtype = torch.float1
     width = side * side * channels // 32  # elements of a group
     statistics = torch.tensor([0.0, 2.0 * width], dtype=torch.float64).expand(1, 32, 2)
     return {
-        "group_norm_affine": each(
+        "group_norm_affine": both_backends(
             "group_norm_affine", x, packed[..., :channels], statistics, placement.num_rows, width, gamma, gamma, 1e-5
         ),
-        "norm_conv3x3": each("norm_conv3x3", x, halo, taps, weight, gamma, norm, ConvEpilogue(random(1, channels), x)),
-        "norm_linear": each("norm_linear", x, wide[: 3 * channels], None, None, layer),
-        "norm_geglu": each("norm_geglu", x, wide, random(8 * channels), layer),
-        "attention": each("attention", *packed.chunk(3, -1), recorded, recorded, placement, 8),
-        "over int8": each("attention", *packed.chunk(3, -1), numbers, numbers, placement, 8, (scales, scales)),
-        "over fp8": each("attention", *packed.chunk(3, -1), floats, floats, placement, 8, (worth, worth)),
-        "cross_attention": each("cross_attention", x, layer, square, text, text, 8),
-        "two to linear": each("norm_linear", (random(ITEMS, rows, 4 * channels), x), five, gamma, None, None, x),
-        "linear": each("norm_linear", x, square, gamma, None, None, x),
+        "norm_conv3x3": both_backends(
+            "norm_conv3x3", x, halo, taps, weight, gamma, norm, ConvEpilogue(random(1, channels), x)
+        ),
+        "norm_linear": both_backends("norm_linear", x, wide[: 3 * channels], None, None, layer),
+        "norm_geglu": both_backends("norm_geglu", x, wide, random(8 * channels), layer),
+        "attention": both_backends("attention", *packed.chunk(3, -1), recorded, recorded, placement, 8),
+        "over int8": both_backends(
+            "attention", *packed.chunk(3, -1), int8_values, int8_values, placement, 8, (int8_scales, int8_scales)
+        ),
+        "over fp8": both_backends(
+            "attention", *packed.chunk(3, -1), fp8_values, fp8_values, placement, 8, (fp8_scales, fp8_scales)
+        ),
+        "cross_attention": both_backends("cross_attention", x, layer, square, text, text, 8),
+        "two to linear": both_backends(
+            "norm_linear", (random(ITEMS, rows, 4 * channels), x), wide_input, gamma, None, None, x
+        ),
+        "linear": both_backends("norm_linear", x, square, gamma, None, None, x),
     }
 
 
@@ -109,8 +119,8 @@ def ratio(by_torch: Call, by_triton: Call, device: torch.device) -> str:
         by_triton: the kernel.
         device: whose events are read.
     """
-    expected, got = by_torch().float(), by_triton().float()
-    error = float((got - expected).norm() / expected.norm())
+    expected, actual = by_torch().float(), by_triton().float()
+    error = float((actual - expected).norm() / expected.norm())
     if not error <= TOLERANCE:
         return f"wrong by {error:.1e}"
     return f"{seconds(by_triton, device) / seconds(by_torch, device):.2f}"

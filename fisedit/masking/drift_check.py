@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
     Heatmap = NDArray[np.float32]
 
-CHECK_AT = 0.2
+CHECK_FRACTION = 0.2
 """Share of the steps after which an edit is checked, once."""
 
-SPACING = 6
+SAMPLE_SPACING = 6
 """Cells between two samples outside the mask."""
 
-REACH = 2
+MARGIN = 2
 """Cells around a mask in which a change belongs to the mask."""
 
-MAX_DRIFT = 0.6
+MAX_DRIFT_RATIO = 0.6
 """Change around a mask, outside objects that stay, from which the mask is too small, in units of the change inside.
 
 Of 74 swaps and removals in drawn scenes three drift more with the true mask, two with our own, and 54 with half of the
 true one; were objects that stay not left out, 6, 9 and 56."""
 
-GLOBAL_CHANGE = 0.6
+GLOBAL_CHANGE_RATIO = 0.6
 """Median difference of the samples, in units of the mean inside the mask, from which the whole picture changes.
 
 In those 74 edits it is .57 at most, with the true mask and with our own; in 45 of 50 changes of the background, run
@@ -49,12 +49,12 @@ class DriftDetected(Exception):
     Args:
         grid: booleans [h, w], a mask that would do.
         step: index of the step at which the drift was found.
-        everywhere: whether the whole picture changes, so that no mask would do.
+        is_global: whether the whole picture changes, so that no mask would do.
     """
 
-    def __init__(self, grid: BoolGrid, step: int, *, everywhere: bool) -> None:
+    def __init__(self, grid: BoolGrid, step: int, *, is_global: bool) -> None:
         super().__init__(f"the edit changed the picture outside its mask at step {step}")
-        self.grid, self.step, self.everywhere = grid, step, everywhere
+        self.grid, self.step, self.is_global = grid, step, is_global
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,7 @@ class DriftCheck:
         mask: booleans [h, w], the mask to check.
         cells: booleans [h, w], cells outside the mask to compute as well.
         step: index of the step at which they are computed.
-        taken: booleans [h, w], cells that the mask may not grow into.
+        excluded: booleans [h, w], cells that the mask may not grow into.
         passed: the check passed in an earlier run of the same edit: the same cells are computed, so that roundings
             are the same, and nothing is compared.
     """
@@ -73,7 +73,7 @@ class DriftCheck:
     mask: BoolGrid
     cells: BoolGrid
     step: int
-    taken: BoolGrid
+    excluded: BoolGrid
     passed: bool = False
 
     def compare(self, difference: Heatmap) -> None:
@@ -88,14 +88,14 @@ class DriftCheck:
         """
         if self.passed:
             return
-        inside, reach = difference[self.mask], dilate(self.mask, REACH)
-        around, samples = reach & ~self.mask & ~self.taken, self.cells & ~reach
-        changed = around & (difference >= inside.mean())
+        inside, margin = difference[self.mask], dilate(self.mask, MARGIN)
+        surrounding, samples = margin & ~self.mask & ~self.excluded, self.cells & ~margin
+        changed = surrounding & (difference >= inside.mean())
         median = float(np.median(difference[samples])) if samples.any() else 0.0
-        everywhere = median > GLOBAL_CHANGE * float(inside.mean())
-        if everywhere or float(difference[changed].sum()) > MAX_DRIFT * float(inside.sum()):
-            grid = self.mask | (dilate(changed, 1) & (self.mask | around))
-            raise DriftDetected(grid, self.step, everywhere=everywhere)
+        is_global = median > GLOBAL_CHANGE_RATIO * float(inside.mean())
+        if is_global or float(difference[changed].sum()) > MAX_DRIFT_RATIO * float(inside.sum()):
+            grid = self.mask | (dilate(changed, 1) & (self.mask | surrounding))
+            raise DriftDetected(grid, self.step, is_global=is_global)
 
 
 def plan_check(mask: EditMask, steps: int, start: int = 0, *, passed: bool = False) -> DriftCheck:
@@ -107,12 +107,12 @@ def plan_check(mask: EditMask, steps: int, start: int = 0, *, passed: bool = Fal
         start: index of the first of them.
         passed: as in `DriftCheck`.
     """
-    cells = dilate(mask.grid, REACH)
-    cells[SPACING // 2 :: SPACING, SPACING // 2 :: SPACING] = True
-    taken = np.zeros_like(cells) if mask.others is None else dilate(mask.others, REACH)
-    return DriftCheck(mask.grid, cells & ~mask.grid, start + check_step(steps), taken, passed)
+    cells = dilate(mask.grid, MARGIN)
+    cells[SAMPLE_SPACING // 2 :: SAMPLE_SPACING, SAMPLE_SPACING // 2 :: SAMPLE_SPACING] = True
+    excluded = np.zeros_like(cells) if mask.other_objects is None else dilate(mask.other_objects, MARGIN)
+    return DriftCheck(mask.grid, cells & ~mask.grid, start + check_step(steps), excluded, passed)
 
 
 def check_step(steps: int) -> int:
     """Index, among `steps` steps, of the one at which an edit is checked."""
-    return max(1, round(CHECK_AT * steps))
+    return max(1, round(CHECK_FRACTION * steps))

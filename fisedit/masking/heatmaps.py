@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Method:
+class HeatmapMethod:
     """One way to read recorded attention.
 
     Args:
@@ -43,10 +43,10 @@ class Method:
 
 
 METHODS = {
-    "cross": Method(union=False, rounds=0),
-    "cross-self": Method(union=False),
-    "new-words": Method(union=True),
-    "two-way": Method(union=True, two_way=True),
+    "cross": HeatmapMethod(union=False, rounds=0),
+    "cross-self": HeatmapMethod(union=False),
+    "new-words": HeatmapMethod(union=True),
+    "two-way": HeatmapMethod(union=True, two_way=True),
 }
 """Cross-attention alone; refined; with the new words' keys on the recorded queries; and all that with parameter-free
 two-way attention as in CALIP (arXiv 2209.14169)."""
@@ -164,9 +164,12 @@ def predict(
         return EditMask(np.zeros(old_maps.shape[1:], bool), MaskSource.NOWHERE)
     if script.kind is EditKind.GLOBAL:
         return EditMask(np.ones(old_maps.shape[1:], bool), MaskSource.EVERYWHERE)
-    how = METHODS[method]
-    seeds = [_hunk_map(hunk, old_maps, new_maps, union=how.union) for hunk in localized_hunks(script)]
-    heatmaps = [rescale(refine(seed, affinity, affinity_grid, how.rounds)) if how.rounds else seed for seed in seeds]
+    options = METHODS[method]
+    raw_maps = [_hunk_map(hunk, old_maps, new_maps, union=options.union) for hunk in localized_hunks(script)]
+    heatmaps = [
+        rescale(refine(raw_map, affinity, affinity_grid, options.rounds)) if options.rounds else raw_map
+        for raw_map in raw_maps
+    ]
     return _mask_of(heatmaps, dilation)
 
 

@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 
     Heatmap = NDArray[np.float32]
 
-THINGS = DEFAULT = "things"
+OBJECT_MASKS = DEFAULT_METHOD = "things"
 """The method of `object_masks`, which `fisedit bench masks` compares with the others."""
 
 LATENTS = "latents"
 """FISEdit's difference of latents (arXiv 2305.17423); it needs dense steps."""
 
-METHODS = (THINGS, *heatmaps.METHODS, LATENTS)
+METHODS = (OBJECT_MASKS, *heatmaps.METHODS, LATENTS)
 
 
 @dataclass(frozen=True)
-class Search:
+class MaskOptions:
     """How a mask is predicted.
 
     Args:
@@ -58,7 +58,7 @@ class Search:
 
     words: Collection[str] = ()
     instance: int | None = None
-    method: str = DEFAULT
+    method: str = DEFAULT_METHOD
     probe_steps: int | None = None
 
     def __post_init__(self) -> None:
@@ -77,18 +77,18 @@ class Search:
             raise InputError(f"instance must be a whole number from 0, counted from the left, got {self.instance!r}")
 
 
-def num_probes(script: EditScript, search: Search) -> int:
+def num_probes(script: EditScript, options: MaskOptions) -> int:
     """Number of dense evaluations that `predict_mask` spends; "things" runs the conditional branch of the last alone.
 
     Args:
         script: the edit.
-        search: how the mask is predicted.
+        options: how the mask is predicted.
     """
-    if search.method == LATENTS:
-        return search.probe_steps or 0
-    if search.method != THINGS or not _inserts_object(script):
+    if options.method == LATENTS:
+        return options.probe_steps or 0
+    if options.method != OBJECT_MASKS or not _inserts_object(script):
         return 0
-    return 1 if search.probe_steps is None else search.probe_steps
+    return 1 if options.probe_steps is None else options.probe_steps
 
 
 def _inserts_object(script: EditScript) -> bool:
@@ -111,10 +111,10 @@ def restrict_to_words(script: EditScript, words: Collection[str], engine: Engine
         old, new = (split(prompt, engine.pipe.tokenizer) for prompt in (script.source_prompt, script.prompt))
     hunks = []
     for word in dict.fromkeys(words):
-        found = [tuple(w for w in side if w.tokens and _same_text(w, word)) for side in (old, new)]
-        if not any(found):
+        focus = [tuple(w for w in side if w.tokens and _same_text(w, word)) for side in (old, new)]
+        if not any(focus):
             raise InputError(f"words must be words of the old or the new prompt, got {word!r}")
-        hunks.append(Hunk(EditKind.MIXED, (), (), *found))
+        hunks.append(Hunk(EditKind.MIXED, (), (), *focus))
     kind = EditKind.MIXED if script.kind is EditKind.GLOBAL else script.kind
     return replace(script, kind=kind, hunks=tuple(hunks))
 
@@ -126,8 +126,10 @@ def describe_source(script: EditScript) -> EditScript:
     """
     hunks = script.hunks
     if any(hunk.kind is EditKind.GLOBAL for hunk in hunks) or not any(hunk.focus_new for hunk in hunks):
-        why = f"{script.reason}, and nobody said what the picture shows; open it with a prompt, or give words or a mask"
-        return replace(script, kind=EditKind.GLOBAL, reason=why)
+        reason = (
+            f"{script.reason}, and nobody said what the picture shows; open it with a prompt, or give words or a mask"
+        )
+        return replace(script, kind=EditKind.GLOBAL, reason=reason)
     return replace(script, kind=EditKind.INSERT, reason="")
 
 
@@ -135,9 +137,9 @@ def shared_tokens(script: EditScript, engine: Engine) -> tuple[tuple[int, int], 
     """Token positions (old, new) of the words that both prompts have, and of the start token."""
     with exclusive(engine.pipe.tokenizer):
         old, new = (split(prompt, engine.pipe.tokenizer) for prompt in (script.source_prompt, script.prompt))
-    gone = {word for hunk in script.hunks for word in hunk.old}
-    fresh = {word for hunk in script.hunks for word in hunk.new}
-    pairs = zip([w for w in old if w not in gone], [w for w in new if w not in fresh], strict=False)
+    removed = {word for hunk in script.hunks for word in hunk.old}
+    added = {word for hunk in script.hunks for word in hunk.new}
+    pairs = zip([w for w in old if w not in removed], [w for w in new if w not in added], strict=False)
     tokens = [(i, j) for a, b in pairs if _same_text(a, b.text) for i, j in zip(a.tokens, b.tokens, strict=False)]
     return ((0, 0), *tokens)
 
@@ -176,7 +178,7 @@ def predict_mask(
     config: GenerationConfig,
     text: tuple[Tensor, dict[str, Tensor]],
     script: EditScript,
-    search: Search,
+    options: MaskOptions,
 ) -> EditMask:
     """The mask of an edit.
 
@@ -186,25 +188,25 @@ def predict_mask(
         config: the source's with the new prompt.
         text: the new prompt's embeddings [B, T, D], and its keys and values by cross-attention (filled where missing).
         script: the edit, not a global one.
-        search: how the mask is predicted.
+        options: how the mask is predicted.
 
     Raises:
         NumericsError: NaN in the recorded attention.
-        MaskError: the mask has fewer components than `search.instance` asks for.
+        MaskError: the mask has fewer components than `options.instance` asks for.
     """
     project_text(engine.executor.sites, *text)
-    if search.method == LATENTS:
-        mask = heatmaps.mask_from_heatmap(_latent_difference(engine, source, config, text[0], search.probe_steps or 0))
-    elif search.method == THINGS:
-        mask = _object_mask(engine, source, config, text, script, num_probes(script, search))
+    if options.method == LATENTS:
+        mask = heatmaps.mask_from_heatmap(_latent_difference(engine, source, config, text[0], options.probe_steps or 0))
+    elif options.method == OBJECT_MASKS:
+        mask = _object_mask(engine, source, config, text, script, num_probes(script, options))
     else:
         sites, unet, grids = engine.executor.sites, engine.pipe.unet, engine.grids(config)
-        steps, two_way = _recorded_steps(engine, source, config), heatmaps.METHODS[search.method].two_way
+        steps, two_way = _recorded_steps(engine, source, config), heatmaps.METHODS[options.method].two_way
         old, new = (
             cross_maps(unet, sites, steps, keys, grids, two_way=two_way) for keys in (source.text_keys, text[1])
         )
-        mask = heatmaps.predict(script, old, new, *affinity(unet, sites, steps, grids), method=search.method)
-    return mask if search.instance is None else replace(mask, grid=masks.select_instance(mask.grid, search.instance))
+        mask = heatmaps.predict(script, old, new, *affinity(unet, sites, steps, grids), method=options.method)
+    return mask if options.instance is None else replace(mask, grid=masks.select_instance(mask.grid, options.instance))
 
 
 def _object_mask(
@@ -218,16 +220,16 @@ def _object_mask(
     """The mask by "things"; inserted objects are localized in the last of so many dense evaluations."""
     sites, unet, grids = engine.executor.sites, engine.pipe.unet, engine.grids(config)
     steps = _recorded_steps(engine, source, config)
-    where = steps
+    insertion_steps = steps
     if evaluations:
-        where = [engine.record_probe_step(config, text[0], source, evaluations - 1)]
+        insertion_steps = [engine.record_probe_step(config, text[0], source, evaluations - 1)]
     elif _inserts_object(script) and max_injection_steps(config):  # the layout is least settled at the first step
-        where = source.features[:1]
+        insertion_steps = source.features[:1]
     with exclusive(engine.pipe.tokenizer):
-        named = object_words(TaggedPrompt.of(split(script.source_prompt, engine.pipe.tokenizer)))
+        objects = object_words(TaggedPrompt.from_words(split(script.source_prompt, engine.pipe.tokenizer)))
     maps = cross_maps(unet, sites, steps, source.text_keys, grids)
-    attention = object_masks.SourceAttention(maps, *affinity(unet, sites, steps, grids), named)
-    return object_masks.predict(script, attention, cross_maps(unet, sites, where, text[1], grids))
+    attention = object_masks.SourceAttention(maps, *affinity(unet, sites, steps, grids), objects)
+    return object_masks.predict(script, attention, cross_maps(unet, sites, insertion_steps, text[1], grids))
 
 
 def _recorded_steps(engine: Engine, source: Trajectory, config: GenerationConfig) -> list[CachedFeatures]:
@@ -240,6 +242,6 @@ def _latent_difference(
 ) -> Heatmap:
     """Mean absolute difference of latents between dense steps on the new prompt and the source's: floats [h, w]."""
     path = engine.sample(config, text, source, steps)
-    away = [(new - old).float().abs().mean(1)[0] for new, old in zip(path[1:], source.latents[1:], strict=False)]
-    total: Heatmap = torch.stack(away).sum(0).cpu().numpy()
+    differences = [(new - old).float().abs().mean(1)[0] for new, old in zip(path[1:], source.latents[1:], strict=False)]
+    total: Heatmap = torch.stack(differences).sum(0).cpu().numpy()
     return total

@@ -1,7 +1,7 @@
 """Boolean grids of latent cells where an edit may paint: read from masks of any form, thresholded, cleaned, selected.
 
 Pure functions on numpy arrays. The module knows neither prompts nor attention, and does not decide what an empty, full
-or doubtful mask means.
+or low-confidence mask means.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Heatmap = NDArray[np.float32]
 
 _SEPARATIONS = (0.0, 0.5, 0.72, 0.79, 0.81, 0.83, 0.84, 0.86, 0.88, 0.95, 1.0)
-_SHARES_RIGHT = (0.0, 0.1, 0.13, 0.2, 0.5, 0.7, 0.8, 0.95, 0.98, 1.0, 1.0)
+_CORRECT_RATIOS = (0.0, 0.1, 0.13, 0.2, 0.5, 0.7, 0.8, 0.95, 0.98, 1.0, 1.0)
 """Otsu's criterion of a heatmap, and the share of regions that are right at it: whose IoU with the true cells is at
 least a half. Fitted to 540 swaps, removals and inserts of drawn scenes (demo model, development seeds 9100, 9200 and
 9400), by isotonic regression with rounded knots; none has less than .72. `fisedit bench masks` says how it holds."""
@@ -36,7 +36,7 @@ LOW_CONFIDENCE = 0.1
 criterion. Published automatic masks have .53 at their 5th percentile and .64 in the median. It catches maps with a few
 stray peaks, not every map without a shape: pure Gaussian noise has .64 too."""
 
-MIN_SHARE = 0.01
+MIN_COMPONENT_AREA = 0.01
 """Share of the frame below which a component of an automatic mask is dropped."""
 
 
@@ -62,22 +62,24 @@ def grid_of_mask(mask: object, height: int, width: int, size: tuple[int, int] | 
     array = _as_array(mask)
     if array.dtype == np.bool_ and array.shape == cells:
         return array.copy()
-    across, down = size or (width, height)
-    if array.shape not in ((height, width), (down, across)):
+    picture_width, picture_height = size or (width, height)
+    if array.shape not in ((height, width), (picture_height, picture_width)):
         raise MaskError(
-            f"mask must have the picture's {across}x{down} pixels, or be a boolean grid of {cells[1]}x{cells[0]} "
-            f"latent cells, got {_size_text(array)}; resize it"
+            f"mask must have the picture's {picture_width}x{picture_height} pixels, or be a boolean grid of "
+            f"{cells[1]}x{cells[0]} latent cells, got {_size_text(array)}; resize it"
         )
     return _cells_of_pixels(_binarized(array), cells)
 
 
 def _cells_of_pixels(pixels: BoolGrid, cells: tuple[int, int]) -> BoolGrid:
     """The cells of a grid in which any pixel lies; a cell smaller than a pixel takes the one at its middle."""
-    down, across = (((np.arange(n) + 0.5) * m / n).astype(int) for n, m in zip(pixels.shape, cells, strict=True))
-    back = (((np.arange(m) + 0.5) * n / m).astype(int) for n, m in zip(pixels.shape, cells, strict=True))
-    grid = pixels[np.ix_(*back)]
+    cell_rows, cell_columns = (
+        ((np.arange(n) + 0.5) * m / n).astype(int) for n, m in zip(pixels.shape, cells, strict=True)
+    )
+    sample_positions = (((np.arange(m) + 0.5) * n / m).astype(int) for n, m in zip(pixels.shape, cells, strict=True))
+    grid = pixels[np.ix_(*sample_positions)]
     rows, columns = pixels.nonzero()
-    grid[down[rows], across[columns]] = True
+    grid[cell_rows[rows], cell_columns[columns]] = True
     return grid
 
 
@@ -86,8 +88,8 @@ def _check_size(mask: object, sizes: Sequence[tuple[int, int]]) -> None:
     from PIL.Image import Image as PILImage
 
     if isinstance(mask, PILImage) and mask.size not in sizes:
-        wanted, got = ("{}x{}".format(*pixels) for pixels in (sizes[-1], mask.size))
-        raise MaskError(f"mask must have the picture's {wanted} pixels, got {got}; resize it")
+        expected, actual = ("{}x{}".format(*pixels) for pixels in (sizes[-1], mask.size))
+        raise MaskError(f"mask must have the picture's {expected} pixels, got {actual}; resize it")
 
 
 def _as_array(mask: object) -> NDArray[Any]:
@@ -106,8 +108,8 @@ def _luminance(image: Image) -> NDArray[Any]:
     if image.mode in ("1", "I", "I;16", "F"):  # depths that a conversion to 8 bits would clip
         return np.asarray(image)
     colour = image.convert("RGBA")
-    light, alpha = (np.asarray(c, dtype=np.float32) / 255 for c in (colour.convert("L"), colour.getchannel("A")))
-    return light * alpha
+    luminance, alpha = (np.asarray(c, dtype=np.float32) / 255 for c in (colour.convert("L"), colour.getchannel("A")))
+    return luminance * alpha
 
 
 def _binarized(array: NDArray[Any]) -> BoolGrid:
@@ -129,7 +131,7 @@ def _size_text(array: NDArray[Any]) -> str:
     return f"an array of shape {'x'.join(map(str, array.shape)) or 'nothing'}"
 
 
-def clean_mask(grid: BoolGrid, min_share: float = MIN_SHARE, dilation: int = 1) -> BoolGrid:
+def clean_mask(grid: BoolGrid, min_component_area: float = MIN_COMPONENT_AREA, dilation: int = 1) -> BoolGrid:
     """A grid of a few whole components: opened, small components dropped, holes filled, then dilated.
 
     Every small component costs a halo and every ragged boundary costs rows, so this is a matter of speed as well. Where
@@ -137,7 +139,7 @@ def clean_mask(grid: BoolGrid, min_share: float = MIN_SHARE, dilation: int = 1) 
 
     Args:
         grid: booleans [h, w].
-        min_share: components smaller than this share of the frame are dropped, 0 to 1.
+        min_component_area: components smaller than this share of the frame are dropped, 0 to 1.
         dilation: latent cells to dilate by at the end, 0 or more.
 
     Returns:
@@ -146,7 +148,7 @@ def clean_mask(grid: BoolGrid, min_share: float = MIN_SHARE, dilation: int = 1) 
     from scipy.ndimage import binary_fill_holes, binary_opening
 
     opened = np.asarray(binary_opening(grid, np.ones((2, 2), bool)))  # cuts what is one cell thin, keeps 2x2 objects
-    kept = _large_components(opened if opened.any() else grid, min_share * grid.size)
+    kept = _large_components(opened if opened.any() else grid, min_component_area * grid.size)
     return dilate(np.asarray(binary_fill_holes(kept)), dilation)
 
 
@@ -179,12 +181,12 @@ def select_instance(grid: BoolGrid, index: int) -> BoolGrid:
     labels, count = label(grid, np.ones((3, 3), int))
     if index >= count:
         raise MaskError(f"instance must be below {count}, the pieces that the mask has, got {index}")
-    places = find_objects(labels)
-    order = sorted(range(count), key=lambda i: places[i][1].start + places[i][1].stop)
+    slices = find_objects(labels)
+    order = sorted(range(count), key=lambda i: slices[i][1].start + slices[i][1].stop)
     return np.asarray(labels == order[index] + 1)
 
 
-def count_pieces(grid: BoolGrid) -> int:
+def count_components(grid: BoolGrid) -> int:
     """Number of connected components of a grid [h, w], diagonals connecting."""
     from scipy.ndimage import label
 
@@ -196,8 +198,8 @@ def bounding_boxes(grid: BoolGrid) -> BoolGrid:
     from scipy.ndimage import find_objects, label
 
     boxes = np.zeros_like(grid)
-    for place in find_objects(label(grid, np.ones((3, 3), int))[0]):
-        boxes[place] = True
+    for slices in find_objects(label(grid, np.ones((3, 3), int))[0]):
+        boxes[slices] = True
     return boxes
 
 
@@ -207,7 +209,7 @@ def confidence(separation: float) -> float:
     Args:
         separation: Otsu's criterion, 0 to 1; of several heatmaps the least.
     """
-    return float(np.interp(separation, _SEPARATIONS, _SHARES_RIGHT))
+    return float(np.interp(separation, _SEPARATIONS, _CORRECT_RATIOS))
 
 
 def otsu(heatmap: Heatmap) -> tuple[BoolGrid, float]:
@@ -227,5 +229,5 @@ def otsu(heatmap: Heatmap) -> tuple[BoolGrid, float]:
         return np.zeros(heatmap.shape, bool), 0.0
     inside: BoolGrid = heatmap > threshold_otsu(heatmap)
     share = float(inside.mean())
-    apart = float(heatmap[inside].mean() - heatmap[~inside].mean())
-    return inside, min(1.0, share * (1 - share) * apart**2 / variance)
+    mean_difference = float(heatmap[inside].mean() - heatmap[~inside].mean())
+    return inside, min(1.0, share * (1 - share) * mean_difference**2 / variance)

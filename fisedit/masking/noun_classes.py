@@ -17,15 +17,15 @@ _SINGULAR = (("ies", "y"), ("ches", "ch"), ("shes", "sh"), ("sses", "ss"), ("xes
 
 
 @lru_cache(maxsize=1)
-def _listed() -> Mapping[str, frozenset[str]]:
+def _load_classes() -> Mapping[str, frozenset[str]]:
     """Word or name -> its classes."""
     text = files("fisedit.masking").joinpath("noun_classes.txt").read_text("utf-8")
-    found: dict[str, frozenset[str]] = {}
+    classes: dict[str, frozenset[str]] = {}
     for line in text.splitlines():
         if not line.startswith(";"):
             name, _, members = line.partition(":")
-            found |= {word: found.get(word, frozenset()) | {name} for word in members.split()}
-    return found
+            classes |= {word: classes.get(word, frozenset()) | {name} for word in members.split()}
+    return classes
 
 
 def _singular(word: str) -> str:
@@ -42,6 +42,6 @@ def classes_of(words: Sequence[str]) -> frozenset[str]:
     Returns:
         Of "place", "weather", "time", "style", "medium", "part", "thing" and "adjective"; none for an unknown word.
     """
-    last, listed = words[-1], _listed()
+    last, classes = words[-1], _load_classes()
     names = ["_".join([*words[-2:-1], form]) for form in (last, _singular(last)) if len(words) > 1]
-    return next((listed[name] for name in (*names, last, _singular(last)) if name in listed), frozenset())
+    return next((classes[name] for name in (*names, last, _singular(last)) if name in classes), frozenset())

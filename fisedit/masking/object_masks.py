@@ -1,6 +1,6 @@
 """The default mask method ("things"): where a changed object is, and where an inserted one would be.
 
-An object that is deleted or changed is where its word attended in the source, with a rim where that is in doubt. One
+An object that is deleted or changed is where its word attended in the source, with a boundary at a lower threshold. One
 that replaces it may have another outline, and gets the bounding box. An inserted object is where its word attends in
 the first step of a dense run on the new prompt, as the source's queries do not know it. Objects that stay keep the
 cells that are theirs.
@@ -29,16 +29,18 @@ if TYPE_CHECKING:
 
     Heatmap = NDArray[np.float32]
 
-RIM_SHARE, RIM_WIDTH = 0.5, 2
-"""Share of Li's threshold above which a cell belongs to an object that goes, and the width in cells of the rim in which
-such cells are looked for: what is left of the object would be seen. Over 100 swaps and 100 removals of drawn scenes
-(development seeds 9100 and 9200) a part is left in 4 at a mean area of 20 %; at .6 in 5 at 18 %, at .4 in 3 at 22 %. A
-box around the cells without the rim, and the rim around that, are 17 %, but fewer new objects are complete."""
+BOUNDARY_RATIO, BOUNDARY_WIDTH = 0.5, 2
+"""Share of Li's threshold above which a cell belongs to an object that goes, and the width in cells of the
+boundary in which such cells are looked for: what is left of the object would be seen. Over 100 swaps and 100 removals
+of drawn scenes (development seeds 9100 and 9200) a part is left in 4 at a mean area of 20 %; at .6 in 5 at 18 %, at .4
+in 3 at 22 %. A box around the cells without the boundary, and the boundary around that, are 17 %, but fewer new objects
+are complete."""
 
-UNSURE, UNSURE_RIM_SHARE = 0.7, 0.4
+MIN_OBJECT_CONFIDENCE, LOW_CONFIDENCE_BOUNDARY_RATIO = 0.7, 0.4
 """Confidence below which a heatmap cannot part an object that goes from those that stay: their cells are then not kept
-from the region, and its rim is cut lower. Of 160 swaps and removals in crowded scenes (development seed 9400) a part is
-left in 5 instead of 25 at a mean area of 18 instead of 16 %; elsewhere (9100 and 9200) areas grow by 1 %."""
+from the region, and its boundary has a lower threshold. Of 160 swaps and removals in crowded scenes (development seed
+9400) a part is left in 5 instead of 25 at a mean area of 18 instead of 16 %; elsewhere (9100 and 9200) areas grow by
+1 %."""
 
 ROUNDS = 1
 """Rounds of refinement by self-attention. On drawn scenes none finds as much; with two, objects merge."""
@@ -92,15 +94,17 @@ def predict(script: EditScript, source: SourceAttention, inserted: Heatmap | Non
         NumericsError: NaN or infinity in the maps.
     """
     changed = {word for hunk in script.hunks for word in (*hunk.old, *hunk.focus_old)}
-    kept = [word for word in source.objects if word not in changed]
-    found = [_localize(hunk, source, inserted, kept) for hunk in localized_hunks(script)]
-    grids, heatmaps, others = zip(*found, strict=True)
-    told, grid = confidence(min(otsu(heatmap)[1] for heatmap in heatmaps)), np.any(grids, axis=0)
-    return EditMask(grid, MaskSource.ATTENTION, told, np.max(heatmaps, axis=0), np.any(others, axis=0) & ~grid)
+    unchanged_words = [word for word in source.objects if word not in changed]
+    localized = [_localize(hunk, source, inserted, unchanged_words) for hunk in localized_hunks(script)]
+    grids, heatmaps, other_objects = zip(*localized, strict=True)
+    mask_confidence, grid = confidence(min(otsu(heatmap)[1] for heatmap in heatmaps)), np.any(grids, axis=0)
+    return EditMask(
+        grid, MaskSource.ATTENTION, mask_confidence, np.max(heatmaps, axis=0), np.any(other_objects, axis=0) & ~grid
+    )
 
 
 def _localize(
-    hunk: Hunk, source: SourceAttention, inserted: Heatmap | None, kept: Sequence[Word]
+    hunk: Hunk, source: SourceAttention, inserted: Heatmap | None, unchanged_words: Sequence[Word]
 ) -> tuple[BoolGrid, Heatmap, BoolGrid]:
     """Cells [h, w] of one change, the heatmap behind them, and cells of objects that stay."""
     if hunk.focus_old:
@@ -111,18 +115,19 @@ def _localize(
             np.max(word_maps(hunk.focus_new, inserted), axis=0),
             _probability(hunk.focus_new, inserted),
         )
-    taken, (inside, separation) = source.cells_of(kept, probability), otsu(heatmap)
-    rim_share, rim_width = (RIM_SHARE, RIM_WIDTH) if hunk.focus_old else (1.0, 1)
-    if hunk.focus_old and confidence(separation) < UNSURE:
-        taken[:], rim_share = False, UNSURE_RIM_SHARE
-    elif not hunk.focus_old and (inside & taken).sum() > inside.sum() / 2:  # on an object that stays, as a hat is
-        taken[:] = False
-    inside = clean_mask(inside & ~taken, dilation=0)
-    rim = above_li(heatmap, rim_share)
-    for _ in range(rim_width):
-        inside |= dilate(inside, 1) & rim & ~taken
-    is_new = {word.text for word in hunk.focus_new} - {word.text for word in hunk.focus_old}
-    return (bounding_boxes(inside) & ~taken if is_new else inside), heatmap, taken
+    other_objects, (inside, separation) = source.cells_of(unchanged_words, probability), otsu(heatmap)
+    boundary_ratio, boundary_width = (BOUNDARY_RATIO, BOUNDARY_WIDTH) if hunk.focus_old else (1.0, 1)
+    if hunk.focus_old and confidence(separation) < MIN_OBJECT_CONFIDENCE:
+        other_objects[:], boundary_ratio = False, LOW_CONFIDENCE_BOUNDARY_RATIO
+    elif not hunk.focus_old and (inside & other_objects).sum() > inside.sum() / 2:
+        # The inserted object is on an object that stays, as a hat is.
+        other_objects[:] = False
+    inside = clean_mask(inside & ~other_objects, dilation=0)
+    boundary = above_li(heatmap, boundary_ratio)
+    for _ in range(boundary_width):
+        inside |= dilate(inside, 1) & boundary & ~other_objects
+    new_words = {word.text for word in hunk.focus_new} - {word.text for word in hunk.focus_old}
+    return (bounding_boxes(inside) & ~other_objects if new_words else inside), heatmap, other_objects
 
 
 def _probability(words: Sequence[Word], maps: Heatmap) -> Heatmap:

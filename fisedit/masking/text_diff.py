@@ -45,27 +45,33 @@ def words(prompt: str, tokenizer: Tokenizer) -> tuple[Word, ...]:
         The words in order, with characters [start, end) of `prompt`, weights, and token positions (the first word's is
         1). Words beyond the text encoder's reach have no tokens.
     """
-    read = parse(prompt)
-    encoded = tokenizer(read.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    parsed = parse(prompt)
+    encoded = tokenizer(parsed.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     spans: dict[int, list[int]] = {}  # word -> [start, end, token, token, ...]
     for token, (word, (start, end)) in enumerate(zip(encoded.word_ids(), encoded["offset_mapping"], strict=True), 1):
         spans.setdefault(word, [start, end])[1] = end
         spans[word].append(token)
-    ordered = list(spans.values())
-    next_starts = [*(span[0] for span in ordered), len(read.text)][1:]
+    word_spans = list(spans.values())
+    next_starts = [*(span[0] for span in word_spans), len(parsed.text)][1:]
     last_token = min(tokenizer.model_max_length, CONTEXT_LENGTH) - 2
     return tuple(
-        _word(read, span, next_start, last_token) for span, next_start in zip(ordered, next_starts, strict=True)
+        _word(parsed, span, next_start, last_token) for span, next_start in zip(word_spans, next_starts, strict=True)
     )
 
 
-def _word(read: WeightedPrompt, span: list[int], next_start: int, last_token: int) -> Word:
+def _word(parsed: WeightedPrompt, span: list[int], next_start: int, last_token: int) -> Word:
     start, end, *tokens = span
     # The tokenizer's offsets leave out a combining mark that it composed; up to the next word only spaces may lie.
-    end = max(end, start + len(read.text[start:next_start].rstrip()))
-    lowered = "".join(c.lower() for c in unicodedata.normalize("NFC", read.text[start:end]))
-    fed = tuple(t for t in tokens if t <= last_token)
-    return Word(lowered, read.prompt_positions[start], read.prompt_positions[end - 1] + 1, fed, read.weights[start])
+    end = max(end, start + len(parsed.text[start:next_start].rstrip()))
+    lower_text = "".join(c.lower() for c in unicodedata.normalize("NFC", parsed.text[start:end]))
+    encoder_tokens = tuple(t for t in tokens if t <= last_token)
+    return Word(
+        lower_text,
+        parsed.prompt_positions[start],
+        parsed.prompt_positions[end - 1] + 1,
+        encoder_tokens,
+        parsed.weights[start],
+    )
 
 
 def diff(source_prompt: str, prompt: str, tokenizer: Tokenizer) -> EditScript:
@@ -84,7 +90,7 @@ def diff(source_prompt: str, prompt: str, tokenizer: Tokenizer) -> EditScript:
         The script. Its kind is the hunks' common kind, MIXED for several, IDENTICAL for no hunk, and GLOBAL with a
         `reason` when the change has no place of its own: style, weather, time, scene, order, or punctuation alone.
     """
-    old, new = (TaggedPrompt.of(words(text, tokenizer)) for text in (source_prompt, prompt))
+    old, new = (TaggedPrompt.from_words(words(text, tokenizer)) for text in (source_prompt, prompt))
     pairs = _align(old.words, new.words)
     hunks, reasons = [], []
     for span in _merge(_changes(pairs, old.words, new.words), old):
@@ -92,12 +98,12 @@ def diff(source_prompt: str, prompt: str, tokenizer: Tokenizer) -> EditScript:
         reasons.append(global_reason(old, span.old, added) or global_reason(new, span.new, removed))
         hunks.append(_hunk(old, new, dict(pairs), span, bool(reasons[-1])))
     kind, reason = _classify(old, new, hunks, reasons)
-    if kind is EditKind.IDENTICAL and _beyond(source_prompt, tokenizer) != _beyond(prompt, tokenizer):
+    if kind is EditKind.IDENTICAL and _truncated_words(source_prompt, tokenizer) != _truncated_words(prompt, tokenizer):
         reason = "only words beyond the text encoder's reach changed"
     return EditScript(source_prompt, prompt, kind, tuple(hunks), reason)
 
 
-def _beyond(prompt: str, tokenizer: Tokenizer) -> list[tuple[str, float]]:
+def _truncated_words(prompt: str, tokenizer: Tokenizer) -> list[tuple[str, float]]:
     return [(w.text, w.weight) for w in words(prompt, tokenizer) if not w.tokens]
 
 
@@ -105,25 +111,31 @@ def _classify(old: TaggedPrompt, new: TaggedPrompt, hunks: list[Hunk], reasons: 
     if not hunks:
         return EditKind.IDENTICAL, ""
     localized = [hunk for hunk in hunks if hunk.focus_old or hunk.focus_new]
-    reason = next(filter(None, reasons), "") or _whole_reason(old, new, localized)
+    reason = next(filter(None, reasons), "") or _script_global_reason(old, new, localized)
     if reason:
         return EditKind.GLOBAL, reason
     kinds = {hunk.kind for hunk in localized}
     return (kinds.pop() if len(kinds) == 1 else EditKind.MIXED), ""
 
 
-def _whole_reason(old: TaggedPrompt, new: TaggedPrompt, localized: list[Hunk]) -> str:
+def _script_global_reason(old: TaggedPrompt, new: TaggedPrompt, localized: list[Hunk]) -> str:
     if not localized:
         return "the change points at no thing"
     if not old.words or not new.words:
         return "one of the prompts is empty"
-    before, after = ([w.text for w in s.having(*_NOT_PUNCTUATION)] for s in (old, new))
-    reweighted = before == after
-    if not reweighted and sorted(before) == sorted(after):
+    old_text, new_text = ([w.text for w in s.with_class(*_NOT_PUNCTUATION)] for s in (old, new))
+    reweighted = old_text == new_text
+    if not reweighted and sorted(old_text) == sorted(new_text):
         return "the same words in another order"
-    left, right = ({(w.text, w.weight if reweighted else 1) for w in s.having(WordClass.CONTENT)} for s in (old, new))
-    things = max(len(focus) for hunk in localized for focus in (hunk.focus_old, hunk.focus_new))
-    return "no word of the source prompt is left as it was" if not left & right and things > 2 else ""
+    old_content, new_content = (
+        {(w.text, w.weight if reweighted else 1) for w in s.with_class(WordClass.CONTENT)} for s in (old, new)
+    )
+    num_focus_words = max(len(focus) for hunk in localized for focus in (hunk.focus_old, hunk.focus_new))
+    return (
+        "no word of the source prompt is left as it was"
+        if not old_content & new_content and num_focus_words > 2
+        else ""
+    )
 
 
 @dataclass(frozen=True)
@@ -141,8 +153,8 @@ def _align(old: Sequence[Word], new: Sequence[Word]) -> list[tuple[int, int]]:
 
     def gain(i: int, j: int) -> int:
         a, b = old[i], new[j]
-        matched = importance(a.text) * CONTEXT_LENGTH + (a.weight == b.weight)
-        return matched * 2 * CONTEXT_LENGTH**2 + i + j if a.text == b.text else 0
+        score = importance(a.text) * CONTEXT_LENGTH + (a.weight == b.weight)
+        return score * 2 * CONTEXT_LENGTH**2 + i + j if a.text == b.text else 0
 
     best = [[0] * (len(new) + 1) for _ in range(len(old) + 1)]
     for i in range(len(old)):
@@ -174,27 +186,30 @@ def _changes(pairs: list[tuple[int, int]], old: Sequence[Word], new: Sequence[Wo
 def _merge(spans: list[_Change], old: TaggedPrompt) -> list[_Change]:
     merged: list[_Change] = []
     for span in spans:
-        first = merged.pop() if merged and _are_one(merged[-1], span, old) else span
-        whole = range(first.old.start, span.old.stop), range(first.new.start, span.new.stop)
-        merged.append(_Change(*whole, first.reweighted and span.reweighted))
+        first = merged.pop() if merged and _can_merge(merged[-1], span, old) else span
+        ranges = range(first.old.start, span.old.stop), range(first.new.start, span.new.stop)
+        merged.append(_Change(*ranges, first.reweighted and span.reweighted))
     return merged
 
 
-def _are_one(a: _Change, b: _Change, old: TaggedPrompt) -> bool:
+def _can_merge(a: _Change, b: _Change, old: TaggedPrompt) -> bool:
     if old.has_content(range(a.old.stop, b.old.start)):
         return False
     # what becomes of stop words' weights beside a changed word is part of its change
     return a.reweighted == b.reweighted or not old.has_content(a.old if a.reweighted else b.old)
 
 
-def _hunk(old: TaggedPrompt, new: TaggedPrompt, pairs: dict[int, int], span: _Change, everywhere: bool) -> Hunk:
-    before = focus(old, span.old, new.has_content(span.new))
-    after = focus(new, span.new, old.has_content(span.old))
+def _hunk(old: TaggedPrompt, new: TaggedPrompt, pairs: dict[int, int], span: _Change, is_global: bool) -> Hunk:
+    old_focus = focus(old, span.old, new.has_content(span.new))
+    new_focus = focus(new, span.new, old.has_content(span.old))
     # a noun outside the change ("a [red] car") stands in both prompts
-    back = {j: i for i, j in pairs.items()}
-    before, after = before | {back[j] for j in after if j in back}, after | {pairs[i] for i in before if i in pairs}
-    kind = EditKind.GLOBAL if everywhere else EditKind.REWEIGHT if span.reweighted else _kind(old, new, span)
-    return Hunk(kind, old.pick(span.old), new.pick(span.new), old.pick(before), new.pick(after))
+    old_of_new = {j: i for i, j in pairs.items()}
+    old_focus, new_focus = (
+        old_focus | {old_of_new[j] for j in new_focus if j in old_of_new},
+        new_focus | {pairs[i] for i in old_focus if i in pairs},
+    )
+    kind = EditKind.GLOBAL if is_global else EditKind.REWEIGHT if span.reweighted else _kind(old, new, span)
+    return Hunk(kind, old.words_at(span.old), new.words_at(span.new), old.words_at(old_focus), new.words_at(new_focus))
 
 
 def _kind(old: TaggedPrompt, new: TaggedPrompt, span: _Change) -> EditKind:

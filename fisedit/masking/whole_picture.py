@@ -30,7 +30,7 @@ _STYLES = word_set(
     "anime watercolor watercolour cartoon impressionist impressionism cubist cubism photorealistic realistic surreal "
     "hyperrealistic monochrome grayscale sepia cinematic pixelated ukiyo lowpoly style styled"
 )
-_LOOKS = word_set(  # styles when they stand alone, not before a noun ("a vintage car")
+_STANDALONE_STYLES = word_set(  # styles when they stand alone, not before a noun ("a vintage car")
     "vintage retro noir steampunk cyberpunk vaporwave gothic baroque minimalist abstract realism surrealism "
     "masterpiece quality detailed artstation hd uhd hdr k mm bokeh resolution lighting mood atmosphere palette tones "
     "colors colours colorful background backdrop aesthetic pastel isometric"
@@ -44,7 +44,7 @@ _WEATHER = word_set(
     "snowy rainy foggy misty stormy sunny cloudy overcast hazy snowing raining sunlit moonlit wintry nighttime "
     "daytime underwater"
 )
-_LIT = word_set("light lights sky skies")  # "morning light", but "traffic light"
+_LIGHT_WORDS = word_set("light lights sky skies")  # "morning light", but "traffic light"
 _TIMES = word_set(
     "night sunset day dawn dusk sunrise noon midnight morning evening afternoon twilight hour winter summer autumn "
     "fall spring season"
@@ -59,7 +59,7 @@ _SCENES = _TIMES | word_set(
 _LOCATING = word_set("in at inside on within across through")
 """Prepositions after which a place is where all of the picture is; what is near, behind or under a place is in it."""
 _SURROUNDING = _LOCATING | word_set("under beneath during after before by amid amidst throughout until around")
-_MANNERS = word_set("style manner vein spirit tradition")
+_STYLE_NOUNS = word_set("style manner vein spirit tradition")
 _STYLE_ENDINGS = ("esque", "punk", "wave", "core", "ism")
 _ATTRIBUTES = word_set("hair eyes eye skin beard face body hands arms legs fur feathers wings ears tail clothes")
 
@@ -67,7 +67,7 @@ _ATTRIBUTES = word_set("hair eyes eye skin beard face body hands arms legs fur f
 def object_words(s: TaggedPrompt) -> tuple[Word, ...]:
     """The nouns that name a thing in a place of its own; styles, media, scenes and times are none."""
     content = (i for i in range(len(s.words)) if s.roles[i] is WordClass.CONTENT and not _reason(_Phrase(s, i)))
-    return s.pick({k for i in content for k in head_of(s, i)})
+    return s.words_at({k for i in content for k in head_of(s, i)})
 
 
 def global_reason(s: TaggedPrompt, span: range, other_has_content: bool) -> str:
@@ -141,12 +141,12 @@ class _Phrase:
         return self.s.text(self.run[-1] + 1)
 
     @property
-    def opens(self) -> bool:
+    def starts_clause(self) -> bool:
         """Whether the phrase begins the prompt or a part of it."""
         return self.s.role(self.first - 1) is WordClass.PUNCTUATION
 
     @property
-    def governed(self) -> bool:
+    def is_added_place(self) -> bool:
         """Whether the phrase names the place of something that is added with it."""
         k = self.first - 2
         return k in self.added and self.s.role(k) in (WordClass.CONTENT, WordClass.VERB)
@@ -154,35 +154,39 @@ class _Phrase:
 
 def _reason(p: _Phrase) -> str:
     """Why a word concerns the whole picture, or ""."""
-    return next((f'"{p.text}" {what}' for what, holds in _RULES if holds(p)), "")
+    return next((f'"{p.text}" {message}' for message, applies in _RULES if applies(p)), "")
 
 
 def _is_style(p: _Phrase) -> bool:
-    return p.text in _STYLES or p.noun in _STYLES | _LOOKS
+    return p.text in _STYLES or p.noun in _STYLES | _STANDALONE_STYLES
 
 
 def _names_style(p: _Phrase) -> bool:
     start = p.run[0] - 1
-    return p.s.text(start) == "by" or (p.s.text(start) == "of" and p.s.text(start - 1) in _MANNERS)
+    return p.s.text(start) == "by" or (p.s.text(start) == "of" and p.s.text(start - 1) in _STYLE_NOUNS)
 
 
 def _is_scene(p: _Phrase) -> bool:
-    return p.text in _WEATHER or p.noun in _SCENES or (p.noun in _LIT and p.text in _TIMES)
+    return p.text in _WEATHER or p.noun in _SCENES or (p.noun in _LIGHT_WORDS and p.text in _TIMES)
 
 
 def _is_medium(p: _Phrase) -> bool:
     ends = p.after in ("of", "showing", "") or not is_word(p.after)
-    if (p.opens or p.before in OPENING) and ends and (p.noun in _MEDIA or "medium" in p.classes):
+    if (p.starts_clause or p.before in OPENING) and ends and (p.noun in _MEDIA or "medium" in p.classes):
         return True
     # "a NOUN of a cat": what is no part of the cat presents it
-    shown = p.opens and p.after == "of" and p.s.text(p.run[-1] + 2) in DETERMINERS
-    return shown and not p.classes & {"thing", "place", "part"} and p.noun not in _ATTRIBUTES
+    presents_subject = p.starts_clause and p.after == "of" and p.s.text(p.run[-1] + 2) in DETERMINERS
+    return presents_subject and not p.classes & {"thing", "place", "part"} and p.noun not in _ATTRIBUTES
 
 
-def _modifies_all(p: _Phrase) -> bool:
+def _is_global_modifier(p: _Phrase) -> bool:
     """Whether a modifier of style, weather or time belongs to no thing ("a gothic sword" stays where the sword is)."""
-    own = classes_of([p.text])  # "frosty" says what the weather is, "snow" of a snow globe does not
-    is_general = "style" in own or p.text.endswith(_STYLE_ENDINGS) or ("adjective" in own and own & {"weather", "time"})
+    word_classes = classes_of([p.text])  # "frosty" says what the weather is, "snow" of a snow globe does not
+    is_general = (
+        "style" in word_classes
+        or p.text.endswith(_STYLE_ENDINGS)
+        or ("adjective" in word_classes and word_classes & {"weather", "time"})
+    )
     return bool(is_general) and p.i != p.run[-1] and ("thing" not in p.classes or "place" in p.classes)
 
 
@@ -193,7 +197,7 @@ def _surrounds(p: _Phrase) -> bool:
 
 def _is_place(p: _Phrase) -> bool:
     """Places that all of the picture is in; a part of it may be in any place ("a dog on a lawn" is added)."""
-    return "place" in p.classes and p.before in _LOCATING and not p.governed
+    return "place" in p.classes and p.before in _LOCATING and not p.is_added_place
 
 
 def _is_date(p: _Phrase) -> bool:
@@ -205,16 +209,18 @@ def _is_date(p: _Phrase) -> bool:
 def _is_tag(p: _Phrase) -> bool:
     """A part of the prompt after a comma that names no thing: tags are mostly styles and quality."""
     first, noun = p.run[0], p.noun
-    alone = p.s.role(first - 1) is WordClass.PUNCTUATION and first > 0 and (p.after == "" or not is_word(p.after))
-    plain = p.s.text(first) not in ADJECTIVES and noun not in _ATTRIBUTES
-    return alone and plain and "thing" not in p.classes
+    is_whole_clause = (
+        p.s.role(first - 1) is WordClass.PUNCTUATION and first > 0 and (p.after == "" or not is_word(p.after))
+    )
+    has_plain_words = p.s.text(first) not in ADJECTIVES and noun not in _ATTRIBUTES
+    return is_whole_clause and has_plain_words and "thing" not in p.classes
 
 
 def _describes_place(p: _Phrase) -> bool:
     """An adjective of a place that is the picture's subject."""
-    natural = "place" in p.classes and "thing" not in p.classes
-    plain = p.text not in ADJECTIVES and not classes_of([p.text])
-    return natural and plain and p.opens and p.i != p.run[-1]
+    names_place = "place" in p.classes and "thing" not in p.classes
+    is_unclassified = p.text not in ADJECTIVES and not classes_of([p.text])
+    return names_place and is_unclassified and p.starts_clause and p.i != p.run[-1]
 
 
 _RULES = (
@@ -222,7 +228,7 @@ _RULES = (
     ("names a style", _names_style),
     ("changes the scene", _is_scene),
     ("changes the medium", _is_medium),
-    ("changes the style", _modifies_all),
+    ("changes the style", _is_global_modifier),
     ("changes the scene", _surrounds),
     ("changes the scene", _is_place),
     ("changes the scene", _is_date),

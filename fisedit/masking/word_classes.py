@@ -23,19 +23,20 @@ def word_set(listed: str) -> frozenset[str]:
 
 
 DETERMINERS = word_set("a an the this that these those his her its their my your our some any no another")
-_PLACING = word_set(  # prepositions of place
+_PLACE_PREPOSITIONS = word_set(  # prepositions of place
     "on in at by near next under over behind above below beside between inside outside into onto through across along "
     "around against beneath atop toward towards from upon within among"
 )
-_SMALL = word_set(
+_FUNCTION_WORDS = word_set(
     "and or but of with without to for as like while than then which who whose it he she they them him there is are "
     "was were be been being am has have had do does did not up down out off so very just left right front 's 't 're "
     "'ve 'm 'll 'd s"
 )
-_STOP = DETERMINERS | _PLACING | _SMALL
+_STOP = DETERMINERS | _PLACE_PREPOSITIONS | _FUNCTION_WORDS
 OPENING = word_set("in as like into is")
-_ATTACHING = word_set("wearing holding carrying wears holds carries")  # their object alone is new, not their subject
-_VERBS = _ATTACHING | word_set(
+# Their object alone is new, not their subject.
+_CARRYING_VERBS = word_set("wearing holding carrying wears holds carries")
+_VERBS = _CARRYING_VERBS | word_set(
     "sits sat stands stood runs ran walks walked jumps jumped eats ate drinks sleeps "
     "slept flies flew plays played rides rode reads looked watches watched chases chased swims swam "
     "dances danced lies lay smiles smiled laughs cries hugs kisses pulls pushes throws catches drives drove climbs "
@@ -70,10 +71,10 @@ class TaggedPrompt:
     roles: tuple[WordClass, ...]
 
     @classmethod
-    def of(cls, every: Iterable[Word]) -> TaggedPrompt:
+    def from_words(cls, prompt_words: Iterable[Word]) -> TaggedPrompt:
         """The sentence of a prompt's words; those without tokens are left out."""
-        read = tuple(w for w in every if w.tokens)
-        return cls(read, tuple(_role(read, i) for i in range(len(read))))
+        encoded_words = tuple(w for w in prompt_words if w.tokens)
+        return cls(encoded_words, tuple(_role(encoded_words, i) for i in range(len(encoded_words))))
 
     def text(self, i: int) -> str:
         """The word at i, or "" before the first and after the last."""
@@ -87,11 +88,11 @@ class TaggedPrompt:
         """Whether a content word or verb lies in the span."""
         return any(self.roles[i] in (WordClass.CONTENT, WordClass.VERB) for i in span)
 
-    def having(self, *roles: WordClass) -> list[Word]:
+    def with_class(self, *roles: WordClass) -> list[Word]:
         """The words of these roles, in reading order."""
         return [w for w, role in zip(self.words, self.roles, strict=True) if role in roles]
 
-    def pick(self, indices: Iterable[int]) -> tuple[Word, ...]:
+    def words_at(self, indices: Iterable[int]) -> tuple[Word, ...]:
         """The words at these indices, in reading order."""
         return tuple(self.words[i] for i in sorted(indices))
 
@@ -106,13 +107,15 @@ def is_word(text: str) -> bool:
     return any(c.isalnum() or unicodedata.category(c) == "So" for c in text)
 
 
-def _role(read: Sequence[Word], i: int) -> WordClass:
-    text, before, after = (read[k].text if 0 <= k < len(read) else "" for k in (i, i - 1, i + 1))
-    glued = (before == "-" and read[i - 1].end == read[i].start) or (after == "-" and read[i].end == read[i + 1].start)
+def _role(words: Sequence[Word], i: int) -> WordClass:
+    text, before, after = (words[k].text if 0 <= k < len(words) else "" for k in (i, i - 1, i + 1))
+    hyphenated = (before == "-" and words[i - 1].end == words[i].start) or (
+        after == "-" and words[i].end == words[i + 1].start
+    )
     if not is_word(text):  # the hyphen of "t-shirt" holds a run together
-        inner = text == "-" and 0 < i < len(read) - 1 and read[i - 1].end == read[i].start
-        return WordClass.CONTENT if inner and read[i].end == read[i + 1].start else WordClass.PUNCTUATION
-    if text in _STOP and not glued:
+        inner = text == "-" and 0 < i < len(words) - 1 and words[i - 1].end == words[i].start
+        return WordClass.CONTENT if inner and words[i].end == words[i + 1].start else WordClass.PUNCTUATION
+    if text in _STOP and not hyphenated:
         return WordClass.STOP
     verb = text in _VERBS or (text.endswith("ing") and len(text) > 4 and text not in _ING_NOUNS)
     # "a sleeping cat": between a determiner and a noun a participle is a modifier
@@ -168,13 +171,13 @@ def _object(s: TaggedPrompt, i: int) -> list[int]:
 
 def _nouns_of_verb(s: TaggedPrompt, i: int, object_only: bool) -> list[int]:
     """Subject and direct object of the verb at i."""
-    thing = _object(s, i)
-    return thing if object_only and thing else _nearest(s, i, -1) + thing
+    objects = _object(s, i)
+    return objects if object_only and objects else _nearest(s, i, -1) + objects
 
 
 def _nouns_of_stop_word(s: TaggedPrompt, i: int) -> list[int]:
     """What a stop word concerns: both nouns of a preposition of place, the noun after any other, or else before it."""
-    if s.text(i) in _PLACING:
+    if s.text(i) in _PLACE_PREPOSITIONS:
         return _nearest(s, i, -1) + _nearest(s, i, +1)
     return _object(s, i) or _nearest(s, i, -1) or _nearest(s, i, +1)
 
@@ -201,14 +204,14 @@ def focus(s: TaggedPrompt, span: range, other_has_content: bool) -> set[int]:
     content = [i for i in span if s.roles[i] is WordClass.CONTENT]
     heads = sorted({k for i in content for k in head_of(s, i)})
     if not other_has_content:  # "a hat on his head" is added at the hat
-        heads = [k for n, k in enumerate(heads) if not (n and _placed(s, k, span))]
+        heads = [k for n, k in enumerate(heads) if not (n and _is_placement(s, k, span))]
     verbs = [i for i in span if s.roles[i] is WordClass.VERB]
-    return {*heads, *(k for i in verbs for k in _nouns_of_verb(s, i, bool(heads) and s.text(i) in _ATTACHING))}
+    return {*heads, *(k for i in verbs for k in _nouns_of_verb(s, i, bool(heads) and s.text(i) in _CARRYING_VERBS))}
 
 
-def _placed(s: TaggedPrompt, head: int, span: range) -> bool:
+def _is_placement(s: TaggedPrompt, head: int, span: range) -> bool:
     """Whether a noun of the span only names the place of another: it follows a preposition of the span."""
     i = run_around(s, head)[0] - 1
     while s.text(i) in DETERMINERS:
         i -= 1
-    return i in span and s.text(i) in _PLACING
+    return i in span and s.text(i) in _PLACE_PREPOSITIONS

@@ -93,7 +93,7 @@ def choose_device(device: str | torch.device | None = None) -> torch.device:
         return torch.device("cpu")
     if chosen.type == "mps":
         raise InputError("device mps has no float64, which exact group statistics need; use cpu")
-    available = torch.accelerator.device_count() if _accelerated(chosen) else 0
+    available = torch.accelerator.device_count() if _is_accelerator(chosen) else 0
     if (chosen.index or 0) >= available:
         raise InputError(f"device {device} is not on this machine ({available} of its kind found); use cpu")
     return chosen
@@ -136,10 +136,10 @@ def faster_cpu_dtype() -> torch.dtype:
     name = os.environ.get("FISEDIT_CPU_DTYPE", "")
     if name and DTYPES.get(name) not in {torch.float32, torch.bfloat16}:
         raise InputError(f"FISEDIT_CPU_DTYPE must be fp32 or bf16, got {name!r}; unset it to have both measured")
-    return DTYPES[name] if name else _faster(_products(torch.float32), _products(torch.bfloat16))
+    return DTYPES[name] if name else _faster_dtype(_products(torch.float32), _products(torch.bfloat16))
 
 
-def _faster(
+def _faster_dtype(
     fp32: Callable[[], object], bf16: Callable[[], object], clock: Callable[[], float] = perf_counter
 ) -> torch.dtype:
     """The precision whose products are faster, in turns.
@@ -156,14 +156,14 @@ def _faster(
         return clock() - start
 
     fp32()  # the first call makes kernels
-    single, half = seconds(fp32), seconds(bf16)
-    if half > SLOWDOWN_LIMIT * single:
-        half = min(half, seconds(bf16))  # the first one made kernels too
-    if half > SLOWDOWN_LIMIT * single:
+    fp32_seconds, bf16_seconds = seconds(fp32), seconds(bf16)
+    if bf16_seconds > SLOWDOWN_LIMIT * fp32_seconds:
+        bf16_seconds = min(bf16_seconds, seconds(bf16))  # the first one made kernels too
+    if bf16_seconds > SLOWDOWN_LIMIT * fp32_seconds:
         return torch.float32
     for _ in range(TIMING_REPEATS):
-        single, half = min(single, seconds(fp32)), min(half, seconds(bf16))
-    return torch.bfloat16 if single > MIN_SPEEDUP * half else torch.float32
+        fp32_seconds, bf16_seconds = min(fp32_seconds, seconds(fp32)), min(bf16_seconds, seconds(bf16))
+    return torch.bfloat16 if fp32_seconds > MIN_SPEEDUP * bf16_seconds else torch.float32
 
 
 def _products(dtype: torch.dtype) -> Callable[[], object]:
@@ -180,6 +180,6 @@ def _products(dtype: torch.dtype) -> Callable[[], object]:
     return run
 
 
-def _accelerated(device: torch.device) -> bool:
+def _is_accelerator(device: torch.device) -> bool:
     current = torch.accelerator.current_accelerator(check_available=True)
     return current is not None and current.type == device.type

@@ -98,8 +98,8 @@ class Injection:
         """
         if self._before is None:
             raise AdapterError("this is not injected; inject it first")
-        tops = {module: new for module, _, new in self._before}
-        if any(module.__dict__.get("forward") is not new for module, new in tops.items()):
+        current = {module: new for module, _, new in self._before}
+        if any(module.__dict__.get("forward") is not new for module, new in current.items()):
             raise AdapterError("something was injected over this; eject that first")
         for module, old, _ in reversed(self._before):
             if old is _MISSING:
@@ -132,9 +132,9 @@ def injected(owner: nn.Module, replacements: Iterable[Replacement]) -> Iterator[
         owner: the root module of those below; other threads wait for it.
         replacements: what gets which forward. Nesting is allowed: ejecting restores what was there.
     """
-    with Injection(owner, ((module, _instead(forward)) for module, forward in replacements)):
+    with Injection(owner, ((module, _replace_forward(forward)) for module, forward in replacements)):
         yield
 
 
-def _instead(forward: Forward) -> ForwardWrapper:
+def _replace_forward(forward: Forward) -> ForwardWrapper:
     return lambda _: forward

@@ -79,8 +79,8 @@ def config_folder(model: str | Path, *, local_files_only: bool = False) -> Path:
     """
     path = locate(model)
     if path is not None and path.is_file():
-        if refusal := checks.pickled(path):
-            raise refusal
+        if problem := checks.pickled(path):
+            raise problem
         checks.check_single_file(path, read_shapes(path))
         return _SD15
     folder = download_files(str(model), CONFIG_PATTERNS, local_files_only=local_files_only) if path is None else path
@@ -104,8 +104,8 @@ def load_tokenizer(folder: Path) -> Any:
 def _load_file(path: Path, dtype: torch.dtype) -> StableDiffusionPipeline:
     from diffusers import StableDiffusionPipeline
 
-    if refusal := checks.pickled(path):
-        raise refusal
+    if problem := checks.pickled(path):
+        raise problem
     shapes = read_shapes(path)
     checks.check_single_file(path, shapes)
     for part in checks.MODULES:
@@ -174,7 +174,7 @@ def _check_configs(folder: Path) -> dict[str, Any]:
     return read_json(folder / "model_index.json")
 
 
-_TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"
+_LENGTH_WARNING = "sequence-length-is-longer-than-the-specified-maximum"
 """Transformers' name of its warning, which it gives once a tokenizer."""
 
 
@@ -187,7 +187,7 @@ def _load_tokenizer(folder: Path) -> Any:
         tokenizer = CLIPTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"the tokenizer in {folder} is damaged; copy or download the folder again") from error
-    tokenizer.deprecation_warnings[_TOO_LONG] = True  # as if already given: results have a note of their own
+    tokenizer.deprecation_warnings[_LENGTH_WARNING] = True  # as if already given: results have a note of their own
     return tokenizer
 
 

@@ -54,30 +54,30 @@ def num_cores() -> int:
 
 
 @cache
-def cpu_model(listing: Path = Path("/proc/cpuinfo")) -> tuple[str, tuple[str, ...]]:
+def cpu_model(path: Path = Path("/proc/cpuinfo")) -> tuple[str, tuple[str, ...]]:
     """The CPU's model, and those of its features that decide how fast products are.
 
     Args:
-        listing: Linux's description of the CPUs; elsewhere `platform` names the CPU.
+        path: Linux's description of the CPUs; elsewhere `platform` names the CPU.
     """
     try:
-        text = listing.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except OSError:
         return platform.processor() or platform.machine(), ()
     name = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
-    listed = set(flags[1].split()) if flags else set()
-    return name[1] if name else platform.machine(), tuple(feature for feature in _FEATURES if feature in listed)
+    flags_found = set(flags[1].split()) if flags else set()
+    return name[1] if name else platform.machine(), tuple(feature for feature in _FEATURES if feature in flags_found)
 
 
-def available_bytes(listing: Path = Path("/proc/meminfo")) -> int:
+def available_bytes(path: Path = Path("/proc/meminfo")) -> int:
     """Memory that a process may still take without swapping; all of the machine's where that is not known.
 
     Args:
-        listing: Linux's description of the memory.
+        path: Linux's description of the memory.
     """
     try:
-        found = re.search(r"^MemAvailable:\s*(\d+) kB$", listing.read_text(encoding="utf-8"), re.MULTILINE)
+        found = re.search(r"^MemAvailable:\s*(\d+) kB$", path.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
         found = None
     return int(found[1]) * 1024 if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -25,8 +25,8 @@ DEMO_ADAPTER = "demo-look"
 """Name of the demo model's reference adapter, which ships with fisedit."""
 
 _PACKAGE = Path(__file__).parents[1]
-_SHIPPED = (_PACKAGE / "_weights", _PACKAGE.parent / "weights")  # in an installed wheel; in a checkout
-_DIGESTED = {".json", ".txt", ".safetensors"}  # suffixes of all files that a loader reads
+_WEIGHT_FOLDERS = (_PACKAGE / "_weights", _PACKAGE.parent / "weights")  # in an installed wheel; in a checkout
+_DIGEST_SUFFIXES = {".json", ".txt", ".safetensors"}  # suffixes of all files that a loader reads
 
 
 def demo_folder() -> Path:
@@ -35,7 +35,7 @@ def demo_folder() -> Path:
     Raises:
         ModelError: This copy of fisedit has no demo model.
     """
-    for folder in _SHIPPED:
+    for folder in _WEIGHT_FOLDERS:
         if (folder / "demo" / "model_index.json").is_file():
             return folder / "demo"
     raise ModelError("the demo model is not in this copy of fisedit; reinstall it, or give another model")
@@ -47,7 +47,7 @@ def demo_adapter_folder() -> Path:
     Raises:
         ModelError: This copy of fisedit has no demo adapter.
     """
-    for folder in _SHIPPED:
+    for folder in _WEIGHT_FOLDERS:
         if (folder / DEMO_ADAPTER / "config.json").is_file():
             return folder / DEMO_ADAPTER
     raise ModelError(f"{DEMO_ADAPTER} is not in this copy of fisedit; reinstall it, or give another adapter")
@@ -75,8 +75,8 @@ def locate(model: str | Path) -> Path | None:
     path = expand_home(model)
     if path.is_dir() or path.is_file():
         return path
-    refusal = pickled(path)
-    if isinstance(model, str) and HUB_ID.fullmatch(model) and path.suffix != ".safetensors" and not refusal:
+    problem = pickled(path)
+    if isinstance(model, str) and HUB_ID.fullmatch(model) and path.suffix != ".safetensors" and not problem:
         return None
     found = "no file or folder" if path.exists() else "nothing there"
     raise ModelError(
@@ -104,7 +104,7 @@ def model_digest(model: str | Path, *, local_files_only: bool = False) -> str:
     if path is None:
         commit = _snapshot(str(model), ["model_index.json"], local_files_only).name
         return f"{model}@{commit}"
-    files = [path] if path.is_file() else sorted(file for file in path.glob("**/*") if file.suffix in _DIGESTED)
+    files = [path] if path.is_file() else sorted(file for file in path.glob("**/*") if file.suffix in _DIGEST_SUFFIXES)
     digest = hashlib.sha256()
     try:
         for file in files:

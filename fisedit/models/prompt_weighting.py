@@ -98,5 +98,7 @@ def embeddings(prompt: WeightedPrompt, pipe: StableDiffusionPipeline) -> Tensor 
 
     texts, weights = (list(column) for column in zip(*fragments, strict=True))
     provider, device = EmbeddingsProvider(pipe.tokenizer, pipe.text_encoder), pipe.text_encoder.device
-    made: Tensor = provider.get_embeddings_for_weighted_prompt_fragments([texts], [weights], device=device)
-    return made
+    weighted_embeddings: Tensor = provider.get_embeddings_for_weighted_prompt_fragments(
+        [texts], [weights], device=device
+    )
+    return weighted_embeddings

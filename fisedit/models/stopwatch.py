@@ -82,7 +82,7 @@ class SpanRecorder:
         self.levels, self._clock, self._wait = levels or {}, clock, wait
         self.spans: list[Span] = []
         self._open: list[_OpenSpan] = []
-        self._began, self._steps = clock(), 0
+        self._start_time, self._steps = clock(), 0
 
     def begin(self, kind: str, name: str = "", *, leaf: bool = True, work: StepWork | None = None) -> None:
         """Open a span; one within a leaf belongs to that leaf.
@@ -96,7 +96,7 @@ class SpanRecorder:
         self._wait()
         parent = self._open[-1] if self._open else None
         if parent is not None and parent.leaf:
-            parent.hidden += 1
+            parent.num_nested += 1
             return
         level = self.levels.get(name, parent.level if parent else NO_LEVEL)
         step = parent.step if parent else -1
@@ -108,14 +108,14 @@ class SpanRecorder:
         """Close the span that was opened last."""
         self._wait()
         last = self._open[-1]
-        if last.hidden:
-            last.hidden -= 1
+        if last.num_nested:
+            last.num_nested -= 1
             return
         self._open.pop()
         seconds = self._clock() - last.start
         if self._open:
-            self._open[-1].within += seconds
-        start, own = last.start - self._began, seconds - last.within
+            self._open[-1].child_seconds += seconds
+        start, own = last.start - self._start_time, seconds - last.child_seconds
         self.spans.append(Span(last.kind, last.level, last.name, start, seconds, own, last.step, last.work))
 
 
@@ -135,8 +135,8 @@ class _OpenSpan:
     step: int
     start: float
     work: StepWork | None
-    within: float = 0.0
-    hidden: int = 0
+    child_seconds: float = 0.0
+    num_nested: int = 0
 
 
 _recorder: ContextVar[SpanRecorder | None] = ContextVar("span_recorder", default=None)

@@ -50,7 +50,7 @@ def preview(vae: AutoencoderKL, latents: Tensor) -> Image.Image:
     fit = _fits.get(vae)
     if fit is None:
         fit = _fits[vae] = _fitted(vae)
-    colours = _with_one(latents) @ fit
+    colours = _append_ones(latents) @ fit
     pixels = (colours.clamp(0, 1) * 255).round().byte().view(*latents.shape[-2:], 3)
     return Image.fromarray(pixels.cpu().numpy())
 
@@ -63,11 +63,11 @@ def _fitted(vae: AutoencoderKL) -> Tensor:
     with exclusive(vae):  # no other thread's forwards
         sample = vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
     colours = F.avg_pool2d(sample.float() / 2 + 0.5, LATENT_FACTOR)
-    fit: Tensor = torch.linalg.lstsq(_with_one(latents), colours[0].flatten(1).T).solution
+    fit: Tensor = torch.linalg.lstsq(_append_ones(latents), colours[0].flatten(1).T).solution
     return fit
 
 
-def _with_one(latents: Tensor) -> Tensor:
+def _append_ones(latents: Tensor) -> Tensor:
     """[1, C, h, w] -> float32 [h * w, C + 1], the last column ones."""
     rows = latents[0].float().flatten(1).T
     return F.pad(rows, (0, 1), value=1.0)

@@ -12,7 +12,7 @@ from typing import Any
 from fisedit.errors import ModelError
 from fisedit.models.weight_files import PICKLES, Shapes, pickle_error, read_json
 
-WANTED = "a Stable Diffusion 1.x or 2.x text-to-image model"
+SUPPORTED_MODELS = "a Stable Diffusion 1.x or 2.x text-to-image model"
 MODULES: Mapping[str, tuple[str, str]] = {
     "unet": ("diffusers", "UNet2DConditionModel"),
     "vae": ("diffusers", "AutoencoderKL"),
@@ -116,11 +116,11 @@ def check_pipeline(folder: Path) -> None:
         ModelError: It is another pipeline, names other classes, or lacks a part.
     """
     if not (folder / "model_index.json").is_file():
-        raise _no_pipeline(folder)
+        raise _no_pipeline_error(folder)
     index = read_json(folder / "model_index.json")
     name = str(index.get("_class_name"))
     if name != "StableDiffusionPipeline":
-        raise _refusal(_called(name), folder)
+        raise _model_error(_describe_class(name), folder)
     for part, classes in _CLASSES.items():
         _check_class(part, index.get(part), classes)
 
@@ -143,7 +143,7 @@ def check_single_file(path: Path, shapes: Shapes) -> None:
     if found is None and not all(_any(shapes, start) for start in SINGLE_FILE.values()):
         found = next((what for what, starts in _PARTS.items() if all(n.startswith(starts) for n in shapes)), _UNKNOWN)
     if found is not None:
-        raise _refusal(found, path)
+        raise _model_error(found, path)
 
 
 def check_unet(config: Config) -> None:
@@ -157,7 +157,7 @@ def check_unet(config: Config) -> None:
     """
     for inputs, what in _INPUTS.items():
         if config.get("in_channels") == inputs:
-            raise ModelError(f"model must be {WANTED}, got {what}; load the model that it was made from")
+            raise ModelError(f"model must be {SUPPORTED_MODELS}, got {what}; load the model that it was made from")
     for name, supported in _SUPPORTED.items():
         if config.get(name, supported[0]) not in supported:
             raise _setting("UNet", name, config[name], " or ".join(map(repr, supported)))
@@ -216,24 +216,26 @@ def check_config(part: str, config: Config) -> None:
         raise _setting(part, "class", ", ".join(sorted(foreign)), MODULES[part][1])
 
 
-def check_shapes(part: str, expected: Shapes, got: Shapes) -> None:
+def check_shapes(part: str, expected: Shapes, actual: Shapes) -> None:
     """Compare a component's tensors with those of its configuration.
 
     Args:
         part: The component.
         expected: Tensors of the configuration.
-        got: Tensors of the file.
+        actual: Tensors of the file.
 
     Raises:
         ModelError: Tensors are missing or have other shapes; names the first.
     """
-    missing = [name for name in expected if name not in got]
+    missing = [name for name in expected if name not in actual]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ModelError(f"the {part}'s weights lack {missing[0]}{more}; download the model again")
     for name, shape in expected.items():
-        if got[name] != shape:
-            raise ModelError(f"the {part}'s {name} must be {shape}, got {got[name]}; config and weights do not match")
+        if actual[name] != shape:
+            raise ModelError(
+                f"the {part}'s {name} must be {shape}, got {actual[name]}; config and weights do not match"
+            )
 
 
 def pickled(path: Path) -> ModelError | None:
@@ -251,7 +253,7 @@ def _check_class(part: str, named: Any, classes: tuple[str, ...]) -> None:
         )
 
 
-def _no_pipeline(folder: Path) -> ModelError:
+def _no_pipeline_error(folder: Path) -> ModelError:
     kinds = (
         ("adapter_config.json", "a LoRA; load the model that it was made for"),
         ("pytorch_lora_weights.safetensors", "a LoRA; load the model that it was made for"),
@@ -260,20 +262,20 @@ def _no_pipeline(folder: Path) -> ModelError:
     found = next((what for name, what in kinds if (folder / name).is_file()), "a folder without model_index.json")
     if found.startswith("one part") and "ControlNet" in str(read_json(folder / "config.json").get("_class_name")):
         found = "a ControlNet"
-    return _refusal(found, folder)
+    return _model_error(found, folder)
 
 
-def _called(name: str) -> str:
+def _describe_class(name: str) -> str:
     matches = (label for start, label in _OTHER_PIPELINES.items() if name.startswith(start))
     return next(matches, f"a {name}")
 
 
-def _refusal(what: str, path: Path) -> ModelError:
-    return ModelError(f"model must be {WANTED}, got {what} ({path})")
+def _model_error(what: str, path: Path) -> ModelError:
+    return ModelError(f"model must be {SUPPORTED_MODELS}, got {what} ({path})")
 
 
-def _setting(owner: str, name: str, got: object, wanted: str) -> ModelError:
-    return ModelError(f"{owner} setting {name} must be {wanted}, got {got!r}; this architecture is not supported")
+def _setting(owner: str, name: str, actual: object, expected: str) -> ModelError:
+    return ModelError(f"{owner} setting {name} must be {expected}, got {actual!r}; this architecture is not supported")
 
 
 def _any(shapes: Shapes, start: str) -> bool:

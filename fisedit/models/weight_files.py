@@ -93,10 +93,10 @@ def check_vocabulary(folder: Path) -> None:
     merges = folder / "merges.txt"
     if not merges.is_file():
         raise ModelError("the model folder lacks tokenizer/merges.txt; copy or download the whole folder")
-    made = {"".join(line.split()) for line in merges.read_text(encoding="utf-8", errors="replace").splitlines()}
-    unmade = [word for word in vocabulary if len(word.removesuffix("</w>")) > 1 and word not in made]
-    if len(unmade) > _SPECIAL_TOKENS:
-        raise ModelError(f"{merges} is truncated: nothing makes {unmade[0]!r}; download it again")
+    merged = {"".join(line.split()) for line in merges.read_text(encoding="utf-8", errors="replace").splitlines()}
+    missing = [word for word in vocabulary if len(word.removesuffix("</w>")) > 1 and word not in merged]
+    if len(missing) > _SPECIAL_TOKENS:
+        raise ModelError(f"{merges} is truncated: nothing makes {missing[0]!r}; download it again")
 
 
 def pickle_error(path: Path) -> ModelError:

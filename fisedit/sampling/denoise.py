@@ -18,13 +18,20 @@ from fisedit.adapters.base import AdapterStack
 from fisedit.adapters.references import References, level_grids
 from fisedit.models.prompt_weighting import embeddings, parse
 from fisedit.models.stopwatch import STEP_DENSE, STEP_SPARSE, StepWork, span
-from fisedit.sampling.inversion import inverted
+from fisedit.sampling.inversion import invert_ddim
 from fisedit.sampling.linear_scheduler import Coefficients, LinearSampler, coefficients
 from fisedit.sampling.scheduler import Sampler, blend_latents, mask_steps
 from fisedit.sampling.trajectory import Trajectory, max_injection_steps
 from fisedit.sparse.cost_model import CostedLayers, Costs
 from fisedit.sparse.executor import Executor, apply_guidance, mask_queries
-from fisedit.sparse.feature_cache import CachedFeatures, FeatureDelta, ShiftedFeatures, StepFeatures, completed, shifted
+from fisedit.sparse.feature_cache import (
+    CachedFeatures,
+    FeatureDelta,
+    ShiftedFeatures,
+    StepFeatures,
+    shifted,
+    with_last_branch,
+)
 from fisedit.sparse.modules import Role, project_text
 from fisedit.sparse.stepping import Graphs, SparseEdit, SparseSteps
 from fisedit.sparse_kernels.dilation import dilate
@@ -91,7 +98,7 @@ class Engine:
         executor, tokenizer = self.executor, self.pipe.tokenizer
         layers = CostedLayers(executor.sites, self.pipe.vae, self.grids(config), int(tokenizer.model_max_length))
         adapter_macs = partial(self._adapter_macs, config, recorded) if config.like else None
-        captured = self.graphs.wanted_on(executor.device)
+        captured = self.graphs.is_enabled(executor.device)
         steps, batch = config.num_inference_steps, self.batch(config)
         return Costs(layers, steps, batch, executor.device, captured, adapter_macs, self.table)
 
@@ -140,27 +147,27 @@ class Engine:
             linear: as a `LinearSampler`, which never makes the host wait, where the scheduler's steps are linear.
         """
         unet, noises, scheduler_config = self.pipe.unet, source.noises if source else [], self.pipe.scheduler.config
-        rest = config, scheduler_config, unet.config.in_channels, self.executor.device, unet.dtype, noises
+        arguments = config, scheduler_config, unet.config.in_channels, self.executor.device, unet.dtype, noises
         if not linear:
-            return Sampler(*rest)
+            return Sampler(*arguments)
         key = config.scheduler, config.num_inference_steps, bool(noises), str(scheduler_config)
         if key not in self._coefficients:
             self._coefficients[key] = coefficients(config, scheduler_config, noisy=bool(noises))
         steps = self._coefficients[key]
-        return Sampler(*rest) if steps is None else LinearSampler(steps, *rest)
+        return Sampler(*arguments) if steps is None else LinearSampler(steps, *arguments)
 
     def encode(self, config: GenerationConfig) -> Tensor:
         """Text embeddings [B, T, D], the negative prompt's first; diffusers' own where nothing is weighted."""
-        guided, prompt, against = self.guided(config), parse(config.prompt), parse(config.negative_prompt)
+        guided, prompt, negative_prompt = self.guided(config), parse(config.prompt), parse(config.negative_prompt)
         with self.graphs.cache.captured_encoder(self.pipe.text_encoder):
             positive, negative = self.pipe.encode_prompt(
                 prompt.text,
                 self.executor.device,
                 1,
                 guided,
-                against.text,
+                negative_prompt.text,
                 prompt_embeds=embeddings(prompt, self.pipe),
-                negative_prompt_embeds=embeddings(against, self.pipe) if guided else None,
+                negative_prompt_embeds=embeddings(negative_prompt, self.pipe) if guided else None,
             )
         return torch.cat([negative, positive]) if guided else positive
 
@@ -170,7 +177,7 @@ class Engine:
         config: GenerationConfig,
         text: Tensor,
         callback: StepCallback,
-        over: tuple[BoolGrid, Trajectory] | None = None,
+        blend_source: tuple[BoolGrid, Trajectory] | None = None,
         path: Sequence[Tensor] | None = None,
         start: int = 0,
     ) -> Trajectory:
@@ -182,28 +189,29 @@ class Engine:
             config: what to generate.
             text: embeddings [B, T, D].
             callback: called before every step.
-            over: a grid [h, w] and the source whose latents stay outside it, which begins with the same latents.
+            blend_source: a grid [h, w] and the source whose latents stay outside it, which begins with the same
+                latents.
             path: of DDPM inversion, latents before every step and at the end [1, 4, h, w]: the noise that leads from
                 each to the next is found.
             start: index of the first step to run; those before are taken over from the source.
         """
-        trajectory, source = Trajectory(config), over[1] if over else None
+        trajectory, source = Trajectory(config), blend_source[1] if blend_source else None
         sampler = self.sampler(config, source or trajectory)
-        blend = _blender(over[0], over[1]) if over else lambda i, latents: latents
+        blend = _blender(blend_source[0], blend_source[1]) if blend_source else lambda i, latents: latents
         if source:
-            trajectory.take_over(source, start, sampler)
+            trajectory.copy_first_steps(source, start, sampler)
         else:
             trajectory.latents.append(path[0] if path else sampler.latents)
         for i, t in enumerate(sampler.timesteps[start:], start):
             callback(i, len(sampler.timesteps), sampler.estimate)
             latents = trajectory.latents[i]
-            with span(STEP_DENSE, work=partial(self._work, config)):
+            with span(STEP_DENSE, work=partial(self._dense_work, config)):
                 raw, features = self._evaluate(trajectory, sampler, text, i, latents, source)
             prediction = apply_guidance(raw, self._guidance(config))
             if path:  # the sampler steps with it, so that rounding never adds up
                 trajectory.noises.append(sampler.noise_between(prediction, t, latents, path[i + 1]))
-            following = blend(i + 1, sampler.step(prediction, t, latents))
-            trajectory.append(prediction, self._within_budget(features, i - start), following)
+            next_latents = blend(i + 1, sampler.step(prediction, t, latents))
+            trajectory.append(prediction, self._within_budget(features, i - start), next_latents)
         return trajectory
 
     @torch.inference_mode()
@@ -217,19 +225,19 @@ class Engine:
             callback: called before every step.
 
         Raises:
-            InputError, NumericsError: as `inversion.inverted`.
+            InputError, NumericsError: as `inversion.invert_ddim`.
         """
         trajectory, sampler, steps = Trajectory(config), self.sampler(config), config.num_inference_steps
 
         def predict(i: int, latents: Tensor) -> Tensor:
             callback(steps - 1 - i, steps, latents)
-            with span(STEP_DENSE, work=partial(self._work, config)):
+            with span(STEP_DENSE, work=partial(self._dense_work, config)):
                 raw, features = self._evaluate(trajectory, sampler, text, i, latents)
             trajectory.predictions.insert(0, apply_guidance(raw, self._guidance(config)))
             trajectory.features.insert(0, self._within_budget(features, len(trajectory.features)))
             return raw[-1:]
 
-        trajectory.latents = inverted(self.pipe, config, text[-1:], clean, predict)
+        trajectory.latents = invert_ddim(self.pipe, config, text[-1:], clean, predict)
         return trajectory
 
     @torch.inference_mode()
@@ -255,30 +263,33 @@ class Engine:
         sampler = self.sampler(edit.config, source, linear=steps.uses_graphs)
         trajectories = [Trajectory(e.config, text_keys=e.text_keys) for e in edits]
         for trajectory in trajectories:
-            trajectory.take_over(source, edit.start, sampler)
-        blend, shifts = _blender(np.stack([e.grid for e in edits])[:, None], source), trajectories[0].shifts
+            trajectory.copy_first_steps(source, edit.start, sampler)
+        blend, feature_deltas = (
+            _blender(np.stack([e.grid for e in edits])[:, None], source),
+            trajectories[0].feature_deltas,
+        )
         latents = source.latents[edit.start].expand(len(edits), -1, -1, -1)
         for i, t in enumerate(sampler.timesteps[edit.start :], edit.start):
             callback(i, len(sampler.timesteps), sampler.estimate[:1])
-            made: Sequence[CachedFeatures]
+            step_features: Sequence[CachedFeatures]
             if edit.dilation[i] == DENSE_STEP:
-                with span(STEP_DENSE, work=partial(self._work, edit.config)):
-                    raw, dense = self._evaluate(trajectories[0], sampler, edit.text, i, latents, source)
-                predictions, made = apply_guidance(raw, self._guidance(edit.config)), [dense]
+                with span(STEP_DENSE, work=partial(self._dense_work, edit.config)):
+                    raw, dense_features = self._evaluate(trajectories[0], sampler, edit.text, i, latents, source)
+                predictions, step_features = apply_guidance(raw, self._guidance(edit.config)), [dense_features]
                 with span("shift"):
-                    shifts.append(FeatureDelta.between(source.features[i], dense, self._levels))
+                    feature_deltas.append(FeatureDelta.between(source.features[i], dense_features, self._levels))
             else:
-                if shifts:
-                    features[i] = ShiftedFeatures(source.features[i], shifts[-1])
+                if feature_deltas:
+                    features[i] = ShiftedFeatures(source.features[i], feature_deltas[-1])
                 x, timestep_cond = self._inputs(sampler, edit.config, latents, t)
                 with span(STEP_SPARSE, work=partial(self._sparse_work, edits, i)):
-                    predictions, made = steps.step(i, x, t, timestep_cond)
+                    predictions, step_features = steps.step(i, x, t, timestep_cond)
             if edit.check and i == edit.check.step:
-                change = (predictions - source.predictions[i]).float().norm(dim=1)[0]
-                edit.check.compare(change.cpu().numpy())
+                difference = (predictions - source.predictions[i]).float().norm(dim=1)[0]
+                edit.check.compare(difference.cpu().numpy())
             latents = blend(i + 1, sampler.step(predictions, t, latents))
             for e, trajectory in enumerate(trajectories):
-                trajectory.append(predictions[e : e + 1], made[e], latents[e : e + 1])
+                trajectory.append(predictions[e : e + 1], step_features[e], latents[e : e + 1])
         if isinstance(sampler, LinearSampler):
             sampler.raise_if_not_finite()
         for trajectory in trajectories:
@@ -315,7 +326,7 @@ class Engine:
             has_dense_steps=DENSE_STEP in edit.dilation[edit.start :],
         )
 
-    def _work(self, config: GenerationConfig) -> StepWork:
+    def _dense_work(self, config: GenerationConfig) -> StepWork:
         """Of a dense step."""
         sizes = self.sizes(config)
         return StepWork(sizes, sizes, self.batch(config))
@@ -328,11 +339,16 @@ class Engine:
 
     def _plans(self, edit: LatentEdit) -> dict[int, SparsePlan]:
         """Of every sparse step from the first on; one object for steps that compute the same cells."""
-        cells, check = edit.dilation, edit.check
-        made = {width: self.row_plan(edit.grid, width) for width in set(cells[edit.start :]) - {DENSE_STEP}}
-        plans = {i: made[cells[i]] for i in range(edit.start, len(cells)) if cells[i] != DENSE_STEP}
+        dilation, check = edit.dilation, edit.check
+        plan_by_dilation = {
+            cells_beyond: self.row_plan(edit.grid, cells_beyond)
+            for cells_beyond in set(dilation[edit.start :]) - {DENSE_STEP}
+        }
+        plans = {
+            i: plan_by_dilation[dilation[i]] for i in range(edit.start, len(dilation)) if dilation[i] != DENSE_STEP
+        }
         if check and check.step in plans:
-            plans[check.step] = self.row_plan(edit.grid, cells[check.step], check.cells)
+            plans[check.step] = self.row_plan(edit.grid, dilation[check.step], check.cells)
         return plans
 
     def _injected_keys(self, source: Trajectory, edit: LatentEdit) -> dict[str, Tensor]:
@@ -416,22 +432,25 @@ class Engine:
     ) -> tuple[Tensor, StepFeatures]:
         """The i-th step's predictions [B, 4, h, w], and what of it later edits and masks may read."""
         config, t = trajectory.config, sampler.timesteps[i]
-        wanted = i < max_injection_steps(config) or i in mask_steps(sampler.timesteps)
-        queries = mask_queries(self.executor.sites, self.sizes(config)) if wanted else frozenset()
+        records_queries = i < max_injection_steps(config) or i in mask_steps(sampler.timesteps)
+        queries = mask_queries(self.executor.sites, self.sizes(config)) if records_queries else frozenset()
         x, timestep_cond = self._inputs(sampler, config, latents, t)
         unconditional = self.unconditional(source, config, text, i) if source else None
         if source and unconditional is not None:
             project_text(self.executor.sites, text, trajectory.text_keys)
-            own = {name: both[-1:] for name, both in trajectory.text_keys.items()}
-            last, recorded = self.executor.run_dense(x[-1:], t, text[-1:], own, queries)
-            raw, maps = torch.cat([unconditional, last]), completed(source.features[i], recorded, self._levels)
+            conditional_keys = {name: keys[-1:] for name, keys in trajectory.text_keys.items()}
+            conditional, recorded = self.executor.run_dense(x[-1:], t, text[-1:], conditional_keys, queries)
+            raw, features = (
+                torch.cat([unconditional, conditional]),
+                with_last_branch(source.features[i], recorded, self._levels),
+            )
         else:
-            raw, maps = self.executor.run_dense(
+            raw, features = self.executor.run_dense(
                 x, t, text, trajectory.text_keys, queries, timestep_cond, self.conditioning(config)
             )
         if i == 0 and self.guided(config):
             trajectory.unconditional = text[:1], raw[:1]
-        return raw, maps
+        return raw, features
 
     def _within_budget(self, features: StepFeatures, before: int) -> StepFeatures:
         """A step's features, moved to host memory if so many earlier steps and it exceed the budget."""

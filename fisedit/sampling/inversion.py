@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
     from fisedit.values import GenerationConfig
 
-SPACINGS = ("leading", "trailing")
+INVERTIBLE_SPACINGS = ("leading", "trailing")
 """Ways to space timesteps that diffusers can invert."""
 
 
 @torch.inference_mode()
-def inverted(
+def invert_ddim(
     pipe: StableDiffusionPipeline,
     config: GenerationConfig,
     text: Tensor,
@@ -57,16 +57,16 @@ def inverted(
         InputError: a scheduler whose path has no inverse here, timesteps whose spacing has none, or a distilled model.
         NumericsError: the model predicted NaN or infinity.
     """
-    _check(pipe, config)
+    _check_invertible(pipe, config)
     scheduler = DDIMInverseScheduler.from_config(pipe.scheduler.config)
     steps, spacing = config.num_inference_steps, scheduler.config.timestep_spacing
-    if spacing not in SPACINGS:
-        supported = f"a model whose timesteps are spaced {' or '.join(SPACINGS)}, got {spacing}"
+    if spacing not in INVERTIBLE_SPACINGS:
+        supported = f"a model whose timesteps are spaced {' or '.join(INVERTIBLE_SPACINGS)}, got {spacing}"
         raise InputError(f'inversion="ddim" takes {supported}; use inversion="ddpm"')
     scheduler.set_timesteps(steps, device=latents.device)
-    before = scheduler.timesteps[0] - scheduler.config.num_train_timesteps // steps
+    previous_timestep = scheduler.timesteps[0] - scheduler.config.num_train_timesteps // steps
     with exclusive(pipe.unet):
-        prediction = pipe.unet(latents, before.clamp(min=0), text, return_dict=False)[0]
+        prediction = pipe.unet(latents, previous_timestep.clamp(min=0), text, return_dict=False)[0]
     path = [latents]
     for i, t in zip(reversed(range(steps)), scheduler.timesteps, strict=True):
         path.insert(0, scheduler.step(prediction, t, path[0]).prev_sample)
@@ -77,7 +77,7 @@ def inverted(
 
 
 @torch.inference_mode()
-def noised(pipe: StableDiffusionPipeline, config: GenerationConfig, latents: Tensor) -> list[Tensor]:
+def noise_latents(pipe: StableDiffusionPipeline, config: GenerationConfig, latents: Tensor) -> list[Tensor]:
     """Clean latents with the noise of every step's time, drawn independently for each.
 
     Independent noise keeps the picture's structure in the noise that then leads from one to the next, where a path that
@@ -94,7 +94,7 @@ def noised(pipe: StableDiffusionPipeline, config: GenerationConfig, latents: Ten
     Raises:
         InputError: a scheduler other than DDIM, or a distilled model.
     """
-    _check(pipe, config)
+    _check_invertible(pipe, config)
     scheduler, generator = DDIMScheduler.from_config(pipe.scheduler.config), torch.Generator().manual_seed(config.seed)
     scheduler.set_timesteps(config.num_inference_steps, device=latents.device)
     noises = (randn_tensor(latents.shape, generator, latents.device, latents.dtype) for _ in scheduler.timesteps)
@@ -102,6 +102,6 @@ def noised(pipe: StableDiffusionPipeline, config: GenerationConfig, latents: Ten
     return [*path, latents]
 
 
-def _check(pipe: StableDiffusionPipeline, config: GenerationConfig) -> None:
+def _check_invertible(pipe: StableDiffusionPipeline, config: GenerationConfig) -> None:
     if config.scheduler is not SchedulerName.DDIM or pipe.unet.config.time_cond_proj_dim is not None:
         raise InputError(f"a picture is opened with the scheduler ddim and a model made for it, got {config.scheduler}")

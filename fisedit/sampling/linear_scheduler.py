@@ -46,7 +46,7 @@ class Coefficients:
     """One step: what the UNet's input is scaled by, the next latents, the estimate of the clean ones."""
 
     scale: float
-    following: Terms
+    next_latents: Terms
     estimate: Terms
 
 
@@ -65,51 +65,52 @@ def coefficients(
     """
     steps = config.num_inference_steps
     columns = 2 * steps + NOISE_COLUMNS + CHECK_COLUMNS
-    small = replace(config, width=columns * LATENT_FACTOR, height=LATENT_FACTOR)
-    shape, make = (1, 1, 1, columns), torch.Generator().manual_seed(config.seed)
-    draws = torch.cat([torch.randn(shape, generator=make) for _ in range(steps + 1)])  # the first are the first latents
-    noise, drawn = draws[1:].view(steps, columns), torch.Generator().manual_seed(config.seed + 1)
+    probe_config = replace(config, width=columns * LATENT_FACTOR, height=LATENT_FACTOR)
+    shape, generator = (1, 1, 1, columns), torch.Generator().manual_seed(config.seed)
+    # The first are the first latents.
+    random_numbers = torch.cat([torch.randn(shape, generator=generator) for _ in range(steps + 1)])
+    noise, check_generator = random_numbers[1:].view(steps, columns), torch.Generator().manual_seed(config.seed + 1)
     inputs = torch.zeros(2, steps, columns)
-    inputs[:, :, -CHECK_COLUMNS:] = torch.randn(2, steps, CHECK_COLUMNS, generator=drawn)
+    inputs[:, :, -CHECK_COLUMNS:] = torch.randn(2, steps, CHECK_COLUMNS, generator=check_generator)
     inputs[0, :, :steps], inputs[1, :, steps : 2 * steps] = torch.eye(steps), torch.eye(steps)
     latents, predictions = inputs
     noises = list(noise.view(-1, *shape)) if noisy else []
-    sampler = Sampler(small, scheduler_config, 1, torch.device("cpu"), torch.float32, noises)
-    scales, given = [], torch.zeros(2, steps, columns)
+    sampler = Sampler(probe_config, scheduler_config, 1, torch.device("cpu"), torch.float32, noises)
+    scales, expected = [], torch.zeros(2, steps, columns)
     for i, t in enumerate(sampler.timesteps):
         scales.append(float(sampler.scaled(torch.ones(1), t)))
-        given[0, i] = sampler.step(predictions[i].view(shape), t, latents[i].view(shape)).flatten()
-        given[1, i] = sampler.estimate.flatten()
-    found = [[_terms(row[i], noise[i], i) for i in range(steps)] for row in given]
-    for row, terms in zip(given, found, strict=True):
+        expected[0, i] = sampler.step(predictions[i].view(shape), t, latents[i].view(shape)).flatten()
+        expected[1, i] = sampler.estimate.flatten()
+    terms_by_output = [[_terms(row[i], noise[i], i) for i in range(steps)] for row in expected]
+    for row, terms in zip(expected, terms_by_output, strict=True):
         for i, term in enumerate(terms):
             predicted = _sum(term, i, latents, predictions, noise[i])[-CHECK_COLUMNS:]
             if not torch.allclose(
                 predicted, row[i, -CHECK_COLUMNS:], rtol=0, atol=TOLERANCE * float(row[i].abs().max() + 1)
             ):
                 return None
-    return tuple(Coefficients(*three) for three in zip(scales, *found, strict=True))
+    return tuple(Coefficients(*step_coefficients) for step_coefficients in zip(scales, *terms_by_output, strict=True))
 
 
 def _terms(row: Tensor, noise: Tensor, i: int) -> Terms:
     """The terms of step i, from what the scheduler made of every column [2 N + NOISE_COLUMNS + CHECK_COLUMNS]."""
     steps = (len(row) - NOISE_COLUMNS - CHECK_COLUMNS) // 2
-    blank = slice(2 * steps, 2 * steps + NOISE_COLUMNS)
-    of_noise = row[blank].dot(noise[blank]) / noise[blank].square().sum()
-    alone = (row - of_noise * noise).tolist()
-    before = [alone[i - 1], alone[steps + i - 1]] if i else [0.0, 0.0]
-    rest = (value if abs(value) > ROUNDING else 0.0 for value in (*before, float(of_noise)))
-    return Terms(alone[i], alone[steps + i], *rest)
+    noise_columns = slice(2 * steps, 2 * steps + NOISE_COLUMNS)
+    noise_coefficient = row[noise_columns].dot(noise[noise_columns]) / noise[noise_columns].square().sum()
+    row_coefficients = (row - noise_coefficient * noise).tolist()
+    before = [row_coefficients[i - 1], row_coefficients[steps + i - 1]] if i else [0.0, 0.0]
+    other_terms = (value if abs(value) > ROUNDING else 0.0 for value in (*before, float(noise_coefficient)))
+    return Terms(row_coefficients[i], row_coefficients[steps + i], *other_terms)
 
 
 def _sum(
     terms: Terms, i: int, latents: Sequence[Tensor], predictions: Sequence[Tensor], noise: Tensor | None
 ) -> Tensor:
     """A step's sum in float32; the sequences reach to step i at least."""
-    made = terms.latents * latents[i].float() + terms.prediction * predictions[i].float()
+    total = terms.latents * latents[i].float() + terms.prediction * predictions[i].float()
     if terms.latents_before or terms.prediction_before:
-        made += terms.latents_before * latents[i - 1].float() + terms.prediction_before * predictions[i - 1].float()
-    return made if noise is None or not terms.noise else made + terms.noise * noise.float()
+        total += terms.latents_before * latents[i - 1].float() + terms.prediction_before * predictions[i - 1].float()
+    return total if noise is None or not terms.noise else total + terms.noise * noise.float()
 
 
 class LinearSampler(Sampler):
@@ -131,9 +132,9 @@ class LinearSampler(Sampler):
     ) -> None:
         super().__init__(config, scheduler_config, channels, device, dtype, noises)
         self._steps, self._noise = steps, list(noises)
-        if not noises and any(step.following.noise for step in steps):
-            shape, make = self.latents.shape, self._generator
-            self._noise = [randn_tensor(shape, generator=make, device=device, dtype=dtype) for _ in steps]
+        if not noises and any(step.next_latents.noise for step in steps):
+            shape, generator = self.latents.shape, self._generator
+            self._noise = [randn_tensor(shape, generator=generator, device=device, dtype=dtype) for _ in steps]
         self._history: tuple[list[Tensor], list[Tensor]] = [], []
         self._finite: list[Tensor] = []
 
@@ -148,11 +149,11 @@ class LinearSampler(Sampler):
         self._history[0].append(latents)
         self._history[1].append(prediction)
         step, noise = self._steps[i], self._noise[i] if self._noise else None
-        following = _sum(step.following, i, *self._history, noise).to(latents.dtype)
-        same = step.estimate == step.following
-        self.estimate = following if same else _sum(step.estimate, i, *self._history, noise).to(latents.dtype)
-        self._finite.append(following.isfinite().all())
-        return following
+        next_latents = _sum(step.next_latents, i, *self._history, noise).to(latents.dtype)
+        same = step.estimate == step.next_latents
+        self.estimate = next_latents if same else _sum(step.estimate, i, *self._history, noise).to(latents.dtype)
+        self._finite.append(next_latents.isfinite().all())
+        return next_latents
 
     def raise_if_not_finite(self) -> None:
         """Check the latents of all steps at once. Here the host waits.
@@ -160,7 +161,7 @@ class LinearSampler(Sampler):
         Raises:
             NumericsError: the model predicted NaN or infinity.
         """
-        good = torch.stack(self._finite).tolist() if self._finite else []
-        if not all(good):
-            timestep = int(self.timesteps[good.index(False)])
+        finite = torch.stack(self._finite).tolist() if self._finite else []
+        if not all(finite):
+            timestep = int(self.timesteps[finite.index(False)])
             raise NumericsError(f"latents turned NaN or infinite at timestep {timestep}; use dtype fp32")

@@ -63,8 +63,8 @@ class Sampler:
             steps, name = config.num_inference_steps, config.scheduler
             raise InputError(f"num_inference_steps must suit the scheduler {name}, got {steps}; use fewer") from error
         self._generator = torch.Generator().manual_seed(config.seed)
-        takes = inspect.signature(self._scheduler.step).parameters
-        self._extra_step_kwargs = {"generator": self._generator} if "generator" in takes else {}
+        step_parameters = inspect.signature(self._scheduler.step).parameters
+        self._extra_step_kwargs = {"generator": self._generator} if "generator" in step_parameters else {}
         self._noises = noises
         self.timesteps: Tensor = self._scheduler.timesteps
         shape = (1, channels, config.height // LATENT_FACTOR, config.width // LATENT_FACTOR)
@@ -93,34 +93,34 @@ class Sampler:
         noise = self._noises[self._index(timestep)] if self._noises else None
         extra_step_kwargs = self._extra_step_kwargs if noise is None else {"eta": 1.0, "variance_noise": noise}
         out = self._scheduler.step(prediction, timestep, latents, **extra_step_kwargs)
-        following: Tensor = out.prev_sample
-        if not following.isfinite().all():
+        next_latents: Tensor = out.prev_sample
+        if not next_latents.isfinite().all():
             raise NumericsError(f"latents turned NaN or infinite at timestep {int(timestep)}; use dtype fp32")
         clean: Tensor | None = getattr(out, "pred_original_sample", None)
-        self.estimate = following if clean is None else clean
-        return following
+        self.estimate = next_latents if clean is None else clean
+        return next_latents
 
-    def noise_between(self, prediction: Tensor, timestep: Tensor, latents: Tensor, following: Tensor) -> Tensor:
+    def noise_between(self, prediction: Tensor, timestep: Tensor, latents: Tensor, next_latents: Tensor) -> Tensor:
         """The noise with which a step of DDPM leads from latents to the next ones.
 
         Args:
             prediction: the guided prediction [1, C, h, w].
             timestep: scalar, of this step.
             latents: [1, C, h, w] before the step.
-            following: [1, C, h, w] after it.
+            next_latents: [1, C, h, w] after it.
 
         Returns:
             [1, C, h, w]; zero where the step has no noise, as the last one of some schedules, and leads to the mean.
         """
-        still = torch.zeros_like(latents, dtype=torch.float32)
-        mean, further = (
+        zero_noise = torch.zeros_like(latents, dtype=torch.float32)
+        mean, shifted_mean = (
             self._scheduler.step(
                 prediction.float(), timestep, latents.float(), eta=1.0, variance_noise=noise
             ).prev_sample
-            for noise in (still, still + 1)
+            for noise in (zero_noise, zero_noise + 1)
         )
-        scale = (further - mean).mean()
-        noise: Tensor = (following - mean) / scale if scale > 0 else still
+        scale = (shifted_mean - mean).mean()
+        noise: Tensor = (next_latents - mean) / scale if scale > 0 else zero_noise
         return noise.to(latents.dtype)
 
     def _index(self, timestep: Tensor) -> int:
@@ -142,8 +142,8 @@ def mask_steps(timesteps: Tensor, count: int = 4) -> tuple[int, ...]:
     """Steps whose attention separates objects: at most `count`, evenly over timesteps 150 to 350, where the maps of
     drawn objects localise best; the nearest to 250 if none lies there."""
     times = timesteps.float()
-    good = ((times >= 150) & (times <= 350)).nonzero().flatten().tolist()
-    if not good:
+    candidates = ((times >= 150) & (times <= 350)).nonzero().flatten().tolist()
+    if not candidates:
         return (int((times - 250).abs().argmin()),)
-    picks = torch.linspace(0, len(good) - 1, min(count, len(good))).round().int().tolist()
-    return tuple(good[i] for i in picks)
+    indices = torch.linspace(0, len(candidates) - 1, min(count, len(candidates))).round().int().tolist()
+    return tuple(candidates[i] for i in indices)

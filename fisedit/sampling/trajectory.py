@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fisedit.sparse.feature_cache import CachedFeatures, FeatureDelta
     from fisedit.values import BoolGrid, GenerationConfig
 
-INJECTION_SHARE = 0.4
+MAX_INJECTION_RATIO = 0.4
 """Share of the steps whose queries are recorded, so that edits may keep their structure."""
 
 
@@ -36,7 +36,7 @@ class Trajectory:
         noises: [1, 4, h, w] of every step, where inversion found them; edits step with the same ones.
         captured: number of its steps that were replayed from captured graphs.
         uncaptured: why others were not, or "".
-        shifts: what its dense steps found changed outside its mask, where others are sparse.
+        feature_deltas: what its dense steps found changed outside its mask, where others are sparse.
         unconditional: of the unconditional branch at the first step the text [1, T, D] and the prediction [1, 4, h, w],
             if that was recorded: an edit begins with the same.
     """
@@ -50,15 +50,15 @@ class Trajectory:
     noises: list[Tensor] = field(default_factory=list)
     captured: int = 0
     uncaptured: str = ""
-    shifts: list[FeatureDelta] = field(default_factory=list)
+    feature_deltas: list[FeatureDelta] = field(default_factory=list)
     unconditional: tuple[Tensor, Tensor] | None = None
 
     @property
     def own_bytes(self) -> int:
         """Bytes of recorded features and latents held by this trajectory alone."""
-        loose = (*self.latents[self.start :], *self.predictions[self.start :], *self.text_keys.values(), *self.noises)
-        own = (*self.features[self.start :], *self.shifts)
-        return sum(step.own_bytes for step in own) + sum(t.nbytes for t in loose)
+        tensors = (*self.latents[self.start :], *self.predictions[self.start :], *self.text_keys.values(), *self.noises)
+        own_features = (*self.features[self.start :], *self.feature_deltas)
+        return sum(step.own_bytes for step in own_features) + sum(t.nbytes for t in tensors)
 
     def append(self, prediction: Tensor, features: CachedFeatures, latents: Tensor) -> None:
         """Add a step.
@@ -77,10 +77,10 @@ class Trajectory:
 
         None of an opened picture: its path must be followed to the bit, and half a batch is rounded otherwise.
         """
-        alike = replace(config, prompt=self.config.prompt) == self.config and not (config.like or config.opened)
-        return self.unconditional if alike else None
+        same_settings = replace(config, prompt=self.config.prompt) == self.config and not (config.like or config.opened)
+        return self.unconditional if same_settings else None
 
-    def take_over(self, source: Trajectory, steps: int, sampler: Sampler) -> None:
+    def copy_first_steps(self, source: Trajectory, steps: int, sampler: Sampler) -> None:
         """Begin with the first steps of another trajectory.
 
         Args:
@@ -152,4 +152,4 @@ class LatentEdit:
 
 def max_injection_steps(config: GenerationConfig) -> int:
     """The first steps, of which an edit may keep the structure."""
-    return round(INJECTION_SHARE * config.num_inference_steps)
+    return round(MAX_INJECTION_RATIO * config.num_inference_steps)

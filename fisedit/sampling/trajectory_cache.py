@@ -17,7 +17,7 @@ class TrajectoryCache:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self._kept: dict[str, tuple[Trajectory, DecoderCache]] = {}
+        self._entries: dict[str, tuple[Trajectory, DecoderCache]] = {}
         self._parents: dict[str, str | None] = {}  # result -> the result whose trajectory its own is an overlay of
         self._sizes: dict[str, int] = {}  # counted once: a trajectory has thousands of tensors
 
@@ -31,44 +31,44 @@ class TrajectoryCache:
             base: the result that the trajectory is an overlay of, None for a dense one.
         """
         self._sizes[key] = trajectory.own_bytes + decoder.own_bytes
-        self._kept[key], self._parents[key] = (trajectory, decoder), base
+        self._entries[key], self._parents[key] = (trajectory, decoder), base
         self.make_room(0, keep=key)
 
     def share(self, key: str, other: str) -> None:
         """Give another result the same trajectory, if it is here."""
-        if key in self._kept:
+        if key in self._entries:
             self._sizes[other] = self._sizes[key]
-            self._kept[other], self._parents[other] = self._kept[key], self._parents[key]
+            self._entries[other], self._parents[other] = self._entries[key], self._parents[key]
 
     def get(self, key: str) -> tuple[Trajectory, DecoderCache]:
         """A kept trajectory; KeyError if it is gone (see `in`)."""
-        used: str | None = key
-        while used is not None:
-            self._kept[used] = self._kept.pop(used)  # most recently used last
-            used = self._parents[used]
-        return self._kept[key]
+        ancestor: str | None = key
+        while ancestor is not None:
+            self._entries[ancestor] = self._entries.pop(ancestor)  # most recently used last
+            ancestor = self._parents[ancestor]
+        return self._entries[key]
 
     def __contains__(self, key: str) -> bool:
         """Whether a result's trajectory is here."""
-        return key in self._kept
+        return key in self._entries
 
     @property
     def bytes(self) -> int:
         """Bytes of all that is kept."""
-        kept = tuple(self._kept.items())  # others may be adding
-        return sum({id(trajectory): self._sizes[key] for key, (trajectory, _) in kept}.values())
+        entries = tuple(self._entries.items())  # others may be adding
+        return sum({id(trajectory): self._sizes[key] for key, (trajectory, _) in entries}.values())
 
     def drop(self, keys: Iterable[str]) -> None:
         """Drop results and what lies over them: a trajectory goes with all that needs it."""
         for key in keys:
-            self._kept.pop(key, None)
+            self._entries.pop(key, None)
             self._parents.pop(key, None)
 
     def make_room(self, size: int, keep: str) -> None:
         """Drop what was used least until so many bytes more fit; `keep` and what it lies over stay."""
         while self.bytes + size > self.max_bytes:
-            beneath = {self._parents[key] for key in self._kept}
-            oldest = next((key for key in self._kept if key not in beneath and key != keep), None)
+            in_use = {self._parents[key] for key in self._entries}
+            oldest = next((key for key in self._entries if key not in in_use and key != keep), None)
             if oldest is None:
                 return
-            del self._kept[oldest]
+            del self._entries[oldest]

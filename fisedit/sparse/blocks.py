@@ -317,12 +317,12 @@ class UNetBlocks:
 
     def __init__(self, unet: UNet2DConditionModel) -> None:
         self._unet = unet
-        self._found = tuple(_outermost(unet))
+        self._blocks = tuple(_outermost(unet))
 
     def replacements(self, source: RowSource) -> list[Replacement]:
         """The modules that get another forward, over a source of rows."""
-        unet, last = self._unet, _LastNorm(source)
-        found: list[Replacement] = [(m, partial(FORWARDS[type(m)], source, name, m)) for name, m in self._found]
+        unet, last = self._unet, _OutputNorm(source)
+        found: list[Replacement] = [(m, partial(FORWARDS[type(m)], source, name, m)) for name, m in self._blocks]
         found += [(unet.conv_in, partial(_conv_in, source, unet.conv_in)), (unet.conv_act, lambda x: x)]
         found += [(unet.conv_norm_out, partial(last.norm, unet.conv_norm_out))]
         return [*found, (unet.conv_out, partial(last.conv, unet.conv_out))]
@@ -337,7 +337,7 @@ def _outermost(unet: UNet2DConditionModel) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
-class _LastNorm:
+class _OutputNorm:
     """The last norm, which is applied in the last conv."""
 
     def __init__(self, source: RowSource) -> None:

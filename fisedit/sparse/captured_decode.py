@@ -61,14 +61,14 @@ class CapturedDecoder(SparseDecoder):
             graph.verified = True
         return overlay
 
-    def outer(self, box: Box, level: int, shown: Box) -> Box:
+    def outer(self, box: Box, level: int, input_box: Box) -> Box:
         """See `SparseDecoder.outer`; padded."""
-        return with_padding(box, level, shown.coarsened(2 ** (level - 1))).scaled(2**level)
+        return with_padding(box, level, input_box.coarsened(2 ** (level - 1))).scaled(2**level)
 
-    def run_fine(self, box: Box, outer: Box, level: int, x: Tensor, shown: Box) -> Tensor:
+    def run_fine(self, box: Box, outer: Box, level: int, x: Tensor, input_box: Box) -> Tensor:
         """See `SparseDecoder.run_fine`."""
         graph = self.fine_graphs.get((level, outer.shape), lambda: _FineGraph(self, level, outer, x))
-        return graph.replay(box, outer, x, shown)
+        return graph.replay(box, outer, x, input_box)
 
 
 class _CoarseGraph:
@@ -133,11 +133,11 @@ class _FineGraph:
         self._read = torch.zeros(shape, dtype=x.dtype, device=x.device).to(memory_format=torch.channels_last)
         self._captured, self._verified = capture(self._run, x.device, decoder.pool), False
 
-    def replay(self, box: Box, outer: Box, x: Tensor, shown: Box) -> Tensor:
+    def replay(self, box: Box, outer: Box, x: Tensor, input_box: Box) -> Tensor:
         """See `SparseDecoder.run_fine`; outside the frame, and what is shown, zeros are read."""
         read = upsampler_input(outer)
-        inside = read.clipped(shown)
-        self._read.zero_()[(..., *inside.within(read).slices)] = x[(..., *inside.within(shown).slices)]
+        inside = read.clipped(input_box)
+        self._read.zero_()[(..., *inside.within(read).slices)] = x[(..., *inside.within(input_box).slices)]
         self._window.cells.copy_(self._decoder.cells_of(box, outer.coarsened(2**self._level)))
         self._captured.replay()
         replayed = snapshot(self._captured.outputs)

@@ -72,12 +72,12 @@ def _harmonic(band: BoolGrid, fixed: Levels) -> Levels:
         return np.zeros((0, fixed.shape[-1]))
     own = np.arange(count)
     index = np.pad(np.where(band, np.cumsum(band).reshape(band.shape) - 1, -1), 1, constant_values=-2)
-    around = np.pad(fixed, ((1, 1), (1, 1), (0, 0)))
+    fixed_padded = np.pad(fixed, ((1, 1), (1, 1), (0, 0)))
     entries, degree, right = [], np.zeros(count), np.zeros((count, fixed.shape[-1]))
     for shift, axis in ((1, 0), (-1, 0), (1, 1), (-1, 1)):
         neighbour = np.roll(index, shift, axis)[1:-1, 1:-1][band]
         degree += neighbour > -2
-        right += np.where((neighbour == -1)[:, None], np.roll(around, shift, axis)[1:-1, 1:-1][band], 0)
+        right += np.where((neighbour == -1)[:, None], np.roll(fixed_padded, shift, axis)[1:-1, 1:-1][band], 0)
         entries.append((own[neighbour >= 0], neighbour[neighbour >= 0]))
     rows, columns = (np.concatenate([own, *each]) for each in zip(*entries, strict=True))
     values = np.concatenate([degree, np.full(len(rows) - count, -1.0)])

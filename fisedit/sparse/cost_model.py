@@ -78,8 +78,8 @@ def two_phase_dilation(first: int, then: int, steps: int, share: float = 0.5) ->
         steps: N.
         share: of the steps in the first phase, rounded up; in [0, 1].
     """
-    early = ceil(share * steps)
-    return (first,) * early + (then,) * (steps - early)
+    num_early = ceil(share * steps)
+    return (first,) * num_early + (then,) * (steps - num_early)
 
 
 def interleaved_dense_steps(steps: int, start: int = 0, share: float = DENSE_STEP_SHARE) -> tuple[int, ...]:
@@ -170,7 +170,7 @@ def _decoder_cells(name: str, areas: Areas) -> int:
     return areas[level + 1][0] if ".upsamplers." in name else areas[level][1]
 
 
-def decode_works(areas: Areas) -> dict[str, float]:
+def decode_work(areas: Areas) -> dict[str, float]:
     """The work of a sparse decode by kind: cells of the coarse levels and of each fine one.
 
     Args:
@@ -290,13 +290,13 @@ class Costs:
             start: the first step to run.
             plain: no dense steps in between; nor are there any with adapters or captured graphs.
         """
-        least, *wider = (two_phase_dilation(*pair, self._steps) for pair in DILATION_PAIRS)
+        cheapest, *wider = (two_phase_dilation(*pair, self._steps) for pair in DILATION_PAIRS)
         if not (plain or self._adapter_macs or self._captured):
             wider.append(interleaved_dense_steps(self._steps, start))
-        allowed = MAX_TIME_RATIO * self._time(grid, least[start:])
-        affordable = (d for d in reversed(wider) if self._time(grid, d[start:]) <= allowed)
-        fits = (d for d in affordable if not self.dense_is_cheaper(grid, d))
-        return next(fits, least)
+        allowed = MAX_TIME_RATIO * self._time(grid, cheapest[start:])
+        within_time = (d for d in reversed(wider) if self._time(grid, d[start:]) <= allowed)
+        fits = (d for d in within_time if not self.dense_is_cheaper(grid, d))
+        return next(fits, cheapest)
 
     def seconds(self, grid: BoolGrid | None, dilation: Sequence[int], start: int = 0, probes: int = 0) -> float | None:
         """Predicted seconds of a whole edit, from prompt to picture, but for reading references.
@@ -331,7 +331,7 @@ class Costs:
         frame = frame_areas(self.sizes[0])
         areas = frame if grid is None else box_areas(grid)
         if areas != frame and table.keys_of("decode sparse"):
-            return table.sum("decode sparse", decode_works(areas))
+            return table.sum("decode sparse", decode_work(areas))
         kinds = (*(f"decode {i}" for i in range(len(frame))), "decode")
         whole = table.sum("decode dense", dict.fromkeys(kinds, float(self.sizes[0])))
         return whole * min(1.0, areas[-1][1] / frame[-1][1])
@@ -340,7 +340,7 @@ class Costs:
         """Of a sparse run's steps, in seconds, or in multiply-accumulates without a table."""
         first = dilation.index(DENSE_STEP) if DENSE_STEP in dilation else len(dilation)
         steps = Counter((cells, i > first) for i, cells in enumerate(dilation))
-        return sum(count * self._step_time(grid, cells, shifted=late) for (cells, late), count in steps.items())
+        return sum(count * self._step_time(grid, cells, shifted=shifted) for (cells, shifted), count in steps.items())
 
     def _step_time(self, grid: BoolGrid, dilation: int, *, shifted: bool) -> float:
         """Of one step, in seconds, or in multiply-accumulates without a table; `shifted` behind a dense one."""

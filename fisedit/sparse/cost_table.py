@@ -128,8 +128,8 @@ class CostTable:
             {"run": run, "kind": kind, "level": level, "works": curve.works, "seconds": curve.seconds}
             for (run, kind, level), curve in self.curves.items()
         ]
-        head = {"version": VERSION, "about": dict(self.about), "rates": dict(self.rates)}
-        return head | {"curves": rows, "layers": dict(self.layers)}
+        header = {"version": VERSION, "about": dict(self.about), "rates": dict(self.rates)}
+        return header | {"curves": rows, "layers": dict(self.layers)}
 
 
 NO_MAP = -1
@@ -156,16 +156,16 @@ def from_dict(value: Mapping[str, Any]) -> CostTable:
     if not {"dense", "sparse"} <= {run for run, _, _ in curves}:
         raise ValueError("dense and sparse steps must have curves")
     about, (rates, layers) = dict(value["about"]), (value[name].items() for name in ("rates", "layers"))
-    _numbers((about["record_bytes"], about["pixels"], *(rate for _, rate in rates)), least=1)
+    _numbers((about["record_bytes"], about["pixels"], *(rate for _, rate in rates)), minimum=1)
     _numbers(seconds for _, seconds in layers)
     return CostTable(curves, about, dict(rates), dict(layers))
 
 
-def _numbers(values: Iterable[Any], least: float = 0) -> tuple[float, ...]:
+def _numbers(values: Iterable[Any], minimum: float = 0) -> tuple[float, ...]:
     """Numbers that are finite and not less than another. Raises ValueError for others."""
     found = tuple(map(float, values))
-    if not all(least <= value < float("inf") for value in found):
-        raise ValueError(f"numbers must be {least} or more, got {found}")
+    if not all(minimum <= value < float("inf") for value in found):
+        raise ValueError(f"numbers must be {minimum} or more, got {found}")
     return found
 
 
@@ -179,8 +179,8 @@ def step_work(kind: str, level: int, rows: Sequence[int], sizes: Sequence[int], 
         sizes: positions of each level.
         batch: items.
     """
-    here = max(level, 0)
-    return float(batch * rows[here] * (sizes[here] if kind == "attention" else 1))
+    level_index = max(level, 0)
+    return float(batch * rows[level_index] * (sizes[level_index] if kind == "attention" else 1))
 
 
 class Measurements:

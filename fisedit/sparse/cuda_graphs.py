@@ -46,8 +46,8 @@ class CachedGraph:
     def packer(self) -> TensorPacker:
         """Rows and statistics, to be copied for overlays; what is read in two halves is not among them."""
         outputs = self.captured.outputs
-        alone = (name for name in outputs if not name.endswith(SKIPPED) and f"{name}{SKIPPED}" not in outputs)
-        return TensorPacker({name: outputs[name] for name in alone if name != PREDICTION})
+        single = (name for name in outputs if not name.endswith(SKIPPED) and f"{name}{SKIPPED}" not in outputs)
+        return TensorPacker({name: outputs[name] for name in single if name != PREDICTION})
 
 
 class GraphExecutor:
@@ -100,18 +100,18 @@ class GraphExecutor:
         grids = tuple((level.height, level.width) for level in plans[0].levels)
         bucket, tokens, device = choose_bucket(plans), text.shape[1], self.executor.device
 
-        def make() -> CachedGraph:
+        def capture_graph() -> CachedGraph:
             buffers = self.static_unet.buffers(bucket, grids, len(plans), branches, tokens, sorted(injected))
             return CachedGraph(buffers, capture(lambda: self._outputs(buffers), device))
 
-        graph = self.graphs.get((bucket, grids, len(plans), branches, tokens, injected), make)
+        graph = self.graphs.get((bucket, grids, len(plans), branches, tokens, injected), capture_graph)
         text_keys = {} if text_keys is None else text_keys
         project_text(self.executor.sites, text, text_keys)
         return GraphEdit(self.executor, self.feature_packer, graph, plans, steps, text_keys, branches, budget)
 
     def _outputs(self, buffers: Buffers) -> Outputs:
-        out, fresh, statistics = self.static_unet(buffers)
-        named = {PREDICTION: out, **{f"rows {name}": rows for name, rows in fresh.items()}}
+        out, fresh_rows, statistics = self.static_unet(buffers)
+        named = {PREDICTION: out, **{f"rows {name}": rows for name, rows in fresh_rows.items()}}
         return named | {f"statistics {name}": sums for name, sums in statistics.items()}
 
 
@@ -130,7 +130,7 @@ class GraphEdit:
         budget: int | None,
     ) -> None:
         self._executor, self._graph, self._plans, self._steps = executor, graph, plans, dict(steps)
-        self._text_keys, self._mark, buffers = text_keys, object(), graph.buffers
+        self._text_keys, self._edit_id, buffers = text_keys, object(), graph.buffers
         gather_index = feature_packer.gather_index(buffers.rows, plans, branches, buffers.injected)
         self.prefetcher = Prefetcher(
             self._steps, lambda i: gather_index.gather(steps[i]), buffers.copied, budget, buffers.addresses
@@ -163,7 +163,7 @@ class GraphEdit:
             The prediction at the padded active rows [B, R, 4], in the graph's own memory: read it before the next step.
         """
         buffers, later = self._graph.buffers, [j for j in self._steps if j > i]
-        if self._graph.owner is not self._mark:
+        if self._graph.owner is not self._edit_id:
             self._write_buffers()
         buffers.latents.copy_(latents)
         buffers.timestep.copy_(timestep)
@@ -177,10 +177,10 @@ class GraphEdit:
         source, outputs, each = self._steps[i], self._graph.captured.outputs, len(self._plans)
         flats = self._graph.packer.copies()
         whole = {
-            site: torch.cat([outputs[f"rows {site}"], outputs[f"rows {site}{SKIPPED}"]], 2) for site in self._in_halves
+            site: torch.cat([outputs[f"rows {site}"], outputs[f"rows {site}{SKIPPED}"]], 2) for site in self._skip_sites
         }
-        made = [FeatureOverlay(source, plan, share=each) for plan in self._plans]
-        for e, (overlay, found) in enumerate(zip(made, self._overlay_views, strict=True)):
+        overlays = [FeatureOverlay(source, plan, share=each) for plan in self._plans]
+        for e, (overlay, found) in enumerate(zip(overlays, self._overlay_views, strict=True)):
             for kind, site, view in found:
                 if kind == "statistics":
                     overlay.statistics[site] = view.unpack(flats)
@@ -188,14 +188,14 @@ class GraphEdit:
                     overlay.maps[site] = view.unpack(flats)
             for site, rows in whole.items():
                 overlay.maps[site] = rows[e::each, : overlay.plan.levels[self._levels[site]].rows]
-        return made
+        return overlays
 
     @cached_property
     def _levels(self) -> dict[str, int]:
         return {site.name: site.level for site in self._executor.sites}
 
     @cached_property
-    def _in_halves(self) -> list[str]:
+    def _skip_sites(self) -> list[str]:
         return [site for site in self._levels if f"rows {site}{SKIPPED}" in self._graph.captured.outputs]
 
     @cached_property
@@ -217,4 +217,4 @@ class GraphEdit:
         buffers.tables.write(self._plans)
         for name, rows in buffers.text_keys.items():
             rows.copy_(self._text_keys[name])
-        self._graph.owner = self._mark
+        self._graph.owner = self._edit_id

@@ -204,6 +204,6 @@ def mask_queries(sites: tuple[LayerSite, ...], sizes: tuple[int, ...], limit: in
         sizes: positions of each level, finest first.
         limit: of positions.
     """
-    usable = [size for size in sizes if size <= limit] or [min(sizes)]
-    wanted = {i for i, size in enumerate(sizes) if max(usable) // 4 <= size <= max(usable)}
-    return frozenset(s.name for s in sites if s.role is Role.QUERY and s.level in wanted)
+    allowed = [size for size in sizes if size <= limit] or [min(sizes)]
+    levels = {i for i, size in enumerate(sizes) if max(allowed) // 4 <= size <= max(allowed)}
+    return frozenset(s.name for s in sites if s.role is Role.QUERY and s.level in levels)

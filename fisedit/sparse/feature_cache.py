@@ -121,8 +121,8 @@ class FeatureDelta:
             now: the edit's dense step.
             levels: of the sites whose maps later steps read, by name.
         """
-        both = [name for name in levels if name in source and name in now]
-        return cls({name: source.whole(name, levels[name]).neg_().add_(now.maps[name]) for name in both})
+        names = [name for name in levels if name in source and name in now]
+        return cls({name: source.whole(name, levels[name]).neg_().add_(now.maps[name]) for name in names})
 
     @property
     def own_bytes(self) -> int:
@@ -206,7 +206,7 @@ class CachedMap:
         return recorded_statistics(self.step, self.key, self.level, groups)
 
 
-def completed(step: CachedFeatures, last: StepFeatures, levels: Mapping[str, int]) -> StepFeatures:
+def with_last_branch(step: CachedFeatures, last: StepFeatures, levels: Mapping[str, int]) -> StepFeatures:
     """Features of the last branch alone, completed by the other branches' of another step.
 
     Args:

@@ -45,19 +45,19 @@ class GraphCache:
     """Captured text encoders and decodes; editors of one pipeline may share them.
 
     Args:
-        wanted: whether they are wanted on a device.
+        is_enabled: whether they are used on a device.
 
     Attributes:
         reason: why none is used any more, or "".
     """
 
-    def __init__(self, wanted: Callable[[torch.device], bool]) -> None:
-        self._wanted, self.reason = wanted, ""
+    def __init__(self, is_enabled: Callable[[torch.device], bool]) -> None:
+        self._is_enabled_on, self.reason = is_enabled, ""
         self.encoders, self.decoders = LRUCache[_CapturedEncoder](1), LRUCache[CapturedDecoder](MAX_SIZES)
 
     def captured_encoder(self, encoder: nn.Module) -> AbstractContextManager[None]:
         """While this is open, the encoder's plain calls are replayed."""
-        if not self._used_on(next(encoder.parameters()).device) or "forward" in vars(encoder):
+        if not self._is_enabled(next(encoder.parameters()).device) or "forward" in vars(encoder):
             return nullcontext()
         return injected(encoder, [(encoder, partial(self._read, encoder, state_of(encoder)))])
 
@@ -76,9 +76,9 @@ class GraphCache:
     def decode(
         self, vae: AutoencoderKL, latents: Tensor, grid: BoolGrid, cache: DecoderCache, source: Image
     ) -> tuple[Image, DecoderCache]:
-        """By graphs where they are wanted; see `vae_decode.decode_sparse`."""
+        """By graphs where they are enabled; see `vae_decode.decode_sparse`."""
         found, shape = boxes(grid), (grid.shape[0], grid.shape[1])
-        if self._used_on(vae.device) and found != [Box(0, 0, *shape)]:
+        if self._is_enabled(vae.device) and found != [Box(0, 0, *shape)]:
             try:
                 with exclusive(vae):
                     decoder = self.decoders.get((shape, state_of(vae)), lambda: CapturedDecoder(vae, shape))
@@ -88,8 +88,8 @@ class GraphCache:
                 self.reason = warn_eager(error)
         return decode_sparse(vae, latents, grid, cache, source)
 
-    def _used_on(self, device: torch.device) -> bool:
-        return not self.reason and self._wanted(device)
+    def _is_enabled(self, device: torch.device) -> bool:
+        return not self.reason and self._is_enabled_on(device)
 
 
 class _CapturedEncoder:

@@ -145,12 +145,12 @@ class LRUCache(Generic[T]):
         limit: how many are kept; the least recently used goes first.
 
     Attributes:
-        made: how many were made.
+        misses: how many were made.
     """
 
     def __init__(self, limit: int | None = None) -> None:
         self._kept: dict[Hashable, T] = {}
-        self._limit, self.made = limit, 0
+        self._limit, self.misses = limit, 0
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """The value of a key, made now if it is not kept."""
@@ -159,9 +159,9 @@ class LRUCache(Generic[T]):
             return self._kept[key]
         while self._limit is not None and len(self._kept) >= self._limit:
             del self._kept[next(iter(self._kept))]
-        self._kept[key] = made = make()
-        self.made += 1
-        return made
+        self._kept[key] = value = make()
+        self.misses += 1
+        return value
 
     def __contains__(self, key: Hashable) -> bool:
         """Whether a key's value is kept."""
@@ -205,10 +205,10 @@ class TensorPacker:
     def __init__(self, tensors: Outputs) -> None:
         self._parts: dict[str, list[Tensor]] = {}
         starts: dict[int, tuple[str, int]] = {}
-        for key, whole in {_memory(tensor): _whole(tensor) for tensor in tensors.values()}.items():
-            beside = self._parts.setdefault(str(whole.dtype), [])
-            starts[key] = str(whole.dtype), sum(part.numel() for part in beside)
-            beside.append(whole)
+        for key, whole in {_memory(tensor): _storage_of(tensor) for tensor in tensors.values()}.items():
+            group = self._parts.setdefault(str(whole.dtype), [])
+            starts[key] = str(whole.dtype), sum(part.numel() for part in group)
+            group.append(whole)
         self.views: dict[str, PackedView] = {}
         for name, tensor in tensors.items():
             flat, start = starts[_memory(tensor)]
@@ -217,7 +217,7 @@ class TensorPacker:
 
     def copies(self) -> Outputs:
         """What the tensors hold now, packed, by type."""
-        return {flat: torch.cat(beside) for flat, beside in self._parts.items()}
+        return {flat: torch.cat(group) for flat, group in self._parts.items()}
 
 
 def snapshot(tensors: Outputs) -> Outputs:
@@ -241,6 +241,6 @@ def _memory(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 (addresses are 0 on the meta device)
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _storage_of(tensor: Tensor) -> Tensor:
     """All the memory that a tensor is a view of, as numbers of its type."""
     return tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)

@@ -76,8 +76,8 @@ def recorded_spans(pipe: StableDiffusionPipeline, recorder: SpanRecorder | None 
     try:
         with exclusive(pipe.unet, pipe.vae):  # no other thread calls the hooks then
             for module, kind, name, leaf in (*_unet_layers(pipe.unet, sites), *_decoder_blocks(pipe.vae)):
-                hooks.callback(module.register_forward_pre_hook(_opening(kind, name, leaf=leaf)).remove)
-                hooks.callback(module.register_forward_hook(_closing, always_call=True).remove)
+                hooks.callback(module.register_forward_pre_hook(_begin_hook(kind, name, leaf=leaf)).remove)
+                hooks.callback(module.register_forward_hook(_end_hook, always_call=True).remove)
         with recording_spans(recorder):
             yield recorder
     finally:
@@ -109,15 +109,15 @@ def _decoder_blocks(vae: AutoencoderKL) -> Iterator[Hooked]:
         yield block, f"decode {i}", f"up_blocks.{i}", True
 
 
-def _opening(kind: str, name: str, *, leaf: bool) -> Callable[..., None]:
-    def opening(*_: object) -> None:
+def _begin_hook(kind: str, name: str, *, leaf: bool) -> Callable[..., None]:
+    def begin_span(*_: object) -> None:
         if recorder := current_recorder():
             recorder.begin(kind, name, leaf=leaf)
 
-    return opening
+    return begin_span
 
 
-def _closing(*_: object) -> None:
+def _end_hook(*_: object) -> None:
     if recorder := current_recorder():
         recorder.end()
 

@@ -104,7 +104,7 @@ class FeaturePacker:
         """Every map of keys and values; where these are quantised, their scales are after every one."""
         if not self._heads:
             return [_whole(step, site) for site in self._tokens]
-        root, overlays = _lineage(step)
+        root, overlays = _overlay_chain(step)
         quantised_maps = self._pack(root)[1]
         if not overlays:
             return quantised_maps
@@ -178,7 +178,7 @@ class GatherIndex:
             In one tensor each: the group statistics of all norms, the rows of all maps, and injected queries and keys
             if there are some; then every map of keys and values.
         """
-        packer, (root, overlays) = self._packer, _lineage(step)
+        packer, (root, overlays) = self._packer, _overlay_chain(step)
         pack = packer.flat_rows(root).to(self._index.device)
         rows = pack.index_select(0, self._index)
         for overlay in overlays:
@@ -202,7 +202,7 @@ class GatherIndex:
         return self._found[plan]
 
 
-def _lineage(step: CachedFeatures) -> tuple[StepFeatures, list[FeatureOverlay]]:
+def _overlay_chain(step: CachedFeatures) -> tuple[StepFeatures, list[FeatureOverlay]]:
     """What was recorded under a step, and the overlays over it, the lowest first."""
     overlays: list[FeatureOverlay] = []
     while isinstance(step, FeatureOverlay):
@@ -215,8 +215,8 @@ def _lineage(step: CachedFeatures) -> tuple[StepFeatures, list[FeatureOverlay]]:
 def _positions(plans: Sequence[SparsePlan], branches: int, level: int, kind: str, count: int) -> Tensor:
     """Positions in a record [S * H * W] of the rows of all items, padded: int64 [S * E, count]."""
     each = [plan.levels[level] for plan in plans]
-    wanted = [at.active if kind == "active" else getattr(at, kind).halo for at in each]
-    rows = torch.stack([F.pad(positions, (0, count - len(positions))) for positions in wanted])
+    position_tables = [at.active if kind == "active" else getattr(at, kind).halo for at in each]
+    rows = torch.stack([F.pad(positions, (0, count - len(positions))) for positions in position_tables])
     branch = torch.arange(branches, device=rows.device)[:, None, None] * each[0].size
     return (branch + rows).flatten(0, 1)
 

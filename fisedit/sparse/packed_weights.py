@@ -115,9 +115,9 @@ def _second_bias(block: ResnetBlock2D) -> Tensor:
 def _folded_end(model: Transformer2DModel, merged: MergedWeights) -> tuple[Tensor, Tensor]:
     """The last feed-forward's linear layer, its residual and proj_out as one layer of [gated | residual]."""
     ff, out = model.transformer_blocks[-1].ff.net[2], model.proj_out
-    weight, exact = merged.weight(out).detach().flatten(1), torch.float32
-    folded = (weight.to(exact) @ merged.weight(ff).detach().to(exact)).to(weight.dtype)
-    bias = weight.to(exact) @ ff.bias.detach().to(exact) + out.bias.detach().to(exact)
+    weight, fp32 = merged.weight(out).detach().flatten(1), torch.float32
+    folded = (weight.to(fp32) @ merged.weight(ff).detach().to(fp32)).to(weight.dtype)
+    bias = weight.to(fp32) @ ff.bias.detach().to(fp32) + out.bias.detach().to(fp32)
     return torch.cat([folded, weight], 1), bias.to(weight.dtype)
 
 

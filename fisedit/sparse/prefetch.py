@@ -39,7 +39,7 @@ class Prefetcher:
         addresses: Tensor | None = None,
     ) -> None:
         self._count, self._device, self._addresses = len(targets), targets[0].device, addresses
-        self._targets = _words([*targets, *([] if addresses is None else [addresses])])
+        self._targets = _as_words([*targets, *([] if addresses is None else [addresses])])
         self.bytes = len(steps) * sum(t.nbytes for t in tensors_of(next(iter(steps))))
         self.resident = budget is None or self.bytes <= budget
         self._steps = {i: [self._kept(t) for t in tensors_of(i)] for i in steps}
@@ -82,17 +82,17 @@ class Prefetcher:
     def _copied(self, sets: Sequence[list[Tensor]]) -> list[list[Tensor]]:
         """What of each set goes into the targets: its first tensors, and where the others lie."""
         if self._addresses is None:
-            return [_words(tensors) for tensors in sets]
+            return [_as_words(tensors) for tensors in sets]
         where = [[t.data_ptr() for t in tensors[self._count :]] for tensors in sets]
         assert not any(address % 16 for addresses in where for address in addresses), "sixteen bytes are read at a time"
         pointers = torch.tensor(where, device=self._device).unbind()
-        return [_words([*tensors[: self._count], pointer]) for tensors, pointer in zip(sets, pointers, strict=True)]
+        return [_as_words([*tensors[: self._count], pointer]) for tensors, pointer in zip(sets, pointers, strict=True)]
 
     def _kept(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._device).contiguous() if self.resident else to_pinned_memory(tensor, self._device)
 
 
-def _words(tensors: list[Tensor]) -> list[Tensor]:
+def _as_words(tensors: list[Tensor]) -> list[Tensor]:
     """The same memory in numbers of one type, so that one kernel copies all: eight bytes each, or one if need be."""
     kind = torch.uint8 if any(t.nbytes % 8 for t in tensors) else torch.int64
     return [t.view(-1).view(kind) for t in tensors]

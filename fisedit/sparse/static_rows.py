@@ -254,7 +254,7 @@ class StaticUNet:
         statistics = {name: (branches, site.module.num_groups, 2) for name, site in sites if site.role in NORMS}
         rows = recorded(tuple(self._sites.values()), bucket)
         kept = {name: (edits, bucket.rows[self._sites[name].level], _width(self._sites[name])) for name in injected}
-        made = Buffers(
+        result = Buffers(
             tables=PlanTables(bucket, sizes, items, like.device),
             latents=like.new_zeros(items, self.unet.config.in_channels, *grids[0]),
             timestep=torch.zeros(1, device=like.device),
@@ -273,15 +273,15 @@ class StaticUNet:
                     shapes[name + SCALES] = *shapes[name][:2], self.heads[name]
         types = {name: self._quantised if self._quantised and name in self.heads else like.dtype for name in shapes}
         if ops.reads_in_place():
-            made.blank = like.new_zeros(max(prod(shape) for shape in shapes.values()))
-            made.addresses = torch.full((len(shapes),), made.blank.data_ptr(), device=like.device)
-            each = made.addresses.split(1)
-            made.tokens |= {
+            result.blank = like.new_zeros(max(prod(shape) for shape in shapes.values()))
+            result.addresses = torch.full((len(shapes),), result.blank.data_ptr(), device=like.device)
+            each = result.addresses.split(1)
+            result.tokens |= {
                 name: DevicePointer(at, shapes[name], types[name]) for name, at in zip(shapes, each, strict=True)
             }
         else:
-            made.tokens |= {name: like.new_zeros(shape, dtype=types[name]) for name, shape in shapes.items()}
-        return made
+            result.tokens |= {name: like.new_zeros(shape, dtype=types[name]) for name, shape in shapes.items()}
+        return result
 
     def __call__(self, buffers: Buffers) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """One evaluation.

@@ -88,7 +88,7 @@ class SparseSteps:
         self._graphs, self._executor, self._edits = graphs, executor, edits
         self._replays: dict[int, GraphEdit] = {}
         self.captured, found = 0, graphs.executor_for(executor)
-        self.reason = found if isinstance(found, str) else _why_eager(edits)
+        self.reason = found if isinstance(found, str) else _eager_reason(edits)
         if not isinstance(found, str) and not self.reason:
             with exclusive(executor.unet):
                 self._capture(found)
@@ -150,16 +150,16 @@ class SparseSteps:
         try:
             replayed = self._replayed(replay, i, x, t)
             check_replay({"the prediction": replayed[0]}, {"the prediction": eager[0]})
-            for ours, expected in zip(replayed[1], eager[1], strict=True):
-                check_replay(ours.maps, expected.maps)
+            for replayed_overlay, expected in zip(replayed[1], eager[1], strict=True):
+                check_replay(replayed_overlay.maps, expected.maps)
         except capture_errors() as error:
-            self._abandon(error)
+            self._use_eager(error)
             return eager
         replay.verified = True
         self.captured += 1
         return replayed
 
-    def _abandon(self, error: Exception) -> None:
+    def _use_eager(self, error: Exception) -> None:
         self._replays, self.reason = {}, self._graphs.refuse(self._executor, error)
 
     def _capture(self, graphs: GraphExecutor) -> None:
@@ -170,17 +170,17 @@ class SparseSteps:
             key = tuple(id(edit.plans[i]) for edit in self._edits), first.injects(i), injected
             groups.setdefault(key, []).append(i)
         text = torch.stack([edit.text for edit in self._edits], 1).flatten(0, 1)
-        together: dict[str, Tensor] = {}
+        text_keys_of_all: dict[str, Tensor] = {}
         try:
             for (_, _, injected), steps in groups.items():
                 plans, features = [edit.plans[steps[0]] for edit in self._edits], {i: first.features[i] for i in steps}
-                text_keys = first.text_keys_of(steps[0]) if len(self._edits) == 1 else together
+                text_keys = first.text_keys_of(steps[0]) if len(self._edits) == 1 else text_keys_of_all
                 replay = graphs.begin(plans, features, text, first.budget, text_keys, injected)
                 self._replays |= dict.fromkeys(steps, replay)
         except capture_errors() as error:
-            self._abandon(error)
+            self._use_eager(error)
         for e, edit in enumerate(self._edits):
-            edit.text_keys.update({name: tokens[e :: len(self._edits)] for name, tokens in together.items()})
+            edit.text_keys.update({name: tokens[e :: len(self._edits)] for name, tokens in text_keys_of_all.items()})
 
 
 def injected_sites(sites: Sequence[LayerSite], step: CachedFeatures) -> frozenset[str]:
@@ -190,7 +190,7 @@ def injected_sites(sites: Sequence[LayerSite], step: CachedFeatures) -> frozense
     return frozenset(queries | {name for name in keys if f"{name.removesuffix('k')}q" in queries})
 
 
-def _why_eager(edits: Sequence[SparseEdit]) -> str:
+def _eager_reason(edits: Sequence[SparseEdit]) -> str:
     if edits[0].extra_layers is not None:
         return "a reference adapter is at work; it runs eagerly"
     if edits[0].has_dense_steps or any(map(shifted, edits[0].features)):
@@ -202,37 +202,37 @@ class Graphs:
     """The captured graphs of one pipeline: made when an edit first uses them, and again when the UNet was changed.
 
     Args:
-        wanted: whether edits use them; None for what FISEDIT_GRAPHS says (0 or 1), or else on CUDA devices. On others
+        enabled: whether edits use them; None for what FISEDIT_GRAPHS says (0 or 1), or else on CUDA devices. On others
             the captured functions run eagerly, which saves nothing but tests them.
 
     Raises:
         InputError: FISEDIT_GRAPHS says something else.
     """
 
-    def __init__(self, wanted: bool | None = None) -> None:
-        self.wanted = _wanted() if wanted is None else wanted
-        self.cache = GraphCache(self.wanted_on)
-        self._made: tuple[object, GraphExecutor | str] = None, ""
+    def __init__(self, enabled: bool | None = None) -> None:
+        self.enabled = _graphs_setting() if enabled is None else enabled
+        self.cache = GraphCache(self.is_enabled)
+        self._built: tuple[object, GraphExecutor | str] = None, ""
 
-    def wanted_on(self, device: torch.device) -> bool:
-        """Whether they are wanted on a device."""
-        return device.type == "cuda" if self.wanted is None else self.wanted
+    def is_enabled(self, device: torch.device) -> bool:
+        """Whether they are used on a device."""
+        return device.type == "cuda" if self.enabled is None else self.enabled
 
     def executor_for(self, executor: Executor) -> GraphExecutor | str:
-        """The graphs of an executor's UNet, or why there are none; "" where none are wanted."""
+        """The graphs of an executor's UNet, or why there are none; "" where they are off."""
         unet = executor.unet
-        if not self.wanted_on(executor.device):
+        if not self.is_enabled(executor.device):
             return ""
         with exclusive(unet):
-            if self._made[0] != (state := _state(unet)):
-                self._made = state, _made(executor)
-            return self._made[1]
+            if self._built[0] != (state := _state(unet)):
+                self._built = state, _build_executor(executor)
+            return self._built[1]
 
     def refuse(self, executor: Executor, error: Exception) -> str:
         """Use no graphs of the UNet as it is now; warn, and give the reason."""
         reason = warn_eager(error)
         with exclusive(executor.unet):
-            self._made = _state(executor.unet), reason
+            self._built = _state(executor.unet), reason
         return reason
 
 
@@ -240,14 +240,14 @@ def _state(unet: Any) -> object:
     return state_of(unet), tuple(map(type, unet.attn_processors.values()))
 
 
-def _wanted() -> bool | None:
+def _graphs_setting() -> bool | None:
     setting = os.environ.get("FISEDIT_GRAPHS", "")
     if setting not in ("", "0", "1"):
         raise InputError(f"FISEDIT_GRAPHS must be 0 or 1, got {setting!r}; unset it for graphs on CUDA devices alone")
     return setting == "1" if setting else None
 
 
-def _made(executor: Executor) -> GraphExecutor | str:
+def _build_executor(executor: Executor) -> GraphExecutor | str:
     try:
         _check(executor.unet)
         return GraphExecutor(executor)

@@ -245,18 +245,18 @@ class SparseDecoder:
                 overlay = self.run_coarse(gather(scaled, plan.levels[-1].read_positions), plan, cache.features)
             finest = plan.levels[0]
             x = overlay.whole(LAST_COARSE, 0).transpose(1, 2).unflatten(2, (finest.height, finest.width))
-            shown = self.frame.scaled(2 ** (COARSE_LEVELS - 1))
-            decoded = [done for box in found for done in self._refine(grid, box, COARSE_LEVELS, x, shown)]
+            input_box = self.frame.scaled(2 ** (COARSE_LEVELS - 1))
+            decoded = [done for box in found for done in self._refine(grid, box, COARSE_LEVELS, x, input_box)]
         kept = {name: sums[..., :-1].unflatten(2, self.frame.shape).clone() for name, sums in self.sums.items()}
         return decoded, DecoderCache(
             overlay, kept, {name: statistics.clone() for name, statistics in self.statistics.items()}
         )
 
-    def _refine(self, grid: BoolGrid, box: Box, level: int, x: Tensor, shown: Box) -> Iterator[DecodedBox]:
-        """A box's way from a level to pixels; the map of the level above, `x` [1, C, H, W], shows the box `shown`."""
-        outer = self.outer(box, level, shown)
+    def _refine(self, grid: BoolGrid, box: Box, level: int, x: Tensor, input_box: Box) -> Iterator[DecodedBox]:
+        """A box's way from a level to pixels; the map of the level above, `x` [1, C, H, W], shows `input_box`."""
+        outer = self.outer(box, level, input_box)
         with span(f"decode fine {level}", leaf=True):
-            x = self.run_fine(box, outer, level, x, shown)
+            x = self.run_fine(box, outer, level, x, input_box)
         if level + 1 == len(self.vae.decoder.up_blocks):
             yield DecodedBox(box, outer, x)
             return
@@ -278,20 +278,20 @@ class SparseDecoder:
         decode_coarse(source, self.vae, rows, plan.levels[-1].rows)
         return source.overlay
 
-    def outer(self, box: Box, level: int, shown: Box) -> Box:
+    def outer(self, box: Box, level: int, input_box: Box) -> Box:
         """What is computed for a box.
 
         Args:
             box: in latent cells.
             level: a fine one.
-            shown: what the map of the level above shows, in its cells.
+            input_box: what the map of the level above shows, in its cells.
 
         Returns:
             In cells of the level.
         """
         return with_halo(box, level, self.frame.shape)
 
-    def run_fine(self, box: Box, outer: Box, level: int, x: Tensor, shown: Box) -> Tensor:
+    def run_fine(self, box: Box, outer: Box, level: int, x: Tensor, input_box: Box) -> Tensor:
         """Run a fine level on a part of the map of the level above.
 
         Args:
@@ -299,15 +299,15 @@ class SparseDecoder:
             outer: what is computed for it, in cells of the level.
             level: a fine one.
             x: [1, C, H, W], the map of the level above.
-            shown: what `x` shows, in cells of the level above.
+            input_box: what `x` shows, in cells of the level above.
 
         Returns:
             The map of `outer` [1, C_out, H_out, W_out], pixels at the last level.
         """
-        read = upsampler_input(outer).clipped(shown)
+        read = upsampler_input(outer).clipped(input_box)
         counted = box.scaled(2**level).within(outer)
         window = Window(level, outer.within(read.scaled(2)), counted, self.cells_of(box, box))
-        return self.fine_blocks(window, crop(x, read.within(shown)))
+        return self.fine_blocks(window, crop(x, read.within(input_box)))
 
     def fine_blocks(self, window: Window, x: Tensor) -> Tensor:
         """The upsampler before a fine level and the level's blocks, of a part [1, C, H, W] of the level above."""
@@ -318,10 +318,10 @@ class SparseDecoder:
             x = decoder.conv_out(decoder.conv_act(decoder.conv_norm_out(x)))
         return x
 
-    def cells_of(self, box: Box, around: Box) -> Tensor:
-        """Flat latent cells [n] of `around`, h * w for those outside `box`."""
-        ys = torch.arange(around.top, around.bottom, device=self.device)[:, None]
-        xs = torch.arange(around.left, around.right, device=self.device)
+    def cells_of(self, box: Box, outer: Box) -> Tensor:
+        """Flat latent cells [n] of `outer`, h * w for those outside `box`."""
+        ys = torch.arange(outer.top, outer.bottom, device=self.device)[:, None]
+        xs = torch.arange(outer.left, outer.right, device=self.device)
         own = (ys >= box.top) & (ys < box.bottom) & (xs >= box.left) & (xs < box.right)
         return (ys * self.frame.right + xs).masked_fill_(~own, self.frame.area).flatten()
 

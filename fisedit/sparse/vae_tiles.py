@@ -117,9 +117,9 @@ def with_padding(box: Box, level: int, limits: Box) -> Box:
         level: a fine one.
         limits: what the result lies in.
     """
-    wanted = box.dilated(-(-HALO // 2**level)).clipped(limits)
-    top, bottom = _padded_side(wanted.top, wanted.bottom, limits.top, limits.bottom)
-    left, right = _padded_side(wanted.left, wanted.right, limits.left, limits.right)
+    dilated = box.dilated(-(-HALO // 2**level)).clipped(limits)
+    top, bottom = _padded_side(dilated.top, dilated.bottom, limits.top, limits.bottom)
+    left, right = _padded_side(dilated.left, dilated.right, limits.left, limits.right)
     return Box(top, left, bottom, right)
 
 
@@ -175,7 +175,7 @@ def cut(grid: BoolGrid, box: Box, level: int) -> list[Box]:
     Returns:
         Boxes in latent cells, each tight around its cells of the mask.
     """
-    box = _tight(grid, box)
+    box = _bounding_box(grid, box)
     cost = partial(_cost, level=level, shape=grid.shape)
     halves = min(_halves(grid, box), key=lambda pair: sum(map(cost, pair)), default=())
     if not halves or sum(map(cost, halves)) >= cost(box):
@@ -188,7 +188,7 @@ def _cost(box: Box, level: int, shape: tuple[int, int]) -> float:
     return MACS_SHARES[level] * with_halo(box, level, shape).area / 4**level + BOX_OVERHEAD if box.area else 0.0
 
 
-def _read(box: Box, level: int, shape: tuple[int, int]) -> Box:
+def _input_box(box: Box, level: int, shape: tuple[int, int]) -> Box:
     """What the upsampler before a level reads for a box, in cells of the coarser level."""
     return upsampler_input(with_halo(box, level, shape)).clipped(Box(0, 0, *shape).scaled(2 ** (level - 1)))
 
@@ -197,13 +197,13 @@ def _halves(grid: BoolGrid, box: Box) -> Iterator[tuple[Box, Box]]:
     """Every way to cut a box in two along a row or a column, each half drawn tight around its cells."""
     for row in range(box.top + 1, box.bottom):
         above, below = replace(box, bottom=row), replace(box, top=row)
-        yield _tight(grid, above), _tight(grid, below)
+        yield _bounding_box(grid, above), _bounding_box(grid, below)
     for column in range(box.left + 1, box.right):
         left, right = replace(box, right=column), replace(box, left=column)
-        yield _tight(grid, left), _tight(grid, right)
+        yield _bounding_box(grid, left), _bounding_box(grid, right)
 
 
-def _tight(grid: BoolGrid, box: Box) -> Box:
+def _bounding_box(grid: BoolGrid, box: Box) -> Box:
     """The smallest box around the cells within `box`; of no area where there are none."""
     rows, columns = (np.flatnonzero(grid[box.slices].any(axis)) for axis in (1, 0))
     if not len(rows):
@@ -238,6 +238,6 @@ def box_areas(grid: BoolGrid) -> Areas:
     areas = list(frame_areas(int(cells.sum()))[:COARSE_LEVELS])
     areas[0] = int(dilate(cells, 1).sum()), areas[0][1]
     for level, at in _levels(grid, found):
-        read = sum(_read(box, level, grid.shape).area for box in at)
+        read = sum(_input_box(box, level, grid.shape).area for box in at)
         areas.append((4 * read, sum(with_halo(box, level, grid.shape).area for box in at)))
     return tuple(areas)

@@ -80,7 +80,7 @@ def conv(
         size, x = weight.shape[-1], F.pad(x, (padding,) * 4)
         patches = x.permute(0, 2, 3, 1).unfold(1, size, stride).unfold(2, size, stride).movedim(3, -1)
         return linear(patches.flatten(3), weight, bias).permute(0, 3, 1, 2)
-    return F.conv2d(x.float(), weight.float(), _wide(bias), stride, padding).to(x.dtype)
+    return F.conv2d(x.float(), weight.float(), _widened(bias), stride, padding).to(x.dtype)
 
 
 def conv3x3(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -139,7 +139,7 @@ class Matrix:
     """
 
     def __init__(self, weight: Tensor) -> None:
-        self._packed = _packs(weight)
+        self._packed = _can_pack(weight)
         self._weight = _ordered(weight) if self._packed else weight
 
     def linear(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -165,7 +165,7 @@ def matrix(weight: Tensor) -> Tensor:
     return weight if weight.ndim == 2 else weight.permute(0, 2, 3, 1).reshape(len(weight), -1)
 
 
-def _packs(weight: Tensor) -> bool:
+def _can_pack(weight: Tensor) -> bool:
     fast = _widens_copy(weight) or torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001 (torch has no public name)
     return weight.dtype is torch.bfloat16 and weight.device.type == "cpu" and fast and _available()
 
@@ -180,7 +180,7 @@ def widens(x: Tensor) -> bool:
     return x.dtype is torch.bfloat16 and x.device.type == "cpu" and tuning.prefers_fp32()
 
 
-def _wide(bias: Tensor | None) -> Tensor | None:
+def _widened(bias: Tensor | None) -> Tensor | None:
     return None if bias is None else bias.float()
 
 
@@ -199,7 +199,7 @@ def _ordered_conv(weight: Tensor, shape: torch.Size) -> Tensor:
 def _product(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     multiply, dtype = torch.ops.mkldnn._linear_pointwise.default, rows.dtype  # noqa: SLF001 (torch has no public name)
     if packed.dtype is not dtype:
-        rows, bias = rows.float(), _wide(bias)
+        rows, bias = rows.float(), _widened(bias)
     out: Tensor = multiply(rows, packed, bias, "none", [], "")
     return out.to(dtype)
 
@@ -210,10 +210,13 @@ def _packed(weight: Tensor, ndim: int, order: Callable[[Tensor], Tensor]) -> Ten
     found = _copies.get(key)
     if found is not None and found.weight() is weight and found.state == _state(weight):
         return found.packed
-    if not (isinstance(weight, torch.nn.Parameter) and _packs(weight)) or weight.is_inference():
+    if not (isinstance(weight, torch.nn.Parameter) and _can_pack(weight)) or weight.is_inference():
         return None
     copy = _Copy(
-        ref(weight, lambda gone: _forget(key, gone)), _state(weight), _sample(weight).clone(), order(weight.detach())
+        ref(weight, lambda weight_ref: _drop_copy(key, weight_ref)),
+        _state(weight),
+        _sample(weight).clone(),
+        order(weight.detach()),
     )
     _copies[key] = copy
     return copy.packed
@@ -230,9 +233,9 @@ def _sample(weight: Tensor) -> Tensor:
     return weight.detach().as_strided((count,), (weight.numel() // count,))
 
 
-def _forget(key: tuple[int, int], gone: ref[Tensor]) -> None:
+def _drop_copy(key: tuple[int, int], weight_ref: ref[Tensor]) -> None:
     """Drop a dead weight's copy, as another parameter may get its id."""
-    if key in _copies and _copies[key].weight is gone:
+    if key in _copies and _copies[key].weight is weight_ref:
         del _copies[key]
 
 

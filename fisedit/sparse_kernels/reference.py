@@ -101,11 +101,11 @@ def quantise(rows: Tensor, heads: int, kind: torch.dtype = torch.int8) -> tuple[
         [B, R, C] of `kind`; the scales [B, R, heads] in the dtype of `rows`.
     """
     whole = not kind.is_floating_point
-    most = torch.iinfo(kind).max if whole else torch.finfo(kind).max
+    max_value = torch.iinfo(kind).max if whole else torch.finfo(kind).max
     grouped = rows.float().unflatten(-1, (heads, -1))
-    scales = (grouped.abs().amax(-1) / most).to(rows.dtype)
+    scales = (grouped.abs().amax(-1) / max_value).to(rows.dtype)
     units = grouped / scales.float().clamp(min=torch.finfo(torch.float32).tiny)[..., None]
-    return (units.round() if whole else units).clamp(-most, most).to(kind).flatten(2), scales
+    return (units.round() if whole else units).clamp(-max_value, max_value).to(kind).flatten(2), scales
 
 
 def read_recorded(recorded: RecordedMap, scales: RecordedMap | None) -> Tensor:
@@ -569,6 +569,6 @@ def composite(base: Tensor, rows: Tensor, placement: RowPlacement) -> Tensor:
         [E, 4, h, w].
     """
     full = base.expand(len(rows), -1, -1, -1).flatten(2).transpose(1, 2).clone()  # [E, h * w, 4]
-    here = RowPlacement(*(t[: len(rows)] for t in (placement.positions, placement.active_mask, placement.num_rows)))
-    composited: Tensor = scatter_rows(full, rows, here).transpose(1, 2).unflatten(2, base.shape[2:])
+    trimmed = RowPlacement(*(t[: len(rows)] for t in (placement.positions, placement.active_mask, placement.num_rows)))
+    composited: Tensor = scatter_rows(full, rows, trimmed).transpose(1, 2).unflatten(2, base.shape[2:])
     return composited

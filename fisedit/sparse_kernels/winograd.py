@@ -58,16 +58,16 @@ class Tiles:
         return self.count * channels * PRODUCTS * (channels + len(_CELLS) ** 2 + len(_OUTPUTS) ** 2)
 
 
-def serves(device: torch.device) -> bool:
+def is_faster(device: torch.device) -> bool:
     """Whether this is faster on a device: on a GPU launches cost more than products. "meta" counts as a CPU."""
     return device.type in ("cpu", "meta")
 
 
-def tiles_of(nine: Tensor, outputs: Tensor, width: int, zero: int) -> Tiles | None:
+def make_tiles(kernel_map: Tensor, outputs: Tensor, width: int, zero: int) -> Tiles | None:
     """Tiles for a conv of stride 1, or None where nine products for every output cost less.
 
     Args:
-        nine: int64 [R_out * 9], a `row_plan.KernelMap.table`.
+        kernel_map: int64 [R_out * 9], a `row_plan.KernelMap.table`.
         outputs: int64 [R_out], ascending positions of a map.
         width: of that map.
         zero: index of the zero row.
@@ -76,34 +76,34 @@ def tiles_of(nine: Tensor, outputs: Tensor, width: int, zero: int) -> Tiles | No
     corners = _corners(cells)
     if len(corners) < MIN_TILES or PRODUCTS * len(corners) >= TAPS * len(cells):
         return None
-    four = [(y, x) for y in (0, 1) for x in (0, 1)]
-    lies = {(y + j, x + i): (tile, j, i) for tile, (y, x) in enumerate(corners) for j, i in four}
-    tile, y, x = torch.tensor([lies[cell] for cell in cells]).T
-    table, near = torch.full((len(corners), 4, 4), zero), torch.arange(3)
-    table[tile[:, None, None], y[:, None, None] + near[:, None], x[:, None, None] + near] = nine.view(-1, 3, 3)
+    offsets = [(y, x) for y in (0, 1) for x in (0, 1)]
+    tile_of_cell = {(y + j, x + i): (tile, j, i) for tile, (y, x) in enumerate(corners) for j, i in offsets}
+    tile, y, x = torch.tensor([tile_of_cell[cell] for cell in cells]).T
+    table, taps = torch.full((len(corners), 4, 4), zero), torch.arange(3)
+    table[tile[:, None, None], y[:, None, None] + taps[:, None], x[:, None, None] + taps] = kernel_map.view(-1, 3, 3)
     return Tiles(table.flatten(1).T.contiguous(), torch.stack([2 * y + x, tile]))
 
 
 def _corners(cells: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """(y, x) of the first cells of 2x2 tiles that cover ascending cells."""
-    left, corners = set(cells), []
+    uncovered, corners = set(cells), []
     for y, x in cells:
-        if (y, x) in left:
+        if (y, x) in uncovered:
             corners.append((y, x))
-            left -= {(y, x), (y, x + 1), (y + 1, x), (y + 1, x + 1)}
+            uncovered -= {(y, x), (y, x + 1), (y + 1, x), (y + 1, x + 1)}
     return corners
 
 
 def winograd_weights(weight: Tensor) -> list[Matrix]:
     """Transform a conv's weights [C_out, C_in, 3, 3] into the 16 weights [C_out, C_in] of a tile's products."""
-    across = torch.stack(_filter(*weight.float().unbind(3)))  # [4, C_out, C_in, 3], by x
-    both = torch.stack(_filter(*across.unbind(3)))
-    return [Matrix(each) for each in both.flatten(0, 1).to(weight.dtype)]
+    by_x = torch.stack(_filter(*weight.float().unbind(3)))  # [4, C_out, C_in, 3], by x
+    by_xy = torch.stack(_filter(*by_x.unbind(3)))
+    return [Matrix(each) for each in by_xy.flatten(0, 1).to(weight.dtype)]
 
 
 def _filter(first: Tensor, middle: Tensor, last: Tensor) -> list[Tensor]:
-    ends = first + last
-    return [first, (ends + middle) / 2, (ends - middle) / 2, last]
+    outer = first + last
+    return [first, (outer + middle) / 2, (outer - middle) / 2, last]
 
 
 def conv(rows: Tensor, tiles: Tiles, weights: Sequence[Matrix], bias: Tensor) -> Tensor:
@@ -122,15 +122,15 @@ def conv(rows: Tensor, tiles: Tiles, weights: Sequence[Matrix], bias: Tensor) ->
     starts = torch.arange(batch, device=rows.device)[:, None]
     padded = F.pad(rows, (0, 0, 0, 1)).flatten(0, 1)
     read = padded[(starts * (count + 1) + tiles.table[:, None]).flatten(1)]  # [16, B * T, C_in]
-    asked = (_both(_CELLS, rows) @ read.flatten(1)).view_as(read)
-    found = torch.stack([weights[i].linear(asked[i], bias if i == CENTRE else None) for i in range(PRODUCTS)])
-    outputs = (_both(_OUTPUTS, rows) @ found.flatten(1)).unflatten(1, found.shape[1:])  # [4, B * T, C_out]
+    inputs = (_both_axes(_CELLS, rows) @ read.flatten(1)).view_as(read)
+    products = torch.stack([weights[i].linear(inputs[i], bias if i == CENTRE else None) for i in range(PRODUCTS)])
+    outputs = (_both_axes(_OUTPUTS, rows) @ products.flatten(1)).unflatten(1, products.shape[1:])  # [4, B * T, C_out]
     cell, tile = tiles.output_index
-    picked: Tensor = outputs[cell, starts * tiles.count + tile]
-    return picked
+    result: Tensor = outputs[cell, starts * tiles.count + tile]
+    return result
 
 
-def _both(along: Sequence[Sequence[float]], like: Tensor) -> Tensor:
+def _both_axes(coefficients: Sequence[Sequence[float]], like: Tensor) -> Tensor:
     """The matrix that transforms both axes, of the one that transforms one axis."""
-    one = torch.tensor(along, dtype=like.dtype, device=like.device)
-    return torch.kron(one, one)
+    matrix = torch.tensor(coefficients, dtype=like.dtype, device=like.device)
+    return torch.kron(matrix, matrix)

@@ -212,11 +212,13 @@ def _convert_profile(picture: Image.Image, before: bytes | None, after: bytes | 
 
 def _apply_profiles(picture: Image.Image, before: bytes | None, after: bytes | None, mode: str) -> Image.Image | None:
     try:
-        old, new = (
+        source_profile, target_profile = (
             ImageCms.ImageCmsProfile(BytesIO(p)) if p else ImageCms.createProfile("sRGB") for p in (before, after)
         )
         intent = ImageCms.Intent.RELATIVE_COLORIMETRIC
-        return ImageCms.profileToProfile(picture, old, new, renderingIntent=intent, outputMode=mode)
+        return ImageCms.profileToProfile(
+            picture, source_profile, target_profile, renderingIntent=intent, outputMode=mode
+        )
     except (OSError, ImageCms.PyCMSError):
         return None
 

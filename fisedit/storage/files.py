@@ -126,12 +126,12 @@ def check_writable(folder: Path) -> Path:
     Raises:
         InputError: It cannot be written.
     """
-    nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if _exists(place))
+    parent = next(place for place in (folder.absolute(), *folder.absolute().parents) if _exists(place))
     try:
-        with tempfile.TemporaryFile(dir=nearest):  # permissions show neither read-only disks nor full ones
+        with tempfile.TemporaryFile(dir=parent):  # permissions show neither read-only disks nor full ones
             return folder
     except OSError as error:
-        raise InputError(f"output folder must be writable, got {nearest} ({error.strerror}); choose another") from error
+        raise InputError(f"output folder must be writable, got {parent} ({error.strerror}); choose another") from error
 
 
 def _exists(path: Path) -> bool:

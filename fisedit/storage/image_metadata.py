@@ -101,15 +101,15 @@ def save_options(image: Image.Image, kind: str, metadata: Metadata) -> tuple[dic
         return {"pnginfo": _png_chunks(image, metadata), "exif": own.get("exif")}, ()
     if kind == "TIFF":
         return _tiff_options(own, metadata), ()
-    small = {key: value for key, value in own.items() if kind != "JPEG" or len(value) <= _MAX_JPEG_BYTES[key]}
-    omitted = tuple(f"the picture's {key}" for key in own if key not in small)
+    kept_blocks = {key: value for key, value in own.items() if kind != "JPEG" or len(value) <= _MAX_JPEG_BYTES[key]}
+    omitted = tuple(f"the picture's {key}" for key in own if key not in kept_blocks)
     texts = (metadata, Metadata(metadata.parameters), Metadata())
-    exif = {part: _add_to_exif(small.get("exif", b""), part) for part in texts}
-    fitting = next(part for part, data in exif.items() if kind != "JPEG" or len(data) <= _MAX_JPEG_BYTES["exif"])
-    if fitting != metadata:
-        omitted += ("how to make it again" if fitting.parameters else "how it was made",)
+    exif = {part: _add_to_exif(kept_blocks.get("exif", b""), part) for part in texts}
+    kept_metadata = next(part for part, data in exif.items() if kind != "JPEG" or len(data) <= _MAX_JPEG_BYTES["exif"])
+    if kept_metadata != metadata:
+        omitted += ("how to make it again" if kept_metadata.parameters else "how it was made",)
     notes = tuple(f"left out, as a JPEG has no room for it: {what}" for what in omitted)
-    return {"comment": None} | small | {"exif": exif[fitting]}, notes
+    return {"comment": None} | kept_blocks | {"exif": exif[kept_metadata]}, notes
 
 
 def _tiff_options(own: dict[str, bytes], metadata: Metadata) -> dict[str, Any]:

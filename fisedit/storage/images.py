@@ -197,8 +197,8 @@ def decode_mask(data: bytes, size: tuple[int, int]) -> Image.Image:
         InputError: As in `decode`.
     """
     colour = _to_8_bit(decode(data, "mask").image).convert("RGBA")
-    light = Image.composite(colour.convert("L"), Image.new("L", colour.size), colour.getchannel("A"))
-    return light if light.size == size else light.resize(size, Image.Resampling.BOX)
+    luminance = Image.composite(colour.convert("L"), Image.new("L", colour.size), colour.getchannel("A"))
+    return luminance if luminance.size == size else luminance.resize(size, Image.Resampling.BOX)
 
 
 def encode(image: Image.Image, suffix: str, metadata: Metadata | None = None) -> tuple[bytes, tuple[str, ...]]:

@@ -22,13 +22,13 @@ from fisedit.storage.image_metadata import Metadata
 from fisedit.values import (
     LATENT_FACTOR,
     MAX_DILATION,
+    AdapterReference,
     EditMask,
     GenerationConfig,
-    Likeness,
     MaskSource,
     SchedulerName,
-    likenesses,
     make_generation_config,
+    parse_adapter_references,
 )
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 _LOCAL = "./"
-_MAX_LETTERS, _MAX_EDITS = 4_000_000, 1_000
+_MAX_CHARACTERS, _MAX_EDITS = 4_000_000, 1_000
 
 _GENERATED = {field.name for field in fields(GenerationConfig)} - {"inversion", "like", "loras"}
 _OPENED = {field.name for field in fields(GenerationConfig)} - {"scheduler", "like", "loras"}
@@ -86,7 +86,7 @@ class PastEdit:
     start: int
     checked: bool
     change: str
-    like: tuple[Likeness, ...] = ()
+    like: tuple[AdapterReference, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,9 +153,9 @@ def source_arguments(origin: Origin, changes: Mapping[str, Any]) -> dict[str, An
     Raises:
         InputError: A change that does not apply, or an origin with references or LoRAs.
     """
-    verb, allowed = ("opened", _OPENED) if origin.config.opened else ("generated", _GENERATED)
+    kind, allowed = ("opened", _OPENED) if origin.config.opened else ("generated", _GENERATED)
     if unknown := sorted(set(changes) - allowed):
-        raise InputError(f"the picture was {verb}, where {unknown[0]} means nothing; leave it out")
+        raise InputError(f"the picture was {kind}, where {unknown[0]} means nothing; leave it out")
     if origin.config.like or any(edit.like for edit in origin.edits):
         raise InputError("the picture took the look of another, which its file does not hold; edit it as --picture")
     if origin.config.loras:
@@ -276,15 +276,15 @@ def _mask_entry(mask: EditMask) -> dict[str, Any]:
     return {"source": mask.source, "confidence": mask.confidence, "runs": _run_lengths(mask.grid)}
 
 
-def _like_entry(like: tuple[Likeness, ...]) -> dict[str, Any]:
+def _like_entry(like: tuple[AdapterReference, ...]) -> dict[str, Any]:
     """The key "like", left out if empty, so that older versions can read the origin."""
-    return {"like": [asdict(one) for one in like]} if like else {}
+    return {"like": [asdict(reference) for reference in like]} if like else {}
 
 
 def _parse_json(text: str) -> Origin:
     """The origin of an untrusted text; every value is checked."""
     try:
-        data: Any = json.loads(_checked(text, len(text) <= _MAX_LETTERS))
+        data: Any = json.loads(_checked(text, len(text) <= _MAX_CHARACTERS))
         found = data["version"]
         if found == VERSION:
             config, names = make_generation_config(**data["source"]), (data["model"], data["dtype"], data["device"])
@@ -293,29 +293,29 @@ def _parse_json(text: str) -> Origin:
             return Origin(*names, config, tuple(_parse_edit(entry, config) for entry in edits), before)
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, FisEditError) as error:
         raise InputError("what the picture says of its making is damaged; edit it as --picture") from error
-    wanted = f"of version {VERSION}, got {found!r:.20}; update fisedit"
-    raise InputError(f"what the picture says of its making must be {wanted}, or edit it as --picture")
+    required = f"of version {VERSION}, got {found!r:.20}; update fisedit"
+    raise InputError(f"what the picture says of its making must be {required}, or edit it as --picture")
 
 
 def _parse_edit(data: Any, config: GenerationConfig) -> PastEdit:
     steps, mask = config.num_inference_steps, data["mask"]
     grid = _decode_runs(mask["runs"], config.height // LATENT_FACTOR, config.width // LATENT_FACTOR)
     growth, structure, start = tuple(data["growth"]), data["structure"], data["start"]
-    fits = len(growth) in (0, steps) and all(type(cells) is int and 0 <= cells <= MAX_DILATION for cells in growth)
+    is_valid = len(growth) in (0, steps) and all(type(cells) is int and 0 <= cells <= MAX_DILATION for cells in growth)
     return PastEdit(
         _checked(data["prompt"], isinstance(data["prompt"], str) and data["prompt"].strip() and grid.any()),
         EditMask(grid, MaskSource(mask["source"]), float(_checked(mask["confidence"], 0 <= mask["confidence"] <= 1))),
-        _checked(growth, fits),
+        _checked(growth, is_valid),
         float(_checked(structure, 0 <= structure <= 1)),
         _checked(start, type(start) is int and 0 <= start < steps),
         bool(data["checked"]),
         str(data["change"]),
-        likenesses(data.get("like", ())),
+        parse_adapter_references(data.get("like", ())),
     )
 
 
-def _checked(value: Any, holds: object) -> Any:
-    if not holds:
+def _checked(value: Any, condition: object) -> Any:
+    if not condition:
         raise ValueError(f"out of range: {value!r:.80}")
     return value
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fisedit.errors import FisEditError, SessionError
 from fisedit.values import (
     MAX_DILATION,
-    MAX_PROMPT_LETTERS,
+    MAX_PROMPT_CHARS,
     STEPS,
     EditStats,
     GenerationConfig,
@@ -39,7 +39,7 @@ ENDINGS = (*IMAGE_ENDINGS, MASK_ENDING, CANVAS_ENDING)
 """Endings of a result's files: its picture, its mask, and the canvas of a picture that is no canvas itself."""
 
 _MAX_COUNT = 2**63 - 1
-_MAX_TEXT, _MAX_ITEMS, _MAX_LIKES = 10_000, 100, 16
+_MAX_TEXT, _MAX_ITEMS, _MAX_REFERENCES = 10_000, 100, 16
 _ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, FisEditError)
 
 Check = Callable[[Any], Any]
@@ -52,12 +52,12 @@ class Limits:
     Args:
         index_bytes: Bytes of its text.
         results: Results.
-        letters: Letters of a prompt.
+        characters: Letters of a prompt.
     """
 
     index_bytes: int = 64 << 20
     results: int = 10_000
-    letters: int = MAX_PROMPT_LETTERS
+    characters: int = MAX_PROMPT_CHARS
 
 
 LIMITS = Limits()
@@ -181,10 +181,10 @@ def decode_index(data: bytes, where: object, limits: Limits = LIMITS) -> tuple[d
     try:
         index: Any = json.loads(data, parse_constant=_refuse_constant)
         version = index["version"]
-        known = type(version) is int and version in (VERSION, _VERSION_WITHOUT_DIGESTS)
-        count = len(index["results"]) if known else 0
+        is_supported = type(version) is int and version in (VERSION, _VERSION_WITHOUT_DIGESTS)
+        count = len(index["results"]) if is_supported else 0
         _limit(where, "results", count, limits.results)
-        found = _parse(index, data) if known else None
+        found = _parse(index, data) if is_supported else None
     except SessionError:
         raise
     except _ERRORS as error:
@@ -192,13 +192,13 @@ def decode_index(data: bytes, where: object, limits: Limits = LIMITS) -> tuple[d
     if found is None:
         raise SessionError(f"session in {where} must be of version {VERSION}, got {version!r:.20}; use a newer fisedit")
     longest = max(len(text) for one in found.results for text in (one.config.prompt, one.config.negative_prompt))
-    _limit(where, "letters in a prompt", longest, limits.letters)
+    _limit(where, "letters in a prompt", longest, limits.characters)
     return index, found
 
 
-def _limit(where: object, what: str, got: int, most: int) -> None:
-    if got > most:
-        raise SessionError(f"the session in {where} must have at most {most} {what}, got {got}")
+def _limit(where: object, what: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise SessionError(f"the session in {where} must have at most {limit} {what}, got {count}")
 
 
 def damaged(where: object, what: str) -> SessionError:
@@ -213,14 +213,14 @@ def _digest(index: Mapping[str, Any]) -> str:
 
 
 def _parse(index: dict[str, Any], data: bytes) -> SessionIndex:
-    signed = index["version"] == VERSION
-    _require(not signed or index["sha256"] == _digest(index))
-    checks = _SIGNED_INDEX if signed else _INDEX
+    with_digests = index["version"] == VERSION
+    _require(not with_digests or index["sha256"] == _digest(index))
+    checks = _INDEX_WITH_DIGESTS if with_digests else _INDEX
     found = _fields(index, checks, optional={"adapters"})
     _require(found["results"])
     entries: dict[str, ResultEntry] = {}
     for one in found["results"]:
-        entry = _parse_entry(one, found["model"], signed=signed)
+        entry = _parse_entry(one, found["model"], with_digests=with_digests)
         _require(entry.id not in entries)
         _check_lineage(entry, None if entry.parent is None else entries[entry.parent])
         entries[entry.id] = entry
@@ -230,14 +230,14 @@ def _parse(index: dict[str, Any], data: bytes) -> SessionIndex:
         found["dtype"],
         found["current"],
         found.get("adapters", MappingProxyType({})),
-        found["references"] if signed else None,
+        found["references"] if with_digests else None,
         tuple(entries.values()),
         hashlib.sha256(data).hexdigest(),
     )
 
 
-def _parse_entry(entry: Any, model: str, *, signed: bool) -> ResultEntry:
-    found = _fields(entry, _SIGNED_RESULT if signed else _RESULT, optional={"model"})
+def _parse_entry(entry: Any, model: str, *, with_digests: bool) -> ResultEntry:
+    found = _fields(entry, _RESULT_WITH_DIGESTS if with_digests else _RESULT, optional={"model"})
     config: GenerationConfig = found["recipe"]
     growth, stats, start = found["growth"], found["stats"], found["start"]
     _require(len(growth) in (0, config.num_inference_steps) and start < config.num_inference_steps)
@@ -268,8 +268,8 @@ def _check_lineage(entry: ResultEntry, parent: ResultEntry | None) -> None:
         _require(entry.model == parent.model)
 
 
-def _require(holds: object) -> None:
-    if not holds:
+def _require(condition: object) -> None:
+    if not condition:
         raise ValueError("no session has this")
 
 
@@ -352,7 +352,7 @@ def _mapping(key: Check, item: Check, most: int) -> Check:
 
 def _config(value: Any) -> GenerationConfig:
     config = make_generation_config(**value)
-    _require(len(config.like) <= _MAX_LIKES and len(config.loras) <= _MAX_ITEMS)
+    _require(len(config.like) <= _MAX_REFERENCES and len(config.loras) <= _MAX_ITEMS)
     return config
 
 
@@ -363,8 +363,8 @@ def _seconds(value: Any) -> dict[str, float]:
 
 
 def _stats(value: Any) -> EditStats:
-    later = {"fallback", "notes", "steps_shared", "unet_evaluations_captured", "uncaptured"}
-    return EditStats(**_fields(value, _STATS, optional=later))
+    optional_fields = {"fallback", "notes", "steps_shared", "unet_evaluations_captured", "uncaptured"}
+    return EditStats(**_fields(value, _STATS, optional=optional_fields))
 
 
 def _adapters(value: Any) -> dict[str, float]:
@@ -406,7 +406,7 @@ _RESULT: Mapping[str, Check] = {
     "id": _ID,
     "parent": _one_of(_none, _ID),
     "recipe": _config,
-    "change": _text(8 * MAX_PROMPT_LETTERS),
+    "change": _text(8 * MAX_PROMPT_CHARS),
     "growth": _CELLS,
     "structure": _SHARE,
     "start": _whole(0, STEPS[1]),
@@ -423,8 +423,8 @@ _INDEX: Mapping[str, Check] = {
     "adapters": _adapters,
     "results": lambda value: value,
 }
-_SIGNED_RESULT: Mapping[str, Check] = {**_RESULT, "files": _files}
-_SIGNED_INDEX: Mapping[str, Check] = {
+_RESULT_WITH_DIGESTS: Mapping[str, Check] = {**_RESULT, "files": _files}
+_INDEX_WITH_DIGESTS: Mapping[str, Check] = {
     **_INDEX,
     "sha256": _SHA256,
     "references": _mapping(_text(16, "[0-9a-f]{16}"), _SHA256, LIMITS.results),

@@ -166,8 +166,8 @@ class SessionStore:
             return digest
 
         for result in contents.history:
-            known = self._files.get(result, {})
-            if not known or not all((self.folder / file_name(result.id, *one)).is_file() for one in known.items()):
+            files = self._files.get(result, {})
+            if not files or not all((self.folder / file_name(result.id, *one)).is_file() for one in files.items()):
                 images = _images(result, metadata_of(result))
                 self._files[result] = {ending: write(result.id, ending, data) for ending, data in images}
         references = contents.assets.references.items()

@@ -274,5 +274,5 @@ def test_another_autoencoder(pipelines, adapter, place, tmp_path):
     first = Editor(pipelines["sd15"])
     first.load_adapter(place)
     plain = first.generate(CAT, reference=RED, width=128, height=128, **QUICK)
-    assert oracle.deviation(*(e._memory.get("0")[0].latents[-1] for e in (editor, first))) > 0.01
+    assert oracle.deviation(*(e._trajectory_cache.get("0")[0].latents[-1] for e in (editor, first))) > 0.01
     assert not np.array_equal(pixels(swapped), pixels(plain))

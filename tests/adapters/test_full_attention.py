@@ -8,7 +8,7 @@ import torch
 from fisedit.adapters.base import AdapterStack, inject_adapters
 from fisedit.adapters.checkpoints import fresh_adapter, load_adapter, save_adapter
 from fisedit.adapters.cost import dense_macs
-from fisedit.adapters.insertion_points import insertion_points, tap_maps
+from fisedit.adapters.insertion_points import insertion_points, record_maps
 from fisedit.adapters.references import ReferenceCondition
 from fisedit.errors import AdapterError
 from fisedit.sparse.executor import Executor
@@ -23,7 +23,7 @@ def reference(unet, height=16, width=24):
     text = torch.randn(2, 11, unet.config.cross_attention_dim, generator=make)
     latents = torch.randn(2, 4, height, width, generator=make)
     with torch.no_grad():
-        return latents, text, tap_maps(unet, latents, text, tuple(insertion_points(unet)))
+        return latents, text, record_maps(unet, latents, text, tuple(insertion_points(unet)))
 
 
 def test_it_is_attention_of_everything_to_everything(unet):

@@ -80,13 +80,13 @@ def test_scales_add_up_and_leave_no_trace(pipe, tmp_path):
     names = [editor.load_lora(file, scale) for file, scale in zip(files, (0.5, -0.25), strict=True)]
     both = oracle.dense_generate(expected, oracle.GenerationConfig(CAT, seed=7, steps=2)).latents
     result = editor.generate(CAT, width=128, height=128, **QUICK)
-    assert oracle.deviation(torch.cat(editor._memory.get(result.id)[0].latents), both) <= 1e-4
+    assert oracle.deviation(torch.cat(editor._trajectory_cache.get(result.id)[0].latents), both) <= 1e-4
     editor.unload_lora(names[0])
     alone = oracle.dense_generate(
         loras[1].merged(pipe_without(pipe, before), -0.25 * ALPHA / RANK), oracle.GenerationConfig(CAT, seed=7, steps=2)
     )
     result = editor.generate(CAT, width=128, height=128, **QUICK)
-    assert oracle.deviation(torch.cat(editor._memory.get(result.id)[0].latents), alone.latents) <= 1e-4
+    assert oracle.deviation(torch.cat(editor._trajectory_cache.get(result.id)[0].latents), alone.latents) <= 1e-4
     editor.unload_lora(names[1])
     after = pipe.unet.state_dict()
     assert after.keys() == before.keys() and all(torch.equal(after[k], before[k]) for k in before)
@@ -134,7 +134,7 @@ def test_a_lora_that_diffusers_loaded_before_the_editor_began(pipe, tmp_path):
     editor = Editor(pipe)
     result = editor.generate(CAT, width=128, height=128, **QUICK)
     dense = oracle.dense_generate(expected, oracle.GenerationConfig(CAT, seed=7, steps=2)).latents
-    assert oracle.deviation(torch.cat(editor._memory.get(result.id)[0].latents), dense) <= 1e-4
+    assert oracle.deviation(torch.cat(editor._trajectory_cache.get(result.id)[0].latents), dense) <= 1e-4
     assert Executor(pipe.unet).sites
 
 

@@ -57,7 +57,7 @@ def test_a_guided_source_is_the_pipelines_own(pipe, adapter, editor, guidance):
         dense = oracle.dense_generate(pipe, config)
     plain = oracle.dense_generate(pipe, config)
     result = editor.generate(CAT, reference=RED, guidance_scale=guidance, **QUICK)
-    trajectory = editor._memory.get(result.id)[0]
+    trajectory = editor._trajectory_cache.get(result.id)[0]
     assert oracle.deviation(torch.cat(trajectory.latents), dense.latents) <= 1e-4
     assert oracle.deviation(plain.latents, dense.latents) > 0.1
     assert np.abs(pixels(result).astype(int) - np.asarray(dense.image)).max() <= 1
@@ -69,7 +69,7 @@ def test_an_edit_of_everything_is_the_dense_one(pipe, adapter, editor):
     result = editor.edit(DOG, mask=np.ones((16, 16), bool), reference=RED)
     with inject_adapters(pipe.unet, [ReferenceCondition(adapter, adapter.read(seen(pipe, RED)), 0.5)]):
         dense = oracle.dense_generate(pipe, oracle.GenerationConfig(DOG, seed=7, steps=3))
-    assert oracle.deviation(torch.cat(editor._memory.get(result.id)[0].latents), dense.latents) <= 1e-4
+    assert oracle.deviation(torch.cat(editor._trajectory_cache.get(result.id)[0].latents), dense.latents) <= 1e-4
 
 
 def test_an_edit_takes_the_look_inside_its_mask_alone(editor):

@@ -12,7 +12,7 @@ import torch
 from fisedit.adapters.base import inject_adapters, map_changes
 from fisedit.adapters.checkpoints import fresh_adapter
 from fisedit.adapters.cross_attention import MapToTokens
-from fisedit.adapters.insertion_points import inject_maps, insertion_points, tap_maps
+from fisedit.adapters.insertion_points import inject_maps, insertion_points, record_maps
 from fisedit.adapters.references import ReferenceCondition
 from fisedit.adapters.row_column import RowColumnBlock, TwoStageBlock
 from fisedit.adapters.variants import FAMILIES
@@ -81,7 +81,7 @@ class Public:
         self.text = self.given["in.text"]
         controls = {k.removeprefix("in.ctrl."): v for k, v in self.given.items() if k.startswith("in.ctrl.")}
         self.controls = {re.sub(r"(down|up)\w*_(\d)", r"\1_\2", k): v for k, v in controls.items()}
-        self.seen = tap_maps(self.unet, self.given["in.ref_latent"], self.text, tuple(insertion_points(self.unet)))
+        self.seen = record_maps(self.unet, self.given["in.ref_latent"], self.text, tuple(insertion_points(self.unet)))
         self.conditions = [ReferenceCondition(self.adapter, self.adapter.read(self.seen))]
 
     @torch.no_grad()
@@ -135,7 +135,7 @@ def test_a_fresh_adapter_changes_nothing_and_can_learn(pipelines):
         plain = base(x, 500, text)[0]
     for family in FAMILIES.values():
         adapter = fresh_adapter(base, family.name)
-        seen = tap_maps(base, x, text, tuple(adapter.channels))
+        seen = record_maps(base, x, text, tuple(adapter.channels))
         with inject_adapters(base, [ReferenceCondition(adapter, adapter.read(seen))]):
             out = base(x, 500, text)[0]
         assert torch.equal(out, plain)
@@ -158,7 +158,7 @@ def test_guides_add_up_in_any_order(pipelines):
     made = []
     for salt, scale in (("a", 0.5), ("b", 2.0)):
         adapter = lively(base, "v3", salt)
-        seen = tap_maps(base, torch.randn_like(x), text, tuple(adapter.channels))
+        seen = record_maps(base, torch.randn_like(x), text, tuple(adapter.channels))
         made.append(ReferenceCondition(adapter, adapter.read(seen), scale))
     with torch.no_grad():
         outs = []
@@ -181,6 +181,6 @@ def test_inserting_leaves_the_model_as_it_was(pipelines):
         with inject_maps(base, {"up_0": lambda m: m + 1}):
             assert list(base.state_dict()) == keys
             assert not torch.equal(base(x, 500, text)[0], before)
-        tap_maps(base, x, text, ("down_0",))
+        record_maps(base, x, text, ("down_0",))
         assert torch.equal(base(x, 500, text)[0], before)
     assert not any("forward" in vars(module) for module in base.modules())

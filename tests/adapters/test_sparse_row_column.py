@@ -10,7 +10,7 @@ from diffusers import UNet2DConditionModel
 from fisedit.adapters.base import AdapterStack
 from fisedit.adapters.checkpoints import fresh_adapter
 from fisedit.adapters.cost import dense_macs, reference_macs, sparse_macs
-from fisedit.adapters.insertion_points import inject_maps, insertion_points, tap_maps
+from fisedit.adapters.insertion_points import inject_maps, insertion_points, record_maps
 from fisedit.adapters.references import ReferenceCondition
 from fisedit.adapters.variants import FAMILIES
 from fisedit.evaluation.workload import square_mask
@@ -44,7 +44,7 @@ class Case:
         self.edited = torch.where(self.inside, torch.randn(self.source.shape, generator=make), self.source)
         reference = torch.randn(batch, 4, *grid.shape, generator=make)
         adapters = [lively(unet, family, str(i)) for i, family in enumerate(families)]
-        self.seen = tap_maps(unet, reference, self.texts[0], tuple(insertion_points(unet)))
+        self.seen = record_maps(unet, reference, self.texts[0], tuple(insertion_points(unet)))
         self.conditions = [
             ReferenceCondition(a, a.read(self.seen), s, str(i))
             for i, (a, s) in enumerate(zip(adapters, scales, strict=False))

@@ -120,7 +120,7 @@ def test_step_zero_is_the_base(pipe, family):
 
 @pytest.mark.slow
 def test_samples_before_the_first_step_are_the_base_s(begun):
-    sheet, _ = (run := begun()).samples.report(run.averaged, run.scheduler, run.settings)
+    sheet, _ = (run := begun()).samples.report(run.ema_adapter, run.scheduler, run.settings)
     cells = np.asarray(sheet).reshape(2, SIDE, 4, SIDE, 3)
     assert np.array_equal(cells[:, :, 2], cells[:, :, 3])
     assert np.array_equal(cells[0, :, 0], np.asarray(Image.open(run.samples._examples.triples[0].target)))
@@ -159,7 +159,7 @@ def test_a_run_that_was_stopped_goes_on_exactly(begun, tmp_path):
     while resumed.step < 4:
         resumed.advance()
     assert same(weights(resumed.adapter), weights(whole.adapter))
-    assert same(weights(resumed.averaged), weights(whole.averaged))
+    assert same(weights(resumed.ema_adapter), weights(whole.ema_adapter))
     logs = [(tmp_path / name / "log.csv").read_text().splitlines() for name in ("whole", "stopped")]
     whole_log, resumed_log = ([line.split(",")[:1] + line.split(",")[2:] for line in log] for log in logs)
     assert whole_log == resumed_log
@@ -198,10 +198,10 @@ def test_the_average(begun, tmp_path):
         now = run.adapter.state_dict()[name]
         decay = min(SETTINGS.ema, (1 + n) / (10 + n)) if n else 0.0
         average = now.clone() if average is None else decay * average + (1 - decay) * now
-    torch.testing.assert_close(run.averaged.state_dict()[name], average)
-    assert not torch.equal(run.averaged.state_dict()[name], run.adapter.state_dict()[name])
+    torch.testing.assert_close(run.ema_adapter.state_dict()[name], average)
+    assert not torch.equal(run.ema_adapter.state_dict()[name], run.adapter.state_dict()[name])
     saved = load_adapter(tmp_path / "run" / "adapter")
-    assert same(weights(saved), weights(run.averaged))
+    assert same(weights(saved), weights(run.ema_adapter))
     assert saved.family.name == "v5"
 
 
@@ -304,7 +304,7 @@ def test_a_run_from_an_adapter(begun, tmp_path, pipe):
     for _ in range(2):
         first.advance()
     second = begun("second", start=str(tmp_path / "first" / "adapter"))
-    assert same(weights(second.adapter), weights(first.averaged))
+    assert same(weights(second.adapter), weights(first.ema_adapter))
     with pytest.raises(AdapterError, match="not there"):
         begun("third", start=str(tmp_path / "nowhere"))
 

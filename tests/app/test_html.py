@@ -25,10 +25,10 @@ def test_the_line_of_truth(state, session):
     dog = last(handlers.edit(state, session, DOG))
     seconds, dense = dog.stats.seconds["total"], dog.stats.growth.count(DENSE_STEP)
     rows = (dense + (len(dog.stats.growth) - dense) * dog.stats.active_rows[0] / 256) / len(dog.stats.growth)
-    told = html.truth(dog, source, seconds * 3, measured=False)
+    told = html.cost_summary(dog, source, seconds * 3, measured=False)
     assert f"{seconds:.1f} s" in told and "3.0 times faster than dense (predicted)" in told
     assert f"{rows:.0%} of the rows computed" in told and "outside the mask: identical" in told
-    assert "2.0 times slower than dense (measured)" in html.truth(dog, source, seconds / 2, measured=True)
-    assert "as fast as dense (measured)" in html.truth(dog, source, seconds * 1.02, measured=True)
+    assert "2.0 times slower than dense (measured)" in html.cost_summary(dog, source, seconds / 2, measured=True)
+    assert "as fast as dense (measured)" in html.cost_summary(dog, source, seconds * 1.02, measured=True)
     night = last(handlers.edit(state, session, "a dog and a cake at night"))
-    assert "ran dense: " in html.truth(night, dog, None, measured=False)
+    assert "ran dense: " in html.cost_summary(night, dog, None, measured=False)

@@ -183,7 +183,7 @@ def test_pictures_in_memory_are_bounded(state, monkeypatch):
     made(state, two)
     assert one.picture_bytes == first.image.width * first.image.height * 3
     monkeypatch.setattr(sessions, "MAX_PICTURE_BYTES", one.picture_bytes)
-    state.make_room()
+    state.limit_memory()
     assert len(state) == 1 and state.session("two") is two
     back = state.session("one")
     assert back is not one and same(back.current, first)
@@ -201,7 +201,7 @@ def test_pictures_of_a_session_at_work_stay_in_memory(state, monkeypatch):
     running = handlers.edit(state, one, DOG)
     next(running)
     state.session("two")
-    state.make_room()
+    state.limit_memory()
     assert state.session("one") is one and state.session("two") is two, "one works, and the other was asked for last"
     running.close()
     idle(one)

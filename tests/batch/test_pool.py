@@ -77,7 +77,7 @@ class TestWorkersThatFail:
                 time.sleep(600)
             pipe.send(ItemFailure("made", 0.0))
 
-        monkeypatch.setattr(pool, "GRACE", 0.0)
+        monkeypatch.setattr(pool, "GRACE_SECONDS", 0.0)
         with serving(work, timeout=1.0) as workers:
             workers.submit(0, ITEM)
             assert workers.idle_slots() == []

@@ -9,7 +9,7 @@ import pytest
 from fisedit.diagnosis import calibration
 from fisedit.diagnosis.calibration import CalibrationSettings
 from fisedit.evaluation import cost_predictions
-from fisedit.evaluation.cost_predictions import chosen_right, summary
+from fisedit.evaluation.cost_predictions import is_faster_choice, summary
 
 WORDS = "bench costs --areas 25 --size 64 --num-inference-steps 1 --repeats 1 --device cpu --dtype fp32 --json"
 
@@ -30,14 +30,14 @@ def test_every_run_is_predicted_measured_and_judged(fisedit, model, tmp_path, mo
         assert row["error"] == pytest.approx(row["predicted"] / row["measured"]["median"] - 1)
     for row in edits:
         assert row["chosen"] in {"dense", "sparse"}
-        assert row["right"] == chosen_right(row["chosen"], row["measured"]["median"], dense["measured"]["median"])
+        assert row["right"] == is_faster_choice(row["chosen"], row["measured"]["median"], dense["measured"]["median"])
     assert report["summary"] == [summary(report["rows"])]
 
 
 def test_a_choice_counts_where_the_runs_differ():
-    assert chosen_right("sparse", 1.0, 2.0) is True and chosen_right("dense", 1.0, 2.0) is False
-    assert chosen_right("dense", 2.0, 1.0) is True and chosen_right("sparse", 2.0, 1.0) is False
-    assert chosen_right("sparse", 1.0, 1.1) is None is chosen_right("dense", 1.1, 1.0)
+    assert is_faster_choice("sparse", 1.0, 2.0) is True and is_faster_choice("dense", 1.0, 2.0) is False
+    assert is_faster_choice("dense", 2.0, 1.0) is True and is_faster_choice("sparse", 2.0, 1.0) is False
+    assert is_faster_choice("sparse", 1.0, 1.1) is None is is_faster_choice("dense", 1.1, 1.0)
 
 
 def test_the_summary_leaves_out_what_is_not_judged():

@@ -11,7 +11,7 @@ import torch
 from fisedit import Editor
 from fisedit.evaluation import cuda_speed, dense_pipelines, dense_search, workload
 from fisedit.evaluation.dense_pipelines import DensePipelines
-from fisedit.evaluation.dense_search import PLAIN, DenseVariant
+from fisedit.evaluation.dense_search import DEFAULT_VARIANT, DenseVariant
 from fisedit.evaluation.settings import SpeedSettings
 from fisedit.evaluation.workload import GUIDANCE_SCALE, PROMPTS
 from fisedit.sparse import vae_tiles as boxing
@@ -40,7 +40,7 @@ def test_it_is_refused_in_one_line_where_there_is_no_gpu(fisedit):
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
-    monkeypatch.setattr(cuda_speed, "WHOLE_STEPS", (3, 4))
+    monkeypatch.setattr(cuda_speed, "EDIT_STEPS", (3, 4))
     monkeypatch.setattr(cuda_speed, "STEP_REPEATS", 2)
 
 
@@ -78,7 +78,7 @@ def test_a_report_from_end_to_end(monkeypatch):
     monkeypatch.setattr(workload, "random_pipeline", lambda *_: build_pipeline("sd15"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a stand-in")
     monkeypatch.setattr(torch, "compile", lambda part, mode: part)
-    monkeypatch.setattr(dense_search, "TURNS", 1)
+    monkeypatch.setattr(dense_search, "NUM_ROUNDS", 1)
     monkeypatch.setattr(dense_pipelines, "vector_extension", lambda: "avx2")
     seen = []
     settings = SpeedSettings(areas=(0.05, 0.15), size=128, num_inference_steps=4, device="cpu", repeats=1)
@@ -120,7 +120,7 @@ def test_the_fastest_dense_run_and_the_plain_one_are_timed_alike(bench):
     row = bench.measure_dense()
     kinds = ("step", "decode", "whole_3", "whole_4")
     assert {f"{name}_{kind}_seconds" for name in ("dense", "plain") for kind in kinds} <= row.keys()
-    unet = bench.dense.get(PLAIN).unet
+    unet = bench.dense.get(DEFAULT_VARIANT).unet
     assert unet is not bench.pipe.unet and unet.conv_in.weight.is_contiguous()
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fisedit.evaluation import dense_pipelines
-from fisedit.evaluation.dense_search import PLAIN, TURNS, DenseVariant, find_fastest, variants
+from fisedit.evaluation.dense_search import DEFAULT_VARIANT, NUM_ROUNDS, DenseVariant, find_fastest, variants
 
 BF16, BF16_CONTIGUOUS = DenseVariant("bf16", True, False), DenseVariant("bf16", False, False)
 FP32 = DenseVariant("fp32", True, False)
@@ -29,8 +29,10 @@ class Clock:
 
 
 def test_the_fastest_is_found_whatever_it_is():
-    for fastest in (BF16, BF16_CONTIGUOUS, FP32, PLAIN):
-        clock = Clock({variant: 1.0 if variant == fastest else 1.2 for variant in (BF16, BF16_CONTIGUOUS, FP32, PLAIN)})
+    for fastest in (BF16, BF16_CONTIGUOUS, FP32, DEFAULT_VARIANT):
+        clock = Clock(
+            {variant: 1.0 if variant == fastest else 1.2 for variant in (BF16, BF16_CONTIGUOUS, FP32, DEFAULT_VARIANT)}
+        )
         assert clock.search().best == fastest
 
 
@@ -44,7 +46,7 @@ def test_a_slow_first_timing_of_one_turn_decides_nothing():
 def test_those_that_are_left_take_turns():
     clock = Clock({BF16: 1.0, FP32: 1.1})
     clock.search()
-    assert clock.timed == [BF16, FP32] * (1 + TURNS)
+    assert clock.timed == [BF16, FP32] * (1 + NUM_ROUNDS)
 
 
 def test_hopeless_ones_are_timed_once_released_and_not_compiled():
@@ -84,7 +86,7 @@ def test_a_machine_on_which_nothing_runs():
 
 def test_every_variant_of_a_device_is_a_candidate():
     cpu, gpu = variants("cpu", compiled=True), variants("cuda", compiled=True)
-    assert len(cpu) == 8 and len(gpu) == 12 and PLAIN in cpu and PLAIN in gpu
+    assert len(cpu) == 8 and len(gpu) == 12 and DEFAULT_VARIANT in cpu and DEFAULT_VARIANT in gpu
     assert {variant.dtype for variant in cpu} == {"bf16", "fp32"}
     assert [variant.compiled for variant in gpu] == [False] * 6 + [True] * 6
     assert not any(variant.compiled for variant in variants("cpu", compiled=False))

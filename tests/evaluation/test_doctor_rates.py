@@ -8,7 +8,7 @@ import pytest
 
 from fisedit.diagnosis import layer_times
 from fisedit.evaluation import doctor_rates
-from fisedit.evaluation.doctor_rates import slowed
+from fisedit.evaluation.doctor_rates import slow_down
 
 LAYER = "mid_block.resnets.0.conv1"
 
@@ -16,14 +16,14 @@ LAYER = "mid_block.resnets.0.conv1"
 def test_a_slowed_layer_takes_that_much_longer(pipelines, monkeypatch):
     monkeypatch.setattr(layer_times, "FEWEST", 1)
     pipe = pipelines["shallow"]
-    with slowed(pipe, LAYER, 0.02):
+    with slow_down(pipe, LAYER, 0.02):
         assert layer_times.layer_seconds(pipe, 64, 0)[LAYER] >= 0.02
     assert not pipe.unet.get_submodule(LAYER)._forward_hooks
 
 
 def test_a_layer_is_not_left_slow_by_an_error(pipelines):
     pipe = pipelines["shallow"]
-    with pytest.raises(RuntimeError, match="stopped"), slowed(pipe, LAYER, 1.0):
+    with pytest.raises(RuntimeError, match="stopped"), slow_down(pipe, LAYER, 1.0):
         raise RuntimeError("stopped")
     assert not pipe.unet.get_submodule(LAYER)._forward_hooks
 
@@ -33,7 +33,7 @@ def test_runs_are_counted(pipelines, monkeypatch, capsys):
     monkeypatch.setattr(layer_times, "SHORTEST", 0.0)
     monkeypatch.setattr(doctor_rates, "SHORTEST", 0.0)
     monkeypatch.setattr(doctor_rates, "SIZE", 64)
-    monkeypatch.setattr(doctor_rates, "ROUND", 0.0)
+    monkeypatch.setattr(doctor_rates, "ROUND_SECONDS", 0.0)
     monkeypatch.setattr(doctor_rates, "load", lambda _: pipelines["shallow"])
     monkeypatch.setattr("sys.argv", ["doctor_rates", "2"])
     doctor_rates.main()

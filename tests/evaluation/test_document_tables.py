@@ -80,7 +80,7 @@ def published() -> dict[str, dict]:
 def test_tables_are_those_of_the_reports():
     for path in DOCUMENTS:
         text = path.read_text(encoding="utf-8")
-        assert text == document_tables.filled(text), f"python -m fisedit.evaluation.document_tables {path.name}"
+        assert text == document_tables.fill_tables(text), f"python -m fisedit.evaluation.document_tables {path.name}"
 
 
 def test_reports_say_where_they_were_measured_at_a_clean_commit():
@@ -147,7 +147,7 @@ def test_comments_and_docstrings_age_no_report():
 
 def test_a_table_is_filled_from_its_report(tmp_path):
     text = "A\n<!-- table a.json summary -->\nold\n<!-- end -->\nB\n"
-    assert document_tables.filled(text, tmp_path) == text.replace("old\n", document_tables.MISSING)
+    assert document_tables.fill_tables(text, tmp_path) == text.replace("old\n", document_tables.MISSING)
     environment = {
         "command": "fisedit bench edit",
         "commit": "0123456789",
@@ -162,13 +162,13 @@ def test_a_table_is_filled_from_its_report(tmp_path):
     }
     report = {"environment": environment, "summary": [{"mask": "square", "step": "2.0x"}]}
     (tmp_path / "a.json").write_text(json.dumps(report))
-    filled = document_tables.filled(text, tmp_path)
+    filled = document_tables.fill_tables(text, tmp_path)
     assert "| mask | step |\n| --- | --- |\n| square | 2.0x |\n" in filled and "old" not in filled
     assert "`fisedit bench edit`, 2026-01-02, commit `0123456`, A CPU (amx_bf16), 1 of 2 cores, bfloat16." in filled
-    assert document_tables.filled(filled, tmp_path) == filled
+    assert document_tables.fill_tables(filled, tmp_path) == filled
     report["environment"] |= {"clean": False, "gpu": "A GPU"}
     (tmp_path / "a.json").write_text(json.dumps(report))
-    assert "commit `0123456` with changes that are not committed, A GPU" in document_tables.filled(text, tmp_path)
+    assert "commit `0123456` with changes that are not committed, A GPU" in document_tables.fill_tables(text, tmp_path)
 
 
 def test_the_documents_that_are_named_are_filled_in_their_place(tmp_path, monkeypatch):
@@ -178,5 +178,5 @@ def test_the_documents_that_are_named_are_filled_in_their_place(tmp_path, monkey
     document.write_text(text, encoding="utf-8")
     monkeypatch.setattr("sys.argv", ["document_tables", str(document)])
     document_tables.main()
-    assert document.read_text(encoding="utf-8") == document_tables.filled(text)
+    assert document.read_text(encoding="utf-8") == document_tables.fill_tables(text)
     assert set(document_tables.reports(text)) == set(document_tables.reports(document.read_text(encoding="utf-8")))

@@ -10,8 +10,8 @@ from fisedit.evaluation import kernel_speed
 
 def test_the_table_has_a_row_for_every_level_edge_and_share(monkeypatch, capsys):
     monkeypatch.setattr(kernel_speed, "LEVELS", ((16, 8), (8, 16)))
-    monkeypatch.setattr(kernel_speed, "EDGES", (0.5, 1.0))
-    monkeypatch.setattr(kernel_speed, "KEPT", (1.0, 0.6))
+    monkeypatch.setattr(kernel_speed, "EDGE_RATIOS", (0.5, 1.0))
+    monkeypatch.setattr(kernel_speed, "DENSITIES", (1.0, 0.6))
     kernel_speed.main()
     about, head, *rows = capsys.readouterr().out.splitlines()
     assert f"{torch.get_num_threads()} threads" in about and head.split()[:2] == ["side", "channels"]

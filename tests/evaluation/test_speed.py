@@ -66,7 +66,7 @@ def test_default_edits_are_near_to_dense_blended_ones(monkeypatch):
     names = ("default", "0", "1", WIDER_FIRST, SOME_DENSE)
     monkeypatch.setattr(fidelity, "SCHEDULES", {name: SCHEDULES[name] for name in names})
     monkeypatch.setattr(fidelity, "_warm_up", lambda *_: None)  # no time is checked
-    monkeypatch.setattr(dense_search, "TURNS", 0)
+    monkeypatch.setattr(dense_search, "NUM_ROUNDS", 0)
     report = fidelity.measure_fidelity(FidelitySettings(edits=1, dtype="fp32", compiled=False))
     rows = {row["growth"]: row for row in report["rows"]}
     assert set(rows) == set(names) == {row["growth"] for row in report["summary"]}
@@ -81,7 +81,7 @@ def test_fidelity_is_measured_after_a_warm_up(fisedit, model, tmp_path, monkeypa
     names = ("default", WIDER_FIRST)
     monkeypatch.setattr(fidelity, "SCHEDULES", {name: SCHEDULES[name] for name in names})
     monkeypatch.setattr(fidelity, "SHIPPED", {WIDER_FIRST: SCHEDULES[WIDER_FIRST]})
-    monkeypatch.setattr(dense_search, "TURNS", 0)
+    monkeypatch.setattr(dense_search, "NUM_ROUNDS", 0)
     words = ("--edits", 1, "--num-inference-steps", 2, "--no-compiled", "--dtype", "fp32", "--output", "fidelity.json")
     run = fisedit("bench", "fidelity", "--model", model, *words)
     assert run.status == 0, run.err

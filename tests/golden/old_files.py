@@ -104,7 +104,7 @@ def told_of_session(editor: Editor) -> dict[str, Any]:
     return {
         "model": editor.model,
         "current": editor.current.id,
-        "later": editor.history.later,
+        "later": editor.history.redo_id,
         "results": [told_of_result(result) for result in editor.history],
     }
 

@@ -20,30 +20,30 @@ def difference(inside: float, outside: float) -> np.ndarray:
 
 
 def checked(others=None):
-    return drift_check.plan_check(EditMask(SQUARE, MaskSource.ATTENTION, others=others), 25)
+    return drift_check.plan_check(EditMask(SQUARE, MaskSource.ATTENTION, other_objects=others), 25)
 
 
 def test_change_within_the_mask_is_no_drift():
     check = checked()
     check.compare(difference(1.0, 0.1))
     assert check.step == 5 and not (check.cells & SQUARE).any()
-    assert check.cells[dilate(SQUARE, drift_check.REACH) & ~SQUARE].all()
+    assert check.cells[dilate(SQUARE, drift_check.MARGIN) & ~SQUARE].all()
 
 
 def test_change_around_the_mask_grows_it():
     wide = dilate(SQUARE, 2)
     with pytest.raises(drift_check.DriftDetected) as caught:
         checked().compare(np.where(wide, 1.0, 0.1).astype(np.float32))
-    assert (caught.value.grid >= wide).all() and not caught.value.everywhere and not caught.value.grid.all()
+    assert (caught.value.grid >= wide).all() and not caught.value.is_global and not caught.value.grid.all()
 
 
 def test_a_rim_that_changes_less_than_the_mask_is_no_drift_however_wide():
-    wide = dilate(SQUARE, drift_check.REACH)
+    wide = dilate(SQUARE, drift_check.MARGIN)
     checked().compare(np.where(SQUARE, 1.0, np.where(wide, 0.95, 0.1)).astype(np.float32))
 
 
 def test_things_that_stay_are_left_alone():
-    wide = dilate(SQUARE, drift_check.REACH)
+    wide = dilate(SQUARE, drift_check.MARGIN)
     beside = wide & ~SQUARE
     beside[:, : np.flatnonzero(SQUARE.any(0))[-1] + 1] = False  # the columns to the right of the mask
     change = np.where(wide, 1.0, 0.1).astype(np.float32)
@@ -56,7 +56,7 @@ def test_things_that_stay_are_left_alone():
 def test_change_everywhere_has_no_mask():
     with pytest.raises(drift_check.DriftDetected) as caught:
         checked().compare(difference(1.0, 0.9))
-    assert caught.value.everywhere
+    assert caught.value.is_global
 
 
 def small(monkeypatch, grid):
@@ -69,16 +69,16 @@ def test_drift_grows_the_mask_and_the_edit_is_that_of_the_larger_mask(editor, mo
     grid = np.zeros((editor.current.mask.grid.shape), bool)
     grid[8:10, 3:5] = True
     larger = dilate(grid, 3)
-    monkeypatch.setattr("fisedit.masking.drift_check.DriftCheck.compare", drifting(larger, everywhere=False))
+    monkeypatch.setattr("fisedit.masking.drift_check.DriftCheck.compare", drifting(larger, is_global=False))
     small(monkeypatch, grid)
     result = editor.edit(DOG)
     assert np.array_equal(result.mask.grid, larger) and any("the mask was grown" in note for note in result.stats.notes)
-    kept = latents(editor._memory.get(result.id)[0])
+    kept = latents(editor._trajectory_cache.get(result.id)[0])
     source = editor.undo()
     assert pixels_outside(result, source)
     again = editor.edit(DOG, mask=larger)
     assert result.image.tobytes() == again.image.tobytes()
-    assert (kept == latents(editor._memory.get(again.id)[0])).all()
+    assert (kept == latents(editor._trajectory_cache.get(again.id)[0])).all()
 
 
 @pytest.mark.parametrize(
@@ -94,23 +94,23 @@ def test_a_mask_that_is_too_small_is_noticed_and_grown(shipped, words, grow):
     assert pixels_outside(result, source)
 
 
-def drifting(grid, *, everywhere):
+def drifting(grid, *, is_global):
     def compare(self, *_):
-        raise drift_check.DriftDetected(grid, self.step, everywhere=everywhere)
+        raise drift_check.DriftDetected(grid, self.step, is_global=is_global)
 
     return compare
 
 
 def test_drift_everywhere_runs_dense_and_says_so(editor, monkeypatch):
     small(monkeypatch, masks_square(editor))
-    monkeypatch.setattr("fisedit.masking.drift_check.DriftCheck.compare", drifting(None, everywhere=True))
+    monkeypatch.setattr("fisedit.masking.drift_check.DriftCheck.compare", drifting(None, is_global=True))
     result = editor.edit(DOG)
     assert "changed the picture everywhere" in result.stats.fallback and result.mask.grid.all()
     assert result.stats.unet_evaluations_sparse == 0
 
 
 def test_given_masks_are_not_doubted(editor, monkeypatch):
-    monkeypatch.setattr("fisedit.masking.drift_check.DriftCheck.compare", drifting(None, everywhere=True))
+    monkeypatch.setattr("fisedit.masking.drift_check.DriftCheck.compare", drifting(None, is_global=True))
     assert not editor.edit(DOG, mask=masks_square(editor)).stats.fallback
 
 

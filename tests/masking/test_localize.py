@@ -159,7 +159,7 @@ def test_structure_is_kept_by_degrees(editor):
 def test_all_structure_and_the_same_words_attend_as_the_source_did(editor):
     """With every query, key and text of the source's, a structured step is the source's step."""
     engine, result = editor._engine, editor.current
-    trajectory = editor._memory.get(result.id)[0]
+    trajectory = editor._trajectory_cache.get(result.id)[0]
     grid = masks_square(editor)
     kept = AttentionInjection(max_injection_steps(result.config), tuple((i, i) for i in range(77)))
     with torch.inference_mode():
@@ -173,10 +173,10 @@ def test_all_structure_and_the_same_words_attend_as_the_source_did(editor):
 
 def test_structure_survives_a_rebuild(editor):
     result = editor.edit(DOG, mask=masks_square(editor), structure=1.0)
-    kept = latents(editor._memory.get(result.id)[0]).clone()
-    editor._memory._kept.clear()
+    kept = latents(editor._trajectory_cache.get(result.id)[0]).clone()
+    editor._trajectory_cache._entries.clear()
     editor.edit(CAT, mask=masks_square(editor))
-    assert torch.equal(latents(editor._memory.get(result.id)[0]), kept)
+    assert torch.equal(latents(editor._trajectory_cache.get(result.id)[0]), kept)
 
 
 def test_shared_tokens_are_those_of_words_in_both_prompts(editor):

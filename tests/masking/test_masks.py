@@ -216,7 +216,7 @@ def test_prediction_works_on_oblong_and_odd_grids():
 
 
 def test_heat_is_shown_from_0_to_1():
-    heat = predicted("a dog and a cake on a beach", {"cat": OLD}, {"dog": NEW}).heat
+    heat = predicted("a dog and a cake on a beach", {"cat": OLD}, {"dog": NEW}).heatmap
     assert (heat.dtype, heat.shape) == (np.float32, (32, 32))
     assert (float(heat.min()), float(heat.max())) == (0.0, 1.0)
 
@@ -276,7 +276,7 @@ ELL = square(32, 32, 4, 4, 10) & ~square(32, 32, 4, 8, 6)
 
 
 def found(prompt: str, old: dict, coming: dict | None = None, source: str = SOURCE, noise: float = 0.1) -> EditMask:
-    named = object_words(TaggedPrompt.of(words(source, TOKENIZER)))
+    named = object_words(TaggedPrompt.from_words(words(source, TOKENIZER)))
     near = affinity(*(place > 0.5 for place in old.values()))
     scene = object_masks.SourceAttention(attention(source, old, noise), near, (16, 16), named)
     maps = None if coming is None else attention(prompt, coming, noise, seed=1)
@@ -314,7 +314,7 @@ def test_a_thing_that_cannot_be_told_from_its_neighbour_takes_its_cells():
     spread = (0.5 * np.clip(1 - np.hypot(rows, columns) / 24, 0, 1)).astype(np.float32)
     near = square(32, 32, 13, 13, 6)
     unsure = found("a dog and a cake on a beach", {"cat": spread, "cake": near}, noise=0.01)
-    assert unsure.confidence < object_masks.UNSURE and (unsure.grid & near).sum() > 0.9 * near.sum()
+    assert unsure.confidence < object_masks.MIN_OBJECT_CONFIDENCE and (unsure.grid & near).sum() > 0.9 * near.sum()
 
 
 def test_what_comes_is_where_it_would_look_and_beside_what_stays():
@@ -331,7 +331,7 @@ def test_what_sits_on_a_thing_that_stays_may_take_its_cells():
 
 def test_places_and_times_own_nothing():
     named = object_words(
-        TaggedPrompt.of(words("a red cat, a cake in a box on a beach at night in the snow", TOKENIZER))
+        TaggedPrompt.from_words(words("a red cat, a cake in a box on a beach at night in the snow", TOKENIZER))
     )
     assert [word.text for word in named] == ["cat", "cake", "box"]
 
@@ -339,11 +339,12 @@ def test_places_and_times_own_nothing():
 def test_the_rim_adds_the_flanks_that_otsus_threshold_cuts_off():
     rows, columns = np.indices((32, 32)) - 15.5
     bump = np.exp(-(rows**2 + columns**2) / 2 / 4**2).astype(np.float32)
-    core, rim = object_masks.above_otsu(bump), object_masks.above_li(bump)
-    assert (rim >= core).all() and 1.3 * core.sum() < (rim & dilate(core, 1)).sum()
-    assert bump[core].sum() < 0.72 * bump.sum() and bump[rim & dilate(core, 1)].sum() > 0.8 * bump.sum()
-    doubted = object_masks.above_li(bump, object_masks.RIM_SHARE) & dilate(core, 2)
-    assert (doubted >= rim & dilate(core, 1)).all() and bump[doubted].sum() > 0.88 * bump.sum()
+    otsu_cells, li_cells = object_masks.above_otsu(bump), object_masks.above_li(bump)
+    assert (li_cells >= otsu_cells).all() and 1.3 * otsu_cells.sum() < (li_cells & dilate(otsu_cells, 1)).sum()
+    assert bump[otsu_cells].sum() < 0.72 * bump.sum()
+    assert bump[li_cells & dilate(otsu_cells, 1)].sum() > 0.8 * bump.sum()
+    low_threshold = object_masks.above_li(bump, object_masks.BOUNDARY_RATIO) & dilate(otsu_cells, 2)
+    assert (low_threshold >= li_cells & dilate(otsu_cells, 1)).all() and bump[low_threshold].sum() > 0.88 * bump.sum()
 
 
 def test_a_faint_part_of_what_goes_belongs_to_it_and_one_far_away_does_not():
@@ -371,4 +372,4 @@ def test_the_import_is_light():
 def test_pieces_connect_at_their_corners():
     grid = np.zeros((6, 7), bool)
     grid[1, 1] = grid[2, 2] = grid[4, 5] = grid[4, 6] = True
-    assert masks.count_pieces(grid) == 2 and masks.count_pieces(np.zeros((3, 3), bool)) == 0
+    assert masks.count_components(grid) == 2 and masks.count_components(np.zeros((3, 3), bool)) == 0

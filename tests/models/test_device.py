@@ -23,7 +23,7 @@ class Clock:
         return run
 
     def faster(self):
-        return device._faster(self.products("fp32"), self.products("bf16"), lambda: self.now)
+        return device._faster_dtype(self.products("fp32"), self.products("bf16"), lambda: self.now)
 
 
 def test_bf16_must_be_clearly_faster():
@@ -44,7 +44,7 @@ def test_bf16_that_is_hopeless_is_tried_twice_alone():
 def test_it_is_measured_once_a_process(monkeypatch):
     measured = []
     monkeypatch.delenv("FISEDIT_CPU_DTYPE", raising=False)
-    monkeypatch.setattr(device, "_faster", lambda *_: measured.append(1) or torch.bfloat16)
+    monkeypatch.setattr(device, "_faster_dtype", lambda *_: measured.append(1) or torch.bfloat16)
     device.faster_cpu_dtype.cache_clear()
     try:
         assert [choose_dtype(None, torch.device("cpu")) for _ in range(2)] == [torch.bfloat16] * 2

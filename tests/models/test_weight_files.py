@@ -47,7 +47,7 @@ def test_the_demo_model_loads_and_is_small():
 
 def test_the_demo_model_is_found_in_a_wheel_and_in_a_checkout(monkeypatch, tmp_path):
     assert paths.demo_folder() == WEIGHTS / "demo"
-    monkeypatch.setattr(paths, "_SHIPPED", (tmp_path,))
+    monkeypatch.setattr(paths, "_WEIGHT_FOLDERS", (tmp_path,))
     with pytest.raises(loader.ModelError, match="not in this copy"):
         paths.demo_folder()
     with pytest.raises(AdapterError, match="demo-look is not in this copy"):

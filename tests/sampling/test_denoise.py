@@ -219,13 +219,13 @@ def test_of_an_opened_picture_it_is_diffedits(pipelines, steps, strength, guidan
     dense = diffedit(pipe)(
         DOG,
         mask_image=torch.ones(1, 1, 16, 16),
-        image_latents=latents(editor._memory.get(source.id)[0])[None, result.start : -1],
+        image_latents=latents(editor._trajectory_cache.get(source.id)[0])[None, result.start : -1],
         inpaint_strength=strength,
         num_inference_steps=steps,
         guidance_scale=guidance,
         output_type="latent",
     )
-    assert oracle.deviation(latents(editor._memory.get(result.id)[0])[-1:], dense.images) <= 1e-4
+    assert oracle.deviation(latents(editor._trajectory_cache.get(result.id)[0])[-1:], dense.images) <= 1e-4
     assert result.stats.unet_evaluations_dense == int(steps * strength)
 
 
@@ -243,8 +243,8 @@ def test_what_it_costs(editor, mask):
     assert (seen.macs, seen.macs_dense) == (stats.macs, stats.macs_dense)
     editor.edit(DOG, mask=mask, growth=1)
     assert editor.current.stats.steps_shared == 0
-    whole = editor._memory.get(editor.current.id)[0].own_bytes
-    assert 0.4 * whole < editor._memory.get(result.id)[0].own_bytes < 0.6 * whole
+    whole = editor._trajectory_cache.get(editor.current.id)[0].own_bytes
+    assert 0.4 * whole < editor._trajectory_cache.get(result.id)[0].own_bytes < 0.6 * whole
 
 
 def test_less_strength_keeps_more(editor):
@@ -253,7 +253,7 @@ def test_less_strength_keeps_more(editor):
     for strength in (0.2, 0.6, 1.0):
         editor.checkout(source.id)
         result = editor.edit(DOG, mask=SQUARE, strength=strength, growth=1)
-        ours, theirs = (latents(editor._memory.get(r.id)[0])[-1] for r in (result, source))
+        ours, theirs = (latents(editor._trajectory_cache.get(r.id)[0])[-1] for r in (result, source))
         moved.append(float((ours - theirs).norm()))
     assert 0 < moved[0] < moved[1] < moved[2]
 
@@ -330,5 +330,5 @@ def test_a_dense_edit_of_an_opened_picture_begins_at_its_latents(editor):
     """And not at the noise that a generated picture of the same config would begin at."""
     source = editor.open(Image.new("RGB", (128, 128), "teal"), CAT, num_inference_steps=3)
     result = editor.edit("a cat and a cake at night")
-    first, theirs = (editor._memory.get(r.id)[0].latents[0] for r in (result, source))
+    first, theirs = (editor._trajectory_cache.get(r.id)[0].latents[0] for r in (result, source))
     assert result.stats.fallback.startswith("global edit") and torch.equal(first, theirs)

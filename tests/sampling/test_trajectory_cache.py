@@ -82,7 +82,7 @@ def test_what_was_dropped_is_rebuilt(pipelines, budget):
     roomy = session(Editor(pipelines["shallow"]))
     tight = session(Editor(pipelines["shallow"], max_recorded_bytes=budget))
     assert same_pictures(tight.history, roomy.history)
-    assert tight._memory.bytes < roomy._memory.bytes
+    assert tight._trajectory_cache.bytes < roomy._trajectory_cache.bytes
     assert same_pictures(last_edit(tight), last_edit(roomy))
 
 
@@ -108,12 +108,12 @@ def test_only_what_is_gone_is_rebuilt(pipelines):
 def test_the_least_recently_used_source_goes_first(pipelines):
     editor = Editor(pipelines["shallow"])
     first = editor.generate(CAT, **QUICK)
-    editor._memory.max_bytes = int(2.5 * first.stats.recorded_bytes)
+    editor._trajectory_cache.max_bytes = int(2.5 * first.stats.recorded_bytes)
     second = editor.generate(DOG, **QUICK)
     editor.checkout(first.id)
     editor.edit(BIRD, mask=CORNER, growth=0)
     third = editor.generate(BIRD, **QUICK)
-    kept = [result.id for result in (first, second, third) if result.id in editor._memory]
+    kept = [result.id for result in (first, second, third) if result.id in editor._trajectory_cache]
     assert kept == [first.id, third.id]
 
 
@@ -122,10 +122,10 @@ def test_edits_of_one_source_go_before_it(pipelines):
     editor = Editor(pipelines["shallow"])
     source = editor.generate(CAT, **QUICK)
     first = editor.edit(BIRD, mask=CORNER, growth=0)
-    editor._memory.max_bytes = editor._memory.bytes
+    editor._trajectory_cache.max_bytes = editor._trajectory_cache.bytes
     editor.checkout(source.id)
     second = editor.edit(DOG, mask=CORNER, growth=0)
-    kept = [result.id for result in (source, first, second) if result.id in editor._memory]
+    kept = [result.id for result in (source, first, second) if result.id in editor._trajectory_cache]
     assert kept == [source.id, second.id]
 
 
@@ -136,4 +136,4 @@ def test_a_result_outlives_what_was_recorded(pipelines):
     editor.generate(DOG, **QUICK)
     with Calls(editor.pipe.unet) as calls:
         assert editor.checkout(source.id) is source
-    assert calls.dense == calls.sparse == 0 and source.id not in editor._memory
+    assert calls.dense == calls.sparse == 0 and source.id not in editor._trajectory_cache

@@ -90,7 +90,7 @@ def test_a_new_mask_needs_neither_buffers_nor_a_graph(pipelines):
         tensors = [slot.captured.outputs["prediction"], *(level.same for level in slot.buffers.tables.levels)]
         where.append([(tensor.data_ptr(), tensor.shape) for tensor in tensors])
     assert where[0] == where[1]
-    assert graphs.graphs.made == 1
+    assert graphs.graphs.misses == 1
 
 
 def test_edits_that_share_a_graph_take_turns(pipelines):
@@ -101,7 +101,7 @@ def test_edits_that_share_a_graph_take_turns(pipelines):
     edits = [case.begin(graphs) for case in cases]
     for e in (0, 1, 0, 0, 1):
         cases[e].check(edits[e].step(0, cases[e].batch(), TIME))
-    assert graphs.graphs.made == 1
+    assert graphs.graphs.misses == 1
 
 
 def test_a_model_that_was_captured_is_left_as_it_was():
@@ -188,7 +188,7 @@ def test_a_cuda_graph_is_the_engines_own_and_never_waits(backend):
             assert torch.cuda.memory_allocated() == allocated[-1]
             expected, _ = executor.run_sparse(latents, time, texts[1], {}, FeatureOverlay(maps, plan))
             assert torch.allclose(rows[:, : plan.rows[0]], expected, atol=2e-3, rtol=0)
-        assert graphs.graphs.made == 1
+        assert graphs.graphs.misses == 1
 
 
 def test_an_unusual_time_or_attention_is_refused():

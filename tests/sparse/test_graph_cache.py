@@ -43,7 +43,7 @@ def sd15_vae(pipelines):
 def graphs_of(captured):
     """How many graphs were made, of the coarse levels and of the fine ones."""
     (decoder,) = captured.decoders._kept.values()
-    return decoder.coarse_graphs.made, decoder.fine_graphs.made
+    return decoder.coarse_graphs.misses, decoder.fine_graphs.misses
 
 
 def check_coarse(got, expected):
@@ -82,7 +82,7 @@ def test_one_rectangle_with_all_halo_is_a_dense_decode(sd15_vae, monkeypatch, si
     decoded, kept = decoder.decode(latents, coarse_plan(sd15_vae, grid), grid, [Box(0, 0, *size)], record)
     got = paste(source, decoded, grid)
     difference = np.abs(np.asarray(got, int) - np.asarray(composite(source, dense, grid), int))
-    assert difference.max() <= 1 and (decoder.coarse_graphs.made, decoder.fine_graphs.made) == (1, 2)
+    assert difference.max() <= 1 and (decoder.coarse_graphs.misses, decoder.fine_graphs.misses) == (1, 2)
     for norm, sums in fresh.sums.items():
         assert torch.allclose(kept.sums[norm], sums, rtol=1e-3, atol=1e-2)
         assert torch.allclose(kept.statistics[norm], fresh.statistics[norm], rtol=1e-3, atol=1)
@@ -171,7 +171,7 @@ def test_rectangles_come_and_go(captured, sd15_vae):
     decoder.fine_graphs._limit = 2
     for grid in (CORNER, SQUARE, BLOBS, SQUARE):
         captured.decode(sd15_vae, latents, grid, record, source)
-    assert len(decoder.fine_graphs._kept) == 2 and decoder.fine_graphs.made > 4
+    assert len(decoder.fine_graphs._kept) == 2 and decoder.fine_graphs.misses > 4
 
 
 @pytest.mark.parametrize("limits", [(0, 0, 24, 24), (4, 6, 18, 20)])
@@ -199,7 +199,7 @@ def test_a_mask_that_is_nearly_everything_is_decoded_densely(captured, sd15_vae)
     latents, grid = torch.randn(1, 4, SIZE, SIZE), grids(SIZE, SIZE)["all_but_one"]
     expected = decode_sparse(sd15_vae, latents, grid, record, source)[0]
     assert captured.decode(sd15_vae, latents, grid, record, source)[0].tobytes() == expected.tobytes()
-    assert captured.decoders.made == 0
+    assert captured.decoders.misses == 0
 
 
 def test_a_decoder_that_was_changed_gets_graphs_of_its_own(captured):
@@ -212,7 +212,7 @@ def test_a_decoder_that_was_changed_gets_graphs_of_its_own(captured):
         sd15_vae.decoder.conv_out.weight.mul_(1.5)
     got, again = (captured.decode(sd15_vae, latents, SQUARE, record, source)[0] for _ in range(2))
     assert before.tobytes() != got.tobytes() == again.tobytes()
-    assert captured.decoders.made == 2
+    assert captured.decoders.misses == 2
 
 
 @pytest.mark.parametrize("prompt", [CAT, "a (cat:1.4) on a beach", "word " * 100])
@@ -223,8 +223,8 @@ def test_text_is_encoded_by_one_graph_bit_for_bit(pipelines, prompt):
     for text in (prompt, DOG, prompt):
         expected, got = (e._engine.encode(_with(config, text)) for e in editors)
         assert torch.equal(expected, got)
-    assert editors[1]._engine.graphs.cache.encoders.made == 1
-    assert editors[0]._engine.graphs.cache.encoders.made == 0
+    assert editors[1]._engine.graphs.cache.encoders.misses == 1
+    assert editors[0]._engine.graphs.cache.encoders.misses == 0
 
 
 def test_text_may_be_encoded_outside_inference_mode(pipelines):

@@ -32,14 +32,14 @@ def test_the_stand_in_keeps_a_graphs_contract():
 def test_what_is_made_once():
     once = LRUCache()
     assert [once.get(key, lambda key=key: [key]) for key in "aba"] == [["a"], ["b"], ["a"]]
-    assert once.made == 2 and "a" in once and "c" not in once
+    assert once.misses == 2 and "a" in once and "c" not in once
 
 
 def test_of_many_the_least_used_goes():
     once = LRUCache(2)
     for key in "abaca":
         once.get(key, object)
-    assert once.made == 3 and "a" in once and "b" not in once and "c" in once
+    assert once.misses == 3 and "a" in once and "b" not in once and "c" in once
 
 
 def test_a_snapshot_has_memory_of_its_own_and_shares_as_before():

@@ -83,11 +83,11 @@ def test_a_source_that_does_not_fit_waits_in_host_memory(pipelines, monkeypatch,
 
     rich = Editor(pipelines["shallow"], graphs=True)
     begin(rich)
-    each = rich._memory.get(rich.current.id)[0].features[-1].own_bytes
+    each = rich._trajectory_cache.get(rich.current.id)[0].features[-1].own_bytes
     for graphs in (False, True):
         editors.append(Editor(pipelines["shallow"], graphs=graphs, max_recorded_bytes=int(2.5 * each)))
         begin(editors[-1])
-        steps = editors[-1]._memory.get(editors[-1].current.id)[0].features
+        steps = editors[-1]._trajectory_cache.get(editors[-1].current.id)[0].features
         assert sum(step.offloaded_from is not None for step in steps) == 2
     mask = grids(16, 16)["square"]
     expected = [rich.edit(prompt, mask=mask, growth=1) for prompt in (DOG, CAT)]

@@ -64,8 +64,8 @@ def check_alike(editors):
         assert np.abs(difference).max() <= 1
         if got.parent is not None and got.painted is None:
             assert pixels_outside(got, graphs.history.find(got.parent))
-        if expected.id in layers._memory and got.id in graphs._memory:
-            check_stories(*(editor._memory.get(got.id)[0] for editor in editors))
+        if expected.id in layers._trajectory_cache and got.id in graphs._trajectory_cache:
+            check_stories(*(editor._trajectory_cache.get(got.id)[0] for editor in editors))
 
 
 def check_stories(expected, got):
@@ -156,8 +156,8 @@ QUICK_WISHES = ("verified", "grown", "last step alone", "no growth")
 )
 def test_every_wish(pipelines, monkeypatch, wish):
     found(monkeypatch, SQUARE)
-    monkeypatch.setattr(drift_check, "MAX_DRIFT", float("inf"))
-    monkeypatch.setattr(drift_check, "GLOBAL_CHANGE", float("inf"))
+    monkeypatch.setattr(drift_check, "MAX_DRIFT_RATIO", float("inf"))
+    monkeypatch.setattr(drift_check, "GLOBAL_CHANGE_RATIO", float("inf"))
 
     def script(editor):
         editor.generate(CAT, **QUICK)
@@ -189,8 +189,8 @@ def test_steps_that_inject_attention_are_captured(pipelines, structure):
 def test_a_leak_in_mid_edit_grows_the_mask(pipelines, monkeypatch):
     seen, look = [], drift_check.DriftCheck.compare
     found(monkeypatch, SQUARE)
-    monkeypatch.setattr(drift_check, "MAX_DRIFT", 0.0)
-    monkeypatch.setattr(drift_check, "GLOBAL_CHANGE", float("inf"))
+    monkeypatch.setattr(drift_check, "MAX_DRIFT_RATIO", 0.0)
+    monkeypatch.setattr(drift_check, "GLOBAL_CHANGE_RATIO", float("inf"))
     monkeypatch.setattr(drift_check.DriftCheck, "compare", lambda *args: (seen.append(args[1]), look(*args)))
 
     def script(editor):
@@ -265,8 +265,8 @@ def test_a_saved_session_goes_on(pipelines, tmp_path):
     def script(editor):
         editor.generate(CAT, **QUICK)
         editor.edit(DOG, mask=SQUARE)
-        editor.save(tmp_path / str(editor._engine.graphs.wanted))
-        editor.load(tmp_path / str(editor._engine.graphs.wanted))
+        editor.save(tmp_path / str(editor._engine.graphs.enabled))
+        editor.load(tmp_path / str(editor._engine.graphs.enabled))
         return editor.edit(BIRD, mask=BLOBS, growth=1)
 
     editors, _ = both(pipelines["sd15"], script, model="tiny")
@@ -328,12 +328,12 @@ def test_a_new_mask_of_the_bucket_makes_no_new_capture(pipelines):
     source = editor.generate(CAT, **QUICK)
     editor.edit(DOG, mask=SQUARE, growth=1)
     graphs = editor._engine.graphs.executor_for(editor._engine.executor).graphs
-    made, slots = graphs.made, [id(slot.buffers) for slot in graphs._kept.values()]
+    made, slots = graphs.misses, [id(slot.buffers) for slot in graphs._kept.values()]
     for shift in ((1, 0), (2, 3), (-2, 1)):
         editor.checkout(source.id)
         editor.edit(BIRD, mask=np.roll(SQUARE, shift, (0, 1)), growth=1)
         editor.edit(DOG, mask=SQUARE, growth=1)
-    assert graphs.made == made == 1
+    assert graphs.misses == made == 1
     assert [id(slot.buffers) for slot in graphs._kept.values()] == slots
 
 
@@ -402,7 +402,7 @@ def test_editors_beside_one_another_share_graphs_and_take_turns_in_threads(pipel
     first = Editor(pipelines["shallow"], graphs=True)
     first.generate(CAT, **QUICK)
     expected = [first.edit(prompt, mask=SQUARE) for prompt in (DOG, BIRD)]
-    results, made = {}, first._engine.graphs.executor_for(first._engine.executor).graphs.made
+    results, made = {}, first._engine.graphs.executor_for(first._engine.executor).graphs.misses
     assert made > 0
 
     def work(name):
@@ -419,7 +419,7 @@ def test_editors_beside_one_another_share_graphs_and_take_turns_in_threads(pipel
     for edits in results.values():
         assert all(e.image.tobytes() == x.image.tobytes() for e, x in zip(edits, expected, strict=True))
         assert all(e.stats.unet_evaluations_captured == STEPS for e in edits)
-    assert first._engine.graphs.executor_for(first._engine.executor).graphs.made == made
+    assert first._engine.graphs.executor_for(first._engine.executor).graphs.misses == made
 
 
 def test_nan_is_found_at_the_end_and_nothing_is_kept(pipelines, monkeypatch):
@@ -495,8 +495,8 @@ def test_the_environment_says_whether(pipelines, monkeypatch):
     for said, expected in (("", (False, True)), ("0", (False, False)), ("1", (True, True))):
         monkeypatch.setenv("FISEDIT_GRAPHS", said)
         graphs = Editor(pipelines["shallow"])._engine.graphs
-        assert (graphs.wanted_on(cpu), graphs.wanted_on(cuda)) == expected
-        assert not Editor(pipelines["shallow"], graphs=False)._engine.graphs.wanted_on(cuda)
+        assert (graphs.is_enabled(cpu), graphs.is_enabled(cuda)) == expected
+        assert not Editor(pipelines["shallow"], graphs=False)._engine.graphs.is_enabled(cuda)
     monkeypatch.setenv("FISEDIT_GRAPHS", "yes")
     with pytest.raises(InputError, match="FISEDIT_GRAPHS must be 0 or 1, got 'yes'"):
         Editor(pipelines["shallow"])
@@ -540,12 +540,12 @@ def test_several_edits_in_one_batch_are_each_as_alone(pipelines, scheduler, guid
         assert np.abs(np.asarray(expected.image, int) - np.asarray(got.image, int)).max() <= 1
         assert expected.mask.source is got.mask.source and pixels_outside(got, source)
         if got.stats.unet_evaluations_captured:
-            trajectories = [e._memory.get(r.id)[0] for e, r in ((alone, expected), (editor, got))]
+            trajectories = [e._trajectory_cache.get(r.id)[0] for e, r in ((alone, expected), (editor, got))]
             check_stories(*trajectories)
     for e in (editor, alone):  # an edit over one of them
         e.checkout(e.history[2].id)
         e.edit(CAT, mask=BLOBS, growth=0)
-    check_stories(*(e._memory.get(e.current.id)[0] for e in (alone, editor)))
+    check_stories(*(e._trajectory_cache.get(e.current.id)[0] for e in (alone, editor)))
 
 
 def test_several_edits_share_memory_and_count_it_once(pipelines):

@@ -323,7 +323,7 @@ def test_packed_weights_follow_their_parameters(monkeypatch):
         linear.weight.data += 1  # as PEFT merges: torch counts no such write
         prepacked.refresh()
         assert torch.equal(prepacked.linear(rows, linear.weight, linear.bias), linear(rows))
-    assert prepacked._copies.keys() > others or not prepacked._packs(linear.weight)
+    assert prepacked._copies.keys() > others or not prepacked._can_pack(linear.weight)
     del linear, conv
     assert prepacked._copies.keys() <= others
 

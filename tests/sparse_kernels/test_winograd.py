@@ -32,13 +32,13 @@ def made(grid, grown=False):
         return (
             level,
             level.same,
-            winograd.tiles_of(level.same.table, level.active, level.width, len(level.read_positions)),
+            winograd.make_tiles(level.same.table, level.active, level.width, len(level.read_positions)),
             outputs,
         )
     outputs = F.max_pool2d(outputs[None].float(), 3, 1, 1)[0] > 0
     reads = kernel_map_to(torch.from_numpy(grid), outputs)
     at = outputs.flatten().nonzero()[:, 0]
-    return level, reads, winograd.tiles_of(reads.table, at, level.width, level.rows + len(reads.halo)), outputs
+    return level, reads, winograd.make_tiles(reads.table, at, level.width, level.rows + len(reads.halo)), outputs
 
 
 @pytest.mark.sweep(1)
@@ -84,4 +84,4 @@ def test_nine_taps_where_they_take_less(monkeypatch):
 
 
 def test_a_gpu_is_spared_the_launches():
-    assert [winograd.serves(torch.device(name)) for name in ("cpu", "cuda")] == [True, False]
+    assert [winograd.is_faster(torch.device(name)) for name in ("cpu", "cuda")] == [True, False]

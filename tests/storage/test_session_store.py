@@ -40,7 +40,7 @@ def test_nothing_runs_until_it_is_needed(model, tmp_path):
         assert calls.dense == 0
         again.edit(DOG, mask=SQUARE, growth=1)
     assert (calls.dense, calls.sparse) == (3, 3)
-    ours, theirs = (e._memory.get(source.id)[0] for e in (again, editor))
+    ours, theirs = (e._trajectory_cache.get(source.id)[0] for e in (again, editor))
     assert latents(ours).equal(latents(theirs))
 
 

@@ -162,7 +162,7 @@ def check_pinned(edit: Trajectory, source: Trajectory, grid: np.ndarray) -> None
 
 def trajectory(editor: Editor, result: EditResult) -> Trajectory:
     """The result's latents and features, as the editor keeps them."""
-    return editor._memory.get(result.id)[0]
+    return editor._trajectory_cache.get(result.id)[0]
 
 
 def same(a: EditResult, b: EditResult) -> bool:

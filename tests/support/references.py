@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from fisedit.adapters.insertion_points import inject_maps, insertion_points, tap_maps
+from fisedit.adapters.insertion_points import inject_maps, insertion_points, record_maps
 from tests.support import oracle
 from tests.support.adapters import naive
 from tests.support.edits import CAT
@@ -33,7 +33,7 @@ def seen(pipe, reference, branches=2, size=(128, 128)):
     latents = torch.cat([torch.zeros_like(latents), latents])[-branches:]
     ids = pipe.tokenizer("", padding="max_length", max_length=77, return_tensors="pt").input_ids
     text = pipe.text_encoder(ids)[0].expand(branches, -1, -1)
-    return tap_maps(pipe.unet, latents, text, tuple(insertion_points(pipe.unet)))
+    return record_maps(pipe.unet, latents, text, tuple(insertion_points(pipe.unet)))
 
 
 def check_guided(editor, pipe, adapter):
@@ -46,6 +46,6 @@ def check_guided(editor, pipe, adapter):
     with inject_maps(pipe.unet, changes):
         dense = oracle.dense_generate(pipe, oracle.GenerationConfig(CAT, seed=7, steps=2))
     result = editor.generate(CAT, reference=RED, width=128, height=128, **QUICK)
-    assert oracle.deviation(torch.cat(editor._memory.get(result.id)[0].latents), dense.latents) <= 1e-4
+    assert oracle.deviation(torch.cat(editor._trajectory_cache.get(result.id)[0].latents), dense.latents) <= 1e-4
     assert np.abs(pixels(result).astype(int) - np.asarray(dense.image)).max() <= 1
     return result

@@ -35,7 +35,7 @@ SCENE = Scene("night", 17, (FOX, CAR, MOON))
 def perfectly_seen(*scenes: Scene) -> ScenePredictions:
     """What a judge that is always right sees."""
     truth = scene_labels(list(scenes))
-    return ScenePredictions(truth.objects > 0, truth.places, truth.looks)
+    return ScenePredictions(truth.objects > 0, truth.backgrounds, truth.adjectives)
 
 
 def test_three_hundred_prompts_with_one_two_and_three_objects() -> None:
@@ -58,7 +58,7 @@ def test_labels_are_what_a_perfect_judge_would_see() -> None:
 
 
 def test_labels_say_no_more_of_looks_than_the_scene() -> None:
-    looks = dict(zip(WORDS, scene_labels([SCENE]).looks[0], strict=True))
+    looks = dict(zip(WORDS, scene_labels([SCENE]).adjectives[0], strict=True))
     said = {word: dict(zip(ADJECTIVES, row.tolist(), strict=True)) for word, row in looks.items()}
     assert [name for name, value in said["car"].items() if value == 1] == ["red"]
     assert said["car"]["blue"] == said["car"]["big"] == 0
@@ -102,15 +102,15 @@ def test_the_judge_looks_at_pictures_of_any_size(judge: SceneClassifier) -> None
     for side in (96, SIDE, 256):
         seen = classify(judge, np.zeros((2, side, side, 3), dtype=np.uint8))
         assert seen.objects.shape == (2, len(WORDS))
-        assert seen.looks.shape == (2, len(WORDS), len(ADJECTIVES))
-        assert all(0 <= place < len(BACKGROUND_WORDS) for place in seen.places)
+        assert seen.adjectives.shape == (2, len(WORDS), len(ADJECTIVES))
+        assert all(0 <= place < len(BACKGROUND_WORDS) for place in seen.backgrounds)
 
 
 def test_pictures_are_judged_one_by_one(judge: SceneClassifier) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (5, 64, 64, 3), dtype=np.uint8)
     together, apart = classify(judge, pixels), classify(judge, pixels, batch=2)
     assert torch.equal(together.objects, apart.objects)
-    assert torch.allclose(together.looks, apart.looks, atol=1e-5)
+    assert torch.allclose(together.adjectives, apart.adjectives, atol=1e-5)
 
 
 def test_the_frechet_distance_is_nothing_to_itself_and_grows_with_a_shift(judge: SceneClassifier) -> None:

@@ -15,7 +15,7 @@ from diffusers.training_utils import compute_snr
 from torch import Tensor, nn
 
 from fisedit.adapters.base import inject_adapters
-from fisedit.adapters.insertion_points import tap_maps
+from fisedit.adapters.insertion_points import record_maps
 from fisedit.adapters.references import ReferenceCondition
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ class ConditionedUNet(nn.Module):
             else self.condition(references, empty_prompt)
         )
         with inject_adapters(unet, [condition], controls):
-            guess: Tensor = unet(noised, steps, text, return_dict=False)[0]
-        return guess
+            prediction: Tensor = unet(noised, steps, text, return_dict=False)[0]
+        return prediction
 
     def condition(self, references: Tensor, empty_prompt: Tensor) -> ReferenceCondition:
         """The adapter with what it reads of references.
@@ -91,7 +91,7 @@ class ConditionedUNet(nn.Module):
         Returns:
             [B, C, h', w'] by insertion point of the adapter.
         """
-        return tap_maps(
+        return record_maps(
             self._frozen[0], references, empty_prompt.expand(len(references), -1, -1), tuple(self.adapter.channels)
         )
 
@@ -127,11 +127,11 @@ def denoising_loss(
     references = batch.references.masked_fill(dropped[..., None], 0)
     noised = scheduler.add_noise(batch.targets, added, steps)
     reference_maps = {name: torch.where(dropped[..., None], x[:1], x[1:]) for name, x in batch.reference_maps.items()}
-    guess = model(noised, steps, text, references, empty_prompt, batch.controls, reference_maps)
+    prediction = model(noised, steps, text, references, empty_prompt, batch.controls, reference_maps)
     velocity = scheduler.config.prediction_type == "v_prediction"
-    wanted = scheduler.get_velocity(batch.targets, added, steps) if velocity else added
+    target = scheduler.get_velocity(batch.targets, added, steps) if velocity else added
     weights = level_weights(scheduler, steps, settings.snr_cap) * region_weights(batch.regions, settings.region_weight)
-    loss: Tensor = (weights * (guess.float() - wanted).square()).mean()
+    loss: Tensor = (weights * (prediction.float() - target).square()).mean()
     return loss
 
 

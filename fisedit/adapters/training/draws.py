@@ -33,7 +33,7 @@ def draw_rows(seed: int, count: int, start: int, length: int) -> list[int]:
     """
     rows: list[int] = []
     while len(rows) < length:
-        passed, at = divmod(start + len(rows), count)
-        order = torch.randperm(count, generator=generator_for(seed, passed, torch.device("cpu"))).tolist()
+        epoch, at = divmod(start + len(rows), count)
+        order = torch.randperm(count, generator=generator_for(seed, epoch, torch.device("cpu"))).tolist()
         rows += order[at : at + length - len(rows)]
     return rows

@@ -105,8 +105,8 @@ class TrainingExamples:
         """As in `TrainingBatch.reference_maps`; row -1 is no reference."""
         if self._read_maps is None:
             return {}
-        nothing = torch.zeros_like(references[:1])
-        for row, latents in zip((-1, *rows), (nothing, *references.split(1)), strict=True):
+        blank = torch.zeros_like(references[:1])
+        for row, latents in zip((-1, *rows), (blank, *references.split(1)), strict=True):
             if row not in self._reference_maps:
                 self._reference_maps[row] = self._read_maps(latents, self.empty_prompt)
         each = [self._reference_maps[row] for row in (-1, *rows)]
@@ -129,12 +129,12 @@ class TrainingExamples:
     def _controls(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """Controls by insertion point; zeros for triples that have none."""
         each = [_control(self.triples[row].control) for row in rows]
-        there = insertion_points(self._pipe.unet)
+        points = insertion_points(self._pipe.unet)
         controls: dict[str, Tensor] = {}
         for name, like in {name: tensor for control in each for name, tensor in control.items()}.items():
-            if name not in there or like.ndim != 3 or like.shape[0] != there[name].channels:
+            if name not in points or like.ndim != 3 or like.shape[0] != points[name].channels:
                 raise InputError(
-                    f"a control must be [C, h, w] by place ({', '.join(there)}), got {name} {list(like.shape)}"
+                    f"a control must be [C, h, w] by place ({', '.join(points)}), got {name} {list(like.shape)}"
                 )
             controls[name] = torch.stack([control.get(name, torch.zeros_like(like)) for control in each])
             controls[name] = controls[name].to(self._pipe.device, self._pipe.unet.dtype)

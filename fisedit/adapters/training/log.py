@@ -32,6 +32,6 @@ def truncate_after(path: Path, step: int) -> None:
         step: the last to keep.
     """
     if path.is_file():
-        head, *lines = path.read_text().splitlines(keepends=True)
+        header, *lines = path.read_text().splitlines(keepends=True)
         kept = [line for line in lines if line.endswith("\n") and float(line.partition(",")[0]) <= step]
-        write_text("".join([head, *kept]), path)
+        write_text("".join([header, *kept]), path)

@@ -120,7 +120,7 @@ class TrainingRun:
         adapter = _initial_adapter(pipe, settings).to(accelerator.device)
         model = ConditionedUNet(pipe.unet, adapter)
         self.examples = TrainingExamples(pipe, triples[:last], side, model.read_maps if settings.keep_maps else None)
-        self.averaged = copy.deepcopy(adapter).eval().requires_grad_(False)
+        self.ema_adapter = copy.deepcopy(adapter).eval().requires_grad_(False)
         self.ema = EMAModel(adapter.parameters(), decay=settings.ema, foreach=True)
         optimizer = torch.optim.AdamW(adapter.parameters(), lr=settings.learning_rate, weight_decay=0.0)
         self.rates = get_cosine_schedule_with_warmup(optimizer, settings.warmup, settings.steps)
@@ -155,12 +155,12 @@ class TrainingRun:
 
     def save(self) -> None:
         """Measure and draw the held-out triples with the averaged weights, then write the checkpoint."""
-        self.ema.copy_to(self.averaged.parameters())
-        sheet, held_out = self.samples.report(self.averaged, self.scheduler, self.settings)
+        self.ema.copy_to(self.ema_adapter.parameters())
+        sheet, held_out = self.samples.report(self.ema_adapter, self.scheduler, self.settings)
         self.losses["held_out"] = held_out
         images.write_image(sheet, self.output / f"sheet-{self.step:06d}.png")
         append_row(self.output / REPORT, {"step": self.step, "seconds": self._elapsed(), "held_out": held_out})
-        save_adapter(self.averaged, self.output / ADAPTER)
+        save_adapter(self.ema_adapter, self.output / ADAPTER)
         scaler = self.accelerator.scaler
         state = {
             "settings": self.settings.resume_settings(),
@@ -211,12 +211,12 @@ class TrainingRun:
         described = {"adapter": self.output / ADAPTER, "steps": self.step, "parameters": parameters}
         return described | {"seconds": round(self._elapsed(), 1)} | self.losses
 
-    def _loss(self, passed: int) -> torch.Tensor:
+    def _loss(self, micro_step: int) -> torch.Tensor:
         """The loss of this process's batch in a pass of the run."""
         settings, accelerator = self.settings, self.accelerator
-        own = passed * accelerator.num_processes + accelerator.process_index
-        rows = draw_rows(settings.seed, len(self.examples), own * settings.batch, settings.batch)
-        noise = generator_for(settings.seed, own, accelerator.device)
+        index = micro_step * accelerator.num_processes + accelerator.process_index
+        rows = draw_rows(settings.seed, len(self.examples), index * settings.batch, settings.batch)
+        noise = generator_for(settings.seed, index, accelerator.device)
         batch = self.examples.batch(rows)
         return denoising_loss(self.model, self.scheduler, batch, self.examples.empty_prompt, settings, noise)
 

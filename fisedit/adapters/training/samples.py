@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fisedit.adapters.training.examples import TrainingExamples
     from fisedit.adapters.training.training_settings import TrainingSettings
 
-_STEPS, _GUIDANCE, _MOST = 20, 4.0, 8
+_STEPS, _GUIDANCE, _MAX_SAMPLES = 20, 4.0, 8
 
 
 class SampleSheets:
@@ -37,7 +37,7 @@ class SampleSheets:
 
     def __init__(self, pipe: StableDiffusionPipeline, examples: TrainingExamples) -> None:
         self._pipe, self._examples = pipe, examples
-        self._plain: list[Image] = []
+        self._base_images: list[Image] = []
 
     @torch.no_grad()
     def report(
@@ -60,16 +60,16 @@ class SampleSheets:
             noise = generator_for(settings.seed, start, self._pipe.device)
             error = denoising_loss(model, scheduler, batch, empty_prompt, settings, noise)
             errors += [float(error)] * len(batch.targets)
-        self._plain = self._plain or self._painted(None)
-        references = self._examples.batch(range(min(_MOST, len(self._examples)))).references
-        both = torch.cat([torch.zeros_like(references), references])
-        return self._sheet(self._painted(model.condition(both, empty_prompt))), sum(errors) / len(errors)
+        self._base_images = self._base_images or self._generate(None)
+        references = self._examples.batch(range(min(_MAX_SAMPLES, len(self._examples)))).references
+        batched = torch.cat([torch.zeros_like(references), references])
+        return self._sheet(self._generate(model.condition(batched, empty_prompt))), sum(errors) / len(errors)
 
-    def _painted(self, condition: ReferenceCondition | None) -> list[Image]:
-        prompts = [triple.prompt for triple in self._examples.triples[:_MOST]]
+    def _generate(self, condition: ReferenceCondition | None) -> list[Image]:
+        prompts = [triple.prompt for triple in self._examples.triples[:_MAX_SAMPLES]]
         seeds = [generator_for(0, row, self._pipe.device) for row in range(len(prompts))]
         with inject_adapters(self._pipe.unet, [condition]) if condition else nullcontext():
-            painted: list[Image] = self._pipe(
+            images: list[Image] = self._pipe(
                 prompts,
                 width=self._examples.side,
                 height=self._examples.side,
@@ -77,11 +77,11 @@ class SampleSheets:
                 guidance_scale=_GUIDANCE,
                 generator=seeds,
             ).images
-        return painted
+        return images
 
-    def _sheet(self, painted: list[Image]) -> Image:
-        rows = zip(self._examples.triples[:_MOST], self._plain, painted, strict=True)
+    def _sheet(self, images: list[Image]) -> Image:
+        rows = zip(self._examples.triples[:_MAX_SAMPLES], self._base_images, images, strict=True)
         picture = self._examples.picture
-        cells = [x for triple, *drawn in rows for x in (picture(triple.target), picture(triple.reference), *drawn)]
-        grid: Image = make_image_grid(cells, rows=len(painted), cols=4)
+        cells = [x for triple, *outputs in rows for x in (picture(triple.target), picture(triple.reference), *outputs)]
+        grid: Image = make_image_grid(cells, rows=len(images), cols=4)
         return grid

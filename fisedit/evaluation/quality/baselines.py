@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 PROBES = 0.2
 """Share of the steps that FISEdit runs dense: 10 of 50 in the paper."""
 
-NOISES, NOISED_TO, CLIPPED_AT, INSIDE_FROM, ENCODED = 10, 500, 3.0, 0.5, 0.8
+NOISES, NOISE_TIMESTEP, CLIP_MEANS, MASK_THRESHOLD, EDIT_STRENGTH = 10, 500, 3.0, 0.5, 0.8
 """DiffEdit: noises averaged; timestep they stand for; clip, in means of the map; threshold, of the clipped maximum;
 share of the steps that the edit runs."""
 
@@ -47,8 +47,8 @@ class StaleRows(CachedRows):
         site = self._sites[name]
         level = self.level(site)
         sums = recorded_statistics(self.source, name, site.level, norm.num_groups)
-        none, count = join_rows(rows)[:, :0], level.size * (norm.num_channels // norm.num_groups)
-        return ops.group_norm_affine(none, none, sums, None, count, norm.weight, norm.bias, norm.eps)[0]
+        no_rows, count = join_rows(rows)[:, :0], level.size * (norm.num_channels // norm.num_groups)
+        return ops.group_norm_affine(no_rows, no_rows, sums, None, count, norm.weight, norm.bias, norm.eps)[0]
 
 
 class StaleNormExecutor(Executor):
@@ -76,16 +76,16 @@ def fisedit(case: EditCase, share: float = PROBES) -> MethodResult:
     latents = _sparse_steps(case, text, path[-1], probes, grid)
     sparse = case.steps - probes
     macs = case.dense_macs(probes) + sparse * case.costs.sparse_step(grid, 0)
-    return MethodResult(_decoded(case, latents), grid, case.steps, macs, sparse=sparse > 0)
+    return MethodResult(_decode_picture(case, latents), grid, case.steps, macs, sparse=sparse > 0)
 
 
 def as_blocks(grid: BoolGrid) -> BoolGrid:
     """The grid [h, w] in 2x2 blocks, each inside if any of its cells is."""
     height, width = grid.shape
-    even = np.zeros((height + height % 2, width + width % 2), bool)
-    even[:height, :width] = grid
-    coarse = even.reshape(even.shape[0] // 2, 2, even.shape[1] // 2, 2).any((1, 3))
-    return np.kron(coarse, np.ones((2, 2), bool))[:height, :width]
+    padded = np.zeros((height + height % 2, width + width % 2), bool)
+    padded[:height, :width] = grid
+    blocks = padded.reshape(padded.shape[0] // 2, 2, padded.shape[1] // 2, 2).any((1, 3))
+    return np.kron(blocks, np.ones((2, 2), bool))[:height, :width]
 
 
 def _sparse_steps(case: EditCase, text: Tensor, latents: Tensor, first: int, grid: BoolGrid) -> Tensor:
@@ -109,14 +109,14 @@ def diffedit(case: EditCase) -> MethodResult:
     trajectory, sampler = case.trajectory, case.engine.sampler(case.config)
     grid = difference_mask(case)
     text, inside = case.engine.encode(case.config), torch.from_numpy(grid.copy()).to(trajectory.latents[0].device)
-    first = case.steps - round(ENCODED * case.steps)
+    first = case.steps - round(EDIT_STRENGTH * case.steps)
     latents = trajectory.latents[first]
     for i, t in enumerate(sampler.timesteps[first:], first):
         raw = case.editor.pipe.unet(torch.cat([latents] * len(text)), t, text, return_dict=False)[0]
         latents = blend_latents(sampler.step(_guided(case, raw), t, latents), trajectory.latents[i + 1], inside)
     evaluations = case.steps - first
     macs = case.dense_macs(evaluations + NOISES * 2 / len(text))
-    return MethodResult(_decoded(case, latents), grid, NOISES + evaluations, macs)
+    return MethodResult(_decode_picture(case, latents), grid, NOISES + evaluations, macs)
 
 
 @torch.inference_mode()
@@ -125,15 +125,15 @@ def difference_mask(case: EditCase) -> BoolGrid:
     pipe, clean = case.editor.pipe, case.trajectory.latents[-1]
     scheduler = DDIMScheduler.from_config(pipe.scheduler.config)
     text = torch.cat([case.engine.encode(config)[-1:] for config in (case.source.config, case.config)])
-    generator, t = torch.Generator().manual_seed(case.edit.seed), torch.tensor([NOISED_TO], device=clean.device)
+    generator, t = torch.Generator().manual_seed(case.edit.seed), torch.tensor([NOISE_TIMESTEP], device=clean.device)
     difference = torch.zeros(clean.shape[2:], device=clean.device)
     for _ in range(NOISES):
         noise = torch.randn(clean.shape, generator=generator).to(clean)
-        noised = scheduler.add_noise(clean, noise, t)
-        old, new = pipe.unet(torch.cat([noised] * 2), t, text, return_dict=False)[0].float()
+        noisy = scheduler.add_noise(clean, noise, t)
+        old, new = pipe.unet(torch.cat([noisy] * 2), t, text, return_dict=False)[0].float()
         difference += (new - old).abs().mean(0) / NOISES
-    difference /= CLIPPED_AT * difference.mean()
-    grid: BoolGrid = (difference.clamp(max=1.0) > INSIDE_FROM).cpu().numpy()
+    difference /= CLIP_MEANS * difference.mean()
+    grid: BoolGrid = (difference.clamp(max=1.0) > MASK_THRESHOLD).cpu().numpy()
     return grid
 
 
@@ -142,5 +142,5 @@ def _guided(case: EditCase, prediction: Tensor) -> Tensor:
     return apply_guidance(prediction, case.config.guidance_scale if len(prediction) > 1 else None)
 
 
-def _decoded(case: EditCase, latents: Tensor) -> Image:
+def _decode_picture(case: EditCase, latents: Tensor) -> Image:
     return decode(case.editor.pipe.vae, latents)[0]

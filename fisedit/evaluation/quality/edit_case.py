@@ -94,7 +94,7 @@ class EditCase:
     @property
     def true_grid(self) -> BoolGrid | None:
         """The latent cells [h, w] that the edit concerns; None where they are unknown."""
-        if self.edit.whole:
+        if self.edit.is_global:
             return self.everywhere
         return None if self.edit.true_mask is None else metrics.pixels_to_cells(self.edit.true_mask)
 
@@ -131,11 +131,11 @@ class EditCase:
         """
         self.editor.checkout(self.source.id)
         calls: list[None] = []  # counted here: an edit's stats leave out a run that drift broke off
-        watched = self.editor.pipe.unet.register_forward_pre_hook(lambda *_: calls.append(None))
+        hook_handle = self.editor.pipe.unet.register_forward_pre_hook(lambda *_: calls.append(None))
         try:
             result = self.editor.edit(self.edit.prompt, mask=mask, **options)
         finally:
-            watched.remove()
+            hook_handle.remove()
         stats = result.stats
         sparse = stats.unet_evaluations_sparse > 0
         return MethodResult(result.image, result.mask.grid, len(calls), stats.macs, sparse, stats.fallback)
@@ -161,7 +161,7 @@ class EditCase:
         """
         config = self.source.config
 
-        def after(_: Any, i: int, __: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        def on_step_end(_pipeline: Any, i: int, _timestep: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
             return {"latents": hook(i, state["latents"])}
 
         pictures: list[Image] = self.pipeline("StableDiffusionPipeline")(
@@ -172,7 +172,7 @@ class EditCase:
             guidance_scale=config.guidance_scale if guidance_scale is None else guidance_scale,
             width=config.width,
             height=config.height,
-            callback_on_step_end=after,
+            callback_on_step_end=on_step_end,
         ).images
         return pictures[-1]
 
@@ -181,9 +181,9 @@ class EditCase:
         pipe = self.editor.pipe
         modules = pipe.components | {"scheduler": DDIMScheduler.from_config(pipe.scheduler.config)}
         with quiet_loaders():
-            made = getattr(import_module("diffusers"), name)(**modules, requires_safety_checker=False)
-        made.set_progress_bar_config(disable=True)
-        return made
+            pipeline = getattr(import_module("diffusers"), name)(**modules, requires_safety_checker=False)
+        pipeline.set_progress_bar_config(disable=True)
+        return pipeline
 
 
 def make_case(
@@ -208,9 +208,9 @@ def make_case(
         source = editor.generate(prompt, seed=edit.seed, num_inference_steps=steps, guidance_scale=guidance)
     else:
         source = editor.open(edit.picture, prompt, num_inference_steps=steps, guidance_scale=guidance)
-    return EditCase(editor, edit, source, trajectory_of(editor, source))
+    return EditCase(editor, edit, source, get_trajectory(editor, source))
 
 
-def trajectory_of(editor: Editor, result: EditResult) -> Trajectory:
+def get_trajectory(editor: Editor, result: EditResult) -> Trajectory:
     """The trajectory recorded with a result that was just made."""
-    return editor._memory.get(result.id)[0]  # noqa: SLF001 (no user needs it)
+    return editor._trajectory_cache.get(result.id)[0]  # noqa: SLF001 (no user needs it)

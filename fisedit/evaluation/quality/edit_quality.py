@@ -95,7 +95,9 @@ def measure_edit_quality(settings: EditQualitySettings, on_step: OnStep | None =
     )
     html = None if settings.html is None else HtmlReport(settings.html)
     for case, results in _run_methods(pipe, edit_set, methods, settings, len(log.edits), on_step):
-        scores = {name: None if made is None else score_edit(case, made, classifier) for name, made in results.items()}
+        scores = {
+            name: None if result is None else score_edit(case, result, classifier) for name, result in results.items()
+        }
         if html is not None:
             html.add_edit(case, results, scores)
         log.append(_edit_dict(case.edit), scores)
@@ -174,12 +176,12 @@ def _run_methods(
 
 def _edit_dict(edit: BenchmarkEdit) -> dict[str, Any]:
     prompts = {"kind": edit.kind, "source_prompt": edit.source_prompt, "prompt": edit.prompt}
-    return prompts | {"seed": edit.seed, "drawn": edit.picture is not None, "whole": edit.whole}
+    return prompts | {"seed": edit.seed, "drawn": edit.picture is not None, "whole": edit.is_global}
 
 
 def _tables(log: ResultsLog, tokenizer: Tokenizer, pairs: Iterator[tuple[str, str, bool]]) -> dict[str, Any]:
     """The report's tables, metrics and single edits."""
-    scores = {name: [of[name] for of in log.scores] for name in log.scores[0]}
+    scores = {name: [edit_scores[name] for edit_scores in log.scores] for name in log.scores[0]}
     rows = metric_rows(scores, tuple(dict.fromkeys(edit["kind"] for edit in log.edits)))
     verdicts = _verdicts(log, tokenizer, pairs)
     wrong = [asdict(v) for v in verdicts["words"] + verdicts["prompts alone"] if v.whole is not v.said]
@@ -188,12 +190,12 @@ def _tables(log: ResultsLog, tokenizer: Tokenizer, pairs: Iterator[tuple[str, st
             [row for row in rows if row["kind"] in (LOCAL, EVERYWHERE)], ("kind", "method", "source", "edits")
         ),
         "classes": format_table([row for row in rows if row["method"] == OURS], ("kind", "source", "edits")),
-        "whole": [detection_row(name, some) for name, some in verdicts.items() if some],
+        "whole": [detection_row(name, group) for name, group in verdicts.items() if group],
         "misjudged": wrong,
         "rows": rows,
         "edits": [
-            edit | {"scores": {name: s and asdict(s) for name, s in of.items()}}
-            for edit, of in zip(log.edits, log.scores, strict=True)
+            edit | {"scores": {name: score and asdict(score) for name, score in edit_scores.items()}}
+            for edit, edit_scores in zip(log.edits, log.scores, strict=True)
         ],
     }
 
@@ -203,13 +205,13 @@ def _verdicts(
 ) -> dict[str, list[GlobalEditVerdict]]:
     """Which edits were classified as global: by the text diff, on prompts alone, and by the editor's mask."""
     measured = [
-        ((edit["source_prompt"], edit["prompt"], edit["whole"]), of.get(OURS))
-        for edit, of in zip(log.edits, log.scores, strict=True)
+        ((edit["source_prompt"], edit["prompt"], edit["whole"]), edit_scores.get(OURS))
+        for edit, edit_scores in zip(log.edits, log.scores, strict=True)
         if edit["whole"] is not None
     ]
     words = detect_by_text([pair for pair, _ in measured], tokenizer)
     alone = detect_by_text(pairs, tokenizer)
-    edited = [GlobalEditVerdict(*pair, s.whole) for pair, s in measured if s and s.whole is not None]
+    edited = [GlobalEditVerdict(*pair, score.whole) for pair, score in measured if score and score.whole is not None]
     written = detect_by_text(written_pairs("reported"), tokenizer)
     return {
         "words": words,

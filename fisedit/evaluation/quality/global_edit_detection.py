@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fisedit.evaluation.quality.global_edit_prompts import WRITTEN, written_pairs
+from fisedit.evaluation.quality.global_edit_prompts import PAIR_FILES, written_pairs
 from fisedit.evaluation.quality.metrics import f1_score
 from fisedit.masking.text_diff import diff
 from fisedit.models.loader import demo_folder
@@ -58,14 +58,14 @@ def detection_row(name: str, verdicts: Sequence[GlobalEditVerdict]) -> dict[str,
         name: what was detected, for the column "asked".
         verdicts: of every edit.
     """
-    said, true = [v.said for v in verdicts], [v.whole for v in verdicts]
+    detected, expected = [v.said for v in verdicts], [v.whole for v in verdicts]
     wrong = [(v.whole, v.said) for v in verdicts if v.whole is not v.said]
     missed = wrong.count((True, False))
     return {
         "asked": name,
         "edits": len(verdicts),
-        "whole": sum(true),
-        "F1": f1_score(said, true),
+        "whole": sum(expected),
+        "F1": f1_score(detected, expected),
         "missed": missed,
         "false alarms": len(wrong) - missed,
     }
@@ -75,12 +75,12 @@ def main(names: Sequence[str]) -> None:
     """Print a row for each file of written pairs, split by the demo model's tokenizer.
 
     Args:
-        names: of `WRITTEN`; none for all.
+        names: of `PAIR_FILES`; none for all.
     """
     from transformers import CLIPTokenizer
 
     tokenizer = CLIPTokenizer.from_pretrained(demo_folder() / "tokenizer")
-    for name in names or WRITTEN:
+    for name in names or PAIR_FILES:
         row = detection_row(name, detect_by_text(written_pairs(name), tokenizer))
         sys.stdout.write(json.dumps(row) + "\n")
 

@@ -21,7 +21,7 @@ from fisedit.evaluation.scenes.prompts import describe_scene
 if TYPE_CHECKING:
     from fisedit.evaluation.scenes.scene import Scene
 
-STYLED = (
+GLOBAL_TEMPLATES = (
     "{}, in the style of van gogh",
     "a watercolor painting of {}",
     "{} as pixel art",
@@ -49,7 +49,7 @@ STYLED = (
 )
 """Global edits; "{}" is the scene's prompt."""
 
-PLACED = (
+LOCAL_TEMPLATES = (
     "{} and a vintage car",
     "{} and a snow globe",
     "{} and a traffic light",
@@ -83,15 +83,15 @@ def prompt_pairs(count: int, seed: int = 0) -> Iterator[tuple[str, str, bool]]:
         if i % 4 == 1:
             yield prompt, describe_scene(_reordered(scene)).text, True
         elif i % 4 == 3:
-            yield prompt, PLACED[i // 4 % len(PLACED)].format(prompt), False
+            yield prompt, LOCAL_TEMPLATES[i // 4 % len(LOCAL_TEMPLATES)].format(prompt), False
         else:
-            yield prompt, STYLED[i // 2 % len(STYLED)].format(prompt), True
+            yield prompt, GLOBAL_TEMPLATES[i // 2 % len(GLOBAL_TEMPLATES)].format(prompt), True
 
 
-WHOLE_KINDS = ("place", "style", "weather", "time", "medium")
+GLOBAL_PAIR_KINDS = ("place", "style", "weather", "time", "medium")
 """Kinds of written pairs that concern the whole picture."""
 
-WRITTEN = ("development", "reported")
+PAIR_FILES = ("development", "reported")
 """Names of the files of written pairs."""
 
 
@@ -99,7 +99,7 @@ def written_pairs(name: str) -> Iterator[tuple[str, str, bool]]:
     """Written prompt pairs.
 
     Args:
-        name: of `WRITTEN`.
+        name: of `PAIR_FILES`.
 
     Returns:
         (source prompt, new prompt, whether the edit is global).
@@ -110,7 +110,7 @@ def written_pairs(name: str) -> Iterator[tuple[str, str, bool]]:
             kind = line[2:]
         elif not line.startswith(";"):
             old, new = line.split("|")
-            yield old, new, kind in WHOLE_KINDS
+            yield old, new, kind in GLOBAL_PAIR_KINDS
 
 
 def _reordered(scene: Scene) -> Scene:

@@ -21,7 +21,7 @@ from fisedit.evaluation.quality.scene_edits import (
     single_token_words,
 )
 from fisedit.evaluation.quality.scores import VISIBLE_SHARE
-from fisedit.masking.localize import LATENTS, METHODS, THINGS
+from fisedit.masking.localize import LATENTS, METHODS, OBJECT_MASKS
 from fisedit.models.loader import load
 from fisedit.values import LATENT_FACTOR, OnStep
 
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from fisedit.evaluation.settings import EvaluationSettings
 
 MASK_METHODS: dict[str, Mapping[str, Any]] = {
-    THINGS: {},
-    f"{THINGS}, no probe": {"probe_steps": 0},
-    **{name: {"mask_method": name} for name in METHODS if name not in (THINGS, LATENTS)},
+    OBJECT_MASKS: {},
+    f"{OBJECT_MASKS}, no probe": {"probe_steps": 0},
+    **{name: {"mask_method": name} for name in METHODS if name not in (OBJECT_MASKS, LATENTS)},
     f"{LATENTS}, a fifth": {"mask_method": LATENTS, "share": 0.2},
     f"{LATENTS}, two fifths": {"mask_method": LATENTS, "share": 0.4},
 }
 """Name -> arguments of `Editor.preview`, with probe steps as a `share` of all. FISEdit probes in 10 of 50."""
 
-RIGHT_IOU = 0.5
+MIN_CORRECT_IOU = 0.5
 """IoU with the true cells from which a mask is right."""
 
 CONFIDENCES = (0.0, 0.5, 0.8, 0.9, 0.95, 1.0)
@@ -79,9 +79,9 @@ class MaskResult:
     confidence: float
 
     @property
-    def right(self) -> bool:
+    def correct(self) -> bool:
         """Whether the mask is right, as `masking.masks.confidence` has it."""
-        return self.fit.cells.iou >= RIGHT_IOU
+        return self.fit.cells.iou >= MIN_CORRECT_IOU
 
 
 METRICS: dict[str, tuple[Callable[[MaskResult], float], bool]] = {
@@ -136,7 +136,7 @@ def measure_mask_quality(settings: EvaluationSettings, on_step: OnStep | None = 
         "notes": NOTES,
         "summary": format_table([row for row in rows if row["kind"] == ALL], ("recipe", "edits"), shown),
         "classes": format_table([row for row in rows if row["kind"] != ALL], ("kind", "recipe", "edits"), shown),
-        "calibration": calibration_rows([by_method[THINGS] for by_method in results]),
+        "calibration": calibration_rows([by_method[OBJECT_MASKS] for by_method in results]),
         "rows": rows,
         "edits": [
             edit | {"found": {name: _result_dict(result) for name, result in by_method.items()}}
@@ -149,8 +149,8 @@ def _local_edits(pipe: StableDiffusionPipeline, settings: EvaluationSettings) ->
     """`settings.edits` edits of drawn scenes that concern a part of an opened picture."""
     words, count = single_token_words(pipe.tokenizer), settings.edits
     kinds = [kind for kind in available_kinds(words, settings.seed) if kind not in GLOBAL_KINDS]
-    enough = (count + len(kinds)) * GENERATED_EVERY // (GENERATED_EVERY - 1) + len(kinds) * GENERATED_EVERY
-    edits = sample_edits(enough, pipe.unet.config.sample_size * LATENT_FACTOR, words, kinds, settings.seed)
+    num_sampled = (count + len(kinds)) * GENERATED_EVERY // (GENERATED_EVERY - 1) + len(kinds) * GENERATED_EVERY
+    edits = sample_edits(num_sampled, pipe.unet.config.sample_size * LATENT_FACTOR, words, kinds, settings.seed)
     return islice((edit for edit in edits if edit.picture), count)
 
 
@@ -218,7 +218,7 @@ def calibration_rows(results: Sequence[MaskResult]) -> list[dict[str, str]]:
     for low, high in pairwise(CONFIDENCES):
         chosen = [result for result in results if low <= result.confidence < high or result.confidence == high == 1.0]
         if chosen:
-            right = share_row([result.right for result in chosen])
+            right = share_row([result.correct for result in chosen])
             rows.append(
                 {
                     "confidence": f"{low:.0%} to {high:.0%}",

@@ -118,7 +118,7 @@ def _values(scores: Sequence[EditScore], path: str) -> list[float]:
     """A field of every score that has it, through fields of fields."""
     values: list[Any] = list(scores)
     for name in path.split("."):
-        values = [value for owner in values if (value := getattr(owner, name)) is not None]
+        values = [value for parent in values if (value := getattr(parent, name)) is not None]
     return values
 
 
@@ -126,8 +126,8 @@ def _relative_success(method_scores: Sequence[EditScore], reference: Sequence[Ed
     """Successes over the reference method's, on edits whose success is known for both."""
     pairs = [(a.success, b.success) for a, b in zip(method_scores, reference, strict=False) if b is not None]
     known = [(a, b) for a, b in pairs if a is not None and b is not None]
-    done = sum(b for _, b in known)
-    return {"mean": sum(a for a, _ in known) / done if done else None, "edits": len(known)}
+    successes = sum(b for _, b in known)
+    return {"mean": sum(a for a, _ in known) / successes if successes else None, "edits": len(known)}
 
 
 def format_table(

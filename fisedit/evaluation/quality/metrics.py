@@ -52,8 +52,10 @@ def mask_overlap(found: BoolGrid, true: BoolGrid) -> MaskOverlap:
         found: booleans of any shape.
         true: booleans of that shape, not all False.
     """
-    both, either = (float(np.sum(mask)) for mask in (found & true, found | true))
-    return MaskOverlap(both / either, both / max(1.0, float(found.sum())), both / float(true.sum()))
+    intersection, union = (float(np.sum(mask)) for mask in (found & true, found | true))
+    return MaskOverlap(
+        intersection / union, intersection / max(1.0, float(found.sum())), intersection / float(true.sum())
+    )
 
 
 @dataclass(frozen=True)
@@ -132,8 +134,8 @@ def seam(got: Image, reference: Image, grid: BoolGrid) -> float | None:
     Returns:
         The ratio; None where the mask has no boundary, or the reference no difference near it.
     """
-    here, there = (_boundary_step(picture, cells_to_pixels(grid)) for picture in (got, reference))
-    return here / there if here is not None and there else None
+    step, reference_step = (_boundary_step(picture, cells_to_pixels(grid)) for picture in (got, reference))
+    return step / reference_step if step is not None and reference_step else None
 
 
 def _boundary_step(picture: Image, inside: BoolGrid) -> float | None:

@@ -68,12 +68,12 @@ def read_mapping(folder: Path) -> list[dict[str, Any]]:
     path = folder / "mapping_file.json"
     try:
         entries = list(json.loads(path.read_text(encoding="utf-8")).values())
-        wanted = {"image_path", "original_prompt", "editing_prompt", "editing_type_id", "mask"}
-        if entries and all(wanted <= set(entry) for entry in entries):
+        keys = {"image_path", "original_prompt", "editing_prompt", "editing_type_id", "mask"}
+        if entries and all(keys <= set(entry) for entry in entries):
             return entries
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise InputError(f"pie_bench must be a folder with PIE-Bench's mapping_file.json, got {folder}") from error
-    raise InputError(f"{path} must hold entries with {', '.join(sorted(wanted))}; copy the dataset again")
+    raise InputError(f"{path} must hold entries with {', '.join(sorted(keys))}; copy the dataset again")
 
 
 def dataset_notes(side: int) -> tuple[str, ...]:

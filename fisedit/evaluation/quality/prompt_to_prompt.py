@@ -39,14 +39,14 @@ class AttentionControl:
 
     Args:
         tokens: source position and new position of every unchanged token.
-        cross: steps during which cross-attention is replaced.
-        own: steps during which self-attention is replaced.
+        cross_attention: steps during which cross-attention is replaced.
+        self_attention: steps during which self-attention is replaced.
         step: the current one.
     """
 
     tokens: Sequence[tuple[int, int]]
-    cross: float
-    own: float
+    cross_attention: float
+    self_attention: float
     step: int = 0
 
     def attend(self, layer: Attention, hidden: Tensor, encoder_hidden_states: Tensor | None = None, **_: Any) -> Tensor:
@@ -63,10 +63,10 @@ class AttentionControl:
         query, key, value = (layer.head_to_batch_dim(t) for t in (query, key, value))
         maps = layer.get_attention_scores(query, key)  # [B * heads, n, m]
         source, edit = maps.unflatten(0, (len(hidden), -1))[-2:]
-        if encoder_hidden_states is not None and self.step < self.cross:
+        if encoder_hidden_states is not None and self.step < self.cross_attention:
             old, new = map(list, zip(*self.tokens, strict=True))
             edit[..., new] = source[..., old]
-        elif encoder_hidden_states is None and self.step < self.own and source.shape[-1] <= FINEST:
+        elif encoder_hidden_states is None and self.step < self.self_attention and source.shape[-1] <= FINEST:
             edit.copy_(source)
         out: Tensor = layer.to_out[1](layer.to_out[0](layer.batch_to_head_dim(torch.bmm(maps, value))))
         return out
@@ -86,29 +86,29 @@ def unchanged_tokens(old: str, new: str, tokenizer: Tokenizer) -> list[tuple[int
     before, after = (words(text, tokenizer) for text in (old, new))
     matcher = SequenceMatcher(None, [w.text for w in before], [w.text for w in after], autojunk=False)
     blocks = matcher.get_matching_blocks()
-    kept = [(before[b.a + k], after[b.b + k]) for b in blocks for k in range(b.size)]
-    pairs = [(0, 0), *(pair for a, b in kept for pair in zip(a.tokens, b.tokens, strict=False))]
+    matched_words = [(before[b.a + k], after[b.b + k]) for b in blocks for k in range(b.size)]
+    pairs = [(0, 0), *(pair for a, b in matched_words for pair in zip(a.tokens, b.tokens, strict=False))]
     start, stop = (1 + max((t for word in row for t in word.tokens), default=0) for row in (before, after))
     last = CONTEXT_LENGTH - 1
     return pairs + [(min(start + k, last), stop + k) for k in range(CONTEXT_LENGTH - stop)]
 
 
-def prompt_to_prompt(case: EditCase, cross: float = CROSS_STEPS, own: float = SELF_STEPS) -> Image:
+def prompt_to_prompt(case: EditCase, cross_attention: float = CROSS_STEPS, self_attention: float = SELF_STEPS) -> Image:
     """The edit's picture.
 
     Args:
         case: the edit and its source.
-        cross: share of the steps with the source's cross-attention, 0 to 1.
-        own: share of the steps with the source's self-attention, 0 to 1.
+        cross_attention: share of the steps with the source's cross-attention, 0 to 1.
+        self_attention: share of the steps with the source's self-attention, 0 to 1.
     """
     tokens = unchanged_tokens(case.source.prompt, case.edit.prompt, case.editor.pipe.tokenizer)
-    control = AttentionControl(tokens, cross * case.steps, own * case.steps)
+    control = AttentionControl(tokens, cross_attention * case.steps, self_attention * case.steps)
     layers = [m for m in case.editor.pipe.unet.modules() if isinstance(m, Attention)]
     replacements: list[Replacement] = [(layer, partial(control.attend, layer)) for layer in layers]
 
-    def follow(i: int, latents: Tensor) -> Tensor:
+    def on_step_end(i: int, latents: Tensor) -> Tensor:
         control.step = i + 1
         return torch.cat([case.trajectory.latents[i + 1], latents[1:]])
 
     with injected(case.editor.pipe.unet, replacements):
-        return case.dense([case.source.prompt, case.edit.prompt], follow)
+        return case.dense([case.source.prompt, case.edit.prompt], on_step_end)

@@ -72,24 +72,27 @@ def sample_reference_edit(
     """
     while True:
         before, target, other = (_plain_scene(rng, words) for _ in range(3))
-        old, new, third = (scene.objects[0].word for scene in (before, target, other))
+        old, new, other_word = (scene.objects[0].word for scene in (before, target, other))
         appearance = sample_appearance(rng, PALETTE)
-        if old == new or third in (old, new):
+        if old == new or other_word in (old, new):
             continue
         change = SceneChange("swap", before, before.change(0, word=new), 0)
         drawing = render(change.after, side)
         object_mask = drawing.masks[0]
-        intended = appearance.paint(drawing.pixels, object_mask)
-        painted = roundtrip(intended)
-        if _colour_distance(intended, drawing.pixels, object_mask) < MIN_COLOUR_CHANGE:
+        target_pixels = appearance.paint(drawing.pixels, object_mask)
+        painted = roundtrip(target_pixels)
+        if _colour_distance(target_pixels, drawing.pixels, object_mask) < MIN_COLOUR_CHANGE:
             continue
-        if _colour_distance(intended, painted, object_mask) > MAX_ROUNDTRIP_ERROR:
+        if _colour_distance(target_pixels, painted, object_mask) > MAX_ROUNDTRIP_ERROR:
             continue
-        shown = render(other.change(0, word=new if same else third), side)
+        reference_drawing = render(other.change(0, word=new if same else other_word), side)
         region = true_mask(change, side)
         assert region is not None, "a swap has a place"
-        picture, reference = render(before, side).pixels, appearance.paint(shown.pixels, shown.masks[0])
-        return ReferenceEdit(change, same, picture, region, object_mask, painted, reference, shown.masks[0])
+        picture, reference = (
+            render(before, side).pixels,
+            appearance.paint(reference_drawing.pixels, reference_drawing.masks[0]),
+        )
+        return ReferenceEdit(change, same, picture, region, object_mask, painted, reference, reference_drawing.masks[0])
 
 
 def _plain_scene(rng: np.random.Generator, words: WordFilter) -> Scene:

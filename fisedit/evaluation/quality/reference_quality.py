@@ -175,20 +175,27 @@ def summary_rows(edits: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
         "the same thing": [e for e in edits if e["same"]],
         "another": [e for e in edits if not e["same"]],
     }
-    return [_summary_row(group, some, name) for group, some in groups.items() if some for name in DISTANCES]
+    return [
+        _summary_row(group, group_edits, name)
+        for group, group_edits in groups.items()
+        if group_edits
+        for name in DISTANCES
+    ]
 
 
 def _summary_row(group: str, edits: Sequence[dict[str, Any]], distance: str) -> dict[str, str]:
-    without, with_it, drawn = ([edit[side][distance] for edit in edits] for side in ("without", "with", "drawn"))
-    gains = [a - b for a, b in zip(without, with_it, strict=True)]
+    without_reference, with_reference, drawn_target = (
+        [edit[side][distance] for edit in edits] for side in ("without", "with", "drawn")
+    )
+    gains = [a - b for a, b in zip(without_reference, with_reference, strict=True)]
     shares = {f"done {side}": fmean(edit[side]["success"] for edit in edits) for side in ("without", "with", "drawn")}
     return {
         "reference shows": group,
         "edits": str(len(edits)),
         "distance": distance,
-        "without": f"{median(without):.3g}",
-        "with": f"{median(with_it):.3g}",
-        "drawn": f"{median(drawn):.3g}",
+        "without": f"{median(without_reference):.3g}",
+        "with": f"{median(with_reference):.3g}",
+        "drawn": f"{median(drawn_target):.3g}",
         "gain": f"{median(gains):.3g}",
         "closer": f"{sum(gain > 0 for gain in gains)} of {len(edits)}",
         **{name: f"{share:.0%}" for name, share in shares.items()},
@@ -237,8 +244,8 @@ def _roundtrip(pipe: StableDiffusionPipeline, pixels: Bytes) -> Bytes:
 @torch.no_grad()
 def _features(classifier: SceneClassifier, pixels: Bytes, mask: Mask) -> torch.Tensor:
     """The classifier's features of an object alone: [160], mean over its pixels."""
-    alone = np.where(mask[..., None], pixels, np.uint8(_GREY))
-    features = classifier.features(torch.from_numpy(alone).permute(2, 0, 1)[None].float() / 127.5 - 1)[0]
+    object_pixels = np.where(mask[..., None], pixels, np.uint8(_GREY))
+    features = classifier.features(torch.from_numpy(object_pixels).permute(2, 0, 1)[None].float() / 127.5 - 1)[0]
     height, width = features.shape[-2:]
     shares = F.adaptive_avg_pool2d(torch.from_numpy(mask)[None, None].float(), (height, width))[0]
     return (features * shares).sum((1, 2)) / shares.sum()

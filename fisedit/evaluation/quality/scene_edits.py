@@ -17,7 +17,7 @@ from PIL import Image
 
 from fisedit.errors import InputError
 from fisedit.evaluation.scenes.held_out import is_unseen
-from fisedit.evaluation.scenes.layout import CHANGE_KINDS, SceneChange, try_change
+from fisedit.evaluation.scenes.layout import CHANGE_KINDS, SceneChange, propose_change
 from fisedit.evaluation.scenes.scene import Scene, render
 from fisedit.evaluation.scenes.vocabulary import SKY_WORDS, Vocabulary
 
@@ -34,7 +34,7 @@ GENERATED_EVERY = 4
 """One edit in this many starts from a generated picture instead of a drawn one."""
 
 _BEFORE, _AFTER = ("swap", "recolour", "resize", "delete"), ("swap", "recolour", "resize", "insert", "dress")
-_TRIES = 2000
+_MAX_ATTEMPTS = 2000
 
 VISIBLE_DIFFERENCE = 32
 """Grey levels by which a pixel of an object differs from what is behind it, in any channel, so that it is seen."""
@@ -52,7 +52,7 @@ class BenchmarkEdit:
         seed: of a generated source.
         true_mask: pixels that the edit concerns, bool [S, S]; None where they are unknown, or all.
         removed: visible pixels of the object that is replaced or deleted, bool [S, S]; None where there is none.
-        whole: whether it concerns the whole picture; None where that is unknown.
+        is_global: whether it concerns the whole picture; None where that is unknown.
         change: the scenes before and after, for the classifier; None for pictures that were not drawn.
     """
 
@@ -63,7 +63,7 @@ class BenchmarkEdit:
     seed: int = 0
     true_mask: Mask | None = None
     removed: Mask | None = None
-    whole: bool | None = None
+    is_global: bool | None = None
     change: SceneChange | None = None
 
 
@@ -93,10 +93,10 @@ def available_kinds(words: WordFilter, seed: int = 0) -> tuple[str, ...]:
         InputError: there are none.
     """
     rngs = {kind: np.random.default_rng(seed) for kind in CHANGE_KINDS}
-    found = tuple(kind for kind, rng in rngs.items() if any(islice(_attempts(rng, kind, words), _TRIES)))
-    if not found:
+    kinds = tuple(kind for kind, rng in rngs.items() if any(islice(_attempts(rng, kind, words), _MAX_ATTEMPTS)))
+    if not kinds:
         raise InputError("the model must know words of drawn scenes, such as cat and beach, as one token each")
-    return found
+    return kinds
 
 
 def sample_edits(
@@ -115,33 +115,35 @@ def sample_edits(
         kind = classes[i % len(classes)]
         change = next(filter(None, _attempts(np.random.default_rng((seed, i)), kind, words)))
         old, new = change.prompts
-        edit = BenchmarkEdit(kind, old, new, None, 1000 * seed + i, whole=kind in GLOBAL_KINDS, change=change)
+        edit = BenchmarkEdit(kind, old, new, None, 1000 * seed + i, is_global=kind in GLOBAL_KINDS, change=change)
         if i // len(classes) % GENERATED_EVERY != 1:
             picture = Image.fromarray(render(change.before, side).pixels)
-            truth, removed = true_mask(change, side), removed_pixels(change, side)
-            edit = replace(edit, picture=picture, true_mask=truth, removed=removed)
+            true_pixels, removed = true_mask(change, side), removed_pixels(change, side)
+            edit = replace(edit, picture=picture, true_mask=true_pixels, removed=removed)
         yield edit
 
 
 def _attempts(rng: np.random.Generator, kind: str, words: WordFilter) -> Iterator[SceneChange | None]:
     """Endless changes, None in place of each that training may have seen, or whose prompts need unknown words."""
-    vocabulary = Vocabulary.of(words)
+    vocabulary = Vocabulary.from_filter(words)
     count: int | None = None
     sky: bool | None = None
     while vocabulary.ground and vocabulary.backgrounds:
-        change = try_change(rng, kind, vocabulary, count, sky)
+        change = propose_change(rng, kind, vocabulary, count, sky)
         if change and count is None:  # scenes of many objects are held out more often: their share stays as it is
             flying = [placed.word in SKY_WORDS for placed in max(change.before.objects, change.after.objects, key=len)]
             count, sky = len(flying) - sum(flying), any(flying)
         unseen = change and is_unseen(change.before) and is_unseen(change.after)
-        yield _worded(change, words) if change and unseen else None
+        yield _choose_wording(change, words) if change and unseen else None
 
 
-def _worded(change: SceneChange, words: WordFilter) -> SceneChange | None:
+def _choose_wording(change: SceneChange, words: WordFilter) -> SceneChange | None:
     """The change in its own wording if every word is known, in the plainest one if that is, or None."""
     plain = replace(change, before=replace(change.before, wording=0), after=replace(change.after, wording=0))
-    asked = (set(re.findall(r"[a-z]+", " ".join(way.prompts))) for way in (change, plain))
-    return next((way for way, text in zip((change, plain), asked, strict=True) if all(map(words, text))), None)
+    words_used = (set(re.findall(r"[a-z]+", " ".join(candidate.prompts))) for candidate in (change, plain))
+    return next(
+        (candidate for candidate, text in zip((change, plain), words_used, strict=True) if all(map(words, text))), None
+    )
 
 
 def true_mask(change: SceneChange, side: int) -> Mask | None:
@@ -159,7 +161,7 @@ def true_mask(change: SceneChange, side: int) -> Mask | None:
     if change.kind in GLOBAL_KINDS:
         return None
     scenes = ((change.before, _BEFORE), (change.after, _AFTER))
-    visible = [_visible_pixels(scene, change, side) for scene, concerned in scenes if change.kind in concerned]
+    visible = [_visible_pixels(scene, change, side) for scene, kinds in scenes if change.kind in kinds]
     region: Mask = np.any(visible, axis=0)
     return region
 
@@ -179,8 +181,8 @@ def removed_pixels(change: SceneChange, side: int) -> Mask | None:
     before, objects = change.before, change.before.objects
     without = replace(before, objects=(*objects[: change.index], *objects[change.index + 1 :]))
     levels = [np.asarray(render(scene, side).pixels, int) for scene in (before, without)]
-    seen: Mask = np.abs(np.subtract(*levels)).max(-1) > VISIBLE_DIFFERENCE
-    return seen
+    visible: Mask = np.abs(np.subtract(*levels)).max(-1) > VISIBLE_DIFFERENCE
+    return visible
 
 
 def _visible_pixels(scene: Scene, change: SceneChange, side: int) -> Mask:
@@ -189,5 +191,5 @@ def _visible_pixels(scene: Scene, change: SceneChange, side: int) -> Mask:
     nouns["delete"] = nouns["insert"]
     parts = [(change.index, word) for word in nouns.get(change.kind, (placed.word,))]
     masks = render(scene, side).masks
-    seen: Mask = np.any([mask for mask, part in zip(masks, scene.parts, strict=True) if part in parts], axis=0)
-    return seen
+    visible: Mask = np.any([mask for mask, part in zip(masks, scene.parts, strict=True) if part in parts], axis=0)
+    return visible

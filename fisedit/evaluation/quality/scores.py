@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from fisedit.evaluation.scenes.layout import SceneChange
     from fisedit.values import BoolGrid
 
-DESCRIBED = ("recolour", "resize")
+ADJECTIVE_KINDS = ("recolour", "resize")
 """Kinds of change that an adjective expresses."""
 
 VISIBLE_SHARE = 0.02
 """Share of a removed object's visible pixels that are left, from which they are noticed: an ear, a wheel."""
 
-UNSEEN = ("weather",)
+UNTRAINED_KINDS = ("weather",)
 """Kinds of change that the classifier was not trained on."""
 
 
@@ -139,13 +139,13 @@ def _score_mask(case: EditCase, result: MethodResult, grid: BoolGrid) -> dict[st
 
 def _background(case: EditCase, picture: Image) -> float | None:
     """PSNR where the picture should have stayed as it was."""
-    concerned = _concerned(case)
-    return None if concerned is None or concerned.all() else metrics.psnr(picture, case.source.image, ~concerned)
+    edited = _edited_pixels(case)
+    return None if edited is None or edited.all() else metrics.psnr(picture, case.source.image, ~edited)
 
 
-def _concerned(case: EditCase) -> BoolGrid | None:
+def _edited_pixels(case: EditCase) -> BoolGrid | None:
     """The pixels that may change: the truth, or our own mask where it is unknown; None for the whole picture."""
-    if case.edit.whole or case.edit.true_mask is not None:
+    if case.edit.is_global or case.edit.true_mask is not None:
         return case.edit.true_mask
     return None if case.ours.grid is None else metrics.cells_to_pixels(case.ours.grid)
 
@@ -161,17 +161,21 @@ def edit_succeeded(classifier: SceneClassifier, change: SceneChange, picture: Im
     Returns:
         None for kinds of change that the classifier was not trained on.
     """
-    if change.kind in UNSEEN:
+    if change.kind in UNTRAINED_KINDS:
         return None
     predictions = classify(classifier, np.array(picture.convert("RGB"))[None])
-    gone = set(change.before.words) - set(change.after.words)
-    there = all(predictions.objects_found(0, change.after)) and predictions.background_correct(0, change.after)
-    still = any(bool(predictions.objects[0, WORDS.index(word)]) for word in gone)
-    return there and not still and (change.kind not in DESCRIBED or _described(predictions, change))
+    removed = set(change.before.words) - set(change.after.words)
+    complete = all(predictions.objects_found(0, change.after)) and predictions.background_correct(0, change.after)
+    remaining = any(bool(predictions.objects[0, WORDS.index(word)]) for word in removed)
+    return (
+        complete
+        and not remaining
+        and (change.kind not in ADJECTIVE_KINDS or _adjectives_succeeded(predictions, change))
+    )
 
 
-def _described(predictions: ScenePredictions, change: SceneChange) -> bool:
+def _adjectives_succeeded(predictions: ScenePredictions, change: SceneChange) -> bool:
     """Whether the changed object has its new adjectives."""
     after = change.after
-    alone = Scene(after.background, after.horizon, (after.objects[change.index],))
-    return all(predictions.adjectives_correct(0, alone))
+    single_object = Scene(after.background, after.horizon, (after.objects[change.index],))
+    return all(predictions.adjectives_correct(0, single_object))

@@ -23,14 +23,14 @@ class Appearance:
         saturation: 0 to 1.
         pattern: one of `PATTERNS`.
         period: of the pattern, as a share of the picture's side.
-        turn: the pattern's direction, in radians.
+        angle: the pattern's direction, in radians.
     """
 
     hues: tuple[float, float]
     saturation: float
     pattern: str = "plain"
     period: float = 0.08
-    turn: float = 0.0
+    angle: float = 0.0
 
     def paint(self, pixels: Bytes, mask: Mask) -> Bytes:
         """Recolour the pixels of a mask; their brightness is kept, in a smaller range.
@@ -43,20 +43,20 @@ class Appearance:
             uint8 [S, S, 3].
         """
         hsv = np.array(Image.fromarray(pixels).convert("HSV"))
-        second = self._second(*mask.shape)
-        hues = np.where(second, self.hues[1], self.hues[0]) % 360 * (256 / 360)
+        second_hue_mask = self._second_hue_mask(*mask.shape)
+        hues = np.where(second_hue_mask, self.hues[1], self.hues[0]) % 360 * (256 / 360)
         hsv[..., 0] = hues.astype(np.uint8)
         hsv[..., 1] = round(255 * self.saturation)
         hsv[..., 2] = 70 + (hsv[..., 2].astype(np.float32) * (185 / 255)).astype(np.uint8)
         painted = np.array(Image.fromarray(hsv, "HSV").convert("RGB"))
-        whole: Bytes = np.where(mask[..., None], painted, pixels)
-        return whole
+        result: Bytes = np.where(mask[..., None], painted, pixels)
+        return result
 
-    def _second(self, height: int, width: int) -> Mask:
+    def _second_hue_mask(self, height: int, width: int) -> Mask:
         """Mask of the second hue, bool [height, width]."""
         y, x = np.mgrid[:height, :width].astype(np.float32)
-        along: Floats = (x * np.cos(self.turn) + y * np.sin(self.turn)) / (self.period * width)
-        across: Floats = (y * np.cos(self.turn) - x * np.sin(self.turn)) / (self.period * width)
+        along: Floats = (x * np.cos(self.angle) + y * np.sin(self.angle)) / (self.period * width)
+        across: Floats = (y * np.cos(self.angle) - x * np.sin(self.angle)) / (self.period * width)
         if self.pattern == "plain":
             return np.zeros((height, width), dtype=bool)
         if self.pattern == "stripes":
@@ -97,5 +97,5 @@ def sample_appearance(rng: np.random.Generator, palette: Palette) -> Appearance:
         float(rng.uniform(*palette.saturations)),
         "plain" if plain else str(rng.choice(palette.patterns)),
         period=float(rng.uniform(0.07, 0.13)),
-        turn=float(rng.uniform(0, np.pi)),
+        angle=float(rng.uniform(0, np.pi)),
     )

@@ -29,12 +29,12 @@ FONT_PATHS = (
     Path("/usr/share/fonts/google-noto-emoji/NotoColorEmoji.ttf"),
 )
 _STRIKE = 109  # the one size at which the font holds its bitmaps
-_FAINTEST = 8  # alpha below this (of 255) is dropped, so that a mask has no invisible boundary
-_COLOURED = 0.25  # saturation from which a pixel of a glyph has a colour to change
-_SAME_HUE = 45.0  # degrees around a glyph's own hue that change with it
-_PALE = {"pink": 0.55}  # saturation kept, where a colour's name asks for less of it
+_MIN_ALPHA = 8  # alpha below this (of 255) is dropped, so that a mask has no invisible boundary
+_MIN_SATURATION = 0.25  # saturation from which a pixel of a glyph has a colour to change
+_HUE_TOLERANCE = 45.0  # degrees around a glyph's own hue that change with it
+_SATURATION_FACTORS = {"pink": 0.55}  # saturation kept, where a colour's name asks for less of it
 _STARS = ((2, 2), (6, 9), (12, 5), (18, 11), (22, 2), (28, 7), (16, 1), (26, 13), (3, 13))  # column, row
-_FALLING = 4  # cells between two drops or flakes
+_PRECIPITATION_SPACING = 4  # cells between two drops or flakes
 
 
 class FontMissing(FisEditError):
@@ -69,15 +69,17 @@ def glyph_pixels(glyph: str, size: int, colour: str = "", hue: float = 0.0) -> B
     Returns:
         uint8 [size, size, 4], straight alpha.
     """
-    ink = _glyph_image(glyph)
+    glyph_image = _glyph_image(glyph)
     if colour:
-        ink = _recoloured(ink, hue, _PALE.get(colour, 1.0))
-    scale = size / max(ink.size)
-    fitted = ink.resize((max(1, round(ink.width * scale)), max(1, round(ink.height * scale))), Image.Resampling.BOX)
+        glyph_image = _change_hue(glyph_image, hue, _SATURATION_FACTORS.get(colour, 1.0))
+    scale = size / max(glyph_image.size)
+    fitted = glyph_image.resize(
+        (max(1, round(glyph_image.width * scale)), max(1, round(glyph_image.height * scale))), Image.Resampling.BOX
+    )
     box = Image.new("RGBA", (size, size))
     box.paste(fitted, ((size - fitted.width) // 2, size - fitted.height))
     pixels = np.array(box)
-    pixels[pixels[..., 3] < _FAINTEST] = 0
+    pixels[pixels[..., 3] < _MIN_ALPHA] = 0
     return pixels
 
 
@@ -88,8 +90,8 @@ def headroom(glyph: str) -> float:
     Args:
         glyph: the emoji.
     """
-    ink = _glyph_image(glyph)
-    return 1 - ink.height / max(ink.size)
+    glyph_image = _glyph_image(glyph)
+    return 1 - glyph_image.height / max(glyph_image.size)
 
 
 def paste(pixels: Bytes, glyph: Bytes, left: int, top: int) -> Mask:
@@ -132,15 +134,15 @@ def draw_background(background: Background, weather: Weather | None, horizon: in
         _gradient(background.sky_top, background.sky_bottom, depth / (horizon * cell)), (side, side, 3)
     )
     if background.stars:
-        pixels = _dotted(pixels, _STARS, cell, (255, 250, 225), 0.35)
+        pixels = _draw_dots(pixels, _STARS, cell, (255, 250, 225), 0.35)
     for hill in background.hills:
         edge = _hill_edge(hill, horizon, side, cell)
-        cover = np.clip(depth - edge + 0.5, 0, 1)[..., None]
+        coverage = np.clip(depth - edge + 0.5, 0, 1)[..., None]
         start = (horizon + hill.drop) * cell
-        paint = _gradient(hill.top, hill.bottom, (depth - start) / (side - start))
-        pixels = pixels * (1 - cover) + paint * cover
+        colours = _gradient(hill.top, hill.bottom, (depth - start) / (side - start))
+        pixels = pixels * (1 - coverage) + colours * coverage
     if weather is not None:
-        pixels = _weathered(pixels, weather, horizon * cell, cell)
+        pixels = _apply_weather(pixels, weather, horizon * cell, cell)
     return np.round(pixels).astype(np.uint8)
 
 
@@ -151,36 +153,38 @@ def _glyph_image(glyph: str) -> Image.Image:
     return canvas.crop(canvas.getbbox())
 
 
-def _recoloured(ink: Image.Image, hue: float, saturation: float) -> Image.Image:
+def _change_hue(glyph_image: Image.Image, hue: float, saturation: float) -> Image.Image:
     """A glyph with its most frequent hue turned to another."""
-    alpha = ink.getchannel("A")
-    h, s, v = (np.array(band, np.float32) for band in ink.convert("RGB").convert("HSV").split())
+    alpha = glyph_image.getchannel("A")
+    h, s, v = (np.array(band, np.float32) for band in glyph_image.convert("RGB").convert("HSV").split())
     degrees = h * (360 / 256)
-    coloured = (s > _COLOURED * 255) & (np.array(alpha) > 0)
-    votes = np.histogram(degrees[coloured], bins=36, range=(0, 360), weights=s[coloured])[0]
-    own = 10 * int(np.argmax(votes + np.roll(votes, 1) + np.roll(votes, -1))) + 5
-    away = (degrees - own + 180) % 360 - 180
-    turned = coloured & (np.abs(away) < _SAME_HUE)
-    h = np.where(turned, ((hue + 0.3 * away) % 360) * (256 / 360), h)
-    s = np.where(turned, s * saturation, s)
+    coloured = (s > _MIN_SATURATION * 255) & (np.array(alpha) > 0)
+    histogram = np.histogram(degrees[coloured], bins=36, range=(0, 360), weights=s[coloured])[0]
+    main_hue = 10 * int(np.argmax(histogram + np.roll(histogram, 1) + np.roll(histogram, -1))) + 5
+    hue_difference = (degrees - main_hue + 180) % 360 - 180
+    changed = coloured & (np.abs(hue_difference) < _HUE_TOLERANCE)
+    h = np.where(changed, ((hue + 0.3 * hue_difference) % 360) * (256 / 360), h)
+    s = np.where(changed, s * saturation, s)
     bands = [Image.fromarray(band.astype(np.uint8)) for band in (h % 256, s, v)]
-    painted = Image.merge("HSV", bands).convert("RGB")
-    painted.putalpha(alpha)
-    return painted
+    recoloured = Image.merge("HSV", bands).convert("RGB")
+    recoloured.putalpha(alpha)
+    return recoloured
 
 
 def _gradient(top: Rgb, bottom: Rgb, share: Floats) -> Floats:
     """Colours from `top` to `bottom` for shares [S, 1] of the way: [S, 1, 3]."""
     ends = np.array([top, bottom], dtype=np.float32)
     part = np.clip(share, 0, 1)[..., None]
-    mixed: Floats = ends[0] * (1 - part) + ends[1] * part
-    return mixed
+    gradient: Floats = ends[0] * (1 - part) + ends[1] * part
+    return gradient
 
 
 def _hill_edge(hill: Hill, horizon: int, side: int, cell: float) -> Floats:
     """The height of a hill's edge in pixels from the top, for every column: [S]."""
-    turns = (hill.waves * (np.arange(side) + 0.5) / side + hill.turn).astype(np.float32)
-    edge: Floats = ((horizon + hill.drop) * cell - hill.swell * cell * _SHAPES[hill.shape](turns)).astype(np.float32)
+    phases = (hill.waves * (np.arange(side) + 0.5) / side + hill.phase).astype(np.float32)
+    edge: Floats = ((horizon + hill.drop) * cell - hill.amplitude * cell * _SHAPES[hill.shape](phases)).astype(
+        np.float32
+    )
     return edge
 
 
@@ -206,29 +210,33 @@ def _blocks(turns: Floats) -> Floats:
 _SHAPES = {"wave": _wave, "peaks": _peaks, "blocks": _blocks}
 
 
-def _weathered(pixels: Floats, weather: Weather, horizon: float, cell: float) -> Floats:
+def _apply_weather(pixels: Floats, weather: Weather, horizon: float, cell: float) -> Floats:
     """The whole background tinted, most at the horizon, and on it what falls."""
     depth = np.arange(len(pixels), dtype=np.float32) + 0.5
-    near = 0.45 + (0.4 if weather.word == "fog" else 0.0) * np.exp(-(((depth - horizon) / (7 * cell)) ** 2))
+    opacity = 0.45 + (0.4 if weather.word == "fog" else 0.0) * np.exp(-(((depth - horizon) / (7 * cell)) ** 2))
     tint = np.array(weather.tint, np.float32)
-    pixels = pixels * (1 - near[:, None, None]) + tint * near[:, None, None]
+    pixels = pixels * (1 - opacity[:, None, None]) + tint * opacity[:, None, None]
     if weather.word == "fog":
         return pixels
-    rows = range(1, CELLS, _FALLING)
-    places = [(column, row) for row in rows for column in range(1 + row % 8 // 2, CELLS, _FALLING)]
+    rows = range(1, CELLS, _PRECIPITATION_SPACING)
+    positions = [(column, row) for row in rows for column in range(1 + row % 8 // 2, CELLS, _PRECIPITATION_SPACING)]
     rain = weather.word == "rain"
-    return _dotted(pixels, places, cell, (60, 110, 190) if rain else (255, 255, 255), 0.45, tall=2.2 if rain else 1.0)
+    return _draw_dots(
+        pixels, positions, cell, (60, 110, 190) if rain else (255, 255, 255), 0.45, stretch=2.2 if rain else 1.0
+    )
 
 
-def _dotted(
-    pixels: Floats, places: Iterable[tuple[int, int]], cell: float, colour: Rgb, radius: float, tall: float = 1.0
+def _draw_dots(
+    pixels: Floats, positions: Iterable[tuple[int, int]], cell: float, colour: Rgb, radius: float, stretch: float = 1.0
 ) -> Floats:
-    """Soft dots of a radius in cells, stretched upright by `tall`, in the middle of cells (column, row)."""
+    """Soft dots of a radius in cells, stretched upright by `stretch`, in the middle of cells (column, row)."""
     y, x = np.mgrid[0 : pixels.shape[0], 0 : pixels.shape[1]].astype(np.float32) + 0.5
-    light = np.zeros(pixels.shape[:2], dtype=np.float32)
-    reach = (radius * cell) ** 2
-    for column, row in places:
-        light += np.exp(-((x - (column + 0.5) * cell) ** 2 + ((y - (row + 0.5) * cell) / tall) ** 2) / reach)
-    part = np.clip(light, 0, 1)[..., None]
-    lit: Floats = pixels * (1 - part) + np.array(colour, dtype=np.float32) * part
-    return lit
+    intensity = np.zeros(pixels.shape[:2], dtype=np.float32)
+    squared_radius = (radius * cell) ** 2
+    for column, row in positions:
+        intensity += np.exp(
+            -((x - (column + 0.5) * cell) ** 2 + ((y - (row + 0.5) * cell) / stretch) ** 2) / squared_radius
+        )
+    part = np.clip(intensity, 0, 1)[..., None]
+    result: Floats = pixels * (1 - part) + np.array(colour, dtype=np.float32) * part
+    return result

@@ -54,15 +54,15 @@ def word_pairs(scene: Scene) -> frozenset[frozenset[str]]:
     Args:
         scene: with any objects.
     """
-    described = [
+    attribute_pairs = [
         (placed.word, word)
         for placed in scene.objects
         for word in (scene.background, placed.colour, placed.accessory)
         if word
     ]
-    together = combinations([placed.word for placed in scene.objects], 2)
+    object_pairs = combinations([placed.word for placed in scene.objects], 2)
     weather = [(scene.background, scene.weather)] if scene.weather else []
-    return frozenset(frozenset(pair) for pair in [*described, *together, *weather])
+    return frozenset(frozenset(pair) for pair in [*attribute_pairs, *object_pairs, *weather])
 
 
 def has_unseen_words(scene: Scene) -> bool:

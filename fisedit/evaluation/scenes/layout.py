@@ -14,13 +14,13 @@ import numpy as np
 from fisedit.evaluation.scenes.drawing import CELLS, Mask
 from fisedit.evaluation.scenes.prompts import RELATIONS, ObjectRequest, SceneRequest, describe_scene, parse_prompt
 from fisedit.evaluation.scenes.scene import PlacedObject, Scene, SceneError, render
-from fisedit.evaluation.scenes.vocabulary import EVERY_WORD, OBJECT, SKY_WORDS, Vocabulary
+from fisedit.evaluation.scenes.vocabulary import FULL_VOCABULARY, OBJECT, SKY_WORDS, Vocabulary
 
 _SIZES = {1: 14, 2: 12, 3: 10, 4: 8}
 _SCALED = {"big": {1: 20, 2: 16}, "small": {1: 8, 2: 7}}
-_STACKED = 10
-_SKY, _FLYING = 8, 2
-_WORDINGS = 1 << 20
+_STACKED_SIZE = 10
+_SKY_SIZE, _MAX_SKY_OBJECTS = 8, 2
+_NUM_WORDINGS = 1 << 20
 
 
 def scene_for(prompt: str, seed: int) -> Scene:
@@ -49,13 +49,15 @@ def arrange(request: SceneRequest, rng: np.random.Generator) -> Scene:
     ground = [requested for requested in request.objects if requested.word not in SKY_WORDS]
     sky = [requested for requested in request.objects if requested.word in SKY_WORDS]
     stacked = request.relation == "on top of" and len(ground) > 1
-    room = 2 if stacked else len(_SIZES)
-    if len(ground) > room or len(sky) > _FLYING:
+    max_objects = 2 if stacked else len(_SIZES)
+    if len(ground) > max_objects or len(sky) > _MAX_SKY_OBJECTS:
         words = ", ".join(requested.word for requested in request.objects)
-        raise SceneError(f"a scene has room for {room} objects and {_FLYING} in the sky, got {words}: name fewer")
+        raise SceneError(
+            f"a scene has room for {max_objects} objects and {_MAX_SKY_OBJECTS} in the sky, got {words}: name fewer"
+        )
     horizon = int(rng.integers(16, 19))
     shares = rng.random((len(_SIZES), 2))
-    flying = rng.random((_FLYING, 2))
+    sky_shares = rng.random((_MAX_SKY_OBJECTS, 2))
     if stacked:
         placed = _stack(ground, shares)
     else:
@@ -63,8 +65,8 @@ def arrange(request: SceneRequest, rng: np.random.Generator) -> Scene:
             _place_on_ground(requested, i, len(ground), shares[i], request.relation)
             for i, requested in enumerate(ground)
         ]
-    for requested, share in zip(sky, flying, strict=False):
-        placed.append(_fly(requested, placed, share))
+    for requested, share in zip(sky, sky_shares, strict=False):
+        placed.append(_place_in_sky(requested, placed, share))
     relation = request.relation if len(ground) > 1 else "and"
     return Scene(request.background, horizon, tuple(placed), request.weather, relation)
 
@@ -92,27 +94,27 @@ def _place_on_ground(requested: ObjectRequest, slot: int, count: int, share: np.
 
 def _stack(ground: list[ObjectRequest], shares: np.ndarray) -> list[PlacedObject]:
     """The first object stands on the second."""
-    left, bottom = int(shares[0, 0] * (CELLS - _STACKED + 1)), 28 + int(shares[0, 1] * 3)
-    heights = (bottom - _STACKED, bottom)
-    return [PlacedObject(a.word, left, b, _STACKED, a.colour) for a, b in zip(ground, heights, strict=True)]
+    left, bottom = int(shares[0, 0] * (CELLS - _STACKED_SIZE + 1)), 28 + int(shares[0, 1] * 3)
+    heights = (bottom - _STACKED_SIZE, bottom)
+    return [PlacedObject(a.word, left, b, _STACKED_SIZE, a.colour) for a, b in zip(ground, heights, strict=True)]
 
 
-def _fly(requested: ObjectRequest, others: list[PlacedObject], share: np.ndarray) -> PlacedObject:
+def _place_in_sky(requested: ObjectRequest, others: list[PlacedObject], share: np.ndarray) -> PlacedObject:
     """An object in the sky, over no other if there is room."""
-    bottom = _SKY + 1 + int(share[1] * 3)
-    lefts = [
+    bottom = _SKY_SIZE + 1 + int(share[1] * 3)
+    columns = [
         left
-        for left in range(CELLS - _SKY + 1)
-        if all(o.top >= bottom or o.right <= left or o.left >= left + _SKY for o in others)
-    ] or list(range(CELLS - _SKY + 1))
-    return PlacedObject(requested.word, lefts[int(share[0] * len(lefts))], bottom, _SKY, requested.colour)
+        for left in range(CELLS - _SKY_SIZE + 1)
+        if all(o.top >= bottom or o.right <= left or o.left >= left + _SKY_SIZE for o in others)
+    ] or list(range(CELLS - _SKY_SIZE + 1))
+    return PlacedObject(requested.word, columns[int(share[0] * len(columns))], bottom, _SKY_SIZE, requested.colour)
 
 
 def sample_scene(
     rng: np.random.Generator,
     count: int | None = None,
     sky: bool | None = None,
-    vocabulary: Vocabulary = EVERY_WORD,
+    vocabulary: Vocabulary = FULL_VOCABULARY,
 ) -> Scene:
     """Sample a scene.
 
@@ -123,9 +125,9 @@ def sample_scene(
         vocabulary: of its words.
     """
     n = int(rng.choice((1, 2, 3, 4), p=(0.35, 0.38, 0.17, 0.1))) if count is None else count
-    above = bool(rng.random() < 0.25) if sky is None else sky
+    has_sky_object = bool(rng.random() < 0.25) if sky is None else sky
     words = [str(word) for word in rng.choice(vocabulary.ground, size=min(n, len(vocabulary.ground)), replace=False)]
-    words += [str(rng.choice(vocabulary.sky))] if above and vocabulary.sky else []
+    words += [str(rng.choice(vocabulary.sky))] if has_sky_object and vocabulary.sky else []
     relation = str(rng.choice(RELATIONS, p=(0.6, 0.2, 0.2))) if n == 2 else "and"
     scaled = int(rng.integers(n)) if n <= 2 and relation == "and" and rng.random() < 0.4 else -1
     objects = tuple(
@@ -134,18 +136,18 @@ def sample_scene(
     )
     weather = str(rng.choice(vocabulary.weathers)) if rng.random() < 0.15 and vocabulary.weathers else ""
     background = vocabulary.backgrounds[int(rng.integers(len(vocabulary.backgrounds)))]
-    wording = int(rng.integers(_WORDINGS)) if rng.random() < 0.7 else 0
+    wording = int(rng.integers(_NUM_WORDINGS)) if rng.random() < 0.7 else 0
     return replace(arrange(SceneRequest(objects, background, weather, relation), rng), wording=wording)
 
 
 def _sample_object(
-    rng: np.random.Generator, word: str, scaled: bool, dressed: bool, vocabulary: Vocabulary
+    rng: np.random.Generator, word: str, scaled: bool, may_wear: bool, vocabulary: Vocabulary
 ) -> ObjectRequest:
     object_kind = OBJECT[word]
-    coloured = object_kind.colours and rng.random() < 0.5
-    colour = str(rng.choice(vocabulary.colours)) if coloured and vocabulary.colours else ""
+    may_have_colour = object_kind.colours and rng.random() < 0.5
+    colour = str(rng.choice(vocabulary.colours)) if may_have_colour and vocabulary.colours else ""
     scale = str(rng.choice(vocabulary.scales)) if scaled and vocabulary.scales else ""
-    wears = dressed and object_kind.wears and scale != "big" and rng.random() < 0.3
+    wears = may_wear and object_kind.wears and scale != "big" and rng.random() < 0.3
     accessory = str(rng.choice(vocabulary.accessories)) if wears and vocabulary.accessories else ""
     return ObjectRequest(word, colour, scale, accessory)
 
@@ -178,8 +180,8 @@ class SceneChange:
             side: of the pictures, in pixels.
         """
         before, after = render(self.before, side).pixels, render(self.after, side).pixels
-        differ: Mask = np.any(before != after, axis=-1)
-        return differ
+        different: Mask = np.any(before != after, axis=-1)
+        return different
 
 
 def sample_change(rng: np.random.Generator, kind: str) -> SceneChange:
@@ -190,15 +192,15 @@ def sample_change(rng: np.random.Generator, kind: str) -> SceneChange:
         kind: one of `CHANGE_KINDS`.
     """
     while True:
-        change = try_change(rng, kind)
+        change = propose_change(rng, kind)
         if change is not None:
             return change
 
 
-def try_change(
+def propose_change(
     rng: np.random.Generator,
     kind: str,
-    vocabulary: Vocabulary = EVERY_WORD,
+    vocabulary: Vocabulary = FULL_VOCABULARY,
     count: int | None = None,
     sky: bool | None = None,
 ) -> SceneChange | None:
@@ -218,9 +220,11 @@ def _swap(rng: np.random.Generator, scene: Scene, vocabulary: Vocabulary) -> Sce
     index = int(rng.integers(len(scene.objects)))
     old = scene.objects[index]
     words = vocabulary.sky if old.word in SKY_WORDS else vocabulary.ground
-    fit = [w for w in words if w not in scene.words and (not old.colour or OBJECT[w].colours)]
-    fit = [w for w in fit if not old.accessory or OBJECT[w].wears]
-    return SceneChange("swap", scene, scene.change(index, word=str(rng.choice(fit))), index) if fit else None
+    candidates = [w for w in words if w not in scene.words and (not old.colour or OBJECT[w].colours)]
+    candidates = [w for w in candidates if not old.accessory or OBJECT[w].wears]
+    return (
+        SceneChange("swap", scene, scene.change(index, word=str(rng.choice(candidates))), index) if candidates else None
+    )
 
 
 def _insert(rng: np.random.Generator, scene: Scene, _vocabulary: Vocabulary) -> SceneChange | None:
@@ -237,27 +241,27 @@ def _delete(rng: np.random.Generator, scene: Scene, _vocabulary: Vocabulary) -> 
 
 
 def _recolour(rng: np.random.Generator, scene: Scene, vocabulary: Vocabulary) -> SceneChange | None:
-    fit = [i for i, placed in enumerate(scene.objects) if placed.colour]
-    if not fit:
+    candidates = [i for i, placed in enumerate(scene.objects) if placed.colour]
+    if not candidates:
         return None
-    index = int(rng.choice(fit))
+    index = int(rng.choice(candidates))
     others = [colour for colour in vocabulary.colours if colour != scene.objects[index].colour]
     return (
         SceneChange("recolour", scene, scene.change(index, colour=str(rng.choice(others))), index) if others else None
     )
 
 
-def _dress(rng: np.random.Generator, scene: Scene, _vocabulary: Vocabulary) -> SceneChange | None:
-    fit = [i for i, placed in enumerate(scene.objects) if placed.accessory]
-    index = int(rng.choice(fit)) if fit else -1
-    return SceneChange("dress", scene.change(index, accessory=""), scene, index) if fit else None
+def _add_accessory(rng: np.random.Generator, scene: Scene, _vocabulary: Vocabulary) -> SceneChange | None:
+    candidates = [i for i, placed in enumerate(scene.objects) if placed.accessory]
+    index = int(rng.choice(candidates)) if candidates else -1
+    return SceneChange("dress", scene.change(index, accessory=""), scene, index) if candidates else None
 
 
 def _resize(_rng: np.random.Generator, scene: Scene, _vocabulary: Vocabulary) -> SceneChange | None:
-    fit = [i for i, placed in enumerate(scene.objects) if placed.scale and not placed.accessory]
-    if not fit:
+    candidates = [i for i, placed in enumerate(scene.objects) if placed.scale and not placed.accessory]
+    if not candidates:
         return None
-    index, old = fit[0], scene.objects[fit[0]]
+    index, old = candidates[0], scene.objects[candidates[0]]
     count = sum(placed.word not in SKY_WORDS for placed in scene.objects)
     scale = "small" if old.scale == "big" else "big"
     size = _SCALED[scale][count]
@@ -266,12 +270,12 @@ def _resize(_rng: np.random.Generator, scene: Scene, _vocabulary: Vocabulary) ->
     return SceneChange("resize", scene, scene.change(index, scale=scale, size=size, left=left), index)
 
 
-def _move(rng: np.random.Generator, scene: Scene, vocabulary: Vocabulary) -> SceneChange | None:
+def _change_background(rng: np.random.Generator, scene: Scene, vocabulary: Vocabulary) -> SceneChange | None:
     others = [background for background in vocabulary.backgrounds if background != scene.background]
     return SceneChange("background", scene, replace(scene, background=str(rng.choice(others)))) if others else None
 
 
-def _storm(rng: np.random.Generator, scene: Scene, vocabulary: Vocabulary) -> SceneChange | None:
+def _change_weather(rng: np.random.Generator, scene: Scene, vocabulary: Vocabulary) -> SceneChange | None:
     if scene.weather or not vocabulary.weathers:
         return None
     return SceneChange("weather", scene, replace(scene, weather=str(rng.choice(vocabulary.weathers))))
@@ -283,9 +287,9 @@ _CHANGES: dict[str, Callable[[np.random.Generator, Scene, Vocabulary], SceneChan
     "delete": _delete,
     "recolour": _recolour,
     "resize": _resize,
-    "dress": _dress,
-    "background": _move,
-    "weather": _storm,
+    "dress": _add_accessory,
+    "background": _change_background,
+    "weather": _change_weather,
 }
 CHANGE_KINDS = tuple(_CHANGES)
 """Kinds of change: the last two concern the whole background, the others one object."""

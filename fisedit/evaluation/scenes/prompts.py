@@ -27,12 +27,12 @@ from fisedit.evaluation.scenes.vocabulary import (
 
 RELATIONS = ("and", "next to", "on top of")
 _OPENINGS = ("", "", "a picture of ", "a drawing of ", "there is ")
-_WEARING = ("wearing", "with")
-_MARKS = {
-    place.word: _telling
+_ACCESSORY_WORDS = ("wearing", "with")
+_PLACE_PHRASES = {
+    place.word: _phrases
     for places in (BACKGROUNDS, WEATHERS)
     for place in places
-    if (_telling := [tuple(phrase.split()[1:]) for phrase in place.phrases])
+    if (_phrases := [tuple(phrase.split()[1:]) for phrase in place.phrases])
 }
 """Background or weather -> its phrases without their first word."""
 
@@ -91,23 +91,23 @@ def describe_scene(scene: Scene) -> ScenePrompt:
     Args:
         scene: whose `wording` selects the phrases.
     """
-    text, found = "", {}
+    text, spans = "", {}
     for piece, part in _pieces(scene):
         if part is not None:
-            found[part] = CharacterSpan(len(text), len(text) + len(piece))
+            spans[part] = CharacterSpan(len(text), len(text) + len(piece))
         text += piece
-    return ScenePrompt(text, tuple(found[part] for part in scene.parts))
+    return ScenePrompt(text, tuple(spans[part] for part in scene.parts))
 
 
 def _pieces(scene: Scene) -> Iterator[tuple[str, tuple[int, str] | None]]:
     """The prompt in pieces, each with the part that it names."""
     rng = np.random.default_rng(scene.wording) if scene.wording else None
 
-    def choose(ways: tuple[str, ...], chance: float = 0.5) -> str:
-        return ways[0] if rng is None or rng.random() > chance else ways[int(rng.integers(len(ways)))]
+    def choose(options: tuple[str, ...], probability: float = 0.5) -> str:
+        return options[0] if rng is None or rng.random() > probability else options[int(rng.integers(len(options)))]
 
     opening, background = choose(_OPENINGS), choose(BACKGROUND[scene.background].phrases, 0.8)
-    wearing, first = choose(_WEARING), choose(("last", "first"), 0.3) == "first"
+    wearing, first = choose(_ACCESSORY_WORDS), choose(("last", "first"), 0.3) == "first"
     under = choose(("under", "below"), 0.3)
     weather = choose(WEATHER[scene.weather].phrases, 0.8) if scene.weather else ""  # last: the rest is worded alike
     ground = [i for i, placed in enumerate(scene.objects) if placed.word not in SKY_WORDS]
@@ -128,7 +128,9 @@ def _pieces(scene: Scene) -> Iterator[tuple[str, tuple[int, str] | None]]:
 
 def _noun_phrase(placed: PlacedObject, index: int, wearing: str) -> Iterator[tuple[str, tuple[int, str] | None]]:
     before = " ".join(filter(None, (placed.scale, placed.colour)))
-    article = "the" if OBJECT[placed.word].the else "an" if (before or placed.word)[0] in "aeiou" else "a"
+    article = (
+        "the" if OBJECT[placed.word].takes_definite_article else "an" if (before or placed.word)[0] in "aeiou" else "a"
+    )
     yield " ".join(filter(None, (article, before))) + " ", None
     yield placed.word, (index, placed.word)
     if placed.accessory:
@@ -147,9 +149,9 @@ def parse_prompt(prompt: str) -> SceneRequest:
     """
     words = tuple(re.findall(r"[a-z]+", prompt.lower()))
     objects: list[ObjectRequest] = []
-    for at, word in enumerate(words):
-        if word in OBJECT and not _within_place(words, at):
-            object_kind, before = OBJECT[word], _adjectives(words, at)
+    for position, word in enumerate(words):
+        if word in OBJECT and not _within_place(words, position):
+            object_kind, before = OBJECT[word], _adjectives(words, position)
             colour = next((w for w in before if w in COLOURS and object_kind.colours), "")
             objects.append(ObjectRequest(word, colour, next((w for w in before if w in SCALES), "")))
         elif word in ACCESSORIES and objects and OBJECT[objects[-1].word].wears:
@@ -166,31 +168,32 @@ def parse_prompt(prompt: str) -> SceneRequest:
     )
 
 
-def _adjectives(words: tuple[str, ...], at: int) -> tuple[str, ...]:
-    start = at
+def _adjectives(words: tuple[str, ...], position: int) -> tuple[str, ...]:
+    start = position
     while start and words[start - 1] in (*COLOURS, *SCALES):
         start -= 1
-    return words[start:at]
+    return words[start:position]
 
 
 def _mentions(words: tuple[str, ...], name: str) -> bool:
     text = f" {' '.join(words)} "
-    return any(f" {' '.join(mark)} " in text for mark in _MARKS[name])
+    return any(f" {' '.join(phrase)} " in text for phrase in _PLACE_PHRASES[name])
 
 
-def _within_place(words: tuple[str, ...], at: int) -> bool:
+def _within_place(words: tuple[str, ...], position: int) -> bool:
     """Whether a noun is part of a background's phrase ("inside a house with a wooden floor")."""
-    marks = [mark for marks in _MARKS.values() for mark in marks if words[at] in mark]
+    phrases = [phrase for phrases in _PLACE_PHRASES.values() for phrase in phrases if words[position] in phrase]
     return any(
-        words[at - mark.index(words[at]) : at - mark.index(words[at]) + len(mark)] == mark
-        for mark in marks
-        if at >= mark.index(words[at])
+        words[position - phrase.index(words[position]) : position - phrase.index(words[position]) + len(phrase)]
+        == phrase
+        for phrase in phrases
+        if position >= phrase.index(words[position])
     )
 
 
 def prompt_words() -> tuple[str, ...]:
     """Every word that `describe_scene` can use, in a fixed order."""
-    phrases = [*RELATIONS, *_OPENINGS, *_WEARING, "a an the under below"]
+    phrases = [*RELATIONS, *_OPENINGS, *_ACCESSORY_WORDS, "a an the under below"]
     phrases += [phrase for places in (BACKGROUNDS, WEATHERS) for place in places for phrase in place.phrases]
     words = [*OBJECT, *ACCESSORIES, *COLOURS, *SCALES, *(word for phrase in phrases for word in phrase.split())]
     return tuple(dict.fromkeys(words))

@@ -14,7 +14,7 @@ from fisedit.errors import InputError
 from fisedit.evaluation.scenes.drawing import CELLS, Bytes, Mask, draw_background, glyph_pixels, headroom, paste
 from fisedit.evaluation.scenes.vocabulary import ACCESSORIES, BACKGROUND, COLOURS, OBJECT, SCALES, WEATHER
 
-_WORN = 0.55, 0.18
+_ACCESSORY_RATIOS = 0.55, 0.18
 """An accessory's share of its wearer's size, and the share of itself that overlaps the wearer."""
 
 
@@ -66,14 +66,14 @@ class PlacedObject:
         return self.left + self.size
 
     @property
-    def worn_size(self) -> int:
+    def accessory_size(self) -> int:
         """The size of its accessory, in cells."""
-        return round(self.size * _WORN[0])
+        return round(self.size * _ACCESSORY_RATIOS[0])
 
     @property
     def top(self) -> int:
         """The first row that it may cover, accessory included; one too tall for the picture is pulled down."""
-        worn = self.worn_size - round(self.worn_size * _WORN[1]) if self.accessory else 0
+        worn = self.accessory_size - round(self.accessory_size * _ACCESSORY_RATIOS[1]) if self.accessory else 0
         return max(0, self.bottom - self.size - worn)
 
 
@@ -176,7 +176,7 @@ def render(scene: Scene, side: int = 256) -> RenderedScene:
         index, word = scene.parts[k]
         placed = scene.objects[index]
         if word == placed.accessory:
-            covered = _paste_worn(pixels, placed, cell)
+            covered = _paste_accessory(pixels, placed, cell)
         else:
             glyph = glyph_pixels(OBJECT[word].glyph, placed.size * cell, placed.colour, COLOURS.get(placed.colour, 0.0))
             covered = paste(pixels, glyph, placed.left * cell, (placed.bottom - placed.size) * cell)
@@ -185,8 +185,8 @@ def render(scene: Scene, side: int = 256) -> RenderedScene:
     return RenderedScene(pixels, masks)
 
 
-def _paste_worn(pixels: Bytes, placed: PlacedObject, cell: int) -> Mask:
-    size = placed.worn_size
+def _paste_accessory(pixels: Bytes, placed: PlacedObject, cell: int) -> Mask:
+    size = placed.accessory_size
     left = (2 * placed.left + placed.size - size) * cell // 2
     top = (placed.top + int(placed.size * headroom(OBJECT[placed.word].glyph))) * cell
     return paste(pixels, glyph_pixels(ACCESSORIES[placed.accessory], size * cell), left, top)

@@ -18,7 +18,7 @@ class ObjectKind:
         family: animal, food, vehicle, building, plant, thing or sky.
         colours: whether it can have one of `COLOURS`.
         wears: whether it can wear one of `ACCESSORIES`.
-        the: whether its article is "the", as of the sun.
+        takes_definite_article: whether its article is "the", as of the sun.
     """
 
     word: str
@@ -26,7 +26,7 @@ class ObjectKind:
     family: str
     colours: bool = False
     wears: bool = False
-    the: bool = False
+    takes_definite_article: bool = False
 
     @property
     def in_sky(self) -> bool:
@@ -42,18 +42,18 @@ class Hill:
         top: colour at its edge.
         bottom: colour at the bottom of the picture.
         drop: distance below the horizon, in cells of 1/32 of the side.
-        swell: height of its waves, in cells.
+        amplitude: height of its waves, in cells.
         waves: number of waves across the picture.
-        turn: phase of the waves, in turns.
+        phase: phase of the waves, in turns.
         shape: wave, peaks or blocks.
     """
 
     top: Rgb
     bottom: Rgb
     drop: float = 0.0
-    swell: float = 0.0
+    amplitude: float = 0.0
     waves: float = 1.0
-    turn: float = 0.0
+    phase: float = 0.0
     shape: str = "wave"
 
 
@@ -94,10 +94,12 @@ class Weather:
 
 
 def _object_kinds(
-    family: str, glyphs: str, *, colours: str = "", wears: bool = False, the: str = ""
+    family: str, glyphs: str, *, colours: str = "", wears: bool = False, takes_definite_article: str = ""
 ) -> tuple[ObjectKind, ...]:
     pairs = [pair.split(":") for pair in glyphs.split()]
-    return tuple(ObjectKind(w, g, family, w in colours.split(), wears, w in the.split()) for w, g in pairs)
+    return tuple(
+        ObjectKind(w, g, family, w in colours.split(), wears, w in takes_definite_article.split()) for w, g in pairs
+    )
 
 
 OBJECTS = (
@@ -127,7 +129,7 @@ OBJECTS = (
         "sky",
         "sun:🌞 moon:🌝 rocket:🚀 balloon:🎈 cloud:☁ rainbow:🌈 plane:🛩 helicopter:🚁 star:⭐ butterfly:🦋",
         colours="balloon butterfly",
-        the="sun moon",
+        takes_definite_article="sun moon",
     ),
 )
 """Objects by family."""
@@ -149,7 +151,7 @@ BACKGROUNDS = (
         (196, 230, 250),
         (
             Hill((40, 130, 200), (60, 160, 215)),
-            Hill((240, 220, 165), (225, 195, 130), drop=4.0, swell=0.7, waves=0.8),
+            Hill((240, 220, 165), (225, 195, 130), drop=4.0, amplitude=0.7, waves=0.8),
         ),
     ),
     Background(
@@ -158,8 +160,8 @@ BACKGROUNDS = (
         (165, 188, 222),
         (216, 226, 240),
         (
-            Hill((222, 231, 244), (226, 234, 246), swell=1.6, waves=1.3, turn=0.4),
-            Hill((246, 249, 253), (226, 234, 246), drop=4.0, swell=1.0, waves=0.9),
+            Hill((222, 231, 244), (226, 234, 246), amplitude=1.6, waves=1.3, phase=0.4),
+            Hill((246, 249, 253), (226, 234, 246), drop=4.0, amplitude=1.0, waves=0.9),
         ),
     ),
     Background(
@@ -168,8 +170,8 @@ BACKGROUNDS = (
         (100, 178, 242),
         (190, 224, 250),
         (
-            Hill((112, 184, 90), (96, 172, 78), swell=1.6, waves=1.1, turn=0.2),
-            Hill((86, 164, 66), (58, 132, 48), drop=3.2, swell=1.0, waves=0.8, turn=0.7),
+            Hill((112, 184, 90), (96, 172, 78), amplitude=1.6, waves=1.1, phase=0.2),
+            Hill((86, 164, 66), (58, 132, 48), drop=3.2, amplitude=1.0, waves=0.8, phase=0.7),
         ),
     ),
     Background(
@@ -177,7 +179,7 @@ BACKGROUNDS = (
         ("at night", "on a starry night"),
         (14, 18, 62),
         (58, 54, 124),
-        (Hill((34, 52, 66), (18, 34, 44), swell=1.0, waves=1.2, turn=0.1),),
+        (Hill((34, 52, 66), (18, 34, 44), amplitude=1.0, waves=1.2, phase=0.1),),
         stars=True,
     ),
     Background(
@@ -186,8 +188,8 @@ BACKGROUNDS = (
         (250, 112, 84),
         (255, 206, 128),
         (
-            Hill((150, 76, 100), (140, 70, 95), swell=1.8, waves=1.4, turn=0.3),
-            Hill((104, 54, 82), (70, 38, 66), drop=3.6, swell=1.0, waves=0.8, turn=0.8),
+            Hill((150, 76, 100), (140, 70, 95), amplitude=1.8, waves=1.4, phase=0.3),
+            Hill((104, 54, 82), (70, 38, 66), drop=3.6, amplitude=1.0, waves=0.8, phase=0.8),
         ),
     ),
     Background(
@@ -196,8 +198,8 @@ BACKGROUNDS = (
         (248, 206, 136),
         (254, 236, 190),
         (
-            Hill((226, 160, 86), (220, 150, 80), swell=1.8, waves=1.2, turn=0.6),
-            Hill((206, 130, 66), (176, 102, 52), drop=3.6, swell=1.4, waves=0.7, turn=0.1),
+            Hill((226, 160, 86), (220, 150, 80), amplitude=1.8, waves=1.2, phase=0.6),
+            Hill((206, 130, 66), (176, 102, 52), drop=3.6, amplitude=1.4, waves=0.7, phase=0.1),
         ),
     ),
     Background(
@@ -207,8 +209,8 @@ BACKGROUNDS = (
         (214, 240, 252),
         (
             Hill((30, 120, 190), (26, 108, 180)),
-            Hill((24, 96, 168), (20, 82, 152), drop=4.4, swell=0.5, waves=3.0),
-            Hill((18, 74, 142), (12, 54, 116), drop=8.8, swell=0.5, waves=3.0, turn=0.5),
+            Hill((24, 96, 168), (20, 82, 152), drop=4.4, amplitude=0.5, waves=3.0),
+            Hill((18, 74, 142), (12, 54, 116), drop=8.8, amplitude=0.5, waves=3.0, phase=0.5),
         ),
     ),
     Background(
@@ -217,8 +219,8 @@ BACKGROUNDS = (
         (150, 200, 190),
         (200, 226, 196),
         (
-            Hill((44, 100, 72), (36, 88, 60), swell=2.6, waves=8.0, turn=0.3, shape="peaks"),
-            Hill((98, 92, 52), (70, 62, 36), drop=4.0, swell=0.6, waves=0.9, turn=0.5),
+            Hill((44, 100, 72), (36, 88, 60), amplitude=2.6, waves=8.0, phase=0.3, shape="peaks"),
+            Hill((98, 92, 52), (70, 62, 36), drop=4.0, amplitude=0.6, waves=0.9, phase=0.5),
         ),
     ),
     Background(
@@ -227,8 +229,8 @@ BACKGROUNDS = (
         (120, 176, 226),
         (206, 224, 240),
         (
-            Hill((150, 158, 184), (116, 126, 156), swell=4.5, waves=2.5, turn=0.4, shape="peaks"),
-            Hill((122, 160, 98), (84, 124, 70), drop=4.4, swell=0.8, waves=1.1),
+            Hill((150, 158, 184), (116, 126, 156), amplitude=4.5, waves=2.5, phase=0.4, shape="peaks"),
+            Hill((122, 160, 98), (84, 124, 70), drop=4.4, amplitude=0.8, waves=1.1),
         ),
     ),
     Background(
@@ -237,7 +239,7 @@ BACKGROUNDS = (
         (176, 196, 214),
         (224, 222, 214),
         (
-            Hill((122, 120, 138), (104, 104, 124), swell=3.5, waves=8.0, shape="blocks"),
+            Hill((122, 120, 138), (104, 104, 124), amplitude=3.5, waves=8.0, shape="blocks"),
             Hill((92, 94, 100), (66, 68, 74), drop=5.0),
         ),
     ),
@@ -247,8 +249,8 @@ BACKGROUNDS = (
         (8, 6, 20),
         (40, 20, 60),
         (
-            Hill((128, 122, 134), (104, 98, 112), swell=1.2, waves=1.6, turn=0.2),
-            Hill((152, 146, 156), (110, 104, 116), drop=3.4, swell=0.8, waves=0.7, turn=0.6),
+            Hill((128, 122, 134), (104, 98, 112), amplitude=1.2, waves=1.6, phase=0.2),
+            Hill((152, 146, 156), (110, 104, 116), drop=3.4, amplitude=0.8, waves=0.7, phase=0.6),
         ),
         stars=True,
     ),
@@ -297,28 +299,28 @@ class Vocabulary:
     weathers: tuple[str, ...]
 
     @classmethod
-    def of(cls, known: Callable[[str], bool]) -> Vocabulary:
+    def from_filter(cls, is_known: Callable[[str], bool]) -> Vocabulary:
         """The words that are known; of a background or weather, those of its plainest phrase.
 
         Args:
-            known: whether a word is.
+            is_known: whether a word is.
         """
 
-        def among(words: Iterable[str]) -> tuple[str, ...]:
-            return tuple(filter(known, words))
+        def known_words(words: Iterable[str]) -> tuple[str, ...]:
+            return tuple(filter(is_known, words))
 
-        def phrased(places: tuple[Background, ...] | tuple[Weather, ...]) -> tuple[str, ...]:
-            return tuple(place.word for place in places if all(map(known, place.phrases[0].split())))
+        def known_places(places: tuple[Background, ...] | tuple[Weather, ...]) -> tuple[str, ...]:
+            return tuple(place.word for place in places if all(map(is_known, place.phrases[0].split())))
 
         return cls(
-            among(GROUND_WORDS),
-            among(SKY_WORDS),
-            among(COLOURS),
-            among(SCALES),
-            among(ACCESSORIES),
-            phrased(BACKGROUNDS),
-            phrased(WEATHERS),
+            known_words(GROUND_WORDS),
+            known_words(SKY_WORDS),
+            known_words(COLOURS),
+            known_words(SCALES),
+            known_words(ACCESSORIES),
+            known_places(BACKGROUNDS),
+            known_places(WEATHERS),
         )
 
 
-EVERY_WORD = Vocabulary.of(lambda _: True)
+FULL_VOCABULARY = Vocabulary.from_filter(lambda _: True)

@@ -140,8 +140,8 @@ def _pointer(recorded: RecordedMap) -> Tensor:
 
 def _bytes(recorded: RecordedMap) -> Tensor:
     """The same of keys or values; what is in a byte a number is loaded as whole numbers."""
-    there = _pointer(recorded)
-    return there.view(torch.int8) if there.dtype.itemsize == 1 else there
+    pointer = _pointer(recorded)
+    return pointer.view(torch.int8) if pointer.dtype.itemsize == 1 else pointer
 
 
 def _block(width: int, dtype: torch.dtype) -> int:
@@ -150,12 +150,12 @@ def _block(width: int, dtype: torch.dtype) -> int:
 
 
 @triton.jit
-def _take(
-    acc, total, peak, q, key, value, key_scales, value_scales, stride, heads, j, d, wanted, scale,
+def _accumulate_block(
+    acc, total, peak, q, key, value, key_scales, value_scales, stride, heads, j, d, key_mask, scale,
     WIDTH: tl.constexpr, QUANTISED: tl.constexpr, FLOATS: tl.constexpr,
 ):  # fmt: skip
     """One block of keys and values into the running softmax; scales of quantised ones lie `heads` apart."""
-    inside = wanted[:, None] & (d < WIDTH)[None, :]
+    inside = key_mask[:, None] & (d < WIDTH)[None, :]
     k = tl.load(key + j[:, None] * stride + d[None, :], mask=inside, other=0)
     v = tl.load(value + j[:, None] * stride + d[None, :], mask=inside, other=0)
     if FLOATS:
@@ -163,20 +163,20 @@ def _take(
         v = v.to(tl.float8e4nv, bitcast=True)
     scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * scale
     if QUANTISED:
-        scores *= tl.load(key_scales + j * heads, mask=wanted, other=0.0).to(tl.float32)[None, :]
-        worth = tl.load(value_scales + j * heads, mask=wanted, other=0.0).to(tl.float32)
-        v = (v.to(tl.float32) * worth[:, None]).to(q.dtype)
-    scores = tl.where(wanted[None, :], scores, float("-inf"))
-    higher = tl.maximum(peak, tl.max(scores, 1))
-    safe = tl.where(higher == float("-inf"), 0.0, higher)  # no key yet
+        scores *= tl.load(key_scales + j * heads, mask=key_mask, other=0.0).to(tl.float32)[None, :]
+        value_scale = tl.load(value_scales + j * heads, mask=key_mask, other=0.0).to(tl.float32)
+        v = (v.to(tl.float32) * value_scale[:, None]).to(q.dtype)
+    scores = tl.where(key_mask[None, :], scores, float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    safe = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # no key yet
     weights = tl.exp2(scores - safe[:, None])
-    fade = tl.exp2(peak - safe)
-    acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
-    return acc, total * fade + tl.sum(weights, 1), higher
+    rescale = tl.exp2(peak - safe)
+    acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
+    return acc, total * rescale + tl.sum(weights, 1), new_peak
 
 
 @triton.jit
-def _there(address, kind: tl.constexpr):
+def _load_pointer(address, kind: tl.constexpr):
     """The map that lies where a number says."""
     return tl.multiple_of(tl.load(address).to(tl.pointer_type(kind)), 16)
 
@@ -201,40 +201,41 @@ def _attend(
     peak = tl.full((BM,), float("-inf"), tl.float32)
     if POINTERS:
         kind = tl.int8 if QUANTISED else out.dtype.element_ty
-        recorded_key = _there(recorded_key, kind)
-        recorded_value = _there(recorded_value, kind)
+        recorded_key = _load_pointer(recorded_key, kind)
+        recorded_value = _load_pointer(recorded_value, kind)
         if QUANTISED:
-            key_scales = _there(key_scales, out.dtype.element_ty)
-            value_scales = _there(value_scales, out.dtype.element_ty)
-    record = item // each * size * C + head
-    worth = item // each * size * heads + head // WIDTH
+            key_scales = _load_pointer(key_scales, out.dtype.element_ty)
+            value_scales = _load_pointer(value_scales, out.dtype.element_ty)
+    recorded_start = item // each * size * C + head
+    scale_start = item // each * size * heads + head // WIDTH
     programs = tl.num_programs(2)
-    many = tl.cdiv(tl.cdiv(size, BN), programs) * BN
-    begin = tl.program_id(2) * many
-    for start in range(begin, tl.minimum(begin + many, size), BN):
+    positions_per_program = tl.cdiv(tl.cdiv(size, BN), programs) * BN
+    begin = tl.program_id(2) * positions_per_program
+    for start in range(begin, tl.minimum(begin + positions_per_program, size), BN):
         j = start + tl.arange(0, BN)
-        there = tl.load(active_mask + item * size + j, mask=j < size, other=1).to(tl.int32)
-        wanted = there == 0
-        acc, total, peak = _take(
-            acc, total, peak, q, recorded_key + record, recorded_value + record, key_scales + worth,
-            value_scales + worth, C, heads, j, d, wanted, scale, WIDTH, QUANTISED, FLOATS,
+        is_active = tl.load(active_mask + item * size + j, mask=j < size, other=1).to(tl.int32)
+        is_recorded = is_active == 0
+        acc, total, peak = _accumulate_block(
+            acc, total, peak, q, recorded_key + recorded_start, recorded_value + recorded_start,
+            key_scales + scale_start, value_scales + scale_start, C, heads, j, d, is_recorded, scale,
+            WIDTH, QUANTISED, FLOATS,
         )  # fmt: skip
-    fresh = item * item_stride + head
+    row_start = item * item_stride + head
     live = tl.load(num_rows + item)
-    few = tl.cdiv(tl.cdiv(R, BN), programs) * BN
-    begin = tl.program_id(2) * few
-    for start in range(begin, tl.minimum(begin + few, live), BN):
+    rows_per_program = tl.cdiv(tl.cdiv(R, BN), programs) * BN
+    begin = tl.program_id(2) * rows_per_program
+    for start in range(begin, tl.minimum(begin + rows_per_program, live), BN):
         j = start + tl.arange(0, BN)
-        acc, total, peak = _take(
-            acc, total, peak, q, key + fresh, value + fresh, key, value, row_stride, heads, j, d, j < live, scale,
-            WIDTH, False, False,
+        acc, total, peak = _accumulate_block(
+            acc, total, peak, q, key + row_start, value + row_start, key, value, row_stride, heads, j, d,
+            j < live, scale, WIDTH, False, False,
         )  # fmt: skip
-    there = (item * R + r[:, None]) * C + head + d[None, :]
+    offsets = (item * R + r[:, None]) * C + head + d[None, :]
     last = True
     if PARTS:
         items_heads = tl.num_programs(1)
         row = tl.program_id(1) * 2 * R + r  # of peaks; totals are R further on
-        tl.store(parts + tl.program_id(2) * (items_heads * R * WIDTH) + there, acc, mask=inside)
+        tl.store(parts + tl.program_id(2) * (items_heads * R * WIDTH) + offsets, acc, mask=inside)
         tl.store(sums + tl.program_id(2) * (items_heads * 2 * R) + row, peak, mask=r < R)
         tl.store(sums + tl.program_id(2) * (items_heads * 2 * R) + row + R, total, mask=r < R)
         last = last_to_arrive(counters + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), programs)
@@ -243,25 +244,25 @@ def _attend(
             total = tl.zeros((BM,), tl.float32)
             peak = tl.full((BM,), float("-inf"), tl.float32)
             for part in range(programs):
-                acc, total, peak = _put_together(
-                    acc, total, peak, parts + part * (items_heads * R * WIDTH) + there,
+                acc, total, peak = _merge_softmax(
+                    acc, total, peak, parts + part * (items_heads * R * WIDTH) + offsets,
                     sums + part * (items_heads * 2 * R) + row, R, inside, r < R,
                 )  # fmt: skip
     if last:
-        tl.store(out + there, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
+        tl.store(out + offsets, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _put_together(acc, total, peak, part, sums, R, inside, live):
+def _merge_softmax(acc, total, peak, part, sums, R, inside, live):
     """Combine the running softmax with that of another program's keys."""
-    peak_there = tl.load(sums, mask=live, other=float("-inf"), cache_modifier=".cg")
-    total_there = tl.load(sums + R, mask=live, other=0.0, cache_modifier=".cg")
-    acc_there = tl.load(part, mask=inside, other=0.0, cache_modifier=".cg")
-    higher = tl.maximum(peak, peak_there)
-    safe = tl.where(higher == float("-inf"), 0.0, higher)  # no key yet
-    fade = tl.exp2(peak - safe)
-    grow = tl.exp2(peak_there - safe)
-    return acc * fade[:, None] + acc_there * grow[:, None], total * fade + total_there * grow, higher
+    part_peak = tl.load(sums, mask=live, other=float("-inf"), cache_modifier=".cg")
+    part_total = tl.load(sums + R, mask=live, other=0.0, cache_modifier=".cg")
+    part_acc = tl.load(part, mask=inside, other=0.0, cache_modifier=".cg")
+    new_peak = tl.maximum(peak, part_peak)
+    safe = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # no key yet
+    rescale = tl.exp2(peak - safe)
+    part_scale = tl.exp2(part_peak - safe)
+    return acc * rescale[:, None] + part_acc * part_scale[:, None], total * rescale + part_total * part_scale, new_peak
 
 
 @triton.jit
@@ -287,17 +288,17 @@ def _cross(
         present = (c < C)[:, None] & (d < WIDTH)[None, :]
         w = tl.load(weight + (head + d)[None, :] * weight_n + c[:, None] * weight_c, mask=present, other=0.0)
         q = tl.dot(x, w, q, input_precision="ieee")
-    there = row[:, None] * inner + head + d[None, :]
+    offsets = row[:, None] * inner + head + d[None, :]
     narrow = q.to(query.dtype.element_ty)
-    tl.store(query + there, narrow, mask=inside)
+    tl.store(query + offsets, narrow, mask=inside)
     acc = tl.zeros((BM, BD), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     peak = tl.full((BM,), float("-inf"), tl.float32)
-    text = item * T * inner + head
+    text_start = item * T * inner + head
     for start in range(0, T, BN):
         j = start + tl.arange(0, BN)
-        acc, total, peak = _take(
-            acc, total, peak, narrow, key + text, value + text, key, value, inner, heads, j, d, j < T, scale,
-            WIDTH, False, False,
+        acc, total, peak = _accumulate_block(
+            acc, total, peak, narrow, key + text_start, value + text_start, key, value, inner, heads, j, d,
+            j < T, scale, WIDTH, False, False,
         )  # fmt: skip
-    tl.store(out + there, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + offsets, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)

@@ -37,9 +37,9 @@ def norm_conv3x3(
     tile = tile_for(items * rows_out, width, channels, halo.dtype)
     first, second = pair(rows, tile.depth, dense)
     halo = dense(halo)
-    short, more, short_weight, short_channels = first, second, out[0], 0
+    short, short_second, short_weight, short_channels = first, second, out[0], 0
     if shortcut is not None:
-        short, more = pair(shortcut[0], tile.depth, Tensor.contiguous)
+        short, short_second = pair(shortcut[0], tile.depth, Tensor.contiguous)
         short_weight, short_channels = shortcut[1], shortcut[1].shape[1]
         if shortcut[2] is not None:
             bias = shortcut[2] if bias is None else bias + shortcut[2]
@@ -61,7 +61,7 @@ def norm_conv3x3(
         0 if time is None or len(time) == 1 else time.stride(0),
         dummy(residual if residual is None else residual.contiguous(), out),
         short,
-        more,
+        short_second,
         short_weight,
         out,
         parts,
@@ -89,7 +89,7 @@ def norm_conv3x3(
         PARTS=programs > 1,
         PAIR=first is not second,
         SHORT=shortcut is not None,
-        ALIGNED=aligned(first, second, halo, short, more),
+        ALIGNED=aligned(first, second, halo, short, short_second),
         BIAS=bias is not None,
         TIME=time is not None,
         RESIDUAL=residual is not None,
@@ -106,13 +106,13 @@ def norm_conv3x3(
 def _normed(x, norm, item, one, c, C, present, MERGED: tl.constexpr):
     """GroupNorm's affine and the SiLU of rows; what is not present stays zero. If not merged, rows are of `one`."""
     if MERGED:
-        here = norm + item[:, None] * 2 * C + c[None, :]
-        scale = tl.load(here, mask=present, other=0.0)
-        shift = tl.load(here + C, mask=present, other=0.0)
+        pointers = norm + item[:, None] * 2 * C + c[None, :]
+        scale = tl.load(pointers, mask=present, other=0.0)
+        shift = tl.load(pointers + C, mask=present, other=0.0)
     else:
-        here = norm + one * 2 * C + c
-        scale = tl.load(here, mask=c < C, other=0.0)[None, :]
-        shift = tl.load(here + C, mask=c < C, other=0.0)[None, :]
+        pointers = norm + one * 2 * C + c
+        scale = tl.load(pointers, mask=c < C, other=0.0)[None, :]
+        shift = tl.load(pointers + C, mask=c < C, other=0.0)[None, :]
     z = x.to(tl.float32) * scale + shift
     return tl.where(present, z / (1.0 + tl.exp(-z)), 0.0).to(x.dtype)
 
@@ -124,10 +124,10 @@ def _shortcut(
     """Rows through a 1x1 conv, from the block `begin` of K on."""
     for k in range(tl.maximum(begin, 0), tl.minimum(begin + each, tl.cdiv(C, BK))):
         c = k * BK + tl.arange(0, BK)
-        here = tl.where(k * BK < A, first + row * A, second + row * (C - A) - A)
+        pointers = tl.where(k * BK < A, first + row * A, second + row * (C - A) - A)
         if ALIGNED:
-            here = tl.multiple_of(here, 16)
-        x = tl.load(here[:, None] + c[None, :], mask=live[:, None] & (c < C)[None, :], other=0.0)
+            pointers = tl.multiple_of(pointers, 16)
+        x = tl.load(pointers[:, None] + c[None, :], mask=live[:, None] & (c < C)[None, :], other=0.0)
         inside = (c < C)[:, None] & (n < N)[None, :]
         w = tl.load(weight + n[None, :] * weight_n + c[:, None], mask=inside, other=0.0)
         acc = tl.dot(x, w, acc, input_precision="ieee")
@@ -136,7 +136,7 @@ def _shortcut(
 
 @triton.jit
 def _conv(
-    first, second, halo, kernel_map, weight, norm, bias, time, time_stride, residual, short, more, short_weight,
+    first, second, halo, kernel_map, weight, norm, bias, time, time_stride, residual, short, short_second, short_weight,
     out, parts, counters, R, G, R_OUT, A, C, SHORT_A, SHORT_C, N, items, each, first_item, second_item, halo_item,
     map_stride, weight_n, weight_c, weight_tap, short_n,
     NORM: tl.constexpr, MERGED: tl.constexpr, PARTS: tl.constexpr, PAIR: tl.constexpr, SHORT: tl.constexpr,
@@ -171,10 +171,10 @@ def _conv(
         fresh = first + item * first_item + at * A
         if PAIR:
             fresh = tl.where(start < A, fresh, second + item * second_item + at * (C - A) - A)
-        here = tl.where(at < R, fresh, halo + item * halo_item + (at - R) * C)
+        pointers = tl.where(at < R, fresh, halo + item * halo_item + (at - R) * C)
         if ALIGNED:  # which the compiler does not see through the choice of tensors
-            here = tl.multiple_of(here, 16)
-        x = tl.load(here[:, None] + c[None, :], mask=present, other=0.0)
+            pointers = tl.multiple_of(pointers, 16)
+        x = tl.load(pointers[:, None] + c[None, :], mask=present, other=0.0)
         if NORM:
             x = _normed(x, norm, item, one, c, C, present, MERGED)
         inside = (c < C)[:, None] & (n < N)[None, :]
@@ -183,12 +183,12 @@ def _conv(
     if SHORT:
         begin -= 9 * blocks
         acc = _shortcut(
-            acc, short, more, short_weight, row, live, n, begin, each, SHORT_A, SHORT_C, N, short_n, ALIGNED, BK
+            acc, short, short_second, short_weight, row, live, n, begin, each, SHORT_A, SHORT_C, N, short_n, ALIGNED, BK
         )
     stored = live[:, None] & (n < N)[None, :]
-    there = row[:, None] * N + n[None, :]
+    offsets = row[:, None] * N + n[None, :]
     time += item[:, None] * time_stride + n[None, :]
     step = items * R_OUT * N
     finish(
-        acc, out, there, stored, parts, counters, step, bias, n, N, time, residual, PARTS, BIAS, TIME, RESIDUAL,
+        acc, out, offsets, stored, parts, counters, step, bias, n, N, time, residual, PARTS, BIAS, TIME, RESIDUAL,
     )  # fmt: skip

@@ -58,9 +58,9 @@ def _geglu(
         x = tl.load(rows + row[:, None] * C + c[None, :], mask=live[:, None] & (c < C)[None, :], other=0.0)
         x = apply_layer_norm(x, gamma, beta, mean, rstd, c, C)
         inside = (c < C)[:, None] & (n < N)[None, :]
-        here = weight + n[None, :] * weight_n + c[:, None] * weight_c
-        hidden = tl.dot(x, tl.load(here, mask=inside, other=0.0), hidden, input_precision="ieee")
-        gate = tl.dot(x, tl.load(here + N * weight_n, mask=inside, other=0.0), gate, input_precision="ieee")
+        pointers = weight + n[None, :] * weight_n + c[:, None] * weight_c
+        hidden = tl.dot(x, tl.load(pointers, mask=inside, other=0.0), hidden, input_precision="ieee")
+        gate = tl.dot(x, tl.load(pointers + N * weight_n, mask=inside, other=0.0), gate, input_precision="ieee")
     hidden += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
     gate += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
     gate = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))

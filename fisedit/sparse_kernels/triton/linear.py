@@ -139,12 +139,12 @@ def _linear(
     begin = tl.program_id(2) * each * BK
     for start in range(begin, tl.minimum(begin + each * BK, C), BK):
         c = start + tl.arange(0, BK)
-        here = first + row * A
+        pointers = first + row * A
         if PAIR:
-            here = tl.where(start < A, here, second + row * (C - A) - A)
+            pointers = tl.where(start < A, pointers, second + row * (C - A) - A)
             if ALIGNED:  # which the compiler does not see through the choice of tensors
-                here = tl.multiple_of(here, 16)
-        x = tl.load(here[:, None] + c[None, :], mask=live[:, None] & (c < C)[None, :], other=0.0)
+                pointers = tl.multiple_of(pointers, 16)
+        x = tl.load(pointers[:, None] + c[None, :], mask=live[:, None] & (c < C)[None, :], other=0.0)
         if NORM:
             scale = tl.load(norm + item * 2 * C + c, mask=c < C, other=0.0)
             shift = tl.load(norm + item * 2 * C + C + c, mask=c < C, other=0.0)
@@ -155,9 +155,9 @@ def _linear(
         w = tl.load(weight + n[None, :] * weight_n + c[:, None] * weight_c, mask=inside, other=0.0)
         acc = tl.dot(x, w, acc, input_precision="ieee")
     stored = live[:, None] & (n < N)[None, :]
-    there = row[:, None] * N + n[None, :]
+    offsets = row[:, None] * N + n[None, :]
     finish(
-        acc, out, there, stored, parts, counters, total * N, bias, n, N, out, residual,
+        acc, out, offsets, stored, parts, counters, total * N, bias, n, N, out, residual,
         PARTS, BIAS, False, RESIDUAL,
     )  # fmt: skip
 

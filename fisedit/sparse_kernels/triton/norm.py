@@ -88,9 +88,9 @@ def _write(
     inside = lane < W
     scale = rstd * tl.load(weight + c, mask=inside, other=0.0).to(tl.float32)
     shift = tl.load(bias + c, mask=inside, other=0.0).to(tl.float32) - mean.to(tl.float32) * scale
-    there = out + index // groups * 2 * groups * W + c
-    tl.store(there, scale, mask=inside)
-    tl.store(there + groups * W, shift, mask=inside)
+    pointers = out + index // groups * 2 * groups * W + c
+    tl.store(pointers, scale, mask=inside)
+    tl.store(pointers + groups * W, shift, mask=inside)
 
 
 @triton.jit
@@ -107,7 +107,7 @@ def _sums(
     c = index % groups * W + lane
     old = recorded + item * R * channels + c
     new = first + item * R * A + c
-    more = second + item * R * (channels - A) + c - A
+    second_base = second + item * R * (channels - A) + c - A
     share = tl.cdiv(tl.cdiv(R, BR), tl.num_programs(1)) * BR
     begin = tl.program_id(1) * share
     total = tl.zeros((), tl.float64)
@@ -117,8 +117,8 @@ def _sums(
         inside = (r < live)[:, None] & (lane < W)[None, :]
         if PAIR:  # two loads: a choice of pointers would be read two bytes at a time
             x = tl.load(new[None, :] + r[:, None] * A, mask=inside & (c < A)[None, :], other=0.0).to(tl.float32)
-            there = more[None, :] + r[:, None] * (channels - A)
-            x += tl.load(there, mask=inside & (c >= A)[None, :], other=0.0).to(tl.float32)
+            pointers = second_base[None, :] + r[:, None] * (channels - A)
+            x += tl.load(pointers, mask=inside & (c >= A)[None, :], other=0.0).to(tl.float32)
         else:
             x = tl.load(new[None, :] + r[:, None] * A, mask=inside, other=0.0).to(tl.float32)
         y = tl.load(old[None, :] + r[:, None] * channels, mask=inside, other=0.0).to(tl.float32)
@@ -127,15 +127,15 @@ def _sums(
     last = True
     if PARTS:
         programs = tl.num_programs(1)
-        there = parts + index * programs * 2
-        tl.store(there + tl.program_id(1) * 2, total)
-        tl.store(there + tl.program_id(1) * 2 + 1, square)
+        pointers = parts + index * programs * 2
+        tl.store(pointers + tl.program_id(1) * 2, total)
+        tl.store(pointers + tl.program_id(1) * 2 + 1, square)
         last = last_to_arrive(counters + index, programs)
         if last:
             total = tl.zeros((), tl.float64)
             square = tl.zeros((), tl.float64)
             for part in range(programs):
-                total += tl.load(there + part * 2, cache_modifier=".cg")
-                square += tl.load(there + part * 2 + 1, cache_modifier=".cg")
+                total += tl.load(pointers + part * 2, cache_modifier=".cg")
+                square += tl.load(pointers + part * 2 + 1, cache_modifier=".cg")
     if last:
         _write(total, square, statistics, weight, bias, out, mixed, count, eps, groups, each, W, BW)

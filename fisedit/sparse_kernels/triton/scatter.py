@@ -65,7 +65,7 @@ def _scatter(
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     at = tl.load(positions + item * R + r, mask=r < R, other=size)
     inside = (at < size)[:, None] & (c < C)[None, :]
-    here = rows + (item * R + r[:, None]) * C + c[None, :]
-    x = tl.load(here, mask=inside, other=0.0)
-    there = full + item * item_stride + at[:, None] * position_stride + c[None, :] * channel_stride
-    tl.store(there, x.to(full.dtype.element_ty), mask=inside)
+    source = rows + (item * R + r[:, None]) * C + c[None, :]
+    x = tl.load(source, mask=inside, other=0.0)
+    target = full + item * item_stride + at[:, None] * position_stride + c[None, :] * channel_stride
+    tl.store(target, x.to(full.dtype.element_ty), mask=inside)

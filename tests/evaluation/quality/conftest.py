@@ -43,7 +43,7 @@ def dataset(tmp_path):
 @pytest.fixture(scope="module")
 def generated(pipelines):
     """A case of a generated source whose true mask is a square."""
-    edit = BenchmarkEdit("swap", CAT, DOG, None, 7, metrics.cells_to_pixels(SQUARE), whole=False)
+    edit = BenchmarkEdit("swap", CAT, DOG, None, 7, metrics.cells_to_pixels(SQUARE), is_global=False)
     return make_case(pipelines["demo"], edit, **HOW)
 
 
@@ -52,5 +52,5 @@ def opened(pipelines):
     """The same of an opened picture."""
     pixels = np.random.default_rng(0).integers(0, 256, (4, 4, 3), np.uint8)
     shown = picture(pixels).resize((SIDE, SIDE))
-    edit = BenchmarkEdit("swap", CAT, DOG, shown, 7, metrics.cells_to_pixels(SQUARE), whole=False)
+    edit = BenchmarkEdit("swap", CAT, DOG, shown, 7, metrics.cells_to_pixels(SQUARE), is_global=False)
     return make_case(pipelines["demo"], edit, **HOW)

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 
 from fisedit.evaluation.quality import global_edit_detection
-from fisedit.evaluation.quality.global_edit_prompts import WRITTEN, prompt_pairs, written_pairs
+from fisedit.evaluation.quality.global_edit_prompts import PAIR_FILES, prompt_pairs, written_pairs
 from training.tokens import build_tokenizer
 
 
@@ -34,7 +34,7 @@ def test_detection_counts_misses_and_false_alarms():
 
 def test_written_pairs_are_detected():
     """The reported pairs alone, which no rule was chosen on: F1 .95, and a floor a little under it."""
-    reported, development = ([*written_pairs(name)] for name in reversed(WRITTEN))
+    reported, development = ([*written_pairs(name)] for name in reversed(PAIR_FILES))
     assert (len(reported), sum(whole for *_, whole in reported), len(development)) == (300, 150, 100)
     assert not {pair[:2] for pair in reported} & {pair[:2] for pair in development}
     row = global_edit_detection.detection_row(
@@ -46,7 +46,7 @@ def test_written_pairs_are_detected():
 def test_a_row_for_every_file_of_written_pairs(capsys):
     global_edit_detection.main([])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row["edits"] for row in rows] == [sum(1 for _ in written_pairs(name)) for name in WRITTEN]
+    assert [row["edits"] for row in rows] == [sum(1 for _ in written_pairs(name)) for name in PAIR_FILES]
     assert all(0 <= row["F1"] <= 1 and row["whole"] <= row["edits"] for row in rows)
-    global_edit_detection.main(WRITTEN[:1])
+    global_edit_detection.main(PAIR_FILES[:1])
     assert json.loads(capsys.readouterr().out) == rows[0]

@@ -52,7 +52,7 @@ def test_every_method_runs_and_counts_what_it_ran(request, name, source):
 def test_true_masks_are_not_made_up(generated):
     case = fresh(generated, true_mask=None)
     assert METHODS["blended-true"](case) is METHODS["ours-given"](case) is None
-    assert fresh(generated, true_mask=None, whole=True).true_grid.all()
+    assert fresh(generated, true_mask=None, is_global=True).true_grid.all()
 
 
 def test_reprompting_is_diffusers_own_run(generated):

@@ -40,7 +40,7 @@ def test_a_folder_of_pie_bench_is_read(dataset):
     entries = pie_bench.read_mapping(dataset)
     (edit,) = pie_bench.load_edits(dataset, entries, 128)
     assert (edit.kind, edit.source_prompt, edit.prompt) == ("change object", CAT, DOG)
-    assert edit.picture.size == (128, 128) and edit.whole is edit.change is None
+    assert edit.picture.size == (128, 128) and edit.is_global is edit.change is None
     assert edit.true_mask[32:64, 32:64].all() and edit.true_mask[2:-2, 2:-2].sum() == 32 * 32
 
 

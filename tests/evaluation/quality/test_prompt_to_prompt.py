@@ -54,7 +54,7 @@ def test_unchanged_tokens_by_hand():
 def test_attention_is_taken_from_the_source_for_its_share_of_steps():
     layer = Attention(8, heads=2, dim_head=4, cross_attention_dim=6).eval()
     hidden, text = torch.randn(4, 9, 8), torch.randn(4, 3, 6)
-    control = AttentionControl([(0, 0), (2, 1)], cross=2, own=1)
+    control = AttentionControl([(0, 0), (2, 1)], cross_attention=2, self_attention=1)
 
     def maps(context: torch.Tensor) -> torch.Tensor:
         query, key = (layer.head_to_batch_dim(t) for t in (layer.to_q(hidden), layer.to_k(context)))

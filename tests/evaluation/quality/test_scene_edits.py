@@ -59,13 +59,13 @@ def test_the_truth_holds_every_pixel_that_differs(kind):
 @needs_font
 def test_only_opened_sources_have_a_truth(words):
     for edit in scene_edits.sample_edits(32, 64, words, CHANGE_KINDS):
-        assert edit.whole is (edit.kind in scene_edits.GLOBAL_KINDS)
-        assert (edit.true_mask is None) is (edit.whole or edit.picture is None)
+        assert edit.is_global is (edit.kind in scene_edits.GLOBAL_KINDS)
+        assert (edit.true_mask is None) is (edit.is_global or edit.picture is None)
 
 
 @pytest.mark.slow
 def test_a_small_vocabulary_is_kept_to(monkeypatch):
-    monkeypatch.setattr(scene_edits, "_TRIES", 300)
+    monkeypatch.setattr(scene_edits, "_MAX_ATTEMPTS", 300)
     few = {*OBJECT, *BACKGROUND, *"a an and the on in at under mountains there is picture of".split()}
     said = scene_edits.available_kinds(few.__contains__)
     assert set(said) == {"swap", "insert", "delete", "background"}
