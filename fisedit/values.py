@@ -211,6 +211,16 @@ class EditMask:
         """Share of latent cells inside, 0 to 1."""
         return float(self.grid.mean())
 
+    @property
+    def heat(self) -> NDArray[np.float32] | None:
+        """`heatmap`, by the name that it had in 0.1.0."""
+        return self.heatmap
+
+    @property
+    def others(self) -> BoolGrid | None:
+        """`other_objects`, by the name that it had in 0.1.0."""
+        return self.other_objects
+
     def image(self) -> Image:
         """The mask at canvas size: mode "L", 255 inside, 0 outside, [8h, 8w] pixels."""
         from PIL import Image as PIL

@@ -12,3 +12,9 @@ def test_a_first_step_s_strength_gives_that_step_again(steps):
     strengths = [strength_for_start(start, steps) for start in range(steps)]
     assert all(0 < strength <= 1 for strength in strengths)
     assert [first_step(strength, steps) for strength in strengths] == list(range(steps))
+
+
+def test_a_masks_former_names_are_those_of_its_maps():
+    heatmap, cells = np.ones((2, 2), np.float32), np.eye(2, dtype=bool)
+    mask = EditMask(cells, MaskSource.ATTENTION, heatmap=heatmap, other_objects=~cells)
+    assert (mask.heat == heatmap).all() and (mask.others == ~cells).all()
