@@ -106,11 +106,13 @@ class Config:
 
     Args:
         start: a folder with a pipeline whose weights are trained on wherever they have the right shape, "" for none.
+        start_without: what is initialised anew all the same: "text_encoder", or parts of the names of UNet weights.
         products: what convolutions multiply on a CPU: "fp32", or "bf16" where the CPU is fast at it (sums stay fp32).
     """
 
     seed: int
     start: str
+    start_without: tuple[str, ...]
     scenes: Scenes
     autoencoder: Autoencoder
     decoder: Decoder
@@ -135,6 +137,7 @@ def load_config(path: Path) -> Config:
     return Config(
         seed=table.get("seed", 0),
         start=table.get("start", ""),
+        start_without=tuple(table.get("start_without", ())),
         scenes=_build(Scenes, table.get("scenes", {})),
         autoencoder=_stage(Autoencoder, table, "autoencoder"),
         decoder=_stage(Decoder, table, "decoder"),

@@ -52,9 +52,11 @@ class DenoiserStage:
         unet = build_unet(config.denoiser, scenes.means.shape[-1])
         self.maps = record_cross_attention(unet)
         if config.start:
-            adopt(unet, UNet2DConditionModel.from_pretrained(config.start, subfolder="unet").state_dict())
+            weights = UNet2DConditionModel.from_pretrained(config.start, subfolder="unet").float().state_dict()
+            left_out = config.start_without
+            adopt(unet, {name: weight for name, weight in weights.items() if not any(part in name for part in left_out)})
         text_encoder = build_text_encoder(config.denoiser)
-        if (Path(config.start) / "text_encoder").is_dir():
+        if "text_encoder" not in config.start_without and (Path(config.start) / "text_encoder").is_dir():
             adopt_words(text_encoder, Path(config.start))
         parts: dict[str, nn.Module] = {"text_encoder": text_encoder, "unet": unet}
         self.model: nn.Module = nn.ModuleDict(parts).to(device)
