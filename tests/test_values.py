@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from fisedit.values import first_step, strength_for_start
+from fisedit.values import EditMask, MaskSource, first_step, strength_for_start
 
 
 @pytest.mark.parametrize("steps", [1, 5, 10, 25, 999])

@@ -106,19 +106,19 @@ class Config:
 
     Args:
         start: a folder with a pipeline whose weights are trained on wherever they have the right shape, "" for none.
-        start_without: what is initialised anew all the same: "text_encoder", or parts of the names of UNet weights.
         products: what convolutions multiply on a CPU: "fp32", or "bf16" where the CPU is fast at it (sums stay fp32).
+        start_without: what is initialised anew all the same: "text_encoder", or parts of the names of UNet weights.
     """
 
     seed: int
     start: str
-    start_without: tuple[str, ...]
     scenes: Scenes
     autoencoder: Autoencoder
     decoder: Decoder
     closeups: CloseUps
     denoiser: Denoiser
     products: str = "fp32"
+    start_without: tuple[str, ...] = ()
 
 
 T = TypeVar("T")

@@ -52,9 +52,9 @@ class DenoiserStage:
         unet = build_unet(config.denoiser, scenes.means.shape[-1])
         self.maps = record_cross_attention(unet)
         if config.start:
-            weights = UNet2DConditionModel.from_pretrained(config.start, subfolder="unet").float().state_dict()
-            left_out = config.start_without
-            adopt(unet, {name: weight for name, weight in weights.items() if not any(part in name for part in left_out)})
+            known = UNet2DConditionModel.from_pretrained(config.start, subfolder="unet").float().state_dict()
+            excluded = {name for name in known for part in config.start_without if part in name}
+            adopt(unet, {name: known[name] for name in known.keys() - excluded})
         text_encoder = build_text_encoder(config.denoiser)
         if "text_encoder" not in config.start_without and (Path(config.start) / "text_encoder").is_dir():
             adopt_words(text_encoder, Path(config.start))

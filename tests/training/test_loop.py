@@ -155,6 +155,17 @@ def test_a_run_can_start_from_another_pipeline(pictures: Pictures, tmp_path: Pat
         assert torch.isfinite(started.losses(0)["loss"])
 
 
+def test_parts_of_the_start_can_be_left_out(tmp_path: Path) -> None:
+    unet, autoencoder = build_unet(CONFIG.denoiser, 16), small_autoencoder()
+    unet.save_pretrained(tmp_path / "unet")
+    scenes = encode_scenes(autoencoder, 1, 2, close=True)
+    config = replace(CONFIG, start=str(tmp_path), start_without=("attn2.to_q",))
+    started = DenoiserStage(config, PLAN, autoencoder, scenes, scenes, CPU).model.get_submodule("unet").state_dict()
+    known = unet.state_dict()
+    changed = {name for name in known if not torch.equal(known[name], started[name].reshape(known[name].shape))}
+    assert changed == {name for name in started if "attn2.to_q" in name}
+
+
 def test_a_phase_takes_batches_of_its_own_plan() -> None:
     autoencoder, sizes = small_autoencoder(), []
     scenes = encode_scenes(autoencoder, 1, 2, close=True)
