@@ -9,12 +9,15 @@ import ipaddress
 import os
 import re
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from signal import SIGTERM, signal
+from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, Any
 
 from fisedit.errors import InputError
@@ -121,6 +124,8 @@ def environment(*, offline: bool) -> Iterator[Path]:
 
     from fisedit.storage.canvas import MAX_PIXELS
 
+    if current_thread() is main_thread():
+        signal(SIGTERM, lambda *_: sys.exit(128 + SIGTERM))  # so that what follows `with` runs, too
     with tempfile.TemporaryDirectory(prefix="fisedit-app-") as folder:
         uploads = Path(folder).resolve()
         os.environ.update(_ENVIRONMENT | {"GRADIO_TEMP_DIR": str(uploads)})

@@ -21,7 +21,7 @@ from fisedit.errors import AdapterError, InputError, SessionError
 from fisedit.history import EditResult, History
 from fisedit.masking.localize import DEFAULT_METHOD, MaskOptions, change_heatmap
 from fisedit.masking.masks import count_components
-from fisedit.models.device import memory_bytes
+from fisedit.models.device import default_torch_state, memory_bytes
 from fisedit.models.loader import load
 from fisedit.models.paths import absolute_name, expand_home
 from fisedit.models.stopwatch import Stopwatch
@@ -258,6 +258,7 @@ class Editor:
         adapter = load_adapter(source, local_files_only=local_files_only)
         self._engine.references.load(adapter, _absolute_path(source), scale)
 
+    @default_torch_state()
     def calibrate(
         self, seconds: float = 20.0, *, size: int | None = None, on_step: OnStep | None = None
     ) -> Mapping[str, Any]:
@@ -479,8 +480,9 @@ class Editor:
         Raises:
             InputError: not as many masks as prompts; the other errors as in `edit`. Results made before stay.
         """
-        if isinstance(prompts, str):
-            raise InputError(f"prompts must be a list of texts, got the text {prompts!r:.80}; put it into a list")
+        for name, given in (("prompts", prompts), ("masks", masks)):
+            if isinstance(given, str) or not isinstance(given, Sequence | np.ndarray):
+                raise InputError(f"{name} must be a list, got {type(given).__name__} {given!r:.80}; put it into a list")
         if len(prompts) != len(masks):
             raise InputError(f"masks must be as many as prompts, {len(prompts)}, got {len(masks)}")
         return self._pipeline.run_many(
@@ -623,6 +625,7 @@ class Editor:
         plan = self._pipeline.planner.plan_source(request, self._pipeline.encode(request))
         return self._pipeline.run(request, plan)
 
+    @default_torch_state()
     def attention(self, prompt: str) -> NDArray[np.float32]:
         """Heatmap of the words that would change in the current picture; no UNet call is spent.
 
@@ -644,8 +647,15 @@ class Editor:
         return change_heatmap(self._engine, source, request.config, text.keys, request.script)
 
     def metadata(self, result: EditResult | None = None) -> Metadata:
-        """How a result, the current one without it, was made, for its picture's file."""
-        lineage = self.history.lineage((result or self.current).id)
+        """How a result, the current one without it, was made, for its picture's file.
+
+        Raises:
+            SessionError: the result is not one of this editor's.
+        """
+        result = result or self.current
+        if self.history.find(result.id) is not result:
+            raise SessionError(f"result {result.id} was made by another editor; ask that one")
+        lineage = self.history.lineage(result.id)
         return provenance.to_metadata(
             provenance.make_origin(lineage, self.model, self._dtype, self.pipe.unet.device.type)
         )

@@ -56,7 +56,13 @@ class EditResult:
         return self.painted or self.image
 
     def changed_outside(self, parent: EditResult) -> int:
-        """The number of pixels outside the mask that differ from the parent's; 0 if the engine is correct."""
+        """The number of pixels outside the mask that differ from the parent's; 0 if the engine is correct.
+
+        Raises:
+            SessionError: a picture of another size, which no edit of it can have.
+        """
+        if parent.size != self.size:
+            raise SessionError(f"parent must have this result's {self.size} pixels, got {parent.size}; pass its parent")
         different = np.asarray(parent.image) != np.asarray(self.image)
         pixels = different if different.ndim == 2 else different.any(axis=2)
         return int((pixels & ~cell_pixels(self.mask.grid, self.image.size)).sum())
@@ -113,11 +119,12 @@ class History(Sequence[EditResult]):
         """Append a result and make it the current one."""
         self._results[result.id] = result
         self._next = max(self._next, int(result.id) + 1)
-        return self.checkout(result.id)
+        self.checkout(result.id)
+        return result
 
     def find(self, result_id: str) -> EditResult:
         """A result. Raises SessionError where there is no such."""
-        if result_id not in self._results:
+        if not isinstance(result_id, str) or result_id not in self._results:
             raise SessionError(f"no result {result_id!r} in this session; it has {', '.join(self._results) or 'none'}")
         return self._results[result_id]
 
@@ -203,8 +210,10 @@ class History(Sequence[EditResult]):
 
     def lineage(self, result_id: str) -> list[EditResult]:
         """From the source to the result."""
-        result = self._results[result_id]
-        return [*(self.lineage(result.parent) if result.parent is not None else []), result]
+        results = [self._results[result_id]]
+        while (parent := results[-1].parent) is not None:
+            results.append(self._results[parent])
+        return results[::-1]
 
     @overload
     def __getitem__(self, index: int) -> EditResult: ...

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fisedit.errors import SessionError
+from fisedit.errors import ModelError, SessionError
 from fisedit.history import EditResult, History
 from fisedit.masking.drift_check import DriftDetected, plan_check
 from fisedit.masking.localize import describe_source, restrict_to_words, shared_tokens
 from fisedit.masking.text_diff import diff
-from fisedit.models.device import device_and_dtype
+from fisedit.models.device import default_torch_state, device_and_dtype, weight_versions
 from fisedit.models.injection import exclusive
 from fisedit.models.prompt_weighting import parse
 from fisedit.models.vae import encode, preview
@@ -92,7 +92,7 @@ class EditPipeline:
     def __init__(self, pipe: StableDiffusionPipeline, cache: TrajectoryCache, graphs: Graphs) -> None:
         self.engine, self.cache, self.history = Engine(pipe, graphs, cache.max_bytes), cache, History()
         self.planner = Planner(self.engine)
-        self._placement: tuple[torch.device, torch.dtype] | None = None
+        self._recorded_with: object = None
 
     def beside(self, history: History | None = None, references: dict[str, Image] | None = None) -> EditPipeline:
         """Another one with the same model, graphs and adapters, and a cache of its own; arguments as in
@@ -110,18 +110,24 @@ class EditPipeline:
         return diff_prompts(old, new, self.engine.pipe.tokenizer)
 
     def _refresh(self) -> None:
-        """Read the model's LoRAs, dtype and device again; another dtype or device drops what was recorded.
+        """Read the model's LoRAs, placement and scheduler again; a model that is another one drops what was recorded.
 
         Raises:
-            ModelError: the parts of the pipeline differ in dtype or device.
+            ModelError: the parts of the pipeline differ in dtype or device, or one was taken out.
         """
-        placement = device_and_dtype(self.engine.pipe)
-        if self._placement not in (None, placement):
+        pipe = self.engine.pipe
+        if pipe.unet is not self.engine.executor.unet:
+            raise ModelError("the pipeline has another UNet than this editor was made for; make a new Editor(pipe)")
+        placement, weights = device_and_dtype(pipe), weight_versions(pipe)
+        if pipe.scheduler is None:
+            raise ModelError("a pipeline must have a scheduler, got None; set pipe.scheduler")
+        model = placement, weights, pipe.vae, pipe.text_encoder, dict(pipe.scheduler.config)
+        if self._recorded_with not in (None, model):
             self.cache = TrajectoryCache(self.cache.max_bytes)
             self.engine.references.forget()
-        if self._placement != placement or self.engine.table is None:  # it may have been measured since
-            self.engine.table = cost_store.load_table(self.engine.pipe)
-        self._placement = placement
+        if self._recorded_with != model or self.engine.table is None:  # it may have been measured since
+            self.engine.table = cost_store.load_table(pipe)
+        self._recorded_with = model
         self.engine.refresh()
 
     def request_source(
@@ -203,6 +209,7 @@ class EditPipeline:
         source_references = self.history.lineage(self.history.current.id)[0].config.like
         return tuple(entry for entry in source_references if entry.adapter in references.adapters)
 
+    @default_torch_state()
     def plan(self, request: EditRequest) -> EditPlan:
         """Where an edit goes and how it will run; what was recorded is rebuilt for it where it is gone."""
         if reason := request.unchanged_reason:
@@ -214,6 +221,7 @@ class EditPipeline:
         notes = (f"results rebuilt first, as their features were gone: {rebuilt}",) if rebuilt else ()
         return replace(plan, notes=plan.notes + notes)
 
+    @default_torch_state()
     def run(self, request: EditRequest, plan: EditPlan) -> EditResult:
         """Run a plan, and once more with a larger mask where the change leaves the first; keep the result."""
         with self.history.mark_in_use(request.parent):
@@ -226,6 +234,7 @@ class EditPipeline:
                 return self.run(request, self.planner.widen(request, plan, drift))
             return self.add_result(request, plan, output)
 
+    @default_torch_state()
     def run_many(self, requests: Sequence[EditRequest]) -> tuple[EditResult, ...]:
         """Several edits of the current result, which stays the current one; in batches where possible."""
         parent = self.history.current
@@ -258,6 +267,7 @@ class EditPipeline:
                 if self.engine.can_batch(self.source(jobs[batch[0]][0])[0], edits):
                     yield batch
 
+    @default_torch_state()
     def encode(self, request: EditRequest) -> EncodedPrompt:
         """Encode the prompt; says so where the encoder cannot read all of it."""
         pipe, config = self.engine.pipe, request.config
@@ -344,6 +354,7 @@ class EditPipeline:
         with request.stopwatch.stage("decode"), torch.inference_mode():
             return RenderOutput(trajectory, canvas, decode(pipe.vae, clean)[1])
 
+    @default_torch_state()
     def render_dense(self, request: EditRequest) -> Image:
         """What a dense run makes of a request from where its parent's trajectory begins; nothing is recorded."""
         prompt, config = self.encode(request), request.config
@@ -396,43 +407,45 @@ class EditPipeline:
             image = image if is_canvas(request.picture, image.size) else request.picture
         elif parent and parent.painted:
             image = paste_edit(parent.image, image, plan.mask.grid)
-        result = EditResult(
-            id=self.history.next_id(),
-            parent=parent.id if parent else None,
-            config=request.config,
-            image=image,
-            mask=plan.mask,
-            diff=request.script,
-            stats=stats,
-            growth=plan.dilation,
-            painted=output.image if output.image is not image else None,
-            structure=float(request.structure) if plan.dilation else 0.0,
-            start=request.start,
-            checked=plan.check is not None,
-        )
-        self._cache(result, output)
-        return self.history.add(result)
+        with exclusive(self.history):
+            result = EditResult(
+                id=self.history.next_id(),
+                parent=parent.id if parent else None,
+                config=request.config,
+                image=image,
+                mask=plan.mask,
+                diff=request.script,
+                stats=stats,
+                growth=plan.dilation,
+                painted=output.image if output.image is not image else None,
+                structure=float(request.structure) if plan.dilation else 0.0,
+                start=request.start,
+                checked=plan.check is not None,
+            )
+            self._cache(result, output)
+            return self.history.add(result)
 
     def add_unchanged(self, request: EditRequest, plan: EditPlan) -> EditResult:
         """The parent's picture, byte for byte, without a UNet call; and its prompt, for that is what it shows."""
         assert request.parent is not None
-        parent, identifier = request.parent, self.history.next_id()
+        parent = request.parent
         mask = EditMask(np.zeros_like(parent.mask.grid), MaskSource.NOWHERE)
         empty_plan = EditPlan(mask, notes=(f"nothing was edited: {plan.skip_reason}",))
         dense = self.planner.costs(request.config).dense(0)
         stats = replace(self._stats(request, empty_plan, 0, 0), macs_dense=dense, steps_shared=0)
-        result = EditResult(
-            id=identifier,
-            parent=parent.id,
-            config=parent.config,
-            image=parent.image,
-            mask=mask,
-            diff=request.script,
-            stats=stats,
-            painted=parent.painted,
-        )
-        self.cache.share(parent.id, result.id)
-        return self.history.add(result)
+        with exclusive(self.history):
+            result = EditResult(
+                id=self.history.next_id(),
+                parent=parent.id,
+                config=parent.config,
+                image=parent.image,
+                mask=mask,
+                diff=request.script,
+                stats=stats,
+                painted=parent.painted,
+            )
+            self.cache.share(parent.id, result.id)
+            return self.history.add(result)
 
     def _cache(self, result: EditResult, output: RenderOutput) -> None:
         base = result.parent if result.growth or result.start else None
@@ -464,6 +477,7 @@ class EditPipeline:
         assert request.parent is not None
         return self.cache.get(request.parent.id)
 
+    @default_torch_state()
     def restore(self, request: EditRequest) -> int:
         """Rebuild what was recorded with the parent, from the nearest result still cached; how many were rebuilt."""
         assert request.parent is not None

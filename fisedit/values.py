@@ -192,11 +192,11 @@ class EditMask:
         other_objects: cells [h, w] of things that stay, where words tell, or None.
     """
 
-    grid: BoolGrid
+    grid: BoolGrid = field(repr=False)
     source: MaskSource
     confidence: float = 1.0
-    heatmap: NDArray[np.float32] | None = None
-    other_objects: BoolGrid | None = None
+    heatmap: NDArray[np.float32] | None = field(default=None, repr=False)
+    other_objects: BoolGrid | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Copy the arrays to memory that nothing can write to."""

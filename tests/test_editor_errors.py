@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import FrozenInstanceError
+from functools import partial
 from io import BytesIO
 from threading import Thread
 
@@ -284,6 +287,68 @@ def test_a_pipeline_of_another_dtype_is_noticed(name):
     again = editor.edit(DOG, mask=SQUARE, growth=1)
     assert edited.changed_outside(source) == again.changed_outside(source) == 0
     assert edited.stats.unet_evaluations_sparse and again.image.tobytes() != source.image.tobytes()
+
+
+def _other_schedule(pipe):
+    pipe.scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config, beta_end=0.02)
+
+
+def _other_weights(pipe):
+    with torch.no_grad():
+        pipe.unet.conv_in.weight.mul_(0.9)
+
+
+def _other_vae(pipe):
+    pipe.vae = build_pipeline("shallow", seed=3).vae
+
+
+@pytest.mark.parametrize("change", [_other_schedule, _other_weights, _other_vae])
+def test_what_another_model_recorded_is_not_read(change):
+    pipe = build_pipeline("shallow")
+    editor = Editor(pipe)
+    editor.generate(CAT, **QUICK)
+    change(pipe)
+    edited = editor.edit(DOG, mask=SQUARE, growth=1)
+    assert any("rebuilt" in note for note in edited.stats.notes)
+    editor.checkout("0")
+    editor.forget()
+    assert editor.edit(DOG, mask=SQUARE, growth=1).image.tobytes() == edited.image.tobytes()
+
+
+@pytest.mark.parametrize(("part", "other"), [("unet", "another UNet"), ("scheduler", "scheduler"), ("vae", "no VAE")])
+def test_a_part_that_was_taken_out_is_told(part, other):
+    pipe = build_pipeline("shallow")
+    editor = Editor(pipe)
+    editor.generate(CAT, **QUICK)
+    setattr(pipe, part, None)
+    with pytest.raises(ModelError, match=other):
+        editor.edit(DOG, mask=SQUARE)
+
+
+@pytest.mark.parametrize("state", [partial(torch.autocast, "cpu", torch.bfloat16), partial(torch.device, "meta")])
+def test_what_the_caller_set_for_its_thread_changes_nothing(state):
+    pictures = []
+    for context in (nullcontext, state):
+        editor = Editor(build_pipeline("shallow"))
+        with context():
+            editor.generate(CAT, **QUICK)
+            pictures += [editor.edit(DOG, mask=SQUARE).image.tobytes(), editor.preview(BIRD).mask.grid.tobytes()]
+    assert pictures[:2] == pictures[2:]
+
+
+def test_threads_that_edit_at_once_lose_no_result(editor):
+    editor.generate(CAT, **QUICK)
+    with ThreadPoolExecutor(4) as threads:
+        made = list(threads.map(editor.edit, [CAT] * 100))
+    assert len({result.id for result in made}) == 100 and len(editor.history) == 101
+
+
+def test_metadata_of_another_editors_result_are_refused(editor):
+    editor.generate(CAT, **QUICK)
+    other = editor.beside()
+    other.generate(DOG, **QUICK)
+    with pytest.raises(SessionError, match="another editor"):
+        editor.metadata(other.current)
 
 
 @pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from PIL import Image
 
-from fisedit.history import EditResult
+from fisedit.errors import SessionError
+from fisedit.history import EditResult, History
 from fisedit.storage.canvas import canvas_size, paste_edit
 from fisedit.values import EditMask, MaskSource, cell_pixels
 
@@ -60,3 +64,23 @@ def test_a_pixel_belongs_to_the_cell_that_its_centre_lies_in():
             for y in range(height)
         ]
         assert np.array_equal(cell_pixels(grid, (width, height)), exact)
+
+
+def test_a_lineage_may_be_longer_than_the_stack():
+    history, first = History(), result(Image.new("RGB", (8, 8)), np.ones((1, 1), bool))
+    count = sys.getrecursionlimit() + 10
+    for number in range(count):
+        history.add(replace(first, id=str(number), parent=str(number - 1) if number else None))
+    assert [one.id for one in history.lineage(str(count - 1))] == [str(number) for number in range(count)]
+
+
+def test_what_is_no_id_is_refused_in_one_line():
+    for wrong in ([], 0, None, "7"):
+        with pytest.raises(SessionError, match="no result"):
+            History().checkout(wrong)
+
+
+def test_a_parent_of_another_size_is_refused():
+    one, other = (result(Image.new("RGB", (side, side)), np.ones((1, 1), bool)) for side in (8, 16))
+    with pytest.raises(SessionError, match="pass its parent"):
+        one.changed_outside(other)

@@ -42,6 +42,7 @@ app.add_typer(bench, name="bench")
 def main() -> None:
     """Run the command line. Every error is one line on stderr; a traceback only with --debug."""
     keep_freed_memory()
+    console.escape_unprintable_text()
     arguments = sys.argv[1:] or ["--help"]
     debug = "--debug" in arguments
     if debug:

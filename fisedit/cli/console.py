@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fisedit.batch.values import one_line
@@ -63,11 +64,20 @@ def print_error_line(code: str, message: str, status: int) -> int:
         `status`.
     """
     line = "".join(character if character.isprintable() else " " for character in " ".join(message.split()))
+    if sys.stderr is None:  # the process was started without: only the status remains
+        return status
     try:
         print(f"error[{code}]: {line}", file=sys.stderr)  # noqa: T201
     except OSError:  # stderr is closed: only the status remains
         discard_output(sys.stderr)
     return status
+
+
+def escape_unprintable_text() -> None:
+    """Escape what a terminal's or a pipe's encoding lacks, instead of failing once the work is done."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # None in a process that was started without
+            stream.reconfigure(errors="backslashreplace")
 
 
 def discard_output(stream: TextIO) -> None:

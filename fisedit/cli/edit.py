@@ -68,7 +68,7 @@ def generate(
     files.check_image_path(output, reference)
     files.check_trace_path(trace)
     if session is not None:
-        session_folder.check_new(session, output, overwrite=overwrite)
+        session_folder.check_new(session, output, trace, overwrite=overwrite)
     from fisedit import Editor
 
     with console.progress("Generating") as on_step:
@@ -138,7 +138,7 @@ def edit(
     files.check_image_path(output, mask, protect, picture, origin, reference)
     files.check_trace_path(trace)
     if session is not None:
-        session_folder.check_output(session, output)
+        session_folder.check_outputs(session, output, trace)
         context.with_resource(session_folder.lock(session))
     opened = _read_image(picture or origin)
     from fisedit.storage.images import read_mask

@@ -14,10 +14,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count
+from numbers import Real
 from pathlib import Path
 from statistics import mean, median
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -80,8 +81,10 @@ class CalibrationSettings:
     size: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seconds < float("inf"):
-            raise InputError(f"seconds must be 0 or more, got {self.seconds}; 20 is usual")
+        seconds: Any = self.seconds
+        is_number = isinstance(seconds, Real)
+        if not is_number or not 0 <= seconds < float("inf"):
+            raise InputError(f"seconds must be a number, 0 or more, got {seconds!r}; 20 is usual")
 
 
 def calibrate(
@@ -103,7 +106,7 @@ def calibrate(
     """
     began, trial = clock(), _Trial(pipeline.beside(), on_step)
     native = int(pipeline.engine.pipe.unet.config.sample_size) * LATENT_FACTOR
-    size = settings.size or min(native, LARGEST)
+    size = _config(min(native, LARGEST) if settings.size is None else settings.size, len(PATTERN)).width  # checked
     trial.source(_config(max(64, size // 2 // LATENT_FACTOR * LATENT_FACTOR), 2), warm=False)
     trial.source(_config(size, len(PATTERN)), warm=True)
     for done, (area, discs) in enumerate(_shapes()):

@@ -23,6 +23,7 @@ from fisedit.diagnosis.kernel_checks import ALLOWED, check_kernels
 from fisedit.diagnosis.layer_times import slow_layers
 from fisedit.models.device import memory_bytes
 from fisedit.models.machine import available_bytes, cpu_model, num_cores, this_machine
+from fisedit.models.paths import expand_home
 from fisedit.sparse import cost_store
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def _gpu(device: torch.device) -> dict[str, Any]:
 
 def _disk() -> list[dict[str, Any]]:
     """Free bytes where records and tables are kept."""
-    places = {"temporary files": Path(tempfile.gettempdir()), "home": Path.home()}
+    places = {"temporary files": Path(tempfile.gettempdir()), "home": expand_home("~")}
     return [{"place": name, "free": shutil.disk_usage(path).free} for name, path in places.items() if path.is_dir()]
 
 

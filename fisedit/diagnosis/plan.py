@@ -87,8 +87,9 @@ def _plan(
     )
     grid = shape_mask(settings.areas[0], config.width // LATENT_FACTOR, discs=False)
     sparse = costs.step_seconds(grid, costs.cheapest_dilations(grid))
-    read = page / table.rates["disk read"] if "disk read" in table.rates else float("inf")
-    choices = [RecordPlacement("memory", page, sparse), RecordPlacement("disk", 0, sparse + read)]
+    choices = [RecordPlacement("memory", page, sparse)]
+    if "disk read" in table.rates:
+        choices.append(RecordPlacement("disk", 0, sparse + page / table.rates["disk read"]))
     placed = place_records([choices] * steps, max(0, limit - weights)) or ()
     kept = Counter(one.name for one in placed)
     late = sum(one.seconds - sparse for one in placed)

@@ -99,6 +99,8 @@ def _as_array(mask: object) -> NDArray[Any]:
         return mask.grid
     if isinstance(mask, PILImage):
         return _luminance(mask)
+    if isinstance(mask, np.ma.MaskedArray):
+        mask = mask.filled(0)
     if isinstance(mask, np.ndarray):
         return mask[..., 0] if mask.ndim == 3 and mask.shape[-1] == 1 else mask
     raise MaskError(f"mask must be a PIL image, a numpy array or an EditMask, got {type(mask).__name__}; convert it")

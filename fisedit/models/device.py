@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -50,9 +51,11 @@ def device_and_dtype(pipe: StableDiffusionPipeline) -> tuple[torch.device, torch
         pipe: The model.
 
     Raises:
-        ModelError: Its UNet, VAE and text encoder differ in them.
+        ModelError: Its UNet, VAE and text encoder differ in them, or one is missing.
     """
     parts = {"UNet": pipe.unet, "VAE": pipe.vae, "text encoder": pipe.text_encoder}
+    if missing := [name for name, part in parts.items() if part is None]:
+        raise ModelError(f"a pipeline must have a UNet, a VAE and a text encoder, got no {missing[0]}; load it whole")
     first = {name: next(part.parameters()) for name, part in parts.items()}
     found = {name: (weight.device, weight.dtype) for name, weight in first.items()}
     if len(set(found.values())) > 1:
@@ -61,6 +64,32 @@ def device_and_dtype(pipe: StableDiffusionPipeline) -> tuple[torch.device, torch
         )
         raise ModelError(f"a pipeline must have one dtype and device, got {got}; move all of it by pipe.to(...)")
     return found["UNet"]
+
+
+def weight_versions(pipe: StableDiffusionPipeline) -> int:
+    """A number that changes when the model's weights are written to in place; LoRAs' do not count.
+
+    Args:
+        pipe: The model.
+    """
+    return sum(
+        weight._version  # noqa: SLF001 (torch's counter of writes)
+        for part in (pipe.unet, pipe.vae, pipe.text_encoder)
+        for name, weight in part.named_parameters()
+        if "lora_" not in name and not weight.is_inference()
+    )
+
+
+@contextmanager
+def default_torch_state() -> Iterator[None]:
+    """Switch off what the caller may have set for its thread: autocast, and another default device than the CPU."""
+    with ExitStack() as stack:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        yield
 
 
 def to_pinned_memory(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

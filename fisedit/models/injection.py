@@ -39,12 +39,12 @@ def _lock_of(owner: object) -> Any:
 
 @contextmanager
 def exclusive(*owners: object) -> Iterator[None]:
-    """Let one thread at a time use models or tokenizers, which keep state and may be shared by editors in threads.
+    """Let one thread at a time use models, tokenizers or histories, which keep state and may be shared by editors.
 
-    Re-entrant. Several are locked in this order: UNet, autoencoder, text encoder, tokenizer.
+    Re-entrant. Several are locked in this order: UNet, autoencoder, text encoder, tokenizer, history.
 
     Args:
-        owners: the root modules or tokenizers to lock, compared by identity.
+        owners: the root modules, tokenizers or histories to lock, compared by identity.
     """
     with ExitStack() as stack:
         for owner in owners:

@@ -19,7 +19,7 @@ from torch import nn
 
 from fisedit.errors import ModelError, NumericsError
 from fisedit.models import validation as checks
-from fisedit.models.device import choose_device, choose_dtype
+from fisedit.models.device import choose_device, choose_dtype, default_torch_state
 from fisedit.models.paths import CONFIG_PATTERNS, demo_folder, download_files, download_model, locate
 from fisedit.models.weight_files import Shapes, check_vocabulary, read_json, read_shapes, weights_file
 
@@ -34,6 +34,7 @@ _OLD_NAMES = {".query.": ".to_q.", ".key.": ".to_k.", ".value.": ".to_v.", ".pro
 """Names of an autoencoder's attention weights in older files -> today's; diffusers reads both."""
 
 
+@default_torch_state()
 def load(
     model: str | Path,
     *,

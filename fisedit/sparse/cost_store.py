@@ -1,6 +1,7 @@
 """Cost tables on disk: one JSON file a machine, version of torch, architecture and dtype, in the user's cache folder.
 
 FISEDIT_COSTS names another folder; 0 switches tables off, so that estimates and choices come from built-in constants.
+Where no home folder is known they lie among the temporary files.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fisedit.models.machine import this_machine
+from fisedit.models.paths import expand_home
 from fisedit.sparse.cost_table import NO_MAP, CostTable, from_dict
 from fisedit.storage import files
 
@@ -42,9 +45,9 @@ def folder() -> Path | None:
     if given == "0":
         return None
     if given:
-        return Path(given)
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 (pathlib's raises)
-    return Path(cache) / "fisedit" / "costs"
+        return expand_home(given)
+    cache = expand_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return (cache if cache.is_absolute() else Path(tempfile.gettempdir())) / "fisedit" / "costs"
 
 
 def describe(pipe: StableDiffusionPipeline) -> dict[str, Any]:
@@ -79,15 +82,17 @@ def load_table(pipe: StableDiffusionPipeline, dtype: str | None = None) -> CostT
         dtype: torch's name of the precision; None for the model's own.
     """
     about = describe(pipe)
-    path = table_path(about | {"dtype": dtype or about["dtype"]})
-    if path is None or not path.is_file():  # a pipe or a device would never end
-        return None
+    about["dtype"] = dtype or about["dtype"]
+    path = table_path(about)
     try:
+        if path is None or not path.is_file():  # a pipe or a device would never end
+            return None
         table = from_dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, *_DAMAGED):
         return None
     levels = len(pipe.unet.config.block_out_channels)
-    return table if all(NO_MAP <= level < levels for _, _, level in table.curves) else None
+    own = all(table.about.get(key) == value for key, value in json.loads(json.dumps(about)).items())
+    return table if own and all(NO_MAP <= level < levels for _, _, level in table.curves) else None
 
 
 def check_table_path(pipe: StableDiffusionPipeline) -> None:

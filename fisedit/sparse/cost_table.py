@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from statistics import median
 from typing import Any
 
@@ -19,6 +20,9 @@ VERSION = 2
 
 SAME_WORK_RATIO = 1.1
 """Works that differ by less than this factor are one point."""
+
+MAX_NUMBER = 1e15
+"""Of seconds, work and bytes in a table's file."""
 
 Key = tuple[str, str, int]
 """(run, kind of layer, level)."""
@@ -152,21 +156,24 @@ def from_dict(value: Mapping[str, Any]) -> CostTable:
         curve = Curve(_numbers(row["works"]), _numbers(row["seconds"]))
         if len(curve.works) != len(curve.seconds) or not curve.works or list(curve.works) != sorted(set(curve.works)):
             raise ValueError(f"works must ascend, one for each of seconds, got {row}")
-        curves[str(row["run"]), str(row["kind"]), int(row["level"])] = curve
-    if not {"dense", "sparse"} <= {run for run, _, _ in curves}:
-        raise ValueError("dense and sparse steps must have curves")
+        curves[str(row["run"]), str(row["kind"]), index(row["level"])] = curve
+    if not {"dense", "sparse"} <= {run for (run, _, _), curve in curves.items() if any(curve.seconds)}:
+        raise ValueError("dense and sparse steps must have curves, and take seconds")
     about, (rates, layers) = dict(value["about"]), (value[name].items() for name in ("rates", "layers"))
-    _numbers((about["record_bytes"], about["pixels"], *(rate for _, rate in rates)), minimum=1)
+    _numbers((about["record_bytes"], *(rate for _, rate in rates)), minimum=1)
+    if about["pixels"] not in range(64, 2049, 8):
+        raise ValueError(f"pixels must be 64 to 2048, divisible by 8, got {about['pixels']!r}")
     _numbers(seconds for _, seconds in layers)
     return CostTable(curves, about, dict(rates), dict(layers))
 
 
 def _numbers(values: Iterable[Any], minimum: float = 0) -> tuple[float, ...]:
-    """Numbers that are finite and not less than another. Raises ValueError for others."""
-    found = tuple(map(float, values))
-    if not all(minimum <= value < float("inf") for value in found):
-        raise ValueError(f"numbers must be {minimum} or more, got {found}")
-    return found
+    """Numbers of which sums, products and slopes are finite: 0, or not near it, and bounded. Raises ValueError."""
+    found = tuple(values)
+    for value in found:
+        if type(value) not in (int, float) or not (minimum <= value <= MAX_NUMBER and (value == 0 or value > 1e-12)):
+            raise ValueError(f"numbers must be {minimum} to {MAX_NUMBER:g}, got {value!r}")
+    return tuple(map(float, found))
 
 
 def step_work(kind: str, level: int, rows: Sequence[int], sizes: Sequence[int], batch: int) -> float:

@@ -89,6 +89,8 @@ def check_trace_path(path: Path | None) -> None:
         InputError: Another suffix, or as `check_file_path`.
     """
     _check_suffix(path, "trace", (".json",))
+    if path is not None and path.name == SESSION_INDEX:
+        raise InputError(f"trace must not be named as a session's index is, got {path}; choose another")
 
 
 def _check_suffix(path: Path | None, what: str, suffixes: tuple[str, ...]) -> None:

@@ -26,34 +26,35 @@ _UNFINISHED = re.compile(r"\.(session|\d+-[0-9a-f]{16}(\.mask|\.canvas)?|referen
 _held: ContextVar[frozenset[tuple[int, int]]] = ContextVar("_held", default=frozenset())
 
 
-def check_output(folder: Path, output: Path) -> None:
-    """Check, before any work, that a session can be written to a folder, and an image beside it.
+def check_outputs(folder: Path, *outputs: Path | None) -> None:
+    """Check, before any work, that a session can be written to a folder, and other files beside it.
 
     Args:
         folder: The session's folder, which need not exist yet.
-        output: The image.
+        outputs: The other files; None passes.
 
     Raises:
-        InputError: The folder cannot be written, or the image is to be in it.
+        InputError: The folder cannot be written, or one of the files is to be in it, or the session in that file.
     """
     check_writable(folder)
-    if output.parent.resolve() == folder.resolve():
-        raise InputError(f"output must not be in the session's folder, got {output}; choose another")
+    for output in outputs:
+        if output is not None and folder.resolve() in (output.parent.resolve(), output.resolve()):
+            raise InputError(f"output must not be in the session's folder, got {output}; choose another")
 
 
-def check_new(folder: Path, output: Path, *, overwrite: bool) -> None:
-    """Check, before any work, that a new session can be written to a folder, and an image beside it.
+def check_new(folder: Path, *outputs: Path | None, overwrite: bool) -> None:
+    """Check, before any work, that a new session can be written to a folder, and other files beside it.
 
     Args:
-        folder: As in `check_output`.
-        output: As in `check_output`.
+        folder: As in `check_outputs`.
+        outputs: As in `check_outputs`.
         overwrite: Whether a session that is there may be replaced.
 
     Raises:
         SessionError: The folder holds a session.
-        InputError: As in `check_output`.
+        InputError: As in `check_outputs`.
     """
-    check_output(folder, output)
+    check_outputs(folder, *outputs)
     if os.path.lexists(folder / SESSION_INDEX) and not overwrite:
         raise SessionError(f"{folder} holds a session, which this would replace; choose another folder, or --overwrite")
 

@@ -114,6 +114,21 @@ def test_a_whole_life(tmp_path):
     assert not any(left.name.startswith("fisedit") for left in tmp_path.iterdir())
 
 
+def test_a_terminated_process_leaves_no_folder(tmp_path):
+    code = """import os, signal, time
+from app.server import environment
+with environment(offline=True) as folder:
+    print(folder, flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(tmp_path)}, stdout=PIPE, text=True, check=False
+    )
+    assert run.returncode == 128 + signal.SIGTERM and run.stdout.startswith(str(tmp_path))
+    assert not any(tmp_path.iterdir())
+
+
 ENDPOINTS = {"/generate", "/open", "/edit", "/preview", "/history"}
 
 

@@ -38,6 +38,20 @@ def test_a_process_without_stdout_has_nothing_to_flush(monkeypatch):
     console.flush()
 
 
+def test_text_that_an_encoding_lacks_is_escaped(monkeypatch, tmp_path):
+    with (tmp_path / "out").open("w", encoding="ascii") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        console.escape_unprintable_text()
+        stream.write("a café")
+    assert (tmp_path / "out").read_text() == "a caf\\xe9"
+
+
+def test_a_process_without_stderr_prints_no_error_elsewhere(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", None)
+    assert console.print_error_line("input", "nothing", 2) == 2
+    assert capsys.readouterr().out == ""
+
+
 def test_rows_of_a_tables_notes_are_single_lines(capsys):
     console._show_notes(["a\nb", "c"])
     assert capsys.readouterr().out.splitlines() == ["note: a b", "note: c"]

@@ -257,6 +257,10 @@ def test_no_picture_is_written_into_a_session(fisedit, tmp_path, held):
     new = ("generate", BEFORE, *SMALL, "--session", "other", "--model", "./nowhere")
     fisedit(*new, "--output", "other/source.png").refused("input", "session's folder")
     fisedit("demo", "--output", "s").refused("input", "session's folder")
+    fisedit(*edit, "--trace", "s/trace.json").refused("input", "session's folder")
+    fisedit(*new, "--trace", "other").refused("input", "trace")
+    fisedit(*new, "--trace", "other.json", "--session", "other.json").refused("input", "session's folder")
+    fisedit(*new, "--trace", "session.json").refused("input", "session's index")
     (tmp_path / "in").mkdir()
     fisedit("batch", "in", "s", "--prompt", AFTER).refused("input")
     assert files(tmp_path / "s") == held

@@ -37,7 +37,7 @@ def test_calibrate_measures_every_run_and_leaves_the_editor_as_it_was(pipelines,
     mask[:16, :16] = True
     seen = editor.preview("a dog", mask=mask)
     assert source.stats.seconds["total"] > 0 and seen.seconds > 0 and seen.seconds_dense > 0
-    with pytest.raises(InputError, match="seconds must be 0 or more"):
+    with pytest.raises(InputError, match="seconds must be a number, 0 or more"):
         editor.calibrate(-1)
 
 

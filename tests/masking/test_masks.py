@@ -73,6 +73,11 @@ def test_empty_and_full_masks_are_legal(value):
     assert (masks.grid_of_mask(np.full((504, 520), value), 504, 520) == np.full((63, 65), value)).all()
 
 
+def test_masked_out_cells_are_outside():
+    grid = np.ma.array(np.ones((8, 8), bool), mask=np.tri(8, dtype=bool))
+    assert (masks.grid_of_mask(grid, 64, 64) == ~np.tri(8, dtype=bool)).all()
+
+
 def test_a_given_grid_is_copied():
     grid = CELLS.copy()
     masks.grid_of_mask(grid, 48, 64)[:] = True

@@ -56,7 +56,7 @@ def test_a_table_survives_its_file_and_a_damaged_one_counts_for_none(pipelines, 
     pipe, measured = pipelines["demo"], Measurements()
     for run in ("dense", "sparse"):
         measured.add((run, "conv", 0), 64.0, 0.25)
-    about = {"date": "today", "record_bytes": 9.5, "pixels": 64}
+    about = cost_store.describe(pipe) | {"date": "today", "record_bytes": 9.5, "pixels": 64}
     path = cost_store.save_table(pipe, measured.table(about, {"memory": 1e9}))
     assert path is not None
     again = cost_store.load_table(pipe)
@@ -73,6 +73,14 @@ def test_a_table_survives_its_file_and_a_damaged_one_counts_for_none(pipelines, 
     ]
     spoilt += [
         ('"level": 0', '"level": 1e999'),
+        ('"level": 0', '"level": 0.9'),
+        ("0.25", "0"),
+        ("0.25", "1e308"),
+        ("0.25", "true"),
+        ("64.0", "5e-324"),
+        ('"pixels": 64', '"pixels": 1e300'),
+        ('"pixels": 64', '"pixels": 1'),
+        (about["architecture"], "another"),
         ("9.5", '"x"'),
         ('"sparse"', '"dense"'),
         ('"rates": {', '"rates": [], "x": {'),
@@ -88,6 +96,8 @@ def test_a_table_survives_its_file_and_a_damaged_one_counts_for_none(pipelines, 
     path.write_text(text)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     assert cost_store.load_table(pipe) is None, "the table of other threads is not read"
+    monkeypatch.setenv("FISEDIT_COSTS", "x" * 6000)
+    assert cost_store.load_table(pipe) is None, "no folder has such a name"
     monkeypatch.setenv("FISEDIT_COSTS", "0")
     assert cost_store.save_table(pipe, again) is None
     row = {"run": "dense", "kind": "a", "level": 0, "works": [2, 1], "seconds": [1, 1]}
