@@ -122,7 +122,6 @@ class Editor:
         self.pipe = pipe
         self.model = model
         self._stores: dict[Path, SessionStore] = {}
-        self._loras: dict[str, float] = {}
         limit = memory_bytes(pipe.unet.device) // 2 if max_recorded_bytes is None else max_recorded_bytes
         self._pipeline = EditPipeline(pipe, TrajectoryCache(limit), Graphs(graphs))
 
@@ -217,9 +216,7 @@ class Editor:
         Raises:
             AdapterError: it is missing, damaged, no LoRA or made for another model. InputError: a scale out of range.
         """
-        name = lora.load(self.pipe, source, self._loras, scale)
-        self._loras[name] = float(scale)
-        return name
+        return lora.load(self.pipe, source, scale)
 
     def scale_loras(self, scales: Mapping[str, float]) -> None:
         """Set the scales of loaded LoRAs for later pictures, for all editors of the model.
@@ -232,15 +229,14 @@ class Editor:
         """
         for name in scales:
             self._check_lora(name)
-        self._loras = dict.fromkeys(self._loras, 0.0) | {name: check_scale(scale) for name, scale in scales.items()}
-        if self._loras:
-            lora.set_scales(self.pipe, self._loras)
+        others = dict.fromkeys(lora.loaded_scales(self.pipe), 0.0)
+        if others:
+            lora.set_scales(self.pipe, others | {name: check_scale(scale) for name, scale in scales.items()})
 
     def unload_lora(self, name: str) -> None:
         """Take a LoRA out; the model is as it was before. Raises AdapterError where there is none of that name."""
         self._check_lora(name)
-        del self._loras[name]
-        lora.unload(self.pipe, self._loras, name)
+        lora.unload(self.pipe, name)
 
     def load_adapter(self, source: str | Path, scale: float = 1.0, *, local_files_only: bool = False) -> None:
         """Load a reference adapter (arXiv 2410.22901), so that pictures may take the look of a `reference`.
@@ -291,8 +287,8 @@ class Editor:
         return None if cost_store.folder() is None else cost_store.load_table(self.pipe) is not None
 
     def _check_lora(self, name: str) -> None:
-        if name not in self._loras:
-            raise AdapterError(f"no LoRA {name!r} is loaded; loaded are {', '.join(self._loras) or 'none'}")
+        if name not in (loaded := lora.loaded_scales(self.pipe)):
+            raise AdapterError(f"no LoRA {name!r} is loaded; loaded are {', '.join(loaded) or 'none'}")
 
     def scale_adapter(self, scale: float, source: str | Path | None = None) -> None:
         """Set a loaded adapter's scale for later references; of all adapters where no source is named.

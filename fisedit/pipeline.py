@@ -28,6 +28,7 @@ from fisedit.sampling.trajectory import AttentionInjection, LatentEdit, Trajecto
 from fisedit.sampling.trajectory_cache import TrajectoryCache
 from fisedit.sparse import cost_store
 from fisedit.sparse.compositing import composite
+from fisedit.sparse.modules import loras
 from fisedit.sparse.vae_decode import DecoderCache, decode
 from fisedit.storage.canvas import is_canvas, paste_edit, to_canvas, upscale_note
 from fisedit.values import (
@@ -295,6 +296,8 @@ class EditPipeline:
             return [self._invert(request, plan)]
         with request.stopwatch.stage("denoise"):
             trajectories = self._denoise(jobs)
+        if loras(self.engine.pipe.unet) != request.config.loras:
+            raise SessionError("LoRAs were loaded, scaled or unloaded while this ran, which mixes them; run it again")
         return [self._decode(*job, trajectory) for job, trajectory in zip(jobs, trajectories, strict=True)]
 
     def _denoise(self, jobs: Sequence[Job]) -> list[Trajectory]:

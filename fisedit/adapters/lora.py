@@ -10,8 +10,10 @@ import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from fisedit.errors import AdapterError, ModelError
+from fisedit.models.device import default_torch_state
 from fisedit.models.injection import exclusive
 from fisedit.models.loader import quiet_loaders
 from fisedit.models.paths import expand_home
@@ -30,13 +32,26 @@ FILE = "pytorch_lora_weights.safetensors"
 """The file that a folder of diffusers' holds."""
 
 
-def load(pipe: StableDiffusionPipeline, source: str | Path, loaded: Mapping[str, float], scale: float) -> str:
+_scales: WeakKeyDictionary[nn.Module, dict[str, float]] = WeakKeyDictionary()
+"""UNet -> scales by name of the LoRAs that were loaded into its pipeline here, by whichever editor."""
+
+
+def loaded_scales(pipe: StableDiffusionPipeline) -> Mapping[str, float]:
+    """Scales by name of the LoRAs that were loaded here.
+
+    Args:
+        pipe: that has them.
+    """
+    return _scales.get(pipe.unet, {})
+
+
+@default_torch_state()
+def load(pipe: StableDiffusionPipeline, source: str | Path, scale: float) -> str:
     """Load a LoRA beside those that were loaded here; all other LoRAs in the pipeline are disabled.
 
     Args:
         pipe: that gets it.
         source: a .safetensors file, or a folder with diffusers' own.
-        loaded: scales of the others by name.
         scale: of the LoRA, -10 to 10.
 
     Returns:
@@ -49,7 +64,7 @@ def load(pipe: StableDiffusionPipeline, source: str | Path, loaded: Mapping[str,
     if find_spec("peft") is None:
         raise AdapterError("LoRAs need peft; pip install 'fisedit[lora]'")
     file, scale = _file(expand_home(source)), check_scale(scale)
-    layers, name = _layers(file), _name(file)
+    layers, name, loaded = _layers(file), _name(file), loaded_scales(pipe)
     if name in loaded:
         raise AdapterError(f"the LoRA {file} is loaded already; change its scale with scale_loras")
     with exclusive(*_parts(pipe)), quiet_loaders(), warnings.catch_warnings():
@@ -58,12 +73,12 @@ def load(pipe: StableDiffusionPipeline, source: str | Path, loaded: Mapping[str,
             pipe.load_lora_weights(str(file.parent), weight_name=file.name, adapter_name=name, local_files_only=True)
             set_scales(pipe, {**loaded, name: scale})
         except (ValueError, RuntimeError, KeyError, IndexError, AttributeError) as error:
-            unload(pipe, loaded, name)
+            _take_out(pipe, loaded, name)
             why = next(iter(str(error).splitlines()), "")[:200]
             raise AdapterError(f"the LoRA {file} does not fit this model ({why}); load what it was made for") from error
         num_found = sum(name in getattr(m, "lora_A", ()) for part in _parts(pipe) for m in part.modules())
         if num_found != layers:
-            unload(pipe, loaded, name)
+            _take_out(pipe, loaded, name)
             raise AdapterError(
                 f"the LoRA {file} changes {layers} layers, of which {num_found} are here; convert it anew"
             )
@@ -85,24 +100,30 @@ def set_scales(pipe: StableDiffusionPipeline, scales: Mapping[str, float]) -> No
             set_adapter_layers(part, enabled=bool(active))
         if active:
             pipe.set_adapters(list(active), list(active.values()))
+        _scales[pipe.unet] = dict(scales)
 
 
-def unload(pipe: StableDiffusionPipeline, kept: Mapping[str, float], name: str) -> None:
+@default_torch_state()
+def unload(pipe: StableDiffusionPipeline, name: str) -> None:
     """Unload a LoRA; after the last one the pipeline is as it was.
 
     Args:
         pipe: that has it.
-        kept: scales of the others by name.
-        name: of the LoRA.
+        name: of the LoRA, one of `loaded_scales`.
     """
+    _take_out(pipe, {other: scale for other, scale in loaded_scales(pipe).items() if other != name}, name)
+
+
+def _take_out(pipe: StableDiffusionPipeline, remaining: Mapping[str, float], name: str) -> None:
     with exclusive(*_parts(pipe)):
         loaded_names = {one for names in pipe.get_list_adapters().values() for one in names}
         if loaded_names <= {name}:
             pipe.unload_lora_weights()
         elif name in loaded_names:
             pipe.delete_adapters(name)
-        if kept:
-            set_scales(pipe, kept)
+        _scales[pipe.unet] = dict(remaining)
+        if remaining:
+            set_scales(pipe, remaining)
 
 
 def _parts(pipe: StableDiffusionPipeline) -> tuple[nn.Module, nn.Module]:

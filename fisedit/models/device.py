@@ -82,8 +82,12 @@ def weight_versions(pipe: StableDiffusionPipeline) -> int:
 
 @contextmanager
 def default_torch_state() -> Iterator[None]:
-    """Switch off what the caller may have set for its thread: autocast, and another default device than the CPU."""
+    """Switch off what the caller may have set for its thread: autocast, another default device than the CPU, and
+    inference mode, whose tensors cannot be weights later."""
     with ExitStack() as stack:
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(mode=False))
+            stack.enter_context(torch.no_grad())
         for kind in ("cpu", "cuda"):
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))

@@ -125,6 +125,32 @@ def test_what_was_made_with_a_lora_is_rebuilt_with_it(pipe, tmp_path):
         Editor.remake(Image.open(next((tmp_path / "session").glob(f"{edit.id}-{'?' * 16}.png"))))
 
 
+def test_a_lora_that_changes_during_a_run_ends_it(pipe, tmp_path):
+    editor, file = Editor(pipe), Lora(pipe).kohya(tmp_path / "style.safetensors")
+    source = editor.generate(CAT, **QUICK)
+
+    def on_step(step, *_):
+        if step == 1:
+            editor.load_lora(file, SCALE)
+
+    with pytest.raises(SessionError, match="run it again"):
+        editor.edit(DOG, mask=SQUARE, on_step=on_step)
+    assert len(editor.history) == 1 and pixels_outside(editor.edit(DOG, mask=SQUARE), source)
+
+
+def test_editors_of_one_pipeline_share_its_loras(pipe, tmp_path):
+    first, second = Editor(pipe), Editor(pipe)
+    files = [Lora(pipe, seed).kohya(tmp_path / f"{seed}.safetensors") for seed in (0, 1)]
+    with torch.inference_mode():
+        names = [editor.load_lora(file, SCALE) for editor, file in zip((first, second), files, strict=True)]
+    assert dict(second.generate(CAT, **QUICK).config.loras) == dict.fromkeys(names, SCALE * ALPHA / RANK)
+    first.scale_loras({names[1]: 0.5})
+    assert dict(second.generate(CAT, **QUICK).config.loras) == {names[1]: 0.5 * ALPHA / RANK}
+    for name in names:
+        second.unload_lora(name)
+    assert not first.generate(CAT, **QUICK).config.loras
+
+
 def test_a_lora_that_diffusers_loaded_before_the_editor_began(pipe, tmp_path):
     lora = Lora(pipe)
     file = lora.kohya(tmp_path / "style.safetensors")

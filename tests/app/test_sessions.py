@@ -301,7 +301,7 @@ def test_recorded_features_are_bounded_by_the_model_not_the_machine(state):
 @pytest.mark.slow
 def test_what_the_process_holds_is_bounded():
     """As many pictures as would record several times the bound on features."""
-    command = [sys.executable, "-m", "tests.support.app.memory", "--pictures", "60", "--steps", "100"]
+    command = [sys.executable, "-m", "tests.support.app.memory", "--pictures", "60", "--steps", "50"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     told = json.loads(run.stdout)
     first, *later = told["samples"]
