@@ -208,6 +208,11 @@ class History(Sequence[EditResult]):
         """The child of the current result that was visited last, to which redo goes; None where there is none."""
         return self._visited.get(self.current.id)
 
+    @property
+    def later(self) -> str | None:
+        """`redo_id`, by the name that it had in 0.1.0."""
+        return self.redo_id
+
     def lineage(self, result_id: str) -> list[EditResult]:
         """From the source to the result."""
         results = [self._results[result_id]]

@@ -74,6 +74,14 @@ def test_a_lineage_may_be_longer_than_the_stack():
     assert [one.id for one in history.lineage(str(count - 1))] == [str(number) for number in range(count)]
 
 
+def test_redo_goes_to_the_child_visited_last():
+    history, first = History(), result(Image.new("RGB", (8, 8)), np.ones((1, 1), bool))
+    for number, parent in enumerate((None, "0", "0")):
+        history.add(replace(first, id=str(number), parent=parent))
+    history.undo()
+    assert history.redo_id == history.later == "2" and history.redo().id == "2" and history.later is None
+
+
 def test_what_is_no_id_is_refused_in_one_line():
     for wrong in ([], 0, None, "7"):
         with pytest.raises(SessionError, match="no result"):
