@@ -154,7 +154,7 @@ class TestWithoutCaption:
     )
     def test_a_scene_runs_dense_and_says_so(self, editor, source, prompt, why):
         result = editor.edit(prompt)
-        told = "and nobody said what the picture shows; open it with a prompt, or give words or a mask"
+        told = "and no prompt says what it shows; open it with one, or give words or a mask"
         assert result.stats.fallback == f"global edit: {why}, {told}"
         assert result.stats.unet_evaluations_dense == STEPS and result.mask.grid.all()
 

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from fisedit.models.device import write_count
 from fisedit.sparse_kernels import ops, winograd
 from fisedit.sparse_kernels.prepacked import Matrix
 
@@ -103,7 +104,7 @@ def output_conv(row_column: RowColumnBlock) -> FoldedConv:
 
 def _cached(module: nn.Module, weights: tuple[Tensor, ...], make: Callable[..., Any]) -> Any:
     """What `make` computes of a module's weights, cached until they change."""
-    state = tuple((w.data_ptr(), w.dtype, w.device, 0 if w.is_inference() else w._version) for w in weights)  # noqa: SLF001 (its only name)
+    state = tuple((w.data_ptr(), w.dtype, w.device, write_count(w)) for w in weights)
     cached = _CACHE.get(module)
     if cached is None or cached[0] != state:
         cached = _CACHE[module] = state, make(*weights)

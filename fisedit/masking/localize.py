@@ -126,9 +126,7 @@ def describe_source(script: EditScript) -> EditScript:
     """
     hunks = script.hunks
     if any(hunk.kind is EditKind.GLOBAL for hunk in hunks) or not any(hunk.focus_new for hunk in hunks):
-        reason = (
-            f"{script.reason}, and nobody said what the picture shows; open it with a prompt, or give words or a mask"
-        )
+        reason = f"{script.reason}, and no prompt says what it shows; open it with one, or give words or a mask"
         return replace(script, kind=EditKind.GLOBAL, reason=reason)
     return replace(script, kind=EditKind.INSERT, reason="")
 

@@ -16,6 +16,7 @@ from fisedit.errors import InputError, ModelError
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
+    from torch import Tensor
 
 DTYPES: Mapping[str, torch.dtype] = {
     "fp32": torch.float32,
@@ -73,11 +74,16 @@ def weight_versions(pipe: StableDiffusionPipeline) -> int:
         pipe: The model.
     """
     return sum(
-        weight._version  # noqa: SLF001 (torch's counter of writes)
+        write_count(weight)
         for part in (pipe.unet, pipe.vae, pipe.text_encoder)
         for name, weight in part.named_parameters()
-        if "lora_" not in name and not weight.is_inference()
+        if "lora_" not in name
     )
+
+
+def write_count(tensor: Tensor) -> int:
+    """How often torch wrote to a tensor in place; 0 for one of inference mode, whose writes it does not count."""
+    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001 (torch has no public name)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fisedit.models.device import write_count
 from fisedit.sparse.modules import loras
 from fisedit.sparse_kernels import tuning
 
@@ -230,8 +231,7 @@ def snapshot(tensors: Outputs) -> Outputs:
 def state_of(module: nn.Module) -> object:
     """What changes when a capture of a module is out of date: addresses and versions of its weights, what is injected
     into its layers, its LoRAs' scales."""
-    version = "_version"  # torch has no public name for how often a tensor was written
-    weights = tuple((p.data_ptr(), 0 if p.is_inference() else getattr(p, version)) for p in module.parameters())
+    weights = tuple((p.data_ptr(), write_count(p)) for p in module.parameters())
     layers = (m for m in module.modules() if m is not module)
     return weights, loras(module), tuple((id(m), id(vars(m)["forward"])) for m in layers if "forward" in vars(m))
 

@@ -19,6 +19,7 @@ from diffusers.models.transformers.transformer_2d import Transformer2DModel
 from torch import Tensor, nn
 
 from fisedit.errors import UnsupportedModuleError
+from fisedit.models.device import write_count
 from fisedit.sparse.modules import weight_of
 from fisedit.sparse_kernels import ops
 
@@ -44,8 +45,7 @@ class MergedWeights:
 
 def _lora_state(module: Any) -> object:
     """What changes when a layer's merged weight does."""
-    version = "_version"  # torch has no public name for how often a tensor was written
-    weights = ((p.data_ptr(), p.dtype, 0 if p.is_inference() else getattr(p, version)) for p in module.parameters())
+    weights = ((p.data_ptr(), p.dtype, write_count(p)) for p in module.parameters())
     scales = tuple(sorted(getattr(module, "scaling", {}).items()))
     return tuple(weights), scales, str(getattr(module, "active_adapters", "")), getattr(module, "disable_adapters", 0)
 

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fisedit.models.device import write_count
 from fisedit.sparse_kernels import tuning
 
 SAME_SIZE = [1, 1]
@@ -224,7 +225,7 @@ def _packed(weight: Tensor, ndim: int, order: Callable[[Tensor], Tensor]) -> Ten
 
 def _state(weight: Tensor) -> tuple[int, int, torch.dtype]:
     """Address, version and dtype of a weight."""
-    return weight.data_ptr(), weight._version, weight.dtype  # noqa: SLF001 (it has no public name)
+    return weight.data_ptr(), write_count(weight), weight.dtype
 
 
 def _sample(weight: Tensor) -> Tensor:
