@@ -30,6 +30,7 @@ from fisedit.planner import EditRequest, Region
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory_cache import TrajectoryCache
 from fisedit.sparse import cost_store
+from fisedit.sparse.feature_codec import choose_encoding
 from fisedit.sparse.modules import project_text
 from fisedit.sparse.stepping import Graphs
 from fisedit.storage import provenance
@@ -106,9 +107,12 @@ class Editor:
             FISEDIT_GRAPHS says, 0 or 1, or else on CUDA devices. Elsewhere a stand-in runs in their place, which shows
             that they are right and saves no time. A UNet or an edit that they cannot run is run eagerly, and
             `stats.uncaptured` says why.
+        cache_dtype: what recorded features are kept in: "int8", "int4" for the least memory, or "model" for the model's
+            own; "auto" for int8 where maps are large, and the model's own on a GPU.
 
     Raises:
         UnsupportedModuleError: the UNet has a layer without an exact sparse counterpart.
+        InputError: another name of a dtype.
     """
 
     def __init__(
@@ -118,12 +122,14 @@ class Editor:
         model: str = "",
         max_recorded_bytes: int | None = None,
         graphs: bool | None = None,
+        cache_dtype: str = "auto",
     ) -> None:
         self.pipe = pipe
         self.model = model
         self._stores: dict[Path, SessionStore] = {}
         limit = memory_bytes(pipe.unet.device) // 2 if max_recorded_bytes is None else max_recorded_bytes
-        self._pipeline = EditPipeline(pipe, TrajectoryCache(limit), Graphs(graphs))
+        encoding = choose_encoding(cache_dtype, pipe.unet.device)
+        self._pipeline = EditPipeline(pipe, TrajectoryCache(limit), Graphs(graphs), encoding)
 
     @classmethod
     def from_pretrained(
@@ -135,6 +141,7 @@ class Editor:
         local_files_only: bool = False,
         max_recorded_bytes: int | None = None,
         graphs: bool | None = None,
+        cache_dtype: str = "auto",
     ) -> Self:
         """Load a model, checked before its weights are read; no code of a model is ever run.
 
@@ -146,13 +153,15 @@ class Editor:
             local_files_only: never reach for the network.
             max_recorded_bytes: beyond which the least recently used features are dropped; None for half the memory.
             graphs: capture sparse steps as CUDA graphs; None where that can be done.
+            cache_dtype: what recorded features are kept in; see `Editor`.
 
         Raises:
             ModelError: the model is missing, damaged, unsafe to load or of another architecture.
             NumericsError: its weights hold NaN or infinity. InputError: a device or dtype that cannot be used here.
         """
         pipe = load(model, device=device, dtype=dtype, local_files_only=local_files_only)
-        return cls(pipe, model=absolute_name(model), max_recorded_bytes=max_recorded_bytes, graphs=graphs)
+        name = absolute_name(model)
+        return cls(pipe, model=name, max_recorded_bytes=max_recorded_bytes, graphs=graphs, cache_dtype=cache_dtype)
 
     def beside(self, history: History | None = None, references: dict[str, Image] | None = None) -> Self:
         """Another editor over the same model, with a trajectory cache of its own.

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fisedit.masking.text_diff import Tokenizer
+    from fisedit.sparse.feature_codec import FeatureEncoding
     from fisedit.sparse.stepping import Graphs
     from fisedit.values import AdapterReference, GenerationConfig
 
@@ -88,17 +89,21 @@ class EditPipeline:
         pipe: the model.
         cache: for trajectories.
         graphs: whether edits want captured ones.
+        encoding: of recorded features.
     """
 
-    def __init__(self, pipe: StableDiffusionPipeline, cache: TrajectoryCache, graphs: Graphs) -> None:
-        self.engine, self.cache, self.history = Engine(pipe, graphs, cache.max_bytes), cache, History()
+    def __init__(
+        self, pipe: StableDiffusionPipeline, cache: TrajectoryCache, graphs: Graphs, encoding: FeatureEncoding
+    ) -> None:
+        self.engine, self.cache, self.history = Engine(pipe, graphs, cache.max_bytes, encoding), cache, History()
         self.planner = Planner(self.engine)
         self._recorded_with: object = None
 
     def beside(self, history: History | None = None, references: dict[str, Image] | None = None) -> EditPipeline:
         """Another one with the same model, graphs and adapters, and a cache of its own; arguments as in
         `Editor.beside`."""
-        pipeline = EditPipeline(self.engine.pipe, TrajectoryCache(self.cache.max_bytes), self.engine.graphs)
+        engine = self.engine
+        pipeline = EditPipeline(engine.pipe, TrajectoryCache(self.cache.max_bytes), engine.graphs, engine.encoding)
         pipeline.engine.references.adapters |= self.engine.references.adapters
         if history is not None:
             pipeline.history = history

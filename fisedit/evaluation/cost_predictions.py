@@ -18,6 +18,7 @@ from fisedit.models.malloc import keep_freed_memory
 from fisedit.pipeline import EditPipeline
 from fisedit.planner import Region
 from fisedit.sampling.trajectory_cache import TrajectoryCache
+from fisedit.sparse.feature_codec import choose_encoding
 from fisedit.sparse.stepping import Graphs
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ def measure_predictions(settings: SpeedSettings, on_step: OnStep | None = None) 
     """
     keep_freed_memory()
     workload, progress = load_workload(settings), on_step or (lambda *_: None)
-    pipeline = EditPipeline(workload.pipe, TrajectoryCache(_UNLIMITED_BYTES), Graphs(None))
+    pipeline = EditPipeline(
+        workload.pipe, TrajectoryCache(_UNLIMITED_BYTES), Graphs(None), choose_encoding("auto", workload.device)
+    )
     progress(0, settings.repeats + 1, None)
     table = calibrate(pipeline, CalibrationSettings())
     pipeline.request_source(workload.config)

@@ -32,7 +32,8 @@ from fisedit.sparse.feature_cache import (
     shifted,
     with_last_branch,
 )
-from fisedit.sparse.modules import Role, project_text
+from fisedit.sparse.feature_codec import AS_RECORDED, FeatureEncoding
+from fisedit.sparse.modules import LayerSite, Role, project_text
 from fisedit.sparse.stepping import Graphs, SparseEdit, SparseSteps
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import SparsePlan, make_row_plan
@@ -57,13 +58,20 @@ class Engine:
         graphs: of the pipeline's UNet, if others have some already; None for the default, on CUDA devices.
         budget: bytes of features that a source keeps on the device, and that captured graphs gather there for an edit;
             None for no limit. Steps that do not fit wait in host memory.
+        encoding: of recorded features.
 
     Attributes:
         table: what this machine takes, measured; None where it was not.
     """
 
-    def __init__(self, pipe: StableDiffusionPipeline, graphs: Graphs | None = None, budget: int | None = None) -> None:
-        self.pipe, self.budget = pipe, budget
+    def __init__(
+        self,
+        pipe: StableDiffusionPipeline,
+        graphs: Graphs | None = None,
+        budget: int | None = None,
+        encoding: FeatureEncoding = AS_RECORDED,
+    ) -> None:
+        self.pipe, self.budget, self.encoding = pipe, budget, encoding
         self.executor = Executor(pipe.unet)
         self.references = References(pipe, self.executor)
         self.graphs = Graphs() if graphs is None else graphs
@@ -71,9 +79,9 @@ class Engine:
         self.table: CostTable | None = None
 
     @property
-    def _levels(self) -> dict[str, int]:
-        """Of the sites whose maps sparse steps read."""
-        return {site.name: site.level for site in self.executor.sites if site.role is not Role.QUERY}
+    def _read_sites(self) -> dict[str, LayerSite]:
+        """The sites whose maps sparse steps read, by name."""
+        return {site.name: site for site in self.executor.sites if site.role is not Role.QUERY}
 
     def guided(self, config: GenerationConfig) -> bool:
         """Whether both branches run; distilled models take guidance as an input instead."""
@@ -277,7 +285,8 @@ class Engine:
                     raw, dense_features = self._evaluate(trajectories[0], sampler, edit.text, i, latents, source)
                 predictions, step_features = apply_guidance(raw, self._guidance(edit.config)), [dense_features]
                 with span("shift"):
-                    feature_deltas.append(FeatureDelta.between(source.features[i], dense_features, self._levels))
+                    feature_deltas.append(FeatureDelta.between(source.features[i], dense_features, self._read_sites))
+                dense_features.encode(self.encoding)
             else:
                 if feature_deltas:
                     features[i] = ShiftedFeatures(source.features[i], feature_deltas[-1])
@@ -442,7 +451,7 @@ class Engine:
             conditional, recorded = self.executor.run_dense(x[-1:], t, text[-1:], conditional_keys, queries)
             raw, features = (
                 torch.cat([unconditional, conditional]),
-                with_last_branch(source.features[i], recorded, self._levels),
+                with_last_branch(source.features[i], recorded, self._read_sites),
             )
         else:
             raw, features = self.executor.run_dense(
@@ -453,7 +462,8 @@ class Engine:
         return raw, features
 
     def _within_budget(self, features: StepFeatures, before: int) -> StepFeatures:
-        """A step's features, moved to host memory if so many earlier steps and it exceed the budget."""
+        """A step's features, encoded, and moved to host memory if so many earlier steps and it exceed the budget."""
+        features.encode(self.encoding)
         if self.budget is not None and (before + 1) * features.own_bytes > self.budget:
             features.move_to_host()
         return features

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fisedit.models.injection import Replacement
 from fisedit.models.stopwatch import layer as layer_span
-from fisedit.sparse.feature_cache import CachedMap, FeatureOverlay, gather
+from fisedit.sparse.feature_cache import CachedMap, FeatureOverlay, gather, in_units, recorded_statistics
 from fisedit.sparse.modules import LayerSite, Role
 from fisedit.sparse.packed_weights import MergedWeights
 from fisedit.sparse_kernels import ops
@@ -68,14 +68,35 @@ class CachedRows:
     def affine(self, name: str, norm: nn.GroupNorm, rows: Rows) -> Tensor:
         """See `RowSource.affine`."""
         rows, site = join_rows(rows), self._sites[name]
+        level, recorded = self.level(site), CachedMap(self.source, site)
+        if site.role is Role.NORM:
+            return self._summed_affine(site, norm, rows)
         self.overlay.maps[name] = rows
-        level, recorded = self.level(site), CachedMap(self.source, name, site.level)
-        halo = level.same.halo if site.role is Role.NORM_HALO else level.active[:0]
         affine, self._halos[name], statistics = ops.mixed_group_norm_affine(
-            rows, recorded, level, halo, norm.num_groups, norm.weight, norm.bias, norm.eps
+            rows, recorded, level, level.same.halo, norm.num_groups, norm.weight, norm.bias, norm.eps
         )
         if statistics is not None:
             self.overlay.statistics[name] = statistics
+        return affine
+
+    def _summed_affine(self, site: LayerSite, norm: nn.GroupNorm, rows: Tensor) -> Tensor:
+        """A norm's scale and shift where rows' statistics alone are recorded."""
+        level, fresh = self.level(site), ops.row_statistics(rows, norm.num_groups)
+        statistics, recorded = (
+            recorded_statistics(self.source, site),
+            self.source.rows(site.name, site.level, level.active),
+        )
+        affine, mixed = ops.summed_group_norm_affine(
+            fresh,
+            recorded,
+            statistics,
+            None,
+            level.size * (rows.shape[2] // norm.num_groups),
+            norm.weight,
+            norm.bias,
+            norm.eps,
+        )
+        self.overlay.maps[site.name], self.overlay.statistics[site.name] = fresh, mixed
         return affine
 
     @layer_span("gather")
@@ -122,8 +143,11 @@ class CachedRows:
     @layer_span("attention")
     def self_attention(self, name: str, heads: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See `RowSource.self_attention`."""
+        keys, key_scales = self._tokens(f"{name}.to_k", key)
+        values, value_scales = self._tokens(f"{name}.to_v", value)
         query = self._query(f"{name}.to_q", query)
-        return ops.dense_attention(query, self._tokens(f"{name}.to_k", key), self._tokens(f"{name}.to_v", value), heads)
+        attended = ops.dense_attention(query if key_scales is None else query * key_scales, keys, values, heads)
+        return attended if value_scales is None else attended.mul_(value_scales)
 
     def text_keys(self, name: str) -> Tensor:
         """See `RowSource.text_keys`."""
@@ -153,7 +177,8 @@ class CachedRows:
         return self._query(site.name, type(site.module).forward(site.module, x))
 
     def _project_tokens(self, site: LayerSite, x: Tensor) -> Tensor:
-        return self._tokens(site.name, type(site.module).forward(site.module, x))
+        tokens, scales = self._tokens(site.name, type(site.module).forward(site.module, x))
+        return tokens if scales is None else tokens.mul_(scales)
 
     def _project_text(self, site: LayerSite, _: Tensor) -> Tensor:
         return self._text_keys[site.name]
@@ -166,14 +191,15 @@ class CachedRows:
         self.keep_query(name, query)
         return query
 
-    def _tokens(self, name: str, rows: Tensor) -> Tensor:
-        """Keys or values of every position: fresh where active, recorded elsewhere; injected attention has the last
-        branch's keys all recorded."""
+    def _tokens(self, name: str, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Keys or values of every position in units of scales: fresh where active, recorded elsewhere; injected
+        attention has the last branch's keys all recorded."""
         level_index = self._sites[name].level
         level = self.plan.levels[level_index]
         if self._injects and name.endswith(".to_k") and f"{name.removesuffix('k')}q" in self.source:
             rows[-1:] = self.source.rows(name, level_index, level.active)[-1:]
         self.overlay.maps[name] = rows
         if level.whole:
-            return rows
-        return self.source.whole(name, level_index).index_copy_(1, level.active, rows)
+            return rows, None
+        recorded, scales = self.source.scaled(name, level_index)
+        return recorded.index_copy_(1, level.active, in_units(rows, scales)), scales

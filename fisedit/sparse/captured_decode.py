@@ -18,7 +18,7 @@ from fisedit.sparse.graph_capture import LRUCache, Outputs, capture, check_repla
 from fisedit.sparse.modules import Role
 from fisedit.sparse.packed_features import FeaturePacker
 from fisedit.sparse.packed_weights import MergedWeights, PackedWeights
-from fisedit.sparse.static_rows import NORMS, Buffers, Packed, StaticRows, recorded
+from fisedit.sparse.static_rows import NORMS, Buffers, Packed, StaticRows, recorded, recorded_row_statistics
 from fisedit.sparse.vae_decode import SparseDecoder, Window, decode_coarse
 from fisedit.sparse.vae_tiles import Box, upsampler_input, with_padding
 from fisedit.sparse_kernels.buckets import Bucket, PlanTables, choose_bucket
@@ -89,6 +89,7 @@ class _CoarseGraph:
             torch.zeros(1, device=device),
             Packed(statistics, torch.float64, device),
             Packed(cached, dtype, device),
+            recorded_row_statistics(tuple(sites), bucket, 1, device),
             Packed({}, dtype, device),
             tokens={name: rows.new_zeros(shape) for name, shape in tokens.items()},
         )
@@ -100,7 +101,7 @@ class _CoarseGraph:
         buffers.tables.write([plan])
         self._latents[:, :count].copy_(rows[:, :count])
         self._latents[:, buffers.tables.bucket.rows[-1] :][:, : rows.shape[1] - count].copy_(rows[:, count:])
-        gather_index = self._decoder.feature_packer.gather_index(buffers.rows, [plan], 1)
+        gather_index = self._decoder.feature_packer.gather_index(buffers, [plan], 1, features)
         for buffer, cached in zip(buffers.copied, gather_index.gather(features), strict=True):
             buffer.copy_(cached)
         self._captured.replay()

@@ -131,7 +131,7 @@ class GraphEdit:
     ) -> None:
         self._executor, self._graph, self._plans, self._steps = executor, graph, plans, dict(steps)
         self._text_keys, self._edit_id, buffers = text_keys, object(), graph.buffers
-        gather_index = feature_packer.gather_index(buffers.rows, plans, branches, buffers.injected)
+        gather_index = feature_packer.gather_index(buffers, plans, branches, next(iter(steps.values())))
         self.prefetcher = Prefetcher(
             self._steps, lambda i: gather_index.gather(steps[i]), buffers.copied, budget, buffers.addresses
         )

@@ -106,7 +106,7 @@ class Executor:
         Returns:
             The prediction [B, 4, h, w] and the step's maps.
         """
-        context = DenseContext(StepFeatures(), text_keys, queries)
+        context = DenseContext(StepFeatures(), text_keys, queries, shares_skips=extra_layers is None)
         replacements = recording_replacements(context, self.sites)
         if extra_layers is not None:
             replacements += [(site.module, partial(site.run_dense, context)) for site in extra_layers.sites(self.unet)]

@@ -1,20 +1,24 @@
 """Recorded features: what a step of a source left behind, and what edits lay over it: copy-on-write overlays of their
 rows, and shifts of everything else.
 
-Knows keys, rows and positions; knows nothing about layers, prompts or samplers. Maps are [B, H * W, C]; see
+Knows sites, rows and positions; knows nothing about prompts or samplers. Maps are [B, H * W, C]; see
 `fisedit.values` for the legend.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from fisedit.models.device import to_pinned_memory
+from fisedit.sparse.feature_codec import EncodedMap, FeatureEncoding, encode
+from fisedit.sparse.modules import LayerSite, Role
 from fisedit.sparse_kernels import ops
+from fisedit.sparse_kernels.reference import total_statistics
 from fisedit.sparse_kernels.row_plan import SparsePlan
 
 
@@ -23,14 +27,16 @@ class StepFeatures:
     """Everything one dense step recorded.
 
     Args:
-        maps: site name -> [B, H * W, C].
+        maps: site name -> [B, H * W, C], as it was or encoded.
         statistics: norm's name -> [B, groups, 2], float64 sums and sums of squares over the whole map.
+        joined: site name -> the site whose map lies beside its own, which is the first part of what it reads.
         offloaded_from: the device that maps in host memory are copied to when they are read; None for maps that are not
             offloaded.
     """
 
-    maps: dict[str, Tensor] = field(default_factory=dict)
+    maps: dict[str, Tensor | EncodedMap] = field(default_factory=dict)
     statistics: dict[str, Tensor] = field(default_factory=dict)
+    joined: dict[str, str] = field(default_factory=dict)
     offloaded_from: torch.device | None = None
 
     def rows(self, key: str, level: int, positions: Tensor) -> Tensor:
@@ -44,21 +50,62 @@ class StepFeatures:
         Returns:
             [B, P, C], a fresh tensor.
         """
-        return self.maps[key].to(positions.device, non_blocking=True).index_select(1, positions)
+        found = self._on_device(key, positions.device)
+        own = found.rows(positions) if isinstance(found, EncodedMap) else found.index_select(1, positions)
+        beside = self.joined.get(key)
+        return own if beside is None else torch.cat([own, self.rows(beside, level, positions)], -1)
 
     def whole(self, key: str, level: int) -> Tensor:
         """The whole recorded map [B, H * W, C], a fresh tensor that the caller may write to."""
-        recorded = self.maps[key]
-        return (
-            recorded.clone()
-            if self.offloaded_from is None
-            else recorded.to(self.offloaded_from, non_blocking=True, copy=True)
-        )
+        integers, scales = self.scaled(key, level)
+        own = integers if scales is None else integers.mul_(scales)
+        beside = self.joined.get(key)
+        return own if beside is None else torch.cat([own, self.whole(beside, level)], -1)
+
+    def scaled(self, key: str, level: int) -> tuple[Tensor, Tensor | None]:
+        """The whole recorded map in units of a scale for each channel, where it is encoded.
+
+        Args:
+            key: name of a site whose map is not joined.
+            level: of the map; overlays need it.
+
+        Returns:
+            [B, H * W, C], a fresh tensor that the caller may write to; the scales [C], or None for 1.
+        """
+        found = self._on_device(key, self.offloaded_from)
+        if isinstance(found, EncodedMap):
+            return found.integers().to(found.scales.dtype), found.scales
+        return found.clone() if found is self.maps[key] else found, None
+
+    def own_map(self, key: str) -> Tensor:
+        """A map without what lies beside it, where it waits; the record's own tensor if it is not encoded."""
+        found = self.maps[key]
+        return found.whole() if isinstance(found, EncodedMap) else found
+
+    def channels(self, key: str) -> int:
+        """C of a map."""
+        found, beside = self.maps[key], self.joined.get(key)
+        own = int((found.scales if isinstance(found, EncodedMap) else found).shape[-1])
+        return own if beside is None else own + self.channels(beside)
+
+    def encode(self, encoding: FeatureEncoding) -> None:
+        """Encode the maps."""
+        for name, rows in self.maps.items():
+            if isinstance(rows, Tensor) and encoding.bits < 16 and rows.numel() >= encoding.min_numel:
+                self.maps[name] = encode(rows, encoding.bits)
 
     def move_to_host(self) -> None:
         """Move the maps to pinned memory, so that copies back need no wait; statistics are few and stay."""
-        self.offloaded_from = next(iter(self.maps.values())).device
-        self.maps = {name: to_pinned_memory(tensor, self.offloaded_from) for name, tensor in self.maps.items()}
+        device = self.offloaded_from = next(iter(self.statistics.values())).device
+        self.maps = {
+            name: _each_tensor(each, partial(to_pinned_memory, device=device)) for name, each in self.maps.items()
+        }
+
+    def _on_device(self, key: str, device: torch.device | None) -> Tensor | EncodedMap:
+        """A map where it is read."""
+        if self.offloaded_from is None or device is None:
+            return self.maps[key]
+        return _each_tensor(self.maps[key], lambda tensor: tensor.to(device, non_blocking=True))
 
     def __contains__(self, key: str) -> bool:
         """Whether a map of that name was recorded."""
@@ -67,7 +114,18 @@ class StepFeatures:
     @property
     def own_bytes(self) -> int:
         """Bytes held here."""
-        return held_bytes((*self.maps.values(), *self.statistics.values()))
+        return held_bytes((*self.tensors, *self.statistics.values()))
+
+    @property
+    def tensors(self) -> Iterator[Tensor]:
+        """What the maps are in."""
+        for found in self.maps.values():
+            yield from (found.tensors if isinstance(found, EncodedMap) else (found,))
+
+
+def _each_tensor(found: Tensor | EncodedMap, change: Callable[[Tensor], Tensor]) -> Tensor | EncodedMap:
+    """A map with its tensors moved elsewhere."""
+    return found.map_tensors(change) if isinstance(found, EncodedMap) else change(found)
 
 
 @dataclass(eq=False)
@@ -92,6 +150,11 @@ class FeatureOverlay:
         """The whole mixed map [B, H * W, C], a fresh tensor that the caller may write to."""
         return self.parent.whole(key, level).index_copy_(1, self.plan.levels[level].active, self.maps[key])
 
+    def scaled(self, key: str, level: int) -> tuple[Tensor, Tensor | None]:
+        """The whole mixed map in units of a scale for each channel; see `StepFeatures.scaled`."""
+        (integers, scales), rows = self.parent.scaled(key, level), self.maps[key]
+        return integers.index_copy_(1, self.plan.levels[level].active, in_units(rows, scales)), scales
+
     def __contains__(self, key: str) -> bool:
         """Whether a map of that name was recorded."""
         return key in self.maps
@@ -113,16 +176,16 @@ class FeatureDelta:
     maps: dict[str, Tensor]
 
     @classmethod
-    def between(cls, source: CachedFeatures, now: StepFeatures, levels: Mapping[str, int]) -> FeatureDelta:
+    def between(cls, source: CachedFeatures, now: StepFeatures, sites: Mapping[str, LayerSite]) -> FeatureDelta:
         """The change from a source's step to an edit's.
 
         Args:
             source: the source's step.
             now: the edit's dense step.
-            levels: of the sites whose maps later steps read, by name.
+            sites: those whose maps later steps read, by name.
         """
-        names = [name for name in levels if name in source and name in now]
-        return cls({name: source.whole(name, levels[name]).neg_().add_(now.maps[name]) for name in names})
+        found = [site for name, site in sites.items() if name in source and name in now]
+        return cls({s.name: source.whole(s.name, s.level).neg_().add_(now.whole(s.name, s.level)) for s in found})
 
     @property
     def own_bytes(self) -> int:
@@ -145,11 +208,13 @@ class ShiftedFeatures:
 
     def whole(self, key: str, level: int) -> Tensor:
         """The whole shifted map [B, H * W, C], a fresh tensor that the caller may write to."""
-        moved, step = self.shift.maps.get(key), self.parent
-        if moved is not None and isinstance(step, StepFeatures) and step.offloaded_from is None:
-            return step.maps[key] + moved
-        whole = step.whole(key, level)
+        whole, moved = self.parent.whole(key, level), self.shift.maps.get(key)
         return whole if moved is None else whole.add_(moved)
+
+    def scaled(self, key: str, level: int) -> tuple[Tensor, Tensor | None]:
+        """The whole shifted map in units of a scale for each channel; see `StepFeatures.scaled`."""
+        (integers, scales), moved = self.parent.scaled(key, level), self.shift.maps.get(key)
+        return (integers if moved is None else integers.add_(in_units(moved, scales))), scales
 
     def __contains__(self, key: str) -> bool:
         """Whether a map of that name was recorded."""
@@ -161,20 +226,21 @@ class ShiftedFeatures:
 CachedFeatures = StepFeatures | FeatureOverlay | ShiftedFeatures
 
 
-def recorded_statistics(step: CachedFeatures, key: str, level: int, groups: int) -> Tensor:
+def recorded_statistics(step: CachedFeatures, site: LayerSite) -> Tensor:
     """A norm's group statistics, kept with the step or computed now.
 
     Args:
         step: whose map it is.
-        key: the norm's name.
-        level: of the map.
-        groups: of the norm.
+        site: of the norm.
 
     Returns:
         float64 [B, groups, 2], sums and sums of squares over the whole map.
     """
     kept = {} if isinstance(step, ShiftedFeatures) else step.statistics
-    return kept[key] if key in kept else ops.group_statistics(step.whole(key, level), groups)
+    if site.name in kept:
+        return kept[site.name]
+    whole = step.whole(site.name, site.level)
+    return total_statistics(whole) if site.role is Role.NORM else ops.group_statistics(whole, site.module.num_groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,44 +249,40 @@ class CachedMap:
 
     Args:
         step: whose map it is.
-        key: the norm's name.
-        level: of the map.
+        site: of the norm.
     """
 
     step: CachedFeatures
-    key: str
-    level: int
+    site: LayerSite
 
     def whole(self) -> Tensor:
         """See `reference.RecordedInput`."""
-        return self.step.whole(self.key, self.level)
+        return self.step.whole(self.site.name, self.site.level)
 
     def rows(self, positions: Tensor) -> Tensor:
         """See `reference.RecordedInput`."""
-        return self.step.rows(self.key, self.level, positions)
+        return self.step.rows(self.site.name, self.site.level, positions)
 
-    def statistics(self, groups: int) -> Tensor | None:
+    def statistics(self) -> Tensor | None:
         """See `reference.RecordedInput`; a shifted step keeps none."""
-        if isinstance(self.step, ShiftedFeatures):
-            return None
-        return recorded_statistics(self.step, self.key, self.level, groups)
+        return None if isinstance(self.step, ShiftedFeatures) else recorded_statistics(self.step, self.site)
 
 
-def with_last_branch(step: CachedFeatures, last: StepFeatures, levels: Mapping[str, int]) -> StepFeatures:
+def with_last_branch(step: CachedFeatures, last: StepFeatures, sites: Mapping[str, LayerSite]) -> StepFeatures:
     """Features of the last branch alone, completed by the other branches' of another step.
 
     Args:
         step: with all branches.
         last: what the last branch recorded.
-        levels: of the sites that record all branches, by name.
+        sites: those that record all branches, by name.
     """
     maps, sums = dict(last.maps), dict(last.statistics)
-    for name in maps.keys() & levels.keys():
-        maps[name] = step.whole(name, levels[name])
-        maps[name][-1:] = last.maps[name]
+    for name in maps.keys() & sites.keys():
+        now = last.own_map(name)
+        maps[name] = torch.cat([step.whole(name, sites[name].level)[:-1, :, : now.shape[-1]], now])
     for name, own in sums.items():
-        sums[name] = torch.cat([recorded_statistics(step, name, levels[name], own.shape[1])[:-1], own])
-    return StepFeatures(maps, sums)
+        sums[name] = torch.cat([recorded_statistics(step, sites[name])[:-1], own])
+    return StepFeatures(maps, sums, dict(last.joined))
 
 
 def shifted(step: CachedFeatures) -> bool:
@@ -228,6 +290,11 @@ def shifted(step: CachedFeatures) -> bool:
     while isinstance(step, FeatureOverlay):
         step = step.parent
     return isinstance(step, ShiftedFeatures)
+
+
+def in_units(rows: Tensor, scales: Tensor | None) -> Tensor:
+    """Rows [B, R, C] in units of a scale for each channel."""
+    return rows if scales is None else rows / scales
 
 
 def held_bytes(tensors: Iterable[Tensor]) -> int:

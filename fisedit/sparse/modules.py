@@ -8,7 +8,7 @@ refused by name.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import cached_property
 from typing import Any
@@ -41,7 +41,7 @@ class Role(Enum):
     NORM_HALO = auto()
     """GroupNorm before a 3x3 conv: the whole map's statistics, and the recorded halo rows."""
     NORM = auto()
-    """GroupNorm before row-wise layers: the whole map's statistics."""
+    """GroupNorm before row-wise layers: the whole map's statistics, and what its active rows had part in them."""
     DOWN = auto()
     """Stride-2 conv: the recorded halo rows of its raw input."""
     UP = auto()
@@ -62,12 +62,22 @@ class Role(Enum):
 
 @dataclass(frozen=True, eq=False)
 class LayerSite:
-    """A layer at work: its dotted name, the module, its role, and the level of the map it reads (0 is the finest)."""
+    """A layer at work.
+
+    Args:
+        name: its dotted name.
+        module: the layer.
+        role: what it reads.
+        level: of the map it reads, 0 is the finest.
+        skip: of an up block's norm that reads two maps side by side, the site before the middle that reads the second
+            one too; "" for all others.
+    """
 
     name: str
     module: Any
     role: Role
     level: int
+    skip: str = ""
 
     @cached_property
     def weights(self) -> int:
@@ -87,7 +97,18 @@ def unet_sites(unet: UNet2DConditionModel) -> tuple[LayerSite, ...]:
     Raises:
         UnsupportedModuleError: a block or layer that the sparse engine has no exact counterpart for.
     """
-    return tuple(_walk(unet))
+    sites = tuple(_walk(unet))
+    skips = _skips(sites)
+    return tuple(replace(site, skip=skips[site.name]) if site.name in skips else site for site in sites)
+
+
+def _skips(sites: Sequence[LayerSite]) -> dict[str, str]:
+    """Up block's norm -> site that reads the map which skips to it; the down path's last is the first to be joined."""
+    joining = [s.name for s in sites if s.name.startswith("up_blocks.") and s.name.endswith(".norm1")]
+    down = [s for s in sites if s.name.startswith("down_blocks.")]
+    readers = [s.name for s in down if s.role is Role.DOWN or s.name.endswith(".norm1")]
+    middle = [s.name for s in sites if s.name == "mid_block.resnets.0.norm1"]
+    return dict(zip(joining, reversed([*readers, *middle]), strict=True)) if middle else {}
 
 
 def decoder_sites(decoder: Decoder, levels: int) -> tuple[LayerSite, ...]:

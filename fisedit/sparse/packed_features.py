@@ -17,12 +17,15 @@ from torch import Tensor
 from fisedit.models.device import to_pinned_memory
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, StepFeatures, recorded_statistics
 from fisedit.sparse.modules import LayerSite, Role
-from fisedit.sparse.static_rows import NORMS, Packed, channels
+from fisedit.sparse.static_rows import NORMS, Buffers, channels
 from fisedit.sparse_kernels.reference import quantise
 from fisedit.sparse_kernels.row_plan import SparsePlan
 
 HALOS = {Role.NORM_HALO: "same", Role.DOWN: "down", Role.UP: "up"}
 """Role -> the reads whose halo is recorded."""
+
+Positions = tuple[str, int, list[Tensor]]
+"""Name and level of a site, and positions int64 [R] of every edit, padded."""
 
 
 class FeaturePacker:
@@ -39,66 +42,58 @@ class FeaturePacker:
     def __init__(
         self, sites: Sequence[LayerSite], heads: Mapping[str, int] | None = None, kind: torch.dtype | None = None
     ) -> None:
-        self._sites = [site for site in sites if site.role in HALOS or site.role in NORMS]
+        self._sites = {site.name: site for site in sites if site.role in HALOS}
+        self._norms = [site for site in sites if site.role in NORMS]
         self._tokens = [site for site in sites if site.role is Role.TOKENS]
         self._levels = {site.name: site.level for site in sites}
-        self.piece = gcd(*map(channels, self._sites))
+        self.piece = gcd(*map(channels, self._sites.values()))
         self._heads, self._kind = heads or {}, kind or torch.int8
         self._packed: WeakKeyDictionary[StepFeatures, tuple[Tensor, list[Tensor]]] = WeakKeyDictionary()
 
     def gather_index(
-        self, rows: Packed, plans: Sequence[SparsePlan], branches: int, injected: Packed | None = None
+        self, buffers: Buffers, plans: Sequence[SparsePlan], branches: int, step: CachedFeatures
     ) -> GatherIndex:
         """Find what some edits of one size read of every step.
 
         Args:
-            rows: names and shapes of the rows that are read, in their order.
+            buffers: what is read is copied to, in the order of `Buffers.copied`.
             plans: of every edit.
             branches: S.
-            injected: names and shapes of the queries and keys that the last branch attends with; None for none.
+            step: one of the steps; all were recorded alike.
         """
         found: dict[tuple[int, str], Tensor] = {}
-        parts, starts = [], self._starts(plans[0], branches)
-        for name, shape in rows.shapes.items():
+        parts, layout = [], _Layout(self, plans[0], branches, _overlay_chain(step)[0])
+        for name, shape in buffers.rows.shapes.items():
             kind, _, site_name = name.partition(" ")
-            site = next(site for site in self._sites if site.name == site_name)
+            site = self._sites[site_name]
             key = site.level, HALOS[site.role] if kind == "halo" else kind
             if key not in found:
                 found[key] = _positions(plans, branches, *key, shape[1])
-            parts.append(self._pieces(site, starts[site_name], found[key]))
-        kept = [] if injected is None else [self._injected(*each, plans) for each in injected.shapes.items()]
-        return GatherIndex(self, torch.cat(parts), branches, kept)
+            parts.append(layout.pieces(site.name, found[key]))
+        return GatherIndex(
+            self,
+            torch.cat(parts),
+            layout,
+            [self._padded(*each, plans) for each in buffers.row_statistics.shapes.items()],
+            [self._padded(*each, plans) for each in buffers.injected.shapes.items()],
+        )
 
-    def _injected(
-        self, name: str, shape: tuple[int, ...], plans: Sequence[SparsePlan]
-    ) -> tuple[str, int, list[Tensor]]:
-        """Where the queries or keys of a site are read: its name, level and every plan's positions, padded."""
+    def _padded(self, name: str, shape: tuple[int, ...], plans: Sequence[SparsePlan]) -> Positions:
+        """Where every edit reads the active rows of a site."""
         level = self._levels[name]
         active = [plan.levels[level].active for plan in plans]
         return name, level, [F.pad(positions, (0, shape[1] - len(positions))) for positions in active]
-
-    def changed(self, plan: SparsePlan, branches: int) -> Tensor:
-        """Where an overlay's rows lie in the pack under it: int64 [pieces], in the order of `flat_rows`."""
-        starts = self._starts(plan, branches)
-        return torch.cat(
-            [
-                self._pieces(site, starts[site.name], _positions([plan], branches, site.level, "active", level.rows))
-                for site in self._sites
-                for level in [plan.levels[site.level]]
-            ]
-        )
 
     def flat_rows(self, step: CachedFeatures) -> Tensor:
         """A step's own rows side by side [pieces, piece]: of a recorded one all, of an edit's what it changed."""
         if isinstance(step, StepFeatures):
             return self._pack(step)[0]
         assert isinstance(step, FeatureOverlay), "a shifted step has no pack"
-        return torch.cat([step.maps[site.name].reshape(-1, self.piece) for site in self._sites])
+        return torch.cat([step.maps[name].reshape(-1, self.piece) for name in self._sites])
 
     def statistics(self, step: CachedFeatures) -> Tensor:
         """Group statistics of all norms in one tensor, float64."""
-        norms = ((site, site.module.num_groups) for site in self._sites if site.role in NORMS)
-        return torch.cat([recorded_statistics(step, site.name, site.level, groups).flatten() for site, groups in norms])
+        return torch.cat([recorded_statistics(step, site).flatten() for site in self._norms])
 
     def tokens(self, step: CachedFeatures) -> list[Tensor]:
         """Every map of keys and values; where these are quantised, their scales are after every one."""
@@ -118,34 +113,70 @@ class FeaturePacker:
         return mixed
 
     def _pack(self, step: StepFeatures) -> tuple[Tensor, list[Tensor]]:
-        """What was recorded side by side, kept so: its maps are views of it from then on."""
+        """What was recorded side by side, kept so: maps that are not encoded are views of it from then on."""
         if step in self._packed:
             return self._packed[step]
-        flat = torch.cat([step.maps[site.name].view(-1, self.piece) for site in self._sites])
+        maps = {name: step.own_map(name) for name in self._sites}
+        flat = torch.cat([own.view(-1, self.piece) for own in maps.values()])
         if step.offloaded_from is not None:
             flat = to_pinned_memory(flat, step.offloaded_from)
         numbers = [part for site in self._tokens if self._heads for part in self._quantise(step, site)]
-        self._packed[step], maps = (flat, numbers), [step.maps[site.name] for site in self._sites]
-        parts = flat.split([old.numel() // self.piece for old in maps])
-        step.maps |= {s.name: part.view(old.shape) for s, part, old in zip(self._sites, parts, maps, strict=True)}
+        self._packed[step] = flat, numbers
+        parts = flat.split([own.numel() // self.piece for own in maps.values()])
+        for (name, own), part in zip(maps.items(), parts, strict=True):
+            if step.maps[name] is own:
+                step.maps[name] = part.view(own.shape)
         return flat, numbers
 
     def _quantise(self, step: StepFeatures | FeatureOverlay, site: LayerSite) -> tuple[Tensor, Tensor]:
-        return quantise(step.maps[site.name], self._heads[site.name], self._kind)
+        rows = step.own_map(site.name) if isinstance(step, StepFeatures) else step.maps[site.name]
+        return quantise(rows, self._heads[site.name], self._kind)
 
-    def _starts(self, plan: SparsePlan, branches: int) -> dict[str, int]:
-        """The first piece of every map in a pack."""
-        starts, start = {}, 0
-        for site in self._sites:
-            starts[site.name] = start
-            start += branches * plan.levels[site.level].size * channels(site) // self.piece
-        return starts
+    @property
+    def sites(self) -> Mapping[str, LayerSite]:
+        """Those whose maps are packed, in their order."""
+        return self._sites
 
-    def _pieces(self, site: LayerSite, start: int, positions: Tensor) -> Tensor:
-        """Where rows at positions [S, R] of a map's record lie in a pack that has it at `start`."""
-        pieces = channels(site) // self.piece
-        within = torch.arange(pieces, device=positions.device)
-        return (start + positions[..., None] * pieces + within).flatten()
+
+class _Layout:
+    """Where the maps of a step lie in its pack.
+
+    Args:
+        packer: of the step.
+        plan: of an edit, for the sizes of its levels.
+        branches: S.
+        step: as all steps of its source.
+    """
+
+    def __init__(self, packer: FeaturePacker, plan: SparsePlan, branches: int, step: StepFeatures) -> None:
+        self._packer, self._branches, self._joined = packer, branches, step.joined
+        self._starts: dict[str, int] = {}
+        self._pieces: dict[str, int] = {}
+        start = 0
+        for name, site in packer.sites.items():
+            beside = self._joined.get(name)
+            own = channels(site) - (channels(packer.sites[beside]) if beside else 0)
+            self._starts[name], self._pieces[name] = start, own // packer.piece
+            start += branches * plan.levels[site.level].size * own // packer.piece
+
+    def pieces(self, name: str, positions: Tensor) -> Tensor:
+        """Where rows at positions [S, R] of a map's record lie, int64 [pieces]."""
+        return self._of_rows(name, positions).flatten()
+
+    def changed(self, plan: SparsePlan) -> Tensor:
+        """Where an overlay's rows lie in the pack under it: int64 [pieces], in the order of `flat_rows`."""
+        found = []
+        for name, site in self._packer.sites.items():
+            count = plan.levels[site.level].rows
+            found.append(self.pieces(name, _positions([plan], self._branches, site.level, "active", count)))
+        return torch.cat(found)
+
+    def _of_rows(self, name: str, positions: Tensor) -> Tensor:
+        """Of every row its pieces [S, R, n], those of the map beside it last."""
+        within = torch.arange(self._pieces[name], device=positions.device)
+        own = self._starts[name] + positions[..., None] * self._pieces[name] + within
+        beside = self._joined.get(name)
+        return own if beside is None else torch.cat([own, self._of_rows(beside, positions)], -1)
 
 
 class GatherIndex:
@@ -154,18 +185,21 @@ class GatherIndex:
     Args:
         packer: of the steps that are read.
         index: where their rows lie in a pack: int64 [pieces]. Padding points anywhere.
-        branches: S.
-        injected: name, level and positions of queries and keys that the last branch attends with.
+        layout: of the packs.
+        row_statistics: where statistics of rows are read.
+        injected: where queries and keys are read that the last branch attends with.
     """
 
     def __init__(
         self,
         packer: FeaturePacker,
         index: Tensor,
-        branches: int,
-        injected: Sequence[tuple[str, int, list[Tensor]]] = (),
+        layout: _Layout,
+        row_statistics: Sequence[Positions],
+        injected: Sequence[Positions],
     ) -> None:
-        self._packer, self._index, self._branches, self._injected = packer, index, branches, injected
+        self._packer, self._index, self._layout = packer, index, layout
+        self._row_statistics, self._injected = row_statistics, injected
         self._found: dict[SparsePlan, Tensor] = {}
 
     def gather(self, step: CachedFeatures) -> list[Tensor]:
@@ -175,8 +209,8 @@ class GatherIndex:
             step: recorded, or an overlay.
 
         Returns:
-            In one tensor each: the group statistics of all norms, the rows of all maps, and injected queries and keys
-            if there are some; then every map of keys and values.
+            In one tensor each: the group statistics of all norms, the rows of all maps, statistics of rows, and
+            injected queries and keys if there are some; then every map of keys and values.
         """
         packer, (root, overlays) = self._packer, _overlay_chain(step)
         pack = packer.flat_rows(root).to(self._index.device)
@@ -185,17 +219,22 @@ class GatherIndex:
             row_of_position = self._row_of_position(overlay.plan, len(pack))
             changed = packer.flat_rows(overlay).index_select(0, row_of_position.clamp(min=0))
             rows = torch.where((row_of_position >= 0)[:, None], changed, rows)
-        kept = [
-            step.rows(name, level, positions)[-1:].flatten()
-            for name, level, each in self._injected
-            for positions in each
+        sums = [
+            torch.stack([step.rows(name, level, at) for at in each], 1) for name, level, each in self._row_statistics
         ]
-        return [packer.statistics(step), rows.flatten(), *([torch.cat(kept)] if kept else []), *packer.tokens(step)]
+        kept = [step.rows(name, level, at)[-1:].flatten() for name, level, each in self._injected for at in each]
+        return [
+            packer.statistics(step),
+            rows.flatten(),
+            torch.cat([each.flatten() for each in sums]),
+            *([torch.cat(kept)] if kept else []),
+            *packer.tokens(step),
+        ]
 
     def _row_of_position(self, plan: SparsePlan, size: int) -> Tensor:
         """Where the rows that are read are among the own ones of a plan's overlays, -1 for those that are not."""
         if plan not in self._found:
-            changed = self._packer.changed(plan, self._branches)
+            changed = self._layout.changed(plan)
             row_of_position = torch.full((size,), -1, device=changed.device)
             row_of_position[changed] = torch.arange(len(changed), device=changed.device)
             self._found[plan] = row_of_position[self._index]
@@ -223,4 +262,4 @@ def _positions(plans: Sequence[SparsePlan], branches: int, level: int, kind: str
 
 def _whole(step: CachedFeatures, site: LayerSite) -> Tensor:
     """A recorded map; the record's own tensor where there is one, which may wait in host memory."""
-    return step.maps[site.name] if isinstance(step, StepFeatures) else step.whole(site.name, site.level)
+    return step.own_map(site.name) if isinstance(step, StepFeatures) else step.whole(site.name, site.level)

@@ -26,11 +26,13 @@ class DenseContext:
         maps: where feature maps go.
         text_keys: the text's keys and values by site name, filled where they are not there yet.
         queries: names of the query projections that are recorded.
+        shares_skips: a map that skips to an up block is recorded once, where the down path reads it.
     """
 
     maps: StepFeatures
     text_keys: dict[str, Tensor]
     queries: frozenset[str] = frozenset()
+    shares_skips: bool = False
 
 
 def recording_replacements(context: DenseContext, sites: Sequence[LayerSite]) -> list[Replacement]:
@@ -78,10 +80,21 @@ def _record_resampler(context: DenseContext, site: LayerSite, x: Tensor, *args: 
 
 
 def _record_norm(context: DenseContext, site: LayerSite, x: Tensor) -> Tensor:
-    """Record a norm's input and its group statistics."""
-    norm = site.module
-    context.maps.maps[site.name] = rows_of(x)
-    out, context.maps.statistics[site.name] = ops.dense_group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps)
+    """Record a norm's input, without what skips to it from a map that is recorded already, and its group statistics."""
+    norm, rows, step = site.module, rows_of(x), context.maps
+    if site.skip and context.shares_skips:
+        rows = rows[..., : rows.shape[2] - step.channels(site.skip)].contiguous()
+        step.joined[site.name] = site.skip
+    step.maps[site.name] = rows
+    out, step.statistics[site.name] = ops.dense_group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps)
+    return out
+
+
+def _record_row_statistics(context: DenseContext, site: LayerSite, x: Tensor) -> Tensor:
+    """Record what every row has part in a norm's group statistics, and these: nothing else is read of its input."""
+    norm, step = site.module, context.maps
+    step.maps[site.name] = ops.row_statistics(rows_of(x), norm.num_groups)
+    out, step.statistics[site.name] = ops.dense_group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps)
     return out
 
 
@@ -120,7 +133,7 @@ RECORD: dict[Role, Forward] = {
     Role.CONV: _pass,
     Role.POINTWISE: _pass,
     Role.NORM_HALO: _record_norm,
-    Role.NORM: _record_norm,
+    Role.NORM: _record_row_statistics,
     Role.DOWN: _record_resampler,
     Role.UP: _record_resampler,
     Role.TOKENS: _record_tokens,

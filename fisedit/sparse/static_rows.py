@@ -22,7 +22,7 @@ from fisedit.sparse.modules import LayerSite, Role, base_layer
 from fisedit.sparse.packed_weights import MergedWeights, PackedTime, PackedWeights, check_capturable
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.buckets import Bucket, LevelTables, PlanTables
-from fisedit.sparse_kernels.reference import DevicePointer, RecordedMap, Rows
+from fisedit.sparse_kernels.reference import DevicePointer, RecordedMap, Rows, join_rows
 
 SKIPPED = " skipped"
 SCALES = " scales"
@@ -52,7 +52,8 @@ class Buffers:
         latents: [B, 4, h, w], scaled for the model.
         timestep: float32 [1].
         statistics: float64 [S, groups, 2], group statistics of every norm's recorded maps.
-        rows: recorded rows, "active NAME" [B, R, C] of norms and "halo NAME" [B, G, C] of what is before a 3x3 conv.
+        rows: recorded rows of what is before a 3x3 conv: "active NAME" [B, R, C] of norms and "halo NAME" [B, G, C].
+        row_statistics: float32 [B, R, 2 * groups], of the recorded rows of every other norm.
         injected: recorded queries and keys [E, R, C] that the last branch attends with, by site; none where attention
             is not injected.
         text_keys: [B, T, C], keys and values of every cross-attention.
@@ -67,6 +68,7 @@ class Buffers:
     timestep: Tensor
     statistics: Packed
     rows: Packed
+    row_statistics: Packed
     injected: Packed
     text_keys: dict[str, Tensor] = field(default_factory=dict)
     tokens: dict[str, RecordedMap] = field(default_factory=dict)
@@ -80,6 +82,7 @@ class Buffers:
         return [
             self.statistics.flat,
             self.rows.flat,
+            self.row_statistics.flat,
             *injected,
             *(t for t in self.tokens.values() if isinstance(t, Tensor)),
         ]
@@ -125,7 +128,15 @@ class StaticRows:
         """See `RowSource.affine`."""
         placement = self._tables(name).placement
         count = placement.active_mask.shape[1] * (norm.num_channels // norm.num_groups)
-        recorded, statistics = self._buffers.rows[f"active {name}"], self._buffers.statistics[name]
+        statistics = self._buffers.statistics[name]
+        if self._sites[name].role is Role.NORM:
+            fresh = self.fresh[name] = ops.row_statistics(join_rows(rows), norm.num_groups)
+            recorded = self._buffers.row_statistics[name]
+            affine, self.statistics[name] = ops.summed_group_norm_affine(
+                fresh, recorded, statistics, placement.num_rows, count, norm.weight, norm.bias, norm.eps
+            )
+            return affine
+        recorded = self._buffers.rows[f"active {name}"]
         affine, self.statistics[name] = ops.group_norm_affine(
             rows, recorded, statistics, placement.num_rows, count, norm.weight, norm.bias, norm.eps
         )
@@ -260,6 +271,7 @@ class StaticUNet:
             timestep=torch.zeros(1, device=like.device),
             statistics=Packed(statistics, torch.float64, like.device),
             rows=Packed({name: (items, *shape) for name, shape in rows.items()}, like.dtype, like.device),
+            row_statistics=recorded_row_statistics(tuple(self._sites.values()), bucket, items, like.device),
             injected=Packed(kept, like.dtype, like.device),
             text_keys={
                 name: like.new_zeros(items, tokens, _width(site)) for name, site in sites if site.role is Role.TEXT
@@ -310,13 +322,18 @@ def channels(site: LayerSite) -> int:
 
 
 def recorded(sites: Sequence[LayerSite], bucket: Bucket) -> dict[str, tuple[int, int]]:
-    """Rows and channels of everything recorded that is read by rows: "active NAME" of norms, "halo NAME" of what is
-    before a 3x3 conv."""
+    """Rows and channels of everything recorded before a 3x3 conv: "active NAME" of norms, "halo NAME" of all."""
     halos = {Role.NORM_HALO: bucket.same, Role.DOWN: bucket.down, Role.UP: bucket.up}
     found = {}
     for site in sites:
-        if site.role in NORMS:
+        if site.role is Role.NORM_HALO:
             found[f"active {site.name}"] = bucket.rows[site.level], channels(site)
         if site.role in halos and (count := halos[site.role][site.level]):
             found[f"halo {site.name}"] = count, channels(site)
     return found
+
+
+def recorded_row_statistics(sites: Sequence[LayerSite], bucket: Bucket, items: int, device: torch.device) -> Packed:
+    """Buffers for the recorded statistics of rows, of `items` items."""
+    shapes = {s.name: (items, bucket.rows[s.level], 2 * s.module.num_groups) for s in sites if s.role is Role.NORM}
+    return Packed(shapes, torch.float32, device)

@@ -315,6 +315,33 @@ def dense_attention(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> 
     return result
 
 
+@layer("group norm")
+def row_statistics(rows: Tensor, groups: int) -> Tensor:
+    """What every row has part in its groups' statistics; see `reference.row_statistics`."""
+    assert rows.ndim == 3 and not rows.shape[2] % groups, (rows.shape, groups)
+    result: Tensor = _kernels("row_statistics", rows).row_statistics(rows, groups)
+    return result
+
+
+@layer("group norm")
+def summed_group_norm_affine(
+    fresh: Tensor,
+    recorded: Tensor,
+    statistics: Tensor,
+    num_rows: Tensor | None,
+    count: int,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """Incremental GroupNorm statistics by rows' statistics; see `reference.summed_group_norm_affine`."""
+    assert fresh.shape == recorded.shape and not len(fresh) % len(statistics), (fresh.shape, recorded.shape)
+    result: tuple[Tensor, Tensor] = _kernels("summed_group_norm_affine", fresh).summed_group_norm_affine(
+        fresh, recorded, statistics, num_rows, count, weight, bias, eps
+    )
+    return result
+
+
 def row_column_attention(
     query: Tensor, own: tuple[Tensor, Tensor], reference_lines: tuple[Tensor, Tensor], valid: Tensor | None = None
 ) -> Tensor:

@@ -55,7 +55,7 @@ class RecordedInput(Protocol):
     def rows(self, positions: Tensor) -> Tensor:
         """Rows [B, P, C] at positions int64 [P], a fresh tensor."""
 
-    def statistics(self, groups: int) -> Tensor | None:
+    def statistics(self) -> Tensor | None:
         """Its `group_statistics`, float64 [B, groups, 2]; None where only the whole map gives them."""
 
 
@@ -289,6 +289,67 @@ def mixed_group_norm_affine(
     mixed = rows if level.whole else recorded.whole().index_copy_(1, level.active, rows)
     affine, statistics = dense_group_norm_affine(mixed, groups, weight, bias, eps)
     return affine, mixed.index_select(1, halo), statistics
+
+
+def row_statistics(rows: Tensor, groups: int) -> Tensor:
+    """What every row has part in its groups' statistics.
+
+    Args:
+        rows: [B, R, C].
+        groups: divides C.
+
+    Returns:
+        float32 [B, R, 2 * groups]: the sums of every group, then the sums of squares.
+    """
+    grouped = rows.float().unflatten(-1, (groups, -1))
+    return torch.cat([grouped.sum(-1), grouped.square().sum(-1)], -1)
+
+
+def total_statistics(row_statistics: Tensor, num_rows: Tensor | None = None) -> Tensor:
+    """Add up rows' statistics.
+
+    Args:
+        row_statistics: [B, R, 2 * groups], of `row_statistics`.
+        num_rows: int32 [B], rows that are not padding; None where no row is.
+
+    Returns:
+        float64 [B, groups, 2], see `group_statistics`.
+    """
+    if num_rows is not None:
+        real = torch.arange(row_statistics.shape[1], device=num_rows.device) < num_rows[:, None]
+        row_statistics = torch.where(real[..., None], row_statistics, 0)
+    total: Tensor = row_statistics.double().sum(1).unflatten(-1, (2, -1)).transpose(1, 2)
+    return total
+
+
+def summed_group_norm_affine(
+    fresh: Tensor,
+    recorded: Tensor,
+    statistics: Tensor,
+    num_rows: Tensor | None,
+    count: int,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """`group_norm_affine` of rows whose statistics alone are known.
+
+    Args:
+        fresh: [B, R, 2 * groups], `row_statistics` of the fresh rows.
+        recorded: [B, R, 2 * groups], those of the recorded rows of the same positions.
+        statistics: as in `group_norm_affine`.
+        num_rows: as in `group_norm_affine`.
+        count: as in `group_norm_affine`.
+        weight: [C].
+        bias: [C].
+        eps: added to the variance.
+
+    Returns:
+        As `group_norm_affine`.
+    """
+    changed = total_statistics(fresh, num_rows) - total_statistics(recorded, num_rows)
+    mixed = statistics.repeat_interleave(len(fresh) // len(statistics), 0) + changed
+    return _affine_of(mixed, count, weight, bias, eps), mixed
 
 
 def _affine_of(statistics: Tensor, count: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

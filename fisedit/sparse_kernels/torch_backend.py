@@ -22,6 +22,8 @@ from fisedit.sparse_kernels.reference import (
     Rows,
     join_rows,
     read_recorded,
+    row_statistics,
+    summed_group_norm_affine,
     time_projections,
 )
 from fisedit.sparse_kernels.row_plan import TAPS, KernelMap, Level
@@ -44,7 +46,9 @@ __all__ = [  # the reference's own where torch does it in one go
     "norm_geglu",
     "norm_linear",
     "row_column_attention",
+    "row_statistics",
     "scatter_rows",
+    "summed_group_norm_affine",
     "time_projections",
 ]
 
@@ -181,7 +185,7 @@ def mixed_group_norm_affine(
     they are not worth keeping.
     """
     is_small = tuning.prefers_dense_norm(rows, level.size)
-    old_statistics = None if is_small or level.whole else recorded.statistics(groups)
+    old_statistics = None if is_small or level.whole else recorded.statistics()
     if old_statistics is None:
         mixed = rows if level.whole else recorded.whole().index_copy_(1, level.active, rows)
         affine, statistics = dense_group_norm_affine(mixed, groups, weight, bias, eps)

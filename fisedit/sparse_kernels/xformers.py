@@ -26,7 +26,9 @@ from fisedit.sparse_kernels.torch_backend import (
     norm_geglu,
     norm_linear,
     row_column_attention,
+    row_statistics,
     scatter_rows,
+    summed_group_norm_affine,
     time_projections,
 )
 
@@ -48,7 +50,9 @@ __all__ = [
     "norm_geglu",
     "norm_linear",
     "row_column_attention",
+    "row_statistics",
     "scatter_rows",
+    "summed_group_norm_affine",
     "time_projections",
 ]
 

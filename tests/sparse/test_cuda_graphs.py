@@ -68,7 +68,7 @@ def test_its_overlay_is_the_engines_own(pipelines):
     edit.step(0, case.batch(), TIME)
     (got,), (_, expected) = edit.overlays(0), case.alone(0)
     norms = {s.name: s for s in case.executor.sites if s.role in NORMS}
-    sums = {name: recorded_statistics(expected, name, s.level, s.module.num_groups) for name, s in norms.items()}
+    sums = {name: recorded_statistics(expected, site) for name, site in norms.items()}
     for mine, theirs in ((got.maps, expected.maps), (got.statistics, sums)):
         assert mine.keys() == theirs.keys()
         for name, tensor in theirs.items():

@@ -54,12 +54,13 @@ class Watched(TorchDispatchMode):
 def on_meta(trajectory, *, waiting=False):
     """A trajectory whose tensors have shapes alone, but for maps that wait in the host's memory."""
     steps = [
-        StepFeatures(*({n: t.to(META) for n, t in d.items()} for d in (s.maps, s.statistics)))
+        StepFeatures(*({n: t.to(META) for n, t in d.items()} for d in (s.maps, s.statistics)), s.joined)
         for s in trajectory.features
     ]
     if waiting:
         steps = [
-            StepFeatures(old.maps, new.statistics, META) for old, new in zip(trajectory.features, steps, strict=True)
+            StepFeatures(old.maps, new.statistics, old.joined, META)
+            for old, new in zip(trajectory.features, steps, strict=True)
         ]
     paths = [[t.to(META) for t in tensors] for tensors in (trajectory.latents, trajectory.predictions)]
     return Trajectory(trajectory.config, *paths, steps)

@@ -272,13 +272,14 @@ def test_of_edits_on_edits_only_what_they_changed_is_put_together(pipelines, mon
     for name in ("square", "blobs", "corner", "noise"):
         case = Case(source.executor.unet, [grids(8, 9)[name]])
         sizes = [(level.height, level.width) for level in case.plans[0].levels]
-        rows = graphs.static_unet.buffers(choose_bucket(case.plans), sizes, 1, 2, 11).rows
-        gather_index = graphs.feature_packer.gather_index(rows, case.plans, 2)
+        buffers = graphs.static_unet.buffers(choose_bucket(case.plans), sizes, 1, 2, 11)
+        gather_index = graphs.feature_packer.gather_index(buffers, case.plans, 2, step)
         asked.clear()
         got = gather_index.gather(step)
         assert all(not quantised and name.endswith(("to_k", "to_v")) for name in asked)
         mixed = StepFeatures({name: step.whole(name, levels[name]) for name in step.maps}, dict(step.statistics))
-        for mine, theirs in zip(got, gather_index.gather(mixed), strict=True):
+        unjoined = graphs.feature_packer.gather_index(buffers, case.plans, 2, mixed)
+        for mine, theirs in zip(got, unjoined.gather(mixed), strict=True):
             assert torch.equal(mine.double(), theirs.double())
         _, step = case.executor.run_sparse(
             case.latents[0], TIME, case.texts[0], {}, FeatureOverlay(step, case.plans[0])

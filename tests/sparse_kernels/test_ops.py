@@ -15,6 +15,7 @@ from torch import nn
 
 from fisedit.errors import InputError
 from fisedit.sparse.feature_cache import CachedMap, StepFeatures
+from fisedit.sparse.modules import LayerSite, Role
 from fisedit.sparse_kernels import ops, prepacked, torch_backend, tuning
 from fisedit.sparse_kernels.row_plan import make_row_plan
 from tests.support.grids import grids
@@ -199,7 +200,8 @@ def test_statistics_of_a_mixed_map_are_updated_or_computed_anew(monkeypatch, sma
     monkeypatch.setattr(tuning, "SMALL_MAP", small_map)
     level, step = make_row_plan(grids(8, 8)["blobs"], 1).levels[0], StepFeatures({"norm": torch.randn(2, 64, 16)})
     rows, weight, bias = torch.randn(2, level.rows, 16), torch.randn(16), torch.randn(16)
-    given = rows, CachedMap(step, "norm", 0), level, level.same.halo, 4, weight, bias, EPS
+    site = LayerSite("norm", nn.GroupNorm(4, 16), Role.NORM_HALO, 0)
+    given = rows, CachedMap(step, site), level, level.same.halo, 4, weight, bias, EPS
     with ops.use("reference"):
         expected = ops.mixed_group_norm_affine(*given)
     affine, halo, statistics = ops.mixed_group_norm_affine(*given)

@@ -46,7 +46,7 @@ class StaleRows(CachedRows):
         """GroupNorm's scale and shift by the source's statistics. See `CachedRows.affine`."""
         site = self._sites[name]
         level = self.level(site)
-        sums = recorded_statistics(self.source, name, site.level, norm.num_groups)
+        sums = recorded_statistics(self.source, site)
         no_rows, count = join_rows(rows)[:, :0], level.size * (norm.num_channels // norm.num_groups)
         return ops.group_norm_affine(no_rows, no_rows, sums, None, count, norm.weight, norm.bias, norm.eps)[0]
 

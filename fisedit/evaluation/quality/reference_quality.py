@@ -79,9 +79,9 @@ def measure_reference_quality(settings: ReferenceQualitySettings, on_step: OnSte
     classifier, missing = find_classifier(settings.model, settings.classifier)
     if classifier is None:
         raise InputError(f"references need a classifier to compare with: {' '.join(missing)}; name one with judge")
-    options = {"local_files_only": settings.local_files_only}
-    first = Editor.from_pretrained(settings.model, device=settings.device, dtype=settings.dtype, **options)
-    first.load_adapter(settings.adapter, settings.scale, **options)
+    offline, device, dtype = settings.local_files_only, settings.device, settings.dtype
+    first = Editor.from_pretrained(settings.model, device=device, dtype=dtype, local_files_only=offline)
+    first.load_adapter(settings.adapter, settings.scale, local_files_only=offline)
     edits, tiles = [], []
     for i, (edit, source, results) in enumerate(_run_edits(first, settings, on_step)):
         edits.append(_edit_dict(classifier, edit, source, results))

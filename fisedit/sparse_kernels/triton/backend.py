@@ -18,6 +18,8 @@ from fisedit.sparse_kernels.torch_backend import (
     group_statistics,
     mixed_group_norm_affine,
     row_column_attention,
+    row_statistics,
+    summed_group_norm_affine,
 )
 from fisedit.sparse_kernels.triton.attention import attention, cross_attention
 from fisedit.sparse_kernels.triton.conv import norm_conv3x3
@@ -44,7 +46,9 @@ __all__ = [
     "norm_geglu",
     "norm_linear",
     "row_column_attention",
+    "row_statistics",
     "scatter_rows",
+    "summed_group_norm_affine",
     "time_projections",
 ]
 
