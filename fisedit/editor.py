@@ -72,6 +72,7 @@ class Preview:
         nothing: why it would do nothing, or "".
         seconds: that it would take, by this machine's cost table; None where there is none.
         seconds_dense: those of a dense run; None where there is no cost table.
+        recorded_bytes: that it would keep for later edits, about.
     """
 
     mask: EditMask
@@ -82,6 +83,7 @@ class Preview:
     nothing: str = ""
     seconds: float | None = None
     seconds_dense: float | None = None
+    recorded_bytes: int = 0
 
     @property
     def confidence(self) -> float:
@@ -555,6 +557,7 @@ class Editor:
             nothing=plan.skip_reason,
             seconds=0.0 if plan.skip_reason else planner.seconds(request, plan),
             seconds_dense=costs.seconds(None, (), request.start),
+            recorded_bytes=planner.recorded_bytes(request, plan),
         )
 
     def dense(self, result_id: str, on_step: OnStep | None = None) -> tuple[Image, float]:
@@ -713,6 +716,7 @@ class Editor:
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         local_files_only: bool = False,
+        cache_dtype: str = "auto",
     ) -> Self:
         """Load a saved session with its model; features are recorded again when an edit first needs them.
 
@@ -721,13 +725,15 @@ class Editor:
             device: as in `from_pretrained`.
             dtype: as in `from_pretrained`; None for the session's own.
             local_files_only: never reach for the network.
+            cache_dtype: as in `from_pretrained`.
 
         Raises:
             SessionError: no session there, or a damaged one. ModelError: its model cannot be loaded.
         """
         index = SessionStore(Path(folder)).read_index()
+        dtype = dtype or index.dtype
         editor = cls.from_pretrained(
-            index.model, device=device, dtype=dtype or index.dtype, local_files_only=local_files_only
+            index.model, device=device, dtype=dtype, local_files_only=local_files_only, cache_dtype=cache_dtype
         )
         editor.load(folder)
         return editor
@@ -762,6 +768,7 @@ class Editor:
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         local_files_only: bool = False,
+        cache_dtype: str = "auto",
         changes: Mapping[str, Any] = MappingProxyType({}),
         on_step: OnStep | None = None,
     ) -> Self:
@@ -776,6 +783,7 @@ class Editor:
             device: as in `from_pretrained`.
             dtype: as in `from_pretrained`; None for the one that the file names.
             local_files_only: never reach for the network.
+            cache_dtype: as in `from_pretrained`.
             changes: values to use instead of the file's, named as in `generate` or, for an opened picture, in `open`.
             on_step: as in `generate`.
 
@@ -786,7 +794,10 @@ class Editor:
         past = provenance.parse_origin(read_metadata(picture))
         arguments, name = provenance.source_arguments(past, changes), provenance.choose_model(past, model)
         local = local_files_only or model is None  # a picture is no reason to bring a model from the network
-        editor = cls.from_pretrained(name, device=device, dtype=dtype or past.dtype or None, local_files_only=local)
+        dtype = dtype or past.dtype or None
+        editor = cls.from_pretrained(
+            name, device=device, dtype=dtype, local_files_only=local, cache_dtype=cache_dtype
+        )
         if past.config.opened:
             editor.open(picture, on_step=on_step, **arguments)
             return editor

@@ -383,15 +383,7 @@ class EditPipeline:
         """Make room for edits of one result, whose own trajectory stays."""
         if parent := jobs[0][0].parent:
             self.restore(jobs[0][0])
-            self.cache.make_room(sum(self._expected_bytes(*job) for job in jobs), keep=parent.id)
-
-    def _expected_bytes(self, request: EditRequest, plan: EditPlan) -> int:
-        """What a plan's trajectory will take: its share of rows of what its source took, and dense steps twice."""
-        assert request.parent is not None
-        source_bytes = self.history.lineage(request.parent.id)[0].stats.recorded_bytes
-        costs, dilation = self.planner.costs(request.config), plan.dilation
-        share = sum(costs.rows(plan.mask.grid, dilation)) / sum(costs.sizes) if dilation else 1.0
-        return round(source_bytes * (share + 2 * dilation.count(DENSE_STEP) / request.config.num_inference_steps))
+            self.cache.make_room(sum(self.planner.recorded_bytes(*job) for job in jobs), keep=parent.id)
 
     def add_result(self, request: EditRequest, plan: EditPlan, output: RenderOutput) -> EditResult:
         """Account for a picture, cache its trajectory and make it the current result.

@@ -5,6 +5,7 @@ Spends no UNet call but those that a mask needs; keeps nothing. Knows neither pi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
@@ -15,6 +16,7 @@ from fisedit.errors import InputError
 from fisedit.masking import drift_check, masks
 from fisedit.masking.localize import OBJECT_MASKS, MaskOptions, num_probes, predict_mask
 from fisedit.models.stopwatch import Stopwatch
+from fisedit.sparse.record_size import overlay_bytes, step_bytes
 from fisedit.sparse_kernels.dilation import dilate, erode
 from fisedit.values import (
     DENSE_STEP,
@@ -351,6 +353,29 @@ class Planner:
         """
         costs = self.costs(request.config, recorded=plan.recorded)
         return costs.seconds(plan.mask.grid, plan.dilation, request.start, plan.probes)
+
+    def recorded_bytes(self, request: EditRequest, plan: EditPlan) -> int:
+        """Bytes of features that a plan's run will keep for later edits, about.
+
+        Args:
+            request: that is planned.
+            plan: of the request.
+        """
+        if plan.skip_reason:
+            return 0
+        engine, config = self._engine, request.config
+        sites, sizes, batch = engine.executor.sites, engine.sizes(config), engine.batch(config)
+        itemsize = engine.pipe.unet.dtype.itemsize
+        dense = step_bytes(sites, sizes, batch, itemsize, engine.encoding)
+        if not plan.dilation:
+            return dense * (config.num_inference_steps - request.start)
+        costs, total = self.costs(config), 0
+        for cells, count in Counter(plan.dilation[request.start :]).items():
+            if cells == DENSE_STEP:  # and what it found changed
+                total += count * (dense + overlay_bytes(sites, sizes, batch, itemsize))
+            else:
+                total += count * overlay_bytes(sites, costs.rows(plan.mask.grid, (cells,)), batch, itemsize)
+        return total
 
     def _read_references(self, request: EditRequest) -> int:
         """Let the adapters read the config's references; the MACs spent, 0 where that was done before."""

@@ -1,4 +1,4 @@
-"""The measuring commands: `bench edit`, `costs`, `adapters`, `fidelity`, `masks` and `quality`."""
+"""The measuring commands: `bench edit`, `costs`, `adapters`, `fidelity`, `records`, `masks` and `quality`."""
 
 from __future__ import annotations
 
@@ -146,6 +146,24 @@ def bench_fidelity(
     _report(report, output, json, "summary")
 
 
+@bench.command("records")
+def bench_records(
+    edits: opt.Edits = 40,
+    size: opt.Size = 512,
+    repeats: opt.Repeats = 9,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    output: opt.BenchOutput = None,
+    json: opt.Json = False,
+) -> None:
+    """Measure bytes, seconds and fidelity of recorded features by the dtype that they are kept in."""
+    speed = SpeedSettings(size=size, repeats=repeats, device=device, dtype=dtype)
+    fidelity = FidelitySettings(edits=edits, device=device, dtype=dtype)
+    with _measurement(output) as on_step:
+        report = import_module("fisedit.evaluation.record_encodings").measure_record_encodings(speed, fidelity, on_step)
+    _report(report, output, json, "summary")
+
+
 @bench.command("masks")
 def bench_masks(
     model: opt.Model = "demo",
@@ -190,6 +208,7 @@ def bench_quality(
     journal: opt.BenchJournal = None,
     device: opt.Device = None,
     dtype: opt.Dtype = None,
+    cache_dtype: opt.CacheDtype = "auto",
     local_files_only: opt.LocalFilesOnly = False,
     output: opt.BenchOutput = None,
     json: opt.Json = False,
@@ -216,7 +235,9 @@ def bench_quality(
             )
         _report(report, output, json, "summary")
         return
-    settings = EditQualitySettings(methods=_names(methods), pie_bench=pie_bench, results_log=journal, **shared)
+    settings = EditQualitySettings(
+        methods=_names(methods), pie_bench=pie_bench, results_log=journal, cache_dtype=cache_dtype, **shared
+    )
     with _measurement(output, journal) as on_step:
         report = import_module("fisedit.evaluation.quality.edit_quality").measure_edit_quality(settings, on_step)
     _report(report, output, json, "summary", "classes", "whole")

@@ -55,6 +55,7 @@ def generate(
     model: opt.Model = "demo",
     device: opt.Device = None,
     dtype: opt.Dtype = None,
+    cache_dtype: opt.CacheDtype = "auto",
     local_files_only: opt.LocalFilesOnly = False,
     session: opt.SaveSession = None,
     overwrite: opt.OverwriteSession = False,
@@ -72,7 +73,9 @@ def generate(
     from fisedit import Editor
 
     with console.progress("Generating") as on_step:
-        editor = Editor.from_pretrained(model, device=device, dtype=dtype, local_files_only=local_files_only)
+        editor = Editor.from_pretrained(
+            model, device=device, dtype=dtype, local_files_only=local_files_only, cache_dtype=cache_dtype
+        )
         picture = _load_reference(context, editor)
         with profiling(editor, shown=profile, trace=trace) as layers:
             editor.generate(
@@ -126,6 +129,7 @@ def edit(
     model: opt.Model = "demo",
     device: opt.Device = None,
     dtype: opt.Dtype = None,
+    cache_dtype: opt.CacheDtype = "auto",
     local_files_only: opt.LocalFilesOnly = False,
     output: opt.Output = Path("edit.png"),
     metadata: opt.Metadata = True,
@@ -254,7 +258,7 @@ def _open_editor(context: typer.Context, opened: DecodedImage | None, on_step: O
     from fisedit import Editor
 
     given = context.params
-    place = {name: given[name] for name in ("device", "dtype", "local_files_only")}
+    place = {name: given[name] for name in ("device", "dtype", "local_files_only", "cache_dtype")}
     if given["session"] is not None and opened is None:
         return Editor.resume(Path(given["session"]), **place)
     if given["origin"] is not None and opened is not None:
@@ -299,6 +303,7 @@ def _show_preview(editor: Editor, found: Preview, output: Path, *, json: bool) -
         "confidence": found.confidence,
         "macs": found.macs,
         "macs_dense": found.macs_dense,
+        "recorded_bytes": found.recorded_bytes,
         "fallback": found.fallback or found.nothing,
     }
     if json:

@@ -48,6 +48,10 @@ Device = Annotated[str | None, Option(help="cpu, cuda or cuda:N; CUDA where ther
 Dtype = Annotated[
     str | None, Option(help="fp32, bf16 or fp16; without it fp16 on CUDA, and on a CPU the faster of bf16 and fp32.")
 ]
+CacheDtype = Annotated[
+    str,
+    Option(help="Of recorded features: int8, int4 for the least memory, or model for the model's own."),
+]
 LocalFilesOnly = Annotated[bool, Option("--local-files-only", help="Never reach for the network.")]
 Output = Annotated[Path, Option(help="Image to write: .png, .webp, .jpg or .tif.")]
 Folder = Annotated[Path, Option("--output", help="Folder to write into.")]

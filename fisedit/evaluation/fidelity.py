@@ -55,7 +55,7 @@ def measure_fidelity(settings: FidelitySettings, on_step: OnStep | None = None) 
     """
     device = choose_device(settings.device)
     pipe = load(settings.model, device=device, dtype=settings.dtype, local_files_only=settings.local_files_only)
-    edits = [(new, _config(settings, i, pipe, old)) for i, (old, new) in enumerate(swaps(settings.edits))]
+    edits = [(new, source_config(settings, i, pipe, old)) for i, (old, new) in enumerate(swaps(settings.edits))]
     with torch.inference_mode():
         dense = DensePipelines(pipe, edits[0][1], compiled=settings.compiled)
         search = dense.search()
@@ -135,8 +135,15 @@ def _generate(editor: Editor, config: GenerationConfig) -> EditResult:
     )
 
 
-def _config(settings: FidelitySettings, i: int, pipe: StableDiffusionPipeline, prompt: str) -> GenerationConfig:
-    """The i-th source's config, at the model's own size."""
+def source_config(settings: FidelitySettings, i: int, pipe: StableDiffusionPipeline, prompt: str) -> GenerationConfig:
+    """The i-th source's config, at the model's own size.
+
+    Args:
+        settings: of the evaluation.
+        i: index of the edit.
+        pipe: the model.
+        prompt: of the source.
+    """
     side, steps = int(pipe.unet.config.sample_size) * LATENT_FACTOR, settings.num_inference_steps
     return GenerationConfig(
         prompt, 1000 + settings.seed + i, "", steps, settings.guidance_scale, side, side, SchedulerName.DDIM

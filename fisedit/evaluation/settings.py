@@ -56,6 +56,7 @@ class EditQualitySettings(EvaluationSettings):
         pie_bench: folder of PIE-Bench, whose edits replace the drawn ones.
         html: folder for report.html, with pictures of the edits that this run makes.
         results_log: file with one line an edit; edits that it holds are not made again.
+        cache_dtype: what recorded features are kept in, as in `Editor`.
     """
 
     edits: int = 200
@@ -64,6 +65,7 @@ class EditQualitySettings(EvaluationSettings):
     pie_bench: Path | None = None
     html: Path | None = None
     results_log: Path | None = None
+    cache_dtype: str = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,14 +18,18 @@ from torch import Tensor
 from fisedit.errors import InputError
 from fisedit.sparse_kernels.tuning import SMALL_MAP
 
-LIMIT = 111
-"""Largest integer of an encoded map: with half a step of a coarse last branch and of a difference still in 8 bits."""
+LIMIT = 103
+"""Largest integer of an encoded map: with half a unit of a last branch in 4 bits, 7, and half a step of a difference,
+16, still in 8 bits."""
 
 NIBBLE = 7
 """Largest integer in 4 bits."""
 
-COARSE = 16
-"""Unit of a last branch in 4 bits, and the largest of a difference, in those of 8 bits."""
+COARSE = 14
+"""Unit of a last branch in 4 bits, in those of 8 bits: the largest integers are 7 of them."""
+
+MAX_STEP = 32
+"""Largest unit of a difference: 7 of them are twice the largest integer."""
 
 
 class FeatureEncoding(NamedTuple):
@@ -156,9 +160,9 @@ def encode(rows: Tensor, bits: int) -> EncodedMap:
 
 
 def _steps(changes: Tensor) -> Tensor:
-    """Powers of two [B, 1, C] by which differences [B, N, C] fit in 4 bits, but for the largest of all."""
+    """Powers of two [B, 1, C] by which differences [B, N, C] fit in 4 bits."""
     largest = changes.abs().amax(1, keepdim=True).float()
-    return torch.exp2(torch.log2(largest / NIBBLE).ceil_()).clamp_(1, COARSE).to(changes.dtype)
+    return torch.exp2(torch.log2(largest / NIBBLE).ceil_()).clamp_(1, MAX_STEP).to(changes.dtype)
 
 
 def pack_nibbles(numbers: Tensor) -> Tensor:

@@ -292,6 +292,12 @@ def weight_of(module: Any) -> Tensor:
     return weight
 
 
+def channels(site: LayerSite) -> int:
+    """Channels of the map that a norm or resampler reads."""
+    module = site.module
+    return int(module.num_channels if isinstance(module, nn.GroupNorm) else base_layer(module.conv).in_channels)
+
+
 def loras(model: nn.Module) -> tuple[tuple[str, float], ...]:
     """Names and scales of the LoRAs that are active somewhere in a model, sorted."""
     modules: Iterator[Any] = model.modules()

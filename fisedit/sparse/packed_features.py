@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fisedit.models.device import to_pinned_memory
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, StepFeatures, recorded_statistics
-from fisedit.sparse.modules import LayerSite, Role
-from fisedit.sparse.static_rows import NORMS, Buffers, channels
+from fisedit.sparse.modules import LayerSite, Role, channels
+from fisedit.sparse.static_rows import NORMS, Buffers
 from fisedit.sparse_kernels.reference import quantise
 from fisedit.sparse_kernels.row_plan import SparsePlan
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fisedit.models.injection import Replacement, injected
 from fisedit.sparse.blocks import UNetBlocks
 from fisedit.sparse.feature_cache import rows_of
-from fisedit.sparse.modules import LayerSite, Role, base_layer
+from fisedit.sparse.modules import LayerSite, Role, base_layer, channels
 from fisedit.sparse.packed_weights import MergedWeights, PackedTime, PackedWeights, check_capturable
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.buckets import Bucket, LevelTables, PlanTables
@@ -313,12 +313,6 @@ class StaticUNet:
 def _width(site: LayerSite) -> int:
     """Channels that a projection gives."""
     return int(base_layer(site.module).out_features)
-
-
-def channels(site: LayerSite) -> int:
-    """Channels of the map that a norm or resampler reads."""
-    module = site.module
-    return int(module.num_channels if isinstance(module, nn.GroupNorm) else base_layer(module.conv).in_channels)
 
 
 def recorded(sites: Sequence[LayerSite], bucket: Bucket) -> dict[str, tuple[int, int]]:

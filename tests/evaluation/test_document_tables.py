@@ -53,6 +53,13 @@ MEASURES = {
         "fisedit/evaluation/quality/metrics.py",
         "weights/demo",
     ),
+    "bench records": (
+        *_ENGINE,
+        *(f"fisedit/evaluation/{name}.py" for name in ("record_encodings", "fidelity", "schedules", "timing", "workload")),
+        "fisedit/evaluation/quality/edit_case.py",
+        "fisedit/evaluation/quality/metrics.py",
+        "weights/demo",
+    ),
     "bench adapters": (
         *_ENGINE,
         "fisedit/adapters",

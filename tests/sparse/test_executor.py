@@ -9,6 +9,7 @@ from diffusers.models.attention_processor import Attention, AttnProcessor2_0
 from fisedit.errors import UnsupportedModuleError
 from fisedit.sparse.executor import Executor
 from fisedit.sparse.feature_cache import FeatureOverlay
+from fisedit.sparse.modules import Role
 from fisedit.sparse_kernels.row_plan import make_row_plan
 from tests.support.grids import grids
 from tests.support.pipelines import SHAPES, build_pipeline
@@ -56,6 +57,27 @@ def test_replaying_leaves_the_recording_alone(pipelines):
             FeatureOverlay(maps, make_row_plan(grid, executor.num_levels)),
         )
     assert all(torch.equal(maps.maps[key], value) for key, value in before.items())
+
+
+def test_what_skips_the_middle_is_recorded_once_and_read_whole():
+    """Every norm before a conv and every resampler: its input, whether parts of it were recorded elsewhere or not."""
+    for shape in SHAPES:
+        unet = build_pipeline(shape).unet
+        case, executor, inputs, hooks = StepEdit(unet, grids(13, 17)["square"]), Executor(unet), {}, []
+        for site in executor.sites:
+            if site.role in (Role.NORM_HALO, Role.DOWN, Role.UP):
+                keep = lambda _, args, name=site.name: inputs.update({name: args[0].flatten(2).transpose(1, 2)})  # noqa: E731
+                hooks.append(site.module.register_forward_pre_hook(keep))
+        unet(case.source, case.timestep, case.texts[0])
+        for hook in hooks:
+            hook.remove()
+        _, step = executor.run_dense(case.source, case.timestep, case.texts[0], {})
+        joining = [name for name in inputs if name.startswith("up_blocks.") and name.endswith(".norm1")]
+        assert list(step.joined) == joining
+        for site in executor.sites:
+            if site.name in inputs:
+                assert torch.allclose(step.whole(site.name, site.level), inputs[site.name], atol=1e-4)
+                assert step.channels(site.name) == inputs[site.name].shape[2]
 
 
 def test_an_unknown_layer_is_refused_by_name():

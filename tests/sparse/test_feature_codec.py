@@ -9,6 +9,7 @@ from fisedit.errors import InputError
 from fisedit.sparse.feature_cache import FeatureOverlay, StepFeatures
 from fisedit.sparse.feature_codec import (
     CACHE_DTYPES,
+    COARSE,
     LIMIT,
     FeatureEncoding,
     choose_encoding,
@@ -41,7 +42,7 @@ def test_every_number_of_four_bits_survives():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_encoded_map_is_near_the_recorded_one(dtype):
     """Half a unit of the last branch, whichever bits it has, and that of the difference more for the other one."""
-    for bits, unit in ((8, 1), (4, 16)):
+    for bits, unit in ((8, 1), (4, COARSE)):
         for size in (64, 63):
             rows = alike_branches(size).to(dtype)
             found = encode(rows, bits)
@@ -91,6 +92,7 @@ def test_names_of_encodings():
         choose_encoding("fp8", CPU)
 
 
+@torch.inference_mode()
 def test_a_step_over_encoded_maps_is_that_over_their_numbers(pipelines):
     """E4 with an encoded record: what is read is what it decodes to, by edits and by edits of edits."""
     for bits in (8, 4):

@@ -93,7 +93,7 @@ def oracle_chain(
     """
     source = as_oracle(config)
     maps: list[oracle.Maps] = [{} for _ in range(source.steps)]
-    with oracle._around_calls(pipe.unet, lambda i: oracle.recording(pipe.unet, maps[i])):
+    with oracle._around_calls(pipe.unet, lambda i: _recording(pipe.unet, maps[i])):
         runs = [oracle.dense_generate(pipe, source).latents]
     for prompt, grid, growth in edits:
         under, maps = maps, [{} for _ in range(source.steps)]
@@ -102,19 +102,26 @@ def oracle_chain(
         @contextmanager
         def around(i: int, under=under, over=maps, grid=grid, growth=growth, shift=shift) -> Iterator[None]:
             if growth[i] == DENSE_STEP:
-                with oracle.recording(pipe.unet, over[i]):
+                with _recording(pipe.unet, over[i]):
                     yield
                 shift |= {name: map_ - under[i][name] for name, map_ in over[i].items()}
                 return
             active, below = torch.from_numpy(dilate(grid, growth[i])), under[i]
             moved = {name: map_ + shift[name] if shift else map_ for name, map_ in below.items()}
-            with oracle.mixing(pipe.unet, moved, active), oracle.recording(pipe.unet, over[i]):
+            norms = oracle.norms_by_position(pipe.unet, over[i], moved, active)
+            with oracle.mixing(pipe.unet, moved, active), oracle.recording(pipe.unet, over[i]), norms:
                 yield
 
         pin = oracle.pinned(runs[-1], torch.from_numpy(grid))
         with oracle._around_calls(pipe.unet, around):
             runs.append(oracle.dense_generate(pipe, replace(source, prompt=prompt), pin).latents)
     return runs
+
+
+@contextmanager
+def _recording(unet: torch.nn.Module, maps: oracle.Maps) -> Iterator[None]:
+    with oracle.recording(unet, maps), oracle.norms_by_position(unet, maps):
+        yield
 
 
 class Calls:

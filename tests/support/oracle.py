@@ -4,6 +4,9 @@
 set are overwritten by those of the source's forward. Norms and element-wise layers are left alone: they see the mixed
 map and take their statistics from it. Text keys and values and the time embedding have no positions and stay fresh.
 
+After a dense step of an edit, recorded maps are shifted by what it found changed; of a transformer's norm, what each
+position has part in its statistics is shifted, as a sparse edit reads nothing else of its input (`norms_by_position`).
+
 `dense_generate`, `dense_blended` and `mixed_edit` run whole trajectories through diffusers' own pipeline.
 
 Shapes: B guidance branches, h, w the latent grid, H, W a map's grid, T text tokens, N steps.
@@ -15,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, TypeVar
 
@@ -141,6 +145,37 @@ def mixing(module: nn.Module, maps: Mapping[str, Tensor], active: Tensor) -> Ite
         return torch.where(mask, output, maps[name])
 
     with watching(module, overwrite):
+        yield
+
+
+@contextmanager
+def norms_by_position(
+    module: nn.Module, maps: Maps, recorded: Mapping[str, Tensor] | None = None, active: Tensor | None = None
+) -> Iterator[None]:
+    """While open, every transformer's norm adds up what each position has part in its groups' statistics.
+
+    Args:
+        maps: is given those parts as they are added up, "NAME.norm" -> [B, HW, 2, groups].
+        recorded: such maps, which are added up where not active; None for a dense forward.
+        active: bool [h, w].
+    """
+    masks = {} if active is None else levels(active)
+
+    def forward(name: str, norm: nn.GroupNorm, x: Tensor) -> Tensor:
+        values = x.double().flatten(2).unflatten(1, (norm.num_groups, -1))  # [B, groups, C / groups, HW]
+        parts = torch.stack([values.sum(2), values.square().sum(2)], 1).permute(0, 3, 1, 2)
+        if recorded is not None:
+            parts = torch.where(masks[grid_of(x)].reshape(-1, 1, 1), parts, recorded[name])
+        maps[name] = parts
+        mean, square = (parts.sum(1) / values[0, 0].numel()).unbind(1)
+        normed = (values - mean[..., None, None]) / (square - mean.square() + norm.eps).sqrt()[..., None, None]
+        return (normed.flatten(1, 2) * norm.weight[:, None] + norm.bias[:, None]).view(x.shape).to(x.dtype)
+
+    with ExitStack() as patches:
+        for place, transformer in _named(module, Transformer2DModel):
+            norm = transformer.norm
+            norm.forward = partial(forward, f"{place}.norm".lstrip("."), norm)
+            patches.callback(delattr, norm, "forward")
         yield
 
 

@@ -187,7 +187,12 @@ class EditCase:
 
 
 def make_case(
-    pipe: StableDiffusionPipeline, edit: BenchmarkEdit, *, num_inference_steps: int, guidance_scale: float
+    pipe: StableDiffusionPipeline,
+    edit: BenchmarkEdit,
+    *,
+    num_inference_steps: int,
+    guidance_scale: float,
+    cache_dtype: str = "auto",
 ) -> EditCase:
     """Open an edit's picture, or generate one of the model's own size.
 
@@ -196,12 +201,13 @@ def make_case(
         edit: prompts, picture and truth.
         num_inference_steps: denoising steps.
         guidance_scale: of classifier-free guidance.
+        cache_dtype: what recorded features are kept in, as in `Editor`.
 
     Raises:
         PromptError, InputError: steps, guidance, prompts or the picture's size out of range.
         NumericsError: the model produced NaN.
     """
-    editor = Editor(pipe)
+    editor = Editor(pipe, cache_dtype=cache_dtype)
     steps, guidance = num_inference_steps, guidance_scale
     prompt = edit.source_prompt
     if edit.picture is None:

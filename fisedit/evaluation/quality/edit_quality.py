@@ -152,6 +152,7 @@ def _settings_dict(
         "num_inference_steps": settings.num_inference_steps,
         "guidance_scale": settings.guidance_scale,
         "dtype": str(pipe.unet.dtype).removeprefix("torch."),
+        "cache_dtype": settings.cache_dtype,
         "fisedit": __version__,
     }
 
@@ -169,7 +170,11 @@ def _run_methods(
         if on_step is not None:
             on_step(i, edit_set.count, None)
         case = make_case(
-            pipe, edit, num_inference_steps=settings.num_inference_steps, guidance_scale=settings.guidance_scale
+            pipe,
+            edit,
+            num_inference_steps=settings.num_inference_steps,
+            guidance_scale=settings.guidance_scale,
+            cache_dtype=settings.cache_dtype,
         )
         yield case, {name: method(case) for name, method in methods.items()}
 

@@ -1,0 +1,47 @@
+"""Bytes by arithmetic beside those of features that were recorded."""
+
+from __future__ import annotations
+
+import torch
+from diffusers import UNet2DConditionModel
+
+from fisedit.models import random_init
+from fisedit.sparse.executor import mask_queries
+from fisedit.sparse.feature_cache import StepFeatures
+from fisedit.sparse.feature_codec import CACHE_DTYPES, FeatureEncoding
+from fisedit.sparse.modules import unet_sites
+from fisedit.sparse.record_size import overlay_bytes, step_bytes
+from tests.support.graph_steps import Case
+from tests.support.grids import grids
+
+SD15 = (4096, 1024, 256, 64)
+"""Positions of the levels at 512 x 512."""
+
+
+def test_a_step_and_an_overlay_take_what_is_counted(pipelines):
+    for name, branches in (("sd15", 2), ("sd2", 2), ("shallow", 1)):
+        case = Case(pipelines[name].unet, [grids(13, 17)["blobs"]], branches=branches)
+        sites, plan = case.executor.sites, case.plans[0]
+        sizes, rows = ([getattr(level, key) for level in plan.levels] for key in ("size", "rows"))
+        for encoding in (*CACHE_DTYPES.values(), FeatureEncoding(8, 20_000)):
+            features = StepFeatures(dict(case.maps.maps), case.maps.statistics, case.maps.joined)
+            features.encode(encoding)
+            assert step_bytes(sites, sizes, branches, 4, encoding) == features.own_bytes
+        _, overlay = case.alone(0)
+        kept = sum(t.numel() * t.itemsize for t in overlay.maps.values())
+        missing = set(case.maps.statistics) - set(overlay.statistics)  # of small maps none are kept
+        counted = overlay_bytes(sites, rows, branches, 4) - sum(case.maps.statistics[key].nbytes for key in missing)
+        assert counted == kept + sum(t.nbytes for t in overlay.statistics.values())
+
+
+def test_of_stable_diffusion_a_step_takes_at_most_95_megabytes_and_60_in_4_bits():
+    """With the queries of masks on two fifths of the steps, in a byte or half of one."""
+    with torch.device("meta"):
+        unet = UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(random_init._SD15 / "unet"))
+    sites = unet_sites(unet)
+    queries = sum(
+        SD15[site.level] * site.module.out_features for site in sites if site.name in mask_queries(sites, SD15)
+    )
+    for name, share, limit in (("int8", 1, 95e6), ("int4", 0.5, 60e6)):
+        taken = step_bytes(sites, SD15, 2, 2, CACHE_DTYPES[name]) + 0.4 * share * queries
+        assert 0.8 * limit < taken <= limit
