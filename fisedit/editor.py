@@ -795,9 +795,7 @@ class Editor:
         arguments, name = provenance.source_arguments(past, changes), provenance.choose_model(past, model)
         local = local_files_only or model is None  # a picture is no reason to bring a model from the network
         dtype = dtype or past.dtype or None
-        editor = cls.from_pretrained(
-            name, device=device, dtype=dtype, local_files_only=local, cache_dtype=cache_dtype
-        )
+        editor = cls.from_pretrained(name, device=device, dtype=dtype, local_files_only=local, cache_dtype=cache_dtype)
         if past.config.opened:
             editor.open(picture, on_step=on_step, **arguments)
             return editor

@@ -82,9 +82,17 @@ def _group_norm(x: _Inputs) -> Tensor:
     return ops.group_norm_affine(x.rows, x.recorded, statistics, None, count, weight, bias, eps)[0]
 
 
+def _summed_group_norm(x: _Inputs) -> Tensor:
+    statistics, parts = ops.group_statistics(x.whole, _GROUPS), ops.row_statistics(x.recorded, _GROUPS)
+    weight, bias, eps = x.norm
+    count = 256 * _CHANNELS // _GROUPS
+    return ops.summed_group_norm_affine(x.rows, parts, statistics, None, count, weight, bias, eps)[0]
+
+
 KERNELS: dict[str, Callable[[_Inputs], Tensor]] = {
     "group_statistics": lambda x: ops.group_statistics(x.whole, _GROUPS),
     "group_norm_affine": _group_norm,
+    "summed_group_norm_affine": _summed_group_norm,
     "dense_group_norm_affine": _Inputs.affine,
     "norm_conv3x3": lambda x: ops.norm_conv3x3(x.rows, x.halo, x.kernel_map, x.conv, x.bias, x.affine()),
     "norm_linear": lambda x: ops.norm_linear(x.rows, x.square, x.bias, layer_norm=x.norm, residual=x.recorded),

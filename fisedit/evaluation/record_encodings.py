@@ -1,8 +1,8 @@
 """`fisedit bench records`: what recorded features take by the dtype they are kept in: bytes, seconds and fidelity.
 
 Bytes and seconds are of SD 1.5's architecture; every step is timed in turns with that over features in the model's own
-dtype. Fidelity is that of `bench fidelity`, on its edits by the shipped schedules, over one record encoded in every way;
-all of its maps are encoded, though the default leaves small ones as they are.
+dtype. Fidelity is that of `bench fidelity`, on its edits by the shipped schedules, over one record encoded in every
+way; all of its maps are encoded, though the default leaves small ones as they are.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fisedit.editor import Editor
 from fisedit.evaluation.fidelity import attended_square, source_config, swaps
@@ -32,9 +33,13 @@ from fisedit.values import LATENT_FACTOR
 
 if TYPE_CHECKING:
     from fisedit.evaluation.settings import FidelitySettings, SpeedSettings
+    from fisedit.sparse_kernels.row_plan import SparsePlan
     from fisedit.values import OnStep
 
 Row = dict[str, Any]
+
+Given = tuple[Tensor, Tensor, Tensor]
+"""Latents, timestep and text embeddings of an evaluation."""
 
 AREA = 0.05
 """Share of the picture that the timed step's mask covers."""
@@ -51,7 +56,7 @@ def measure_record_encodings(
         on_step: called before the timing and before every edit with (i, n, None).
 
     Returns:
-        {"settings", "rows", "summary", "turns", "values", "notes"}, ready for JSON; "values" has the PSNR of every edit.
+        {"settings", "rows", "summary", "turns", "values", "notes"}, ready for JSON; "values" has every edit's PSNR.
 
     Raises:
         InputError: the device is not on this machine. ModelError: a model cannot be loaded.
@@ -92,7 +97,7 @@ def _speed(settings: SpeedSettings) -> tuple[dict[str, int], dict[str, list[floa
         plan = engine.row_plan(square_mask(AREA, settings.size // LATENT_FACTOR), STEP_DILATION)
         _, recorded = engine.executor.run_dense(*given, {})
         calls: dict[str, Callable[[], object]] = {}
-        sizes, cache = {}, dict[str, torch.Tensor]()
+        sizes, cache = {}, dict[str, Tensor]()
         for name in CACHE_DTYPES:
             features = encoded(recorded, name)
             sizes[name] = features.own_bytes
@@ -102,11 +107,11 @@ def _speed(settings: SpeedSettings) -> tuple[dict[str, int], dict[str, list[floa
     return sizes, turns, str(workload.dtype).removeprefix("torch.")
 
 
-def _sparse_step(engine: Engine, given: Any, cache: Any, features: StepFeatures, plan: Any) -> None:
+def _sparse_step(engine: Engine, given: Given, cache: Any, features: StepFeatures, plan: SparsePlan) -> None:
     engine.executor.run_sparse(*given, cache, FeatureOverlay(features, plan))
 
 
-def _source_step(engine: Engine, given: Any, name: str) -> None:
+def _source_step(engine: Engine, given: Given, name: str) -> None:
     _, features = engine.executor.run_dense(*given, {})
     features.encode(CACHE_DTYPES[name])
 
@@ -149,9 +154,7 @@ def _fidelity(settings: FidelitySettings, on_edit: Callable[[int], None]) -> dic
     return values
 
 
-def _row(
-    name: str, step_bytes: int, turns: dict[str, list[float]], values: dict[tuple[str, str], list[float]]
-) -> Row:
+def _row(name: str, step_bytes: int, turns: dict[str, list[float]], values: dict[tuple[str, str], list[float]]) -> Row:
     own = next(key for key, encoding in CACHE_DTYPES.items() if encoding == AS_RECORDED)
     row: Row = {"cache_dtype": name, "step_bytes": step_bytes}
     for call in ("step", "source step"):

@@ -81,22 +81,17 @@ class CachedRows:
 
     def _summed_affine(self, site: LayerSite, norm: nn.GroupNorm, rows: Tensor) -> Tensor:
         """A norm's scale and shift where rows' statistics alone are recorded."""
-        level, fresh = self.level(site), ops.row_statistics(rows, norm.num_groups)
-        statistics, recorded = (
+        level, name = self.level(site), site.name
+        affine, self.overlay.statistics[name], self.overlay.maps[name] = ops.summed_group_norm_affine(
+            rows,
+            self.source.rows(name, site.level, level.active),
             recorded_statistics(self.source, site),
-            self.source.rows(site.name, site.level, level.active),
-        )
-        affine, mixed = ops.summed_group_norm_affine(
-            fresh,
-            recorded,
-            statistics,
             None,
             level.size * (rows.shape[2] // norm.num_groups),
             norm.weight,
             norm.bias,
             norm.eps,
         )
-        self.overlay.maps[site.name], self.overlay.statistics[site.name] = fresh, mixed
         return affine
 
     @layer_span("gather")

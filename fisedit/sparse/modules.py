@@ -8,7 +8,7 @@ refused by name.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import cached_property
 from typing import Any
@@ -77,7 +77,7 @@ class LayerSite:
     module: Any
     role: Role
     level: int
-    skip: str = ""
+    skip: str = field(default="", kw_only=True)
 
     @cached_property
     def weights(self) -> int:

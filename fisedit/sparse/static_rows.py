@@ -130,10 +130,9 @@ class StaticRows:
         count = placement.active_mask.shape[1] * (norm.num_channels // norm.num_groups)
         statistics = self._buffers.statistics[name]
         if self._sites[name].role is Role.NORM:
-            fresh = self.fresh[name] = ops.row_statistics(join_rows(rows), norm.num_groups)
             recorded = self._buffers.row_statistics[name]
-            affine, self.statistics[name] = ops.summed_group_norm_affine(
-                fresh, recorded, statistics, placement.num_rows, count, norm.weight, norm.bias, norm.eps
+            affine, self.statistics[name], self.fresh[name] = ops.summed_group_norm_affine(
+                join_rows(rows), recorded, statistics, placement.num_rows, count, norm.weight, norm.bias, norm.eps
             )
             return affine
         recorded = self._buffers.rows[f"active {name}"]

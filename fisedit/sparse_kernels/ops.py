@@ -325,7 +325,7 @@ def row_statistics(rows: Tensor, groups: int) -> Tensor:
 
 @layer("group norm")
 def summed_group_norm_affine(
-    fresh: Tensor,
+    rows: Tensor,
     recorded: Tensor,
     statistics: Tensor,
     num_rows: Tensor | None,
@@ -333,11 +333,13 @@ def summed_group_norm_affine(
     weight: Tensor,
     bias: Tensor,
     eps: float,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Incremental GroupNorm statistics by rows' statistics; see `reference.summed_group_norm_affine`."""
-    assert fresh.shape == recorded.shape and not len(fresh) % len(statistics), (fresh.shape, recorded.shape)
-    result: tuple[Tensor, Tensor] = _kernels("summed_group_norm_affine", fresh).summed_group_norm_affine(
-        fresh, recorded, statistics, num_rows, count, weight, bias, eps
+    assert rows.shape[:2] == recorded.shape[:2] and not len(rows) % len(statistics), (rows.shape, recorded.shape)
+    assert recorded.shape[2] == 2 * statistics.shape[1], (recorded.shape, statistics.shape)
+    kernels = _exact("group_norm_affine", rows) if num_rows is None else _kernels("group_norm_affine", rows)
+    result: tuple[Tensor, Tensor, Tensor] = kernels.summed_group_norm_affine(
+        rows, recorded, statistics, num_rows, count, weight, bias, eps
     )
     return result
 

@@ -323,7 +323,7 @@ def total_statistics(row_statistics: Tensor, num_rows: Tensor | None = None) -> 
 
 
 def summed_group_norm_affine(
-    fresh: Tensor,
+    rows: Tensor,
     recorded: Tensor,
     statistics: Tensor,
     num_rows: Tensor | None,
@@ -331,12 +331,12 @@ def summed_group_norm_affine(
     weight: Tensor,
     bias: Tensor,
     eps: float,
-) -> tuple[Tensor, Tensor]:
-    """`group_norm_affine` of rows whose statistics alone are known.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`group_norm_affine` where of recorded rows their statistics alone are known.
 
     Args:
-        fresh: [B, R, 2 * groups], `row_statistics` of the fresh rows.
-        recorded: [B, R, 2 * groups], those of the recorded rows of the same positions.
+        rows: [B, R, C], fresh.
+        recorded: float32 [B, R, 2 * groups], `row_statistics` of the recorded rows of the same positions.
         statistics: as in `group_norm_affine`.
         num_rows: as in `group_norm_affine`.
         count: as in `group_norm_affine`.
@@ -345,11 +345,12 @@ def summed_group_norm_affine(
         eps: added to the variance.
 
     Returns:
-        As `group_norm_affine`.
+        What `group_norm_affine` does, and the fresh rows' `row_statistics`.
     """
+    fresh = row_statistics(rows, statistics.shape[1])
     changed = total_statistics(fresh, num_rows) - total_statistics(recorded, num_rows)
-    mixed = statistics.repeat_interleave(len(fresh) // len(statistics), 0) + changed
-    return _affine_of(mixed, count, weight, bias, eps), mixed
+    mixed = statistics.repeat_interleave(len(rows) // len(statistics), 0) + changed
+    return _affine_of(mixed, count, weight, bias, eps), mixed, fresh
 
 
 def _affine_of(statistics: Tensor, count: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

@@ -55,7 +55,10 @@ MEASURES = {
     ),
     "bench records": (
         *_ENGINE,
-        *(f"fisedit/evaluation/{name}.py" for name in ("record_encodings", "fidelity", "schedules", "timing", "workload")),
+        *(
+            f"fisedit/evaluation/{name}.py"
+            for name in ("record_encodings", "fidelity", "schedules", "timing", "workload")
+        ),
         "fisedit/evaluation/quality/edit_case.py",
         "fisedit/evaluation/quality/metrics.py",
         "weights/demo",

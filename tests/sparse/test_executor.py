@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from diffusers.models.attention_processor import Attention, AttnProcessor2_0
@@ -64,10 +66,8 @@ def test_what_skips_the_middle_is_recorded_once_and_read_whole():
     for shape in SHAPES:
         unet = build_pipeline(shape).unet
         case, executor, inputs, hooks = StepEdit(unet, grids(13, 17)["square"]), Executor(unet), {}, []
-        for site in executor.sites:
-            if site.role in (Role.NORM_HALO, Role.DOWN, Role.UP):
-                keep = lambda _, args, name=site.name: inputs.update({name: args[0].flatten(2).transpose(1, 2)})  # noqa: E731
-                hooks.append(site.module.register_forward_pre_hook(keep))
+        read = [site for site in executor.sites if site.role in (Role.NORM_HALO, Role.DOWN, Role.UP)]
+        hooks += [s.module.register_forward_pre_hook(partial(keep_input, inputs, s.name)) for s in read]
         unet(case.source, case.timestep, case.texts[0])
         for hook in hooks:
             hook.remove()
@@ -78,6 +78,10 @@ def test_what_skips_the_middle_is_recorded_once_and_read_whole():
             if site.name in inputs:
                 assert torch.allclose(step.whole(site.name, site.level), inputs[site.name], atol=1e-4)
                 assert step.channels(site.name) == inputs[site.name].shape[2]
+
+
+def keep_input(inputs, name, _, args):
+    inputs[name] = args[0].flatten(2).transpose(1, 2)
 
 
 def test_an_unknown_layer_is_refused_by_name():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from diffusers import UNet2DConditionModel
 
@@ -13,6 +14,8 @@ from fisedit.sparse.modules import unet_sites
 from fisedit.sparse.record_size import overlay_bytes, step_bytes
 from tests.support.graph_steps import Case
 from tests.support.grids import grids
+
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 SD15 = (4096, 1024, 256, 64)
 """Positions of the levels at 512 x 512."""

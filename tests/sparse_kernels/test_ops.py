@@ -174,6 +174,13 @@ def test_norm_of_mixed_rows_is_the_mixed_maps_own(backend, dtype, size, name, ch
         totals = totals + ops.group_statistics(rows_at(mixed, level.active), groups)
         count = level.size * channels // groups
         got = ops.group_norm(rows_at(mixed, level.read_positions), totals, count, weight, bias, EPS)
+        _, known = ops.dense_group_norm(recorded, groups, weight, bias, EPS)
+        old, rows = (rows_at(each, level.active) for each in (recorded, mixed))
+        expected = ops.group_norm_affine(rows, old, known, None, count, weight, bias, EPS)
+        parts = ops.row_statistics(old, groups)
+        summed = ops.summed_group_norm_affine(rows, parts, known, None, count, weight, bias, EPS)
+        expected = *expected, ops.row_statistics(rows, groups)
+        assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-3) for a, b in zip(summed, expected, strict=True))
     dense = F.group_norm(mixed.double(), groups, weight.double(), bias.double(), EPS)
     close(got, rows_at(dense, level.read_positions), dtype)
 

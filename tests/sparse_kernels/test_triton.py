@@ -75,6 +75,10 @@ def half_of_a_block(edits, backend, channels, groups, width, layout=torch.channe
         known = edits.totals(recorded, groups)
         rows = rows if first is None else (rows[..., :first].contiguous(), rows[..., first:].contiguous())
         norm, totals = ops.group_norm_affine(rows, old, known, tables.placement.num_rows, count, gamma, beta, EPS)
+        if first is None:
+            parts, num_rows = ops.row_statistics(old, groups), tables.placement.num_rows
+            summed = ops.summed_group_norm_affine(rows, parts, known, num_rows, count, gamma, beta, EPS)
+            check_summed(summed, (norm, totals, ops.row_statistics(rows, groups)), num_rows)
         more = (time, edits.rows(residual, 0)) if added else (None, None)
         short = None if first is None else (rows, through, beta.new_ones(width))
         got = ops.norm_conv3x3(
@@ -88,6 +92,14 @@ def half_of_a_block(edits, backend, channels, groups, width, layout=torch.channe
         expected += (bias + 0.0).double().view(-1, 1, 1) + time.double()[..., None, None] + residual.double()
     assert torch.allclose(totals, edits.totals(mixed, groups), rtol=1e-6, atol=1e-3)
     edits.close(got, expected, 0)
+
+
+def check_summed(got, expected, num_rows):
+    """GroupNorm by rows' statistics beside that by the rows; statistics of padding rows are of no use."""
+    for mine, theirs in zip(got[:2], expected[:2], strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-5, atol=1e-3)
+    for mine, theirs, count in zip(got[2], expected[2], num_rows.tolist(), strict=True):
+        assert torch.allclose(mine[:count], theirs[:count], rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.sweep(1)

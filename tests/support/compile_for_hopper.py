@@ -92,6 +92,8 @@ def resnet(dtype, items, rows, channels, size):
     gamma, taps = torch.empty(channels, dtype=dtype), torch.empty(items, rows, 9, dtype=torch.int32)
     num_rows, totals = torch.empty(items, dtype=torch.int32), torch.empty(2, 32, 2, dtype=torch.float64)
     norm, _ = backend.group_norm_affine(x, x, totals, num_rows, size * channels // 32, gamma, gamma, 1e-5)
+    parts = torch.empty(items, rows, 64)
+    backend.summed_group_norm_affine(x, parts, totals, num_rows, size * channels // 32, gamma, gamma, 1e-5)
     backend.norm_conv3x3(x, halo, taps, weight, gamma, norm, ConvEpilogue(torch.empty(1, channels, dtype=dtype), x))
     beside(dtype, x, num_rows, totals, taps, size)
     return x, norm

@@ -19,13 +19,12 @@ from fisedit.sparse_kernels.torch_backend import (
     mixed_group_norm_affine,
     row_column_attention,
     row_statistics,
-    summed_group_norm_affine,
 )
 from fisedit.sparse_kernels.triton.attention import attention, cross_attention
 from fisedit.sparse_kernels.triton.conv import norm_conv3x3
 from fisedit.sparse_kernels.triton.feedforward import norm_geglu
 from fisedit.sparse_kernels.triton.linear import norm_linear, time_projections
-from fisedit.sparse_kernels.triton.norm import group_norm_affine
+from fisedit.sparse_kernels.triton.norm import group_norm_affine, summed_group_norm_affine
 from fisedit.sparse_kernels.triton.scatter import composite, scatter_rows
 
 __all__ = [

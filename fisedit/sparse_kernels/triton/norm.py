@@ -33,18 +33,50 @@ def group_norm_affine(
     eps: float,
 ) -> tuple[Tensor, Tensor]:
     """See `reference.group_norm_affine`."""
-    items, padded, channels = recorded.shape
-    branches, groups, _ = statistics.shape
+    first, second = pair(rows, 1, Tensor.contiguous)
+    affine, mixed, _ = _affine((first, second), recorded, statistics, num_rows, count, weight, bias, eps)
+    return affine, mixed
+
+
+def summed_group_norm_affine(
+    rows: Tensor,
+    recorded: Tensor,
+    statistics: Tensor,
+    num_rows: Tensor,
+    count: int,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `reference.summed_group_norm_affine`; statistics of padding rows are not written."""
+    rows, fresh = rows.contiguous(), torch.empty_like(recorded)
+    return _affine((rows, rows), recorded, statistics, num_rows, count, weight, bias, eps, fresh)
+
+
+def _affine(
+    rows: tuple[Tensor, Tensor],
+    recorded: Tensor,
+    statistics: Tensor,
+    num_rows: Tensor,
+    count: int,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    fresh: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Both forms: `recorded` has rows, or their statistics where those of the fresh ones are written to `fresh`."""
+    (first, second), (items, padded, _) = rows, recorded.shape
+    channels, (branches, groups, _) = len(weight), statistics.shape
     out = torch.empty(items, 2, channels, device=recorded.device)
     mixed = torch.empty(items, groups, 2, dtype=torch.float64, device=recorded.device)
     programs = max(1, triton.cdiv(padded, CHUNK))
     parts = torch.empty(items * groups, programs, 2, dtype=torch.float64, device=out.device) if programs > 1 else mixed
-    first, second = pair(rows, 1, Tensor.contiguous)
-    width = channels // groups
+    width, written = channels // groups, mixed if fresh is None else fresh
     _sums[items * groups, programs](
         first,
         second,
         recorded.contiguous(),
+        written,
         num_rows,
         parts,
         counters(items * groups if programs > 1 else 0, out.device),
@@ -61,11 +93,12 @@ def group_norm_affine(
         first.shape[2],
         PARTS=programs > 1,
         PAIR=first is not second,
+        SUMMED=fresh is not None,
         BR=BLOCK,
         W=width,
         BW=power_of_two(width),
     )
-    return out, mixed
+    return out, mixed, written
 
 
 @triton.jit
@@ -95,8 +128,9 @@ def _write(
 
 @triton.jit
 def _sums(
-    first, second, recorded, num_rows, parts, counters, statistics, weight, bias, out, mixed, count, eps, groups, each,
-    R, A, PARTS: tl.constexpr, PAIR: tl.constexpr, W: tl.constexpr, BR: tl.constexpr, BW: tl.constexpr,
+    first, second, recorded, fresh, num_rows, parts, counters, statistics, weight, bias, out, mixed, count, eps, groups,
+    each, R, A, PARTS: tl.constexpr, PAIR: tl.constexpr, SUMMED: tl.constexpr, W: tl.constexpr, BR: tl.constexpr,
+    BW: tl.constexpr,
 ):  # fmt: skip
     """Sum and sum of squares of one group of one item, fresh less recorded, or of some of its rows."""
     index = tl.program_id(0)
@@ -121,9 +155,18 @@ def _sums(
             x += tl.load(pointers, mask=inside & (c >= A)[None, :], other=0.0).to(tl.float32)
         else:
             x = tl.load(new[None, :] + r[:, None] * A, mask=inside, other=0.0).to(tl.float32)
-        y = tl.load(old[None, :] + r[:, None] * channels, mask=inside, other=0.0).to(tl.float32)
-        total += tl.sum(tl.sum(x, 1), 0).to(tl.float64) - tl.sum(tl.sum(y, 1), 0).to(tl.float64)
-        square += tl.sum(tl.sum(x * x, 1), 0).to(tl.float64) - tl.sum(tl.sum(y * y, 1), 0).to(tl.float64)
+        row_total, row_square = tl.sum(x, 1), tl.sum(x * x, 1)
+        if SUMMED:
+            at = (item * R + r) * 2 * groups + index % groups
+            old_total = tl.load(recorded + at, mask=r < live, other=0.0)
+            old_square = tl.load(recorded + at + groups, mask=r < live, other=0.0)
+            tl.store(fresh + at, row_total, mask=r < live)
+            tl.store(fresh + at + groups, row_square, mask=r < live)
+        else:
+            y = tl.load(old[None, :] + r[:, None] * channels, mask=inside, other=0.0).to(tl.float32)
+            old_total, old_square = tl.sum(y, 1), tl.sum(y * y, 1)
+        total += tl.sum(row_total, 0).to(tl.float64) - tl.sum(old_total, 0).to(tl.float64)
+        square += tl.sum(row_square, 0).to(tl.float64) - tl.sum(old_square, 0).to(tl.float64)
     last = True
     if PARTS:
         programs = tl.num_programs(1)
