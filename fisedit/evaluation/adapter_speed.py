@@ -27,6 +27,7 @@ from fisedit.models.malloc import keep_freed_memory
 from fisedit.sampling.denoise import Engine
 from fisedit.sparse.cost_model import unet_macs
 from fisedit.sparse.feature_cache import FeatureOverlay
+from fisedit.sparse.feature_codec import choose_encoding
 from fisedit.values import OnStep
 
 if TYPE_CHECKING:
@@ -93,7 +94,8 @@ class _AdapterBenchmark:
     """One engine and one source, recorded without an adapter; `dense` is a dense step's MACs and what families add."""
 
     def __init__(self, workload: Workload, repeats: int) -> None:
-        self.engine, self.config, self.repeats = Engine(workload.pipe), workload.config, repeats
+        self.engine = Engine(workload.pipe, encoding=choose_encoding("auto", workload.device))
+        self.config, self.repeats = workload.config, repeats
         self.text = self.engine.encode(self.config)
         sampler = self.engine.sampler(self.config)
         self.timestep = sampler.timesteps[len(sampler.timesteps) // 2]
@@ -110,9 +112,10 @@ class _AdapterBenchmark:
 
     def record(self, conditions: list[ReferenceCondition]) -> StepFeatures:
         """A source's step, made with adapters."""
-        return self.engine.executor.run_dense(
-            self.latents, self.timestep, self.text, {}, extra_layers=AdapterStack(conditions)
-        )[1]
+        layers = AdapterStack(conditions) if conditions else None
+        _, features = self.engine.executor.run_dense(self.latents, self.timestep, self.text, {}, extra_layers=layers)
+        features.encode(self.engine.encoding)
+        return features
 
     def measure_mask(self, condition: ReferenceCondition, conditioned: StepFeatures, grid: BoolGrid) -> Row:
         """Three steps over one mask [h, w], which take turns."""

@@ -27,6 +27,7 @@ from fisedit.evaluation.workload import PROMPTS, STEP_DILATION, load_workload, m
 from fisedit.models.malloc import keep_freed_memory
 from fisedit.sampling.denoise import Engine
 from fisedit.sparse.feature_cache import FeatureOverlay
+from fisedit.sparse.feature_codec import choose_encoding
 from fisedit.sparse.vae_decode import decode, decode_sparse
 from fisedit.values import OnStep
 
@@ -106,7 +107,8 @@ class _EditBenchmark:
 
     def __init__(self, workload: Workload, dense: DensePipelines, best: DenseVariant) -> None:
         self.pipe, self.config, self.dense, self.best = workload.pipe, workload.config, dense, best
-        self.editor, self.engine = Editor(self.pipe), Engine(self.pipe)
+        self.editor = Editor(self.pipe)
+        self.engine = Engine(self.pipe, encoding=choose_encoding("auto", workload.device))
         self.costs = self.engine.costs(self.config)
         self.text = self.engine.encode(self.config)
         sampler = self.engine.sampler(self.config)
@@ -213,7 +215,9 @@ class _EditBenchmark:
         self.dense_row["recorded_bytes"] = source.stats.recorded_bytes
 
     def _record(self) -> Any:
-        return self.engine.executor.run_dense(self.latents, self.timestep, self.text, {})[1]
+        features = self.engine.executor.run_dense(self.latents, self.timestep, self.text, {})[1]
+        features.encode(self.engine.encoding)
+        return features
 
     def _sparse_step(self, grid: BoolGrid) -> Callable[[], object]:
         cache: dict[str, Tensor] = {}
