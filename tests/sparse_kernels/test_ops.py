@@ -185,10 +185,14 @@ def test_norm_of_mixed_rows_is_the_mixed_maps_own(backend, dtype, size, name, ch
     close(got, rows_at(dense, level.read_positions), dtype)
 
 
-@each_backend
 @pytest.mark.parametrize(("mean", "tolerance"), [(3, 1e-5), (30, 1e-3)])
-def test_replacing_every_row_of_a_map_with_a_large_mean(backend, mean, tolerance):
+def test_replacing_every_row_of_a_map_with_a_large_mean(mean, tolerance):
     """The totals all but cancel: sums in fp32 leave an error of 2e-6 at a mean of 3 spreads and of 2e-4 at 30."""
+    for backend in sorted(ops.BACKENDS):
+        check_large_mean(backend, mean, tolerance)
+
+
+def check_large_mean(backend, mean, tolerance):
     recorded = torch.randn(1, 32, 32, 32) + mean
     mixed = recorded + 0.01 * torch.randn_like(recorded)
     everywhere, weight, bias = torch.arange(32 * 32), torch.ones(32), torch.zeros(32)
@@ -219,13 +223,13 @@ def test_statistics_of_a_mixed_map_are_updated_or_computed_anew(monkeypatch, sma
         assert torch.allclose(statistics, expected[2], rtol=1e-5, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["", "cuda", "Fast"])
-def test_an_unknown_backend_is_refused(name):
-    with (
-        pytest.raises(InputError, match="kernels must be one of reference, fast, triton, xformers, got"),
-        ops.use(name),
-    ):
-        pass
+def test_an_unknown_backend_is_refused():
+    for name in ("", "cuda", "Fast"):
+        with (
+            pytest.raises(InputError, match="kernels must be one of reference, fast, triton, xformers, got"),
+            ops.use(name),
+        ):
+            pass
 
 
 def test_the_switch_goes_back(monkeypatch):

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fisedit.sparse_kernels.reference import Rows
+from fisedit.sparse_kernels.reference import LayerNormParams, Rows
 from fisedit.sparse_kernels.triton.epilogue import last_to_arrive
 from fisedit.sparse_kernels.triton.launch import counters, pair, power_of_two
 
@@ -34,7 +34,7 @@ def group_norm_affine(
 ) -> tuple[Tensor, Tensor]:
     """See `reference.group_norm_affine`."""
     first, second = pair(rows, 1, Tensor.contiguous)
-    affine, mixed, _ = _affine((first, second), recorded, statistics, num_rows, count, weight, bias, eps)
+    affine, mixed, _ = _affine((first, second), recorded, statistics, num_rows, count, (weight, bias, eps))
     return affine, mixed
 
 
@@ -50,7 +50,7 @@ def summed_group_norm_affine(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `reference.summed_group_norm_affine`; statistics of padding rows are not written."""
     rows, fresh = rows.contiguous(), torch.empty_like(recorded)
-    return _affine((rows, rows), recorded, statistics, num_rows, count, weight, bias, eps, fresh)
+    return _affine((rows, rows), recorded, statistics, num_rows, count, (weight, bias, eps), fresh)
 
 
 def _affine(
@@ -59,13 +59,11 @@ def _affine(
     statistics: Tensor,
     num_rows: Tensor,
     count: int,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
+    norm: LayerNormParams,
     fresh: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Both forms: `recorded` has rows, or their statistics where those of the fresh ones are written to `fresh`."""
-    (first, second), (items, padded, _) = rows, recorded.shape
+    (first, second), (items, padded, _), (weight, bias, eps) = rows, recorded.shape, norm
     channels, (branches, groups, _) = len(weight), statistics.shape
     out = torch.empty(items, 2, channels, device=recorded.device)
     mixed = torch.empty(items, groups, 2, dtype=torch.float64, device=recorded.device)
