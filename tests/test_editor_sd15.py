@@ -13,9 +13,9 @@ from tests.support import oracle
 from tests.support.edits import CAT, DOG, check_outside, latents, oracle_chain, trajectory
 
 STEPS = 2
-FURTHEST = {torch.float32: {"model": 1e-4, "int8": 0.2}, torch.bfloat16: {"model": 0.2, "int8": 0.3}}
+FURTHEST = {torch.float32: {"model": 1e-4, "int8": 0.4}, torch.bfloat16: {"model": 0.2, "int8": 0.4}}
 """How far an edit's latents may be from the oracle's in fp32, in their spread, by what features are kept in: 0.13 in
-bfloat16, 0.20 from there in int8, the source 1.1."""
+bfloat16, 0.20 and at 256 pixels 0.32 in int8, the source 1.1 (a random network hides no error)."""
 
 
 @pytest.mark.parametrize(
