@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -21,8 +21,9 @@ from fisedit.errors import AdapterError, InputError, SessionError
 from fisedit.history import EditResult, History
 from fisedit.masking.localize import DEFAULT_METHOD, MaskOptions, change_heatmap
 from fisedit.masking.masks import count_components
-from fisedit.models.device import default_torch_state, memory_bytes
+from fisedit.models.device import default_torch_state
 from fisedit.models.loader import load
+from fisedit.models.machine import free_bytes
 from fisedit.models.paths import absolute_name, expand_home
 from fisedit.models.stopwatch import Stopwatch
 from fisedit.pipeline import EditPipeline
@@ -31,6 +32,7 @@ from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory_cache import TrajectoryCache
 from fisedit.sparse import cost_store
 from fisedit.sparse.feature_codec import choose_encoding
+from fisedit.sparse.feature_tiers import FeatureTiers
 from fisedit.sparse.modules import project_text
 from fisedit.sparse.stepping import Graphs
 from fisedit.storage import provenance
@@ -38,6 +40,7 @@ from fisedit.storage.canvas import canvas_size, to_editable
 from fisedit.storage.files import check_image_path
 from fisedit.storage.image_metadata import Metadata, read_metadata
 from fisedit.storage.images import write_image
+from fisedit.storage.pages import PageFolder, default_folder
 from fisedit.storage.provenance import Origin, PastEdit
 from fisedit.storage.session_store import SessionContents, SessionStore
 from fisedit.values import (
@@ -57,6 +60,8 @@ if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
     from numpy.typing import NDArray
     from PIL.Image import Image
+
+    from fisedit.storage.pages import Page
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,9 +107,12 @@ class Editor:
     Args:
         pipe: a Stable Diffusion 1.x or 2.x pipeline. Editors may share one.
         model: its name, for saved sessions.
-        max_recorded_bytes: recorded features kept before the least recently used are dropped (they are rebuilt when
-            needed); None for half of the memory of the GPU, or of the machine without one. Steps of a single source
-            that do not fit wait in the host's memory.
+        max_recorded_bytes: recorded features kept in the memory of the device; None for half of what is free there. On
+            a CPU steps that do not fit lie on disk and are fetched while an edit runs; on a GPU they wait in the host's
+            memory first.
+        max_host_bytes: of those that a GPU's memory does not hold, kept in the host's; None for half of what is free.
+        max_disk_bytes: of those that do not fit there, kept on disk; None for a quarter of what is free, 0 for none.
+            What fits nowhere is dropped, the least recently used first, and made again when it is needed.
         graphs: replay sparse steps from captured graphs of fused kernels; None for what the environment's
             FISEDIT_GRAPHS says, 0 or 1, or else on CUDA devices. Elsewhere a stand-in runs in their place, which shows
             that they are right and saves no time. A UNet or an edit that they cannot run is run eagerly, and
@@ -123,15 +131,22 @@ class Editor:
         *,
         model: str = "",
         max_recorded_bytes: int | None = None,
+        max_host_bytes: int | None = None,
+        max_disk_bytes: int | None = None,
         graphs: bool | None = None,
         cache_dtype: str = "auto",
     ) -> None:
         self.pipe = pipe
         self.model = model
         self._stores: dict[Path, SessionStore] = {}
-        limit = memory_bytes(pipe.unet.device) // 2 if max_recorded_bytes is None else max_recorded_bytes
-        encoding = choose_encoding(cache_dtype, pipe.unet.device)
-        self._pipeline = EditPipeline(pipe, TrajectoryCache(limit), Graphs(graphs), encoding)
+        device = pipe.unet.device
+        limit = free_bytes(device) // 2 if max_recorded_bytes is None else max_recorded_bytes
+        host_limit = free_bytes(torch.device("cpu")) // 2 if max_host_bytes is None else max_host_bytes
+        folder = default_folder() if max_disk_bytes != 0 else None
+        pages = None if folder is None else PageFolder(folder, max_disk_bytes)
+        tiers = FeatureTiers(limit if device.type == "cpu" else host_limit, pages)
+        encoding = choose_encoding(cache_dtype, device)
+        self._pipeline = EditPipeline(pipe, TrajectoryCache(limit, tiers), Graphs(graphs), encoding)
 
     @classmethod
     def from_pretrained(
@@ -142,6 +157,8 @@ class Editor:
         dtype: str | torch.dtype | None = None,
         local_files_only: bool = False,
         max_recorded_bytes: int | None = None,
+        max_host_bytes: int | None = None,
+        max_disk_bytes: int | None = None,
         graphs: bool | None = None,
         cache_dtype: str = "auto",
     ) -> Self:
@@ -153,7 +170,9 @@ class Editor:
             dtype: "fp32", "bf16", "fp16" or torch's; None for fp16 on CUDA, and on a CPU for the faster of
                 bf16 and fp32.
             local_files_only: never reach for the network.
-            max_recorded_bytes: beyond which the least recently used features are dropped; None for half the memory.
+            max_recorded_bytes: of recorded features in the device's memory; see `Editor`.
+            max_host_bytes: of those in the host's memory; see `Editor`.
+            max_disk_bytes: of those on disk; see `Editor`.
             graphs: capture sparse steps as CUDA graphs; None where that can be done.
             cache_dtype: what recorded features are kept in; see `Editor`.
 
@@ -163,10 +182,18 @@ class Editor:
         """
         pipe = load(model, device=device, dtype=dtype, local_files_only=local_files_only)
         name = absolute_name(model)
-        return cls(pipe, model=name, max_recorded_bytes=max_recorded_bytes, graphs=graphs, cache_dtype=cache_dtype)
+        return cls(
+            pipe,
+            model=name,
+            max_recorded_bytes=max_recorded_bytes,
+            max_host_bytes=max_host_bytes,
+            max_disk_bytes=max_disk_bytes,
+            graphs=graphs,
+            cache_dtype=cache_dtype,
+        )
 
     def beside(self, history: History | None = None, references: dict[str, Image] | None = None) -> Self:
-        """Another editor over the same model, with a trajectory cache of its own.
+        """Another editor over the same model, with a history and a trajectory cache of its own within the same bounds.
 
         Args:
             history: results that it shares with editors over other models; None for its own. A result is edited by an
@@ -197,12 +224,12 @@ class Editor:
 
     @property
     def max_recorded_bytes(self) -> int:
-        """Bytes of recorded features beyond which the least recently used are dropped."""
+        """Bytes of recorded features that are kept in the device's memory at most."""
         return self._trajectory_cache.max_bytes
 
     @property
     def recorded_bytes(self) -> int:
-        """Bytes of recorded features that are kept now."""
+        """Bytes of recorded features that are kept in memory now; those on disk are not counted."""
         return self._trajectory_cache.bytes
 
     def forget(self) -> None:
@@ -212,7 +239,7 @@ class Editor:
             SessionError: an edit is running, which needs them.
         """
         self.history.check_unused()
-        self._pipeline.cache = TrajectoryCache(self._trajectory_cache.max_bytes)
+        self._pipeline.cache = self._trajectory_cache.emptied()
 
     def load_lora(self, source: str | Path, scale: float = 1.0) -> str:
         """Load a LoRA, which changes what is painted from now on.
@@ -499,6 +526,7 @@ class Editor:
             ]
         )
 
+    @default_torch_state()
     def preview(
         self,
         prompt: str,
@@ -681,13 +709,19 @@ class Editor:
         """
         return write_image(self.current.image, check_image_path(Path(path)), self.metadata() if metadata else None)
 
-    def save(self, folder: str | Path, *, metadata: bool = True, overwrite: bool = False) -> None:
+    @default_torch_state()
+    def save(
+        self, folder: str | Path, *, metadata: bool = True, features: bool = False, overwrite: bool = False
+    ) -> None:
         """Write the session: pictures, masks, prompts, seeds, lineage, parameters. Wherever that ends, what is in the
         folder is the old session or the new one, whole.
 
         Args:
             folder: of the session; made if it is not there.
             metadata: tell in every picture's file how it was made.
+            features: write what was recorded with sources too, as far as it is kept: then the first edit after `resume`
+                need not make them again. `recorded_bytes` of their `stats` tells what that takes. Without it features
+                that are in the folder stay.
             overwrite: replace a session in the folder that is not this one, or that another run has changed since.
 
         Raises:
@@ -700,8 +734,23 @@ class Editor:
             )
         references = self._engine.references.used(like for result in self.history for like in result.config.like)
         metadata_of = self.metadata if metadata else lambda _: None
-        contents = SessionContents(self.history, self.model, self._dtype, references)
+        pages = self.recorded_pages() if features else {}
+        contents = SessionContents(self.history, self.model, self._dtype, references, pages=pages)
         self._store(folder).save(contents, metadata_of, overwrite=overwrite)
+
+    @default_torch_state()
+    def recorded_pages(self) -> dict[str, list[Callable[[], bytes]]]:
+        """Id of every source whose features are kept -> what returns the bytes of each of their pages."""
+        return self._pipeline.pages()
+
+    @default_torch_state()
+    def load_pages(self, pages: Mapping[str, Sequence[Page]]) -> None:
+        """Read features of sources from their pages when edits need them; pages of no use are ignored.
+
+        Args:
+            pages: id of a source -> its pages.
+        """
+        self._pipeline.load_pages(pages)
 
     def _store(self, folder: str | Path) -> SessionStore:
         """A session's folder, as far as this editor has loaded or saved what is in it."""
@@ -718,7 +767,8 @@ class Editor:
         local_files_only: bool = False,
         cache_dtype: str = "auto",
     ) -> Self:
-        """Load a saved session with its model; features are recorded again when an edit first needs them.
+        """Load a saved session with its model; features that were not saved, or are of no use, are recorded again when
+        an edit first needs them.
 
         Args:
             folder: of the session.
@@ -758,6 +808,8 @@ class Editor:
         self.forget()
         self._pipeline.history = loaded.history
         self._stores = {store.folder: store}
+        if loaded.index.dtype == self._dtype:
+            self.load_pages(store.pages(loaded.index))
 
     @classmethod
     def remake(

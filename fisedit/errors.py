@@ -52,6 +52,12 @@ class SessionError(FisEditError):
     code = "session"
 
 
+class PageError(SessionError):
+    """A page of recorded features is damaged or gone; what was recorded is made again."""
+
+    code = "page"
+
+
 class NumericsError(FisEditError):
     """NaN or infinity in weights or latents."""
 

@@ -6,18 +6,20 @@ engine, cache and history; checks no arguments of users.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
 
-from fisedit.errors import ModelError, SessionError
+from fisedit.errors import ModelError, PageError, SessionError
 from fisedit.history import EditResult, History
 from fisedit.masking.drift_check import DriftDetected, plan_check
 from fisedit.masking.localize import describe_source, restrict_to_words, shared_tokens
 from fisedit.masking.text_diff import diff
-from fisedit.models.device import default_torch_state, device_and_dtype, weight_versions
+from fisedit.models.device import default_torch_state, device_and_dtype, weight_versions, weights_digest
 from fisedit.models.injection import exclusive
 from fisedit.models.prompt_weighting import parse
 from fisedit.models.vae import encode, preview
@@ -25,9 +27,10 @@ from fisedit.planner import EditPlan, EditRequest, EncodedPrompt, Planner, Regio
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.inversion import noise_latents
 from fisedit.sampling.trajectory import AttentionInjection, LatentEdit, Trajectory, max_injection_steps
-from fisedit.sampling.trajectory_cache import TrajectoryCache
+from fisedit.sampling.trajectory_pages import RecordedSource, to_pages
 from fisedit.sparse import cost_store
 from fisedit.sparse.compositing import composite
+from fisedit.sparse.feature_cache import ShiftedFeatures, StepFeatures
 from fisedit.sparse.modules import loras
 from fisedit.sparse.vae_decode import DecoderCache, decode
 from fisedit.storage.canvas import is_canvas, paste_edit, to_canvas, upscale_note
@@ -44,16 +47,20 @@ from fisedit.values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from diffusers import StableDiffusionPipeline
     from PIL.Image import Image
     from torch import Tensor
 
     from fisedit.masking.text_diff import Tokenizer
+    from fisedit.sampling.trajectory_cache import TrajectoryCache
     from fisedit.sparse.feature_codec import FeatureEncoding
     from fisedit.sparse.stepping import Graphs
+    from fisedit.storage.pages import Page
     from fisedit.values import AdapterReference, GenerationConfig
+
+T = TypeVar("T")
 
 MIN_MEAN_DIFFERENCE = 1.0
 """Mean difference inside the mask, of 255, below which an edit is said to have had no effect."""
@@ -95,15 +102,17 @@ class EditPipeline:
     def __init__(
         self, pipe: StableDiffusionPipeline, cache: TrajectoryCache, graphs: Graphs, encoding: FeatureEncoding
     ) -> None:
-        self.engine, self.cache, self.history = Engine(pipe, graphs, cache.max_bytes, encoding), cache, History()
+        self.engine = Engine(pipe, graphs, cache.max_bytes, encoding, cache.tiers)
+        self.cache, self.history = cache, History()
         self.planner = Planner(self.engine)
         self._recorded_with: object = None
+        self._digest: tuple[object, str] | None = None
 
     def beside(self, history: History | None = None, references: dict[str, Image] | None = None) -> EditPipeline:
-        """Another one with the same model, graphs and adapters, and a cache of its own; arguments as in
+        """Another one with the same model, graphs, adapters and tiers, and a cache of its own; arguments as in
         `Editor.beside`."""
         engine = self.engine
-        pipeline = EditPipeline(engine.pipe, TrajectoryCache(self.cache.max_bytes), engine.graphs, engine.encoding)
+        pipeline = EditPipeline(engine.pipe, self.cache.emptied(), engine.graphs, engine.encoding)
         pipeline.engine.references.adapters |= self.engine.references.adapters
         if history is not None:
             pipeline.history = history
@@ -129,7 +138,7 @@ class EditPipeline:
             raise ModelError("a pipeline must have a scheduler, got None; set pipe.scheduler")
         model = placement, weights, pipe.vae, pipe.text_encoder, dict(pipe.scheduler.config)
         if self._recorded_with not in (None, model):
-            self.cache = TrajectoryCache(self.cache.max_bytes)
+            self.cache = self.cache.emptied()
             self.engine.references.forget()
         if self._recorded_with != model or self.engine.table is None:  # it may have been measured since
             self.engine.table = cost_store.load_table(pipe)
@@ -215,9 +224,22 @@ class EditPipeline:
         source_references = self.history.lineage(self.history.current.id)[0].config.like
         return tuple(entry for entry in source_references if entry.adapter in references.adapters)
 
-    @default_torch_state()
+    def _again_if_damaged(self, request: EditRequest, call: Callable[[], T]) -> T:
+        """Call, and once more with all made again that the edit lies over, if a page of it is gone or damaged."""
+        try:
+            return call()
+        except PageError:
+            assert request.parent is not None, "a source reads no pages"
+            source = self.history.lineage(request.parent.id)[0]
+            self.cache.drop([one.id for one in self.history if self.history.lineage(one.id)[0] is source])
+        return call()
+
     def plan(self, request: EditRequest) -> EditPlan:
         """Where an edit goes and how it will run; what was recorded is rebuilt for it where it is gone."""
+        return self._again_if_damaged(request, partial(self._plan, request))
+
+    @default_torch_state()
+    def _plan(self, request: EditRequest) -> EditPlan:
         if reason := request.unchanged_reason:
             return self.planner.plan_unchanged(request, reason)
         with self.history.mark_in_use(request.parent):
@@ -227,9 +249,12 @@ class EditPipeline:
         notes = (f"results rebuilt first, as their features were gone: {rebuilt}",) if rebuilt else ()
         return replace(plan, notes=plan.notes + notes)
 
-    @default_torch_state()
     def run(self, request: EditRequest, plan: EditPlan) -> EditResult:
         """Run a plan, and once more with a larger mask where the change leaves the first; keep the result."""
+        return self._again_if_damaged(request, partial(self._run, request, plan))
+
+    @default_torch_state()
+    def _run(self, request: EditRequest, plan: EditPlan) -> EditResult:
         with self.history.mark_in_use(request.parent):
             if plan.skip_reason:
                 return self.add_unchanged(request, plan)
@@ -237,7 +262,7 @@ class EditPipeline:
             try:
                 (output,) = self.render([(request, plan)])
             except DriftDetected as drift:
-                return self.run(request, self.planner.widen(request, plan, drift))
+                return self._run(request, self.planner.widen(request, plan, drift))
             return self.add_result(request, plan, output)
 
     @default_torch_state()
@@ -256,7 +281,8 @@ class EditPipeline:
         for batch in self._batches(jobs):
             batch_jobs = [jobs[i] for i in batch]
             self._reserve_cache(batch_jobs)
-            outputs |= dict(zip(batch, self.render(batch_jobs), strict=True))
+            rendered = self._again_if_damaged(batch_jobs[0][0], partial(self.render, batch_jobs))
+            outputs |= dict(zip(batch, rendered, strict=True))
         for i, job in enumerate(jobs):
             yield self.add_result(*job, outputs[i]) if i in outputs else self.run(*job)
 
@@ -372,6 +398,31 @@ class EditPipeline:
         with request.stopwatch.stage("decode"), torch.inference_mode():
             return decode(self.engine.pipe.vae, latents)[0]
 
+    def pages(self) -> dict[str, list[Callable[[], bytes]]]:
+        """Of every source whose features are kept, what returns the bytes of each of their pages."""
+        kept = [result.id for result in self.history if result.parent is None and result.id in self.cache]
+        return {each: to_pages(RecordedSource(*self.cache.get(each)), self._weights) for each in kept}
+
+    def load_pages(self, pages: Mapping[str, Sequence[Page]]) -> None:
+        """Keep sources as their pages have them; those whose pages are of no use are made again when they are needed.
+
+        Args:
+            pages: id of a source -> its pages.
+        """
+        self._refresh()
+        for result_id, each in pages.items():
+            with suppress(PageError):
+                source = self.engine.load(self.history.find(result_id).config, each, self._weights)
+                self.cache.put(result_id, source.trajectory, source.decoder, base=None)
+
+    @property
+    def _weights(self) -> str:
+        """Digest of the model's weights, found once for each state of them."""
+        state = weight_versions(self.engine.pipe), self.engine.pipe.vae
+        if self._digest is None or self._digest[0] != state:
+            self._digest = state, weights_digest(self.engine.pipe)
+        return self._digest[1]
+
     def _callback(self, request: EditRequest) -> Callable[[int, int, Tensor], None]:
         def callback(i: int, n: int, estimate: Tensor) -> None:
             if request.on_step is not None:
@@ -448,8 +499,19 @@ class EditPipeline:
             return self.history.add(result)
 
     def _cache(self, result: EditResult, output: RenderOutput) -> None:
-        base = result.parent if result.growth or result.start else None
+        base, features = result.parent if result.growth or result.start else None, output.decoder.features
+        if self.engine.executor.device.type == "cpu" and not isinstance(features, ShiftedFeatures):
+            latents = output.trajectory.latents[-1]
+            remake = partial(self._decoder_features, latents) if isinstance(features, StepFeatures) else None
+            self.cache.tiers.add(features, len(output.trajectory.features), remake)
         self.cache.put(result.id, output.trajectory, output.decoder, base=base)
+
+    @torch.inference_mode()
+    def _decoder_features(self, latents: Tensor) -> StepFeatures:
+        """What a dense decode recorded, made again."""
+        features = decode(self.engine.pipe.vae, latents)[1].features
+        assert isinstance(features, StepFeatures)
+        return features
 
     def _stats(self, request: EditRequest, plan: EditPlan, macs: int, steps: int) -> EditStats:
         """What so many steps cost; bytes and graphs aside."""

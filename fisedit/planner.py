@@ -16,7 +16,6 @@ from fisedit.errors import InputError
 from fisedit.masking import drift_check, masks
 from fisedit.masking.localize import OBJECT_MASKS, MaskOptions, num_probes, predict_mask
 from fisedit.models.stopwatch import Stopwatch
-from fisedit.sparse.record_size import overlay_bytes, step_bytes
 from fisedit.sparse_kernels.dilation import dilate, erode
 from fisedit.values import (
     DENSE_STEP,
@@ -363,18 +362,16 @@ class Planner:
         """
         if plan.skip_reason:
             return 0
-        engine, config = self._engine, request.config
-        sites, sizes, batch = engine.executor.sites, engine.sizes(config), engine.batch(config)
-        itemsize = engine.pipe.unet.dtype.itemsize
-        dense = step_bytes(sites, sizes, batch, itemsize, engine.encoding)
+        config, start = request.config, request.start
+        size = self._engine.record_size(config)
         if not plan.dilation:
-            return dense * (config.num_inference_steps - request.start)
+            return self._engine.recorded_bytes(config, start)
         costs, total = self.costs(config), 0
-        for cells, count in Counter(plan.dilation[request.start :]).items():
+        for cells, count in Counter(plan.dilation[start:]).items():
             if cells == DENSE_STEP:  # and what it found changed
-                total += count * (dense + overlay_bytes(sites, sizes, batch, itemsize))
+                total += count * (size.step + size.overlay(size.sizes))
             else:
-                total += count * overlay_bytes(sites, costs.rows(plan.mask.grid, (cells,)), batch, itemsize)
+                total += count * size.overlay(costs.rows(plan.mask.grid, (cells,)))
         return total
 
     def _read_references(self, request: EditRequest) -> int:

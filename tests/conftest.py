@@ -33,6 +33,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 CPU_FLAGS = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
 os.environ.setdefault("FISEDIT_CPU_DTYPE", "bf16" if "avx512_bf16" in CPU_FLAGS else "fp32")  # no timing decides here
 os.environ.setdefault("FISEDIT_COSTS", "0")  # no table of this machine decides: tests have a fixed one
+os.environ.setdefault("FISEDIT_PAGES", "0")  # features stay in memory but where a test gives them a folder
 if not Path("/dev/nvidiactl").exists():  # no GPU: Triton's kernels run in its interpreter, chosen when it is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

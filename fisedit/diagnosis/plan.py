@@ -14,9 +14,13 @@ from fisedit.diagnosis.record_placement import RecordPlacement, place_records
 from fisedit.errors import InputError
 from fisedit.sampling.denoise import Engine
 from fisedit.sparse import cost_store
+from fisedit.sparse.feature_codec import choose_encoding
+from fisedit.storage.pages import free_page_bytes
 from fisedit.values import DENSE_STEP, LATENT_FACTOR, make_generation_config
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from diffusers import StableDiffusionPipeline
 
     from fisedit.sparse.cost_model import Costs
@@ -80,32 +84,68 @@ def _plan(
     """The plan in one dtype."""
     engine, config = Engine(pipe), _config(pipe, settings)
     engine.table = table
-    costs, steps = engine.costs(config), settings.num_inference_steps
-    page = round(float(table.about["record_bytes"]) * costs.sizes[0] * engine.batch(config))
     weights = _WEIGHT_BYTES[dtype] * sum(
         weight.numel() for part in (pipe.unet, pipe.vae, pipe.text_encoder) for weight in part.parameters()
     )
-    grid = shape_mask(settings.areas[0], config.width // LATENT_FACTOR, discs=False)
-    sparse = costs.step_seconds(grid, costs.cheapest_dilations(grid))
-    choices = [RecordPlacement("memory", page, sparse)]
-    if "disk read" in table.rates:
-        choices.append(RecordPlacement("disk", 0, sparse + page / table.rates["disk read"]))
-    placed = place_records([choices] * steps, max(0, limit - weights)) or ()
-    kept = Counter(one.name for one in placed)
-    late = sum(one.seconds - sparse for one in placed)
+    records = [_records(engine, config, dtype, name, settings, limit - weights) for name in ("auto", "int4")]
+    chosen = min(records, key=lambda each: (each.unplaced, each.late))  # the first of those that are alike
+    steps, costs = settings.num_inference_steps, engine.costs(config)
     return {
         "choice": {
             "dtype": dtype,
+            "cache_dtype": chosen.cache_dtype,
             "batch": 1,
             "weights_bytes": weights,
             "limit_bytes": limit,
-            "steps_in_memory": kept["memory"],
-            "steps_on_disk": kept["disk"],
+            "steps_in_memory": chosen.kept["memory"],
+            "steps_on_disk": chosen.kept["disk"],
         },
-        "source": {"seconds": costs.seconds(None, ()), "bytes": page * steps},
-        "edits": [_edit(costs, config, area, page, late) for area in settings.areas],
-        "changes": _changes(page, steps, limit - weights, weights),
+        "source": {"seconds": costs.seconds(None, ()), "bytes": chosen.bytes},
+        "edits": [_edit(costs, engine, config, area, chosen.late) for area in settings.areas],
+        "changes": _changes(chosen, steps, limit - weights, weights) if chosen.unplaced else [],
     }
+
+
+@dataclass(frozen=True, eq=False)
+class _Records:
+    """How a source's records are kept.
+
+    Args:
+        cache_dtype: as in `Editor`.
+        bytes: of all steps.
+        kept: "memory" and "disk" -> steps that are kept there.
+        late: seconds that an edit waits for records.
+        unplaced: steps that fit nowhere.
+    """
+
+    cache_dtype: str
+    bytes: int
+    kept: Mapping[str, int]
+    late: float
+    unplaced: int
+
+
+def _records(
+    engine: Engine, config: GenerationConfig, dtype: str, cache_dtype: str, settings: PlanSettings, room: int
+) -> _Records:
+    """Where a source's steps go within so many bytes of memory, and what is free on the disk, in one cache_dtype."""
+    encoding, table, steps = (
+        choose_encoding(cache_dtype, engine.executor.device),
+        engine.table,
+        settings.num_inference_steps,
+    )
+    total = engine.recorded_bytes(config, size=engine.record_size(config, encoding, _WEIGHT_BYTES[dtype]))
+    page, costs = -(-total // steps), engine.costs(config)
+    grid = shape_mask(settings.areas[0], config.width // LATENT_FACTOR, discs=False)
+    sparse = costs.step_seconds(grid, costs.cheapest_dilations(grid))
+    choices = [RecordPlacement("memory", page, sparse)]
+    if table is not None and "disk read" in table.rates:
+        choices.append(RecordPlacement("disk", 0, sparse + page / table.rates["disk read"]))
+    on_disk = min(steps, free_page_bytes() // page) if len(choices) > 1 else 0
+    placed = place_records([choices] * on_disk + [choices[:1]] * (steps - on_disk), max(0, room))
+    kept = Counter(one.name for one in placed or ())
+    late = sum(one.seconds - sparse for one in placed or ())
+    return _Records(cache_dtype, total, kept, late, 0 if placed else steps - on_disk - max(0, room) // page)
 
 
 def _config(pipe: StableDiffusionPipeline, settings: PlanSettings) -> GenerationConfig:
@@ -122,33 +162,32 @@ def _config(pipe: StableDiffusionPipeline, settings: PlanSettings) -> Generation
     )
 
 
-def _edit(costs: Costs, config: GenerationConfig, area: float, page: int, late: float) -> dict[str, Any]:
+def _edit(costs: Costs, engine: Engine, config: GenerationConfig, area: float, late: float) -> dict[str, Any]:
     """An edit in a square; `late`: seconds that its steps wait for records."""
     grid = shape_mask(area, config.width // LATENT_FACTOR, discs=False)
-    growth = costs.cheapest_dilations(grid)
+    growth, size = costs.cheapest_dilations(grid), engine.record_size(config)
     fallback = costs.dense_is_cheaper(grid, growth)
-    share = 1.0 if fallback else sum(costs.rows(grid, growth)) / sum(costs.sizes)
     seconds = costs.seconds(grid, () if fallback else growth)
     assert seconds is not None
+    sparse = sum(size.overlay(costs.rows(grid, (cells,))) for cells in growth if cells < DENSE_STEP)
     return {
         "area": area,
         "seconds": seconds + (0.0 if fallback else late),
-        "bytes": round(share * page * len(growth)),
+        "bytes": engine.recorded_bytes(config) if fallback else sparse + growth.count(DENSE_STEP) * size.step,
         "growth": max((cells for cells in growth if cells < DENSE_STEP), default=0),
         "dense_steps": len(growth) if fallback else growth.count(DENSE_STEP),
         "fallback": fallback,
     }
 
 
-def _changes(page: int, steps: int, room: int, weights: int) -> list[str]:
-    """What to change where the records do not fit, a line each."""
-    if page * steps <= room:
-        return []
-    fit = max(0, room // page)
-    wanted = (weights + page * steps + (1 << 28)) / (1 << 30)
+def _changes(records: _Records, steps: int, room: int, weights: int) -> list[str]:
+    """What to change where records fit neither in memory nor on the disk, a line each."""
+    fit = steps - records.unplaced
+    wanted = (weights + records.bytes + (1 << 28)) / (1 << 30)
     taken = (
-        f"records of {steps} steps take {page * steps / 1e9:.1f} GB beside {weights / 1e9:.1f} GB of weights, and "
-        f"{max(0, room) / 1e9:.1f} GB are left for them; give --memory {wanted:.1f}G"
+        f"records of {steps} steps take {records.bytes / 1e9:.1f} GB beside {weights / 1e9:.1f} GB of weights, and "
+        f"{max(0, room) / 1e9:.1f} GB of memory and what may be taken of the disk do not hold them; "
+        f"give --memory {wanted:.1f}G"
     )
     fewer = [f"or --num-inference-steps {fit}, whose records fit"] if fit else []
     return [taken, *fewer, "or a smaller --size; records that are dropped are made again, at the seconds of a source"]

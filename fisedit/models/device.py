@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -79,6 +80,21 @@ def weight_versions(pipe: StableDiffusionPipeline) -> int:
         for name, weight in part.named_parameters()
         if "lora_" not in name
     )
+
+
+def weights_digest(pipe: StableDiffusionPipeline) -> str:
+    """SHA-256 of the weights that pictures are made with, the text encoder's and LoRAs' aside, in hexadecimal digits.
+
+    Args:
+        pipe: The model.
+    """
+    digest = hashlib.sha256()
+    for part in (pipe.unet, pipe.vae):
+        for name, weight in part.named_parameters():
+            if "lora_" not in name:
+                digest.update(name.replace(".base_layer", "").encode())
+                digest.update(weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def write_count(tensor: Tensor) -> int:

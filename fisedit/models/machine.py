@@ -81,3 +81,8 @@ def available_bytes(path: Path = Path("/proc/meminfo")) -> int:
     except OSError:
         found = None
     return int(found[1]) * 1024 if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that a process may still take: of a GPU, or of the machine for another device."""
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_bytes()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -59,6 +60,20 @@ def expand_home(path: str | Path) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         return Path(path)
+
+
+def user_cache_folder(variable: str, name: str) -> Path | None:
+    """A folder of fisedit's in the user's cache folder; among the temporary files where no home folder is known.
+
+    Args:
+        variable: Environment variable that names another one; 0 there means none.
+        name: Of the folder.
+    """
+    given = os.environ.get(variable, "")
+    if given:
+        return None if given == "0" else expand_home(given)
+    cache = expand_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return (cache if cache.is_absolute() else Path(tempfile.gettempdir())) / "fisedit" / name
 
 
 def locate(model: str | Path) -> Path | None:

@@ -16,12 +16,14 @@ from torch import Tensor
 
 from fisedit.adapters.base import AdapterStack
 from fisedit.adapters.references import References, level_grids
+from fisedit.errors import PageError
 from fisedit.models.prompt_weighting import embeddings, parse
 from fisedit.models.stopwatch import STEP_DENSE, STEP_SPARSE, StepWork, span
 from fisedit.sampling.inversion import invert_ddim
 from fisedit.sampling.linear_scheduler import Coefficients, LinearSampler, coefficients
 from fisedit.sampling.scheduler import Sampler, blend_latents, mask_steps
 from fisedit.sampling.trajectory import Trajectory, max_injection_steps
+from fisedit.sampling.trajectory_pages import RecordedSource, from_pages
 from fisedit.sparse.cost_model import CostedLayers, Costs
 from fisedit.sparse.executor import Executor, apply_guidance, mask_queries
 from fisedit.sparse.feature_cache import (
@@ -33,7 +35,9 @@ from fisedit.sparse.feature_cache import (
     with_last_branch,
 )
 from fisedit.sparse.feature_codec import AS_RECORDED, FeatureEncoding
+from fisedit.sparse.feature_tiers import FeatureTiers
 from fisedit.sparse.modules import LayerSite, Role, project_text
+from fisedit.sparse.record_size import RecordSize
 from fisedit.sparse.stepping import Graphs, SparseEdit, SparseSteps
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import SparsePlan, make_row_plan
@@ -44,6 +48,8 @@ if TYPE_CHECKING:
 
     from fisedit.sampling.trajectory import LatentEdit
     from fisedit.sparse.cost_table import CostTable
+    from fisedit.sparse.feature_tiers import Remake
+    from fisedit.storage.pages import Page
     from fisedit.values import BoolGrid
 
 StepCallback = Callable[[int, int, Tensor], None]
@@ -59,6 +65,7 @@ class Engine:
         budget: bytes of features that a source keeps on the device, and that captured graphs gather there for an edit;
             None for no limit. Steps that do not fit wait in host memory.
         encoding: of recorded features.
+        tiers: where recorded steps lie; None for memory without a bound.
 
     Attributes:
         table: what this machine takes, measured; None where it was not.
@@ -70,8 +77,10 @@ class Engine:
         graphs: Graphs | None = None,
         budget: int | None = None,
         encoding: FeatureEncoding = AS_RECORDED,
+        tiers: FeatureTiers | None = None,
     ) -> None:
         self.pipe, self.budget, self.encoding = pipe, budget, encoding
+        self.tiers = FeatureTiers() if tiers is None else tiers
         self.executor = Executor(pipe.unet)
         self.references = References(pipe, self.executor)
         self.graphs = Graphs() if graphs is None else graphs
@@ -146,6 +155,33 @@ class Engine:
         """Positions of every level, finest first."""
         return tuple(height * width for height, width in self.grids(config))
 
+    def record_size(
+        self, config: GenerationConfig, encoding: FeatureEncoding | None = None, itemsize: int = 0
+    ) -> RecordSize:
+        """What a config's steps record.
+
+        Args:
+            config: of the picture.
+            encoding: of a source's maps; None for the engine's.
+            itemsize: bytes of a number of the model; 0 for what it has now.
+        """
+        sites, size, now = self.executor.sites, itemsize or self.pipe.unet.dtype.itemsize, self.encoding
+        return RecordSize(sites, self.sizes(config), self.batch(config), size, now if encoding is None else encoding)
+
+    def recorded_bytes(self, config: GenerationConfig, start: int = 0, size: RecordSize | None = None) -> int:
+        """Bytes that dense steps from one on record.
+
+        Args:
+            config: of the picture.
+            start: the first step.
+            size: of its steps; None for `record_size`.
+        """
+        size = size or self.record_size(config)
+        timesteps = self.sampler(config).timesteps
+        queried = {*range(max_injection_steps(config)), *mask_steps(timesteps)} & {*range(start, len(timesteps))}
+        names = mask_queries(self.executor.sites, size.sizes)
+        return size.step * (len(timesteps) - start) + size.queries(names) * len(queried)
+
     def sampler(self, config: GenerationConfig, source: Trajectory | None = None, *, linear: bool = False) -> Sampler:
         """A fresh run of the config's scheduler, with the noise that inversion found for its source.
 
@@ -219,7 +255,10 @@ class Engine:
             if path:  # the sampler steps with it, so that rounding never adds up
                 trajectory.noises.append(sampler.noise_between(prediction, t, latents, path[i + 1]))
             next_latents = blend(i + 1, sampler.step(prediction, t, latents))
-            trajectory.append(prediction, self._within_budget(features, i - start), next_latents)
+            shares_branch = source is not None and i == start == 0  # then another trajectory's step is part of it
+            remake = None if shares_branch else partial(self._remake, config, text, i, latents)
+            self._keep(features, config, i, i - start, remake)
+            trajectory.append(prediction, features, next_latents)
         return trajectory
 
     @torch.inference_mode()
@@ -242,7 +281,9 @@ class Engine:
             with span(STEP_DENSE, work=partial(self._dense_work, config)):
                 raw, features = self._evaluate(trajectory, sampler, text, i, latents)
             trajectory.predictions.insert(0, apply_guidance(raw, self._guidance(config)))
-            trajectory.features.insert(0, self._within_budget(features, len(trajectory.features)))
+            remake = partial(self._remake, config, text, i, latents)
+            self._keep(features, config, i, len(trajectory.features), remake)
+            trajectory.features.insert(0, features)
             return raw[-1:]
 
         trajectory.latents = invert_ddim(self.pipe, config, text[-1:], clean, predict)
@@ -277,28 +318,33 @@ class Engine:
             trajectories[0].feature_deltas,
         )
         latents = source.latents[edit.start].expand(len(edits), -1, -1, -1)
-        for i, t in enumerate(sampler.timesteps[edit.start :], edit.start):
-            callback(i, len(sampler.timesteps), sampler.estimate[:1])
-            step_features: Sequence[CachedFeatures]
-            if edit.dilation[i] == DENSE_STEP:
-                with span(STEP_DENSE, work=partial(self._dense_work, edit.config)):
-                    raw, dense_features = self._evaluate(trajectories[0], sampler, edit.text, i, latents, source)
-                predictions, step_features = apply_guidance(raw, self._guidance(edit.config)), [dense_features]
-                with span("shift"):
-                    feature_deltas.append(FeatureDelta.between(source.features[i], dense_features, self._read_sites))
-                dense_features.encode(self.encoding)
-            else:
-                if feature_deltas:
-                    features[i] = ShiftedFeatures(source.features[i], feature_deltas[-1])
-                x, timestep_cond = self._inputs(sampler, edit.config, latents, t)
-                with span(STEP_SPARSE, work=partial(self._sparse_work, edits, i)):
-                    predictions, step_features = steps.step(i, x, t, timestep_cond)
-            if edit.check and i == edit.check.step:
-                difference = (predictions - source.predictions[i]).float().norm(dim=1)[0]
-                edit.check.compare(difference.cpu().numpy())
-            latents = blend(i + 1, sampler.step(predictions, t, latents))
-            for e, trajectory in enumerate(trajectories):
-                trajectory.append(predictions[e : e + 1], step_features[e], latents[e : e + 1])
+        with self.tiers.reads(source.features, edit.start) as reads:
+            for i, t in enumerate(sampler.timesteps[edit.start :], edit.start):
+                callback(i, len(sampler.timesteps), sampler.estimate[:1])
+                reads.at(i)
+                step_features: Sequence[CachedFeatures]
+                if edit.dilation[i] == DENSE_STEP:
+                    with span(STEP_DENSE, work=partial(self._dense_work, edit.config)):
+                        raw, dense_features = self._evaluate(trajectories[0], sampler, edit.text, i, latents, source)
+                    predictions, step_features = apply_guidance(raw, self._guidance(edit.config)), [dense_features]
+                    with span("shift"):
+                        feature_deltas.append(
+                            FeatureDelta.between(source.features[i], dense_features, self._read_sites)
+                        )
+                    dense_features.encode(self.encoding)
+                else:
+                    if feature_deltas:
+                        features[i] = ShiftedFeatures(source.features[i], feature_deltas[-1])
+                    x, timestep_cond = self._inputs(sampler, edit.config, latents, t)
+                    with span(STEP_SPARSE, work=partial(self._sparse_work, edits, i)):
+                        predictions, step_features = steps.step(i, x, t, timestep_cond)
+                if edit.check and i == edit.check.step:
+                    difference = (predictions - source.predictions[i]).float().norm(dim=1)[0]
+                    edit.check.compare(difference.cpu().numpy())
+                latents = blend(i + 1, sampler.step(predictions, t, latents))
+                for e, trajectory in enumerate(trajectories):
+                    trajectory.append(predictions[e : e + 1], step_features[e], latents[e : e + 1])
+                    self._let_page_out(step_features[e], edit.config, i)
         if isinstance(sampler, LinearSampler):
             sampler.raise_if_not_finite()
         for trajectory in trajectories:
@@ -461,10 +507,70 @@ class Engine:
             trajectory.unconditional = text[:1], raw[:1]
         return raw, features
 
-    def _within_budget(self, features: StepFeatures, before: int) -> StepFeatures:
-        """A step's features, encoded, and moved to host memory if so many earlier steps and it exceed the budget."""
+    def _keep(
+        self, features: StepFeatures, config: GenerationConfig, i: int, before: int, remake: Remake | None
+    ) -> None:
+        """Encode a recorded step, and move it to host memory or to disk if what is before it is full.
+
+        Args:
+            features: as they were recorded.
+            config: of the trajectory.
+            i: the step.
+            before: steps of its trajectory that were recorded before it.
+            remake: makes it again; None where that cannot be done.
+        """
         features.encode(self.encoding)
         if self.budget is not None and (before + 1) * features.own_bytes > self.budget:
+            features.move_to_host()
+        self._let_page_out(features, config, i, remake)
+
+    def _let_page_out(
+        self, step: CachedFeatures, config: GenerationConfig, i: int, remake: Remake | None = None
+    ) -> None:
+        """Let a step's maps be paged out, if they are in host memory."""
+        on_host = self.executor.device.type == "cpu" or (isinstance(step, StepFeatures) and step.offloaded_from)
+        if on_host and not isinstance(step, ShiftedFeatures):
+            disposable = remake is not None and self._remake_is_faster(config, step.own_bytes)
+            self.tiers.add(step, i, remake, disposable=disposable)
+
+    def _remake_is_faster(self, config: GenerationConfig, nbytes: int) -> bool:
+        """Whether a dense step takes less than reading a page of so many bytes, by this machine's cost table."""
+        if self.table is None or "disk read" not in self.table.rates:
+            return False
+        sizes = self.sizes(config)
+        return self.table.step("dense", sizes, sizes, self.batch(config)) < nbytes / self.table.rates["disk read"]
+
+    def load(self, config: GenerationConfig, pages: Sequence[Page], weights: str) -> RecordedSource:
+        """A source from its pages, whose steps are read when an edit needs them.
+
+        Args:
+            config: of the source.
+            pages: as `trajectory_pages.to_pages` made them.
+            weights: digest of the model's weights.
+
+        Raises:
+            PageError: they are gone, damaged or another model's.
+        """
+        source = from_pages(config, pages, weights, self.tiers, self.executor.device)
+        for i, step in enumerate(source.trajectory.features):
+            assert isinstance(step, StepFeatures)
+            remake = partial(self._remake, config, None, i, source.trajectory.latents[i])
+            self.tiers.add(step, i, remake, page=pages[i + 1])
+        return source
+
+    @torch.inference_mode()
+    def _remake(self, config: GenerationConfig, text: Tensor | None, i: int, latents: Tensor) -> StepFeatures:
+        """What a dense step of a trajectory recorded, made again to the bit; without embeddings the prompt is encoded.
+
+        Raises:
+            PageError: the model's LoRAs or adapters are others now.
+        """
+        if config.loras != self.executor.loras or any(r.adapter not in self.references.adapters for r in config.like):
+            raise PageError("recorded features are gone, and the model's LoRAs or adapters are others now")
+        text = self.encode(config) if text is None else text
+        features = self._evaluate(Trajectory(config), self.sampler(config), text, i, latents)[1]
+        features.encode(self.encoding)
+        if self.executor.device.type != "cpu":
             features.move_to_host()
         return features
 

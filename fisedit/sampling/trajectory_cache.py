@@ -1,4 +1,5 @@
-"""Trajectories and decoder caches by result, within a budget of bytes. What is dropped can be rebuilt from its config.
+"""Trajectories and decoder caches by result, within a budget of bytes. What does not fit goes to disk step by step, and
+where that cannot be done it is dropped: it can be rebuilt from its config.
 
 A sparse edit's overlay lies over its parent's trajectory, so that one goes only after all over it. Knows nothing of
 how a trajectory is made.
@@ -9,14 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fisedit.sampling.trajectory import Trajectory
+from fisedit.sparse.feature_tiers import FeatureTiers
 from fisedit.sparse.vae_decode import DecoderCache
 
 
 class TrajectoryCache:
-    """What was recorded, least recently used first out."""
+    """What was recorded, least recently used first out.
 
-    def __init__(self, max_bytes: int) -> None:
+    Args:
+        max_bytes: in memory.
+        tiers: where the steps lie; None for memory alone.
+    """
+
+    def __init__(self, max_bytes: int, tiers: FeatureTiers | None = None) -> None:
         self.max_bytes = max_bytes
+        self.tiers = FeatureTiers() if tiers is None else tiers
         self._entries: dict[str, tuple[Trajectory, DecoderCache]] = {}
         self._parents: dict[str, str | None] = {}  # result -> the result whose trajectory its own is an overlay of
         self._sizes: dict[str, int] = {}  # counted once: a trajectory has thousands of tensors
@@ -54,9 +62,14 @@ class TrajectoryCache:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all that is kept."""
+        """Bytes of all that is kept in memory."""
         entries = tuple(self._entries.items())  # others may be adding
-        return sum({id(trajectory): self._sizes[key] for key, (trajectory, _) in entries}.values())
+        sizes = {id(each[0]): self._sizes[key] - self._paged_bytes(*each) for key, each in entries}
+        return sum(sizes.values())
+
+    def emptied(self) -> TrajectoryCache:
+        """Another one with the same bounds, and nothing in it."""
+        return TrajectoryCache(self.max_bytes, self.tiers)
 
     def drop(self, keys: Iterable[str]) -> None:
         """Drop results and what lies over them: a trajectory goes with all that needs it."""
@@ -65,10 +78,16 @@ class TrajectoryCache:
             self._parents.pop(key, None)
 
     def make_room(self, size: int, keep: str) -> None:
-        """Drop what was used least until so many bytes more fit; `keep` and what it lies over stay."""
+        """Page steps out until so many bytes more fit; where they cannot be, drop what was used least, but for `keep`
+        and what it lies over."""
+        self.tiers.make_room(size + max(0, self.bytes - self.tiers.bytes))
         while self.bytes + size > self.max_bytes:
             in_use = {self._parents[key] for key in self._entries}
             oldest = next((key for key in self._entries if key not in in_use and key != keep), None)
             if oldest is None:
                 return
             del self._entries[oldest]
+
+    def _paged_bytes(self, trajectory: Trajectory, decoder: DecoderCache) -> int:
+        """Of what a trajectory and its decode recorded, the bytes on disk."""
+        return self.tiers.paged_bytes((*trajectory.features[trajectory.start :], decoder.features))

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fisedit.models.machine import this_machine
-from fisedit.models.paths import expand_home
+from fisedit.models.paths import user_cache_folder
 from fisedit.sparse.cost_table import NO_MAP, CostTable, from_dict
 from fisedit.storage import files
 
@@ -41,13 +39,7 @@ _DAMAGED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeEr
 
 def folder() -> Path | None:
     """The folder of cost tables, or None where they are switched off."""
-    given = os.environ.get("FISEDIT_COSTS", "")
-    if given == "0":
-        return None
-    if given:
-        return expand_home(given)
-    cache = expand_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    return (cache if cache.is_absolute() else Path(tempfile.gettempdir())) / "fisedit" / "costs"
+    return user_cache_folder("FISEDIT_COSTS", "costs")
 
 
 def describe(pipe: StableDiffusionPipeline) -> dict[str, Any]:

@@ -7,19 +7,65 @@ Knows sites, rows and positions; knows nothing about prompts or samplers. Maps a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
 
 from fisedit.models.device import to_pinned_memory
-from fisedit.sparse.feature_codec import EncodedMap, FeatureEncoding, encode
+from fisedit.sparse.feature_codec import EncodedMap, FeatureEncoding, RecordedMap, encode, tensors_of
 from fisedit.sparse.modules import LayerSite, Role
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.reference import total_statistics
 from fisedit.sparse_kernels.row_plan import SparsePlan
+
+
+class PagedMaps(MutableMapping[str, RecordedMap]):
+    """Maps of a step that lie in a page on disk: reading or writing one brings all into memory.
+
+    Args:
+        load: brings a step's maps into memory.
+        step: whose maps they are.
+        names: of the maps.
+        nbytes: that they take in memory.
+    """
+
+    def __init__(self, load: Callable[[Any], dict[str, Any]], step: object, names: Iterable[str], nbytes: int) -> None:
+        self._load, self._step, self._names, self.nbytes = load, ref(step), dict.fromkeys(names), nbytes
+
+    def __getitem__(self, name: str) -> RecordedMap:
+        """A map."""
+        found: RecordedMap = self._loaded()[name]
+        return found
+
+    def __setitem__(self, name: str, found: RecordedMap) -> None:
+        """Exchange a map."""
+        self._loaded()[name] = found
+
+    def __delitem__(self, name: str) -> None:
+        """Remove a map."""
+        del self._loaded()[name]
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a map; nothing is read."""
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        """Names of the maps; nothing is read."""
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        """How many maps there are."""
+        return len(self._names)
+
+    def _loaded(self) -> dict[str, Any]:
+        step = self._step()
+        assert step is not None, "a step's maps were kept without it"
+        return self._load(step)
 
 
 @dataclass(eq=False)
@@ -34,7 +80,7 @@ class StepFeatures:
             offloaded.
     """
 
-    maps: dict[str, Tensor | EncodedMap] = field(default_factory=dict)
+    maps: MutableMapping[str, RecordedMap] = field(default_factory=dict)
     statistics: dict[str, Tensor] = field(default_factory=dict)
     joined: dict[str, str] = field(default_factory=dict)
     offloaded_from: torch.device | None = None
@@ -101,7 +147,7 @@ class StepFeatures:
             name: _each_tensor(each, partial(to_pinned_memory, device=device)) for name, each in self.maps.items()
         }
 
-    def _on_device(self, key: str, device: torch.device | None) -> Tensor | EncodedMap:
+    def _on_device(self, key: str, device: torch.device | None) -> RecordedMap:
         """A map where it is read."""
         if self.offloaded_from is None or device is None:
             return self.maps[key]
@@ -114,16 +160,17 @@ class StepFeatures:
     @property
     def own_bytes(self) -> int:
         """Bytes held here."""
-        return held_bytes((*self.tensors, *self.statistics.values()))
-
-    @property
-    def tensors(self) -> Iterator[Tensor]:
-        """What the maps are in."""
-        for found in self.maps.values():
-            yield from (found.tensors if isinstance(found, EncodedMap) else (found,))
+        return map_bytes(self.maps) + held_bytes(self.statistics.values())
 
 
-def _each_tensor(found: Tensor | EncodedMap, change: Callable[[Tensor], Tensor]) -> Tensor | EncodedMap:
+def map_bytes(maps: Mapping[str, RecordedMap]) -> int:
+    """Bytes that maps take in memory, or would take if they were not on disk."""
+    if isinstance(maps, PagedMaps):
+        return maps.nbytes
+    return held_bytes(tensor for found in maps.values() for tensor in tensors_of(found))
+
+
+def _each_tensor(found: RecordedMap, change: Callable[[Tensor], Tensor]) -> RecordedMap:
     """A map with its tensors moved elsewhere."""
     return found.map_tensors(change) if isinstance(found, EncodedMap) else change(found)
 
@@ -135,7 +182,7 @@ class FeatureOverlay:
 
     parent: CachedFeatures
     plan: SparsePlan
-    maps: dict[str, Tensor] = field(default_factory=dict)
+    maps: MutableMapping[str, Tensor] = field(default_factory=dict)
     statistics: dict[str, Tensor] = field(default_factory=dict)
     share: int = 1
 
@@ -162,7 +209,7 @@ class FeatureOverlay:
     @property
     def own_bytes(self) -> int:
         """Bytes held here, the parent's not counted."""
-        return held_bytes((*self.maps.values(), *self.statistics.values())) // self.share
+        return (map_bytes(self.maps) + held_bytes(self.statistics.values())) // self.share
 
 
 @dataclass(frozen=True, eq=False)

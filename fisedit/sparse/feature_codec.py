@@ -8,7 +8,7 @@ to queries and outputs. Knows tensors; nothing about what they are recorded for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -135,6 +135,38 @@ class EncodedMap:
         half = self.differences.shape[1]
         upper = positions >= half
         return torch.where(upper, positions - half, positions), upper[:, None]
+
+
+RecordedMap = Tensor | EncodedMap
+"""A recorded map, as it was or encoded."""
+
+_PARTS = ("last", "differences", "steps", "scales", "size")
+
+
+def tensors_of(found: RecordedMap) -> tuple[Tensor, ...]:
+    """The tensors that a recorded map is in."""
+    return found.tensors if isinstance(found, EncodedMap) else (found,)
+
+
+def to_tensors(maps: Mapping[str, RecordedMap]) -> dict[str, Tensor]:
+    """Recorded maps as named tensors alone, so that a file can hold them; inverted by `from_tensors`."""
+    out: dict[str, Tensor] = {}
+    for name, found in maps.items():
+        if isinstance(found, EncodedMap):
+            parts = (*found.tensors, torch.tensor([found.size]))
+            out |= {f"{name}/{part}": tensor for part, tensor in zip(_PARTS, parts, strict=True)}
+        else:
+            out[name] = found
+    return out
+
+
+def from_tensors(tensors: Mapping[str, Tensor]) -> dict[str, RecordedMap]:
+    """Invert `to_tensors`."""
+    maps: dict[str, RecordedMap] = {name: tensor for name, tensor in tensors.items() if "/" not in name}
+    for name in {name.partition("/")[0] for name in tensors if "/" in name}:
+        last, differences, steps, scales, size = (tensors[f"{name}/{part}"] for part in _PARTS)
+        maps[name] = EncodedMap(last, differences, steps, scales, int(size))
+    return maps
 
 
 def encode(rows: Tensor, bits: int) -> EncodedMap:

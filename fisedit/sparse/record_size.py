@@ -5,7 +5,8 @@ Counts what `recording` and `cached_rows` keep of every site. Knows sites and si
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from fisedit.sparse.feature_codec import FeatureEncoding
 from fisedit.sparse.modules import LayerSite, Role, base_layer, channels
@@ -13,41 +14,71 @@ from fisedit.sparse.modules import LayerSite, Role, base_layer, channels
 _STATISTIC_BYTES, _ROW_STATISTIC_BYTES = 8, 4
 
 
-def step_bytes(
-    sites: Sequence[LayerSite], sizes: Sequence[int], batch: int, itemsize: int, encoding: FeatureEncoding
-) -> int:
-    """Bytes that a source's step records, queries for masks aside.
+@dataclass(frozen=True)
+class RecordSize:
+    """What a model's steps record.
 
     Args:
         sites: of the UNet.
         sizes: positions of every level, finest first.
         batch: B, the branches.
         itemsize: bytes of a number of the model.
-        encoding: of the maps.
+        encoding: of a source's maps.
     """
-    by_name = {site.name: site for site in sites}
-    total = _statistics(sites, batch)
-    for site in sites:
-        width = _width(site) - (channels(by_name[site.skip]) if site.skip else 0)
-        own = _ROW_STATISTIC_BYTES if site.role is Role.NORM else itemsize
-        total += _map_bytes(width, sizes[site.level], batch, own, encoding)
-    return total
 
+    sites: tuple[LayerSite, ...]
+    sizes: tuple[int, ...]
+    batch: int
+    itemsize: int
+    encoding: FeatureEncoding
 
-def overlay_bytes(sites: Sequence[LayerSite], rows: Sequence[int], batch: int, itemsize: int) -> int:
-    """Bytes that an edit's sparse step keeps for edits over it, queries for masks aside.
+    @property
+    def step(self) -> int:
+        """Bytes of a source's step, queries aside."""
+        by_name = {site.name: site for site in self.sites}
+        total = self._statistics
+        for site in self.sites:
+            width = _width(site) - (channels(by_name[site.skip]) if site.skip else 0)
+            total += self._map_bytes(width, self.sizes[site.level], self.batch, self._itemsize_of(site))
+        return total
 
-    Args:
-        sites: of the UNet.
-        rows: active ones of every level, finest first.
-        batch: B, the branches.
-        itemsize: bytes of a number of the model.
-    """
-    total = _statistics(sites, batch)
-    for site in sites:
-        own = _ROW_STATISTIC_BYTES if site.role is Role.NORM else itemsize
-        total += batch * rows[site.level] * _width(site) * own
-    return total
+    def queries(self, names: Collection[str]) -> int:
+        """Bytes of the queries that a step records beside.
+
+        Args:
+            names: of their sites.
+        """
+        found = [site for site in self.sites if site.name in names]
+        widths = [int(base_layer(site.module).out_features) for site in found]
+        return sum(
+            self._map_bytes(width, self.sizes[site.level], 1, self.itemsize)
+            for width, site in zip(widths, found, strict=True)
+        )
+
+    def overlay(self, rows: Sequence[int]) -> int:
+        """Bytes that an edit's sparse step keeps for edits over it.
+
+        Args:
+            rows: active ones of every level, finest first.
+        """
+        widths = [(site, rows[site.level] * _width(site)) for site in self.sites]
+        return self._statistics + sum(self.batch * numel * self._itemsize_of(site) for site, numel in widths)
+
+    def _itemsize_of(self, site: LayerSite) -> int:
+        return _ROW_STATISTIC_BYTES if site.role is Role.NORM else self.itemsize
+
+    def _map_bytes(self, width: int, size: int, batch: int, itemsize: int) -> int:
+        numel, encoding = batch * size * width, self.encoding
+        if not numel or encoding.bits == 16 or numel < encoding.min_numel:
+            return numel * itemsize
+        packed = -(-size // 2) * width
+        last = size * width if encoding.bits == 8 else packed
+        return last + (batch - 1) * (packed + width) + width * itemsize
+
+    @property
+    def _statistics(self) -> int:
+        norms = [site for site in self.sites if site.role in (Role.NORM, Role.NORM_HALO)]
+        return self.batch * sum(2 * int(site.module.num_groups) * _STATISTIC_BYTES for site in norms)
 
 
 def _width(site: LayerSite) -> int:
@@ -57,17 +88,3 @@ def _width(site: LayerSite) -> int:
     if site.role in (Role.NORM_HALO, Role.DOWN, Role.UP):
         return channels(site)
     return int(base_layer(site.module).out_features) if site.role is Role.TOKENS else 0
-
-
-def _map_bytes(width: int, size: int, batch: int, itemsize: int, encoding: FeatureEncoding) -> int:
-    numel = batch * size * width
-    if not numel or encoding.bits == 16 or numel < encoding.min_numel:
-        return numel * itemsize
-    packed = -(-size // 2) * width
-    last = size * width if encoding.bits == 8 else packed
-    return last + (batch - 1) * (packed + width) + width * itemsize
-
-
-def _statistics(sites: Sequence[LayerSite], batch: int) -> int:
-    norms = [site for site in sites if site.role in (Role.NORM, Role.NORM_HALO)]
-    return batch * sum(2 * int(site.module.num_groups) * _STATISTIC_BYTES for site in norms)

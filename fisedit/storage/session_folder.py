@@ -20,7 +20,9 @@ from fisedit.storage.files import SESSION_INDEX, check_writable
 _NO_LOCKS = {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 """Errors of network disks that cannot lock folders; there only the index's digest shows another writer."""
 
-_UNFINISHED = re.compile(r"\.(session|\d+-[0-9a-f]{16}(\.mask|\.canvas)?|reference-[0-9a-f]{16}-[0-9a-f]*)-\w*\.part")
+_UNFINISHED = re.compile(
+    r"\.(session|\d+(\.\d{4})?-[0-9a-f]{16}(\.mask|\.canvas)?|reference-[0-9a-f]{16}-[0-9a-f]*)-\w*\.part"
+)
 """Names of the unfinished copies of a session's files; see `files.write_file`."""
 
 _held: ContextVar[frozenset[tuple[int, int]]] = ContextVar("_held", default=frozenset())

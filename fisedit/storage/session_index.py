@@ -38,6 +38,9 @@ MASK_ENDING, CANVAS_ENDING = ".mask.png", ".canvas.png"
 ENDINGS = (*IMAGE_ENDINGS, MASK_ENDING, CANVAS_ENDING)
 """Endings of a result's files: its picture, its mask, and the canvas of a picture that is no canvas itself."""
 
+PAGE_ENDING = ".safetensors"
+"""Ending of a page of recorded features, which a session may have or lose: they are made again without it."""
+
 _MAX_COUNT = 2**63 - 1
 _MAX_TEXT, _MAX_ITEMS, _MAX_REFERENCES = 10_000, 100, 16
 _ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, FisEditError)
@@ -80,6 +83,7 @@ class ResultEntry:
         checked: As in `EditResult`.
         model: The model that made it.
         files: Ending -> SHA-256 of the file's bytes, in hexadecimal digits; empty without digests.
+        pages: SHA-256 of every page of its recorded features; empty where they were not saved.
     """
 
     id: str
@@ -94,6 +98,11 @@ class ResultEntry:
     checked: bool
     model: str
     files: Mapping[str, str]
+    pages: tuple[str, ...] = ()
+
+    def page_names(self) -> dict[str, str]:
+        """Names of the files of its pages, in their order -> SHA-256 of their bytes."""
+        return {page_name(self.id, i, sha256): sha256 for i, sha256 in enumerate(self.pages)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,10 +129,14 @@ class SessionIndex:
 
     def files(self) -> dict[str, str]:
         """Names of the files that the index needs -> SHA-256 of their bytes; without digests, of those that it may need
-        -> ""."""
+        -> "". Pages are not among them."""
         references = [(f"reference-{digest}", ".png", sha) for digest, sha in (self.references or {}).items()]
         own = [(e.id, ending, e.files.get(ending, "")) for e in self.results for ending in e.files or ENDINGS]
         return {file_name(*one): one[2] for one in references + own}
+
+    def page_names(self) -> set[str]:
+        """Names of the files of all pages."""
+        return {name for entry in self.results for name in entry.page_names()}
 
 
 def file_name(stem: str, ending: str, sha256: str) -> str:
@@ -137,13 +150,27 @@ def file_name(stem: str, ending: str, sha256: str) -> str:
     return f"{stem}-{sha256[:16]}{ending}" if sha256 else f"{stem}{ending}"
 
 
-def make_entry(result: EditResult, files: Mapping[str, str], model: str = "") -> dict[str, Any]:
+def page_name(result: str, i: int, sha256: str) -> str:
+    """The name of a page's file.
+
+    Args:
+        result: Id of the result.
+        i: The page.
+        sha256: SHA-256 of the file's bytes.
+    """
+    return file_name(f"{result}.{i:04}", PAGE_ENDING, sha256)
+
+
+def make_entry(
+    result: EditResult, files: Mapping[str, str], model: str = "", pages: Collection[str] = ()
+) -> dict[str, Any]:
     """A result's entry.
 
     Args:
         result: The result.
         files: As in `ResultEntry`.
         model: The model that made it, "" for the session's.
+        pages: As in `ResultEntry`.
     """
     entry = {
         "id": result.id,
@@ -158,7 +185,7 @@ def make_entry(result: EditResult, files: Mapping[str, str], model: str = "") ->
         "stats": result.stats.as_dict(),
         "files": dict(files),
     }
-    return entry | ({"model": model} if model else {})
+    return entry | ({"model": model} if model else {}) | ({"pages": list(pages)} if pages else {})
 
 
 def encode_index(index: Mapping[str, Any]) -> bytes:
@@ -237,7 +264,7 @@ def _parse(index: dict[str, Any], data: bytes) -> SessionIndex:
 
 
 def _parse_entry(entry: Any, model: str, *, with_digests: bool) -> ResultEntry:
-    found = _fields(entry, _RESULT_WITH_DIGESTS if with_digests else _RESULT, optional={"model"})
+    found = _fields(entry, _RESULT_WITH_DIGESTS if with_digests else _RESULT, optional={"model", "pages"})
     config: GenerationConfig = found["recipe"]
     growth, stats, start = found["growth"], found["stats"], found["start"]
     _require(len(growth) in (0, config.num_inference_steps) and start < config.num_inference_steps)
@@ -255,6 +282,7 @@ def _parse_entry(entry: Any, model: str, *, with_digests: bool) -> ResultEntry:
         found["checked"],
         found.get("model", model),
         found.get("files", MappingProxyType({})),
+        found.get("pages", ()),
     )
 
 
@@ -423,7 +451,11 @@ _INDEX: Mapping[str, Check] = {
     "adapters": _adapters,
     "results": lambda value: value,
 }
-_RESULT_WITH_DIGESTS: Mapping[str, Check] = {**_RESULT, "files": _files}
+_RESULT_WITH_DIGESTS: Mapping[str, Check] = {
+    **_RESULT,
+    "files": _files,
+    "pages": _tuple(_SHA256, STEPS[1] + 1),
+}
 _INDEX_WITH_DIGESTS: Mapping[str, Check] = {
     **_INDEX,
     "sha256": _SHA256,

@@ -1,6 +1,7 @@
 """A session on disk: images, masks, and one JSON file with prompts, seeds, lineage and parameters.
 
-Cached features are not stored; an edit rebuilds them from the generation configs. Files are named by their contents and
+Recorded features are stored as pages where that is asked for; without them, or where they are damaged, an edit rebuilds
+them from the generation configs. Files are named by their contents and
 never written over; the JSON, which has the digest of every file, is replaced last. So a session is the old one or the
 new one, whole, wherever a save ends. Knows results, no model.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -22,15 +23,19 @@ from fisedit.storage import session_index
 from fisedit.storage.files import SESSION_INDEX, write_bytes
 from fisedit.storage.image_metadata import Metadata
 from fisedit.storage.images import encode, read_bytes
+from fisedit.storage.pages import Page
 from fisedit.storage.session_folder import lock, remove_unfinished
 from fisedit.storage.session_index import (
     CANVAS_ENDING,
     LIMITS,
     MASK_ENDING,
+    PAGE_ENDING,
+    ResultEntry,
     SessionIndex,
     decode_index,
     encode_index,
     file_name,
+    page_name,
 )
 from fisedit.storage.session_reader import NO_ASSETS, Diff, LoadedSession, SessionAssets, SessionReader
 
@@ -45,6 +50,8 @@ class SessionContents:
         dtype: Precision to load it in.
         assets: Adapters and reference images of the results.
         other_models: Id of a result -> the model that made it, if it is not `model`.
+        pages: Id of a result -> what returns the bytes of each page of its recorded features. Without them those that
+            are in the folder stay.
     """
 
     history: History
@@ -52,6 +59,7 @@ class SessionContents:
     dtype: str
     assets: SessionAssets = NO_ASSETS
     other_models: Mapping[str, str] = field(default_factory=dict)
+    pages: Mapping[str, Sequence[Callable[[], bytes]]] = field(default_factory=dict)
 
 
 class SessionStore:
@@ -67,6 +75,7 @@ class SessionStore:
         self._reader = SessionReader(self.folder, name or str(folder))
         self._own: set[str] = set()  # digests of the JSON as it was read or written here
         self._files = WeakKeyDictionary[EditResult, Mapping[str, str]]()  # ending -> digest, of what is there
+        self._pages = WeakKeyDictionary[EditResult, tuple[str, ...]]()  # digests
 
     def read_index(self) -> SessionIndex:
         """The index of the folder.
@@ -88,8 +97,22 @@ class SessionStore:
         loaded = self._reader.load(diff)
         self._own = {loaded.index.digest}
         entries = (entry for entry in loaded.index.results if entry.files)
-        self._files.update((loaded.history.find(entry.id), entry.files) for entry in entries)
+        for entry in entries:
+            result = loaded.history.find(entry.id)
+            self._files[result], self._pages[result] = entry.files, entry.pages
         return loaded
+
+    def pages(self, index: SessionIndex) -> dict[str, list[Page]]:
+        """Id of a result -> the pages of its recorded features, if the first is there.
+
+        Args:
+            index: Of the folder.
+        """
+        found = {entry.id: self._pages_of(entry) for entry in index.results if entry.pages}
+        return {result: pages for result, pages in found.items() if pages[0].path.is_file()}
+
+    def _pages_of(self, entry: ResultEntry) -> list[Page]:
+        return [Page(self.folder / name, sha256) for name, sha256 in entry.page_names().items()]
 
     def save(
         self,
@@ -150,7 +173,7 @@ class SessionStore:
 
     def _names(self, index: SessionIndex) -> list[str]:
         references = [path.name for path in self.folder.glob("reference-*.png")] if index.references is None else []
-        return [*index.files(), *references]
+        return [*index.files(), *references, *index.page_names()]
 
     def _write_files(
         self, contents: SessionContents, metadata_of: Callable[[EditResult], Metadata | None], written: list[Path]
@@ -170,6 +193,10 @@ class SessionStore:
             if not files or not all((self.folder / file_name(result.id, *one)).is_file() for one in files.items()):
                 images = _images(result, metadata_of(result))
                 self._files[result] = {ending: write(result.id, ending, data) for ending, data in images}
+            if pages := contents.pages.get(result.id):
+                self._pages[result] = tuple(
+                    write(f"{result.id}.{i:04}", PAGE_ENDING, page()) for i, page in enumerate(pages)
+                )
         references = contents.assets.references.items()
         return encode_index(
             {
@@ -180,17 +207,28 @@ class SessionStore:
                 "adapters": [{"source": name, "scale": scale} for name, scale in contents.assets.adapters.items()],
                 "references": {name: write(f"reference-{name}", ".png", _encode(image)) for name, image in references},
                 "results": [
-                    session_index.make_entry(result, self._files[result], contents.other_models.get(result.id, ""))
+                    session_index.make_entry(
+                        result,
+                        self._files[result],
+                        contents.other_models.get(result.id, ""),
+                        self._kept_pages(result),
+                    )
                     for result in contents.history
                 ],
             }
         )
 
+    def _kept_pages(self, result: EditResult) -> tuple[str, ...]:
+        """Digests of a result's pages, if the first is there, without which the others mean nothing."""
+        pages = self._pages.get(result, ())
+        return pages if pages and (self.folder / page_name(result.id, 0, pages[0])).is_file() else ()
+
 
 def _names_of(data: bytes) -> set[str]:
     """The names of the files that an index needs, which must be one that can be read again."""
     try:
-        return set(decode_index(data, "memory")[1].files())
+        index = decode_index(data, "memory")[1]
+        return index.files().keys() | index.page_names()
     except SessionError as error:
         raise SessionError(
             f"the session holds more than can be saved, such as over {LIMITS.results} results; delete some"

@@ -52,10 +52,20 @@ def test_a_plan_fits_or_says_what_to_change(pipelines, tmp_path, monkeypatch):
     assert roomy["edits"][1]["fallback"] and roomy["edits"][1]["dense_steps"] == 10
     made = editor.generate("a cat", num_inference_steps=10, width=128, height=128)
     assert roomy["source"]["bytes"] == pytest.approx(made.stats.recorded_bytes, rel=0.1)
-    half = roomy["choice"]["weights_bytes"] + roomy["source"]["bytes"] // 2
-    tight = plan_edits(pipe, PlanSettings(size=128, num_inference_steps=10, memory=half), 1 << 30)
-    assert tight["choice"]["steps_in_memory"] == 5 and tight["choice"]["steps_on_disk"] == 5
-    assert any("--num-inference-steps 5" in line for line in tight["changes"])
+    weights, every = roomy["choice"]["weights_bytes"], roomy["source"]["bytes"]
+
+    def plan(memory):
+        found = plan_edits(pipe, PlanSettings(size=128, num_inference_steps=10, memory=weights + memory), 1 << 30)
+        return found["choice"] | {"changes": found["changes"], "bytes": found["source"]["bytes"]}
+
+    coded = plan(every // 2)
+    assert coded["cache_dtype"] == "int4" and coded["changes"] == [] and coded["bytes"] < every // 2
+    tight = plan(coded["bytes"] // 2)
+    assert any("--num-inference-steps 5" in line for line in tight["changes"]) and not tight["steps_on_disk"]
+    monkeypatch.setenv("FISEDIT_PAGES", str(tmp_path))
+    paged = plan(coded["bytes"] // 2)
+    assert (paged["cache_dtype"], paged["steps_in_memory"], paged["steps_on_disk"]) == ("int4", 5, 5)
+    assert paged["changes"] == []
     assert [row["run"] for row in as_rows(roomy)] == ["source", "edit of 5%", "edit of 100%"]
 
 

@@ -7,11 +7,13 @@ import torch
 from diffusers import UNet2DConditionModel
 
 from fisedit.models import random_init
+from fisedit.sampling.denoise import Engine
 from fisedit.sparse.executor import mask_queries
 from fisedit.sparse.feature_cache import StepFeatures
 from fisedit.sparse.feature_codec import CACHE_DTYPES, FeatureEncoding
 from fisedit.sparse.modules import unet_sites
-from fisedit.sparse.record_size import overlay_bytes, step_bytes
+from fisedit.sparse.record_size import RecordSize
+from tests.support.edits import config_of, record
 from tests.support.graph_steps import Case
 from tests.support.grids import grids
 
@@ -29,11 +31,12 @@ def test_a_step_and_an_overlay_take_what_is_counted(pipelines):
         for encoding in (*CACHE_DTYPES.values(), FeatureEncoding(8, 20_000)):
             features = StepFeatures(dict(case.maps.maps), case.maps.statistics, case.maps.joined)
             features.encode(encoding)
-            assert step_bytes(sites, sizes, branches, 4, encoding) == features.own_bytes
+            size = RecordSize(sites, tuple(sizes), branches, 4, encoding)
+            assert size.step == features.own_bytes
         _, overlay = case.alone(0)
         kept = sum(t.numel() * t.itemsize for t in overlay.maps.values())
         missing = set(case.maps.statistics) - set(overlay.statistics)  # of small maps none are kept
-        counted = overlay_bytes(sites, rows, branches, 4) - sum(case.maps.statistics[key].nbytes for key in missing)
+        counted = size.overlay(rows) - sum(case.maps.statistics[key].nbytes for key in missing)
         assert counted == kept + sum(t.nbytes for t in overlay.statistics.values())
 
 
@@ -42,9 +45,14 @@ def test_of_stable_diffusion_a_step_takes_at_most_95_megabytes_and_60_in_4_bits(
     with torch.device("meta"):
         unet = UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(random_init._SD15 / "unet"))
     sites = unet_sites(unet)
-    queries = sum(
-        SD15[site.level] * site.module.out_features for site in sites if site.name in mask_queries(sites, SD15)
-    )
-    for name, share, limit in (("int8", 1, 95e6), ("int4", 0.5, 60e6)):
-        taken = step_bytes(sites, SD15, 2, 2, CACHE_DTYPES[name]) + 0.4 * share * queries
-        assert 0.8 * limit < taken <= limit
+    for name, limit in (("int8", 95e6), ("int4", 60e6)):
+        size = RecordSize(sites, SD15, 2, 2, CACHE_DTYPES[name])
+        assert 0.8 * limit < size.step + 0.4 * size.queries(mask_queries(sites, SD15)) <= limit
+
+
+@pytest.mark.parametrize("name", CACHE_DTYPES)
+def test_a_source_takes_what_is_counted(pipelines, name):
+    engine, config = Engine(pipelines["demo"], encoding=CACHE_DTYPES[name]), config_of(num_inference_steps=10)
+    features = record(engine, config).features
+    for start in (0, 7):
+        assert engine.recorded_bytes(config, start) == sum(step.own_bytes for step in features[start:])

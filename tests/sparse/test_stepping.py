@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from threading import Thread
 from types import SimpleNamespace
 
@@ -16,7 +15,7 @@ from fisedit import Cancelled, Editor
 from fisedit.adapters.checkpoints import save_adapter
 from fisedit.errors import InputError, MaskError, NumericsError
 from fisedit.masking import drift_check
-from fisedit.models.device import memory_bytes
+from fisedit.models import machine
 from fisedit.sparse import vae_tiles as boxing
 from fisedit.sparse.cost_model import Costs, two_phase_dilation
 from fisedit.sparse.modules import Role
@@ -314,8 +313,8 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_why(change):
         editor.generate(CAT, **QUICK)
         return editor.edit(DOG, mask=SQUARE)
 
-    _, (expected, got) = both(pipe, script)
-    assert expected.image.tobytes() == got.image.tobytes()
+    editors, (expected, got) = both(pipe, script)
+    check_alike(editors)  # their decodes are captured, which rounds differently
     assert got.stats.unet_evaluations_captured == 0 and got.stats.unet_evaluations_sparse == STEPS
     assert got.stats.uncaptured.endswith(REFUSED[change])
     assert expected.stats.uncaptured == ""
@@ -511,11 +510,12 @@ def test_the_command_line_through_graphs(fisedit, model, monkeypatch):
     assert told["stats"]["unet_evaluations_captured"] == STEPS and told["stats"]["uncaptured"] == ""
 
 
-def test_features_may_take_half_of_where_they_lie(pipelines, monkeypatch):
-    editor = Editor(pipelines["shallow"])
-    assert editor.max_recorded_bytes == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+def test_features_may_take_half_of_what_is_free_where_they_lie(pipelines, monkeypatch):
+    monkeypatch.setattr(machine, "available_bytes", lambda: 1000)
+    assert Editor(pipelines["shallow"]).max_recorded_bytes == 500
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (140, 200))
+    assert machine.free_bytes(torch.device("cuda")) == 140
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=140))
-    assert memory_bytes(torch.device("cuda")) == 140
 
 
 MANY = [(DOG, SQUARE), (BIRD, CORNER), (CAT, SQUARE), (DOG, grids(16, 16)["one_cell"]), (BIRD, np.ones((16, 16), bool))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import random
 import signal
@@ -10,9 +11,10 @@ from multiprocessing import get_context
 
 import pytest
 
-from fisedit.errors import InputError, SessionError
+from fisedit.errors import InputError, PageError, SessionError
 from fisedit.storage import files as output_files
 from fisedit.storage import session_folder, session_store
+from fisedit.storage.pages import Page
 from fisedit.storage.session_store import SessionStore
 from tests.support.sessions import (
     NAMES,
@@ -198,11 +200,24 @@ def at_call(count, fail, *, after):
     return write
 
 
+PAGES = [b"what a source recorded", b"its first step"]
+
+
+def pages_in(place):
+    """The bytes of the pages that a session's index names, each compared with its digest."""
+    index = SessionStore(place).read_index()
+    found = [page for pages in SessionStore(place).pages(index).values() for page in pages]
+    data = [page.path.read_bytes() for page in found]
+    assert [hashlib.sha256(each).hexdigest() for each in data] == [page.sha256 for page in found]
+    return data
+
+
+@pytest.mark.parametrize("pages", [[], PAGES], ids=["", "pages"])
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_kill_before_and_after_every_write(whole, tmp_path, overwrite):
+def test_a_kill_before_and_after_every_write(whole, tmp_path, overwrite, pages):
     old, new = (contents(load(whole[name])) for name in ("opened", "look"))
     loaded, finished = load(whole["look"]), 0
-    writes = len(loaded.history) * 2 + 2
+    writes = len(loaded.history) * 2 + 2 + len(pages)
     for count in range(writes + 1):
         for after in (False, True):
             place = tmp_path / f"{count}{after}"
@@ -211,19 +226,49 @@ def test_a_kill_before_and_after_every_write(whole, tmp_path, overwrite):
 
             def work(count=count, after=after, place=place):
                 session_store.write_bytes = at_call(count, _die, after=after)
-                save(loaded, SessionStore(place), overwrite=overwrite)
+                save(loaded, SessionStore(place), pages={loaded.history[0].id: pages}, overwrite=overwrite)
 
             assert _forked(work) == ("killed" if count < writes else "")
             if overwrite or (count, after) >= (writes - 1, True):
                 found = contents(load(place))
-                assert found in (old, new)
+                assert found in (old, new) and pages_in(place) == (pages if found == new else [])
                 finished += found == new
             else:
                 with pytest.raises(SessionError, match="there is no session"):
                     load(place)
             save(load(whole["generated"]), SessionStore(place), overwrite=True)
             assert contents(load(place)) == contents(load(whole["generated"]))
+            assert not pages_in(place)
     assert finished == 3
+
+
+def test_pages_stay_until_their_result_goes_and_are_written_once(whole, tmp_path):
+    place, loaded = tmp_path / "s", load(whole["generated"])
+    store, first = SessionStore(place), loaded.history[0].id
+    save(loaded, store, pages={first: PAGES})
+    assert pages_in(place) == PAGES and len(list(place.glob("*.safetensors"))) == 2
+    for each in (store, SessionStore(place)):
+        save(each.load(diff), each)
+        assert pages_in(place) == PAGES
+    again = store.load(diff)
+    save(again, store, pages={first: PAGES[:1]})
+    assert pages_in(place) == PAGES[:1] and len(list(place.glob("*.safetensors"))) == 1
+    save(load(whole["opened"]), SessionStore(place), overwrite=True)
+    assert not list(place.glob("*.safetensors"))
+
+
+def test_a_page_that_is_no_plain_file_is_never_opened(whole, tmp_path):
+    place, loaded = tmp_path / "s", load(whole["generated"])
+    save(loaded, SessionStore(place), pages={loaded.history[0].id: PAGES})
+    for path in place.glob("*.safetensors"):
+        path.unlink()
+        os.mkfifo(path)
+    store = SessionStore(place)
+    pages = [Page(place / name, "") for name in store.load(diff).index.page_names()]
+    assert len(pages) == 2 and not store.pages(store.read_index())
+    for page in pages:
+        with pytest.raises(PageError):
+            page.read()
 
 
 def test_a_kill_within_a_write_leaves_nothing_to_clean(whole, tmp_path, monkeypatch):
@@ -243,10 +288,11 @@ def test_a_kill_within_a_write_leaves_nothing_to_clean(whole, tmp_path, monkeypa
 def test_a_full_disk_leaves_the_session_and_nothing_else(whole, tmp_path, monkeypatch):
     place = written_again(files(whole["opened"]), tmp_path / "s")
     before = files(place)
-    for count in range(9):
+    for count in range(11):
         monkeypatch.setattr(session_store, "write_bytes", at_call(count, _full, after=False))
+        loaded = load(whole["generated"])
         with pytest.raises(OSError, match="No space left"):
-            save(load(whole["generated"]), SessionStore(place), overwrite=True)
+            save(loaded, SessionStore(place), pages={loaded.history[0].id: PAGES}, overwrite=True)
         assert files(place) == before
 
 

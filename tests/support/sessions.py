@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,9 +31,14 @@ def saved(folder, name="generated"):
     return folder
 
 
-def save(loaded, store, **options):
-    index = loaded.index
-    store.save(SessionContents(loaded.history, index.model, index.dtype, loaded.assets), lambda result: None, **options)
+def save(loaded, store, pages=None, **options):
+    """Save what was loaded, with pages of results if some are given: id -> their bytes."""
+    index, returning = (
+        loaded.index,
+        {result: [partial(bytes, page) for page in each] for result, each in (pages or {}).items()},
+    )
+    saved = SessionContents(loaded.history, index.model, index.dtype, loaded.assets, pages=returning)
+    store.save(saved, lambda result: None, **options)
 
 
 def copied(name, folder):

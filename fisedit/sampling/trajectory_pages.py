@@ -1,0 +1,141 @@
+"""A recorded trajectory as pages, and back: the first has all but the steps' maps, and each of the others a step's.
+
+So a session on disk keeps what an edit reads. Steps are brought into memory when they are read. Knows trajectories and
+pages; knows nothing about sessions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fisedit.errors import PageError
+from fisedit.sampling.trajectory import Trajectory
+from fisedit.sparse.feature_cache import StepFeatures, map_bytes
+from fisedit.sparse.feature_codec import from_tensors, to_tensors
+from fisedit.sparse.vae_decode import DecoderCache
+from fisedit.storage.pages import encode_page
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fisedit.sparse.feature_tiers import FeatureTiers
+    from fisedit.storage.pages import Page
+    from fisedit.values import GenerationConfig
+
+_ABOUT = "about"
+_LISTS = ("latents", "predictions", "noises")
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedSource:
+    """A source's trajectory and what its decode recorded."""
+
+    trajectory: Trajectory
+    decoder: DecoderCache
+
+
+def to_pages(source: RecordedSource, weights: str) -> list[Callable[[], bytes]]:
+    """What returns the bytes of each page.
+
+    Args:
+        source: made by dense steps alone.
+        weights: digest of the model's weights, without which the pages mean nothing.
+    """
+    trajectory, decoder = source.trajectory, source.decoder
+    steps = [step for step in trajectory.features if isinstance(step, StepFeatures)]
+    assert len(steps) == len(trajectory.features)
+    assert isinstance(decoder.features, StepFeatures)
+    about = {
+        "weights": weights,
+        "steps": [_about(step) for step in steps],
+        "decoder": _about(decoder.features),
+    }
+    groups: dict[str, Mapping[str, Tensor]] = {
+        **{name: _numbered(getattr(trajectory, name)) for name in _LISTS},
+        "text_keys": trajectory.text_keys,
+        "unconditional": _numbered(trajectory.unconditional or ()),
+        "decoder.maps": to_tensors(decoder.features.maps),
+        "decoder.norms": decoder.features.statistics,
+        "decoder.sums": decoder.sums,
+        "decoder.statistics": decoder.statistics,
+        **{f"statistics.{i}": step.statistics for i, step in enumerate(steps)},
+    }
+    first = {f"{group}:{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
+    first[_ABOUT] = torch.from_numpy(np.frombuffer(json.dumps(about, sort_keys=True).encode(), np.uint8).copy())
+    return [lambda: encode_page(first), *(lambda step=step: encode_page(to_tensors(step.maps)) for step in steps)]
+
+
+def from_pages(
+    config: GenerationConfig, pages: Sequence[Page], weights: str, tiers: FeatureTiers, device: torch.device
+) -> RecordedSource:
+    """A source whose steps are on disk until they are read; they are not in the tiers yet.
+
+    Args:
+        config: of the source.
+        pages: of `to_pages`.
+        weights: digest of the model's weights.
+        tiers: that will bring the steps into memory.
+        device: of the model.
+
+    Raises:
+        PageError: the first page is gone or damaged, or the pages are another model's.
+    """
+    first = pages[0].read()
+    try:
+        about, groups = _parse(first, device)
+        if about["weights"] != weights or len(about["steps"]) != len(pages) - 1:
+            raise PageError("recorded features are of another model")
+        return _restore(config, about, groups, tiers, device)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise PageError(f"recorded features are damaged ({pages[0].path.name})") from error
+
+
+def _parse(first: dict[str, Tensor], device: torch.device) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+    """What the first page tells of the steps, and its tensors by group."""
+    about: dict[str, Any] = json.loads(first.pop(_ABOUT).numpy().tobytes())
+    groups: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    for name, tensor in first.items():
+        group, _, own = name.partition(":")
+        groups[group][own] = tensor.to(device)
+    return about, groups
+
+
+def _restore(
+    config: GenerationConfig,
+    about: Mapping[str, Any],
+    groups: Mapping[str, dict[str, Tensor]],
+    tiers: FeatureTiers,
+    device: torch.device,
+) -> RecordedSource:
+    latents, predictions, noises = (_ordered(groups[name]) for name in _LISTS)
+    trajectory = Trajectory(config, latents, predictions, text_keys=groups["text_keys"], noises=noises)
+    for i, found in enumerate(about["steps"]):
+        offloaded_from = None if device.type == "cpu" else device
+        step = StepFeatures({}, groups[f"statistics.{i}"], found["joined"], offloaded_from)
+        step.maps = tiers.paged(step, found["names"], int(found["nbytes"]))
+        trajectory.features.append(step)
+    if groups["unconditional"]:
+        text, prediction = _ordered(groups["unconditional"])
+        trajectory.unconditional = text, prediction
+    maps = StepFeatures(from_tensors(groups["decoder.maps"]), groups["decoder.norms"], about["decoder"]["joined"])
+    return RecordedSource(trajectory, DecoderCache(maps, groups["decoder.sums"], groups["decoder.statistics"]))
+
+
+def _about(step: StepFeatures) -> dict[str, Any]:
+    return {"names": sorted(step.maps), "nbytes": map_bytes(step.maps), "joined": step.joined}
+
+
+def _numbered(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+    return {str(i): tensor for i, tensor in enumerate(tensors)}
+
+
+def _ordered(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    """Invert `_numbered`."""
+    return [tensors[str(i)] for i in range(len(tensors))]
