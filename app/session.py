@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Lock
@@ -19,6 +19,7 @@ from fisedit.errors import Cancelled, SessionError
 from fisedit.history import EditResult, History
 from fisedit.models.paths import absolute_name
 from fisedit.storage import provenance
+from fisedit.storage.pages import free_page_bytes
 from fisedit.storage.session_reader import SessionAssets
 from fisedit.storage.session_store import SessionContents, SessionStore
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from fisedit import Editor
     from fisedit.editor import Preview
     from fisedit.storage.image_metadata import Metadata
+    from fisedit.storage.pages import Page
     from fisedit.values import EditScript
 
 _BRIEF_WORK_TIMEOUT = 10.0
@@ -63,6 +65,7 @@ class Session:
         self.measured: dict[str, float] = {}
         self.was_damaged = False
         self._pool, self._adapters, self._store = pool, dict[str, float](), SessionStore(folder)
+        self._pages: Mapping[str, Sequence[Page]] = {}  # of sources, as far as they were on disk
         self._work, self._stop, self._brief = Lock(), Event(), False
 
     @property
@@ -84,8 +87,13 @@ class Session:
     def editor(self, model: LoadedModel) -> Editor:
         """This session's editor over a loaded model."""
         if model not in self.editors:
-            self.editors[model] = model.editor.beside(self.history, self.references)
+            editor = self.editors[model] = model.editor.beside(self.history, self.references)
+            editor.load_pages({source: self._pages[source] for source in self._sources_of(editor) & self._pages.keys()})
         return self.editors[model]
+
+    def _sources_of(self, editor: Editor) -> set[str]:
+        """Ids of the sources that an editor's model made."""
+        return {result.id for result in self.history if self.models.get(result.id) == editor.model}
 
     @property
     def recorded_bytes(self) -> int:
@@ -202,10 +210,19 @@ class Session:
         self.history, self.references = loaded.history, dict(loaded.assets.references)
         self._adapters = dict(loaded.assets.adapters)
         self.models = {entry.id: entry.model for entry in loaded.index.results if entry.parent is None}
+        self._pages = store.pages(loaded.index)
         self.last_preview, self.measured = None, {}
 
-    def save(self, *, overwrite: bool = False) -> None:
-        """Write what is new into the session's folder; a session without pictures has none."""
+    def park(self) -> None:
+        """Write what was recorded with sources into the session's folder, if the disk has room for it, so that its next
+        edit need not make them again."""
+        sources = [editor.history.find(each) for editor in self.editors.values() for each in self._sources_of(editor)]
+        if 0 < sum(source.stats.recorded_bytes for source in sources) <= free_page_bytes():
+            self.save(features=True)
+
+    def save(self, *, overwrite: bool = False, features: bool = False) -> None:
+        """Write what is new into the session's folder, recorded features too if asked for; a session without pictures
+        has none."""
         if not len(self.history):
             if self.folder.exists():
                 shutil.rmtree(self.folder)
@@ -213,8 +230,19 @@ class Session:
         names = {result.id: self.model_name(result) for result in self.history}
         first, dtype = names[self.history[0].id], self._pool.dtype
         others = {result: name for result, name in names.items() if name != first}
-        contents = SessionContents(self.history, first, dtype, self._assets(), others)
+        contents = SessionContents(
+            self.history, first, dtype, self._assets(), others, self._recorded() if features else {}
+        )
         self._store.save(contents, self.metadata, overwrite=overwrite)
+
+    def _recorded(self) -> dict[str, list[Callable[[], bytes]]]:
+        """The pages of every source whose features its editor keeps."""
+        return {
+            source: pages
+            for editor in self.editors.values()
+            for source, pages in editor.recorded_pages().items()
+            if source in self._sources_of(editor)
+        }
 
     def _assets(self) -> SessionAssets:
         """The reference pictures of the results, and the adapters that read them."""

@@ -6,6 +6,7 @@ page finds it after a reload. Knows models and folders; neither gradio nor pages
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 import shutil
@@ -23,7 +24,7 @@ from app.model_pool import ModelPool, OfferedModel
 from app.session import Session
 from app.validation import MAX_PICTURE_BYTES, Busy
 from app.worker import InferenceWorker
-from fisedit.errors import Cancelled
+from fisedit.errors import Cancelled, FisEditError
 
 if TYPE_CHECKING:
     from app.lora_catalog import Scales
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 CAPACITY = 32
 """Sessions in memory at once; others wait on disk."""
 
+_log = logging.getLogger(__name__)
 _KEY = re.compile(r"[0-9a-f]{32}")
 _CALLERS = 64
 """Connections that are remembered, for each session in memory."""
@@ -117,6 +119,8 @@ class AppState:
         with self._lock:
             for session in self._sessions.values():
                 session.stop()
+                if session.idle and self.folder.parent != self._temporary:
+                    _park(session)
         self._closing.close()
 
     def select(self, settings: SourceSettings) -> ModelChoice:
@@ -200,8 +204,10 @@ class AppState:
                 held[key] = 0
 
     def _drop_session(self, key: str) -> None:
-        """Drop a session from memory; its pictures are on disk."""
-        shutil.rmtree(self._sessions.pop(key).out, ignore_errors=True)
+        """Drop a session from memory; its pictures are on disk, and so is what was recorded, if there is room."""
+        session = self._sessions.pop(key)
+        _park(session)
+        shutil.rmtree(session.out, ignore_errors=True)
 
     def __len__(self) -> int:
         """Sessions in memory."""
@@ -261,3 +267,11 @@ class AppState:
             if longest is None:
                 raise Busy(f"all {self.capacity} sessions are at work; try again in a moment")
             self._drop_session(longest)
+
+
+def _park(session: Session) -> None:
+    """Write a session's recorded features; where that cannot be done, they are made again when they are needed."""
+    try:
+        session.park()
+    except (OSError, FisEditError) as error:
+        _log.warning("recorded features of a session are dropped: %s", error)

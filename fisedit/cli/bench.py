@@ -1,4 +1,4 @@
-"""The measuring commands: `bench edit`, `costs`, `adapters`, `fidelity`, `records`, `masks` and `quality`."""
+"""The measuring commands: `bench edit`, `costs`, `adapters`, `fidelity`, `records`, `tiers`, `masks` and `quality`."""
 
 from __future__ import annotations
 
@@ -162,6 +162,33 @@ def bench_records(
     with _measurement(output) as on_step:
         report = import_module("fisedit.evaluation.record_encodings").measure_record_encodings(speed, fidelity, on_step)
     _report(report, output, json, "summary")
+
+
+@bench.command("tiers")
+def bench_tiers(
+    model: opt.BenchModel = None,
+    size: opt.Size = 512,
+    num_inference_steps: opt.Steps = 20,
+    repeats: opt.Repeats = 5,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
+    output: opt.BenchOutput = None,
+    json: opt.Json = False,
+) -> None:
+    """Measure edits whose recorded features do not fit in memory, or come from a saved session."""
+    settings = SpeedSettings(
+        model=model,
+        size=size,
+        num_inference_steps=num_inference_steps,
+        repeats=repeats,
+        device=device,
+        dtype=dtype,
+        local_files_only=local_files_only,
+    )
+    with _measurement(output) as on_step:
+        report = import_module("fisedit.evaluation.record_tiers").measure_record_tiers(settings, on_step)
+    _report(report, output, json, "summary", "memory")
 
 
 @bench.command("masks")

@@ -58,6 +58,7 @@ def generate(
     cache_dtype: opt.CacheDtype = "auto",
     local_files_only: opt.LocalFilesOnly = False,
     session: opt.SaveSession = None,
+    features: opt.Features = False,
     overwrite: opt.OverwriteSession = False,
     output: opt.Output = Path("source.png"),
     metadata: opt.Metadata = True,
@@ -68,6 +69,8 @@ def generate(
     """Generate a picture, and a --session to edit it in."""
     files.check_image_path(output, reference)
     files.check_trace_path(trace)
+    if features and session is None:
+        raise InputError("--features are saved with a --session, got none; give one")
     if session is not None:
         session_folder.check_new(session, output, trace, overwrite=overwrite)
     from fisedit import Editor
@@ -92,7 +95,7 @@ def generate(
             )
     notes = editor.write(output, metadata=metadata)
     if session is not None:
-        editor.save(session, metadata=metadata, overwrite=overwrite)
+        editor.save(session, metadata=metadata, features=features, overwrite=overwrite)
     _show_result(editor, output, notes, layers, json=json)
 
 
@@ -131,6 +134,7 @@ def edit(
     dtype: opt.Dtype = None,
     cache_dtype: opt.CacheDtype = "auto",
     local_files_only: opt.LocalFilesOnly = False,
+    features: opt.Features = False,
     output: opt.Output = Path("edit.png"),
     metadata: opt.Metadata = True,
     profile: opt.Profiled = False,
@@ -139,6 +143,8 @@ def edit(
 ) -> None:
     """Change a prompt and what it changes: of a saved --session, a --source-prompt, a --picture, or --from a file."""
     _check_source(context)
+    if features and session is None:
+        raise InputError("--features are saved with a --session, got none; give one")
     files.check_image_path(output, mask, protect, picture, origin, reference)
     files.check_trace_path(trace)
     if session is not None:
@@ -162,7 +168,7 @@ def edit(
         return
     notes += editor.write(output, metadata=metadata)
     if session is not None:
-        editor.save(session, metadata=metadata)
+        editor.save(session, metadata=metadata, features=features)
     _show_result(editor, output, notes, layers, json=json)
 
 

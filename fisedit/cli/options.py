@@ -52,6 +52,12 @@ CacheDtype = Annotated[
     str,
     Option(help="Of recorded features: int8, int4 for the least memory, or model for the model's own."),
 ]
+Features = Annotated[
+    bool,
+    Option(
+        "--features", help="Save what was recorded too: the next edit of the session need not make the source again."
+    ),
+]
 LocalFilesOnly = Annotated[bool, Option("--local-files-only", help="Never reach for the network.")]
 Output = Annotated[Path, Option(help="Image to write: .png, .webp, .jpg or .tif.")]
 Folder = Annotated[Path, Option("--output", help="Folder to write into.")]

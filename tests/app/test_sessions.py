@@ -80,6 +80,23 @@ def test_who_is_put_aside_finds_everything_again(state):
     assert last(handlers.edit(state, back, DOG)).parent == source.id
 
 
+@pytest.mark.parametrize("room", [True, False])
+def test_what_was_recorded_is_put_aside_too(state, tmp_path, monkeypatch, room):
+    """Where the disk has room for it, which FISEDIT_PAGES=0 denies."""
+    monkeypatch.setenv("FISEDIT_PAGES", str(tmp_path / "pages") if room else "0")
+    state.capacity = 2
+    a = state.session("a")
+    made(state, a)
+    expected = last(handlers.edit(state, a, DOG))
+    handlers.undo(a)
+    state.session("b"), state.session("c")
+    assert bool(list(a.folder.glob("*.safetensors"))) == room
+    back = state.session("a")
+    again = last(handlers.edit(state, back, DOG))
+    assert back is not a and same(again, expected)
+    assert any("rebuilt" in note for note in again.stats.notes) != room
+
+
 @pytest.fixture
 def slow_read(state, monkeypatch):
     """The session of caller "a", on disk, whose reads are listed and wait for an event; and one in memory."""

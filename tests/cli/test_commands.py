@@ -222,6 +222,24 @@ def test_generate_then_edit_in_a_session(fisedit, model, tmp_path):
     assert json.loads(again.out)["parent"] == told["id"]
 
 
+def test_an_edit_reads_the_features_that_a_session_kept(fisedit, model, tmp_path):
+    for name, words in (("kept", ["--features"]), ("anew", [])):
+        options = ("--seed", 3, "--model", model, *SMALL, "--session", name, *words, "--output", "cat.png")
+        assert fisedit("generate", BEFORE, *options).status == 0
+        assert bool(list((tmp_path / name).glob("*.safetensors"))) == bool(words)
+    half_mask(tmp_path / "mask.png")
+    told = {}
+    for name in ("kept", "anew"):
+        options = ("--mask", "mask.png", "--output", f"{name}.png", "--json")
+        run = fisedit("edit", "--session", name, "--prompt", AFTER, *options)
+        told[name] = json.loads(run.out)["stats"]["notes"]
+    assert any("rebuilt" in note for note in told["anew"]) and not any("rebuilt" in note for note in told["kept"])
+    first, second = (np.asarray(Image.open(tmp_path / f"{name}.png")) for name in ("kept", "anew"))
+    assert (first == second).all()
+    fisedit("generate", BEFORE, "--features").refused("input", "--features are saved with a --session")
+    fisedit("edit", "--source-prompt", BEFORE, "--prompt", AFTER, "--features").refused("input", "with a --session")
+
+
 def test_a_one_shot_edit(fisedit, model, tmp_path):
     half_mask(tmp_path / "mask.png")
     options = ("--seed", 3, "--model", model, *SMALL, "--mask", "mask.png", "--output", "out/dog.webp", "--json")

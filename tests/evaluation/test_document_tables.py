@@ -63,6 +63,14 @@ MEASURES = {
         "fisedit/evaluation/quality/metrics.py",
         "weights/demo",
     ),
+    "bench tiers": (
+        *_ENGINE,
+        *(f"fisedit/evaluation/{name}.py" for name in ("record_tiers", "timing", "workload")),
+        "fisedit/editor.py",
+        "fisedit/planner.py",
+        "fisedit/storage/pages.py",
+        "fisedit/storage/session_store.py",
+    ),
     "bench adapters": (
         *_ENGINE,
         "fisedit/adapters",
