@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-AREA = 0.05
-"""Share of the picture that the mask covers."""
+AREAS = (0.05, 0.01)
+"""Shares of the picture that the masks cover; the first is that of the budgets' edits."""
 
 IN_MEMORY = "in memory"
 
@@ -68,17 +68,17 @@ def measure_record_tiers(settings: SpeedSettings, on_step: OnStep | None = None)
         for turn in range(settings.repeats + 1):  # the first one warms up
             progress(turn, runs, None)
             session.take_turns()
-        identical = len(session.pictures) == 1
+        identical = all(len(pictures) == 1 for pictures in session.pictures.values())
         turns = {run: seconds[1:] for run, seconds in session.seconds.items()}
         del session
     progress(runs - 1, runs, None)
-    rows = [_row(run, seconds, turns[IN_MEMORY], made) for run, seconds in turns.items()]
+    rows = [_row(*run, seconds, turns[IN_MEMORY, run[1]], made) for run, seconds in turns.items()]
     return {
         "settings": {
             "size": settings.size,
             "num_inference_steps": settings.num_inference_steps,
             "guidance_scale": GUIDANCE_SCALE,
-            "area": AREA,
+            "areas": AREAS,
             "dtype": str(workload.dtype).removeprefix("torch."),
             "repeats": settings.repeats,
             "source_seconds": made,
@@ -101,16 +101,16 @@ class _Session:
         settings: of the benchmark.
 
     Attributes:
-        seconds: of every run by turn.
-        pictures: all pictures that edits gave.
+        seconds: of every run and area by turn.
+        pictures: all pictures that edits gave, by area.
     """
 
     def __init__(self, pipe: StableDiffusionPipeline, folder: Path, settings: SpeedSettings) -> None:
         self._pipe, self._folder = pipe, folder
-        self._grid = square_mask(AREA, settings.size // LATENT_FACTOR)
+        self._side = settings.size // LATENT_FACTOR
         self._editors = {name: self._load(budget) for name, budget in BUDGETS.items()}
-        self.seconds: dict[str, list[float]] = {}
-        self.pictures: set[bytes] = set()
+        self.seconds: dict[tuple[str, float], list[float]] = {}
+        self.pictures: dict[float, set[bytes]] = {area: set() for area in AREAS}
 
     def _load(self, budget: int | None) -> Editor:
         editor = Editor(self._pipe, model=_MODEL, max_recorded_bytes=budget)
@@ -120,21 +120,27 @@ class _Session:
     def take_turns(self) -> None:
         """Time one edit of every kind."""
         for name, editor in self._editors.items():
-            self._time(name if name == IN_MEMORY else f"{name}, warm", partial(self._edit, editor))
+            self._time(name if name == IN_MEMORY else f"{name}, warm", AREAS[0], editor)
             if name != IN_MEMORY:
                 drop_from_cache(self._folder)
-                self._time(f"{name}, cold", partial(self._edit, editor))
-        drop_from_cache(self._folder)
-        self._time("resumed, cold", lambda: self._edit(self._load(None)))
-        self._time("resumed, warm", lambda: self._edit(self._load(None)))
+                self._time(f"{name}, cold", AREAS[0], editor)
+        self._time(IN_MEMORY, AREAS[1], self._editors[IN_MEMORY])
+        for area in AREAS:
+            drop_from_cache(self._folder)
+            self._time("resumed, cold", area)
+            self._time("resumed, warm", area)
 
-    def _time(self, run: str, call: Any) -> None:
-        self.seconds.setdefault(run, []).append(measure_seconds(call))
+    def _time(self, run: str, area: float, editor: Editor | None = None) -> None:
+        """Time an edit; without an editor, loading the session included."""
+        grid = square_mask(area, self._side)
 
-    def _edit(self, editor: Editor) -> None:
-        result = editor.edit(PROMPTS[1], mask=self._grid)
-        editor.delete(result.id)
-        self.pictures.add(result.image.tobytes())
+        def edit() -> None:
+            resumed = editor or self._load(None)
+            result = resumed.edit(PROMPTS[1], mask=grid)
+            resumed.delete(result.id)
+            self.pictures[area].add(result.image.tobytes())
+
+        self.seconds.setdefault((run, area), []).append(measure_seconds(edit))
 
 
 def drop_from_cache(folder: Path) -> None:
@@ -167,7 +173,7 @@ def _long_run(pipe: StableDiffusionPipeline, settings: SpeedSettings) -> Row:
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
     _generate(editor, settings, LONG_RUN)
     recorded = editor.current.stats.recorded_bytes
-    editor.edit(PROMPTS[1], mask=square_mask(AREA, settings.size // LATENT_FACTOR))
+    editor.edit(PROMPTS[1], mask=square_mask(AREAS[0], settings.size // LATENT_FACTOR))
     peak = int(re.findall(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text(encoding="ascii"))[0]) * 1024
     return {
         "steps": LONG_RUN,
@@ -179,9 +185,10 @@ def _long_run(pipe: StableDiffusionPipeline, settings: SpeedSettings) -> Row:
     }
 
 
-def _row(run: str, seconds: list[float], in_memory: list[float], made: float) -> Row:
+def _row(run: str, area: float, seconds: list[float], in_memory: list[float], made: float) -> Row:
     return {
         "run": run,
+        "area": area,
         "seconds": interval(seconds).as_dict(),
         "to_memory": ratio(seconds, in_memory).as_dict(),
         "faster_than_anew": interval(
@@ -193,6 +200,7 @@ def _row(run: str, seconds: list[float], in_memory: list[float], made: float) ->
 def _summary_row(row: Row) -> Row:
     return {
         "source": row["run"],
+        "area": f"{row['area']:.0%}",
         "to memory": interval_text(row["to_memory"]),
         "faster than a source made anew": interval_text(row["faster_than_anew"]),
     }
