@@ -49,7 +49,7 @@ from fisedit.values import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from diffusers import StableDiffusionPipeline
+    from diffusers import AutoencoderKL, StableDiffusionPipeline
     from PIL.Image import Image
     from torch import Tensor
 
@@ -502,16 +502,10 @@ class EditPipeline:
         base, features = result.parent if result.growth or result.start else None, output.decoder.features
         if self.engine.executor.device.type == "cpu" and not isinstance(features, ShiftedFeatures):
             latents = output.trajectory.latents[-1]
-            remake = partial(self._decoder_features, latents) if isinstance(features, StepFeatures) else None
+            redecode = partial(_decoder_features, self.engine.pipe.vae, latents)  # holds nothing of the pipeline
+            remake = redecode if isinstance(features, StepFeatures) else None
             self.cache.tiers.add(features, len(output.trajectory.features), remake)
         self.cache.put(result.id, output.trajectory, output.decoder, base=base)
-
-    @torch.inference_mode()
-    def _decoder_features(self, latents: Tensor) -> StepFeatures:
-        """What a dense decode recorded, made again."""
-        features = decode(self.engine.pipe.vae, latents)[1].features
-        assert isinstance(features, StepFeatures)
-        return features
 
     def _stats(self, request: EditRequest, plan: EditPlan, macs: int, steps: int) -> EditStats:
         """What so many steps cost; bytes and graphs aside."""
@@ -578,6 +572,14 @@ class EditPipeline:
         check = plan_check(result.mask, steps, result.start, passed=True) if result.checked else None
         plan = EditPlan(result.mask, self.encode(request), result.growth, check=check)
         self._cache(result, *self.render([(request, plan)]))
+
+
+@torch.inference_mode()
+def _decoder_features(vae: AutoencoderKL, latents: Tensor) -> StepFeatures:
+    """What a dense decode recorded, made again."""
+    features = decode(vae, latents)[1].features
+    assert isinstance(features, StepFeatures)
+    return features
 
 
 def diff_prompts(old: str, new: str, tokenizer: Tokenizer) -> EditScript:

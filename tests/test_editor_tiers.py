@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from fisedit import Editor
 from fisedit.sparse.feature_cache import PagedMaps
 from tests.support.edit_trees import QUICK, SQUARE, last_edit, same_pictures, session
 from tests.support.edits import BIRD, CAT, DOG, Calls
+from tests.support.pipelines import build_pipeline
 
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (128, 128, 3), np.uint8))
 
@@ -119,6 +122,27 @@ def test_without_a_disk_what_does_not_fit_is_made_again(pipelines, pages):
     editor.generate(CAT, **QUICK)
     editor.edit(DOG, mask=SQUARE, growth=1)
     assert not pages.exists()
+
+
+@pytest.mark.parametrize("limit", [None, 0], ids=["in memory", "on disk"])
+def test_what_was_recorded_goes_with_its_editor(pages, limit):
+    """At once, model and all, without the garbage collector."""
+    pipe = build_pipeline("shallow")
+    editor = Editor(pipe, max_recorded_bytes=limit)
+    session(editor)
+    written(editor)
+    kept = [
+        ref(pipe.unet),
+        ref(editor),
+        *(ref(editor._trajectory_cache.get(str(i))[0]) for i in range(6) if limit is None),
+    ]
+    assert all(each() is not None for each in kept) and bool(files(pages)) == (limit == 0)
+    gc.disable()
+    try:
+        del editor, pipe
+        assert not any(each() is not None for each in kept) and not files(pages)
+    finally:
+        gc.enable()
 
 
 @pytest.fixture

@@ -102,7 +102,7 @@ class FeatureTiers:
         Args:
             step: with all its maps; or without any, if its page is given.
             index: of the step in its trajectory.
-            remake: makes it again; None where that cannot be done.
+            remake: makes it again; None where that cannot be done. It must not hold the step.
             disposable: making it again takes less than reading a page.
             page: of the step, if it is on disk.
         """
@@ -113,7 +113,7 @@ class FeatureTiers:
                 self._bytes += entry.nbytes
             else:
                 self._paged += entry.nbytes
-            finalize(step, self._gone, entry).atexit = False
+            finalize(step, _forget, ref(self), entry).atexit = False
         self.make_room(0)
 
     @property
@@ -253,8 +253,8 @@ class FeatureTiers:
             change = entry.nbytes if counted else -entry.nbytes
             self._bytes, self._paged = self._bytes + change, self._paged - change
 
-    def _gone(self, entry: _Entry) -> None:
-        """Forget a step that nobody has any more."""
+    def forget(self, entry: _Entry) -> None:
+        """Count a step no more, which nobody has."""
         with self._lock:
             self._count(entry, counted=True)
             self._bytes -= entry.nbytes
@@ -301,6 +301,11 @@ class StepReads:
             return float("inf")
         ahead = self.distances[step] - self._now
         return ahead if ahead >= 0 else ahead + len(self._steps) - self._start
+
+
+def _forget(tiers: ReferenceType[FeatureTiers], entry: _Entry) -> None:
+    if (found := tiers()) is not None:
+        found.forget(entry)
 
 
 def _is_loaded(step: TieredStep) -> bool:
