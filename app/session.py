@@ -93,7 +93,8 @@ class Session:
 
     def _sources_of(self, editor: Editor) -> set[str]:
         """Ids of the sources that an editor's model made."""
-        return {result.id for result in self.history if self.models.get(result.id) == editor.model}
+        sources = [result.id for result in self.history if result.parent is None]
+        return {source for source in sources if self.models.get(source) == editor.model}
 
     @property
     def recorded_bytes(self) -> int:
@@ -191,12 +192,12 @@ class Session:
         Raises:
             SessionError: a damaged one. All is as it was then.
         """
-        before = self.history, self.references, self._adapters, self.models
+        before = self.history, self.references, self._adapters, self.models, self._pages
         self._load_from(other)
         try:
             self.save(overwrite=True)
         except BaseException:
-            self.history, self.references, self._adapters, self.models = before
+            self.history, self.references, self._adapters, self.models, self._pages = before
             raise
 
     def _load_from(self, store: SessionStore) -> None:
@@ -214,11 +215,16 @@ class Session:
         self.last_preview, self.measured = None, {}
 
     def park(self) -> None:
-        """Write what was recorded with sources into the session's folder, if the disk has room for it, so that its next
-        edit need not make them again."""
-        sources = [editor.history.find(each) for editor in self.editors.values() for each in self._sources_of(editor)]
-        if 0 < sum(source.stats.recorded_bytes for source in sources) <= free_page_bytes():
-            self.save(features=True)
+        """Write what was recorded with sources into the session's folder, if the disk has room for it and no work goes
+        on here, so that its next edit need not make them again."""
+        if not self._work.acquire(blocking=False):
+            return
+        try:
+            sources = [self.history.find(each) for editor in self.editors.values() for each in self._sources_of(editor)]
+            if 0 < sum(source.stats.recorded_bytes for source in sources) <= free_page_bytes(self.folder):
+                self.save(features=True)
+        finally:
+            self._work.release()
 
     def save(self, *, overwrite: bool = False, features: bool = False) -> None:
         """Write what is new into the session's folder, recorded features too if asked for; a session without pictures

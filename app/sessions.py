@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from app.model_pool import ModelPool, OfferedModel
 from app.session import Session
 from app.validation import MAX_PICTURE_BYTES, Busy
 from app.worker import InferenceWorker
-from fisedit.errors import Cancelled, FisEditError
+from fisedit.errors import Cancelled
 
 if TYPE_CHECKING:
     from app.lora_catalog import Scales
@@ -86,6 +86,8 @@ class AppState:
         self._sessions: OrderedDict[str, Session] = OrderedDict()  # by key, longest idle first
         self._loading: dict[str, Future[Session]] = {}  # by key, sessions that are being read from disk
         self._callers: OrderedDict[str, str] = OrderedDict()  # caller -> key
+        self._parking: dict[str, Future[None]] = {}  # by key, sessions whose recorded features are being written
+        self._parker = ThreadPoolExecutor(1, thread_name_prefix="fisedit-parking")
 
     @classmethod
     def open(
@@ -117,10 +119,13 @@ class AppState:
     def close(self) -> None:
         """Stop all work, and remove temporary files."""
         with self._lock:
-            for session in self._sessions.values():
+            sessions = list(self._sessions.values())
+            for session in sessions:
                 session.stop()
-                if session.idle and self.folder.parent != self._temporary:
-                    _park(session)
+        self._parker.shutdown()
+        if self._is_kept:
+            for session in sessions:
+                _park(session)
         self._closing.close()
 
     def select(self, settings: SourceSettings) -> ModelChoice:
@@ -204,10 +209,22 @@ class AppState:
                 held[key] = 0
 
     def _drop_session(self, key: str) -> None:
-        """Drop a session from memory; its pictures are on disk, and so is what was recorded, if there is room."""
+        """Drop a session from memory; its pictures are on disk, and what was recorded goes there if there is room.
+        Whoever asks for it meanwhile waits."""
         session = self._sessions.pop(key)
-        _park(session)
+        self._parking[key] = self._parker.submit(self._park, key, session)
+
+    def _park(self, key: str, session: Session) -> None:
+        if self._is_kept:
+            _park(session)
         shutil.rmtree(session.out, ignore_errors=True)
+        with self._lock:
+            self._parking.pop(key, None)
+
+    @property
+    def _is_kept(self) -> bool:
+        """Whether sessions outlive the app."""
+        return self.folder.parent != self._temporary
 
     def __len__(self) -> int:
         """Sessions in memory."""
@@ -235,6 +252,8 @@ class AppState:
 
     def _load_session(self, key: str, loading: Future[Session]) -> None:
         """Read a session from disk and put it into memory; the future gets the session or the error."""
+        if parking := self._parking.get(key):
+            parking.result()
         try:
             session = Session(self.pool, self.folder / key, self._temporary / "out" / key)
             session.resume()
@@ -273,5 +292,5 @@ def _park(session: Session) -> None:
     """Write a session's recorded features; where that cannot be done, they are made again when they are needed."""
     try:
         session.park()
-    except (OSError, FisEditError) as error:
+    except Exception as error:  # noqa: BLE001 (what was recorded is nothing that must be kept)
         _log.warning("recorded features of a session are dropped: %s", error)

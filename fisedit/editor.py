@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from fisedit.adapters import lora
 from fisedit.adapters.checkpoints import load_adapter
 from fisedit.diagnosis.calibration import CalibrationSettings, calibrate, predictions
-from fisedit.errors import AdapterError, InputError, SessionError
+from fisedit.errors import AdapterError, InputError, PageError, SessionError
 from fisedit.history import EditResult, History
 from fisedit.masking.localize import DEFAULT_METHOD, MaskOptions, change_heatmap
 from fisedit.masking.masks import count_components
@@ -603,7 +604,7 @@ class Editor:
         """
         result = self.history.find(result_id)
         request = EditRequest(result.config, result.diff, result, on_step=on_step)
-        self._pipeline.restore(request)
+        self._pipeline.again_if_damaged(request, lambda: self._pipeline.restore(request))
         request = replace(request, stopwatch=Stopwatch())
         return self._pipeline.render_dense(request), request.stopwatch.done()["total"]
 
@@ -678,9 +679,13 @@ class Editor:
         text = self._pipeline.encode(request)
         with torch.inference_mode():
             project_text(self._engine.executor.sites, text.embeddings, text.keys)
-        self._pipeline.restore(request)
-        source = self._pipeline.source(request)[0]
-        return change_heatmap(self._engine, source, request.config, text.keys, request.script)
+
+        def heatmap() -> NDArray[np.float32]:
+            self._pipeline.restore(request)
+            source = self._pipeline.source(request)[0]
+            return change_heatmap(self._engine, source, request.config, text.keys, request.script)
+
+        return self._pipeline.again_if_damaged(request, heatmap)
 
     def metadata(self, result: EditResult | None = None) -> Metadata:
         """How a result, the current one without it, was made, for its picture's file.
@@ -720,8 +725,8 @@ class Editor:
             folder: of the session; made if it is not there.
             metadata: tell in every picture's file how it was made.
             features: write what was recorded with sources too, as far as it is kept: then the first edit after `resume`
-                need not make them again. `recorded_bytes` of their `stats` tells what that takes. Without it features
-                that are in the folder stay.
+                need not make them again. `recorded_bytes` of their `stats` tells what that takes; where there is no
+                room for it, the session is saved without, with a warning. Features that are in the folder stay.
             overwrite: replace a session in the folder that is not this one, or that another run has changed since.
 
         Raises:
@@ -736,7 +741,13 @@ class Editor:
         metadata_of = self.metadata if metadata else lambda _: None
         pages = self.recorded_pages() if features else {}
         contents = SessionContents(self.history, self.model, self._dtype, references, pages=pages)
-        self._store(folder).save(contents, metadata_of, overwrite=overwrite)
+        try:
+            self._store(folder).save(contents, metadata_of, overwrite=overwrite)
+        except (OSError, MemoryError, PageError) as error:
+            if not pages:
+                raise
+            self._store(folder).save(replace(contents, pages={}), metadata_of, overwrite=overwrite)
+            logging.getLogger(__name__).warning("the session was saved without recorded features: %s", error)
 
     @default_torch_state()
     def recorded_pages(self) -> dict[str, list[Callable[[], bytes]]]:

@@ -6,6 +6,7 @@ engine, cache and history; checks no arguments of users.
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -74,11 +75,13 @@ class RenderOutput:
         trajectory: of its latents.
         image: RGB, of the config's size.
         decoder: what its decode recorded.
+        decoded: latents [1, 4, h, w] of that decode.
     """
 
     trajectory: Trajectory
     image: Image
     decoder: DecoderCache
+    decoded: Tensor
 
     @property
     def own_bytes(self) -> int:
@@ -106,7 +109,6 @@ class EditPipeline:
         self.cache, self.history = cache, History()
         self.planner = Planner(self.engine)
         self._recorded_with: object = None
-        self._digest: tuple[object, str] | None = None
 
     def beside(self, history: History | None = None, references: dict[str, Image] | None = None) -> EditPipeline:
         """Another one with the same model, graphs, adapters and tiers, and a cache of its own; arguments as in
@@ -224,7 +226,7 @@ class EditPipeline:
         source_references = self.history.lineage(self.history.current.id)[0].config.like
         return tuple(entry for entry in source_references if entry.adapter in references.adapters)
 
-    def _again_if_damaged(self, request: EditRequest, call: Callable[[], T]) -> T:
+    def again_if_damaged(self, request: EditRequest, call: Callable[[], T]) -> T:
         """Call, and once more with all made again that the edit lies over, if a page of it is gone or damaged."""
         try:
             return call()
@@ -236,7 +238,7 @@ class EditPipeline:
 
     def plan(self, request: EditRequest) -> EditPlan:
         """Where an edit goes and how it will run; what was recorded is rebuilt for it where it is gone."""
-        return self._again_if_damaged(request, partial(self._plan, request))
+        return self.again_if_damaged(request, partial(self._plan, request))
 
     @default_torch_state()
     def _plan(self, request: EditRequest) -> EditPlan:
@@ -251,7 +253,7 @@ class EditPipeline:
 
     def run(self, request: EditRequest, plan: EditPlan) -> EditResult:
         """Run a plan, and once more with a larger mask where the change leaves the first; keep the result."""
-        return self._again_if_damaged(request, partial(self._run, request, plan))
+        return self.again_if_damaged(request, partial(self._run, request, plan))
 
     @default_torch_state()
     def _run(self, request: EditRequest, plan: EditPlan) -> EditResult:
@@ -281,7 +283,7 @@ class EditPipeline:
         for batch in self._batches(jobs):
             batch_jobs = [jobs[i] for i in batch]
             self._reserve_cache(batch_jobs)
-            rendered = self._again_if_damaged(batch_jobs[0][0], partial(self.render, batch_jobs))
+            rendered = self.again_if_damaged(batch_jobs[0][0], partial(self.render, batch_jobs))
             outputs |= dict(zip(batch, rendered, strict=True))
         for i, job in enumerate(jobs):
             yield self.add_result(*job, outputs[i]) if i in outputs else self.run(*job)
@@ -363,14 +365,14 @@ class EditPipeline:
         vae, latents, grid = self.engine.pipe.vae, trajectory.latents[-1], plan.mask.grid
         with request.stopwatch.stage("decode"), torch.inference_mode():
             if request.parent and plan.dilation:
-                decoder_cache, source_image = self.source(request)[1], request.parent.canvas
-                return RenderOutput(
-                    trajectory, *self.engine.graphs.cache.decode(vae, latents, grid, decoder_cache, source_image)
-                )
+                cache, source_image = self.source(request)[1], request.parent.canvas
+                with self.cache.tiers.hold([cache.features]):  # before the decoder's layers are exchanged
+                    decoded = self.engine.graphs.cache.decode(vae, latents, grid, cache, source_image)
+                return RenderOutput(trajectory, *decoded, latents)
             image, decoder = decode(vae, latents)
             if request.parent:
                 image = composite(request.parent.canvas, image, grid)
-            return RenderOutput(trajectory, image, decoder)
+            return RenderOutput(trajectory, image, decoder, latents)
 
     def _invert(self, request: EditRequest, plan: EditPlan) -> RenderOutput:
         """An opened picture on its canvas, and the trajectory that it might have had."""
@@ -386,7 +388,7 @@ class EditPipeline:
             else:
                 trajectory = self.engine.invert(config, text, clean, callback)
         with request.stopwatch.stage("decode"), torch.inference_mode():
-            return RenderOutput(trajectory, canvas, decode(pipe.vae, clean)[1])
+            return RenderOutput(trajectory, canvas, decode(pipe.vae, clean)[1], clean)
 
     @default_torch_state()
     def render_dense(self, request: EditRequest) -> Image:
@@ -400,8 +402,10 @@ class EditPipeline:
 
     def pages(self) -> dict[str, list[Callable[[], bytes]]]:
         """Of every source whose features are kept, what returns the bytes of each of their pages."""
+        self._refresh()  # which drops what another model recorded
         kept = [result.id for result in self.history if result.parent is None and result.id in self.cache]
-        return {each: to_pages(RecordedSource(*self.cache.get(each)), self._weights) for each in kept}
+        made_with = self._made_with() if kept else ""
+        return {each: to_pages(RecordedSource(*self.cache.get(each)), made_with) for each in kept}
 
     def load_pages(self, pages: Mapping[str, Sequence[Page]]) -> None:
         """Keep sources as their pages have them; those whose pages are of no use are made again when they are needed.
@@ -410,18 +414,17 @@ class EditPipeline:
             pages: id of a source -> its pages.
         """
         self._refresh()
+        made_with = self._made_with() if pages else ""
         for result_id, each in pages.items():
             with suppress(PageError):
-                source = self.engine.load(self.history.find(result_id).config, each, self._weights)
+                source = self.engine.load(self.history.find(result_id).config, each, made_with)
                 self.cache.put(result_id, source.trajectory, source.decoder, base=None)
 
-    @property
-    def _weights(self) -> str:
-        """Digest of the model's weights, found once for each state of them."""
-        state = weight_versions(self.engine.pipe), self.engine.pipe.vae
-        if self._digest is None or self._digest[0] != state:
-            self._digest = state, weights_digest(self.engine.pipe)
-        return self._digest[1]
+    def _made_with(self) -> str:
+        """What features were recorded with: weights, scheduler, encoding and kind of device."""
+        pipe, encoding = self.engine.pipe, self.engine.encoding
+        scheduler = json.dumps(dict(pipe.scheduler.config), sort_keys=True, default=str)
+        return f"{weights_digest(pipe)} {scheduler} {tuple(encoding)} {self.engine.executor.device.type}"
 
     def _callback(self, request: EditRequest) -> Callable[[int, int, Tensor], None]:
         def callback(i: int, n: int, estimate: Tensor) -> None:
@@ -501,8 +504,7 @@ class EditPipeline:
     def _cache(self, result: EditResult, output: RenderOutput) -> None:
         base, features = result.parent if result.growth or result.start else None, output.decoder.features
         if self.engine.executor.device.type == "cpu" and not isinstance(features, ShiftedFeatures):
-            latents = output.trajectory.latents[-1]
-            redecode = partial(_decoder_features, self.engine.pipe.vae, latents)  # holds nothing of the pipeline
+            redecode = partial(_decoder_features, self.engine.pipe.vae, output.decoded)  # holds nothing of the pipeline
             remake = redecode if isinstance(features, StepFeatures) else None
             self.cache.tiers.add(features, len(output.trajectory.features), remake)
         self.cache.put(result.id, output.trajectory, output.decoder, base=base)

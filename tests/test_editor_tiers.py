@@ -13,6 +13,7 @@ from PIL import Image
 
 from fisedit import Editor
 from fisedit.sparse.feature_cache import PagedMaps
+from fisedit.storage import session_store
 from tests.support.edit_trees import QUICK, SQUARE, last_edit, same_pictures, session
 from tests.support.edits import BIRD, CAT, DOG, Calls
 from tests.support.pipelines import build_pipeline
@@ -95,6 +96,36 @@ def test_a_damaged_page_is_made_again_to_the_bit(pipelines, pages, damage, begin
     assert same_pictures(*([editor.edit(BIRD, mask=SQUARE, growth=0)] for editor in editors))
     for ours, theirs in zip(features(editors[1]), features(editors[0]), strict=True):
         assert all(torch.equal(ours.own_map(name), theirs.own_map(name)) for name in theirs.maps)
+
+
+@pytest.mark.parametrize("begin", ["generate", "ddim", "ddpm"])
+def test_a_damaged_decoder_is_made_again(pipelines, pages, begin):
+    """Of a picture whose edits decode sparsely: boxes over the recorded coarse maps."""
+    editors = [Editor(pipelines["shallow"], max_recorded_bytes=limit) for limit in (None, 0)]
+    for editor in editors:
+        if begin == "generate":
+            editor.generate(CAT, **QUICK, width=256, height=256)
+        else:
+            editor.open(PICTURE, CAT, inversion=begin, num_inference_steps=3, width=256, height=256)
+        written(editor)
+    for path in files(pages):
+        flip(path)
+    mask = np.zeros((32, 32), bool)
+    mask[4:9, 6:12] = True
+    results = [editor.edit(DOG, mask=mask, growth=1) for editor in editors]
+    assert same_pictures(results[:1], results[1:])
+    assert not any("rebuilt" in note for note in results[1].stats.notes)
+
+
+def test_attention_is_shown_again_over_a_damaged_edit(pipelines, pages):
+    editors = [Editor(pipelines["shallow"], max_recorded_bytes=limit) for limit in (None, 0)]
+    for editor in editors:
+        editor.generate(CAT, **QUICK)
+        editor.edit(DOG, mask=SQUARE, growth=1)
+        written(editor)
+    for path in files(pages):
+        flip(path)
+    assert np.array_equal(*(editor.attention(BIRD) for editor in editors))
 
 
 def test_eight_editors_share_the_room_of_two(pipelines, pages):
@@ -218,6 +249,60 @@ def test_features_of_other_weights_are_not_read(saved, model, tmp_path):
     with Calls(editor.pipe.unet) as calls:
         editor.edit(DOG, mask=SQUARE, growth=1)
     assert calls.dense == 3
+
+
+@pytest.mark.parametrize("change", ["scheduler", "encoding", "text encoder"])
+def test_features_made_with_other_settings_are_not_read(saved, model, change):
+    _, folder = saved
+    cache_dtype = "int8" if change == "encoding" else "auto"
+    editor = Editor.from_pretrained(model, device="cpu", dtype="fp32", cache_dtype=cache_dtype)
+    if change == "scheduler":
+        editor.pipe.scheduler.register_to_config(timestep_spacing="trailing")
+    elif change == "text encoder":
+        with torch.no_grad():
+            next(editor.pipe.text_encoder.parameters()).mul_(1.5)
+    editor.load(folder)
+    editor.checkout("0")
+    with Calls(editor.pipe.unet) as calls:
+        editor.edit(DOG, mask=SQUARE, growth=1)
+    assert calls.dense == 3
+
+
+def test_features_of_weights_that_changed_since_are_not_saved(model, tmp_path):
+    editor = Editor.from_pretrained(model, device="cpu", dtype="fp32")
+    editor.generate(CAT, **QUICK)
+    with torch.no_grad():
+        editor.pipe.unet.conv_in.weight.mul_(1.5)
+    editor.save(tmp_path, features=True)
+    assert not session_pages(tmp_path)
+
+
+@pytest.mark.parametrize("why", ["full", "damaged"])
+def test_a_session_is_saved_without_features_that_cannot_be(model, tmp_path, pages, monkeypatch, caplog, why):
+    editor = Editor.from_pretrained(model, device="cpu", dtype="fp32", max_recorded_bytes=0)
+    editor.generate(CAT, **QUICK)
+    editor.edit(DOG, mask=SQUARE, growth=1)
+    written(editor)
+    if why == "damaged":
+        monkeypatch.setattr(editor._engine, "_remake", None)
+        for path in files(pages):
+            flip(path)
+        for entry in editor._trajectory_cache.tiers._entries.values():
+            entry.remake = None
+    else:
+        write = session_store.write_bytes
+
+        def full(data, path):
+            if path.suffix == ".safetensors":
+                raise OSError(28, "No space left on device")
+            write(data, path)
+
+        monkeypatch.setattr(session_store, "write_bytes", full)
+    editor.save(tmp_path / "session", features=True)
+    assert len(caplog.messages) == 1 and "without recorded features" in caplog.text
+    assert not session_pages(tmp_path / "session")
+    monkeypatch.undo()
+    assert same_pictures(resumed(tmp_path / "session").history, editor.history)
 
 
 def test_features_of_another_dtype_are_not_read(saved):

@@ -164,9 +164,10 @@ def change_heatmap(
     """
     steps, grids = _recorded_steps(engine, source, config), engine.grids(config)
     unet, sites = engine.pipe.unet, engine.executor.sites
-    return heatmaps.change_heatmap(
-        script, *(cross_maps(unet, sites, steps, keys, grids) for keys in (source.text_keys, text))
-    )
+    with engine.tiers.hold(steps):
+        return heatmaps.change_heatmap(
+            script, *(cross_maps(unet, sites, steps, keys, grids) for keys in (source.text_keys, text))
+        )
 
 
 @torch.inference_mode()
@@ -196,14 +197,16 @@ def predict_mask(
     if options.method == LATENTS:
         mask = heatmaps.mask_from_heatmap(_latent_difference(engine, source, config, text[0], options.probe_steps or 0))
     elif options.method == OBJECT_MASKS:
-        mask = _object_mask(engine, source, config, text, script, num_probes(script, options))
+        with engine.tiers.hold(_recorded_steps(engine, source, config)):
+            mask = _object_mask(engine, source, config, text, script, num_probes(script, options))
     else:
         sites, unet, grids = engine.executor.sites, engine.pipe.unet, engine.grids(config)
         steps, two_way = _recorded_steps(engine, source, config), heatmaps.METHODS[options.method].two_way
-        old, new = (
-            cross_maps(unet, sites, steps, keys, grids, two_way=two_way) for keys in (source.text_keys, text[1])
-        )
-        mask = heatmaps.predict(script, old, new, *affinity(unet, sites, steps, grids), method=options.method)
+        with engine.tiers.hold(steps):
+            old, new = (
+                cross_maps(unet, sites, steps, keys, grids, two_way=two_way) for keys in (source.text_keys, text[1])
+            )
+            mask = heatmaps.predict(script, old, new, *affinity(unet, sites, steps, grids), method=options.method)
     return mask if options.instance is None else replace(mask, grid=masks.select_instance(mask.grid, options.instance))
 
 

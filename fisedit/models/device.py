@@ -83,13 +83,13 @@ def weight_versions(pipe: StableDiffusionPipeline) -> int:
 
 
 def weights_digest(pipe: StableDiffusionPipeline) -> str:
-    """SHA-256 of the weights that pictures are made with, the text encoder's and LoRAs' aside, in hexadecimal digits.
+    """SHA-256 of the weights that pictures are made with, LoRAs' aside, in hexadecimal digits.
 
     Args:
         pipe: The model.
     """
     digest = hashlib.sha256()
-    for part in (pipe.unet, pipe.vae):
+    for part in (pipe.unet, pipe.vae, pipe.text_encoder):
         for name, weight in part.named_parameters():
             if "lora_" not in name:
                 digest.update(name.replace(".base_layer", "").encode())

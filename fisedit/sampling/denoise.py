@@ -17,6 +17,7 @@ from torch import Tensor
 from fisedit.adapters.base import AdapterStack
 from fisedit.adapters.references import References, level_grids
 from fisedit.errors import PageError
+from fisedit.models.injection import exclusive
 from fisedit.models.prompt_weighting import embeddings, parse
 from fisedit.models.stopwatch import STEP_DENSE, STEP_SPARSE, StepWork, span
 from fisedit.sampling.inversion import invert_ddim
@@ -29,6 +30,7 @@ from fisedit.sparse.executor import Executor, apply_guidance, mask_queries
 from fisedit.sparse.feature_cache import (
     CachedFeatures,
     FeatureDelta,
+    FeatureOverlay,
     ShiftedFeatures,
     StepFeatures,
     shifted,
@@ -36,7 +38,7 @@ from fisedit.sparse.feature_cache import (
 )
 from fisedit.sparse.feature_codec import AS_RECORDED, FeatureEncoding
 from fisedit.sparse.feature_tiers import FeatureTiers
-from fisedit.sparse.modules import LayerSite, Role, project_text
+from fisedit.sparse.modules import LayerSite, Role, loras, project_text
 from fisedit.sparse.record_size import RecordSize
 from fisedit.sparse.stepping import Graphs, SparseEdit, SparseSteps
 from fisedit.sparse_kernels.dilation import dilate
@@ -528,6 +530,8 @@ class Engine:
         self, step: CachedFeatures, config: GenerationConfig, i: int, remake: Remake | None = None
     ) -> None:
         """Let a step's maps be paged out, if they are in host memory."""
+        if isinstance(step, FeatureOverlay) and step.share > 1:
+            return  # what edits of a batch share goes when all of them go
         on_host = self.executor.device.type == "cpu" or (isinstance(step, StepFeatures) and step.offloaded_from)
         if on_host and not isinstance(step, ShiftedFeatures):
             disposable = remake is not None and self._remake_is_faster(config, step.own_bytes)
@@ -540,18 +544,18 @@ class Engine:
         sizes = self.sizes(config)
         return self.table.step("dense", sizes, sizes, self.batch(config)) < nbytes / self.table.rates["disk read"]
 
-    def load(self, config: GenerationConfig, pages: Sequence[Page], weights: str) -> RecordedSource:
+    def load(self, config: GenerationConfig, pages: Sequence[Page], made_with: str) -> RecordedSource:
         """A source from its pages, whose steps are read when an edit needs them.
 
         Args:
             config: of the source.
             pages: as `trajectory_pages.to_pages` made them.
-            weights: digest of the model's weights.
+            made_with: identifies model and settings, as in `to_pages`.
 
         Raises:
-            PageError: they are gone, damaged or another model's.
+            PageError: they are gone, damaged, or of another model or other settings.
         """
-        source = from_pages(config, pages, weights, self.tiers, self.executor.device)
+        source = from_pages(config, pages, made_with, self.tiers, self.executor.device)
         for i, step in enumerate(source.trajectory.features):
             assert isinstance(step, StepFeatures)
             remake = partial(self._remake, config, None, i, source.trajectory.latents[i])
@@ -565,9 +569,11 @@ class Engine:
         Raises:
             PageError: the model's LoRAs or adapters are others now.
         """
-        if config.loras != self.executor.loras or any(r.adapter not in self.references.adapters for r in config.like):
+        if config.loras != loras(self.pipe.unet) or any(r.adapter not in self.references.adapters for r in config.like):
             raise PageError("recorded features are gone, and the model's LoRAs or adapters are others now")
-        text = self.encode(config) if text is None else text
+        if text is None:
+            with exclusive(self.pipe.text_encoder, self.pipe.tokenizer):
+                text = self.encode(config)
         features = self._evaluate(Trajectory(config), self.sampler(config), text, i, latents)[1]
         features.encode(self.encoding)
         if self.executor.device.type != "cpu":

@@ -81,6 +81,7 @@ class TrajectoryCache:
         """Page steps out until so many bytes more fit; where they cannot be, drop what was used least, but for `keep`
         and what it lies over."""
         self.tiers.make_room(size + max(0, self.bytes - self.tiers.bytes))
+        size = 0 if self.tiers.can_page else size  # of what comes, steps go to disk as they come
         while self.bytes + size > self.max_bytes:
             in_use = {self._parents[key] for key in self._entries}
             oldest = next((key for key in self._entries if key not in in_use and key != keep), None)

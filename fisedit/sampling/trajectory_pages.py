@@ -41,22 +41,25 @@ class RecordedSource:
     decoder: DecoderCache
 
 
-def to_pages(source: RecordedSource, weights: str) -> list[Callable[[], bytes]]:
+def to_pages(source: RecordedSource, made_with: str) -> list[Callable[[], bytes]]:
     """What returns the bytes of each page.
 
     Args:
         source: made by dense steps alone.
-        weights: digest of the model's weights, without which the pages mean nothing.
+        made_with: identifies model and settings, without which the pages mean nothing.
     """
+    steps = [step for step in source.trajectory.features if isinstance(step, StepFeatures)]
+    assert len(steps) == len(source.trajectory.features)
+    return [
+        lambda: _first_page(source, steps, made_with),
+        *(lambda step=step: encode_page(to_tensors(step.maps)) for step in steps),
+    ]
+
+
+def _first_page(source: RecordedSource, steps: Sequence[StepFeatures], made_with: str) -> bytes:
     trajectory, decoder = source.trajectory, source.decoder
-    steps = [step for step in trajectory.features if isinstance(step, StepFeatures)]
-    assert len(steps) == len(trajectory.features)
     assert isinstance(decoder.features, StepFeatures)
-    about = {
-        "weights": weights,
-        "steps": [_about(step) for step in steps],
-        "decoder": _about(decoder.features),
-    }
+    about = {"made_with": made_with, "steps": [_about(step) for step in steps], "decoder": _about(decoder.features)}
     groups: dict[str, Mapping[str, Tensor]] = {
         **{name: _numbered(getattr(trajectory, name)) for name in _LISTS},
         "text_keys": trajectory.text_keys,
@@ -69,29 +72,29 @@ def to_pages(source: RecordedSource, weights: str) -> list[Callable[[], bytes]]:
     }
     first = {f"{group}:{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
     first[_ABOUT] = torch.from_numpy(np.frombuffer(json.dumps(about, sort_keys=True).encode(), np.uint8).copy())
-    return [lambda: encode_page(first), *(lambda step=step: encode_page(to_tensors(step.maps)) for step in steps)]
+    return encode_page(first)
 
 
 def from_pages(
-    config: GenerationConfig, pages: Sequence[Page], weights: str, tiers: FeatureTiers, device: torch.device
+    config: GenerationConfig, pages: Sequence[Page], made_with: str, tiers: FeatureTiers, device: torch.device
 ) -> RecordedSource:
     """A source whose steps are on disk until they are read; they are not in the tiers yet.
 
     Args:
         config: of the source.
         pages: of `to_pages`.
-        weights: digest of the model's weights.
+        made_with: identifies model and settings, as in `to_pages`.
         tiers: that will bring the steps into memory.
         device: of the model.
 
     Raises:
-        PageError: the first page is gone or damaged, or the pages are another model's.
+        PageError: the first page is gone or damaged, or the pages were made with another model or other settings.
     """
     first = pages[0].read()
     try:
         about, groups = _parse(first, device)
-        if about["weights"] != weights or len(about["steps"]) != len(pages) - 1:
-            raise PageError("recorded features are of another model")
+        if about["made_with"] != made_with or len(about["steps"]) != len(pages) - 1:
+            raise PageError("recorded features are of another model, or of other settings")
         return _restore(config, about, groups, tiers, device)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise PageError(f"recorded features are damaged ({pages[0].path.name})") from error

@@ -14,7 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from threading import RLock
@@ -46,28 +46,34 @@ Remake = Callable[[], StepFeatures]
 
 
 @dataclass(eq=False)
+class _Size:
+    """Bytes of a step's maps in memory, and whether they are counted there: they are loaded, and no page is written."""
+
+    nbytes: int
+    counted: bool
+
+
+@dataclass(eq=False)
 class _Entry:
     """A step that may be paged out.
 
     Args:
         index: of the step in its trajectory.
-        nbytes: of its maps in memory.
+        size: of its maps.
         used: when its trajectory was last recorded or read.
         page: on disk, None where there is none yet.
         remake: makes it again; None where that cannot be done.
-        disposable: making it again takes less than reading a page, so that none is written.
+        disposable: making it again takes less than reading a page, which is read only where that cannot be done.
         incoming: the page that is being read.
-        counted: its maps are in memory, and no page of them is being written.
     """
 
     index: int
-    nbytes: int
+    size: _Size
     used: int
     page: Page | None = None
     remake: Remake | None = None
     disposable: bool = False
     incoming: Future[dict[str, Tensor]] | None = None
-    counted: bool = True
 
 
 class FeatureTiers:
@@ -86,6 +92,8 @@ class FeatureTiers:
         self._now = next(self._clock)
         self._bytes, self._paged = 0, 0  # of entries that are counted, and of those that are not
         self._writes: deque[Future[None]] = deque()
+        self._lost: deque[_Size] = deque()  # of steps that nobody has; their finalizers run anywhere, and take no lock
+        self._refused: int | None = None  # bytes on disk when a page could not be written
         self._io: ThreadPoolExecutor | None = None
 
     def add(
@@ -107,19 +115,27 @@ class FeatureTiers:
             page: of the step, if it is on disk.
         """
         with self._lock:
-            entry = _Entry(index, map_bytes(step.maps), self._now, page, remake, disposable, counted=_is_loaded(step))
-            self._entries[step] = entry
-            if entry.counted:
-                self._bytes += entry.nbytes
-            else:
-                self._paged += entry.nbytes
-            finalize(step, _forget, ref(self), entry).atexit = False
+            size = _Size(map_bytes(step.maps), _is_loaded(step))
+            self._entries[step] = _Entry(index, size, self._now, page, remake, disposable)
+            self._bytes += size.nbytes if size.counted else 0
+            self._paged += 0 if size.counted else size.nbytes
+            finalize(step, self._lost.append, size).atexit = False
         self.make_room(0)
 
     @property
     def bytes(self) -> int:
         """Bytes of the maps in memory, those that are being written not counted."""
-        return self._bytes
+        with self._lock:
+            while self._lost:
+                lost = self._lost.popleft()
+                self._count(lost, counted=True)
+                self._bytes -= lost.nbytes
+            return self._bytes
+
+    @property
+    def can_page(self) -> bool:
+        """Whether steps may go to disk: there is one, and it has taken all pages since some of it was freed."""
+        return self.pages is not None and (self._refused is None or self.pages.bytes < self._refused)
 
     def paged_bytes(self, steps: Iterable[CachedFeatures]) -> int:
         """Bytes of steps' own maps that are on disk instead of in memory, or are being written."""
@@ -127,14 +143,15 @@ class FeatureTiers:
             return 0
         with self._lock:
             entries = (self._entries.get(step) for step in steps if not isinstance(step, ShiftedFeatures))
-            return sum(entry.nbytes for entry in entries if entry is not None and not entry.counted)
+            return sum(entry.size.nbytes for entry in entries if entry is not None and not entry.size.counted)
 
     def make_room(self, size: int) -> None:
         """Page steps out until so many bytes more fit; waits only if the disk lags behind."""
         while self.bytes + size > self.max_bytes and self._page_out_farthest():
             pass
         while len(self._writes) > BACKLOG:
-            self._writes.popleft().result()
+            with suppress(IndexError):  # another thread waits too
+                self._writes.popleft().result()
 
     @contextmanager
     def reads(self, steps: Sequence[CachedFeatures], start: int = 0) -> Iterator[StepReads]:
@@ -144,19 +161,42 @@ class FeatureTiers:
             steps: of a trajectory.
             start: index of the first that is read.
         """
+        with self._reading(StepReads(self, [list(_tiered(step)) for step in steps], start)) as reads:
+            yield reads
+
+    @contextmanager
+    def hold(self, steps: Sequence[CachedFeatures]) -> Iterator[None]:
+        """Keep steps in memory during the block, which reads them in any order.
+
+        Args:
+            steps: and what they lie over.
+
+        Raises:
+            PageError: one is gone or damaged and cannot be made again.
+        """
+        with self._reading(StepReads(self, [[found for step in steps for found in _tiered(step)]], 0)) as reads:
+            reads.at(0)
+            yield
+
+    @contextmanager
+    def _reading(self, reads: StepReads) -> Iterator[StepReads]:
         with self._lock:
             self._now = next(self._clock)
-            found = StepReads(self, [list(_tiered(step)) for step in steps], start)
-            for step in found.distances:
-                if step in self._entries:
-                    self._entries[step].used = self._now
-            self._reads.append(found)
+            for entry in self._entries_of(reads):
+                entry.used = self._now
+            self._reads.append(reads)
         try:
-            yield found
+            yield reads
         finally:
             with self._lock:
-                self._reads.remove(found)
+                self._reads.remove(reads)
                 self._now = next(self._clock)
+                for entry in self._entries_of(reads):
+                    entry.incoming = None  # fetched ahead of a run that did not come to it
+
+    def _entries_of(self, reads: StepReads) -> list[_Entry]:
+        found = (self._entries.get(step) for step in reads.distances)
+        return [entry for entry in found if entry is not None]
 
     def load(self, step: TieredStep) -> dict[str, RecordedMap]:
         """A step's maps, brought into memory.
@@ -168,29 +208,30 @@ class FeatureTiers:
             if isinstance(step.maps, dict):
                 return step.maps
             entry = self._entries[step]
-            incoming = self._fetch(entry)
-        self.make_room(entry.nbytes)
-        maps = self._remade(step, entry) if incoming is None else None
-        if incoming is not None:
-            try:
-                maps = from_tensors(incoming.result())
-            except PageError:
-                entry.page = None
-                maps = self._remade(step, entry)
-        assert maps is not None
+            incoming = None if entry.disposable else self._fetch(entry)
+            entry.incoming = None
+        self.make_room(entry.size.nbytes)
+        maps = _read(incoming) or self._remade(step, entry)
+        if maps is None and entry.disposable:
+            maps = _read(self._fetch(entry))
         with self._lock:
-            entry.incoming, step.maps = None, maps
-            self._count(entry, counted=True)
+            if maps is None or (incoming is not None and incoming.exception() is not None):
+                entry.page = None
+            entry.incoming = None
+            if maps is None:
+                raise PageError("recorded features are gone or damaged; make them again")
+            step.maps = maps
+            self._count(entry.size, counted=True)
         return maps
 
     def prefetch(self, step: TieredStep) -> None:
         """Begin to read a step's page, if it is on disk."""
         with self._lock:
             entry = self._entries.get(step)
-            if entry is None or _is_loaded(step) or entry.page is None or entry.incoming is not None:
+            if entry is None or entry.disposable or _is_loaded(step) or entry.incoming is not None:
                 return
             self._fetch(entry)
-        self.make_room(entry.nbytes)
+        self.make_room(entry.size.nbytes)
 
     def paged(self, step: TieredStep, names: Iterable[str], nbytes: int) -> PagedMaps:
         """What stands for a step's maps while they are on disk."""
@@ -201,12 +242,13 @@ class FeatureTiers:
             entry.incoming = self._thread.submit(entry.page.read)
         return entry.incoming
 
-    def _remade(self, step: TieredStep, entry: _Entry) -> dict[str, RecordedMap]:
-        if entry.remake is None:
-            raise PageError("recorded features are gone or damaged; they are made again")
-        maps = dict(entry.remake().maps)
-        assert maps.keys() == set(step.maps)
-        return maps
+    def _remade(self, step: TieredStep, entry: _Entry) -> dict[str, RecordedMap] | None:
+        """A step's maps made again; None where that cannot be done."""
+        try:
+            maps = dict(entry.remake().maps) if entry.remake else None
+        except PageError:
+            return None
+        return maps if maps is not None and maps.keys() == set(step.maps) else None
 
     def _page_out_farthest(self) -> bool:
         """Page out the step whose next use is farthest; whether there was one."""
@@ -214,50 +256,43 @@ class FeatureTiers:
             movable = [
                 (self._distance(step), -entry.used, entry.index, step)
                 for step, entry in self._entries.items()
-                if entry.counted and (entry.page or entry.disposable or self.pages)
+                if entry.size.counted and (entry.page or self.can_page)
             ]
             farthest = max(movable, key=lambda one: one[:3], default=None)
             if farthest is None or farthest[0] <= 1:  # it is read now, or next
                 return False
             step = farthest[3]
             entry = self._entries[step]
-            self._count(entry, counted=False)
-            if entry.page or entry.disposable:
-                step.maps = self.paged(step, step.maps, entry.nbytes)
+            self._count(entry.size, counted=False)
+            if entry.page:
+                step.maps = self.paged(step, step.maps, entry.size.nbytes)
             else:
                 self._writes.append(self._thread.submit(self._write, ref(step), entry))
             return True
 
     def _write(self, weak: ReferenceType[TieredStep], entry: _Entry) -> None:
-        """Write a step's page; where that fails its maps stay, and those of all others from then on."""
+        """Write a step's page; where that fails its maps stay."""
         step, pages = weak(), self.pages
-        if step is None:
+        if step is None or pages is None:
             return
         try:
-            if pages is not None:
-                entry.page = pages.write(to_tensors(step.maps))
-        except OSError as error:
-            self.pages = None
-            logging.getLogger(__name__).warning("recorded features stay in memory: %s", error)
-        finally:
-            with self._lock:
-                if entry.page is None:
-                    self._count(entry, counted=True)
-                else:
-                    step.maps = self.paged(step, step.maps, entry.nbytes)
-
-    def _count(self, entry: _Entry, *, counted: bool) -> None:
-        """Count a step's maps as in memory, or not; the lock must be held."""
-        if entry.counted != counted:
-            entry.counted = counted
-            change = entry.nbytes if counted else -entry.nbytes
-            self._bytes, self._paged = self._bytes + change, self._paged - change
-
-    def forget(self, entry: _Entry) -> None:
-        """Count a step no more, which nobody has."""
+            entry.page = pages.write(to_tensors(step.maps))
+        except Exception as error:  # noqa: BLE001 (whatever it is, the maps are there)
+            if self._refused is None:
+                logging.getLogger(__name__).warning("recorded features stay in memory: %s", str(error))
+            self._refused = pages.bytes
         with self._lock:
-            self._count(entry, counted=True)
-            self._bytes -= entry.nbytes
+            if entry.page is None or self._distance(step) <= 1:  # it is read now, or next
+                self._count(entry.size, counted=True)
+            else:
+                step.maps = self.paged(step, step.maps, entry.size.nbytes)
+
+    def _count(self, size: _Size, *, counted: bool) -> None:
+        """Count a step's maps as in memory, or not; the lock must be held."""
+        if size.counted != counted:
+            size.counted = counted
+            change = size.nbytes if counted else -size.nbytes
+            self._bytes, self._paged = self._bytes + change, self._paged - change
 
     def _distance(self, step: TieredStep) -> float:
         """Steps until one is read again, infinity where nobody reads it."""
@@ -303,9 +338,14 @@ class StepReads:
         return ahead if ahead >= 0 else ahead + len(self._steps) - self._start
 
 
-def _forget(tiers: ReferenceType[FeatureTiers], entry: _Entry) -> None:
-    if (found := tiers()) is not None:
-        found.forget(entry)
+def _read(incoming: Future[dict[str, Tensor]] | None) -> dict[str, RecordedMap] | None:
+    """The maps of a page that is being read; None where there is none, or it is gone or damaged."""
+    if incoming is None or incoming.exception() is not None:  # not raised: its traceback would keep the step
+        return None
+    try:
+        return from_tensors(incoming.result())
+    except LookupError:
+        return None
 
 
 def _is_loaded(step: TieredStep) -> bool:

@@ -1,7 +1,8 @@
 """Pages on disk: tensors in one safetensors file, whole or absent, compared with its digest whenever it is read.
 
-A folder of pages belongs to a process that is alive: it goes with its owner, and at the next start of any process if
-that was killed. Knows tensors, nothing about what they hold; torch is imported when a page is written or read.
+A folder of pages belongs to a process that is alive: it goes with its owner and the last page, or, if that was killed,
+when another process wants pages. Knows tensors, nothing about what they hold; imports torch when a page is written or
+read.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -69,6 +71,10 @@ class Page:
         return tensors
 
 
+_FOLDER = re.compile(r"fisedit-\d+-\w{8}")
+_FILE = re.compile(r"\d+\.safetensors")
+
+
 def encode_page(tensors: Mapping[str, Tensor]) -> bytes:
     """The bytes of a page's file.
 
@@ -89,16 +95,25 @@ def default_folder() -> Path | None:
     return user_cache_folder("FISEDIT_PAGES", "pages")
 
 
-def free_page_bytes() -> int:
-    """Bytes of pages that the default folder's disk may take by default; 0 where pages are kept off it."""
-    place = default_folder()
-    while place is not None and not place.exists():
+def free_page_bytes(place: Path | None = None) -> int:
+    """Bytes of pages that a disk may take by default; 0 where pages are kept off disks.
+
+    Args:
+        place: on the disk; None for the default folder's.
+    """
+    default = default_folder()
+    place = default if place is None else place
+    if default is None or place is None:
+        return 0
+    while not place.exists():
         place = place.parent
-    return 0 if place is None else int(DISK_SHARE * shutil.disk_usage(place).free)
+    disk = shutil.disk_usage(place)
+    return max(0, int(min(DISK_SHARE * disk.free, disk.free - FREE_SHARE * disk.total)))
 
 
 class PageFolder:
-    """The pages of this process: made when the first is written, removed when this object goes or the process ends.
+    """The pages of this process: made when the first is written, removed with this object and its pages, or at the end
+    of the process.
 
     Args:
         parent: the folder in which it is made.
@@ -111,6 +126,8 @@ class PageFolder:
         self._count = 0
         self._lock = Lock()
         self._folder: Path | None = None
+        with suppress(OSError):
+            sweep(parent)
 
     def write(self, tensors: Mapping[str, Tensor]) -> Page:
         """Write a page, which is removed when its last user is gone.
@@ -145,8 +162,7 @@ class PageFolder:
         """The folder, locked for as long as this process lives."""
         self.parent.mkdir(parents=True, exist_ok=True)
         with _locked(self.parent):
-            sweep(self.parent)
-            folder = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=self.parent))
+            folder = Path(tempfile.mkdtemp(prefix=f"fisedit-{os.getpid()}-", dir=self.parent))
             descriptor = _lock(folder)
         finalize(self, _remove_folder, folder, descriptor, os.getpid())
         return folder
@@ -158,18 +174,22 @@ class PageFolder:
 
 
 def sweep(parent: Path) -> None:
-    """Remove the folders whose processes are gone.
+    """Remove the folders of pages whose processes are gone; nothing else that lies there.
 
     Args:
-        parent: of the folders, which no other process may be adding to.
+        parent: of the folders.
+
+    Raises:
+        OSError: it is not there, or cannot be read.
     """
-    for folder in parent.iterdir():
-        try:
-            descriptor = _lock(folder)
-        except OSError:
-            continue  # its process is alive, or it is none of ours
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(descriptor)
+    with _locked(parent):
+        for folder in [path for path in parent.iterdir() if _FOLDER.fullmatch(path.name)]:
+            try:
+                descriptor = _lock(folder)
+            except OSError:
+                continue  # its process is alive
+            _remove_pages(folder)
+            os.close(descriptor)
 
 
 def _lock(folder: Path) -> int:
@@ -197,5 +217,14 @@ def _locked(folder: Path) -> Iterator[None]:
 def _remove_folder(folder: Path, descriptor: int, owner: int) -> None:
     """Remove a folder with its pages; a forked process leaves it to its owner."""
     if os.getpid() == owner:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove_pages(folder)
         os.close(descriptor)
+
+
+def _remove_pages(folder: Path) -> None:
+    """Remove the pages in a folder, and the folder if nothing else is in it."""
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if _FILE.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+        folder.rmdir()

@@ -161,6 +161,11 @@ def page_name(result: str, i: int, sha256: str) -> str:
     return file_name(f"{result}.{i:04}", PAGE_ENDING, sha256)
 
 
+def is_page_name(name: str) -> bool:
+    """Whether a file has a page's name."""
+    return re.fullmatch(rf"\d+\.\d{{4}}-[0-9a-f]{{16}}{re.escape(PAGE_ENDING)}", name) is not None
+
+
 def make_entry(
     result: EditResult, files: Mapping[str, str], model: str = "", pages: Collection[str] = ()
 ) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from fisedit.storage.session_index import (
     decode_index,
     encode_index,
     file_name,
+    is_page_name,
     page_name,
 )
 from fisedit.storage.session_reader import NO_ASSETS, Diff, LoadedSession, SessionAssets, SessionReader
@@ -121,7 +122,7 @@ class SessionStore:
         *,
         overwrite: bool = False,
     ) -> None:
-        """Write all results; files of results that are here already are not written again.
+        """Write all results; files of results that are here already are not written again, but for pages.
 
         Args:
             contents: What is saved.
@@ -147,7 +148,8 @@ class SessionStore:
                 if self._digest() == before:
                     _remove(written)
                 raise
-            _remove([self.folder / name for name in set(replaced) - names])
+            strays = (path.name for path in self.folder.glob(f"*{PAGE_ENDING}") if is_page_name(path.name))
+            _remove([self.folder / name for name in {*replaced, *strays} - names])  # a killed save's pages too
 
     def _check_before(self, *, overwrite: bool) -> tuple[str, list[str]]:
         """The digest of the JSON that a save replaces, "" for none, and the names of the files that it removes."""

@@ -90,6 +90,7 @@ def test_what_was_recorded_is_put_aside_too(state, tmp_path, monkeypatch, room):
     expected = last(handlers.edit(state, a, DOG))
     handlers.undo(a)
     state.session("b"), state.session("c")
+    state._parker.submit(lambda: None).result()
     assert bool(list(a.folder.glob("*.safetensors"))) == room
     back = state.session("a")
     again = last(handlers.edit(state, back, DOG))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from types import SimpleNamespace
+from weakref import ref
 
 import pytest
 import torch
@@ -144,16 +145,105 @@ def test_a_damaged_page_that_cannot_be_made_again_is_told(tmp_path, monkeypatch)
         case.edit()
 
 
-def test_what_is_made_sooner_than_read_is_never_written(tmp_path, monkeypatch):
+@pytest.mark.parametrize("possible", [True, False])
+def test_what_is_made_sooner_than_read_is_made_where_it_can_be(tmp_path, monkeypatch, possible):
     made = []
-    case = Reading(
-        tmp_path,
-        4 * EACH,
-        monkeypatch,
-        remake=lambda i: lambda: made.append(i) or step(i),
-        disposable=lambda _: True,
-    )
-    assert case.edit() == 0 and made == [4, 5, 6, 7, 8, 9] and not list(tmp_path.iterdir())
+
+    def remake(i):
+        def again():
+            made.append(i)
+            if not possible:
+                raise PageError("other LoRAs now")
+            return step(i)
+
+        return again
+
+    case = Reading(tmp_path, 4 * EACH, monkeypatch, remake=remake, disposable=lambda _: True)
+    assert case.edit() == (0 if possible else 6) and made == [4, 5, 6, 7, 8, 9]
+
+
+class Failing(PageFolder):
+    """A folder whose disk fails as asked."""
+
+    error = "no memory for a page"
+
+    def write(self, tensors):
+        if self.error:
+            raise MemoryError(self.error)
+        return super().write(tensors)
+
+
+def test_a_step_is_never_poisoned_by_a_failure(tmp_path, monkeypatch, caplog):
+    """Neither by a write nor by a read that fails for lack of memory; nothing keeps the step."""
+    folder = Failing(tmp_path)
+    tiers, far = FeatureTiers(0, folder), step(7)
+    with caplog.at_level(logging.WARNING):
+        tiers.add(far, 0, lambda: step(7))
+        tiers._writes.pop().result()
+    assert not paged([far]) and tiers.bytes == EACH and len(caplog.messages) == 1
+    folder.error, tiers._refused = None, None
+    tiers.make_room(0)
+    tiers._writes.pop().result()
+    assert paged([far])
+
+    def read(_):
+        raise MemoryError
+
+    monkeypatch.setattr(Page, "read", read)
+    assert torch.equal(far.whole("k", 0), step(7).whole("k", 0)), "made again"
+    weak = ref(far)
+    gc.disable()
+    try:
+        del far
+        assert weak() is None and tiers.bytes == 0
+    finally:
+        gc.enable()
+
+
+def test_a_disk_that_was_full_is_tried_again_when_pages_went(tmp_path):
+    folder = PageFolder(tmp_path, None)
+    tiers, steps = FeatureTiers(0, folder), [step(i) for i in range(4)]
+    tiers.add(steps[0], 0)
+    tiers._writes.pop().result()
+    folder.max_bytes = folder.bytes
+    tiers.add(steps[1], 1)
+    tiers._writes.pop().result()
+    assert paged(steps) == [0] and not tiers.can_page
+    tiers.add(steps[2], 2)
+    assert not tiers._writes, "it is not asked again for every step"
+    del steps[0]
+    gc.collect()
+    assert tiers.can_page
+    tiers.add(steps[-1], 3)
+    tiers._writes.pop().result()
+    assert len(paged(steps)) == 1
+
+
+def test_steps_that_are_held_stay(tmp_path, monkeypatch):
+    case = Reading(tmp_path, 3 * EACH, monkeypatch)
+    held = [case.steps[i] for i in (9, 4, 6, 1, 8)]
+    with case.tiers.hold(held):
+        assert not paged(held)
+        case.tiers.make_room(10 * EACH)
+        case.wait()
+        assert not paged(held)
+    before = len(case.reads)
+    assert before == 4
+    case.tiers.make_room(0)
+    assert case.tiers.bytes <= 3 * EACH
+
+
+def test_what_was_fetched_ahead_of_a_cancelled_edit_is_let_go(tmp_path, monkeypatch):
+    case = Reading(tmp_path, 3 * EACH, monkeypatch)
+
+    def cancelled():
+        with case.tiers.reads(case.steps) as reads:
+            reads.at(3)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cancelled()
+    assert all(entry.incoming is None for entry in case.tiers._entries.values())
 
 
 @pytest.mark.parametrize("why", ["full", "read-only", "none"])

@@ -127,15 +127,31 @@ def start(folder):
 
 
 def test_a_killed_process_s_folder_is_swept_and_a_living_one_s_is_not(tmp_path):
+    others = {"a file", "123-abcdefgh", "fisedit-notes", "folder"}
     (tmp_path / "a file").write_text("of somebody else")
+    for name in ("123-abcdefgh", "fisedit-notes", "folder"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.safetensors").write_text("of somebody else")
     killed, living = start(tmp_path), start(tmp_path)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
-    assert len(list(tmp_path.glob("*/*.safetensors"))) == 2
+    left = next(path for path in tmp_path.iterdir() if f"-{killed.pid}-" in path.name)
+    assert list(left.glob("*.safetensors"))
     own = PageFolder(tmp_path)
+    assert not left.exists(), "as soon as another process wants pages"
     page = own.write(TENSORS)
-    owners = sorted(int(path.name.split("-")[0]) for path in tmp_path.iterdir() if path.is_dir())
-    assert owners == sorted([living.pid, os.getpid()]) and page.path.exists()
+    owners = [int(path.name.split("-")[1]) for path in tmp_path.glob("fisedit-*-*")]
+    assert sorted(owners) == sorted([living.pid, os.getpid()]) and page.path.exists()
     living.communicate("\n")
     sweep(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["a file", page.path.parent.name])
+    assert {path.name for path in tmp_path.iterdir()} == others | {page.path.parent.name}
+    assert all((tmp_path / name / "1.safetensors").exists() for name in others - {"a file"})
+
+
+def test_what_else_lies_in_a_killed_process_s_folder_stays(tmp_path):
+    folder = tmp_path / "fisedit-1-abcdefgh"
+    folder.mkdir()
+    for name in ("1.safetensors", "notes.txt"):
+        (folder / name).write_text("left")
+    PageFolder(tmp_path)
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
