@@ -210,7 +210,7 @@ class AppState:
 
     def _drop_session(self, key: str) -> None:
         """Drop a session from memory; its pictures are on disk, and what was recorded goes there if there is room.
-        Whoever asks for it meanwhile waits."""
+        A request for it waits until that is done."""
         session = self._sessions.pop(key)
         self._parking[key] = self._parker.submit(self._park, key, session)
 
@@ -292,5 +292,5 @@ def _park(session: Session) -> None:
     """Write a session's recorded features; where that cannot be done, they are made again when they are needed."""
     try:
         session.park()
-    except Exception as error:  # noqa: BLE001 (what was recorded is nothing that must be kept)
+    except Exception as error:  # noqa: BLE001 (logged; features are recorded again when they are needed)
         _log.warning("recorded features of a session are dropped: %s", error)

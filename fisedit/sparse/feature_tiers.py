@@ -92,7 +92,7 @@ class FeatureTiers:
         self._now = next(self._clock)
         self._bytes, self._paged = 0, 0  # of entries that are counted, and of those that are not
         self._writes: deque[Future[None]] = deque()
-        self._lost: deque[_Size] = deque()  # of steps that nobody has; their finalizers run anywhere, and take no lock
+        self._lost: deque[_Size] = deque()  # of freed steps; finalizers run in any thread, so they take no lock
         self._refused: int | None = None  # bytes on disk when a page could not be written
         self._io: ThreadPoolExecutor | None = None
 
@@ -277,7 +277,7 @@ class FeatureTiers:
             return
         try:
             entry.page = pages.write(to_tensors(step.maps))
-        except Exception as error:  # noqa: BLE001 (whatever it is, the maps are there)
+        except Exception as error:  # noqa: BLE001 (a failed write loses nothing: the maps stay in memory, and a warning says so)
             if self._refused is None:
                 logging.getLogger(__name__).warning("recorded features stay in memory: %s", str(error))
             self._refused = pages.bytes
@@ -295,7 +295,7 @@ class FeatureTiers:
             self._bytes, self._paged = self._bytes + change, self._paged - change
 
     def _distance(self, step: TieredStep) -> float:
-        """Steps until one is read again, infinity where nobody reads it."""
+        """Steps until one is read again; infinity if no active `StepReads` has it."""
         return min((reads.distance(step) for reads in self._reads), default=float("inf"))
 
     @property
@@ -331,7 +331,7 @@ class StepReads:
             self._tiers.prefetch(step)
 
     def distance(self, step: TieredStep) -> float:
-        """Steps until one is read again, by this edit or by the next one like it."""
+        """Steps until one is read again, by this edit or by the next over the same trajectory."""
         if step not in self.distances:
             return float("inf")
         ahead = self.distances[step] - self._now
