@@ -1,8 +1,8 @@
 """`python -m fisedit.evaluation.document_tables README.md ...`: fill the tables of documents from benchmarks' JSON.
 
 A table stands between `<!-- table PATH KEY -->` and `<!-- end -->`: PATH is a report, from the repository's root, and
-KEY one of its lists of rows, such as `summary`. Below it stands where and when it was measured. Knows Markdown, and
-measures nothing.
+KEY one of its lists of rows, such as `summary`. `where kind=swap, source=drawn` and `columns method, IoU` after KEY
+select rows and columns. Below it stands where and when it was measured. Knows Markdown, and measures nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from fisedit.storage.files import write_text
 
 ROOT = Path(__file__).resolve().parents[2]
 
-_TABLE = re.compile(r"(<!-- table (\S+) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_TABLE = re.compile(
+    r"(<!-- table (\S+) (\w+)(?: where ([^\n]+?))?(?: columns ([^\n]+?))? -->\n).*?(<!-- end -->)", re.DOTALL
+)
 
 MISSING = "Not measured yet since what it measures changed.\n"
 
@@ -37,7 +39,11 @@ def fill_tables(text: str, root: Path = ROOT) -> str:
         text: of the document.
         root: that paths of reports begin at.
     """
-    return _TABLE.sub(lambda match: f"{match[1]}{_render_table(root / match[2], match[3])}{match[4]}", text)
+
+    def fill(match: re.Match[str]) -> str:
+        return f"{match[1]}{_render_table(root / match[2], *match.group(3, 4, 5))}{match[6]}"
+
+    return _TABLE.sub(fill, text)
 
 
 def reports(text: str) -> list[str]:
@@ -49,11 +55,15 @@ def reports(text: str) -> list[str]:
     return [match[2] for match in _TABLE.finditer(text)]
 
 
-def _render_table(path: Path, key: str) -> str:
+def _render_table(path: Path, key: str, where: str | None, columns: str | None) -> str:
     if not path.is_file():
         return MISSING
     report = json.loads(path.read_text(encoding="utf-8"))
-    return f"{markdown(report[key])}\n{_measurement_line(report['environment'])}\n"
+    values = dict(condition.split("=", 1) for condition in where.split(", ")) if where else {}
+    rows = [row for row in report[key] if all(str(row[name]) == value for name, value in values.items())]
+    names = columns.split(", ") if columns else list(rows[0])
+    table = markdown([{name: row[name] for name in names} for row in rows])
+    return f"{table}\n{_measurement_line(report['environment'])}\n"
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:

@@ -184,6 +184,12 @@ def test_a_table_is_filled_from_its_report(tmp_path):
     assert "| mask | step |\n| --- | --- |\n| square | 2.0x |\n" in filled and "old" not in filled
     assert "`fisedit bench edit`, 2026-01-02, commit `0123456`, A CPU (amx_bf16), 1 of 2 cores, bfloat16." in filled
     assert document_tables.fill_tables(filled, tmp_path) == filled
+    report["summary"].append({"mask": "ragged", "step": "1.5x"})
+    (tmp_path / "a.json").write_text(json.dumps(report))
+    chosen = "<!-- table a.json summary where mask=ragged columns step, mask -->\n<!-- end -->\n"
+    filled = document_tables.fill_tables(chosen, tmp_path)
+    assert "| step | mask |\n| --- | --- |\n| 1.5x | ragged |\n" in filled and "square" not in filled
+    assert document_tables.fill_tables(filled, tmp_path) == filled
     report["environment"] |= {"clean": False, "gpu": "A GPU"}
     (tmp_path / "a.json").write_text(json.dumps(report))
     assert "commit `0123456` with changes that are not committed, A GPU" in document_tables.fill_tables(text, tmp_path)
