@@ -1,4 +1,8 @@
-"""`python -m training.export OUT`: the averaged models of a run as one Stable Diffusion folder in 16 bit."""
+"""`python -m training.export OUT`: the averaged models of a run as one Stable Diffusion folder in 16 bit.
+
+`--words-of MODEL` has the tokenizer spell all words but those that MODEL's knows, so that `fisedit bench` measures both on
+the same edits.
+"""
 
 import argparse
 import sys
@@ -6,11 +10,14 @@ from pathlib import Path
 
 import torch
 from diffusers import StableDiffusionPipeline
+from transformers import CLIPTokenizer
 
+from fisedit.evaluation.scenes.prompts import prompt_words
 from training.autoencoder import AutoencoderStage, DecoderStage
 from training.config import Config, ConfigError, load_config
 from training.denoiser import DenoiserStage
 from training.models import build_pipeline, build_text_encoder, build_unet, export
+from training.tokens import build_tokenizer, is_one_token
 from training.train import HERE, MODEL, load_autoencoder
 
 _PREFIX = "module."
@@ -43,9 +50,14 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--config", type=Path, default=HERE / "demo.toml")
     parser.add_argument("--folder", type=Path, default=Path("runs/demo"))
+    parser.add_argument("--words-of", type=Path, metavar="MODEL", help="a diffusers folder")
     chosen = parser.parse_args()
     try:
-        export(load_run(load_config(chosen.config), chosen.folder), chosen.out)
+        pipeline = load_run(load_config(chosen.config), chosen.folder)
+        if chosen.words_of:
+            other = CLIPTokenizer.from_pretrained(chosen.words_of / "tokenizer")
+            pipeline.tokenizer = build_tokenizer(tuple(word for word in prompt_words() if is_one_token(word, other)))
+        export(pipeline, chosen.out)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

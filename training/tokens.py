@@ -48,14 +48,29 @@ def _apply(merges: list[Merge], pieces: list[str]) -> list[str]:
         pieces = [*pieces[:i], pieces[i] + pieces[i + 1], *pieces[i + 2 :]]
 
 
-@lru_cache(maxsize=1)
-def build_tokenizer() -> CLIPTokenizer:
-    """The demo model's tokenizer; the empty prompt is start, end and padding by end, as in Stable Diffusion."""
+@lru_cache(maxsize=2)
+def build_tokenizer(words: tuple[str, ...] | None = None) -> CLIPTokenizer:
+    """The demo model's tokenizer; the empty prompt is start, end and padding by end, as in Stable Diffusion.
+
+    Of `words` alone each is one token if they are given; the others are spelled. Tokens have the same numbers.
+    """
     merges = learn_merges(prompt_words())
     letters = byte_alphabet()
     entries = [*letters, *(letter + "</w>" for letter in letters), *("".join(merge) for merge in merges), START, END]
     numbered = {entry: index for index, entry in enumerate(dict.fromkeys(entries))}
-    return CLIPTokenizer(vocab=numbered, merges=merges, model_max_length=LENGTH)
+    spelled = (
+        set() if words is None else {f"{word}</w>" for word in prompt_words() if word not in words and len(word) > 1}
+    )
+    return CLIPTokenizer(
+        vocab={entry: number for entry, number in numbered.items() if entry not in spelled},
+        merges=[merge for merge in merges if "".join(merge) not in spelled],
+        model_max_length=LENGTH,
+    )
+
+
+def is_one_token(word: str, tokenizer: CLIPTokenizer) -> bool:
+    """Whether a tokenizer knows a word, and need not spell it."""
+    return len(tokenizer(word, add_special_tokens=False).input_ids) == 1
 
 
 def encode(prompts: list[str]) -> list[list[int]]:

@@ -9,12 +9,21 @@ from transformers import CLIPTokenizer
 from fisedit.evaluation.scenes.layout import sample_scene
 from fisedit.evaluation.scenes.prompts import describe_scene, prompt_words
 from training.latents import PARTS
-from training.tokens import LENGTH, build_tokenizer, encode, learn_merges, token_positions
+from training.tokens import LENGTH, build_tokenizer, encode, is_one_token, learn_merges, token_positions
 
 
 def test_every_word_of_a_scene_is_one_token() -> None:
     tokenizer = build_tokenizer()
     assert [tokenizer.tokenize(word) for word in prompt_words()] == [[f"{word}</w>"] for word in prompt_words()]
+
+
+def test_a_tokenizer_of_fewer_words_spells_the_others() -> None:
+    known = ("a", "cat", "on", "beach", "snow")
+    tokenizer = build_tokenizer(known)
+    assert tuple(word for word in prompt_words() if is_one_token(word, tokenizer)) == tuple(
+        word for word in prompt_words() if word in known
+    )
+    assert tokenizer("a cat on")["input_ids"] == build_tokenizer()("a cat on")["input_ids"]
 
 
 def test_later_words_do_not_break_up_earlier_ones() -> None:
