@@ -58,9 +58,8 @@ def build_tokenizer(words: tuple[str, ...] | None = None) -> CLIPTokenizer:
     letters = byte_alphabet()
     entries = [*letters, *(letter + "</w>" for letter in letters), *("".join(merge) for merge in merges), START, END]
     numbered = {entry: index for index, entry in enumerate(dict.fromkeys(entries))}
-    spelled = (
-        set() if words is None else {f"{word}</w>" for word in prompt_words() if word not in words and len(word) > 1}
-    )
+    unknown = set(prompt_words()) - set(prompt_words() if words is None else words)
+    spelled = {f"{word}</w>" for word in unknown if len(word) > 1}
     return CLIPTokenizer(
         vocab={entry: number for entry, number in numbered.items() if entry not in spelled},
         merges=[merge for merge in merges if "".join(merge) not in spelled],
