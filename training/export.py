@@ -1,7 +1,7 @@
 """`python -m training.export OUT`: the averaged models of a run as one Stable Diffusion folder in 16 bit.
 
-`--words-of MODEL` has the tokenizer spell all words but those that MODEL's tokenizer knows: `fisedit bench` then measures
-both on the same edits.
+`--words-of MODEL` has the tokenizer spell all words but those that MODEL's knows: `fisedit bench` then measures both on
+the same edits.
 """
 
 import argparse
