@@ -1,8 +1,8 @@
 """`python -m fisedit.evaluation.document_tables README.md ...`: fill the tables of documents from benchmarks' JSON.
 
 A table stands between `<!-- table PATH KEY -->` and `<!-- end -->`: PATH is a report, from the repository's root, and
-KEY one of its lists of rows, such as `summary`. `where kind=swap, source=drawn` and `columns method, IoU` after KEY
-select rows and columns. Below it stands where and when it was measured. Knows Markdown, and measures nothing.
+KEY one of its lists of rows, such as `summary`. `where kind=swap|delete, source=drawn` and `columns method, IoU` after
+KEY select rows and columns. Below it stands where and when it was measured. Knows Markdown, and measures nothing.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _render_table(path: Path, key: str, where: str | None, columns: str | None) 
         return MISSING
     report = json.loads(path.read_text(encoding="utf-8"))
     values = dict(condition.split("=", 1) for condition in where.split(", ")) if where else {}
-    rows = [row for row in report[key] if all(str(row[name]) == value for name, value in values.items())]
+    rows = [row for row in report[key] if all(str(row[name]) in value.split("|") for name, value in values.items())]
     names = columns.split(", ") if columns else list(rows[0])
     table = markdown([{name: row[name] for name in names} for row in rows])
     return f"{table}\n{_measurement_line(report['environment'])}\n"

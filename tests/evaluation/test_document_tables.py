@@ -186,7 +186,7 @@ def test_a_table_is_filled_from_its_report(tmp_path):
     assert document_tables.fill_tables(filled, tmp_path) == filled
     report["summary"].append({"mask": "ragged", "step": "1.5x"})
     (tmp_path / "a.json").write_text(json.dumps(report))
-    chosen = "<!-- table a.json summary where mask=ragged columns step, mask -->\n<!-- end -->\n"
+    chosen = "<!-- table a.json summary where mask=ragged|none columns step, mask -->\n<!-- end -->\n"
     filled = document_tables.fill_tables(chosen, tmp_path)
     assert "| step | mask |\n| --- | --- |\n| 1.5x | ragged |\n" in filled and "square" not in filled
     assert document_tables.fill_tables(filled, tmp_path) == filled
