@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
-from app import validation
+from app import html, validation
 from fisedit.values import SchedulerName
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ class PageComponents:
             elem_id="prompt",
             autofocus=True,
         )
+        self.examples = gr.HTML(html.examples(self.pool.first.vocabulary), elem_id="examples", elem_classes="line")
         self.words_line = gr.HTML(elem_id="words-line", elem_classes="line")
         with gr.Row(elem_id="actions"):
             self.run = gr.Button("Run edit", variant="secondary", interactive=False, elem_id="run")

@@ -126,15 +126,16 @@ class EventHandlers:
 
     # Before a run
 
-    def on_words(self, request: gr.Request, prompt: str, chosen: list[str]) -> Updates:
-        """Show the changed words of a prompt.
+    def on_words(self, request: gr.Request, prompt: str, chosen: list[str], model: str) -> Updates:
+        """Show the changed words of a prompt, and before the first picture those that the model does not know.
 
         Args:
             request: of the page.
             prompt: the new prompt.
             chosen: words that are selected to find the mask by.
+            model: label of the model that is selected for new pictures.
         """
-        return self.updates.words(self._session(request), prompt, chosen)
+        return self.updates.words(self._session(request), prompt, chosen, model)
 
     def on_preview(
         self, request: gr.Request, prompt: str, reference: bytes | None, scale: float, strokes: str, *region: Any
@@ -170,7 +171,8 @@ class EventHandlers:
         except FisEditError as error:
             return {self.page.status: html.message(str(error), "error")}
         side, page = model.native_size, self.page
-        return {page.width: side, page.height: side, page.guidance: model.guidance}
+        size = {page.width: side, page.height: side, page.guidance: model.guidance}
+        return size | {page.examples: html.examples(model.vocabulary)}
 
     def on_loras(self, chosen: list[str] | None, *scales: float) -> Updates:
         """LoRAs were chosen: each has a scale, as it was before or 1."""

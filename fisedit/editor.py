@@ -79,6 +79,7 @@ class Preview:
         seconds: that it would take, by this machine's cost table; None where there is none.
         seconds_dense: those of a dense run; None where there is no cost table.
         recorded_bytes: that it would keep for later edits, about.
+        notes: things the user should know, such as words that the model does not know.
     """
 
     mask: EditMask
@@ -90,6 +91,7 @@ class Preview:
     seconds: float | None = None
     seconds_dense: float | None = None
     recorded_bytes: int = 0
+    notes: tuple[str, ...] = ()
 
     @property
     def confidence(self) -> float:
@@ -587,6 +589,7 @@ class Editor:
             seconds=0.0 if plan.skip_reason else planner.seconds(request, plan),
             seconds_dense=costs.seconds(None, (), request.start),
             recorded_bytes=planner.recorded_bytes(request, plan),
+            notes=plan.notes,
         )
 
     def dense(self, result_id: str, on_step: OnStep | None = None) -> tuple[Image, float]:

@@ -24,6 +24,7 @@ from fisedit.models.device import default_torch_state, device_and_dtype, weight_
 from fisedit.models.injection import exclusive
 from fisedit.models.prompt_weighting import parse
 from fisedit.models.vae import encode, preview
+from fisedit.models.vocabulary import vocabulary_of
 from fisedit.planner import EditPlan, EditRequest, EncodedPrompt, Planner, Region
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.inversion import noise_latents
@@ -314,6 +315,8 @@ class EditPipeline:
                 length = len(pipe.tokenizer(parse(prompt).text, truncation=False, verbose=False).input_ids)
                 if length > limit:
                     notes.append(f"the {name} has {length} tokens, and only the first {limit} are read; shorten it")
+            if (vocabulary := vocabulary_of(pipe)) and (note := vocabulary.note(parse(config.prompt).text)):
+                notes.append(note)
         return EncodedPrompt(embeddings, notes=tuple(notes))
 
     def render(self, jobs: Sequence[Job]) -> list[RenderOutput]:

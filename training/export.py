@@ -1,12 +1,17 @@
 """`python -m training.export OUT`: the averaged models of a run as one Stable Diffusion folder in 16 bit."""
 
 import argparse
+import json
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
 from diffusers import StableDiffusionPipeline
 
+from fisedit.evaluation.scenes.prompts import prompt_words
+from fisedit.evaluation.scenes.vocabulary import OBJECT
+from fisedit.models.vocabulary import VOCABULARY_FILE
 from training.autoencoder import AutoencoderStage, DecoderStage
 from training.config import Config, ConfigError, load_config
 from training.denoiser import DenoiserStage
@@ -37,6 +42,18 @@ def load_run(config: Config, folder: Path) -> StableDiffusionPipeline:
     return build_pipeline(autoencoder, text_encoder, unet, config.denoiser.prediction)
 
 
+def write_vocabulary(objects: Collection[str], folder: Path) -> None:
+    """Lists the words of scenes of these objects (of all, if there are none), for what fisedit says of others.
+
+    The summary and examples of a list that is there already stay.
+    """
+    path = folder / VOCABULARY_FILE
+    table = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    unseen = OBJECT.keys() - objects if objects else set()
+    words = [word for word in prompt_words() if word not in unseen]
+    path.write_text(json.dumps(table | {"words": words}, indent=2) + "\n", encoding="utf-8")
+
+
 def main() -> int:
     """Parses the command line and exports."""
     parser = argparse.ArgumentParser(prog="python -m training.export", description=__doc__)
@@ -45,7 +62,9 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("runs/demo"))
     chosen = parser.parse_args()
     try:
-        export(load_run(load_config(chosen.config), chosen.folder), chosen.out)
+        config = load_config(chosen.config)
+        export(load_run(config, chosen.folder), chosen.out)
+        write_vocabulary(config.scenes.objects, chosen.out)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

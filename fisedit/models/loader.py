@@ -21,6 +21,7 @@ from fisedit.errors import ModelError, NumericsError
 from fisedit.models import validation as checks
 from fisedit.models.device import choose_device, choose_dtype, default_torch_state
 from fisedit.models.paths import CONFIG_PATTERNS, demo_folder, download_files, download_model, locate
+from fisedit.models.vocabulary import read_vocabulary
 from fisedit.models.weight_files import Shapes, check_vocabulary, read_json, read_shapes, weights_file
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def _load_folder(folder: Path, dtype: torch.dtype) -> StableDiffusionPipeline:
         )
         for part, (library, name) in checks.MODULES.items()
     }
-    return diffusers.StableDiffusionPipeline(
+    pipe = diffusers.StableDiffusionPipeline(
         **modules,
         tokenizer=_load_tokenizer(folder / "tokenizer"),
         scheduler=getattr(diffusers, index["scheduler"][1]).from_pretrained(str(folder / "scheduler")),
@@ -160,6 +161,8 @@ def _load_folder(folder: Path, dtype: torch.dtype) -> StableDiffusionPipeline:
         feature_extractor=None,
         requires_safety_checker=False,
     )
+    pipe.vocabulary = read_vocabulary(folder)
+    return pipe
 
 
 def _check_configs(folder: Path) -> dict[str, Any]:

@@ -75,6 +75,14 @@ def test_a_region_that_cannot_be_predicted_is_told_and_cleared(events, page, sta
         assert "piece must be a number or" in answer[page.facts] and answer[page.stage]["region"] == ""
 
 
+def test_words_that_the_model_does_not_know_are_named_before_a_run(events, page, state, session):
+    answer = events.on_words(ME, "a spaceship on a beach", [], "")
+    assert "it does not know &#x27;spaceship&#x27;" in answer[page.words_line]
+    assert events.on_words(ME, "a cat on a beach", [], "")[page.words_line] == ""
+    made(state, session)
+    assert "spaceship" in events.on_preview(ME, "a spaceship and a cake on a beach", None, 1.0, *REGION)[page.facts]
+
+
 def test_two_pictures_are_compared_and_others_are_refused(events, page, state, session):
     first, second = made(state, session), last(handlers.edit(state, session, DOG))
     answer = events.on_compare(ME, first.id)
