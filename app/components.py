@@ -14,13 +14,7 @@ from fisedit.values import SchedulerName
 if TYPE_CHECKING:
     from app.model_pool import ModelPool
 
-SCHEDULERS = {
-    "DDIM": SchedulerName.DDIM,
-    "DPM++ 2M": SchedulerName.DPM_SOLVER,
-    "Euler": SchedulerName.EULER,
-    "Euler a": SchedulerName.EULER_ANCESTRAL,
-    "LCM": SchedulerName.LCM,
-}
+SCHEDULERS = {name.label: name for name in SchedulerName}
 """Names that users know."""
 
 ALL_PIECES = ("All pieces", "all")

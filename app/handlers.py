@@ -182,7 +182,7 @@ def edit(
     def job(editor: Editor, on_step: OnStep) -> EditResult:
         return editor.edit(text, **_region_arguments(editor, text, region), **add_reference(editor), on_step=on_step)
 
-    return stream_run(state, session, RunRequest(job, session.current.config.num_inference_steps))
+    return stream_run(state, session, RunRequest(job, session.current.config.num_timesteps))
 
 
 def measure_dense(state: AppState, session: Session, result_id: str) -> Iterator[RunProgress]:
@@ -205,7 +205,7 @@ def measure_dense(state: AppState, session: Session, result_id: str) -> Iterator
         session.measured[result_id] = editor.dense(result_id, on_step)[1]
         return session.measured[result_id]
 
-    return stream_run(state, session, RunRequest(job, result.config.num_inference_steps, choice))
+    return stream_run(state, session, RunRequest(job, result.config.num_timesteps, choice))
 
 
 def undo(session: Session) -> EditResult:

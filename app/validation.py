@@ -132,8 +132,11 @@ def check_settings(settings: SourceSettings) -> SourceSettings:
         if side is not None and _within(name, side, SIDES, whole=True) % 8:
             raise InputError(f"{name} must be divisible by 8, got {side}; use {round(side / 8) * 8}")
     _check_names(settings)
-    if settings.scheduler not in tuple(SchedulerName):
-        raise InputError(f"scheduler must be one of {', '.join(SchedulerName)}, got {settings.scheduler!r:.40}")
+    try:
+        SchedulerName(settings.scheduler)
+    except ValueError as error:
+        names = ", ".join(SchedulerName)
+        raise InputError(f"scheduler must be one of {names}, got {settings.scheduler!r:.40}") from error
     return settings
 
 

@@ -873,7 +873,7 @@ class Editor:
 
     def _remake_exactly(self, edit: PastEdit, on_step: OnStep | None) -> EditResult:
         """An edit just as it was: the same cells at every step."""
-        strength = strength_for_start(edit.start, self.current.config.num_inference_steps)
+        strength = strength_for_start(edit.start, self.current.config.num_timesteps)
         request = self._pipeline.request_edit(edit.prompt, strength=strength, structure=edit.structure, on_step=on_step)
         text = self._pipeline.encode(request)
         self._pipeline.restore(request)
@@ -884,7 +884,7 @@ class Editor:
         """An edit with the same words, in the mask that was given, or with a predicted one."""
         given = edit.mask.source is MaskSource.GIVEN
         mask = cell_pixels(edit.mask.grid, self.current.size) if given else None
-        strength = strength_for_start(edit.start, past.config.num_inference_steps)
+        strength = strength_for_start(edit.start, past.config.num_timesteps)
         return self.edit(edit.prompt, mask=mask, structure=edit.structure, strength=strength, on_step=on_step)
 
     @property

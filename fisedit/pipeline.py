@@ -398,7 +398,7 @@ class EditPipeline:
         """What a dense run makes of a request from where its parent's trajectory begins; nothing is recorded."""
         prompt, config = self.encode(request), request.config
         with request.stopwatch.stage("denoise"):
-            source, steps = self.source(request)[0], config.num_inference_steps
+            source, steps = self.source(request)[0], config.num_timesteps
             latents = self.engine.sample(config, prompt.embeddings, source, steps, self._callback(request))[-1]
         with request.stopwatch.stage("decode"), torch.inference_mode():
             return decode(self.engine.pipe.vae, latents)[0]
@@ -563,7 +563,7 @@ class EditPipeline:
                 "load that, and unload others"
             )
         picture = result.canvas if parent is None and config.opened else None
-        strength = strength_for_start(result.start, config.num_inference_steps)
+        strength = strength_for_start(result.start, config.num_timesteps)
         request = EditRequest(
             config,
             result.diff,
@@ -573,7 +573,7 @@ class EditPipeline:
             structure=result.structure,
             on_step=on_step,
         )
-        steps = config.num_inference_steps - result.start
+        steps = config.num_timesteps - result.start
         check = plan_check(result.mask, steps, result.start, passed=True) if result.checked else None
         plan = EditPlan(result.mask, self.encode(request), result.growth, check=check)
         self._cache(result, *self.render([(request, plan)]))

@@ -75,13 +75,68 @@ def _copying_property(name: str) -> property:
 
 
 class SchedulerName(StrEnum):
-    """Samplers, each run by diffusers' own class."""
+    """Samplers, each run by diffusers' own class. Web UIs' names, such as "DPM++ 2M Karras", are understood as well."""
 
     DDIM = "ddim"
+    DDIM_TRAILING = "ddim_trailing"
     DPM_SOLVER = "dpmsolver++"
+    DPM_SOLVER_KARRAS = "dpmsolver++_karras"
+    DPM_SOLVER_SDE = "dpmsolver++_sde"
+    DPM_SOLVER_SDE_KARRAS = "dpmsolver++_sde_karras"
+    DPM_SDE = "dpm_sde"
+    DPM_SDE_KARRAS = "dpm_sde_karras"
     EULER = "euler"
+    EULER_TRAILING = "euler_trailing"
     EULER_ANCESTRAL = "euler_a"
+    HEUN = "heun"
+    PNDM = "pndm"
+    UNIPC = "unipc"
     LCM = "lcm"
+    TCD = "tcd"
+
+    @classmethod
+    def _missing_(cls, value: object) -> SchedulerName | None:
+        return _SCHEDULER_OF_LABEL.get(value.casefold()) if isinstance(value, str) else None
+
+    @property
+    def label(self) -> str:
+        """Its name in web UIs."""
+        return SCHEDULER_LABELS[self]
+
+
+SCHEDULER_LABELS = {
+    SchedulerName.DDIM: "DDIM",
+    SchedulerName.DDIM_TRAILING: "DDIM trailing",
+    SchedulerName.DPM_SOLVER: "DPM++ 2M",
+    SchedulerName.DPM_SOLVER_KARRAS: "DPM++ 2M Karras",
+    SchedulerName.DPM_SOLVER_SDE: "DPM++ 2M SDE",
+    SchedulerName.DPM_SOLVER_SDE_KARRAS: "DPM++ 2M SDE Karras",
+    SchedulerName.DPM_SDE: "DPM++ SDE",
+    SchedulerName.DPM_SDE_KARRAS: "DPM++ SDE Karras",
+    SchedulerName.EULER: "Euler",
+    SchedulerName.EULER_TRAILING: "Euler trailing",
+    SchedulerName.EULER_ANCESTRAL: "Euler a",
+    SchedulerName.HEUN: "Heun",
+    SchedulerName.PNDM: "PLMS",
+    SchedulerName.UNIPC: "UniPC",
+    SchedulerName.LCM: "LCM",
+    SchedulerName.TCD: "TCD",
+}
+"""Names of the schedulers in web UIs."""
+
+_SCHEDULER_OF_LABEL = {label.casefold(): name for name, label in SCHEDULER_LABELS.items()} | {
+    "ddimscheduler": SchedulerName.DDIM,
+    "dpmsolvermultistepscheduler": SchedulerName.DPM_SOLVER,
+    "dpmsolversinglestepscheduler": SchedulerName.DPM_SDE,
+    "eulerdiscretescheduler": SchedulerName.EULER,
+    "eulerancestraldiscretescheduler": SchedulerName.EULER_ANCESTRAL,
+    "heundiscretescheduler": SchedulerName.HEUN,
+    "pndmscheduler": SchedulerName.PNDM,
+    "unipcmultistepscheduler": SchedulerName.UNIPC,
+    "lcmscheduler": SchedulerName.LCM,
+    "tcdscheduler": SchedulerName.TCD,
+}
+"""Names of web UIs and of diffusers' classes, without case -> the scheduler."""
 
 
 class Inversion(StrEnum):
@@ -281,6 +336,14 @@ class GenerationConfig:
         return self.inversion is not None
 
     @property
+    def num_timesteps(self) -> int:
+        """Evaluations of the UNet, one for each of the sampler's timesteps. Heun and PNDM have more than steps."""
+        steps = self.num_inference_steps
+        if self.scheduler is SchedulerName.HEUN:
+            return 2 * steps - 1
+        return steps + (self.scheduler is SchedulerName.PNDM and steps > 1)
+
+    @property
     def guided(self) -> bool:
         """Whether the UNet runs both branches of classifier-free guidance."""
         return self.guidance_scale > 1.0
@@ -454,9 +517,10 @@ def _side(name: str, value: int) -> int:
 
 
 def _enum_value(name: str, value: str, kind: type[E]) -> E:
-    if value not in tuple(kind):
-        raise InputError(f"{name} must be one of {', '.join(kind)}, got {value!r}")
-    return kind(value)
+    try:
+        return kind(value)
+    except ValueError as error:
+        raise InputError(f"{name} must be one of {', '.join(kind)}, got {value!r}") from error
 
 
 def _negative_prompt(value: Any) -> str:

@@ -8,6 +8,7 @@ from typer import Argument, Exit, Option, echo
 from fisedit import __version__
 from fisedit.batch.values import ExecutorKind, OnError, OutputFormat
 from fisedit.errors import InputError
+from fisedit.values import SchedulerName
 
 
 def _print_version(requested: bool) -> None:
@@ -42,7 +43,7 @@ Steps = Annotated[int, Option("--num-inference-steps", help="Denoising steps.")]
 Guidance = Annotated[float, Option("--guidance-scale", help="Classifier-free guidance; 1 switches it off.")]
 Width = Annotated[int | None, Option(help="Pixels that are painted, divisible by 8; what suits the model without it.")]
 Height = Annotated[int | None, Option(help="Pixels that are painted, divisible by 8; what suits the model without it.")]
-Scheduler = Annotated[str, Option(help="ddim, dpmsolver++, euler, euler_a or lcm.")]
+Scheduler = Annotated[str, Option(help=f"{', '.join(SchedulerName)}; or as web UIs say, such as 'DPM++ 2M Karras'.")]
 Model = Annotated[str, Option(help='"demo", a diffusers folder, a hub id, or one .safetensors file.')]
 Device = Annotated[str | None, Option(help="cpu, cuda or cuda:N; CUDA where there is some without it.")]
 Dtype = Annotated[

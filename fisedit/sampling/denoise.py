@@ -118,7 +118,7 @@ class Engine:
         layers = CostedLayers(executor.sites, self.pipe.vae, self.grids(config), int(tokenizer.model_max_length))
         adapter_macs = partial(self._adapter_macs, config, recorded) if config.like else None
         captured = self.graphs.is_enabled(executor.device)
-        steps, batch = config.num_inference_steps, self.batch(config)
+        steps, batch = config.num_timesteps, self.batch(config)
         return Costs(layers, steps, batch, executor.device, captured, adapter_macs, self.table)
 
     def _adapter_macs(self, config: GenerationConfig, recorded: bool, plan: SparsePlan | None) -> int:

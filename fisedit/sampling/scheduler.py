@@ -13,9 +13,14 @@ import torch
 from diffusers import (
     DDIMScheduler,
     DPMSolverMultistepScheduler,
+    DPMSolverSinglestepScheduler,
     EulerAncestralDiscreteScheduler,
     EulerDiscreteScheduler,
+    HeunDiscreteScheduler,
     LCMScheduler,
+    PNDMScheduler,
+    TCDScheduler,
+    UniPCMultistepScheduler,
 )
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
@@ -23,13 +28,32 @@ from torch import Tensor
 from fisedit.errors import InputError, NumericsError
 from fisedit.values import LATENT_FACTOR, GenerationConfig, SchedulerName
 
-SCHEDULERS: dict[SchedulerName, Any] = {
-    SchedulerName.DDIM: DDIMScheduler,
-    SchedulerName.DPM_SOLVER: DPMSolverMultistepScheduler,
-    SchedulerName.EULER: EulerDiscreteScheduler,
-    SchedulerName.EULER_ANCESTRAL: EulerAncestralDiscreteScheduler,
-    SchedulerName.LCM: LCMScheduler,
+_KARRAS, _SDE, _TRAILING = (
+    {"use_karras_sigmas": True},
+    {"algorithm_type": "sde-dpmsolver++"},
+    {"timestep_spacing": "trailing"},
+)
+_UNEVEN = {"lower_order_final": True}  # two evaluations a step of the second order do not divide every number of steps
+
+SCHEDULERS: dict[SchedulerName, tuple[Any, dict[str, Any]]] = {
+    SchedulerName.DDIM: (DDIMScheduler, {}),
+    SchedulerName.DDIM_TRAILING: (DDIMScheduler, _TRAILING),
+    SchedulerName.DPM_SOLVER: (DPMSolverMultistepScheduler, {}),
+    SchedulerName.DPM_SOLVER_KARRAS: (DPMSolverMultistepScheduler, _KARRAS),
+    SchedulerName.DPM_SOLVER_SDE: (DPMSolverMultistepScheduler, _SDE),
+    SchedulerName.DPM_SOLVER_SDE_KARRAS: (DPMSolverMultistepScheduler, _SDE | _KARRAS),
+    SchedulerName.DPM_SDE: (DPMSolverSinglestepScheduler, _SDE | _UNEVEN),
+    SchedulerName.DPM_SDE_KARRAS: (DPMSolverSinglestepScheduler, _SDE | _UNEVEN | _KARRAS),
+    SchedulerName.EULER: (EulerDiscreteScheduler, {}),
+    SchedulerName.EULER_TRAILING: (EulerDiscreteScheduler, _TRAILING),
+    SchedulerName.EULER_ANCESTRAL: (EulerAncestralDiscreteScheduler, {}),
+    SchedulerName.HEUN: (HeunDiscreteScheduler, {}),
+    SchedulerName.PNDM: (PNDMScheduler, {"skip_prk_steps": True}),
+    SchedulerName.UNIPC: (UniPCMultistepScheduler, {}),
+    SchedulerName.LCM: (LCMScheduler, {}),
+    SchedulerName.TCD: (TCDScheduler, {}),
 }
+"""Name -> diffusers' class, and what its config has instead of the model's."""
 
 
 class Sampler:
@@ -56,7 +80,8 @@ class Sampler:
         dtype: torch.dtype,
         noises: Sequence[Tensor] = (),
     ) -> None:
-        self._scheduler = SCHEDULERS[config.scheduler].from_config(scheduler_config)
+        scheduler, changes = SCHEDULERS[config.scheduler]
+        self._scheduler = scheduler.from_config(scheduler_config, **changes)
         try:
             self._scheduler.set_timesteps(config.num_inference_steps, device=device)
         except ValueError as error:  # LCM takes at most the steps it was distilled from
@@ -66,6 +91,7 @@ class Sampler:
         step_parameters = inspect.signature(self._scheduler.step).parameters
         self._extra_step_kwargs = {"generator": self._generator} if "generator" in step_parameters else {}
         self._noises = noises
+        self._noise_dtype = torch.float32 if scheduler is DPMSolverMultistepScheduler else dtype
         self.timesteps: Tensor = self._scheduler.timesteps
         shape = (1, channels, config.height // LATENT_FACTOR, config.width // LATENT_FACTOR)
         noise = randn_tensor(shape, generator=self._generator, device=device, dtype=dtype)

@@ -26,7 +26,6 @@ from fisedit.values import (
     EditMask,
     GenerationConfig,
     MaskSource,
-    SchedulerName,
     make_generation_config,
     parse_adapter_references,
 )
@@ -53,15 +52,6 @@ _FOREIGN_DEFAULTS: Mapping[str, Any] = {
     "inversion": "ddim",
 }
 """Arguments with which an image of another program is opened."""
-
-_SAMPLERS = {
-    SchedulerName.DDIM: "DDIM",
-    SchedulerName.DPM_SOLVER: "DPM++ 2M",
-    SchedulerName.EULER: "Euler",
-    SchedulerName.EULER_ANCESTRAL: "Euler a",
-    SchedulerName.LCM: "LCM",
-}
-"""Names of the schedulers in web UIs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,12 +211,12 @@ def _to_parameters(origin: Origin) -> str:
     start = origin.edits[-1].start if origin.edits else 0
     settings = {
         "Steps": config.num_inference_steps,
-        "Sampler": _SAMPLERS[config.scheduler],
+        "Sampler": config.scheduler.label,
         "CFG scale": f"{config.guidance_scale:g}",
         "Seed": config.seed,
         "Size": f"{config.width}x{config.height}",
         "Model": model.removesuffix(".safetensors"),
-        "Denoising strength": f"{1 - start / config.num_inference_steps:.4g}" if start else "",
+        "Denoising strength": f"{1 - start / config.num_timesteps:.4g}" if start else "",
         "Version": f"fisedit {__version__}",
     }
     line = ", ".join(f"{name}: {_quote_if_needed(str(value))}" for name, value in settings.items() if value != "")
@@ -298,7 +288,7 @@ def _parse_json(text: str) -> Origin:
 
 
 def _parse_edit(data: Any, config: GenerationConfig) -> PastEdit:
-    steps, mask = config.num_inference_steps, data["mask"]
+    steps, mask = config.num_timesteps, data["mask"]
     grid = _decode_runs(mask["runs"], config.height // LATENT_FACTOR, config.width // LATENT_FACTOR)
     growth, structure, start = tuple(data["growth"]), data["structure"], data["start"]
     is_valid = len(growth) in (0, steps) and all(type(cells) is int and 0 <= cells <= MAX_DILATION for cells in growth)

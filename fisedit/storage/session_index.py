@@ -272,7 +272,7 @@ def _parse_entry(entry: Any, model: str, *, with_digests: bool) -> ResultEntry:
     found = _fields(entry, _RESULT_WITH_DIGESTS if with_digests else _RESULT, optional={"model", "pages"})
     config: GenerationConfig = found["recipe"]
     growth, stats, start = found["growth"], found["stats"], found["start"]
-    _require(len(growth) in (0, config.num_inference_steps) and start < config.num_inference_steps)
+    _require(len(growth) in (0, config.num_timesteps) and start < config.num_timesteps)
     _require((stats.growth, stats.steps_shared) == (growth, start) and (stats.active_rows or not growth))
     return ResultEntry(
         found["id"],
