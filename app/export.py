@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from fisedit.values import GenerationConfig
 
 
+_NAMES = {"num_inference_steps": "steps", "guidance_scale": "guidance"}
+"""Arguments of `Editor.generate` -> the same in `SourceSettings`, where names differ."""
+
+
 @dataclass(frozen=True)
 class RestoredSettings:
     """How an uploaded picture was made, as far as its file records it.
@@ -36,7 +40,7 @@ class RestoredSettings:
     Args:
         message: one line on what was found.
         prompt: of the picture, or "".
-        settings: how it was made; None where another program made it, or the file does not record it.
+        settings: how it was made; None where the file does not record it.
     """
 
     message: str
@@ -100,13 +104,22 @@ def restore_settings(state: AppState, data: bytes) -> RestoredSettings:
         past = provenance.parse_origin(made)
         prompt = clean_prompt(past.prompt)
         if not made.origin:
-            return RestoredSettings("Its prompt was found in the picture.", prompt)
+            settings = _settings_of_web_ui(made.parameters)
+            found = "prompt and settings were" if settings else "prompt was"
+            return RestoredSettings(f"Its {found} found in the picture.", prompt, settings)
         message, model = "Its prompt and settings were found in the picture.", state.pool.find(past.model)
         if model is None and past.model:
             message = f"{message} It was made with the model {label(past.model)}, which is not offered here."
         return RestoredSettings(message, prompt, _settings_from_config(state, past.config, model))
     except FisEditError as error:
         return RestoredSettings(f"What it says of its making cannot be used: {error}")
+
+
+def _settings_of_web_ui(parameters: str) -> SourceSettings | None:
+    """Settings that another program wrote; None where there are none. Raises InputError for those out of range."""
+    found = provenance.parse_parameters(parameters)[1]
+    named = {_NAMES.get(name, name): value for name, value in found.items()}
+    return check_settings(SourceSettings(**named)) if len(named) > 1 or named["negative_prompt"] else None
 
 
 def _settings_from_config(state: AppState, config: GenerationConfig, model: OfferedModel | None) -> SourceSettings:

@@ -7,7 +7,9 @@ a file. It names no path. Knows plain values; neither files nor models.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +28,7 @@ from fisedit.values import (
     EditMask,
     GenerationConfig,
     MaskSource,
+    SchedulerName,
     make_generation_config,
     parse_adapter_references,
 )
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 _LOCAL = "./"
-_MAX_CHARACTERS, _MAX_EDITS = 4_000_000, 1_000
+_MAX_CHARACTERS, _MAX_SETTINGS_CHARACTERS, _MAX_EDITS = 4_000_000, 100_000, 1_000
 
 _GENERATED = {field.name for field in fields(GenerationConfig)} - {"inversion", "like", "loras"}
 _OPENED = {field.name for field in fields(GenerationConfig)} - {"scheduler", "like", "loras"}
@@ -51,7 +54,15 @@ _FOREIGN_DEFAULTS: Mapping[str, Any] = {
     "scheduler": "ddim",
     "inversion": "ddim",
 }
-"""Arguments with which an image of another program is opened."""
+"""Arguments with which an image of another program is opened, where it names no others."""
+
+_SETTING = re.compile(r'(?:^|, *+)([A-Za-z][\w /-]{0,40}+): *+("(?:\\.|[^"\\])*+"|[^,]*+)')
+_SETTINGS: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
+    ("num_inference_steps", "steps", int),
+    ("guidance_scale", "cfg scale", float),
+    ("seed", "seed", int),
+)
+"""Argument of `Editor.generate`, its name in web UIs in lower case, and what reads it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,8 +212,39 @@ def parse_origin(metadata: Metadata) -> Origin:
         return _parse_json(metadata.origin)
     if not metadata.parameters:
         raise InputError("the picture says nothing of how it was made; edit it as --picture")
-    prompt, negative = _parse_prompts(metadata.parameters)
-    return Origin("demo", "", "", make_generation_config(prompt, negative_prompt=negative, **_FOREIGN_DEFAULTS))
+    prompt, settings = parse_parameters(metadata.parameters)
+    negative, defaults = {"negative_prompt": settings["negative_prompt"]}, dict(_FOREIGN_DEFAULTS)
+    opening = {name: value for name, value in settings.items() if name in _OPENED - {"width", "height"}}
+    try:
+        config = make_generation_config(prompt, **(defaults | opening))
+    except InputError:  # a number out of range
+        config = make_generation_config(prompt, **(defaults | negative))
+    return Origin("demo", "", "", config)
+
+
+def parse_parameters(parameters: str) -> tuple[str, dict[str, Any]]:
+    """Prompt and settings of the text that web UIs write, in `Editor.generate`'s words.
+
+    Settings that are missing, no numbers, or of a sampler that is not known here are left out.
+
+    Args:
+        parameters: The text.
+    """
+    text, _, last = f"\n{parameters.strip()}".rpartition("\n")
+    has_settings = last.startswith("Steps: ")
+    prompt, _, negative = (text if has_settings else f"{text}\n{last}").partition("\nNegative prompt:")
+    found = _SETTING.findall(last[:_MAX_SETTINGS_CHARACTERS]) if has_settings else []
+    values = {name.casefold(): value for name, value in found}
+    settings: dict[str, Any] = {"negative_prompt": negative.strip()}
+    for name, key, kind in _SETTINGS:
+        with suppress(KeyError, ValueError):
+            settings[name] = kind(values[key])
+    with suppress(KeyError, ValueError):
+        settings["width"], settings["height"] = map(int, values["size"].split("x"))
+    with suppress(KeyError, ValueError):
+        schedule = values.get("schedule type", "")
+        settings["scheduler"] = SchedulerName(values["sampler"] + (" Karras" if schedule == "Karras" else ""))
+    return prompt.strip(), settings
 
 
 def _to_parameters(origin: Origin) -> str:
@@ -226,13 +268,6 @@ def _to_parameters(origin: Origin) -> str:
 
 def _quote_if_needed(value: str) -> str:
     return json.dumps(value, ensure_ascii=False) if set(value) & set(',:\n"') else value
-
-
-def _parse_prompts(parameters: str) -> tuple[str, str]:
-    """Prompt and negative prompt of a `parameters` text."""
-    text, _, last = f"\n{parameters.strip()}".rpartition("\n")
-    prompt, _, negative = (text if last.startswith("Steps: ") else f"{text}\n{last}").partition("\nNegative prompt:")
-    return prompt.strip(), negative.strip()
 
 
 def _to_json(origin: Origin) -> str:
