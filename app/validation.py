@@ -108,7 +108,7 @@ def clean_prompt(prompt: str) -> str:
         raise PromptError(f"prompt must be text, got {type(prompt).__name__}")
     if len(prompt) > MAX_PROMPT_CHARACTERS:
         raise PromptError(
-            f"prompt must have at most {MAX_PROMPT_CHARACTERS} letters, got {len(prompt)}; the model reads 75 words"
+            f"prompt must have at most {MAX_PROMPT_CHARACTERS} letters, got {len(prompt)}; 600 tokens are read"
         )
     printable = "".join(character if character.isprintable() else " " for character in prompt).strip()
     if not printable:

@@ -398,7 +398,7 @@ class Editor:
         """Make a source: what diffusers' pipeline makes of the same arguments, with everything recorded.
 
         Args:
-            prompt: text, of which 75 tokens are read; brackets weigh words, as `(cat:1.4)` or `[cat]`.
+            prompt: text, of which 600 tokens are read, 75 in a chunk; brackets weigh words, as `(cat:1.4)` or `[cat]`.
             negative_prompt: text with the same syntax, for the unconditional branch.
             seed: of a CPU generator, 0 to 2^63 - 1.
             num_inference_steps: 1 to 999.

@@ -22,6 +22,7 @@ from fisedit.masking.localize import describe_source, restrict_to_words, shared_
 from fisedit.masking.text_diff import diff
 from fisedit.models.device import default_torch_state, device_and_dtype, weight_versions, weights_digest
 from fisedit.models.injection import exclusive
+from fisedit.models.prompt_chunks import MAX_CHUNKS, split_chunks
 from fisedit.models.prompt_weighting import parse
 from fisedit.models.vae import encode, preview
 from fisedit.models.vocabulary import vocabulary_of
@@ -307,14 +308,14 @@ class EditPipeline:
         """Encode the prompt; says so where the encoder cannot read all of it."""
         pipe, config = self.engine.pipe, request.config
         prompts = {"prompt": config.prompt} | ({"negative prompt": config.negative_prompt} if config.guided else {})
-        limit, notes = pipe.tokenizer.model_max_length, []
+        notes: list[str] = []
         lock = exclusive(pipe.text_encoder, pipe.tokenizer)
         with request.stopwatch.stage("text"), torch.inference_mode(), lock:
             embeddings = self.engine.encode(config)
             for name, prompt in prompts.items():
-                length = len(pipe.tokenizer(parse(prompt).text, truncation=False, verbose=False).input_ids)
-                if length > limit:
-                    notes.append(f"the {name} has {length} tokens, and only the first {limit} are read; shorten it")
+                chunks = len(split_chunks(parse(prompt), pipe.tokenizer))
+                if chunks > MAX_CHUNKS:
+                    notes.append(f"the {name} has {chunks} chunks of 75 tokens, and {MAX_CHUNKS} are read; shorten it")
             if (vocabulary := vocabulary_of(pipe)) and (note := vocabulary.note(parse(config.prompt).text)):
                 notes.append(note)
         return EncodedPrompt(embeddings, notes=tuple(notes))

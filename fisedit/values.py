@@ -43,7 +43,7 @@ after it read the recorded features shifted by what it found changed outside the
 
 
 MAX_PROMPT_CHARS = 100_000
-"""Letters of a prompt, of which 75 tokens are read."""
+"""Letters of a prompt, of which 600 tokens are read."""
 
 C = TypeVar("C", bound=type)
 
@@ -305,7 +305,7 @@ class GenerationConfig:
     """Everything that determines a generated source.
 
     Args:
-        prompt: text, with weights as in `models.prompt_weighting`; 75 tokens of it are read.
+        prompt: text, with weights as in `models.prompt_weighting`; 600 tokens of it are read, 75 in a chunk.
         negative_prompt: text with the same syntax, for the unconditional branch.
         seed: of the CPU generator that draws the first latents and every later noise.
         num_inference_steps: 1 to 999.
@@ -462,7 +462,7 @@ def is_unicode(text: str) -> bool:
 
 def _check_text(name: str, text: str) -> str:
     if len(text) > MAX_PROMPT_CHARS:
-        raise PromptError(f"{name} must have at most {MAX_PROMPT_CHARS} letters, got {len(text)}; 75 tokens are read")
+        raise PromptError(f"{name} must have at most {MAX_PROMPT_CHARS} letters, got {len(text)}; 600 tokens are read")
     if not is_unicode(text):
         raise PromptError(f"{name} must be Unicode text, got {text!a}; remove its undecodable bytes")
     return text

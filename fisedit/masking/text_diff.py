@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fisedit.masking.whole_picture import global_reason
 from fisedit.masking.word_classes import TaggedPrompt, WordClass, focus, importance
+from fisedit.models.prompt_chunks import CONTEXT_LENGTH, MAX_CHUNKS, context_length, split_chunks
 from fisedit.models.prompt_weighting import WeightedPrompt, parse
 from fisedit.values import EditKind, EditScript, Hunk, Word
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-CONTEXT_LENGTH = 77
-"""Tokens that a CLIP text encoder reads, start and end token included."""
+    from collections.abc import Iterator, Sequence
 
 _NOT_PUNCTUATION = (WordClass.STOP, WordClass.VERB, WordClass.CONTENT)
 
@@ -45,26 +43,34 @@ def words(prompt: str, tokenizer: Tokenizer) -> tuple[Word, ...]:
         The words in order, with characters [start, end) of `prompt`, weights, and token positions (the first word's is
         1). Words beyond the text encoder's reach have no tokens.
     """
-    parsed = parse(prompt)
-    encoded = tokenizer(parsed.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    spans: dict[int, list[int]] = {}  # word -> [start, end, token, token, ...]
-    for token, (word, (start, end)) in enumerate(zip(encoded.word_ids(), encoded["offset_mapping"], strict=True), 1):
-        spans.setdefault(word, [start, end])[1] = end
-        spans[word].append(token)
-    word_spans = list(spans.values())
-    next_starts = [*(span[0] for span in word_spans), len(parsed.text)][1:]
-    last_token = min(tokenizer.model_max_length, CONTEXT_LENGTH) - 2
+    length = context_length(tokenizer)
     return tuple(
-        _word(parsed, span, next_start, last_token) for span, next_start in zip(word_spans, next_starts, strict=True)
+        word
+        for i, chunk in enumerate(split_chunks(parse(prompt), tokenizer))
+        for word in _words_of_chunk(chunk, tokenizer, range(i * length, (i + 1) * length - 1 if i < MAX_CHUNKS else 0))
     )
 
 
-def _word(parsed: WeightedPrompt, span: list[int], next_start: int, last_token: int) -> Word:
+def _words_of_chunk(chunk: WeightedPrompt, tokenizer: Tokenizer, positions: range) -> Iterator[Word]:
+    """The words of a part of a prompt, whose tokens stand behind a start token at `positions`."""
+    encoded = tokenizer(chunk.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    spans: dict[int, list[int]] = {}  # word -> [start, end, token, token, ...]
+    offsets = zip(encoded.word_ids(), encoded["offset_mapping"], strict=True)
+    for token, (word, (start, end)) in enumerate(offsets, positions.start + 1):
+        spans.setdefault(word, [start, end])[1] = end
+        spans[word].append(token)
+    word_spans = list(spans.values())
+    next_starts = [*(span[0] for span in word_spans), len(chunk.text)][1:]
+    for span, next_start in zip(word_spans, next_starts, strict=True):
+        yield _word(chunk, span, next_start, positions)
+
+
+def _word(parsed: WeightedPrompt, span: list[int], next_start: int, positions: range) -> Word:
     start, end, *tokens = span
     # The tokenizer's offsets leave out a combining mark that it composed; up to the next word only spaces may lie.
     end = max(end, start + len(parsed.text[start:next_start].rstrip()))
     lower_text = "".join(c.lower() for c in unicodedata.normalize("NFC", parsed.text[start:end]))
-    encoder_tokens = tuple(t for t in tokens if t <= last_token)
+    encoder_tokens = tuple(t for t in tokens if t in positions)
     return Word(
         lower_text,
         parsed.prompt_positions[start],

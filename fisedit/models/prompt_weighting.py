@@ -44,6 +44,11 @@ class WeightedPrompt:
     prompt_positions: tuple[int, ...]
     weights: tuple[float, ...]
 
+    def part(self, start: int, stop: int) -> WeightedPrompt:
+        """Characters [start, stop) of `text` as a prompt of their own."""
+        span = slice(start, stop)
+        return WeightedPrompt(self.text[span], self.prompt_positions[span], self.weights[span])
+
     def fragments(self, tokenizer: Any) -> list[tuple[str, float]]:
         """The text in pieces of equal weight, each of one or more tokens that a CLIPTokenizer does not truncate."""
         encoded = tokenizer(self.text, truncation=True, return_offsets_mapping=True, verbose=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +19,8 @@ from fisedit.adapters.base import AdapterStack
 from fisedit.adapters.references import References, level_grids
 from fisedit.errors import PageError
 from fisedit.models.injection import exclusive
-from fisedit.models.prompt_weighting import embeddings, parse
+from fisedit.models.prompt_chunks import MAX_CHUNKS, context_length, split_chunks
+from fisedit.models.prompt_weighting import WeightedPrompt, embeddings, parse
 from fisedit.models.stopwatch import STEP_DENSE, STEP_SPARSE, StepWork, span
 from fisedit.sampling.inversion import invert_ddim
 from fisedit.sampling.linear_scheduler import Coefficients, LinearSampler, coefficients
@@ -114,8 +116,8 @@ class Engine:
             config: of the source or the edit.
             recorded: the source was made with the config's adapters, so that edits read all that they recorded.
         """
-        executor, tokenizer = self.executor, self.pipe.tokenizer
-        layers = CostedLayers(executor.sites, self.pipe.vae, self.grids(config), int(tokenizer.model_max_length))
+        executor, tokens = self.executor, len(self._chunks(config)) * context_length(self.pipe.tokenizer)
+        layers = CostedLayers(executor.sites, self.pipe.vae, self.grids(config), tokens)
         adapter_macs = partial(self._adapter_macs, config, recorded) if config.like else None
         captured = self.graphs.is_enabled(executor.device)
         steps, batch = config.num_timesteps, self.batch(config)
@@ -203,18 +205,32 @@ class Engine:
         return Sampler(*arguments) if steps is None else LinearSampler(steps, *arguments)
 
     def encode(self, config: GenerationConfig) -> Tensor:
-        """Text embeddings [B, T, D], the negative prompt's first; diffusers' own where nothing is weighted."""
-        guided, prompt, negative_prompt = self.guided(config), parse(config.prompt), parse(config.negative_prompt)
+        """Text embeddings [B, T, D], the negative prompt's first; diffusers' own where nothing is weighted.
+
+        T is 77 for every chunk of the longer prompt.
+        """
         with self.graphs.cache.captured_encoder(self.pipe.text_encoder):
-            positive, negative = self.pipe.encode_prompt(
-                prompt.text,
-                self.executor.device,
-                1,
-                guided,
-                negative_prompt.text,
-                prompt_embeds=embeddings(prompt, self.pipe),
-                negative_prompt_embeds=embeddings(negative_prompt, self.pipe) if guided else None,
-            )
+            return torch.cat([self._encode_chunk(*chunks) for chunks in self._chunks(config)], 1)
+
+    def _chunks(self, config: GenerationConfig) -> list[tuple[WeightedPrompt, WeightedPrompt | None]]:
+        """The chunks of both prompts side by side, the negative one's None where it is not used."""
+        prompts = (config.prompt, config.negative_prompt if self.guided(config) else "")
+        chunks = (split_chunks(parse(prompt), self.pipe.tokenizer)[:MAX_CHUNKS] for prompt in prompts)
+        pairs = zip_longest(*chunks, fillvalue=parse(""))
+        return [(prompt, negative if self.guided(config) else None) for prompt, negative in pairs]
+
+    def _encode_chunk(self, prompt: WeightedPrompt, negative_prompt: WeightedPrompt | None) -> Tensor:
+        """Embeddings [B, 77, D] of one chunk of the prompts."""
+        guided = negative_prompt is not None
+        positive, negative = self.pipe.encode_prompt(
+            prompt.text,
+            self.executor.device,
+            1,
+            guided,
+            negative_prompt.text if negative_prompt else None,
+            prompt_embeds=embeddings(prompt, self.pipe),
+            negative_prompt_embeds=embeddings(negative_prompt, self.pipe) if negative_prompt else None,
+        )
         return torch.cat([negative, positive]) if guided else positive
 
     @torch.inference_mode()
@@ -366,6 +382,7 @@ class Engine:
             and isinstance(self.sampler(edit.config, source, linear=True), LinearSampler)
             and not (edit.config.like or edit.start or edit.injection or edit.check or DENSE_STEP in edit.dilation)
             and not any(map(shifted, source.features))
+            and len({e.text.shape for e in edits}) == 1
         )
 
     def _sparse_edit(self, source: Trajectory, features: list[CachedFeatures], edit: LatentEdit) -> SparseEdit:
