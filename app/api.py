@@ -68,6 +68,7 @@ class Endpoints:
         loras: dict[str, float] = {},  # noqa: B006 (gradio shows the default)
         reference: str = "",
         reference_scale: float = 1.0,
+        clip_skip: int = 0,
     ) -> Iterator[dict[str, Any]]:
         """Generate a picture from a prompt, to be edited in the same session.
 
@@ -85,11 +86,14 @@ class Endpoints:
             loras: names that are offered -> their scales, -2 to 2.
             reference: a picture whose appearance is taken, in base64; "" for none.
             reference_scale: how much of its appearance, 0 to 2.
+            clip_skip: layers of the text encoder that are left out, 0 to 11.
 
         Yields:
             The progress of every step; at the end the result.
         """
-        settings = SourceSettings(steps, guidance, seed, width, height, scheduler, negative_prompt, model, loras)
+        settings = SourceSettings(
+            steps, guidance, seed, width, height, scheduler, negative_prompt, model, loras, clip_skip
+        )
         get_reference = _lazy_reference(reference, reference_scale)
         yield from self._stream(
             request, lambda session: handlers.generate(self._state, session, prompt, settings, get_reference())

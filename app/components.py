@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 SCHEDULERS = {name.label: name for name in SchedulerName}
 """Names that users know."""
 
+MAX_CLIP_SKIP = 4
+"""Layers that the slider offers to leave out; models are made for none or one."""
+
 ALL_PIECES = ("All pieces", "all")
 _PAGE = Path(__file__).parent / "page"
 
@@ -157,7 +160,9 @@ class PageComponents:
         with gr.Row():
             self.width = gr.Slider(*validation.SIDES, value=native, step=8, label="Width", elem_id="width")
             self.height = gr.Slider(*validation.SIDES, value=native, step=8, label="Height", elem_id="height")
-        self.scheduler = gr.Dropdown(list(SCHEDULERS), value="DDIM", label="Scheduler", elem_id="scheduler")
+        with gr.Row():
+            self.scheduler = gr.Dropdown(list(SCHEDULERS), value="DDIM", label="Scheduler", elem_id="scheduler")
+            self.clip_skip = gr.Slider(0, MAX_CLIP_SKIP, value=0, step=1, label="CLIP skip", elem_id="clip-skip")
         self.negative = gr.Textbox(
             label="Negative prompt", lines=1, max_length=validation.MAX_PROMPT_CHARACTERS, elem_id="negative"
         )
@@ -186,7 +191,15 @@ class PageComponents:
     def settings_inputs(self) -> list[Any]:
         """The settings of a new picture."""
         size = [self.steps, self.guidance, self.seed, self.width, self.height]
-        return [*size, self.scheduler, self.negative, self.model, self.loras, *self.lora_scales.values()]
+        return [
+            *size,
+            self.scheduler,
+            self.clip_skip,
+            self.negative,
+            self.model,
+            self.loras,
+            *self.lora_scales.values(),
+        ]
 
     @property
     def session_outputs(self) -> list[Any]:

@@ -243,15 +243,15 @@ class EventHandlers:
 
     def _settings(self, *values: Any) -> SourceSettings:
         """What `PageComponents.settings_inputs` hold; sliders give floats."""
-        steps, guidance, seed, width, height, scheduler, negative, model, chosen, *scales = values
-        steps, seed, width, height = (
+        steps, guidance, seed, width, height, scheduler, clip_skip, negative, model, chosen, *scales = values
+        steps, seed, width, height, clip_skip = (
             int(value) if isinstance(value, float) and value.is_integer() else value
-            for value in (steps, seed, width, height)
+            for value in (steps, seed, width, height, clip_skip)
         )
         scale = dict(zip(self.page.lora_scales, scales, strict=True))
         loras = {str(name): scale.get(name, 1.0) for name in chosen or ()}
-        known = SCHEDULERS.get(scheduler, str(scheduler))
-        return SourceSettings(steps, guidance, seed, width, height, known, str(negative or ""), str(model or ""), loras)
+        known, negative, model = SCHEDULERS.get(scheduler, str(scheduler)), str(negative or ""), str(model or "")
+        return SourceSettings(steps, guidance, seed, width, height, known, negative, model, loras, clip_skip)
 
     def _run(
         self, request: gr.Request, start: Callable[[Session], Iterator[RunProgress]], prompt: str | None = ""

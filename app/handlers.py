@@ -260,6 +260,7 @@ def _source_arguments(settings: SourceSettings, choice: ModelChoice) -> Argument
         "negative_prompt": settings.negative_prompt,
         "width": settings.width,
         "height": settings.height,
+        "clip_skip": settings.clip_skip,
     }
 
 

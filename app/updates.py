@@ -123,6 +123,7 @@ class PageUpdates:
             page.width: settings.width or gr.skip(),
             page.height: settings.height or gr.skip(),
             page.scheduler: known[SchedulerName(settings.scheduler)],
+            page.clip_skip: settings.clip_skip,
             page.negative: settings.negative_prompt,
             page.model: self.pool.select(settings.model).label,
             page.loras: list(settings.loras),

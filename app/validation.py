@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fisedit.errors import FisEditError, InputError, PromptError
 from fisedit.storage import images
-from fisedit.values import SchedulerName
+from fisedit.values import CLIP_SKIPS, SchedulerName
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -49,6 +49,7 @@ class SourceSettings:
         negative_prompt: what the picture should not show.
         model: the label of an offered one, "" for the first.
         loras: labels of offered ones -> their scales, -2 to 2.
+        clip_skip: layers of the text encoder that are left out, 0 to 11.
     """
 
     steps: int = 25
@@ -60,6 +61,7 @@ class SourceSettings:
     negative_prompt: str = ""
     model: str = ""
     loras: Mapping[str, float] = field(default_factory=dict)
+    clip_skip: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +130,7 @@ def check_settings(settings: SourceSettings) -> SourceSettings:
     if settings.guidance is not None:
         _within("guidance", settings.guidance, GUIDANCE)
     _within("seed", settings.seed, SEEDS, whole=True)
+    _within("clip_skip", settings.clip_skip, CLIP_SKIPS, whole=True)
     for name, side in (("width", settings.width), ("height", settings.height)):
         if side is not None and _within(name, side, SIDES, whole=True) % 8:
             raise InputError(f"{name} must be divisible by 8, got {side}; use {round(side / 8) * 8}")

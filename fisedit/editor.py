@@ -392,6 +392,7 @@ class Editor:
         width: int | None = None,
         height: int | None = None,
         scheduler: str = "ddim",
+        clip_skip: int = 0,
         reference: Image | None = None,
         on_step: OnStep | None = None,
     ) -> EditResult:
@@ -405,7 +406,8 @@ class Editor:
             guidance_scale: 0 to 100; 1 or less runs one branch.
             width: pixels, 64 to 2048 and divisible by 8; None for the model's own size.
             height: pixels, 64 to 2048 and divisible by 8; None for the model's own size.
-            scheduler: "ddim", "dpmsolver++", "euler", "euler_a" or "lcm".
+            scheduler: a `SchedulerName`, or its name in web UIs or diffusers, such as "DPM++ 2M Karras".
+            clip_skip: layers of the text encoder to leave out at its end, 0 to 11; one less than web UIs' clip skip.
             reference: a picture whose look it takes, and all edits of it that name no other; see `load_adapter`.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
@@ -426,6 +428,7 @@ class Editor:
             width=own if width is None else width,
             height=own if height is None else height,
             scheduler=scheduler,
+            clip_skip=clip_skip,
         )
         request = self._pipeline.request_source(config, reference=reference, on_step=on_step)
         plan = self._pipeline.planner.plan_source(request, self._pipeline.encode(request))
@@ -623,6 +626,7 @@ class Editor:
         guidance_scale: float = 7.5,
         width: int | None = None,
         height: int | None = None,
+        clip_skip: int = 0,
         on_step: OnStep | None = None,
     ) -> EditResult:
         """Make a source of a picture that was not generated here: it is inverted, with everything recorded.
@@ -643,6 +647,7 @@ class Editor:
                 picture is resized to it as a whole, and paint is resized back: of a photograph of 3000x2000 a model of
                 512x512 sees 624x416. Crop what matters, or give more, for finer paint.
             height: of the canvas in pixels, divisible by 8; None for what suits the model.
+            clip_skip: as in `generate`.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
         Raises:
@@ -660,6 +665,7 @@ class Editor:
             height=canvas_height if height is None else height,
             scheduler="ddim",
             inversion=str(inversion),
+            clip_skip=clip_skip,
         )
         request = self._pipeline.request_source(config, picture=original, on_step=on_step)
         plan = self._pipeline.planner.plan_source(request, self._pipeline.encode(request))

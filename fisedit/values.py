@@ -316,6 +316,8 @@ class GenerationConfig:
         inversion: how the latents of a source that was opened were found; None for a generated one.
         like: the references whose look it takes; () for none.
         loras: names and scales of the LoRAs in the model.
+        clip_skip: layers of the text encoder that are left out at its end for the prompt, 0 to 11; as in diffusers not
+            for the negative one. What web UIs call clip skip is one more.
     """
 
     prompt: str
@@ -329,6 +331,7 @@ class GenerationConfig:
     inversion: Inversion | None = None
     like: tuple[AdapterReference, ...] = ()
     loras: tuple[tuple[str, float], ...] = ()
+    clip_skip: int = 0
 
     @property
     def opened(self) -> bool:
@@ -401,6 +404,7 @@ E = TypeVar("E", bound=StrEnum)
 STEPS = (1, 999)
 SIDE = (64, 2048)
 SEEDS = (0, 2**63 - 1)
+CLIP_SKIPS = (0, 11)
 
 
 def make_generation_config(prompt: str, **settings: Any) -> GenerationConfig:
@@ -536,6 +540,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "guidance_scale": _guidance,
     "width": lambda value: _side("width", value),
     "height": lambda value: _side("height", value),
+    "clip_skip": lambda value: _integer("clip_skip", value, CLIP_SKIPS),
     "scheduler": lambda value: _enum_value("scheduler", value, SchedulerName),
     "inversion": lambda value: None if value is None else _enum_value("inversion", value, Inversion),
     "like": parse_adapter_references,

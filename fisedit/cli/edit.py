@@ -29,6 +29,7 @@ _CONFIG = (
     "width",
     "height",
     "scheduler",
+    "clip_skip",
 )
 _COMBINATIONS = (
     {"session", "picture"},
@@ -49,6 +50,7 @@ def generate(
     width: opt.Width = None,
     height: opt.Height = None,
     scheduler: opt.Scheduler = "ddim",
+    clip_skip: opt.ClipSkip = 0,
     adapter: opt.Adapter = None,
     adapter_scale: opt.AdapterScale = 1.0,
     reference: opt.Reference = None,
@@ -90,6 +92,7 @@ def generate(
                 width=width,
                 height=height,
                 scheduler=scheduler,
+                clip_skip=clip_skip,
                 reference=picture,
                 on_step=on_step,
             )
@@ -129,6 +132,7 @@ def edit(
     width: opt.Width = None,
     height: opt.Height = None,
     scheduler: opt.Scheduler = "ddim",
+    clip_skip: opt.ClipSkip = 0,
     model: opt.Model = "demo",
     device: opt.Device = None,
     dtype: opt.Dtype = None,

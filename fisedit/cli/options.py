@@ -44,6 +44,7 @@ Guidance = Annotated[float, Option("--guidance-scale", help="Classifier-free gui
 Width = Annotated[int | None, Option(help="Pixels that are painted, divisible by 8; what suits the model without it.")]
 Height = Annotated[int | None, Option(help="Pixels that are painted, divisible by 8; what suits the model without it.")]
 Scheduler = Annotated[str, Option(help=f"{', '.join(SchedulerName)}; or as web UIs say, such as 'DPM++ 2M Karras'.")]
+ClipSkip = Annotated[int, Option(help="Layers of the text encoder to leave out; one less than web UIs' clip skip.")]
 Model = Annotated[str, Option(help='"demo", a diffusers folder, a hub id, or one .safetensors file.')]
 Device = Annotated[str | None, Option(help="cpu, cuda or cuda:N; CUDA where there is some without it.")]
 Dtype = Annotated[

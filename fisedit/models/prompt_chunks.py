@@ -21,8 +21,11 @@ CONTEXT_LENGTH = 77
 MAX_CHUNKS = 8
 """Chunks of a prompt that are read; what follows them is not."""
 
+BREAK = "BREAK"
+"""The word that begins a new chunk."""
+
 _COMMA_REACH = 20  # a full chunk ends behind its last comma if that is one of so many last tokens
-_BREAK = re.compile(r"(?<!\S)BREAK(?!\S)")
+_BREAK = re.compile(rf"(?<!\S){BREAK}(?!\S)")
 
 
 def context_length(tokenizer: Any) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fisedit.errors import ModelError
+from fisedit.models.prompt_chunks import BREAK
 from fisedit.models.weight_files import read_json
 
 VOCABULARY_FILE = "vocabulary.json"
@@ -41,7 +42,7 @@ class Vocabulary:
         Args:
             prompt: without the syntax of weights.
         """
-        words = dict.fromkeys(_WORD.findall(prompt.lower()))
+        words = dict.fromkeys(word.lower() for word in _WORD.findall(prompt) if word != BREAK)
         return tuple(word for word in words if word not in self.words)
 
     def note(self, prompt: str) -> str:

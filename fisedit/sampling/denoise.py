@@ -210,7 +210,7 @@ class Engine:
         T is 77 for every chunk of the longer prompt.
         """
         with self.graphs.cache.captured_encoder(self.pipe.text_encoder):
-            return torch.cat([self._encode_chunk(*chunks) for chunks in self._chunks(config)], 1)
+            return torch.cat([self._encode_chunk(*chunks, config.clip_skip) for chunks in self._chunks(config)], 1)
 
     def _chunks(self, config: GenerationConfig) -> list[tuple[WeightedPrompt, WeightedPrompt | None]]:
         """The chunks of both prompts side by side, the negative one's None where it is not used."""
@@ -219,7 +219,7 @@ class Engine:
         pairs = zip_longest(*chunks, fillvalue=parse(""))
         return [(prompt, negative if self.guided(config) else None) for prompt, negative in pairs]
 
-    def _encode_chunk(self, prompt: WeightedPrompt, negative_prompt: WeightedPrompt | None) -> Tensor:
+    def _encode_chunk(self, prompt: WeightedPrompt, negative_prompt: WeightedPrompt | None, clip_skip: int) -> Tensor:
         """Embeddings [B, 77, D] of one chunk of the prompts."""
         guided = negative_prompt is not None
         positive, negative = self.pipe.encode_prompt(
@@ -228,7 +228,7 @@ class Engine:
             1,
             guided,
             negative_prompt.text if negative_prompt else None,
-            prompt_embeds=embeddings(prompt, self.pipe),
+            prompt_embeds=embeddings(prompt, self.pipe, clip_skip),
             negative_prompt_embeds=embeddings(negative_prompt, self.pipe) if negative_prompt else None,
         )
         return torch.cat([negative, positive]) if guided else positive

@@ -61,6 +61,7 @@ _SETTINGS: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
     ("num_inference_steps", "steps", int),
     ("guidance_scale", "cfg scale", float),
     ("seed", "seed", int),
+    ("clip_skip", "clip skip", lambda value: int(value) - 1),
 )
 """Argument of `Editor.generate`, its name in web UIs in lower case, and what reads it."""
 
@@ -258,6 +259,7 @@ def _to_parameters(origin: Origin) -> str:
         "Seed": config.seed,
         "Size": f"{config.width}x{config.height}",
         "Model": model.removesuffix(".safetensors"),
+        "Clip skip": config.clip_skip + 1 if config.clip_skip else "",
         "Denoising strength": f"{1 - start / config.num_timesteps:.4g}" if start else "",
         "Version": f"fisedit {__version__}",
     }
@@ -291,7 +293,7 @@ def _to_json(origin: Origin) -> str:
         "model": origin.model,
         "dtype": origin.dtype,
         "device": origin.device,
-        "source": {k: v for k, v in asdict(origin.config).items() if v or k not in ("like", "loras")},
+        "source": {k: v for k, v in asdict(origin.config).items() if v or k not in ("like", "loras", "clip_skip")},
         "edits": edits,
     }
     return json.dumps(entry | ({"before": origin.before} if origin.before else {}))

@@ -19,7 +19,7 @@ from fisedit.errors import InputError, SessionError
 from tests.support.app.requests import DOG, last, made, png
 
 ME = SimpleNamespace(session_hash="me")
-SETTINGS = (2, 4.0, 7, 64, 64, "DDIM", "", "", [])
+SETTINGS = (2, 4.0, 7, 64, 64, "DDIM", 0, "", "", [])
 """Values of the settings of a new picture."""
 
 REGION = ("", [], ALL_PIECES[1], 0, False)

@@ -24,6 +24,7 @@ def write(folder, table):
     [
         ("a Cat, an X-RAY", ("an",)),
         ("a spaceship 12 by a café, a spaceship", ("spaceship", "by", "café")),
+        ("a cat BREAK a cat", ()),
         ("", ()),
     ],
 )
