@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
-from fisedit.adapters import lora
+from fisedit.adapters import lora, textual_inversion
 from fisedit.adapters.checkpoints import load_adapter
 from fisedit.diagnosis.calibration import CalibrationSettings, calibrate, predictions
 from fisedit.errors import AdapterError, InputError, PageError, SessionError
@@ -278,6 +278,26 @@ class Editor:
         """Take a LoRA out; the model is as it was before. Raises AdapterError where there is none of that name."""
         self._check_lora(name)
         lora.unload(self.pipe, name)
+
+    def load_textual_inversion(self, source: str | Path, token: str | None = None) -> str:
+        """Load a word's embeddings (textual inversion, arXiv 2208.01618), for prompts and negative prompts.
+
+        Args:
+            source: a .safetensors file in Automatic1111's or diffusers' format.
+            token: the word; None for the file's name. Its case does not matter.
+
+        Returns:
+            The word, for `unload_textual_inversion`.
+
+        Raises:
+            AdapterError: it is missing, damaged, of another model, or a word that the model knows already.
+            InputError: a word that is none.
+        """
+        return textual_inversion.load(self.pipe, source, token)
+
+    def unload_textual_inversion(self, token: str) -> None:
+        """Take a word's embeddings out. Raises AdapterError where no such word was loaded."""
+        textual_inversion.unload(self.pipe, token)
 
     def load_adapter(self, source: str | Path, scale: float = 1.0, *, local_files_only: bool = False) -> None:
         """Load a reference adapter (arXiv 2410.22901), so that pictures may take the look of a `reference`.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import torch
 
+from fisedit.adapters import textual_inversion
 from fisedit.errors import ModelError, PageError, SessionError
 from fisedit.history import EditResult, History
 from fisedit.masking.drift_check import DriftDetected, plan_check
@@ -170,7 +171,7 @@ class EditPipeline:
         """
         self._refresh()
         like = () if reference is None else self.engine.references.adapter_references(reference)
-        config = replace(config, like=like, loras=self.engine.executor.loras)
+        config = self._with_embeddings(replace(config, like=like, loras=self.engine.executor.loras))
         return EditRequest(config, self.diff(config.prompt, config.prompt), picture=picture, on_step=on_step)
 
     def request_edit(
@@ -203,8 +204,8 @@ class EditPipeline:
         region = region or Region()
         self._refresh()
         parent, loras = self.history.current, self.engine.executor.loras
-        config = replace(
-            parent.config, prompt=check_prompt(prompt), like=self._adapter_references(reference), loras=loras
+        config = self._with_embeddings(
+            replace(parent.config, prompt=check_prompt(prompt), like=self._adapter_references(reference), loras=loras)
         )
         script, words = self.diff(parent.prompt, prompt), region.mask_options.words
         return EditRequest(
@@ -219,6 +220,11 @@ class EditPipeline:
             verify=verify,
             on_step=on_step,
         )
+
+    def _with_embeddings(self, config: GenerationConfig) -> GenerationConfig:
+        """A config with the textual inversions that its prompts name."""
+        words = textual_inversion.used(self.engine.pipe, config.prompt, config.negative_prompt)
+        return replace(config, textual_inversions=words)
 
     def _adapter_references(self, reference: object) -> tuple[AdapterReference, ...]:
         """The adapter references of an edit that names a reference, or else, for None, those of its source."""
@@ -562,6 +568,10 @@ class EditPipeline:
             raise SessionError(
                 f"result {result.id} must be rebuilt with {lora_names}, as it was made, and with the same scales; "
                 "load that, and unload others"
+            )
+        if missing := textual_inversion.missing(self.engine.pipe, config.textual_inversions):
+            raise SessionError(
+                f"result {result.id} must be rebuilt with the textual inversion {', '.join(missing)}; load it"
             )
         picture = result.canvas if parent is None and config.opened else None
         strength = strength_for_start(result.start, config.num_timesteps)

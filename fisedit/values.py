@@ -318,6 +318,7 @@ class GenerationConfig:
         loras: names and scales of the LoRAs in the model.
         clip_skip: layers of the text encoder that are left out at its end for the prompt, 0 to 11; as in diffusers not
             for the negative one. What web UIs call clip skip is one more.
+        textual_inversions: words of the prompts whose embeddings come from files, each as "word:digest of the file".
     """
 
     prompt: str
@@ -332,6 +333,7 @@ class GenerationConfig:
     like: tuple[AdapterReference, ...] = ()
     loras: tuple[tuple[str, float], ...] = ()
     clip_skip: int = 0
+    textual_inversions: tuple[str, ...] = ()
 
     @property
     def opened(self) -> bool:
@@ -489,6 +491,12 @@ def _lora(name: str, scale: float) -> tuple[str, float]:
     return name, check_scale(scale)
 
 
+def _textual_inversion(name: str) -> str:
+    if not isinstance(name, str):
+        raise InputError(f"a textual inversion must have a name, got {name!r}")
+    return name
+
+
 def check_scale(scale: Any) -> float:
     """An adapter's scale, if it is a number in range. Raises InputError otherwise."""
     is_number = isinstance(scale, Real) and not isinstance(scale, bool)
@@ -545,5 +553,6 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "inversion": lambda value: None if value is None else _enum_value("inversion", value, Inversion),
     "like": parse_adapter_references,
     "loras": lambda value: tuple(_lora(*entry) for entry in value),
+    "textual_inversions": lambda value: tuple(_textual_inversion(entry) for entry in value),
 }
 """Field of a `GenerationConfig` -> what checks and converts it."""

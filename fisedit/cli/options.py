@@ -8,7 +8,6 @@ from typer import Argument, Exit, Option, echo
 from fisedit import __version__
 from fisedit.batch.values import ExecutorKind, OnError, OutputFormat
 from fisedit.errors import InputError
-from fisedit.values import SchedulerName
 
 
 def _print_version(requested: bool) -> None:
@@ -16,6 +15,12 @@ def _print_version(requested: bool) -> None:
         echo(f"fisedit {__version__}")
         raise Exit
 
+
+_SCHEDULERS = (
+    "ddim, ddim_trailing, dpmsolver++, dpmsolver++_karras, dpmsolver++_sde, dpmsolver++_sde_karras, dpm_sde, "
+    "dpm_sde_karras, euler, euler_trailing, euler_a, heun, pndm, unipc, lcm or tcd; or as web UIs say, such as "
+    "'DPM++ 2M Karras'."
+)
 
 Version = Annotated[bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")]
 Debug = Annotated[bool, Option("--debug", help="Show tracebacks; may be given anywhere.")]
@@ -43,7 +48,7 @@ Steps = Annotated[int, Option("--num-inference-steps", help="Denoising steps.")]
 Guidance = Annotated[float, Option("--guidance-scale", help="Classifier-free guidance; 1 switches it off.")]
 Width = Annotated[int | None, Option(help="Pixels that are painted, divisible by 8; what suits the model without it.")]
 Height = Annotated[int | None, Option(help="Pixels that are painted, divisible by 8; what suits the model without it.")]
-Scheduler = Annotated[str, Option(help=f"{', '.join(SchedulerName)}; or as web UIs say, such as 'DPM++ 2M Karras'.")]
+Scheduler = Annotated[str, Option(help=_SCHEDULERS)]
 ClipSkip = Annotated[int, Option(help="Layers of the text encoder to leave out; one less than web UIs' clip skip.")]
 Model = Annotated[str, Option(help='"demo", a diffusers folder, a hub id, or one .safetensors file.')]
 Device = Annotated[str | None, Option(help="cpu, cuda or cuda:N; CUDA where there is some without it.")]

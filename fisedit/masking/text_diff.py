@@ -61,8 +61,21 @@ def _words_of_chunk(chunk: WeightedPrompt, tokenizer: Tokenizer, positions: rang
         spans[word].append(token)
     word_spans = list(spans.values())
     next_starts = [*(span[0] for span in word_spans), len(chunk.text)][1:]
-    for span, next_start in zip(word_spans, next_starts, strict=True):
+    for span, next_start in _merge_vectors(word_spans, next_starts, chunk.prompt_positions):
         yield _word(chunk, span, next_start, positions)
+
+
+def _merge_vectors(
+    spans: list[list[int]], next_starts: list[int], positions: tuple[int, ...]
+) -> list[tuple[list[int], int]]:
+    """Spans [start, end, token, ...] of words and where the next begins; of a textual inversion's vectors one span."""
+    merged: list[tuple[list[int], int]] = []
+    for (start, end, *tokens), next_start in zip(spans, next_starts, strict=True):
+        if merged and positions[start] <= positions[merged[-1][0][1] - 1]:
+            merged[-1][0].extend(tokens)
+        else:
+            merged.append(([start, end, *tokens], next_start))
+    return merged
 
 
 def _word(parsed: WeightedPrompt, span: list[int], next_start: int, positions: range) -> Word:

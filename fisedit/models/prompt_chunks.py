@@ -8,8 +8,9 @@ call; no models.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import count, pairwise, takewhile
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ BREAK = "BREAK"
 """The word that begins a new chunk."""
 
 _COMMA_REACH = 20  # a full chunk ends behind its last comma if that is one of so many last tokens
+_VECTOR = re.compile(r"_[0-9]+$")
 _BREAK = re.compile(rf"(?<!\S){BREAK}(?!\S)")
 
 
@@ -44,11 +46,38 @@ def split_chunks(prompt: WeightedPrompt, tokenizer: Any) -> tuple[WeightedPrompt
         prompt: without the syntax of weights.
         tokenizer: a CLIPTokenizer.
     """
-    room, chunks = context_length(tokenizer) - 2, []
+    room, chunks, prompt = context_length(tokenizer) - 2, [], _expand(prompt, added_tokens(tokenizer))
     for start, stop in _between_breaks(prompt.text):
         cuts = [start, *(start + cut for cut in _cuts(prompt.text[start:stop], tokenizer, room)), stop]
         chunks += [prompt.part(*span) for span in pairwise(cuts)]
     return tuple(chunks)
+
+
+def added_tokens(tokenizer: Any) -> dict[str, tuple[str, ...]]:
+    """Words that textual inversion added to a tokenizer -> the tokens of their vectors, the word itself first.
+
+    Args:
+        tokenizer: a CLIPTokenizer.
+    """
+    names = set(tokenizer.added_tokens_encoder) - set(tokenizer.all_special_tokens)
+    words = {name for name in names if not ((end := _VECTOR.search(name)) and name[: end.start()] in names)}
+    return {word: (word, *takewhile(names.__contains__, (f"{word}_{i}" for i in count(1)))) for word in words}
+
+
+def _expand(prompt: WeightedPrompt, added: Mapping[str, tuple[str, ...]]) -> WeightedPrompt:
+    """A prompt in which a word of several vectors is followed by the tokens of the others."""
+    several = sorted((word for word, tokens in added.items() if len(tokens) > 1), key=len, reverse=True)
+    if not several:
+        return prompt
+    text, sources, at = "", list[int](), 0  # of every character its index in the prompt as it was
+    for found in re.finditer("|".join(map(re.escape, several)), prompt.text, re.IGNORECASE):
+        more, end = "".join(f" {token}" for token in added[found[0].lower()][1:]), found.end()
+        text += prompt.text[at:end] + more
+        sources += [*range(at, end), *[end - 1] * len(more)]
+        at = end
+    text, sources = text + prompt.text[at:], [*sources, *range(at, len(prompt.text))]
+    positions, weights = tuple(prompt.prompt_positions[i] for i in sources), tuple(prompt.weights[i] for i in sources)
+    return replace(prompt, text=text, prompt_positions=positions, weights=weights)
 
 
 def _between_breaks(text: str) -> Iterator[tuple[int, int]]:

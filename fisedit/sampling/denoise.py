@@ -17,11 +17,13 @@ from torch import Tensor
 
 from fisedit.adapters.base import AdapterStack
 from fisedit.adapters.references import References, level_grids
+from fisedit.adapters.textual_inversion import missing
 from fisedit.errors import PageError
 from fisedit.models.injection import exclusive
 from fisedit.models.prompt_chunks import MAX_CHUNKS, context_length, split_chunks
-from fisedit.models.prompt_weighting import WeightedPrompt, embeddings, parse
+from fisedit.models.prompt_weighting import WeightedPrompt, parse
 from fisedit.models.stopwatch import STEP_DENSE, STEP_SPARSE, StepWork, span
+from fisedit.models.text_embeddings import embeddings
 from fisedit.sampling.inversion import invert_ddim
 from fisedit.sampling.linear_scheduler import Coefficients, LinearSampler, coefficients
 from fisedit.sampling.scheduler import Sampler, blend_latents, mask_steps
@@ -586,8 +588,9 @@ class Engine:
         Raises:
             PageError: the model's LoRAs or adapters are others now.
         """
-        if config.loras != loras(self.pipe.unet) or any(r.adapter not in self.references.adapters for r in config.like):
-            raise PageError("recorded features are gone, and the model's LoRAs or adapters are others now")
+        others = config.loras != loras(self.pipe.unet) or missing(self.pipe, config.textual_inversions)
+        if others or any(r.adapter not in self.references.adapters for r in config.like):
+            raise PageError("recorded features are gone, and the model's LoRAs, adapters or words are others now")
         if text is None:
             with exclusive(self.pipe.text_encoder, self.pipe.tokenizer):
                 text = self.encode(config)

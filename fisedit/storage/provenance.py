@@ -43,8 +43,9 @@ VERSION = 1
 _LOCAL = "./"
 _MAX_CHARACTERS, _MAX_SETTINGS_CHARACTERS, _MAX_EDITS = 4_000_000, 100_000, 1_000
 
-_GENERATED = {field.name for field in fields(GenerationConfig)} - {"inversion", "like", "loras"}
-_OPENED = {field.name for field in fields(GenerationConfig)} - {"scheduler", "like", "loras"}
+_OF_THE_MODEL = ("like", "loras", "textual_inversions")
+_GENERATED = {field.name for field in fields(GenerationConfig)} - {"inversion", *_OF_THE_MODEL}
+_OPENED = {field.name for field in fields(GenerationConfig)} - {"scheduler", *_OF_THE_MODEL}
 _FOREIGN_DEFAULTS: Mapping[str, Any] = {
     "seed": 0,
     "num_inference_steps": 25,
@@ -165,6 +166,9 @@ def source_arguments(origin: Origin, changes: Mapping[str, Any]) -> dict[str, An
         raise InputError(
             f"the picture was made with LoRAs ({names}), which its file does not hold; edit it as --picture"
         )
+    if origin.config.textual_inversions:
+        names = ", ".join(origin.config.textual_inversions)
+        raise InputError(f"the picture was made with textual inversions ({names}), which its file does not hold")
     result = {name: value for name, value in asdict(origin.config).items() if name in allowed}
     if origin.config.opened:
         result |= {"prompt": origin.prompt or None, "width": None, "height": None}  # chosen again for its present size
@@ -293,7 +297,7 @@ def _to_json(origin: Origin) -> str:
         "model": origin.model,
         "dtype": origin.dtype,
         "device": origin.device,
-        "source": {k: v for k, v in asdict(origin.config).items() if v or k not in ("like", "loras", "clip_skip")},
+        "source": {k: v for k, v in asdict(origin.config).items() if v or k not in (*_OF_THE_MODEL, "clip_skip")},
         "edits": edits,
     }
     return json.dumps(entry | ({"before": origin.before} if origin.before else {}))

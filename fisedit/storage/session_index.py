@@ -297,7 +297,8 @@ def _check_lineage(entry: ResultEntry, parent: ResultEntry | None) -> None:
         _require(not entry.growth and not entry.start and not entry.structure)
     else:
         own = entry.config
-        _require(own == replace(parent.config, prompt=own.prompt, like=own.like, loras=own.loras))
+        changed = {name: getattr(own, name) for name in ("prompt", "like", "loras", "textual_inversions")}
+        _require(own == replace(parent.config, **changed))
         _require(entry.model == parent.model)
 
 
@@ -385,7 +386,8 @@ def _mapping(key: Check, item: Check, most: int) -> Check:
 
 def _config(value: Any) -> GenerationConfig:
     config = make_generation_config(**value)
-    _require(len(config.like) <= _MAX_REFERENCES and len(config.loras) <= _MAX_ITEMS)
+    _require(len(config.like) <= _MAX_REFERENCES)
+    _require(max(len(config.loras), len(config.textual_inversions)) <= _MAX_ITEMS)
     return config
 
 

@@ -14,7 +14,8 @@ from hypothesis import example, given, settings
 from fisedit import Editor
 from fisedit.errors import InputError
 from fisedit.masking.text_diff import words
-from fisedit.models.prompt_weighting import MAX_WEIGHT, embeddings, parse
+from fisedit.models.prompt_weighting import MAX_WEIGHT, parse
+from fisedit.models.text_embeddings import embeddings
 from fisedit.sampling.denoise import Engine
 from fisedit.values import EditKind, MaskSource
 from tests.support.edits import CAT, Calls, config_of, pixels_outside
