@@ -110,6 +110,7 @@ class Editor:
     Args:
         pipe: a Stable Diffusion 1.x or 2.x pipeline. Editors may share one.
         model: its name, for saved sessions.
+        vae: path of its autoencoder, for saved sessions; "" for the model's own.
         max_recorded_bytes: recorded features kept in the memory of the device; None for half of what is free there. On
             a CPU steps that do not fit lie on disk and are fetched while an edit runs; on a GPU they wait in the host's
             memory first.
@@ -133,14 +134,14 @@ class Editor:
         pipe: StableDiffusionPipeline,
         *,
         model: str = "",
+        vae: str = "",
         max_recorded_bytes: int | None = None,
         max_host_bytes: int | None = None,
         max_disk_bytes: int | None = None,
         graphs: bool | None = None,
         cache_dtype: str = "auto",
     ) -> None:
-        self.pipe = pipe
-        self.model = model
+        self.pipe, self.model, self.vae = pipe, model, vae
         self._stores: dict[Path, SessionStore] = {}
         device = pipe.unet.device
         limit = free_bytes(device) // 2 if max_recorded_bytes is None else max_recorded_bytes
@@ -156,6 +157,7 @@ class Editor:
         cls,
         model: str | Path = "demo",
         *,
+        vae: str | Path | None = None,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         local_files_only: bool = False,
@@ -169,6 +171,7 @@ class Editor:
 
         Args:
             model: "demo", a diffusers folder, a hub id such as "owner/name", or one .safetensors file (1.x).
+            vae: another autoencoder than the model's, a folder or a .safetensors file; None for the model's own.
             device: "cpu", "cuda" or "cuda:N"; None for CUDA where there is some.
             dtype: "fp32", "bf16", "fp16" or torch's; None for fp16 on CUDA, and on a CPU for the faster of
                 bf16 and fp32.
@@ -183,11 +186,11 @@ class Editor:
             ModelError: the model is missing, damaged, unsafe to load or of another architecture.
             NumericsError: its weights hold NaN or infinity. InputError: a device or dtype that cannot be used here.
         """
-        pipe = load(model, device=device, dtype=dtype, local_files_only=local_files_only)
-        name = absolute_name(model)
+        pipe = load(model, vae=vae, device=device, dtype=dtype, local_files_only=local_files_only)
         return cls(
             pipe,
-            model=name,
+            model=absolute_name(model),
+            vae="" if vae is None else _absolute_path(vae),
             max_recorded_bytes=max_recorded_bytes,
             max_host_bytes=max_host_bytes,
             max_disk_bytes=max_disk_bytes,
@@ -203,7 +206,8 @@ class Editor:
                 editor of the model that made it.
             references: reference pictures by their digests, shared with editors over other models; None for its own.
         """
-        editor = type(self)(self.pipe, model=self.model, max_recorded_bytes=self._trajectory_cache.max_bytes)
+        limit = self._trajectory_cache.max_bytes
+        editor = type(self)(self.pipe, model=self.model, vae=self.vae, max_recorded_bytes=limit)
         editor._pipeline = self._pipeline.beside(history, references)  # noqa: SLF001 (of its own class)
         return editor
 
@@ -769,7 +773,7 @@ class Editor:
         references = self._engine.references.used(like for result in self.history for like in result.config.like)
         metadata_of = self.metadata if metadata else lambda _: None
         pages = self.recorded_pages() if features else {}
-        contents = SessionContents(self.history, self.model, self._dtype, references, pages=pages)
+        contents = SessionContents(self.history, self.model, self._dtype, references, pages=pages, vae=self.vae)
         try:
             self._store(folder).save(contents, metadata_of, overwrite=overwrite)
         except (OSError, MemoryError, PageError) as error:
@@ -807,8 +811,8 @@ class Editor:
         local_files_only: bool = False,
         cache_dtype: str = "auto",
     ) -> Self:
-        """Load a saved session with its model; features that were not saved, or are of no use, are recorded again when
-        an edit first needs them.
+        """Load a saved session with its model and VAE; features that were not saved, or are of no use, are recorded
+        again when an edit first needs them.
 
         Args:
             folder: of the session.
@@ -823,7 +827,12 @@ class Editor:
         index = SessionStore(Path(folder)).read_index()
         dtype = dtype or index.dtype
         editor = cls.from_pretrained(
-            index.model, device=device, dtype=dtype, local_files_only=local_files_only, cache_dtype=cache_dtype
+            index.model,
+            vae=index.vae or None,
+            device=device,
+            dtype=dtype,
+            local_files_only=local_files_only,
+            cache_dtype=cache_dtype,
         )
         editor.load(folder)
         return editor
@@ -841,6 +850,9 @@ class Editor:
         if other_models := {loaded.index.model, *(entry.model for entry in loaded.index.results)} - {self.model}:
             names = " and ".join(map(repr, sorted(other_models)))
             raise SessionError(f"the session is of the model {names}, got {self.model!r}; start that one")
+        if loaded.index.vae != self.vae:
+            own = "the model's own VAE"
+            raise SessionError(f"the session is of {loaded.index.vae or own}, got {self.vae or own}; load that one")
         for source, scale in loaded.assets.adapters.items():
             if not self._engine.references.loaded(source):
                 self.load_adapter(source, scale)

@@ -38,7 +38,11 @@ From = Annotated[
 ]
 Shown = Annotated[Path, Argument(metavar="PICTURE", help="A picture that fisedit or a web UI wrote.")]
 Metadata = Annotated[bool, Option(help="Write into the picture's file how it was made.")]
-CaptionModel = Annotated[
+CaptionVae = Annotated[
+    Path | None, Option(help="Another autoencoder than the model's: a folder, or a .safetensors file.")
+]
+Vae = Annotated[Path | None, Option(help="Another autoencoder than the model's: a folder or a .safetensors file.")]
+Model = Annotated[
     str | None, Option(help="Image-to-text model (BLIP or alike) that captions a --picture: a folder or hub id.")
 ]
 Strength = Annotated[float, Option(help="Above 0, to 1: share of the steps to run; less keeps more of the picture.")]

@@ -117,6 +117,7 @@ class SessionIndex:
         references: Digest of a reference image -> SHA-256 of its file's bytes; None without digests.
         results: Parents before their children.
         digest: SHA-256 of the text.
+        vae: Path of the autoencoder; "" for the model's own.
     """
 
     model: str
@@ -126,6 +127,7 @@ class SessionIndex:
     references: Mapping[str, str] | None
     results: tuple[ResultEntry, ...]
     digest: str
+    vae: str = ""
 
     def files(self) -> dict[str, str]:
         """Names of the files that the index needs -> SHA-256 of their bytes; without digests, of those that it may need
@@ -248,7 +250,7 @@ def _parse(index: dict[str, Any], data: bytes) -> SessionIndex:
     with_digests = index["version"] == VERSION
     _require(not with_digests or index["sha256"] == _digest(index))
     checks = _INDEX_WITH_DIGESTS if with_digests else _INDEX
-    found = _fields(index, checks, optional={"adapters"})
+    found = _fields(index, checks, optional={"adapters", "vae"})
     _require(found["results"])
     entries: dict[str, ResultEntry] = {}
     for one in found["results"]:
@@ -265,6 +267,7 @@ def _parse(index: dict[str, Any], data: bytes) -> SessionIndex:
         found["references"] if with_digests else None,
         tuple(entries.values()),
         hashlib.sha256(data).hexdigest(),
+        found.get("vae", ""),
     )
 
 
@@ -453,6 +456,7 @@ _RESULT: Mapping[str, Check] = {
 _INDEX: Mapping[str, Check] = {
     "version": lambda version: version,
     "model": _NAME,
+    "vae": _NAME,
     "dtype": _text(20),
     "current": _ID,
     "adapters": _adapters,
