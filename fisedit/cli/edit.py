@@ -216,7 +216,8 @@ def _check_source(context: typer.Context) -> None:
     inapplicable = [name for name in (*_CONFIG, "model", "vae") if name in explicit]
     if "origin" in explicit:
         if inapplicable := [name for name in ("caption_model", "vae") if name in explicit]:
-            raise InputError(f"a picture says itself how it was made; leave {inapplicable[0]} out, or give --picture")
+            option = f"--{inapplicable[0].replace('_', '-')}"
+            raise InputError(f"a picture says itself how it was made; leave {option} out, or give it as --picture")
     elif "picture" not in explicit:
         if "session" in explicit and inapplicable:
             raise InputError(
