@@ -97,6 +97,7 @@ class PageComponents:
             )
             self.grow = gr.Slider(*validation.GROW, value=0, step=1, label="Grow or shrink", elem_id="grow")
             self.only = gr.Checkbox(label="Only where I paint", elem_id="only")
+            self.strength = gr.Slider(0.05, 1, value=1, step=0.05, label="Strength", elem_id="strength")
 
     def _add_reference(self) -> None:
         offered = self.pool.adapter is not None
@@ -180,7 +181,8 @@ class PageComponents:
     @property
     def edit_inputs(self) -> list[Any]:
         """The arguments of an edit."""
-        return [self.prompt, *self.reference_inputs, self.stage, self.words, self.instance, self.grow, self.only]
+        region = [self.stage, self.words, self.instance, self.grow, self.only, self.strength]
+        return [self.prompt, *self.reference_inputs, *region]
 
     @property
     def reference_inputs(self) -> list[Any]:

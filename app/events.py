@@ -318,11 +318,14 @@ def _reference(picture: bytes | None, scale: float) -> ReferencePicture | None:
     return ReferencePicture(picture, scale) if picture else None
 
 
-def _region(session: Session, strokes: Any, words: Any, instance: str | None, grow: Any, only: Any) -> RegionSettings:
+def _region(
+    session: Session, strokes: Any, words: Any, instance: str | None, grow: Any, only: Any, strength: Any
+) -> RegionSettings:
     """What the other `PageComponents.edit_inputs` hold."""
     add, protect = views.decode_strokes(strokes, session.current.size)
     if instance is None or not (instance == ALL_PIECES[1] or instance.isdecimal()):
         raise InputError(f"piece must be a number or {ALL_PIECES[1]!r}, got {instance!r:.40}")
     piece = None if instance == ALL_PIECES[1] else int(instance)
     chosen = tuple(str(word) for word in words or ())
-    return RegionSettings(chosen, piece, int(grow or 0), add, protect, bool(only) and add is not None)
+    alone = bool(only) and add is not None
+    return RegionSettings(chosen, piece, int(grow or 0), add, protect, alone, 1.0 if strength is None else strength)

@@ -284,7 +284,12 @@ def _reference_arguments(state: AppState, reference: ReferencePicture | None) ->
 
 
 def _region_arguments(editor: Editor, prompt: str, region: RegionSettings) -> Arguments:
-    """A region as arguments: the painted area is joined with the words' mask, if there is one."""
+    """A region as arguments."""
+    return _area_arguments(editor, prompt, region) | {"strength": float(region.strength)}
+
+
+def _area_arguments(editor: Editor, prompt: str, region: RegionSettings) -> Arguments:
+    """Where it is: the painted area is joined with the words' mask, if there is one."""
     found: Arguments = {
         "words": region.words,
         "instance": region.instance,

@@ -79,7 +79,14 @@ def _connect_previews(page: PageComponents, events: EventHandlers) -> None:
     latest = _UNQUEUED | {"trigger_mode": "always_last"}
     typed = [page.prompt, page.words, page.model]
     page.show_words.click(events.on_words, typed, [page.words_line, page.words], **latest)
-    changes = [page.stage.input, page.words.input, page.instance.input, page.grow.release, page.only.input]
+    changes = [
+        page.stage.input,
+        page.words.input,
+        page.instance.input,
+        page.grow.release,
+        page.only.input,
+        page.strength.release,
+    ]
     changes += [page.reference.upload, page.reference.clear, page.reference_scale.release]
     gr.on(
         [page.show_preview.click, *changes],

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MAX_PROMPT_CHARACTERS, MAX_WORDS, MAX_LORAS = 2_000, 16, 8
 STEPS, GUIDANCE, SEEDS, SIDES, GROW = (1, 150), (0.0, 30.0), (0, 2**32 - 1), (64, 1024), (-16, 16)
-LORA_SCALE, REFERENCE_SCALE = (-2.0, 2.0), (0.0, 2.0)
+LORA_SCALE, REFERENCE_SCALE, STRENGTH = (-2.0, 2.0), (0.0, 2.0), (0.0, 1.0)
 MAX_BYTES, MAX_PIXELS, MAX_SIDE = 32 << 20, 32_000_000, 12_000
 """Limits of an uploaded picture: bytes, pixels, pixels of a side."""
 
@@ -66,7 +66,7 @@ class SourceSettings:
 
 @dataclass(frozen=True, eq=False)
 class RegionSettings:
-    """Where an edit may paint.
+    """Where an edit may paint, and how much of it.
 
     Args:
         words: use only these words of either prompt; () for the changed ones.
@@ -75,6 +75,7 @@ class RegionSettings:
         add: a picture of the current one's size, white where the edit may paint too; None for nowhere.
         protect: a picture of the current one's size, white where the edit never paints; None for nowhere.
         only: whether the edit paints where `add` is white and nowhere else.
+        strength: share of the steps to run, above 0 to 1; less keeps more of what was there.
     """
 
     words: tuple[str, ...] = ()
@@ -83,6 +84,7 @@ class RegionSettings:
     add: Image | None = None
     protect: Image | None = None
     only: bool = False
+    strength: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,7 @@ def check_region(region: RegionSettings) -> RegionSettings:
     if len(region.words) > MAX_WORDS or any(len(word) > MAX_PROMPT_CHARACTERS for word in region.words):
         raise InputError(f"words must be at most {MAX_WORDS} words of a prompt, got {len(region.words)}")
     _within("grow", region.grow, GROW, whole=True)
+    _within("strength", region.strength, STRENGTH)
     if region.instance is not None:
         _within("instance", region.instance, (0, 999), whole=True)
     return region
