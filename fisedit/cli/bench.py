@@ -1,4 +1,4 @@
-"""The measuring commands: `bench edit`, `workload`, `costs`, `adapters`, `fidelity`, `records`, `tiers`, `masks` and `quality`."""
+"""The measuring commands: `fisedit bench edit`, `workload`, `costs`, `fidelity`, `quality` and the others."""
 
 from __future__ import annotations
 
