@@ -80,7 +80,7 @@ class Endpoints:
             guidance: scale of classifier-free guidance, 0 to 30; null for the model's own.
             width: in pixels, 64 to 1024, divisible by 8; null for the model's own.
             height: in pixels, 64 to 1024, divisible by 8; null for the model's own.
-            scheduler: a `SchedulerName`, or its name in web UIs.
+            scheduler: such as ddim or euler_a, or as web UIs say, such as "DPM++ 2M Karras".
             negative_prompt: what the picture should not show; "" for nothing.
             model: a name that is offered; "" for the first.
             loras: names that are offered -> their scales, -2 to 2.

@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from app import html, validation
-from fisedit.values import SchedulerName
+from fisedit.values import CLIP_SKIPS, SchedulerName
 
 if TYPE_CHECKING:
     from app.model_pool import ModelPool
 
 SCHEDULERS = {name.label: name for name in SchedulerName}
 """Names that users know."""
-
-MAX_CLIP_SKIP = 4
-"""Layers that the slider offers to leave out; models are made for none or one."""
 
 ALL_PIECES = ("All pieces", "all")
 _PAGE = Path(__file__).parent / "page"
@@ -163,7 +160,7 @@ class PageComponents:
             self.height = gr.Slider(*validation.SIDES, value=native, step=8, label="Height", elem_id="height")
         with gr.Row():
             self.scheduler = gr.Dropdown(list(SCHEDULERS), value="DDIM", label="Scheduler", elem_id="scheduler")
-            self.clip_skip = gr.Slider(0, MAX_CLIP_SKIP, value=0, step=1, label="CLIP skip", elem_id="clip-skip")
+            self.clip_skip = gr.Slider(*CLIP_SKIPS, value=0, step=1, label="CLIP skip", elem_id="clip-skip")
         self.negative = gr.Textbox(
             label="Negative prompt", lines=1, max_length=validation.MAX_PROMPT_CHARACTERS, elem_id="negative"
         )

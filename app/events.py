@@ -168,11 +168,12 @@ class EventHandlers:
         """A model was chosen: its own size and guidance are suggested."""
         try:
             model = self.state.pool.select(str(label))
+            examples = html.examples(model.vocabulary)
         except FisEditError as error:
             return {self.page.status: html.message(str(error), "error")}
         side, page = model.native_size, self.page
         size = {page.width: side, page.height: side, page.guidance: model.guidance}
-        return size | {page.examples: html.examples(model.vocabulary)}
+        return size | {page.examples: examples}
 
     def on_loras(self, chosen: list[str] | None, *scales: float) -> Updates:
         """LoRAs were chosen: each has a scale, as it was before or 1."""

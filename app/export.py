@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,12 +101,10 @@ def restore_settings(state: AppState, data: bytes) -> RestoredSettings:
     if not (made.parameters or made.origin):
         return RestoredSettings("The picture does not say how it was made.")
     try:
+        if not made.origin:
+            return _restore_from_web_ui(made.parameters)
         past = provenance.parse_origin(made)
         prompt = clean_prompt(past.prompt)
-        if not made.origin:
-            settings = _settings_of_web_ui(made.parameters)
-            found = "prompt and settings were" if settings else "prompt was"
-            return RestoredSettings(f"Its {found} found in the picture.", prompt, settings)
         message, model = "Its prompt and settings were found in the picture.", state.pool.find(past.model)
         if model is None and past.model:
             message = f"{message} It was made with the model {label(past.model)}, which is not offered here."
@@ -115,11 +113,18 @@ def restore_settings(state: AppState, data: bytes) -> RestoredSettings:
         return RestoredSettings(f"What it says of its making cannot be used: {error}")
 
 
-def _settings_of_web_ui(parameters: str) -> SourceSettings | None:
-    """Settings that another program wrote; None where there are none. Raises InputError for those out of range."""
-    found = provenance.parse_parameters(parameters)[1]
-    named = {_NAMES.get(name, name): value for name, value in found.items()}
-    return check_settings(SourceSettings(**named)) if len(named) > 1 or named["negative_prompt"] else None
+def _restore_from_web_ui(parameters: str) -> RestoredSettings:
+    """What another program wrote of a picture; what is out of range here is named and left out."""
+    prompt, found = provenance.parse_parameters(parameters)
+    settings, refused = SourceSettings(), []
+    for name, value in found.items():
+        try:
+            settings = check_settings(replace(settings, **{_NAMES.get(name, name): value}))
+        except FisEditError as error:
+            refused.append(str(error))
+    what = "prompt and settings were" if settings != SourceSettings() else "prompt was"
+    message = " ".join([f"Its {what} found in the picture.", *(f"Not used: {line}." for line in refused)])
+    return RestoredSettings(message, clean_prompt(prompt), settings if settings != SourceSettings() else None)
 
 
 def _settings_from_config(state: AppState, config: GenerationConfig, model: OfferedModel | None) -> SourceSettings:

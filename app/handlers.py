@@ -24,7 +24,7 @@ from app.validation import (
     decode_reference,
 )
 from fisedit.errors import InputError, SessionError
-from fisedit.values import cell_pixels
+from fisedit.values import SchedulerName, cell_pixels, num_timesteps
 
 if TYPE_CHECKING:
     from app.session import Session
@@ -84,7 +84,8 @@ def generate(
     def job(editor: Editor, on_step: OnStep) -> EditResult:
         return editor.generate(text, **arguments, **add_reference(editor), on_step=on_step)
 
-    return stream_run(state, session, RunRequest(job, settings.steps, choice))
+    timesteps = num_timesteps(SchedulerName(settings.scheduler), settings.steps)
+    return stream_run(state, session, RunRequest(job, timesteps, choice))
 
 
 def open_picture(

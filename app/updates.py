@@ -118,7 +118,7 @@ class PageUpdates:
         page, known = self.page, {value: name for name, value in SCHEDULERS.items()}
         return {
             page.steps: settings.steps,
-            page.guidance: settings.guidance,
+            page.guidance: gr.skip() if settings.guidance is None else settings.guidance,
             page.seed: settings.seed,
             page.width: settings.width or gr.skip(),
             page.height: settings.height or gr.skip(),

@@ -171,7 +171,7 @@ class EditPipeline:
         """
         self._refresh()
         like = () if reference is None else self.engine.references.adapter_references(reference)
-        config = self._with_embeddings(replace(config, like=like, loras=self.engine.executor.loras))
+        config = self._with_words(replace(config, like=like, loras=self.engine.executor.loras))
         return EditRequest(config, self.diff(config.prompt, config.prompt), picture=picture, on_step=on_step)
 
     def request_edit(
@@ -204,7 +204,7 @@ class EditPipeline:
         region = region or Region()
         self._refresh()
         parent, loras = self.history.current, self.engine.executor.loras
-        config = self._with_embeddings(
+        config = self._with_words(
             replace(parent.config, prompt=check_prompt(prompt), like=self._adapter_references(reference), loras=loras)
         )
         script, words = self.diff(parent.prompt, prompt), region.mask_options.words
@@ -221,10 +221,9 @@ class EditPipeline:
             on_step=on_step,
         )
 
-    def _with_embeddings(self, config: GenerationConfig) -> GenerationConfig:
+    def _with_words(self, config: GenerationConfig) -> GenerationConfig:
         """A config with the textual inversions that its prompts name."""
-        words = textual_inversion.used(self.engine.pipe, config.prompt, config.negative_prompt)
-        return replace(config, textual_inversions=words)
+        return replace(config, textual_inversions=textual_inversion.used(self.engine.pipe, config))
 
     def _adapter_references(self, reference: object) -> tuple[AdapterReference, ...]:
         """The adapter references of an edit that names a reference, or else, for None, those of its source."""
@@ -297,12 +296,12 @@ class EditPipeline:
             yield self.add_result(*job, outputs[i]) if i in outputs else self.run(*job)
 
     def _batches(self, jobs: Sequence[Job]) -> Iterator[list[int]]:
-        """Indices of edits of one picture that can run in one batch: those with the same dilations."""
-        by_dilation: dict[tuple[int, ...], list[int]] = {}
+        """Indices of edits of one picture that can run in one batch: those with the same dilations and text length."""
+        alike: dict[object, list[int]] = {}
         for i, (_, plan) in enumerate(jobs):
-            if plan.dilation and not plan.skip_reason:
-                by_dilation.setdefault(plan.dilation, []).append(i)
-        for batch in by_dilation.values():
+            if plan.dilation and plan.prompt and not plan.skip_reason:
+                alike.setdefault((plan.dilation, plan.prompt.embeddings.shape), []).append(i)
+        for batch in alike.values():
             if len(batch) > 1:
                 self.restore(jobs[batch[0]][0])
                 edits = [self._latent_edit(*jobs[i]) for i in batch]
@@ -311,18 +310,29 @@ class EditPipeline:
 
     @default_torch_state()
     def encode(self, request: EditRequest) -> EncodedPrompt:
-        """Encode the prompt; says so where the encoder cannot read all of it."""
+        """Encode the prompt; says so where the encoder cannot read all of it.
+
+        Raises:
+            SessionError: words that the prompt was made with are not loaded now, or others that it holds are.
+        """
         pipe, config = self.engine.pipe, request.config
         prompts = {"prompt": config.prompt} | ({"negative prompt": config.negative_prompt} if config.guided else {})
         notes: list[str] = []
         lock = exclusive(pipe.text_encoder, pipe.tokenizer)
         with request.stopwatch.stage("text"), torch.inference_mode(), lock:
+            if (words := textual_inversion.used(pipe, config)) != config.textual_inversions:
+                then, now = (", ".join(names) or "none" for names in (config.textual_inversions, words))
+                raise SessionError(
+                    f"the prompt {config.prompt!r:.60} was read with the textual inversions {then}, "
+                    f"which now are {now}; load or unload them"
+                )
             embeddings = self.engine.encode(config)
             for name, prompt in prompts.items():
-                chunks = len(split_chunks(parse(prompt), pipe.tokenizer))
-                if chunks > MAX_CHUNKS:
-                    notes.append(f"the {name} has {chunks} chunks of 75 tokens, and {MAX_CHUNKS} are read; shorten it")
-            if (vocabulary := vocabulary_of(pipe)) and (note := vocabulary.note(parse(config.prompt).text)):
+                if len(split_chunks(parse(prompt), pipe.tokenizer)) > MAX_CHUNKS:
+                    length = f"{MAX_CHUNKS} chunks of 75 tokens"
+                    notes.append(f"the {name} is longer than {length}, and the rest is not read; shorten it")
+            vocabulary, known = vocabulary_of(pipe), textual_inversion.loaded(pipe)
+            if vocabulary and (note := vocabulary.note(parse(config.prompt).text, known)):
                 notes.append(note)
         return EncodedPrompt(embeddings, notes=tuple(notes))
 
@@ -568,10 +578,6 @@ class EditPipeline:
             raise SessionError(
                 f"result {result.id} must be rebuilt with {lora_names}, as it was made, and with the same scales; "
                 "load that, and unload others"
-            )
-        if missing := textual_inversion.missing(self.engine.pipe, config.textual_inversions):
-            raise SessionError(
-                f"result {result.id} must be rebuilt with the textual inversion {', '.join(missing)}; load it"
             )
         picture = result.canvas if parent is None and config.opened else None
         strength = strength_for_start(result.start, config.num_timesteps)

@@ -127,7 +127,6 @@ SCHEDULER_LABELS = {
 _SCHEDULER_OF_LABEL = {label.casefold(): name for name, label in SCHEDULER_LABELS.items()} | {
     "ddimscheduler": SchedulerName.DDIM,
     "dpmsolvermultistepscheduler": SchedulerName.DPM_SOLVER,
-    "dpmsolversinglestepscheduler": SchedulerName.DPM_SDE,
     "eulerdiscretescheduler": SchedulerName.EULER,
     "eulerancestraldiscretescheduler": SchedulerName.EULER_ANCESTRAL,
     "heundiscretescheduler": SchedulerName.HEUN,
@@ -343,15 +342,24 @@ class GenerationConfig:
     @property
     def num_timesteps(self) -> int:
         """Evaluations of the UNet, one for each of the sampler's timesteps. Heun and PNDM have more than steps."""
-        steps = self.num_inference_steps
-        if self.scheduler is SchedulerName.HEUN:
-            return 2 * steps - 1
-        return steps + (self.scheduler is SchedulerName.PNDM and steps > 1)
+        return num_timesteps(self.scheduler, self.num_inference_steps)
 
     @property
     def guided(self) -> bool:
         """Whether the UNet runs both branches of classifier-free guidance."""
         return self.guidance_scale > 1.0
+
+
+def num_timesteps(scheduler: SchedulerName, steps: int) -> int:
+    """Evaluations of the UNet in so many steps of a sampler.
+
+    Args:
+        scheduler: the sampler.
+        steps: 1 or more.
+    """
+    if scheduler is SchedulerName.HEUN:
+        return 2 * steps - 1
+    return steps + (scheduler is SchedulerName.PNDM and steps > 1)
 
 
 @copy_on_read("seconds")
@@ -407,6 +415,7 @@ STEPS = (1, 999)
 SIDE = (64, 2048)
 SEEDS = (0, 2**63 - 1)
 CLIP_SKIPS = (0, 11)
+_OPTIONAL = ("like", "loras", "clip_skip", "textual_inversions")
 
 
 def make_generation_config(prompt: str, **settings: Any) -> GenerationConfig:
@@ -425,8 +434,13 @@ def make_generation_config(prompt: str, **settings: Any) -> GenerationConfig:
     return GenerationConfig(prompt if settings.get("inversion") and prompt == "" else check_prompt(prompt), **checked)
 
 
+def config_to_dict(config: GenerationConfig) -> dict[str, Any]:
+    """The arguments of `make_generation_config`, JSON-ready; fields that older versions lack are left out if empty."""
+    return {name: value for name, value in asdict(config).items() if value or name not in _OPTIONAL}
+
+
 def first_step(strength: float, steps: int) -> int:
-    """The index of the first step that an edit of this strength runs, as in diffusers' image-to-image.
+    """The index of the first timestep that an edit of this strength runs: that share of them, from the last.
 
     Raises:
         InputError: a strength out of range, or one that leaves no step to run.

@@ -136,7 +136,7 @@ def test_a_truncated_prompt_is_told(editor, call):
         "dense": lambda: editor.edit(LONG, mask=np.ones((16, 16), bool)),
     }
     (note,) = calls[call]().stats.notes
-    assert note == "the prompt has 10 chunks of 75 tokens, and 8 are read; shorten it"
+    assert note == "the prompt is longer than 8 chunks of 75 tokens, and the rest is not read; shorten it"
 
 
 @pytest.mark.usefixtures("source")

@@ -320,7 +320,9 @@ def _show_preview(editor: Editor, found: Preview, output: Path, *, json: bool) -
         "fallback": found.fallback or found.nothing,
     }
     if json:
-        console.show_json(values | {"output": output})
+        console.show_json(values | {"notes": found.notes, "output": output})
     else:
         console.show_rows([values])
+        for note in found.notes:
+            typer.echo(f"note: {note}")
         typer.echo(f"Written: {output}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fisedit.masking.whole_picture import global_reason
 from fisedit.masking.word_classes import TaggedPrompt, WordClass, focus, importance
-from fisedit.models.prompt_chunks import CONTEXT_LENGTH, MAX_CHUNKS, context_length, split_chunks
+from fisedit.models.prompt_chunks import MAX_CHUNKS, WordSpan, context_length, split_chunks, word_spans
 from fisedit.models.prompt_weighting import WeightedPrompt, parse
 from fisedit.values import EditKind, EditScript, Hunk, Word
 
@@ -53,42 +53,22 @@ def words(prompt: str, tokenizer: Tokenizer) -> tuple[Word, ...]:
 
 def _words_of_chunk(chunk: WeightedPrompt, tokenizer: Tokenizer, positions: range) -> Iterator[Word]:
     """The words of a part of a prompt, whose tokens stand behind a start token at `positions`."""
-    encoded = tokenizer(chunk.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    spans: dict[int, list[int]] = {}  # word -> [start, end, token, token, ...]
-    offsets = zip(encoded.word_ids(), encoded["offset_mapping"], strict=True)
-    for token, (word, (start, end)) in enumerate(offsets, positions.start + 1):
-        spans.setdefault(word, [start, end])[1] = end
-        spans[word].append(token)
-    word_spans = list(spans.values())
-    next_starts = [*(span[0] for span in word_spans), len(chunk.text)][1:]
-    for span, next_start in _merge_vectors(word_spans, next_starts, chunk.prompt_positions):
-        yield _word(chunk, span, next_start, positions)
+    first = positions.start + 1
+    for span in word_spans(chunk, tokenizer):
+        tokens = range(first, first + span.tokens)
+        yield _word(chunk, span, tuple(token for token in tokens if token in positions))
+        first += span.tokens
 
 
-def _merge_vectors(
-    spans: list[list[int]], next_starts: list[int], positions: tuple[int, ...]
-) -> list[tuple[list[int], int]]:
-    """Spans [start, end, token, ...] of words and where the next begins; of a textual inversion's vectors one span."""
-    merged: list[tuple[list[int], int]] = []
-    for (start, end, *tokens), next_start in zip(spans, next_starts, strict=True):
-        if merged and positions[start] <= positions[merged[-1][0][1] - 1]:
-            merged[-1][0].extend(tokens)
-        else:
-            merged.append(([start, end, *tokens], next_start))
-    return merged
-
-
-def _word(parsed: WeightedPrompt, span: list[int], next_start: int, positions: range) -> Word:
-    start, end, *tokens = span
+def _word(parsed: WeightedPrompt, span: WordSpan, tokens: tuple[int, ...]) -> Word:
     # The tokenizer's offsets leave out a combining mark that it composed; up to the next word only spaces may lie.
-    end = max(end, start + len(parsed.text[start:next_start].rstrip()))
+    start, end = span.start, max(span.stop, span.start + len(parsed.text[span.start : span.limit].rstrip()))
     lower_text = "".join(c.lower() for c in unicodedata.normalize("NFC", parsed.text[start:end]))
-    encoder_tokens = tuple(t for t in tokens if t in positions)
     return Word(
         lower_text,
         parsed.prompt_positions[start],
         parsed.prompt_positions[end - 1] + 1,
-        encoder_tokens,
+        tokens,
         parsed.weights[start],
     )
 
@@ -169,11 +149,15 @@ class _Change:
 def _align(old: Sequence[Word], new: Sequence[Word]) -> list[tuple[int, int]]:
     """Index pairs of the heaviest common subsequence; of equals, the one that keeps most weights, and of those the one
     whose matches lie last."""
+    weights = [importance(word.text) for word in old]
+    more = len(old) + len(new) + 1  # than there are words that can be kept
+    last = more**2  # more than all indices of what is kept add up to
 
     def gain(i: int, j: int) -> int:
         a, b = old[i], new[j]
-        score = importance(a.text) * CONTEXT_LENGTH + (a.weight == b.weight)
-        return score * 2 * CONTEXT_LENGTH**2 + i + j if a.text == b.text else 0
+        if a.text != b.text:
+            return 0
+        return (weights[i] * more + (a.weight == b.weight)) * last + i + j
 
     best = [[0] * (len(new) + 1) for _ in range(len(old) + 1)]
     for i in range(len(old)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count, pairwise, takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,24 @@ BREAK = "BREAK"
 
 _COMMA_REACH = 20  # a full chunk ends behind its last comma if that is one of so many last tokens
 _VECTOR = re.compile(r"_[0-9]+$")
-_BREAK = re.compile(rf"(?<!\S){BREAK}(?!\S)")
+_BREAK = re.compile(rf"\b{BREAK}\b")
+
+
+@dataclass(frozen=True)
+class WordSpan:
+    """A word of a chunk.
+
+    Args:
+        start: its first character in the text.
+        stop: behind its last one, as the tokenizer says.
+        limit: where the next word begins, or its further vectors do.
+        tokens: how many the tokenizer makes of it; of a textual inversion one for each vector.
+    """
+
+    start: int
+    stop: int
+    limit: int
+    tokens: int
 
 
 def context_length(tokenizer: Any) -> int:
@@ -40,17 +57,46 @@ def context_length(tokenizer: Any) -> int:
 
 
 def split_chunks(prompt: WeightedPrompt, tokenizer: Any) -> tuple[WeightedPrompt, ...]:
-    """The parts of a prompt, one or more; the prompt itself where it fits. Those beyond `MAX_CHUNKS` are not read.
+    """The parts of a prompt, one or more; the prompt itself where it fits.
 
     Args:
         prompt: without the syntax of weights.
         tokenizer: a CLIPTokenizer.
+
+    Returns:
+        At most `MAX_CHUNKS`, and behind them one with all that is not read.
     """
     room, chunks, prompt = context_length(tokenizer) - 2, [], _expand(prompt, added_tokens(tokenizer))
     for start, stop in _between_breaks(prompt.text):
-        cuts = [start, *(start + cut for cut in _cuts(prompt.text[start:stop], tokenizer, room)), stop]
-        chunks += [prompt.part(*span) for span in pairwise(cuts)]
+        segment = prompt.part(start, stop)
+        cuts = [0, *_cuts(segment, tokenizer, room), stop - start]
+        for begin, end in pairwise(cuts):
+            if len(chunks) == MAX_CHUNKS:
+                return (*chunks, prompt.part(start + begin, len(prompt.text)))
+            chunks.append(segment.part(begin, end))
     return tuple(chunks)
+
+
+def word_spans(chunk: WeightedPrompt, tokenizer: Any) -> list[WordSpan]:
+    """The words of a chunk of `split_chunks`, in order.
+
+    Args:
+        chunk: of a prompt.
+        tokenizer: a CLIPTokenizer.
+    """
+    encoded = tokenizer(chunk.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    found: dict[int, list[int]] = {}  # index -> start, stop, tokens
+    for word, (start, stop) in zip(encoded.word_ids(), encoded["offset_mapping"], strict=True):
+        span = found.setdefault(word, [start, stop, 0])
+        span[1:] = stop, span[2] + 1
+    merged: list[WordSpan] = []
+    positions, limits = chunk.prompt_positions, [*(start for start, *_ in found.values()), len(chunk.text)][1:]
+    for (start, stop, tokens), limit in zip(found.values(), limits, strict=True):
+        if merged and positions[start] <= positions[merged[-1].stop - 1]:  # a further vector of the word before
+            merged[-1] = replace(merged[-1], tokens=merged[-1].tokens + tokens)
+        else:
+            merged.append(WordSpan(start, stop, limit, tokens))
+    return merged
 
 
 def added_tokens(tokenizer: Any) -> dict[str, tuple[str, ...]]:
@@ -65,13 +111,15 @@ def added_tokens(tokenizer: Any) -> dict[str, tuple[str, ...]]:
 
 
 def _expand(prompt: WeightedPrompt, added: Mapping[str, tuple[str, ...]]) -> WeightedPrompt:
-    """A prompt in which a word of several vectors is followed by the tokens of the others."""
-    several = sorted((word for word, tokens in added.items() if len(tokens) > 1), key=len, reverse=True)
-    if not several:
+    """A prompt in which a word of several vectors is followed by the tokens of the others, also inside another word:
+    there the tokenizer finds it, too."""
+    tokens = {word.lower(): tokens for word, tokens in added.items()}
+    if all(len(each) == 1 for each in tokens.values()):
         return prompt
     text, sources, at = "", list[int](), 0  # of every character its index in the prompt as it was
-    for found in re.finditer("|".join(map(re.escape, several)), prompt.text, re.IGNORECASE):
-        more, end = "".join(f" {token}" for token in added[found[0].lower()][1:]), found.end()
+    longest_first = sorted(map(re.escape, tokens), key=len, reverse=True)
+    for found in re.finditer("|".join(longest_first), prompt.text, re.IGNORECASE):
+        more, end = "".join(f" {token}" for token in tokens.get(found[0].lower(), ())[1:]), found.end()
         text += prompt.text[at:end] + more
         sources += [*range(at, end), *[end - 1] * len(more)]
         at = end
@@ -81,30 +129,30 @@ def _expand(prompt: WeightedPrompt, added: Mapping[str, tuple[str, ...]]) -> Wei
 
 
 def _between_breaks(text: str) -> Iterator[tuple[int, int]]:
+    """[start, stop) of what stands between BREAKs; behind the last one only if there is something."""
     start = 0
     for found in _BREAK.finditer(text):
         yield start, found.start()
         start = found.end()
-    yield start, len(text)
+    if not start or text[start:].strip():
+        yield start, len(text)
 
 
-def _cuts(text: str, tokenizer: Any, room: int) -> list[int]:
+def _cuts(segment: WeightedPrompt, tokenizer: Any, room: int) -> list[int]:
     """Where all chunks but the first begin."""
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    words: dict[int, list[int]] = {}  # index -> first character, number of tokens
-    for word, (start, _) in zip(encoded.word_ids(), encoded["offset_mapping"], strict=True):
-        words.setdefault(word, [start, 0])[1] += 1
-    spans, cuts, first, comma = list(words.values()), list[int](), 0, -1
-    for i, (start, _) in enumerate(spans):
-        is_comma = text[start] == ","
-        if i > first and _tokens(spans[first : i + 1]) > room:
+    spans, cuts, first, comma, used = word_spans(segment, tokenizer), list[int](), 0, -1, 0
+    for i, span in enumerate(spans):
+        is_comma = segment.text[span.start] == ","
+        if i > first and used + span.tokens > room:
             behind_comma = first <= comma and not is_comma and _tokens(spans[comma:i]) <= _COMMA_REACH
             first = comma + 1 if behind_comma else i
-            cuts.append(spans[first][0])
+            used = _tokens(spans[first:i])
+            cuts.append(spans[first].start)
+        used += span.tokens
         if is_comma:
             comma = i
     return cuts
 
 
-def _tokens(spans: list[list[int]]) -> int:
-    return sum(size for _, size in spans)
+def _tokens(spans: list[WordSpan]) -> int:
+    return sum(span.tokens for span in spans)

@@ -6,6 +6,7 @@ Knows files and text; no tokenizer and no pipeline.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from fisedit.models.weight_files import read_json
 VOCABULARY_FILE = "vocabulary.json"
 
 _WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
-_MAX_NAMED = 5  # unknown words in a note
+_MAX_NAMED, _MAX_CHARACTERS = 5, 40  # unknown words in a note, and letters of each
 
 
 @dataclass(frozen=True)
@@ -45,22 +46,23 @@ class Vocabulary:
         words = dict.fromkeys(word.lower() for word in _WORD.findall(prompt) if word != BREAK)
         return tuple(word for word in words if word not in self.words)
 
-    def note(self, prompt: str) -> str:
+    def note(self, prompt: str, others: Collection[str] = ()) -> str:
         """A sentence that names the unknown words of a prompt; "" where there are none.
 
         Args:
             prompt: without the syntax of weights.
+            others: words that were added to the model, in lower case.
         """
-        unknown = self.unknown_words(prompt)
+        unknown = tuple(word for word in self.unknown_words(prompt) if word not in others)
         if not unknown:
             return ""
         more = f" and {len(unknown) - _MAX_NAMED} more" if len(unknown) > _MAX_NAMED else ""
-        named = ", ".join(f"'{word}'" for word in unknown[:_MAX_NAMED])
+        named = ", ".join(f"'{word:.{_MAX_CHARACTERS}}'" for word in unknown[:_MAX_NAMED])
         return f"{self.summary}; it does not know {named}{more}: see {self.documentation}"
 
 
 def read_vocabulary(folder: Path) -> Vocabulary | None:
-    """The vocabulary of a model's folder; None where the folder lists no words.
+    """The vocabulary of a model's folder; None where the folder lists no words, or has a file of another kind.
 
     Args:
         folder: of the model.
@@ -72,6 +74,8 @@ def read_vocabulary(folder: Path) -> Vocabulary | None:
     if not path.is_file():
         return None
     table = read_json(path)
+    if "words" not in table:
+        return None
     words, examples = _strings(path, table, "words"), _strings(path, table, "examples", ())
     summary = _string(path, table, "summary", "the model knows few words")
     documentation = _string(path, table, "documentation", f"{VOCABULARY_FILE} in its folder")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fisedit.adapters.base import AdapterStack
 from fisedit.adapters.references import References, level_grids
-from fisedit.adapters.textual_inversion import missing
+from fisedit.adapters.textual_inversion import used
 from fisedit.errors import PageError
 from fisedit.models.injection import exclusive
 from fisedit.models.prompt_chunks import MAX_CHUNKS, context_length, split_chunks
@@ -62,6 +62,9 @@ StepCallback = Callable[[int, int, Tensor], None]
 """Called before every step with (index, number of steps, estimate of the clean latents [1, 4, h, w])."""
 
 
+_MAX_PROMPTS = 64  # whose numbers of chunks are remembered
+
+
 class Engine:
     """A pipeline and its executor; stateless between calls, so that several editors may share it.
 
@@ -91,6 +94,7 @@ class Engine:
         self.references = References(pipe, self.executor)
         self.graphs = Graphs() if graphs is None else graphs
         self._coefficients: dict[object, tuple[Coefficients, ...] | None] = {}
+        self._num_chunks: dict[object, int] = {}  # of the prompts of recent configs
         self.table: CostTable | None = None
 
     @property
@@ -118,8 +122,8 @@ class Engine:
             config: of the source or the edit.
             recorded: the source was made with the config's adapters, so that edits read all that they recorded.
         """
-        executor, tokens = self.executor, len(self._chunks(config)) * context_length(self.pipe.tokenizer)
-        layers = CostedLayers(executor.sites, self.pipe.vae, self.grids(config), tokens)
+        executor = self.executor
+        layers = CostedLayers(executor.sites, self.pipe.vae, self.grids(config), self._text_length(config))
         adapter_macs = partial(self._adapter_macs, config, recorded) if config.like else None
         captured = self.graphs.is_enabled(executor.device)
         steps, batch = config.num_timesteps, self.batch(config)
@@ -220,6 +224,17 @@ class Engine:
         chunks = (split_chunks(parse(prompt), self.pipe.tokenizer)[:MAX_CHUNKS] for prompt in prompts)
         pairs = zip_longest(*chunks, fillvalue=parse(""))
         return [(prompt, negative if self.guided(config) else None) for prompt, negative in pairs]
+
+    def _text_length(self, config: GenerationConfig) -> int:
+        """T, the tokens of a config's embeddings."""
+        tokenizer = self.pipe.tokenizer
+        key = config.prompt, config.negative_prompt, config.textual_inversions, self.guided(config)
+        with exclusive(tokenizer):
+            if key not in self._num_chunks:
+                if len(self._num_chunks) >= _MAX_PROMPTS:
+                    self._num_chunks.clear()
+                self._num_chunks[key] = len(self._chunks(config))
+            return self._num_chunks[key] * context_length(tokenizer)
 
     def _encode_chunk(self, prompt: WeightedPrompt, negative_prompt: WeightedPrompt | None, clip_skip: int) -> Tensor:
         """Embeddings [B, 77, D] of one chunk of the prompts."""
@@ -588,7 +603,7 @@ class Engine:
         Raises:
             PageError: the model's LoRAs or adapters are others now.
         """
-        others = config.loras != loras(self.pipe.unet) or missing(self.pipe, config.textual_inversions)
+        others = config.loras != loras(self.pipe.unet) or used(self.pipe, config) != config.textual_inversions
         if others or any(r.adapter not in self.references.adapters for r in config.like):
             raise PageError("recorded features are gone, and the model's LoRAs, adapters or words are others now")
         if text is None:

@@ -28,28 +28,27 @@ from torch import Tensor
 from fisedit.errors import InputError, NumericsError
 from fisedit.values import LATENT_FACTOR, GenerationConfig, SchedulerName
 
-_KARRAS, _SDE, _TRAILING = (
-    {"use_karras_sigmas": True},
-    {"algorithm_type": "sde-dpmsolver++"},
-    {"timestep_spacing": "trailing"},
-)
+_SIGMAS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
+_PLAIN, _TRAILING = dict.fromkeys(_SIGMAS, False), {"timestep_spacing": "trailing"}
+_KARRAS = _PLAIN | {"use_karras_sigmas": True}
+_ODE, _SDE = {"algorithm_type": "dpmsolver++"}, {"algorithm_type": "sde-dpmsolver++"}
 _UNEVEN = {"lower_order_final": True}  # two evaluations a step of the second order do not divide every number of steps
 
 SCHEDULERS: dict[SchedulerName, tuple[Any, dict[str, Any]]] = {
     SchedulerName.DDIM: (DDIMScheduler, {}),
     SchedulerName.DDIM_TRAILING: (DDIMScheduler, _TRAILING),
-    SchedulerName.DPM_SOLVER: (DPMSolverMultistepScheduler, {}),
-    SchedulerName.DPM_SOLVER_KARRAS: (DPMSolverMultistepScheduler, _KARRAS),
-    SchedulerName.DPM_SOLVER_SDE: (DPMSolverMultistepScheduler, _SDE),
-    SchedulerName.DPM_SOLVER_SDE_KARRAS: (DPMSolverMultistepScheduler, _SDE | _KARRAS),
-    SchedulerName.DPM_SDE: (DPMSolverSinglestepScheduler, _SDE | _UNEVEN),
-    SchedulerName.DPM_SDE_KARRAS: (DPMSolverSinglestepScheduler, _SDE | _UNEVEN | _KARRAS),
-    SchedulerName.EULER: (EulerDiscreteScheduler, {}),
-    SchedulerName.EULER_TRAILING: (EulerDiscreteScheduler, _TRAILING),
+    SchedulerName.DPM_SOLVER: (DPMSolverMultistepScheduler, _PLAIN | _ODE),
+    SchedulerName.DPM_SOLVER_KARRAS: (DPMSolverMultistepScheduler, _KARRAS | _ODE),
+    SchedulerName.DPM_SOLVER_SDE: (DPMSolverMultistepScheduler, _PLAIN | _SDE),
+    SchedulerName.DPM_SOLVER_SDE_KARRAS: (DPMSolverMultistepScheduler, _KARRAS | _SDE),
+    SchedulerName.DPM_SDE: (DPMSolverSinglestepScheduler, _PLAIN | _SDE | _UNEVEN),
+    SchedulerName.DPM_SDE_KARRAS: (DPMSolverSinglestepScheduler, _KARRAS | _SDE | _UNEVEN),
+    SchedulerName.EULER: (EulerDiscreteScheduler, _PLAIN),
+    SchedulerName.EULER_TRAILING: (EulerDiscreteScheduler, _PLAIN | _TRAILING),
     SchedulerName.EULER_ANCESTRAL: (EulerAncestralDiscreteScheduler, {}),
-    SchedulerName.HEUN: (HeunDiscreteScheduler, {}),
+    SchedulerName.HEUN: (HeunDiscreteScheduler, _PLAIN),
     SchedulerName.PNDM: (PNDMScheduler, {"skip_prk_steps": True}),
-    SchedulerName.UNIPC: (UniPCMultistepScheduler, {}),
+    SchedulerName.UNIPC: (UniPCMultistepScheduler, _PLAIN),
     SchedulerName.LCM: (LCMScheduler, {}),
     SchedulerName.TCD: (TCDScheduler, {}),
 }
@@ -93,6 +92,9 @@ class Sampler:
         self._noises = noises
         self._noise_dtype = torch.float32 if scheduler is DPMSolverMultistepScheduler else dtype
         self.timesteps: Tensor = self._scheduler.timesteps
+        if len(self.timesteps) != config.num_timesteps:  # trailing ones of some numbers of steps, such as 61: rounding
+            steps, name = config.num_inference_steps, config.scheduler
+            raise InputError(f"num_inference_steps must divide the timesteps of {name}, got {steps}; use {steps - 1}")
         shape = (1, channels, config.height // LATENT_FACTOR, config.width // LATENT_FACTOR)
         noise = randn_tensor(shape, generator=self._generator, device=device, dtype=dtype)
         self.latents: Tensor = noise * self._scheduler.init_noise_sigma

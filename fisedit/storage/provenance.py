@@ -29,6 +29,7 @@ from fisedit.values import (
     GenerationConfig,
     MaskSource,
     SchedulerName,
+    config_to_dict,
     make_generation_config,
     parse_adapter_references,
 )
@@ -57,6 +58,9 @@ _FOREIGN_DEFAULTS: Mapping[str, Any] = {
 }
 """Arguments with which an image of another program is opened, where it names no others."""
 
+_DISTILLED, _MIN_STEPS = (SchedulerName.LCM, SchedulerName.TCD), 10
+"""What few steps are made with, and the fewest with which another picture is inverted."""
+
 _SETTING = re.compile(r'(?:^|, *+)([A-Za-z][\w /-]{0,40}+): *+("(?:\\.|[^"\\])*+"|[^,]*+)')
 _SETTINGS: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
     ("num_inference_steps", "steps", int),
@@ -80,6 +84,7 @@ class PastEdit:
         checked: As in `EditResult`.
         change: The changed words as text.
         like: The references that it used.
+        textual_inversions: As in `GenerationConfig`.
     """
 
     prompt: str
@@ -90,6 +95,7 @@ class PastEdit:
     checked: bool
     change: str
     like: tuple[AdapterReference, ...] = ()
+    textual_inversions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,9 +172,13 @@ def source_arguments(origin: Origin, changes: Mapping[str, Any]) -> dict[str, An
         raise InputError(
             f"the picture was made with LoRAs ({names}), which its file does not hold; edit it as --picture"
         )
-    if origin.config.textual_inversions:
-        names = ", ".join(origin.config.textual_inversions)
-        raise InputError(f"the picture was made with textual inversions ({names}), which its file does not hold")
+    words = {name for made in (origin.config, *origin.edits) for name in made.textual_inversions}
+    if words:
+        names = ", ".join(sorted(words))
+        raise InputError(
+            f"the picture was made with textual inversions ({names}), which its file does not hold; "
+            "edit it as --picture"
+        )
     result = {name: value for name, value in asdict(origin.config).items() if name in allowed}
     if origin.config.opened:
         result |= {"prompt": origin.prompt or None, "width": None, "height": None}  # chosen again for its present size
@@ -192,7 +202,17 @@ def make_origin(lineage: Sequence[EditResult], model: str, dtype: str, device: s
         device,
         source.config,
         tuple(
-            PastEdit(e.prompt, e.mask, e.growth, e.structure, e.start, e.checked, str(e.diff), e.config.like)
+            PastEdit(
+                e.prompt,
+                e.mask,
+                e.growth,
+                e.structure,
+                e.start,
+                e.checked,
+                str(e.diff),
+                e.config.like,
+                e.config.textual_inversions,
+            )
             for e in effective
         ),
         str(source.image.info.get("before", "")),
@@ -205,7 +225,8 @@ def to_metadata(origin: Origin) -> Metadata:
 
 
 def parse_origin(metadata: Metadata) -> Origin:
-    """The origin of an image. Of `parameters` only the prompts are used, and the image is opened as a source.
+    """The origin of an image. One with `parameters` alone is opened as a source; of few steps or a distilled model's
+    scheduler, only its prompts and seed are used.
 
     Args:
         metadata: The texts of the image's file.
@@ -219,7 +240,9 @@ def parse_origin(metadata: Metadata) -> Origin:
         raise InputError("the picture says nothing of how it was made; edit it as --picture")
     prompt, settings = parse_parameters(metadata.parameters)
     negative, defaults = {"negative_prompt": settings["negative_prompt"]}, dict(_FOREIGN_DEFAULTS)
-    opening = {name: value for name, value in settings.items() if name in _OPENED - {"width", "height"}}
+    few = settings.get("scheduler") in _DISTILLED or settings.get("num_inference_steps", _MIN_STEPS) < _MIN_STEPS
+    unused = {"width", "height"} | ({"num_inference_steps", "guidance_scale"} if few else set())
+    opening = {name: value for name, value in settings.items() if name in _OPENED - unused}
     try:
         config = make_generation_config(prompt, **(defaults | opening))
     except InputError:  # a number out of range
@@ -246,9 +269,10 @@ def parse_parameters(parameters: str) -> tuple[str, dict[str, Any]]:
             settings[name] = kind(values[key])
     with suppress(KeyError, ValueError):
         settings["width"], settings["height"] = map(int, values["size"].split("x"))
-    with suppress(KeyError, ValueError):
-        schedule = values.get("schedule type", "")
-        settings["scheduler"] = SchedulerName(values["sampler"] + (" Karras" if schedule == "Karras" else ""))
+    sampler, schedule = values.get("sampler", ""), values.get("schedule type", "")
+    for name in (f"{sampler} {schedule}", sampler):  # "DPM++ 2M" and "Karras" are one scheduler here
+        with suppress(ValueError):
+            settings.setdefault("scheduler", SchedulerName(name.strip()))
     return prompt.strip(), settings
 
 
@@ -287,6 +311,7 @@ def _to_json(origin: Origin) -> str:
             "start": edit.start,
             "checked": edit.checked,
             **_like_entry(edit.like),
+            **({"textual_inversions": edit.textual_inversions} if edit.textual_inversions else {}),
         }
         for edit in origin.edits
     ]
@@ -297,7 +322,7 @@ def _to_json(origin: Origin) -> str:
         "model": origin.model,
         "dtype": origin.dtype,
         "device": origin.device,
-        "source": {k: v for k, v in asdict(origin.config).items() if v or k not in (*_OF_THE_MODEL, "clip_skip")},
+        "source": config_to_dict(origin.config),
         "edits": edits,
     }
     return json.dumps(entry | ({"before": origin.before} if origin.before else {}))
@@ -342,6 +367,7 @@ def _parse_edit(data: Any, config: GenerationConfig) -> PastEdit:
         bool(data["checked"]),
         str(data["change"]),
         parse_adapter_references(data.get("like", ())),
+        tuple(_checked(name, isinstance(name, str)) for name in data.get("textual_inversions", ())),
     )
 
 

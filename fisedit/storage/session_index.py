@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,11 @@ from fisedit.values import (
     EditStats,
     GenerationConfig,
     MaskSource,
+    SchedulerName,
+    config_to_dict,
     is_unicode,
     make_generation_config,
+    num_timesteps,
 )
 
 if TYPE_CHECKING:
@@ -42,6 +45,7 @@ PAGE_ENDING = ".safetensors"
 """Ending of a page of recorded features, which a session may have or lose: they are made again without it."""
 
 _MAX_COUNT = 2**63 - 1
+_MAX_TIMESTEPS = num_timesteps(SchedulerName.HEUN, STEPS[1])
 _MAX_TEXT, _MAX_ITEMS, _MAX_REFERENCES = 10_000, 100, 16
 _ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, FisEditError)
 
@@ -182,7 +186,7 @@ def make_entry(
     entry = {
         "id": result.id,
         "parent": result.parent,
-        "recipe": asdict(result.config),
+        "recipe": config_to_dict(result.config),
         "change": str(result.diff),
         "growth": result.growth,
         "structure": result.structure,
@@ -418,7 +422,7 @@ def _files(value: Any) -> Mapping[str, str]:
 
 _SHA256, _COUNT, _SHARE = _text(64, "[0-9a-f]{64}"), _whole(0, _MAX_COUNT), _number(0, 1)
 _ID = _text(9, "0|[1-9][0-9]*")
-_CELLS = _tuple(_whole(0, MAX_DILATION), STEPS[1])
+_CELLS = _tuple(_whole(0, MAX_DILATION), _MAX_TIMESTEPS)
 _NAME = _text(_MAX_TEXT)
 
 _STATS: Mapping[str, Check] = {
@@ -435,7 +439,7 @@ _STATS: Mapping[str, Check] = {
     "recorded_bytes": _COUNT,
     "fallback": _NAME,
     "notes": _tuple(_NAME, _MAX_ITEMS),
-    "steps_shared": _whole(0, STEPS[1]),
+    "steps_shared": _whole(0, _MAX_TIMESTEPS),
     "unet_evaluations_captured": _COUNT,
     "uncaptured": _NAME,
 }
@@ -447,7 +451,7 @@ _RESULT: Mapping[str, Check] = {
     "change": _text(8 * MAX_PROMPT_CHARS),
     "growth": _CELLS,
     "structure": _SHARE,
-    "start": _whole(0, STEPS[1]),
+    "start": _whole(0, _MAX_TIMESTEPS),
     "checked": _boolean,
     "mask": lambda value: _fields(value, _MASK),
     "stats": _stats,
@@ -465,7 +469,7 @@ _INDEX: Mapping[str, Check] = {
 _RESULT_WITH_DIGESTS: Mapping[str, Check] = {
     **_RESULT,
     "files": _files,
-    "pages": _tuple(_SHA256, STEPS[1] + 1),
+    "pages": _tuple(_SHA256, _MAX_TIMESTEPS + 1),
 }
 _INDEX_WITH_DIGESTS: Mapping[str, Check] = {
     **_INDEX,

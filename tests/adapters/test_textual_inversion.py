@@ -13,9 +13,11 @@ from fisedit import Editor
 from fisedit.adapters.textual_inversion import loaded
 from fisedit.errors import AdapterError, InputError, SessionError
 from fisedit.masking.text_diff import words
+from fisedit.models.device import weights_digest
 from fisedit.models.prompt_chunks import split_chunks
 from fisedit.models.prompt_weighting import parse
 from fisedit.sampling.denoise import Engine
+from fisedit.storage import provenance
 from tests.support.edits import config_of
 from tests.support.pipelines import build_pipeline
 
@@ -58,8 +60,15 @@ def test_a_word_of_several_vectors_is_one_word(pipe, tmp_path):
     prompt = "a (EasyNeg:1.2), easyneg cat"
     assert [prompt[word.start : word.end] for word in found] == ["a", "EasyNeg", ",", "easyneg", "cat"]
     assert found[1].weight == 1.2
-    many = split_chunks(parse("easyneg " * 26), pipe.tokenizer)  # of 25 vectors three each fit
-    assert len(many) == 2
+    first, second = split_chunks(parse("cat " * 74 + "easyneg cat"), pipe.tokenizer)
+    assert first.text.split() == ["cat"] * 74 and second.text.split()[-1] == "cat"
+
+
+def test_a_word_inside_a_longer_one_of_another_file_stays(pipe, tmp_path):
+    editor = Editor(pipe)
+    for name, vectors in (("neg", 2), ("easyneg", 1)):
+        editor.load_textual_inversion(written(tmp_path, name, pipe, vectors))
+    assert [word.tokens for word in words("easyneg neg ea\u017fyneg", pipe.tokenizer)][:2] == [(1,), (2, 3)]
 
 
 def test_an_edit_by_such_a_word_and_its_record(pipe, tmp_path):
@@ -74,7 +83,7 @@ def test_an_edit_by_such_a_word_and_its_record(pipe, tmp_path):
     editor.save(tmp_path / "session")
     again = Editor(build_pipeline("shallow"), model="tiny")
     again.load(tmp_path / "session")
-    with pytest.raises(SessionError, match="must be rebuilt with the textual inversion zwx:"):
+    with pytest.raises(SessionError, match="was read with the textual inversions zwx:"):
         again.edit("a zwx and a house on a beach", mask=MASK, growth=1)
     again.load_textual_inversion(tmp_path / "zwx.safetensors")
     assert again.edit("a zwx and a house on a beach", mask=MASK, growth=1).config.textual_inversions == (name,)
@@ -109,5 +118,37 @@ def test_what_is_wrong_is_one_line(pipe, tmp_path):
         with pytest.raises(AdapterError, match=re.escape(line)) as caught:
             editor.load_textual_inversion(tmp_path / name, token)
         assert "\n" not in str(caught.value)
-    with pytest.raises(InputError, match="token must be letters"):
-        editor.load_textual_inversion(good, "two words")
+    for token in ("two words", "style_1"):
+        with pytest.raises(InputError, match="token must be letters"):
+            editor.load_textual_inversion(good, token)
+    save_file({"a": torch.full((2, pipe.text_encoder.config.hidden_size), torch.nan)}, tmp_path / "nan.safetensors")
+    with pytest.raises(AdapterError, match="holds numbers that are no embeddings"):
+        editor.load_textual_inversion(tmp_path / "nan.safetensors")
+
+
+def test_what_was_made_without_a_word_is_not_made_again_with_it(pipe, tmp_path):
+    editor = Editor(pipe)
+    editor.generate("a zwx and a cake on a beach", **QUICK)
+    editor.load_textual_inversion(written(tmp_path, "zwx", pipe))
+    editor.forget()
+    with pytest.raises(SessionError, match="textual inversions none, which now are zwx:"):
+        editor.edit("a cat and a cake on a beach", mask=MASK, growth=1)
+    editor.unload_textual_inversion("zwx")
+    editor.edit("a cat and a cake on a beach", mask=MASK, growth=1)
+
+
+def test_a_picture_with_such_a_word_in_an_edit_is_not_made_again_without(pipe, tmp_path):
+    editor = Editor(pipe, model="tiny")
+    editor.load_textual_inversion(written(tmp_path, "zwx", pipe))
+    editor.generate("a cat and a cake on a beach", **QUICK)
+    editor.edit("a zwx and a cake on a beach", mask=MASK, growth=1)
+    past = provenance.parse_origin(editor.metadata())
+    assert past.edits[0].textual_inversions == editor.current.config.textual_inversions
+    with pytest.raises(InputError, match="which its file does not hold"):
+        provenance.source_arguments(past, {})
+
+
+def test_pages_of_features_are_of_the_model_without_its_added_words(pipe, tmp_path):
+    before = weights_digest(pipe)
+    Editor(pipe).load_textual_inversion(written(tmp_path, "zwx", pipe))
+    assert weights_digest(pipe) == before

@@ -9,11 +9,12 @@ from compel import Compel
 
 from fisedit import Editor
 from fisedit.masking.text_diff import words
-from fisedit.models.prompt_chunks import split_chunks
+from fisedit.models.prompt_chunks import MAX_CHUNKS, split_chunks
 from fisedit.models.prompt_weighting import parse
 from fisedit.sampling.denoise import Engine
 from fisedit.values import EditKind
-from tests.support.edits import config_of
+from tests.support import oracle
+from tests.support.edits import FP32, config_of, latents, record, replay
 
 ROOM = 75
 LONG = " ".join(["a cat and a cake on a beach with a tree"] * 10)
@@ -49,8 +50,14 @@ def test_a_full_chunk_ends_behind_a_near_comma(pipe, behind, moved):
 
 
 def test_break_begins_a_chunk(pipe):
-    assert texts("a cat BREAK a dog BREAK", pipe) == ["a cat", "a dog", ""]
+    assert texts("a cat BREAK a dog BREAK", pipe) == ["a cat", "a dog"]
+    assert texts("BREAK a cat,BREAK, a dog", pipe) == ["", "a cat,", ", a dog"]
     assert texts("a BREAKER, break", pipe) == ["a BREAKER, break"]
+
+
+def test_what_is_not_read_is_one_chunk(pipe):
+    assert len(texts("BREAK " * 16_000, pipe)) == MAX_CHUNKS + 1
+    assert len(texts("cat " * 75 * MAX_CHUNKS, pipe)) == MAX_CHUNKS
 
 
 def test_embeddings_of_a_long_prompt_are_compels(pipe):
@@ -78,12 +85,36 @@ def test_an_edit_behind_the_first_chunk_is_one(pipe):
 
 
 def test_a_prompt_may_become_longer_than_a_chunk(pipe):
+    """Sparse everywhere it is diffusers' dense edit, whose embeddings are compel's."""
+    engine, long = Engine(pipe), f"a dog on a beach {LONG}"
+    source = record(engine, config_of())
+    got = latents(replay(engine, source, long, np.ones((16, 16), bool), (0,) * 4))
+    config = config_of(long)
+    with torch.no_grad():
+        negative, positive = engine.encode(config).chunk(2)
+        dense = pipe(
+            prompt_embeds=positive,
+            negative_prompt_embeds=negative,
+            height=config.height,
+            width=config.width,
+            num_inference_steps=config.num_inference_steps,
+            guidance_scale=config.guidance_scale,
+            generator=torch.Generator().manual_seed(config.seed),
+            output_type="latent",
+        ).images
+    assert oracle.deviation(got[-1:], dense) <= FP32
+
+
+def test_edits_of_a_batch_may_have_prompts_of_other_lengths(pipe):
     editor = Editor(pipe)
-    source = editor.generate("a cat and a cake on a beach", num_inference_steps=2)
-    result = editor.edit(f"a dog and a cake on a beach BREAK {LONG}", mask=np.eye(16, dtype=bool), growth=1)
-    assert not result.changed_outside(source)
+    editor.generate("a cat and a cake on a beach", num_inference_steps=2)
+    prompts, mask = ["a dog and a cake on a beach", f"a dog and a cake on a beach {LONG}"], np.eye(16, dtype=bool)
+    together = editor.edit_many(prompts, [mask, mask])
+    for prompt, result in zip(prompts, together, strict=True):
+        editor.checkout(result.parent)
+        assert np.array_equal(np.asarray(editor.edit(prompt, mask=mask).image), np.asarray(result.image))
 
 
 def test_what_is_not_read_is_told(pipe):
     (note,) = Editor(pipe).generate(LONG * 7, num_inference_steps=1).stats.notes
-    assert note == "the prompt has 11 chunks of 75 tokens, and 8 are read; shorten it"
+    assert note == "the prompt is longer than 8 chunks of 75 tokens, and the rest is not read; shorten it"

@@ -36,10 +36,11 @@ def test_a_note_names_a_few_words_and_counts_the_rest():
     assert KNOWN.note("a cat") == ""
     assert KNOWN.note("a spaceship") == "it draws cats; it does not know 'spaceship': see words.txt"
     assert "'one', 'two', 'three', 'four', 'five' and 2 more:" in KNOWN.note("one two three four five six seven")
+    assert f"'{'x' * 40}':" in KNOWN.note("x" * 20_000) and KNOWN.note("zwx", {"zwx": ""}) == ""
 
 
 def test_a_folder_may_list_words_alone(tmp_path):
-    assert read_vocabulary(tmp_path) is None
+    assert read_vocabulary(tmp_path) is None and write(tmp_path, {"tokens": []}) is None
     vocabulary = write(tmp_path, {"words": ["Cat"]})
     assert (
         vocabulary.note("cat dog")
@@ -47,7 +48,7 @@ def test_a_folder_may_list_words_alone(tmp_path):
     )
 
 
-@pytest.mark.parametrize("table", [{}, {"words": "cat"}, {"words": [1]}, {"words": [], "summary": 7}, []])
+@pytest.mark.parametrize("table", [{"words": "cat"}, {"words": [1]}, {"words": [], "summary": 7}, []])
 def test_a_damaged_list_is_refused_in_one_line(tmp_path, table):
     with pytest.raises(ModelError) as caught:
         write(tmp_path, table)
