@@ -239,7 +239,7 @@ def test_a_state_that_cannot_be_opened_leaves_no_thread():
     before = set(threading.enumerate())
     with pytest.raises(ModelError, match="nowhere"):
         AppState.open("./nowhere")
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before  # those of states before may end meanwhile
 
 
 class TestMeasuringWhenIdle:
