@@ -41,8 +41,7 @@ Metadata = Annotated[bool, Option(help="Write into the picture's file how it was
 CaptionVae = Annotated[
     Path | None, Option(help="Another autoencoder than the model's: a folder, or a .safetensors file.")
 ]
-Vae = Annotated[Path | None, Option(help="Another autoencoder than the model's: a folder or a .safetensors file.")]
-Model = Annotated[
+CaptionModel = Annotated[
     str | None, Option(help="Image-to-text model (BLIP or alike) that captions a --picture: a folder or hub id.")
 ]
 Strength = Annotated[float, Option(help="Above 0, to 1: share of the steps to run; less keeps more of the picture.")]
@@ -54,6 +53,7 @@ Width = Annotated[int | None, Option(help="Pixels that are painted, divisible by
 Height = Annotated[int | None, Option(help="Pixels that are painted, divisible by 8; what suits the model without it.")]
 Scheduler = Annotated[str, Option(help=_SCHEDULERS)]
 ClipSkip = Annotated[int, Option(help="Layers of the text encoder to leave out; one less than web UIs' clip skip.")]
+Vae = Annotated[Path | None, Option(help="Another autoencoder than the model's: a folder or a .safetensors file.")]
 Model = Annotated[str, Option(help='"demo", a diffusers folder, a hub id, or one .safetensors file.')]
 Device = Annotated[str | None, Option(help="cpu, cuda or cuda:N; CUDA where there is some without it.")]
 Dtype = Annotated[

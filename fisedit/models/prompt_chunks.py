@@ -66,7 +66,8 @@ def split_chunks(prompt: WeightedPrompt, tokenizer: Any) -> tuple[WeightedPrompt
     Returns:
         At most `MAX_CHUNKS`, and behind them one with all that is not read.
     """
-    room, chunks, prompt = context_length(tokenizer) - 2, [], _expand(prompt, added_tokens(tokenizer))
+    room, prompt = context_length(tokenizer) - 2, _expand(prompt, added_tokens(tokenizer))
+    chunks: list[WeightedPrompt] = []
     for start, stop in _between_breaks(prompt.text):
         segment = prompt.part(start, stop)
         cuts = [0, *_cuts(segment, tokenizer, room), stop - start]

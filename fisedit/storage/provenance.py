@@ -172,7 +172,7 @@ def source_arguments(origin: Origin, changes: Mapping[str, Any]) -> dict[str, An
         raise InputError(
             f"the picture was made with LoRAs ({names}), which its file does not hold; edit it as --picture"
         )
-    words = {name for made in (origin.config, *origin.edits) for name in made.textual_inversions}
+    words = {*origin.config.textual_inversions, *(name for edit in origin.edits for name in edit.textual_inversions)}
     if words:
         names = ", ".join(sorted(words))
         raise InputError(
