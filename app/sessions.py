@@ -24,7 +24,7 @@ from app.model_pool import ModelPool, OfferedModel
 from app.session import Session
 from app.validation import MAX_PICTURE_BYTES, Busy
 from app.worker import InferenceWorker
-from fisedit.errors import Cancelled
+from fisedit.errors import Cancelled, FisEditError
 
 if TYPE_CHECKING:
     from app.lora_catalog import Scales
@@ -125,7 +125,7 @@ class AppState:
         self._parker.shutdown()
         if self._is_kept:
             for session in sessions:
-                _park(session)
+                _park_features(session)
         self._closing.close()
 
     def select(self, settings: SourceSettings) -> ModelChoice:
@@ -216,7 +216,7 @@ class AppState:
 
     def _park(self, key: str, session: Session) -> None:
         if self._is_kept:
-            _park(session)
+            _park_features(session)
         shutil.rmtree(session.out, ignore_errors=True)
         with self._lock:
             self._parking.pop(key, None)
@@ -288,9 +288,11 @@ class AppState:
             self._drop_session(longest)
 
 
-def _park(session: Session) -> None:
+def _park_features(session: Session) -> None:
     """Write a session's recorded features; where that cannot be done, they are made again when they are needed."""
     try:
         session.park()
-    except Exception as error:  # noqa: BLE001 (logged; features are recorded again when they are needed)
+    except (OSError, FisEditError) as error:
         _log.warning("recorded features of a session are dropped: %s", error)
+    except Exception:  # noqa: BLE001 (a fault of ours: its traceback is logged, and the pictures are on disk already)
+        _log.exception("recorded features of a session are dropped")

@@ -61,6 +61,8 @@ def _render_table(path: Path, key: str, where: str | None, columns: str | None) 
     report = json.loads(path.read_text(encoding="utf-8"))
     values = dict(condition.split("=", 1) for condition in where.split(", ")) if where else {}
     rows = [row for row in report[key] if all(str(row[name]) in value.split("|") for name, value in values.items())]
+    if not rows:
+        raise ValueError(f"{path.name} must have rows in {key!r} where {where}, got none; correct the mark")
     names = columns.split(", ") if columns else list(rows[0])
     table = markdown([{name: row[name] for name in names} for row in rows])
     return f"{table}\n{_measurement_line(report['environment'])}\n"

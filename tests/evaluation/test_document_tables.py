@@ -190,6 +190,8 @@ def test_a_table_is_filled_from_its_report(tmp_path):
     filled = document_tables.fill_tables(chosen, tmp_path)
     assert "| step | mask |\n| --- | --- |\n| 1.5x | ragged |\n" in filled and "square" not in filled
     assert document_tables.fill_tables(filled, tmp_path) == filled
+    with pytest.raises(ValueError, match=r"a\.json must have rows in 'summary' where mask=none"):
+        document_tables.fill_tables(chosen.replace("ragged|none", "none"), tmp_path)
     report["environment"] |= {"clean": False, "gpu": "A GPU"}
     (tmp_path / "a.json").write_text(json.dumps(report))
     assert "commit `0123456` with changes that are not committed, A GPU" in document_tables.fill_tables(text, tmp_path)
