@@ -68,6 +68,7 @@ class Endpoints:
         loras: dict[str, float] = {},  # noqa: B006 (gradio shows the default)
         reference: str = "",
         reference_scale: float = 1.0,
+        clip_skip: int = 0,
     ) -> Iterator[dict[str, Any]]:
         """Generate a picture from a prompt, to be edited in the same session.
 
@@ -79,17 +80,20 @@ class Endpoints:
             guidance: scale of classifier-free guidance, 0 to 30; null for the model's own.
             width: in pixels, 64 to 1024, divisible by 8; null for the model's own.
             height: in pixels, 64 to 1024, divisible by 8; null for the model's own.
-            scheduler: ddim, dpmsolver++, euler, euler_a or lcm.
+            scheduler: such as ddim or euler_a, or as web UIs say, such as "DPM++ 2M Karras".
             negative_prompt: what the picture should not show; "" for nothing.
             model: a name that is offered; "" for the first.
             loras: names that are offered -> their scales, -2 to 2.
             reference: a picture whose appearance is taken, in base64; "" for none.
             reference_scale: how much of its appearance, 0 to 2.
+            clip_skip: layers of the text encoder that are left out, 0 to 11.
 
         Yields:
             The progress of every step; at the end the result.
         """
-        settings = SourceSettings(steps, guidance, seed, width, height, scheduler, negative_prompt, model, loras)
+        settings = SourceSettings(
+            steps, guidance, seed, width, height, scheduler, negative_prompt, model, loras, clip_skip
+        )
         get_reference = _lazy_reference(reference, reference_scale)
         yield from self._stream(
             request, lambda session: handlers.generate(self._state, session, prompt, settings, get_reference())
@@ -138,6 +142,7 @@ class Endpoints:
         grow: int = 0,
         reference: str = "",
         reference_scale: float = 1.0,
+        strength: float = 1.0,
     ) -> Iterator[dict[str, Any]]:
         """Change the session's current picture to fit another prompt, with the model and LoRAs that made it.
 
@@ -151,11 +156,12 @@ class Endpoints:
             grow: latent cells (8 pixels) to dilate the mask by, -16 to 16; negative erodes.
             reference: a picture whose appearance the edited area takes, in base64; "" for none.
             reference_scale: how much of its appearance, 0 to 2.
+            strength: share of the steps to run, above 0 to 1; less keeps more of what was there.
 
         Yields:
             The progress of every step; at the end the result.
         """
-        get_region = _lazy_region(words, instance, grow, mask, protect)
+        get_region = _lazy_region(words, instance, grow, mask, protect, strength)
         get_reference = _lazy_reference(reference, reference_scale)
         yield from self._stream(
             request, lambda session: handlers.edit(self._state, session, prompt, get_region(), get_reference())
@@ -172,6 +178,7 @@ class Endpoints:
         grow: int = 0,
         reference: str = "",
         reference_scale: float = 1.0,
+        strength: float = 1.0,
     ) -> dict[str, Any]:
         """Predict where an edit would change the picture, and its cost. No result is made.
 
@@ -185,11 +192,12 @@ class Endpoints:
             grow: latent cells (8 pixels) to dilate the mask by, -16 to 16; negative erodes.
             reference: a picture whose appearance the edited area takes, in base64; "" for none.
             reference_scale: how much of its appearance, 0 to 2.
+            strength: share of the steps to run, above 0 to 1; less keeps more of what was there.
 
         Returns:
             The mask, its share of the picture, the predicted seconds and multiply-accumulates, beside a dense run's.
         """
-        get_region = _lazy_region(words, instance, grow, mask, protect)
+        get_region = _lazy_region(words, instance, grow, mask, protect, strength)
         get_reference = _lazy_reference(reference, reference_scale)
         return _estimate_to_dict(
             handlers.preview(self._state, self._session(request), prompt, get_region(), get_reference())
@@ -277,7 +285,9 @@ def _estimate_to_dict(estimate: handlers.EditEstimate) -> dict[str, Any]:
     }
 
 
-def _lazy_region(words: list[str], instance: int, grow: int, mask: str, protect: str) -> Callable[[], RegionSettings]:
+def _lazy_region(
+    words: list[str], instance: int, grow: int, mask: str, protect: str, strength: float
+) -> Callable[[], RegionSettings]:
     """A region from a program's arguments, read when the run begins, so that errors are reported alike."""
 
     def get_region() -> RegionSettings:
@@ -285,7 +295,8 @@ def _lazy_region(words: list[str], instance: int, grow: int, mask: str, protect:
             raise InputError("words must be a list of words of a prompt")
         add = _decode_image(mask, "mask")
         piece = None if instance == -1 else instance
-        return RegionSettings(tuple(words), piece, grow, add, _decode_image(protect, "protect"), only=add is not None)
+        keep = _decode_image(protect, "protect")
+        return RegionSettings(tuple(words), piece, grow, add, keep, only=add is not None, strength=strength)
 
     return get_region
 

@@ -8,19 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
-from app import validation
-from fisedit.values import SchedulerName
+from app import html, validation
+from fisedit.values import CLIP_SKIPS, SchedulerName
 
 if TYPE_CHECKING:
     from app.model_pool import ModelPool
 
-SCHEDULERS = {
-    "DDIM": SchedulerName.DDIM,
-    "DPM++ 2M": SchedulerName.DPM_SOLVER,
-    "Euler": SchedulerName.EULER,
-    "Euler a": SchedulerName.EULER_ANCESTRAL,
-    "LCM": SchedulerName.LCM,
-}
+SCHEDULERS = {name.label: name for name in SchedulerName}
 """Names that users know."""
 
 ALL_PIECES = ("All pieces", "all")
@@ -81,6 +75,7 @@ class PageComponents:
             elem_id="prompt",
             autofocus=True,
         )
+        self.examples = gr.HTML(html.examples(self.pool.first.vocabulary), elem_id="examples", elem_classes="line")
         self.words_line = gr.HTML(elem_id="words-line", elem_classes="line")
         with gr.Row(elem_id="actions"):
             self.run = gr.Button("Run edit", variant="secondary", interactive=False, elem_id="run")
@@ -99,6 +94,7 @@ class PageComponents:
             )
             self.grow = gr.Slider(*validation.GROW, value=0, step=1, label="Grow or shrink", elem_id="grow")
             self.only = gr.Checkbox(label="Only where I paint", elem_id="only")
+            self.strength = gr.Slider(0.05, 1, value=1, step=0.05, label="Strength", elem_id="strength")
 
     def _add_reference(self) -> None:
         offered = self.pool.adapter is not None
@@ -162,7 +158,9 @@ class PageComponents:
         with gr.Row():
             self.width = gr.Slider(*validation.SIDES, value=native, step=8, label="Width", elem_id="width")
             self.height = gr.Slider(*validation.SIDES, value=native, step=8, label="Height", elem_id="height")
-        self.scheduler = gr.Dropdown(list(SCHEDULERS), value="DDIM", label="Scheduler", elem_id="scheduler")
+        with gr.Row():
+            self.scheduler = gr.Dropdown(list(SCHEDULERS), value="DDIM", label="Scheduler", elem_id="scheduler")
+            self.clip_skip = gr.Slider(*CLIP_SKIPS, value=0, step=1, label="CLIP skip", elem_id="clip-skip")
         self.negative = gr.Textbox(
             label="Negative prompt", lines=1, max_length=validation.MAX_PROMPT_CHARACTERS, elem_id="negative"
         )
@@ -180,7 +178,8 @@ class PageComponents:
     @property
     def edit_inputs(self) -> list[Any]:
         """The arguments of an edit."""
-        return [self.prompt, *self.reference_inputs, self.stage, self.words, self.instance, self.grow, self.only]
+        region = [self.stage, self.words, self.instance, self.grow, self.only, self.strength]
+        return [self.prompt, *self.reference_inputs, *region]
 
     @property
     def reference_inputs(self) -> list[Any]:
@@ -191,7 +190,15 @@ class PageComponents:
     def settings_inputs(self) -> list[Any]:
         """The settings of a new picture."""
         size = [self.steps, self.guidance, self.seed, self.width, self.height]
-        return [*size, self.scheduler, self.negative, self.model, self.loras, *self.lora_scales.values()]
+        return [
+            *size,
+            self.scheduler,
+            self.clip_skip,
+            self.negative,
+            self.model,
+            self.loras,
+            *self.lora_scales.values(),
+        ]
 
     @property
     def session_outputs(self) -> list[Any]:

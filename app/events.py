@@ -126,15 +126,16 @@ class EventHandlers:
 
     # Before a run
 
-    def on_words(self, request: gr.Request, prompt: str, chosen: list[str]) -> Updates:
-        """Show the changed words of a prompt.
+    def on_words(self, request: gr.Request, prompt: str, chosen: list[str], model: str) -> Updates:
+        """Show the changed words of a prompt, and before the first picture those that the model does not know.
 
         Args:
             request: of the page.
             prompt: the new prompt.
             chosen: words that are selected to find the mask by.
+            model: label of the model that is selected for new pictures.
         """
-        return self.updates.words(self._session(request), prompt, chosen)
+        return self.updates.words(self._session(request), prompt, chosen, model)
 
     def on_preview(
         self, request: gr.Request, prompt: str, reference: bytes | None, scale: float, strokes: str, *region: Any
@@ -167,10 +168,12 @@ class EventHandlers:
         """A model was chosen: its own size and guidance are suggested."""
         try:
             model = self.state.pool.select(str(label))
+            examples = html.examples(model.vocabulary)
         except FisEditError as error:
             return {self.page.status: html.message(str(error), "error")}
         side, page = model.native_size, self.page
-        return {page.width: side, page.height: side, page.guidance: model.guidance}
+        size = {page.width: side, page.height: side, page.guidance: model.guidance}
+        return size | {page.examples: examples}
 
     def on_loras(self, chosen: list[str] | None, *scales: float) -> Updates:
         """LoRAs were chosen: each has a scale, as it was before or 1."""
@@ -241,15 +244,15 @@ class EventHandlers:
 
     def _settings(self, *values: Any) -> SourceSettings:
         """What `PageComponents.settings_inputs` hold; sliders give floats."""
-        steps, guidance, seed, width, height, scheduler, negative, model, chosen, *scales = values
-        steps, seed, width, height = (
+        steps, guidance, seed, width, height, scheduler, clip_skip, negative, model, chosen, *scales = values
+        steps, seed, width, height, clip_skip = (
             int(value) if isinstance(value, float) and value.is_integer() else value
-            for value in (steps, seed, width, height)
+            for value in (steps, seed, width, height, clip_skip)
         )
         scale = dict(zip(self.page.lora_scales, scales, strict=True))
         loras = {str(name): scale.get(name, 1.0) for name in chosen or ()}
-        known = SCHEDULERS.get(scheduler, str(scheduler))
-        return SourceSettings(steps, guidance, seed, width, height, known, str(negative or ""), str(model or ""), loras)
+        known, negative, model = SCHEDULERS.get(scheduler, str(scheduler)), str(negative or ""), str(model or "")
+        return SourceSettings(steps, guidance, seed, width, height, known, negative, model, loras, clip_skip)
 
     def _run(
         self, request: gr.Request, start: Callable[[Session], Iterator[RunProgress]], prompt: str | None = ""
@@ -316,11 +319,14 @@ def _reference(picture: bytes | None, scale: float) -> ReferencePicture | None:
     return ReferencePicture(picture, scale) if picture else None
 
 
-def _region(session: Session, strokes: Any, words: Any, instance: str | None, grow: Any, only: Any) -> RegionSettings:
+def _region(
+    session: Session, strokes: Any, words: Any, instance: str | None, grow: Any, only: Any, strength: Any
+) -> RegionSettings:
     """What the other `PageComponents.edit_inputs` hold."""
     add, protect = views.decode_strokes(strokes, session.current.size)
     if instance is None or not (instance == ALL_PIECES[1] or instance.isdecimal()):
         raise InputError(f"piece must be a number or {ALL_PIECES[1]!r}, got {instance!r:.40}")
     piece = None if instance == ALL_PIECES[1] else int(instance)
     chosen = tuple(str(word) for word in words or ())
-    return RegionSettings(chosen, piece, int(grow or 0), add, protect, bool(only) and add is not None)
+    alone = bool(only) and add is not None
+    return RegionSettings(chosen, piece, int(grow or 0), add, protect, alone, 1.0 if strength is None else strength)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from fisedit.values import GenerationConfig
 
 
+_NAMES = {"num_inference_steps": "steps", "guidance_scale": "guidance"}
+"""Arguments of `Editor.generate` -> the same in `SourceSettings`, where names differ."""
+
+
 @dataclass(frozen=True)
 class RestoredSettings:
     """How an uploaded picture was made, as far as its file records it.
@@ -36,7 +40,7 @@ class RestoredSettings:
     Args:
         message: one line on what was found.
         prompt: of the picture, or "".
-        settings: how it was made; None where another program made it, or the file does not record it.
+        settings: how it was made; None where the file does not record it.
     """
 
     message: str
@@ -97,16 +101,30 @@ def restore_settings(state: AppState, data: bytes) -> RestoredSettings:
     if not (made.parameters or made.origin):
         return RestoredSettings("The picture does not say how it was made.")
     try:
+        if not made.origin:
+            return _restore_from_web_ui(made.parameters)
         past = provenance.parse_origin(made)
         prompt = clean_prompt(past.prompt)
-        if not made.origin:
-            return RestoredSettings("Its prompt was found in the picture.", prompt)
         message, model = "Its prompt and settings were found in the picture.", state.pool.find(past.model)
         if model is None and past.model:
             message = f"{message} It was made with the model {label(past.model)}, which is not offered here."
         return RestoredSettings(message, prompt, _settings_from_config(state, past.config, model))
     except FisEditError as error:
         return RestoredSettings(f"What it says of its making cannot be used: {error}")
+
+
+def _restore_from_web_ui(parameters: str) -> RestoredSettings:
+    """What another program wrote of a picture; what is out of range here is named and left out."""
+    prompt, found = provenance.parse_parameters(parameters)
+    settings, refused = SourceSettings(), []
+    for name, value in found.items():
+        try:
+            settings = check_settings(replace(settings, **{_NAMES.get(name, name): value}))
+        except FisEditError as error:
+            refused.append(str(error))
+    what = "prompt and settings were" if settings != SourceSettings() else "prompt was"
+    message = " ".join([f"Its {what} found in the picture.", *(f"Not used: {line}." for line in refused)])
+    return RestoredSettings(message, clean_prompt(prompt), settings if settings != SourceSettings() else None)
 
 
 def _settings_from_config(state: AppState, config: GenerationConfig, model: OfferedModel | None) -> SourceSettings:
@@ -121,6 +139,7 @@ def _settings_from_config(state: AppState, config: GenerationConfig, model: Offe
         config.negative_prompt,
         model.label if model else "",
         state.pool.loras.scales_by_label(config.loras),
+        config.clip_skip,
     )
     return check_settings(settings)
 

@@ -24,7 +24,7 @@ from app.validation import (
     decode_reference,
 )
 from fisedit.errors import InputError, SessionError
-from fisedit.values import cell_pixels
+from fisedit.values import SchedulerName, cell_pixels, num_timesteps
 
 if TYPE_CHECKING:
     from app.session import Session
@@ -84,7 +84,8 @@ def generate(
     def job(editor: Editor, on_step: OnStep) -> EditResult:
         return editor.generate(text, **arguments, **add_reference(editor), on_step=on_step)
 
-    return stream_run(state, session, RunRequest(job, settings.steps, choice))
+    timesteps = num_timesteps(SchedulerName(settings.scheduler), settings.steps)
+    return stream_run(state, session, RunRequest(job, timesteps, choice))
 
 
 def open_picture(
@@ -182,7 +183,7 @@ def edit(
     def job(editor: Editor, on_step: OnStep) -> EditResult:
         return editor.edit(text, **_region_arguments(editor, text, region), **add_reference(editor), on_step=on_step)
 
-    return stream_run(state, session, RunRequest(job, session.current.config.num_inference_steps))
+    return stream_run(state, session, RunRequest(job, session.current.config.num_timesteps))
 
 
 def measure_dense(state: AppState, session: Session, result_id: str) -> Iterator[RunProgress]:
@@ -205,7 +206,7 @@ def measure_dense(state: AppState, session: Session, result_id: str) -> Iterator
         session.measured[result_id] = editor.dense(result_id, on_step)[1]
         return session.measured[result_id]
 
-    return stream_run(state, session, RunRequest(job, result.config.num_inference_steps, choice))
+    return stream_run(state, session, RunRequest(job, result.config.num_timesteps, choice))
 
 
 def undo(session: Session) -> EditResult:
@@ -260,6 +261,7 @@ def _source_arguments(settings: SourceSettings, choice: ModelChoice) -> Argument
         "negative_prompt": settings.negative_prompt,
         "width": settings.width,
         "height": settings.height,
+        "clip_skip": settings.clip_skip,
     }
 
 
@@ -283,7 +285,12 @@ def _reference_arguments(state: AppState, reference: ReferencePicture | None) ->
 
 
 def _region_arguments(editor: Editor, prompt: str, region: RegionSettings) -> Arguments:
-    """A region as arguments: the painted area is joined with the words' mask, if there is one."""
+    """A region as arguments."""
+    return _area_arguments(editor, prompt, region) | {"strength": float(region.strength)}
+
+
+def _area_arguments(editor: Editor, prompt: str, region: RegionSettings) -> Arguments:
+    """Where it is: the painted area is joined with the words' mask, if there is one."""
     found: Arguments = {
         "words": region.words,
         "instance": region.instance,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from app.handlers import EditEstimate
     from app.runs import RunProgress
     from fisedit.history import EditResult
+    from fisedit.models.vocabulary import Vocabulary
 
 MAX_DIFF_CHARACTERS = 2_000
 """Of a prompt whose changes are shown."""
@@ -44,6 +45,13 @@ def _marked(words: str, tag: str) -> str:
     return f"{words[: len(words) - len(bare)]}<{tag}>{escape(bare)}</{tag}>"
 
 
+def examples(vocabulary: Vocabulary | None) -> str:
+    """Buttons with a model's example prompts, which the page's script puts into the prompt."""
+    prompts = vocabulary.examples if vocabulary else ()
+    buttons = "".join(f'<button type="button">{escape(prompt)}</button>' for prompt in prompts)
+    return f'<div role="group" aria-label="Prompts to try">{buttons}</div>' if buttons else ""
+
+
 def estimate(edit: EditEstimate) -> str:
     """The prediction of an edit, in one line of HTML."""
     preview = edit.preview
@@ -51,12 +59,13 @@ def estimate(edit: EditEstimate) -> str:
         return _line(f"Nothing to do: {preview.nothing}.")
     cost = _seconds_as_text(edit.seconds, "about ")
     if preview.fallback:
-        return _line(f"The whole picture will be painted: {preview.fallback}.", cost)
+        return _line(f"The whole picture will be painted: {preview.fallback}.", cost, *preview.notes)
     confidence = (
         f"confidence {preview.confidence:.0%}" if preview.mask.source is MaskSource.ATTENTION else "where you painted"
     )
     times = _speedup_as_text(edit.dense_seconds, edit.seconds)
-    return _line(f"{preview.mask.area:.0%} of the picture", confidence, cost, f"{times} (predicted)" if times else "")
+    faster = f"{times} (predicted)" if times else ""
+    return _line(f"{preview.mask.area:.0%} of the picture", confidence, cost, faster, *preview.notes)
 
 
 def cost_summary(

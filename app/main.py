@@ -77,8 +77,16 @@ def _connect_runs(page: PageComponents, events: EventHandlers) -> None:
 
 def _connect_previews(page: PageComponents, events: EventHandlers) -> None:
     latest = _UNQUEUED | {"trigger_mode": "always_last"}
-    page.show_words.click(events.on_words, [page.prompt, page.words], [page.words_line, page.words], **latest)
-    changes = [page.stage.input, page.words.input, page.instance.input, page.grow.release, page.only.input]
+    typed = [page.prompt, page.words, page.model]
+    page.show_words.click(events.on_words, typed, [page.words_line, page.words], **latest)
+    changes = [
+        page.stage.input,
+        page.words.input,
+        page.instance.input,
+        page.grow.release,
+        page.only.input,
+        page.strength.release,
+    ]
     changes += [page.reference.upload, page.reference.clear, page.reference_scale.release]
     gr.on(
         [page.show_preview.click, *changes],
@@ -108,6 +116,7 @@ def _connect_settings(page: PageComponents, events: EventHandlers) -> None:
     page.file.clear(lambda: ("", gr.update(interactive=False)), None, [page.found, page.open], **_UNQUEUED)
     scales = list(page.lora_scales.values())
     page.loras.change(events.on_loras, [page.loras, *scales], scales, **_UNQUEUED)
-    page.model.input(events.on_model, page.model, [page.width, page.height, page.guidance, page.status], **_UNQUEUED)
+    suggested = [page.width, page.height, page.guidance, page.examples, page.status]
+    page.model.input(events.on_model, page.model, suggested, **_UNQUEUED)
     page.random_seed.click(lambda: SystemRandom().randrange(2**32), None, page.seed, **_UNQUEUED)
     page.reuse.click(events.on_reuse, None, page.seed, **_UNQUEUED)

@@ -27,6 +27,7 @@ from fisedit import Editor
 from fisedit.errors import AdapterError, FisEditError, InputError, ModelError, SessionError
 from fisedit.models.loader import config_folder, load_tokenizer
 from fisedit.models.paths import absolute_name
+from fisedit.models.vocabulary import Vocabulary, read_vocabulary
 from fisedit.models.weight_files import read_json
 from fisedit.pipeline import diff_prompts
 from fisedit.values import LATENT_FACTOR
@@ -112,6 +113,11 @@ class OfferedModel:
     def guidance(self) -> float:
         """The default guidance scale; strong guidance hurts a model as small as the demo model."""
         return 4.0 if self.name == "demo" else 7.5
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary | None:
+        """The words that it knows; None where its folder lists none."""
+        return read_vocabulary(self._config_folder)
 
     @cached_property
     def _tokenizer(self) -> Any:

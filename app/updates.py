@@ -93,17 +93,19 @@ class PageUpdates:
             page.instance: gr.update(choices=pieces) if all_pieces else gr.skip(),
         }
 
-    def words(self, session: Session, prompt: str, chosen: list[str] | None) -> Updates:
+    def words(self, session: Session, prompt: str, chosen: list[str] | None, model: str) -> Updates:
         """The words of a new prompt that differ from the current one, and those that can be chosen.
 
         Args:
-            session: whose current prompt is compared.
+            session: whose current prompt is compared; without one, words are named that the model does not know.
             prompt: the new prompt.
             chosen: words that are selected; those of neither prompt are dropped.
+            model: label of the model that is selected for new pictures.
         """
         history = session.history
         if not len(history):
-            return {self.page.words_line: ""}
+            vocabulary = self.pool.select(model).vocabulary
+            return {self.page.words_line: html.message(vocabulary.note(str(prompt)) if vocabulary else "")}
         old, new = history.current.prompt, str(prompt)[: html.MAX_DIFF_CHARACTERS]
         known = list(dict.fromkeys(re.findall(r"\w+", f"{old} {new}".lower())))
         return {
@@ -116,11 +118,12 @@ class PageUpdates:
         page, known = self.page, {value: name for name, value in SCHEDULERS.items()}
         return {
             page.steps: settings.steps,
-            page.guidance: settings.guidance,
+            page.guidance: gr.skip() if settings.guidance is None else settings.guidance,
             page.seed: settings.seed,
             page.width: settings.width or gr.skip(),
             page.height: settings.height or gr.skip(),
             page.scheduler: known[SchedulerName(settings.scheduler)],
+            page.clip_skip: settings.clip_skip,
             page.negative: settings.negative_prompt,
             page.model: self.pool.select(settings.model).label,
             page.loras: list(settings.loras),

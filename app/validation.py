@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from fisedit.errors import FisEditError, InputError, PromptError
 from fisedit.storage import images
-from fisedit.values import SchedulerName
+from fisedit.values import CLIP_SKIPS, SchedulerName
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 MAX_PROMPT_CHARACTERS, MAX_WORDS, MAX_LORAS = 2_000, 16, 8
 STEPS, GUIDANCE, SEEDS, SIDES, GROW = (1, 150), (0.0, 30.0), (0, 2**32 - 1), (64, 1024), (-16, 16)
-LORA_SCALE, REFERENCE_SCALE = (-2.0, 2.0), (0.0, 2.0)
+LORA_SCALE, REFERENCE_SCALE, STRENGTH = (-2.0, 2.0), (0.0, 2.0), (0.0, 1.0)
 MAX_BYTES, MAX_PIXELS, MAX_SIDE = 32 << 20, 32_000_000, 12_000
 """Limits of an uploaded picture: bytes, pixels, pixels of a side."""
 
@@ -49,6 +49,7 @@ class SourceSettings:
         negative_prompt: what the picture should not show.
         model: the label of an offered one, "" for the first.
         loras: labels of offered ones -> their scales, -2 to 2.
+        clip_skip: layers of the text encoder that are left out, 0 to 11.
     """
 
     steps: int = 25
@@ -60,11 +61,12 @@ class SourceSettings:
     negative_prompt: str = ""
     model: str = ""
     loras: Mapping[str, float] = field(default_factory=dict)
+    clip_skip: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class RegionSettings:
-    """Where an edit may paint.
+    """Where an edit may paint, and how much of it.
 
     Args:
         words: use only these words of either prompt; () for the changed ones.
@@ -73,6 +75,7 @@ class RegionSettings:
         add: a picture of the current one's size, white where the edit may paint too; None for nowhere.
         protect: a picture of the current one's size, white where the edit never paints; None for nowhere.
         only: whether the edit paints where `add` is white and nowhere else.
+        strength: share of the steps to run, above 0 to 1; less keeps more of what was there.
     """
 
     words: tuple[str, ...] = ()
@@ -81,6 +84,7 @@ class RegionSettings:
     add: Image | None = None
     protect: Image | None = None
     only: bool = False
+    strength: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,7 @@ def clean_prompt(prompt: str) -> str:
         raise PromptError(f"prompt must be text, got {type(prompt).__name__}")
     if len(prompt) > MAX_PROMPT_CHARACTERS:
         raise PromptError(
-            f"prompt must have at most {MAX_PROMPT_CHARACTERS} letters, got {len(prompt)}; the model reads 75 words"
+            f"prompt must have at most {MAX_PROMPT_CHARACTERS} letters, got {len(prompt)}; 600 tokens are read"
         )
     printable = "".join(character if character.isprintable() else " " for character in prompt).strip()
     if not printable:
@@ -128,12 +132,16 @@ def check_settings(settings: SourceSettings) -> SourceSettings:
     if settings.guidance is not None:
         _within("guidance", settings.guidance, GUIDANCE)
     _within("seed", settings.seed, SEEDS, whole=True)
+    _within("clip_skip", settings.clip_skip, CLIP_SKIPS, whole=True)
     for name, side in (("width", settings.width), ("height", settings.height)):
         if side is not None and _within(name, side, SIDES, whole=True) % 8:
             raise InputError(f"{name} must be divisible by 8, got {side}; use {round(side / 8) * 8}")
     _check_names(settings)
-    if settings.scheduler not in tuple(SchedulerName):
-        raise InputError(f"scheduler must be one of {', '.join(SchedulerName)}, got {settings.scheduler!r:.40}")
+    try:
+        SchedulerName(settings.scheduler)
+    except ValueError as error:
+        names = ", ".join(SchedulerName)
+        raise InputError(f"scheduler must be one of {names}, got {settings.scheduler!r:.40}") from error
     return settings
 
 
@@ -153,6 +161,7 @@ def check_region(region: RegionSettings) -> RegionSettings:
     if len(region.words) > MAX_WORDS or any(len(word) > MAX_PROMPT_CHARACTERS for word in region.words):
         raise InputError(f"words must be at most {MAX_WORDS} words of a prompt, got {len(region.words)}")
     _within("grow", region.grow, GROW, whole=True)
+    _within("strength", region.strength, STRENGTH)
     if region.instance is not None:
         _within("instance", region.instance, (0, 999), whole=True)
     return region

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
-from fisedit.adapters import lora
+from fisedit.adapters import lora, textual_inversion
 from fisedit.adapters.checkpoints import load_adapter
 from fisedit.diagnosis.calibration import CalibrationSettings, calibrate, predictions
 from fisedit.errors import AdapterError, InputError, PageError, SessionError
@@ -79,6 +79,7 @@ class Preview:
         seconds: that it would take, by this machine's cost table; None where there is none.
         seconds_dense: those of a dense run; None where there is no cost table.
         recorded_bytes: that it would keep for later edits, about.
+        notes: things the user should know, such as words that the model does not know.
     """
 
     mask: EditMask
@@ -90,6 +91,7 @@ class Preview:
     seconds: float | None = None
     seconds_dense: float | None = None
     recorded_bytes: int = 0
+    notes: tuple[str, ...] = ()
 
     @property
     def confidence(self) -> float:
@@ -108,6 +110,7 @@ class Editor:
     Args:
         pipe: a Stable Diffusion 1.x or 2.x pipeline. Editors may share one.
         model: its name, for saved sessions.
+        vae: path of its autoencoder, for saved sessions; "" for the model's own.
         max_recorded_bytes: recorded features kept in the memory of the device; None for half of what is free there. On
             a CPU steps that do not fit lie on disk and are fetched while an edit runs; on a GPU they wait in the host's
             memory first.
@@ -131,14 +134,14 @@ class Editor:
         pipe: StableDiffusionPipeline,
         *,
         model: str = "",
+        vae: str = "",
         max_recorded_bytes: int | None = None,
         max_host_bytes: int | None = None,
         max_disk_bytes: int | None = None,
         graphs: bool | None = None,
         cache_dtype: str = "auto",
     ) -> None:
-        self.pipe = pipe
-        self.model = model
+        self.pipe, self.model, self.vae = pipe, model, vae
         self._stores: dict[Path, SessionStore] = {}
         device = pipe.unet.device
         limit = free_bytes(device) // 2 if max_recorded_bytes is None else max_recorded_bytes
@@ -154,6 +157,7 @@ class Editor:
         cls,
         model: str | Path = "demo",
         *,
+        vae: str | Path | None = None,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         local_files_only: bool = False,
@@ -167,6 +171,7 @@ class Editor:
 
         Args:
             model: "demo", a diffusers folder, a hub id such as "owner/name", or one .safetensors file (1.x).
+            vae: another autoencoder than the model's, a folder or a .safetensors file; None for the model's own.
             device: "cpu", "cuda" or "cuda:N"; None for CUDA where there is some.
             dtype: "fp32", "bf16", "fp16" or torch's; None for fp16 on CUDA, and on a CPU for the faster of
                 bf16 and fp32.
@@ -181,11 +186,11 @@ class Editor:
             ModelError: the model is missing, damaged, unsafe to load or of another architecture.
             NumericsError: its weights hold NaN or infinity. InputError: a device or dtype that cannot be used here.
         """
-        pipe = load(model, device=device, dtype=dtype, local_files_only=local_files_only)
-        name = absolute_name(model)
+        pipe = load(model, vae=vae, device=device, dtype=dtype, local_files_only=local_files_only)
         return cls(
             pipe,
-            model=name,
+            model=absolute_name(model),
+            vae="" if vae is None else _absolute_path(vae),
             max_recorded_bytes=max_recorded_bytes,
             max_host_bytes=max_host_bytes,
             max_disk_bytes=max_disk_bytes,
@@ -201,7 +206,8 @@ class Editor:
                 editor of the model that made it.
             references: reference pictures by their digests, shared with editors over other models; None for its own.
         """
-        editor = type(self)(self.pipe, model=self.model, max_recorded_bytes=self._trajectory_cache.max_bytes)
+        limit = self._trajectory_cache.max_bytes
+        editor = type(self)(self.pipe, model=self.model, vae=self.vae, max_recorded_bytes=limit)
         editor._pipeline = self._pipeline.beside(history, references)  # noqa: SLF001 (of its own class)
         return editor
 
@@ -276,6 +282,26 @@ class Editor:
         """Take a LoRA out; the model is as it was before. Raises AdapterError where there is none of that name."""
         self._check_lora(name)
         lora.unload(self.pipe, name)
+
+    def load_textual_inversion(self, source: str | Path, token: str | None = None) -> str:
+        """Load a word's embeddings (textual inversion, arXiv 2208.01618), for prompts and negative prompts.
+
+        Args:
+            source: a .safetensors file in Automatic1111's or diffusers' format.
+            token: the word; None for the file's name. Its case does not matter.
+
+        Returns:
+            The word, for `unload_textual_inversion`.
+
+        Raises:
+            AdapterError: it is missing, damaged, of another model, or a word that the model knows already.
+            InputError: a word that is none.
+        """
+        return textual_inversion.load(self.pipe, source, token)
+
+    def unload_textual_inversion(self, token: str) -> None:
+        """Take a word's embeddings out. Raises AdapterError where no such word was loaded."""
+        textual_inversion.unload(self.pipe, token)
 
     def load_adapter(self, source: str | Path, scale: float = 1.0, *, local_files_only: bool = False) -> None:
         """Load a reference adapter (arXiv 2410.22901), so that pictures may take the look of a `reference`.
@@ -390,20 +416,22 @@ class Editor:
         width: int | None = None,
         height: int | None = None,
         scheduler: str = "ddim",
+        clip_skip: int = 0,
         reference: Image | None = None,
         on_step: OnStep | None = None,
     ) -> EditResult:
         """Make a source: what diffusers' pipeline makes of the same arguments, with everything recorded.
 
         Args:
-            prompt: text, of which 75 tokens are read; brackets weigh words, as `(cat:1.4)` or `[cat]`.
+            prompt: text, of which 600 tokens are read, 75 in a chunk; brackets weigh words, as `(cat:1.4)` or `[cat]`.
             negative_prompt: text with the same syntax, for the unconditional branch.
             seed: of a CPU generator, 0 to 2^63 - 1.
             num_inference_steps: 1 to 999.
             guidance_scale: 0 to 100; 1 or less runs one branch.
             width: pixels, 64 to 2048 and divisible by 8; None for the model's own size.
             height: pixels, 64 to 2048 and divisible by 8; None for the model's own size.
-            scheduler: "ddim", "dpmsolver++", "euler", "euler_a" or "lcm".
+            scheduler: a `SchedulerName`, or its name in web UIs or diffusers, such as "DPM++ 2M Karras".
+            clip_skip: layers of the text encoder to leave out at its end, 0 to 11; one less than web UIs' clip skip.
             reference: a picture whose look it takes, and all edits of it that name no other; see `load_adapter`.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
@@ -424,6 +452,7 @@ class Editor:
             width=own if width is None else width,
             height=own if height is None else height,
             scheduler=scheduler,
+            clip_skip=clip_skip,
         )
         request = self._pipeline.request_source(config, reference=reference, on_step=on_step)
         plan = self._pipeline.planner.plan_source(request, self._pipeline.encode(request))
@@ -587,6 +616,7 @@ class Editor:
             seconds=0.0 if plan.skip_reason else planner.seconds(request, plan),
             seconds_dense=costs.seconds(None, (), request.start),
             recorded_bytes=planner.recorded_bytes(request, plan),
+            notes=plan.notes,
         )
 
     def dense(self, result_id: str, on_step: OnStep | None = None) -> tuple[Image, float]:
@@ -620,6 +650,7 @@ class Editor:
         guidance_scale: float = 7.5,
         width: int | None = None,
         height: int | None = None,
+        clip_skip: int = 0,
         on_step: OnStep | None = None,
     ) -> EditResult:
         """Make a source of a picture that was not generated here: it is inverted, with everything recorded.
@@ -640,6 +671,7 @@ class Editor:
                 picture is resized to it as a whole, and paint is resized back: of a photograph of 3000x2000 a model of
                 512x512 sees 624x416. Crop what matters, or give more, for finer paint.
             height: of the canvas in pixels, divisible by 8; None for what suits the model.
+            clip_skip: as in `generate`.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
         Raises:
@@ -657,6 +689,7 @@ class Editor:
             height=canvas_height if height is None else height,
             scheduler="ddim",
             inversion=str(inversion),
+            clip_skip=clip_skip,
         )
         request = self._pipeline.request_source(config, picture=original, on_step=on_step)
         plan = self._pipeline.planner.plan_source(request, self._pipeline.encode(request))
@@ -740,7 +773,7 @@ class Editor:
         references = self._engine.references.used(like for result in self.history for like in result.config.like)
         metadata_of = self.metadata if metadata else lambda _: None
         pages = self.recorded_pages() if features else {}
-        contents = SessionContents(self.history, self.model, self._dtype, references, pages=pages)
+        contents = SessionContents(self.history, self.model, self._dtype, references, pages=pages, vae=self.vae)
         try:
             self._store(folder).save(contents, metadata_of, overwrite=overwrite)
         except (OSError, MemoryError, PageError) as error:
@@ -778,8 +811,8 @@ class Editor:
         local_files_only: bool = False,
         cache_dtype: str = "auto",
     ) -> Self:
-        """Load a saved session with its model; features that were not saved, or are of no use, are recorded again when
-        an edit first needs them.
+        """Load a saved session with its model and VAE; features that were not saved, or are of no use, are recorded
+        again when an edit first needs them.
 
         Args:
             folder: of the session.
@@ -794,7 +827,12 @@ class Editor:
         index = SessionStore(Path(folder)).read_index()
         dtype = dtype or index.dtype
         editor = cls.from_pretrained(
-            index.model, device=device, dtype=dtype, local_files_only=local_files_only, cache_dtype=cache_dtype
+            index.model,
+            vae=index.vae or None,
+            device=device,
+            dtype=dtype,
+            local_files_only=local_files_only,
+            cache_dtype=cache_dtype,
         )
         editor.load(folder)
         return editor
@@ -812,6 +850,9 @@ class Editor:
         if other_models := {loaded.index.model, *(entry.model for entry in loaded.index.results)} - {self.model}:
             names = " and ".join(map(repr, sorted(other_models)))
             raise SessionError(f"the session is of the model {names}, got {self.model!r}; start that one")
+        if loaded.index.vae != self.vae:
+            own = "the model's own VAE"
+            raise SessionError(f"the session is of {loaded.index.vae or own}, got {self.vae or own}; load that one")
         for source, scale in loaded.assets.adapters.items():
             if not self._engine.references.loaded(source):
                 self.load_adapter(source, scale)
@@ -870,7 +911,7 @@ class Editor:
 
     def _remake_exactly(self, edit: PastEdit, on_step: OnStep | None) -> EditResult:
         """An edit just as it was: the same cells at every step."""
-        strength = strength_for_start(edit.start, self.current.config.num_inference_steps)
+        strength = strength_for_start(edit.start, self.current.config.num_timesteps)
         request = self._pipeline.request_edit(edit.prompt, strength=strength, structure=edit.structure, on_step=on_step)
         text = self._pipeline.encode(request)
         self._pipeline.restore(request)
@@ -881,7 +922,7 @@ class Editor:
         """An edit with the same words, in the mask that was given, or with a predicted one."""
         given = edit.mask.source is MaskSource.GIVEN
         mask = cell_pixels(edit.mask.grid, self.current.size) if given else None
-        strength = strength_for_start(edit.start, past.config.num_inference_steps)
+        strength = strength_for_start(edit.start, past.config.num_timesteps)
         return self.edit(edit.prompt, mask=mask, structure=edit.structure, strength=strength, on_step=on_step)
 
     @property

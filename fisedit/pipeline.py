@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import torch
 
+from fisedit.adapters import textual_inversion
 from fisedit.errors import ModelError, PageError, SessionError
 from fisedit.history import EditResult, History
 from fisedit.masking.drift_check import DriftDetected, plan_check
@@ -22,8 +23,10 @@ from fisedit.masking.localize import describe_source, restrict_to_words, shared_
 from fisedit.masking.text_diff import diff
 from fisedit.models.device import default_torch_state, device_and_dtype, weight_versions, weights_digest
 from fisedit.models.injection import exclusive
+from fisedit.models.prompt_chunks import MAX_CHUNKS, split_chunks
 from fisedit.models.prompt_weighting import parse
 from fisedit.models.vae import encode, preview
+from fisedit.models.vocabulary import vocabulary_of
 from fisedit.planner import EditPlan, EditRequest, EncodedPrompt, Planner, Region
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.inversion import noise_latents
@@ -168,7 +171,7 @@ class EditPipeline:
         """
         self._refresh()
         like = () if reference is None else self.engine.references.adapter_references(reference)
-        config = replace(config, like=like, loras=self.engine.executor.loras)
+        config = self._with_words(replace(config, like=like, loras=self.engine.executor.loras))
         return EditRequest(config, self.diff(config.prompt, config.prompt), picture=picture, on_step=on_step)
 
     def request_edit(
@@ -201,8 +204,8 @@ class EditPipeline:
         region = region or Region()
         self._refresh()
         parent, loras = self.history.current, self.engine.executor.loras
-        config = replace(
-            parent.config, prompt=check_prompt(prompt), like=self._adapter_references(reference), loras=loras
+        config = self._with_words(
+            replace(parent.config, prompt=check_prompt(prompt), like=self._adapter_references(reference), loras=loras)
         )
         script, words = self.diff(parent.prompt, prompt), region.mask_options.words
         return EditRequest(
@@ -217,6 +220,10 @@ class EditPipeline:
             verify=verify,
             on_step=on_step,
         )
+
+    def _with_words(self, config: GenerationConfig) -> GenerationConfig:
+        """A config with the textual inversions that its prompts name."""
+        return replace(config, textual_inversions=textual_inversion.used(self.engine.pipe, config))
 
     def _adapter_references(self, reference: object) -> tuple[AdapterReference, ...]:
         """The adapter references of an edit that names a reference, or else, for None, those of its source."""
@@ -289,12 +296,12 @@ class EditPipeline:
             yield self.add_result(*job, outputs[i]) if i in outputs else self.run(*job)
 
     def _batches(self, jobs: Sequence[Job]) -> Iterator[list[int]]:
-        """Indices of edits of one picture that can run in one batch: those with the same dilations."""
-        by_dilation: dict[tuple[int, ...], list[int]] = {}
+        """Indices of edits of one picture that can run in one batch: those with the same dilations and text length."""
+        alike: dict[object, list[int]] = {}
         for i, (_, plan) in enumerate(jobs):
-            if plan.dilation and not plan.skip_reason:
-                by_dilation.setdefault(plan.dilation, []).append(i)
-        for batch in by_dilation.values():
+            if plan.dilation and plan.prompt and not plan.skip_reason:
+                alike.setdefault((plan.dilation, plan.prompt.embeddings.shape), []).append(i)
+        for batch in alike.values():
             if len(batch) > 1:
                 self.restore(jobs[batch[0]][0])
                 edits = [self._latent_edit(*jobs[i]) for i in batch]
@@ -303,17 +310,30 @@ class EditPipeline:
 
     @default_torch_state()
     def encode(self, request: EditRequest) -> EncodedPrompt:
-        """Encode the prompt; says so where the encoder cannot read all of it."""
+        """Encode the prompt; says so where the encoder cannot read all of it.
+
+        Raises:
+            SessionError: words that the prompt was made with are not loaded now, or others that it holds are.
+        """
         pipe, config = self.engine.pipe, request.config
         prompts = {"prompt": config.prompt} | ({"negative prompt": config.negative_prompt} if config.guided else {})
-        limit, notes = pipe.tokenizer.model_max_length, []
+        notes: list[str] = []
         lock = exclusive(pipe.text_encoder, pipe.tokenizer)
         with request.stopwatch.stage("text"), torch.inference_mode(), lock:
+            if (words := textual_inversion.used(pipe, config)) != config.textual_inversions:
+                then, now = (", ".join(names) or "none" for names in (config.textual_inversions, words))
+                raise SessionError(
+                    f"the prompt {config.prompt!r:.60} was read with the textual inversions {then}, "
+                    f"which now are {now}; load or unload them"
+                )
             embeddings = self.engine.encode(config)
             for name, prompt in prompts.items():
-                length = len(pipe.tokenizer(parse(prompt).text, truncation=False, verbose=False).input_ids)
-                if length > limit:
-                    notes.append(f"the {name} has {length} tokens, and only the first {limit} are read; shorten it")
+                if len(split_chunks(parse(prompt), pipe.tokenizer)) > MAX_CHUNKS:
+                    length = f"{MAX_CHUNKS} chunks of 75 tokens"
+                    notes.append(f"the {name} is longer than {length}, and the rest is not read; shorten it")
+            vocabulary, known = vocabulary_of(pipe), textual_inversion.loaded(pipe)
+            if vocabulary and (note := vocabulary.note(parse(config.prompt).text, known)):
+                notes.append(note)
         return EncodedPrompt(embeddings, notes=tuple(notes))
 
     def render(self, jobs: Sequence[Job]) -> list[RenderOutput]:
@@ -395,7 +415,7 @@ class EditPipeline:
         """What a dense run makes of a request from where its parent's trajectory begins; nothing is recorded."""
         prompt, config = self.encode(request), request.config
         with request.stopwatch.stage("denoise"):
-            source, steps = self.source(request)[0], config.num_inference_steps
+            source, steps = self.source(request)[0], config.num_timesteps
             latents = self.engine.sample(config, prompt.embeddings, source, steps, self._callback(request))[-1]
         with request.stopwatch.stage("decode"), torch.inference_mode():
             return decode(self.engine.pipe.vae, latents)[0]
@@ -560,7 +580,7 @@ class EditPipeline:
                 "load that, and unload others"
             )
         picture = result.canvas if parent is None and config.opened else None
-        strength = strength_for_start(result.start, config.num_inference_steps)
+        strength = strength_for_start(result.start, config.num_timesteps)
         request = EditRequest(
             config,
             result.diff,
@@ -570,7 +590,7 @@ class EditPipeline:
             structure=result.structure,
             on_step=on_step,
         )
-        steps = config.num_inference_steps - result.start
+        steps = config.num_timesteps - result.start
         check = plan_check(result.mask, steps, result.start, passed=True) if result.checked else None
         plan = EditPlan(result.mask, self.encode(request), result.growth, check=check)
         self._cache(result, *self.render([(request, plan)]))

@@ -107,7 +107,7 @@ class EditRequest:
         object.__setattr__(self, "mask", self._grid(self.region.mask))
         object.__setattr__(self, "protect", self._grid(self.region.protect))
         object.__setattr__(self, "dilation", self._dilations())
-        object.__setattr__(self, "start", first_step(self.strength, self.config.num_inference_steps))
+        object.__setattr__(self, "start", first_step(self.strength, self.config.num_timesteps))
         if type(grow := self.region.grow) is not int or not -MAX_DILATION <= grow <= MAX_DILATION:
             raise InputError(f"grow must be latent cells in [-{MAX_DILATION}, {MAX_DILATION}], got {grow!r}")
         if not (isinstance(self.structure, int | float) and 0 <= self.structure <= 1):
@@ -125,7 +125,7 @@ class EditRequest:
 
     def _dilations(self) -> tuple[int, ...]:
         """Latent cells beyond the mask for every step; () where the cost decides."""
-        growth, steps = self.growth, self.config.num_inference_steps
+        growth, steps = self.growth, self.config.num_timesteps
         if growth is None:
             return ()
         cells = tuple(growth) if isinstance(growth, Sequence) else (growth,) * steps
@@ -418,7 +418,7 @@ class Planner:
 
     def _with_drift_check(self, request: EditRequest, plan: EditPlan) -> EditPlan:
         """The plan with a check for drift, where one can be made."""
-        steps = request.config.num_inference_steps - request.start
+        steps = request.config.num_timesteps - request.start
         if not plan.dilation or steps <= 1:
             return plan
         check = drift_check.plan_check(plan.mask, steps, request.start)

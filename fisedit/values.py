@@ -43,7 +43,7 @@ after it read the recorded features shifted by what it found changed outside the
 
 
 MAX_PROMPT_CHARS = 100_000
-"""Letters of a prompt, of which 75 tokens are read."""
+"""Letters of a prompt, of which 600 tokens are read."""
 
 C = TypeVar("C", bound=type)
 
@@ -75,13 +75,67 @@ def _copying_property(name: str) -> property:
 
 
 class SchedulerName(StrEnum):
-    """Samplers, each run by diffusers' own class."""
+    """Samplers, each run by diffusers' own class. Web UIs' names, such as "DPM++ 2M Karras", are understood as well."""
 
     DDIM = "ddim"
+    DDIM_TRAILING = "ddim_trailing"
     DPM_SOLVER = "dpmsolver++"
+    DPM_SOLVER_KARRAS = "dpmsolver++_karras"
+    DPM_SOLVER_SDE = "dpmsolver++_sde"
+    DPM_SOLVER_SDE_KARRAS = "dpmsolver++_sde_karras"
+    DPM_SDE = "dpm_sde"
+    DPM_SDE_KARRAS = "dpm_sde_karras"
     EULER = "euler"
+    EULER_TRAILING = "euler_trailing"
     EULER_ANCESTRAL = "euler_a"
+    HEUN = "heun"
+    PNDM = "pndm"
+    UNIPC = "unipc"
     LCM = "lcm"
+    TCD = "tcd"
+
+    @classmethod
+    def _missing_(cls, value: object) -> SchedulerName | None:
+        return _SCHEDULER_OF_LABEL.get(value.casefold()) if isinstance(value, str) else None
+
+    @property
+    def label(self) -> str:
+        """Its name in web UIs."""
+        return SCHEDULER_LABELS[self]
+
+
+SCHEDULER_LABELS = {
+    SchedulerName.DDIM: "DDIM",
+    SchedulerName.DDIM_TRAILING: "DDIM trailing",
+    SchedulerName.DPM_SOLVER: "DPM++ 2M",
+    SchedulerName.DPM_SOLVER_KARRAS: "DPM++ 2M Karras",
+    SchedulerName.DPM_SOLVER_SDE: "DPM++ 2M SDE",
+    SchedulerName.DPM_SOLVER_SDE_KARRAS: "DPM++ 2M SDE Karras",
+    SchedulerName.DPM_SDE: "DPM++ SDE",
+    SchedulerName.DPM_SDE_KARRAS: "DPM++ SDE Karras",
+    SchedulerName.EULER: "Euler",
+    SchedulerName.EULER_TRAILING: "Euler trailing",
+    SchedulerName.EULER_ANCESTRAL: "Euler a",
+    SchedulerName.HEUN: "Heun",
+    SchedulerName.PNDM: "PLMS",
+    SchedulerName.UNIPC: "UniPC",
+    SchedulerName.LCM: "LCM",
+    SchedulerName.TCD: "TCD",
+}
+"""Names of the schedulers in web UIs."""
+
+_SCHEDULER_OF_LABEL = {label.casefold(): name for name, label in SCHEDULER_LABELS.items()} | {
+    "ddimscheduler": SchedulerName.DDIM,
+    "dpmsolvermultistepscheduler": SchedulerName.DPM_SOLVER,
+    "eulerdiscretescheduler": SchedulerName.EULER,
+    "eulerancestraldiscretescheduler": SchedulerName.EULER_ANCESTRAL,
+    "heundiscretescheduler": SchedulerName.HEUN,
+    "pndmscheduler": SchedulerName.PNDM,
+    "unipcmultistepscheduler": SchedulerName.UNIPC,
+    "lcmscheduler": SchedulerName.LCM,
+    "tcdscheduler": SchedulerName.TCD,
+}
+"""Names of web UIs and of diffusers' classes, without case -> the scheduler."""
 
 
 class Inversion(StrEnum):
@@ -250,7 +304,7 @@ class GenerationConfig:
     """Everything that determines a generated source.
 
     Args:
-        prompt: text, with weights as in `models.prompt_weighting`; 75 tokens of it are read.
+        prompt: text, with weights as in `models.prompt_weighting`; 600 tokens of it are read, 75 in a chunk.
         negative_prompt: text with the same syntax, for the unconditional branch.
         seed: of the CPU generator that draws the first latents and every later noise.
         num_inference_steps: 1 to 999.
@@ -261,6 +315,9 @@ class GenerationConfig:
         inversion: how the latents of a source that was opened were found; None for a generated one.
         like: the references whose look it takes; () for none.
         loras: names and scales of the LoRAs in the model.
+        clip_skip: layers of the text encoder that are left out at its end for the prompt, 0 to 11; as in diffusers not
+            for the negative one. What web UIs call clip skip is one more.
+        textual_inversions: words of the prompts whose embeddings come from files, each as "word:digest of the file".
     """
 
     prompt: str
@@ -274,6 +331,8 @@ class GenerationConfig:
     inversion: Inversion | None = None
     like: tuple[AdapterReference, ...] = ()
     loras: tuple[tuple[str, float], ...] = ()
+    clip_skip: int = 0
+    textual_inversions: tuple[str, ...] = ()
 
     @property
     def opened(self) -> bool:
@@ -281,9 +340,26 @@ class GenerationConfig:
         return self.inversion is not None
 
     @property
+    def num_timesteps(self) -> int:
+        """Evaluations of the UNet, one for each of the sampler's timesteps. Heun and PNDM have more than steps."""
+        return num_timesteps(self.scheduler, self.num_inference_steps)
+
+    @property
     def guided(self) -> bool:
         """Whether the UNet runs both branches of classifier-free guidance."""
         return self.guidance_scale > 1.0
+
+
+def num_timesteps(scheduler: SchedulerName, steps: int) -> int:
+    """Evaluations of the UNet in so many steps of a sampler.
+
+    Args:
+        scheduler: the sampler.
+        steps: 1 or more.
+    """
+    if scheduler is SchedulerName.HEUN:
+        return 2 * steps - 1
+    return steps + (scheduler is SchedulerName.PNDM and steps > 1)
 
 
 @copy_on_read("seconds")
@@ -338,6 +414,8 @@ E = TypeVar("E", bound=StrEnum)
 STEPS = (1, 999)
 SIDE = (64, 2048)
 SEEDS = (0, 2**63 - 1)
+CLIP_SKIPS = (0, 11)
+_OPTIONAL = ("like", "loras", "clip_skip", "textual_inversions")
 
 
 def make_generation_config(prompt: str, **settings: Any) -> GenerationConfig:
@@ -356,8 +434,13 @@ def make_generation_config(prompt: str, **settings: Any) -> GenerationConfig:
     return GenerationConfig(prompt if settings.get("inversion") and prompt == "" else check_prompt(prompt), **checked)
 
 
+def config_to_dict(config: GenerationConfig) -> dict[str, Any]:
+    """The arguments of `make_generation_config`, JSON-ready; fields that older versions lack are left out if empty."""
+    return {name: value for name, value in asdict(config).items() if value or name not in _OPTIONAL}
+
+
 def first_step(strength: float, steps: int) -> int:
-    """The index of the first step that an edit of this strength runs, as in diffusers' image-to-image.
+    """The index of the first timestep that an edit of this strength runs: that share of them, from the last.
 
     Raises:
         InputError: a strength out of range, or one that leaves no step to run.
@@ -399,7 +482,7 @@ def is_unicode(text: str) -> bool:
 
 def _check_text(name: str, text: str) -> str:
     if len(text) > MAX_PROMPT_CHARS:
-        raise PromptError(f"{name} must have at most {MAX_PROMPT_CHARS} letters, got {len(text)}; 75 tokens are read")
+        raise PromptError(f"{name} must have at most {MAX_PROMPT_CHARS} letters, got {len(text)}; 600 tokens are read")
     if not is_unicode(text):
         raise PromptError(f"{name} must be Unicode text, got {text!a}; remove its undecodable bytes")
     return text
@@ -420,6 +503,12 @@ def _lora(name: str, scale: float) -> tuple[str, float]:
     if not isinstance(name, str):
         raise InputError(f"a LoRA must have a name, got {name!r}")
     return name, check_scale(scale)
+
+
+def _textual_inversion(name: str) -> str:
+    if not isinstance(name, str):
+        raise InputError(f"a textual inversion must have a name, got {name!r}")
+    return name
 
 
 def check_scale(scale: Any) -> float:
@@ -454,9 +543,10 @@ def _side(name: str, value: int) -> int:
 
 
 def _enum_value(name: str, value: str, kind: type[E]) -> E:
-    if value not in tuple(kind):
-        raise InputError(f"{name} must be one of {', '.join(kind)}, got {value!r}")
-    return kind(value)
+    try:
+        return kind(value)
+    except ValueError as error:
+        raise InputError(f"{name} must be one of {', '.join(kind)}, got {value!r}") from error
 
 
 def _negative_prompt(value: Any) -> str:
@@ -472,9 +562,11 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "guidance_scale": _guidance,
     "width": lambda value: _side("width", value),
     "height": lambda value: _side("height", value),
+    "clip_skip": lambda value: _integer("clip_skip", value, CLIP_SKIPS),
     "scheduler": lambda value: _enum_value("scheduler", value, SchedulerName),
     "inversion": lambda value: None if value is None else _enum_value("inversion", value, Inversion),
     "like": parse_adapter_references,
     "loras": lambda value: tuple(_lora(*entry) for entry in value),
+    "textual_inversions": lambda value: tuple(_textual_inversion(entry) for entry in value),
 }
 """Field of a `GenerationConfig` -> what checks and converts it."""

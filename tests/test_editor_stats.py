@@ -124,7 +124,7 @@ def test_a_rebuild_is_told(pipelines):
     assert stats.notes == ("results rebuilt first, as their features were gone: 1",)
 
 
-LONG = "a cat and a cake on a beach with a tree and a house " * 8
+LONG = "a cat and a cake on a beach with a tree and a house " * 50
 
 
 @pytest.mark.parametrize("call", ["generate", "edit", "dense"])
@@ -136,7 +136,7 @@ def test_a_truncated_prompt_is_told(editor, call):
         "dense": lambda: editor.edit(LONG, mask=np.ones((16, 16), bool)),
     }
     (note,) = calls[call]().stats.notes
-    assert note == "the prompt has 114 tokens, and only the first 77 are read; shorten it"
+    assert note == "the prompt is longer than 8 chunks of 75 tokens, and the rest is not read; shorten it"
 
 
 @pytest.mark.usefixtures("source")

@@ -12,6 +12,14 @@
     timer = setTimeout(() => press("look"), PAUSE);
   }, true);
 
+  document.addEventListener("click", (event) => {
+    const example = event.target.closest("#examples button"), prompt = document.querySelector("#prompt textarea");
+    if (!example || !prompt) return;
+    prompt.value = example.textContent;
+    prompt.dispatchEvent(new Event("input", { bubbles: true }));
+    prompt.focus();
+  });
+
   document.addEventListener("keydown", (event) => {
     if (!(event.ctrlKey || event.metaKey)) return;
     const key = event.key.toLowerCase();

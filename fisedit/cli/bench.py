@@ -1,4 +1,4 @@
-"""The measuring commands: `bench edit`, `costs`, `adapters`, `fidelity`, `records`, `tiers`, `masks` and `quality`."""
+"""The measuring commands: `fisedit bench edit`, `workload`, `costs`, `fidelity`, `quality` and the others."""
 
 from __future__ import annotations
 
@@ -59,6 +59,35 @@ def bench_edit(
     with _measurement(output) as on_step:
         report = import_module(f"fisedit.evaluation.{name}").measure_edit_speed(settings, on_step)
     _report(report, output, json, "dense_summary", "summary", *(["profile"] if profile else []))
+
+
+@bench.command("workload")
+def bench_workload(
+    model: opt.BenchModel = None,
+    size: opt.Size = 512,
+    num_inference_steps: opt.Steps = 20,
+    repeats: opt.Repeats = 5,
+    compiled: opt.Compiled = True,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
+    output: opt.BenchOutput = None,
+    json: opt.Json = False,
+) -> None:
+    """Measure edits with the mask areas of published traces beside the fastest dense run."""
+    settings = SpeedSettings(
+        model=model,
+        size=size,
+        num_inference_steps=num_inference_steps,
+        repeats=repeats,
+        compiled=compiled,
+        device=device,
+        dtype=dtype,
+        local_files_only=local_files_only,
+    )
+    with _measurement(output) as on_step:
+        report = import_module("fisedit.evaluation.mask_traces").measure_workload(settings, on_step)
+    _report(report, output, json, "summary")
 
 
 @bench.command("costs")

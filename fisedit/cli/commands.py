@@ -31,6 +31,7 @@ def demo(
     files.check_output_folder(output)
     from fisedit import Editor
     from fisedit.cli.demo import run_demo, write_demo
+    from fisedit.models.vocabulary import vocabulary_of
 
     with console.progress("Demo") as on_step:
         editor = Editor.from_pretrained(model, device=device, dtype=dtype, local_files_only=local_files_only)
@@ -47,6 +48,9 @@ def demo(
         raise typer.Exit(status)
     if not json:
         typer.echo("Every pixel outside the masks is byte-identical.")
+        vocabulary = vocabulary_of(editor.pipe)
+        for i, prompt in enumerate(vocabulary.examples if vocabulary else ()):
+            typer.echo(f'{"Prompts to try:" if i == 0 else "":<15} "{prompt}"')
 
 
 def batch(

@@ -29,6 +29,7 @@ _CONFIG = (
     "width",
     "height",
     "scheduler",
+    "clip_skip",
 )
 _COMBINATIONS = (
     {"session", "picture"},
@@ -49,10 +50,12 @@ def generate(
     width: opt.Width = None,
     height: opt.Height = None,
     scheduler: opt.Scheduler = "ddim",
+    clip_skip: opt.ClipSkip = 0,
     adapter: opt.Adapter = None,
     adapter_scale: opt.AdapterScale = 1.0,
     reference: opt.Reference = None,
     model: opt.Model = "demo",
+    vae: opt.Vae = None,
     device: opt.Device = None,
     dtype: opt.Dtype = None,
     cache_dtype: opt.CacheDtype = "auto",
@@ -77,7 +80,7 @@ def generate(
 
     with console.progress("Generating") as on_step:
         editor = Editor.from_pretrained(
-            model, device=device, dtype=dtype, local_files_only=local_files_only, cache_dtype=cache_dtype
+            model, vae=vae, device=device, dtype=dtype, local_files_only=local_files_only, cache_dtype=cache_dtype
         )
         picture = _load_reference(context, editor)
         with profiling(editor, shown=profile, trace=trace) as layers:
@@ -90,6 +93,7 @@ def generate(
                 width=width,
                 height=height,
                 scheduler=scheduler,
+                clip_skip=clip_skip,
                 reference=picture,
                 on_step=on_step,
             )
@@ -129,7 +133,9 @@ def edit(
     width: opt.Width = None,
     height: opt.Height = None,
     scheduler: opt.Scheduler = "ddim",
+    clip_skip: opt.ClipSkip = 0,
     model: opt.Model = "demo",
+    vae: opt.Vae = None,
     device: opt.Device = None,
     dtype: opt.Dtype = None,
     cache_dtype: opt.CacheDtype = "auto",
@@ -207,10 +213,11 @@ def _check_source(context: typer.Context) -> None:
         raise InputError(
             "give one of --session, --source-prompt, --picture and --from, got several or none; see fisedit edit --help"
         )
-    inapplicable = [name for name in (*_CONFIG, "model") if name in explicit]
+    inapplicable = [name for name in (*_CONFIG, "model", "vae") if name in explicit]
     if "origin" in explicit:
-        if "caption_model" in explicit:
-            raise InputError("a picture says itself what it shows; leave --caption-model out, or give it as --picture")
+        if inapplicable := [name for name in ("caption_model", "vae") if name in explicit]:
+            option = f"--{inapplicable[0].replace('_', '-')}"
+            raise InputError(f"a picture says itself how it was made; leave {option} out, or give it as --picture")
     elif "picture" not in explicit:
         if "session" in explicit and inapplicable:
             raise InputError(
@@ -270,7 +277,7 @@ def _open_editor(context: typer.Context, opened: DecodedImage | None, on_step: O
     if given["origin"] is not None and opened is not None:
         model = given["model"] if "model" in _options_given(context) else None
         return Editor.remake(opened.image, model=model, changes=_changes(context), on_step=on_step, **place)
-    editor = Editor.from_pretrained(given["model"], **place)
+    editor = Editor.from_pretrained(given["model"], vae=given["vae"], **place)
     config = {name: given[name] for name in _CONFIG}
     if opened is None:
         editor.generate(given["source_prompt"], on_step=on_step, **config)
@@ -313,7 +320,9 @@ def _show_preview(editor: Editor, found: Preview, output: Path, *, json: bool) -
         "fallback": found.fallback or found.nothing,
     }
     if json:
-        console.show_json(values | {"output": output})
+        console.show_json(values | {"notes": found.notes, "output": output})
     else:
         console.show_rows([values])
+        for note in found.notes:
+            typer.echo(f"note: {note}")
         typer.echo(f"Written: {output}")

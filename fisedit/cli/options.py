@@ -16,6 +16,12 @@ def _print_version(requested: bool) -> None:
         raise Exit
 
 
+_SCHEDULERS = (
+    "ddim, ddim_trailing, dpmsolver++, dpmsolver++_karras, dpmsolver++_sde, dpmsolver++_sde_karras, dpm_sde, "
+    "dpm_sde_karras, euler, euler_trailing, euler_a, heun, pndm, unipc, lcm or tcd; or as web UIs say, such as "
+    "'DPM++ 2M Karras'."
+)
+
 Version = Annotated[bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")]
 Debug = Annotated[bool, Option("--debug", help="Show tracebacks; may be given anywhere.")]
 Prompt = Annotated[str, Argument(help="What the picture shows.")]
@@ -32,6 +38,9 @@ From = Annotated[
 ]
 Shown = Annotated[Path, Argument(metavar="PICTURE", help="A picture that fisedit or a web UI wrote.")]
 Metadata = Annotated[bool, Option(help="Write into the picture's file how it was made.")]
+CaptionVae = Annotated[
+    Path | None, Option(help="Another autoencoder than the model's: a folder, or a .safetensors file.")
+]
 CaptionModel = Annotated[
     str | None, Option(help="Image-to-text model (BLIP or alike) that captions a --picture: a folder or hub id.")
 ]
@@ -42,7 +51,9 @@ Steps = Annotated[int, Option("--num-inference-steps", help="Denoising steps.")]
 Guidance = Annotated[float, Option("--guidance-scale", help="Classifier-free guidance; 1 switches it off.")]
 Width = Annotated[int | None, Option(help="Pixels that are painted, divisible by 8; what suits the model without it.")]
 Height = Annotated[int | None, Option(help="Pixels that are painted, divisible by 8; what suits the model without it.")]
-Scheduler = Annotated[str, Option(help="ddim, dpmsolver++, euler, euler_a or lcm.")]
+Scheduler = Annotated[str, Option(help=_SCHEDULERS)]
+ClipSkip = Annotated[int, Option(help="Layers of the text encoder to leave out; one less than web UIs' clip skip.")]
+Vae = Annotated[Path | None, Option(help="Another autoencoder than the model's: a folder or a .safetensors file.")]
 Model = Annotated[str, Option(help='"demo", a diffusers folder, a hub id, or one .safetensors file.')]
 Device = Annotated[str | None, Option(help="cpu, cuda or cuda:N; CUDA where there is some without it.")]
 Dtype = Annotated[

@@ -20,7 +20,8 @@ from torch import nn
 from fisedit.errors import ModelError, NumericsError
 from fisedit.models import validation as checks
 from fisedit.models.device import choose_device, choose_dtype, default_torch_state
-from fisedit.models.paths import CONFIG_PATTERNS, demo_folder, download_files, download_model, locate
+from fisedit.models.paths import CONFIG_PATTERNS, demo_folder, download_files, download_model, expand_home, locate
+from fisedit.models.vocabulary import read_vocabulary
 from fisedit.models.weight_files import Shapes, check_vocabulary, read_json, read_shapes, weights_file
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ _OLD_NAMES = {".query.": ".to_q.", ".key.": ".to_k.", ".value.": ".to_v.", ".pro
 def load(
     model: str | Path,
     *,
+    vae: str | Path | None = None,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     local_files_only: bool = False,
@@ -46,6 +48,7 @@ def load(
 
     Args:
         model: "demo", a diffusers folder, a hub id such as "owner/name", or a .safetensors file (1.x).
+        vae: Another autoencoder than the model's: a folder, or a .safetensors file; None for the model's own.
         device: Torch device; None for CUDA if available, else the CPU.
         dtype: "fp32", "bf16", "fp16" or torch's; None as in `device.choose_dtype`.
         local_files_only: Whether the network is never used.
@@ -64,6 +67,8 @@ def load(
             pipe = _load_folder(folder, precision)
         else:
             pipe = (_load_file if path.is_file() else _load_folder)(path, precision)
+        if vae is not None:
+            pipe.vae = _load_vae(expand_home(vae), precision)
     _check_finite(pipe)
     return _place(pipe, where)
 
@@ -152,13 +157,46 @@ def _load_folder(folder: Path, dtype: torch.dtype) -> StableDiffusionPipeline:
         )
         for part, (library, name) in checks.MODULES.items()
     }
-    return diffusers.StableDiffusionPipeline(
+    pipe = diffusers.StableDiffusionPipeline(
         **modules,
         tokenizer=_load_tokenizer(folder / "tokenizer"),
         scheduler=getattr(diffusers, index["scheduler"][1]).from_pretrained(str(folder / "scheduler")),
         safety_checker=None,
         feature_extractor=None,
         requires_safety_checker=False,
+    )
+    pipe.vocabulary = read_vocabulary(folder)
+    return pipe
+
+
+def _load_vae(path: Path, dtype: torch.dtype) -> Any:
+    """An autoencoder from a folder of its own, from a model's folder, or from one file of Stable Diffusion's shapes."""
+    from diffusers import AutoencoderKL
+
+    if path.is_dir():
+        folder = path / "vae" if (path / "vae").is_dir() else path
+        config = read_json(folder / "config.json")
+        checks.check_config("vae", config)
+        checks.check_vae(config)
+        file = weights_file(folder, _STEMS["vae"])
+        checks.check_shapes("vae", _shapes_of("vae", json.dumps(config)), _with_current_names("vae", read_shapes(file)))
+        variant = "fp16" if ".fp16." in file.name else None
+        return AutoencoderKL.from_pretrained(
+            str(folder), use_safetensors=True, local_files_only=True, variant=variant, torch_dtype=dtype
+        )
+    if problem := checks.pickled(path):
+        raise problem
+    if not path.is_file():
+        raise ModelError(f"vae must be a folder or a .safetensors file, got {path}: no such file")
+    shapes = read_shapes(path)
+    if not any(name.endswith("encoder.conv_in.weight") for name in shapes):
+        raise ModelError(f"{path} holds no autoencoder; give another file, or a model's folder")
+    if "encoder.down_blocks.0.resnets.0.conv1.weight" in shapes:
+        checks.check_shapes("vae", _expected("vae", _SD15), _with_current_names("vae", shapes))
+    else:
+        checks.check_shapes("vae", _expected("vae", _SD15), _converted("vae", shapes))
+    return AutoencoderKL.from_single_file(
+        str(path), config=str(_SD15), subfolder="vae", torch_dtype=dtype, local_files_only=True
     )
 
 

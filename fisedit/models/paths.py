@@ -19,7 +19,7 @@ from fisedit.models.validation import pickled
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 """Pattern of a hub id: owner/name."""
 
-CONFIG_PATTERNS = ["model_index.json", "*/config.json", "scheduler/*.json", "tokenizer/*"]
+CONFIG_PATTERNS = ["model_index.json", "vocabulary.json", "*/config.json", "scheduler/*.json", "tokenizer/*"]
 """All files of a model's folder except its weights."""
 
 DEMO_ADAPTER = "demo-look"

@@ -22,7 +22,7 @@ MODULES: Mapping[str, tuple[str, str]] = {
 
 _SCHEDULERS = (
     "DDIM DDPM DEISMultistep DPMSolverMultistep DPMSolverSinglestep EulerAncestralDiscrete EulerDiscrete "
-    "HeunDiscrete KDPM2AncestralDiscrete KDPM2Discrete LCM LMSDiscrete PNDM UniPCMultistep"
+    "HeunDiscrete KDPM2AncestralDiscrete KDPM2Discrete LCM LMSDiscrete PNDM TCD UniPCMultistep"
 )
 _CLASSES: Mapping[str, tuple[str, ...]] = {
     **{part: (".".join(names),) for part, names in MODULES.items()},

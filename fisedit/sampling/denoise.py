@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,10 +17,13 @@ from torch import Tensor
 
 from fisedit.adapters.base import AdapterStack
 from fisedit.adapters.references import References, level_grids
+from fisedit.adapters.textual_inversion import used
 from fisedit.errors import PageError
 from fisedit.models.injection import exclusive
-from fisedit.models.prompt_weighting import embeddings, parse
+from fisedit.models.prompt_chunks import MAX_CHUNKS, context_length, split_chunks
+from fisedit.models.prompt_weighting import WeightedPrompt, parse
 from fisedit.models.stopwatch import STEP_DENSE, STEP_SPARSE, StepWork, span
+from fisedit.models.text_embeddings import embeddings
 from fisedit.sampling.inversion import invert_ddim
 from fisedit.sampling.linear_scheduler import Coefficients, LinearSampler, coefficients
 from fisedit.sampling.scheduler import Sampler, blend_latents, mask_steps
@@ -58,6 +62,9 @@ StepCallback = Callable[[int, int, Tensor], None]
 """Called before every step with (index, number of steps, estimate of the clean latents [1, 4, h, w])."""
 
 
+_MAX_PROMPTS = 64  # whose numbers of chunks are remembered
+
+
 class Engine:
     """A pipeline and its executor; stateless between calls, so that several editors may share it.
 
@@ -87,6 +94,7 @@ class Engine:
         self.references = References(pipe, self.executor)
         self.graphs = Graphs() if graphs is None else graphs
         self._coefficients: dict[object, tuple[Coefficients, ...] | None] = {}
+        self._num_chunks: dict[object, int] = {}  # of the prompts of recent configs
         self.table: CostTable | None = None
 
     @property
@@ -114,11 +122,11 @@ class Engine:
             config: of the source or the edit.
             recorded: the source was made with the config's adapters, so that edits read all that they recorded.
         """
-        executor, tokenizer = self.executor, self.pipe.tokenizer
-        layers = CostedLayers(executor.sites, self.pipe.vae, self.grids(config), int(tokenizer.model_max_length))
+        executor = self.executor
+        layers = CostedLayers(executor.sites, self.pipe.vae, self.grids(config), self._text_length(config))
         adapter_macs = partial(self._adapter_macs, config, recorded) if config.like else None
         captured = self.graphs.is_enabled(executor.device)
-        steps, batch = config.num_inference_steps, self.batch(config)
+        steps, batch = config.num_timesteps, self.batch(config)
         return Costs(layers, steps, batch, executor.device, captured, adapter_macs, self.table)
 
     def _adapter_macs(self, config: GenerationConfig, recorded: bool, plan: SparsePlan | None) -> int:
@@ -203,18 +211,43 @@ class Engine:
         return Sampler(*arguments) if steps is None else LinearSampler(steps, *arguments)
 
     def encode(self, config: GenerationConfig) -> Tensor:
-        """Text embeddings [B, T, D], the negative prompt's first; diffusers' own where nothing is weighted."""
-        guided, prompt, negative_prompt = self.guided(config), parse(config.prompt), parse(config.negative_prompt)
+        """Text embeddings [B, T, D], the negative prompt's first; diffusers' own where nothing is weighted.
+
+        T is 77 for every chunk of the longer prompt.
+        """
         with self.graphs.cache.captured_encoder(self.pipe.text_encoder):
-            positive, negative = self.pipe.encode_prompt(
-                prompt.text,
-                self.executor.device,
-                1,
-                guided,
-                negative_prompt.text,
-                prompt_embeds=embeddings(prompt, self.pipe),
-                negative_prompt_embeds=embeddings(negative_prompt, self.pipe) if guided else None,
-            )
+            return torch.cat([self._encode_chunk(*chunks, config.clip_skip) for chunks in self._chunks(config)], 1)
+
+    def _chunks(self, config: GenerationConfig) -> list[tuple[WeightedPrompt, WeightedPrompt | None]]:
+        """The chunks of both prompts side by side, the negative one's None where it is not used."""
+        prompts = (config.prompt, config.negative_prompt if self.guided(config) else "")
+        chunks = (split_chunks(parse(prompt), self.pipe.tokenizer)[:MAX_CHUNKS] for prompt in prompts)
+        pairs = zip_longest(*chunks, fillvalue=parse(""))
+        return [(prompt, negative if self.guided(config) else None) for prompt, negative in pairs]
+
+    def _text_length(self, config: GenerationConfig) -> int:
+        """T, the tokens of a config's embeddings."""
+        tokenizer = self.pipe.tokenizer
+        key = config.prompt, config.negative_prompt, config.textual_inversions, self.guided(config)
+        with exclusive(tokenizer):
+            if key not in self._num_chunks:
+                if len(self._num_chunks) >= _MAX_PROMPTS:
+                    self._num_chunks.clear()
+                self._num_chunks[key] = len(self._chunks(config))
+            return self._num_chunks[key] * context_length(tokenizer)
+
+    def _encode_chunk(self, prompt: WeightedPrompt, negative_prompt: WeightedPrompt | None, clip_skip: int) -> Tensor:
+        """Embeddings [B, 77, D] of one chunk of the prompts."""
+        guided = negative_prompt is not None
+        positive, negative = self.pipe.encode_prompt(
+            prompt.text,
+            self.executor.device,
+            1,
+            guided,
+            negative_prompt.text if negative_prompt else None,
+            prompt_embeds=embeddings(prompt, self.pipe, clip_skip),
+            negative_prompt_embeds=embeddings(negative_prompt, self.pipe) if negative_prompt else None,
+        )
         return torch.cat([negative, positive]) if guided else positive
 
     @torch.inference_mode()
@@ -366,6 +399,7 @@ class Engine:
             and isinstance(self.sampler(edit.config, source, linear=True), LinearSampler)
             and not (edit.config.like or edit.start or edit.injection or edit.check or DENSE_STEP in edit.dilation)
             and not any(map(shifted, source.features))
+            and len({e.text.shape for e in edits}) == 1
         )
 
     def _sparse_edit(self, source: Trajectory, features: list[CachedFeatures], edit: LatentEdit) -> SparseEdit:
@@ -569,8 +603,9 @@ class Engine:
         Raises:
             PageError: the model's LoRAs or adapters are others now.
         """
-        if config.loras != loras(self.pipe.unet) or any(r.adapter not in self.references.adapters for r in config.like):
-            raise PageError("recorded features are gone, and the model's LoRAs or adapters are others now")
+        others = config.loras != loras(self.pipe.unet) or used(self.pipe, config) != config.textual_inversions
+        if others or any(r.adapter not in self.references.adapters for r in config.like):
+            raise PageError("recorded features are gone, and the model's LoRAs, adapters or words are others now")
         if text is None:
             with exclusive(self.pipe.text_encoder, self.pipe.tokenizer):
                 text = self.encode(config)

@@ -13,9 +13,14 @@ import torch
 from diffusers import (
     DDIMScheduler,
     DPMSolverMultistepScheduler,
+    DPMSolverSinglestepScheduler,
     EulerAncestralDiscreteScheduler,
     EulerDiscreteScheduler,
+    HeunDiscreteScheduler,
     LCMScheduler,
+    PNDMScheduler,
+    TCDScheduler,
+    UniPCMultistepScheduler,
 )
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
@@ -23,13 +28,31 @@ from torch import Tensor
 from fisedit.errors import InputError, NumericsError
 from fisedit.values import LATENT_FACTOR, GenerationConfig, SchedulerName
 
-SCHEDULERS: dict[SchedulerName, Any] = {
-    SchedulerName.DDIM: DDIMScheduler,
-    SchedulerName.DPM_SOLVER: DPMSolverMultistepScheduler,
-    SchedulerName.EULER: EulerDiscreteScheduler,
-    SchedulerName.EULER_ANCESTRAL: EulerAncestralDiscreteScheduler,
-    SchedulerName.LCM: LCMScheduler,
+_SIGMAS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
+_PLAIN, _TRAILING = dict.fromkeys(_SIGMAS, False), {"timestep_spacing": "trailing"}
+_KARRAS = _PLAIN | {"use_karras_sigmas": True}
+_ODE, _SDE = {"algorithm_type": "dpmsolver++"}, {"algorithm_type": "sde-dpmsolver++"}
+_UNEVEN = {"lower_order_final": True}  # two evaluations a step of the second order do not divide every number of steps
+
+SCHEDULERS: dict[SchedulerName, tuple[Any, dict[str, Any]]] = {
+    SchedulerName.DDIM: (DDIMScheduler, {}),
+    SchedulerName.DDIM_TRAILING: (DDIMScheduler, _TRAILING),
+    SchedulerName.DPM_SOLVER: (DPMSolverMultistepScheduler, _PLAIN | _ODE),
+    SchedulerName.DPM_SOLVER_KARRAS: (DPMSolverMultistepScheduler, _KARRAS | _ODE),
+    SchedulerName.DPM_SOLVER_SDE: (DPMSolverMultistepScheduler, _PLAIN | _SDE),
+    SchedulerName.DPM_SOLVER_SDE_KARRAS: (DPMSolverMultistepScheduler, _KARRAS | _SDE),
+    SchedulerName.DPM_SDE: (DPMSolverSinglestepScheduler, _PLAIN | _SDE | _UNEVEN),
+    SchedulerName.DPM_SDE_KARRAS: (DPMSolverSinglestepScheduler, _KARRAS | _SDE | _UNEVEN),
+    SchedulerName.EULER: (EulerDiscreteScheduler, _PLAIN),
+    SchedulerName.EULER_TRAILING: (EulerDiscreteScheduler, _PLAIN | _TRAILING),
+    SchedulerName.EULER_ANCESTRAL: (EulerAncestralDiscreteScheduler, {}),
+    SchedulerName.HEUN: (HeunDiscreteScheduler, _PLAIN),
+    SchedulerName.PNDM: (PNDMScheduler, {"skip_prk_steps": True}),
+    SchedulerName.UNIPC: (UniPCMultistepScheduler, _PLAIN),
+    SchedulerName.LCM: (LCMScheduler, {}),
+    SchedulerName.TCD: (TCDScheduler, {}),
 }
+"""Name -> diffusers' class, and what its config has instead of the model's."""
 
 
 class Sampler:
@@ -56,7 +79,8 @@ class Sampler:
         dtype: torch.dtype,
         noises: Sequence[Tensor] = (),
     ) -> None:
-        self._scheduler = SCHEDULERS[config.scheduler].from_config(scheduler_config)
+        scheduler, changes = SCHEDULERS[config.scheduler]
+        self._scheduler = scheduler.from_config(scheduler_config, **changes)
         try:
             self._scheduler.set_timesteps(config.num_inference_steps, device=device)
         except ValueError as error:  # LCM takes at most the steps it was distilled from
@@ -66,7 +90,11 @@ class Sampler:
         step_parameters = inspect.signature(self._scheduler.step).parameters
         self._extra_step_kwargs = {"generator": self._generator} if "generator" in step_parameters else {}
         self._noises = noises
+        self._noise_dtype = torch.float32 if scheduler is DPMSolverMultistepScheduler else dtype
         self.timesteps: Tensor = self._scheduler.timesteps
+        if len(self.timesteps) != config.num_timesteps:  # trailing ones of some numbers of steps, such as 61: rounding
+            steps, name = config.num_inference_steps, config.scheduler
+            raise InputError(f"num_inference_steps must divide the timesteps of {name}, got {steps}; use {steps - 1}")
         shape = (1, channels, config.height // LATENT_FACTOR, config.width // LATENT_FACTOR)
         noise = randn_tensor(shape, generator=self._generator, device=device, dtype=dtype)
         self.latents: Tensor = noise * self._scheduler.init_noise_sigma

@@ -152,4 +152,4 @@ class LatentEdit:
 
 def max_injection_steps(config: GenerationConfig) -> int:
     """The first steps, of which an edit may keep the structure."""
-    return round(MAX_INJECTION_RATIO * config.num_inference_steps)
+    return round(MAX_INJECTION_RATIO * config.num_timesteps)

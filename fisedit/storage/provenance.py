@@ -7,7 +7,9 @@ a file. It names no path. Knows plain values; neither files nor models.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -27,6 +29,7 @@ from fisedit.values import (
     GenerationConfig,
     MaskSource,
     SchedulerName,
+    config_to_dict,
     make_generation_config,
     parse_adapter_references,
 )
@@ -39,10 +42,11 @@ if TYPE_CHECKING:
 
 VERSION = 1
 _LOCAL = "./"
-_MAX_CHARACTERS, _MAX_EDITS = 4_000_000, 1_000
+_MAX_CHARACTERS, _MAX_SETTINGS_CHARACTERS, _MAX_EDITS = 4_000_000, 100_000, 1_000
 
-_GENERATED = {field.name for field in fields(GenerationConfig)} - {"inversion", "like", "loras"}
-_OPENED = {field.name for field in fields(GenerationConfig)} - {"scheduler", "like", "loras"}
+_OF_THE_MODEL = ("like", "loras", "textual_inversions")
+_GENERATED = {field.name for field in fields(GenerationConfig)} - {"inversion", *_OF_THE_MODEL}
+_OPENED = {field.name for field in fields(GenerationConfig)} - {"scheduler", *_OF_THE_MODEL}
 _FOREIGN_DEFAULTS: Mapping[str, Any] = {
     "seed": 0,
     "num_inference_steps": 25,
@@ -52,16 +56,19 @@ _FOREIGN_DEFAULTS: Mapping[str, Any] = {
     "scheduler": "ddim",
     "inversion": "ddim",
 }
-"""Arguments with which an image of another program is opened."""
+"""Arguments with which an image of another program is opened, where it names no others."""
 
-_SAMPLERS = {
-    SchedulerName.DDIM: "DDIM",
-    SchedulerName.DPM_SOLVER: "DPM++ 2M",
-    SchedulerName.EULER: "Euler",
-    SchedulerName.EULER_ANCESTRAL: "Euler a",
-    SchedulerName.LCM: "LCM",
-}
-"""Names of the schedulers in web UIs."""
+_DISTILLED, _MIN_STEPS = (SchedulerName.LCM, SchedulerName.TCD), 10
+"""What few steps are made with, and the fewest with which another picture is inverted."""
+
+_SETTING = re.compile(r'(?:^|, *+)([A-Za-z][\w /-]{0,40}+): *+("(?:\\.|[^"\\])*+"|[^,]*+)')
+_SETTINGS: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
+    ("num_inference_steps", "steps", int),
+    ("guidance_scale", "cfg scale", float),
+    ("seed", "seed", int),
+    ("clip_skip", "clip skip", lambda value: int(value) - 1),
+)
+"""Argument of `Editor.generate`, its name in web UIs in lower case, and what reads it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +84,7 @@ class PastEdit:
         checked: As in `EditResult`.
         change: The changed words as text.
         like: The references that it used.
+        textual_inversions: As in `GenerationConfig`.
     """
 
     prompt: str
@@ -87,6 +95,7 @@ class PastEdit:
     checked: bool
     change: str
     like: tuple[AdapterReference, ...] = ()
+    textual_inversions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,6 +172,13 @@ def source_arguments(origin: Origin, changes: Mapping[str, Any]) -> dict[str, An
         raise InputError(
             f"the picture was made with LoRAs ({names}), which its file does not hold; edit it as --picture"
         )
+    words = {*origin.config.textual_inversions, *(name for edit in origin.edits for name in edit.textual_inversions)}
+    if words:
+        names = ", ".join(sorted(words))
+        raise InputError(
+            f"the picture was made with textual inversions ({names}), which its file does not hold; "
+            "edit it as --picture"
+        )
     result = {name: value for name, value in asdict(origin.config).items() if name in allowed}
     if origin.config.opened:
         result |= {"prompt": origin.prompt or None, "width": None, "height": None}  # chosen again for its present size
@@ -186,7 +202,17 @@ def make_origin(lineage: Sequence[EditResult], model: str, dtype: str, device: s
         device,
         source.config,
         tuple(
-            PastEdit(e.prompt, e.mask, e.growth, e.structure, e.start, e.checked, str(e.diff), e.config.like)
+            PastEdit(
+                e.prompt,
+                e.mask,
+                e.growth,
+                e.structure,
+                e.start,
+                e.checked,
+                str(e.diff),
+                e.config.like,
+                e.config.textual_inversions,
+            )
             for e in effective
         ),
         str(source.image.info.get("before", "")),
@@ -199,7 +225,8 @@ def to_metadata(origin: Origin) -> Metadata:
 
 
 def parse_origin(metadata: Metadata) -> Origin:
-    """The origin of an image. Of `parameters` only the prompts are used, and the image is opened as a source.
+    """The origin of an image. One with `parameters` alone is opened as a source; of few steps or a distilled model's
+    scheduler, only its prompts and seed are used.
 
     Args:
         metadata: The texts of the image's file.
@@ -211,8 +238,42 @@ def parse_origin(metadata: Metadata) -> Origin:
         return _parse_json(metadata.origin)
     if not metadata.parameters:
         raise InputError("the picture says nothing of how it was made; edit it as --picture")
-    prompt, negative = _parse_prompts(metadata.parameters)
-    return Origin("demo", "", "", make_generation_config(prompt, negative_prompt=negative, **_FOREIGN_DEFAULTS))
+    prompt, settings = parse_parameters(metadata.parameters)
+    negative, defaults = {"negative_prompt": settings["negative_prompt"]}, dict(_FOREIGN_DEFAULTS)
+    few = settings.get("scheduler") in _DISTILLED or settings.get("num_inference_steps", _MIN_STEPS) < _MIN_STEPS
+    unused = {"width", "height"} | ({"num_inference_steps", "guidance_scale"} if few else set())
+    opening = {name: value for name, value in settings.items() if name in _OPENED - unused}
+    try:
+        config = make_generation_config(prompt, **(defaults | opening))
+    except InputError:  # a number out of range
+        config = make_generation_config(prompt, **(defaults | negative))
+    return Origin("demo", "", "", config)
+
+
+def parse_parameters(parameters: str) -> tuple[str, dict[str, Any]]:
+    """Prompt and settings of the text that web UIs write, in `Editor.generate`'s words.
+
+    Settings that are missing, no numbers, or of a sampler that is not known here are left out.
+
+    Args:
+        parameters: The text.
+    """
+    text, _, last = f"\n{parameters.strip()}".rpartition("\n")
+    has_settings = last.startswith("Steps: ")
+    prompt, _, negative = (text if has_settings else f"{text}\n{last}").partition("\nNegative prompt:")
+    found = _SETTING.findall(last[:_MAX_SETTINGS_CHARACTERS]) if has_settings else []
+    values = {name.casefold(): value for name, value in found}
+    settings: dict[str, Any] = {"negative_prompt": negative.strip()}
+    for name, key, kind in _SETTINGS:
+        with suppress(KeyError, ValueError):
+            settings[name] = kind(values[key])
+    with suppress(KeyError, ValueError):
+        settings["width"], settings["height"] = map(int, values["size"].split("x"))
+    sampler, schedule = values.get("sampler", ""), values.get("schedule type", "")
+    for name in (f"{sampler} {schedule}", sampler):  # "DPM++ 2M" and "Karras" are one scheduler here
+        with suppress(ValueError):
+            settings.setdefault("scheduler", SchedulerName(name.strip()))
+    return prompt.strip(), settings
 
 
 def _to_parameters(origin: Origin) -> str:
@@ -221,12 +282,13 @@ def _to_parameters(origin: Origin) -> str:
     start = origin.edits[-1].start if origin.edits else 0
     settings = {
         "Steps": config.num_inference_steps,
-        "Sampler": _SAMPLERS[config.scheduler],
+        "Sampler": config.scheduler.label,
         "CFG scale": f"{config.guidance_scale:g}",
         "Seed": config.seed,
         "Size": f"{config.width}x{config.height}",
         "Model": model.removesuffix(".safetensors"),
-        "Denoising strength": f"{1 - start / config.num_inference_steps:.4g}" if start else "",
+        "Clip skip": config.clip_skip + 1 if config.clip_skip else "",
+        "Denoising strength": f"{1 - start / config.num_timesteps:.4g}" if start else "",
         "Version": f"fisedit {__version__}",
     }
     line = ", ".join(f"{name}: {_quote_if_needed(str(value))}" for name, value in settings.items() if value != "")
@@ -236,13 +298,6 @@ def _to_parameters(origin: Origin) -> str:
 
 def _quote_if_needed(value: str) -> str:
     return json.dumps(value, ensure_ascii=False) if set(value) & set(',:\n"') else value
-
-
-def _parse_prompts(parameters: str) -> tuple[str, str]:
-    """Prompt and negative prompt of a `parameters` text."""
-    text, _, last = f"\n{parameters.strip()}".rpartition("\n")
-    prompt, _, negative = (text if last.startswith("Steps: ") else f"{text}\n{last}").partition("\nNegative prompt:")
-    return prompt.strip(), negative.strip()
 
 
 def _to_json(origin: Origin) -> str:
@@ -256,6 +311,7 @@ def _to_json(origin: Origin) -> str:
             "start": edit.start,
             "checked": edit.checked,
             **_like_entry(edit.like),
+            **({"textual_inversions": edit.textual_inversions} if edit.textual_inversions else {}),
         }
         for edit in origin.edits
     ]
@@ -266,7 +322,7 @@ def _to_json(origin: Origin) -> str:
         "model": origin.model,
         "dtype": origin.dtype,
         "device": origin.device,
-        "source": {k: v for k, v in asdict(origin.config).items() if v or k not in ("like", "loras")},
+        "source": config_to_dict(origin.config),
         "edits": edits,
     }
     return json.dumps(entry | ({"before": origin.before} if origin.before else {}))
@@ -298,7 +354,7 @@ def _parse_json(text: str) -> Origin:
 
 
 def _parse_edit(data: Any, config: GenerationConfig) -> PastEdit:
-    steps, mask = config.num_inference_steps, data["mask"]
+    steps, mask = config.num_timesteps, data["mask"]
     grid = _decode_runs(mask["runs"], config.height // LATENT_FACTOR, config.width // LATENT_FACTOR)
     growth, structure, start = tuple(data["growth"]), data["structure"], data["start"]
     is_valid = len(growth) in (0, steps) and all(type(cells) is int and 0 <= cells <= MAX_DILATION for cells in growth)
@@ -311,6 +367,7 @@ def _parse_edit(data: Any, config: GenerationConfig) -> PastEdit:
         bool(data["checked"]),
         str(data["change"]),
         parse_adapter_references(data.get("like", ())),
+        tuple(_checked(name, isinstance(name, str)) for name in data.get("textual_inversions", ())),
     )
 
 

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,11 @@ from fisedit.values import (
     EditStats,
     GenerationConfig,
     MaskSource,
+    SchedulerName,
+    config_to_dict,
     is_unicode,
     make_generation_config,
+    num_timesteps,
 )
 
 if TYPE_CHECKING:
@@ -42,6 +45,7 @@ PAGE_ENDING = ".safetensors"
 """Ending of a page of recorded features, which a session may have or lose: they are made again without it."""
 
 _MAX_COUNT = 2**63 - 1
+_MAX_TIMESTEPS = num_timesteps(SchedulerName.HEUN, STEPS[1])
 _MAX_TEXT, _MAX_ITEMS, _MAX_REFERENCES = 10_000, 100, 16
 _ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, FisEditError)
 
@@ -117,6 +121,7 @@ class SessionIndex:
         references: Digest of a reference image -> SHA-256 of its file's bytes; None without digests.
         results: Parents before their children.
         digest: SHA-256 of the text.
+        vae: Path of the autoencoder; "" for the model's own.
     """
 
     model: str
@@ -126,6 +131,7 @@ class SessionIndex:
     references: Mapping[str, str] | None
     results: tuple[ResultEntry, ...]
     digest: str
+    vae: str = ""
 
     def files(self) -> dict[str, str]:
         """Names of the files that the index needs -> SHA-256 of their bytes; without digests, of those that it may need
@@ -180,7 +186,7 @@ def make_entry(
     entry = {
         "id": result.id,
         "parent": result.parent,
-        "recipe": asdict(result.config),
+        "recipe": config_to_dict(result.config),
         "change": str(result.diff),
         "growth": result.growth,
         "structure": result.structure,
@@ -248,7 +254,7 @@ def _parse(index: dict[str, Any], data: bytes) -> SessionIndex:
     with_digests = index["version"] == VERSION
     _require(not with_digests or index["sha256"] == _digest(index))
     checks = _INDEX_WITH_DIGESTS if with_digests else _INDEX
-    found = _fields(index, checks, optional={"adapters"})
+    found = _fields(index, checks, optional={"adapters", "vae"})
     _require(found["results"])
     entries: dict[str, ResultEntry] = {}
     for one in found["results"]:
@@ -265,6 +271,7 @@ def _parse(index: dict[str, Any], data: bytes) -> SessionIndex:
         found["references"] if with_digests else None,
         tuple(entries.values()),
         hashlib.sha256(data).hexdigest(),
+        found.get("vae", ""),
     )
 
 
@@ -272,7 +279,7 @@ def _parse_entry(entry: Any, model: str, *, with_digests: bool) -> ResultEntry:
     found = _fields(entry, _RESULT_WITH_DIGESTS if with_digests else _RESULT, optional={"model", "pages"})
     config: GenerationConfig = found["recipe"]
     growth, stats, start = found["growth"], found["stats"], found["start"]
-    _require(len(growth) in (0, config.num_inference_steps) and start < config.num_inference_steps)
+    _require(len(growth) in (0, config.num_timesteps) and start < config.num_timesteps)
     _require((stats.growth, stats.steps_shared) == (growth, start) and (stats.active_rows or not growth))
     return ResultEntry(
         found["id"],
@@ -297,7 +304,8 @@ def _check_lineage(entry: ResultEntry, parent: ResultEntry | None) -> None:
         _require(not entry.growth and not entry.start and not entry.structure)
     else:
         own = entry.config
-        _require(own == replace(parent.config, prompt=own.prompt, like=own.like, loras=own.loras))
+        changed = {name: getattr(own, name) for name in ("prompt", "like", "loras", "textual_inversions")}
+        _require(own == replace(parent.config, **changed))
         _require(entry.model == parent.model)
 
 
@@ -385,7 +393,8 @@ def _mapping(key: Check, item: Check, most: int) -> Check:
 
 def _config(value: Any) -> GenerationConfig:
     config = make_generation_config(**value)
-    _require(len(config.like) <= _MAX_REFERENCES and len(config.loras) <= _MAX_ITEMS)
+    _require(len(config.like) <= _MAX_REFERENCES)
+    _require(max(len(config.loras), len(config.textual_inversions)) <= _MAX_ITEMS)
     return config
 
 
@@ -413,7 +422,7 @@ def _files(value: Any) -> Mapping[str, str]:
 
 _SHA256, _COUNT, _SHARE = _text(64, "[0-9a-f]{64}"), _whole(0, _MAX_COUNT), _number(0, 1)
 _ID = _text(9, "0|[1-9][0-9]*")
-_CELLS = _tuple(_whole(0, MAX_DILATION), STEPS[1])
+_CELLS = _tuple(_whole(0, MAX_DILATION), _MAX_TIMESTEPS)
 _NAME = _text(_MAX_TEXT)
 
 _STATS: Mapping[str, Check] = {
@@ -430,7 +439,7 @@ _STATS: Mapping[str, Check] = {
     "recorded_bytes": _COUNT,
     "fallback": _NAME,
     "notes": _tuple(_NAME, _MAX_ITEMS),
-    "steps_shared": _whole(0, STEPS[1]),
+    "steps_shared": _whole(0, _MAX_TIMESTEPS),
     "unet_evaluations_captured": _COUNT,
     "uncaptured": _NAME,
 }
@@ -442,7 +451,7 @@ _RESULT: Mapping[str, Check] = {
     "change": _text(8 * MAX_PROMPT_CHARS),
     "growth": _CELLS,
     "structure": _SHARE,
-    "start": _whole(0, STEPS[1]),
+    "start": _whole(0, _MAX_TIMESTEPS),
     "checked": _boolean,
     "mask": lambda value: _fields(value, _MASK),
     "stats": _stats,
@@ -451,6 +460,7 @@ _RESULT: Mapping[str, Check] = {
 _INDEX: Mapping[str, Check] = {
     "version": lambda version: version,
     "model": _NAME,
+    "vae": _NAME,
     "dtype": _text(20),
     "current": _ID,
     "adapters": _adapters,
@@ -459,7 +469,7 @@ _INDEX: Mapping[str, Check] = {
 _RESULT_WITH_DIGESTS: Mapping[str, Check] = {
     **_RESULT,
     "files": _files,
-    "pages": _tuple(_SHA256, STEPS[1] + 1),
+    "pages": _tuple(_SHA256, _MAX_TIMESTEPS + 1),
 }
 _INDEX_WITH_DIGESTS: Mapping[str, Check] = {
     **_INDEX,

@@ -53,6 +53,7 @@ class SessionContents:
         other_models: Id of a result -> the model that made it, if it is not `model`.
         pages: Id of a result -> what returns the bytes of each page of its recorded features. Without them those that
             are in the folder stay.
+        vae: Path of the autoencoder to load; "" for the model's own.
     """
 
     history: History
@@ -61,6 +62,7 @@ class SessionContents:
     assets: SessionAssets = NO_ASSETS
     other_models: Mapping[str, str] = field(default_factory=dict)
     pages: Mapping[str, Sequence[Callable[[], bytes]]] = field(default_factory=dict)
+    vae: str = ""
 
 
 class SessionStore:
@@ -204,6 +206,7 @@ class SessionStore:
             {
                 "version": session_index.VERSION,
                 "model": contents.model,
+                **({"vae": contents.vae} if contents.vae else {}),
                 "dtype": contents.dtype,
                 "current": contents.history.current.id,
                 "adapters": [{"source": name, "scale": scale} for name, scale in contents.assets.adapters.items()],

@@ -26,6 +26,11 @@ def here(page: Page):
 def test_from_words_to_a_file(browser, tmp_path):
     page = browser().open()
     expect(page.locator("#stage .empty")).to_be_visible()
+    page.locator("#prompt textarea").fill("a spaceship")
+    expect(page.locator("#words-line")).to_contain_text("it does not know 'spaceship'")
+    page.locator("#examples button").first.click()
+    expect(page.locator("#prompt textarea")).to_have_value(CAT)
+    expect(page.locator("#words-line")).to_have_text("")
     make(page)
     expect(nodes(page)).to_have_count(1)
     source = pixels(page, ".picture")

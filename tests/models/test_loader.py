@@ -371,3 +371,41 @@ def test_unknown_devices(model, device):
 @pytest.mark.parametrize("dtype", ["int8", "fp16", torch.float16, torch.float64, torch.int8, 16])
 def test_unusable_dtypes(model, dtype):
     refused(model, "dtype", error=InputError, device="cpu", dtype=dtype)
+
+
+def same(one, other) -> bool:
+    a, b = one.state_dict(), other.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+class TestAnotherAutoencoder:
+    def test_a_folder_a_models_folder_and_files_load_exactly(self, pipelines, tmp_path):
+        pipe, other = pipelines["sd15"], build_pipeline("sd15", seed=1)
+        build_pipeline("sd15").save_pretrained(tmp_path / "model")
+        other.save_pretrained(tmp_path / "other")
+        for vae in (tmp_path / "other", tmp_path / "other" / "vae"):
+            loaded = loader.load(tmp_path / "model", vae=vae, dtype="fp32", device="cpu")
+            assert same(loaded.vae, other.vae) and not same(loaded.vae, pipe.vae) and same(loaded.unet, pipe.unet)
+
+    def test_one_file_of_either_kind(self, pipelines, tmp_path, monkeypatch):
+        """The tiny shapes stand for Stable Diffusion's, whose configuration a file alone is read by."""
+        other = build_pipeline("sd15", seed=1)
+        monkeypatch.setattr(loader, "_SD15", tmp_path / "other")
+        pipelines["sd15"].save_pretrained(tmp_path / "model")
+        other.save_pretrained(tmp_path / "other")
+        whole = save_single_file(other, tmp_path / "whole.safetensors")
+        tensors = {n.removeprefix("first_stage_model."): t for n, t in load_file(whole).items() if "first_stage" in n}
+        save_file(tensors, tmp_path / "ldm.safetensors")
+        for file in (whole, tmp_path / "ldm.safetensors", tmp_path / "other/vae/diffusion_pytorch_model.safetensors"):
+            assert same(loader.load(tmp_path / "model", vae=file, dtype="fp32", device="cpu").vae, other.vae)
+
+    def test_what_is_wrong_is_one_line(self, folder, tmp_path):
+        (tmp_path / "vae.pt").write_bytes(b"PK")
+        save_file({"a": torch.zeros(1)}, tmp_path / "none.safetensors")
+        for name, line in [
+            ("vae.pt", "weights must be .safetensors"),
+            ("gone.safetensors", "no such file"),
+            ("none.safetensors", "holds no autoencoder"),
+        ]:
+            with pytest.raises(ModelError, match=line):
+                loader.load(folder, vae=tmp_path / name)

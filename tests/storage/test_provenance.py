@@ -23,6 +23,7 @@ from fisedit.models import paths
 from fisedit.storage import image_metadata, images, provenance
 from fisedit.storage.image_metadata import Metadata, owner_info
 from fisedit.storage.images import decode
+from fisedit.values import SchedulerName
 from tests.support.edits import BIRD, CAT, DOG
 from tests.support.folders import bomb
 from tests.support.grids import grids
@@ -33,6 +34,35 @@ QUICK = {"seed": 7, "num_inference_steps": 3}
 SHORT = ("--num-inference-steps", "2")
 ENDINGS = ("png", "jpg", "webp", "tif")
 FOREIGN = "a knight, (armour:1.2)\nNegative prompt: blurry\nSteps: 20, Sampler: Euler a, CFG scale: 7, Size: 512x768"
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (
+            'Steps: 20, Sampler: DPM++ SDE Karras, CFG scale: 7.5, Seed: 3, Size: 512x768, TI: "a: 1, Seed: 9"',
+            {
+                "num_inference_steps": 20,
+                "scheduler": SchedulerName.DPM_SDE_KARRAS,
+                "guidance_scale": 7.5,
+                "seed": 3,
+                "width": 512,
+                "height": 768,
+            },
+        ),
+        (
+            "Steps: 4, Sampler: DPM++ 2M, Schedule type: Karras",
+            {"num_inference_steps": 4, "scheduler": SchedulerName.DPM_SOLVER_KARRAS},
+        ),
+        ("Steps: many, Sampler: DPM9, CFG scale: x, Size: 12", {}),
+        ("Steps: 4" + ", x: 5" * 100_000 + ", Seed: 5", {"num_inference_steps": 4}),
+    ],
+)
+def test_settings_of_web_uis_are_read(line, found):
+    assert provenance.parse_parameters(f"a cat\nNegative prompt: rain\n{line}") == (
+        "a cat",
+        {"negative_prompt": "rain"} | found,
+    )
 
 
 def written(editor, ending="png", **options):

@@ -92,11 +92,11 @@ def oracle_chain(
     A DENSE_STEP is dense; those after it are mixed with the source's maps plus what it changed of them.
     """
     source = as_oracle(config)
-    maps: list[oracle.Maps] = [{} for _ in range(source.steps)]
+    maps: list[oracle.Maps] = [{} for _ in range(config.num_timesteps)]
     with oracle._around_calls(pipe.unet, lambda i: _recording(pipe.unet, maps[i])):
         runs = [oracle.dense_generate(pipe, source).latents]
     for prompt, grid, growth in edits:
-        under, maps = maps, [{} for _ in range(source.steps)]
+        under, maps = maps, [{} for _ in range(config.num_timesteps)]
         shift: oracle.Maps = {}
 
         @contextmanager
