@@ -55,6 +55,12 @@ Scheduler = Annotated[str, Option(help=_SCHEDULERS)]
 ClipSkip = Annotated[int, Option(help="Layers of the text encoder to leave out; one less than web UIs' clip skip.")]
 Vae = Annotated[Path | None, Option(help="Another autoencoder than the model's: a folder or a .safetensors file.")]
 Model = Annotated[str, Option(help='"demo", a diffusers folder, a hub id, or one .safetensors file.')]
+ValidatedModel = Annotated[
+    str, Argument(metavar="MODEL", help="A diffusers folder, a hub id, one .safetensors file, or demo.")
+]
+Quick = Annotated[
+    bool, Option("--quick", help="A third of the edits, one turn of timings, no torch.compile: for a CPU.")
+]
 Device = Annotated[str | None, Option(help="cpu, cuda or cuda:N; CUDA where there is some without it.")]
 Dtype = Annotated[
     str | None, Option(help="fp32, bf16 or fp16; without it fp16 on CUDA, and on a CPU the faster of bf16 and fp32.")

@@ -118,3 +118,25 @@ class SpeedSettings:
     device: str | None = None
     dtype: str | None = None
     local_files_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationSettings(EvaluationSettings):
+    """Settings of `fisedit validate`.
+
+    Args:
+        size: side of the pictures in pixels; None for the model's own.
+        quick: a third of the edits, and one turn of the timings.
+        compiled: whether diffusers is timed under torch.compile as well.
+    """
+
+    num_inference_steps: int = 25
+    guidance_scale: float = 7.5
+    size: int | None = None
+    quick: bool = False
+    compiled: bool = True
+
+    @property
+    def repeats(self) -> int:
+        """Turns of the timings."""
+        return 1 if self.quick else 3

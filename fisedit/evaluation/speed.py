@@ -7,7 +7,6 @@ mask prediction is not measured. On a GPU that was asked for, `cuda_speed` measu
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -22,7 +21,7 @@ from fisedit.editor import Editor
 from fisedit.evaluation.dense_pipelines import DensePipelines
 from fisedit.evaluation.dense_search import DEFAULT_VARIANT
 from fisedit.evaluation.schedules import SHIPPED
-from fisedit.evaluation.timing import Calls, interval, interval_text, ratio, seconds_by_round
+from fisedit.evaluation.timing import Calls, interval, interval_text, peak_memory, ratio, seconds_by_round
 from fisedit.evaluation.workload import PROMPTS, STEP_DILATION, load_workload, masks_of_areas
 from fisedit.models.malloc import keep_freed_memory
 from fisedit.sampling.denoise import Engine
@@ -79,7 +78,7 @@ def measure_edit_speed(settings: SpeedSettings, on_step: OnStep | None = None) -
     return {
         "settings": settings_dict(workload, settings) | {"dense_baseline": f"diffusers, {search.best.name}"},
         "search": search.as_dict(),
-        "dense": metrics | {"peak_memory_bytes": _peak_memory(workload.device)},
+        "dense": metrics | {"peak_memory_bytes": peak_memory(workload.device)},
         "rows": rows,
         "turns": samples,
         "dense_summary": dense_summary(metrics, search.best.name),
@@ -340,12 +339,6 @@ def _count_flops() -> Iterator[Any]:
         kernels[torch.ops.mkldnn._linear_pointwise] = linear  # noqa: SLF001
     with FlopCounterMode(display=False, custom_mapping=kernels) as counter:
         yield counter
-
-
-def _peak_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def settings_dict(workload: Workload, settings: SpeedSettings) -> dict[str, Any]:
