@@ -143,6 +143,7 @@ class Endpoints:
         reference: str = "",
         reference_scale: float = 1.0,
         strength: float = 1.0,
+        quality: str = "balanced",
     ) -> Iterator[dict[str, Any]]:
         """Change the session's current picture to fit another prompt, with the model and LoRAs that made it.
 
@@ -157,11 +158,12 @@ class Endpoints:
             reference: a picture whose appearance the edited area takes, in base64; "" for none.
             reference_scale: how much of its appearance, 0 to 2.
             strength: share of the steps to run, above 0 to 1; less keeps more of what was there.
+            quality: "fast", "balanced" or "close": how near the edit comes to a dense one, for its time.
 
         Yields:
             The progress of every step; at the end the result.
         """
-        get_region = _lazy_region(words, instance, grow, mask, protect, strength)
+        get_region = _lazy_region(words, instance, grow, mask, protect, strength, quality)
         get_reference = _lazy_reference(reference, reference_scale)
         yield from self._stream(
             request, lambda session: handlers.edit(self._state, session, prompt, get_region(), get_reference())
@@ -179,6 +181,7 @@ class Endpoints:
         reference: str = "",
         reference_scale: float = 1.0,
         strength: float = 1.0,
+        quality: str = "balanced",
     ) -> dict[str, Any]:
         """Predict where an edit would change the picture, and its cost. No result is made.
 
@@ -193,11 +196,12 @@ class Endpoints:
             reference: a picture whose appearance the edited area takes, in base64; "" for none.
             reference_scale: how much of its appearance, 0 to 2.
             strength: share of the steps to run, above 0 to 1; less keeps more of what was there.
+            quality: "fast", "balanced" or "close", as in `edit`.
 
         Returns:
             The mask, its share of the picture, the predicted seconds and multiply-accumulates, beside a dense run's.
         """
-        get_region = _lazy_region(words, instance, grow, mask, protect, strength)
+        get_region = _lazy_region(words, instance, grow, mask, protect, strength, quality)
         get_reference = _lazy_reference(reference, reference_scale)
         return _estimate_to_dict(
             handlers.preview(self._state, self._session(request), prompt, get_region(), get_reference())
@@ -286,7 +290,7 @@ def _estimate_to_dict(estimate: handlers.EditEstimate) -> dict[str, Any]:
 
 
 def _lazy_region(
-    words: list[str], instance: int, grow: int, mask: str, protect: str, strength: float
+    words: list[str], instance: int, grow: int, mask: str, protect: str, strength: float, quality: str
 ) -> Callable[[], RegionSettings]:
     """A region from a program's arguments, read when the run begins, so that errors are reported alike."""
 
@@ -296,7 +300,9 @@ def _lazy_region(
         add = _decode_image(mask, "mask")
         piece = None if instance == -1 else instance
         keep = _decode_image(protect, "protect")
-        return RegionSettings(tuple(words), piece, grow, add, keep, only=add is not None, strength=strength)
+        return RegionSettings(
+            tuple(words), piece, grow, add, keep, only=add is not None, strength=strength, quality=quality
+        )
 
     return get_region
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from app import html, validation
-from fisedit.values import CLIP_SKIPS, SchedulerName
+from fisedit.values import CLIP_SKIPS, Quality, SchedulerName
 
 if TYPE_CHECKING:
     from app.model_pool import ModelPool
@@ -95,6 +95,7 @@ class PageComponents:
             self.grow = gr.Slider(*validation.GROW, value=0, step=1, label="Grow or shrink", elem_id="grow")
             self.only = gr.Checkbox(label="Only where I paint", elem_id="only")
             self.strength = gr.Slider(0.05, 1, value=1, step=0.05, label="Strength", elem_id="strength")
+            self.quality = gr.Radio(list(Quality), value=Quality.BALANCED, label="Quality", elem_id="quality")
 
     def _add_reference(self) -> None:
         offered = self.pool.adapter is not None
@@ -178,7 +179,7 @@ class PageComponents:
     @property
     def edit_inputs(self) -> list[Any]:
         """The arguments of an edit."""
-        region = [self.stage, self.words, self.instance, self.grow, self.only, self.strength]
+        region = [self.stage, self.words, self.instance, self.grow, self.only, self.strength, self.quality]
         return [self.prompt, *self.reference_inputs, *region]
 
     @property

@@ -18,6 +18,7 @@ from app.components import ALL_PIECES, SCHEDULERS
 from app.updates import PageUpdates, Updates
 from app.validation import Busy, ReferencePicture, RegionSettings, SourceSettings
 from fisedit.errors import Cancelled, FisEditError, InputError, SessionError
+from fisedit.values import Quality
 
 if TYPE_CHECKING:
     from app.components import PageComponents
@@ -320,7 +321,7 @@ def _reference(picture: bytes | None, scale: float) -> ReferencePicture | None:
 
 
 def _region(
-    session: Session, strokes: Any, words: Any, instance: str | None, grow: Any, only: Any, strength: Any
+    session: Session, strokes: Any, words: Any, instance: str | None, grow: Any, only: Any, strength: Any, quality: Any
 ) -> RegionSettings:
     """What the other `PageComponents.edit_inputs` hold."""
     add, protect = views.decode_strokes(strokes, session.current.size)
@@ -329,4 +330,5 @@ def _region(
     piece = None if instance == ALL_PIECES[1] else int(instance)
     chosen = tuple(str(word) for word in words or ())
     alone = bool(only) and add is not None
-    return RegionSettings(chosen, piece, int(grow or 0), add, protect, alone, 1.0 if strength is None else strength)
+    share = 1.0 if strength is None else strength
+    return RegionSettings(chosen, piece, int(grow or 0), add, protect, alone, share, quality or Quality.BALANCED)

@@ -286,7 +286,7 @@ def _reference_arguments(state: AppState, reference: ReferencePicture | None) ->
 
 def _region_arguments(editor: Editor, prompt: str, region: RegionSettings) -> Arguments:
     """A region as arguments."""
-    return _area_arguments(editor, prompt, region) | {"strength": float(region.strength)}
+    return _area_arguments(editor, prompt, region) | {"strength": float(region.strength), "quality": region.quality}
 
 
 def _area_arguments(editor: Editor, prompt: str, region: RegionSettings) -> Arguments:

@@ -86,6 +86,7 @@ def _connect_previews(page: PageComponents, events: EventHandlers) -> None:
         page.grow.release,
         page.only.input,
         page.strength.release,
+        page.quality.input,
     ]
     changes += [page.reference.upload, page.reference.clear, page.reference_scale.release]
     gr.on(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fisedit.errors import FisEditError, InputError, PromptError
 from fisedit.storage import images
-from fisedit.values import CLIP_SKIPS, SchedulerName
+from fisedit.values import CLIP_SKIPS, Quality, SchedulerName, check_quality
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -76,6 +76,7 @@ class RegionSettings:
         protect: a picture of the current one's size, white where the edit never paints; None for nowhere.
         only: whether the edit paints where `add` is white and nowhere else.
         strength: share of the steps to run, above 0 to 1; less keeps more of what was there.
+        quality: how near the edit comes to a dense one, for its time.
     """
 
     words: tuple[str, ...] = ()
@@ -85,6 +86,7 @@ class RegionSettings:
     protect: Image | None = None
     only: bool = False
     strength: float = 1.0
+    quality: str = Quality.BALANCED
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,7 @@ def check_region(region: RegionSettings) -> RegionSettings:
         raise InputError(f"words must be at most {MAX_WORDS} words of a prompt, got {len(region.words)}")
     _within("grow", region.grow, GROW, whole=True)
     _within("strength", region.strength, STRENGTH)
+    check_quality(region.quality)
     if region.instance is not None:
         _within("instance", region.instance, (0, 999), whole=True)
     return region

@@ -472,6 +472,7 @@ class Editor:
         structure: float = 0.0,
         strength: float = 1.0,
         verify: bool = True,
+        quality: str = "balanced",
         growth: int | Sequence[int] | None = None,
         reference: Image | None = None,
         on_step: OnStep | None = None,
@@ -493,7 +494,8 @@ class Editor:
             strength: share of the steps to run, above 0 to 1, from the last; the first ones are the picture's own, so
                 that less keeps more of its layout and colours.
             verify: check once, early on, whether the change leaves a predicted mask; dilate it then.
-            growth: latent cells computed beyond the mask, for all steps or each; None for the measured default. A step
+            quality: "fast", "balanced" or "close": how near the edit comes to a dense one, against its time.
+            growth: latent cells computed beyond the mask, for all steps or each; None for what `quality` says. A step
                 with 64 computes the whole picture, and what it finds changed outside the mask is carried on.
             reference: a picture whose look the edited things take (see `load_adapter`); with it, and with `mask` or
                 `words`, the prompt may stay the same. None for that of the source, if it has one.
@@ -511,6 +513,7 @@ class Editor:
             prompt,
             Region(mask, protect, grow, MaskOptions(words, instance, mask_method, probe_steps)),
             growth=growth,
+            quality=quality,
             strength=strength,
             structure=structure,
             verify=verify,
@@ -525,6 +528,7 @@ class Editor:
         prompts: Sequence[str],
         masks: Sequence[object],
         *,
+        quality: str = "balanced",
         growth: int | Sequence[int] | None = None,
         on_step: OnStep | None = None,
     ) -> tuple[EditResult, ...]:
@@ -535,6 +539,7 @@ class Editor:
         Args:
             prompts: one an edit, as in `edit`.
             masks: one an edit, as in `edit`.
+            quality: as in `edit`, for all of them.
             growth: as in `edit`, for all of them.
             on_step: as in `edit`; a batch calls it once a step.
 
@@ -551,7 +556,7 @@ class Editor:
             raise InputError(f"masks must be as many as prompts, {len(prompts)}, got {len(masks)}")
         return self._pipeline.run_many(
             [
-                self._pipeline.request_edit(prompt, Region(mask), growth=growth, on_step=on_step)
+                self._pipeline.request_edit(prompt, Region(mask), growth=growth, quality=quality, on_step=on_step)
                 for prompt, mask in zip(prompts, masks, strict=True)
             ]
         )
@@ -569,6 +574,7 @@ class Editor:
         mask_method: str = DEFAULT_METHOD,
         probe_steps: int | None = None,
         strength: float = 1.0,
+        quality: str = "balanced",
         growth: int | Sequence[int] | None = None,
         reference: Image | None = None,
         on_step: OnStep | None = None,
@@ -585,7 +591,8 @@ class Editor:
             mask_method: one of `masking.localize.METHODS`.
             probe_steps: dense steps on the new prompt to spend on the mask; None for one where an object is inserted.
             strength: share of the steps to run, above 0 to 1, from the last.
-            growth: latent cells computed beyond the mask, 0 to 64, for all steps or each; None for the default.
+            quality: "fast", "balanced" or "close", as in `edit`.
+            growth: latent cells computed beyond the mask, 0 to 64, for all steps or each; None for what `quality` says.
             reference: a picture whose look the edited things take; None for that of the source, if it has one.
             on_step: called before every step of a source whose features are gone and rebuilt, with (i, n, preview); may
                 raise `Cancelled`.
@@ -600,6 +607,7 @@ class Editor:
             prompt,
             Region(mask, protect, grow, MaskOptions(words, instance, mask_method, probe_steps)),
             growth=growth,
+            quality=quality,
             strength=strength,
             reference=reference,
             on_step=on_step,

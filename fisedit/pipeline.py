@@ -46,6 +46,7 @@ from fisedit.values import (
     Inversion,
     MaskSource,
     OnStep,
+    Quality,
     check_prompt,
     strength_for_start,
 )
@@ -180,6 +181,7 @@ class EditPipeline:
         region: Region | None = None,
         *,
         growth: int | Sequence[int] | None = None,
+        quality: str = Quality.BALANCED,
         strength: float = 1.0,
         structure: float = 0.0,
         verify: bool = False,
@@ -192,6 +194,7 @@ class EditPipeline:
             prompt: of the edit.
             region: where to edit; None for where the changed words say.
             growth: as in `Editor.edit`.
+            quality: as in `Editor.edit`.
             strength: as in `Editor.edit`.
             structure: as in `Editor.edit`.
             verify: check a predicted mask for drift.
@@ -215,6 +218,7 @@ class EditPipeline:
             region=region,
             focus=restrict_to_words(script, words, self.engine) if words else None,
             growth=growth,
+            quality=quality,
             strength=strength,
             structure=structure,
             verify=verify,

@@ -25,6 +25,8 @@ from fisedit.values import (
     GenerationConfig,
     Inversion,
     MaskSource,
+    Quality,
+    check_quality,
     first_step,
 )
 
@@ -68,7 +70,8 @@ class EditRequest:
         picture: an opened picture, upright; None for a generated one.
         region: where to edit.
         focus: the script whose words localize the mask, where that is not `script`.
-        growth: latent cells to compute beyond the mask, 0 to 64, for all steps or each; None for what costs least.
+        growth: latent cells to compute beyond the mask, 0 to 64, for all steps or each; None for what `quality` says.
+        quality: one of `Quality`, where `growth` is None.
         strength: share of the steps to run, above 0 to 1, from the last.
         structure: share of the steps that may inject the source's attention which do, 0 to 1.
         verify: check a predicted mask for drift.
@@ -78,7 +81,7 @@ class EditRequest:
     Attributes:
         mask: booleans [h, w], where to edit; None for where the words say.
         protect: booleans [h, w], where never to edit, or None.
-        dilation: `growth` as one number per step; () for what costs least.
+        dilation: `growth` as one number per step; () for what `quality` says.
         start: index of the first step to run, from `strength`.
 
     Raises:
@@ -93,6 +96,7 @@ class EditRequest:
     region: Region = field(default_factory=Region)
     focus: EditScript | None = None
     growth: int | Sequence[int] | None = None
+    quality: str = Quality.BALANCED
     strength: float = 1.0
     structure: float = 0.0
     verify: bool = False
@@ -107,6 +111,7 @@ class EditRequest:
         object.__setattr__(self, "mask", self._grid(self.region.mask))
         object.__setattr__(self, "protect", self._grid(self.region.protect))
         object.__setattr__(self, "dilation", self._dilations())
+        check_quality(self.quality)
         object.__setattr__(self, "start", first_step(self.strength, self.config.num_timesteps))
         if type(grow := self.region.grow) is not int or not -MAX_DILATION <= grow <= MAX_DILATION:
             raise InputError(f"grow must be latent cells in [-{MAX_DILATION}, {MAX_DILATION}], got {grow!r}")
@@ -259,7 +264,7 @@ class Planner:
             return self.plan_unchanged(request, "nothing is left of the mask")
         with request.stopwatch.stage("plan"):
             costs = self.costs(request.config)
-            dilation = request.dilation or self._cheapest_dilations(request, mask, costs)
+            dilation = request.dilation or self._choose_dilations(request, mask, costs)
             reason = reason or costs.dense_is_cheaper(mask.grid, dilation)
         plan = EditPlan(
             mask,
@@ -315,7 +320,7 @@ class Planner:
         note = f"the mask was grown from {old_mask.area:.1%} to {mask.area:.1%}: at step {drift.step} the edit left it"
         dilation = plan.dilation
         if costs.dense_is_cheaper(mask.grid, dilation):
-            dilation = self._cheapest_dilations(request, mask, costs)
+            dilation = self._choose_dilations(request, mask, costs)
         reason = costs.dense_is_cheaper(mask.grid, dilation)
         dilation, notes = () if reason else dilation, (*plan.notes, note)
         return replace(plan, mask=mask, dilation=dilation, fallback=reason, notes=notes)
@@ -413,8 +418,9 @@ class Planner:
         single_branch = probes and request.region.mask_options.method == OBJECT_MASKS
         return probes * step - (step - step // self._engine.batch(request.config) if single_branch else 0)
 
-    def _cheapest_dilations(self, request: EditRequest, mask: EditMask, costs: Costs) -> tuple[int, ...]:
-        return costs.cheapest_dilations(mask.grid, request.start, plain=request.structure > 0)
+    def _choose_dilations(self, request: EditRequest, mask: EditMask, costs: Costs) -> tuple[int, ...]:
+        quality, plain = Quality(request.quality), request.structure > 0
+        return costs.choose_dilations(mask.grid, request.start, quality=quality, plain=plain)
 
     def _with_drift_check(self, request: EditRequest, plan: EditPlan) -> EditPlan:
         """The plan with a check for drift, where one can be made."""

@@ -145,6 +145,14 @@ class Inversion(StrEnum):
     DDPM = "ddpm"
 
 
+class Quality(StrEnum):
+    """How near an edit comes to the dense blended one, against its time (`sparse.cost_model.FIRST_SCHEDULE`)."""
+
+    FAST = "fast"
+    BALANCED = "balanced"
+    CLOSE = "close"
+
+
 class EditKind(StrEnum):
     """What a prompt edit is; GLOBAL edits have no region and run dense."""
 
@@ -464,6 +472,13 @@ def strength_for_start(start: int, steps: int) -> float:
     """
     strength = (steps - start) / steps
     return strength if int(steps * strength) == steps - start else nextafter(strength, 1.0)
+
+
+def check_quality(quality: str) -> Quality:
+    """The quality of that name. Raises InputError for another one."""
+    if not isinstance(quality, str) or quality not in tuple(Quality):
+        raise InputError(f"quality must be one of {', '.join(Quality)}, got {quality!r:.40}")
+    return Quality(quality)
 
 
 def check_prompt(prompt: str) -> str:

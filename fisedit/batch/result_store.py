@@ -27,6 +27,7 @@ from fisedit.batch.values import (
     ItemStatus,
 )
 from fisedit.storage import files
+from fisedit.values import Quality
 
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 """Errors after which the output folder takes no other file either."""
@@ -134,6 +135,8 @@ def item_key(settings: BatchSettings, model: str, item: BatchItem, picture: str,
         mask: SHA-256 of the mask's bytes, or "".
     """
     shared = {name: value for name, value in asdict(settings).items() if name not in _NOT_IN_KEY}
+    if settings.quality == Quality.BALANCED:  # as in batches that began before there was a choice
+        del shared["quality"]
     own = [item.source_prompt, item.prompt, picture, mask, PurePosixPath(item.output).suffix.lower()]
     return hashlib.sha256(json.dumps([shared, model, own], sort_keys=True).encode()).hexdigest()
 

@@ -34,7 +34,7 @@ from fisedit.batch.values import (
 from fisedit.errors import InputError
 from fisedit.models.paths import model_digest
 from fisedit.storage import files
-from fisedit.values import make_generation_config
+from fisedit.values import check_quality, make_generation_config
 
 if TYPE_CHECKING:
     from fisedit.values import OnStep
@@ -124,6 +124,7 @@ def _check_settings(settings: BatchSettings) -> None:
     """Raise now the InputError that every item would fail with."""
     if not settings.timeout > 0:
         raise InputError(f"timeout must be above 0 seconds, got {settings.timeout:g}")
+    check_quality(settings.quality)
     make_generation_config(
         "a picture",
         seed=0,

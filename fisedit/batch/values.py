@@ -84,6 +84,7 @@ class BatchSettings:
         guidance_scale: Scale of classifier-free guidance; 1 switches it off.
         timeout: Time limit of one item in seconds, above 0.
         metadata: Whether outputs say how they were made.
+        quality: How near edits come to dense ones, one of `fisedit.values.Quality`.
     """
 
     model: str = "demo"
@@ -95,6 +96,7 @@ class BatchSettings:
     guidance_scale: float = 7.5
     timeout: float = 3600.0
     metadata: bool = True
+    quality: str = "balanced"
 
 
 @dataclass(frozen=True)

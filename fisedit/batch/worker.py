@@ -166,7 +166,7 @@ class BatchWorker:
         data = images.read_bytes(item.mask) if item.mask else b""
         mask = images.decode_mask(data, source.result.size) if item.mask else None
         source.editor.checkout(source.result.id)
-        result = source.editor.edit(item.prompt, mask=mask, on_step=on_step)
+        result = source.editor.edit(item.prompt, mask=mask, quality=self._settings.quality, on_step=on_step)
         metadata = source.editor.metadata(result) if self._settings.metadata else None
         output, format_notes = _encode(item, source, result, metadata)
         fallback = (f"dense: {result.stats.fallback}",) if result.stats.fallback else ()

@@ -73,6 +73,7 @@ def batch(
     negative_prompt: opt.NegativePrompt = "",
     num_inference_steps: opt.Steps = 25,
     guidance_scale: opt.Guidance = 7.5,
+    quality: opt.Quality = "balanced",
     metadata: opt.Metadata = True,
     model: opt.Model = "demo",
     device: opt.Device = None,
@@ -83,7 +84,7 @@ def batch(
     """Edit a folder of pictures; a run that was stopped at any time continues."""
     job = BatchJob(folder, output, prompt, source_prompt, captions, masks, edits, recursive, image_format, overwrite)
     loading = (model, device, dtype, local_files_only)
-    settings = BatchSettings(*loading, negative_prompt, num_inference_steps, guidance_scale, timeout, metadata)
+    settings = BatchSettings(*loading, negative_prompt, num_inference_steps, guidance_scale, timeout, metadata, quality)
     files.check_page_path(report)
     from fisedit.batch.report import write_report
     from fisedit.batch.runner import preview_batch, run_batch

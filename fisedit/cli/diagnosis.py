@@ -1,4 +1,4 @@
-"""The commands about this machine and a model on it, `calibrate`, `plan`, `doctor` and `validate`; profiles of others."""
+"""The commands about a machine and a model on it, `calibrate`, `plan`, `doctor` and `validate`; profiles of others."""
 
 from __future__ import annotations
 

@@ -45,6 +45,7 @@ CaptionModel = Annotated[
     str | None, Option(help="Image-to-text model (BLIP or alike) that captions a --picture: a folder or hub id.")
 ]
 Strength = Annotated[float, Option(help="Above 0, to 1: share of the steps to run; less keeps more of the picture.")]
+Quality = Annotated[str, Option(help="fast, balanced or close: how near an edit comes to a dense one, for its time.")]
 Seed = Annotated[int, Option(help="Of the first latents and of every later noise.")]
 NegativePrompt = Annotated[str, Option(help="What the picture should not show.")]
 Steps = Annotated[int, Option("--num-inference-steps", help="Denoising steps.")]

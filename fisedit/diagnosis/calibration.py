@@ -135,7 +135,7 @@ def predictions(pipeline: EditPipeline, areas: Sequence[float], size: int, steps
     rows: list[dict[str, object]] = [{"run": "source", "seconds": costs.seconds(None, ())}]
     for area in areas:
         grid = shape_mask(area, size // LATENT_FACTOR, discs=False)
-        growth = costs.cheapest_dilations(grid)
+        growth = costs.choose_dilations(grid)
         dense = bool(costs.dense_is_cheaper(grid, growth))
         seconds = costs.seconds(grid, () if dense else growth)
         rows.append({"run": f"edit of {area:.0%}{', dense' if dense else ''}", "seconds": seconds})

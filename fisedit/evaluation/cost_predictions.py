@@ -92,7 +92,7 @@ class _Runs:
         for name, area, grid in [("dense", 1.0, self._masks[0][2]), *self._masks]:
             request = pipeline.request_edit(PROMPTS[1], Region(grid))
             plan = pipeline.plan(request)
-            growth = () if name == "dense" else self._costs.cheapest_dilations(grid)
+            growth = () if name == "dense" else self._costs.choose_dilations(grid)
             self._chosen[name, area] = "dense" if plan.fallback else "sparse"
             plan = replace(plan, dilation=growth, fallback="" if growth else "to compare")
             self._run((name, area), request, plan)

@@ -20,7 +20,6 @@ from fisedit.diagnosis.profile import profiled
 from fisedit.editor import Editor
 from fisedit.evaluation.dense_pipelines import DensePipelines
 from fisedit.evaluation.dense_search import DEFAULT_VARIANT
-from fisedit.evaluation.schedules import SHIPPED
 from fisedit.evaluation.timing import Calls, interval, interval_text, peak_memory, ratio, seconds_by_round
 from fisedit.evaluation.workload import PROMPTS, STEP_DILATION, load_workload, masks_of_areas
 from fisedit.models.malloc import keep_freed_memory
@@ -28,7 +27,7 @@ from fisedit.sampling.denoise import Engine
 from fisedit.sparse.feature_cache import FeatureOverlay
 from fisedit.sparse.feature_codec import choose_encoding
 from fisedit.sparse.vae_decode import decode, decode_sparse
-from fisedit.values import OnStep
+from fisedit.values import OnStep, Quality
 
 if TYPE_CHECKING:
     from fisedit.evaluation.dense_search import DenseVariant
@@ -144,10 +143,10 @@ class _EditBenchmark:
         Args:
             name: of the mask.
             grid: booleans [h, w].
-            default_only: whether edits are by the planner's schedule only, instead of by every one that ships.
+            default_only: whether edits are of the default quality alone.
 
         Returns:
-            The calls, and a row for every schedule.
+            The calls, and a row for every quality.
         """
         step = self._sparse_step(grid)
         counted_macs = _count_macs(step)
@@ -162,19 +161,17 @@ class _EditBenchmark:
             "decode_call": f"{name} decode",
         }
         rows = []
-        for schedule, (growth, default) in self._schedules(grid).items():
-            if default_only and not default:
-                continue
-            call = f"{name} edit: {schedule}"
-            calls[call] = partial(self._edit, call, grid, None if default else growth)
-            rows.append(common | {"schedule": schedule, "default": default, "call": call})
+        for quality in (Quality.BALANCED,) if default_only else Quality:
+            call = f"{name} edit: {quality}"
+            calls[call] = partial(self._edit, call, grid, quality)
+            rows.append(common | {"quality": str(quality), "call": call})
         return calls, rows
 
     def profile(self, masks: Sequence[tuple[str, float, BoolGrid]]) -> list[Row]:
         """The layers of one more source and of one more edit in every mask."""
         runs: Calls = {"source": self._generate}
         for name, area, grid in masks:
-            runs[f"{name} {area:.0%}"] = partial(self._edit, "", grid, None)
+            runs[f"{name} {area:.0%}"] = partial(self._edit, "", grid, Quality.BALANCED)
         rows: list[Row] = []
         for name, run in runs.items():
             with profiled(self.pipe) as profile:
@@ -182,16 +179,9 @@ class _EditBenchmark:
             rows += [{"run": name} | row for row in profile.rows()]
         return rows
 
-    def _schedules(self, grid: BoolGrid) -> dict[str, tuple[tuple[int, ...], bool]]:
-        """Name -> dilations, and whether the planner takes them by default over this mask."""
-        default = self.costs.cheapest_dilations(grid)
-        dilations = {name: schedule(self.config.num_inference_steps) for name, schedule in SHIPPED.items()}
-        dilations |= {} if default in dilations.values() else {"default": default}
-        return {name: (dilation, dilation == default) for name, dilation in dilations.items()}
-
-    def _edit(self, call: str, grid: BoolGrid, growth: Sequence[int] | None) -> None:
+    def _edit(self, call: str, grid: BoolGrid, quality: Quality) -> None:
         """A whole edit of the source, deleted from the history at once."""
-        result = self.editor.edit(PROMPTS[1], mask=grid, growth=growth)
+        result = self.editor.edit(PROMPTS[1], mask=grid, quality=quality)
         self.editor.delete(result.id)
         stats = result.stats
         self.edit_stats[call] = {
@@ -304,8 +294,7 @@ def _summary_row(row: Row) -> Row:
     """Speed-ups over the fastest dense run, and of whole edits over plain diffusers if that was timed."""
     metrics = {"step": "step_ratio", "decode": "decode_ratio", "whole edit": "whole_ratio"}
     metrics |= {"whole edit, to plain": "whole_ratio_to_plain"} if "whole_ratio_to_plain" in row else {}
-    first = {"mask": row["mask"], "area": f"{row['area']:.1%}", "schedule": row["schedule"]}
-    first["schedule"] += " (default)" if row["default"] else ""
+    first = {"mask": row["mask"], "area": f"{row['area']:.1%}", "quality": row["quality"]}
     return (
         first
         | {"MACs": f"{row['step_macs_ratio']:.1f}x"}

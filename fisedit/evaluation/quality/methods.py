@@ -13,7 +13,7 @@ from fisedit.evaluation.quality.baselines import PROBES, diffedit, fisedit
 from fisedit.evaluation.quality.diffusers_baselines import img2img, inpaint_true, resampled
 from fisedit.evaluation.quality.edit_case import EditCase, MethodResult
 from fisedit.evaluation.quality.prompt_to_prompt import prompt_to_prompt
-from fisedit.evaluation.schedules import SHIPPED, WIDER_FIRST
+from fisedit.evaluation.schedules import BALANCED, SHIPPED
 from fisedit.sparse.vae_decode import decode
 
 Method = Callable[[EditCase], MethodResult | None]
@@ -32,7 +32,7 @@ def ours_given(case: EditCase) -> MethodResult | None:
 
 def ours_sd(case: EditCase) -> MethodResult:
     """The editor by the schedule of dilations that Stable Diffusion has by default."""
-    return case.edited(growth=SHIPPED[WIDER_FIRST](case.steps))
+    return case.edited(growth=SHIPPED[BALANCED](case.steps))
 
 
 def structured(case: EditCase, share: float) -> MethodResult:
