@@ -52,6 +52,7 @@ from fisedit.values import (
     OnStep,
     cell_pixels,
     check_prompt,
+    check_quality,
     check_scale,
     make_generation_config,
     strength_for_start,
@@ -512,8 +513,7 @@ class Editor:
         request = self._pipeline.request_edit(
             prompt,
             Region(mask, protect, grow, MaskOptions(words, instance, mask_method, probe_steps)),
-            growth=growth,
-            quality=quality,
+            growth=check_quality(quality) if growth is None else growth,
             strength=strength,
             structure=structure,
             verify=verify,
@@ -554,9 +554,10 @@ class Editor:
                 raise InputError(f"{name} must be a list, got {type(given).__name__} {given!r:.80}; put it into a list")
         if len(prompts) != len(masks):
             raise InputError(f"masks must be as many as prompts, {len(prompts)}, got {len(masks)}")
+        chosen = check_quality(quality) if growth is None else growth
         return self._pipeline.run_many(
             [
-                self._pipeline.request_edit(prompt, Region(mask), growth=growth, quality=quality, on_step=on_step)
+                self._pipeline.request_edit(prompt, Region(mask), growth=chosen, on_step=on_step)
                 for prompt, mask in zip(prompts, masks, strict=True)
             ]
         )
@@ -606,8 +607,7 @@ class Editor:
         request = self._pipeline.request_edit(
             prompt,
             Region(mask, protect, grow, MaskOptions(words, instance, mask_method, probe_steps)),
-            growth=growth,
-            quality=quality,
+            growth=check_quality(quality) if growth is None else growth,
             strength=strength,
             reference=reference,
             on_step=on_step,

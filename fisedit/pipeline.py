@@ -180,8 +180,7 @@ class EditPipeline:
         prompt: str,
         region: Region | None = None,
         *,
-        growth: int | Sequence[int] | None = None,
-        quality: str = Quality.BALANCED,
+        growth: int | Sequence[int] | Quality = Quality.BALANCED,
         strength: float = 1.0,
         structure: float = 0.0,
         verify: bool = False,
@@ -193,8 +192,7 @@ class EditPipeline:
         Args:
             prompt: of the edit.
             region: where to edit; None for where the changed words say.
-            growth: as in `Editor.edit`.
-            quality: as in `Editor.edit`.
+            growth: as in `Editor.edit`, or the quality that decides it.
             strength: as in `Editor.edit`.
             structure: as in `Editor.edit`.
             verify: check a predicted mask for drift.
@@ -218,7 +216,6 @@ class EditPipeline:
             region=region,
             focus=restrict_to_words(script, words, self.engine) if words else None,
             growth=growth,
-            quality=quality,
             strength=strength,
             structure=structure,
             verify=verify,

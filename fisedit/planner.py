@@ -26,7 +26,6 @@ from fisedit.values import (
     Inversion,
     MaskSource,
     Quality,
-    check_quality,
     first_step,
 )
 
@@ -70,8 +69,7 @@ class EditRequest:
         picture: an opened picture, upright; None for a generated one.
         region: where to edit.
         focus: the script whose words localize the mask, where that is not `script`.
-        growth: latent cells to compute beyond the mask, 0 to 64, for all steps or each; None for what `quality` says.
-        quality: one of `Quality`, where `growth` is None.
+        growth: latent cells to compute beyond the mask, 0 to 64, for all steps or each; or the quality that decides it.
         strength: share of the steps to run, above 0 to 1, from the last.
         structure: share of the steps that may inject the source's attention which do, 0 to 1.
         verify: check a predicted mask for drift.
@@ -81,7 +79,7 @@ class EditRequest:
     Attributes:
         mask: booleans [h, w], where to edit; None for where the words say.
         protect: booleans [h, w], where never to edit, or None.
-        dilation: `growth` as one number per step; () for what `quality` says.
+        dilation: `growth` as one number per step; () where a quality decides.
         start: index of the first step to run, from `strength`.
 
     Raises:
@@ -95,8 +93,7 @@ class EditRequest:
     picture: Image | None = None
     region: Region = field(default_factory=Region)
     focus: EditScript | None = None
-    growth: int | Sequence[int] | None = None
-    quality: str = Quality.BALANCED
+    growth: int | Sequence[int] | Quality = Quality.BALANCED
     strength: float = 1.0
     structure: float = 0.0
     verify: bool = False
@@ -111,7 +108,6 @@ class EditRequest:
         object.__setattr__(self, "mask", self._grid(self.region.mask))
         object.__setattr__(self, "protect", self._grid(self.region.protect))
         object.__setattr__(self, "dilation", self._dilations())
-        check_quality(self.quality)
         object.__setattr__(self, "start", first_step(self.strength, self.config.num_timesteps))
         if type(grow := self.region.grow) is not int or not -MAX_DILATION <= grow <= MAX_DILATION:
             raise InputError(f"grow must be latent cells in [-{MAX_DILATION}, {MAX_DILATION}], got {grow!r}")
@@ -130,9 +126,9 @@ class EditRequest:
 
     def _dilations(self) -> tuple[int, ...]:
         """Latent cells beyond the mask for every step; () where the cost decides."""
-        growth, steps = self.growth, self.config.num_timesteps
-        if growth is None:
+        if isinstance(self.growth, Quality):
             return ()
+        growth, steps = self.growth, self.config.num_timesteps
         cells = tuple(growth) if isinstance(growth, Sequence) else (growth,) * steps
         if len(cells) != steps or not all(type(c) is int and 0 <= c <= MAX_DILATION for c in cells):
             raise InputError(
@@ -419,7 +415,8 @@ class Planner:
         return probes * step - (step - step // self._engine.batch(request.config) if single_branch else 0)
 
     def _choose_dilations(self, request: EditRequest, mask: EditMask, costs: Costs) -> tuple[int, ...]:
-        quality, plain = Quality(request.quality), request.structure > 0
+        quality = request.growth if isinstance(request.growth, Quality) else Quality.BALANCED
+        plain = request.structure > 0
         return costs.choose_dilations(mask.grid, request.start, quality=quality, plain=plain)
 
     def _with_drift_check(self, request: EditRequest, plan: EditPlan) -> EditPlan:

@@ -186,7 +186,7 @@ def make_entry(
     entry = {
         "id": result.id,
         "parent": result.parent,
-        "recipe": config_to_dict(result.config),
+        "recipe": {"like": (), "loras": ()} | config_to_dict(result.config),
         "change": str(result.diff),
         "growth": result.growth,
         "structure": result.structure,

@@ -22,7 +22,7 @@ ME = SimpleNamespace(session_hash="me")
 SETTINGS = (2, 4.0, 7, 64, 64, "DDIM", 0, "", "", [])
 """Values of the settings of a new picture."""
 
-REGION = ("", [], ALL_PIECES[1], 0, False, 1)
+REGION = ("", [], ALL_PIECES[1], 0, False, 1, "balanced")
 """Values of a region: nothing painted, no words, all pieces."""
 
 
@@ -71,7 +71,7 @@ def test_a_picture_is_opened_in_its_own_size(events, page, session):
 def test_a_region_that_cannot_be_predicted_is_told_and_cleared(events, page, state, session):
     made(state, session)
     for piece in (None, "first", "-1"):
-        answer = events.on_preview(ME, DOG, None, 1.0, "", [], piece, 0, False, 1)
+        answer = events.on_preview(ME, DOG, None, 1.0, "", [], piece, 0, False, 1, "fast")
         assert "piece must be a number or" in answer[page.facts] and answer[page.stage]["region"] == ""
 
 

@@ -1,4 +1,4 @@
-"""`fisedit validate`: rules are checked on the model itself, a run goes on where it stopped, nothing private is told."""
+"""`fisedit validate`: rules are checked on the model itself, a stopped run goes on, nothing private is told."""
 
 from __future__ import annotations
 
