@@ -159,6 +159,7 @@ class Editor:
         model: str | Path = "demo",
         *,
         vae: str | Path | None = None,
+        preview_vae: str | Path | None = None,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         local_files_only: bool = False,
@@ -173,6 +174,8 @@ class Editor:
         Args:
             model: "demo", a diffusers folder, a hub id such as "owner/name", or one .safetensors file (1.x).
             vae: another autoencoder than the model's, a folder or a .safetensors file; None for the model's own.
+            preview_vae: a folder with an `AutoencoderTiny` (TAESD), which decodes what `on_step` gets; without it, that
+                has one pixel per latent cell.
             device: "cpu", "cuda" or "cuda:N"; None for CUDA where there is some.
             dtype: "fp32", "bf16", "fp16" or torch's; None for fp16 on CUDA, and on a CPU for the faster of
                 bf16 and fp32.
@@ -187,7 +190,9 @@ class Editor:
             ModelError: the model is missing, damaged, unsafe to load or of another architecture.
             NumericsError: its weights hold NaN or infinity. InputError: a device or dtype that cannot be used here.
         """
-        pipe = load(model, vae=vae, device=device, dtype=dtype, local_files_only=local_files_only)
+        pipe = load(
+            model, vae=vae, preview_vae=preview_vae, device=device, dtype=dtype, local_files_only=local_files_only
+        )
         return cls(
             pipe,
             model=absolute_name(model),

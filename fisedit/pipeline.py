@@ -450,7 +450,7 @@ class EditPipeline:
     def _callback(self, request: EditRequest) -> Callable[[int, int, Tensor], None]:
         def callback(i: int, n: int, estimate: Tensor) -> None:
             if request.on_step is not None:
-                request.on_step(i, n, preview(self.engine.pipe.vae, estimate))
+                request.on_step(i, n, preview(self.engine.pipe, estimate))
 
         return callback
 

@@ -156,6 +156,7 @@ def browse(
     sessions: opt.Sessions = None,
     lora: opt.Loras = None,
     adapter: opt.PageAdapter = None,
+    preview_vae: opt.PreviewVae = None,
     device: opt.Device = None,
     dtype: opt.Dtype = None,
     local_files_only: opt.LocalFilesOnly = False,
@@ -170,7 +171,7 @@ def browse(
     offline = local_files_only or all(expand_home(str(place)).exists() for place in named)
     with server.environment(offline=offline) as uploads:
         page, state = import_module("app.main"), import_module("app.sessions").AppState
-        pool_options = {"loras": lora or (), "adapter": adapter, "max_loaded": loaded}
+        pool_options = {"loras": lora or (), "adapter": adapter, "max_loaded": loaded, "preview_vae": preview_vae}
         with closing(
             state.open(*model or (), device=device, dtype=dtype, folder=sessions, **pool_options)
         ) as app_state:

@@ -38,9 +38,6 @@ From = Annotated[
 ]
 Shown = Annotated[Path, Argument(metavar="PICTURE", help="A picture that fisedit or a web UI wrote.")]
 Metadata = Annotated[bool, Option(help="Write into the picture's file how it was made.")]
-CaptionVae = Annotated[
-    Path | None, Option(help="Another autoencoder than the model's: a folder, or a .safetensors file.")
-]
 CaptionModel = Annotated[
     str | None, Option(help="Image-to-text model (BLIP or alike) that captions a --picture: a folder or hub id.")
 ]
@@ -55,6 +52,9 @@ Height = Annotated[int | None, Option(help="Pixels that are painted, divisible b
 Scheduler = Annotated[str, Option(help=_SCHEDULERS)]
 ClipSkip = Annotated[int, Option(help="Layers of the text encoder to leave out; one less than web UIs' clip skip.")]
 Vae = Annotated[Path | None, Option(help="Another autoencoder than the model's: a folder or a .safetensors file.")]
+PreviewVae = Annotated[
+    Path | None, Option(help="Folder with an AutoencoderTiny (TAESD) that decodes previews while a picture is made.")
+]
 Model = Annotated[str, Option(help='"demo", a diffusers folder, a hub id, or one .safetensors file.')]
 ValidatedModel = Annotated[
     str, Argument(metavar="MODEL", help="A diffusers folder, a hub id, one .safetensors file, or demo.")

@@ -40,6 +40,7 @@ def load(
     model: str | Path,
     *,
     vae: str | Path | None = None,
+    preview_vae: str | Path | None = None,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     local_files_only: bool = False,
@@ -49,6 +50,7 @@ def load(
     Args:
         model: "demo", a diffusers folder, a hub id such as "owner/name", or a .safetensors file (1.x).
         vae: Another autoencoder than the model's: a folder, or a .safetensors file; None for the model's own.
+        preview_vae: A folder with an `AutoencoderTiny` (TAESD), which decodes previews; None for none.
         device: Torch device; None for CUDA if available, else the CPU.
         dtype: "fp32", "bf16", "fp16" or torch's; None as in `device.choose_dtype`.
         local_files_only: Whether the network is never used.
@@ -69,6 +71,8 @@ def load(
             pipe = (_load_file if path.is_file() else _load_folder)(path, precision)
         if vae is not None:
             pipe.vae = _load_vae(expand_home(vae), precision)
+        if preview_vae is not None:
+            pipe.preview_vae = _load_preview_vae(expand_home(preview_vae), where, precision)
     _check_finite(pipe)
     return _place(pipe, where)
 
@@ -200,6 +204,20 @@ def _load_vae(path: Path, dtype: torch.dtype) -> Any:
     )
 
 
+def _load_preview_vae(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
+    """An `AutoencoderTiny` with 4 latent channels and a factor of 8."""
+    from diffusers import AutoencoderTiny
+
+    if not folder.is_dir():
+        raise ModelError(f"preview_vae must be a folder with an AutoencoderTiny, got {folder}: no such folder")
+    config = read_json(folder / "config.json")
+    checks.check_tiny_vae(config)
+    expected = _shapes_of("preview_vae", json.dumps(config))
+    checks.check_shapes("preview_vae", expected, read_shapes(weights_file(folder, _STEMS["vae"])))
+    model = AutoencoderTiny.from_pretrained(str(folder), use_safetensors=True, local_files_only=True, torch_dtype=dtype)
+    return model.eval().requires_grad_(False).to(device, memory_format=torch.channels_last)
+
+
 def _check_configs(folder: Path) -> dict[str, Any]:
     """Check a folder's configurations; returns its model_index."""
     checks.check_pipeline(folder)
@@ -246,7 +264,7 @@ def _shapes_of(part: str, config: str) -> Shapes:
             if part == "text_encoder":
                 module = transformers.CLIPTextModel(transformers.CLIPTextConfig.from_dict(json.loads(config)))
             else:
-                module = getattr(diffusers, checks.MODULES[part][1]).from_config(json.loads(config))
+                module = getattr(diffusers, checks.CLASSES[part]).from_config(json.loads(config))
     except (ArithmeticError, KeyError, RuntimeError, TypeError, ValueError) as error:
         why = str(error).splitlines()[0]
         raise ModelError(f"the {part}'s config.json builds no model ({why}); download the folder again") from error

@@ -20,6 +20,9 @@ MODULES: Mapping[str, tuple[str, str]] = {
 }
 """Part of a pipeline with weights -> (library, class)."""
 
+CLASSES = {part: name for part, (_, name) in MODULES.items()} | {"preview_vae": "AutoencoderTiny"}
+"""Part with weights -> class."""
+
 _SCHEDULERS = (
     "DDIM DDPM DEISMultistep DPMSolverMultistep DPMSolverSinglestep EulerAncestralDiscrete EulerDiscrete "
     "HeunDiscrete KDPM2AncestralDiscrete KDPM2Discrete LCM LMSDiscrete PNDM TCD UniPCMultistep"
@@ -183,6 +186,24 @@ def check_vae(config: Config) -> None:
         raise _setting("VAE", "down_block_types", levels, "4 DownEncoderBlock2D")
 
 
+def check_tiny_vae(config: Config) -> None:
+    """Check that a preview's autoencoder is an `AutoencoderTiny` with 4 latent channels and a factor of 8.
+
+    Args:
+        config: The autoencoder's configuration.
+
+    Raises:
+        ModelError: Names the setting that differs.
+    """
+    check_config("preview_vae", config)
+    for name, expected, default in (("latent_channels", 4, 4), ("upsampling_scaling_factor", 2, 2)):
+        if config.get(name, default) != expected:
+            raise _setting("preview VAE", name, config[name], str(expected))
+    levels = config.get("decoder_block_out_channels", (64,) * 4)
+    if len(levels) != 4:
+        raise _setting("preview VAE", "decoder_block_out_channels", levels, "4 numbers")
+
+
 def check_fit(unet: Config, text_encoder: Config) -> None:
     """Check that the UNet's cross-attention has the text encoder's width.
 
@@ -211,9 +232,9 @@ def check_config(part: str, config: Config) -> None:
         ModelError: It does not.
     """
     named = {str(name) for name in (config.get("_class_name"), *(config.get("architectures") or ())) if name}
-    foreign = named - {MODULES[part][1]} or {key for key in ("auto_map", "quantization_config") if config.get(key)}
+    foreign = named - {CLASSES[part]} or {key for key in ("auto_map", "quantization_config") if config.get(key)}
     if foreign:
-        raise _setting(part, "class", ", ".join(sorted(foreign)), MODULES[part][1])
+        raise _setting(part, "class", ", ".join(sorted(foreign)), CLASSES[part])
 
 
 def check_shapes(part: str, expected: Shapes, actual: Shapes) -> None:
