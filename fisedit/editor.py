@@ -172,7 +172,7 @@ class Editor:
         """Load a model, checked before its weights are read; no code of a model is ever run.
 
         Args:
-            model: "demo", a diffusers folder, a hub id such as "owner/name", or one .safetensors file (1.x).
+            model: "demo", a diffusers folder, a hub id such as "owner/name", or one .safetensors file.
             vae: another autoencoder than the model's, a folder or a .safetensors file; None for the model's own.
             preview_vae: a folder with an `AutoencoderTiny` (TAESD), which decodes what `on_step` gets; without it, that
                 has one pixel per latent cell.

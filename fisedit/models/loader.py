@@ -7,11 +7,13 @@ classes named here are built, and only safetensors are read.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["config_folder", "demo_folder", "load", "load_tokenizer", "quiet_loaders"]
 
-_SD15 = Path(__file__).parent / "configs" / "sd15"
+_SD15, _SD2 = (Path(__file__).parent / "configs" / family for family in ("sd15", "sd2"))
+_V_PREDICTION = re.compile(r"""^\s*parameterization:\s*["']?v\b""", re.MULTILINE)
 _STEMS = {"unet": "diffusion_pytorch_model", "vae": "diffusion_pytorch_model", "text_encoder": "model"}
 _OLD_NAMES = {".query.": ".to_q.", ".key.": ".to_k.", ".value.": ".to_v.", ".proj_attn.": ".to_out.0."}
 """Names of an autoencoder's attention weights in older files -> today's; diffusers reads both."""
@@ -48,7 +51,7 @@ def load(
     """Load a Stable Diffusion 1.x or 2.x pipeline, checked, on its device, convolutions laid out channels-last.
 
     Args:
-        model: "demo", a diffusers folder, a hub id such as "owner/name", or a .safetensors file (1.x).
+        model: "demo", a diffusers folder, a hub id such as "owner/name", or a .safetensors file.
         vae: Another autoencoder than the model's: a folder, or a .safetensors file; None for the model's own.
         preview_vae: A folder with an `AutoencoderTiny` (TAESD), which decodes previews; None for none.
         device: Torch device; None for CUDA if available, else the CPU.
@@ -91,8 +94,9 @@ def config_folder(model: str | Path, *, local_files_only: bool = False) -> Path:
     if path is not None and path.is_file():
         if problem := checks.pickled(path):
             raise problem
-        checks.check_single_file(path, read_shapes(path))
-        return _SD15
+        shapes = read_shapes(path)
+        checks.check_single_file(path, shapes)
+        return _single_file_configs(shapes)
     folder = download_files(str(model), CONFIG_PATTERNS, local_files_only=local_files_only) if path is None else path
     _check_configs(folder)
     return folder
@@ -118,25 +122,60 @@ def _load_file(path: Path, dtype: torch.dtype) -> StableDiffusionPipeline:
         raise problem
     shapes = read_shapes(path)
     checks.check_single_file(path, shapes)
+    folder = _single_file_configs(shapes)
+    settings = _sd2_settings(path) if folder == _SD2 else {}
     for part in checks.MODULES:
-        checks.check_shapes(part, _expected(part, _SD15), _converted(part, shapes))
-    return StableDiffusionPipeline.from_single_file(
-        str(path), config=str(_SD15), torch_dtype=dtype, local_files_only=True, safety_checker=None
+        checks.check_shapes(part, _expected(part, folder), _converted(part, shapes, folder))
+    pipe = StableDiffusionPipeline.from_single_file(
+        str(path),
+        config=str(folder),
+        torch_dtype=dtype,
+        local_files_only=True,
+        safety_checker=None,
+        tokenizer=_load_tokenizer(folder / "tokenizer"),
     )
+    if settings:
+        pipe.unet.register_to_config(sample_size=settings["sample_size"])
+        pipe.scheduler.register_to_config(prediction_type=settings["prediction_type"])
+    return pipe
 
 
-def _converted(part: str, shapes: Shapes) -> Shapes:
+def _single_file_configs(shapes: Shapes) -> Path:
+    """The folder with the configurations of a single file's family."""
+    return _SD2 if checks.is_sd2_file(shapes) else _SD15
+
+
+def _sd2_settings(path: Path) -> dict[str, Any]:
+    """What a file of the 2.x family does not tell, from the .yaml that is published beside it."""
+    beside = path.with_suffix(".yaml")
+    try:
+        text = beside.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(
+            f"one file of Stable Diffusion 2.x does not tell its prediction type; put its {beside.name} beside it, or "
+            "convert it to a diffusers folder"
+        ) from error
+    if _V_PREDICTION.search(text):
+        return {"prediction_type": "v_prediction", "sample_size": 96}
+    return {"prediction_type": "epsilon", "sample_size": 64}
+
+
+def _converted(part: str, shapes: Shapes, folder: Path = _SD15) -> Shapes:
     """Shapes of one part of a single file under diffusers' names, by diffusers' own converters on meta tensors."""
     from diffusers.loaders import single_file_utils as ldm
 
     empty = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    config = read_json(folder / part / "config.json")
     convert = {
-        "unet": ldm.convert_ldm_unet_checkpoint,
-        "vae": ldm.convert_ldm_vae_checkpoint,
-        "text_encoder": lambda checkpoint, config: ldm.convert_ldm_clip_checkpoint(checkpoint),
+        "unet": partial(ldm.convert_ldm_unet_checkpoint, config=config),
+        "vae": partial(ldm.convert_ldm_vae_checkpoint, config=config),
+        "text_encoder": ldm.convert_ldm_clip_checkpoint,
     }[part]
+    if part == "text_encoder" and checks.is_sd2_file(shapes):  # of its model, the converter reads the width alone
+        width = SimpleNamespace(config=SimpleNamespace(hidden_size=config["hidden_size"]))
+        convert = partial(ldm.convert_open_clip_checkpoint, width)
     try:
-        tensors = convert(empty, config=read_json(_SD15 / part / "config.json"))
+        tensors = convert(empty)
     except (KeyError, IndexError) as error:
         raise ModelError(f"the {part}'s weights are not complete (no {error}); download the model again") from error
     return _with_current_names(part, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
@@ -238,10 +277,13 @@ _LENGTH_WARNING = "sequence-length-is-longer-than-the-specified-maximum"
 def _load_tokenizer(folder: Path) -> Any:
     from transformers import CLIPTokenizer
 
+    options = {}
+    if folder == _SD2 / "tokenizer":  # CLIP's own, padded with another token
+        folder, options = _SD15 / "tokenizer", {"pad_token": "!"}
     if not (folder / "tokenizer.json").is_file():
         check_vocabulary(folder)
     try:
-        tokenizer = CLIPTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = CLIPTokenizer.from_pretrained(str(folder), local_files_only=True, **options)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"the tokenizer in {folder} is damaged; copy or download the folder again") from error
     tokenizer.deprecation_warnings[_LENGTH_WARNING] = True  # as if already given: results have a note of their own

@@ -104,10 +104,35 @@ def test_one_file_loads_exactly(pipelines, tmp_path, monkeypatch):
     refused(path, "unet", "mid_block.attentions.0.norm.weight")
 
 
-def test_the_shipped_configuration_is_stable_diffusion_1_5():
-    counts = {"unet": 859_520_964, "vae": 83_653_863, "text_encoder": 123_060_480}
+@pytest.mark.parametrize(
+    ("text", "prediction", "side"),
+    [('model:\n  params:\n    parameterization: "v"\n', "v_prediction", 96), ("model:\n  params: {}\n", "epsilon", 64)],
+)
+def test_one_file_of_the_2_family_loads_exactly_with_its_yaml(pipelines, tmp_path, monkeypatch, text, prediction, side):
+    pipe = pipelines["sd2"]
+    pipe.save_pretrained(tmp_path / "config")
+    (tmp_path / "config" / "tokenizer").rename(tmp_path / "tokenizer")
+    for name, folder in (("_SD2", tmp_path / "config"), ("_SD15", tmp_path)):
+        monkeypatch.setattr(loader, name, folder)
+    path = save_single_file(pipe, tmp_path / "model.safetensors", sd2=True)
+    refused(path, "does not tell its prediction type; put its model.yaml beside it")
+    path.with_suffix(".yaml").write_text(text)
+    loaded = loader.load(path, dtype="fp32")
+    assert same_weights(loaded, pipe) and loaded.tokenizer.pad_token == "!"
+    assert (loaded.scheduler.config.prediction_type, loaded.unet.config.sample_size) == (prediction, side)
+    assert loader.config_folder(path) == tmp_path / "config"
+
+
+@pytest.mark.parametrize(
+    ("family", "counts"),
+    [
+        ("_SD15", {"unet": 859_520_964, "vae": 83_653_863, "text_encoder": 123_060_480}),
+        ("_SD2", {"unet": 865_910_724, "vae": 83_653_863, "text_encoder": 340_387_840}),
+    ],
+)
+def test_the_shipped_configurations_are_stable_diffusions(family, counts):
     for part, parameters in counts.items():
-        shapes = loader._expected(part, loader._SD15)
+        shapes = loader._expected(part, getattr(loader, family))
         assert sum(torch.Size(shape).numel() for shape in shapes.values()) == parameters
 
 
@@ -269,7 +294,7 @@ class TestRefusedBeforeWeights:
         [
             ({"conditioner.embedders.0.transformer.weight": ()}, "Stable Diffusion XL"),
             ({"model.diffusion_model.joint_blocks.0.x": ()}, "Stable Diffusion 3"),
-            ({"model.diffusion_model.a": (), "cond_stage_model.model.ln.weight": ()}, "Stable Diffusion 2"),
+            ({"model.diffusion_model.input_blocks.0.0.weight": (320, 5, 3, 3)}, "a depth model"),
             ({"lora_unet_down_blocks_0.lora_up.weight": ()}, "a LoRA"),
             ({"unet.down_blocks.0.to_q.lora_A.weight": ()}, "a LoRA"),
             ({"control_model.input_blocks.0.0.weight": ()}, "a ControlNet"),
