@@ -81,6 +81,7 @@ class PageComponents:
             self.run = gr.Button("Run edit", variant="secondary", interactive=False, elem_id="run")
             self.make = gr.Button("New picture", variant="primary", interactive=False, elem_id="make")
             self.stop = gr.Button("Stop", variant="stop", visible=False, elem_id="stop")
+        self.live = gr.Checkbox(label="Live: draw while I type", elem_id="live")
         self.facts = gr.HTML(elem_id="facts", elem_classes="line")
         self.status = gr.HTML(elem_id="status")
 
@@ -170,6 +171,7 @@ class PageComponents:
         """Buttons that scripts press, and the file that the browser fetches."""
         self.show_words = gr.Button(visible="hidden", elem_id="tell")
         self.show_preview = gr.Button(visible="hidden", elem_id="look")
+        self.draw_live = gr.Button(visible="hidden", elem_id="draw")
         self.reconnect = gr.Button(visible="hidden", elem_id="listen")
         self.delete_now = gr.Button(visible="hidden", elem_id="delete-now")
         self.fetch = gr.DownloadButton(visible="hidden", elem_id="fetch")

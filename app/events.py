@@ -114,6 +114,36 @@ class EventHandlers:
             prompt,
         )
 
+    def on_live(
+        self, request: gr.Request, prompt: str, reference: bytes | None, scale: float, *region: Any
+    ) -> Iterator[Updates]:
+        """Draw an edit over the current picture while its prompt is typed; a newer one stops it.
+
+        Args:
+            request: of the page.
+            prompt: what the picture should show.
+            reference: the file of a picture whose appearance is taken, or None.
+            scale: how much of its appearance, 0 to 2.
+            region: values of the further `PageComponents.edit_inputs`.
+        """
+        page, shown = self.page, 0.0
+        try:
+            session = self._session(request)
+            if not len(session.history) or not prompt.strip():
+                return
+            where, reference_picture = _region(session, *region), _reference(reference, scale)
+            for progress in handlers.edit_live(self.state, session, prompt, where, reference_picture):
+                if progress.result is not None:
+                    drawn = views.preview_overlay(progress.result.canvas, progress.result.mask)
+                    yield {page.stage: gr.update(live=drawn), page.status: html.message("Live: Run keeps it.")}
+                elif progress.picture is not None and perf_counter() - shown >= PREVIEW_INTERVAL:
+                    shown = perf_counter()
+                    yield {page.stage: gr.update(live=_preview_overlay(session, progress, prompt))}
+        except (Cancelled, Busy):
+            return
+        except FisEditError as error:
+            yield {page.stage: gr.update(live=""), page.status: html.message(str(error), "error")}
+
     def on_measure(self, request: gr.Request) -> Iterator[Updates]:
         """A dense run of the result on the stage, to compare."""
         yield from self._run(
@@ -136,7 +166,9 @@ class EventHandlers:
             chosen: words that are selected to find the mask by.
             model: label of the model that is selected for new pictures.
         """
-        return self.updates.words(self._session(request), prompt, chosen, model)
+        session = self._session(request)
+        handlers.stop_live(session)
+        return self.updates.words(session, prompt, chosen, model)
 
     def on_preview(
         self, request: gr.Request, prompt: str, reference: bytes | None, scale: float, strokes: str, *region: Any

@@ -7,12 +7,14 @@ neither gradio nor torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from app.runs import RunProgress, RunRequest, stream_run
+from app.session import LiveEdit
 from app.validation import (
     ReferencePicture,
     RegionSettings,
@@ -39,6 +41,9 @@ Arguments = dict[str, Any]
 
 PREVIEW_TIMEOUT = 1.0
 """Seconds that a preview waits for a run with another model or other LoRAs."""
+
+LIVE_TIMEOUT, LIVE_POLL = 5.0, 0.02
+"""Seconds that a live edit waits for the one before to stop, at its next step; and between two looks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,12 +183,89 @@ def edit(
         Cancelled: it was stopped.
     """
     text, region = clean_prompt(prompt), check_region(region or RegionSettings())
+    if session.live is not None and session.live.key == _edit_key(session, text, region, reference):
+        return _keep_live(session, session.live.result_id)
+    return stream_run(state, session, _edit_request(state, session, text, region, reference))
+
+
+def edit_live(
+    state: AppState,
+    session: Session,
+    prompt: str,
+    region: RegionSettings | None = None,
+    reference: ReferencePicture | None = None,
+) -> Iterator[RunProgress]:
+    """Edit beside the current picture, which stays the current one, in place of the live edit before it.
+
+    An `edit` of the same arguments keeps the result; any other work removes it. A live edit that is being drawn is
+    stopped first.
+
+    Args:
+        state: whose worker runs it.
+        session: whose current picture is edited.
+        prompt: what the picture should show.
+        region: where the edit may change the picture; None for the changed words' mask.
+        reference: a picture whose appearance the edit takes, or None.
+
+    Raises:
+        SessionError, InputError, Busy, Cancelled: as in `edit`.
+    """
+    text, region = clean_prompt(prompt), check_region(region or RegionSettings())
+    stop_live(session)
+    wait_until = monotonic() + LIVE_TIMEOUT
+    while session.live_pending and monotonic() < wait_until:
+        sleep(LIVE_POLL)
+    request, parent = _edit_request(state, session, text, region, reference), session.current
+    key = _edit_key(session, text, region, reference)
+
+    def job(editor: Editor, on_step: OnStep) -> EditResult | float:
+        result = request.job(editor, on_step)
+        assert not isinstance(result, float), "an edit gives a result"
+        editor.checkout(parent.id)
+        session.live = LiveEdit(result.id, key)
+        return result
+
+    try:
+        for progress in stream_run(state, session, replace(request, job=job)):
+            session.live_pending = progress.result is None
+            yield progress
+    finally:
+        session.live_pending = False
+
+
+def stop_live(session: Session) -> None:
+    """Stop a live edit that is being drawn before its next step; other work goes on."""
+    if session.live_pending:
+        session.stop()
+
+
+def _edit_request(
+    state: AppState, session: Session, text: str, region: RegionSettings, reference: ReferencePicture | None
+) -> RunRequest:
+    """The run of an edit of the current picture. Raises SessionError before the first one."""
     add_reference = _reference_arguments(state, reference)
 
     def job(editor: Editor, on_step: OnStep) -> EditResult:
         return editor.edit(text, **_region_arguments(editor, text, region), **add_reference(editor), on_step=on_step)
 
-    return stream_run(state, session, RunRequest(job, session.current.config.num_timesteps))
+    return RunRequest(job, session.current.config.num_timesteps)
+
+
+def _edit_key(session: Session, text: str, region: RegionSettings, reference: ReferencePicture | None) -> object:
+    """What an edit is asked for by; equal for equal edits of one picture."""
+    painted = tuple(
+        picture and (picture.mode, picture.size, picture.tobytes()) for picture in (region.add, region.protect)
+    )
+    chosen = (region.words, region.instance, region.grow, region.only, region.strength, region.quality)
+    return session.current.id, text, chosen, painted, reference
+
+
+def _keep_live(session: Session, result_id: str) -> Iterator[RunProgress]:
+    """Make the live edit the current picture, as if it had been run."""
+    with session.work():
+        result, session.live = session.history.checkout(result_id), None
+        session.save()
+    yield RunProgress(1, 1, 0.0, result=result)
 
 
 def measure_dense(state: AppState, session: Session, result_id: str) -> Iterator[RunProgress]:
@@ -322,6 +404,7 @@ def _estimate(preview: Preview, choice: ModelChoice) -> EditEstimate:
 
 def _move(session: Session, move: Callable[[], T]) -> T:
     with session.work():
+        session.drop_live()
         result = move()
         session.save()
         return result

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 _RUNS: dict[str, Any] = {"concurrency_id": "run", "concurrency_limit": 2}
 """Runs of all users share one queue of gradio's; while one is computed, the next waits at the worker."""
 
+_LIVE: dict[str, Any] = {"concurrency_id": "live", "concurrency_limit": 4, "trigger_mode": "multiple"}
+"""A live edit begins while the one that it stops still ends."""
+
 _QUICK: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 _UNQUEUED = _QUICK | {"queue": False}
 
@@ -70,6 +73,7 @@ def _connect_runs(page: PageComponents, events: EventHandlers) -> None:
     page.make.click(events.on_make, [page.prompt, *page.reference_inputs, *settings], shown, **run)
     page.open.click(events.on_open, [page.file, page.prompt, *settings], shown, **run)
     page.run.click(events.on_edit, page.edit_inputs, shown, **run)
+    page.draw_live.click(events.on_live, page.edit_inputs, [page.stage, page.status], **_QUICK | _LIVE)
     page.measure.click(events.on_measure, None, shown, **run)
     page.reconnect.click(lambda: None, **_QUICK)
     page.stop.click(events.on_stop, None, page.status, **_UNQUEUED)

@@ -134,6 +134,7 @@ def _work(
             state.worker.run_brief_jobs()
             session.raise_if_stopped()
 
+        session.drop_live()
         session.models[session.history.next_id()] = choice.model.name  # before the history has the result
         result = job(editor, on_step)
         if isinstance(result, float):

@@ -9,6 +9,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock
 from typing import TYPE_CHECKING
@@ -37,6 +38,19 @@ _BRIEF_WORK_TIMEOUT = 10.0
 """Seconds that work waits for brief work of the same session."""
 
 
+@dataclass(frozen=True)
+class LiveEdit:
+    """An edit that was drawn while its prompt was typed, beside the current picture.
+
+    Args:
+        result_id: of its result, which the history has until another one takes its place.
+        key: what it was asked for by.
+    """
+
+    result_id: str
+    key: object
+
+
 class Session:
     """One user's pictures, whichever models made them.
 
@@ -54,6 +68,8 @@ class Session:
         last_preview: the last preview.
         measured: seconds of dense runs, by the id of the result that they were compared with.
         was_damaged: whether what was saved could not be read.
+        live: the edit that was drawn last while its prompt was typed, or None.
+        live_pending: whether such an edit is being drawn.
     """
 
     def __init__(self, pool: ModelPool, folder: Path, out: Path) -> None:
@@ -63,7 +79,8 @@ class Session:
         self.editors: WeakKeyDictionary[LoadedModel, Editor] = WeakKeyDictionary()
         self.last_preview: Preview | None = None
         self.measured: dict[str, float] = {}
-        self.was_damaged = False
+        self.was_damaged = self.live_pending = False
+        self.live: LiveEdit | None = None
         self._pool, self._adapters, self._store = pool, dict[str, float](), SessionStore(folder)
         self._pages: Mapping[str, Sequence[Page]] = {}  # of sources, as far as they were on disk
         self._work, self._stop, self._brief = Lock(), Event(), False
@@ -175,6 +192,12 @@ class Session:
         name = self.model_name(self.history.find(result_id))
         owner = next((editor for editor in self.editors.values() if editor.model == name), self.history)
         return owner.delete(result_id)
+
+    def drop_live(self) -> None:
+        """Remove the edit that was drawn while its prompt was typed, if there is one."""
+        live, self.live = self.live, None
+        if live is not None and live.result_id in [result.id for result in self.history]:
+            self.delete(live.result_id)
 
     def resume(self) -> None:
         """Load what was saved; a damaged folder is renamed, and the session is empty."""

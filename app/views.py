@@ -13,6 +13,7 @@ from PIL import Image, ImageFilter
 
 from fisedit.errors import InputError, MaskError
 from fisedit.storage import images
+from fisedit.values import cell_pixels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -68,12 +69,23 @@ def border(mask: EditMask | None) -> float:
 
 
 def preview_overlay(preview: Image.Image, mask: EditMask | None) -> str:
-    """How far a run is, as a data URL: its preview of one pixel per cell, inside the mask alone where there is one."""
-    if mask is None or not mask.grid.any() or mask.grid.shape != preview.size[::-1]:
+    """A preview, or a picture of the canvas, as a data URL; inside the mask alone where there is one of its shape.
+
+    Args:
+        preview: of one pixel per cell, or larger.
+        mask: of the edit, or None.
+    """
+    if (
+        mask is None
+        or not mask.grid.any()
+        or any(n % m for n, m in zip(preview.size, mask.grid.shape[::-1], strict=True))
+    ):
         return _url(preview, "PNG")
     picture = preview.convert("RGBA")
-    picture.putalpha(Image.fromarray(mask.grid.astype(np.uint8) * 255))
-    return _url(picture.resize((preview.width * 4, preview.height * 4), Image.Resampling.BILINEAR), "PNG")
+    picture.putalpha(Image.fromarray(cell_pixels(mask.grid, preview.size).astype(np.uint8) * 255))
+    if picture.width == mask.grid.shape[1]:
+        picture = picture.resize((preview.width * 4, preview.height * 4), Image.Resampling.BILINEAR)
+    return _url(picture, "PNG")
 
 
 def decode_strokes(data_url: str, size: tuple[int, int]) -> tuple[Image.Image | None, Image.Image | None]:

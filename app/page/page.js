@@ -9,7 +9,11 @@
     clearTimeout(timer);
     clearTimeout(soon);
     soon = setTimeout(() => press("tell"), SOON);
-    timer = setTimeout(() => press("look"), PAUSE);
+    timer = setTimeout(() => {
+      press("look");
+      const live = document.querySelector("#live input");
+      if (live && live.checked) press("draw");
+    }, PAUSE);
   }, true);
 
   document.addEventListener("click", (event) => {

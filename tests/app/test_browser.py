@@ -83,6 +83,26 @@ def test_from_words_to_a_file(browser, tmp_path):
 
 
 @pytest.mark.slow
+def test_live(browser):
+    """A letter draws the edit over the picture, the next one another; Run keeps what is seen, with no further run."""
+    page = browser().open()
+    make(page)
+    expect(nodes(page)).to_have_count(1)
+    source = pixels(page, ".picture")
+    page.get_by_label("Live: draw while I type").check()
+    page.locator("#prompt textarea").fill(CASTLE)
+    page.locator("#prompt textarea").fill(DOG)
+    expect(page.locator("#status")).to_contain_text("Run keeps it")
+    drawn = pixels(page, ".live", "RGBA")
+    inside = drawn[..., 3] > 0
+    assert inside.any() and not inside.all() and (drawn[inside][:, :3] != source[inside]).any()
+    expect(nodes(page)).to_have_count(1)
+    page.locator("#run").click()
+    expect(nodes(page)).to_have_count(2)
+    kept = pixels(page, ".picture")
+    assert (kept[inside] == drawn[inside][:, :3]).all() and (kept[~inside] == source[~inside]).all()
+
+
 def test_painting(browser):
     page = browser().open()
     make(page)
