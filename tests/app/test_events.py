@@ -10,20 +10,16 @@ import pytest
 from PIL import Image
 
 from app import handlers
-from app.components import ALL_PIECES, PageComponents
+from app.components import PageComponents
 from app.events import EventHandlers
 from app.runs import RunProgress
 from app.validation import Busy
 from fisedit import Cancelled
 from fisedit.errors import InputError, SessionError
-from tests.support.app.requests import DOG, last, made, png
+from tests.support.app.requests import DOG, ME, REGION, last, made, png
 
-ME = SimpleNamespace(session_hash="me")
 SETTINGS = (2, 4.0, 7, 64, 64, "DDIM", 0, "", "", [])
 """Values of the settings of a new picture."""
-
-REGION = ("", [], ALL_PIECES[1], 0, False, 1, "balanced")
-"""Values of a region: nothing painted, no words, all pieces."""
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from io import BytesIO
 from threading import Event, Thread
-from types import SimpleNamespace
 
 import gradio as gr
 import numpy as np
@@ -17,8 +16,7 @@ from app.events import EventHandlers
 from app.validation import RegionSettings
 from fisedit import Cancelled
 from fisedit.values import EditMask, MaskSource
-from tests.app.test_events import ME, REGION
-from tests.support.app.requests import CAT, DOG, FOX, idle, last, made
+from tests.support.app.requests import CAT, DOG, FOX, ME, REGION, idle, last, made
 
 
 def ids(session):
@@ -109,7 +107,7 @@ def test_the_page_shows_it_inside_its_mask(state, session):
     assert mine.current.prompt == CAT
     (told,) = events.on_live(ME, DOG, None, 1.0, *REGION[:3], 99, *REGION[4:])
     assert "grow" in told[page.status] and told[page.stage]["live"] == ""
-    *_, kept = events.on_edit(SimpleNamespace(session_hash="me"), DOG, None, 1.0, *REGION)
+    *_, kept = events.on_edit(ME, DOG, None, 1.0, *REGION)
     assert kept[page.prompt] == DOG and len(mine.history) == 2
 
 
