@@ -9,7 +9,6 @@ import base64
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from inspect import getdoc
-from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -268,7 +267,7 @@ def _result_to_dict(session: "Session", result: EditResult, *, pictures: bool) -
     }
     if pictures:
         values["picture"] = base64.b64encode(export.picture_bytes(session, result)).decode()
-        values["mask"] = _png_base64(result.mask.image())
+        values["mask"] = views.png_base64(result.mask.image())
     return values
 
 
@@ -276,7 +275,7 @@ def _estimate_to_dict(estimate: handlers.EditEstimate) -> dict[str, Any]:
     plan = estimate.preview
     return {
         "change": str(plan.diff),
-        "mask": _png_base64(plan.mask.image()),
+        "mask": views.png_base64(plan.mask.image()),
         "mask_area": plan.mask.area,
         "confidence": plan.confidence,
         "pieces": plan.pieces,
@@ -326,12 +325,6 @@ def _decode_bytes(text: str, what: str, most: int) -> bytes:
     if not isinstance(text, str) or len(text) > most:
         raise InputError(f"{what} must be an image as base64 of at most {most} letters")
     return views.decode_base64(text, what)
-
-
-def _png_base64(image: Image.Image) -> str:
-    file = BytesIO()
-    image.save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()
 
 
 def _to_int(number: float) -> Any:

@@ -169,13 +169,11 @@ class ModelPool:
 
     Args:
         places: names, folders or files, as `Editor.from_pretrained` takes them; the first model is loaded at once.
-        device: torch device; None for CUDA if available, else the CPU.
-        dtype: fp32, bf16 or fp16; None for the best of the device.
         loras: for all models that they fit; they must fit the first.
         adapter: for all models that it fits; it must fit the first.
-        preview_vae: decodes previews of all models, as in `Editor.from_pretrained`.
         max_loaded: models in memory at once.
         feature_bytes: recorded features of one editor; None for `FEATURES_PER_WEIGHT` bytes a byte of weights.
+        loading: further arguments of `Editor.from_pretrained`, such as `device` and `preview_vae`.
 
     Attributes:
         first: the model of requests that choose none.
@@ -192,13 +190,11 @@ class ModelPool:
         self,
         places: Sequence[str | Path],
         *,
-        device: str | None = None,
-        dtype: str | None = None,
         loras: Sequence[str | Path] = (),
         adapter: str | Path | None = None,
-        preview_vae: str | Path | None = None,
         max_loaded: int = MAX_LOADED,
         feature_bytes: int | None = None,
+        **loading: Any,
     ) -> None:
         self._models: dict[str, OfferedModel] = {}  # by label
         for model in map(OfferedModel, places):
@@ -207,8 +203,7 @@ class ModelPool:
             self._models[model.label] = model
         self.max_loaded, self.adapter, self.threads = max_loaded, adapter, get_num_threads()
         self._recent: OrderedDict[OfferedModel, None] = OrderedDict()  # least recently used first
-        self._options: dict[str, Any] = {"device": device, "dtype": dtype, "max_recorded_bytes": feature_bytes}
-        self._options["preview_vae"] = preview_vae
+        self._options: dict[str, Any] = loading | {"max_recorded_bytes": feature_bytes}
         self.first = next(iter(self._models.values()))
         editor = self._load_first(loras)
         self.feature_bytes = editor.max_recorded_bytes

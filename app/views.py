@@ -111,6 +111,13 @@ def decode_strokes(data_url: str, size: tuple[int, int]) -> tuple[Image.Image | 
     return _area(solid & red, size), _area(solid & ~red, size)
 
 
+def png_base64(image: Image.Image) -> str:
+    """A picture as a PNG in base64."""
+    file = BytesIO()
+    image.save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
 def decode_base64(text: str, what: str) -> bytes:
     """Bytes of base64. Raises InputError for anything else."""
     try:

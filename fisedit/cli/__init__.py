@@ -1,5 +1,5 @@
 """The command line: `fisedit generate`, `edit`, `show`, `demo`, `batch`, `calibrate`, `plan`, `doctor`,
-`validate`, `train-adapter`, `app` and `bench`.
+`validate`, `train-adapter`, `app`, `serve` and `bench`.
 
 Commands contain no torch, and import what needs it after their arguments are checked.
 """
@@ -36,6 +36,7 @@ for check in (diagnosis.calibrate, diagnosis.plan, diagnosis.doctor, diagnosis.v
     app.command()(check)
 app.command("train-adapter")(commands.train_adapter)
 app.command("app")(commands.browse)
+app.command("serve")(commands.serve)
 app.add_typer(bench, name="bench")
 
 

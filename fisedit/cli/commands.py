@@ -1,4 +1,4 @@
-"""The commands `demo`, `batch`, `train-adapter` and `app`."""
+"""The commands `demo`, `batch`, `train-adapter`, `app` and `serve`."""
 
 from __future__ import annotations
 
@@ -146,6 +146,38 @@ def train_adapter(
         console.show_json(report) if json else console.show_rows([report])
 
 
+def serve(
+    model: opt.Models = None,
+    loaded: opt.Loaded = 2,
+    host: opt.Host = "127.0.0.1",
+    port: opt.Port = 7860,
+    token: opt.Token = "",
+    allowed_host: opt.AllowedHosts = None,
+    sessions: opt.Sessions = None,
+    lora: opt.Loras = None,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
+) -> None:
+    """Serve Automatic1111's and OpenAI's routes, without the page."""
+    if sessions is not None:
+        files.check_writable(sessions)
+    load_app()
+    server = import_module("app.server")
+    server.check_packages("fastapi", "uvicorn", "multipart")
+    address = server.listen(host, port, token, allowed_host or ())
+    state = import_module("app.sessions").AppState
+    options = {"device": device, "dtype": dtype, "local_files_only": local_files_only, "loras": lora or ()}
+    with (
+        server.pixel_limit(),
+        closing(state.open(*model or (), folder=sessions, max_loaded=loaded, **options)) as opened,
+    ):
+        running = server.make_server(opened, address)
+        typer.echo(f"The routes are at {address.url} (Ctrl+C ends them); docs/app.md says which")
+        with suppress(KeyboardInterrupt):
+            running.run([address.listener])
+
+
 def browse(
     model: opt.Models = None,
     loaded: opt.Loaded = 2,
@@ -175,7 +207,8 @@ def browse(
         with closing(
             state.open(*model or (), device=device, dtype=dtype, folder=sessions, **pool_options)
         ) as app_state:
-            running = server.make_server(page.build(app_state), address, uploads, page.theme())
+            served = server.ServedPage(page.build(app_state), page.theme(), uploads)
+            running = server.make_server(app_state, address, served)
             typer.echo(f"The app is at {address.url} (Ctrl+C ends it)")
             with suppress(KeyboardInterrupt):
                 running.run([address.listener])

@@ -5,17 +5,21 @@ Knows autoencoders; knows nothing of the UNet, prompts or edits.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
-from diffusers import AutoencoderKL, AutoencoderTiny, StableDiffusionPipeline
+from diffusers import AutoencoderKL
 from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
 from torch import Tensor
 
 from fisedit.models.injection import exclusive
 from fisedit.values import LATENT_FACTOR
+
+if TYPE_CHECKING:
+    from diffusers import AutoencoderTiny, StableDiffusionPipeline
 
 _fits: WeakKeyDictionary[AutoencoderKL, Tensor] = WeakKeyDictionary()
 

@@ -104,7 +104,7 @@ class TestPlaces:
         from app import main, server
 
         page = main.build(site.state)
-        server.application(page, server.listen(port=0), site.uploads, {})
+        server.application(site.state, server.listen(port=0), server.ServedPage(page, {}, site.uploads))
         assert page.has_launched and page.allowed_paths == []
 
     def test_a_forged_host(self, site):
