@@ -54,16 +54,16 @@ class PageComponents:
             apply_default_css=False,
             elem_id="stage",
         )
+        self.before = gr.Dropdown([], label="Compare with", visible=False, elem_id="before", filterable=False)
         self.cost_line = gr.HTML(elem_id="truth", elem_classes="line")
         with gr.Row(elem_id="after"):
             self.undo = gr.Button("Undo", size="sm", interactive=False, elem_id="undo")
             self.redo = gr.Button("Redo", size="sm", interactive=False, elem_id="redo")
-            self.delete = gr.Button("Delete", size="sm", interactive=False, elem_id="delete")
-            self.measure = gr.Button("Measure dense", size="sm", interactive=False, elem_id="measure")
+            self.measure = gr.Button("Time a full run", size="sm", interactive=False, elem_id="measure")
             self.download = gr.Button("Download", size="sm", interactive=False, elem_id="download")
             self.save = gr.Button("Download all", size="sm", interactive=False, elem_id="save")
+            self.delete = gr.Button("Delete", size="sm", interactive=False, elem_id="delete")
         self.tree = gr.HTML(elem_id="history", js_on_load=read_asset("tree.js"), apply_default_css=False)
-        self.before = gr.Dropdown([], label="Compare with", visible=False, elem_id="before", filterable=False)
 
     def _add_prompt(self) -> None:
         self.prompt = gr.Textbox(
@@ -91,12 +91,13 @@ class PageComponents:
                 [], multiselect=True, label="Use only these words", elem_id="words", allow_custom_value=True
             )
             self.instance = gr.Dropdown(
-                [ALL_PIECES], value=ALL_PIECES[1], label="Piece", elem_id="piece", filterable=False
+                [ALL_PIECES], value=ALL_PIECES[1], label="Which of several", elem_id="piece", filterable=False
             )
-            self.grow = gr.Slider(*validation.GROW, value=0, step=1, label="Grow or shrink", elem_id="grow")
+            self.grow = gr.Slider(*validation.GROW, value=0, step=1, label="Wider or tighter", elem_id="grow")
             self.only = gr.Checkbox(label="Only where I paint", elem_id="only")
             self.strength = gr.Slider(0.05, 1, value=1, step=0.05, label="Strength", elem_id="strength")
             self.quality = gr.Radio(list(Quality), value=Quality.BALANCED, label="Quality", elem_id="quality")
+            self.reset_region = gr.Button("Reset", size="sm", elem_id="reset-region")
 
     def _add_reference(self) -> None:
         offered = self.pool.adapter is not None
@@ -151,12 +152,12 @@ class PageComponents:
             self.guidance = gr.Slider(
                 *validation.GUIDANCE, value=self.pool.first.guidance, step=0.5, label="Guidance", elem_id="guidance"
             )
+        self.random = gr.Checkbox(True, label="Another seed for each new picture", elem_id="random")
         with gr.Row(elem_id="seed-row"):
             self.seed = gr.Number(
                 value=0, precision=0, minimum=0, maximum=validation.SEEDS[1], label="Seed", elem_id="seed", scale=3
             )
-            self.reuse = gr.Button("Reuse", size="sm", elem_id="reuse", min_width=60)
-            self.random_seed = gr.Button("Dice", size="sm", elem_id="dice", min_width=60)
+            self.reuse = gr.Button("This picture's", size="sm", elem_id="reuse", min_width=60)
         with gr.Row():
             self.width = gr.Slider(*validation.SIDES, value=native, step=8, label="Width", elem_id="width")
             self.height = gr.Slider(*validation.SIDES, value=native, step=8, label="Height", elem_id="height")
@@ -172,6 +173,8 @@ class PageComponents:
         self.show_words = gr.Button(visible="hidden", elem_id="tell")
         self.show_preview = gr.Button(visible="hidden", elem_id="look")
         self.draw_live = gr.Button(visible="hidden", elem_id="draw")
+        self.wider = gr.Button(visible="hidden", elem_id="wider")
+        self.tighter = gr.Button(visible="hidden", elem_id="tighter")
         self.reconnect = gr.Button(visible="hidden", elem_id="listen")
         self.delete_now = gr.Button(visible="hidden", elem_id="delete-now")
         self.fetch = gr.DownloadButton(visible="hidden", elem_id="fetch")
@@ -194,6 +197,7 @@ class PageComponents:
         """The settings of a new picture."""
         size = [self.steps, self.guidance, self.seed, self.width, self.height]
         return [
+            self.random,
             *size,
             self.scheduler,
             self.clip_skip,
@@ -217,7 +221,8 @@ class PageComponents:
             self.facts,
         ]
         buttons = [self.undo, self.redo, self.delete, self.measure, self.download, self.save, self.run, self.make]
-        return [*shown, *buttons, self.stop, self.words, self.instance, self.descendants, self.open]
+        region = [self.words, self.instance, self.grow, self.only, self.strength, self.quality]
+        return [*shown, *buttons, self.stop, *region, self.descendants, self.open]
 
 
 def _header(pool: ModelPool) -> str:

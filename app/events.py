@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import SystemRandom
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import gradio as gr
 from app import export, handlers, html, views
 from app.components import ALL_PIECES, SCHEDULERS
 from app.updates import PageUpdates, Updates
-from app.validation import Busy, ReferencePicture, RegionSettings, SourceSettings
+from app.validation import GROW, SEEDS, Busy, ReferencePicture, RegionSettings, SourceSettings
 from fisedit.errors import Cancelled, FisEditError, InputError, SessionError
 from fisedit.values import Quality
 
@@ -168,7 +169,8 @@ class EventHandlers:
         """
         session = self._session(request)
         handlers.stop_live(session)
-        return self.updates.words(session, prompt, chosen, model)
+        shown = self.updates.words(session, prompt, chosen, model)
+        return {**shown, self.page.status: ""} if session.idle else shown
 
     def on_preview(
         self, request: gr.Request, prompt: str, reference: bytes | None, scale: float, strokes: str, *region: Any
@@ -187,7 +189,7 @@ class EventHandlers:
         try:
             session = self.state.session(_caller(request))
             if not len(session.history) or not prompt.strip():
-                return {page.facts: ""}
+                return {page.facts: "", page.stage: gr.update(region="")}
             where, reference_picture = _region(session, strokes, *region), _reference(reference, scale)
             estimate = handlers.preview(self.state, session, prompt, where, reference_picture)
         except Busy as error:
@@ -213,10 +215,19 @@ class EventHandlers:
         before = dict(zip(self.page.lora_scales, scales, strict=True))
         return self.updates.lora_scales({label: before[label] for label in chosen or () if label in before})
 
-    def on_reuse(self, request: gr.Request) -> Any:
-        """The seed of the picture on the stage."""
+    def on_reuse(self, request: gr.Request) -> Updates:
+        """The seed of the picture on the stage, for new pictures."""
         history = self._session(request).history
-        return history.current.config.seed if len(history) else gr.skip()
+        return {self.page.seed: history.current.config.seed, self.page.random: False} if len(history) else {}
+
+    def on_widen(self, cells: int) -> Callable[[float], int]:
+        """An event that makes the region wider by some cells, or tighter."""
+        low, high = GROW
+        return lambda grow: min(high, max(low, int(grow or 0) + cells))
+
+    def on_reset(self) -> Updates:
+        """The region's controls as they are at first."""
+        return {self.page.words: [], self.page.instance: ALL_PIECES[1], **self.updates.region()}
 
     # History and files
 
@@ -256,7 +267,7 @@ class EventHandlers:
 
         return handle
 
-    def on_file(self, request: gr.Request, data: bytes | None) -> Updates:
+    def on_file(self, request: gr.Request, data: bytes | None, model: str) -> Updates:
         """A file was dropped: a saved session is loaded, of a picture the settings are."""
         page, data = self.page, data or b""
         try:
@@ -266,6 +277,7 @@ class EventHandlers:
                 shown = self.updates.session(session, view="edit")
                 return {**shown, page.found: html.message("The session is open.")}
             found = export.restore_settings(self.state, data)
+            found = replace(found, message=f"{found.message} {export.canvas_note(self.state, data, model)}".strip())
         except FisEditError as error:
             return {page.found: html.message(str(error), "error"), page.open: gr.update(interactive=False)}
         updates: Updates = {page.found: html.message(found.message), page.open: gr.update(interactive=True)}
@@ -277,7 +289,8 @@ class EventHandlers:
 
     def _settings(self, *values: Any) -> SourceSettings:
         """What `PageComponents.settings_inputs` hold; sliders give floats."""
-        steps, guidance, seed, width, height, scheduler, clip_skip, negative, model, chosen, *scales = values
+        is_random, steps, guidance, seed, width, height, scheduler, clip_skip, negative, model, chosen, *scales = values
+        seed = SystemRandom().randrange(SEEDS[1]) if is_random else seed
         steps, seed, width, height, clip_skip = (
             int(value) if isinstance(value, float) and value.is_integer() else value
             for value in (steps, seed, width, height, clip_skip)
@@ -311,7 +324,7 @@ class EventHandlers:
                 shown = perf_counter()
                 live = "" if prompt is None else _preview_overlay(session, progress, prompt)
                 yield {page.stage: gr.update(live=live), page.status: html.progress(progress)}
-            yield updates.session(session, view="compare")
+            yield updates.after_run(session)
         except Cancelled:
             yield updates.unchanged(session, html.message("Stopped. Nothing was changed."))
         except FisEditError as error:

@@ -16,6 +16,7 @@ from app.archive import ARCHIVE, pack, unpack
 from app.validation import SourceSettings, check_settings, clean_prompt, decode_picture, label
 from fisedit.errors import FisEditError, SessionError
 from fisedit.storage import provenance
+from fisedit.storage.canvas import MAX_UPSCALE, canvas_size
 from fisedit.storage.files import write_bytes
 from fisedit.storage.image_metadata import read_metadata
 from fisedit.storage.images import can_hold, encode
@@ -111,6 +112,26 @@ def restore_settings(state: AppState, data: bytes) -> RestoredSettings:
         return RestoredSettings(message, prompt, _settings_from_config(state, past.config, model))
     except FisEditError as error:
         return RestoredSettings(f"What it says of its making cannot be used: {error}")
+
+
+def canvas_note(state: AppState, data: bytes, model: str) -> str:
+    """What becomes of a picture that is much larger than the model paints, or "".
+
+    Args:
+        state: whose models are offered.
+        data: the picture's file.
+        model: label of the one that would open it, "" for the first.
+
+    Raises:
+        InputError: no picture, one too large, or a model that is not offered.
+    """
+    size, native = decode_picture(data).size, state.pool.select(model).native_size
+    canvas = canvas_size(size, native)
+    scale = max(a / b for a, b in zip(size, canvas, strict=True))
+    if scale <= MAX_UPSCALE:
+        return ""
+    sizes = f"It has {size[0]}x{size[1]} pixels; the model paints {canvas[0]}x{canvas[1]}, enlarged {scale:.1f} times"
+    return f"{sizes}: crop what matters first, or choose a larger model."
 
 
 def _restore_from_web_ui(parameters: str) -> RestoredSettings:

@@ -12,7 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from app import views
-from fisedit.values import DENSE_STEP, EditKind, MaskSource
+from fisedit.values import EditKind, MaskSource
 
 if TYPE_CHECKING:
     from app.handlers import EditEstimate
@@ -63,17 +63,15 @@ def estimate(edit: EditEstimate) -> str:
     confidence = (
         f"confidence {preview.confidence:.0%}" if preview.mask.source is MaskSource.ATTENTION else "where you painted"
     )
-    times = _speedup_as_text(edit.dense_seconds, edit.seconds)
-    faster = f"{times} (predicted)" if times else ""
-    return _line(f"{preview.mask.area:.0%} of the picture", confidence, cost, faster, *preview.notes)
+    work = _work_as_text(preview.macs_dense, preview.macs)
+    return _line(f"{preview.mask.area:.0%} of the picture", confidence, cost, work, *preview.notes)
 
 
 def cost_summary(
     result: EditResult,
     parent: EditResult | None,
-    dense: float | None,
+    full_seconds: float | None,
     *,
-    measured: bool,
     source_text: str = "",
     unavailable: str = "",
 ) -> str:
@@ -82,30 +80,22 @@ def cost_summary(
     Args:
         result: of any run.
         parent: what it was made from; None for a source.
-        dense: seconds of a dense run; None where that is not known.
-        measured: whether `dense` was measured, not predicted.
+        full_seconds: measured seconds of a run that computes the whole picture; None where none was measured.
         source_text: model and LoRAs of a source, or "".
         unavailable: why it cannot be edited, or "".
     """
     stats = result.stats
     total = stats.seconds["total"]
     if parent is None:
-        return _line("A new picture", _seconds_as_text(total, "in "), source_text, *stats.notes, unavailable)
+        seed = "" if result.config.opened else f"seed {result.config.seed}"
+        return _line("A new picture", _seconds_as_text(total, "in "), seed, source_text, *stats.notes, unavailable)
     if not (stats.unet_evaluations_sparse or stats.unet_evaluations_dense):
         return _line(*stats.notes, outside_as_text(parent, result), unavailable)
-    basis = "measured" if measured else "predicted"
-    times = _speedup_as_text(dense, total)
-    rows = f"{_computed_share(result):.0%} of the rows computed" if stats.growth else "all rows computed"
-    why = f"ran dense: {stats.fallback}" if stats.fallback else ""
-    faster = f"{times} ({basis})" if times else ""
-    return _line(_seconds_as_text(total), faster, rows, outside_as_text(parent, result), why, *stats.notes, unavailable)
-
-
-def _computed_share(result: EditResult) -> float:
-    """Share of the finest level's rows that a sparse edit computed, dense steps in between included."""
-    steps = result.stats.growth[result.stats.steps_shared :]
-    dense = steps.count(DENSE_STEP) / len(steps)
-    return float(dense + (1 - dense) * result.stats.active_rows[0] / result.mask.grid.size)
+    work = _work_as_text(stats.macs_dense, stats.macs)
+    why = f"the whole picture was painted: {stats.fallback}" if stats.fallback else ""
+    whole = _seconds_as_text(full_seconds, "in full ", " (measured)")
+    outside = outside_as_text(parent, result)
+    return _line(_seconds_as_text(total), whole, work, outside, why, *stats.notes, unavailable)
 
 
 def outside_as_text(parent: EditResult, result: EditResult) -> str:
@@ -182,11 +172,7 @@ def _seconds_as_text(seconds: float | None, before: str = "", after: str = "") -
     return f"{before}{text}{after}"
 
 
-def _speedup_as_text(dense: float | None, seconds: float | None) -> str:
-    """How much faster than dense, in words."""
-    if not dense or not seconds:
-        return ""
-    times = dense / seconds
-    if 0.95 < times < 1.05:
-        return "as fast as dense"
-    return f"{times:.1f} times faster than dense" if times > 1 else f"{1 / times:.1f} times slower than dense"
+def _work_as_text(full: int, spent: int) -> str:
+    """How much less arithmetic an edit is than a run that computes the whole picture; "" where it is no less."""
+    times = full / spent if spent else 0.0
+    return f"{times:.1f} times less work" if times >= 1.05 else ""

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from random import SystemRandom
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -63,16 +62,18 @@ def _connect_session(blocks: gr.Blocks, page: PageComponents, events: EventHandl
     arrived = blocks.load(
         events.on_arrive, page.key, [page.key, *page.session_outputs], js="() => window.fisedit.key()", **_UNQUEUED
     )
-    arrived.then(None, page.key, js="(key) => { window.fisedit.keep(key); }", **_QUICK)
+    arrived.then(None, page.key, js="(key) => { window.fisedit.keep(key); window.fisedit.restore(); }", **_QUICK)
     blocks.unload(events.on_leave)
 
 
 def _connect_runs(page: PageComponents, events: EventHandlers) -> None:
     run = _RUNS | {"api_visibility": "private", "show_progress": "minimal", "show_progress_on": page.status}
     settings, shown = page.settings_inputs, page.session_outputs
-    page.make.click(events.on_make, [page.prompt, *page.reference_inputs, *settings], shown, **run)
-    page.open.click(events.on_open, [page.file, page.prompt, *settings], shown, **run)
-    page.run.click(events.on_edit, page.edit_inputs, shown, **run)
+    made = page.make.click(events.on_make, [page.prompt, *page.reference_inputs, *settings], shown, **run)
+    opened = page.open.click(events.on_open, [page.file, page.prompt, *settings], shown, **run)
+    edited = page.run.click(events.on_edit, page.edit_inputs, shown, **run)
+    for ended in (made, opened, edited):  # what was typed meanwhile is told of
+        ended.then(None, js="() => { window.fisedit.typed(); }", **_QUICK)
     page.draw_live.click(events.on_live, page.edit_inputs, [page.stage, page.status], **_QUICK | _LIVE)
     page.measure.click(events.on_measure, None, shown, **run)
     page.reconnect.click(lambda: None, **_QUICK)
@@ -82,14 +83,18 @@ def _connect_runs(page: PageComponents, events: EventHandlers) -> None:
 def _connect_previews(page: PageComponents, events: EventHandlers) -> None:
     latest = _UNQUEUED | {"trigger_mode": "always_last"}
     typed = [page.prompt, page.words, page.model]
-    page.show_words.click(events.on_words, typed, [page.words_line, page.words], **latest)
+    page.show_words.click(events.on_words, typed, [page.words_line, page.words, page.status], **latest)
+    for button, cells in ((page.wider, 1), (page.tighter, -1)):
+        button.click(events.on_widen(cells), page.grow, page.grow, **_UNQUEUED)
+    region = [page.words, page.instance, page.grow, page.only, page.strength, page.quality]
+    page.reset_region.click(events.on_reset, None, region, **_UNQUEUED)
     changes = [
         page.stage.input,
         page.words.input,
         page.instance.input,
-        page.grow.release,
+        page.grow.change,
         page.only.input,
-        page.strength.release,
+        page.strength.change,
         page.quality.input,
     ]
     changes += [page.reference.upload, page.reference.clear, page.reference_scale.release]
@@ -117,11 +122,10 @@ def _connect_history(page: PageComponents, events: EventHandlers) -> None:
 
 def _connect_settings(page: PageComponents, events: EventHandlers) -> None:
     restored = [*page.session_outputs, *page.settings_inputs, page.found, page.open_panel]
-    page.file.upload(events.on_file, page.file, restored, **_UNQUEUED)
+    page.file.upload(events.on_file, [page.file, page.model], restored, **_UNQUEUED)
     page.file.clear(lambda: ("", gr.update(interactive=False)), None, [page.found, page.open], **_UNQUEUED)
     scales = list(page.lora_scales.values())
     page.loras.change(events.on_loras, [page.loras, *scales], scales, **_UNQUEUED)
     suggested = [page.width, page.height, page.guidance, page.examples, page.status]
     page.model.input(events.on_model, page.model, suggested, **_UNQUEUED)
-    page.random_seed.click(lambda: SystemRandom().randrange(2**32), None, page.seed, **_UNQUEUED)
-    page.reuse.click(events.on_reuse, None, page.seed, **_UNQUEUED)
+    page.reuse.click(events.on_reuse, None, [page.seed, page.random], **_UNQUEUED)

@@ -11,7 +11,7 @@ import gradio as gr
 from app import handlers, html, views
 from app.components import ALL_PIECES, SCHEDULERS
 from app.validation import label
-from fisedit.values import SchedulerName
+from fisedit.values import Quality, SchedulerName
 
 if TYPE_CHECKING:
     from app.components import PageComponents
@@ -36,6 +36,17 @@ class PageUpdates:
     def __init__(self, page: PageComponents, pool: ModelPool) -> None:
         self.page, self.pool = page, pool
 
+    def after_run(self, session: Session) -> Updates:
+        """The session after a run: the prompt stays as it is, as more may have been typed meanwhile."""
+        shown = self.session(session, view="compare")
+        shown.pop(self.page.prompt, None)
+        return shown | (self.region() if session.current.parent is None else {})
+
+    def region(self) -> Updates:
+        """The region's controls as they are at first."""
+        page = self.page
+        return {page.grow: 0, page.only: False, page.strength: 1, page.quality: Quality.BALANCED}
+
     def session(self, session: Session, view: str) -> Updates:
         """Everything that shows the state of a session; `view` is the stage's: "edit" or "compare"."""
         page, history = self.page, session.history
@@ -52,7 +63,7 @@ class PageUpdates:
             page.tree: html.tree(history, current.id),
             page.before: gr.update(choices=others, value=current.parent, visible=bool(others)),
             page.prompt: current.prompt,
-            page.words: gr.update(choices=re.findall(r"\w+", current.prompt.lower()), value=[]),
+            page.words: gr.update(choices=list(dict.fromkeys(re.findall(r"\w+", current.prompt.lower()))), value=[]),
             page.instance: gr.update(choices=[ALL_PIECES], value=ALL_PIECES[1]),
             page.descendants: handlers.count_descendants(session),
         }
@@ -155,12 +166,11 @@ class PageUpdates:
         return shown | {"mask": views.region(mask) if mask else "", "split": views.border(mask)}
 
     def _cost_summary(self, session: Session, result: EditResult, parent: EditResult | None) -> str:
-        measured, name = session.measured.get(result.id), session.model_name(result)
+        name = session.model_name(result)
         model, loras = self.pool.find(name), self.pool.loras.as_text(result.config.loras)
-        dense = measured or (model.estimator.dense_seconds(result.stats.macs_dense) if model else None)
         made = f"by {model.label}" if model and len(self.pool.models) > 1 else ""
         source_text = " ".join(filter(None, (made, f"with {loras}" if loras else "")))
         unavailable = "" if model else f"made by {label(name)}, which is not offered: start the app with it, as --model"
         return html.cost_summary(
-            result, parent, dense, measured=measured is not None, source_text=source_text, unavailable=unavailable
+            result, parent, session.measured.get(result.id), source_text=source_text, unavailable=unavailable
         )

@@ -1,11 +1,14 @@
 /* The page: keys, a pause after typing, dropped files, and the key by which a tab finds its session again. */
 (() => {
-  const PAUSE = 150, SOON = 20, SILENT = 2000;
+  const PAUSE = 150, SOON = 20, SILENT = 2000, DRAFT = "fisedit-draft";
+  const prompt = () => document.querySelector("#prompt textarea");
+  const typed = () => { const text = prompt(); if (text) text.dispatchEvent(new Event("input", { bubbles: true })); };
   const press = (id) => { const button = document.querySelector(`#${id}`); if (button && !button.disabled) button.click(); };
   let timer = 0, soon = 0;
 
   document.addEventListener("input", (event) => {
     if (!event.target.closest || !event.target.closest("#prompt")) return;
+    sessionStorage.setItem(DRAFT, event.target.value);
     clearTimeout(timer);
     clearTimeout(soon);
     soon = setTimeout(() => press("tell"), SOON);
@@ -17,16 +20,54 @@
   }, true);
 
   document.addEventListener("click", (event) => {
-    const example = event.target.closest("#examples button"), prompt = document.querySelector("#prompt textarea");
-    if (!example || !prompt) return;
-    prompt.value = example.textContent;
-    prompt.dispatchEvent(new Event("input", { bubbles: true }));
-    prompt.focus();
+    const example = event.target.closest("#examples button"), text = prompt();
+    if (!example || !text) return;
+    text.value = example.textContent;
+    typed();
+    text.focus();
   });
+
+  /* A pasted picture is opened; what was pasted as text and does not fit is said. */
+  document.addEventListener("paste", (event) => {
+    const text = event.target.closest && event.target.closest("#prompt textarea"), files = [...event.clipboardData.files];
+    if (files.length && files[0].type.startsWith("image/")) {
+      event.preventDefault();
+      offer(event.clipboardData.files);
+    } else if (text) {
+      const more = event.clipboardData.getData("text").length + text.value.length - (text.selectionEnd - text.selectionStart);
+      const line = document.querySelector("#words-line");
+      if (more > text.maxLength) setTimeout(() => { line.textContent = `Only the first ${text.maxLength.toLocaleString("en")} letters were taken.`; }, 600);
+    }
+  });
+
+  /* Ctrl with up or down weighs the word at the caret, or what is selected, as web UIs do: (word:1.1). */
+  const weigh = (text, change) => {
+    let [start, end] = [text.selectionStart, text.selectionEnd];
+    const all = text.value, letter = /[\p{L}\p{N}'-]/u;
+    const around = [...all.matchAll(/\(([^():]+):(\d+(?:\.\d+)?)\)/g)].find((it) => it.index <= start && end <= it.index + it[0].length);
+    let word = around ? around[1] : "", weight = around ? Number(around[2]) : 1;
+    if (around) [start, end] = [around.index, around.index + around[0].length];
+    else {
+      if (start === end) {
+        while (start && letter.test(all[start - 1])) start -= 1;
+        while (end < all.length && letter.test(all[end])) end += 1;
+      }
+      word = all.slice(start, end);
+    }
+    if (!word.trim()) return;
+    weight = Math.round(10 * Math.min(2, Math.max(0.1, weight + change))) / 10;
+    text.setRangeText(weight === 1 ? word : `(${word}:${weight})`, start, end, "select");
+    if (weight !== 1) text.setSelectionRange(start + 1, start + 1 + word.length);
+    typed();
+  };
 
   document.addEventListener("keydown", (event) => {
     if (!(event.ctrlKey || event.metaKey)) return;
     const key = event.key.toLowerCase();
+    if ((key === "arrowup" || key === "arrowdown") && event.target === prompt()) {
+      event.preventDefault();
+      weigh(event.target, key === "arrowup" ? 0.1 : -0.1);
+    }
     if (key === "enter") {
       event.preventDefault();
       clearTimeout(timer);
@@ -57,16 +98,22 @@
     for (let i = 0; i < 50 && !find(); i += 1) await new Promise((go) => setTimeout(go, 20));
     return find();
   };
-  for (const name of ["dragover", "drop"]) {
-    document.addEventListener(name, async (event) => {
+  const offer = async (files) => {
+    const input = await chooser();
+    input.files = files;
+    input.dispatchEvent(new Event("change", { bubbles: true }));
+  };
+  for (const name of ["dragover", "dragleave", "drop"]) {
+    document.addEventListener(name, (event) => {
       if (!event.dataTransfer || ![...event.dataTransfer.types].includes("Files") || event.target.closest("#file")) return;
       event.preventDefault();
-      if (name !== "drop" || !event.dataTransfer.files.length) return;
-      const { files } = event.dataTransfer, input = await chooser();
-      input.files = files;
-      input.dispatchEvent(new Event("change", { bubbles: true }));
+      document.body.toggleAttribute("data-dragging", name === "dragover");
+      if (name === "drop" && event.dataTransfer.files.length) offer(event.dataTransfer.files);
     });
   }
+  document.addEventListener("click", async (event) => {
+    if (event.target.closest("#stage .empty")) (await chooser()).click();
+  });
 
   const KEY = "fisedit-session";
   const held = async (key) => {
@@ -79,6 +126,14 @@
     });
   };
   window.fisedit = Object.assign(window.fisedit || {}, {
+    typed,
+    /* What was typed before a reload. */
+    restore: () => {
+      const draft = sessionStorage.getItem(DRAFT), text = prompt();
+      if (!draft || !text || text.value === draft) return;
+      text.value = draft;
+      typed();
+    },
     /* A tab takes up its own session after a reload; a new tab the last one, unless another tab has it open. */
     key: async () => {
       const last = sessionStorage.getItem(KEY) || (navigator.locks ? localStorage.getItem(KEY) : "");
