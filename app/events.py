@@ -188,7 +188,8 @@ class EventHandlers:
         page, session = self.page, None
         try:
             session = self.state.session(_caller(request))
-            if not len(session.history) or not prompt.strip():
+            unchanged = len(session.history) and prompt.strip() == session.current.prompt and not strokes
+            if not len(session.history) or not prompt.strip() or unchanged:
                 return {page.facts: "", page.stage: gr.update(region="")}
             where, reference_picture = _region(session, strokes, *region), _reference(reference, scale)
             estimate = handlers.preview(self.state, session, prompt, where, reference_picture)

@@ -184,10 +184,10 @@ def decode_picture(data: bytes) -> Image:
         raise InputError(
             f"picture must have at most {MAX_BYTES >> 20} MiB, got {len(data) / 2**20:.0f}; make it smaller"
         )
-    picture = images.decode(data).image
-    if picture.width * picture.height > MAX_PIXELS or max(picture.size) > MAX_SIDE:
-        limit = f"{MAX_PIXELS // 10**6} million pixels and sides of {MAX_SIDE}"
-        raise InputError(f"picture must have at most {limit}, got {picture.width}x{picture.height}; make it smaller")
+    picture = images.decode(data, max_pixels=MAX_PIXELS).image
+    if max(picture.size) > MAX_SIDE:
+        limit = f"sides of at most {MAX_SIDE} pixels"
+        raise InputError(f"picture must have {limit}, got {picture.width}x{picture.height}; make it smaller")
     return picture
 
 

@@ -109,7 +109,7 @@ def test_painting(browser):
     expect(nodes(page)).to_have_count(1)
     page.locator("#prompt textarea").fill(DOG)
     expect(page.locator("#facts")).to_contain_text("confidence")
-    page.get_by_text("Region", exact=True).click()
+    page.get_by_role("button", name="Region ▼").click()
     page.get_by_label("Only where I paint").check()
 
     stroke(page, (0.2, 0.2), (0.4, 0.2))

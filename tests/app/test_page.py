@@ -73,7 +73,7 @@ def test_the_region_is_made_wider_and_tighter_on_the_stage_and_by_a_number(brows
 
 def number(page: Page, text: str) -> None:
     """Types how many cells wider the region is."""
-    page.get_by_text("Region", exact=True).last.click()
+    page.get_by_role("button", name="Region ▼").click()
     field = page.locator("#grow input[type=number]")
     field.fill(text)
     field.press("Enter")
