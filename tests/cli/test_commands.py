@@ -433,7 +433,7 @@ class TestTheApp:
 
         monkeypatch.setattr(sessions, "AppState", State)
         monkeypatch.setitem(sys.modules, "app.main", SimpleNamespace(build=lambda state: state, theme=dict))
-        monkeypatch.setattr(server, "make_server", lambda page, address, uploads, theme: Server())
+        monkeypatch.setattr(server, "make_server", lambda state, address, page: Server())
         return told
 
     def test_it_says_where_it_is_and_ends_when_it_is_interrupted(self, fisedit, opened, tmp_path):
