@@ -194,7 +194,9 @@ def test_programs_give_a_look(program):
 
 
 def test_the_documents_python_runs(site, tmp_path):
-    first, second = [block for block in blocks("python", APP_GUIDE) if "webuiapi" not in block and "OpenAI" not in block]
+    first, second = [
+        block for block in blocks("python", APP_GUIDE) if "webuiapi" not in block and "OpenAI" not in block
+    ]
     RED.save(tmp_path / "look.png")
     code = (first[: first.index("source = ")] + second).replace(APP_ADDRESS, site.url)
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
