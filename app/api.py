@@ -143,6 +143,7 @@ class Endpoints:
         reference_scale: float = 1.0,
         strength: float = 1.0,
         quality: str = "balanced",
+        seed: int = -1,
     ) -> Iterator[dict[str, Any]]:
         """Change the session's current picture to fit another prompt, with the model and LoRAs that made it.
 
@@ -158,11 +159,12 @@ class Endpoints:
             reference_scale: how much of its appearance, 0 to 2.
             strength: share of the steps to run, above 0 to 1; less keeps more of what was there.
             quality: "fast", "balanced" or "close": how near the edit comes to a dense one, for its time.
+            seed: of other noise in the mask, 0 to 2**32 - 1, with which the prompt may stay; -1 for the picture's.
 
         Yields:
             The progress of every step; at the end the result.
         """
-        get_region = _lazy_region(words, instance, grow, mask, protect, strength, quality)
+        get_region = _lazy_region(words, instance, grow, mask, protect, strength, quality, seed)
         get_reference = _lazy_reference(reference, reference_scale)
         yield from self._stream(
             request, lambda session: handlers.edit(self._state, session, prompt, get_region(), get_reference())
@@ -181,6 +183,7 @@ class Endpoints:
         reference_scale: float = 1.0,
         strength: float = 1.0,
         quality: str = "balanced",
+        seed: int = -1,
     ) -> dict[str, Any]:
         """Predict where an edit would change the picture, and its cost. No result is made.
 
@@ -196,11 +199,12 @@ class Endpoints:
             reference_scale: how much of its appearance, 0 to 2.
             strength: share of the steps to run, above 0 to 1; less keeps more of what was there.
             quality: "fast", "balanced" or "close", as in `edit`.
+            seed: as in `edit`.
 
         Returns:
             The mask, its share of the picture, the predicted seconds and multiply-accumulates, beside a dense run's.
         """
-        get_region = _lazy_region(words, instance, grow, mask, protect, strength, quality)
+        get_region = _lazy_region(words, instance, grow, mask, protect, strength, quality, seed)
         get_reference = _lazy_reference(reference, reference_scale)
         return _estimate_to_dict(
             handlers.preview(self._state, self._session(request), prompt, get_region(), get_reference())
@@ -289,7 +293,7 @@ def _estimate_to_dict(estimate: handlers.EditEstimate) -> dict[str, Any]:
 
 
 def _lazy_region(
-    words: list[str], instance: int, grow: int, mask: str, protect: str, strength: float, quality: str
+    words: list[str], instance: int, grow: int, mask: str, protect: str, strength: float, quality: str, seed: int
 ) -> Callable[[], RegionSettings]:
     """A region from a program's arguments, read when the run begins, so that errors are reported alike."""
 
@@ -299,9 +303,8 @@ def _lazy_region(
         add = _decode_image(mask, "mask")
         piece = None if instance == -1 else instance
         keep = _decode_image(protect, "protect")
-        return RegionSettings(
-            tuple(words), piece, grow, add, keep, only=add is not None, strength=strength, quality=quality
-        )
+        noise = None if seed == -1 else seed
+        return RegionSettings(tuple(words), piece, grow, add, keep, add is not None, strength, quality, noise)
 
     return get_region
 

@@ -59,6 +59,7 @@ class PageComponents:
         with gr.Row(elem_id="after"):
             self.undo = gr.Button("Undo", size="sm", interactive=False, elem_id="undo")
             self.redo = gr.Button("Redo", size="sm", interactive=False, elem_id="redo")
+            self.vary = gr.Button("4 variations", size="sm", interactive=False, elem_id="vary")
             self.measure = gr.Button("Time a full run", size="sm", interactive=False, elem_id="measure")
             self.download = gr.Button("Download", size="sm", interactive=False, elem_id="download")
             self.save = gr.Button("Download all", size="sm", interactive=False, elem_id="save")
@@ -123,6 +124,7 @@ class PageComponents:
                 height=120,
                 elem_id="file",
             )
+            self.earlier = gr.HTML(html.EARLIER, elem_id="earlier", elem_classes="line")
             self.found = gr.HTML(elem_id="found", elem_classes="line")
             self.open = gr.Button("Open this picture", interactive=False, elem_id="open")
 
@@ -220,7 +222,17 @@ class PageComponents:
             self.words_line,
             self.facts,
         ]
-        buttons = [self.undo, self.redo, self.delete, self.measure, self.download, self.save, self.run, self.make]
+        buttons = [
+            self.undo,
+            self.redo,
+            self.vary,
+            self.delete,
+            self.measure,
+            self.download,
+            self.save,
+            self.run,
+            self.make,
+        ]
         region = [self.words, self.instance, self.grow, self.only, self.strength, self.quality]
         return [*shown, *buttons, self.stop, *region, self.descendants, self.open]
 

@@ -8,24 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from random import SystemRandom
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
-from app import export, handlers, html, views
-from app.components import ALL_PIECES, SCHEDULERS
+from app import export, handlers, html, inputs, live, variations, views
+from app.components import ALL_PIECES
 from app.updates import PageUpdates, Updates
-from app.validation import GROW, SEEDS, Busy, ReferencePicture, RegionSettings, SourceSettings
+from app.validation import GROW, Busy, decode_picture
 from fisedit.errors import Cancelled, FisEditError, InputError, SessionError
-from fisedit.values import Quality
 
 if TYPE_CHECKING:
     from app.components import PageComponents
     from app.runs import RunProgress
     from app.session import Session
     from app.sessions import AppState
+    from fisedit import EditResult
 
 PREVIEW_INTERVAL = 0.25
 """Seconds between two previews of a run: showing every step of a quick one would slow it down."""
@@ -50,9 +49,17 @@ class EventHandlers:
             session = self.state.adopt(_caller(request), key if isinstance(key, str) else "")
         except FisEditError as error:
             return {self.page.status: html.message(str(error), "error"), self.page.make: gr.update(interactive=True)}
-        warning = "What was saved of this session cannot be read, and was put aside." if session.was_damaged else ""
         shown = self.updates.session(session, view="edit")
-        return {self.page.key: session.key, **shown, self.page.status: html.message(warning, "error")}
+        return {self.page.key: session.key, **shown, self.page.status: self._what_happened(session)}
+
+    def _what_happened(self, session: Session) -> str:
+        """What a page that comes to a session must say. A run that still goes on there is stopped: no page sees it."""
+        if session.was_damaged:
+            return html.message("What was saved of this session cannot be read, and was put aside.", "error")
+        was_left, session.left_at_work = session.left_at_work or not session.idle, False
+        if not session.idle:
+            session.stop()
+        return html.message("The run was stopped, as its page was left. Nothing was changed." if was_left else "")
 
     def on_leave(self, request: gr.Request) -> None:
         """A page was closed: its work ends."""
@@ -72,11 +79,11 @@ class EventHandlers:
             scale: how much of its appearance, 0 to 2.
             settings: values of `PageComponents.settings_inputs`.
         """
-        reference_picture = _reference(reference, scale)
+        reference_picture = inputs.reference_picture(reference, scale)
         yield from self._run(
             request,
             lambda session: handlers.generate(
-                self.state, session, prompt, self._settings(*settings), reference_picture
+                self.state, session, prompt, inputs.settings(self.page, *settings), reference_picture
             ),
         )
 
@@ -91,10 +98,15 @@ class EventHandlers:
         """
 
         def start(session: Session) -> Iterator[RunProgress]:
-            own_size = replace(self._settings(*settings), width=None, height=None)
-            return handlers.open_picture(self.state, session, data or b"", prompt, own_size)
+            own_size = replace(inputs.settings(self.page, *settings), width=None, height=None)
+            for progress in handlers.open_picture(self.state, session, data or b"", prompt, own_size):
+                opened.extend(filter(None, [progress.result]))
+                yield progress
 
+        opened: list[EditResult] = []
         yield from self._run(request, start)
+        if opened:
+            yield {self.page.file: None, self.page.found: "", self.page.open: gr.update(interactive=False)}
 
     def on_edit(
         self, request: gr.Request, prompt: str, reference: bytes | None, scale: float, *region: Any
@@ -108,10 +120,33 @@ class EventHandlers:
             scale: how much of its appearance, 0 to 2.
             region: values of the further `PageComponents.edit_inputs`.
         """
-        reference_picture = _reference(reference, scale)
+        reference_picture = inputs.reference_picture(reference, scale)
         yield from self._run(
             request,
-            lambda session: handlers.edit(self.state, session, prompt, _region(session, *region), reference_picture),
+            lambda session: handlers.edit(
+                self.state, session, prompt, inputs.region(session, prompt, reference, *region), reference_picture
+            ),
+            prompt,
+        )
+
+    def on_vary(
+        self, request: gr.Request, prompt: str, reference: bytes | None, scale: float, *region: Any
+    ) -> Iterator[Updates]:
+        """Edit the current picture several times, each with other noise.
+
+        Args:
+            request: of the page.
+            prompt: what the picture should show.
+            reference: the file of a picture whose appearance is taken, or None.
+            scale: how much of its appearance, 0 to 2.
+            region: values of the further `PageComponents.edit_inputs`.
+        """
+        reference_picture = inputs.reference_picture(reference, scale)
+        yield from self._run(
+            request,
+            lambda session: variations.vary(
+                self.state, session, prompt, inputs.region(session, prompt, reference, *region), reference_picture
+            ),
             prompt,
         )
 
@@ -130,10 +165,13 @@ class EventHandlers:
         page, shown = self.page, 0.0
         try:
             session = self._session(request)
-            if not len(session.history) or not prompt.strip():
+            if not len(session.history) or prompt.strip() in ("", session.current.prompt):
                 return
-            where, reference_picture = _region(session, *region), _reference(reference, scale)
-            for progress in handlers.edit_live(self.state, session, prompt, where, reference_picture):
+            where, reference_picture = (
+                inputs.region(session, prompt, reference, *region),
+                inputs.reference_picture(reference, scale),
+            )
+            for progress in live.edit_live(self.state, session, prompt, where, reference_picture):
                 if progress.result is not None:
                     drawn = views.preview_overlay(progress.result.canvas, progress.result.mask)
                     yield {page.stage: gr.update(live=drawn), page.status: html.message("Live: Run keeps it.")}
@@ -168,7 +206,7 @@ class EventHandlers:
             model: label of the model that is selected for new pictures.
         """
         session = self._session(request)
-        handlers.stop_live(session)
+        live.stop_live(session)
         shown = self.updates.words(session, prompt, chosen, model)
         return {**shown, self.page.status: ""} if session.idle else shown
 
@@ -191,7 +229,10 @@ class EventHandlers:
             unchanged = len(session.history) and prompt.strip() == session.current.prompt and not strokes
             if not len(session.history) or not prompt.strip() or unchanged:
                 return {page.facts: "", page.stage: gr.update(region="")}
-            where, reference_picture = _region(session, strokes, *region), _reference(reference, scale)
+            where, reference_picture = (
+                inputs.region(session, prompt, reference, strokes, *region),
+                inputs.reference_picture(reference, scale),
+            )
             estimate = handlers.preview(self.state, session, prompt, where, reference_picture)
         except Busy as error:
             own = session is not None and not session.idle
@@ -278,28 +319,16 @@ class EventHandlers:
                 shown = self.updates.session(session, view="edit")
                 return {**shown, page.found: html.message("The session is open.")}
             found = export.restore_settings(self.state, data)
-            found = replace(found, message=f"{found.message} {export.canvas_note(self.state, data, model)}".strip())
+            notes = f"{found.message} {export.canvas_note(self.state, data, model)}".strip()
         except FisEditError as error:
             return {page.found: html.message(str(error), "error"), page.open: gr.update(interactive=False)}
-        updates: Updates = {page.found: html.message(found.message), page.open: gr.update(interactive=True)}
+        waiting = html.waiting_picture(decode_picture(data), notes, ask=not found.prompt)
+        updates: Updates = {page.found: waiting, page.open: gr.update(interactive=True)}
         updates |= {page.open_panel: gr.update(open=True)}
         updates |= {page.prompt: found.prompt} if found.prompt else {}
         return updates | (self.updates.settings(found.settings) if found.settings else {})
 
     # What they share
-
-    def _settings(self, *values: Any) -> SourceSettings:
-        """What `PageComponents.settings_inputs` hold; sliders give floats."""
-        is_random, steps, guidance, seed, width, height, scheduler, clip_skip, negative, model, chosen, *scales = values
-        seed = SystemRandom().randrange(SEEDS[1]) if is_random else seed
-        steps, seed, width, height, clip_skip = (
-            int(value) if isinstance(value, float) and value.is_integer() else value
-            for value in (steps, seed, width, height, clip_skip)
-        )
-        scale = dict(zip(self.page.lora_scales, scales, strict=True))
-        loras = {str(name): scale.get(name, 1.0) for name in chosen or ()}
-        known, negative, model = SCHEDULERS.get(scheduler, str(scheduler)), str(negative or ""), str(model or "")
-        return SourceSettings(steps, guidance, seed, width, height, known, negative, model, loras, clip_skip)
 
     def _run(
         self, request: gr.Request, start: Callable[[Session], Iterator[RunProgress]], prompt: str | None = ""
@@ -359,22 +388,3 @@ def _preview_overlay(session: Session, progress: RunProgress, prompt: str) -> st
     preview = session.last_preview
     mask = preview.mask if preview and preview.diff.prompt == prompt else None
     return views.preview_overlay(progress.picture, mask) if progress.picture else ""
-
-
-def _reference(picture: bytes | None, scale: float) -> ReferencePicture | None:
-    """What `PageComponents.reference_inputs` hold."""
-    return ReferencePicture(picture, scale) if picture else None
-
-
-def _region(
-    session: Session, strokes: Any, words: Any, instance: str | None, grow: Any, only: Any, strength: Any, quality: Any
-) -> RegionSettings:
-    """What the other `PageComponents.edit_inputs` hold."""
-    add, protect = views.decode_strokes(strokes, session.current.size)
-    if instance is None or not (instance == ALL_PIECES[1] or instance.isdecimal()):
-        raise InputError(f"piece must be a number or {ALL_PIECES[1]!r}, got {instance!r:.40}")
-    piece = None if instance == ALL_PIECES[1] else int(instance)
-    chosen = tuple(str(word) for word in words or ())
-    alone = bool(only) and add is not None
-    share = 1.0 if strength is None else strength
-    return RegionSettings(chosen, piece, int(grow or 0), add, protect, alone, share, quality or Quality.BALANCED)

@@ -7,14 +7,12 @@ neither gradio nor torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from time import monotonic, sleep
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from app.runs import RunProgress, RunRequest, stream_run
-from app.session import LiveEdit
 from app.validation import (
     ReferencePicture,
     RegionSettings,
@@ -41,9 +39,6 @@ Arguments = dict[str, Any]
 
 PREVIEW_TIMEOUT = 1.0
 """Seconds that a preview waits for a run with another model or other LoRAs."""
-
-LIVE_TIMEOUT, LIVE_POLL = 5.0, 0.02
-"""Seconds that a live edit waits for the one before to stop, at its next step; and between two looks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +79,7 @@ def generate(
     """
     text, choice = clean_prompt(prompt), state.select(check_settings(settings))
     arguments = _source_arguments(settings, choice) | {"scheduler": settings.scheduler}
-    add_reference = _reference_arguments(state, reference)
+    add_reference = reference_arguments(state, reference)
 
     def job(editor: Editor, on_step: OnStep) -> EditResult:
         return editor.generate(text, **arguments, **add_reference(editor), on_step=on_step)
@@ -143,14 +138,14 @@ def preview(
         Busy: the session is at work, or a run uses another model or other LoRAs.
     """
     text, region = clean_prompt(prompt), check_region(region or RegionSettings())
-    add_reference = _reference_arguments(state, reference)
+    add_reference = reference_arguments(state, reference)
     with session.work():
         choice = state.select_recorded(session, session.current)
 
         def job() -> Preview:
             session.raise_if_stopped()
             editor = session.editor(state.load(choice))
-            where = _region_arguments(editor, text, region) | add_reference(editor)
+            where = region_arguments(editor, text, region) | add_reference(editor)
             return editor.preview(text, **where, on_step=lambda *_: session.raise_if_stopped())
 
         waiting = state.worker.submit(job, choice.weights, brief=True)
@@ -183,80 +178,29 @@ def edit(
         Cancelled: it was stopped.
     """
     text, region = clean_prompt(prompt), check_region(region or RegionSettings())
-    if session.live is not None and session.live.key == _edit_key(session, text, region, reference):
+    if session.live is not None and session.live.key == edit_key(session, text, region, reference):
         return _keep_live(session, session.live.result_id)
-    return stream_run(state, session, _edit_request(state, session, text, region, reference))
+    return stream_run(state, session, edit_request(state, session, text, region, reference))
 
 
-def edit_live(
-    state: AppState,
-    session: Session,
-    prompt: str,
-    region: RegionSettings | None = None,
-    reference: ReferencePicture | None = None,
-) -> Iterator[RunProgress]:
-    """Edit beside the current picture, which stays the current one, in place of the live edit before it.
-
-    An `edit` of the same arguments keeps the result; any other work removes it. A live edit that is being drawn is
-    stopped first.
-
-    Args:
-        state: whose worker runs it.
-        session: whose current picture is edited.
-        prompt: what the picture should show.
-        region: where the edit may change the picture; None for the changed words' mask.
-        reference: a picture whose appearance the edit takes, or None.
-
-    Raises:
-        SessionError, InputError, Busy, Cancelled: as in `edit`.
-    """
-    text, region = clean_prompt(prompt), check_region(region or RegionSettings())
-    stop_live(session)
-    wait_until = monotonic() + LIVE_TIMEOUT
-    while session.live_pending and monotonic() < wait_until:
-        sleep(LIVE_POLL)
-    request, parent = _edit_request(state, session, text, region, reference), session.current
-    key = _edit_key(session, text, region, reference)
-
-    def job(editor: Editor, on_step: OnStep) -> EditResult | float:
-        result = request.job(editor, on_step)
-        assert not isinstance(result, float), "an edit gives a result"
-        editor.checkout(parent.id)
-        session.live = LiveEdit(result.id, key)
-        return result
-
-    try:
-        for progress in stream_run(state, session, replace(request, job=job)):
-            session.live_pending = progress.result is None
-            yield progress
-    finally:
-        session.live_pending = False
-
-
-def stop_live(session: Session) -> None:
-    """Stop a live edit that is being drawn before its next step; other work goes on."""
-    if session.live_pending:
-        session.stop()
-
-
-def _edit_request(
+def edit_request(
     state: AppState, session: Session, text: str, region: RegionSettings, reference: ReferencePicture | None
 ) -> RunRequest:
     """The run of an edit of the current picture. Raises SessionError before the first one."""
-    add_reference = _reference_arguments(state, reference)
+    add_reference = reference_arguments(state, reference)
 
     def job(editor: Editor, on_step: OnStep) -> EditResult:
-        return editor.edit(text, **_region_arguments(editor, text, region), **add_reference(editor), on_step=on_step)
+        return editor.edit(text, **region_arguments(editor, text, region), **add_reference(editor), on_step=on_step)
 
     return RunRequest(job, session.current.config.num_timesteps)
 
 
-def _edit_key(session: Session, text: str, region: RegionSettings, reference: ReferencePicture | None) -> object:
+def edit_key(session: Session, text: str, region: RegionSettings, reference: ReferencePicture | None) -> object:
     """What an edit is asked for by; equal for equal edits of one picture."""
     painted = tuple(
         picture and (picture.mode, picture.size, picture.tobytes()) for picture in (region.add, region.protect)
     )
-    chosen = (region.words, region.instance, region.grow, region.only, region.strength, region.quality)
+    chosen = (region.words, region.instance, region.grow, region.only, region.strength, region.quality, region.seed)
     return session.current.id, text, chosen, painted, reference
 
 
@@ -347,7 +291,7 @@ def _source_arguments(settings: SourceSettings, choice: ModelChoice) -> Argument
     }
 
 
-def _reference_arguments(state: AppState, reference: ReferencePicture | None) -> Callable[[Editor], Arguments]:
+def reference_arguments(state: AppState, reference: ReferencePicture | None) -> Callable[[Editor], Arguments]:
     """A reference picture as arguments, once there is an editor. Raises InputError."""
     picture = decode_reference(reference)
     if reference is None:
@@ -366,9 +310,10 @@ def _reference_arguments(state: AppState, reference: ReferencePicture | None) ->
     return add
 
 
-def _region_arguments(editor: Editor, prompt: str, region: RegionSettings) -> Arguments:
+def region_arguments(editor: Editor, prompt: str, region: RegionSettings) -> Arguments:
     """A region as arguments."""
-    return _area_arguments(editor, prompt, region) | {"strength": float(region.strength), "quality": region.quality}
+    how = {"strength": float(region.strength), "quality": region.quality, "seed": region.seed}
+    return _area_arguments(editor, prompt, region) | how
 
 
 def _area_arguments(editor: Editor, prompt: str, region: RegionSettings) -> Arguments:

@@ -15,6 +15,8 @@ from app import views
 from fisedit.values import EditKind, MaskSource
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from app.handlers import EditEstimate
     from app.runs import RunProgress
     from fisedit.history import EditResult
@@ -95,7 +97,8 @@ def cost_summary(
     why = f"the whole picture was painted: {stats.fallback}" if stats.fallback else ""
     whole = _seconds_as_text(full_seconds, "in full ", " (measured)")
     outside = outside_as_text(parent, result)
-    return _line(_seconds_as_text(total), whole, work, outside, why, *stats.notes, unavailable)
+    seed = f"seed {result.config.seed}" if result.config.seed != parent.config.seed else ""
+    return _line(_seconds_as_text(total), whole, work, outside, seed, why, *stats.notes, unavailable)
 
 
 def outside_as_text(parent: EditResult, result: EditResult) -> str:
@@ -112,10 +115,27 @@ def progress(run: RunProgress) -> str:
     return f'<div class="run"><progress max="{run.steps}" value="{run.step}"></progress><span>{text}</span></div>'
 
 
+EARLIER = '<div class="earlier" role="group" aria-label="Earlier sessions" hidden></div>'
+"""Where the page's script lists the browser's other sessions."""
+
+
 def message(words: str, kind: str = "") -> str:
     """A sentence for the status line; `kind` is "error" for one that went wrong."""
     role = "alert" if kind == "error" else "status"
     return f'<p class="said {kind}" role="{role}">{escape(words)}</p>' if words else ""
+
+
+def waiting_picture(picture: Image, notes: str, *, ask: bool) -> str:
+    """A picture that waits to be opened, as HTML.
+
+    Args:
+        picture: from a file.
+        notes: what the file says, and what becomes of the picture.
+        ask: whether to ask for what it shows.
+    """
+    question = "What does it show? Say it as the prompt, then open it (Ctrl+Enter)." if ask else ""
+    text = message(f"{question} {notes}".strip())
+    return f'<div class="waiting"><img src="{views.screen_url(picture)}" alt="The picture to open">{text}</div>'
 
 
 def tree(results: Iterable[EditResult], current: str | None) -> str:
@@ -157,6 +177,8 @@ def layout(results: Iterable[EditResult]) -> dict[str, tuple[int, int]]:
 
 def caption(result: EditResult) -> str:
     """A caption of a few letters."""
+    if result.parent is not None and result.diff.kind is EditKind.IDENTICAL and result.mask.grid.any():
+        return f"seed {result.config.seed}"
     words = result.prompt if result.parent is None or result.diff.kind is EditKind.IDENTICAL else str(result.diff)
     return words.replace(" -> ", " \N{RIGHTWARDS ARROW} ") or "a picture"
 

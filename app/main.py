@@ -70,9 +70,12 @@ def _connect_runs(page: PageComponents, events: EventHandlers) -> None:
     run = _RUNS | {"api_visibility": "private", "show_progress": "minimal", "show_progress_on": page.status}
     settings, shown = page.settings_inputs, page.session_outputs
     made = page.make.click(events.on_make, [page.prompt, *page.reference_inputs, *settings], shown, **run)
-    opened = page.open.click(events.on_open, [page.file, page.prompt, *settings], shown, **run)
+    opened = page.open.click(
+        events.on_open, [page.file, page.prompt, *settings], [*shown, page.file, page.found], **run
+    )
     edited = page.run.click(events.on_edit, page.edit_inputs, shown, **run)
-    for ended in (made, opened, edited):  # what was typed meanwhile is told of
+    varied = page.vary.click(events.on_vary, page.edit_inputs, shown, **run)
+    for ended in (made, opened, edited, varied):  # what was typed meanwhile is told of
         ended.then(None, js="() => { window.fisedit.typed(); }", **_QUICK)
     page.draw_live.click(events.on_live, page.edit_inputs, [page.stage, page.status], **_QUICK | _LIVE)
     page.measure.click(events.on_measure, None, shown, **run)
@@ -122,7 +125,8 @@ def _connect_history(page: PageComponents, events: EventHandlers) -> None:
 
 def _connect_settings(page: PageComponents, events: EventHandlers) -> None:
     restored = [*page.session_outputs, *page.settings_inputs, page.found, page.open_panel]
-    page.file.upload(events.on_file, [page.file, page.model], restored, **_UNQUEUED)
+    dropped = page.file.upload(events.on_file, [page.file, page.model], restored, **_UNQUEUED)
+    dropped.then(None, js="() => { window.fisedit.ask(); }", **_QUICK)
     page.file.clear(lambda: ("", gr.update(interactive=False)), None, [page.found, page.open], **_UNQUEUED)
     scales = list(page.lora_scales.values())
     page.loras.change(events.on_loras, [page.loras, *scales], scales, **_UNQUEUED)

@@ -75,7 +75,12 @@ class OpenaiApi:
         if mask is not None:
             region = RegionSettings(add=_clear_pixels(mask.file.read()), only=True)
         all_settings = self._all_settings(model, None, n)
-        return _answer([self._pictures.edit(data, prompt, each, region, source_prompt) for each in all_settings])
+        return _answer(
+            [
+                self._pictures.edit(data, prompt, each, region, source_prompt, own_noise=i > 0)
+                for i, each in enumerate(all_settings)
+            ]
+        )
 
     def _all_settings(self, model: str, size: object, count: object) -> list[SourceSettings]:
         """The settings of every picture that is asked for; a model that is not offered is the first one."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from hashlib import sha256
 from threading import BoundedSemaphore
 from typing import TYPE_CHECKING
@@ -69,6 +70,8 @@ class ProgramPictures:
         settings: SourceSettings,
         region: RegionSettings | None = None,
         source_prompt: str = "",
+        *,
+        own_noise: bool = False,
     ) -> bytes:
         """A picture changed to fit a prompt, as a PNG; every pixel outside the region keeps its bytes.
 
@@ -78,6 +81,8 @@ class ProgramPictures:
             settings: how it is opened, if it is not known already.
             region: where it may change; None for where the words say.
             source_prompt: what it shows; "" where that is not known.
+            own_noise: whether the region gets the noise of the settings' seed, instead of the picture's; so it does
+                where the prompt is the picture's own.
 
         Raises:
             FisEditError: an argument out of range, no picture, or the machine is busy.
@@ -90,6 +95,8 @@ class ProgramPictures:
                 handlers.checkout(session, known[-1].id)
             else:
                 self._last(handlers.open_picture(self.state, session, data, source_prompt, settings))
+            if own_noise or prompt == session.current.prompt:
+                region = replace(region or RegionSettings(), seed=settings.seed)
             result = self._last(handlers.edit(self.state, session, prompt, region))
             return self._finished(session, result)
 

@@ -70,6 +70,7 @@ class Session:
         was_damaged: whether what was saved could not be read.
         live: the edit that was drawn last while its prompt was typed, or None.
         live_pending: whether such an edit is being drawn.
+        left_at_work: whether its page was left while a run went on, which the next page says.
     """
 
     def __init__(self, pool: ModelPool, folder: Path, out: Path) -> None:
@@ -79,7 +80,7 @@ class Session:
         self.editors: WeakKeyDictionary[LoadedModel, Editor] = WeakKeyDictionary()
         self.last_preview: Preview | None = None
         self.measured: dict[str, float] = {}
-        self.was_damaged = self.live_pending = False
+        self.was_damaged = self.live_pending = self.left_at_work = False
         self.live: LiveEdit | None = None
         self._pool, self._adapters, self._store = pool, dict[str, float](), SessionStore(folder)
         self._pages: Mapping[str, Sequence[Page]] = {}  # of sources, as far as they were on disk

@@ -76,6 +76,7 @@ class PageUpdates:
         may = {
             page.undo: child,
             page.redo: some and history.redo_id is not None,
+            page.vary: some,
             page.delete: some,
             page.measure: child,
             page.run: some,

@@ -77,6 +77,7 @@ class RegionSettings:
         only: whether the edit paints where `add` is white and nowhere else.
         strength: share of the steps to run, above 0 to 1; less keeps more of what was there.
         quality: how near the edit comes to a dense one, for its time.
+        seed: of other noise in the region, 0 to 2**32 - 1; None for the picture's.
     """
 
     words: tuple[str, ...] = ()
@@ -87,6 +88,7 @@ class RegionSettings:
     only: bool = False
     strength: float = 1.0
     quality: str = Quality.BALANCED
+    seed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,8 @@ def check_region(region: RegionSettings) -> RegionSettings:
     _within("grow", region.grow, GROW, whole=True)
     _within("strength", region.strength, STRENGTH)
     check_quality(region.quality)
+    if region.seed is not None:
+        _within("seed", region.seed, SEEDS, whole=True)
     if region.instance is not None:
         _within("instance", region.instance, (0, 999), whole=True)
     return region

@@ -82,7 +82,11 @@ class WebuiApi:
         )
         source_prompt, prompt = _text(asked, "source_prompt"), _text(asked, "prompt")
         all_settings = self._all_settings(asked, own_size=True)
-        made = [self._pictures.edit(data, prompt, each, region, source_prompt) for each in all_settings]
+        is_random = asked.get("seed", -1) == -1  # then the first picture keeps the noise of what it is made of
+        made = [
+            self._pictures.edit(data, prompt, each, region, source_prompt, own_noise=i > 0 or not is_random)
+            for i, each in enumerate(all_settings)
+        ]
         return _answer(asked, made, [settings.seed for settings in all_settings])
 
     def interrupt(self) -> dict[str, Any]:

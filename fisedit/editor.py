@@ -477,6 +477,7 @@ class Editor:
         probe_steps: int | None = None,
         structure: float = 0.0,
         strength: float = 1.0,
+        seed: int | None = None,
         verify: bool = True,
         quality: str = "balanced",
         growth: int | Sequence[int] | None = None,
@@ -501,6 +502,8 @@ class Editor:
                 self-attention is the picture's: from 0, never, to 1, for the first 40 % of the steps.
             strength: share of the steps to run, above 0 to 1, from the last; the first ones are the picture's own, so
                 that less keeps more of its layout and colours.
+            seed: of other noise inside the mask, for a variation: with it, and with `mask` or `words`, the prompt may
+                stay the same. None for the picture's noise.
             verify: check once, early on, whether the change leaves a predicted mask; dilate it then.
             quality: "fast", "balanced" or "close": how near the edit comes to a dense one, against its time.
             growth: latent cells computed beyond the mask, for all steps or each; None for what `quality` says. A step
@@ -518,11 +521,11 @@ class Editor:
         """
         request = self._pipeline.request_edit(
             prompt,
-            Region(mask, protect, grow, MaskOptions(words, instance, mask_method, probe_steps)),
+            Region(mask, protect, grow, MaskOptions(words, instance, mask_method, probe_steps), verify=verify),
+            seed=seed,
             growth=check_quality(quality) if growth is None else growth,
             strength=strength,
             structure=structure,
-            verify=verify,
             reference=reference,
             on_step=on_step,
         )
@@ -534,6 +537,7 @@ class Editor:
         prompts: Sequence[str],
         masks: Sequence[object],
         *,
+        seeds: Sequence[int] | None = None,
         quality: str = "balanced",
         growth: int | Sequence[int] | None = None,
         on_step: OnStep | None = None,
@@ -545,6 +549,7 @@ class Editor:
         Args:
             prompts: one an edit, as in `edit`.
             masks: one an edit, as in `edit`.
+            seeds: one an edit, as in `edit`; None for the picture's noise in all of them.
             quality: as in `edit`, for all of them.
             growth: as in `edit`, for all of them.
             on_step: as in `edit`; a batch calls it once a step.
@@ -553,18 +558,20 @@ class Editor:
             The results, in that order.
 
         Raises:
-            InputError: not as many masks as prompts; the other errors as in `edit`. Results made before stay.
+            InputError: not as many masks or seeds as prompts; the other errors as in `edit`. Results made before stay.
         """
-        for name, given in (("prompts", prompts), ("masks", masks)):
+        lists: dict[str, Any] = {"prompts": prompts, "masks": masks} | ({} if seeds is None else {"seeds": seeds})
+        for name, given in lists.items():
             if isinstance(given, str) or not isinstance(given, Sequence | np.ndarray):
                 raise InputError(f"{name} must be a list, got {type(given).__name__} {given!r:.80}; put it into a list")
-        if len(prompts) != len(masks):
-            raise InputError(f"masks must be as many as prompts, {len(prompts)}, got {len(masks)}")
+            if len(given) != len(prompts):
+                raise InputError(f"{name} must be as many as prompts, {len(prompts)}, got {len(given)}")
         chosen = check_quality(quality) if growth is None else growth
+        own_seeds: Sequence[int | None] = [None] * len(prompts) if seeds is None else seeds
         return self._pipeline.run_many(
             [
-                self._pipeline.request_edit(prompt, Region(mask), growth=chosen, on_step=on_step)
-                for prompt, mask in zip(prompts, masks, strict=True)
+                self._pipeline.request_edit(prompt, Region(mask), seed=seed, growth=chosen, on_step=on_step)
+                for prompt, mask, seed in zip(prompts, masks, own_seeds, strict=True)
             ]
         )
 
@@ -581,6 +588,7 @@ class Editor:
         mask_method: str = DEFAULT_METHOD,
         probe_steps: int | None = None,
         strength: float = 1.0,
+        seed: int | None = None,
         quality: str = "balanced",
         growth: int | Sequence[int] | None = None,
         reference: Image | None = None,
@@ -598,6 +606,7 @@ class Editor:
             mask_method: one of `masking.localize.METHODS`.
             probe_steps: dense steps on the new prompt to spend on the mask; None for one where an object is inserted.
             strength: share of the steps to run, above 0 to 1, from the last.
+            seed: of other noise inside the mask, as in `edit`.
             quality: "fast", "balanced" or "close", as in `edit`.
             growth: latent cells computed beyond the mask, 0 to 64, for all steps or each; None for what `quality` says.
             reference: a picture whose look the edited things take; None for that of the source, if it has one.
@@ -613,6 +622,7 @@ class Editor:
         request = self._pipeline.request_edit(
             prompt,
             Region(mask, protect, grow, MaskOptions(words, instance, mask_method, probe_steps)),
+            seed=seed,
             growth=check_quality(quality) if growth is None else growth,
             strength=strength,
             reference=reference,
@@ -926,7 +936,9 @@ class Editor:
     def _remake_exactly(self, edit: PastEdit, on_step: OnStep | None) -> EditResult:
         """An edit just as it was: the same cells at every step."""
         strength = strength_for_start(edit.start, self.current.config.num_timesteps)
-        request = self._pipeline.request_edit(edit.prompt, strength=strength, structure=edit.structure, on_step=on_step)
+        request = self._pipeline.request_edit(
+            edit.prompt, seed=edit.seed, strength=strength, structure=edit.structure, on_step=on_step
+        )
         text = self._pipeline.encode(request)
         self._pipeline.restore(request)
         plan = self._pipeline.planner.plan_recorded(request, text, self._pipeline.source(request)[0], edit)
@@ -937,7 +949,9 @@ class Editor:
         given = edit.mask.source is MaskSource.GIVEN
         mask = cell_pixels(edit.mask.grid, self.current.size) if given else None
         strength = strength_for_start(edit.start, past.config.num_timesteps)
-        return self.edit(edit.prompt, mask=mask, structure=edit.structure, strength=strength, on_step=on_step)
+        return self.edit(
+            edit.prompt, mask=mask, structure=edit.structure, strength=strength, seed=edit.seed, on_step=on_step
+        )
 
     @property
     def _dtype(self) -> str:

@@ -10,7 +10,7 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from fisedit.masking.localize import describe_source, restrict_to_words, shared_
 from fisedit.masking.text_diff import diff
 from fisedit.models.device import default_torch_state, device_and_dtype, weight_versions, weights_digest
 from fisedit.models.injection import exclusive
-from fisedit.models.prompt_chunks import MAX_CHUNKS, split_chunks
+from fisedit.models.prompt_chunks import MAX_CHUNKS, is_cut_off, split_chunks
 from fisedit.models.prompt_weighting import parse
 from fisedit.models.vae import encode, preview
 from fisedit.models.vocabulary import vocabulary_of
@@ -48,6 +48,7 @@ from fisedit.values import (
     OnStep,
     Quality,
     check_prompt,
+    check_seed,
     strength_for_start,
 )
 
@@ -180,10 +181,10 @@ class EditPipeline:
         prompt: str,
         region: Region | None = None,
         *,
+        seed: int | None = None,
         growth: int | Sequence[int] | Quality = Quality.BALANCED,
         strength: float = 1.0,
         structure: float = 0.0,
-        verify: bool = False,
         reference: object = None,
         on_step: OnStep | None = None,
     ) -> EditRequest:
@@ -192,10 +193,10 @@ class EditPipeline:
         Args:
             prompt: of the edit.
             region: where to edit; None for where the changed words say.
+            seed: of the noise inside the mask; None for the picture's.
             growth: as in `Editor.edit`, or the quality that decides it.
             strength: as in `Editor.edit`.
             structure: as in `Editor.edit`.
-            verify: check a predicted mask for drift.
             reference: a picture whose look the edit takes; None for that of the source, if it has one.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
@@ -205,9 +206,11 @@ class EditPipeline:
         region = region or Region()
         self._refresh()
         parent, loras = self.history.current, self.engine.executor.loras
-        config = self._with_words(
-            replace(parent.config, prompt=check_prompt(prompt), like=self._adapter_references(reference), loras=loras)
-        )
+        self._check_words(parent.config)
+        changes: dict[str, Any] = {"prompt": check_prompt(prompt), "like": self._adapter_references(reference)}
+        if seed is not None:
+            changes["seed"] = check_seed(seed)
+        config = self._with_words(replace(parent.config, loras=loras, **changes))
         script, words = self.diff(parent.prompt, prompt), region.mask_options.words
         return EditRequest(
             config,
@@ -218,13 +221,21 @@ class EditPipeline:
             growth=growth,
             strength=strength,
             structure=structure,
-            verify=verify,
             on_step=on_step,
         )
 
     def _with_words(self, config: GenerationConfig) -> GenerationConfig:
         """A config with the textual inversions that its prompts name."""
         return replace(config, textual_inversions=textual_inversion.used(self.engine.pipe, config))
+
+    def _check_words(self, config: GenerationConfig) -> None:
+        """Raise SessionError if a config's prompts would now be read with other textual inversions than they were."""
+        if (words := textual_inversion.used(self.engine.pipe, config)) != config.textual_inversions:
+            then, now = (", ".join(names) or "none" for names in (config.textual_inversions, words))
+            raise SessionError(
+                f"the prompt {config.prompt!r:.60} was read with the textual inversions {then}, "
+                f"which now are {now}; load or unload them"
+            )
 
     def _adapter_references(self, reference: object) -> tuple[AdapterReference, ...]:
         """The adapter references of an edit that names a reference, or else, for None, those of its source."""
@@ -297,11 +308,12 @@ class EditPipeline:
             yield self.add_result(*job, outputs[i]) if i in outputs else self.run(*job)
 
     def _batches(self, jobs: Sequence[Job]) -> Iterator[list[int]]:
-        """Indices of edits of one picture that can run in one batch: those with the same dilations and text length."""
+        """Indices of edits of one picture that can run in one batch: same dilations, noise and text length."""
         alike: dict[object, list[int]] = {}
-        for i, (_, plan) in enumerate(jobs):
+        for i, (request, plan) in enumerate(jobs):
             if plan.dilation and plan.prompt and not plan.skip_reason:
-                alike.setdefault((plan.dilation, plan.prompt.embeddings.shape), []).append(i)
+                key = plan.dilation, request.config.seed, plan.prompt.embeddings.shape
+                alike.setdefault(key, []).append(i)
         for batch in alike.values():
             if len(batch) > 1:
                 self.restore(jobs[batch[0]][0])
@@ -321,17 +333,15 @@ class EditPipeline:
         notes: list[str] = []
         lock = exclusive(pipe.text_encoder, pipe.tokenizer)
         with request.stopwatch.stage("text"), torch.inference_mode(), lock:
-            if (words := textual_inversion.used(pipe, config)) != config.textual_inversions:
-                then, now = (", ".join(names) or "none" for names in (config.textual_inversions, words))
-                raise SessionError(
-                    f"the prompt {config.prompt!r:.60} was read with the textual inversions {then}, "
-                    f"which now are {now}; load or unload them"
-                )
+            self._check_words(config)
             embeddings = self.engine.encode(config)
             for name, prompt in prompts.items():
-                if len(split_chunks(parse(prompt), pipe.tokenizer)) > MAX_CHUNKS:
+                chunks = split_chunks(parse(prompt), pipe.tokenizer)
+                if len(chunks) > MAX_CHUNKS:
                     length = f"{MAX_CHUNKS} chunks of 75 tokens"
                     notes.append(f"the {name} is longer than {length}, and the rest is not read; shorten it")
+                if any(is_cut_off(chunk, pipe.tokenizer) for chunk in chunks[:MAX_CHUNKS]):
+                    notes.append(f"a word of the {name} has more than 75 tokens, and its end is not read; shorten it")
             vocabulary, known = vocabulary_of(pipe), textual_inversion.loaded(pipe)
             if vocabulary and (note := vocabulary.note(parse(config.prompt).text, known)):
                 notes.append(note)

@@ -50,12 +50,14 @@ class Region:
         protect: where never to edit, of the same forms, or None.
         grow: latent cells by which the mask is dilated, -64 to 64; negative erodes.
         mask_options: how a mask is predicted where none is given.
+        verify: check a predicted mask for drift.
     """
 
     mask: object = None
     protect: object = None
     grow: int = 0
     mask_options: MaskOptions = field(default_factory=MaskOptions)
+    verify: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +65,7 @@ class EditRequest:
     """A picture to be made: generated, opened or edited. Checked when it is built.
 
     Args:
-        config: of the picture; of an edit, its parent's with the new prompt.
+        config: of the picture; of an edit, its parent's with the new prompt, and with a seed of its own if it has one.
         script: what the prompt changes.
         parent: the result to edit; None for a source.
         picture: an opened picture, upright; None for a generated one.
@@ -72,7 +74,6 @@ class EditRequest:
         growth: latent cells to compute beyond the mask, 0 to 64, for all steps or each; or the quality that decides it.
         strength: share of the steps to run, above 0 to 1, from the last.
         structure: share of the steps that may inject the source's attention which do, 0 to 1.
-        verify: check a predicted mask for drift.
         on_step: called before every step with (i, n, preview).
         stopwatch: takes the seconds of every stage.
 
@@ -96,7 +97,6 @@ class EditRequest:
     growth: int | Sequence[int] | Quality = Quality.BALANCED
     strength: float = 1.0
     structure: float = 0.0
-    verify: bool = False
     on_step: OnStep | None = None
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     mask: BoolGrid | None = field(init=False)
@@ -137,13 +137,17 @@ class EditRequest:
         return cells
 
     @property
+    def new_noise(self) -> bool:
+        """Whether the edit begins with the noise of another seed than its parent's inside the mask."""
+        return self.parent is not None and self.config.seed != self.parent.config.seed
+
+    @property
     def unchanged_reason(self) -> str:
         """Why the parent's picture is the answer, or ""."""
         assert self.parent is not None
-        new_reference = self.config.like != self.parent.config.like and (
-            self.mask is not None or self.focus is not None
-        )
-        if self.script.kind is EditKind.IDENTICAL and not new_reference:
+        is_localized = self.mask is not None or self.focus is not None
+        same_words_suffice = self.config.like != self.parent.config.like or self.new_noise
+        if self.script.kind is EditKind.IDENTICAL and not (is_localized and same_words_suffice):
             return self.script.reason or "the prompt says the same as before"
         return "" if self.mask is None or self.mask.any() else "the mask is empty"
 
@@ -273,7 +277,11 @@ class Planner:
             recorded=self._engine.has_adapter_features(source, request.config),
             reuses_unconditional=self._reuses_unconditional(request, prompt, source),
         )
-        return self._with_drift_check(request, plan) if request.verify and mask.source is MaskSource.ATTENTION else plan
+        return (
+            self._with_drift_check(request, plan)
+            if request.region.verify and mask.source is MaskSource.ATTENTION
+            else plan
+        )
 
     def plan_recorded(
         self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory, edit: RecordedEdit

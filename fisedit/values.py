@@ -474,6 +474,11 @@ def strength_for_start(start: int, steps: int) -> float:
     return strength if int(steps * strength) == steps - start else nextafter(strength, 1.0)
 
 
+def check_seed(seed: int) -> int:
+    """The seed of a CPU generator, 0 to 2^63 - 1. Raises InputError for another value."""
+    return _integer("seed", seed, SEEDS)
+
+
 def check_quality(quality: str) -> Quality:
     """The quality of that name. Raises InputError for another one."""
     if not isinstance(quality, str) or quality not in tuple(Quality):
@@ -572,7 +577,7 @@ def _negative_prompt(value: Any) -> str:
 
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "negative_prompt": _negative_prompt,
-    "seed": lambda value: _integer("seed", value, SEEDS),
+    "seed": check_seed,
     "num_inference_steps": lambda value: _integer("num_inference_steps", value, STEPS),
     "guidance_scale": _guidance,
     "width": lambda value: _side("width", value),

@@ -15,7 +15,6 @@ ELSEWHERE = {
     "adapters/test_training": "the package adapters.training as one run",
     "app/test_browser": "the page in a real browser",
     "app/test_docs": "the code in docs/app.md",
-    "app/test_live": "live edits, through handlers, events and views",
     "app/test_offers": "models, LoRAs and an adapter from the command line to the page",
     "app/test_page": "the page's scripts and styles in a real browser",
     "app/test_safety": "hostile requests to a server that runs",

@@ -72,7 +72,7 @@
       event.preventDefault();
       clearTimeout(timer);
       const run = document.querySelector("#run");
-      press(run && !run.disabled ? "run" : "make");
+      press(waits() ? "open" : run && !run.disabled ? "run" : "make");
     }
     const typing = event.target.matches("textarea, input:not([type=range]):not([type=checkbox]):not([type=radio])");
     if (key !== "z" && key !== "y" || typing) return;
@@ -80,6 +80,15 @@
     if (key === "y" || event.shiftKey) press("redo");
     else if (!(window.fisedit && window.fisedit.undoStroke())) press("undo");
   });
+
+  /* A dropped picture waits to be opened: what it shows is asked for; what the prompt says is selected, to be replaced. */
+  const waits = () => document.querySelector("#found .waiting");
+  const ask = () => {
+    const text = prompt();
+    if (!waits() || !text) return;
+    text.focus();
+    if (/What does it show/.test(waits().textContent)) text.select();
+  };
 
   /* gradio's stream may close in the very moment in which a run is asked for, of which the page then never hears. Whatever
      else is asked for opens it again, and it tells all. */
@@ -115,7 +124,7 @@
     if (event.target.closest("#stage .empty")) (await chooser()).click();
   });
 
-  const KEY = "fisedit-session";
+  const KEY = "fisedit-session", LIST = "fisedit-sessions", MOST = 8;
   const held = async (key) => {
     if (!navigator.locks) return true;
     return new Promise((answer) => {
@@ -125,10 +134,41 @@
       });
     });
   };
+
+  /* The browser's sessions that have pictures, newest first: a tab without any takes nobody's place. */
+  const known = () => {
+    try { return JSON.parse(localStorage.getItem(LIST)) || []; } catch { return []; }
+  };
+  const note = () => {
+    const key = sessionStorage.getItem(KEY), pictures = document.querySelectorAll("#history [data-id]");
+    const others = known().filter((one) => one.key !== key);
+    const own = pictures.length && key ? [{ key, pictures: pictures.length, words: pictures[0].title.replace(/^.*?: /, "").slice(0, 60) }] : [];
+    localStorage.setItem(LIST, JSON.stringify([...own, ...others].slice(0, MOST)));
+    const list = document.querySelector("#earlier .earlier");
+    if (!list) return;
+    list.hidden = !others.length;
+    list.replaceChildren(...others.map((one) => {
+      const button = Object.assign(document.createElement("button"), { type: "button" });
+      button.textContent = `${one.words} (${one.pictures === 1 ? "1 picture" : `${one.pictures} pictures`})`;
+      button.addEventListener("click", async () => {
+        if (!await held(one.key)) button.textContent = "It is open in another tab.";
+        else {
+          sessionStorage.setItem(KEY, one.key);
+          sessionStorage.removeItem(DRAFT);
+          location.reload();
+        }
+      });
+      return button;
+    }));
+  };
+  let asked = "";
   window.fisedit = Object.assign(window.fisedit || {}, {
     typed,
-    /* What was typed before a reload. */
+    ask,
+    /* What was typed before a reload, and the other sessions. */
     restore: () => {
+      note();
+      new MutationObserver(note).observe(document.querySelector("#history"), { childList: true, subtree: true });
       const draft = sessionStorage.getItem(DRAFT), text = prompt();
       if (!draft || !text || text.value === draft) return;
       text.value = draft;
@@ -136,12 +176,15 @@
     },
     /* A tab takes up its own session after a reload; a new tab the last one, unless another tab has it open. */
     key: async () => {
-      const last = sessionStorage.getItem(KEY) || (navigator.locks ? localStorage.getItem(KEY) : "");
-      return last && await held(last) ? last : "";
+      const own = sessionStorage.getItem(KEY);
+      for (const key of own ? [own] : navigator.locks ? known().map((one) => one.key) : []) {
+        if (await held(key)) return (asked = key);
+      }
+      return "";
     },
     keep: (key) => {
+      if (asked && asked !== key) localStorage.setItem(LIST, JSON.stringify(known().filter((one) => one.key !== asked)));
       sessionStorage.setItem(KEY, key);
-      localStorage.setItem(KEY, key);
       held(key);
     },
     remove: (follow) => {

@@ -65,7 +65,10 @@ def load(pipe: StableDiffusionPipeline, source: str | Path, token: str | None = 
     from safetensors.torch import load
 
     file = expand_home(source)
-    name, word = _check_file(pipe, file), (file.stem if token is None else token).lower()
+    name, word = _check_file(pipe, file), file.stem if token is None else token
+    if not isinstance(word, str):
+        raise InputError(f"token must be text, got {type(word).__name__}; give a word")
+    word = word.lower()
     if not _TOKEN.fullmatch(word) or _VECTOR.search(word):
         example = "letters, digits, '-' or '_', without _ and a number at the end"
         raise InputError(f"token must be {example}, got {word!r:.60}; give another as token=")
@@ -98,7 +101,7 @@ def unload(pipe: StableDiffusionPipeline, token: str) -> None:
     Raises:
         AdapterError: no such word was loaded.
     """
-    word = token.lower()
+    word = str(token).lower()
     with exclusive(pipe.text_encoder, pipe.tokenizer), quiet_loaders():
         if word not in loaded(pipe):
             words = ", ".join(loaded(pipe)) or "none"

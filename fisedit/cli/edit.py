@@ -124,6 +124,7 @@ def edit(
     reference: opt.Reference = None,
     structure: opt.Structure = 0.0,
     strength: opt.Strength = 1.0,
+    edit_seed: opt.EditSeed = None,
     quality: opt.Quality = "balanced",
     verify: opt.Verify = True,
     preview: opt.PreviewOnly = False,
@@ -162,7 +163,7 @@ def edit(
 
     areas: dict[str, Any] = {"mask": read_mask(mask), "protect": read_mask(protect), "grow": grow}
     areas |= {"words": word or (), "instance": instance, "mask_method": mask_method, "probe_steps": probe_steps}
-    areas |= {"strength": strength, "quality": quality}
+    areas |= {"strength": strength, "seed": edit_seed, "quality": quality}
     with console.progress("Editing") as on_step:
         editor = _open_editor(context, opened, on_step)
         notes = _notes(context, editor, opened)

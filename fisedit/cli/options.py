@@ -43,6 +43,9 @@ CaptionModel = Annotated[
 ]
 Strength = Annotated[float, Option(help="Above 0, to 1: share of the steps to run; less keeps more of the picture.")]
 Quality = Annotated[str, Option(help="fast, balanced or close: how near an edit comes to a dense one, for its time.")]
+EditSeed = Annotated[
+    int | None, Option(help="Seed of other noise inside the mask: with a mask or words the prompt may stay the same.")
+]
 Seed = Annotated[int, Option(help="Of the first latents and of every later noise.")]
 NegativePrompt = Annotated[str, Option(help="What the picture should not show.")]
 Steps = Annotated[int, Option("--num-inference-steps", help="Denoising steps.")]

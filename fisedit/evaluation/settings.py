@@ -96,6 +96,8 @@ class SpeedSettings:
         areas: shares of the picture that the masks cover, each in (0, 1].
         size: side of the square picture, in pixels.
         num_inference_steps: of whole edits; with captured graphs, of the source whose middle step is timed.
+        guidance_scale: of classifier-free guidance; 1 runs one branch.
+        scheduler: a `SchedulerName`.
         repeats: turns, of which the median and the range count.
         baseline: also time plain diffusers: float32, contiguous, eager.
         compiled: whether the search for the fastest dense run tries torch.compile, which takes minutes.
@@ -110,6 +112,8 @@ class SpeedSettings:
     areas: tuple[float, ...] = (0.01, 0.05, 0.15, 0.25, 0.5, 0.8)
     size: int = 512
     num_inference_steps: int = 20
+    guidance_scale: float = 7.5
+    scheduler: str = "ddim"
     repeats: int = 5
     baseline: bool = True
     compiled: bool = True

@@ -70,7 +70,7 @@ def measure_edit_speed(settings: SpeedSettings, on_step: OnStep | None = None) -
             calls |= mask_calls
             rows += [{"mask": name, "asked_area": area} | row for row in mask_rows]
         samples = seconds_by_round(calls, settings.repeats, benchmark.warm_up, lambda: benchmark.begin_round(progress))
-        samples |= plain_runs(samples, settings.num_inference_steps)
+        samples |= plain_runs(samples, workload.config.num_timesteps)
         rows = [row | benchmark.edit_stats[row["call"]] | ratios(row, samples) for row in rows]
         layers = benchmark.profile(masks) if settings.profile else []
         metrics = dense_metrics(samples) | benchmark.dense_row
@@ -200,6 +200,7 @@ class _EditBenchmark:
             width=config.width,
             height=config.height,
             num_inference_steps=config.num_inference_steps,
+            scheduler=config.scheduler,
         )
         self.dense_row["recorded_bytes"] = source.stats.recorded_bytes
 

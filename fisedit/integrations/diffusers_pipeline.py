@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from fisedit.editor import Editor
-from fisedit.errors import InputError
+from fisedit.errors import InputError, PromptError
+from fisedit.storage.canvas import to_editable
 from fisedit.values import SchedulerName
 
 if TYPE_CHECKING:
@@ -153,6 +154,10 @@ class FisEditPipeline:
 
         if output_type not in _OUTPUT_TYPES:
             raise InputError(f"output_type must be one of {', '.join(_OUTPUT_TYPES)}, got {output_type!r}")
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise InputError(f"generator must be a torch.Generator, got {type(generator).__name__}; seed one")
+        if prompt is None:
+            raise PromptError("prompt must be text or several texts, got none; describe the image")
         settings: dict[str, Any] = {
             "seed": generator.initial_seed() if generator else 0,
             "negative_prompt": negative_prompt or "",
@@ -180,7 +185,7 @@ class FisEditPipeline:
 
     def _source(self, image: Image, source_prompt: str | None, settings: dict[str, Any]) -> EditResult:
         """The source that an image is edited as: that which it was generated as, or opened as."""
-        key = _digest(image)
+        key = _digest(to_editable(image))
         if key in self._sources and source_prompt in (None, self._sources[key].prompt):
             return self._sources[key]
         key = f"{key} {source_prompt!r} {settings}"

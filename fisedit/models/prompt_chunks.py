@@ -78,6 +78,16 @@ def split_chunks(prompt: WeightedPrompt, tokenizer: Any) -> tuple[WeightedPrompt
     return tuple(chunks)
 
 
+def is_cut_off(chunk: WeightedPrompt, tokenizer: Any) -> bool:
+    """Whether a chunk of `split_chunks` holds a word of more tokens than a chunk has, whose end is not read.
+
+    Args:
+        chunk: of a prompt.
+        tokenizer: a CLIPTokenizer.
+    """
+    return _tokens(word_spans(chunk, tokenizer)) > context_length(tokenizer) - 2
+
+
 def word_spans(chunk: WeightedPrompt, tokenizer: Any) -> list[WordSpan]:
     """The words of a chunk of `split_chunks`, in order.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fisedit.errors import InputError
-from fisedit.models.prompt_chunks import added_tokens
+from fisedit.models.prompt_chunks import added_tokens, is_cut_off
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
@@ -63,14 +63,14 @@ def embeddings(prompt: WeightedPrompt, pipe: StableDiffusionPipeline, clip_skip:
 
     Returns:
         [1, T, D] as the pipeline's own embeddings; None where those are exact: all weights are 1, no layer is left out,
-        and no word was added to the tokenizer.
+        no word was added to the tokenizer, and none is cut off, of which diffusers warns.
 
     Raises:
         InputError: The text encoder has too few layers.
     """
     fragments, encoder = prompt.fragments(pipe.tokenizer), ShortenedEncoder(pipe.text_encoder, clip_skip)
     if all(weight == 1 for _, weight in fragments):
-        is_plain = not clip_skip and not added_tokens(pipe.tokenizer)
+        is_plain = not (clip_skip or added_tokens(pipe.tokenizer) or is_cut_off(prompt, pipe.tokenizer))
         return None if is_plain else encoder.encode(prompt.text, pipe.tokenizer)
     from compel import EmbeddingsProvider
 

@@ -58,6 +58,9 @@ if TYPE_CHECKING:
     from fisedit.storage.pages import Page
     from fisedit.values import BoolGrid
 
+Blend = Callable[[int, Tensor], Tensor]
+"""Blends the latents before the i-th step with a source's."""
+
 StepCallback = Callable[[int, int, Tensor], None]
 """Called before every step with (index, number of steps, estimate of the clean latents [1, 4, h, w])."""
 
@@ -279,6 +282,7 @@ class Engine:
         blend = _blender(blend_source[0], blend_source[1]) if blend_source else lambda i, latents: latents
         if source:
             trajectory.copy_first_steps(source, start, sampler)
+            trajectory.latents.append(self._first_latents(config, source, start, sampler, blend))
         else:
             trajectory.latents.append(path[0] if path else sampler.latents)
         for i, t in enumerate(sampler.timesteps[start:], start):
@@ -344,7 +348,8 @@ class Engine:
         edit, features = edits[0], list(source.features)
         with span("setup"):
             steps = SparseSteps(self.graphs, self.executor, [self._sparse_edit(source, features, e) for e in edits])
-        sampler = self.sampler(edit.config, source, linear=steps.uses_graphs)
+        own_noise = edit.config.seed != source.config.seed  # then a multistep scheduler begins without history
+        sampler = self.sampler(edit.config, source, linear=steps.uses_graphs and not (own_noise and edit.start))
         trajectories = [Trajectory(e.config, text_keys=e.text_keys) for e in edits]
         for trajectory in trajectories:
             trajectory.copy_first_steps(source, edit.start, sampler)
@@ -352,7 +357,10 @@ class Engine:
             _blender(np.stack([e.grid for e in edits])[:, None], source),
             trajectories[0].feature_deltas,
         )
-        latents = source.latents[edit.start].expand(len(edits), -1, -1, -1)
+        first = self._first_latents(edit.config, source, edit.start, sampler, blend)
+        latents = first.expand(len(edits), -1, -1, -1)
+        for trajectory, own in zip(trajectories, latents.split(1), strict=True):
+            trajectory.latents.append(own)
         with self.tiers.reads(source.features, edit.start) as reads:
             for i, t in enumerate(sampler.timesteps[edit.start :], edit.start):
                 callback(i, len(sampler.timesteps), sampler.estimate[:1])
@@ -385,6 +393,15 @@ class Engine:
         for trajectory in trajectories:
             trajectory.captured, trajectory.uncaptured = steps.captured, steps.reason
         return trajectories
+
+    def _first_latents(
+        self, config: GenerationConfig, source: Trajectory, start: int, sampler: Sampler, blend: Blend
+    ) -> Tensor:
+        """Latents before an edit's first step [1, 4, h, w], or one for each of a batch: the source's; inside the mask
+        those of the finished source with the noise of the edit's own seed, if it has one."""
+        if config.seed == source.config.seed:
+            return source.latents[start]
+        return blend(start, sampler.noised(source.latents[-1], start))
 
     def can_batch(self, source: Trajectory, edits: Sequence[LatentEdit]) -> bool:
         """Whether captured graphs can run several edits of a source in one batch.
@@ -630,7 +647,7 @@ class Engine:
         return config.guidance_scale if self.guided(config) else None
 
 
-def _blender(grid: BoolGrid, source: Trajectory) -> Callable[[int, Tensor], Tensor]:
+def _blender(grid: BoolGrid, source: Trajectory) -> Blend:
     """Blends the latents before step i with the source's, which stay outside the grid ([h, w] or [E, 1, h, w])."""
     inside = torch.from_numpy(grid.copy()).to(source.latents[0].device)
     return lambda i, latents: blend_latents(latents, source.latents[i], inside)

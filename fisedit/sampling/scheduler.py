@@ -96,11 +96,23 @@ class Sampler:
             steps, name = config.num_inference_steps, config.scheduler
             raise InputError(f"num_inference_steps must divide the timesteps of {name}, got {steps}; use {steps - 1}")
         shape = (1, channels, config.height // LATENT_FACTOR, config.width // LATENT_FACTOR)
-        noise = randn_tensor(shape, generator=self._generator, device=device, dtype=dtype)
-        self.latents: Tensor = noise * self._scheduler.init_noise_sigma
+        self._first_noise = randn_tensor(shape, generator=self._generator, device=device, dtype=dtype)
+        self.latents: Tensor = self._first_noise * self._scheduler.init_noise_sigma
         """The first latents [1, C, h, w]."""
         self.estimate: Tensor = self.latents
         """What the last step took for the clean latents, or its latents where the scheduler does not say."""
+
+    def noised(self, clean: Tensor, step: int) -> Tensor:
+        """Latents before a step that come from others by the seed's noise, as diffusers' image-to-image begins.
+
+        Args:
+            clean: [1, C, h, w] without noise.
+            step: index of the step, 0 to N - 1; before the first one there is nothing but noise.
+        """
+        if not step:
+            return self.latents
+        noised: Tensor = self._scheduler.add_noise(clean, self._first_noise, self.timesteps[step : step + 1])
+        return noised
 
     def scaled(self, latents: Tensor, timestep: Tensor) -> Tensor:
         """Latents as the UNet takes them, by diffusers' `scale_model_input`."""

@@ -81,19 +81,20 @@ class Trajectory:
         return self.unconditional if same_settings else None
 
     def copy_first_steps(self, source: Trajectory, steps: int, sampler: Sampler) -> None:
-        """Begin with the first steps of another trajectory.
+        """Begin with the first steps of another trajectory, up to the latents before the next one.
 
         Args:
             source: the other one.
             steps: how many, 0 to N.
-            sampler: is stepped through them, so that a multistep scheduler has their history.
+            sampler: is stepped through them, so that a multistep scheduler has their history, unless the noise is of
+                another seed from here on.
         """
         self.start, self.noises = steps, source.noises
         self.unconditional = source.unconditional_for(self.config)
-        self.latents += source.latents[: steps + 1]
+        self.latents += source.latents[:steps]
         self.predictions += source.predictions[:steps]
         self.features += source.features[:steps]
-        for i, t in enumerate(sampler.timesteps[:steps]):
+        for i, t in enumerate(sampler.timesteps[:steps] if self.config.seed == source.config.seed else ()):
             sampler.step(self.predictions[i], t, self.latents[i])
 
 

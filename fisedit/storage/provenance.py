@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from fisedit.values import (
     GenerationConfig,
     MaskSource,
     SchedulerName,
+    check_seed,
     config_to_dict,
     make_generation_config,
     parse_adapter_references,
@@ -85,6 +87,7 @@ class PastEdit:
         change: The changed words as text.
         like: The references that it used.
         textual_inversions: As in `GenerationConfig`.
+        seed: Of its own noise inside the mask; None for that of the picture it was made of.
     """
 
     prompt: str
@@ -96,6 +99,7 @@ class PastEdit:
     change: str
     like: tuple[AdapterReference, ...] = ()
     textual_inversions: tuple[str, ...] = ()
+    seed: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,8 +216,9 @@ def make_origin(lineage: Sequence[EditResult], model: str, dtype: str, device: s
                 str(e.diff),
                 e.config.like,
                 e.config.textual_inversions,
+                None if e.config.seed == before.config.seed else e.config.seed,
             )
-            for e in effective
+            for before, e in pairwise((source, *effective))
         ),
         str(source.image.info.get("before", "")),
     )
@@ -312,6 +317,7 @@ def _to_json(origin: Origin) -> str:
             "checked": edit.checked,
             **_like_entry(edit.like),
             **({"textual_inversions": edit.textual_inversions} if edit.textual_inversions else {}),
+            **({} if edit.seed is None else {"seed": edit.seed}),
         }
         for edit in origin.edits
     ]
@@ -368,6 +374,7 @@ def _parse_edit(data: Any, config: GenerationConfig) -> PastEdit:
         str(data["change"]),
         parse_adapter_references(data.get("like", ())),
         tuple(_checked(name, isinstance(name, str)) for name in data.get("textual_inversions", ())),
+        None if data.get("seed") is None else check_seed(data["seed"]),
     )
 
 

@@ -304,7 +304,7 @@ def _check_lineage(entry: ResultEntry, parent: ResultEntry | None) -> None:
         _require(not entry.growth and not entry.start and not entry.structure)
     else:
         own = entry.config
-        changed = {name: getattr(own, name) for name in ("prompt", "like", "loras", "textual_inversions")}
+        changed = {name: getattr(own, name) for name in ("prompt", "seed", "like", "loras", "textual_inversions")}
         _require(own == replace(parent.config, **changed))
         _require(entry.model == parent.model)
 

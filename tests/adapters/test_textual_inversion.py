@@ -100,6 +100,17 @@ def test_a_word_is_taken_out_with_all_its_vectors(pipe, tmp_path):
         editor.unload_textual_inversion("zwx")
 
 
+def test_a_picture_is_edited_only_while_its_words_are_read_as_they_were(pipe, tmp_path):
+    editor, word = Editor(pipe), "x" * 40
+    editor.load_textual_inversion(written(tmp_path, word, pipe, vectors=2))
+    editor.generate(f"a {word} and a cake on a beach", **QUICK)
+    editor.unload_textual_inversion(word)  # the tokenizer now makes many tokens of it
+    with pytest.raises(SessionError, match=f"was read with the textual inversions {word}:"):
+        editor.edit("a dog and a cake on a beach")
+    editor.load_textual_inversion(tmp_path / f"{word}.safetensors")
+    assert editor.edit("a dog and a cake on a beach", mask=MASK, growth=1).config.textual_inversions == ()
+
+
 def test_what_is_wrong_is_one_line(pipe, tmp_path):
     editor, good = Editor(pipe), written(tmp_path, "zwx", pipe)
     (tmp_path / "cut.safetensors").write_bytes(good.read_bytes()[:40])
@@ -118,6 +129,10 @@ def test_what_is_wrong_is_one_line(pipe, tmp_path):
         with pytest.raises(AdapterError, match=re.escape(line)) as caught:
             editor.load_textual_inversion(tmp_path / name, token)
         assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match="token must be text, got int"):
+        editor.load_textual_inversion(good, token=3)
+    with pytest.raises(AdapterError, match="no textual inversion of the word 3"):
+        editor.unload_textual_inversion(3)
     for token in ("two words", "style_1"):
         with pytest.raises(InputError, match="token must be letters"):
             editor.load_textual_inversion(good, token)

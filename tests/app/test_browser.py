@@ -135,6 +135,26 @@ def test_painting(browser):
     assert painted(page, 0.36, 0.2)[3] == 0  # another picture: the strokes were of the last
 
 
+def test_what_is_painted_with_the_same_words_is_painted_anew(browser):
+    page = browser().open()
+    make(page)
+    expect(nodes(page)).to_have_count(1)
+    source = pixels(page, ".picture")
+    stroke(page, (0.3, 0.3), (0.6, 0.3))
+    expect(page.locator("#facts")).to_contain_text("where you painted")
+    page.locator("#run").click()
+    expect(nodes(page)).to_have_count(2)
+    mask = pixels(page, ".mask", "RGBA")[..., 3] > 0
+    changed = (pixels(page, ".picture") != source).any(-1)
+    assert changed[mask].any() and not changed[~mask].any()
+    page.locator("#vary").click()  # in the same place, of the same picture
+    expect(nodes(page)).to_have_count(6)
+    expect(page.locator("#history [aria-current]")).to_have_attribute("data-id", "3")
+    expect(page.locator("#run")).to_be_visible()
+    again = (pixels(page, ".picture") != source).any(-1)
+    assert again[mask].any() and not again[~mask].any()
+
+
 @pytest.mark.slow
 def test_painting_by_keys(browser):
     page = browser().open()

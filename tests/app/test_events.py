@@ -57,9 +57,10 @@ def test_a_caller_without_a_name_is_refused(events):
 
 def test_a_picture_is_opened_in_its_own_size(events, page, session):
     data = png(Image.fromarray(np.full((64, 72, 3), 90, np.uint8)))
-    *told, end = events.on_open(ME, data, "a cat", *SETTINGS)
+    *told, end, opened = events.on_open(ME, data, "a cat", *SETTINGS)
     assert "Starting" in told[0][page.status] and session.history.current.size == (72, 64)
     assert page.prompt not in end and end[page.status] == "", "more may have been typed meanwhile"
+    assert opened[page.file] is None and opened[page.found] == ""
     *_, end = events.on_open(ME, None, "a cat", *SETTINGS)
     assert "error" in end[page.status] and len(session.history) == 1
 

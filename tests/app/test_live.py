@@ -13,6 +13,7 @@ from PIL import Image
 from app import handlers, views
 from app.components import PageComponents
 from app.events import EventHandlers
+from app.live import edit_live, stop_live
 from app.validation import RegionSettings
 from fisedit import Cancelled
 from fisedit.values import EditMask, MaskSource
@@ -25,34 +26,34 @@ def ids(session):
 
 def test_it_is_drawn_beside_the_current_picture_in_place_of_the_one_before(state, session):
     source = made(state, session)
-    dog = last(handlers.edit_live(state, session, DOG))
+    dog = last(edit_live(state, session, DOG))
     assert session.current is source and ids(session) == [source.id, dog.id]
-    fox = last(handlers.edit_live(state, session, FOX))
+    fox = last(edit_live(state, session, FOX))
     assert session.current is source and ids(session) == [source.id, fox.id]
     assert fox.prompt == FOX and fox.image.tobytes() != source.image.tobytes()
 
 
 def test_a_run_of_the_same_keeps_it_without_computing(state, session, monkeypatch):
     made(state, session)
-    live = last(handlers.edit_live(state, session, DOG))
+    live = last(edit_live(state, session, DOG))
     monkeypatch.setattr(type(state), "load", None)  # what any run needs
     assert last(handlers.edit(state, session, DOG)) is live is session.current
     monkeypatch.undo()
-    assert list(handlers.edit_live(state, session, CAT)) and session.current is live, "of what was kept"
+    assert list(edit_live(state, session, CAT)) and session.current is live, "of what was kept"
     assert live.id in ids(session)
 
 
 @pytest.mark.parametrize("region", [None, RegionSettings(grow=1)], ids=["another prompt", "another region"])
 def test_a_run_of_something_else_removes_it(state, session, region):
     source = made(state, session)
-    live = last(handlers.edit_live(state, session, DOG))
+    live = last(edit_live(state, session, DOG))
     edit = last(handlers.edit(state, session, DOG if region else FOX, region))
     assert edit is session.current and ids(session) == [source.id, edit.id] and live.id != edit.id
 
 
 def test_any_move_removes_it(state, session):
     source = made(state, session)
-    last(handlers.edit_live(state, session, DOG))
+    last(edit_live(state, session, DOG))
     handlers.checkout(session, source.id)
     assert ids(session) == [source.id] and session.live is None
 
@@ -63,7 +64,7 @@ def test_a_newer_one_stops_it(state, session, monkeypatch):
 
     def slow():
         try:
-            for progress in handlers.edit_live(state, session, DOG):
+            for progress in edit_live(state, session, DOG):
                 seen.append(progress)
                 began.set()
                 ended.wait(0.2)  # a step takes so long that it cannot end before the next one begins
@@ -73,7 +74,7 @@ def test_a_newer_one_stops_it(state, session, monkeypatch):
     older = Thread(target=slow)
     older.start()
     assert began.wait(30)
-    newer = last(handlers.edit_live(state, session, FOX))
+    newer = last(edit_live(state, session, FOX))
     ended.set()
     older.join(30)
     assert newer.prompt == FOX and [result.prompt for result in session.history] == [CAT, FOX]
@@ -84,11 +85,11 @@ def test_the_next_letter_stops_a_live_edit_and_no_other_work(state, session):
     made(state, session)
     run = handlers.edit(state, session, DOG)
     next(run)
-    handlers.stop_live(session)
+    stop_live(session)
     assert last(run) is session.current and session.current.prompt == DOG
-    live = handlers.edit_live(state, session, FOX)
+    live = edit_live(state, session, FOX)
     next(live)
-    handlers.stop_live(session)
+    stop_live(session)
     with pytest.raises(Cancelled):
         last(live)
     idle(session)
@@ -108,7 +109,7 @@ def test_the_page_shows_it_inside_its_mask(state, session):
     (told,) = events.on_live(ME, DOG, None, 1.0, *REGION[:3], 99, *REGION[4:])
     assert "grow" in told[page.status] and told[page.stage]["live"] == ""
     *_, kept = events.on_edit(ME, DOG, None, 1.0, *REGION)
-    assert kept[page.prompt] == DOG and len(mine.history) == 2
+    assert kept[page.status] == "" and mine.current.prompt == DOG and len(mine.history) == 2
 
 
 def test_an_overlay_of_a_whole_picture_is_clear_outside_the_mask():

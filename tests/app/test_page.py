@@ -218,3 +218,53 @@ def test_on_a_phone_the_buttons_stay_in_sight_and_are_large_enough(browser):
     for button in page.locator("#after button, #actions button, #stage button").all():
         if button.is_visible():
             assert button.bounding_box()["height"] >= 43.5, button.inner_text()
+
+
+def test_a_dropped_picture_is_shown_and_opened_with_the_words_that_were_asked_for(browser):
+    page = browser().open()
+    page.evaluate(PASTE, ["body", "", list(png(Image.new("RGB", (128, 128), "teal")))])
+    expect(page.locator("#found img")).to_be_visible()
+    expect(page.locator("#found")).to_contain_text("What does it show?")
+    expect(page.locator("#prompt textarea")).to_be_focused()
+    page.keyboard.type("a teal wall")
+    page.keyboard.press("Control+Enter")
+    expect(nodes(page)).to_have_count(1)
+    assert (pixels(page, ".picture") == (0, 128, 128)).all()
+    expect(page.locator("#history [data-id]")).to_have_attribute("title", re.compile("a teal wall"))
+    expect(page.locator("#found img")).to_have_count(0)
+    expect(page.locator("#open")).to_be_disabled()
+
+
+def test_a_reload_during_a_run_says_that_it_was_stopped(browser, steps):
+    page = browser().open()
+    make(page, steps=150)
+    expect(page.locator("#stop")).to_be_visible()
+    page.wait_for_timeout(500)
+    page.reload()
+    expect(page.locator("#status")).to_contain_text("The run was stopped, as its page was left")
+    expect(nodes(page)).to_have_count(0)
+    expect(page.locator("#prompt textarea")).to_have_value(CAT)
+
+
+def test_an_empty_tab_takes_no_sessions_place_and_earlier_ones_are_listed(browser):
+    watched = browser()
+    first = watched.open()
+    make(first)
+    expect(nodes(first)).to_have_count(1)
+    second = watched.open()
+    expect(nodes(second)).to_have_count(0)
+    for page in (second, first):
+        page.close()
+    third = watched.open()  # the last session with pictures, which no tab has open
+    expect(nodes(third)).to_have_count(1)
+    fourth = watched.open()
+    make(fourth, DOG)
+    expect(nodes(fourth)).to_have_count(1)
+    fourth.get_by_role("button", name="Open a picture or a saved session").click()
+    listed = fourth.locator("#earlier button")
+    expect(listed).to_have_text([f"{CAT} (1 picture)"])
+    listed.click()
+    expect(listed).to_have_text(["It is open in another tab."])
+    third.close()
+    listed.click()
+    expect(fourth.locator("#history [data-id]")).to_have_attribute("title", re.compile(CAT))

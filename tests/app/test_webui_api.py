@@ -60,6 +60,18 @@ def test_a_mask_makes_an_edit_that_keeps_every_other_pixel(client, site):
     assert len(site.state) == sessions, "in the session that made the picture"
 
 
+def test_seeds_are_noise_inside_the_mask(client):
+    source = client.txt2img(prompt=CAT, seed=7, **SMALL).image
+    asked = {"images": [source], "mask_image": left_half(), "batch_size": 2, **SMALL}
+    for prompt, seed, strength in ((DOG, -1, 1.0), (CAT, -1, 0.75), (DOG, 5, 0.75)):
+        images = client.img2img(prompt=prompt, seed=seed, denoising_strength=strength, **asked).images
+        changed = [(pixels(image) != pixels(source)).any(-1) for image in images]
+        assert all(one[:, :32].any() and not one[:, 32:].any() for one in changed)
+        assert (pixels(images[0]) != pixels(images[1])).any()
+    again = client.img2img(prompt=DOG, seed=5, denoising_strength=0.75, **asked).images
+    assert all((pixels(one) == pixels(other)).all() for one, other in zip(images, again, strict=True))
+
+
 def test_without_a_mask_the_whole_picture_is_painted_as_far_as_the_strength_goes(client):
     source = client.txt2img(prompt=CAT, seed=7, **SMALL).image
     near, far = (

@@ -15,7 +15,7 @@ from diffusers import (
 )
 
 from fisedit import FisEditPipeline
-from fisedit.errors import InputError
+from fisedit.errors import InputError, PromptError
 from fisedit.integrations.diffusers_pipeline import _scheduler_name
 from tests.support.edits import CAT, DOG, Calls
 from tests.support.grids import grids
@@ -89,6 +89,13 @@ def test_what_it_cannot_do_is_one_line(pipe):
         pipe.scheduler = DDPMScheduler()
     with pytest.raises(InputError, match="output_type must be one of pil, np, got 'latent'"):
         pipe(CAT, output_type="latent")
+    with pytest.raises(InputError, match=r"generator must be a torch.Generator, got int; seed one"):
+        pipe(CAT, generator=3)
+    with pytest.raises(PromptError, match="prompt must be text or several texts, got none"):
+        pipe(None)
+    for image in ("a.png", np.zeros((64, 64, 3)), [scene()]):
+        with pytest.raises(InputError, match=f"picture must be a PIL image, got {type(image).__name__}; open files"):
+            pipe(CAT, image=image)
 
 
 def test_models_move_and_are_loaded_as_in_diffusers(model):

@@ -49,6 +49,13 @@ def test_a_full_chunk_ends_behind_a_near_comma(pipe, behind, moved):
     assert len(texts(prompt, pipe)[1].split()) == moved + 5
 
 
+def test_a_word_longer_than_a_chunk_is_cut_off_and_the_user_told(pipe, capfd):
+    said = Editor(pipe).generate("a cat " + "z" * 700, num_inference_steps=1).stats.notes
+    assert "a word of the prompt has more than 75 tokens, and its end is not read; shorten it" in said
+    assert "truncated" not in capfd.readouterr().err
+    assert not any("tokens" in note for note in Editor(pipe).generate("a cat", num_inference_steps=1).stats.notes)
+
+
 def test_break_begins_a_chunk(pipe):
     assert texts("a cat BREAK a dog BREAK", pipe) == ["a cat", "a dog"]
     assert texts("BREAK a cat,BREAK, a dog", pipe) == ["", "a cat,", ", a dog"]

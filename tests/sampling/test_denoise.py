@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from diffusers import StableDiffusionImg2ImgPipeline
 from PIL import Image
 
 from fisedit import Editor
@@ -18,7 +19,7 @@ from fisedit.errors import InputError, SessionError
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory import LatentEdit
 from fisedit.sparse_kernels.dilation import dilate
-from fisedit.values import DENSE_STEP, EditMask, MaskSource
+from fisedit.values import DENSE_STEP, EditMask, MaskSource, first_step
 from tests.support import oracle
 from tests.support.edits import (
     BIRD,
@@ -127,6 +128,62 @@ def test_a_distilled_model_takes_guidance_as_an_input():
     assert torch.equal(latents(source), dense)
     assert oracle.deviation(latents(got), expected) <= FP32
     assert not torch.equal(latents(record(engine, config_of(scheduler="lcm", guidance_scale=3.0))), dense)
+
+
+@pytest.mark.sweep(1)
+@each_scheduler
+def test_an_edit_with_a_seed_of_its_own_begins_with_its_noise_inside_the_mask(pipelines, scheduler):
+    """And an edit of it begins with the same."""
+    pipe, (square, blobs) = pipelines["demo"], (grids(16, 16)[name] for name in ("square", "blobs"))
+    engine, config = Engine(pipe), config_of(scheduler=scheduler)
+    source = record(engine, config)
+    growths, seed = [(1, DENSE_STEP, 0, 2), (1, 1, 1, 1)], config.seed + 1
+    edit = replay(engine, source, DOG, blobs, growths[0], seed)
+    later = replay(engine, edit, BIRD, square, growths[1])
+    expected = oracle_chain(
+        with_scheduler(pipe, scheduler),
+        config,
+        [(DOG, blobs, growths[0]), (BIRD, square, growths[1])],
+        seeds=(seed, seed),
+    )
+    for got, wanted in zip((source, edit, later), expected, strict=True):
+        assert oracle.deviation(latents(got), wanted) <= FP32
+    assert not torch.equal(edit.latents[0], source.latents[0]) and torch.equal(later.latents[0], edit.latents[0])
+    changed = replace(config, prompt=DOG, seed=seed)
+    with torch.inference_mode():
+        dense = engine.run_dense(changed, engine.encode(changed), unwatched, (np.ones_like(blobs), source))
+    alone = oracle.dense_generate(with_scheduler(pipe, scheduler), as_oracle(changed))
+    assert oracle.deviation(latents(dense), alone.latents) <= FP32
+
+
+@pytest.mark.sweep(1)
+@each_scheduler
+@pytest.mark.parametrize("strength", [0.9, 0.5, 0.25])
+def test_a_seed_and_a_strength_are_image_to_image_of_diffusers(pipelines, scheduler, strength):
+    """Where the mask is everywhere; elsewhere, what is outside it stays."""
+    pipe = with_scheduler(pipelines["shallow"], scheduler)
+    config = config_of(scheduler=scheduler, num_inference_steps=8)
+    engine, start = Engine(pipelines["shallow"]), first_step(strength, 8)
+    source, edit = record(engine, config), replace(config, prompt=DOG, seed=config.seed + 1)
+    theirs = StableDiffusionImg2ImgPipeline(**pipe.components, requires_safety_checker=False)
+    theirs.set_progress_bar_config(disable=True)
+    expected = theirs(
+        DOG,
+        image=source.latents[-1] * 1.0,
+        strength=strength,
+        num_inference_steps=8,
+        guidance_scale=config.guidance_scale,
+        generator=torch.Generator().manual_seed(edit.seed),
+        output_type="latent",
+    ).images
+    with torch.inference_mode():
+        text, everywhere = engine.encode(edit), np.ones((16, 16), bool)
+        dense = engine.run_dense(edit, text, unwatched, (everywhere, source), start=start)
+        half = np.arange(16) < np.full((16, 1), 8)
+        (part,) = engine.run_sparse(source, [LatentEdit(edit, text, {}, half, (1,) * 8, start)], unwatched)
+    assert oracle.deviation(dense.latents[-1], expected) <= FP32
+    for got, kept in zip(part.latents[start:], source.latents[start:], strict=True):
+        assert torch.equal(got[..., 8:], kept[..., 8:]) and not torch.equal(got[..., :8], kept[..., :8])
 
 
 SQUARE, BLOBS = (grids(16, 16)[name] for name in ("square", "blobs"))

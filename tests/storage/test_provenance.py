@@ -168,7 +168,9 @@ def trajectory(editor):
     yield editor.edit(BIRD, words=["dog"], grow=1, verify=True)
     yield editor.edit(CAT, mask=CORNER, strength=0.7)
     yield editor.edit("a cat and a cake at night", protect=SQUARE)
-    yield editor.edit(DOG, mask=MOST, growth=1)
+    yield editor.edit(DOG, mask=MOST, growth=1, seed=8)
+    yield editor.edit(DOG, mask=SQUARE, strength=0.7, seed=9)
+    yield editor.edit(CAT, mask=CORNER)
 
 
 class TestRemake:
@@ -220,6 +222,13 @@ class TestRemake:
         expected = Editor.from_pretrained(model).generate(CAT, seed=8, num_inference_steps=2, width=64)
         assert source.image.tobytes() == expected.image.tobytes()
         assert np.array_equal(edit.mask.grid, SQUARE[:, ::2] | SQUARE[:, 1::2]), "a given mask, at the new size"
+
+    def test_noise_of_an_edits_own_stays_its_own(self, editor, model):
+        editor.generate(CAT, **QUICK)
+        editor.edit(CAT, mask=SQUARE, seed=8)
+        editor.edit(DOG, mask=CORNER)
+        again = Editor.remake(written(editor), model=model, changes={"seed": 5})
+        assert [result.config.seed for result in again.history] == [5, 8, 8]
 
     def test_words_find_their_place_again(self, editor, model):
         editor.generate(CAT, **QUICK)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -72,8 +73,15 @@ def record(engine: Engine, config: GenerationConfig) -> Trajectory:
         return engine.run_dense(config, engine.encode(config), unwatched)
 
 
-def replay(engine: Engine, source: Trajectory, prompt: str, grid: np.ndarray, growth: Sequence[int]) -> Trajectory:
-    config = replace(source.config, prompt=prompt)
+def replay(
+    engine: Engine,
+    source: Trajectory,
+    prompt: str,
+    grid: np.ndarray,
+    growth: Sequence[int],
+    seed: int | None = None,
+) -> Trajectory:
+    config = replace(source.config, prompt=prompt, seed=source.config.seed if seed is None else seed)
     with torch.inference_mode():
         edit = LatentEdit(config, engine.encode(config), {}, grid, growth)
         return engine.run_sparse(source, [edit], unwatched)[0]
@@ -85,17 +93,22 @@ def latents(trajectory: Trajectory) -> torch.Tensor:
 
 
 def oracle_chain(
-    pipe: StableDiffusionPipeline, config: GenerationConfig, edits: Sequence[tuple[str, np.ndarray, Sequence[int]]]
+    pipe: StableDiffusionPipeline,
+    config: GenerationConfig,
+    edits: Sequence[tuple[str, np.ndarray, Sequence[int]]],
+    seeds: Sequence[int] = (),
 ) -> list[torch.Tensor]:
     """Latents [N + 1, 4, h, w] of a source and of every edit (prompt, mask, growth by step) over the one before it.
 
-    A DENSE_STEP is dense; those after it are mixed with the source's maps plus what it changed of them.
+    A DENSE_STEP is dense; those after it are mixed with the source's maps plus what it changed of them. An edit with
+    another seed than the one before begins with its noise inside the mask.
     """
     source = as_oracle(config)
     maps: list[oracle.Maps] = [{} for _ in range(config.num_timesteps)]
     with oracle._around_calls(pipe.unet, lambda i: _recording(pipe.unet, maps[i])):
         runs = [oracle.dense_generate(pipe, source).latents]
-    for prompt, grid, growth in edits:
+    before = config.seed
+    for (prompt, grid, growth), seed in zip(edits, seeds or [config.seed] * len(edits), strict=True):
         under, maps = maps, [{} for _ in range(config.num_timesteps)]
         shift: oracle.Maps = {}
 
@@ -112,9 +125,16 @@ def oracle_chain(
             with oracle.mixing(pipe.unet, moved, active), oracle.recording(pipe.unet, over[i]), norms:
                 yield
 
-        pin = oracle.pinned(runs[-1], torch.from_numpy(grid))
-        with oracle._around_calls(pipe.unet, around):
-            runs.append(oracle.dense_generate(pipe, replace(source, prompt=prompt), pin).latents)
+        inside, first, draw = torch.from_numpy(grid), runs[-1][:1], pipe.prepare_latents
+        own_noise = inside & (seed != before)
+
+        def prepare_latents(*args: object, own=own_noise, first=first, draw=draw) -> torch.Tensor:
+            return torch.where(own, draw(*args), first)
+
+        with oracle._around_calls(pipe.unet, around), patch.object(pipe, "prepare_latents", prepare_latents):
+            run = replace(source, prompt=prompt, seed=seed)
+            runs.append(oracle.dense_generate(pipe, run, oracle.pinned(runs[-1], inside)).latents)
+        before = seed
     return runs
 
 
