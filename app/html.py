@@ -146,7 +146,7 @@ def tree(results: Iterable[EditResult], current: str | None) -> str:
     for number, result in enumerate(results, 1):
         column, row = places[result.id]
         aria = ' aria-current="true"' if result.id == current else ""
-        origin = "a source" if result.parent is None else str(result.diff)
+        origin = "a source" if result.parent is None else _change(result)
         name = escape(f"Picture {number}, {origin}: {result.prompt}", quote=True)
         short = escape(caption(result))
         rows_up = row - places[result.parent][1] if result.parent is not None else 0
@@ -177,10 +177,15 @@ def layout(results: Iterable[EditResult]) -> dict[str, tuple[int, int]]:
 
 def caption(result: EditResult) -> str:
     """A caption of a few letters."""
-    if result.parent is not None and result.diff.kind is EditKind.IDENTICAL and result.mask.grid.any():
-        return f"seed {result.config.seed}"
-    words = result.prompt if result.parent is None or result.diff.kind is EditKind.IDENTICAL else str(result.diff)
+    words = result.prompt if result.parent is None else _change(result)
     return words.replace(" -> ", " \N{RIGHTWARDS ARROW} ") or "a picture"
+
+
+def _change(result: EditResult) -> str:
+    """What an edit changed: words, or the noise where they stayed; its prompt where it changed nothing."""
+    if result.diff.kind is not EditKind.IDENTICAL:
+        return str(result.diff)
+    return f"seed {result.config.seed}" if result.mask.grid.any() else result.prompt
 
 
 def _line(*parts: str) -> str:

@@ -161,6 +161,9 @@
       return button;
     }));
   };
+  document.addEventListener("click", (event) => { // the panel draws what is in it when it is opened first
+    if (event.target.closest("#open-panel > button")) setTimeout(note, 200);
+  });
   let asked = "";
   window.fisedit = Object.assign(window.fisedit || {}, {
     typed,
