@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from fisedit.sparse.cost_model import interleaved_dense_steps, two_phase_dilation
+from fisedit.values import Quality
 
 FAST, BALANCED = "2, then 1 from 1/2", "3, then 2 from 1/2"
 CLOSE = "1, a fifth of the steps dense"
@@ -27,6 +28,9 @@ SCHEDULES: dict[str, Callable[[int], tuple[int, ...] | None]] = {
     "1, 7 of 25 steps dense": partial(interleaved_dense_steps, share=7 / 25),
 }
 """Name -> from a number of steps to the dilation of every step, in latent cells; None for the planner's choice."""
+
+QUALITIES = {FAST: Quality.FAST, BALANCED: Quality.BALANCED, CLOSE: Quality.CLOSE}
+"""Schedule -> the quality that runs it on Stable Diffusion, whose cost decides between it and wider ones."""
 
 SHIPPED: dict[str, Callable[[int], tuple[int, ...]]] = {
     FAST: partial(two_phase_dilation, 2, 1),
