@@ -49,17 +49,13 @@ class EventHandlers:
             session = self.state.adopt(_caller(request), key if isinstance(key, str) else "")
         except FisEditError as error:
             return {self.page.status: html.message(str(error), "error"), self.page.make: gr.update(interactive=True)}
-        shown = self.updates.session(session, view="edit")
-        return {self.page.key: session.key, **shown, self.page.status: self._what_happened(session)}
-
-    def _what_happened(self, session: Session) -> str:
-        """What a page that comes to a session must say. A run that still goes on there is stopped: no page sees it."""
-        if session.was_damaged:
-            return html.message("What was saved of this session cannot be read, and was put aside.", "error")
-        was_left, session.left_at_work = session.left_at_work or not session.idle, False
         if not session.idle:
-            session.stop()
-        return html.message("The run was stopped, as its page was left. Nothing was changed." if was_left else "")
+            session.stop_unseen()
+        notice = html.message(session.notice)
+        if session.was_damaged:
+            notice = html.message("What was saved of this session cannot be read, and was put aside.", "error")
+        shown = self.updates.session(session, view="edit")
+        return {self.page.key: session.key, **shown, self.page.status: notice}
 
     def on_leave(self, request: gr.Request) -> None:
         """A page was closed: its work ends."""
@@ -208,7 +204,7 @@ class EventHandlers:
         session = self._session(request)
         live.stop_live(session)
         shown = self.updates.words(session, prompt, chosen, model)
-        return {**shown, self.page.status: ""} if session.idle else shown
+        return {**shown, self.page.status: html.message(session.notice)} if session.idle else shown
 
     def on_preview(
         self, request: gr.Request, prompt: str, reference: bytes | None, scale: float, strokes: str, *region: Any

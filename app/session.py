@@ -70,7 +70,7 @@ class Session:
         was_damaged: whether what was saved could not be read.
         live: the edit that was drawn last while its prompt was typed, or None.
         live_pending: whether such an edit is being drawn.
-        left_at_work: whether its page was left while a run went on, which the next page says.
+        notice: what its page says until the next run; "" for nothing.
     """
 
     def __init__(self, pool: ModelPool, folder: Path, out: Path) -> None:
@@ -80,7 +80,8 @@ class Session:
         self.editors: WeakKeyDictionary[LoadedModel, Editor] = WeakKeyDictionary()
         self.last_preview: Preview | None = None
         self.measured: dict[str, float] = {}
-        self.was_damaged = self.live_pending = self.left_at_work = False
+        self.was_damaged = self.live_pending = False
+        self.notice = ""
         self.live: LiveEdit | None = None
         self._pool, self._adapters, self._store = pool, dict[str, float](), SessionStore(folder)
         self._pages: Mapping[str, Sequence[Page]] = {}  # of sources, as far as they were on disk
@@ -144,6 +145,12 @@ class Session:
         """Ask the work that goes on here to end before its next step."""
         self._stop.set()
 
+    def stop_unseen(self) -> None:
+        """End a run that no page sees any more; the next page says so."""
+        if not (self.idle or self._brief):
+            self.notice = "The run was stopped, as its page was left. Nothing was changed."
+        self.stop()
+
     def raise_if_stopped(self) -> None:
         """Raise Cancelled if the work that goes on here was asked to end."""
         if self.stopping:
@@ -163,6 +170,7 @@ class Session:
         ):
             raise Busy("this session is at work; stop that or wait for it")
         self._brief = brief
+        self.notice = self.notice if brief else ""
         self._stop.clear()
 
     def end_work(self) -> None:
