@@ -22,13 +22,14 @@ from fisedit.errors import AdapterError, InputError, PageError, SessionError
 from fisedit.history import EditResult, History
 from fisedit.masking.localize import DEFAULT_METHOD, MaskOptions, change_heatmap
 from fisedit.masking.masks import count_components
+from fisedit.masking.region import Region, region_of
 from fisedit.models.device import default_torch_state
 from fisedit.models.loader import load
 from fisedit.models.machine import free_bytes
 from fisedit.models.paths import absolute_name, expand_home
 from fisedit.models.stopwatch import Stopwatch
 from fisedit.pipeline import EditPipeline
-from fisedit.planner import EditRequest, Region
+from fisedit.planner import EditRequest, Repaint
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory_cache import TrajectoryCache
 from fisedit.sparse import cost_store
@@ -468,6 +469,7 @@ class Editor:
         self,
         prompt: str,
         *,
+        region: Region | None = None,
         mask: object = None,
         protect: object = None,
         grow: int = 0,
@@ -490,6 +492,7 @@ class Editor:
 
         Args:
             prompt: the changed words, as in `generate`; settings are the source's.
+            region: where to edit, as a whole: words, masks and boxes, joined. Else these say it:
             mask: where to edit, instead of what the words say: a PIL image or numpy array of the picture's size, or a
                 boolean latent grid [h, w].
             protect: where never to edit, of the same forms as `mask`; None for nowhere.
@@ -521,11 +524,10 @@ class Editor:
         """
         request = self._pipeline.request_edit(
             prompt,
-            Region(mask, protect, grow, MaskOptions(words, instance, mask_method, probe_steps), verify=verify),
-            seed=seed,
+            region_of(region, mask, protect, grow, MaskOptions(words, instance, mask_method, probe_steps)),
             growth=check_quality(quality) if growth is None else growth,
-            strength=strength,
-            structure=structure,
+            repaint=Repaint(strength, structure, seed),
+            verify=verify,
             reference=reference,
             on_step=on_step,
         )
@@ -570,7 +572,9 @@ class Editor:
         own_seeds: Sequence[int | None] = [None] * len(prompts) if seeds is None else seeds
         return self._pipeline.run_many(
             [
-                self._pipeline.request_edit(prompt, Region(mask), seed=seed, growth=chosen, on_step=on_step)
+                self._pipeline.request_edit(
+                    prompt, Region.mask(mask), growth=chosen, repaint=Repaint(seed=seed), on_step=on_step
+                )
                 for prompt, mask, seed in zip(prompts, masks, own_seeds, strict=True)
             ]
         )
@@ -580,6 +584,7 @@ class Editor:
         self,
         prompt: str,
         *,
+        region: Region | None = None,
         mask: object = None,
         protect: object = None,
         grow: int = 0,
@@ -598,6 +603,7 @@ class Editor:
 
         Args:
             prompt: the changed words, as in `edit`.
+            region: where to edit, as in `edit`.
             mask: where to edit, as in `edit`; None for where the words say.
             protect: where never to edit, as in `edit`.
             grow: latent cells to dilate the mask by, -64 to 64; negative erodes it.
@@ -621,10 +627,9 @@ class Editor:
         """
         request = self._pipeline.request_edit(
             prompt,
-            Region(mask, protect, grow, MaskOptions(words, instance, mask_method, probe_steps)),
-            seed=seed,
+            region_of(region, mask, protect, grow, MaskOptions(words, instance, mask_method, probe_steps)),
             growth=check_quality(quality) if growth is None else growth,
-            strength=strength,
+            repaint=Repaint(strength, seed=seed),
             reference=reference,
             on_step=on_step,
         )
@@ -634,11 +639,11 @@ class Editor:
             mask=plan.mask,
             diff=request.script,
             macs=0 if plan.skip_reason else planner.macs(request, plan),
-            macs_dense=costs.dense(request.start),
+            macs_dense=costs.dense(plan.start),
             fallback=plan.fallback,
             nothing=plan.skip_reason,
             seconds=0.0 if plan.skip_reason else planner.seconds(request, plan),
-            seconds_dense=costs.seconds(None, (), request.start),
+            seconds_dense=costs.seconds(None, (), plan.start),
             recorded_bytes=planner.recorded_bytes(request, plan),
             notes=plan.notes,
         )
@@ -937,7 +942,7 @@ class Editor:
         """An edit just as it was: the same cells at every step."""
         strength = strength_for_start(edit.start, self.current.config.num_timesteps)
         request = self._pipeline.request_edit(
-            edit.prompt, seed=edit.seed, strength=strength, structure=edit.structure, on_step=on_step
+            edit.prompt, repaint=Repaint(strength, edit.structure, edit.seed), on_step=on_step
         )
         text = self._pipeline.encode(request)
         self._pipeline.restore(request)
@@ -947,10 +952,13 @@ class Editor:
     def _remake_by_words(self, edit: PastEdit, past: Origin, on_step: OnStep | None) -> EditResult:
         """An edit with the same words, in the mask that was given, or with a predicted one."""
         given = edit.mask.source is MaskSource.GIVEN
-        mask = cell_pixels(edit.mask.grid, self.current.size) if given else None
-        strength = strength_for_start(edit.start, past.config.num_timesteps)
+        region, strength = None, strength_for_start(edit.start, past.config.num_timesteps)
+        if given and edit.mask.levels is None:
+            region = Region.mask(cell_pixels(edit.mask.grid, self.current.size))
+        elif given:
+            region, strength = Region.mask(edit.mask.image().resize(self.current.size, 0), soft=True), 1.0
         return self.edit(
-            edit.prompt, mask=mask, structure=edit.structure, strength=strength, seed=edit.seed, on_step=on_step
+            edit.prompt, region=region, structure=edit.structure, strength=strength, seed=edit.seed, on_step=on_step
         )
 
     @property

@@ -20,6 +20,7 @@ from fisedit.errors import ModelError, PageError, SessionError
 from fisedit.history import EditResult, History
 from fisedit.masking.drift_check import DriftDetected, plan_check
 from fisedit.masking.localize import describe_source, restrict_to_words, shared_tokens
+from fisedit.masking.region import Region
 from fisedit.masking.text_diff import diff
 from fisedit.models.device import default_torch_state, device_and_dtype, weight_versions, weights_digest
 from fisedit.models.injection import exclusive
@@ -27,7 +28,7 @@ from fisedit.models.prompt_chunks import MAX_CHUNKS, is_cut_off, split_chunks
 from fisedit.models.prompt_weighting import parse
 from fisedit.models.vae import encode, preview
 from fisedit.models.vocabulary import vocabulary_of
-from fisedit.planner import EditPlan, EditRequest, EncodedPrompt, Planner, Region
+from fisedit.planner import EditPlan, EditRequest, EncodedPrompt, Planner, Repaint
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.inversion import noise_latents
 from fisedit.sampling.trajectory import AttentionInjection, LatentEdit, Trajectory, max_injection_steps
@@ -181,10 +182,9 @@ class EditPipeline:
         prompt: str,
         region: Region | None = None,
         *,
-        seed: int | None = None,
         growth: int | Sequence[int] | Quality = Quality.BALANCED,
-        strength: float = 1.0,
-        structure: float = 0.0,
+        repaint: Repaint | None = None,
+        verify: bool = False,
         reference: object = None,
         on_step: OnStep | None = None,
     ) -> EditRequest:
@@ -193,34 +193,34 @@ class EditPipeline:
         Args:
             prompt: of the edit.
             region: where to edit; None for where the changed words say.
-            seed: of the noise inside the mask; None for the picture's.
             growth: as in `Editor.edit`, or the quality that decides it.
-            strength: as in `Editor.edit`.
-            structure: as in `Editor.edit`.
+            repaint: how much of the run is repeated, and with which noise; None for all of it with the picture's.
+            verify: check a predicted mask for drift.
             reference: a picture whose look the edit takes; None for that of the source, if it has one.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
         Raises:
             SessionError, PromptError, MaskError, InputError, AdapterError: as in `Editor.edit`.
         """
-        region = region or Region()
+        region, repaint = region or Region.words(), repaint or Repaint()
         self._refresh()
         parent, loras = self.history.current, self.engine.executor.loras
         self._check_words(parent.config)
         changes: dict[str, Any] = {"prompt": check_prompt(prompt), "like": self._adapter_references(reference)}
-        if seed is not None:
-            changes["seed"] = check_seed(seed)
+        if repaint.seed is not None:
+            changes["seed"] = check_seed(repaint.seed)
         config = self._with_words(replace(parent.config, loras=loras, **changes))
-        script, words = self.diff(parent.prompt, prompt), region.mask_options.words
+        script = self.diff(parent.prompt, prompt)
+        restrict_to_words(script, region.named_words, self.engine)  # refuses words of neither prompt
         return EditRequest(
             config,
             script,
             parent,
             region=region,
-            focus=restrict_to_words(script, words, self.engine) if words else None,
             growth=growth,
-            strength=strength,
-            structure=structure,
+            strength=repaint.strength,
+            structure=repaint.structure,
+            verify=verify,
             on_step=on_step,
         )
 
@@ -371,10 +371,9 @@ class EditPipeline:
         if source and plan.dilation:
             return self.engine.run_sparse(source, [self._latent_edit(*job) for job in jobs], callback)
         assert plan.prompt is not None
-        blend_source = (plan.mask.grid, source) if source else None
-        return [
-            self.engine.run_dense(request.config, plan.prompt.embeddings, callback, blend_source, start=request.start)
-        ]
+        blend_source = (plan.mask.cells(request.config.num_timesteps), source) if source else None
+        text = plan.prompt.embeddings
+        return [self.engine.run_dense(request.config, text, callback, blend_source, start=plan.start)]
 
     def _latent_edit(self, request: EditRequest, plan: EditPlan) -> LatentEdit:
         assert plan.prompt is not None
@@ -384,9 +383,9 @@ class EditPipeline:
             request.config,
             plan.prompt.embeddings,
             plan.prompt.keys,
-            grid=plan.mask.grid,
+            cells=plan.mask.cells(request.config.num_timesteps),
             dilation=plan.dilation,
-            start=request.start,
+            start=plan.start,
             injection=injection,
             check=plan.check,
         )
@@ -481,7 +480,7 @@ class EditPipeline:
         trajectory, parent, image = output.trajectory, request.parent, output.image
         macs = self.planner.macs(request, plan)
         plan = replace(plan, notes=plan.notes + _result_notes(request, plan, image))
-        stats = self._stats(request, plan, macs, len(trajectory.predictions) - request.start)
+        stats = self._stats(request, plan, macs, len(trajectory.predictions) - plan.start)
         stats = replace(
             stats,
             recorded_bytes=output.own_bytes,
@@ -504,7 +503,7 @@ class EditPipeline:
                 growth=plan.dilation,
                 painted=output.image if output.image is not image else None,
                 structure=float(request.structure) if plan.dilation else 0.0,
-                start=request.start,
+                start=plan.start,
                 checked=plan.check is not None,
             )
             self._cache(result, output)
@@ -543,7 +542,7 @@ class EditPipeline:
     def _stats(self, request: EditRequest, plan: EditPlan, macs: int, steps: int) -> EditStats:
         """What so many steps cost; bytes and graphs aside."""
         costs, dilation = self.planner.costs(request.config), plan.dilation
-        dense = dilation[request.start :].count(DENSE_STEP) if dilation else steps
+        dense = dilation[plan.start :].count(DENSE_STEP) if dilation else steps
         return EditStats(
             mask_area=plan.mask.area,
             mask_source=plan.mask.source,
@@ -553,12 +552,12 @@ class EditPipeline:
             unet_evaluations_dense=plan.probes + dense,
             unet_evaluations_sparse=steps - dense,
             macs=macs,
-            macs_dense=costs.dense(request.start),
+            macs_dense=costs.dense(plan.start),
             seconds=request.stopwatch.done(),
             recorded_bytes=0,
             fallback=plan.fallback,
             notes=plan.notes,
-            steps_shared=request.start,
+            steps_shared=plan.start,
         )
 
     def source(self, request: EditRequest) -> tuple[Trajectory, DecoderCache]:
@@ -603,7 +602,7 @@ class EditPipeline:
         )
         steps = config.num_timesteps - result.start
         check = plan_check(result.mask, steps, result.start, passed=True) if result.checked else None
-        plan = EditPlan(result.mask, self.encode(request), result.growth, check=check)
+        plan = EditPlan(result.mask, self.encode(request), result.growth, check=check, start=result.start)
         self._cache(result, *self.render([(request, plan)]))
 
 

@@ -242,6 +242,57 @@ def cell_pixels(grid: BoolGrid, size: tuple[int, int]) -> BoolGrid:
 
 
 @dataclass(frozen=True, eq=False)
+class ActiveCells:
+    """The latent cells that an edit changes, by step: all of a mask at once, or of a soft mask those that have joined.
+
+    Differential Diffusion (arXiv 2306.00950) defines when: a cell that may change by a share of the steps joins where an
+    edit of that strength would begin, and is the source's until then.
+
+    Args:
+        grid: booleans [h, w], the cells that join at any step.
+        entry: index of the first step of every cell [h, w], N where it has none; None where all begin together.
+    """
+
+    grid: BoolGrid
+    entry: NDArray[np.int64] | None = None
+
+    @property
+    def start(self) -> int:
+        """Index of the first step with a cell."""
+        return 0 if self.entry is None else int(self.entry.min())
+
+    def at(self, step: int) -> BoolGrid:
+        """The cells that have joined at a step: booleans [h, w]."""
+        return self.grid if self.entry is None else self.entry <= step
+
+    def joining(self, step: int, start: int) -> BoolGrid:
+        """The cells that join at a step: booleans [h, w]; all of them at `start` where they begin together."""
+        return self.grid & (step == start) if self.entry is None else self.entry == step
+
+    def stage(self, step: int) -> int:
+        """A number that is equal for steps with the same cells."""
+        return 0 if self.entry is None else int((self.entry <= step).sum())
+
+
+def entry_steps(levels: NDArray[np.uint8], steps: int) -> NDArray[np.int64]:
+    """Index of the step at which every cell of a soft mask joins, as `first_step` has it for one strength.
+
+    Args:
+        levels: uint8 [h, w], 255 for the first step.
+        steps: N.
+
+    Returns:
+        [h, w], 0 to N; N for cells that never join.
+    """
+    return steps - (steps * levels.astype(np.int64)) // 255
+
+
+def soft_levels(levels: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
+    """Levels uint8 [h, w] as an `EditMask` has them: None for those of a hard mask, 0 and 255 alone."""
+    return None if ((levels == 0) | (levels == 255)).all() else levels
+
+
+@dataclass(frozen=True, eq=False)
 class EditMask:
     """Latent cells that may change. Its arrays cannot be written to.
 
@@ -252,6 +303,8 @@ class EditMask:
             on the demo model (`masking.masks.confidence`); 1 for a given mask.
         heatmap: the map behind it, floats [h, w] in 0 to 1, or None.
         other_objects: cells [h, w] of things that stay, where words tell, or None.
+        levels: of a soft mask how much every cell may change, uint8 [h, w]: 255 as much as a hard mask's, 0 outside
+            `grid`; None for a hard one.
     """
 
     grid: BoolGrid = field(repr=False)
@@ -259,10 +312,11 @@ class EditMask:
     confidence: float = 1.0
     heatmap: NDArray[np.float32] | None = field(default=None, repr=False)
     other_objects: BoolGrid | None = field(default=None, repr=False)
+    levels: NDArray[np.uint8] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Copy the arrays to memory that nothing can write to."""
-        for name in ("grid", "heatmap", "other_objects"):
+        for name in ("grid", "heatmap", "other_objects", "levels"):
             array = getattr(self, name)
             if array is not None:
                 frozen = np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
@@ -272,6 +326,19 @@ class EditMask:
     def area(self) -> float:
         """Share of latent cells inside, 0 to 1."""
         return float(self.grid.mean())
+
+    @property
+    def raster(self) -> NDArray[Any]:
+        """One pixel a cell [h, w], for a file: booleans, or the levels of a soft mask."""
+        return self.grid if self.levels is None else self.levels
+
+    def cells(self, steps: int) -> ActiveCells:
+        """The cells that an edit of so many steps computes at each of them.
+
+        Args:
+            steps: N, 1 or more.
+        """
+        return ActiveCells(self.grid, None if self.levels is None else entry_steps(self.levels, steps))
 
     @property
     def heat(self) -> NDArray[np.float32] | None:
@@ -284,12 +351,11 @@ class EditMask:
         return self.other_objects
 
     def image(self) -> Image:
-        """The mask at canvas size: mode "L", 255 inside, 0 outside, [8h, 8w] pixels."""
+        """The mask at canvas size: mode "L", 255 inside (of a soft mask its levels), 0 outside, [8h, 8w] pixels."""
         from PIL import Image as PIL
 
-        height, width = self.grid.shape
-        inside = cell_pixels(self.grid, (width * LATENT_FACTOR, height * LATENT_FACTOR))
-        return PIL.fromarray(inside.astype(np.uint8) * 255, mode="L")
+        levels = self.grid.astype(np.uint8) * 255 if self.levels is None else self.levels
+        return PIL.fromarray(np.kron(levels, np.ones((LATENT_FACTOR, LATENT_FACTOR), np.uint8)), mode="L")
 
 
 @dataclass(frozen=True)

@@ -215,7 +215,7 @@ def _mask_png(result: EditResult) -> bytes:
     if result.mask.source is MaskSource.NOWHERE:
         return b""
     file = BytesIO()
-    Image.fromarray(result.mask.grid).save(file, "PNG")
+    Image.fromarray(result.mask.raster).save(file, "PNG")
     return file.getvalue()
 
 

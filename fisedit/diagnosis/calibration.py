@@ -25,8 +25,8 @@ import torch
 
 from fisedit.diagnosis.layer_times import layer_seconds
 from fisedit.errors import InputError
+from fisedit.masking.region import Region
 from fisedit.models.stopwatch import NO_LEVEL, OTHER, STEP, STEP_DENSE, STEP_SPARSE
-from fisedit.planner import Region
 from fisedit.sparse import cost_store
 from fisedit.sparse.cost_model import decode_work
 from fisedit.sparse.cost_table import Measurements, step_work
@@ -219,7 +219,7 @@ class _Trial:
         grid = shape_mask(area, side, discs=discs, seed=self._seed)
 
         def request() -> EditRequest:
-            return self._pipeline.request_edit(_PROMPTS[1], Region(grid), on_step=self._on_step)
+            return self._pipeline.request_edit(_PROMPTS[1], Region.mask(grid), on_step=self._on_step)
 
         self._note(*self._twice(request, grid), grid)
 

@@ -71,6 +71,42 @@ def grid_of_mask(mask: object, height: int, width: int, size: tuple[int, int] | 
     return _cells_of_pixels(_binarized(array), cells)
 
 
+def levels_of_mask(mask: object, height: int, width: int, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
+    """How much every latent cell may change by a soft mask: as much as the pixel of it that may change most.
+
+    Args:
+        mask: of the forms that `grid_of_mask` reads, or levels of an `EditMask`.
+        height: of the canvas in pixels, divisible by 8.
+        width: of the canvas in pixels, divisible by 8.
+        size: width and height of the picture in pixels, if they are not the canvas's.
+
+    Returns:
+        uint8 [height / 8, width / 8]; 255 where all may change.
+
+    Raises:
+        MaskError: a mask of another type, size or range of values.
+    """
+    if (
+        isinstance(mask, EditMask)
+        and mask.levels is not None
+        and mask.levels.shape
+        == (
+            height // LATENT_FACTOR,
+            width // LATENT_FACTOR,
+        )
+    ):
+        return mask.levels.copy()
+    array = _as_array(mask)
+    if array.dtype == np.bool_:
+        return grid_of_mask(mask, height, width, size).astype(np.uint8) * 255
+    shares = _shares(array)
+    levels = np.zeros((height // LATENT_FACTOR, width // LATENT_FACTOR), np.uint8)
+    for level in np.unique(shares):  # at most 255, each read as a hard mask of its own
+        if level:
+            levels[grid_of_mask(shares >= level, height, width, size)] = level
+    return levels
+
+
 def _cells_of_pixels(pixels: BoolGrid, cells: tuple[int, int]) -> BoolGrid:
     """The cells of a grid in which any pixel lies; a cell smaller than a pixel takes the one at its middle."""
     cell_rows, cell_columns = (
@@ -112,6 +148,14 @@ def _luminance(image: Image) -> NDArray[Any]:
     colour = image.convert("RGBA")
     luminance, alpha = (np.asarray(c, dtype=np.float32) / 255 for c in (colour.convert("L"), colour.getchannel("A")))
     return luminance * alpha
+
+
+def _shares(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """Values from 0 to 255."""
+    _binarized(array)  # which refuses what is no mask
+    if np.issubdtype(array.dtype, np.integer) and array.max() > 1:
+        return array.astype(np.uint8)
+    return np.rint(array.astype(np.float64) * 255).astype(np.uint8)
 
 
 def _binarized(array: NDArray[Any]) -> BoolGrid:

@@ -11,7 +11,6 @@ from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,8 +24,9 @@ from fisedit.models.prompt_weighting import WeightedPrompt, parse
 from fisedit.models.stopwatch import STEP_DENSE, STEP_SPARSE, StepWork, span
 from fisedit.models.text_embeddings import embeddings
 from fisedit.sampling.inversion import invert_ddim
+from fisedit.sampling.latent_blend import LatentBlend
 from fisedit.sampling.linear_scheduler import Coefficients, LinearSampler, coefficients
-from fisedit.sampling.scheduler import Sampler, blend_latents, mask_steps
+from fisedit.sampling.scheduler import Sampler, mask_steps
 from fisedit.sampling.trajectory import Trajectory, max_injection_steps
 from fisedit.sampling.trajectory_pages import RecordedSource, from_pages
 from fisedit.sparse.cost_model import CostedLayers, Costs
@@ -56,10 +56,7 @@ if TYPE_CHECKING:
     from fisedit.sparse.cost_table import CostTable
     from fisedit.sparse.feature_tiers import Remake
     from fisedit.storage.pages import Page
-    from fisedit.values import BoolGrid
-
-Blend = Callable[[int, Tensor], Tensor]
-"""Blends the latents before the i-th step with a source's."""
+    from fisedit.values import ActiveCells, BoolGrid
 
 StepCallback = Callable[[int, int, Tensor], None]
 """Called before every step with (index, number of steps, estimate of the clean latents [1, 4, h, w])."""
@@ -259,7 +256,7 @@ class Engine:
         config: GenerationConfig,
         text: Tensor,
         callback: StepCallback,
-        blend_source: tuple[BoolGrid, Trajectory] | None = None,
+        blend_source: tuple[ActiveCells, Trajectory] | None = None,
         path: Sequence[Tensor] | None = None,
         start: int = 0,
     ) -> Trajectory:
@@ -271,18 +268,18 @@ class Engine:
             config: what to generate.
             text: embeddings [B, T, D].
             callback: called before every step.
-            blend_source: a grid [h, w] and the source whose latents stay outside it, which begins with the same
-                latents.
+            blend_source: cells, and the source whose latents stay outside them, which begins with the same latents.
             path: of DDPM inversion, latents before every step and at the end [1, 4, h, w]: the noise that leads from
                 each to the next is found.
             start: index of the first step to run; those before are taken over from the source.
         """
         trajectory, source = Trajectory(config), blend_source[1] if blend_source else None
         sampler = self.sampler(config, source or trajectory)
-        blend = _blender(blend_source[0], blend_source[1]) if blend_source else lambda i, latents: latents
+        blend = LatentBlend([blend_source[0]], blend_source[1], config, start) if blend_source else None
         if source:
             trajectory.copy_first_steps(source, start, sampler)
-            trajectory.latents.append(self._first_latents(config, source, start, sampler, blend))
+            assert blend is not None, "a source is there to be blended with"
+            trajectory.latents.append(blend.first(sampler))
         else:
             trajectory.latents.append(path[0] if path else sampler.latents)
         for i, t in enumerate(sampler.timesteps[start:], start):
@@ -293,7 +290,8 @@ class Engine:
             prediction = apply_guidance(raw, self._guidance(config))
             if path:  # the sampler steps with it, so that rounding never adds up
                 trajectory.noises.append(sampler.noise_between(prediction, t, latents, path[i + 1]))
-            next_latents = blend(i + 1, sampler.step(prediction, t, latents))
+            next_latents = sampler.step(prediction, t, latents)
+            next_latents = blend(i + 1, next_latents, sampler) if blend else next_latents
             shares_branch = source is not None and i == start == 0  # then another trajectory's step is part of it
             remake = None if shares_branch else partial(self._remake, config, text, i, latents)
             self._keep(features, config, i, i - start, remake)
@@ -353,12 +351,8 @@ class Engine:
         trajectories = [Trajectory(e.config, text_keys=e.text_keys) for e in edits]
         for trajectory in trajectories:
             trajectory.copy_first_steps(source, edit.start, sampler)
-        blend, feature_deltas = (
-            _blender(np.stack([e.grid for e in edits])[:, None], source),
-            trajectories[0].feature_deltas,
-        )
-        first = self._first_latents(edit.config, source, edit.start, sampler, blend)
-        latents = first.expand(len(edits), -1, -1, -1)
+        blend = LatentBlend([e.cells for e in edits], source, edit.config, edit.start)
+        latents, feature_deltas = blend.first(sampler).expand(len(edits), -1, -1, -1), trajectories[0].feature_deltas
         for trajectory, own in zip(trajectories, latents.split(1), strict=True):
             trajectory.latents.append(own)
         with self.tiers.reads(source.features, edit.start) as reads:
@@ -384,7 +378,7 @@ class Engine:
                 if edit.check and i == edit.check.step:
                     difference = (predictions - source.predictions[i]).float().norm(dim=1)[0]
                     edit.check.compare(difference.cpu().numpy())
-                latents = blend(i + 1, sampler.step(predictions, t, latents))
+                latents = blend(i + 1, sampler.step(predictions, t, latents), sampler)
                 for e, trajectory in enumerate(trajectories):
                     trajectory.append(predictions[e : e + 1], step_features[e], latents[e : e + 1])
                     self._let_page_out(step_features[e], edit.config, i)
@@ -393,15 +387,6 @@ class Engine:
         for trajectory in trajectories:
             trajectory.captured, trajectory.uncaptured = steps.captured, steps.reason
         return trajectories
-
-    def _first_latents(
-        self, config: GenerationConfig, source: Trajectory, start: int, sampler: Sampler, blend: Blend
-    ) -> Tensor:
-        """Latents before an edit's first step [1, 4, h, w], or one for each of a batch: the source's; inside the mask
-        those of the finished source with the noise of the edit's own seed, if it has one."""
-        if config.seed == source.config.seed:
-            return source.latents[start]
-        return blend(start, sampler.noised(source.latents[-1], start))
 
     def can_batch(self, source: Trajectory, edits: Sequence[LatentEdit]) -> bool:
         """Whether captured graphs can run several edits of a source in one batch.
@@ -447,16 +432,16 @@ class Engine:
 
     def _plans(self, edit: LatentEdit) -> dict[int, SparsePlan]:
         """Of every sparse step from the first on; one object for steps that compute the same cells."""
-        dilation, check = edit.dilation, edit.check
-        plan_by_dilation = {
-            cells_beyond: self.row_plan(edit.grid, cells_beyond)
-            for cells_beyond in set(dilation[edit.start :]) - {DENSE_STEP}
-        }
-        plans = {
-            i: plan_by_dilation[dilation[i]] for i in range(edit.start, len(dilation)) if dilation[i] != DENSE_STEP
-        }
+        cells, dilation, check = edit.cells, edit.dilation, edit.check
+        plans: dict[int, SparsePlan] = {}
+        known: dict[tuple[int, int], SparsePlan] = {}
+        for i in (i for i in range(edit.start, len(dilation)) if dilation[i] != DENSE_STEP):
+            key = dilation[i], cells.stage(i)
+            if key not in known:
+                known[key] = self.row_plan(cells.at(i), dilation[i])
+            plans[i] = known[key]
         if check and check.step in plans:
-            plans[check.step] = self.row_plan(edit.grid, dilation[check.step], check.cells)
+            plans[check.step] = self.row_plan(cells.at(check.step), dilation[check.step], check.cells)
         return plans
 
     def _injected_keys(self, source: Trajectory, edit: LatentEdit) -> dict[str, Tensor]:
@@ -645,9 +630,3 @@ class Engine:
     def _guidance(self, config: GenerationConfig) -> float | None:
         """The scale of classifier-free guidance, None where one branch runs."""
         return config.guidance_scale if self.guided(config) else None
-
-
-def _blender(grid: BoolGrid, source: Trajectory) -> Blend:
-    """Blends the latents before step i with the source's, which stay outside the grid ([h, w] or [E, 1, h, w])."""
-    inside = torch.from_numpy(grid.copy()).to(source.latents[0].device)
-    return lambda i, latents: blend_latents(latents, source.latents[i], inside)

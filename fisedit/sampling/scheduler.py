@@ -1,4 +1,4 @@
-"""Timesteps, noise and one step of a sampler, by diffusers' own schedulers; and blending latents outside a mask.
+"""Timesteps, noise and one step of a sampler, by diffusers' own schedulers.
 
 Knows schedulers and latents; knows nothing about the UNet, features or prompts.
 """
@@ -165,17 +165,6 @@ class Sampler:
 
     def _index(self, timestep: Tensor) -> int:
         return int((self.timesteps == timestep).nonzero())
-
-
-def blend_latents(latents: Tensor, source: Tensor, inside: Tensor) -> Tensor:
-    """Replace latents outside a mask by the source's.
-
-    Args:
-        latents: [E, C, h, w].
-        source: [1, C, h, w].
-        inside: bool [h, w] or [E, 1, h, w], the mask.
-    """
-    return torch.where(inside, latents, source)
 
 
 def mask_steps(timesteps: Tensor, count: int = 4) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from fisedit.sampling.scheduler import Sampler
     from fisedit.sparse.feature_cache import CachedFeatures, FeatureDelta
-    from fisedit.values import BoolGrid, GenerationConfig
+    from fisedit.values import ActiveCells, BoolGrid, GenerationConfig
 
 MAX_INJECTION_RATIO = 0.4
 """Share of the steps whose queries are recorded, so that edits may keep their structure."""
@@ -134,8 +134,8 @@ class LatentEdit:
         config: the source's with the new prompt.
         text: embeddings [B, T, D].
         text_keys: keys and values of the text by projection, filled as they are needed.
-        grid: booleans [h, w], the mask.
-        dilation: latent cells computed beyond the mask, one number per step, or `DENSE_STEP`.
+        cells: that it changes, by step.
+        dilation: latent cells computed beyond them, one number per step, or `DENSE_STEP`.
         start: index of the first step to run; those before are taken over from the source.
         injection: what is kept of the source's attention, or None.
         check: compares the edit with its source at one step, or None.
@@ -144,7 +144,7 @@ class LatentEdit:
     config: GenerationConfig
     text: Tensor
     text_keys: dict[str, Tensor]
-    grid: BoolGrid
+    cells: ActiveCells
     dilation: Sequence[int]
     start: int = 0
     injection: AttentionInjection | None = None

@@ -335,7 +335,8 @@ def _to_json(origin: Origin) -> str:
 
 
 def _mask_entry(mask: EditMask) -> dict[str, Any]:
-    return {"source": mask.source, "confidence": mask.confidence, "runs": _run_lengths(mask.grid)}
+    soft = {} if mask.levels is None else {"levels": mask.levels[mask.grid].tolist()}
+    return {"source": mask.source, "confidence": mask.confidence, "runs": _run_lengths(mask.grid), **soft}
 
 
 def _like_entry(like: tuple[AdapterReference, ...]) -> dict[str, Any]:
@@ -366,7 +367,12 @@ def _parse_edit(data: Any, config: GenerationConfig) -> PastEdit:
     is_valid = len(growth) in (0, steps) and all(type(cells) is int and 0 <= cells <= MAX_DILATION for cells in growth)
     return PastEdit(
         _checked(data["prompt"], isinstance(data["prompt"], str) and data["prompt"].strip() and grid.any()),
-        EditMask(grid, MaskSource(mask["source"]), float(_checked(mask["confidence"], 0 <= mask["confidence"] <= 1))),
+        EditMask(
+            grid,
+            MaskSource(mask["source"]),
+            float(_checked(mask["confidence"], 0 <= mask["confidence"] <= 1)),
+            levels=_decode_levels(mask["levels"], grid) if "levels" in mask else None,
+        ),
         _checked(growth, is_valid),
         float(_checked(structure, 0 <= structure <= 1)),
         _checked(start, type(start) is int and 0 <= start < steps),
@@ -382,6 +388,14 @@ def _checked(value: Any, condition: object) -> Any:
     if not condition:
         raise ValueError(f"out of range: {value!r:.80}")
     return value
+
+
+def _decode_levels(levels: Any, grid: BoolGrid) -> NDArray[np.uint8]:
+    """Levels uint8 [h, w] of a soft mask, from those of its cells row by row."""
+    _checked(levels, len(levels) == grid.sum() and all(type(level) is int and 0 < level <= 255 for level in levels))
+    found = np.zeros(grid.shape, np.uint8)
+    found[grid] = levels
+    return found
 
 
 def _run_lengths(grid: BoolGrid) -> list[int]:

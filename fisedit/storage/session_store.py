@@ -244,7 +244,7 @@ def _images(result: EditResult, metadata: Metadata | None) -> list[tuple[str, by
     """The ending and the bytes of each of a result's files."""
     image, painted = result.image, result.painted
     ending = ".tif" if image.mode == "CMYK" else ".png"  # which stores it without loss
-    found = [(ending, _encode(image, ending, metadata)), (MASK_ENDING, _encode(Image.fromarray(result.mask.grid)))]
+    found = [(ending, _encode(image, ending, metadata)), (MASK_ENDING, _encode(Image.fromarray(result.mask.raster)))]
     return found + ([(CANVAS_ENDING, _encode(painted))] if painted is not None else [])
 
 
