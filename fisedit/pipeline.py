@@ -308,11 +308,11 @@ class EditPipeline:
             yield self.add_result(*job, outputs[i]) if i in outputs else self.run(*job)
 
     def _batches(self, jobs: Sequence[Job]) -> Iterator[list[int]]:
-        """Indices of edits of one picture that can run in one batch: same dilations, noise and text length."""
+        """Indices of edits of one picture that can run in one batch: same dilations, first step, noise and text length."""
         alike: dict[object, list[int]] = {}
         for i, (request, plan) in enumerate(jobs):
             if plan.dilation and plan.prompt and not plan.skip_reason:
-                key = plan.dilation, request.config.seed, plan.prompt.embeddings.shape
+                key = plan.dilation, plan.start, request.config.seed, plan.prompt.embeddings.shape
                 alike.setdefault(key, []).append(i)
         for batch in alike.values():
             if len(batch) > 1:

@@ -57,18 +57,8 @@ def grid_of_mask(mask: object, height: int, width: int, size: tuple[int, int] | 
     Raises:
         MaskError: a mask of another type, size or range of values.
     """
-    cells = (height // LATENT_FACTOR, width // LATENT_FACTOR)
-    _check_size(mask, (cells[::-1], (width, height), size or (width, height)))
-    array = _as_array(mask)
-    if array.dtype == np.bool_ and array.shape == cells:
-        return array.copy()
-    picture_width, picture_height = size or (width, height)
-    if array.shape not in ((height, width), (picture_height, picture_width)):
-        raise MaskError(
-            f"mask must have the picture's {picture_width}x{picture_height} pixels, or be a boolean grid of "
-            f"{cells[1]}x{cells[0]} latent cells, got {_size_text(array)}; resize it"
-        )
-    return _cells_of_pixels(_binarized(array), cells)
+    array = _pixels_or_cells(mask, height, width, size)
+    return _cells_of_pixels(_binarized(array), (height // LATENT_FACTOR, width // LATENT_FACTOR))
 
 
 def levels_of_mask(mask: object, height: int, width: int, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
@@ -86,37 +76,34 @@ def levels_of_mask(mask: object, height: int, width: int, size: tuple[int, int] 
     Raises:
         MaskError: a mask of another type, size or range of values.
     """
-    if (
-        isinstance(mask, EditMask)
-        and mask.levels is not None
-        and mask.levels.shape
-        == (
-            height // LATENT_FACTOR,
-            width // LATENT_FACTOR,
-        )
-    ):
+    cells = height // LATENT_FACTOR, width // LATENT_FACTOR
+    if isinstance(mask, EditMask) and mask.levels is not None and mask.levels.shape == cells:
         return mask.levels.copy()
+    return _cells_of_pixels(_shares(_pixels_or_cells(mask, height, width, size)), cells)
+
+
+def _pixels_or_cells(mask: object, height: int, width: int, size: tuple[int, int] | None) -> NDArray[Any]:
+    """A mask as an array of the canvas's or the picture's size, or as booleans of the latent cells."""
+    cells, picture = (height // LATENT_FACTOR, width // LATENT_FACTOR), size or (width, height)
+    _check_size(mask, (cells[::-1], (width, height), picture))
     array = _as_array(mask)
-    if array.dtype == np.bool_:
-        return grid_of_mask(mask, height, width, size).astype(np.uint8) * 255
-    shares = _shares(array)
-    levels = np.zeros((height // LATENT_FACTOR, width // LATENT_FACTOR), np.uint8)
-    for level in np.unique(shares):  # at most 255, each read as a hard mask of its own
-        if level:
-            levels[grid_of_mask(shares >= level, height, width, size)] = level
-    return levels
-
-
-def _cells_of_pixels(pixels: BoolGrid, cells: tuple[int, int]) -> BoolGrid:
-    """The cells of a grid in which any pixel lies; a cell smaller than a pixel takes the one at its middle."""
-    cell_rows, cell_columns = (
-        ((np.arange(n) + 0.5) * m / n).astype(int) for n, m in zip(pixels.shape, cells, strict=True)
+    if (array.dtype == np.bool_ and array.shape == cells) or array.shape in ((height, width), picture[::-1]):
+        return array
+    raise MaskError(
+        f"mask must have the picture's {picture[0]}x{picture[1]} pixels, or be a boolean grid of "
+        f"{cells[1]}x{cells[0]} latent cells, got {_size_text(array)}; resize it"
     )
-    sample_positions = (((np.arange(m) + 0.5) * n / m).astype(int) for n, m in zip(pixels.shape, cells, strict=True))
-    grid = pixels[np.ix_(*sample_positions)]
-    rows, columns = pixels.nonzero()
-    grid[cell_rows[rows], cell_columns[columns]] = True
-    return grid
+
+
+def _cells_of_pixels(pixels: NDArray[Any], cells: tuple[int, int]) -> NDArray[Any]:
+    """The greatest value in every cell; a cell smaller than a pixel takes the one at its middle."""
+    for axis, (n, m) in enumerate(zip(cells, pixels.shape, strict=True)):
+        if m <= n:
+            pixels = pixels.take(((np.arange(n) + 0.5) * m / n).astype(int), axis)
+        else:
+            cell_of_pixel = ((np.arange(m) + 0.5) * n / m).astype(int)
+            pixels = np.maximum.reduceat(pixels, np.searchsorted(cell_of_pixel, np.arange(n)), axis)
+    return pixels
 
 
 def _check_size(mask: object, sizes: Sequence[tuple[int, int]]) -> None:
@@ -151,7 +138,7 @@ def _luminance(image: Image) -> NDArray[Any]:
 
 
 def _shares(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """Values from 0 to 255."""
+    """Values as shares of their range, 0 to 255."""
     _binarized(array)  # which refuses what is no mask
     if np.issubdtype(array.dtype, np.integer) and array.max() > 1:
         return array.astype(np.uint8)

@@ -19,7 +19,7 @@ from fisedit.errors import InputError, SessionError
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory import LatentEdit
 from fisedit.sparse_kernels.dilation import dilate
-from fisedit.values import DENSE_STEP, EditMask, MaskSource, first_step
+from fisedit.values import DENSE_STEP, ActiveCells, EditMask, MaskSource, first_step
 from tests.support import oracle
 from tests.support.edits import (
     BIRD,
@@ -30,6 +30,7 @@ from tests.support.edits import (
     as_oracle,
     config_of,
     latents,
+    midway,
     oracle_chain,
     record,
     replay,
@@ -87,11 +88,11 @@ def test_an_edit_takes_the_branch_without_words_of_its_first_step_from_the_sourc
     with torch.inference_mode():
         text, its = engine.encode(edit), engine.encode(other)
         (over,) = engine.run_sparse(
-            source, [LatentEdit(brushed, text, {}, grid, (1,) * 4)], unwatched
+            source, [LatentEdit(brushed, text, {}, ActiveCells(grid), (1,) * 4)], unwatched
         )  # its first step is half another's
 
     def dense(config, text, trajectory, start=0):
-        return engine.run_dense(config, text, unwatched, (grid, trajectory), start=start)
+        return engine.run_dense(config, text, unwatched, (ActiveCells(grid), trajectory), start=start)
 
     assert first_batches(engine, lambda: dense(edit, text, source)) == (1, 2)
     for given in ((edit, text, source, 1), (other, its, source), (brushed, text, source), (brushed, text, over)):
@@ -151,7 +152,7 @@ def test_an_edit_with_a_seed_of_its_own_begins_with_its_noise_inside_the_mask(pi
     assert not torch.equal(edit.latents[0], source.latents[0]) and torch.equal(later.latents[0], edit.latents[0])
     changed = replace(config, prompt=DOG, seed=seed)
     with torch.inference_mode():
-        dense = engine.run_dense(changed, engine.encode(changed), unwatched, (np.ones_like(blobs), source))
+        dense = engine.run_dense(changed, engine.encode(changed), unwatched, (ActiveCells(np.ones_like(blobs)), source))
     alone = oracle.dense_generate(with_scheduler(pipe, scheduler), as_oracle(changed))
     assert oracle.deviation(latents(dense), alone.latents) <= FP32
 
@@ -178,9 +179,9 @@ def test_a_seed_and_a_strength_are_image_to_image_of_diffusers(pipelines, schedu
     ).images
     with torch.inference_mode():
         text, everywhere = engine.encode(edit), np.ones((16, 16), bool)
-        dense = engine.run_dense(edit, text, unwatched, (everywhere, source), start=start)
+        dense = engine.run_dense(edit, text, unwatched, (ActiveCells(everywhere), source), start=start)
         half = np.arange(16) < np.full((16, 1), 8)
-        (part,) = engine.run_sparse(source, [LatentEdit(edit, text, {}, half, (1,) * 8, start)], unwatched)
+        (part,) = engine.run_sparse(source, [LatentEdit(edit, text, {}, ActiveCells(half), (1,) * 8, start)], unwatched)
     assert oracle.deviation(dense.latents[-1], expected) <= FP32
     for got, kept in zip(part.latents[start:], source.latents[start:], strict=True):
         assert torch.equal(got[..., 8:], kept[..., 8:]) and not torch.equal(got[..., :8], kept[..., :8])
@@ -193,35 +194,6 @@ QUICK = {"seed": 7, "num_inference_steps": STEPS}
 each_start = pytest.mark.parametrize("start", [1, 3, 4])
 
 
-def midway(pipe, config, prompt, start, grid, around=lambda i: nullcontext()):
-    """Latents [N + 1, 4, h, w] of a pipeline that reads another prompt from step `start` on, pinned to the source.
-
-    Args:
-        around: what the i-th call of the UNet runs inside.
-    """
-    source = oracle.dense_generate(pipe, config).latents
-    pin, told = oracle.pinned(source, torch.from_numpy(grid)), [source[:1]]
-    with torch.no_grad():
-        text, empty = pipe.encode_prompt(prompt, pipe.device, 1, True, negative_prompt="")
-
-    def on_step_end(_, step, __, tensors):
-        told.append(pin(step, tensors["latents"]) if step >= start else tensors["latents"])
-        return {"latents": told[-1]} | ({"prompt_embeds": torch.cat([empty, text])} if step == start - 1 else {})
-
-    with oracle._around_calls(pipe.unet, around):
-        pipe(
-            config.prompt,
-            height=config.height,
-            width=config.width,
-            num_inference_steps=config.steps,
-            guidance_scale=config.guidance,
-            generator=torch.Generator().manual_seed(config.seed),
-            callback_on_step_end=on_step_end,
-            callback_on_step_end_tensor_inputs=["latents", "prompt_embeds"],
-        )
-    return torch.cat(told)
-
-
 @pytest.mark.sweep(1)
 @each_scheduler
 @each_start
@@ -232,7 +204,7 @@ def test_a_dense_edit_is_a_pipeline_whose_prompt_changes(pipelines, scheduler, s
     source = record(engine, config)
     edit = replace(config, prompt=DOG)
     with torch.inference_mode():
-        got = engine.run_dense(edit, engine.encode(edit), unwatched, (BLOBS, source), start=start)
+        got = engine.run_dense(edit, engine.encode(edit), unwatched, (ActiveCells(BLOBS), source), start=start)
     expected = midway(with_scheduler(pipe, scheduler), as_oracle(config), DOG, start, BLOBS)
     assert oracle.deviation(latents(got), expected) <= 1e-4
     assert torch.equal(latents(got)[: start + 1], latents(source)[: start + 1])
@@ -247,7 +219,7 @@ def test_a_sparse_edit_is_the_oracles(pipelines, scheduler, start):
     source = record(engine, config)
     edit = replace(config, prompt=DOG)
     with torch.inference_mode():
-        told = LatentEdit(edit, engine.encode(edit), {}, SQUARE, (0,) * STEPS, start)
+        told = LatentEdit(edit, engine.encode(edit), {}, ActiveCells(SQUARE), (0,) * STEPS, start)
         (got,) = engine.run_sparse(source, [told], unwatched)
     maps = [{} for _ in range(STEPS)]
     with oracle._around_calls(pipe.unet, lambda i: oracle.recording(pipe.unet, maps[i])):

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.linear_scheduler import LinearSampler
 from fisedit.sampling.trajectory import LatentEdit, Trajectory
+from fisedit.values import ActiveCells
 from fisedit.sparse import captured_decode, graph_cache
 from fisedit.sparse.captured_decode import CapturedDecoder
 from fisedit.sparse.cuda_graphs import GraphEdit, GraphExecutor
@@ -84,7 +85,7 @@ def test_the_loop_of_steps(monkeypatch, scheduler, growth, waiting):
     monkeypatch.setattr(GraphEdit, "verified", True)  # what has no numbers cannot be compared
     steps = (1,) * 4 if growth == "one" else (2, 2, 1, 1)
     with torch.inference_mode(), watched:
-        told = LatentEdit(edit, text, {}, SQUARE, steps)
+        told = LatentEdit(edit, text, {}, ActiveCells(SQUARE), steps)
         (trajectory,) = engine.run_sparse(source, [told], lambda *_: setattr(watched, "on", True))
     assert trajectory.captured == 4 and len(trajectory.latents) == 5 and not watched.on
     assert watched.count > 400 and watched.seen == []
