@@ -22,7 +22,7 @@ from fisedit.errors import AdapterError, InputError, PageError, SessionError
 from fisedit.history import EditResult, History
 from fisedit.masking.localize import DEFAULT_METHOD, MaskOptions, change_heatmap
 from fisedit.masking.masks import count_components
-from fisedit.masking.region import Region, region_of
+from fisedit.masking.region import Region, cells_on_picture, check_border, region_of
 from fisedit.models.device import default_torch_state
 from fisedit.models.loader import load
 from fisedit.models.machine import free_bytes
@@ -38,7 +38,15 @@ from fisedit.sparse.feature_tiers import FeatureTiers
 from fisedit.sparse.modules import project_text
 from fisedit.sparse.stepping import Graphs
 from fisedit.storage import provenance
-from fisedit.storage.canvas import canvas_size, to_editable
+from fisedit.storage.canvas import (
+    CONTEXT,
+    MAX_CONTEXT,
+    canvas_size,
+    crop_around,
+    extended,
+    needs_crop,
+    to_editable,
+)
 from fisedit.storage.files import check_image_path
 from fisedit.storage.image_metadata import Metadata, read_metadata
 from fisedit.storage.images import write_image
@@ -65,6 +73,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from fisedit.storage.pages import Page
+    from fisedit.values import Box
 
 
 @dataclass(frozen=True, eq=False)
@@ -672,6 +681,9 @@ class Editor:
         picture: Image,
         prompt: str | None = None,
         *,
+        region: Region | None = None,
+        context: float = CONTEXT,
+        extend: tuple[int, int, int, int] | None = None,
         inversion: str = "ddim",
         seed: int = 0,
         negative_prompt: str = "",
@@ -690,6 +702,11 @@ class Editor:
             picture: of any size and mode; turned upright as its EXIF says.
             prompt: what it shows; None where it is unknown. Then the objects that the next prompt names localize the
                 edit, and one that names a scene or style too runs dense.
+            region: where it will be edited, by masks and boxes: of a picture of more than 1.5 times the model's pixels
+                the part around it alone is on the canvas, at full resolution. None for the whole picture.
+            context: what that part takes along on every side, as a ratio of the region's longer side, 0 to 8.
+            extend: pixels added at the left, top, right and bottom, for `Region.border` to be painted on; the region
+                then, unless another is given.
             inversion: "ddim", or "ddpm" for edit-friendly noise maps (arXiv 2304.06140), with which the sampler leads
                 back to the picture exactly, in one pass.
             seed: of the noise of "ddpm", 0 to 2^63 - 1.
@@ -707,7 +724,11 @@ class Editor:
             PromptError, InputError: an argument out of range. NumericsError: the model produced NaN.
         """
         original = to_editable(picture)
-        canvas_width, canvas_height = canvas_size(original.size, self.native_size)
+        if extend is not None:
+            original, region = extended(original, check_border(extend)), region or Region.border(*extend)
+        crop = None if region is None else self._crop(original.size, region, context)
+        shown = original.size if crop is None else (crop[2] - crop[0], crop[3] - crop[1])
+        canvas_width, canvas_height = canvas_size(shown, self.native_size)
         config = make_generation_config(
             "" if prompt is None else check_prompt(prompt),
             seed=seed,
@@ -719,10 +740,64 @@ class Editor:
             scheduler="ddim",
             inversion=str(inversion),
             clip_skip=clip_skip,
+            crop=crop,
         )
         request = self._pipeline.request_source(config, picture=original, on_step=on_step)
         plan = self._pipeline.planner.plan_source(request, self._pipeline.encode(request))
         return self._pipeline.run(request, plan)
+
+    def _crop(self, size: tuple[int, int], region: Region, context: float) -> Box | None:
+        """The part of an opened picture that is edited on the canvas; None for all of it."""
+        if not isinstance(context, int | float) or not 0 <= context <= MAX_CONTEXT:
+            raise InputError(f"context must be in [0, {MAX_CONTEXT}], got {context!r}; 0.5 is half of the region's side")
+        grid = cells_on_picture(region, size)
+        if not (grid.any() and needs_crop(size, self.native_size)):
+            return None
+        crop = crop_around(grid, size, self.native_size, context)
+        return None if crop == (0, 0, *size) else crop
+
+    def extend(
+        self,
+        left: int = 0,
+        top: int = 0,
+        right: int = 0,
+        bottom: int = 0,
+        *,
+        prompt: str | None = None,
+        seed: int = 1,
+        quality: str = Quality.BALANCED,
+        on_step: OnStep | None = None,
+    ) -> EditResult:
+        """Make the current picture larger and paint what is added; every pixel that it had stays.
+
+        The larger picture is opened as a source of its own, with the settings of the current one.
+
+        Args:
+            left: pixels to add, 0 or more, as many as the picture has at most.
+            top: pixels to add.
+            right: pixels to add.
+            bottom: pixels to add.
+            prompt: what the larger picture shows; None for the current prompt.
+            seed: of the noise of what is added.
+            quality: as in `edit`.
+            on_step: as in `edit`.
+
+        Raises:
+            SessionError: there is no picture yet. InputError, PromptError: an argument out of range, or no words.
+        """
+        widths, now = check_border((left, top, right, bottom)), self.current
+        config, words = now.config, check_prompt(now.prompt if prompt is None else prompt)
+        self.open(
+            now.image,
+            words,
+            extend=widths,
+            negative_prompt=config.negative_prompt,
+            num_inference_steps=config.num_inference_steps,
+            guidance_scale=config.guidance_scale,
+            clip_skip=config.clip_skip,
+            on_step=on_step,
+        )
+        return self.edit(words, region=Region.border(*widths), seed=seed, quality=quality, on_step=on_step)
 
     @default_torch_state()
     def attention(self, prompt: str) -> NDArray[np.float32]:
@@ -930,7 +1005,8 @@ class Editor:
         dtype = dtype or past.dtype or None
         editor = cls.from_pretrained(name, device=device, dtype=dtype, local_files_only=local, cache_dtype=cache_dtype)
         if past.config.opened:
-            editor.open(picture, on_step=on_step, **arguments)
+            region = None if past.config.crop is None else Region.box(*past.config.crop)
+            editor.open(picture, region=region, context=0, on_step=on_step, **arguments)
             return editor
         editor.generate(on_step=on_step, **arguments)
         exact = not changes and provenance.model_name(editor.model) == past.model

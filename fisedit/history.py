@@ -65,7 +65,7 @@ class EditResult:
             raise SessionError(f"parent must have this result's {self.size} pixels, got {parent.size}; pass its parent")
         different = np.asarray(parent.image) != np.asarray(self.image)
         pixels = different if different.ndim == 2 else different.any(axis=2)
-        return int((pixels & ~cell_pixels(self.mask.grid, self.image.size)).sum())
+        return int((pixels & ~cell_pixels(self.mask.grid, self.size, self.config.crop)).sum())
 
     @property
     def size(self) -> tuple[int, int]:

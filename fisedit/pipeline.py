@@ -409,7 +409,8 @@ class EditPipeline:
         config, pipe, callback = request.config, self.engine.pipe, self._callback(request)
         assert request.picture is not None
         assert plan.prompt is not None
-        canvas, text = to_canvas(request.picture, (config.width, config.height)), plan.prompt.embeddings
+        picture = request.picture.crop(config.crop) if config.crop else request.picture
+        canvas, text = to_canvas(picture, (config.width, config.height)), plan.prompt.embeddings
         with request.stopwatch.stage("encode"):
             clean = encode(pipe.vae, canvas)
         with request.stopwatch.stage("denoise"):
@@ -488,9 +489,9 @@ class EditPipeline:
             uncaptured=trajectory.uncaptured or self.engine.graphs.cache.reason,
         )
         if request.picture is not None:
-            image = image if is_canvas(request.picture, image.size) else request.picture
+            image = image if not request.config.crop and is_canvas(request.picture, image.size) else request.picture
         elif parent and parent.painted:
-            image = paste_edit(parent.image, image, plan.mask.grid)
+            image = paste_edit(parent.image, image, plan.mask.grid, parent.config.crop)
         with exclusive(self.history):
             result = EditResult(
                 id=self.history.next_id(),
@@ -589,7 +590,9 @@ class EditPipeline:
                 f"result {result.id} must be rebuilt with {lora_names}, as it was made, and with the same scales; "
                 "load that, and unload others"
             )
-        picture = result.canvas if parent is None and config.opened else None
+        picture = None
+        if parent is None and config.opened:
+            picture = result.image if config.crop else result.canvas
         strength = strength_for_start(result.start, config.num_timesteps)
         request = EditRequest(
             config,
@@ -636,7 +639,8 @@ def _result_notes(request: EditRequest, plan: EditPlan, image: Image) -> tuple[s
         notes.append(
             f"the picture hardly changed inside the mask (by {difference:.2f} of 255 in the mean); say more, or grow it"
         )
-    if upscale := upscale_note(request.parent.size, image.size):
+    left, top, right, bottom = request.config.crop or (0, 0, *request.parent.size)
+    if upscale := upscale_note((right - left, bottom - top), image.size):
         notes.append(upscale)
     return tuple(notes)
 

@@ -98,8 +98,10 @@ class EditRequest:
     start: int = field(init=False)
 
     def __post_init__(self) -> None:
-        size = (self.config.width, self.config.height) if self.parent is None else self.parent.size
-        object.__setattr__(self, "region", self.region.bind(RegionCanvas(self.config.height, self.config.width, size)))
+        config = self.config
+        size = (config.width, config.height) if self.parent is None else self.parent.size
+        canvas = RegionCanvas(config.height, config.width, size, config.crop if self.parent else None)
+        object.__setattr__(self, "region", self.region.bind(canvas))
         object.__setattr__(self, "dilation", self._dilations())
         object.__setattr__(self, "start", first_step(self.strength, self.config.num_timesteps))
         if not (isinstance(self.structure, int | float) and 0 <= self.structure <= 1):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     BoolGrid = NDArray[np.bool_]
+    Box = tuple[int, int, int, int]
 
 OnStep = Callable[[int, int, "Image | None"], None]
 """Called before every step with (index, number of steps, small preview or None); may raise `Cancelled`."""
@@ -225,7 +226,7 @@ def _word_text(word: Word) -> str:
     return word.text if word.weight == 1 else f"({word.text}:{word.weight:.3g})"
 
 
-def cell_pixels(grid: BoolGrid, size: tuple[int, int]) -> BoolGrid:
+def cell_pixels(grid: BoolGrid, size: tuple[int, int], crop: Box | None = None) -> BoolGrid:
     """The pixels of a picture that a grid of cells covers: those whose centre lies in a cell of the grid.
 
     Compositing, and every check of what an edit left unchanged, use this function.
@@ -233,12 +234,19 @@ def cell_pixels(grid: BoolGrid, size: tuple[int, int]) -> BoolGrid:
     Args:
         grid: Booleans [h, w].
         size: Width and height of the picture in pixels, of any ratio to the grid.
+        crop: The part of the picture that the grid lies over; None for all of it.
 
     Returns:
         Booleans [height, width].
     """
-    columns, rows = ((2 * np.arange(n) + 1) * cells // (2 * n) for n, cells in zip(size, grid.shape[::-1], strict=True))
-    return np.asarray(grid[np.ix_(rows, columns)], bool)
+    left, top, right, bottom = crop or (0, 0, *size)
+    columns, rows = (
+        (2 * np.arange(n) + 1) * cells // (2 * n)
+        for n, cells in zip((right - left, bottom - top), grid.shape[::-1], strict=True)
+    )
+    pixels = np.zeros(size[::-1], bool)
+    pixels[top:bottom, left:right] = grid[np.ix_(rows, columns)]
+    return pixels
 
 
 @dataclass(frozen=True, eq=False)
@@ -392,6 +400,7 @@ class GenerationConfig:
         clip_skip: layers of the text encoder that are left out at its end for the prompt, 0 to 11; as in diffusers not
             for the negative one. What web UIs call clip skip is one more.
         textual_inversions: words of the prompts whose embeddings come from files, each as "word:digest of the file".
+        crop: left, top, right and bottom in pixels of the part of an opened picture that is on the canvas; None for all.
     """
 
     prompt: str
@@ -407,6 +416,7 @@ class GenerationConfig:
     loras: tuple[tuple[str, float], ...] = ()
     clip_skip: int = 0
     textual_inversions: tuple[str, ...] = ()
+    crop: Box | None = None
 
     @property
     def opened(self) -> bool:
@@ -489,7 +499,8 @@ STEPS = (1, 999)
 SIDE = (64, 2048)
 SEEDS = (0, 2**63 - 1)
 CLIP_SKIPS = (0, 11)
-_OPTIONAL = ("like", "loras", "clip_skip", "textual_inversions")
+MAX_CROP = 2**24
+_OPTIONAL = ("like", "loras", "clip_skip", "textual_inversions", "crop")
 
 
 def make_generation_config(prompt: str, **settings: Any) -> GenerationConfig:
@@ -597,6 +608,15 @@ def _textual_inversion(name: str) -> str:
     return name
 
 
+def _crop(value: Any) -> Box:
+    if len(value) != 4:
+        raise InputError(f"crop must be left, top, right and bottom, got {value!r:.80}")
+    left, top, right, bottom = (_integer("crop", side, (0, MAX_CROP)) for side in value)
+    if left >= right or top >= bottom:
+        raise InputError(f"crop must have left < right and top < bottom, got {value!r:.80}")
+    return left, top, right, bottom
+
+
 def check_scale(scale: Any) -> float:
     """An adapter's scale, if it is a number in range. Raises InputError otherwise."""
     is_number = isinstance(scale, Real) and not isinstance(scale, bool)
@@ -654,5 +674,6 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "like": parse_adapter_references,
     "loras": lambda value: tuple(_lora(*entry) for entry in value),
     "textual_inversions": lambda value: tuple(_textual_inversion(entry) for entry in value),
+    "crop": lambda value: None if value is None else _crop(value),
 }
 """Field of a `GenerationConfig` -> what checks and converts it."""

@@ -137,7 +137,7 @@ class ItemOutput:
         data: Bytes of the output file.
         picture: SHA-256 of the input file.
         mask: SHA-256 of the mask file, or "".
-        area: The edit's mask as a PNG of one pixel per latent cell; b"" if nothing was edited.
+        area: The edit's mask as a PNG over the whole picture; b"" if nothing was edited.
         change: The changed words as text.
         seconds: Duration, with the time to open the input.
         notes: Remarks for the user.

@@ -17,9 +17,11 @@ from PIL import Image
 from fisedit.batch.values import BatchItem, BatchSettings, ItemFailure, ItemOutput, one_line
 from fisedit.editor import Editor
 from fisedit.errors import Cancelled, FisEditError, NumericsError
+from fisedit.masking.region import Region
 from fisedit.models.malloc import keep_freed_memory
 from fisedit.storage import images
-from fisedit.values import MaskSource
+from fisedit.storage.canvas import needs_crop, upright_size
+from fisedit.values import MaskSource, cell_pixels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,6 +54,8 @@ class _OpenedSource:
     picture: images.DecodedImage
     editor: Editor
     result: EditResult
+    mask: Path | None = None
+    """By which a part of the picture was opened; None for the whole."""
 
 
 class BatchWorker:
@@ -162,8 +166,8 @@ class BatchWorker:
 
     def _edit(self, item: BatchItem, deadline: float) -> ItemOutput:
         on_step = _cancel_after(deadline)
-        source = self._open(item, on_step)
         data = images.read_bytes(item.mask) if item.mask else b""
+        source = self._open(item, data, on_step)
         mask = images.decode_mask(data, source.result.size) if item.mask else None
         source.editor.checkout(source.result.id)
         result = source.editor.edit(item.prompt, mask=mask, quality=self._settings.quality, on_step=on_step)
@@ -180,23 +184,31 @@ class BatchWorker:
             notes=(*source.picture.notes, *fallback, *result.stats.notes, *format_notes),
         )
 
-    def _open(self, item: BatchItem, on_step: OnStep) -> _OpenedSource:
-        """The item's source: the one that is open if the item shares it, else a new one in a new editor."""
-        if self._source is not None and self._source.key == item.source:
-            return self._source
+    def _open(self, item: BatchItem, mask: bytes, on_step: OnStep) -> _OpenedSource:
+        """The item's source: the one that is open if the item shares it, else a new one in a new editor.
+
+        Of a large picture the part around the item's mask is opened.
+        """
+        if (opened := self._source) is not None and opened.key == item.source:
+            is_large = needs_crop(opened.result.size, opened.editor.native_size)
+            if opened.mask == (item.mask if is_large else None):
+                return opened
         self._source = None
         data = images.read_bytes(item.picture)
         picture = images.decode(data)
         editor = Editor(self._pipe, model=self._settings.model)  # its features end with it; the model is shared
+        size = upright_size(picture.image)
+        opened_by = item.mask if needs_crop(size, editor.native_size) else None
         result = editor.open(
             picture.image,
             item.source_prompt,
+            region=Region.mask(images.decode_mask(mask, size)) if opened_by else None,
             negative_prompt=self._settings.negative_prompt,
             num_inference_steps=self._settings.num_inference_steps,
             guidance_scale=self._settings.guidance_scale,
             on_step=on_step,
         )
-        self._source = _OpenedSource(item.source, data, picture, editor, result)
+        self._source = _OpenedSource(item.source, data, picture, editor, result, opened_by)
         return self._source
 
 
@@ -211,11 +223,13 @@ def _encode(
 
 
 def _mask_png(result: EditResult) -> bytes:
-    """The mask as a PNG with one pixel per latent cell; b"" if nothing was edited."""
+    """The mask as a PNG with one pixel per latent cell, of a part of a picture one per pixel; b"" if nothing was
+    edited."""
     if result.mask.source is MaskSource.NOWHERE:
         return b""
-    file = BytesIO()
-    Image.fromarray(result.mask.raster).save(file, "PNG")
+    file, crop = BytesIO(), result.config.crop
+    raster = result.mask.raster if crop is None else cell_pixels(result.mask.grid, result.size, crop)
+    Image.fromarray(raster).save(file, "PNG")
     return file.getvalue()
 
 

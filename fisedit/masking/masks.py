@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
-    from fisedit.values import BoolGrid
+    from fisedit.values import BoolGrid, Box
 
     Heatmap = NDArray[np.float32]
 
@@ -40,7 +40,9 @@ MIN_COMPONENT_AREA = 0.01
 """Share of the frame below which a component of an automatic mask is dropped."""
 
 
-def grid_of_mask(mask: object, height: int, width: int, size: tuple[int, int] | None = None) -> BoolGrid:
+def grid_of_mask(
+    mask: object, height: int, width: int, size: tuple[int, int] | None = None, crop: Box | None = None
+) -> BoolGrid:
     """The latent cells that a mask marks: those in which any pixel is at least half inside.
 
     Args:
@@ -50,6 +52,7 @@ def grid_of_mask(mask: object, height: int, width: int, size: tuple[int, int] | 
         height: of the canvas in pixels, divisible by 8.
         width: of the canvas in pixels, divisible by 8.
         size: width and height of the picture in pixels, if they are not the canvas's.
+        crop: the part of the picture that the canvas shows; None for all of it.
 
     Returns:
         Booleans [height / 8, width / 8]; possibly all false or all true.
@@ -57,11 +60,13 @@ def grid_of_mask(mask: object, height: int, width: int, size: tuple[int, int] | 
     Raises:
         MaskError: a mask of another type, size or range of values.
     """
-    array = _pixels_or_cells(mask, height, width, size)
+    array = _pixels_or_cells(mask, height, width, size, crop)
     return _cells_of_pixels(_binarized(array), (height // LATENT_FACTOR, width // LATENT_FACTOR))
 
 
-def levels_of_mask(mask: object, height: int, width: int, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
+def levels_of_mask(
+    mask: object, height: int, width: int, size: tuple[int, int] | None = None, crop: Box | None = None
+) -> NDArray[np.uint8]:
     """How much every latent cell may change by a soft mask: as much as the pixel of it that may change most.
 
     Args:
@@ -69,6 +74,7 @@ def levels_of_mask(mask: object, height: int, width: int, size: tuple[int, int] 
         height: of the canvas in pixels, divisible by 8.
         width: of the canvas in pixels, divisible by 8.
         size: width and height of the picture in pixels, if they are not the canvas's.
+        crop: as in `grid_of_mask`.
 
     Returns:
         uint8 [height / 8, width / 8]; 255 where all may change.
@@ -79,20 +85,33 @@ def levels_of_mask(mask: object, height: int, width: int, size: tuple[int, int] 
     cells = height // LATENT_FACTOR, width // LATENT_FACTOR
     if isinstance(mask, EditMask) and mask.levels is not None and mask.levels.shape == cells:
         return mask.levels.copy()
-    return _cells_of_pixels(_shares(_pixels_or_cells(mask, height, width, size)), cells)
+    return _cells_of_pixels(_shares(_pixels_or_cells(mask, height, width, size, crop)), cells)
 
 
-def _pixels_or_cells(mask: object, height: int, width: int, size: tuple[int, int] | None) -> NDArray[Any]:
-    """A mask as an array of the canvas's or the picture's size, or as booleans of the latent cells."""
+def _pixels_or_cells(
+    mask: object, height: int, width: int, size: tuple[int, int] | None, crop: Box | None
+) -> NDArray[Any]:
+    """A mask as an array of the canvas's pixels, of the picture's that it shows, or of the latent cells."""
     cells, picture = (height // LATENT_FACTOR, width // LATENT_FACTOR), size or (width, height)
     _check_size(mask, (cells[::-1], (width, height), picture))
     array = _as_array(mask)
+    if crop and array.shape == picture[::-1]:
+        return _cropped(array, crop)
     if (array.dtype == np.bool_ and array.shape == cells) or array.shape in ((height, width), picture[::-1]):
         return array
     raise MaskError(
         f"mask must have the picture's {picture[0]}x{picture[1]} pixels, or be a boolean grid of "
         f"{cells[1]}x{cells[0]} latent cells, got {_size_text(array)}; resize it"
     )
+
+
+def _cropped(array: NDArray[Any], crop: Box) -> NDArray[Any]:
+    """The part of a mask that is on the canvas. Raises MaskError where all that it marks is elsewhere."""
+    left, top, right, bottom = crop
+    part = array[top:bottom, left:right]
+    if not _binarized(part).any() and _binarized(array).any():
+        raise MaskError(f"mask must lie on the opened part {crop} of the picture, got one beside it; open that part")
+    return part
 
 
 def _cells_of_pixels(pixels: NDArray[Any], cells: tuple[int, int]) -> NDArray[Any]:

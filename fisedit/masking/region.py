@@ -21,7 +21,7 @@ from fisedit.values import LATENT_FACTOR, MAX_DILATION, EditMask, MaskSource, so
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fisedit.values import BoolGrid
+    from fisedit.values import BoolGrid, Box
 
     Levels = NDArray[np.uint8]
 
@@ -36,11 +36,13 @@ class RegionCanvas:
         height: of the canvas in pixels, divisible by 8.
         width: of the canvas in pixels, divisible by 8.
         size: width and height of the picture in pixels.
+        crop: the part of the picture that is on the canvas; None for all of it.
     """
 
     height: int
     width: int
     size: tuple[int, int]
+    crop: Box | None = None
 
     @property
     def cells(self) -> tuple[int, int]:
@@ -126,6 +128,21 @@ class Region(ABC):
             InputError: no numbers, or nothing between them.
         """
         return _Box((left, top, right, bottom))
+
+    @staticmethod
+    def border(left: int = 0, top: int = 0, right: int = 0, bottom: int = 0) -> Region:
+        """The cells of which every pixel lies within so many pixels of a side, as a larger canvas adds them.
+
+        Args:
+            left: width in pixels, 0 or more.
+            top: height in pixels, 0 or more.
+            right: width in pixels, 0 or more.
+            bottom: height in pixels, 0 or more.
+
+        Raises:
+            InputError: another number, or no border.
+        """
+        return _Border(check_border((left, top, right, bottom)))
 
     @staticmethod
     def everywhere() -> Region:
@@ -243,7 +260,7 @@ class _Given(Region):
 
     def bind(self, canvas: RegionCanvas) -> Region:
         read = masks.levels_of_mask if self.soft else masks.grid_of_mask
-        found = read(self.given, canvas.height, canvas.width, canvas.size)
+        found = read(self.given, canvas.height, canvas.width, canvas.size, canvas.crop)
         return _Cells(found if self.soft else found.astype(np.uint8) * _WHOLE)
 
     def resolve(self, scope: RegionScope) -> RegionMask:
@@ -263,17 +280,36 @@ class _Box(Region):
             raise InputError(f"a box must have left < right and top < bottom, got {self.sides}")
 
     def bind(self, canvas: RegionCanvas) -> Region:
-        (width, height), (rows, columns) = canvas.size, canvas.cells
-        left, top, right, bottom = self.sides
-        if left >= width or top >= height or right <= 0 or bottom <= 0:
-            raise MaskError(f"a box must lie on the picture's {width}x{height} pixels, got {self.sides}")
+        part = canvas.crop or (0, 0, *canvas.size)
+        if any(high <= least or low >= most for low, high, least, most in _axes(self.sides, part)):
+            where = f"the opened part {part} of the picture" if canvas.crop else "the picture's {}x{} pixels"
+            raise MaskError(f"a box must lie on {where.format(*canvas.size)}, got {self.sides}")
         levels = np.zeros(canvas.cells, np.uint8)
-        vertical, horizontal = _span(top, bottom, rows / height, rows), _span(left, right, columns / width, columns)
+        horizontal, vertical = (
+            _span(low - least, high - least, n / (most - least), n)
+            for n, (low, high, least, most) in zip(canvas.cells[::-1], _axes(self.sides, part), strict=True)
+        )
         levels[vertical, horizontal] = _WHOLE
         return _Cells(levels)
 
     def resolve(self, scope: RegionScope) -> RegionMask:
         raise AssertionError("a box is bound before it is resolved")
+
+
+@dataclass(frozen=True)
+class _Border(Region):
+    widths: Box
+
+    def bind(self, canvas: RegionCanvas) -> Region:
+        (width, height), (left, top, right, bottom) = canvas.size, self.widths
+        if left + right >= width or top + bottom >= height:
+            raise MaskError(f"a border must leave some of the picture's {width}x{height} pixels, got {self.widths}")
+        inner = _Box((left, top, width - right, height - bottom)).bind(canvas)
+        assert isinstance(inner, _Cells)
+        return _Cells(_WHOLE - inner.levels)
+
+    def resolve(self, scope: RegionScope) -> RegionMask:
+        raise AssertionError("a border is bound before it is resolved")
 
 
 class _Everywhere(Region):
@@ -391,6 +427,11 @@ class _Difference(_Combined):
         return self.left.protected(scope) | own
 
 
+def _axes(box: Sequence[float], part: Box) -> list[tuple[float, float, int, int]]:
+    """A box's two ends and a part's, across and down."""
+    return [(box[i], box[i + 2], part[i], part[i + 2]) for i in (0, 1)]
+
+
 def _span(low: float, high: float, scale: float, count: int) -> slice:
     """The cells that an interval of pixels reaches into."""
     return slice(max(0, int(np.floor(low * scale))), min(count, int(np.ceil(high * scale))))
@@ -414,6 +455,41 @@ def _joined(found: Sequence[RegionMask], levels: Levels) -> RegionMask:
     least = min(by_words, key=lambda mask: mask.confidence, default=found[0].mask)
     mask = replace(least, grid=levels > 0, levels=soft_levels(levels))
     return RegionMask(mask, next((one.reason for one in found if one.reason), ""))
+
+
+def check_border(widths: tuple[int, int, int, int]) -> Box:
+    """Widths in pixels of a border at the left, top, right and bottom. Raises InputError for another value."""
+    is_whole = all(isinstance(width, int) and not isinstance(width, bool) and width >= 0 for width in widths)
+    if len(widths) != 4 or not is_whole or not any(widths):
+        raise InputError(f"a border must be pixels at the left, top, right and bottom, not all 0, got {widths!r:.80}")
+    return widths
+
+
+class _UnopenedPicture:
+    """The scope of a region on a picture that no model has seen."""
+
+    def __init__(self, cells: tuple[int, int]) -> None:
+        self.cells = cells
+
+    def by_words(self, options: MaskOptions) -> tuple[EditMask, str]:
+        raise InputError("words attend to a picture once it is opened; open it by a mask or a box, or as a whole")
+
+
+def cells_on_picture(region: Region, size: tuple[int, int]) -> BoolGrid:
+    """What a region marks on a picture before it is opened: booleans [height / 8, width / 8], rounded up.
+
+    Args:
+        region: without words.
+        size: width and height of the picture in pixels.
+
+    Raises:
+        MaskError: it does not fit the picture. InputError: no region, or one by words.
+    """
+    if not isinstance(region, Region):
+        raise InputError(f"region must be a Region, got {type(region).__name__}; use Region.mask or Region.box")
+    width, height = (-(-side // LATENT_FACTOR) * LATENT_FACTOR for side in size)
+    canvas = RegionCanvas(height, width, size)
+    return region.bind(canvas).resolve(_UnopenedPicture(canvas.cells)).mask.grid
 
 
 def region_of(region: Region | None, mask: object, protect: object, grow: int, options: MaskOptions) -> Region:

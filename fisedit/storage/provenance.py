@@ -47,8 +47,8 @@ _LOCAL = "./"
 _MAX_CHARACTERS, _MAX_SETTINGS_CHARACTERS, _MAX_EDITS = 4_000_000, 100_000, 1_000
 
 _OF_THE_MODEL = ("like", "loras", "textual_inversions")
-_GENERATED = {field.name for field in fields(GenerationConfig)} - {"inversion", *_OF_THE_MODEL}
-_OPENED = {field.name for field in fields(GenerationConfig)} - {"scheduler", *_OF_THE_MODEL}
+_GENERATED = {field.name for field in fields(GenerationConfig)} - {"inversion", "crop", *_OF_THE_MODEL}
+_OPENED = {field.name for field in fields(GenerationConfig)} - {"scheduler", "crop", *_OF_THE_MODEL}
 _FOREIGN_DEFAULTS: Mapping[str, Any] = {
     "seed": 0,
     "num_inference_steps": 25,

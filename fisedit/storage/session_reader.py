@@ -137,6 +137,8 @@ class SessionReader:
         image, painted = _decode_pictures(read, (config.width, config.height))
         if parent is not None and image.size != parent.size:
             raise InputError(f"the picture must have its parent's size, got {image.size}")
+        if config.crop and (config.crop[2] > image.width or config.crop[3] > image.height or painted is None):
+            raise InputError(f"the part {config.crop} must lie on the picture, got {image.size}")
         return EditResult(
             entry.id,
             entry.parent,
