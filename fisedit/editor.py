@@ -55,6 +55,7 @@ from fisedit.storage.provenance import Origin, PastEdit
 from fisedit.storage.session_store import SessionContents, SessionStore
 from fisedit.values import (
     LATENT_FACTOR,
+    SEEDS,
     EditMask,
     EditScript,
     MaskSource,
@@ -543,6 +544,42 @@ class Editor:
         plan = self._pipeline.plan(request)
         return self._pipeline.run(request, plan)
 
+    def erase(
+        self,
+        region: Region,
+        *,
+        prompt: str | None = None,
+        seed: int | None = None,
+        quality: str = Quality.BALANCED,
+        on_step: OnStep | None = None,
+    ) -> EditResult:
+        """Let what is around a region grow into it, without words for what is to be seen there.
+
+        Inside the region nothing attends to the region itself (Attentive Eraser, arXiv 2412.12974), and no words are
+        read unless they change.
+
+        Args:
+            region: what goes, with what it casts, such as a shadow.
+            prompt: what the picture shows then; None for the current prompt, of which no word is read.
+            seed: of the noise inside; None for another one than the picture's.
+            quality: as in `edit`.
+            on_step: as in `edit`.
+
+        Raises:
+            SessionError: there is no picture yet. MaskError: nothing would be left. InputError: no region.
+        """
+        if not isinstance(region, Region):
+            raise InputError(f"region must be a Region, got {type(region).__name__}; use Region.mask or Region.words")
+        now = self.current
+        request = self._pipeline.request_edit(
+            now.prompt if prompt is None else prompt,
+            region,
+            growth=check_quality(quality),
+            repaint=Repaint(seed=(now.config.seed + 1) % (SEEDS[1] + 1) if seed is None else seed, erases=True),
+            on_step=on_step,
+        )
+        return self._pipeline.run(request, self._pipeline.plan(request))
+
     def edit_many(
         self,
         prompts: Sequence[str],
@@ -1018,7 +1055,7 @@ class Editor:
         """An edit just as it was: the same cells at every step."""
         strength = strength_for_start(edit.start, self.current.config.num_timesteps)
         request = self._pipeline.request_edit(
-            edit.prompt, repaint=Repaint(strength, edit.structure, edit.seed), on_step=on_step
+            edit.prompt, repaint=Repaint(strength, edit.structure, edit.seed, edit.erased), on_step=on_step
         )
         text = self._pipeline.encode(request)
         self._pipeline.restore(request)
@@ -1033,6 +1070,8 @@ class Editor:
             region = Region.mask(cell_pixels(edit.mask.grid, self.current.size))
         elif given:
             region, strength = Region.mask(edit.mask.image().resize(self.current.size, 0), soft=True), 1.0
+        if edit.erased:
+            return self.erase(region or Region.words(), prompt=edit.prompt, seed=edit.seed or 0, on_step=on_step)
         return self.edit(
             edit.prompt, region=region, structure=edit.structure, strength=strength, seed=edit.seed, on_step=on_step
         )

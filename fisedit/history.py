@@ -35,6 +35,7 @@ class EditResult:
         structure: how much of the parent's structure was kept, 0 to 1.
         start: so many first steps are the parent's.
         checked: whether the run was checked for drift, which moves roundings.
+        erased: whether cells inside the mask did not attend to one another.
     """
 
     id: str
@@ -49,6 +50,7 @@ class EditResult:
     structure: float = 0.0
     start: int = 0
     checked: bool = False
+    erased: bool = False
 
     @property
     def canvas(self) -> Image:

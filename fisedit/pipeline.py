@@ -41,6 +41,7 @@ from fisedit.sparse.vae_decode import DecoderCache, decode
 from fisedit.storage.canvas import is_canvas, paste_edit, to_canvas, upscale_note
 from fisedit.values import (
     DENSE_STEP,
+    EditKind,
     EditMask,
     EditScript,
     EditStats,
@@ -220,6 +221,7 @@ class EditPipeline:
             growth=growth,
             strength=repaint.strength,
             structure=repaint.structure,
+            erases=repaint.erases,
             verify=verify,
             on_step=on_step,
         )
@@ -329,6 +331,8 @@ class EditPipeline:
             SessionError: words that the prompt was made with are not loaded now, or others that it holds are.
         """
         pipe, config = self.engine.pipe, request.config
+        if request.erases and request.script.kind is EditKind.IDENTICAL:
+            config = replace(config, prompt="")  # its words would paint what they name
         prompts = {"prompt": config.prompt} | ({"negative prompt": config.negative_prompt} if config.guided else {})
         notes: list[str] = []
         lock = exclusive(pipe.text_encoder, pipe.tokenizer)
@@ -388,6 +392,7 @@ class EditPipeline:
             start=plan.start,
             injection=injection,
             check=plan.check,
+            erases=request.erases,
         )
 
     def _decode(self, request: EditRequest, plan: EditPlan, trajectory: Trajectory) -> RenderOutput:
@@ -506,6 +511,7 @@ class EditPipeline:
                 structure=float(request.structure) if plan.dilation else 0.0,
                 start=plan.start,
                 checked=plan.check is not None,
+                erased=request.erases,
             )
             self._cache(result, output)
             return self.history.add(result)
@@ -601,6 +607,7 @@ class EditPipeline:
             picture,
             strength=strength,
             structure=result.structure,
+            erases=result.erased,
             on_step=on_step,
         )
         steps = config.num_timesteps - result.start

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from fisedit.errors import InputError
+from fisedit.errors import InputError, MaskError
 from fisedit.masking import drift_check
 from fisedit.masking.edit_scope import EditScope
 from fisedit.masking.region import Region, RegionCanvas
@@ -50,11 +50,13 @@ class Repaint:
         strength: share of the steps to run, above 0 to 1, from the last.
         structure: share of the steps that may inject the source's attention which do, 0 to 1.
         seed: of the noise; None for the picture's.
+        erases: cells inside do not attend to one another, so that what is around them grows in.
     """
 
     strength: float = 1.0
     structure: float = 0.0
     seed: int | None = None
+    erases: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +74,7 @@ class EditRequest:
         structure: share of the steps that may inject the source's attention which do, 0 to 1.
         on_step: called before every step with (i, n, preview).
         verify: check a predicted mask for drift.
+        erases: as in `Repaint`.
         stopwatch: takes the seconds of every stage.
 
     Attributes:
@@ -93,6 +96,7 @@ class EditRequest:
     structure: float = 0.0
     on_step: OnStep | None = None
     verify: bool = False
+    erases: bool = False
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     dilation: tuple[int, ...] = field(init=False)
     start: int = field(init=False)
@@ -131,7 +135,7 @@ class EditRequest:
     def unchanged_reason(self) -> str:
         """Why the parent's picture is the answer, or ""."""
         assert self.parent is not None
-        same_words_suffice = self.config.like != self.parent.config.like or self.new_noise
+        same_words_suffice = self.config.like != self.parent.config.like or self.new_noise or self.erases
         if self.script.kind is EditKind.IDENTICAL and (self.region.is_default or not same_words_suffice):
             return self.script.reason or "the prompt says the same as before"
         return "the mask is empty" if self.region.is_empty else ""
@@ -253,10 +257,12 @@ class Planner:
             mask, start = self._begin(found.mask, request)
         if not mask.grid.any():
             return self.plan_unchanged(request, "nothing is left of the mask")
+        if request.erases and (found.reason or mask.grid.all()):
+            raise MaskError(f"erasing must leave a part of the picture, got {found.reason or 'all of it'}; give a mask")
         with request.stopwatch.stage("plan"):
             costs, cells = self.costs(config), mask.cells(config.num_timesteps)
             dilation = request.dilation or self._choose_dilations(request, cells, start, costs)
-            reason = found.reason or costs.dense_is_cheaper(cells, dilation)
+            reason = found.reason or ("" if request.erases else costs.dense_is_cheaper(cells, dilation))
         plan = EditPlan(
             mask,
             prompt,
@@ -399,7 +405,7 @@ class Planner:
 
     def _choose_dilations(self, request: EditRequest, cells: ActiveCells, start: int, costs: Costs) -> tuple[int, ...]:
         quality = request.growth if isinstance(request.growth, Quality) else Quality.BALANCED
-        return costs.choose_dilations(cells, start, quality=quality, plain=request.structure > 0)
+        return costs.choose_dilations(cells, start, quality=quality, plain=request.structure > 0 or request.erases)
 
     def _with_drift_check(self, request: EditRequest, plan: EditPlan) -> EditPlan:
         """The plan with a check for drift, where one can be made."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ from fisedit.storage import files, session_folder
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from fisedit import Editor
+    from fisedit import Editor, Region
     from fisedit.editor import Preview
     from fisedit.storage.images import DecodedImage
     from fisedit.values import OnStep
@@ -105,7 +107,7 @@ def generate(
 
 def edit(
     context: typer.Context,
-    prompt: opt.NewPrompt,
+    prompt: opt.NewPrompt = None,
     session: opt.Session = None,
     source_prompt: opt.SourcePrompt = None,
     picture: opt.Picture = None,
@@ -113,6 +115,10 @@ def edit(
     caption_model: opt.CaptionModel = None,
     inversion: opt.Inversion = "ddim",
     mask: opt.Mask = None,
+    soft: opt.Soft = False,
+    box: opt.Boxes = None,
+    context_ratio: opt.Context = 0.5,
+    erase: opt.Erase = False,
     protect: opt.Protect = None,
     grow: opt.Grow = 0,
     word: opt.Words = None,
@@ -151,6 +157,7 @@ def edit(
 ) -> None:
     """Change a prompt and what it changes: of a saved --session, a --source-prompt, a --picture, or --from a file."""
     _check_source(context)
+    _check_prompt(context)
     if features and session is None:
         raise InputError("--features are saved with a --session, got none; give one")
     files.check_image_path(output, mask, protect, picture, origin, reference)
@@ -158,20 +165,19 @@ def edit(
     if session is not None:
         session_folder.check_outputs(session, output, trace)
         context.with_resource(session_folder.lock(session))
-    opened = _read_image(picture or origin)
-    from fisedit.storage.images import read_mask
-
-    areas: dict[str, Any] = {"mask": read_mask(mask), "protect": read_mask(protect), "grow": grow}
-    areas |= {"words": word or (), "instance": instance, "mask_method": mask_method, "probe_steps": probe_steps}
+    opened, marked = _read_image(picture or origin), _marked(context)
+    areas: dict[str, Any] = {"region": _region(context, marked)}
     areas |= {"strength": strength, "seed": edit_seed, "quality": quality}
     with console.progress("Editing") as on_step:
-        editor = _open_editor(context, opened, on_step)
+        editor = _open_editor(context, opened, None if word else marked, on_step)
         notes = _notes(context, editor, opened)
         areas |= {"reference": _load_reference(context, editor)}
         with profiling(editor, shown=profile, trace=trace) as layers:
-            if not preview:
+            if erase:
+                editor.erase(areas["region"], prompt=prompt, seed=edit_seed, quality=quality, on_step=on_step)
+            elif prompt is not None and not preview:
                 editor.edit(prompt, on_step=on_step, verify=verify, structure=structure, **areas)
-    if preview:
+    if preview and prompt is not None:
         _show_preview(editor, editor.preview(prompt, **areas), output, json=json)
         return
     notes += editor.write(output, metadata=metadata)
@@ -236,6 +242,55 @@ def _check_source(context: typer.Context) -> None:
         raise InputError(f"{context.params['session']} holds a session; give it alone to go on with it")
 
 
+def _check_prompt(context: typer.Context) -> None:
+    """Check that there are words, or a thing to erase and nothing that erasing has no use for."""
+    explicit, erases = _options_given(context), context.params["erase"]
+    if not erases and "prompt" not in explicit:
+        raise InputError("give a --prompt, got none; or --erase what a --mask, --box or --word marks")
+    inapplicable = [name for name in ("preview", "structure", "strength", "reference", "adapter") if name in explicit]
+    if erases and inapplicable:
+        raise InputError(f"erasing has no --{inapplicable[0]}; leave it out")
+    if erases and not {"mask", "box", "word"} & explicit:
+        raise InputError("erasing needs a --mask, --box or --word, got none; give one")
+    if context.params["soft"] and "mask" not in explicit:
+        raise InputError("--soft is of a --mask, got none; give one")
+
+
+def _marked(context: typer.Context) -> Region | None:
+    """What --mask and --box mark; None without either."""
+    from fisedit import Region
+    from fisedit.storage.images import read_mask
+
+    given = context.params
+    regions = [Region.box(*_sides(text)) for text in given["box"] or ()]
+    if (mask := read_mask(given["mask"])) is not None:
+        regions.insert(0, Region.mask(mask, soft=given["soft"]))
+    return reduce(or_, regions) if regions else None
+
+
+def _sides(text: str) -> tuple[float, float, float, float]:
+    try:
+        left, top, right, bottom = map(float, text.split(","))
+    except ValueError as error:
+        raise InputError(f"--box must be L,T,R,B in pixels, got {text!r:.60}") from error
+    return left, top, right, bottom
+
+
+def _region(context: typer.Context, marked: Region | None) -> Region:
+    """Where the picture may change: what is marked and where given words attend, or else the changed ones."""
+    from fisedit import Region
+    from fisedit.storage.images import read_mask
+
+    given, region = context.params, marked
+    if marked is None or given["word"]:
+        options = {name: given[name] for name in ("instance", "probe_steps")}
+        words = Region.words(*given["word"] or (), method=given["mask_method"], **options)
+        region = words if marked is None else marked | words
+    assert region is not None
+    region, protect = region.grow(given["grow"]), read_mask(given["protect"])
+    return region if protect is None else region - Region.mask(protect)
+
+
 def _read_image(path: Path | None) -> DecodedImage | None:
     """Decode an image file; None stays None."""
     if path is None:
@@ -268,8 +323,10 @@ def _notes(context: typer.Context, editor: Editor, opened: DecodedImage | None) 
     return (*opened.notes, *filter(None, [note])) if opened else ()
 
 
-def _open_editor(context: typer.Context, opened: DecodedImage | None, on_step: OnStep) -> Editor:
-    """An editor whose current result is the source."""
+def _open_editor(
+    context: typer.Context, opened: DecodedImage | None, region: Region | None, on_step: OnStep
+) -> Editor:
+    """An editor whose current result is the source; of a large picture, the part around a region."""
     from fisedit import Editor
 
     given = context.params
@@ -291,7 +348,8 @@ def _open_editor(context: typer.Context, opened: DecodedImage | None, on_step: O
 
         local = given["local_files_only"]
         caption = captioning.caption(opened.image, given["caption_model"], local_files_only=local)
-    editor.open(opened.image, caption, inversion=given["inversion"], on_step=on_step, **config)
+    parts = {"region": region, "context": given["context_ratio"], "inversion": given["inversion"]}
+    editor.open(opened.image, caption, on_step=on_step, **parts, **config)
     return editor
 
 

@@ -26,7 +26,7 @@ Version = Annotated[bool, Option("--version", callback=_print_version, is_eager=
 Debug = Annotated[bool, Option("--debug", help="Show tracebacks; may be given anywhere.")]
 Prompt = Annotated[str, Argument(help="What the picture shows.")]
 NewPrompt = Annotated[
-    str, Option("--prompt", help="The changed prompt; its changed words decide where the picture may change.")
+    str | None, Option("--prompt", help="The changed prompt; its changed words decide where the picture may change.")
 ]
 SourcePrompt = Annotated[
     str | None, Option(help="Generate a source from this prompt first; with --picture, what that shows.")
@@ -83,6 +83,22 @@ LocalFilesOnly = Annotated[bool, Option("--local-files-only", help="Never reach 
 Output = Annotated[Path, Option(help="Image to write: .png, .webp, .jpg or .tif.")]
 Folder = Annotated[Path, Option("--output", help="Folder to write into.")]
 Mask = Annotated[Path | None, Option(help="Image, white where the edit may change the picture.")]
+Soft = Annotated[
+    bool, Option("--soft", help="Grey of the --mask says how much may change: from so early a step on, white from all.")
+]
+Boxes = Annotated[
+    list[str] | None,
+    Option("--box", metavar="L,T,R,B", help="Pixels where the edit may change the picture; may be repeated."),
+]
+Context = Annotated[
+    float,
+    Option(
+        "--context",
+        help="Of a large --picture the part around --mask and --box is edited, and so much on every side as a ratio of "
+        "its longer side.",
+    ),
+]
+Erase = Annotated[bool, Option("--erase", help="Let what is around the mask grow into it; needs no --prompt.")]
 Protect = Annotated[Path | None, Option(help="Image, white where the picture must stay.")]
 Grow = Annotated[int, Option(help="Latent cells (8 pixels) to grow the mask by; negative shrinks it.")]
 Words = Annotated[list[str] | None, Option("--word", help="A word to find the mask by, instead of the changed ones.")]

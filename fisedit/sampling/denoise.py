@@ -46,7 +46,7 @@ from fisedit.sparse.modules import LayerSite, Role, loras, project_text
 from fisedit.sparse.record_size import RecordSize
 from fisedit.sparse.stepping import Graphs, SparseEdit, SparseSteps
 from fisedit.sparse_kernels.dilation import dilate
-from fisedit.sparse_kernels.row_plan import SparsePlan, make_row_plan
+from fisedit.sparse_kernels.row_plan import SparsePlan, hide_keys, make_row_plan
 from fisedit.values import DENSE_STEP, GenerationConfig
 
 if TYPE_CHECKING:
@@ -438,7 +438,8 @@ class Engine:
         for i in (i for i in range(edit.start, len(dilation)) if dilation[i] != DENSE_STEP):
             key = dilation[i], cells.stage(i)
             if key not in known:
-                known[key] = self.row_plan(cells.at(i), dilation[i])
+                plan = self.row_plan(cells.at(i), dilation[i])
+                known[key] = hide_keys(plan, cells.at(i)) if edit.erases else plan
             plans[i] = known[key]
         if check and check.step in plans:
             plans[check.step] = self.row_plan(cells.at(check.step), dilation[check.step], check.cells)

@@ -139,6 +139,7 @@ class LatentEdit:
         start: index of the first step to run; those before are taken over from the source.
         injection: what is kept of the source's attention, or None.
         check: compares the edit with its source at one step, or None.
+        erases: cells inside do not attend to one another.
     """
 
     config: GenerationConfig
@@ -149,6 +150,7 @@ class LatentEdit:
     start: int = 0
     injection: AttentionInjection | None = None
     check: StepCheck | None = None
+    erases: bool = False
 
 
 def max_injection_steps(config: GenerationConfig) -> int:

@@ -141,7 +141,17 @@ class CachedRows:
         keys, key_scales = self._tokens(f"{name}.to_k", key)
         values, value_scales = self._tokens(f"{name}.to_v", value)
         query = self._query(f"{name}.to_q", query)
-        attended = ops.dense_attention(query if key_scales is None else query * key_scales, keys, values, heads)
+        if key_scales is not None:
+            query = query * key_scales
+        hidden = self.plan.hidden and self.plan.hidden[self._sites[f"{name}.to_q"].level]
+        if hidden:
+            attended = torch.empty_like(query)
+            seen = keys[:, hidden.visible], values[:, hidden.visible]
+            attended[:, hidden.inside] = ops.dense_attention(query[:, hidden.inside], *seen, heads)
+            if len(hidden.outside):
+                attended[:, hidden.outside] = ops.dense_attention(query[:, hidden.outside], keys, values, heads)
+        else:
+            attended = ops.dense_attention(query, keys, values, heads)
         return attended if value_scales is None else attended.mul_(value_scales)
 
     def text_keys(self, name: str) -> Tensor:

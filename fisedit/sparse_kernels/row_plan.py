@@ -131,10 +131,31 @@ class Level:
 
 
 @dataclass(frozen=True, eq=False)
+class HiddenKeys:
+    """Positions of a level whose keys the active rows among them do not attend to.
+
+    Args:
+        inside: int64, the active rows at hidden positions.
+        outside: int64, the other active rows, which attend to every position.
+        visible: int64, the positions that are not hidden, at least one.
+    """
+
+    inside: Tensor
+    outside: Tensor
+    visible: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class SparsePlan:
-    """Active rows and kernel maps of every level, finest first."""
+    """Active rows and kernel maps of every level, finest first.
+
+    Args:
+        levels: of the UNet.
+        hidden: keys that self-attention leaves out, by level, None where it reads them all; () for all levels.
+    """
 
     levels: tuple[Level, ...]
+    hidden: tuple[HiddenKeys | None, ...] = ()
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -155,6 +176,26 @@ def make_row_plan(grid: BoolGrid, num_levels: int, device: torch.device | str = 
     """
     active = _active(grid, num_levels)
     return SparsePlan(tuple(_level(active, i, torch.device(device)) for i in range(num_levels)))
+
+
+def hide_keys(plan: SparsePlan, grid: BoolGrid) -> SparsePlan:
+    """The same plan in which cells do not attend to one another, as an erased object does not to itself (Attentive
+    Eraser, arXiv 2412.12974). A level that they cover as a whole reads all keys.
+
+    Args:
+        plan: whose active rows hold the cells.
+        grid: booleans [h, w], the cells.
+    """
+    cells = _active(grid, len(plan.levels))
+    return replace(plan, hidden=tuple(map(_hidden, plan.levels, cells)))
+
+
+def _hidden(level: Level, cells: Tensor) -> HiddenKeys | None:
+    if cells.all():
+        return None
+    hidden = cells.flatten().to(level.active.device)
+    is_inside = hidden[level.active]
+    return HiddenKeys(_positions(is_inside), _positions(~is_inside), _positions(~hidden))
 
 
 def count_active_rows(grid: BoolGrid, num_levels: int) -> tuple[int, ...]:

@@ -88,6 +88,7 @@ class PastEdit:
         like: The references that it used.
         textual_inversions: As in `GenerationConfig`.
         seed: Of its own noise inside the mask; None for that of the picture it was made of.
+        erased: As in `EditResult`.
     """
 
     prompt: str
@@ -100,6 +101,7 @@ class PastEdit:
     like: tuple[AdapterReference, ...] = ()
     textual_inversions: tuple[str, ...] = ()
     seed: int | None = None
+    erased: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,6 +219,7 @@ def make_origin(lineage: Sequence[EditResult], model: str, dtype: str, device: s
                 e.config.like,
                 e.config.textual_inversions,
                 None if e.config.seed == before.config.seed else e.config.seed,
+                e.erased,
             )
             for before, e in pairwise((source, *effective))
         ),
@@ -318,6 +321,7 @@ def _to_json(origin: Origin) -> str:
             **_like_entry(edit.like),
             **({"textual_inversions": edit.textual_inversions} if edit.textual_inversions else {}),
             **({} if edit.seed is None else {"seed": edit.seed}),
+            **({"erased": True} if edit.erased else {}),
         }
         for edit in origin.edits
     ]
@@ -381,6 +385,7 @@ def _parse_edit(data: Any, config: GenerationConfig) -> PastEdit:
         parse_adapter_references(data.get("like", ())),
         tuple(_checked(name, isinstance(name, str)) for name in data.get("textual_inversions", ())),
         None if data.get("seed") is None else check_seed(data["seed"]),
+        _checked(data.get("erased", False), data.get("erased", False) in (True, False)),
     )
 
 

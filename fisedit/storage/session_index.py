@@ -88,6 +88,7 @@ class ResultEntry:
         model: The model that made it.
         files: Ending -> SHA-256 of the file's bytes, in hexadecimal digits; empty without digests.
         pages: SHA-256 of every page of its recorded features; empty where they were not saved.
+        erased: As in `EditResult`.
     """
 
     id: str
@@ -103,6 +104,7 @@ class ResultEntry:
     model: str
     files: Mapping[str, str]
     pages: tuple[str, ...] = ()
+    erased: bool = False
 
     def page_names(self) -> dict[str, str]:
         """Names of the files of its pages, in their order -> SHA-256 of their bytes."""
@@ -196,7 +198,8 @@ def make_entry(
         "stats": result.stats.as_dict(),
         "files": dict(files),
     }
-    return entry | ({"model": model} if model else {}) | ({"pages": list(pages)} if pages else {})
+    optional = {"model": model, "pages": list(pages), "erased": result.erased}
+    return entry | {name: value for name, value in optional.items() if value}
 
 
 def encode_index(index: Mapping[str, Any]) -> bytes:
@@ -276,7 +279,7 @@ def _parse(index: dict[str, Any], data: bytes) -> SessionIndex:
 
 
 def _parse_entry(entry: Any, model: str, *, with_digests: bool) -> ResultEntry:
-    found = _fields(entry, _RESULT_WITH_DIGESTS if with_digests else _RESULT, optional={"model", "pages"})
+    found = _fields(entry, _RESULT_WITH_DIGESTS if with_digests else _RESULT, optional={"model", "pages", "erased"})
     config: GenerationConfig = found["recipe"]
     growth, stats, start = found["growth"], found["stats"], found["start"]
     _require(len(growth) in (0, config.num_timesteps) and start < config.num_timesteps)
@@ -295,6 +298,7 @@ def _parse_entry(entry: Any, model: str, *, with_digests: bool) -> ResultEntry:
         found.get("model", model),
         found.get("files", MappingProxyType({})),
         found.get("pages", ()),
+        found.get("erased", False),
     )
 
 
@@ -456,6 +460,7 @@ _RESULT: Mapping[str, Check] = {
     "mask": lambda value: _fields(value, _MASK),
     "stats": _stats,
     "model": _NAME,
+    "erased": _boolean,
 }
 _INDEX: Mapping[str, Check] = {
     "version": lambda version: version,

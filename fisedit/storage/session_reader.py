@@ -152,6 +152,7 @@ class SessionReader:
             entry.structure,
             entry.start,
             entry.checked,
+            entry.erased,
         )
 
     def _read_files(self, entry: ResultEntry) -> dict[str, bytes]:
