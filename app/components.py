@@ -37,6 +37,7 @@ class PageComponents:
             with gr.Column(scale=5, min_width=320, elem_id="right"):
                 self._add_prompt()
                 self._add_region()
+                self._add_extension()
                 with gr.Accordion("Settings of new pictures", open=False, elem_id="settings-panel"):
                     self._add_settings()
                 self._add_reference()
@@ -60,6 +61,7 @@ class PageComponents:
             self.undo = gr.Button("Undo", size="sm", interactive=False, elem_id="undo")
             self.redo = gr.Button("Redo", size="sm", interactive=False, elem_id="redo")
             self.vary = gr.Button("4 variations", size="sm", interactive=False, elem_id="vary")
+            self.erase = gr.Button("Erase", size="sm", interactive=False, elem_id="erase")
             self.measure = gr.Button("Time a full run", size="sm", interactive=False, elem_id="measure")
             self.download = gr.Button("Download", size="sm", interactive=False, elem_id="download")
             self.save = gr.Button("Download all", size="sm", interactive=False, elem_id="save")
@@ -96,9 +98,18 @@ class PageComponents:
             )
             self.grow = gr.Slider(*validation.GROW, value=0, step=1, label="Wider or tighter", elem_id="grow")
             self.only = gr.Checkbox(label="Only where I paint", elem_id="only")
+            self.feather = gr.Slider(*validation.FEATHER, value=0, step=1, label="Soft edge", elem_id="feather")
             self.strength = gr.Slider(0.05, 1, value=1, step=0.05, label="Strength", elem_id="strength")
             self.quality = gr.Radio(list(Quality), value=Quality.BALANCED, label="Quality", elem_id="quality")
             self.reset_region = gr.Button("Reset", size="sm", elem_id="reset-region")
+
+    def _add_extension(self) -> None:
+        with gr.Accordion("Extend the picture", open=False, elem_id="extend-panel"), gr.Row(elem_id="extension"):
+            self.extension = [
+                gr.Number(0, label=side, precision=0, minimum=0, maximum=validation.EXTENSION[1], min_width=60)
+                for side in ("Left", "Top", "Right", "Bottom")
+            ]
+            self.extend = gr.Button("Extend", size="sm", interactive=False, elem_id="extend")
 
     def _add_reference(self) -> None:
         offered = self.pool.adapter is not None
@@ -186,8 +197,12 @@ class PageComponents:
     @property
     def edit_inputs(self) -> list[Any]:
         """The arguments of an edit."""
-        region = [self.stage, self.words, self.instance, self.grow, self.only, self.strength, self.quality]
-        return [self.prompt, *self.reference_inputs, *region]
+        return [self.prompt, *self.reference_inputs, self.stage, *self.region_inputs]
+
+    @property
+    def region_inputs(self) -> list[Any]:
+        """The region's controls."""
+        return [self.words, self.instance, self.grow, self.only, self.feather, self.strength, self.quality]
 
     @property
     def reference_inputs(self) -> list[Any]:
@@ -226,15 +241,16 @@ class PageComponents:
             self.undo,
             self.redo,
             self.vary,
+            self.erase,
             self.delete,
             self.measure,
             self.download,
             self.save,
             self.run,
             self.make,
+            self.extend,
         ]
-        region = [self.words, self.instance, self.grow, self.only, self.strength, self.quality]
-        return [*shown, *buttons, self.stop, *region, self.descendants, self.open]
+        return [*shown, *buttons, self.stop, *self.region_inputs, self.descendants, self.open]
 
 
 def _header(pool: ModelPool) -> str:

@@ -146,6 +146,34 @@ class EventHandlers:
             prompt,
         )
 
+    def on_erase(self, request: gr.Request, *values: Any) -> Iterator[Updates]:
+        """Let what is around the painted area of the current picture grow into it.
+
+        Args:
+            request: of the page.
+            values: of `PageComponents.edit_inputs`, of which the region's are read.
+        """
+        region = values[3:]
+        yield from self._run(
+            request,
+            lambda session: handlers.erase(
+                self.state, session, inputs.region(session, session.current.prompt, None, *region)
+            ),
+        )
+
+    def on_extend(self, request: gr.Request, prompt: str, *widths: float | None) -> Iterator[Updates]:
+        """Make the current picture larger and paint what is added.
+
+        Args:
+            request: of the page.
+            prompt: what the larger picture shows.
+            widths: pixels at the left, top, right and bottom.
+        """
+        left, top, right, bottom = (int(width or 0) for width in widths)
+        yield from self._run(
+            request, lambda session: handlers.extend(self.state, session, (left, top, right, bottom), prompt)
+        )
+
     def on_live(
         self, request: gr.Request, prompt: str, reference: bytes | None, scale: float, *region: Any
     ) -> Iterator[Updates]:

@@ -7,26 +7,28 @@ neither gradio nor torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
-
-import numpy as np
 
 from app.runs import RunProgress, RunRequest, stream_run
 from app.validation import (
     ReferencePicture,
     RegionSettings,
     SourceSettings,
+    check_extension,
     check_region,
     check_settings,
     clean_prompt,
     decode_picture,
     decode_reference,
 )
+from fisedit import Region
 from fisedit.errors import InputError, SessionError
-from fisedit.values import SchedulerName, cell_pixels, num_timesteps
+from fisedit.values import SchedulerName, num_timesteps
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from app.session import Session
     from app.sessions import AppState, ModelChoice
     from fisedit import Editor, EditResult
@@ -145,7 +147,7 @@ def preview(
         def job() -> Preview:
             session.raise_if_stopped()
             editor = session.editor(state.load(choice))
-            where = region_arguments(editor, text, region) | add_reference(editor)
+            where = region_arguments(region) | add_reference(editor)
             return editor.preview(text, **where, on_step=lambda *_: session.raise_if_stopped())
 
         waiting = state.worker.submit(job, choice.weights, brief=True)
@@ -190,7 +192,7 @@ def edit_request(
     add_reference = reference_arguments(state, reference)
 
     def job(editor: Editor, on_step: OnStep) -> EditResult:
-        return editor.edit(text, **region_arguments(editor, text, region), **add_reference(editor), on_step=on_step)
+        return editor.edit(text, **region_arguments(region), **add_reference(editor), on_step=on_step)
 
     return RunRequest(job, session.current.config.num_timesteps)
 
@@ -200,7 +202,7 @@ def edit_key(session: Session, text: str, region: RegionSettings, reference: Ref
     painted = tuple(
         picture and (picture.mode, picture.size, picture.tobytes()) for picture in (region.add, region.protect)
     )
-    chosen = (region.words, region.instance, region.grow, region.only, region.strength, region.quality, region.seed)
+    chosen = [getattr(region, each.name) for each in fields(region) if each.name not in ("add", "protect")]
     return session.current.id, text, chosen, painted, reference
 
 
@@ -210,6 +212,60 @@ def _keep_live(session: Session, result_id: str) -> Iterator[RunProgress]:
         result, session.live = session.history.checkout(result_id), None
         session.save()
     yield RunProgress(1, 1, 0.0, result=result)
+
+
+def erase(state: AppState, session: Session, region: RegionSettings) -> Iterator[RunProgress]:
+    """Let what is around a painted area grow into it; the last progress has the result.
+
+    Args:
+        state: whose worker runs it.
+        session: whose current picture is edited.
+        region: what goes, painted or by words.
+
+    Raises:
+        SessionError, InputError, Busy, Cancelled: as in `edit`.
+    """
+    region = check_region(region)
+    if region.add is None and not region.words:
+        raise InputError("paint over what shall go, or choose its word under Region; nothing is marked")
+    marked = region_of(replace(region, only=region.add is not None and not region.words))
+
+    def job(editor: Editor, on_step: OnStep) -> EditResult:
+        return editor.erase(marked, quality=region.quality, seed=region.seed, on_step=on_step)
+
+    return stream_run(state, session, RunRequest(job, session.current.config.num_timesteps))
+
+
+def extend(state: AppState, session: Session, widths: tuple[int, int, int, int], prompt: str) -> Iterator[RunProgress]:
+    """Make the current picture larger and paint what is added; the last progress has the result.
+
+    Args:
+        state: whose worker runs it.
+        session: whose current picture is extended.
+        widths: pixels at the left, top, right and bottom, 0 to 1024.
+        prompt: what the larger picture shows.
+
+    Raises:
+        SessionError, InputError, Busy, Cancelled: as in `edit`.
+    """
+    text, sides = clean_prompt(prompt), check_extension(widths)
+
+    def job(editor: Editor, on_step: OnStep) -> EditResult:
+        return editor.extend(*sides, prompt=text, on_step=_half_of(on_step))
+
+    return stream_run(state, session, RunRequest(job, 2 * session.current.config.num_timesteps))
+
+
+def _half_of(on_step: OnStep) -> OnStep:
+    """What two runs tell, one after the other, as halves of one."""
+    before: list[int] = []
+
+    def tell(i: int, n: int, picture: Image | None) -> None:
+        if i == 0:
+            before.append(i)
+        on_step(i + n * (len(before) > 1), 2 * n, picture)
+
+    return tell
 
 
 def measure_dense(state: AppState, session: Session, result_id: str) -> Iterator[RunProgress]:
@@ -310,32 +366,24 @@ def reference_arguments(state: AppState, reference: ReferencePicture | None) -> 
     return add
 
 
-def region_arguments(editor: Editor, prompt: str, region: RegionSettings) -> Arguments:
-    """A region as arguments."""
-    how = {"strength": float(region.strength), "quality": region.quality, "seed": region.seed}
-    return _area_arguments(editor, prompt, region) | how
-
-
-def _area_arguments(editor: Editor, prompt: str, region: RegionSettings) -> Arguments:
-    """Where it is: the painted area is joined with the words' mask, if there is one."""
-    found: Arguments = {
-        "words": region.words,
-        "instance": region.instance,
-        "grow": region.grow,
-        "protect": region.protect,
+def region_arguments(region: RegionSettings) -> Arguments:
+    """A region as arguments of `Editor.edit`: where it is, and how much of it changes."""
+    return {
+        "region": region_of(region),
+        "strength": float(region.strength),
+        "quality": region.quality,
+        "seed": region.seed,
     }
-    if region.add is None:
-        return found
-    given: Arguments = {"mask": region.add, "protect": region.protect, "grow": region.grow}
-    if region.only:
-        return given
-    predicted = editor.preview(prompt, **found)
-    if predicted.nothing or predicted.fallback:
-        return given
-    size = editor.current.size
-    words = cell_pixels(predicted.mask.grid, size)
-    painted = np.asarray(region.add.convert("L").resize(size, 0)) > 127
-    return {"mask": words | painted, "protect": region.protect}
+
+
+def region_of(settings: RegionSettings) -> Region:
+    """Where it is: where words attend or what is painted, or both."""
+    found = Region.words(*settings.words, instance=settings.instance).grow(settings.grow)
+    if settings.add is not None:
+        painted = Region.mask(settings.add)
+        found = painted.grow(settings.grow) if settings.only else found | painted
+    found = found.feather(settings.feather)
+    return found if settings.protect is None else found - Region.mask(settings.protect)
 
 
 def _estimate(preview: Preview, choice: ModelChoice) -> EditEstimate:

@@ -58,7 +58,7 @@ def region(session: Session, prompt: str, reference: bytes | None, *values: Any)
     Raises:
         InputError: strokes or a piece that the page does not send.
     """
-    strokes, words, instance, grow, only, strength, quality = values
+    strokes, words, instance, grow, only, feather, strength, quality = values
     add, protect = views.decode_strokes(strokes, session.current.size)
     if not isinstance(instance, str) or not (instance == ALL_PIECES[1] or instance.isdecimal()):
         raise InputError(f"piece must be a number or {ALL_PIECES[1]!r}, got {instance!r:.40}")
@@ -73,6 +73,7 @@ def region(session: Session, prompt: str, reference: bytes | None, *values: Any)
         strength=1.0 if strength is None else strength,
         quality=quality or Quality.BALANCED,
         seed=_random_seed() if anew else None,
+        feather=int(feather or 0),
     )
 
 

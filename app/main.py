@@ -75,7 +75,9 @@ def _connect_runs(page: PageComponents, events: EventHandlers) -> None:
     )
     edited = page.run.click(events.on_edit, page.edit_inputs, shown, **run)
     varied = page.vary.click(events.on_vary, page.edit_inputs, shown, **run)
-    for ended in (made, opened, edited, varied):  # what was typed meanwhile is told of
+    erased = page.erase.click(events.on_erase, page.edit_inputs, shown, **run)
+    extended = page.extend.click(events.on_extend, [page.prompt, *page.extension], shown, **run)
+    for ended in (made, opened, edited, varied, erased, extended):  # what was typed meanwhile is told of
         ended.then(None, js="() => { window.fisedit.typed(); }", **_QUICK)
     page.draw_live.click(events.on_live, page.edit_inputs, [page.stage, page.status], **_QUICK | _LIVE)
     page.measure.click(events.on_measure, None, shown, **run)
@@ -89,14 +91,14 @@ def _connect_previews(page: PageComponents, events: EventHandlers) -> None:
     page.show_words.click(events.on_words, typed, [page.words_line, page.words, page.status], **latest)
     for button, cells in ((page.wider, 1), (page.tighter, -1)):
         button.click(events.on_widen(cells), page.grow, page.grow, **_UNQUEUED)
-    region = [page.words, page.instance, page.grow, page.only, page.strength, page.quality]
-    page.reset_region.click(events.on_reset, None, region, **_UNQUEUED)
+    page.reset_region.click(events.on_reset, None, page.region_inputs, **_UNQUEUED)
     changes = [
         page.stage.input,
         page.words.input,
         page.instance.input,
         page.grow.change,
         page.only.input,
+        page.feather.change,
         page.strength.change,
         page.quality.input,
     ]

@@ -45,7 +45,7 @@ class PageUpdates:
     def region(self) -> Updates:
         """The region's controls as they are at first."""
         page = self.page
-        return {page.grow: 0, page.only: False, page.strength: 1, page.quality: Quality.BALANCED}
+        return {page.grow: 0, page.only: False, page.feather: 0, page.strength: 1, page.quality: Quality.BALANCED}
 
     def session(self, session: Session, view: str) -> Updates:
         """Everything that shows the state of a session; `view` is the stage's: "edit" or "compare"."""
@@ -77,6 +77,8 @@ class PageUpdates:
             page.undo: child,
             page.redo: some and history.redo_id is not None,
             page.vary: some,
+            page.erase: some,
+            page.extend: some,
             page.delete: some,
             page.measure: child,
             page.run: some,

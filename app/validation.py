@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MAX_PROMPT_CHARACTERS, MAX_WORDS, MAX_LORAS = 2_000, 16, 8
 STEPS, GUIDANCE, SEEDS, SIDES, GROW = (1, 150), (0.0, 30.0), (0, 2**32 - 1), (64, 1024), (-16, 16)
 LORA_SCALE, REFERENCE_SCALE, STRENGTH = (-2.0, 2.0), (0.0, 2.0), (0.0, 1.0)
+FEATHER, EXTENSION = (0, 16), (0, 1024)
 MAX_BYTES, MAX_PIXELS, MAX_SIDE = 32 << 20, 32_000_000, 12_000
 """Limits of an uploaded picture: bytes, pixels, pixels of a side."""
 
@@ -78,6 +79,7 @@ class RegionSettings:
         strength: share of the steps to run, above 0 to 1; less keeps more of what was there.
         quality: how near the edit comes to a dense one, for its time.
         seed: of other noise in the region, 0 to 2**32 - 1; None for the picture's.
+        feather: latent cells of a soft border inside it, 0 to 16.
     """
 
     words: tuple[str, ...] = ()
@@ -89,6 +91,7 @@ class RegionSettings:
     strength: float = 1.0
     quality: str = Quality.BALANCED
     seed: int | None = None
+    feather: int = 0
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,7 @@ def check_region(region: RegionSettings) -> RegionSettings:
     if len(region.words) > MAX_WORDS or any(len(word) > MAX_PROMPT_CHARACTERS for word in region.words):
         raise InputError(f"words must be at most {MAX_WORDS} words of a prompt, got {len(region.words)}")
     _within("grow", region.grow, GROW, whole=True)
+    _within("feather", region.feather, FEATHER, whole=True)
     _within("strength", region.strength, STRENGTH)
     check_quality(region.quality)
     if region.seed is not None:
@@ -172,6 +176,15 @@ def check_region(region: RegionSettings) -> RegionSettings:
     if region.instance is not None:
         _within("instance", region.instance, (0, 999), whole=True)
     return region
+
+
+def check_extension(widths: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    """Pixels to add at the left, top, right and bottom. Raises InputError."""
+    for width in widths:
+        _within("extension", width, EXTENSION, whole=True)
+    if not any(widths):
+        raise InputError("extend the picture at one side at least, got none; give pixels")
+    return widths
 
 
 def decode_reference(reference: ReferencePicture | None) -> Image | None:

@@ -52,7 +52,7 @@ def vary(
     if text == shown.prompt and region.add is None:
         if shown.parent is None:
             raise InputError("change a word or paint first; for another picture of the same words press New picture")
-        parent, painted = session.history.find(shown.parent), cell_pixels(shown.mask.grid, shown.size)
+        parent, painted = session.history.find(shown.parent), cell_pixels(shown.mask.grid, shown.size, shown.config.crop)
         region = RegionSettings(add=fromarray(painted), only=True, strength=region.strength, quality=region.quality)
     add_reference = reference_arguments(state, reference)
 
@@ -62,7 +62,7 @@ def vary(
             for i in range(COUNT):
                 editor.checkout(parent.id)
                 own = replace(region, seed=randbelow(SEEDS[1]))
-                arguments = region_arguments(editor, text, own) | add_reference(editor)
+                arguments = region_arguments(own) | add_reference(editor)
                 made.append(editor.edit(text, **arguments, on_step=_part_of(on_step, i)))
         except Cancelled:
             if not made:

@@ -3,7 +3,7 @@
 const find = (selector) => element.querySelector(selector);
 const stage = find(".stage"), frame = find(".frame"), canvas = find("canvas"), pen = canvas.getContext("2d", { willReadFrequently: true });
 const ring = find(".ring");
-const COLOURS = { add: "rgb(255,64,96)", protect: "rgb(48,112,255)" };
+const COLOURS = { add: "rgb(255,64,96)", box: "rgb(255,64,96)", protect: "rgb(48,112,255)" };
 const LONGEST = 512;
 const finger = matchMedia("(pointer: coarse)").matches;  // a finger scrolls until a brush is chosen
 const masked = { edit: true, compare: false };
@@ -45,6 +45,11 @@ function source(selector, url) {
 function draw(stroke) {
   pen.globalCompositeOperation = stroke.tool === "erase" ? "destination-out" : "source-over";
   pen.strokeStyle = pen.fillStyle = COLOURS[stroke.tool] || "#000";
+  if (stroke.tool === "box") {
+    const [[left, top], [right, bottom]] = [stroke.points[0], stroke.points.at(-1)];
+    pen.fillRect(left * canvas.width, top * canvas.height, (right - left) * canvas.width, (bottom - top) * canvas.height);
+    return;
+  }
   pen.lineWidth = stroke.width * canvas.width / 100;
   pen.lineCap = pen.lineJoin = "round";
   pen.beginPath();
@@ -83,7 +88,7 @@ function place(event) {
 
 function ringed(there = ring.style.display === "block") {
   const [left, top] = at.map((share) => `${share * 100}%`);
-  Object.assign(ring.style, { display: there && tool && shown ? "block" : "none", left, top, width: `${width}%` });
+  Object.assign(ring.style, { display: there && tool && tool !== "box" && shown ? "block" : "none", left, top, width: `${width}%` });
   find(".keys").toggleAttribute("data-above", at[1] > 0.6);  // out of the brush's way
 }
 
