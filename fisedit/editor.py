@@ -22,7 +22,7 @@ from fisedit.errors import AdapterError, InputError, PageError, SessionError
 from fisedit.history import EditResult, History
 from fisedit.masking.localize import DEFAULT_METHOD, MaskOptions, change_heatmap
 from fisedit.masking.masks import count_components
-from fisedit.masking.region import Region, cells_on_picture, check_border, region_of
+from fisedit.masking.region import Region, cells_on_picture, check_border, joined, region_of
 from fisedit.models.device import default_torch_state
 from fisedit.models.loader import load
 from fisedit.models.machine import free_bytes
@@ -477,9 +477,10 @@ class Editor:
 
     def edit(
         self,
-        prompt: str,
+        prompt: str | None = None,
         *,
         region: Region | None = None,
+        regions: Sequence[tuple[Region, str]] = (),
         mask: object = None,
         protect: object = None,
         grow: int = 0,
@@ -503,6 +504,8 @@ class Editor:
         Args:
             prompt: the changed words, as in `generate`; settings are the source's.
             region: where to edit, as a whole: words, masks and boxes, joined. Else these say it:
+            regions: several regions, each with a prompt of its own, edited in one run; at most 16, and the first that
+                holds a cell counts. The prompt is what the whole picture shows then, without it the current one.
             mask: where to edit, instead of what the words say: a PIL image or numpy array of the picture's size, or a
                 boolean latent grid [h, w].
             protect: where never to edit, of the same forms as `mask`; None for nowhere.
@@ -532,6 +535,10 @@ class Editor:
             SessionError: there is no source yet. PromptError, MaskError, InputError: an argument out of range.
             AdapterError: a reference, and no adapter that reads it. NumericsError: the model produced NaN.
         """
+        if regions:
+            region, prompt = joined(regions, region), self.current.prompt if prompt is None else prompt
+        elif prompt is None:
+            raise InputError("edit needs a prompt, got none; or regions with their own, or see erase")
         request = self._pipeline.request_edit(
             prompt,
             region_of(region, mask, protect, grow, MaskOptions(words, instance, mask_method, probe_steps)),
@@ -539,6 +546,7 @@ class Editor:
             repaint=Repaint(strength, structure, seed),
             verify=verify,
             reference=reference,
+            regional=regions,
             on_step=on_step,
         )
         plan = self._pipeline.plan(request)
@@ -1055,7 +1063,10 @@ class Editor:
         """An edit just as it was: the same cells at every step."""
         strength = strength_for_start(edit.start, self.current.config.num_timesteps)
         request = self._pipeline.request_edit(
-            edit.prompt, repaint=Repaint(strength, edit.structure, edit.seed, edit.erased), on_step=on_step
+            edit.prompt,
+            repaint=Repaint(strength, edit.structure, edit.seed, edit.erased),
+            regional=[(Region.mask(each.grid), each.prompt) for each in edit.regional],
+            on_step=on_step,
         )
         text = self._pipeline.encode(request)
         self._pipeline.restore(request)
@@ -1072,6 +1083,10 @@ class Editor:
             region, strength = Region.mask(edit.mask.image().resize(self.current.size, 0), soft=True), 1.0
         if edit.erased:
             return self.erase(region or Region.words(), prompt=edit.prompt, seed=edit.seed or 0, on_step=on_step)
+        if edit.regional:
+            size = self.current.size
+            regions = [(Region.mask(cell_pixels(each.grid, size)), each.prompt) for each in edit.regional]
+            return self.edit(edit.prompt, regions=regions, strength=strength, seed=edit.seed, on_step=on_step)
         return self.edit(
             edit.prompt, region=region, structure=edit.structure, strength=strength, seed=edit.seed, on_step=on_step
         )

@@ -16,6 +16,8 @@ from fisedit.values import EditMask, EditScript, EditStats, GenerationConfig, ce
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from fisedit.values import RegionalPrompt
+
 
 @copy_on_read("image", "painted")
 @dataclass(frozen=True, eq=False)
@@ -36,6 +38,7 @@ class EditResult:
         start: so many first steps are the parent's.
         checked: whether the run was checked for drift, which moves roundings.
         erased: whether cells inside the mask did not attend to one another.
+        regional: cells that attended to prompts of their own.
     """
 
     id: str
@@ -51,6 +54,7 @@ class EditResult:
     start: int = 0
     checked: bool = False
     erased: bool = False
+    regional: tuple[RegionalPrompt, ...] = ()
 
     @property
     def canvas(self) -> Image:

@@ -187,6 +187,7 @@ class EditPipeline:
         repaint: Repaint | None = None,
         verify: bool = False,
         reference: object = None,
+        regional: Sequence[tuple[Region, str]] = (),
         on_step: OnStep | None = None,
     ) -> EditRequest:
         """The request for an edit of the current result, checked as a whole.
@@ -198,6 +199,7 @@ class EditPipeline:
             repaint: how much of the run is repeated, and with which noise; None for all of it with the picture's.
             verify: check a predicted mask for drift.
             reference: a picture whose look the edit takes; None for that of the source, if it has one.
+            regional: regions with prompts of their own, parts of `region`.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
         Raises:
@@ -222,6 +224,7 @@ class EditPipeline:
             strength=repaint.strength,
             structure=repaint.structure,
             erases=repaint.erases,
+            regional=tuple((each, check_prompt(own)) for each, own in regional),
             verify=verify,
             on_step=on_step,
         )
@@ -333,12 +336,15 @@ class EditPipeline:
         pipe, config = self.engine.pipe, request.config
         if request.erases and request.script.kind is EditKind.IDENTICAL:
             config = replace(config, prompt="")  # its words would paint what they name
-        prompts = {"prompt": config.prompt} | ({"negative prompt": config.negative_prompt} if config.guided else {})
+        prompts = {"prompt": config.prompt} | {f"prompt {prompt!r:.40}": prompt for _, prompt in request.regional}
+        prompts |= {"negative prompt": config.negative_prompt} if config.guided else {}
         notes: list[str] = []
         lock = exclusive(pipe.text_encoder, pipe.tokenizer)
         with request.stopwatch.stage("text"), torch.inference_mode(), lock:
             self._check_words(config)
             embeddings = self.engine.encode(config)
+            own = [replace(config, prompt=prompt) for _, prompt in request.regional]
+            regional = tuple(self.engine.encode(each) for each in own)
             for name, prompt in prompts.items():
                 chunks = split_chunks(parse(prompt), pipe.tokenizer)
                 if len(chunks) > MAX_CHUNKS:
@@ -349,7 +355,7 @@ class EditPipeline:
             vocabulary, known = vocabulary_of(pipe), textual_inversion.loaded(pipe)
             if vocabulary and (note := vocabulary.note(parse(config.prompt).text, known)):
                 notes.append(note)
-        return EncodedPrompt(embeddings, notes=tuple(notes))
+        return EncodedPrompt(embeddings, notes=tuple(notes), regional=regional)
 
     def render(self, jobs: Sequence[Job]) -> list[RenderOutput]:
         """Render planned pictures: one, or several edits of one result that share a batch.
@@ -393,6 +399,7 @@ class EditPipeline:
             injection=injection,
             check=plan.check,
             erases=request.erases,
+            regional=[(each.grid, text) for each, text in zip(plan.regional, plan.prompt.regional, strict=True)],
         )
 
     def _decode(self, request: EditRequest, plan: EditPlan, trajectory: Trajectory) -> RenderOutput:
@@ -512,6 +519,7 @@ class EditPipeline:
                 start=plan.start,
                 checked=plan.check is not None,
                 erased=request.erases,
+                regional=plan.regional,
             )
             self._cache(result, output)
             return self.history.add(result)
@@ -608,11 +616,12 @@ class EditPipeline:
             strength=strength,
             structure=result.structure,
             erases=result.erased,
+            regional=tuple((Region.mask(each.grid), each.prompt) for each in result.regional),
             on_step=on_step,
         )
         steps = config.num_timesteps - result.start
         check = plan_check(result.mask, steps, result.start, passed=True) if result.checked else None
-        plan = EditPlan(result.mask, self.encode(request), result.growth, check=check, start=result.start)
+        plan = EditPlan(result.mask, self.encode(request), result.growth, check=check, start=result.start, regional=result.regional)
         self._cache(result, *self.render([(request, plan)]))
 
 

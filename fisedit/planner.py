@@ -26,6 +26,7 @@ from fisedit.values import (
     Inversion,
     MaskSource,
     Quality,
+    RegionalPrompt,
     entry_steps,
     first_step,
 )
@@ -75,6 +76,7 @@ class EditRequest:
         on_step: called before every step with (i, n, preview).
         verify: check a predicted mask for drift.
         erases: as in `Repaint`.
+        regional: regions whose cells read a prompt of their own; the first that holds a cell counts.
         stopwatch: takes the seconds of every stage.
 
     Attributes:
@@ -97,6 +99,7 @@ class EditRequest:
     on_step: OnStep | None = None
     verify: bool = False
     erases: bool = False
+    regional: tuple[tuple[Region, str], ...] = ()
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     dilation: tuple[int, ...] = field(init=False)
     start: int = field(init=False)
@@ -106,6 +109,7 @@ class EditRequest:
         size = (config.width, config.height) if self.parent is None else self.parent.size
         canvas = RegionCanvas(config.height, config.width, size, config.crop if self.parent else None)
         object.__setattr__(self, "region", self.region.bind(canvas))
+        object.__setattr__(self, "regional", tuple((each.bind(canvas), prompt) for each, prompt in self.regional))
         object.__setattr__(self, "dilation", self._dilations())
         object.__setattr__(self, "start", first_step(self.strength, self.config.num_timesteps))
         if not (isinstance(self.structure, int | float) and 0 <= self.structure <= 1):
@@ -135,7 +139,7 @@ class EditRequest:
     def unchanged_reason(self) -> str:
         """Why the parent's picture is the answer, or ""."""
         assert self.parent is not None
-        same_words_suffice = self.config.like != self.parent.config.like or self.new_noise or self.erases
+        same_words_suffice = self.config.like != self.parent.config.like or self.new_noise or self.erases or self.regional
         if self.script.kind is EditKind.IDENTICAL and (self.region.is_default or not same_words_suffice):
             return self.script.reason or "the prompt says the same as before"
         return "the mask is empty" if self.region.is_empty else ""
@@ -156,6 +160,10 @@ class RecordedEdit(Protocol):
     def checked(self) -> bool:
         """Whether it was checked for drift, which moves roundings."""
 
+    @property
+    def regional(self) -> tuple[RegionalPrompt, ...]:
+        """Cells with prompts of their own."""
+
 
 @dataclass(frozen=True, eq=False)
 class EncodedPrompt:
@@ -165,11 +173,13 @@ class EncodedPrompt:
         embeddings: [B, T, D].
         keys: keys and values by projection, filled as they are needed.
         notes: what the encoder could not read.
+        regional: embeddings [B, T, D] of the prompts of regions.
     """
 
     embeddings: Tensor
     keys: dict[str, Tensor] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    regional: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,6 +200,7 @@ class EditPlan:
         reuses_unconditional: the first step, where it is dense, takes the unconditional prediction from the source.
         start: index of the first step to run; of a soft mask that at which its first cells join.
         protected: booleans [h, w], cells that the mask may not grow to, or None.
+        regional: cells with prompts of their own.
     """
 
     mask: EditMask
@@ -205,6 +216,7 @@ class EditPlan:
     reuses_unconditional: bool = False
     start: int = 0
     protected: BoolGrid | None = None
+    regional: tuple[RegionalPrompt, ...] = ()
 
 
 class Planner:
@@ -257,12 +269,14 @@ class Planner:
             mask, start = self._begin(found.mask, request)
         if not mask.grid.any():
             return self.plan_unchanged(request, "nothing is left of the mask")
+        regional = self._regional(request, scope)
         if request.erases and (found.reason or mask.grid.all()):
             raise MaskError(f"erasing must leave a part of the picture, got {found.reason or 'all of it'}; give a mask")
         with request.stopwatch.stage("plan"):
             costs, cells = self.costs(config), mask.cells(config.num_timesteps)
             dilation = request.dilation or self._choose_dilations(request, cells, start, costs)
-            reason = found.reason or ("" if request.erases else costs.dense_is_cheaper(cells, dilation))
+            is_sparse = request.erases or regional
+            reason = found.reason or ("" if is_sparse else costs.dense_is_cheaper(cells, dilation))
         plan = EditPlan(
             mask,
             prompt,
@@ -275,9 +289,21 @@ class Planner:
             reuses_unconditional=self._reuses_unconditional(request, prompt, source, start),
             start=start,
             protected=request.region.protected(scope),
+            regional=regional,
         )
         is_checked = request.verify and mask.source is MaskSource.ATTENTION and mask.levels is None
         return self._with_drift_check(request, plan) if is_checked else plan
+
+    def _regional(self, request: EditRequest, scope: EditScope) -> tuple[RegionalPrompt, ...]:
+        """The cells of every prompt of a region."""
+        regional = []
+        for region, prompt in request.regional:
+            found = region.resolve(scope)
+            if found.reason or not found.mask.grid.any():
+                why = found.reason or "it marks nothing"
+                raise MaskError(f"the region of {prompt!r:.60} must be a part of the picture: {why}")
+            regional.append(RegionalPrompt(prompt, found.mask.grid))
+        return tuple(regional)
 
     def _begin(self, mask: EditMask, request: EditRequest) -> tuple[EditMask, int]:
         """A mask with the strength of a request, and the first step to run. Cells of a soft mask that would join at no
@@ -309,6 +335,7 @@ class Planner:
             notes=prompt.notes,
             reuses_unconditional=self._reuses_unconditional(request, prompt, source, request.start),
             start=request.start,
+            regional=edit.regional,
         )
         return self._with_drift_check(request, plan) if edit.checked else plan
 
@@ -405,7 +432,7 @@ class Planner:
 
     def _choose_dilations(self, request: EditRequest, cells: ActiveCells, start: int, costs: Costs) -> tuple[int, ...]:
         quality = request.growth if isinstance(request.growth, Quality) else Quality.BALANCED
-        return costs.choose_dilations(cells, start, quality=quality, plain=request.structure > 0 or request.erases)
+        return costs.choose_dilations(cells, start, quality=quality, plain=request.structure > 0 or request.erases or bool(request.regional))
 
     def _with_drift_check(self, request: EditRequest, plan: EditPlan) -> EditPlan:
         """The plan with a check for drift, where one can be made."""

@@ -282,6 +282,23 @@ class ActiveCells:
         return 0 if self.entry is None else int((self.entry <= step).sum())
 
 
+MAX_REGIONS = 16
+"""Regions of one edit that may have prompts of their own."""
+
+
+@dataclass(frozen=True, eq=False)
+class RegionalPrompt:
+    """Words of their own for a part of an edit's mask.
+
+    Args:
+        prompt: text, with weights as in `models.prompt_weighting`.
+        grid: booleans [h, w], the latent cells that attend to it.
+    """
+
+    prompt: str
+    grid: BoolGrid = field(repr=False)
+
+
 def entry_steps(levels: NDArray[np.uint8], steps: int) -> NDArray[np.int64]:
     """Index of the step at which every cell of a soft mask joins, as `first_step` has it for one strength.
 

@@ -49,6 +49,7 @@ class EditScope:
         self._engine, self._source, self._config, self._text, self._script = engine, source, config, text, script
         self.cells = engine.grids(config)[0]
         self.probes = self.macs = 0
+        self._by_words: dict[MaskOptions, tuple[EditMask, str]] = {}
 
     def by_words(self, options: MaskOptions) -> tuple[EditMask, str]:
         """The mask of words, and why it is the whole picture, or "".
@@ -59,6 +60,11 @@ class EditScope:
         Raises:
             MaskError: fewer components than `instance` asks for. NumericsError: NaN in recorded attention.
         """
+        if options not in self._by_words:
+            self._by_words[options] = self._find(options)
+        return self._by_words[options]
+
+    def _find(self, options: MaskOptions) -> tuple[EditMask, str]:
         script = restrict_to_words(self._script, options.words, self._engine) if options.words else self._script
         if script.kind is EditKind.GLOBAL or (script.kind is EditKind.IDENTICAL and not options.words):
             return self._everywhere(), f"{script.kind.value} edit: {script.reason or 'no words changed'}"

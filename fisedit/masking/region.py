@@ -9,6 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -16,7 +18,7 @@ import numpy as np
 from fisedit.errors import InputError, MaskError
 from fisedit.masking import masks
 from fisedit.masking.localize import DEFAULT_METHOD, MaskOptions
-from fisedit.values import LATENT_FACTOR, MAX_DILATION, EditMask, MaskSource, soft_levels
+from fisedit.values import LATENT_FACTOR, MAX_DILATION, MAX_REGIONS, EditMask, MaskSource, soft_levels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -490,6 +492,26 @@ def cells_on_picture(region: Region, size: tuple[int, int]) -> BoolGrid:
     width, height = (-(-side // LATENT_FACTOR) * LATENT_FACTOR for side in size)
     canvas = RegionCanvas(height, width, size)
     return region.bind(canvas).resolve(_UnopenedPicture(canvas.cells)).mask.grid
+
+
+def joined(regions: Sequence[tuple[Region, str]], region: Region | None) -> Region:
+    """All of several regions with prompts, checked.
+
+    Args:
+        regions: with their prompts.
+        region: another one, which must be None.
+
+    Raises:
+        InputError: something else, or more than 16.
+    """
+    if region is not None:
+        raise InputError("give region or regions, got both; regions have prompts of their own")
+    is_pairs = isinstance(regions, Sequence) and all(
+        isinstance(pair, Sequence) and len(pair) == 2 and isinstance(pair[0], Region) for pair in regions
+    )
+    if not is_pairs or len(regions) > MAX_REGIONS:
+        raise InputError(f"regions must be 1 to {MAX_REGIONS} pairs of a Region and a prompt, got {regions!r:.80}")
+    return reduce(or_, (each for each, _ in regions))
 
 
 def region_of(region: Region | None, mask: object, protect: object, grow: int, options: MaskOptions) -> Region:

@@ -46,7 +46,7 @@ from fisedit.sparse.modules import LayerSite, Role, loras, project_text
 from fisedit.sparse.record_size import RecordSize
 from fisedit.sparse.stepping import Graphs, SparseEdit, SparseSteps
 from fisedit.sparse_kernels.dilation import dilate
-from fisedit.sparse_kernels.row_plan import SparsePlan, hide_keys, make_row_plan
+from fisedit.sparse_kernels.row_plan import SparsePlan, divide_text, hide_keys, make_row_plan
 from fisedit.values import DENSE_STEP, GenerationConfig
 
 if TYPE_CHECKING:
@@ -399,18 +399,22 @@ class Engine:
         return (
             not isinstance(self.graphs.executor_for(self.executor), str)
             and isinstance(self.sampler(edit.config, source, linear=True), LinearSampler)
-            and not (edit.config.like or edit.start or edit.injection or edit.check or DENSE_STEP in edit.dilation)
+            and not (edit.erases or edit.regional or edit.config.like or edit.start or edit.injection or edit.check or DENSE_STEP in edit.dilation)
             and not any(map(shifted, source.features))
             and len({e.text.shape for e in edits}) == 1
         )
 
     def _sparse_edit(self, source: Trajectory, features: list[CachedFeatures], edit: LatentEdit) -> SparseEdit:
+        text, text_keys = edit.text, edit.text_keys
+        if edit.regional:  # which follow one another; masks of later edits are made from the first alone
+            project_text(self.executor.sites, text, text_keys)
+            text, text_keys = torch.cat([text, *(own for _, own in edit.regional)], 1), {}
         return SparseEdit(
             plans=self._plans(edit),
             features=features,
             predictions=source.predictions,
-            text=edit.text,
-            text_keys=edit.text_keys,
+            text=text,
+            text_keys=text_keys,
             injected_text_keys=self._injected_keys(source, edit),
             injected_steps=edit.injection.steps if edit.injection else 0,
             guidance=self._guidance(edit.config),
@@ -439,7 +443,12 @@ class Engine:
             key = dilation[i], cells.stage(i)
             if key not in known:
                 plan = self.row_plan(cells.at(i), dilation[i])
-                known[key] = hide_keys(plan, cells.at(i)) if edit.erases else plan
+                if edit.erases:
+                    plan = hide_keys(plan, cells.at(i))
+                if edit.regional:
+                    grids, texts = zip(*edit.regional, strict=True)
+                    plan = divide_text(plan, grids, [text.shape[1] for text in (edit.text, *texts)])
+                known[key] = plan
             plans[i] = known[key]
         if check and check.step in plans:
             plans[check.step] = self.row_plan(cells.at(check.step), dilation[check.step], check.cells)

@@ -140,6 +140,7 @@ class LatentEdit:
         injection: what is kept of the source's attention, or None.
         check: compares the edit with its source at one step, or None.
         erases: cells inside do not attend to one another.
+        regional: regions [h, w] whose cells attend to embeddings [B, T, D] of their own.
     """
 
     config: GenerationConfig
@@ -151,6 +152,7 @@ class LatentEdit:
     injection: AttentionInjection | None = None
     check: StepCheck | None = None
     erases: bool = False
+    regional: Sequence[tuple[BoolGrid, Tensor]] = ()
 
 
 def max_injection_steps(config: GenerationConfig) -> int:

@@ -6,7 +6,7 @@ the mixed map in O(active). Knows nothing about blocks, samplers or prompts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from fisedit.sparse.modules import LayerSite, Role
 from fisedit.sparse.packed_weights import MergedWeights
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.reference import Rows, join_rows
-from fisedit.sparse_kernels.row_plan import KernelMap, Level
+from fisedit.sparse_kernels.row_plan import KernelMap, Level, TextPart
 
 
 class CachedRows:
@@ -157,6 +157,10 @@ class CachedRows:
     def text_keys(self, name: str) -> Tensor:
         """See `RowSource.text_keys`."""
         return self._text_keys[name]
+
+    def text_parts(self, name: str) -> Sequence[TextPart]:
+        """See `RowSource.text_parts`."""
+        return self.plan.text_parts[self._sites[name].level] if self.plan.text_parts else ()
 
     def recorded_query(self, name: str) -> Tensor | None:
         """See `RowSource.recorded_query`."""

@@ -147,8 +147,8 @@ class Executor:
         rows = self.rows(self._by_name, overlay, text_keys, weights, inject_attention=inject_attention)
         replacements = self._blocks.replacements(rows)
         for name in self._custom_attentions():
-            if overlay.plan.hidden:
-                raise InputError(f"erasing needs plain attention, got a processor of its own at {name}; reset it")
+            if overlay.plan.hidden or overlay.plan.text_parts:
+                raise InputError(f"regions need plain attention, got a processor of its own at {name}; reset it")
             replacements += rows.projections(name)
         if extra_layers is not None:
             replacements += [(site.module, partial(site.run_sparse, rows)) for site in extra_layers.sites(self.unet)]

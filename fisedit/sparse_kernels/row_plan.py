@@ -6,8 +6,10 @@ matrices of rows, so every linear, norm and activation is plain; only a 3x3 conv
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -146,16 +148,32 @@ class HiddenKeys:
 
 
 @dataclass(frozen=True, eq=False)
+class TextPart:
+    """Active rows of a level that attend to a part of the text alone.
+
+    Args:
+        rows: int64, the active rows.
+        tokens: of the text that they attend to.
+    """
+
+    rows: Tensor
+    tokens: slice
+
+
+@dataclass(frozen=True, eq=False)
 class SparsePlan:
     """Active rows and kernel maps of every level, finest first.
 
     Args:
         levels: of the UNet.
         hidden: keys that self-attention leaves out, by level, None where it reads them all; () for all levels.
+        text_parts: by level the parts of the text and the rows that attend to them, each row to one; () where every
+            row attends to all of it.
     """
 
     levels: tuple[Level, ...]
     hidden: tuple[HiddenKeys | None, ...] = ()
+    text_parts: tuple[tuple[TextPart, ...], ...] = ()
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -196,6 +214,33 @@ def _hidden(level: Level, cells: Tensor) -> HiddenKeys | None:
     hidden = cells.flatten().to(level.active.device)
     is_inside = hidden[level.active]
     return HiddenKeys(_positions(is_inside), _positions(~is_inside), _positions(~hidden))
+
+
+def divide_text(plan: SparsePlan, grids: Sequence[BoolGrid], lengths: Sequence[int]) -> SparsePlan:
+    """The same plan in which cells attend to the text of their own region.
+
+    A cell attends to the text of the first region that holds it, on a coarser map of the first that holds any of its
+    cells; cells in none attend to the first text.
+
+    Args:
+        plan: whose active rows hold the regions.
+        grids: booleans [h, w] of the regions.
+        lengths: tokens of the first text and of each region's, which follow one another.
+    """
+    regions = [_active(grid, len(plan.levels)) for grid in grids]
+    ends = list(accumulate(lengths))
+    tokens = [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+
+    def parts(i: int, level: Level) -> Iterator[TextPart]:
+        number = torch.zeros(level.size, dtype=torch.long)
+        for text in reversed(range(len(regions))):
+            number[regions[text][i].flatten()] = text + 1
+        of_row = number.to(level.active.device)[level.active]
+        for text, span in enumerate(tokens):
+            if len(rows := _positions(of_row == text)):
+                yield TextPart(rows, span)
+
+    return replace(plan, text_parts=tuple(tuple(parts(i, level)) for i, level in enumerate(plan.levels)))
 
 
 def count_active_rows(grid: BoolGrid, num_levels: int) -> tuple[int, ...]:

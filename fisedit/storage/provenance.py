@@ -21,6 +21,7 @@ import numpy as np
 from fisedit import __version__
 from fisedit.errors import FisEditError, InputError
 from fisedit.models.paths import HUB_ID, expand_home
+from fisedit.storage.cell_runs import decode_runs, parse_regional, regional_entries, run_lengths
 from fisedit.storage.image_metadata import Metadata
 from fisedit.values import (
     LATENT_FACTOR,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fisedit.history import EditResult
-    from fisedit.values import BoolGrid
+    from fisedit.values import BoolGrid, RegionalPrompt
 
 VERSION = 1
 _LOCAL = "./"
@@ -89,6 +90,7 @@ class PastEdit:
         textual_inversions: As in `GenerationConfig`.
         seed: Of its own noise inside the mask; None for that of the picture it was made of.
         erased: As in `EditResult`.
+        regional: As in `EditResult`.
     """
 
     prompt: str
@@ -102,6 +104,7 @@ class PastEdit:
     textual_inversions: tuple[str, ...] = ()
     seed: int | None = None
     erased: bool = False
+    regional: tuple[RegionalPrompt, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,6 +223,7 @@ def make_origin(lineage: Sequence[EditResult], model: str, dtype: str, device: s
                 e.config.textual_inversions,
                 None if e.config.seed == before.config.seed else e.config.seed,
                 e.erased,
+                e.regional,
             )
             for before, e in pairwise((source, *effective))
         ),
@@ -322,6 +326,7 @@ def _to_json(origin: Origin) -> str:
             **({"textual_inversions": edit.textual_inversions} if edit.textual_inversions else {}),
             **({} if edit.seed is None else {"seed": edit.seed}),
             **({"erased": True} if edit.erased else {}),
+            **({"regional": regional_entries(edit.regional)} if edit.regional else {}),
         }
         for edit in origin.edits
     ]
@@ -340,7 +345,7 @@ def _to_json(origin: Origin) -> str:
 
 def _mask_entry(mask: EditMask) -> dict[str, Any]:
     soft = {} if mask.levels is None else {"levels": mask.levels[mask.grid].tolist()}
-    return {"source": mask.source, "confidence": mask.confidence, "runs": _run_lengths(mask.grid), **soft}
+    return {"source": mask.source, "confidence": mask.confidence, "runs": run_lengths(mask.grid), **soft}
 
 
 def _like_entry(like: tuple[AdapterReference, ...]) -> dict[str, Any]:
@@ -366,7 +371,7 @@ def _parse_json(text: str) -> Origin:
 
 def _parse_edit(data: Any, config: GenerationConfig) -> PastEdit:
     steps, mask = config.num_timesteps, data["mask"]
-    grid = _decode_runs(mask["runs"], config.height // LATENT_FACTOR, config.width // LATENT_FACTOR)
+    grid = decode_runs(mask["runs"], config.height // LATENT_FACTOR, config.width // LATENT_FACTOR)
     growth, structure, start = tuple(data["growth"]), data["structure"], data["start"]
     is_valid = len(growth) in (0, steps) and all(type(cells) is int and 0 <= cells <= MAX_DILATION for cells in growth)
     return PastEdit(
@@ -386,6 +391,7 @@ def _parse_edit(data: Any, config: GenerationConfig) -> PastEdit:
         tuple(_checked(name, isinstance(name, str)) for name in data.get("textual_inversions", ())),
         None if data.get("seed") is None else check_seed(data["seed"]),
         _checked(data.get("erased", False), data.get("erased", False) in (True, False)),
+        parse_regional(data.get("regional", []), config),
     )
 
 
@@ -401,17 +407,3 @@ def _decode_levels(levels: Any, grid: BoolGrid) -> NDArray[np.uint8]:
     found = np.zeros(grid.shape, np.uint8)
     found[grid] = levels
     return found
-
-
-def _run_lengths(grid: BoolGrid) -> list[int]:
-    """Lengths of the runs of equal cells, row by row; the first run is outside and may be 0."""
-    cells: NDArray[np.bool_] = np.concatenate([[False], grid.ravel()])
-    edges = np.flatnonzero(cells[1:] != cells[:-1])
-    runs: list[int] = np.diff([0, *edges, grid.size]).tolist()
-    return runs
-
-
-def _decode_runs(runs: list[int], height: int, width: int) -> BoolGrid:
-    """Booleans [h, w] from run lengths."""
-    _checked(runs, all(type(n) is int and n >= 0 for n in runs) and sum(runs) == height * width)
-    return np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(height, width)

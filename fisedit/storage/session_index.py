@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from fisedit.errors import FisEditError, SessionError
+from fisedit.storage.cell_runs import parse_regional, regional_entries
 from fisedit.values import (
     MAX_DILATION,
     MAX_PROMPT_CHARS,
@@ -32,6 +33,7 @@ from fisedit.values import (
 
 if TYPE_CHECKING:
     from fisedit.history import EditResult
+    from fisedit.values import RegionalPrompt
 
 VERSION = 2
 _VERSION_WITHOUT_DIGESTS = 1
@@ -89,6 +91,7 @@ class ResultEntry:
         files: Ending -> SHA-256 of the file's bytes, in hexadecimal digits; empty without digests.
         pages: SHA-256 of every page of its recorded features; empty where they were not saved.
         erased: As in `EditResult`.
+        regional: As in `EditResult`.
     """
 
     id: str
@@ -105,6 +108,7 @@ class ResultEntry:
     files: Mapping[str, str]
     pages: tuple[str, ...] = ()
     erased: bool = False
+    regional: tuple[RegionalPrompt, ...] = ()
 
     def page_names(self) -> dict[str, str]:
         """Names of the files of its pages, in their order -> SHA-256 of their bytes."""
@@ -199,6 +203,7 @@ def make_entry(
         "files": dict(files),
     }
     optional = {"model": model, "pages": list(pages), "erased": result.erased}
+    optional["regional"] = regional_entries(result.regional)
     return entry | {name: value for name, value in optional.items() if value}
 
 
@@ -279,7 +284,7 @@ def _parse(index: dict[str, Any], data: bytes) -> SessionIndex:
 
 
 def _parse_entry(entry: Any, model: str, *, with_digests: bool) -> ResultEntry:
-    found = _fields(entry, _RESULT_WITH_DIGESTS if with_digests else _RESULT, optional={"model", "pages", "erased"})
+    found = _fields(entry, _RESULT_WITH_DIGESTS if with_digests else _RESULT, optional={"model", "pages", "erased", "regional"})
     config: GenerationConfig = found["recipe"]
     growth, stats, start = found["growth"], found["stats"], found["start"]
     _require(len(growth) in (0, config.num_timesteps) and start < config.num_timesteps)
@@ -299,6 +304,7 @@ def _parse_entry(entry: Any, model: str, *, with_digests: bool) -> ResultEntry:
         found.get("files", MappingProxyType({})),
         found.get("pages", ()),
         found.get("erased", False),
+        parse_regional(found.get("regional", []), config),
     )
 
 
@@ -461,6 +467,7 @@ _RESULT: Mapping[str, Check] = {
     "stats": _stats,
     "model": _NAME,
     "erased": _boolean,
+    "regional": lambda value: value,
 }
 _INDEX: Mapping[str, Check] = {
     "version": lambda version: version,

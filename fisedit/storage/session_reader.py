@@ -153,6 +153,7 @@ class SessionReader:
             entry.start,
             entry.checked,
             entry.erased,
+            entry.regional,
         )
 
     def _read_files(self, entry: ResultEntry) -> dict[str, bytes]:
