@@ -52,7 +52,10 @@ def vary(
     if text == shown.prompt and region.add is None:
         if shown.parent is None:
             raise InputError("change a word or paint first; for another picture of the same words press New picture")
-        parent, painted = session.history.find(shown.parent), cell_pixels(shown.mask.grid, shown.size, shown.config.crop)
+        parent, painted = (
+            session.history.find(shown.parent),
+            cell_pixels(shown.mask.grid, shown.size, shown.config.crop),
+        )
         region = RegionSettings(add=fromarray(painted), only=True, strength=region.strength, quality=region.quality)
     add_reference = reference_arguments(state, reference)
 

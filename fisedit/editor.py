@@ -558,7 +558,7 @@ class Editor:
         *,
         prompt: str | None = None,
         seed: int | None = None,
-        quality: str = Quality.BALANCED,
+        quality: str = "balanced",
         on_step: OnStep | None = None,
     ) -> EditResult:
         """Let what is around a region grow into it, without words for what is to be seen there.
@@ -794,7 +794,9 @@ class Editor:
     def _crop(self, size: tuple[int, int], region: Region, context: float) -> Box | None:
         """The part of an opened picture that is edited on the canvas; None for all of it."""
         if not isinstance(context, int | float) or not 0 <= context <= MAX_CONTEXT:
-            raise InputError(f"context must be in [0, {MAX_CONTEXT}], got {context!r}; 0.5 is half of the region's side")
+            raise InputError(
+                f"context must be in [0, {MAX_CONTEXT}], got {context!r}; 0.5 is half of the region's side"
+            )
         grid = cells_on_picture(region, size)
         if not (grid.any() and needs_crop(size, self.native_size)):
             return None
@@ -810,7 +812,7 @@ class Editor:
         *,
         prompt: str | None = None,
         seed: int = 1,
-        quality: str = Quality.BALANCED,
+        quality: str = "balanced",
         on_step: OnStep | None = None,
     ) -> EditResult:
         """Make the current picture larger and paint what is added; every pixel that it had stays.

@@ -313,7 +313,7 @@ class EditPipeline:
             yield self.add_result(*job, outputs[i]) if i in outputs else self.run(*job)
 
     def _batches(self, jobs: Sequence[Job]) -> Iterator[list[int]]:
-        """Indices of edits of one picture that can run in one batch: same dilations, first step, noise and text length."""
+        """Indices of edits of one picture that can run in one batch: same dilations, start, noise and text length."""
         alike: dict[object, list[int]] = {}
         for i, (request, plan) in enumerate(jobs):
             if plan.dilation and plan.prompt and not plan.skip_reason:
@@ -621,7 +621,9 @@ class EditPipeline:
         )
         steps = config.num_timesteps - result.start
         check = plan_check(result.mask, steps, result.start, passed=True) if result.checked else None
-        plan = EditPlan(result.mask, self.encode(request), result.growth, check=check, start=result.start, regional=result.regional)
+        plan = EditPlan(
+            result.mask, self.encode(request), result.growth, check=check, start=result.start, regional=result.regional
+        )
         self._cache(result, *self.render([(request, plan)]))
 
 

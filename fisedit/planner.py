@@ -139,7 +139,9 @@ class EditRequest:
     def unchanged_reason(self) -> str:
         """Why the parent's picture is the answer, or ""."""
         assert self.parent is not None
-        same_words_suffice = self.config.like != self.parent.config.like or self.new_noise or self.erases or self.regional
+        same_words_suffice = (
+            self.config.like != self.parent.config.like or self.new_noise or self.erases or self.regional
+        )
         if self.script.kind is EditKind.IDENTICAL and (self.region.is_default or not same_words_suffice):
             return self.script.reason or "the prompt says the same as before"
         return "the mask is empty" if self.region.is_empty else ""
@@ -284,7 +286,7 @@ class Planner:
             reason,
             notes=prompt.notes,
             probes=scope.probes,
-            extra_macs=extra_macs + scope.macs,
+            extra_macs=extra_macs + scope.macs + len(regional) * costs.text(),
             recorded=self._engine.has_adapter_features(source, config),
             reuses_unconditional=self._reuses_unconditional(request, prompt, source, start),
             start=start,
@@ -432,7 +434,9 @@ class Planner:
 
     def _choose_dilations(self, request: EditRequest, cells: ActiveCells, start: int, costs: Costs) -> tuple[int, ...]:
         quality = request.growth if isinstance(request.growth, Quality) else Quality.BALANCED
-        return costs.choose_dilations(cells, start, quality=quality, plain=request.structure > 0 or request.erases or bool(request.regional))
+        return costs.choose_dilations(
+            cells, start, quality=quality, plain=request.structure > 0 or request.erases or bool(request.regional)
+        )
 
     def _with_drift_check(self, request: EditRequest, plan: EditPlan) -> EditPlan:
         """The plan with a check for drift, where one can be made."""

@@ -253,8 +253,8 @@ def cell_pixels(grid: BoolGrid, size: tuple[int, int], crop: Box | None = None) 
 class ActiveCells:
     """The latent cells that an edit changes, by step: all of a mask at once, or of a soft mask those that have joined.
 
-    Differential Diffusion (arXiv 2306.00950) defines when: a cell that may change by a share of the steps joins where an
-    edit of that strength would begin, and is the source's until then.
+    Differential Diffusion (arXiv 2306.00950) defines when: a cell that may change by a share of the steps joins where
+    an edit of that strength would begin, and is the source's until then.
 
     Args:
         grid: booleans [h, w], the cells that join at any step.
@@ -417,7 +417,7 @@ class GenerationConfig:
         clip_skip: layers of the text encoder that are left out at its end for the prompt, 0 to 11; as in diffusers not
             for the negative one. What web UIs call clip skip is one more.
         textual_inversions: words of the prompts whose embeddings come from files, each as "word:digest of the file".
-        crop: left, top, right and bottom in pixels of the part of an opened picture that is on the canvas; None for all.
+        crop: left, top, right and bottom in pixels of the part of an opened picture that is painted on; None for all.
     """
 
     prompt: str

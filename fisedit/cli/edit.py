@@ -323,9 +323,7 @@ def _notes(context: typer.Context, editor: Editor, opened: DecodedImage | None) 
     return (*opened.notes, *filter(None, [note])) if opened else ()
 
 
-def _open_editor(
-    context: typer.Context, opened: DecodedImage | None, region: Region | None, on_step: OnStep
-) -> Editor:
+def _open_editor(context: typer.Context, opened: DecodedImage | None, region: Region | None, on_step: OnStep) -> Editor:
     """An editor whose current result is the source; of a large picture, the part around a region."""
     from fisedit import Editor
 

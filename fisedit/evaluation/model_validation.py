@@ -223,7 +223,9 @@ class _Run:
         config = replace(self._config(PROMPTS[0], 0), num_inference_steps=FULL_STEPS)
         case = self._case(0, config if fp32 else replace(config, guidance_scale=1.0))
         engine, config = case.engine, case.config
-        everything = LatentEdit(config, engine.encode(config), {}, ActiveCells(case.everywhere), (0,) * config.num_timesteps)
+        everything = LatentEdit(
+            config, engine.encode(config), {}, ActiveCells(case.everywhere), (0,) * config.num_timesteps
+        )
         ours = engine.run_sparse(case.trajectory, [everything], lambda *_: None)[0].latents[-1].float()
         latents: list[torch.Tensor] = []
 

@@ -399,7 +399,15 @@ class Engine:
         return (
             not isinstance(self.graphs.executor_for(self.executor), str)
             and isinstance(self.sampler(edit.config, source, linear=True), LinearSampler)
-            and not (edit.erases or edit.regional or edit.config.like or edit.start or edit.injection or edit.check or DENSE_STEP in edit.dilation)
+            and not (
+                edit.erases
+                or edit.regional
+                or edit.config.like
+                or edit.start
+                or edit.injection
+                or edit.check
+                or DENSE_STEP in edit.dilation
+            )
             and not any(map(shifted, source.features))
             and len({e.text.shape for e in edits}) == 1
         )

@@ -25,7 +25,7 @@ class LatentBlend:
     Args:
         cells: of one edit, or of several that share a batch.
         source: the trajectory that is edited.
-        config: of the edit; where its seed is not the source's, cells begin with its own noise over the finished source.
+        config: of the edit; where its seed is another, cells begin with its own noise over the finished source.
         start: index of the first step.
     """
 

@@ -241,6 +241,10 @@ class Costs:
         text = text_macs(self._sites, self._batch, self._tokens)
         return self._step(self.sizes) + text + self._guided(None)
 
+    def text(self) -> int:
+        """MACs of a prompt's keys and values."""
+        return text_macs(self._sites, self._batch, self._tokens)
+
     def branch(self) -> int:
         """MACs of one branch of a dense step without projecting the text and without adapters."""
         return self._step(self.sizes) // self._batch
@@ -287,7 +291,7 @@ class Costs:
         run = sum(
             count * self.sparse_step(cells.at(i), dilation[i]) for i, count in steps_alike(cells, dilation, start)
         )
-        return run + text_macs(self._sites, self._batch, self._tokens) + self._decode(box_areas(cells.grid))
+        return run + self.text() + self._decode(box_areas(cells.grid))
 
     def choose_dilations(
         self,

@@ -163,7 +163,9 @@ def extended(picture: Image.Image, widths: Box) -> Image.Image:
     left, top, right, bottom = widths
     width, height = picture.width + left + right, picture.height + top + bottom
     if max(left, right) > picture.width or max(top, bottom) > picture.height:
-        raise InputError(f"a picture of {picture.width}x{picture.height} pixels can be extended by as many, got {widths}")
+        raise InputError(
+            f"a picture of {picture.width}x{picture.height} pixels can be extended by as many, got {widths}"
+        )
     if width * height > MAX_PIXELS:
         raise InputError(f"picture must have at most {MAX_PIXELS // 10**6} million pixels, got {width}x{height}")
     pixels = np.asarray(picture)
@@ -200,16 +202,16 @@ def crop_around(grid: BoolGrid, size: tuple[int, int], native: int, context: flo
     least = max(lengths) * (1 + 2 * context) / MAX_ASPECT
     wanted = [max(length + 2 * context * max(lengths), least) for length in lengths]
     scale = max(1.0, native / math.sqrt(math.prod(wanted)))
-    sides = [min(n, math.ceil(side * scale / LATENT_FACTOR) * LATENT_FACTOR) for side, n in zip(wanted, size, strict=True)]
+    sides = [
+        min(n, math.ceil(side * scale / LATENT_FACTOR) * LATENT_FACTOR) for side, n in zip(wanted, size, strict=True)
+    ]
     starts = [
         min(max(0, round((a + b - side) / 2)), n - side) for a, b, side, n in zip(low, high, sides, size, strict=True)
     ]
     return starts[0], starts[1], starts[0] + sides[0], starts[1] + sides[1]
 
 
-def paste_edit(
-    picture: Image.Image, painted: Image.Image, grid: BoolGrid, crop: Box | None = None
-) -> Image.Image:
+def paste_edit(picture: Image.Image, painted: Image.Image, grid: BoolGrid, crop: Box | None = None) -> Image.Image:
     """Paste the pixels inside the mask from the edited canvas into an image. Where the canvas is resized, the border of
     the mask is blended on its inside.
 

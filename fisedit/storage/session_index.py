@@ -284,7 +284,9 @@ def _parse(index: dict[str, Any], data: bytes) -> SessionIndex:
 
 
 def _parse_entry(entry: Any, model: str, *, with_digests: bool) -> ResultEntry:
-    found = _fields(entry, _RESULT_WITH_DIGESTS if with_digests else _RESULT, optional={"model", "pages", "erased", "regional"})
+    found = _fields(
+        entry, _RESULT_WITH_DIGESTS if with_digests else _RESULT, optional={"model", "pages", "erased", "regional"}
+    )
     config: GenerationConfig = found["recipe"]
     growth, stats, start = found["growth"], found["stats"], found["start"]
     _require(len(growth) in (0, config.num_timesteps) and start < config.num_timesteps)

@@ -199,10 +199,12 @@ def test_a_region_is_what_the_older_arguments_say(editor):
         editor.undo()
         told = editor.edit(DOG, region=region)
         editor.undo()
-        assert same(said, told) and np.array_equal(said.mask.grid, told.mask.grid) and said.stats.macs == told.stats.macs
+        assert (
+            same(said, told) and np.array_equal(said.mask.grid, told.mask.grid) and said.stats.macs == told.stats.macs
+        )
     with pytest.raises(InputError, match="give a region, or a mask and words, got both"):
         editor.edit(DOG, region=Region.words(), mask=grid)
-    with pytest.raises(InputError, match="region must be a Region, got ndarray; use Region.mask or Region.words"):
+    with pytest.raises(InputError, match=r"region must be a Region, got ndarray; use Region.mask or Region.words"):
         editor.edit(DOG, region=grid)
 
 
@@ -218,5 +220,5 @@ def test_words_in_a_box_and_around_a_thing(editor):
     nothing = editor.edit(DOG, region=Region.box(0, 0, 64, 64) & Region.box(64, 64, 128, 128))
     assert nothing.stats.nothing == "nothing is left of the mask"
     editor.undo()
-    with pytest.raises(InputError, match="words must be words of the old or the new prompt, got .zeppelin."):
+    with pytest.raises(InputError, match=r"words must be words of the old or the new prompt, got .zeppelin."):
         editor.edit(DOG, region=Region.words("zeppelin") | Region.box(0, 0, 8, 8))

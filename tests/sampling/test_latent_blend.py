@@ -1,4 +1,4 @@
-"""Soft masks: Differential Diffusion (arXiv 2306.00950), by diffusers' pipeline with latents blended as its paper has it.
+"""Soft masks: Differential Diffusion (arXiv 2306.00950), by diffusers' pipeline with latents blended so.
 
 Deviations are in units of the expected latents' spread.
 """
@@ -65,9 +65,7 @@ def test_a_dense_run_is_differential_diffusion(pipelines, scheduler, levels):
     start = next(i for i in range(STEPS) if may_change(levels, i).any())
     with torch.inference_mode():
         got = engine.run_dense(edit, engine.encode(edit), unwatched, (cells, source), start=cells.start)
-    expected = midway(
-        with_scheduler(pipe, scheduler), as_oracle(config), DOG, start, lambda i: may_change(levels, i)
-    )
+    expected = midway(with_scheduler(pipe, scheduler), as_oracle(config), DOG, start, lambda i: may_change(levels, i))
     assert oracle.deviation(latents(got), expected) <= FP32
     assert (cells.start, start) == ((1, 1) if levels is RAMP else (0, 0))
 
@@ -169,7 +167,7 @@ def test_a_strength_shortens_every_cells_share(editor):
 
 
 def test_an_edit_of_a_soft_edit_and_its_way_back(editor, tmp_path):
-    """Edits over it read its features at every step; its session, its file and its restored features say what it was."""
+    """Edits over it read its features at every step; so do its session, its file and its restored features."""
     levels = np.where(SQUARE, 255, 0).astype(np.uint8)
     levels[:, 6:] //= 2
     soft_edit = editor.edit(DOG, region=Region.mask(soft(levels), soft=True))

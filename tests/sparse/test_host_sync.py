@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_leaves
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.linear_scheduler import LinearSampler
 from fisedit.sampling.trajectory import LatentEdit, Trajectory
-from fisedit.values import ActiveCells
 from fisedit.sparse import captured_decode, graph_cache
 from fisedit.sparse.captured_decode import CapturedDecoder
 from fisedit.sparse.cuda_graphs import GraphEdit, GraphExecutor
@@ -25,6 +24,7 @@ from fisedit.sparse.graph_capture import EagerGraph
 from fisedit.sparse.stepping import Graphs
 from fisedit.sparse.vae_decode import DecoderCache, coarse_plan, decode
 from fisedit.sparse.vae_tiles import boxes
+from fisedit.values import ActiveCells
 from tests.support.edits import CAT, DOG, config_of, record
 from tests.support.graph_steps import TIME, Case
 from tests.support.grids import grids
