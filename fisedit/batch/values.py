@@ -85,6 +85,10 @@ class BatchSettings:
         timeout: Time limit of one item in seconds, above 0.
         metadata: Whether outputs say how they were made.
         quality: How near edits come to dense ones, one of `fisedit.values.Quality`.
+        detect: What finds the things to edit, as `mask_providers.open_provider` takes it; "" for masks and words.
+        labels: Of the things to edit; () for all.
+        threshold: Score from which a thing counts, 0 to 1.
+        instance: "all", "largest", or the number of one thing, counted from the left and from 0.
     """
 
     model: str = "demo"
@@ -97,6 +101,10 @@ class BatchSettings:
     timeout: float = 3600.0
     metadata: bool = True
     quality: str = "balanced"
+    detect: str = ""
+    labels: tuple[str, ...] = ()
+    threshold: float = 0.5
+    instance: str = "all"
 
 
 @dataclass(frozen=True)

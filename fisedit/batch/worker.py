@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass, replace
+from functools import reduce
 from hashlib import sha256
 from io import BytesIO
+from operator import or_
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from diffusers.models.attention_processor import SlicedAttnProcessor
 from PIL import Image
@@ -17,18 +20,21 @@ from PIL import Image
 from fisedit.batch.values import BatchItem, BatchSettings, ItemFailure, ItemOutput, one_line
 from fisedit.editor import Editor
 from fisedit.errors import Cancelled, FisEditError, NumericsError
+from fisedit.integrations.mask_providers import find, open_provider
 from fisedit.masking.region import Region
 from fisedit.models.malloc import keep_freed_memory
 from fisedit.storage import images
-from fisedit.storage.canvas import needs_crop, upright_size
+from fisedit.storage.canvas import needs_crop, to_editable, upright_size
 from fisedit.values import MaskSource, cell_pixels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from diffusers import StableDiffusionPipeline
+    from numpy.typing import NDArray
 
     from fisedit.history import EditResult
+    from fisedit.integrations.mask_providers import MaskProvider
     from fisedit.storage.image_metadata import Metadata
     from fisedit.values import OnStep
 
@@ -75,6 +81,9 @@ class BatchWorker:
         self._settings = settings
         self._loaded = self._pipe = self._load(settings.device, settings.dtype)
         self._source: _OpenedSource | None = None
+        self._provider: MaskProvider | None = None
+        if settings.detect:
+            self._provider = open_provider(settings.detect, local_files_only=settings.local_files_only)
 
     def process(self, item: BatchItem) -> ItemOutput | ItemFailure:
         """Edit an item. Errors that the item causes are returned, never raised.
@@ -166,6 +175,8 @@ class BatchWorker:
 
     def _edit(self, item: BatchItem, deadline: float) -> ItemOutput:
         on_step = _cancel_after(deadline)
+        if self._provider is not None:
+            return self._edit_found(item, self._provider, on_step)
         data = images.read_bytes(item.mask) if item.mask else b""
         source = self._open(item, data, on_step)
         mask = images.decode_mask(data, source.result.size) if item.mask else None
@@ -184,6 +195,49 @@ class BatchWorker:
             notes=(*source.picture.notes, *fallback, *result.stats.notes, *format_notes),
         )
 
+    def _edit_found(self, item: BatchItem, provider: MaskProvider, on_step: OnStep) -> ItemOutput:
+        """Edit the things that are found in a picture: together, or in a large one each on a part of its own."""
+        self._source, settings = None, self._settings
+        data = images.read_bytes(item.picture)
+        picture = images.decode(data)
+        image, name = to_editable(picture.image), Path(item.name).name
+        chosen = {"labels": settings.labels, "threshold": settings.threshold, "instance": settings.instance}
+        found = find(provider, image, name, **chosen)
+        told = ", ".join(f"{each.label or 'a thing'} ({each.score:.0%})" for each in found)
+        notes = [f"found {len(found)}: {told}" if found else "nothing was found, and nothing edited", *picture.notes]
+        editor, regions = Editor(self._pipe, model=settings.model), [each.region for each in found]
+        if regions and not needs_crop(image.size, editor.native_size):
+            regions = [reduce(or_, regions)]
+        result, covered = None, np.zeros(image.size[::-1], bool)
+        for region in regions:
+            opened = picture.image if result is None else result.image
+            source = self._open_part(editor, opened, item.source_prompt, region, on_step)
+            result = editor.edit(item.prompt, region=region, quality=settings.quality, on_step=on_step)
+            if result.mask.source is not MaskSource.NOWHERE:
+                covered |= cell_pixels(result.mask.grid, result.size, source.config.crop)
+            notes += [f"dense: {result.stats.fallback}"] if result.stats.fallback else []
+            notes += result.stats.notes
+        output, area, change = data, b"", ""
+        if result is not None:
+            metadata = editor.metadata(result) if settings.metadata else None
+            output, format_notes = images.encode(result.image, Path(item.output).suffix, metadata)
+            area, change, notes = _png(covered), str(result.diff), [*notes, *format_notes]
+        return ItemOutput(output, sha256(data).hexdigest(), "", area, change, seconds=0.0, notes=tuple(notes))
+
+    def _open_part(
+        self, editor: Editor, image: Image.Image, prompt: str | None, region: Region | None, on_step: OnStep
+    ) -> EditResult:
+        """The source of a picture, or of the part of a large one that holds a region."""
+        return editor.open(
+            image,
+            prompt,
+            region=region,
+            negative_prompt=self._settings.negative_prompt,
+            num_inference_steps=self._settings.num_inference_steps,
+            guidance_scale=self._settings.guidance_scale,
+            on_step=on_step,
+        )
+
     def _open(self, item: BatchItem, mask: bytes, on_step: OnStep) -> _OpenedSource:
         """The item's source: the one that is open if the item shares it, else a new one in a new editor.
 
@@ -199,15 +253,8 @@ class BatchWorker:
         editor = Editor(self._pipe, model=self._settings.model)  # its features end with it; the model is shared
         size = upright_size(picture.image)
         opened_by = item.mask if needs_crop(size, editor.native_size) else None
-        result = editor.open(
-            picture.image,
-            item.source_prompt,
-            region=Region.mask(images.decode_mask(mask, size)) if opened_by else None,
-            negative_prompt=self._settings.negative_prompt,
-            num_inference_steps=self._settings.num_inference_steps,
-            guidance_scale=self._settings.guidance_scale,
-            on_step=on_step,
-        )
+        region = Region.mask(images.decode_mask(mask, size)) if opened_by else None
+        result = self._open_part(editor, picture.image, item.source_prompt, region, on_step)
         self._source = _OpenedSource(item.source, data, picture, editor, result, opened_by)
         return self._source
 
@@ -227,8 +274,12 @@ def _mask_png(result: EditResult) -> bytes:
     edited."""
     if result.mask.source is MaskSource.NOWHERE:
         return b""
-    file, crop = BytesIO(), result.config.crop
-    raster = result.mask.raster if crop is None else cell_pixels(result.mask.grid, result.size, crop)
+    crop = result.config.crop
+    return _png(result.mask.raster if crop is None else cell_pixels(result.mask.grid, result.size, crop))
+
+
+def _png(raster: NDArray[Any]) -> bytes:
+    file = BytesIO()
     Image.fromarray(raster).save(file, "PNG")
     return file.getvalue()
 

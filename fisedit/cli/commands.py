@@ -61,6 +61,10 @@ def batch(
     captions: opt.Captions = None,
     masks: opt.Masks = None,
     edits: opt.EditRows = None,
+    detect: opt.Detect = None,
+    label: opt.Labels = None,
+    threshold: opt.Threshold = 0.5,
+    instance: opt.Detected = "all",
     recursive: opt.Recursive = False,
     image_format: opt.BatchFormat = OutputFormat.KEEP,
     workers: opt.Workers = 1,
@@ -83,8 +87,12 @@ def batch(
 ) -> None:
     """Edit a folder of pictures; a run that was stopped at any time continues."""
     job = BatchJob(folder, output, prompt, source_prompt, captions, masks, edits, recursive, image_format, overwrite)
+    if detect is not None and masks is not None:
+        raise InputError("give either --detect or --masks, got both; a mask says where things are")
     loading = (model, device, dtype, local_files_only)
-    settings = BatchSettings(*loading, negative_prompt, num_inference_steps, guidance_scale, timeout, metadata, quality)
+    found = (detect or "", tuple(label or ()), threshold, instance)
+    how = (negative_prompt, num_inference_steps, guidance_scale, timeout, metadata, quality)
+    settings = BatchSettings(*loading, *how, *found)
     files.check_page_path(report)
     from fisedit.batch.report import write_report
     from fisedit.batch.runner import preview_batch, run_batch

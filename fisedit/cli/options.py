@@ -98,6 +98,17 @@ Context = Annotated[
         "its longer side.",
     ),
 ]
+Detect = Annotated[
+    str | None,
+    Option(
+        metavar="DETECTOR",
+        help="Edit what this finds in each picture: a folder or hub id of a detector or segmentation model of "
+        "transformers, a .json file (COCO's layout) or .csv file with boxes, or alpha for what is transparent.",
+    ),
+]
+Labels = Annotated[list[str] | None, Option("--label", help="Label of what --detect shall find; may be repeated.")]
+Threshold = Annotated[float, Option(help="Score from 0 to 1 from which a detection counts.")]
+Detected = Annotated[str, Option("--instance", help="all, largest, or a number counted from the left and from 0.")]
 Erase = Annotated[bool, Option("--erase", help="Let what is around the mask grow into it; needs no --prompt.")]
 Protect = Annotated[Path | None, Option(help="Image, white where the picture must stay.")]
 Grow = Annotated[int, Option(help="Latent cells (8 pixels) to grow the mask by; negative shrinks it.")]
