@@ -12,6 +12,7 @@ from fisedit.batch.values import BatchJob, BatchSettings, ExecutorKind, OnError,
 from fisedit.cli import console
 from fisedit.cli import options as opt
 from fisedit.cli.app_package import load_app
+from fisedit.errors import InputError
 from fisedit.models.paths import expand_home
 from fisedit.storage import files
 
