@@ -201,8 +201,14 @@ class BatchWorker:
         data = images.read_bytes(item.picture)
         picture = images.decode(data)
         image, name = to_editable(picture.image), Path(item.name).name
-        chosen = {"labels": settings.labels, "threshold": settings.threshold, "instance": settings.instance}
-        found = find(provider, image, name, **chosen)
+        found = find(
+            provider,
+            image,
+            name,
+            labels=settings.labels,
+            threshold=settings.threshold,
+            instance=settings.instance,
+        )
         told = ", ".join(f"{each.label or 'a thing'} ({each.score:.0%})" for each in found)
         notes = [f"found {len(found)}: {told}" if found else "nothing was found, and nothing edited", *picture.notes]
         editor, regions = Editor(self._pipe, model=settings.model), [each.region for each in found]

@@ -91,9 +91,19 @@ def batch(
     if detect is not None and masks is not None:
         raise InputError("give either --detect or --masks, got both; a mask says where things are")
     loading = (model, device, dtype, local_files_only)
-    found = (detect or "", tuple(label or ()), threshold, instance)
-    how = (negative_prompt, num_inference_steps, guidance_scale, timeout, metadata, quality)
-    settings = BatchSettings(*loading, *how, *found)
+    settings = BatchSettings(
+        *loading,
+        negative_prompt,
+        num_inference_steps,
+        guidance_scale,
+        timeout,
+        metadata,
+        quality,
+        detect=detect or "",
+        labels=tuple(label or ()),
+        threshold=threshold,
+        instance=instance,
+    )
     files.check_page_path(report)
     from fisedit.batch.report import write_report
     from fisedit.batch.runner import preview_batch, run_batch

@@ -261,9 +261,10 @@ class _Given(Region):
     soft: bool
 
     def bind(self, canvas: RegionCanvas) -> Region:
-        read = masks.levels_of_mask if self.soft else masks.grid_of_mask
-        found = read(self.given, canvas.height, canvas.width, canvas.size, canvas.crop)
-        return _Cells(found if self.soft else found.astype(np.uint8) * _WHOLE)
+        place = canvas.height, canvas.width, canvas.size, canvas.crop
+        if self.soft:
+            return _Cells(masks.levels_of_mask(self.given, *place))
+        return _Cells(masks.grid_of_mask(self.given, *place).astype(np.uint8) * _WHOLE)
 
     def resolve(self, scope: RegionScope) -> RegionMask:
         raise AssertionError("a mask is bound before it is resolved")
