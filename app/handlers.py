@@ -24,6 +24,8 @@ from app.validation import (
 )
 from fisedit import Region
 from fisedit.errors import InputError, SessionError
+from fisedit.masking.region import covers
+from fisedit.storage.canvas import needs_crop
 from fisedit.values import SchedulerName, num_timesteps
 
 if TYPE_CHECKING:
@@ -192,9 +194,34 @@ def edit_request(
     add_reference = reference_arguments(state, reference)
 
     def job(editor: Editor, on_step: OnStep) -> EditResult:
-        return editor.edit(text, **region_arguments(region), **add_reference(editor), on_step=on_step)
+        opens = open_painted_part(editor, region, lambda i, n, picture: on_step(i, 2 * n, picture))
+        tell = (lambda i, n, picture: on_step(n + i, 2 * n, picture)) if opens else on_step
+        return editor.edit(text, **region_arguments(region), **add_reference(editor), on_step=tell)
 
     return RunRequest(job, session.current.config.num_timesteps)
+
+
+def open_painted_part(editor: Editor, region: RegionSettings, on_step: OnStep) -> bool:
+    """Open the part around what is painted of a large picture, unless it is open; whether it had to be."""
+    now = editor.current
+    config = now.config
+    if region.add is None or not config.opened or not needs_crop(now.size, editor.native_size):
+        return False
+    painted = Region.mask(region.add)
+    if config.crop is not None and covers(config.crop, painted, now.size):
+        return False
+    editor.open(
+        now.image,
+        now.prompt or None,
+        region=painted,
+        inversion=str(config.inversion),
+        negative_prompt=config.negative_prompt,
+        num_inference_steps=config.num_inference_steps,
+        guidance_scale=config.guidance_scale,
+        clip_skip=config.clip_skip,
+        on_step=on_step,
+    )
+    return True
 
 
 def edit_key(session: Session, text: str, region: RegionSettings, reference: ReferencePicture | None) -> object:

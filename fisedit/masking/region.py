@@ -18,7 +18,7 @@ import numpy as np
 from fisedit.errors import InputError, MaskError
 from fisedit.masking import masks
 from fisedit.masking.localize import DEFAULT_METHOD, MaskOptions
-from fisedit.values import LATENT_FACTOR, MAX_DILATION, MAX_REGIONS, EditMask, MaskSource, soft_levels
+from fisedit.values import LATENT_FACTOR, MAX_DILATION, MAX_REGIONS, EditMask, MaskSource, cell_pixels, soft_levels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -493,6 +493,20 @@ def cells_on_picture(region: Region, size: tuple[int, int]) -> BoolGrid:
     width, height = (-(-side // LATENT_FACTOR) * LATENT_FACTOR for side in size)
     canvas = RegionCanvas(height, width, size)
     return region.bind(canvas).resolve(_UnopenedPicture(canvas.cells)).mask.grid
+
+
+def covers(crop: Box, region: Region, size: tuple[int, int]) -> bool:
+    """Whether all that a region without words marks lies on a part of a picture.
+
+    Args:
+        crop: the part.
+        region: of masks and boxes.
+        size: width and height of the picture in pixels.
+    """
+    marked = cell_pixels(cells_on_picture(region, size), size)
+    left, top, right, bottom = crop
+    marked[top:bottom, left:right] = False
+    return not marked.any()
 
 
 def joined(regions: Sequence[tuple[Region, str]], region: Region | None) -> Region:
