@@ -771,23 +771,35 @@ class Editor:
         original = to_editable(picture)
         if extend is not None:
             original, region = extended(original, check_border(extend)), region or Region.border(*extend)
-        crop = None if region is None else self._crop(original.size, region, context)
-        shown = original.size if crop is None else (crop[2] - crop[0], crop[3] - crop[1])
-        canvas_width, canvas_height = canvas_size(shown, self.native_size)
-        config = make_generation_config(
-            "" if prompt is None else check_prompt(prompt),
+        return self._open(
+            original,
+            prompt,
+            crop=None if region is None else self._crop(original.size, region, context),
+            inversion=str(inversion),
             seed=seed,
             negative_prompt=negative_prompt,
             num_inference_steps=num_inference_steps,
             guidance_scale=guidance_scale,
-            width=canvas_width if width is None else width,
-            height=canvas_height if height is None else height,
-            scheduler="ddim",
-            inversion=str(inversion),
+            width=width,
+            height=height,
             clip_skip=clip_skip,
-            crop=crop,
+            on_step=on_step,
         )
-        request = self._pipeline.request_source(config, picture=original, on_step=on_step)
+
+    def _open(
+        self, picture: Image, prompt: str | None, *, crop: Box | None, on_step: OnStep | None, **settings: Any
+    ) -> EditResult:
+        """Open an upright picture, or a part of it."""
+        left, top, right, bottom = crop or (0, 0, *picture.size)
+        if right > picture.width or bottom > picture.height:
+            raise InputError(f"the part {crop} must lie on the picture, got {picture.width}x{picture.height} pixels")
+        for name, side in zip(
+            ("width", "height"), canvas_size((right - left, bottom - top), self.native_size), strict=True
+        ):
+            settings[name] = side if settings[name] is None else settings[name]
+        words = "" if prompt is None else check_prompt(prompt)
+        config = make_generation_config(words, scheduler="ddim", crop=crop, **settings)
+        request = self._pipeline.request_source(config, picture=picture, on_step=on_step)
         plan = self._pipeline.planner.plan_source(request, self._pipeline.encode(request))
         return self._pipeline.run(request, plan)
 
@@ -1052,8 +1064,7 @@ class Editor:
         dtype = dtype or past.dtype or None
         editor = cls.from_pretrained(name, device=device, dtype=dtype, local_files_only=local, cache_dtype=cache_dtype)
         if past.config.opened:
-            region = None if past.config.crop is None else Region.box(*past.config.crop)
-            editor.open(picture, region=region, context=0, on_step=on_step, **arguments)
+            editor._open(to_editable(picture), crop=past.config.crop, on_step=on_step, **arguments)  # noqa: SLF001 (its own)
             return editor
         editor.generate(on_step=on_step, **arguments)
         exact = not changes and provenance.model_name(editor.model) == past.model

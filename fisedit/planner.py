@@ -139,10 +139,11 @@ class EditRequest:
     def unchanged_reason(self) -> str:
         """Why the parent's picture is the answer, or ""."""
         assert self.parent is not None
-        same_words_suffice = (
-            self.config.like != self.parent.config.like or self.new_noise or self.erases or self.regional
-        )
-        if self.script.kind is EditKind.IDENTICAL and (self.region.is_default or not same_words_suffice):
+        if self.regional:
+            return ""
+        same_words_suffice = self.config.like != self.parent.config.like or self.new_noise
+        is_localized = same_words_suffice and not self.region.is_default
+        if self.script.kind is EditKind.IDENTICAL and not (self.erases or is_localized):
             return self.script.reason or "the prompt says the same as before"
         return "the mask is empty" if self.region.is_empty else ""
 
@@ -268,10 +269,10 @@ class Planner:
         scope = EditScope(self._engine, source, config, (prompt.embeddings, prompt.keys), request.script)
         with request.stopwatch.stage("mask"):
             found = request.region.resolve(scope)
+            regional = self._regional(request, scope)
             mask, start = self._begin(found.mask, request)
         if not mask.grid.any():
             return self.plan_unchanged(request, "nothing is left of the mask")
-        regional = self._regional(request, scope)
         if request.erases and (found.reason or mask.grid.all()):
             raise MaskError(f"erasing must leave a part of the picture, got {found.reason or 'all of it'}; give a mask")
         with request.stopwatch.stage("plan"):

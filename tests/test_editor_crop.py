@@ -18,7 +18,7 @@ from tests.support.grids import square
 
 QUICK = {"num_inference_steps": 5, "guidance_scale": 3.0}
 SIZE = (600, 400)
-BOX = (300, 100, 380, 180)
+BOX = (300, 100, 340, 140)
 """Of a picture much larger than the demo model's 128 pixels."""
 
 
@@ -179,7 +179,7 @@ def test_a_config_with_a_crop_is_checked():
     assert config.crop == (1, 2, 3, 4) and config_to_dict(config)["crop"] == (1, 2, 3, 4)
     assert "crop" not in config_to_dict(make_generation_config("a cat", crop=None, **settings))
     for crop in ([1, 2, 1, 4], [1, 2, 3], [0, 0, 1.5, 2], [-1, 0, 5, 5], [0, 0, 1, 2**40]):
-        with pytest.raises(InputError, match="crop must be"):
+        with pytest.raises(InputError, match="crop must"):
             make_generation_config("a cat", crop=crop, **settings)
 
 

@@ -202,9 +202,9 @@ def crop_around(grid: BoolGrid, size: tuple[int, int], native: int, context: flo
     least = max(lengths) * (1 + 2 * context) / MAX_ASPECT
     wanted = [max(length + 2 * context * max(lengths), least) for length in lengths]
     scale = max(1.0, native / math.sqrt(math.prod(wanted)))
-    sides = [
-        min(n, math.ceil(side * scale / LATENT_FACTOR) * LATENT_FACTOR) for side, n in zip(wanted, size, strict=True)
-    ]
+    shares = [min(n, side * scale) for side, n in zip(wanted, size, strict=True)]
+    shares = [max(side, native**2 / other) for side, other in zip(shares, shares[::-1], strict=True)]
+    sides = [min(n, math.ceil(side / LATENT_FACTOR) * LATENT_FACTOR) for side, n in zip(shares, size, strict=True)]
     starts = [
         min(max(0, round((a + b - side) / 2)), n - side) for a, b, side, n in zip(low, high, sides, size, strict=True)
     ]

@@ -291,7 +291,7 @@ def test_a_late_check_looks_at_a_step_that_runs(pipelines, monkeypatch):
     """The mask is checked within the steps that remain. (A random model's own mask may be too large.)"""
     editor, looked = Editor(pipelines["demo"]), []
     monkeypatch.setattr("fisedit.masking.drift_check.DriftCheck.compare", lambda check, *_: looked.append(check.step))
-    monkeypatch.setattr("fisedit.planner.predict_mask", lambda *_: EditMask(SQUARE, MaskSource.ATTENTION))
+    monkeypatch.setattr("fisedit.masking.edit_scope.predict_mask", lambda *_: EditMask(SQUARE, MaskSource.ATTENTION))
     editor.generate(CAT, **QUICK)
     editor.edit(DOG, strength=0.6, growth=0)
     assert looked == [3]

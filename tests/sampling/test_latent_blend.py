@@ -42,7 +42,7 @@ RAMP = np.tile(np.linspace(0, 220, 16).astype(np.uint8), (16, 1))
 """Cells that may change more the further right they are; none from the first step on."""
 
 SPOTS = np.where(grids(16, 16)["blobs"], 255, 0).astype(np.uint8)
-SPOTS[4:7, 8:12], SPOTS[10, 3:9] = 128, 40
+SPOTS[4:7, 8:12], SPOTS[10, 3:9] = 128, 90
 
 
 def may_change(levels: np.ndarray, step: int) -> np.ndarray:
@@ -149,21 +149,21 @@ def test_cells_that_join_late_cost_nothing_before(editor):
     assert seen.macs == result.stats.macs < hard.macs
     half = SQUARE & (levels == 255)
     costs = editor._engine.costs(result.config)
-    steps = 5 * costs.sparse_step(half, 1) + 5 * costs.sparse_step(SQUARE, 1)
+    steps = 6 * costs.sparse_step(half, 1) + 4 * costs.sparse_step(SQUARE, 1)  # 127 of 255 are 4 of 10 steps
     whole = 10 * costs.sparse_step(SQUARE, 1)
     assert hard.macs - seen.macs == whole - steps
     ours, source = trajectory(editor, result), trajectory(editor, editor.history[0])
     late = torch.from_numpy(SQUARE & ~half)
-    for i in range(6):
+    for i in range(7):
         assert torch.equal(ours.latents[i][..., late], source.latents[i][..., late])
-    assert not torch.equal(ours.latents[6][..., late], source.latents[6][..., late])
+    assert not torch.equal(ours.latents[7][..., late], source.latents[7][..., late])
 
 
 def test_a_strength_shortens_every_cells_share(editor):
     region = Region.mask(soft(np.where(SQUARE, 200, 0).astype(np.uint8)), soft=True)
     assert editor.preview(DOG, region=region, strength=0.5).mask.levels.max() == 100
     nothing = editor.edit(DOG, region=Region.mask(soft(np.where(SQUARE, 20, 0).astype(np.uint8)), soft=True))
-    assert nothing.stats.nothing == "nothing is left of the mask"  # a tenth of a step
+    assert nothing.stats.notes == ("nothing was edited: nothing is left of the mask",)  # a tenth of a step
 
 
 def test_an_edit_of_a_soft_edit_and_its_way_back(editor, tmp_path):
@@ -183,7 +183,7 @@ def test_an_edit_of_a_soft_edit_and_its_way_back(editor, tmp_path):
     assert np.array_equal(loaded.history.find(soft_edit.id).mask.levels, soft_edit.mask.levels)
     assert loaded.history.find(over.id).mask.levels is None
     loaded.history.checkout(soft_edit.id)
-    loaded.save_image(tmp_path / "soft.png")
+    loaded.write(tmp_path / "soft.png")
     remade = Editor.remake(Image.open(tmp_path / "soft.png"), local_files_only=True).current
     assert same(remade, soft_edit) and np.array_equal(remade.mask.levels, soft_edit.mask.levels)
 

@@ -146,7 +146,7 @@ WISHES = {
 def found(monkeypatch, grid):
     """Words say this, and are checked in mid-edit."""
     mask = EditMask(grid, MaskSource.ATTENTION)
-    monkeypatch.setattr("fisedit.planner.predict_mask", lambda *_: mask)
+    monkeypatch.setattr("fisedit.masking.edit_scope.predict_mask", lambda *_: mask)
 
 
 QUICK_WISHES = ("verified", "grown", "last step alone", "no growth")

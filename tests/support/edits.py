@@ -180,7 +180,7 @@ def midway(
 
     with oracle._around_calls(pipe.unet, around):
         pipe(
-            config.prompt,
+            config.prompt if start else prompt,
             height=config.height,
             width=config.width,
             num_inference_steps=config.steps,
