@@ -251,26 +251,22 @@ class TransformersDetector:
     """
 
     def __init__(self, model: str, *, local_files_only: bool = False) -> None:
-        from transformers import AutoConfig, AutoImageProcessor, pipeline
+        import transformers
 
         options = {"local_files_only": local_files_only, "trust_remote_code": False}
         try:
-            architecture = (AutoConfig.from_pretrained(model, **options).architectures or ["unknown"])[0]
-            task = next((task for end, task in _TASKS.items() if architecture.endswith(end)), None)
-            if task is None:
-                raise ModelError(f"a detector must detect or segment objects, got {architecture} in {model}")
-            processor = AutoImageProcessor.from_pretrained(model, **options)
-            self._run: Any = pipeline(
-                task,
-                model=model,
-                image_processor=processor,
-                model_kwargs={"use_safetensors": True, **options},
-                device="cpu",
-            )
+            names = transformers.AutoConfig.from_pretrained(model, **options).architectures or ["unknown"]
+            kind = next((end for end in _TASKS if names[0].endswith(end)), None)
+            if kind is None:
+                raise ModelError(f"a detector must detect or segment objects, got {names[0]} in {model}")
+            processor = transformers.AutoImageProcessor.from_pretrained(model, **options)
+            loader = getattr(transformers, f"AutoModel{kind}")
+            detector = loader.from_pretrained(model, use_safetensors=True, **options).eval()
+            self._run: Any = transformers.pipeline(_TASKS[kind], detector, image_processor=processor, device="cpu")
         except (OSError, ValueError, KeyError, ImportError) as error:
             why = (str(error).strip() or type(error).__name__).splitlines()[0]
-            kind = "an object detection or segmentation model that transformers knows, with safetensors"
-            raise ModelError(f"a detector must be {kind}, got {model} ({why:.200})") from error
+            wanted = "an object detection or segmentation model that transformers knows, with safetensors"
+            raise ModelError(f"a detector must be {wanted}, got {model} ({why:.200})") from error
 
     def __call__(self, picture: Image, name: str) -> Sequence[Detection]:
         """See `MaskProvider`."""
@@ -288,11 +284,10 @@ class TransformersDetector:
         return found
 
 
-_TASKS = {
+_TASKS: Mapping[str, Any] = {
     "ForObjectDetection": "object-detection",
     "ForInstanceSegmentation": "image-segmentation",
     "ForUniversalSegmentation": "image-segmentation",
     "ForSemanticSegmentation": "image-segmentation",
-    "ForSegmentation": "image-segmentation",
 }
 """End of an architecture's name -> transformers' task."""

@@ -56,11 +56,31 @@ class TestUsage:
             ["paint"],
             ["generate", "a cat", "--colour", "red"],
             ["generate", "a cat", "--seed", "seven"],
-            ["edit"],
+            ["batch"],
         ],
     )
     def test_a_wrong_call(self, fisedit, arguments):
         fisedit(*arguments).refused("usage", "see fisedit --help")
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (
+                ["--source-prompt", "a cat"],
+                "give a --prompt, got none; or --erase what a --mask, --box or --word marks",
+            ),
+            (["--source-prompt", "a cat", "--erase"], "erasing needs a --mask, --box or --word, got none; give one"),
+            (
+                ["--source-prompt", "a cat", "--erase", "--box", "0,0,9,9", "--strength", "1"],
+                "erasing has no --strength",
+            ),
+            (["--source-prompt", "a cat", "--prompt", "a dog", "--soft"], "--soft is of a --mask, got none; give one"),
+            (["--source-prompt", "a cat", "--prompt", "a dog", "--box", "0,0,9"], "--box must be L,T,R,B in pixels"),
+            (["--source-prompt", "a cat", "--prompt", "a dog", "--box", "9,0,0,9"], "a box must have left < right"),
+        ],
+    )
+    def test_regions_that_are_none(self, fisedit, arguments, message):
+        fisedit("edit", *arguments).refused("input", message)
 
     def test_a_session_or_a_source(self, fisedit):
         fisedit("edit", "--prompt", "a dog").refused("input", "--session", "--source-prompt", "got several or none")

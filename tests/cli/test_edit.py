@@ -105,6 +105,38 @@ class TestEdit:
         assert (after_two[:, 48:] == stored[:, 48:]).all() and (after_two != after_one).any()
         fisedit("edit", *begin, "--prompt", AFTER, *go_on).refused("input", "s holds a session")
 
+    def test_boxes_and_soft_masks_of_a_large_picture(self, fisedit, model, tmp_path):
+        """The part around them is painted at full resolution, and everything else stays."""
+        picture = noise("RGB", 500, 300)
+        picture.save(tmp_path / "mine.png")
+        grey = np.zeros((300, 500), np.uint8)
+        grey[200:220, 400:420] = 128
+        Image.fromarray(grey).save(tmp_path / "grey.png")
+        where = ("--box", "300,200,320,220", "--box", "340,200,360,220", "--mask", "grey.png", "--soft")
+        begin = ("--picture", "mine.png", "--source-prompt", BEFORE, "--model", model, *QUICK)
+        run = fisedit("edit", *begin, *where, "--prompt", AFTER, "--output", "new.png", "--json")
+        assert (run.status, run.err) == (0, "")
+        new, old = (np.asarray(image) for image in (Image.open(tmp_path / "new.png"), picture))
+        changed = (new != old).any(2)
+        assert changed[204:216, 304:316].any() and changed[204:216, 344:356].any()
+        inside = np.zeros_like(changed)
+        inside[192:228, 292:328] = inside[192:228, 332:368] = inside[192:228, 392:428] = True
+        assert not changed[~inside].any()
+
+    def test_erasing(self, fisedit, model, tmp_path):
+        scene(96, 64).save(tmp_path / "mine.png")
+        begin = ("--picture", "mine.png", "--source-prompt", BEFORE, "--model", model, *QUICK)
+        run = fisedit(
+            "edit", *begin, "--erase", "--box", "0,0,30,30", "--session", "s", "--output", "new.png", "--json"
+        )
+        assert (run.status, run.err) == (0, "")
+        told = json.loads(run.out)
+        assert told["prompt"] == BEFORE and told["stats"]["mask_source"] == "given"
+        new, old = (np.asarray(Image.open(tmp_path / name)) for name in ("new.png", "mine.png"))
+        assert (new[:24, :24] != old[:24, :24]).any() and np.array_equal(new[40:], old[40:])
+        again = fisedit("edit", "--session", "s", "--prompt", AFTER, "--box", "64,0,96,30", "--json")
+        assert json.loads(again.out)["parent"] == told["id"]
+
     def test_a_preview(self, fisedit, model, tmp_path):
         scene(100, 60).save(tmp_path / "mine.png")
         run = fisedit(*("edit", "--picture", "mine.png", "--prompt", "a dog", "--model", model, *QUICK, "--preview"))

@@ -197,7 +197,7 @@ def test_what_is_no_detector(detr, tmp_path, change, model):
 def test_a_batch_edits_what_is_found(fisedit, tmp_path, model):
     """Together, or in a large picture each on a part of its own; and says what that was."""
     for name, size in (("small.png", (64, 64)), ("large.png", (400, 300)), ("empty.png", (64, 64))):
-        picture(tmp_path / "in" / name, size)
+        picture(tmp_path / "in" / name, size=size)
     (tmp_path / "boxes.csv").write_text(
         "file,left,top,right,bottom,label,score\n"
         "small.png,0,0,16,16,cat,.9\nsmall.png,40,40,64,64,cat,.8\nsmall.png,20,20,30,30,dog,.9\n"
@@ -205,7 +205,7 @@ def test_a_batch_edits_what_is_found(fisedit, tmp_path, model):
     )
     words = ("--prompt", "a dog", "--source-prompt", "a cat", "--detect", "boxes.csv", "--label", "cat")
     ran = fisedit("batch", "in", "out", *words, "--model", model, "--num-inference-steps", 2, "--workers", 0, "--json")
-    assert ran.status == 0, ran.err
+    assert ran.status == 0, ran.out
     notes = {item["image"]: item["notes"] for item in json.loads(ran.out)["items"]}
     assert notes["small.png"][0] == "found 2: cat (90%), cat (80%)" and notes["large.png"][0].startswith("found 2: cat")
     assert notes["empty.png"] == ["nothing was found, and nothing edited"]
