@@ -20,7 +20,8 @@ from fisedit.adapters.checkpoints import load_adapter
 from fisedit.diagnosis.calibration import CalibrationSettings, calibrate, predictions
 from fisedit.errors import AdapterError, InputError, PageError, SessionError
 from fisedit.history import EditResult, History
-from fisedit.masking.localize import DEFAULT_METHOD, MaskOptions, change_heatmap
+from fisedit.masking.localize import change_heatmap
+from fisedit.masking.mask_options import DEFAULT_METHOD, MaskOptions
 from fisedit.masking.masks import count_components
 from fisedit.masking.region import Region, cells_on_picture, check_border, joined, region_of
 from fisedit.models.device import default_torch_state

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fisedit.masking import masks
-from fisedit.masking.localize import OBJECT_MASKS, num_probes, predict_mask, restrict_to_words
+from fisedit.masking.localize import num_probes, predict_mask, restrict_to_words
+from fisedit.masking.mask_options import OBJECT_MASKS
 from fisedit.values import EditKind, EditMask, MaskSource
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fisedit.masking.localize import MaskOptions
+    from fisedit.masking.mask_options import MaskOptions
     from fisedit.sampling.denoise import Engine
     from fisedit.sampling.trajectory import Trajectory
     from fisedit.values import EditScript, GenerationConfig

@@ -17,7 +17,7 @@ import numpy as np
 
 from fisedit.errors import InputError, MaskError
 from fisedit.masking import masks
-from fisedit.masking.localize import DEFAULT_METHOD, MaskOptions
+from fisedit.masking.mask_options import DEFAULT_METHOD, MaskOptions
 from fisedit.values import LATENT_FACTOR, MAX_DILATION, MAX_REGIONS, EditMask, MaskSource, cell_pixels, soft_levels
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Region(ABC):
         Args:
             words: of either prompt; none for the changed ones.
             instance: which component alone, counted from the left and from 0.
-            method: one of `masking.localize.METHODS`.
+            method: one of `masking.mask_options.METHODS`.
             probe_steps: dense steps on the new prompt to spend; None for one where an object is inserted.
 
         Raises:

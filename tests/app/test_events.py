@@ -68,7 +68,7 @@ def test_a_picture_is_opened_in_its_own_size(events, page, session):
 def test_a_region_that_cannot_be_predicted_is_told_and_cleared(events, page, state, session):
     made(state, session)
     for piece in (None, "first", "-1"):
-        answer = events.on_preview(ME, DOG, None, 1.0, "", [], piece, 0, False, 1, "fast")
+        answer = events.on_preview(ME, DOG, None, 1.0, "", [], piece, 0, False, 0, 1, "fast")
         assert "piece must be a number or" in answer[page.facts] and answer[page.stage]["region"] == ""
 
 

@@ -54,7 +54,7 @@ def test_paint_joins_what_the_words_find_or_stands_alone(state, session):
     joined = handlers.preview(state, session, DOG, RegionSettings(add=painted)).preview.mask
     alone = handlers.preview(state, session, DOG, RegionSettings(add=painted, only=True)).preview.mask
     barred = handlers.preview(state, session, DOG, RegionSettings(protect=painted)).preview.mask
-    assert np.array_equal(joined.grid, found | cells) and joined.source is MaskSource.GIVEN
+    assert np.array_equal(joined.grid, found | cells) and joined.source is MaskSource.ATTENTION
     assert np.array_equal(alone.grid, cells)
     assert np.array_equal(barred.grid, found & ~cells)
 

@@ -9,7 +9,8 @@ import torch
 from fisedit import Editor
 from fisedit.errors import InputError, MaskError
 from fisedit.masking import masks
-from fisedit.masking.localize import METHODS, shared_tokens
+from fisedit.masking.localize import shared_tokens
+from fisedit.masking.mask_options import METHODS
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory import AttentionInjection, LatentEdit, max_injection_steps
 from fisedit.sparse_kernels.dilation import dilate, erode

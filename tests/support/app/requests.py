@@ -17,7 +17,7 @@ QUICK = SourceSettings(steps=4, seed=7)
 ME = SimpleNamespace(session_hash="me")
 """A request of a page."""
 
-REGION = ("", [], ALL_PIECES[1], 0, False, 1, "balanced")
+REGION = ("", [], ALL_PIECES[1], 0, False, 0, 1, "balanced")
 """Values of a region: nothing painted, no words, all pieces."""
 
 
