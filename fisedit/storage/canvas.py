@@ -239,13 +239,13 @@ def paste_edit(picture: Image.Image, painted: Image.Image, grid: BoolGrid, crop:
 
 
 def _blended_border(old: Pixels, new: Pixels, inside: BoolGrid, grid: BoolGrid) -> Pixels:
-    """The new pixels, mixed with the old ones over the width of half a cell inside the border of the mask."""
+    """The new pixels, mixed with the old ones inside the border of the mask, wider the more the paint was enlarged."""
     from scipy.ndimage import distance_transform_edt
 
-    if inside.all():
+    width = int((math.sqrt(inside.size / grid.size) - LATENT_FACTOR) / 2)
+    if inside.all() or width < 1:
         return new
-    half_cell = math.sqrt(inside.size / grid.size) / 2
-    share = np.clip(distance_transform_edt(inside) / (half_cell + 1), 0, 1)[..., None]
+    share = np.clip(distance_transform_edt(inside) / (width + 1), 0, 1)[..., None]
     return np.rint(old + (new.astype(np.float64) - old) * share).astype(old.dtype)
 
 
