@@ -138,6 +138,7 @@ def test_the_wheel_zooms_and_painting_goes_where_the_pointer_is(browser):
     make(page)
     expect(nodes(page)).to_have_count(1)
     expect(page.locator("#stage .picture")).to_have_attribute("src", re.compile("^data"))
+    page.locator("#stage .frame").scroll_into_view_if_needed()  # making it opened the settings further down
     frame, canvas = page.locator("#stage .frame").bounding_box(), page.locator("#stage canvas")
     corner = frame["x"] + frame["width"] * 0.75, frame["y"] + frame["height"] * 0.25
     page.mouse.move(*corner)
