@@ -309,7 +309,7 @@ def _measurement(*outputs: Path | None) -> Iterator[OnStep]:
     for output in outputs:
         files.check_file_path(output)
     import_module("fisedit.evaluation.environment").code_state()  # of the code as it is when the run begins
-    with console.progress("Measuring") as on_step:
+    with console.progress("Measuring", lines=True) as on_step:
         yield on_step
 
 
