@@ -1,4 +1,4 @@
-"""The HTTP API beside the page: generate, open, edit, preview, history. Typed; gradio describes it at /gradio_api/info.
+"""The HTTP API beside the page: generate, open, edit, erase, extend, preview, history. Typed; gradio describes it at /gradio_api/info.
 
 A program's session is its connection's (`session_hash`). Runs send {"step", "steps", "seconds_left"} as they go, and
 at the end {"id", "parent", "prompt", "picture", ...}: the picture is a PNG, as base64, whose metadata hold its origin.
@@ -6,8 +6,8 @@ at the end {"id", "parent", "prompt", "picture", ...}: the picture is a PNG, as 
 
 # Annotations are read by gradio as they stand: no `from __future__ import annotations` here.
 import base64
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from inspect import getdoc
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from app import export, handlers, views
 from app.validation import ReferencePicture, RegionSettings, SourceSettings, label
 from fisedit import EditResult
 from fisedit.errors import InputError, SessionError
+from fisedit.integrations.region_json import parse_region, parse_regions
 from fisedit.storage import images
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ MAX_MASK_CHARACTERS, MAX_REFERENCE_CHARACTERS = 1 << 20, 3 << 20
 def add(state: "AppState", runs: dict[str, Any]) -> None:
     """Add the endpoints to the page that is being built; `runs` names the queue that long ones wait in."""
     endpoints = Endpoints(state)
-    for endpoint in (endpoints.generate, endpoints.edit):
+    for endpoint in (endpoints.generate, endpoints.edit, endpoints.erase, endpoints.extend):
         api(endpoint, api_name=endpoint.__name__, api_description=getdoc(endpoint), **runs)
     preview, history = endpoints.preview, endpoints.history
     quick: dict[str, Any] = {"concurrency_id": "preview", "concurrency_limit": 2}
@@ -108,6 +109,7 @@ class Endpoints:
         guidance: float | None = None,
         model: str = "",
         loras: dict[str, float] | None = None,
+        region: dict[str, Any] | None = None,
     ) -> Iterator[dict[str, Any]]:
         """Open a picture to edit it in the same session.
 
@@ -120,6 +122,8 @@ class Endpoints:
             guidance: scale of classifier-free guidance, 0 to 30; null for the model's own.
             model: a name that is offered; "" for the first.
             loras: names that are offered -> their scales, -2 to 2.
+            region: where it will be edited, of masks and boxes as in `edit`: of a large picture the part around it
+                alone is opened, at full resolution; {} for all of it.
 
         Yields:
             The progress of every step; at the end the result.
@@ -127,7 +131,8 @@ class Endpoints:
         settings = SourceSettings(
             _to_int(steps), guidance, _to_int(seed), model=model, loras={} if loras is None else loras
         )
-        given = picture or b"", prompt, settings
+        part = parse_region(region, _load_mask) if region else None
+        given = picture or b"", prompt, settings, part
         yield from self._stream(request, lambda session: handlers.open_picture(self._state, session, *given))
 
     def edit(
@@ -144,12 +149,14 @@ class Endpoints:
         strength: float = 1.0,
         quality: str = "balanced",
         seed: int = -1,
+        region: dict[str, Any] = {},  # noqa: B006
+        regions: list[dict[str, Any]] = [],  # noqa: B006
     ) -> Iterator[dict[str, Any]]:
         """Change the session's current picture to fit another prompt, with the model and LoRAs that made it.
 
         Args:
             request: filled in by the server from the connection.
-            prompt: what the picture should show; at most 2,000 characters.
+            prompt: what the picture should show; at most 2,000 characters. "" for the current one beside regions.
             mask: an image in base64, white where the edit may change the picture; "" to find it by the words.
             protect: an image in base64, white where the picture must not change; "" for nowhere.
             words: at most 16 words of either prompt to find the mask by; [] for the changed ones.
@@ -160,11 +167,16 @@ class Endpoints:
             strength: share of the steps to run, above 0 to 1; less keeps more of what was there.
             quality: "fast", "balanced" or "close": how near the edit comes to a dense one, for its time.
             seed: of other noise in the mask, 0 to 2**32 - 1, with which the prompt may stay; -1 for the picture's.
+            region: where the edit may change the picture, instead of mask, words and instance: an object with one of
+                words, mask (base64, perhaps with soft), box, border, everywhere, any, all and minus, and perhaps grow
+                and feather; {} for those.
+            regions: at most 16 objects of a region and its own prompt, edited in one run; [] for one prompt.
 
         Yields:
             The progress of every step; at the end the result.
         """
-        get_region = _lazy_region(words, instance, grow, mask, protect, strength, quality, seed)
+        repaint = strength, quality, seed
+        get_region = _lazy_region(words, instance, grow, mask, protect, *repaint, region=region, regions=regions)
         get_reference = _lazy_reference(reference, reference_scale)
         yield from self._stream(
             request, lambda session: handlers.edit(self._state, session, prompt, get_region(), get_reference())
@@ -184,6 +196,7 @@ class Endpoints:
         strength: float = 1.0,
         quality: str = "balanced",
         seed: int = -1,
+        region: dict[str, Any] = {},  # noqa: B006
     ) -> dict[str, Any]:
         """Predict where an edit would change the picture, and its cost. No result is made.
 
@@ -200,14 +213,66 @@ class Endpoints:
             strength: share of the steps to run, above 0 to 1; less keeps more of what was there.
             quality: "fast", "balanced" or "close", as in `edit`.
             seed: as in `edit`.
+            region: as in `edit`.
 
         Returns:
             The mask, its share of the picture, the predicted seconds and multiply-accumulates, beside a dense run's.
         """
-        get_region = _lazy_region(words, instance, grow, mask, protect, strength, quality, seed)
+        get_region = _lazy_region(words, instance, grow, mask, protect, strength, quality, seed, region=region)
         get_reference = _lazy_reference(reference, reference_scale)
         return _estimate_to_dict(
             handlers.preview(self._state, self._session(request), prompt, get_region(), get_reference())
+        )
+
+    def erase(
+        self,
+        request: gr.Request,
+        region: dict[str, Any],
+        quality: str = "balanced",
+        seed: int = -1,
+    ) -> Iterator[dict[str, Any]]:
+        """Let what is around a region of the session's current picture grow into it; no words are needed.
+
+        Args:
+            request: filled in by the server from the connection.
+            region: what goes, as in `edit`.
+            quality: as in `edit`.
+            seed: as in `edit`.
+
+        Yields:
+            The progress of every step; at the end the result.
+        """
+        if not region:
+            raise InputError('region must say what goes, got none; send such as {"box": [0, 0, 64, 64]}')
+        get_region = _lazy_region([], -1, 0, "", "", 1.0, quality, seed, region=region)
+        yield from self._stream(request, lambda session: handlers.erase(self._state, session, get_region()))
+
+    def extend(
+        self,
+        request: gr.Request,
+        left: int = 0,
+        top: int = 0,
+        right: int = 0,
+        bottom: int = 0,
+        prompt: str = "",
+    ) -> Iterator[dict[str, Any]]:
+        """Make the session's current picture larger and paint what is added; every pixel that it had stays.
+
+        Args:
+            request: filled in by the server from the connection.
+            left: pixels to add, 0 to 1024, as many as the picture has at most.
+            top: pixels to add.
+            right: pixels to add.
+            bottom: pixels to add.
+            prompt: what the larger picture shows; "" for the current prompt.
+
+        Yields:
+            The progress of every step; at the end the result.
+        """
+        widths = left, top, right, bottom
+        yield from self._stream(
+            request,
+            lambda session: handlers.extend(self._state, session, widths, prompt or session.current.prompt),
         )
 
     def history(self, request: gr.Request, checkout: str = "", pictures: bool = False) -> dict[str, Any]:
@@ -254,7 +319,8 @@ def _add_open(handler: Callable[..., Any], runs: dict[str, Any]) -> None:
         seed, steps = gr.Number(0, label="seed", precision=0), gr.Number(25, label="steps", precision=0)
         guidance = gr.Number(None, label="guidance")
         model, loras = gr.Textbox("", label="model"), gr.JSON({}, label="loras")
-        inputs, result = [picture, prompt, seed, steps, guidance, model, loras], gr.JSON(label="result")
+        region, result = gr.JSON({}, label="region"), gr.JSON(label="result")
+        inputs = [picture, prompt, seed, steps, guidance, model, loras, region]
         gr.Button().click(handler, inputs, result, api_name="open", api_description=getdoc(handler), **runs)
 
 
@@ -293,7 +359,17 @@ def _estimate_to_dict(estimate: handlers.EditEstimate) -> dict[str, Any]:
 
 
 def _lazy_region(
-    words: list[str], instance: int, grow: int, mask: str, protect: str, strength: float, quality: str, seed: int
+    words: list[str],
+    instance: int,
+    grow: int,
+    mask: str,
+    protect: str,
+    strength: float,
+    quality: str,
+    seed: int,
+    *,
+    region: dict[str, Any],
+    regions: Sequence[dict[str, Any]] = (),
 ) -> Callable[[], RegionSettings]:
     """A region from a program's arguments, read when the run begins, so that errors are reported alike."""
 
@@ -304,7 +380,10 @@ def _lazy_region(
         piece = None if instance == -1 else instance
         keep = _decode_image(protect, "protect")
         noise = None if seed == -1 else seed
-        return RegionSettings(tuple(words), piece, grow, add, keep, add is not None, strength, quality, noise)
+        settings = RegionSettings(tuple(words), piece, grow, add, keep, add is not None, strength, quality, noise)
+        whole = parse_region(region, _load_mask) if region else None
+        several = parse_regions(regions, _load_mask) if regions else ()
+        return replace(settings, region=whole, regions=tuple(several))
 
     return get_region
 
@@ -322,6 +401,13 @@ def _lazy_reference(reference: str, scale: float) -> Callable[[], ReferencePictu
 def _decode_image(text: str, what: str) -> Image.Image | None:
     data = _decode_bytes(text, what, MAX_MASK_CHARACTERS)
     return images.decode(data, what).image if data else None
+
+
+def _load_mask(text: str) -> Image.Image:
+    mask = _decode_image(text, "mask")
+    if mask is None:
+        raise InputError("mask of a region must be an image as base64, got an empty text")
+    return mask
 
 
 def _decode_bytes(text: str, what: str, most: int) -> bytes:

@@ -93,7 +93,12 @@ def generate(
 
 
 def open_picture(
-    state: AppState, session: Session, data: bytes, prompt: str = "", settings: SourceSettings | None = None
+    state: AppState,
+    session: Session,
+    data: bytes,
+    prompt: str = "",
+    settings: SourceSettings | None = None,
+    region: Region | None = None,
 ) -> Iterator[RunProgress]:
     """Make a source of a picture, which is inverted; the last progress has it.
 
@@ -103,6 +108,7 @@ def open_picture(
         data: the picture's file.
         prompt: what the picture shows, "" where that is not known.
         settings: how it is made; None for the defaults.
+        region: of masks and boxes; of a large picture the part around it alone is opened. None for all of it.
 
     Raises:
         InputError: no picture, one too large, or an argument out of range.
@@ -115,7 +121,7 @@ def open_picture(
     arguments = _source_arguments(settings, choice)
 
     def job(editor: Editor, on_step: OnStep) -> EditResult:
-        return editor.open(picture, text, **arguments, on_step=on_step)
+        return editor.open(picture, text, region=region, **arguments, on_step=on_step)
 
     return stream_run(state, session, RunRequest(job, settings.steps, choice))
 
@@ -171,7 +177,7 @@ def edit(
     Args:
         state: whose worker runs it.
         session: whose current picture is edited.
-        prompt: what the picture should show.
+        prompt: what the picture should show; "" for the current prompt where regions have their own.
         region: where the edit may change the picture; None for the changed words' mask.
         reference: a picture whose appearance the edit takes, or None.
 
@@ -181,7 +187,8 @@ def edit(
         Busy: the session is at work.
         Cancelled: it was stopped.
     """
-    text, region = clean_prompt(prompt), check_region(region or RegionSettings())
+    region = check_region(region or RegionSettings())
+    text = session.current.prompt if region.regions and not prompt else clean_prompt(prompt)
     if session.live is not None and session.live.key == edit_key(session, text, region, reference):
         return _keep_live(session, session.live.result_id)
     return stream_run(state, session, edit_request(state, session, text, region, reference))
@@ -253,7 +260,7 @@ def erase(state: AppState, session: Session, region: RegionSettings) -> Iterator
         SessionError, InputError, Busy, Cancelled: as in `edit`.
     """
     region = check_region(region)
-    if region.add is None and not region.words:
+    if region.add is None and region.region is None and not region.words:
         raise InputError("paint over what shall go, or choose its word under Region; nothing is marked")
     marked = region_of(replace(region, only=region.add is not None and not region.words))
 
@@ -395,8 +402,8 @@ def reference_arguments(state: AppState, reference: ReferencePicture | None) -> 
 
 def region_arguments(region: RegionSettings) -> Arguments:
     """A region as arguments of `Editor.edit`: where it is, and how much of it changes."""
-    return {
-        "region": region_of(region),
+    where: Arguments = {"regions": region.regions} if region.regions else {"region": region_of(region)}
+    return where | {
         "strength": float(region.strength),
         "quality": region.quality,
         "seed": region.seed,
@@ -404,10 +411,11 @@ def region_arguments(region: RegionSettings) -> Arguments:
 
 
 def region_of(settings: RegionSettings) -> Region:
-    """Where it is: where words attend or what is painted, or both."""
-    found = Region.words(*settings.words, instance=settings.instance).grow(settings.grow)
+    """Where it is: as a whole, or where words attend or what is painted, or both."""
+    found = settings.region or Region.words(*settings.words, instance=settings.instance)
+    found = found.grow(settings.grow)
     if settings.add is not None:
-        painted = Region.mask(settings.add)
+        painted = Region.mask(settings.add, soft=settings.soft)
         found = painted.grow(settings.grow) if settings.only else found | painted
     found = found.feather(settings.feather)
     return found if settings.protect is None else found - Region.mask(settings.protect)

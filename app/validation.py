@@ -6,7 +6,7 @@ Knows plain values and files' headers; neither sessions nor models.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fisedit.errors import FisEditError, InputError, PromptError
@@ -15,6 +15,8 @@ from fisedit.values import CLIP_SKIPS, Quality, SchedulerName, check_quality
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    from fisedit import Region
 
 MAX_PROMPT_CHARACTERS, MAX_WORDS, MAX_LORAS = 2_000, 16, 8
 STEPS, GUIDANCE, SEEDS, SIDES, GROW = (1, 150), (0.0, 30.0), (0, 2**32 - 1), (64, 1024), (-16, 16)
@@ -80,6 +82,9 @@ class RegionSettings:
         quality: how near the edit comes to a dense one, for its time.
         seed: of other noise in the region, 0 to 2**32 - 1; None for the picture's.
         feather: latent cells of a soft border inside it, 0 to 16.
+        soft: whether grey of `add` says how much may change.
+        region: what is meant as a whole, instead of words, instance and `add`; None for those.
+        regions: each with a prompt of its own, at most 16, instead of all of those; () for one prompt.
     """
 
     words: tuple[str, ...] = ()
@@ -92,6 +97,9 @@ class RegionSettings:
     quality: str = Quality.BALANCED
     seed: int | None = None
     feather: int = 0
+    soft: bool = False
+    region: Region | None = None
+    regions: tuple[tuple[Region, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -175,7 +183,12 @@ def check_region(region: RegionSettings) -> RegionSettings:
         _within("seed", region.seed, SEEDS, whole=True)
     if region.instance is not None:
         _within("instance", region.instance, (0, 999), whole=True)
-    return region
+    whole = (region.region is not None) + bool(region.regions)
+    if whole + bool(region.words or region.instance is not None or region.add is not None) > 1:
+        raise InputError("give one of region, regions, and a mask with words, got several; a region joins them")
+    if region.regions and (region.grow or region.feather or region.protect is not None):
+        raise InputError("regions have grow and feather of their own, got others; say them inside each region")
+    return replace(region, regions=tuple((each, clean_prompt(prompt)) for each, prompt in region.regions))
 
 
 def check_extension(widths: tuple[int, int, int, int]) -> tuple[int, int, int, int]:

@@ -257,6 +257,7 @@ def bench_masks(
 def bench_quality(
     model: opt.Model = "demo",
     edits: opt.QualityEdits = 200,
+    kinds: opt.Kinds = "",
     methods: opt.Methods = "",
     adapter: opt.ReferenceAdapter = None,
     num_inference_steps: opt.Steps = 25,
@@ -296,7 +297,12 @@ def bench_quality(
         _report(report, output, json, "summary")
         return
     settings = EditQualitySettings(
-        methods=_names(methods), pie_bench=pie_bench, results_log=journal, cache_dtype=cache_dtype, **shared
+        kinds=_names(kinds),
+        methods=_names(methods),
+        pie_bench=pie_bench,
+        results_log=journal,
+        cache_dtype=cache_dtype,
+        **shared,
     )
     with _measurement(output, journal) as on_step:
         report = import_module("fisedit.evaluation.quality.edit_quality").measure_edit_quality(settings, on_step)

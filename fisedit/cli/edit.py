@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
+from json import loads
 from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from fisedit.editor import Preview
     from fisedit.storage.images import DecodedImage
     from fisedit.values import OnStep
+
+N = TypeVar("N", int, float)
 
 _CONFIG = (
     "seed",
@@ -117,8 +121,11 @@ def edit(
     mask: opt.Mask = None,
     soft: opt.Soft = False,
     box: opt.Boxes = None,
+    region: opt.RegionFile = None,
+    regions: opt.RegionsFile = None,
     context_ratio: opt.Context = 0.5,
     erase: opt.Erase = False,
+    extend: opt.Extend = None,
     protect: opt.Protect = None,
     grow: opt.Grow = 0,
     word: opt.Words = None,
@@ -160,22 +167,25 @@ def edit(
     _check_prompt(context)
     if features and session is None:
         raise InputError("--features are saved with a --session, got none; give one")
-    files.check_image_path(output, mask, protect, picture, origin, reference)
+    files.check_image_path(output, mask, protect, picture, origin, reference, region, regions)
     files.check_trace_path(trace)
     if session is not None:
         session_folder.check_outputs(session, output, trace)
         context.with_resource(session_folder.lock(session))
     opened, marked = _read_image(picture or origin), _marked(context)
-    areas: dict[str, Any] = {"region": _region(context, marked)}
-    areas |= {"strength": strength, "seed": edit_seed, "quality": quality}
+    areas: dict[str, Any] = {"strength": strength, "seed": edit_seed, "quality": quality}
+    areas |= {"region": _region(context, marked)} if regions is None else {"regions": _read_regions(regions)}
     with console.progress("Editing") as on_step:
-        editor = _open_editor(context, opened, None if word else marked, on_step)
+        editor = _open_editor(context, opened, None if word or _region_reads_words(region) else marked, on_step)
         notes = _notes(context, editor, opened)
         areas |= {"reference": _load_reference(context, editor)}
         with profiling(editor, shown=profile, trace=trace) as layers:
             if erase:
                 editor.erase(areas["region"], prompt=prompt, seed=edit_seed, quality=quality, on_step=on_step)
-            elif prompt is not None and not preview:
+            elif extend is not None:
+                left, top, right, bottom = _sides("extend", extend, int)
+                editor.extend(left, top, right, bottom, prompt=prompt, quality=quality, on_step=on_step)
+            elif not preview and (prompt is not None or regions is not None):
                 editor.edit(prompt, on_step=on_step, verify=verify, structure=structure, **areas)
     if preview and prompt is not None:
         _show_preview(editor, editor.preview(prompt, **areas), output, json=json)
@@ -242,37 +252,77 @@ def _check_source(context: typer.Context) -> None:
         raise InputError(f"{context.params['session']} holds a session; give it alone to go on with it")
 
 
+_MARKS = ("mask", "box", "word", "region")
+"""Options that say where."""
+
+_NO_USE = {
+    "erase": ("preview", "structure", "strength", "reference", "adapter", "regions", "extend"),
+    "extend": ("preview", "structure", "strength", "reference", "adapter", "regions", "protect", "grow", *_MARKS),
+    "regions": ("preview", "protect", "grow", "instance", *_MARKS),
+}
+"""Options for another way to edit -> those that it has no use for."""
+
+
 def _check_prompt(context: typer.Context) -> None:
-    """Check that there are words, or a thing to erase and nothing that erasing has no use for."""
-    explicit, erases = _options_given(context), context.params["erase"]
-    if not erases and "prompt" not in explicit:
-        raise InputError("give a --prompt, got none; or --erase what a --mask, --box or --word marks")
-    inapplicable = [name for name in ("preview", "structure", "strength", "reference", "adapter") if name in explicit]
-    if erases and inapplicable:
-        raise InputError(f"erasing has no --{inapplicable[0]}; leave it out")
-    if erases and not {"mask", "box", "word"} & explicit:
-        raise InputError("erasing needs a --mask, --box or --word, got none; give one")
+    """Check that there are words, or another way to edit and nothing that it has no use for."""
+    explicit = _options_given(context)
+    if not {"prompt", *_NO_USE} & explicit:
+        raise InputError("give a --prompt, got none; or --erase what a --mask, --box, --word or --region marks")
+    for option, without in _NO_USE.items():
+        if option in explicit and (inapplicable := [name for name in without if name in explicit]):
+            raise InputError(f"--{option} has no use for --{inapplicable[0].replace('_', '-')}; leave it out")
+    if "erase" in explicit and not set(_MARKS) & explicit:
+        raise InputError("--erase needs a --mask, --box, --word or --region, got none; give one")
     if context.params["soft"] and "mask" not in explicit:
         raise InputError("--soft is of a --mask, got none; give one")
 
 
 def _marked(context: typer.Context) -> Region | None:
-    """What --mask and --box mark; None without either."""
+    """What --mask, --box and --region mark; None without any."""
     from fisedit import Region
+    from fisedit.integrations.region_json import parse_region
     from fisedit.storage.images import read_mask
 
     given = context.params
-    regions = [Region.box(*_sides(text)) for text in given["box"] or ()]
+    regions = [Region.box(*_sides("box", text, float)) for text in given["box"] or ()]
+    if given["region"] is not None:
+        regions.append(parse_region(*_read_json("region", given["region"])))
     if (mask := read_mask(given["mask"])) is not None:
         regions.insert(0, Region.mask(mask, soft=given["soft"]))
     return reduce(or_, regions) if regions else None
 
 
-def _sides(text: str) -> tuple[float, float, float, float]:
+def _read_regions(path: Path) -> list[tuple[Region, str]]:
+    """The regions of --regions, with their prompts."""
+    from fisedit.integrations.region_json import parse_regions
+
+    return parse_regions(*_read_json("regions", path))
+
+
+def _region_reads_words(path: Path | None) -> bool:
+    """Whether the region of --region can only be found on the opened picture."""
+    from fisedit.integrations.region_json import reads_words
+
+    return path is not None and reads_words(_read_json("region", path)[0])
+
+
+def _read_json(option: str, path: Path) -> tuple[object, Callable[[str], object]]:
+    """A file's JSON, and what reads the masks that it names, beside it."""
+    from fisedit.storage.images import read_mask
+
     try:
-        left, top, right, bottom = map(float, text.split(","))
+        value = loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"--{option} must be a file of JSON, got {path} ({why:.120})") from error
+    return value, lambda name: read_mask(path.parent / name)
+
+
+def _sides(option: str, text: str, kind: Callable[[str], N]) -> tuple[N, N, N, N]:
+    try:
+        left, top, right, bottom = map(kind, text.split(","))
     except ValueError as error:
-        raise InputError(f"--box must be L,T,R,B in pixels, got {text!r:.60}") from error
+        raise InputError(f"--{option} must be L,T,R,B in pixels, got {text!r:.60}") from error
     return left, top, right, bottom
 
 

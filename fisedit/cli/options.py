@@ -109,6 +109,16 @@ Detect = Annotated[
 Labels = Annotated[list[str] | None, Option("--label", help="Label of what --detect shall find; may be repeated.")]
 Threshold = Annotated[float, Option(help="Score from 0 to 1 from which a detection counts.")]
 Detected = Annotated[str, Option("--instance", help="all, largest, or a number counted from the left and from 0.")]
+RegionFile = Annotated[
+    Path | None, Option("--region", help="JSON of a region, where the edit may change the picture; see the guide.")
+]
+RegionsFile = Annotated[
+    Path | None,
+    Option("--regions", help='JSON of several regions, [{"region": ..., "prompt": ...}], edited in one run.'),
+]
+Extend = Annotated[
+    str | None, Option("--extend", metavar="L,T,R,B", help="Pixels to add at the sides of the picture, and to paint.")
+]
 Erase = Annotated[bool, Option("--erase", help="Let what is around the mask grow into it; needs no --prompt.")]
 Protect = Annotated[Path | None, Option(help="Image, white where the picture must stay.")]
 Grow = Annotated[int, Option(help="Latent cells (8 pixels) to grow the mask by; negative shrinks it.")]
@@ -169,6 +179,7 @@ Families = Annotated[str, Option(help="Families of adapters, with commas between
 BenchOutput = Annotated[Path | None, Option("--output", help="JSON file to write the figures to.")]
 Edits = Annotated[int, Option(min=1, max=700, help="How many word swaps to measure.")]
 QualityEdits = Annotated[int, Option("--edits", min=1, max=5000, help="How many edits to make and measure.")]
+Kinds = Annotated[str, Option(help="Kinds of drawn edits, with commas between; all without it, as delete or swap.")]
 Methods = Annotated[
     str, Option(help="Methods to compare, with commas between; all without it. An unknown name lists them.")
 ]

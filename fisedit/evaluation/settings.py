@@ -51,6 +51,7 @@ class EditQualitySettings(EvaluationSettings):
     """Settings of `bench quality`.
 
     Args:
+        kinds: of drawn edits, of `scenes.layout.CHANGE_KINDS`; () for all that the model has words for.
         methods: names in `quality.methods.METHODS`; () for all.
         classifier: the scene classifier's weights; None for those in the model's folder, if it has some.
         pie_bench: folder of PIE-Bench, whose edits replace the drawn ones.
@@ -60,6 +61,7 @@ class EditQualitySettings(EvaluationSettings):
     """
 
     edits: int = 200
+    kinds: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
     classifier: Path | None = None
     pie_bench: Path | None = None

@@ -261,7 +261,7 @@ class TransformersDetector:
                 raise ModelError(f"a detector must detect or segment objects, got {names[0]} in {model}")
             processor = transformers.AutoImageProcessor.from_pretrained(model, **options)
             loader = getattr(transformers, f"AutoModel{kind}")
-            detector = loader.from_pretrained(model, use_safetensors=True, **options).eval()
+            detector = loader.from_pretrained(model, use_safetensors=True, **options).eval().float()
             self._run: Any = transformers.pipeline(_TASKS[kind], detector, image_processor=processor, device="cpu")
         except (OSError, ValueError, KeyError, ImportError) as error:
             why = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -50,6 +50,21 @@ def test_two_edits_by_all_methods(loaded, judge_file, tmp_path):
 
 
 @needs_font
+def test_edits_of_one_kind(loaded, judge_file):
+    settings = EditQualitySettings(
+        edits=1, num_inference_steps=3, classifier=judge_file, kinds=("delete",), methods=("erase", "inpaint-empty")
+    )
+    told = edit_quality.measure_edit_quality(settings)
+    (edit,) = told["edits"]
+    assert edit["kind"] == "delete" and told["settings"]["kinds"] == ["delete"]
+    for score in edit["scores"].values():
+        assert type(score["gone"]) is bool and score["truth_psnr"] > 0
+    assert {"gone", "truth dB"} <= set(told["summary"][0])
+    with pytest.raises(InputError, match=r"kinds must be of .*delete.*, got vanish"):
+        edit_quality.measure_edit_quality(replace(settings, kinds=("vanish",)))
+
+
+@needs_font
 def test_runs_repeat_and_need_no_judge(loaded, monkeypatch, tmp_path):
     monkeypatch.setattr(edit_quality, "demo_folder", lambda: tmp_path)
     settings = EditQualitySettings(edits=1, num_inference_steps=2, methods=("reprompt",))
