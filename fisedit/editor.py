@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fisedit.adapters import lora, textual_inversion
-from fisedit.adapters.checkpoints import load_adapter
+from fisedit.adapters.loading import load_picture_adapter
 from fisedit.diagnosis.calibration import CalibrationSettings, calibrate, predictions
 from fisedit.errors import AdapterError, InputError, PageError, SessionError
 from fisedit.history import EditResult, History
@@ -321,21 +321,40 @@ class Editor:
         """Take a word's embeddings out. Raises AdapterError where no such word was loaded."""
         textual_inversion.unload(self.pipe, token)
 
-    def load_adapter(self, source: str | Path, scale: float = 1.0, *, local_files_only: bool = False) -> None:
-        """Load a reference adapter (arXiv 2410.22901), so that pictures may take the look of a `reference`.
+    def load_adapter(
+        self,
+        source: str | Path,
+        scale: float = 1.0,
+        *,
+        weight_name: str | None = None,
+        image_encoder: str | Path | None = None,
+        local_files_only: bool = False,
+    ) -> None:
+        """Load an adapter that conditions pictures by another one.
+
+        HelloMeme's reference adapters (arXiv 2410.22901) and IP-Adapters (arXiv 2308.06721) let pictures take the look
+        of a `reference`; T2I-Adapters (arXiv 2302.08453) let a `control` say where things are.
 
         Args:
             source: "demo-look", which ships for the demo model, a published folder, a .safetensors file, or a hub id
                 such as "songkey/hm3_reference".
-            scale: factor of what it adds to the feature maps, -10 to 10. Several adapters add up.
+            scale: factor of its effect, -10 to 10. Several adapters add up.
+            weight_name: of a file in a folder or on the hub: "models/ip-adapter_sd15.safetensors" of "h94/IP-Adapter".
+            image_encoder: folder of an IP-Adapter's image encoder; None for "image_encoder" beside its file.
             local_files_only: never reach for the network.
 
         Raises:
             AdapterError: it is missing, damaged, loaded already, of another architecture or made for another model.
             InputError: a scale out of range.
         """
-        adapter = load_adapter(source, local_files_only=local_files_only)
-        self._engine.references.load(adapter, _absolute_path(source), scale)
+        adapter = load_picture_adapter(
+            source,
+            self.pipe.unet,
+            weight_name=weight_name,
+            image_encoder=image_encoder,
+            local_files_only=local_files_only,
+        )
+        self._engine.references.load(adapter, _adapter_name(source, weight_name), scale)
 
     @default_torch_state()
     def calibrate(

@@ -463,6 +463,23 @@ def num_timesteps(scheduler: SchedulerName, steps: int) -> int:
     return steps + (scheduler is SchedulerName.PNDM and steps > 1)
 
 
+def level_grids(config: GenerationConfig, num_levels: int) -> list[tuple[int, int]]:
+    """Sizes of a config's maps.
+
+    Args:
+        config: of the picture.
+        num_levels: of the UNet.
+
+    Returns:
+        (height, width) of every level, finest first.
+    """
+    grids = [(config.height // LATENT_FACTOR, config.width // LATENT_FACTOR)]
+    while len(grids) < num_levels:
+        height, width = grids[-1]
+        grids.append((-(-height // 2), -(-width // 2)))
+    return grids
+
+
 @copy_on_read("seconds")
 @dataclass(frozen=True)
 class EditStats:

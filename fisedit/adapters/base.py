@@ -1,9 +1,10 @@
 """One protocol for what changes a UNet's feature maps, and the stack of such adapters in one evaluation.
 
 An adapter names insertion points of a UNet and what it adds to the maps there; the layers that compute this, if a
-sparse evaluation has to run them at active rows; and their cost. Every adapter reads the map as it was before any of
-them, and the gains are added up, so that their order does not matter. They are injected for one evaluation and ejected
-after it, errors included (see `models.injection`). The engine knows this protocol alone. What changes a UNet's weights
+sparse evaluation has to run them at active rows; what cross-attentions read beside the text; constant maps that are
+added in down blocks; and the cost. Every adapter reads the map as it was before any of them, and the gains are added
+up, so that their order does not matter. They are injected for one evaluation and ejected after it, errors included (see
+`models.injection`). The engine knows this protocol alone. What changes a UNet's weights
 (LoRAs) stays loaded between evaluations, and is diffusers' own; see `lora`. Knows tensors and insertion points; neither
 files nor pictures.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel
 
     from fisedit.models.injection import Injection
-    from fisedit.sparse.executor import ExtraSite
+    from fisedit.sparse.executor import ExtraSite, TakeMap
+    from fisedit.sparse.modules import CrossKeys
     from fisedit.sparse_kernels.row_plan import SparsePlan
 
 Grids = Sequence[tuple[int, int]]
@@ -32,15 +34,24 @@ Gain = Callable[[Tensor], Tensor]
 """A map [B, C, H, W] -> what is added to it, of the same shape."""
 
 
-class UNetAdapter(Protocol):
-    """An adapter at work: its weights, what it read beforehand, and its scale."""
+class UNetAdapter:
+    """An adapter at work: its weights, what it read beforehand, and its scale. Each kind has some of these effects."""
 
     def gains(self, batch: int | None) -> Mapping[str, Gain]:
-        """What is added to the maps, by insertion point, with the scale in it.
+        """What is added to the maps between blocks, by insertion point, with the scale in it.
 
         Args:
             batch: items of the maps, B. What was read for both guidance branches serves the last of them; None: all.
         """
+        return {}
+
+    def cross_keys(self, batch: int) -> Mapping[str, CrossKeys]:
+        """What cross-attentions read beside the text, by name; argument as in `gains`."""
+        return {}
+
+    def intrablock_residuals(self) -> Sequence[Tensor]:
+        """Maps [1, C, h, w] that are added at the end of every down block, before it is halved; () for none."""
+        return ()
 
     def sites(self, unet: UNet2DConditionModel) -> Sequence[ExtraSite]:
         """The layers that `gains` call, and what they record and read.
@@ -51,6 +62,7 @@ class UNetAdapter(Protocol):
         Raises:
             AdapterError: a layer has no sparse form.
         """
+        return ()
 
     def macs(self, unet: UNet2DConditionModel, grids: Grids, plan: SparsePlan | None, *, recorded: bool) -> int:
         """Multiply-accumulates of a step, for one item.
@@ -61,6 +73,7 @@ class UNetAdapter(Protocol):
             plan: of a sparse step; None for a dense one.
             recorded: the source was made with this adapter, so that a sparse step reads what it recorded.
         """
+        return 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +93,22 @@ class AdapterStack:
     def injection(self, unet: UNet2DConditionModel, batch: int | None = None) -> Injection:
         """The context in which the UNet runs with the adapters; arguments as in `inject_adapters`."""
         return inject_adapters(unet, self.adapters, batch=batch)
+
+    def cross_keys(self, batch: int) -> dict[str, list[CrossKeys]]:
+        """What cross-attentions read beside the text, by name; argument as in `UNetAdapter.gains`."""
+        found: dict[str, list[CrossKeys]] = {}
+        for adapter in self.adapters:
+            for name, keys in adapter.cross_keys(batch).items():
+                found.setdefault(name, []).append(keys)
+        return found
+
+    def residuals(self, take: TakeMap) -> dict[str, list[Tensor]]:
+        """Maps that the UNet's forward adds to its own; argument as in `sparse.executor.ExtraLayers`."""
+        added = [maps for adapter in self.adapters if (maps := adapter.intrablock_residuals())]
+        if not added:
+            return {}
+        sums = [sum(maps[1:], maps[0]) for maps in zip(*added, strict=True)]
+        return {"down_intrablock_additional_residuals": [take(each, level) for level, each in enumerate(sums)]}
 
     def macs(
         self, unet: UNet2DConditionModel, grids: Grids, plan: SparsePlan | None = None, *, recorded: bool = True

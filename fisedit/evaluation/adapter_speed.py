@@ -19,7 +19,7 @@ from fisedit.adapters.base import AdapterStack
 from fisedit.adapters.checkpoints import fresh_adapter
 from fisedit.adapters.cost import dense_macs, sparse_macs
 from fisedit.adapters.insertion_points import record_maps
-from fisedit.adapters.references import ReferenceCondition, match_unet
+from fisedit.adapters.row_column_reader import ReferenceCondition, match_unet
 from fisedit.evaluation.speed import Row, settings_dict
 from fisedit.evaluation.timing import seconds_by_round
 from fisedit.evaluation.workload import STEP_DILATION, load_workload, masks_of_areas

@@ -6,7 +6,6 @@ Knows the UNet, samplers and grids; knows nothing about masks from words, pictur
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fisedit.adapters.base import AdapterStack
-from fisedit.adapters.references import References, level_grids
+from fisedit.adapters.references import References
 from fisedit.adapters.textual_inversion import used
 from fisedit.errors import PageError
 from fisedit.models.injection import exclusive
@@ -30,7 +29,7 @@ from fisedit.sampling.scheduler import Sampler, mask_steps
 from fisedit.sampling.trajectory import Trajectory, max_injection_steps
 from fisedit.sampling.trajectory_pages import RecordedSource, from_pages
 from fisedit.sparse.cost_model import CostedLayers, Costs
-from fisedit.sparse.executor import Executor, apply_guidance, mask_queries
+from fisedit.sparse.executor import Executor, UNetInputs, apply_guidance, mask_queries
 from fisedit.sparse.feature_cache import (
     CachedFeatures,
     FeatureDelta,
@@ -47,7 +46,7 @@ from fisedit.sparse.record_size import RecordSize
 from fisedit.sparse.stepping import Graphs, SparseEdit, SparseSteps
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import SparsePlan, divide_text, hide_keys, make_row_plan
-from fisedit.values import DENSE_STEP, GenerationConfig
+from fisedit.values import DENSE_STEP, GenerationConfig, level_grids
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
@@ -500,9 +499,8 @@ class Engine:
             if callback:
                 callback(i, steps, sampler.estimate)
             x, timestep_cond = self._inputs(sampler, config, path[-1], t)
-            adapters = self.conditioning(config)
-            with adapters.injection(self.pipe.unet) if adapters else nullcontext():
-                raw = self.pipe.unet(x, t, text, timestep_cond=timestep_cond, return_dict=False)[0]
+            inputs = UNetInputs(x, t, text, timestep_cond)
+            raw = self.executor.run_unrecorded(inputs, self.conditioning(config))
             path.append(sampler.step(apply_guidance(raw, self._guidance(config)), t, path[-1]))
         return path
 

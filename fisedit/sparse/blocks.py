@@ -27,7 +27,7 @@ from fisedit.models.injection import Replacement
 from fisedit.models.stopwatch import block as block_span
 from fisedit.models.stopwatch import layer as layer_span
 from fisedit.sparse.feature_cache import map_of, rows_of
-from fisedit.sparse.modules import is_plain
+from fisedit.sparse.modules import CrossKeys, is_plain
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.reference import NO_EPILOGUE, ConvEpilogue, LayerNormParams, Rows
 from fisedit.sparse_kernels.row_plan import KernelMap, TextPart
@@ -107,6 +107,9 @@ class RowSource(Protocol):
 
     def text_parts(self, name: str) -> Sequence[TextPart]:
         """Parts of the text and the rows that attend to them; () where every row attends to all of it."""
+
+    def cross_keys(self, name: str) -> Sequence[CrossKeys]:
+        """Keys and values that a cross-attention reads beside the text's; () for none."""
 
     def recorded_query(self, name: str) -> Tensor | None:
         """The source's queries [E, R, C] that the last items attend with (attention injection), or None."""
@@ -244,6 +247,8 @@ def _cross_attention(source: RowSource, name: str, norm: nn.LayerNorm, attention
         )
     else:
         attended, query = attend(x)
+    for one in source.cross_keys(name):
+        attended = attended + one.scale * ops.dense_attention(query, one.key, one.value, attention.heads)
     source.keep_query(query_name, query)
     return _linear(source, attention.to_out[0], attended, residual=x)
 

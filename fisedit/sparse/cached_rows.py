@@ -17,8 +17,15 @@ from torch import Tensor, nn
 
 from fisedit.models.injection import Replacement
 from fisedit.models.stopwatch import layer as layer_span
-from fisedit.sparse.feature_cache import CachedMap, FeatureOverlay, gather, in_units, recorded_statistics
-from fisedit.sparse.modules import LayerSite, Role
+from fisedit.sparse.feature_cache import (
+    CachedMap,
+    FeatureOverlay,
+    gather,
+    in_units,
+    map_of,
+    recorded_statistics,
+)
+from fisedit.sparse.modules import CrossKeys, LayerSite, Role
 from fisedit.sparse.packed_weights import MergedWeights
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.reference import Rows, join_rows
@@ -35,6 +42,7 @@ class CachedRows:
         weights: of layers that have LoRAs.
         inject_attention: the last branch attends as the source did, where the source's queries were recorded
             (prompt-to-prompt, arXiv 2208.01626).
+        cross_keys: what cross-attentions read beside the text, by name; None for nothing.
 
     Attributes:
         overlay: what the evaluation changed of the step.
@@ -48,7 +56,9 @@ class CachedRows:
         weights: MergedWeights,
         *,
         inject_attention: bool = False,
+        cross_keys: Mapping[str, Sequence[CrossKeys]] | None = None,
     ) -> None:
+        self._cross_keys = cross_keys or {}
         self.plan, self.source, self.overlay = overlay.plan, overlay.parent, overlay
         self.weight, self._sites, self._text_keys, self._injects = weights.weight, sites, text_keys, inject_attention
         self._halos: dict[str, Tensor] = {}
@@ -57,6 +67,10 @@ class CachedRows:
     def level(self, site: LayerSite) -> Level:
         """The level that a site works at."""
         return self.plan.levels[site.level]
+
+    def take(self, feature_map: Tensor, level: int) -> Tensor:
+        """The active rows [B, C, R, 1] of a map [B, C, H, W] of a level."""
+        return map_of(gather(feature_map, self.plan.levels[level].active))
 
     def latents(self, latents: Tensor) -> tuple[Tensor, Tensor]:
         """See `RowSource.latents`."""
@@ -161,6 +175,10 @@ class CachedRows:
     def text_parts(self, name: str) -> Sequence[TextPart]:
         """See `RowSource.text_parts`."""
         return self.plan.text_parts[self._sites[name].level] if self.plan.text_parts else ()
+
+    def cross_keys(self, name: str) -> Sequence[CrossKeys]:
+        """See `RowSource.cross_keys`."""
+        return self._cross_keys.get(name, ())
 
     def recorded_query(self, name: str) -> Tensor | None:
         """See `RowSource.recorded_query`."""

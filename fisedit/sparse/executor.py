@@ -7,7 +7,7 @@ evaluation lives in its `DenseContext` or `CachedRows`. Knows nothing about samp
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -17,14 +17,23 @@ import torch
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
-from fisedit.errors import InputError
+from fisedit.errors import AdapterError, InputError
 from fisedit.models.injection import Replacement, injected
 from fisedit.sparse.blocks import UNetBlocks
 from fisedit.sparse.cached_rows import CachedRows
 from fisedit.sparse.feature_cache import FeatureOverlay, StepFeatures, rows_of
-from fisedit.sparse.modules import LayerSite, Role, is_plain, loras, num_levels, project_text, unet_sites
+from fisedit.sparse.modules import (
+    CrossKeys,
+    LayerSite,
+    Role,
+    is_plain,
+    loras,
+    num_levels,
+    project_text,
+    unet_sites,
+)
 from fisedit.sparse.packed_weights import MergedWeights
-from fisedit.sparse.recording import DenseContext, recording_replacements
+from fisedit.sparse.recording import DenseContext, attend_beside, recording_replacements
 from fisedit.sparse_kernels import ops
 
 
@@ -41,14 +50,45 @@ class ExtraSite(LayerSite, ABC):
         """Compute the layer at the active rows over what was recorded."""
 
 
+@dataclass(frozen=True, eq=False)
+class UNetInputs:
+    """What a UNet gets in an evaluation.
+
+    Args:
+        latents: [B, 4, h, w], scaled for the model.
+        timestep: scalar.
+        text: embeddings [B, T, D].
+        timestep_cond: [B, C] for distilled models, or None.
+    """
+
+    latents: Tensor
+    timestep: Tensor
+    text: Tensor
+    timestep_cond: Tensor | None = None
+
+
 class ExtraLayers(Protocol):
-    """Layers added to a UNet for an evaluation, such as reference adapters."""
+    """What is added to a UNet for an evaluation, such as reference adapters and control networks."""
 
     def sites(self, unet: UNet2DConditionModel) -> Sequence[ExtraSite]:
         """The added layers that see positions."""
 
     def injection(self, unet: UNet2DConditionModel, batch: int) -> AbstractContextManager[object]:
         """A context in which a UNet's forward calls them, for a batch of B items."""
+
+    def cross_keys(self, batch: int) -> Mapping[str, Sequence[CrossKeys]]:
+        """What cross-attentions read beside the text, by name, for a batch of B items."""
+
+    def residuals(self, take: TakeMap) -> Mapping[str, Any]:
+        """Maps that diffusers' `UNet2DConditionModel.forward` adds to its own, by its names of them.
+
+        Args:
+            take: of a map [B, C, H, W] and its level, what the evaluation sees: all of it, or the active rows.
+        """
+
+
+TakeMap = Callable[[Tensor, int], Tensor]
+"""A map [B, C, H, W] and its level -> the same, or its active rows [B, C, R, 1]."""
 
 
 class Executor:
@@ -111,7 +151,20 @@ class Executor:
         replacements = recording_replacements(context, self.sites)
         if extra_layers is not None:
             replacements += [(site.module, partial(site.run_dense, context)) for site in extra_layers.sites(self.unet)]
-        return self._run(replacements, latents, timestep, text, timestep_cond, extra_layers), context.maps
+        inputs = UNetInputs(latents, timestep, text, timestep_cond)
+        return self._run(replacements, inputs, extra_layers), context.maps
+
+    def run_unrecorded(self, inputs: UNetInputs, extra_layers: ExtraLayers | None = None) -> Tensor:
+        """One dense evaluation that records nothing.
+
+        Args:
+            inputs: of the UNet.
+            extra_layers: what is added to it, or None.
+
+        Returns:
+            The prediction [B, 4, h, w].
+        """
+        return self._run((), inputs, extra_layers)
 
     def run_sparse(
         self,
@@ -143,17 +196,26 @@ class Executor:
                 The prediction at the active rows [B, R, 4], and the overlay.
         """
         project_text(self.sites, text, text_keys)
-        weights = self.weights
-        rows = self.rows(self._by_name, overlay, text_keys, weights, inject_attention=inject_attention)
+        cross_keys = extra_layers.cross_keys(len(latents)) if extra_layers else {}
+        rows = self.rows(
+            self._by_name,
+            overlay,
+            text_keys,
+            self.weights,
+            inject_attention=inject_attention,
+            cross_keys=cross_keys,
+        )
         replacements = self._blocks.replacements(rows)
         for name in self._custom_attentions():
+            if name in cross_keys:
+                raise AdapterError(f"an image adapter needs plain attention, got a processor of its own at {name}")
             if overlay.plan.hidden or overlay.plan.text_parts:
                 raise InputError(f"regions need plain attention, got a processor of its own at {name}; reset it")
             replacements += rows.projections(name)
         if extra_layers is not None:
             replacements += [(site.module, partial(site.run_sparse, rows)) for site in extra_layers.sites(self.unet)]
-        out = self._run(replacements, latents, timestep, text, timestep_cond, extra_layers)
-        return rows_of(out), rows.overlay
+        inputs = UNetInputs(latents, timestep, text, timestep_cond)
+        return rows_of(self._run(replacements, inputs, extra_layers, rows)), rows.overlay
 
     def _custom_attentions(self) -> Iterator[str]:
         """Names of attentions that have a processor of their own."""
@@ -166,20 +228,42 @@ class Executor:
     def _run(
         self,
         replacements: Sequence[Replacement],
-        latents: Tensor,
-        timestep: Tensor,
-        text: Tensor,
-        timestep_cond: Tensor | None,
+        inputs: UNetInputs,
         extra_layers: ExtraLayers | None,
+        rows: CachedRows | None = None,
     ) -> Tensor:
         """Diffusers' own forward with these layers; those that are added lie over them."""
+        residuals: Mapping[str, Any] = {}
         with ExitStack() as stack:
             stack.enter_context(injected(self.unet, replacements))
             if extra_layers is not None:
-                stack.enter_context(extra_layers.injection(self.unet, len(latents)))
-            (out,) = self.unet(latents, timestep, text, timestep_cond=timestep_cond, return_dict=False)
+                if rows is None:
+                    beside = extra_layers.cross_keys(len(inputs.latents))
+                    stack.enter_context(injected(self.unet, self._beside_the_text(beside)))
+                residuals = extra_layers.residuals(_whole if rows is None else rows.take)
+                stack.enter_context(extra_layers.injection(self.unet, len(inputs.latents)))
+            (out,) = self.unet(
+                inputs.latents,
+                inputs.timestep,
+                inputs.text,
+                timestep_cond=inputs.timestep_cond,
+                return_dict=False,
+                **residuals,
+            )
         result: Tensor = out
         return result
+
+    def _beside_the_text(self, cross_keys: Mapping[str, Sequence[CrossKeys]]) -> Iterator[Replacement]:
+        """Cross-attentions that read more than the text, on whole maps."""
+        for name, extra in cross_keys.items():
+            attention = self.unet.get_submodule(name)
+            if not is_plain(attention):
+                raise AdapterError(f"an image adapter needs plain attention, got a processor of its own at {name}")
+            yield attention, partial(attend_beside, attention, extra)
+
+
+def _whole(feature_map: Tensor, _level: int) -> Tensor:
+    return feature_map
 
 
 def apply_guidance(prediction: Tensor, scale: float | None) -> Tensor:

@@ -91,6 +91,21 @@ class LayerSite:
         return ".attn2." in self.name
 
 
+@dataclass(frozen=True, eq=False)
+class CrossKeys:
+    """Keys and values that a cross-attention reads beside the text's, by a softmax of its own.
+
+    Args:
+        key: [B, T, C].
+        value: [B, T, C].
+        scale: factor of what is attended.
+    """
+
+    key: Tensor
+    value: Tensor
+    scale: float
+
+
 def unet_sites(unet: UNet2DConditionModel) -> tuple[LayerSite, ...]:
     """All sites of a UNet, in the order the data travels.
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fisedit.models.injection import Forward, Replacement, injected
 from fisedit.sparse.feature_cache import StepFeatures, rows_of
-from fisedit.sparse.modules import LayerSite, Role, is_3x3, is_plain
+from fisedit.sparse.modules import CrossKeys, LayerSite, Role, is_3x3, is_plain
 from fisedit.sparse_kernels import ops
 
 
@@ -125,6 +125,30 @@ def _attend(context: DenseContext, site: LayerSite, x: Tensor, *args: Any, **kwa
         own: Tensor = type(attention).forward(attention, x, *args, **kwargs)
         return own
     attended = ops.dense_attention(attention.to_q(x), attention.to_k(x), attention.to_v(x), attention.heads)
+    out: Tensor = attention.to_out[0](attended)
+    return out
+
+
+def attend_beside(
+    attention: Any, extra: Sequence[CrossKeys], x: Tensor, encoder_hidden_states: Tensor, *_: Any, **__: Any
+) -> Tensor:
+    """Cross-attention to the text, plus that to each of other keys and values.
+
+    Args:
+        attention: a plain one.
+        extra: keys and values beside the text's.
+        x: [B, N, C].
+        encoder_hidden_states: the text [B, T, D].
+
+    Returns:
+        [B, N, C].
+    """
+    query, heads = attention.to_q(x), attention.heads
+    attended = ops.dense_attention(
+        query, attention.to_k(encoder_hidden_states), attention.to_v(encoder_hidden_states), heads
+    )
+    for one in extra:
+        attended = attended + one.scale * ops.dense_attention(query, one.key, one.value, heads)
     out: Tensor = attention.to_out[0](attended)
     return out
 

@@ -200,6 +200,10 @@ class StaticRows:
         """See `RowSource.text_parts`: plans that divide the text are not captured."""
         return ()
 
+    def cross_keys(self, name: str) -> tuple[()]:
+        """See `RowSource.cross_keys`: evaluations with added layers are not captured."""
+        return ()
+
     def recorded_query(self, name: str) -> Tensor | None:
         """See `RowSource.recorded_query`; of a self-attention's keys as well."""
         return self._buffers.injected[name] if name in self._buffers.injected.shapes else None

@@ -9,7 +9,7 @@ from fisedit.adapters.base import AdapterStack, inject_adapters
 from fisedit.adapters.checkpoints import fresh_adapter, load_adapter, save_adapter
 from fisedit.adapters.cost import dense_macs
 from fisedit.adapters.insertion_points import insertion_points, record_maps
-from fisedit.adapters.references import ReferenceCondition
+from fisedit.adapters.row_column_reader import ReferenceCondition
 from fisedit.errors import AdapterError
 from fisedit.sparse.executor import Executor
 from tests.support.adapters import filled

@@ -13,7 +13,7 @@ from fisedit import Editor
 from fisedit.adapters.base import inject_adapters
 from fisedit.adapters.checkpoints import save_adapter
 from fisedit.adapters.insertion_points import inject_maps
-from fisedit.adapters.references import ReferenceCondition
+from fisedit.adapters.row_column_reader import ReferenceCondition
 from fisedit.errors import AdapterError, InputError
 from fisedit.values import MaskSource
 from tests.support import oracle

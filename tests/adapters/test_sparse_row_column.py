@@ -11,7 +11,7 @@ from fisedit.adapters.base import AdapterStack
 from fisedit.adapters.checkpoints import fresh_adapter
 from fisedit.adapters.cost import dense_macs, reference_macs, sparse_macs
 from fisedit.adapters.insertion_points import inject_maps, insertion_points, record_maps
-from fisedit.adapters.references import ReferenceCondition
+from fisedit.adapters.row_column_reader import ReferenceCondition
 from fisedit.adapters.variants import FAMILIES
 from fisedit.evaluation.workload import square_mask
 from fisedit.models.loader import _SD15

@@ -1,0 +1,128 @@
+"""Loading what conditions a UNet by a picture, of whatever kind: reference adapters, IP-Adapters, T2I-Adapters.
+
+A kind is recognised by the class that a folder's configuration names, or by a file's tensors. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fisedit.adapters.checkpoints import load_adapter
+from fisedit.adapters.picture_adapter import PictureAdapter
+from fisedit.adapters.row_column_reader import RowColumnReader
+from fisedit.errors import AdapterError, ModelError, NumericsError
+from fisedit.models import paths
+from fisedit.models.loader import quiet_loaders
+from fisedit.models.paths import expand_home
+from fisedit.models.validation import pickled
+from fisedit.models.weight_files import read_json, read_shapes
+
+if TYPE_CHECKING:
+    from diffusers import UNet2DConditionModel
+
+IMAGE_ENCODER = "image_encoder"
+"""Folder of the image encoder beside an IP-Adapter's file."""
+
+
+def load_picture_adapter(
+    source: str | Path,
+    unet: UNet2DConditionModel,
+    *,
+    weight_name: str | None = None,
+    image_encoder: str | Path | None = None,
+    local_files_only: bool = False,
+) -> PictureAdapter:
+    """Load an adapter, checked, in the precision of its file.
+
+    Args:
+        source: a folder with config.json and weights, a .safetensors file, or a hub id.
+        unet: that it will condition.
+        weight_name: of the file in a folder or on the hub, such as "models/ip-adapter_sd15.safetensors".
+        image_encoder: folder of an IP-Adapter's encoder; None for "image_encoder" beside its file.
+        local_files_only: never reach for the network.
+
+    Raises:
+        AdapterError: it is missing, damaged, unsafe to load or of another architecture.
+        NumericsError: its weights hold NaN or infinity.
+    """
+    if weight_name is not None:
+        source = _named_file(source, weight_name, local_files_only=local_files_only)
+    path = expand_home(source)
+    try:
+        if path.is_file() and path.suffix == ".safetensors" and _is_ip_adapter(path):
+            return _load_ip_adapter(path, unet, image_encoder)
+        if path.is_dir() and _class_name(path) == "T2IAdapter":
+            return _load_t2i_adapter(path)
+    except AdapterError:
+        raise
+    except ModelError as error:
+        raise AdapterError(str(error)) from error
+    return RowColumnReader(load_adapter(source, local_files_only=local_files_only))
+
+
+def _named_file(source: str | Path, weight_name: str, *, local_files_only: bool) -> Path:
+    """A file of a folder or of the hub, with the image encoder beside it."""
+    if problem := pickled(Path(weight_name)):
+        raise AdapterError(str(problem))
+    folder = expand_home(source)
+    if not folder.is_dir() and paths.HUB_ID.fullmatch(str(source)):
+        beside = (Path(weight_name).parent / IMAGE_ENCODER).as_posix()
+        wanted = [weight_name, f"{beside}/config.json", f"{beside}/model.safetensors"]
+        folder = paths.download_files(str(source), wanted, local_files_only=local_files_only)
+    if not (folder / weight_name).is_file():
+        raise AdapterError(f"the adapter must be {weight_name} in {source}, which has no such file")
+    return folder / weight_name
+
+
+def _is_ip_adapter(path: Path) -> bool:
+    return any(name.startswith("ip_adapter.") for name in read_shapes(path))
+
+
+def _class_name(folder: Path) -> object:
+    return read_json(folder / "config.json").get("_class_name") if (folder / "config.json").is_file() else None
+
+
+def _load_ip_adapter(path: Path, unet: UNet2DConditionModel, image_encoder: str | Path | None) -> PictureAdapter:
+    from safetensors.torch import load_file
+    from transformers import CLIPVisionModelWithProjection
+
+    from fisedit.adapters.ip_adapter import build_ip_adapter
+
+    folder = path.parent / IMAGE_ENCODER if image_encoder is None else expand_home(image_encoder)
+    if not (folder / "config.json").is_file():
+        raise AdapterError(f"an IP-Adapter needs its image encoder, got none in {folder}; name one with image_encoder")
+    try:
+        with quiet_loaders():
+            encoder = CLIPVisionModelWithProjection.from_pretrained(
+                folder, use_safetensors=True, local_files_only=True, dtype=unet.dtype
+            )
+    except (OSError, ValueError, RuntimeError) as error:
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise AdapterError(
+            f"an image encoder must be CLIP's vision model with safetensors, got {folder} ({why:.120})"
+        ) from error
+    tensors = load_file(path)
+    _check_finite(tensors)
+    return build_ip_adapter(tensors, unet, encoder.eval().requires_grad_(False))
+
+
+def _load_t2i_adapter(folder: Path) -> PictureAdapter:
+    from diffusers import T2IAdapter
+
+    from fisedit.adapters.t2i_adapter import T2IAdapterReader
+
+    try:
+        with quiet_loaders():
+            network = T2IAdapter.from_pretrained(folder, use_safetensors=True, local_files_only=True)
+    except (OSError, ValueError, RuntimeError, TypeError) as error:
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise AdapterError(f"a T2I-Adapter must be diffusers' with safetensors, got {folder} ({why:.120})") from error
+    _check_finite(network.state_dict())
+    return T2IAdapterReader(network.eval().requires_grad_(False))
+
+
+def _check_finite(tensors: dict[str, Any]) -> None:
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise NumericsError(f"the adapter's {name} holds NaN or infinity; download it again or use fp32")

@@ -1,0 +1,100 @@
+"""Loaded adapters that condition a UNet by a picture: what every kind of them can do.
+
+A kind reads a picture once for all steps (`read`), and is put to work on what it read (`condition`). Knows pipelines
+and pictures; no files, no history.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    from diffusers import StableDiffusionPipeline, UNet2DConditionModel
+    from PIL.Image import Image
+
+    from fisedit.adapters.base import UNetAdapter
+    from fisedit.sparse.executor import Executor
+    from fisedit.sparse.feature_cache import CachedFeatures
+    from fisedit.values import GenerationConfig
+
+    T = TypeVar("T")
+
+REFERENCE, CONTROL = "reference", "control"
+"""Arguments of `Editor.edit` whose picture a kind reads: whose look is taken, and what says where things are."""
+
+
+@dataclass(frozen=True, eq=False)
+class PictureInputs:
+    """A picture as an adapter reads it.
+
+    Args:
+        pipe: that is conditioned.
+        executor: of its UNet.
+        picture: mode RGB.
+        config: of the picture that is made.
+        branches: guidance branches, 1 or 2.
+    """
+
+    pipe: StableDiffusionPipeline
+    executor: Executor
+    picture: Image
+    config: GenerationConfig
+    branches: int
+
+
+class PictureAdapter(ABC):
+    """A loaded adapter.
+
+    Args:
+        identity: 16 hexadecimal digits that tell its weights from all others.
+    """
+
+    argument: ClassVar[str] = REFERENCE
+    """`REFERENCE` or `CONTROL`."""
+
+    def __init__(self, identity: str) -> None:
+        self.identity = identity
+
+    @abstractmethod
+    def check_fit(self, unet: UNet2DConditionModel) -> None:
+        """Raise AdapterError if it was made for a UNet of another shape."""
+
+    @abstractmethod
+    def match(self, unet: UNet2DConditionModel) -> None:
+        """Move it to a UNet's device and dtype, and prepare what does not depend on pictures."""
+
+    @abstractmethod
+    def read(self, inputs: PictureInputs) -> tuple[Any, int]:
+        """What it reads of a picture, as `condition` takes it, and the multiply-accumulates spent.
+
+        Raises:
+            InputError: a size that it cannot take.
+        """
+
+    @abstractmethod
+    def condition(self, read: Any, scale: float) -> UNetAdapter:
+        """The adapter at work.
+
+        Args:
+            read: of a picture; None where only layers or costs are needed.
+            scale: of its effects.
+        """
+
+    def is_recorded(self, features: CachedFeatures) -> bool:
+        """Whether a sparse step over a step's features reads all that it has to of this adapter's layers."""
+        return True
+
+
+def counted(call: Callable[[], T]) -> tuple[T, int]:
+    """What a call returns, and its multiply-accumulates as torch counts them."""
+    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
+        result = call()
+    return result, counter.get_total_flops() // 2
