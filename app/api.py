@@ -16,7 +16,7 @@ from gradio.events import api
 from PIL import Image
 
 from app import export, handlers, views
-from app.validation import ReferencePicture, RegionSettings, SourceSettings, label
+from app.validation import MAX_PIXELS, ReferencePicture, RegionSettings, SourceSettings, label
 from fisedit import EditResult
 from fisedit.errors import InputError, SessionError
 from fisedit.integrations.region_json import parse_region, parse_regions
@@ -131,7 +131,7 @@ class Endpoints:
         settings = SourceSettings(
             _to_int(steps), guidance, _to_int(seed), model=model, loras={} if loras is None else loras
         )
-        part = parse_region(region, _load_mask) if region else None
+        part = parse_region(region, _MaskLoader()) if region else None
         given = picture or b"", prompt, settings, part
         yield from self._stream(request, lambda session: handlers.open_picture(self._state, session, *given))
 
@@ -255,6 +255,8 @@ class Endpoints:
         right: int = 0,
         bottom: int = 0,
         prompt: str = "",
+        quality: str = "balanced",
+        seed: int = -1,
     ) -> Iterator[dict[str, Any]]:
         """Make the session's current picture larger and paint what is added; every pixel that it had stays.
 
@@ -265,14 +267,22 @@ class Endpoints:
             right: pixels to add.
             bottom: pixels to add.
             prompt: what the larger picture shows; "" for the current prompt.
+            quality: as in `edit`.
+            seed: of the noise of what is added, 0 to 2**32 - 1; -1 for the usual one.
 
         Yields:
             The progress of every step; at the end the result.
         """
-        widths = left, top, right, bottom
+        widths, noise = (left, top, right, bottom), None if seed == -1 else seed
         yield from self._stream(
             request,
-            lambda session: handlers.extend(self._state, session, widths, prompt or session.current.prompt),
+            lambda session: handlers.extend(
+                self._state,
+                session,
+                widths,
+                prompt or session.current.prompt,
+                RegionSettings(quality=quality, seed=noise),
+            ),
         )
 
     def history(self, request: gr.Request, checkout: str = "", pictures: bool = False) -> dict[str, Any]:
@@ -332,12 +342,12 @@ def _result_to_dict(session: "Session", result: EditResult, *, pictures: bool) -
         "change": "" if result.parent is None else str(result.diff),
         "model": label(session.model_name(result)),
         "recipe": asdict(result.config),
-        "mask_area": result.mask.area,
+        "mask_area": views.area_of(result.mask, result.size, result.config.crop),
         "stats": result.stats.as_dict(),
     }
     if pictures:
         values["picture"] = base64.b64encode(export.picture_bytes(session, result)).decode()
-        values["mask"] = views.png_base64(result.mask.image())
+        values["mask"] = views.png_base64(views.mask_image(result.mask, result.size, result.config.crop))
     return values
 
 
@@ -345,8 +355,8 @@ def _estimate_to_dict(estimate: handlers.EditEstimate) -> dict[str, Any]:
     plan = estimate.preview
     return {
         "change": str(plan.diff),
-        "mask": views.png_base64(plan.mask.image()),
-        "mask_area": plan.mask.area,
+        "mask": views.png_base64(views.mask_image(plan.mask, estimate.size, estimate.crop)),
+        "mask_area": views.area_of(plan.mask, estimate.size, estimate.crop),
         "confidence": plan.confidence,
         "pieces": plan.pieces,
         "seconds": estimate.seconds,
@@ -381,8 +391,9 @@ def _lazy_region(
         keep = _decode_image(protect, "protect")
         noise = None if seed == -1 else seed
         settings = RegionSettings(tuple(words), piece, grow, add, keep, add is not None, strength, quality, noise)
-        whole = parse_region(region, _load_mask) if region else None
-        several = parse_regions(regions, _load_mask) if regions else ()
+        load_mask = _MaskLoader()
+        whole = parse_region(region, load_mask) if region else None
+        several = parse_regions(regions, load_mask) if regions else ()
         return replace(settings, region=whole, regions=tuple(several))
 
     return get_region
@@ -403,11 +414,19 @@ def _decode_image(text: str, what: str) -> Image.Image | None:
     return images.decode(data, what).image if data else None
 
 
-def _load_mask(text: str) -> Image.Image:
-    mask = _decode_image(text, "mask")
-    if mask is None:
-        raise InputError("mask of a region must be an image as base64, got an empty text")
-    return mask
+class _MaskLoader:
+    """Decodes the masks of a request, which together have at most `MAX_PIXELS`."""
+
+    def __init__(self) -> None:
+        self._left = MAX_PIXELS
+
+    def __call__(self, text: str) -> Image.Image:
+        data = _decode_bytes(text, "mask", MAX_MASK_CHARACTERS)
+        if not data:
+            raise InputError("mask of a region must be an image as base64, got an empty text")
+        mask = images.decode(data, "mask", max_pixels=self._left).image
+        self._left = max(1, self._left - mask.width * mask.height)
+        return mask
 
 
 def _decode_bytes(text: str, what: str, most: int) -> bytes:

@@ -16,7 +16,7 @@ import gradio as gr
 from app import export, handlers, html, inputs, live, variations, views
 from app.components import ALL_PIECES
 from app.updates import PageUpdates, Updates
-from app.validation import GROW, Busy, decode_picture
+from app.validation import GROW, Busy, PartNotOpened, decode_picture
 from fisedit.errors import Cancelled, FisEditError, InputError, SessionError
 
 if TYPE_CHECKING:
@@ -153,12 +153,13 @@ class EventHandlers:
             request: of the page.
             values: of `PageComponents.edit_inputs`, of which the region's are read.
         """
-        region = values[3:]
+        prompt, _, _, *region = values
         yield from self._run(
             request,
             lambda session: handlers.erase(
                 self.state, session, inputs.region(session, session.current.prompt, None, *region)
             ),
+            prompt,
         )
 
     def on_extend(self, request: gr.Request, prompt: str, *widths: float | None) -> Iterator[Updates]:
@@ -197,13 +198,16 @@ class EventHandlers:
             )
             for progress in live.edit_live(self.state, session, prompt, where, reference_picture):
                 if progress.result is not None:
-                    drawn = views.preview_overlay(progress.result.canvas, progress.result.mask)
+                    made = progress.result
+                    drawn = views.preview_overlay(made.canvas, made.mask, made.size, made.config.crop)
                     yield {page.stage: gr.update(live=drawn), page.status: html.message("Live: Run keeps it.")}
                 elif progress.picture is not None and perf_counter() - shown >= PREVIEW_INTERVAL:
                     shown = perf_counter()
                     yield {page.stage: gr.update(live=_preview_overlay(session, progress, prompt))}
         except (Cancelled, Busy):
             return
+        except PartNotOpened as error:
+            yield {page.stage: gr.update(live=""), page.status: html.message(str(error))}
         except FisEditError as error:
             yield {page.stage: gr.update(live=""), page.status: html.message(str(error), "error")}
 
@@ -261,6 +265,8 @@ class EventHandlers:
         except Busy as error:
             own = session is not None and not session.idle
             return {page.facts: gr.skip() if own else html.message(str(error))}
+        except PartNotOpened as error:
+            return {page.facts: html.message(str(error)), page.stage: gr.update(region="")}
         except FisEditError as error:
             return {page.facts: html.message(str(error), "error"), page.stage: gr.update(region="")}
         return self.updates.estimate(estimate, all_pieces=region[1] == ALL_PIECES[1])
@@ -411,4 +417,7 @@ def _preview_overlay(session: Session, progress: RunProgress, prompt: str) -> st
     """A run's preview, within the region of its prompt's last preview."""
     preview = session.last_preview
     mask = preview.mask if preview and preview.diff.prompt == prompt else None
-    return views.preview_overlay(progress.picture, mask) if progress.picture else ""
+    if not progress.picture:
+        return ""
+    shown = session.current if prompt and len(session.history) else None
+    return views.preview_overlay(progress.picture, mask, *((shown.size, shown.config.crop) if shown else ()))

@@ -131,7 +131,7 @@ def canvas_note(state: AppState, data: bytes, model: str) -> str:
     if scale <= MAX_UPSCALE:
         return ""
     sizes = f"It has {size[0]}x{size[1]} pixels; the model paints {canvas[0]}x{canvas[1]}, enlarged {scale:.1f} times"
-    return f"{sizes}: crop what matters first, or choose a larger model."
+    return f"{sizes}. Paint what shall change then: the part around it is edited at full resolution."
 
 
 def _restore_from_web_ui(parameters: str) -> RestoredSettings:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from app.runs import RunProgress, RunRequest, stream_run
+from app.runs import RunProgress, RunRequest, all_or_nothing, check_room, part_of, stream_run
 from app.validation import (
+    PartNotOpened,
     ReferencePicture,
     RegionSettings,
     SourceSettings,
@@ -24,8 +27,8 @@ from app.validation import (
 )
 from fisedit import Region
 from fisedit.errors import InputError, SessionError
-from fisedit.masking.region import covers
-from fisedit.storage.canvas import needs_crop
+from fisedit.masking.region import cells_on_picture, covers
+from fisedit.storage.canvas import crop_around, needs_crop
 from fisedit.values import SchedulerName, num_timesteps
 
 if TYPE_CHECKING:
@@ -35,11 +38,14 @@ if TYPE_CHECKING:
     from app.sessions import AppState, ModelChoice
     from fisedit import Editor, EditResult
     from fisedit.editor import Preview
-    from fisedit.values import OnStep
+    from fisedit.values import Box, OnStep
 
 T = TypeVar("T")
 Arguments = dict[str, Any]
 """Keyword arguments of an editor's methods."""
+
+EditJob = Callable[["Editor", "OnStep"], "EditResult"]
+"""Makes a result, and tells of its steps."""
 
 PREVIEW_TIMEOUT = 1.0
 """Seconds that a preview waits for a run with another model or other LoRAs."""
@@ -53,11 +59,15 @@ class EditEstimate:
         preview: the editor's.
         seconds: predicted seconds of the edit; None before any run was observed.
         dense_seconds: predicted seconds of a dense run; None before any run was observed.
+        size: width and height of the picture.
+        crop: the part of it that is on the canvas; None for all of it.
     """
 
     preview: Preview
     seconds: float | None
     dense_seconds: float | None
+    size: tuple[int, int]
+    crop: Box | None = None
 
 
 def generate(
@@ -144,7 +154,7 @@ def preview(
 
     Raises:
         SessionError: there is no source, or what made it is not offered.
-        InputError: an argument out of range.
+        InputError: an argument out of range. PartNotOpened: the region lies on a part that the edit will open.
         Busy: the session is at work, or a run uses another model or other LoRAs.
     """
     text, region = clean_prompt(prompt), check_region(region or RegionSettings())
@@ -155,6 +165,8 @@ def preview(
         def job() -> Preview:
             session.raise_if_stopped()
             editor = session.editor(state.load(choice))
+            if opens_part(editor, region):
+                raise PartNotOpened("this part of the picture is opened first, at full resolution: run the edit")
             where = region_arguments(region) | add_reference(editor)
             return editor.preview(text, **where, on_step=lambda *_: session.raise_if_stopped())
 
@@ -162,7 +174,7 @@ def preview(
         found = state.worker.brief_result(waiting, PREVIEW_TIMEOUT)
         session.last_preview = found
     state.limit_memory()
-    return _estimate(found, choice)
+    return _estimate(found, choice, session.current)
 
 
 def edit(
@@ -200,27 +212,62 @@ def edit_request(
     """The run of an edit of the current picture. Raises SessionError before the first one."""
     add_reference = reference_arguments(state, reference)
 
-    def job(editor: Editor, on_step: OnStep) -> EditResult:
-        opens = open_painted_part(editor, region, lambda i, n, picture: on_step(i, 2 * n, picture))
-        tell = (lambda i, n, picture: on_step(n + i, 2 * n, picture)) if opens else on_step
-        return editor.edit(text, **region_arguments(region), **add_reference(editor), on_step=tell)
+    def edit_once(editor: Editor, on_step: OnStep) -> EditResult:
+        return editor.edit(text, **region_arguments(region), **add_reference(editor), on_step=on_step)
 
-    return RunRequest(job, session.current.config.num_timesteps)
+    return RunRequest(on_its_part(region, edit_once), session.current.config.num_timesteps)
 
 
-def open_painted_part(editor: Editor, region: RegionSettings, on_step: OnStep) -> bool:
-    """Open the part around what is painted of a large picture, unless it is open; whether it had to be."""
-    now = editor.current
-    config = now.config
-    if region.add is None or not config.opened or not needs_crop(now.size, editor.native_size):
+def on_its_part(region: RegionSettings, job: EditJob, runs: int = 1) -> EditJob:
+    """A job that first opens the part around a region of a large opened picture, unless it is open.
+
+    Args:
+        region: that the job edits.
+        job: called with an editor and an `on_step`.
+        runs: of the job, each as long as opening the part.
+    """
+
+    def job_on_part(editor: Editor, on_step: OnStep) -> EditResult:
+        if not opens_part(editor, region):
+            return job(editor, on_step)
+        check_room(editor.history, 2)
+        with all_or_nothing(editor):
+            _open_part(editor, region, part_of(lambda i, n, _: on_step(i, n, None), 0, 1 + runs))
+            return job(editor, lambda i, n, picture: on_step(n // runs + i, n // runs + n, picture))
+
+    return job_on_part
+
+
+def opens_part(editor: Editor, region: RegionSettings) -> bool:
+    """Whether an edit of a region opens the part of the current picture around it first."""
+    now, marked = editor.current, _marked(region)
+    if marked is None or not now.config.opened or not needs_crop(now.size, editor.native_size):
         return False
-    painted = Region.mask(region.add)
-    if config.crop is not None and covers(config.crop, painted, now.size):
-        return False
+    if now.config.crop is not None:
+        return not covers(now.config.crop, marked, now.size)
+    grid = cells_on_picture(marked, now.size)
+    return bool(grid.any()) and crop_around(grid, now.size, editor.native_size) != (0, 0, *now.size)
+
+
+def _marked(region: RegionSettings) -> Region | None:
+    """What is marked of a picture; None where words say where."""
+    if region.regions:
+        found = reduce(or_, [each for each, _ in region.regions])
+    elif region.add is not None:
+        found = Region.mask(region.add)
+    else:
+        found = region.region or Region.words()
+    return None if found.reads_words else found
+
+
+def _open_part(editor: Editor, region: RegionSettings, on_step: OnStep) -> None:
+    """Open the current picture by a region, with the settings that it has."""
+    now, config = editor.current, editor.current.config
     editor.open(
         now.image,
         now.prompt or None,
-        region=painted,
+        region=_marked(region),
+        seed=config.seed,
         inversion=str(config.inversion),
         negative_prompt=config.negative_prompt,
         num_inference_steps=config.num_inference_steps,
@@ -228,7 +275,6 @@ def open_painted_part(editor: Editor, region: RegionSettings, on_step: OnStep) -
         clip_skip=config.clip_skip,
         on_step=on_step,
     )
-    return True
 
 
 def edit_key(session: Session, text: str, region: RegionSettings, reference: ReferencePicture | None) -> object:
@@ -264,13 +310,20 @@ def erase(state: AppState, session: Session, region: RegionSettings) -> Iterator
         raise InputError("paint over what shall go, or choose its word under Region; nothing is marked")
     marked = region_of(replace(region, only=region.add is not None and not region.words))
 
-    def job(editor: Editor, on_step: OnStep) -> EditResult:
+    def erase_once(editor: Editor, on_step: OnStep) -> EditResult:
         return editor.erase(marked, quality=region.quality, seed=region.seed, on_step=on_step)
 
+    job = on_its_part(region, erase_once)
     return stream_run(state, session, RunRequest(job, session.current.config.num_timesteps))
 
 
-def extend(state: AppState, session: Session, widths: tuple[int, int, int, int], prompt: str) -> Iterator[RunProgress]:
+def extend(
+    state: AppState,
+    session: Session,
+    widths: tuple[int, int, int, int],
+    prompt: str,
+    region: RegionSettings | None = None,
+) -> Iterator[RunProgress]:
     """Make the current picture larger and paint what is added; the last progress has the result.
 
     Args:
@@ -278,26 +331,30 @@ def extend(state: AppState, session: Session, widths: tuple[int, int, int, int],
         session: whose current picture is extended.
         widths: pixels at the left, top, right and bottom, 0 to 1024.
         prompt: what the larger picture shows.
+        region: of which quality and seed count; None for the usual ones.
 
     Raises:
         SessionError, InputError, Busy, Cancelled: as in `edit`.
     """
-    text, sides = clean_prompt(prompt), check_extension(widths)
+    region = check_region(region or RegionSettings())
+    text, sides = clean_prompt(prompt), check_extension(widths, session.current.size)
+    seeds = {} if region.seed is None else {"seed": region.seed}
 
     def job(editor: Editor, on_step: OnStep) -> EditResult:
-        return editor.extend(*sides, prompt=text, on_step=_half_of(on_step))
+        with all_or_nothing(editor):
+            return editor.extend(*sides, prompt=text, quality=region.quality, on_step=_half_of(on_step), **seeds)
 
-    return stream_run(state, session, RunRequest(job, 2 * session.current.config.num_timesteps))
+    return stream_run(state, session, RunRequest(job, 2 * session.current.config.num_timesteps, results=2))
 
 
 def _half_of(on_step: OnStep) -> OnStep:
-    """What two runs tell, one after the other, as halves of one."""
+    """What two runs tell, one after the other, as halves of one; without previews, which are of another size."""
     before: list[int] = []
 
-    def tell(i: int, n: int, picture: Image | None) -> None:
+    def tell(i: int, n: int, _: Image | None) -> None:
         if i == 0:
             before.append(i)
-        on_step(i + n * (len(before) > 1), 2 * n, picture)
+        on_step(i + n * (len(before) > 1), 2 * n, None)
 
     return tell
 
@@ -415,19 +472,20 @@ def region_of(settings: RegionSettings) -> Region:
     found = settings.region or Region.words(*settings.words, instance=settings.instance)
     found = found.grow(settings.grow)
     if settings.add is not None:
-        painted = Region.mask(settings.add, soft=settings.soft)
+        painted = Region.mask(settings.add)
         found = painted.grow(settings.grow) if settings.only else found | painted
     found = found.feather(settings.feather)
     return found if settings.protect is None else found - Region.mask(settings.protect)
 
 
-def _estimate(preview: Preview, choice: ModelChoice) -> EditEstimate:
+def _estimate(preview: Preview, choice: ModelChoice, shown: EditResult) -> EditEstimate:
+    place = shown.size, shown.config.crop
     if preview.seconds is not None and preview.seconds_dense is not None:  # by this machine's cost table
-        return EditEstimate(preview, preview.seconds, preview.seconds_dense)
+        return EditEstimate(preview, preview.seconds, preview.seconds_dense, *place)
     estimator = choice.model.estimator
     dense = estimator.dense_seconds(preview.macs_dense)
     seconds = dense if preview.fallback else estimator.sparse_seconds(preview.macs, preview.macs_dense)
-    return EditEstimate(preview, 0.0 if preview.nothing else seconds, dense)
+    return EditEstimate(preview, 0.0 if preview.nothing else seconds, dense, *place)
 
 
 def _move(session: Session, move: Callable[[], T]) -> T:

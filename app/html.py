@@ -66,7 +66,9 @@ def estimate(edit: EditEstimate) -> str:
         f"confidence {preview.confidence:.0%}" if preview.mask.source is MaskSource.ATTENTION else "where you painted"
     )
     work = _work_as_text(preview.macs_dense, preview.macs)
-    return _line(f"{preview.mask.area:.0%} of the picture", confidence, cost, work, *preview.notes)
+    area = views.area_of(preview.mask, edit.size, edit.crop)
+    share = f"{area:.0%}" if area >= 0.005 else "less than 1%"
+    return _line(f"{share} of the picture", confidence, cost, work, *preview.notes)
 
 
 def cost_summary(

@@ -10,10 +10,10 @@ from dataclasses import replace
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
-from app.handlers import edit_key, edit_request
+from app.handlers import edit_key, edit_request, opens_part
 from app.runs import RunProgress, stream_run
 from app.session import LiveEdit
-from app.validation import ReferencePicture, RegionSettings, check_region, clean_prompt
+from app.validation import PartNotOpened, ReferencePicture, RegionSettings, check_region, clean_prompt
 
 if TYPE_CHECKING:
     from app.session import Session
@@ -56,6 +56,8 @@ def edit_live(
     key = edit_key(session, text, region, reference)
 
     def job(editor: Editor, on_step: OnStep) -> EditResult | float:
+        if opens_part(editor, region):
+            raise PartNotOpened("Run opens this part of the picture first, at full resolution")
         result = request.job(editor, on_step)
         assert not isinstance(result, float), "an edit gives a result"
         editor.checkout(parent.id)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from app import export, handlers
 from app.runs import RunProgress
 from app.validation import Busy, RegionSettings
+from fisedit import Region
 from fisedit.storage import images
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ class ProgramPictures:
             if known:
                 handlers.checkout(session, known[-1].id)
             else:
-                self._last(handlers.open_picture(self.state, session, data, source_prompt, settings))
+                part = Region.mask(region.add) if region is not None and region.add is not None else None
+                self._last(handlers.open_picture(self.state, session, data, source_prompt, settings, part))
             if own_noise or prompt == session.current.prompt:
                 region = replace(region or RegionSettings(), seed=settings.seed)
             result = self._last(handlers.edit(self.state, session, prompt, region))

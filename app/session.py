@@ -224,12 +224,12 @@ class Session:
         Raises:
             SessionError: a damaged one. All is as it was then.
         """
-        before = self.history, self.references, self._adapters, self.models, self._pages
+        before = self.history, self.references, self._adapters, self.models, self._pages, self.live
         self._load_from(other)
         try:
             self.save(overwrite=True)
         except BaseException:
-            self.history, self.references, self._adapters, self.models, self._pages = before
+            self.history, self.references, self._adapters, self.models, self._pages, self.live = before
             raise
 
     def _load_from(self, store: SessionStore) -> None:
@@ -244,7 +244,7 @@ class Session:
         self._adapters = dict(loaded.assets.adapters)
         self.models = {entry.id: entry.model for entry in loaded.index.results if entry.parent is None}
         self._pages = store.pages(loaded.index)
-        self.last_preview, self.measured = None, {}
+        self.last_preview, self.measured, self.live = None, {}, None
 
     def park(self) -> None:
         """Write what was recorded with sources into the session's folder, if the disk has room for it and no work goes

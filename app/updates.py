@@ -102,7 +102,7 @@ class PageUpdates:
         page = self.page
         pieces = [ALL_PIECES] + [(f"{n + 1}. from the left", str(n)) for n in range(edit.preview.pieces)]
         return {
-            page.stage: gr.update(region="" if edit.preview.nothing else views.region(edit.preview.mask)),
+            page.stage: gr.update(region="" if edit.preview.nothing else views.region(edit.preview.mask, edit.size, edit.crop)),
             page.facts: html.estimate(edit),
             page.instance: gr.update(choices=pieces) if all_pieces else gr.skip(),
         }
@@ -166,7 +166,8 @@ class PageUpdates:
             return shown
         mask = after.mask if after.parent == before.id else None
         shown |= {"before": views.screen_url(before.image), "label": "before" if mask else html.caption(before)}
-        return shown | {"mask": views.region(mask) if mask else "", "split": views.border(mask)}
+        place = size, after.config.crop
+        return shown | {"mask": views.region(mask, *place) if mask else "", "split": views.border(mask, *place)}
 
     def _cost_summary(self, session: Session, result: EditResult, parent: EditResult | None) -> str:
         name = session.model_name(result)

@@ -32,6 +32,10 @@ MAX_PICTURE_BYTES = 1 << 30
 """Decoded pictures in memory: of one session, and of all of them together, beyond which idle ones wait on disk."""
 
 
+class PartNotOpened(InputError):
+    """A region lies on a part of a large picture that is not open; an edit opens it."""
+
+
 class Busy(FisEditError):
     """The app or the session is at work: try again in a moment."""
 
@@ -82,7 +86,6 @@ class RegionSettings:
         quality: how near the edit comes to a dense one, for its time.
         seed: of other noise in the region, 0 to 2**32 - 1; None for the picture's.
         feather: latent cells of a soft border inside it, 0 to 16.
-        soft: whether grey of `add` says how much may change.
         region: what is meant as a whole, instead of words, instance and `add`; None for those.
         regions: each with a prompt of its own, at most 16, instead of all of those; () for one prompt.
     """
@@ -97,7 +100,6 @@ class RegionSettings:
     quality: str = Quality.BALANCED
     seed: int | None = None
     feather: int = 0
-    soft: bool = False
     region: Region | None = None
     regions: tuple[tuple[Region, str], ...] = ()
 
@@ -191,12 +193,16 @@ def check_region(region: RegionSettings) -> RegionSettings:
     return replace(region, regions=tuple((each, clean_prompt(prompt)) for each, prompt in region.regions))
 
 
-def check_extension(widths: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-    """Pixels to add at the left, top, right and bottom. Raises InputError."""
+def check_extension(widths: tuple[int, int, int, int], size: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Pixels to add at the left, top, right and bottom of a picture of a size. Raises InputError."""
     for width in widths:
         _within("extension", width, EXTENSION, whole=True)
     if not any(widths):
         raise InputError("extend the picture at one side at least, got none; give pixels")
+    width, height = size[0] + widths[0] + widths[2], size[1] + widths[1] + widths[3]
+    if max(width, height) > MAX_SIDE or width * height > MAX_PIXELS:
+        most = f"at most {MAX_SIDE} pixels at a side and {MAX_PIXELS // 10**6} million in all"
+        raise InputError(f"a picture must have {most}, got {width}x{height}; extend it by less")
     return widths
 
 

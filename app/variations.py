@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from PIL.Image import fromarray
 
-from app.handlers import reference_arguments, region_arguments
-from app.runs import RunProgress, RunRequest, stream_run
+from app.handlers import on_its_part, reference_arguments, region_arguments, region_of
+from app.runs import RunProgress, RunRequest, part_of, stream_run
 from app.validation import SEEDS, ReferencePicture, RegionSettings, check_region, clean_prompt
+from fisedit import Region
 from fisedit.errors import Cancelled, InputError
 from fisedit.values import cell_pixels
 
@@ -56,17 +57,27 @@ def vary(
             session.history.find(shown.parent),
             cell_pixels(shown.mask.grid, shown.size, shown.config.crop),
         )
-        region = RegionSettings(add=fromarray(painted), only=True, strength=region.strength, quality=region.quality)
-    add_reference = reference_arguments(state, reference)
+        kept = {"strength": region.strength, "quality": region.quality}
+        if shown.regional:
+            regions = tuple((Region.mask(each.grid), each.prompt) for each in shown.regional)
+            region = RegionSettings(regions=regions, **kept)
+        else:
+            region = RegionSettings(add=fromarray(painted), only=True, **kept)
+    add_reference, erases = reference_arguments(state, reference), parent is not shown and shown.erased
+
+    def vary_once(editor: Editor, on_step: OnStep) -> EditResult:
+        own = replace(region, seed=randbelow(SEEDS[1]))
+        if erases:
+            return editor.erase(region_of(own), quality=own.quality, seed=own.seed, on_step=on_step)
+        return editor.edit(text, **region_arguments(own), **add_reference(editor), on_step=on_step)
 
     def job(editor: Editor, on_step: OnStep) -> EditResult:
         made: list[EditResult] = []
+        begin = editor.current.id if parent is shown else parent.id
         try:
             for i in range(COUNT):
-                editor.checkout(parent.id)
-                own = replace(region, seed=randbelow(SEEDS[1]))
-                arguments = region_arguments(own) | add_reference(editor)
-                made.append(editor.edit(text, **arguments, on_step=_part_of(on_step, i)))
+                editor.checkout(begin)
+                made.append(vary_once(editor, part_of(on_step, i, COUNT)))
         except Cancelled:
             if not made:
                 raise
@@ -74,9 +85,5 @@ def vary(
             editor.checkout(made[0].id if made else shown.id)
         return made[0]
 
-    return stream_run(state, session, RunRequest(job, COUNT * session.current.config.num_timesteps))
-
-
-def _part_of(on_step: OnStep, index: int) -> OnStep:
-    """What a variation tells, as a part of the whole run."""
-    return lambda i, n, picture: on_step(index * n + i, COUNT * n, picture)
+    steps = COUNT * session.current.config.num_timesteps
+    return stream_run(state, session, RunRequest(on_its_part(region, job, COUNT), steps, results=COUNT))

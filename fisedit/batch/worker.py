@@ -20,7 +20,7 @@ from PIL import Image
 from fisedit.batch.values import BatchItem, BatchSettings, ItemFailure, ItemOutput, one_line
 from fisedit.editor import Editor
 from fisedit.errors import Cancelled, FisEditError, NumericsError
-from fisedit.integrations.mask_providers import find, open_provider
+from fisedit.integrations.mask_providers import ALPHA, find, open_provider
 from fisedit.masking.region import Region
 from fisedit.models.malloc import keep_freed_memory
 from fisedit.storage import images
@@ -83,7 +83,9 @@ class BatchWorker:
         self._source: _OpenedSource | None = None
         self._provider: MaskProvider | None = None
         if settings.detect:
-            self._provider = open_provider(settings.detect, local_files_only=settings.local_files_only)
+            self._provider = open_provider(
+                settings.detect, threshold=settings.threshold, local_files_only=settings.local_files_only
+            )
 
     def process(self, item: BatchItem) -> ItemOutput | ItemFailure:
         """Edit an item. Errors that the item causes are returned, never raised.
@@ -200,11 +202,11 @@ class BatchWorker:
         self._source, settings = None, self._settings
         data = images.read_bytes(item.picture)
         picture = images.decode(data)
-        image, name = to_editable(picture.image), Path(item.name).name
+        image = to_editable(picture.image)
         found = find(
             provider,
             image,
-            name,
+            item.name,
             labels=settings.labels,
             threshold=settings.threshold,
             instance=settings.instance,
@@ -215,19 +217,24 @@ class BatchWorker:
         if regions and not needs_crop(image.size, editor.native_size):
             regions = [reduce(or_, regions)]
         result, covered = None, np.zeros(image.size[::-1], bool)
+        shown = image.convert("RGB") if settings.detect == ALPHA and regions else picture.image
         for region in regions:
-            opened = picture.image if result is None else result.image
+            editor = Editor(self._pipe, model=settings.model)  # what is recorded of a part ends with it
+            opened = shown if result is None else result.image
             source = self._open_part(editor, opened, item.source_prompt, region, on_step)
             result = editor.edit(item.prompt, region=region, quality=settings.quality, on_step=on_step)
             if result.mask.source is not MaskSource.NOWHERE:
                 covered |= cell_pixels(result.mask.grid, result.size, source.config.crop)
             notes += [f"dense: {result.stats.fallback}"] if result.stats.fallback else []
             notes += result.stats.notes
-        output, area, change = data, b"", ""
+        area, change, metadata = b"", "", None
         if result is not None:
+            area, change = _png(covered), str(result.diff)
             metadata = editor.metadata(result) if settings.metadata else None
-            output, format_notes = images.encode(result.image, Path(item.output).suffix, metadata)
-            area, change, notes = _png(covered), str(result.diff), [*notes, *format_notes]
+        kept = data if not covered.any() and _is_own_suffix(item, picture) else None
+        edited = picture.image if result is None else result.image
+        output, format_notes = (kept, ()) if kept else images.encode(edited, Path(item.output).suffix, metadata)
+        notes += format_notes
         return ItemOutput(output, sha256(data).hexdigest(), "", area, change, seconds=0.0, notes=tuple(notes))
 
     def _open_part(
@@ -269,10 +276,14 @@ def _encode(
     item: BatchItem, source: _OpenedSource, result: EditResult, metadata: Metadata | None
 ) -> tuple[bytes, tuple[str, ...]]:
     """The output file's bytes, and notes on what its format cannot hold; the input's own bytes if nothing changed."""
-    suffixes = _OWN_SUFFIXES[source.picture.format]
-    if result.mask.source is MaskSource.NOWHERE and Path(item.output).suffix.lower() in suffixes:
+    if result.mask.source is MaskSource.NOWHERE and _is_own_suffix(item, source.picture):
         return source.data, ()
     return images.encode(result.image, Path(item.output).suffix, metadata)
+
+
+def _is_own_suffix(item: BatchItem, picture: images.DecodedImage) -> bool:
+    """Whether an item's output has the format of its input."""
+    return Path(item.output).suffix.lower() in _OWN_SUFFIXES[picture.format]
 
 
 def _mask_png(result: EditResult) -> bytes:

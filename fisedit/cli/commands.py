@@ -88,6 +88,8 @@ def batch(
 ) -> None:
     """Edit a folder of pictures; a run that was stopped at any time continues."""
     job = BatchJob(folder, output, prompt, source_prompt, captions, masks, edits, recursive, image_format, overwrite)
+    if detect is None and (label or instance != "all" or threshold != 0.5):
+        raise InputError("--label, --threshold and --instance are of --detect, got none; give one")
     if detect is not None and masks is not None:
         raise InputError("give either --detect or --masks, got both; a mask says where things are")
     loading = (model, device, dtype, local_files_only)

@@ -172,19 +172,23 @@ def edit(
     if session is not None:
         session_folder.check_outputs(session, output, trace)
         context.with_resource(session_folder.lock(session))
-    opened, marked = _read_image(picture or origin), _marked(context)
+    widths = None if extend is None else _sides("extend", extend, int)
+    opened, marked, several = _read_image(picture or origin), _marked(context), _read_regions(regions)
     areas: dict[str, Any] = {"strength": strength, "seed": edit_seed, "quality": quality}
-    areas |= {"region": _region(context, marked)} if regions is None else {"regions": _read_regions(regions)}
+    areas |= {"regions": several} if several else {"region": _region(context, marked)}
+    place = reduce(or_, [each for each, _ in several]) if several else marked
+    if word or (place is not None and place.reads_words):
+        place = None
     with console.progress("Editing") as on_step:
-        editor = _open_editor(context, opened, None if word or _region_reads_words(region) else marked, on_step)
+        editor = _open_editor(context, opened, place, on_step)
         notes = _notes(context, editor, opened)
         areas |= {"reference": _load_reference(context, editor)}
         with profiling(editor, shown=profile, trace=trace) as layers:
             if erase:
                 editor.erase(areas["region"], prompt=prompt, seed=edit_seed, quality=quality, on_step=on_step)
-            elif extend is not None:
-                left, top, right, bottom = _sides("extend", extend, int)
-                editor.extend(left, top, right, bottom, prompt=prompt, quality=quality, on_step=on_step)
+            elif widths is not None:
+                seeds = {} if edit_seed is None else {"seed": edit_seed}
+                editor.extend(*widths, prompt=prompt, quality=quality, on_step=on_step, **seeds)
             elif not preview and (prompt is not None or regions is not None):
                 editor.edit(prompt, on_step=on_step, verify=verify, structure=structure, **areas)
     if preview and prompt is not None:
@@ -257,7 +261,10 @@ _MARKS = ("mask", "box", "word", "region")
 
 _NO_USE = {
     "erase": ("preview", "structure", "strength", "reference", "adapter", "regions", "extend"),
-    "extend": ("preview", "structure", "strength", "reference", "adapter", "regions", "protect", "grow", *_MARKS),
+    "extend": (
+        *("preview", "structure", "strength", "reference", "adapter", "inversion", "context_ratio"),
+        *("regions", "protect", "grow", "instance", *_MARKS),
+    ),
     "regions": ("preview", "protect", "grow", "instance", *_MARKS),
 }
 """Options for another way to edit -> those that it has no use for."""
@@ -270,9 +277,12 @@ def _check_prompt(context: typer.Context) -> None:
         raise InputError("give a --prompt, got none; or --erase what a --mask, --box, --word or --region marks")
     for option, without in _NO_USE.items():
         if option in explicit and (inapplicable := [name for name in without if name in explicit]):
-            raise InputError(f"--{option} has no use for --{inapplicable[0].replace('_', '-')}; leave it out")
+            name = inapplicable[0].removesuffix("_ratio").replace("_", "-")
+            raise InputError(f"--{option} has no use for --{name}; leave it out")
     if "erase" in explicit and not set(_MARKS) & explicit:
         raise InputError("--erase needs a --mask, --box, --word or --region, got none; give one")
+    if "instance" in explicit and {"mask", "box", "region"} & explicit and "word" not in explicit:
+        raise InputError("--instance is of what words find, got a mask, box or region; leave it out")
     if context.params["soft"] and "mask" not in explicit:
         raise InputError("--soft is of a --mask, got none; give one")
 
@@ -292,18 +302,11 @@ def _marked(context: typer.Context) -> Region | None:
     return reduce(or_, regions) if regions else None
 
 
-def _read_regions(path: Path) -> list[tuple[Region, str]]:
-    """The regions of --regions, with their prompts."""
+def _read_regions(path: Path | None) -> list[tuple[Region, str]]:
+    """The regions of --regions, with their prompts; none without it."""
     from fisedit.integrations.region_json import parse_regions
 
-    return parse_regions(*_read_json("regions", path))
-
-
-def _region_reads_words(path: Path | None) -> bool:
-    """Whether the region of --region can only be found on the opened picture."""
-    from fisedit.integrations.region_json import reads_words
-
-    return path is not None and reads_words(_read_json("region", path)[0])
+    return [] if path is None else parse_regions(*_read_json("regions", path))
 
 
 def _read_json(option: str, path: Path) -> tuple[object, Callable[[str], object]]:

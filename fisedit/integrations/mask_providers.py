@@ -10,7 +10,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -69,11 +69,14 @@ class MaskProvider(Protocol):
         """
 
 
-def open_provider(source: str, *, local_files_only: bool = False) -> MaskProvider:
+def open_provider(
+    source: str, *, threshold: float = THRESHOLD, local_files_only: bool = False
+) -> MaskProvider:
     """The provider that a text names.
 
     Args:
         source: "alpha", a .json or .csv file, or a detector's folder or hub id.
+        threshold: score below which a detector need not tell of a thing.
         local_files_only: never reach for the network.
 
     Raises:
@@ -83,7 +86,7 @@ def open_provider(source: str, *, local_files_only: bool = False) -> MaskProvide
         return AlphaChannel()
     if source.lower().endswith((".json", ".csv")):
         return AnnotationFile(Path(source))
-    return TransformersDetector(source, local_files_only=local_files_only)
+    return TransformersDetector(source, threshold=threshold, local_files_only=local_files_only)
 
 
 def find(
@@ -95,7 +98,7 @@ def find(
     threshold: float = THRESHOLD,
     instance: str = ALL,
 ) -> list[Detection]:
-    """What a provider finds, from left to right.
+    """What a provider finds, from left to right; boxes without a pixel of the picture are left out.
 
     Args:
         provider: that is asked.
@@ -108,10 +111,7 @@ def find(
     Raises:
         InputError: an argument out of range. MaskError: the provider failed, or says what does not fit the picture.
     """
-    if not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
-        raise InputError(f"threshold must be in [0, 1], got {threshold!r}")
-    if instance not in (ALL, LARGEST) and not instance.isdecimal():
-        raise InputError(f"instance must be {LARGEST}, {ALL} or a number from 0, got {instance!r:.40}")
+    check_choice(threshold, instance)
     try:
         found = list(provider(picture, name))
     except InputError:
@@ -120,27 +120,38 @@ def find(
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise MaskError(f"the detector failed on the picture: {why:.200}") from error
     wanted = {label.casefold() for label in labels}
-    found = [
-        each
-        for each in map(_checked, found, [picture.size] * len(found))
-        if each.score >= threshold and (not wanted or each.label.casefold() in wanted)
-    ]
+    chosen = (each for each in map(_typed, found) if not wanted or each.label.casefold() in wanted)
+    found = [each for one in chosen if one.score >= threshold and (each := _on_picture(one, picture.size))]
     found.sort(key=lambda each: (each.box[0], each.box[1]))
     if instance == LARGEST:
         return sorted(found, key=lambda each: -each.area)[:1]
     return found if instance == ALL else found[int(instance) : int(instance) + 1]
 
 
-def _checked(found: Detection, size: tuple[int, int]) -> Detection:
-    """A detection on its picture, its box cut to it."""
+def check_choice(threshold: object, instance: str) -> None:
+    """Raise InputError unless a threshold is in [0, 1], and an instance "all", "largest" or a number from 0."""
+    if not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
+        raise InputError(f"threshold must be in [0, 1], got {threshold!r}")
+    if instance not in (ALL, LARGEST) and not instance.isdecimal():
+        raise InputError(f"instance must be {LARGEST}, {ALL} or a number from 0, got {instance!r:.40}")
+
+
+def _typed(found: object) -> Detection:
     if not isinstance(found, Detection):
         raise MaskError(f"a detector must give Detections, got {type(found).__name__}")
+    return found
+
+
+def _on_picture(found: Detection, size: tuple[int, int]) -> Detection | None:
+    """A detection, its box cut to its picture; None where nothing is left of it."""
     if found.mask is not None and found.mask.shape != size[::-1]:
         raise MaskError(f"a detector's mask must have the picture's {size[0]}x{size[1]} pixels, got {found.mask.shape}")
     left, top, right, bottom = (float(side) for side in found.box)
     box = max(left, 0.0), max(top, 0.0), min(right, float(size[0])), min(bottom, float(size[1]))
-    if not (box[0] < box[2] and box[1] < box[3]):  # so written, NaN is refused as well
-        raise MaskError(f"a detector's box must lie on the picture's {size[0]}x{size[1]} pixels, got {found.box}")
+    if not np.isfinite(found.box).all():
+        raise MaskError(f"a detector's box must be four numbers, got {found.box}")
+    if box[0] >= box[2] or box[1] >= box[3]:
+        return None
     return Detection(box, str(found.label), float(found.score), found.mask)
 
 
@@ -183,11 +194,16 @@ class AnnotationFile:
 
     def __call__(self, picture: Image, name: str) -> Sequence[Detection]:
         """See `MaskProvider`."""
-        if name not in self._found:
+        base = PurePath(name).name
+        told = name if name in self._found else base
+        if told not in self._found:  # COCO's own folders, which are others here
+            same = [one for one in self._found if PurePath(one).name == base]
+            told = same[0] if len(same) == 1 else ""
+        if not told:
             raise InputError(
                 f"{self._path.name} says nothing of {name or 'this picture'}; leave the picture out, or add it"
             )
-        return [_of_annotation(each, picture.size) for each in self._found[name]]
+        return [_of_annotation(each, picture.size) for each in self._found[told]]
 
 
 def _read_coco(text: str) -> dict[str, list[dict[str, Any]]]:
@@ -244,14 +260,16 @@ class TransformersDetector:
 
     Args:
         model: folder or hub id, with safetensors. No code of it is run.
+        threshold: score from which the model tells of a thing, 0 to 1.
         local_files_only: never reach for the network.
 
     Raises:
         ModelError: no such model, or one of another kind.
     """
 
-    def __init__(self, model: str, *, local_files_only: bool = False) -> None:
+    def __init__(self, model: str, *, threshold: float = THRESHOLD, local_files_only: bool = False) -> None:
         import transformers
+
 
         options = {"local_files_only": local_files_only, "trust_remote_code": False}
         try:
@@ -262,6 +280,7 @@ class TransformersDetector:
             processor = transformers.AutoImageProcessor.from_pretrained(model, **options)
             loader = getattr(transformers, f"AutoModel{kind}")
             detector = loader.from_pretrained(model, use_safetensors=True, **options).eval().float()
+            self._options = {} if kind == "ForSemanticSegmentation" else {"threshold": threshold}
             self._run: Any = transformers.pipeline(_TASKS[kind], detector, image_processor=processor, device="cpu")
         except (OSError, ValueError, KeyError, ImportError) as error:
             why = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -271,7 +290,7 @@ class TransformersDetector:
     def __call__(self, picture: Image, name: str) -> Sequence[Detection]:
         """See `MaskProvider`."""
         found = []
-        for each in self._run(picture.convert("RGB")):
+        for each in self._run(picture.convert("RGB"), **self._options):
             score = 1.0 if each.get("score") is None else float(each["score"])
             if "mask" in each:
                 mask = np.asarray(each["mask"].convert("L")) > 127

@@ -63,16 +63,9 @@ def parse_regions(value: object, load_mask: LoadMask) -> list[tuple[Region, str]
         InputError: something else; what `load_mask` raises.
     """
     parser = _Parser(load_mask)
-    if not isinstance(value, Sequence) or isinstance(value, str):
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise InputError(f'regions must be a list of {{"region": ..., "prompt": ...}}, got {value!r:.60}')
     return [parser.pair(each) for each in value]
-
-
-def reads_words(value: object) -> bool:
-    """Whether the JSON of a region is by words too, so that it has no place before its picture is opened."""
-    if not isinstance(value, Mapping):
-        return False
-    return "words" in value or any(reads_words(part) for kind in _JOINS for part in value.get(kind) or ())
 
 
 class _Parser:

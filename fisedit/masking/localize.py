@@ -75,7 +75,8 @@ def restrict_to_words(script: EditScript, words: Collection[str], engine: Engine
         if not any(focus):
             raise InputError(f"words must be words of the old or the new prompt, got {word!r}")
         hunks.append(Hunk(EditKind.MIXED, (), (), *focus))
-    kind = EditKind.MIXED if script.kind is EditKind.GLOBAL else script.kind
+    localized = script.kind is EditKind.GLOBAL or (script.kind is EditKind.IDENTICAL and hunks)
+    kind = EditKind.MIXED if localized else script.kind
     return replace(script, kind=kind, hunks=tuple(hunks))
 
 

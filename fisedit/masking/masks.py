@@ -15,7 +15,7 @@ from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import LATENT_FACTOR, EditMask
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from numpy.typing import NDArray
@@ -41,7 +41,13 @@ MIN_COMPONENT_AREA = 0.01
 
 
 def grid_of_mask(
-    mask: object, height: int, width: int, size: tuple[int, int] | None = None, crop: Box | None = None
+    mask: object,
+    height: int,
+    width: int,
+    size: tuple[int, int] | None = None,
+    crop: Box | None = None,
+    *,
+    strict: bool = True,
 ) -> BoolGrid:
     """The latent cells that a mask marks: those in which any pixel is at least half inside.
 
@@ -53,6 +59,7 @@ def grid_of_mask(
         width: of the canvas in pixels, divisible by 8.
         size: width and height of the picture in pixels, if they are not the canvas's.
         crop: the part of the picture that the canvas shows; None for all of it.
+        strict: a mask that lies beside that part is refused; else it is empty there.
 
     Returns:
         Booleans [height / 8, width / 8]; possibly all false or all true.
@@ -60,12 +67,18 @@ def grid_of_mask(
     Raises:
         MaskError: a mask of another type, size or range of values.
     """
-    array = _pixels_or_cells(mask, height, width, size, crop)
-    return _cells_of_pixels(_binarized(array), (height // LATENT_FACTOR, width // LATENT_FACTOR))
+    inside = _pixels_or_cells(mask, _binarized, height, width, size, crop, strict=strict)
+    return _cells_of_pixels(inside, (height // LATENT_FACTOR, width // LATENT_FACTOR))
 
 
 def levels_of_mask(
-    mask: object, height: int, width: int, size: tuple[int, int] | None = None, crop: Box | None = None
+    mask: object,
+    height: int,
+    width: int,
+    size: tuple[int, int] | None = None,
+    crop: Box | None = None,
+    *,
+    strict: bool = True,
 ) -> NDArray[np.uint8]:
     """How much every latent cell may change by a soft mask: as much as the pixel of it that may change most.
 
@@ -75,6 +88,7 @@ def levels_of_mask(
         width: of the canvas in pixels, divisible by 8.
         size: width and height of the picture in pixels, if they are not the canvas's.
         crop: as in `grid_of_mask`.
+        strict: as in `grid_of_mask`.
 
     Returns:
         uint8 [height / 8, width / 8]; 255 where all may change.
@@ -85,31 +99,39 @@ def levels_of_mask(
     cells = height // LATENT_FACTOR, width // LATENT_FACTOR
     if isinstance(mask, EditMask) and mask.levels is not None and mask.levels.shape == cells:
         return mask.levels.copy()
-    return _cells_of_pixels(_shares(_pixels_or_cells(mask, height, width, size, crop)), cells)
+    return _cells_of_pixels(_pixels_or_cells(mask, _shares, height, width, size, crop, strict=strict), cells)
 
 
 def _pixels_or_cells(
-    mask: object, height: int, width: int, size: tuple[int, int] | None, crop: Box | None
+    mask: object,
+    convert: Callable[[NDArray[Any]], NDArray[Any]],
+    height: int,
+    width: int,
+    size: tuple[int, int] | None,
+    crop: Box | None,
+    *,
+    strict: bool,
 ) -> NDArray[Any]:
-    """A mask as an array of the canvas's pixels, of the picture's that it shows, or of the latent cells."""
+    """A mask's converted values, of the canvas's pixels, of the picture's that it shows, or of the latent cells. They
+    are converted as a whole, as their range decides what they mean."""
     cells, picture = (height // LATENT_FACTOR, width // LATENT_FACTOR), size or (width, height)
     _check_size(mask, (cells[::-1], (width, height), picture))
     array = _as_array(mask)
     if crop and array.shape == picture[::-1]:
-        return _cropped(array, crop)
+        return _cropped(convert(array), crop, strict=strict)
     if (array.dtype == np.bool_ and array.shape == cells) or array.shape in ((height, width), picture[::-1]):
-        return array
+        return convert(array)
     raise MaskError(
         f"mask must have the picture's {picture[0]}x{picture[1]} pixels, or be a boolean grid of "
         f"{cells[1]}x{cells[0]} latent cells, got {_size_text(array)}; resize it"
     )
 
 
-def _cropped(array: NDArray[Any], crop: Box) -> NDArray[Any]:
-    """The part of a mask that is on the canvas. Raises MaskError where all that it marks is elsewhere."""
+def _cropped(array: NDArray[Any], crop: Box, *, strict: bool) -> NDArray[Any]:
+    """The part of a mask that is on the canvas. Raises MaskError, if strict, where all that it marks is elsewhere."""
     left, top, right, bottom = crop
     part = array[top:bottom, left:right]
-    if not _binarized(part).any() and _binarized(array).any():
+    if strict and not part.any() and array.any():
         raise MaskError(f"mask must lie on the opened part {crop} of the picture, got one beside it; open that part")
     return part
 

@@ -39,12 +39,14 @@ class RegionCanvas:
         width: of the canvas in pixels, divisible by 8.
         size: width and height of the picture in pixels.
         crop: the part of the picture that is on the canvas; None for all of it.
+        strict: what marks nothing on that part is refused; else it is empty there.
     """
 
     height: int
     width: int
     size: tuple[int, int]
     crop: Box | None = None
+    strict: bool = True
 
     @property
     def cells(self) -> tuple[int, int]:
@@ -212,6 +214,11 @@ class Region(ABC):
         """The words that are named in it."""
         return ()
 
+    @property
+    def reads_words(self) -> bool:
+        """Whether words have a part in it, so that it has no place before its picture is opened."""
+        return False
+
     def protected(self, scope: RegionScope) -> BoolGrid:
         """Cells [h, w] of a bound region that were taken out of it, whatever it may grow to."""
         return np.zeros(scope.cells, bool)
@@ -234,6 +241,10 @@ class _Words(Region):
     @property
     def named_words(self) -> tuple[str, ...]:
         return tuple(self.options.words)
+
+    @property
+    def reads_words(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,8 +274,8 @@ class _Given(Region):
     def bind(self, canvas: RegionCanvas) -> Region:
         place = canvas.height, canvas.width, canvas.size, canvas.crop
         if self.soft:
-            return _Cells(masks.levels_of_mask(self.given, *place))
-        return _Cells(masks.grid_of_mask(self.given, *place).astype(np.uint8) * _WHOLE)
+            return _Cells(masks.levels_of_mask(self.given, *place, strict=canvas.strict))
+        return _Cells(masks.grid_of_mask(self.given, *place, strict=canvas.strict).astype(np.uint8) * _WHOLE)
 
     def resolve(self, scope: RegionScope) -> RegionMask:
         raise AssertionError("a mask is bound before it is resolved")
@@ -285,6 +296,8 @@ class _Box(Region):
     def bind(self, canvas: RegionCanvas) -> Region:
         part = canvas.crop or (0, 0, *canvas.size)
         if any(high <= least or low >= most for low, high, least, most in _axes(self.sides, part)):
+            if canvas.crop and not canvas.strict:
+                return _Cells(np.zeros(canvas.cells, np.uint8))
             where = f"the opened part {part} of the picture" if canvas.crop else "the picture's {}x{} pixels"
             raise MaskError(f"a box must lie on {where.format(*canvas.size)}, got {self.sides}")
         levels = np.zeros(canvas.cells, np.uint8)
@@ -307,8 +320,11 @@ class _Border(Region):
         (width, height), (left, top, right, bottom) = canvas.size, self.widths
         if left + right >= width or top + bottom >= height:
             raise MaskError(f"a border must leave some of the picture's {width}x{height} pixels, got {self.widths}")
-        inner = _Box((left, top, width - right, height - bottom)).bind(canvas)
+        inner = _Box((left, top, width - right, height - bottom)).bind(replace(canvas, strict=False))
         assert isinstance(inner, _Cells)
+        if canvas.strict and inner.levels.all():
+            cells = f"the canvas's {canvas.cells[1]}x{canvas.cells[0]} cells of {width}x{height} pixels"
+            raise MaskError(f"a border must hold one of {cells}, got {self.widths}; make it wider")
         return _Cells(_WHOLE - inner.levels)
 
     def resolve(self, scope: RegionScope) -> RegionMask:
@@ -347,6 +363,10 @@ class _Grown(Region):
         return self.region.named_words
 
     @property
+    def reads_words(self) -> bool:
+        return self.region.reads_words
+
+    @property
     def is_default(self) -> bool:
         return self.region.is_default
 
@@ -355,7 +375,7 @@ class _Grown(Region):
         return self.region.is_empty
 
     def protected(self, scope: RegionScope) -> BoolGrid:
-        return self.region.protected(scope)
+        return self.region.protected(scope) & ~self.resolve(scope).mask.grid
 
 
 @dataclass(frozen=True, eq=False)
@@ -379,14 +399,26 @@ class _Combined(Region):
     right: Region
 
     def bind(self, canvas: RegionCanvas) -> Region:
-        return replace(self, left=self.left.bind(canvas), right=self.right.bind(canvas))
+        """Parts of it may lie beside an opened part of the picture, but not all of it."""
+        left, right = (side.bind(replace(canvas, strict=False)) for side in (self.left, self.right))
+        if canvas.strict and left.is_empty and right.is_empty:
+            left = self.left.bind(canvas)
+        return replace(self, left=left, right=right)
 
     @property
     def named_words(self) -> tuple[str, ...]:
         return (*self.left.named_words, *self.right.named_words)
 
+    @property
+    def reads_words(self) -> bool:
+        return self.left.reads_words or self.right.reads_words
+
 
 class _Union(_Combined):
+    @property
+    def is_empty(self) -> bool:
+        return self.left.is_empty and self.right.is_empty
+
     def resolve(self, scope: RegionScope) -> RegionMask:
         """What words do not find is left to the other side."""
         found = self.left.resolve(scope), self.right.resolve(scope)
@@ -400,16 +432,29 @@ class _Union(_Combined):
 
 
 class _Intersection(_Combined):
+    @property
+    def is_empty(self) -> bool:
+        return self.left.is_empty or self.right.is_empty
+
     def resolve(self, scope: RegionScope) -> RegionMask:
         found = self.left.resolve(scope), self.right.resolve(scope)
         joined = _joined(found, np.minimum(found[0].levels, found[1].levels))
         return joined if all(one.reason for one in found) else replace(joined, reason="")
 
     def protected(self, scope: RegionScope) -> BoolGrid:
-        return self.left.protected(scope) | self.right.protected(scope)
+        """What lies outside of a side without words stays so however far the other side grows."""
+        found = self.left.protected(scope) | self.right.protected(scope)
+        for side in (self.left, self.right):
+            if not side.reads_words:
+                found = found | ~side.resolve(scope).mask.grid
+        return found
 
 
 class _Difference(_Combined):
+    def bind(self, canvas: RegionCanvas) -> Region:
+        """What is taken away may lie beside an opened part of the picture."""
+        return replace(self, left=self.left.bind(canvas), right=self.right.bind(replace(canvas, strict=False)))
+
     def resolve(self, scope: RegionScope) -> RegionMask:
         """Of a soft region that is taken away, what is left of each cell."""
         found, out = self.left.resolve(scope), self.right.resolve(scope)

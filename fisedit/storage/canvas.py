@@ -232,20 +232,39 @@ def paste_edit(picture: Image.Image, painted: Image.Image, grid: BoolGrid, crop:
         new = new.astype(np.uint16) * _LEVELS_16_BIT
     old = np.atleast_3d(pixels)[top:bottom, left:right, : -1 if picture.mode in ("LA", "RGBA") else None]
     new, inside = np.atleast_3d(new), cell_pixels(grid, size)
-    old[inside] = new[inside] if paint.size == size else _blended_border(old, new, inside, grid)[inside]
+    if paint.size != size or crop is not None:
+        goes_on = left > 0, top > 0, right < picture.width, bottom < picture.height
+        new = _blended_border(old, new, inside, grid, goes_on)
+    old[inside] = new[inside]
     result = Image.fromarray(pixels, "CMYK" if picture.mode == "CMYK" else None)
     result.info = dict(picture.info)
     return result
 
 
-def _blended_border(old: Pixels, new: Pixels, inside: BoolGrid, grid: BoolGrid) -> Pixels:
-    """The new pixels, mixed with the old ones inside the border of the mask, wider the more the paint was enlarged."""
+def _blended_border(
+    old: Pixels, new: Pixels, inside: BoolGrid, grid: BoolGrid, goes_on: tuple[bool, bool, bool, bool]
+) -> Pixels:
+    """The new pixels, mixed with the old ones inside the border of the mask, wider the more the paint was enlarged, and
+    where the mask reaches an edge behind which the picture goes on.
+
+    Args:
+        old: [H, W, C].
+        new: [H, W, C].
+        inside: booleans [H, W], the mask.
+        grid: booleans [h, w], the same in latent cells.
+        goes_on: whether there is more of the picture at the left, top, right and bottom.
+    """
     from scipy.ndimage import distance_transform_edt
 
-    width = int((math.sqrt(inside.size / grid.size) - LATENT_FACTOR) / 2)
-    if inside.all() or width < 1:
-        return new
-    share = np.clip(distance_transform_edt(inside) / (width + 1), 0, 1)[..., None]
+    width, share = int((math.sqrt(inside.size / grid.size) - LATENT_FACTOR) / 2), np.ones(inside.shape)
+    if width >= 1 and not inside.all():
+        share = np.clip(distance_transform_edt(inside) / (width + 1), 0, 1)
+    from_edges = [
+        np.arange(1.0, n + 1)[:: 1 if first else -1] if there_is_more else np.full(n, np.inf)
+        for there_is_more, n, first in zip(goes_on, inside.shape[::-1] * 2, (True, True, False, False), strict=True)
+    ]
+    across, down = (np.minimum(from_edges[i], from_edges[i + 2]) for i in (0, 1))
+    share = np.minimum(share, np.minimum.outer(down, across) / (max(width, LATENT_FACTOR) + 1))[..., None]
     return np.rint(old + (new.astype(np.float64) - old) * share).astype(old.dtype)
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
@@ -43,9 +45,18 @@ if TYPE_CHECKING:
     from fisedit.history import EditResult
     from fisedit.values import BoolGrid, RegionalPrompt
 
-VERSION = 1
+VERSION = 2
+_VERSION_WITHOUT_REGIONS = 1
+"""Of origins without soft masks, parts of pictures, erasing and prompts of regions, which older versions read."""
+
 _LOCAL = "./"
 _MAX_CHARACTERS, _MAX_SETTINGS_CHARACTERS, _MAX_EDITS = 4_000_000, 100_000, 1_000
+
+_DAMAGE = (
+    *(ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError),
+    *(zlib.error, FisEditError),
+)
+"""What reading an untrusted origin may raise."""
 
 _OF_THE_MODEL = ("like", "loras", "textual_inversions")
 _GENERATED = {field.name for field in fields(GenerationConfig)} - {"inversion", "crop", *_OF_THE_MODEL}
@@ -332,7 +343,7 @@ def _to_json(origin: Origin) -> str:
     ]
     entry = {
         "fisedit": __version__,
-        "version": VERSION,
+        "version": VERSION if _has_regions(origin) else _VERSION_WITHOUT_REGIONS,
         "torch": version("torch"),
         "model": origin.model,
         "dtype": origin.dtype,
@@ -343,8 +354,16 @@ def _to_json(origin: Origin) -> str:
     return json.dumps(entry | ({"before": origin.before} if origin.before else {}))
 
 
+def _has_regions(origin: Origin) -> bool:
+    """Whether an origin holds what version 1 has not."""
+    own = any(edit.erased or edit.regional or edit.mask.levels is not None for edit in origin.edits)
+    return own or origin.config.crop is not None
+
+
 def _mask_entry(mask: EditMask) -> dict[str, Any]:
-    soft = {} if mask.levels is None else {"levels": mask.levels[mask.grid].tolist()}
+    soft = {}
+    if mask.levels is not None:
+        soft["levels"] = b64encode(zlib.compress(mask.levels[mask.grid].tobytes())).decode()
     return {"source": mask.source, "confidence": mask.confidence, "runs": run_lengths(mask.grid), **soft}
 
 
@@ -358,12 +377,12 @@ def _parse_json(text: str) -> Origin:
     try:
         data: Any = json.loads(_checked(text, len(text) <= _MAX_CHARACTERS))
         found = data["version"]
-        if found == VERSION:
+        if type(found) is int and found in (VERSION, _VERSION_WITHOUT_REGIONS):
             config, names = make_generation_config(**data["source"]), (data["model"], data["dtype"], data["device"])
             before, edits = data.get("before", ""), data["edits"]
             _checked(data, all(isinstance(name, str) for name in (*names, before)) and len(edits) <= _MAX_EDITS)
             return Origin(*names, config, tuple(_parse_edit(entry, config) for entry in edits), before)
-    except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, FisEditError) as error:
+    except _DAMAGE as error:
         raise InputError("what the picture says of its making is damaged; edit it as --picture") from error
     required = f"of version {VERSION}, got {found!r:.20}; update fisedit"
     raise InputError(f"what the picture says of its making must be {required}, or edit it as --picture")
@@ -402,8 +421,10 @@ def _checked(value: Any, condition: object) -> Any:
 
 
 def _decode_levels(levels: Any, grid: BoolGrid) -> NDArray[np.uint8]:
-    """Levels uint8 [h, w] of a soft mask, from those of its cells row by row."""
-    _checked(levels, len(levels) == grid.sum() and all(type(level) is int and 0 < level <= 255 for level in levels))
+    """Levels uint8 [h, w] of a soft mask, from those of its cells row by row, as bytes that are deflated, in base64."""
+    unpacker = zlib.decompressobj()
+    data = unpacker.decompress(b64decode(levels, validate=True), int(grid.sum()))
+    _checked(levels, unpacker.eof and len(data) == grid.sum() and all(data))
     found = np.zeros(grid.shape, np.uint8)
-    found[grid] = levels
+    found[grid] = np.frombuffer(data, np.uint8)
     return found

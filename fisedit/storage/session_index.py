@@ -1,6 +1,7 @@
 """session.json: its text to frozen, checked values and back. Every field is checked before anything is built of it.
 
-Version 2 has a digest of the index and one of every file; version 1, of fisedit 0.1.0, has none and is read only.
+Version 3 has regions; version 2 and 3 have a digest of the index and one of every file; version 1, of fisedit 0.1.0, has
+none and is read only.
 Knows JSON and values; neither files nor pictures.
 """
 
@@ -10,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -35,8 +36,12 @@ if TYPE_CHECKING:
     from fisedit.history import EditResult
     from fisedit.values import RegionalPrompt
 
-VERSION = 2
+VERSION = 3
+_VERSION_WITHOUT_REGIONS = 2
+"""Of sessions without parts of pictures, erasing and prompts of regions, which older versions read."""
+
 _VERSION_WITHOUT_DIGESTS = 1
+_VERSIONS = (VERSION, _VERSION_WITHOUT_REGIONS, _VERSION_WITHOUT_DIGESTS)
 
 IMAGE_ENDINGS = (".png", ".tif")
 MASK_ENDING, CANVAS_ENDING = ".mask.png", ".canvas.png"
@@ -212,6 +217,12 @@ def encode_index(index: Mapping[str, Any]) -> bytes:
     return json.dumps({**index, "sha256": _digest(index)}, indent=2, default=str).encode() + b"\n"
 
 
+def version_of(results: Iterable[EditResult]) -> int:
+    """The version of an index of results: the oldest that has all that they need."""
+    needs_regions = any(each.erased or each.regional or each.config.crop for each in results)
+    return VERSION if needs_regions else _VERSION_WITHOUT_REGIONS
+
+
 def decode_index(data: bytes, where: object, limits: Limits = LIMITS) -> tuple[dict[str, Any], SessionIndex]:
     """The JSON of an index, and its checked values.
 
@@ -227,7 +238,7 @@ def decode_index(data: bytes, where: object, limits: Limits = LIMITS) -> tuple[d
     try:
         index: Any = json.loads(data, parse_constant=_refuse_constant)
         version = index["version"]
-        is_supported = type(version) is int and version in (VERSION, _VERSION_WITHOUT_DIGESTS)
+        is_supported = type(version) is int and version in _VERSIONS
         count = len(index["results"]) if is_supported else 0
         _limit(where, "results", count, limits.results)
         found = _parse(index, data) if is_supported else None
@@ -237,9 +248,13 @@ def decode_index(data: bytes, where: object, limits: Limits = LIMITS) -> tuple[d
         raise damaged(where, "session.json") from error
     if found is None:
         raise SessionError(f"session in {where} must be of version {VERSION}, got {version!r:.20}; use a newer fisedit")
-    longest = max(len(text) for one in found.results for text in (one.config.prompt, one.config.negative_prompt))
+    longest = max(len(text) for one in found.results for text in _prompts(one))
     _limit(where, "letters in a prompt", longest, limits.characters)
     return index, found
+
+
+def _prompts(entry: ResultEntry) -> tuple[str, ...]:
+    return entry.config.prompt, entry.config.negative_prompt, *(each.prompt for each in entry.regional)
 
 
 def _limit(where: object, what: str, count: int, limit: int) -> None:
@@ -259,7 +274,7 @@ def _digest(index: Mapping[str, Any]) -> str:
 
 
 def _parse(index: dict[str, Any], data: bytes) -> SessionIndex:
-    with_digests = index["version"] == VERSION
+    with_digests = index["version"] != _VERSION_WITHOUT_DIGESTS
     _require(not with_digests or index["sha256"] == _digest(index))
     checks = _INDEX_WITH_DIGESTS if with_digests else _INDEX
     found = _fields(index, checks, optional={"adapters", "vae"})
@@ -313,7 +328,7 @@ def _parse_entry(entry: Any, model: str, *, with_digests: bool) -> ResultEntry:
 def _check_lineage(entry: ResultEntry, parent: ResultEntry | None) -> None:
     """An edit has its source's settings; a source has no edit's."""
     if parent is None:
-        _require(not entry.growth and not entry.start and not entry.structure)
+        _require(not (entry.growth or entry.start or entry.structure or entry.erased or entry.regional))
     else:
         own = entry.config
         changed = {name: getattr(own, name) for name in ("prompt", "seed", "like", "loras", "textual_inversions")}

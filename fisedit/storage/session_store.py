@@ -204,7 +204,7 @@ class SessionStore:
         references = contents.assets.references.items()
         return encode_index(
             {
-                "version": session_index.VERSION,
+                "version": session_index.version_of(contents.history),
                 "model": contents.model,
                 **({"vae": contents.vae} if contents.vae else {}),
                 "dtype": contents.dtype,

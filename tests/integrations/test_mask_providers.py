@@ -30,6 +30,23 @@ def labels(found) -> list[str]:
     return [each.label for each in found]
 
 
+def test_boxes_beside_the_picture_are_left_out():
+    odd = Detection((10, 10, 10, 30), "cat"), Detection((200, 0, 300, 30), "cat"), Detection((-9, 0, 8, 8), "cat")
+    (found,) = find(lambda picture, name: odd, PICTURE)
+    assert found.box == (0, 0, 8, 8)
+    with pytest.raises(MaskError, match="four numbers"):
+        find(lambda picture, name: [Detection((float("nan"), 0, 8, 8))], PICTURE)
+
+
+def test_annotations_by_folder_and_name(tmp_path):
+    path = tmp_path / "boxes.csv"
+    path.write_text("file,left,top,right,bottom\na/1.png,0,0,8,8\nb/1.png,8,8,16,16\n2.png,0,0,4,4\nx/3.png,0,0,5,5\n")
+    boxes = {name: find(open_provider(str(path)), PICTURE, name)[0].box for name in ("a/1.png", "b/1.png", "c/2.png", "3.png")}
+    assert boxes == {"a/1.png": (0, 0, 8, 8), "b/1.png": (8, 8, 16, 16), "c/2.png": (0, 0, 4, 4), "3.png": (0, 0, 5, 5)}
+    with pytest.raises(InputError, match=r"says nothing of c/1\.png"):
+        find(open_provider(str(path)), PICTURE, "c/1.png")
+
+
 def test_what_counts_and_in_which_order():
     assert labels(find(three, PICTURE)) == ["dog", "Cat"]
     assert labels(find(three, PICTURE, threshold=0)) == ["dog", "Cat", "mouse"]
@@ -214,6 +231,58 @@ def test_a_batch_edits_what_is_found(fisedit, tmp_path, model):
         before, after = (np.asarray(Image.open(tmp_path / folder / name).convert("RGB")) for folder in ("in", "out"))
         assert np.array_equal(before[kept], after[kept])
         assert (before[:16, :16] != after[:16, :16]).any() and (before != after)[200:, 300:].any() == (name[0] == "l")
+
+
+def test_what_is_transparent_is_painted_and_seen(fisedit, tmp_path, model):
+    pixels = np.full((64, 64, 4), 255, np.uint8)
+    pixels[16:40, 16:40, 3] = 0
+    (tmp_path / "in").mkdir()
+    Image.fromarray(pixels).save(tmp_path / "in/hole.png")
+    words = ("--prompt", "a dog", "--source-prompt", "a cat", "--detect", "alpha", "--model", model)
+    ran = fisedit("batch", "in", "out", *words, "--num-inference-steps", 2, "--workers", 0)
+    assert ran.status == 0, ran.out
+    after = Image.open(tmp_path / "out/hole.png")
+    assert not after.has_transparency_data and (np.asarray(after.convert("RGB"))[16:40, 16:40] != 255).any()
+
+
+def test_a_batch_notices_other_annotations(fisedit, tmp_path, model):
+    picture(tmp_path / "in/a.png")
+    words = ("--prompt", "a dog", "--source-prompt", "a cat", "--detect", "boxes.csv", "--model", model)
+    told = []
+    for box in ("0,0,16,16", "0,0,16,16", "40,40,64,64"):
+        (tmp_path / "boxes.csv").write_text(f"file,left,top,right,bottom\na.png,{box}\n")
+        ran = fisedit("batch", "in", "out", *words, "--num-inference-steps", 2, "--workers", 0, "--overwrite", "--json")
+        assert ran.status == 0, ran.out
+        told.append(json.loads(ran.out)["items"][0]["status"])
+    assert told == ["done", "done before", "done"]
+
+
+def test_nothing_found_is_no_other_format(fisedit, tmp_path, model):
+    (tmp_path / "in").mkdir()
+    Image.new("RGB", (64, 64), "teal").save(tmp_path / "in/a.jpg")
+    (tmp_path / "boxes.csv").write_text("file,left,top,right,bottom\na.jpg,,,,\n")
+    words = ("--prompt", "a dog", "--detect", "boxes.csv", "--model", model, "--format", "png", "--workers", 0)
+    assert fisedit("batch", "in", "out", *words).status == 0
+    assert Image.open(tmp_path / "out/a.png").format == "PNG"
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--detect", "boxes.csv", "--threshold", "2"), "threshold must be in [0, 1]"),
+        (("--detect", "boxes.csv", "--instance", "first"), "instance must be"),
+        (("--detect", "none.csv"), "no such file"),
+        (("--threshold", "0.7"), "are of --detect"),
+        (("--detect", "boxes.csv", "--edits", "rows.csv"), "has a mask"),
+    ],
+)
+def test_detection_options_that_do_not_fit(fisedit, tmp_path, options, why):
+    picture(tmp_path / "in/a.png")
+    picture(tmp_path / "in/m.png")
+    (tmp_path / "boxes.csv").write_text("file,left,top,right,bottom\na.png,0,0,8,8\nm.png,0,0,8,8\n")
+    (tmp_path / "rows.csv").write_text("image,prompt,mask\na.png,a dog,m.png\n")
+    ran = fisedit("batch", "in", "out", *(() if "--edits" in options else ("--prompt", "a dog")), *options, "--dry-run")
+    assert ran.status and why in ran.err and ran.err.count("\n") == 1, ran.err
 
 
 def test_masks_and_detectors_exclude_each_other(fisedit, tmp_path):

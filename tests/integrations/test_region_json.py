@@ -8,7 +8,7 @@ from PIL import Image
 
 from fisedit import Region
 from fisedit.errors import InputError
-from fisedit.integrations.region_json import MAX_PARTS, parse_region, parse_regions, reads_words
+from fisedit.integrations.region_json import MAX_PARTS, parse_region, parse_regions
 from fisedit.masking.region import RegionCanvas, cells_on_picture
 
 SIZE = 64, 48
@@ -44,13 +44,13 @@ def levels(region):
 )
 def test_regions_of_json(value, region):
     assert np.array_equal(levels(parse_region(value, load)), levels(region))
-    assert not reads_words(value)
+    assert not parse_region(value, load).reads_words
 
 
 def test_words():
     found = parse_region({"words": ["cat", "dog"], "instance": 1}, load)
     assert found.named_words == ("cat", "dog") and parse_region({"words": []}, load).is_default
-    assert reads_words({"all": [{"box": BOX}, {"any": [{"words": []}, {"box": OTHER}]}]})
+    assert parse_region({"all": [{"box": BOX}, {"any": [{"words": []}, {"box": OTHER}], "grow": 1}]}, load).reads_words
     with pytest.raises(InputError, match="once it is opened"):
         cells_on_picture(found, SIZE)
 
@@ -99,7 +99,7 @@ def test_no_regions(value, why):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("value", [{}, "text", None, [7], [{"region": {"box": BOX}}], [{"region": {}, "prompt": 7}]])
+@pytest.mark.parametrize("value", [{}, [], "text", None, [7], [{"region": {"box": BOX}}], [{"region": {}, "prompt": 7}]])
 def test_no_regions_with_prompts(value):
     with pytest.raises(InputError, match="regions must be"):
         parse_regions(value, load)

@@ -82,7 +82,7 @@ USUAL: dict[str, tuple[object, ...]] = {
     "edit": ("", "", "", [], -1, 0, "", 1.0, 1.0, "balanced", -1, {}, []),
     "preview": ("", "", "", [], -1, 0, "", 1.0, 1.0, "balanced", -1, {}),
     "erase": ({}, "balanced", -1),
-    "extend": (0, 0, 0, 0, ""),
+    "extend": (0, 0, 0, 0, "", "balanced", -1),
     "history": ("", False),
 }
 JSON = {"content-type": "application/json"}
