@@ -12,7 +12,7 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from app.runs import RunProgress, RunRequest, all_or_nothing, check_room, part_of, stream_run
+from app.runs import RunProgress, RunRequest, check_room, part_of, stream_run
 from app.validation import (
     PartNotOpened,
     ReferencePicture,
@@ -231,7 +231,7 @@ def on_its_part(region: RegionSettings, job: EditJob, runs: int = 1) -> EditJob:
         if not opens_part(editor, region):
             return job(editor, on_step)
         check_room(editor.history, 2)
-        with all_or_nothing(editor):
+        with editor.transaction():
             _open_part(editor, region, part_of(lambda i, n, _: on_step(i, n, None), 0, 1 + runs))
             return job(editor, lambda i, n, picture: on_step(n // runs + i, n // runs + n, picture))
 
@@ -341,8 +341,7 @@ def extend(
     seeds = {} if region.seed is None else {"seed": region.seed}
 
     def job(editor: Editor, on_step: OnStep) -> EditResult:
-        with all_or_nothing(editor):
-            return editor.extend(*sides, prompt=text, quality=region.quality, on_step=_half_of(on_step), **seeds)
+        return editor.extend(*sides, prompt=text, quality=region.quality, on_step=_half_of(on_step), **seeds)
 
     return stream_run(state, session, RunRequest(job, 2 * session.current.config.num_timesteps, results=2))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import perf_counter
@@ -184,21 +183,6 @@ def check_room(history: History, results: int) -> None:
 def part_of(on_step: OnStep, index: int, count: int) -> OnStep:
     """What one of several runs of alike lengths tells, as a part of all of them."""
     return lambda i, n, picture: on_step(index * n + i, count * n, picture)
-
-
-@contextmanager
-def all_or_nothing(editor: Editor) -> Iterator[None]:
-    """Leave the history as it was if work of several runs does not come to its end."""
-    before, current = [result.id for result in editor.history], editor.current.id
-    try:
-        yield
-    except BaseException:
-        editor.checkout(current)
-        added = [result for result in editor.history if result.id not in before]
-        for result in added:
-            if result.parent is None or result.parent in before:  # what was made from it goes with it
-                editor.delete(result.id)
-        raise
 
 
 def _stopped() -> Cancelled:

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -59,12 +60,14 @@ from fisedit.values import (
     SEEDS,
     EditMask,
     EditScript,
+    Inversion,
     MaskSource,
     OnStep,
     cell_pixels,
     check_prompt,
     check_quality,
     check_scale,
+    check_seed,
     make_generation_config,
     strength_for_start,
 )
@@ -455,6 +458,7 @@ class Editor:
         scheduler: str = "ddim",
         clip_skip: int = 0,
         reference: Image | None = None,
+        control: Image | None = None,
         on_step: OnStep | None = None,
     ) -> EditResult:
         """Make a source: what diffusers' pipeline makes of the same arguments, with everything recorded.
@@ -470,6 +474,7 @@ class Editor:
             scheduler: a `SchedulerName`, or its name in web UIs or diffusers, such as "DPM++ 2M Karras".
             clip_skip: layers of the text encoder to leave out at its end, 0 to 11; one less than web UIs' clip skip.
             reference: a picture whose look it takes, and all edits of it that name no other; see `load_adapter`.
+            control: a picture that says where things are, for it and all edits that name no other; see `load_adapter`.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
         Returns:
@@ -491,7 +496,7 @@ class Editor:
             scheduler=scheduler,
             clip_skip=clip_skip,
         )
-        request = self._pipeline.request_source(config, reference=reference, on_step=on_step)
+        request = self._pipeline.request_source(config, reference=reference, control=control, on_step=on_step)
         plan = self._pipeline.planner.plan_source(request, self._pipeline.encode(request))
         return self._pipeline.run(request, plan)
 
@@ -515,6 +520,7 @@ class Editor:
         quality: str = "balanced",
         growth: int | Sequence[int] | None = None,
         reference: Image | None = None,
+        control: Image | None = None,
         on_step: OnStep | None = None,
     ) -> EditResult:
         """Change the current picture to fit a new prompt, where the words changed and nowhere else.
@@ -546,6 +552,7 @@ class Editor:
                 with 64 computes the whole picture, and what it finds changed outside the mask is carried on.
             reference: a picture whose look the edited things take (see `load_adapter`); with it, and with `mask` or
                 `words`, the prompt may stay the same. None for that of the source, if it has one.
+            control: a picture that says where things are (see `load_adapter`), as `reference`.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
         Returns:
@@ -556,6 +563,8 @@ class Editor:
             AdapterError: a reference, and no adapter that reads it. NumericsError: the model produced NaN.
         """
         if regions:
+            if grow:
+                raise InputError(f"regions grow by themselves, as Region.grow, got grow={grow!r}; leave it out")
             region, prompt = joined(regions, region), self.current.prompt if prompt is None else prompt
         elif prompt is None:
             raise InputError("edit needs a prompt, got none; or regions with their own, or see erase")
@@ -566,6 +575,7 @@ class Editor:
             repaint=Repaint(strength, structure, seed),
             verify=verify,
             reference=reference,
+            control=control,
             regional=regions,
             on_step=on_step,
         )
@@ -671,6 +681,7 @@ class Editor:
         quality: str = "balanced",
         growth: int | Sequence[int] | None = None,
         reference: Image | None = None,
+        control: Image | None = None,
         on_step: OnStep | None = None,
     ) -> Preview:
         """Where `edit` would paint and what it would cost. Nothing is kept, and nothing is run but what the mask needs.
@@ -690,6 +701,7 @@ class Editor:
             quality: "fast", "balanced" or "close", as in `edit`.
             growth: latent cells computed beyond the mask, 0 to 64, for all steps or each; None for what `quality` says.
             reference: a picture whose look the edited things take; None for that of the source, if it has one.
+            control: a picture that says where things are; None for that of the source, if it has one.
             on_step: called before every step of a source whose features are gone and rebuilt, with (i, n, preview); may
                 raise `Cancelled`.
 
@@ -705,6 +717,7 @@ class Editor:
             growth=check_quality(quality) if growth is None else growth,
             repaint=Repaint(strength, seed=seed),
             reference=reference,
+            control=control,
             on_step=on_step,
         )
         plan, planner = self._pipeline.plan(request), self._pipeline.planner
@@ -849,7 +862,8 @@ class Editor:
     ) -> EditResult:
         """Make the current picture larger and paint what is added; every pixel that it had stays.
 
-        The larger picture is opened as a source of its own, with the settings of the current one.
+        The larger picture is opened as a source of its own, with the settings of the current one. Whatever is raised,
+        the editor is as it was.
 
         Args:
             left: pixels to add, 0 or more, as many as the picture has at most.
@@ -866,17 +880,34 @@ class Editor:
         """
         widths, now = check_border((left, top, right, bottom)), self.current
         config, words = now.config, check_prompt(now.prompt if prompt is None else prompt)
-        self.open(
-            now.image,
-            words,
-            extend=widths,
-            negative_prompt=config.negative_prompt,
-            num_inference_steps=config.num_inference_steps,
-            guidance_scale=config.guidance_scale,
-            clip_skip=config.clip_skip,
-            on_step=on_step,
-        )
-        return self.edit(words, region=Region.border(*widths), seed=seed, quality=quality, on_step=on_step)
+        with self.transaction():
+            self.open(
+                now.image,
+                words,
+                extend=widths,
+                inversion=str(config.inversion or Inversion.DDIM),
+                seed=(check_seed(seed) + 1) % (SEEDS[1] + 1),  # another one, so that what is added gets noise of its own
+                negative_prompt=config.negative_prompt,
+                num_inference_steps=config.num_inference_steps,
+                guidance_scale=config.guidance_scale,
+                clip_skip=config.clip_skip,
+                on_step=on_step,
+            )
+            return self.edit(words, region=Region.border(*widths), seed=seed, quality=quality, on_step=on_step)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Keep what is made in a block if it comes to its end; whatever it raises, the editor is then as it was."""
+        before, current = [result.id for result in self.history], self.current.id
+        try:
+            yield
+        except BaseException:
+            self.checkout(current)
+            added = [result for result in self.history if result.id not in before]
+            for result in added:
+                if result.parent is None or result.parent in before:  # what was made of it goes with it
+                    self.delete(result.id)
+            raise
 
     @default_torch_state()
     def attention(self, prompt: str) -> NDArray[np.float32]:
@@ -1108,14 +1139,16 @@ class Editor:
 
     def _remake_by_words(self, edit: PastEdit, past: Origin, on_step: OnStep | None) -> EditResult:
         """An edit with the same words, in the mask that was given, or with a predicted one."""
-        given = edit.mask.source is MaskSource.GIVEN
+        in_place = edit.erased or edit.seed is not None  # then words said where, and may be the same as before
+        given = edit.mask.source is MaskSource.GIVEN or in_place
         region, strength = None, strength_for_start(edit.start, past.config.num_timesteps)
         if given and edit.mask.levels is None:
             region = Region.mask(cell_pixels(edit.mask.grid, self.current.size))
         elif given:
             region, strength = Region.mask(edit.mask.image().resize(self.current.size, 0), soft=True), 1.0
         if edit.erased:
-            return self.erase(region or Region.words(), prompt=edit.prompt, seed=edit.seed or 0, on_step=on_step)
+            assert region is not None, "what was erased is known"
+            return self.erase(region, prompt=edit.prompt, seed=edit.seed, on_step=on_step)
         if edit.regional:
             size = self.current.size
             regions = [(Region.mask(cell_pixels(each.grid, size)), each.prompt) for each in edit.regional]
@@ -1127,6 +1160,11 @@ class Editor:
     @property
     def _dtype(self) -> str:
         return str(self.pipe.unet.dtype).removeprefix("torch.")
+
+
+def _adapter_name(source: str | Path, weight_name: str | None) -> str:
+    """What an adapter is called: its path or hub id, and its file there if that was named."""
+    return _absolute_path(source) if weight_name is None else f"{_absolute_path(source)}/{weight_name}"
 
 
 def _absolute_path(source: str | Path) -> str:

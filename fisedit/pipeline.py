@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from fisedit.adapters import textual_inversion
+from fisedit.adapters.picture_adapter import CONTROL, REFERENCE
 from fisedit.errors import ModelError, PageError, SessionError
 from fisedit.history import EditResult, History
 from fisedit.masking.drift_check import DriftDetected, plan_check
@@ -160,6 +161,7 @@ class EditPipeline:
         *,
         picture: Image | None = None,
         reference: object = None,
+        control: object = None,
         on_step: OnStep | None = None,
     ) -> EditRequest:
         """The request for a source, with the model's LoRAs as they are now.
@@ -168,13 +170,14 @@ class EditPipeline:
             config: of the source.
             picture: an opened picture, upright; None for a generated one.
             reference: a picture whose look it takes, or None.
+            control: a picture that says where things are, or None.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
         Raises:
-            AdapterError: a reference, and no adapter that reads it.
+            AdapterError: a reference or a control, and no adapter that reads it.
         """
         self._refresh()
-        like = () if reference is None else self.engine.references.adapter_references(reference)
+        like = self._conditions((), reference, control)
         config = self._with_words(replace(config, like=like, loras=self.engine.executor.loras))
         return EditRequest(config, self.diff(config.prompt, config.prompt), picture=picture, on_step=on_step)
 
@@ -187,6 +190,7 @@ class EditPipeline:
         repaint: Repaint | None = None,
         verify: bool = False,
         reference: object = None,
+        control: object = None,
         regional: Sequence[tuple[Region, str]] = (),
         on_step: OnStep | None = None,
     ) -> EditRequest:
@@ -199,6 +203,7 @@ class EditPipeline:
             repaint: how much of the run is repeated, and with which noise; None for all of it with the picture's.
             verify: check a predicted mask for drift.
             reference: a picture whose look the edit takes; None for that of the source, if it has one.
+            control: a picture that says where things are; None for that of the source, if it has one.
             regional: regions with prompts of their own, parts of `region`.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
@@ -208,11 +213,14 @@ class EditPipeline:
         region, repaint = region or Region.words(), repaint or Repaint()
         self._refresh()
         parent, loras = self.history.current, self.engine.executor.loras
-        self._check_words(parent.config)
-        changes: dict[str, Any] = {"prompt": check_prompt(prompt), "like": self._adapter_references(reference)}
+        self._check_words(parent.config, [each.prompt for each in parent.regional])
+        says_nothing = prompt == parent.prompt and (repaint.erases or regional)  # of a picture opened without words
+        prompt = prompt if says_nothing else check_prompt(prompt)
+        source = self.history.lineage(parent.id)[0].config.like
+        changes: dict[str, Any] = {"prompt": prompt, "like": self._conditions(source, reference, control)}
         if repaint.seed is not None:
             changes["seed"] = check_seed(repaint.seed)
-        config = self._with_words(replace(parent.config, loras=loras, **changes))
+        config = self._with_words(replace(parent.config, loras=loras, **changes), [own for _, own in regional])
         script = self.diff(parent.prompt, prompt)
         restrict_to_words(script, region.named_words, self.engine)  # refuses words of neither prompt
         return EditRequest(
@@ -229,26 +237,31 @@ class EditPipeline:
             on_step=on_step,
         )
 
-    def _with_words(self, config: GenerationConfig) -> GenerationConfig:
-        """A config with the textual inversions that its prompts name."""
-        return replace(config, textual_inversions=textual_inversion.used(self.engine.pipe, config))
+    def _with_words(self, config: GenerationConfig, prompts: Sequence[str] = ()) -> GenerationConfig:
+        """A config with the textual inversions that its prompts and further ones name."""
+        return replace(config, textual_inversions=textual_inversion.used(self.engine.pipe, config, prompts))
 
-    def _check_words(self, config: GenerationConfig) -> None:
-        """Raise SessionError if a config's prompts would now be read with other textual inversions than they were."""
-        if (words := textual_inversion.used(self.engine.pipe, config)) != config.textual_inversions:
+    def _check_words(self, config: GenerationConfig, prompts: Sequence[str] = ()) -> None:
+        """Raise SessionError if a config's prompts, and further ones, would now be read with other textual inversions
+        than they were."""
+        if (words := textual_inversion.used(self.engine.pipe, config, prompts)) != config.textual_inversions:
             then, now = (", ".join(names) or "none" for names in (config.textual_inversions, words))
             raise SessionError(
                 f"the prompt {config.prompt!r:.60} was read with the textual inversions {then}, "
                 f"which now are {now}; load or unload them"
             )
 
-    def _adapter_references(self, reference: object) -> tuple[AdapterReference, ...]:
-        """The adapter references of an edit that names a reference, or else, for None, those of its source."""
-        references = self.engine.references
-        if reference is not None:
-            return references.adapter_references(reference)
-        source_references = self.history.lineage(self.history.current.id)[0].config.like
-        return tuple(entry for entry in source_references if entry.adapter in references.adapters)
+    def _conditions(
+        self, source: Sequence[AdapterReference], reference: object, control: object
+    ) -> tuple[AdapterReference, ...]:
+        """The pictures that adapters read: the given ones, and where one is None, those of a source."""
+        references, found = self.engine.references, list[AdapterReference]()
+        for argument, picture in ((REFERENCE, reference), (CONTROL, control)):
+            if picture is None:
+                found += [entry for entry in source if references.reads(entry, argument)]
+            else:
+                found += references.entries(picture, argument)
+        return tuple(found)
 
     def again_if_damaged(self, request: EditRequest, call: Callable[[], T]) -> T:
         """Call, and once more with all made again that the edit lies over, if a page of it is gone or damaged."""
@@ -334,15 +347,15 @@ class EditPipeline:
             SessionError: words that the prompt was made with are not loaded now, or others that it holds are.
         """
         pipe, config = self.engine.pipe, request.config
-        if request.erases and request.script.kind is EditKind.IDENTICAL:
-            config = replace(config, prompt="")  # its words would paint what they name
+        reads_nothing = request.erases and request.script.kind is EditKind.IDENTICAL  # words would paint what they name
         prompts = {"prompt": config.prompt} | {f"prompt {prompt!r:.40}": prompt for _, prompt in request.regional}
         prompts |= {"negative prompt": config.negative_prompt} if config.guided else {}
         notes: list[str] = []
         lock = exclusive(pipe.text_encoder, pipe.tokenizer)
         with request.stopwatch.stage("text"), torch.inference_mode(), lock:
-            self._check_words(config)
+            self._check_words(config, [prompt for _, prompt in request.regional])
             embeddings = self.engine.encode(config)
+            read = self.engine.encode(replace(config, prompt="")) if reads_nothing else None
             own = [replace(config, prompt=prompt) for _, prompt in request.regional]
             regional = tuple(self.engine.encode(each) for each in own)
             for name, prompt in prompts.items():
@@ -353,9 +366,10 @@ class EditPipeline:
                 if any(is_cut_off(chunk, pipe.tokenizer) for chunk in chunks[:MAX_CHUNKS]):
                     notes.append(f"a word of the {name} has more than 75 tokens, and its end is not read; shorten it")
             vocabulary, known = vocabulary_of(pipe), textual_inversion.loaded(pipe)
-            if vocabulary and (note := vocabulary.note(parse(config.prompt).text, known)):
-                notes.append(note)
-        return EncodedPrompt(embeddings, notes=tuple(notes), regional=regional)
+            for prompt in [] if reads_nothing else [config.prompt, *(own for _, own in request.regional)]:
+                if vocabulary and (note := vocabulary.note(parse(prompt).text, known)):
+                    notes.append(note)
+        return EncodedPrompt(embeddings, notes=tuple(notes), regional=regional, read=read)
 
     def render(self, jobs: Sequence[Job]) -> list[RenderOutput]:
         """Render planned pictures: one, or several edits of one result that share a batch.
@@ -399,6 +413,7 @@ class EditPipeline:
             injection=injection,
             check=plan.check,
             erases=request.erases,
+            read_text=plan.prompt.read,
             regional=[(each.grid, text) for each, text in zip(plan.regional, plan.prompt.regional, strict=True)],
         )
 

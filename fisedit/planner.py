@@ -117,6 +117,11 @@ class EditRequest:
         if self.structure and DENSE_STEP in self.dilation:
             got = self.dilation[0] if len(set(self.dilation)) == 1 else self.dilation
             raise InputError(f"growth must be under {DENSE_STEP} where structure is kept, got {got!r}; use structure=0")
+        if self.structure and self.regional:
+            raise InputError("regions with prompts of their own keep no structure, got both; use structure=0")
+        if DENSE_STEP in self.dilation and (self.regional or self.erases):
+            what = "regions with prompts are edited" if self.regional else "an area is erased"
+            raise InputError(f"growth must be under {DENSE_STEP} where {what}, got {self.growth!r}")
 
     def _dilations(self) -> tuple[int, ...]:
         """Latent cells beyond the mask for every step; () where the cost decides."""
@@ -177,12 +182,14 @@ class EncodedPrompt:
         keys: keys and values by projection, filled as they are needed.
         notes: what the encoder could not read.
         regional: embeddings [B, T, D] of the prompts of regions.
+        read: embeddings [B, T, D] that are read instead, where an edit erases; None for `embeddings`.
     """
 
     embeddings: Tensor
     keys: dict[str, Tensor] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     regional: tuple[Tensor, ...] = ()
+    read: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,7 +301,8 @@ class Planner:
             protected=request.region.protected(scope),
             regional=regional,
         )
-        is_checked = request.verify and mask.source is MaskSource.ATTENTION and mask.levels is None
+        by_words = mask.source is MaskSource.ATTENTION and mask.levels is None
+        is_checked = request.verify and by_words and not regional  # a ring around regions would read no prompt of theirs
         return self._with_drift_check(request, plan) if is_checked else plan
 
     def _regional(self, request: EditRequest, scope: EditScope) -> tuple[RegionalPrompt, ...]:
@@ -340,7 +348,7 @@ class Planner:
             start=request.start,
             regional=edit.regional,
         )
-        return self._with_drift_check(request, plan) if edit.checked else plan
+        return self._with_drift_check(request, plan, passed=True) if edit.checked else plan
 
     def widen(self, request: EditRequest, plan: EditPlan, drift: DriftDetected) -> EditPlan:
         """The plan after drift was found: a larger mask, or a dense run.
@@ -439,12 +447,12 @@ class Planner:
             cells, start, quality=quality, plain=request.structure > 0 or request.erases or bool(request.regional)
         )
 
-    def _with_drift_check(self, request: EditRequest, plan: EditPlan) -> EditPlan:
-        """The plan with a check for drift, where one can be made."""
+    def _with_drift_check(self, request: EditRequest, plan: EditPlan, *, passed: bool = False) -> EditPlan:
+        """The plan with a check for drift, where one can be made; `passed` as in `drift_check.plan_check`."""
         steps = request.config.num_timesteps - plan.start
         if not plan.dilation or steps <= 1:
             return plan
-        check = drift_check.plan_check(plan.mask, steps, plan.start)
+        check = drift_check.plan_check(plan.mask, steps, plan.start, passed=passed)
         costs = self.costs(request.config, recorded=plan.recorded)
         extra = costs.check_macs(plan.mask.grid, plan.dilation[check.step], check.cells)
         return replace(plan, check=check, extra_macs=plan.extra_macs + extra)

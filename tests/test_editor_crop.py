@@ -210,3 +210,28 @@ def test_a_photograph_of_odd_sides_is_extended_at_full_resolution(editor):
         editor.extend(left=-8)
     with pytest.raises(InputError, match="a border must be pixels"):
         editor.extend()
+
+
+@pytest.mark.parametrize("at", ["open", "edit"])
+def test_extending_is_all_or_nothing(editor, at):
+    source = editor.generate(CAT, seed=7, num_inference_steps=4)
+    told = []
+
+    def stop(i, n, preview):
+        told.append(i)
+        if told.count(0) == (1 if at == "open" else 2):
+            raise Cancelled
+
+    with pytest.raises(Cancelled):
+        editor.extend(right=32, on_step=stop)
+    assert list(editor.history) == [source] and editor.current is source
+    larger = editor.extend(right=32, seed=0)
+    assert larger.size == (source.size[0] + 32, source.size[1]) and larger.mask.grid.any()
+    assert len(editor.history) == 3
+
+
+def test_a_border_without_a_cell_is_refused(editor):
+    source = editor.generate(CAT, seed=7, num_inference_steps=2)
+    with pytest.raises(MaskError, match="make it wider"):
+        editor.extend(right=3)
+    assert list(editor.history) == [source]

@@ -18,7 +18,7 @@ from fisedit.sampling.trajectory import LatentEdit
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import ActiveCells
 from tests.support import oracle
-from tests.support.edits import CAT, FP32, as_oracle, check_outside, config_of, latents, record, same, unwatched
+from tests.support.edits import CAT, DOG, FP32, as_oracle, check_outside, config_of, latents, record, same, unwatched
 from tests.support.grids import grids
 
 BLOBS, SQUARE = (grids(16, 16)[name] for name in ("blobs", "square"))
@@ -141,3 +141,54 @@ def test_what_cannot_be_erased(editor):
         editor.erase(Region.words())
     assert editor.erase(Region.mask(~np.ones((16, 16), bool))).stats.notes == ("nothing was edited: the mask is empty",)
     assert len(editor.history) == 2
+
+
+def test_later_masks_read_the_prompts_own_words(editor):
+    """What was read while it was erased is nothing; words are still found by the words of the picture."""
+    source = editor.current
+    keys = editor._trajectory_cache.get(source.id)[0].text_keys
+    found = editor.preview(DOG).mask.grid
+    corner = np.zeros((16, 16), bool)
+    corner[:2, :2] = True
+    erased = editor.erase(Region.mask(corner))
+    own = editor._trajectory_cache.get(erased.id)[0].text_keys
+    assert own.keys() == keys.keys() and all(torch.allclose(own[name], keys[name], atol=1e-5) for name in keys)
+    again = editor.preview(DOG).mask.grid
+    assert (found & again).sum() >= 0.8 * (found | again).sum()
+
+
+def test_of_a_picture_that_was_opened_without_words(editor, tmp_path):
+    editor.open(editor.current.image, num_inference_steps=6)
+    result = editor.erase(Region.mask(SQUARE))
+    check_outside(editor, result, editor.history.find(result.parent))
+    assert result.prompt == ""
+    editor.write(tmp_path / "erased.png")
+    editor.save(tmp_path / "session")
+    loaded = Editor.from_pretrained("demo", local_files_only=True)
+    loaded.load(tmp_path / "session")
+    assert loaded.current.erased and same(loaded.current, result)
+    remade = Editor.remake(Image.open(tmp_path / "erased.png"), local_files_only=True)
+    assert remade.current.config.opened
+
+
+def test_steps_that_would_compute_everything_are_refused(editor):
+    with pytest.raises(InputError, match="where regions with prompts are edited"):
+        editor.edit(regions=[(Region.mask(SQUARE), "a dog")], growth=64)
+    with pytest.raises(InputError, match="keep no structure"):
+        editor.edit(regions=[(Region.mask(SQUARE), "a dog")], structure=0.5)
+    with pytest.raises(InputError, match="grow by themselves"):
+        editor.edit(regions=[(Region.mask(SQUARE), "a dog")], grow=1)
+
+
+def test_a_remade_variation_stays_where_it_was(editor, tmp_path):
+    """With another value the edits are made anew, but in the cells that are recorded."""
+    editor.erase(Region.words("cake"))
+    erased = editor.current
+    editor.edit(CAT, words=["cat"], seed=99)
+    editor.write(tmp_path / "varied.png")
+    remade = Editor.remake(
+        Image.open(tmp_path / "varied.png"), changes={"num_inference_steps": 5}, local_files_only=True
+    )
+    assert [result.erased for result in remade.history] == [False, True, False]
+    assert np.array_equal(remade.history[1].mask.grid, erased.mask.grid)
+    assert remade.current.config.seed == 99 and remade.current.mask.grid.any()

@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from diffusers.models.embeddings import ImageProjection
+from diffusers.models.embeddings import (
+    ImageProjection,
+    IPAdapterFullImageProjection,
+    IPAdapterPlusImageProjection,
+)
 from torch import Tensor, nn
 
 from fisedit.adapters.base import UNetAdapter
@@ -172,6 +176,10 @@ def build_ip_adapter(tensors: Mapping[str, Tensor], unet: UNet2DConditionModel, 
         raise AdapterError(
             f"an IP-Adapter must be plain, Plus or Full for Stable Diffusion 1.x, got another ({why:.120})"
         ) from error
+    if not isinstance(projection, ImageProjection | IPAdapterPlusImageProjection | IPAdapterFullImageProjection):
+        raise AdapterError(
+            f"an IP-Adapter must be plain, Plus or Full, got one with {type(projection).__name__}, which reads no picture"
+        )
     size = encoder.config.image_size
     processor = CLIPImageProcessor(size={"shortest_edge": size}, crop_size={"height": size, "width": size})
     return IPAdapter(projection.eval().requires_grad_(False), weights, encoder, processor)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class PictureAdapter(ABC):
 
 
 def counted(call: Callable[[], T]) -> tuple[T, int]:
-    """What a call returns, and its multiply-accumulates as torch counts them."""
-    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
+    """What a call returns, and its multiply-accumulates as torch counts them, which does not know fused attention."""
+    with torch.inference_mode(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         result = call()
     return result, counter.get_total_flops() // 2

@@ -23,7 +23,7 @@ from fisedit.models.validation import pickled
 from fisedit.models.weight_files import read_shapes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from diffusers import StableDiffusionPipeline
     from torch import nn
@@ -114,19 +114,20 @@ def unload(pipe: StableDiffusionPipeline, token: str) -> None:
         _loaded[pipe.text_encoder] = {name: digest for name, digest in loaded(pipe).items() if name != word}
 
 
-def used(pipe: StableDiffusionPipeline, config: GenerationConfig) -> tuple[str, ...]:
+def used(pipe: StableDiffusionPipeline, config: GenerationConfig, prompts: Sequence[str] = ()) -> tuple[str, ...]:
     """The loaded words that a config's prompts hold, each as "word:digest", sorted.
 
     Args:
         pipe: that has them.
         config: whose negative prompt counts where it is read.
+        prompts: further ones, of regions.
     """
     words = loaded(pipe)
     if not words:
         return ()
     found: set[str] = set()
     with exclusive(pipe.tokenizer):
-        for prompt in (config.prompt, config.negative_prompt if config.guided else ""):
+        for prompt in (config.prompt, config.negative_prompt if config.guided else "", *prompts):
             for chunk in split_chunks(parse(prompt), pipe.tokenizer)[:MAX_CHUNKS]:
                 found |= {token.lower() for token in pipe.tokenizer.tokenize(chunk.text)} & words.keys()
     return tuple(sorted(f"{word}:{words[word]}" for word in found))

@@ -413,9 +413,10 @@ class Engine:
 
     def _sparse_edit(self, source: Trajectory, features: list[CachedFeatures], edit: LatentEdit) -> SparseEdit:
         text, text_keys = edit.text, edit.text_keys
-        if edit.regional:  # which follow one another; masks of later edits are made from the first alone
+        if edit.regional or edit.read_text is not None:  # masks of later edits are made from the prompt's own alone
             project_text(self.executor.sites, text, text_keys)
-            text, text_keys = torch.cat([text, *(own for _, own in edit.regional)], 1), {}
+            first = text if edit.read_text is None else edit.read_text
+            text, text_keys = torch.cat([first, *(own for _, own in edit.regional)], 1), {}
         return SparseEdit(
             plans=self._plans(edit),
             features=features,
@@ -445,21 +446,24 @@ class Engine:
         """Of every sparse step from the first on; one object for steps that compute the same cells."""
         cells, dilation, check = edit.cells, edit.dilation, edit.check
         plans: dict[int, SparsePlan] = {}
-        known: dict[tuple[int, int], SparsePlan] = {}
+        known: dict[tuple[int, int, bool], SparsePlan] = {}
         for i in (i for i in range(edit.start, len(dilation)) if dilation[i] != DENSE_STEP):
-            key = dilation[i], cells.stage(i)
+            is_checked = check is not None and i == check.step
+            key = dilation[i], cells.stage(i), is_checked
             if key not in known:
-                plan = self.row_plan(cells.at(i), dilation[i])
-                if edit.erases:
-                    plan = hide_keys(plan, cells.at(i))
-                if edit.regional:
-                    grids, texts = zip(*edit.regional, strict=True)
-                    plan = divide_text(plan, grids, [text.shape[1] for text in (edit.text, *texts)])
-                known[key] = plan
+                known[key] = self._plan(edit, cells.at(i), dilation[i], check.cells if check and is_checked else None)
             plans[i] = known[key]
-        if check and check.step in plans:
-            plans[check.step] = self.row_plan(cells.at(check.step), dilation[check.step], check.cells)
         return plans
+
+    def _plan(self, edit: LatentEdit, grid: BoolGrid, dilation: int, extra_cells: BoolGrid | None) -> SparsePlan:
+        """Of one sparse step; arguments as in `row_plan`."""
+        plan = self.row_plan(grid, dilation, extra_cells)
+        if edit.erases:
+            plan = hide_keys(plan, grid)
+        if edit.regional:
+            grids, texts = zip(*edit.regional, strict=True)
+            plan = divide_text(plan, grids, [text.shape[1] for text in (edit.text, *texts)])
+        return plan
 
     def _injected_keys(self, source: Trajectory, edit: LatentEdit) -> dict[str, Tensor]:
         """The prompt's keys and values [B, T, C], with the source's keys for the words that both prompts have."""

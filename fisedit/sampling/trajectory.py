@@ -140,6 +140,7 @@ class LatentEdit:
         injection: what is kept of the source's attention, or None.
         check: compares the edit with its source at one step, or None.
         erases: cells inside do not attend to one another.
+        read_text: embeddings [B, T, D] that are read instead of `text`, of which later masks are made; None for those.
         regional: regions [h, w] whose cells attend to embeddings [B, T, D] of their own.
     """
 
@@ -152,6 +153,7 @@ class LatentEdit:
     injection: AttentionInjection | None = None
     check: StepCheck | None = None
     erases: bool = False
+    read_text: Tensor | None = None
     regional: Sequence[tuple[BoolGrid, Tensor]] = ()
 
 

@@ -26,6 +26,7 @@ from fisedit.models.paths import HUB_ID, expand_home
 from fisedit.storage.cell_runs import decode_runs, parse_regional, regional_entries, run_lengths
 from fisedit.storage.image_metadata import Metadata
 from fisedit.values import (
+    DENSE_STEP,
     LATENT_FACTOR,
     MAX_DILATION,
     AdapterReference,
@@ -393,8 +394,12 @@ def _parse_edit(data: Any, config: GenerationConfig) -> PastEdit:
     grid = decode_runs(mask["runs"], config.height // LATENT_FACTOR, config.width // LATENT_FACTOR)
     growth, structure, start = tuple(data["growth"]), data["structure"], data["start"]
     is_valid = len(growth) in (0, steps) and all(type(cells) is int and 0 <= cells <= MAX_DILATION for cells in growth)
+    erased, regional = data.get("erased", False), parse_regional(data.get("regional", []), config)
+    is_bound = _checked(erased, erased in (True, False)) or bool(regional)  # every step runs inside its mask
+    says_something = isinstance(data["prompt"], str) and (data["prompt"].strip() or is_bound)
+    is_valid = is_valid and not (is_bound and (DENSE_STEP in growth or not growth))
     return PastEdit(
-        _checked(data["prompt"], isinstance(data["prompt"], str) and data["prompt"].strip() and grid.any()),
+        _checked(data["prompt"], says_something and grid.any()),
         EditMask(
             grid,
             MaskSource(mask["source"]),
@@ -409,8 +414,8 @@ def _parse_edit(data: Any, config: GenerationConfig) -> PastEdit:
         parse_adapter_references(data.get("like", ())),
         tuple(_checked(name, isinstance(name, str)) for name in data.get("textual_inversions", ())),
         None if data.get("seed") is None else check_seed(data["seed"]),
-        _checked(data.get("erased", False), data.get("erased", False) in (True, False)),
-        parse_regional(data.get("regional", []), config),
+        erased,
+        regional,
     )
 
 

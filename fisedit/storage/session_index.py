@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fisedit.errors import FisEditError, SessionError
 from fisedit.storage.cell_runs import parse_regional, regional_entries
 from fisedit.values import (
+    DENSE_STEP,
     MAX_DILATION,
     MAX_PROMPT_CHARS,
     STEPS,
@@ -306,6 +307,9 @@ def _parse_entry(entry: Any, model: str, *, with_digests: bool) -> ResultEntry:
     growth, stats, start = found["growth"], found["stats"], found["start"]
     _require(len(growth) in (0, config.num_timesteps) and start < config.num_timesteps)
     _require((stats.growth, stats.steps_shared) == (growth, start) and (stats.active_rows or not growth))
+    regional = parse_regional(found.get("regional", []), config)
+    if found.get("erased", False) or regional:  # every step runs inside its mask, if any runs
+        _require(DENSE_STEP not in growth)
     return ResultEntry(
         found["id"],
         found["parent"],
@@ -321,7 +325,7 @@ def _parse_entry(entry: Any, model: str, *, with_digests: bool) -> ResultEntry:
         found.get("files", MappingProxyType({})),
         found.get("pages", ()),
         found.get("erased", False),
-        parse_regional(found.get("regional", []), config),
+        regional,
     )
 
 

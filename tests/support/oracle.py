@@ -213,7 +213,9 @@ def _named(module: nn.Module, kind: type[M]) -> list[tuple[str, M]]:
 
 def _token_layers(place: str, transformer: Transformer2DModel) -> list[tuple[str, nn.Module]]:
     """Name the attentions and those linears whose tokens are positions: all but the projections of the text."""
-    of_text = {id(p) for _, a in _named(transformer, Attention) if a.is_cross_attention for p in (a.to_k, a.to_v)}
+    crossing = [a for _, a in _named(transformer, Attention) if a.is_cross_attention]
+    of_text = {id(p) for a in crossing for p in (a.to_k, a.to_v)}
+    of_text |= {id(p) for a in crossing if isinstance(a.processor, nn.Module) for p in a.processor.modules()}
     layers = _named(transformer, nn.Linear) + _named(transformer, Attention)
     return [(f"{place}.{name}".lstrip("."), layer) for name, layer in layers if id(layer) not in of_text]
 

@@ -1,0 +1,184 @@
+"""IP-Adapters: sources and edits of everything are diffusers' own pipeline's, sparse steps the mixed dense forward's."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from fisedit import Editor
+from fisedit.adapters.base import AdapterStack
+from fisedit.adapters.ip_adapter import build_ip_adapter, cross_attention_names
+from fisedit.errors import AdapterError, NumericsError
+from fisedit.sparse.executor import Executor
+from fisedit.sparse.feature_cache import FeatureOverlay
+from fisedit.sparse_kernels.row_plan import make_row_plan
+from tests.support import ip_adapters, oracle
+from tests.support.edits import CAT, DOG, Calls, pixels_outside
+from tests.support.grids import grids
+from tests.support.macs import counted
+from tests.support.references import BLUE, RED, pixels
+
+SQUARE = grids(16, 16)["square"]
+QUICK = {"seed": 7, "num_inference_steps": 3}
+T = torch.tensor(500)
+
+
+@pytest.fixture
+def pipe(pipelines):
+    return pipelines["demo"]
+
+
+@pytest.fixture(params=["plain", "plus"])
+def adapter(request, pipe):
+    return ip_adapters.tensors(pipe.unet, request.param)
+
+
+@pytest.fixture
+def editor(pipe, adapter, tmp_path):
+    editor = Editor(pipe, model="demo")
+    editor.load_adapter(ip_adapters.save(adapter, tmp_path / "ip"), 0.6)
+    return editor
+
+
+def of_diffusers(pipe, prompt, picture, guidance=7.5):
+    """Latents after every step [N, 4, h, w]."""
+    path = []
+    pipe(
+        prompt,
+        ip_adapter_image=picture,
+        num_inference_steps=3,
+        guidance_scale=guidance,
+        generator=torch.Generator().manual_seed(7),
+        callback_on_step_end=lambda _, __, ___, state: path.append(state["latents"]) or state,
+    )
+    return torch.cat(path)
+
+
+def latents(editor, result):
+    return torch.cat(editor._trajectory_cache.get(result.id)[0].latents[1:])
+
+
+@pytest.mark.parametrize("guidance", [7.5, 1.0], ids=["guided", "unguided"])
+def test_a_source_is_the_pipelines_own(pipe, adapter, editor, guidance):
+    expected = of_diffusers(ip_adapters.with_adapters(pipe, [adapter], [0.6]), CAT, RED, guidance)
+    result = editor.generate(CAT, reference=RED, guidance_scale=guidance, **QUICK)
+    assert oracle.deviation(latents(editor, result), expected) <= 1e-4
+    plain = editor.generate(CAT, guidance_scale=guidance, **QUICK)
+    assert oracle.deviation(latents(editor, plain), expected) > 0.1
+
+
+def test_an_edit_of_everything_is_the_dense_one(pipe, adapter, editor):
+    editor.generate(CAT, reference=BLUE, **QUICK)
+    result = editor.edit(DOG, mask=np.ones((16, 16), bool), reference=RED)
+    expected = of_diffusers(ip_adapters.with_adapters(pipe, [adapter], [0.6]), DOG, RED)
+    assert oracle.deviation(latents(editor, result), expected) <= 1e-4
+
+
+def test_several_add_up(pipe, adapter, editor, tmp_path):
+    other = ip_adapters.tensors(pipe.unet, "plain", seed=3)
+    editor.load_adapter(ip_adapters.save(other, tmp_path / "other"), 0.3)
+    result = editor.generate(CAT, reference=RED, **QUICK)
+    both = ip_adapters.with_adapters(pipe, [adapter, other], [0.6, 0.3])
+    assert oracle.deviation(latents(editor, result), of_diffusers(both, CAT, [RED, RED])) <= 1e-4
+
+
+@pytest.mark.usefixtures("no_grad")
+@pytest.mark.parametrize("grid", ["square", "two"])
+@pytest.mark.parametrize("batch", [2, 1], ids=["guided", "unguided"])
+def test_a_sparse_step_is_the_mixed_forward(pipe, adapter, grid, batch):
+    """E4, over a source that was recorded without the adapter."""
+    mask = np.zeros((16, 16), bool)
+    mask[3:7, 2:6] = True
+    if grid == "two":
+        mask[10:12, 9:14] = True
+    inside, make = torch.from_numpy(mask), torch.Generator().manual_seed(0)
+    source = torch.randn(batch, 4, 16, 16, generator=make)
+    texts = torch.randn(2, batch, 11, pipe.unet.config.cross_attention_dim, generator=make)
+    edited = torch.where(inside, torch.randn(source.shape, generator=make), source)
+    embeds = torch.randn(batch, 1, ip_adapters.PROJECTED, generator=make)
+    own = ip_adapters.with_adapters(pipe, [adapter], [0.6]).unet
+    if "latents" in adapter["image_proj"]:
+        embeds = torch.randn(batch, 1, 17, ip_adapters.WIDTH, generator=make)
+    flat = {f"{part}.{key}": t for part, tensors in adapter.items() for key, t in tensors.items()}
+    ours = build_ip_adapter(flat, pipe.unet, ip_adapters.image_encoder())
+    ours.match(pipe.unet)
+    tokens = ours.projection(embeds[:, 0])
+    read = {
+        name: (tokens @ key.T, tokens @ value.T) for name, (key, value) in ours._by_name.items()
+    }
+    condition, executor = ours.condition(read, 0.6), Executor(pipe.unet)
+    recording = oracle.record(pipe.unet, source, T, texts[0])
+    maps = executor.run_dense(source, T, texts[0], {})[1]
+    plan = make_row_plan(mask, executor.num_levels)
+    rows = executor.run_sparse(
+        edited, T, texts[1], {}, FeatureOverlay(maps, plan), extra_layers=AdapterStack([condition])
+    )[0]
+    own.forward = partial(own.forward, added_cond_kwargs={"image_embeds": [embeds]})
+    expected = oracle.mixed_forward(own, recording, edited, T, texts[1], inside)
+    assert oracle.deviation(rows, expected.flatten(2).transpose(1, 2)[:, inside.flatten()]) <= 1e-4
+    stack = AdapterStack([condition])
+    macs, without = (
+        counted(lambda layers=layers: executor.run_sparse(edited, T, texts[1], {}, FeatureOverlay(maps, plan), extra_layers=layers))
+        for layers in (stack, None)
+    )
+    grids_of = [(16 >> i, 16 >> i) for i in range(executor.num_levels)]
+    assert macs - without == batch * condition.macs(pipe.unet, grids_of, plan, recorded=False)
+
+
+def test_an_edit_takes_the_look_inside_its_mask_alone_and_reads_once(pipe, editor):
+    source = editor.generate(CAT, **QUICK)
+    results = []
+    for picture in (None, RED, BLUE, RED):
+        editor.checkout(source.id)
+        with Calls(pipe.unet) as calls:
+            results.append(editor.edit(DOG, mask=SQUARE, reference=picture))
+        assert (calls.dense, calls.sparse) == (0, 3)
+    assert all(pixels_outside(result, source) for result in results)
+    assert np.array_equal(pixels(results[1]), pixels(results[3]))
+    assert len({pixels(result).tobytes() for result in results}) == 3
+    assert [len(result.config.like) for result in results] == [0, 1, 1, 1]
+
+
+def test_a_session_keeps_it(editor, tmp_path):
+    editor.generate(CAT, **QUICK)
+    before = editor.edit(DOG, mask=SQUARE, reference=RED)
+    editor.save(tmp_path / "session")
+    again = Editor(editor.pipe, model="demo")
+    again.load(tmp_path / "session")
+    assert again.current.config.like == before.config.like
+    again.undo()
+    assert np.array_equal(pixels(again.edit(DOG, mask=SQUARE, reference=RED)), pixels(before))
+
+
+def test_a_file_of_a_folder_and_another_encoder(pipe, adapter, tmp_path):
+    ip_adapters.save(adapter, tmp_path / "models", "a.safetensors")
+    (tmp_path / "models/image_encoder").rename(tmp_path / "encoder")
+    editor = Editor(pipe, model="demo")
+    with pytest.raises(AdapterError, match="needs its image encoder"):
+        editor.load_adapter(tmp_path / "models", weight_name="a.safetensors")
+    editor.load_adapter(tmp_path, weight_name="models/a.safetensors", image_encoder=tmp_path / "encoder")
+    with pytest.raises(AdapterError, match="loaded already"):
+        editor.load_adapter(tmp_path / "models/a.safetensors", image_encoder=tmp_path / "encoder")
+    with pytest.raises(AdapterError, match="has no such file"):
+        editor.load_adapter(tmp_path, weight_name="models/b.safetensors")
+
+
+def test_files_that_do_not_fit(pipe, pipelines, adapter, tmp_path):
+    editor = Editor(pipe, model="demo")
+    file = ip_adapters.save(ip_adapters.tensors(pipelines["sd15"].unet, "plain"), tmp_path / "sd15")
+    with pytest.raises(AdapterError, match="the IP-Adapter must have"):
+        editor.load_adapter(file)
+    file = ip_adapters.save(adapter, tmp_path / "damaged")
+    whole = load_file(file)
+    save_file(whole | {"ip_adapter.1.to_k_ip.weight": torch.full_like(whole["ip_adapter.1.to_k_ip.weight"], torch.nan)}, file)
+    with pytest.raises(NumericsError, match="NaN"):
+        editor.load_adapter(file)
+    save_file({name: t for name, t in whole.items() if name != "ip_adapter.1.to_v_ip.weight"}, file)
+    with pytest.raises(AdapterError, match="plain, Plus or Full") as raised:
+        editor.load_adapter(file)
+    assert "\n" not in str(raised.value)
+    assert len(cross_attention_names(pipe.unet)) == len([n for n in whole if n.endswith("to_k_ip.weight")])
