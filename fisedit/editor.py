@@ -336,7 +336,8 @@ class Editor:
         """Load an adapter that conditions pictures by another one.
 
         HelloMeme's reference adapters (arXiv 2410.22901) and IP-Adapters (arXiv 2308.06721) let pictures take the look
-        of a `reference`; T2I-Adapters (arXiv 2302.08453) let a `control` say where things are.
+        of a `reference`; T2I-Adapters (arXiv 2302.08453) and ControlNets (arXiv 2302.05543) let a `control` say where things
+        are.
 
         Args:
             source: "demo-look", which ships for the demo model, a published folder, a .safetensors file, or a hub id

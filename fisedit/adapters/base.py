@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel
 
     from fisedit.models.injection import Injection
-    from fisedit.sparse.executor import ExtraSite, TakeMap
+    from fisedit.sparse.executor import ExtraSite, SideNetwork, TakeMap
     from fisedit.sparse.modules import CrossKeys
     from fisedit.sparse_kernels.row_plan import SparsePlan
 
@@ -48,6 +48,11 @@ class UNetAdapter:
     def cross_keys(self, batch: int) -> Mapping[str, CrossKeys]:
         """What cross-attentions read beside the text, by name; argument as in `gains`."""
         return {}
+
+    @property
+    def network(self) -> SideNetwork | None:
+        """A network that is evaluated before the UNet, or None."""
+        return None
 
     def intrablock_residuals(self) -> Sequence[Tensor]:
         """Maps [1, C, h, w] that are added at the end of every down block, before it is halved; () for none."""
@@ -101,6 +106,10 @@ class AdapterStack:
             for name, keys in adapter.cross_keys(batch).items():
                 found.setdefault(name, []).append(keys)
         return found
+
+    def networks(self) -> list[SideNetwork]:
+        """Networks beside the UNet."""
+        return [adapter.network for adapter in self.adapters if adapter.network is not None]
 
     def residuals(self, take: TakeMap) -> dict[str, list[Tensor]]:
         """Maps that the UNet's forward adds to its own; argument as in `sparse.executor.ExtraLayers`."""

@@ -1,4 +1,5 @@
-"""Loading what conditions a UNet by a picture, of whatever kind: reference adapters, IP-Adapters, T2I-Adapters.
+"""Loading what conditions a UNet by a picture, of whatever kind: reference adapters, IP-Adapters, T2I-Adapters and
+ControlNets.
 
 A kind is recognised by the class that a folder's configuration names, or by a file's tensors. Nothing is unpickled.
 """
@@ -25,6 +26,10 @@ IMAGE_ENCODER = "image_encoder"
 """Folder of the image encoder beside an IP-Adapter's file."""
 
 
+NETWORKS = ("T2IAdapter", "ControlNetModel")
+"""diffusers' classes of networks that read a control picture."""
+
+
 def load_picture_adapter(
     source: str | Path,
     unet: UNet2DConditionModel,
@@ -48,12 +53,12 @@ def load_picture_adapter(
     """
     if weight_name is not None:
         source = _named_file(source, weight_name, local_files_only=local_files_only)
-    path = expand_home(source)
+    path = _local_folder(source, local_files_only=local_files_only)
     try:
         if path.is_file() and path.suffix == ".safetensors" and _is_ip_adapter(path):
             return _load_ip_adapter(path, unet, image_encoder)
-        if path.is_dir() and _class_name(path) == "T2IAdapter":
-            return _load_t2i_adapter(path)
+        if path.is_dir() and (kind := _class_name(path)) in NETWORKS:
+            return _load_network(path, str(kind))
     except AdapterError:
         raise
     except ModelError as error:
@@ -73,6 +78,17 @@ def _named_file(source: str | Path, weight_name: str, *, local_files_only: bool)
     if not (folder / weight_name).is_file():
         raise AdapterError(f"the adapter must be {weight_name} in {source}, which has no such file")
     return folder / weight_name
+
+
+def _local_folder(source: str | Path, *, local_files_only: bool) -> Path:
+    """Where an adapter lies; of a network on the hub its files are fetched once its configuration names its class."""
+    path = expand_home(source)
+    if path.exists() or not paths.HUB_ID.fullmatch(str(source)) or path.suffix == ".safetensors":
+        return path
+    folder = paths.download_files(str(source), ["config.json"], local_files_only=local_files_only)
+    if _class_name(folder) in NETWORKS:
+        return paths.download_files(str(source), ["config.json", "*.safetensors"], local_files_only=local_files_only)
+    return path
 
 
 def _is_ip_adapter(path: Path) -> bool:
@@ -107,19 +123,22 @@ def _load_ip_adapter(path: Path, unet: UNet2DConditionModel, image_encoder: str 
     return build_ip_adapter(tensors, unet, encoder.eval().requires_grad_(False))
 
 
-def _load_t2i_adapter(folder: Path) -> PictureAdapter:
-    from diffusers import T2IAdapter
+def _load_network(folder: Path, kind: str) -> PictureAdapter:
+    """A network of diffusers, by the name of its class."""
+    import diffusers
 
+    from fisedit.adapters.control_net import ControlNetReader
     from fisedit.adapters.t2i_adapter import T2IAdapterReader
 
     try:
         with quiet_loaders():
-            network = T2IAdapter.from_pretrained(folder, use_safetensors=True, local_files_only=True)
+            network = getattr(diffusers, kind).from_pretrained(folder, use_safetensors=True, local_files_only=True)
     except (OSError, ValueError, RuntimeError, TypeError) as error:
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise AdapterError(f"a T2I-Adapter must be diffusers' with safetensors, got {folder} ({why:.120})") from error
+        raise AdapterError(f"a {kind} must be diffusers' with safetensors, got {folder} ({why:.120})") from error
     _check_finite(network.state_dict())
-    return T2IAdapterReader(network.eval().requires_grad_(False))
+    reader = {"T2IAdapter": T2IAdapterReader, "ControlNetModel": ControlNetReader}[kind]
+    return reader(network.eval().requires_grad_(False))
 
 
 def _check_finite(tensors: dict[str, Any]) -> None:

@@ -328,7 +328,26 @@ def _normed(norm: nn.LayerNorm, x: Tensor) -> Tensor:
     return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
 
-class UNetBlocks:
+class EncoderBlocks:
+    """The blocks of a UNet, or of a network that has the form of its first half, as they are injected.
+
+    Args:
+        network: whose modules get other forwards.
+        prefix: of the names of its sites.
+    """
+
+    def __init__(self, network: Any, prefix: str = "") -> None:
+        self._network, self._conv_in = network, f"{prefix}conv_in"
+        self._blocks = tuple((f"{prefix}{name}", module) for name, module in _outermost(network))
+
+    def replacements(self, source: RowSource) -> list[Replacement]:
+        """The modules that get another forward, over a source of rows."""
+        first = self._network.conv_in
+        found: list[Replacement] = [(m, partial(FORWARDS[type(m)], source, name, m)) for name, m in self._blocks]
+        return [*found, (first, partial(_conv_in, source, self._conv_in, first))]
+
+
+class UNetBlocks(EncoderBlocks):
     """A UNet's blocks as they are injected.
 
     Args:
@@ -336,22 +355,21 @@ class UNetBlocks:
     """
 
     def __init__(self, unet: UNet2DConditionModel) -> None:
+        super().__init__(unet)
         self._unet = unet
-        self._blocks = tuple(_outermost(unet))
 
     def replacements(self, source: RowSource) -> list[Replacement]:
-        """The modules that get another forward, over a source of rows."""
+        """See `EncoderBlocks.replacements`."""
         unet, last = self._unet, _OutputNorm(source)
-        found: list[Replacement] = [(m, partial(FORWARDS[type(m)], source, name, m)) for name, m in self._blocks]
-        found += [(unet.conv_in, partial(_conv_in, source, unet.conv_in)), (unet.conv_act, lambda x: x)]
+        found = [*super().replacements(source), (unet.conv_act, lambda x: x)]
         found += [(unet.conv_norm_out, partial(last.norm, unet.conv_norm_out))]
         return [*found, (unet.conv_out, partial(last.conv, unet.conv_out))]
 
 
-def _outermost(unet: UNet2DConditionModel) -> Iterator[tuple[str, nn.Module]]:
+def _outermost(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Blocks that have a form on rows, those inside another such block left out."""
     outer = ""
-    for name, module in unet.named_modules():
+    for name, module in network.named_modules():
         if type(module) in FORWARDS and not (outer and name.startswith(outer)):
             outer = f"{name}."
             yield name, module
@@ -375,9 +393,9 @@ class _OutputNorm:
 NORM_OUT = "conv_norm_out"
 
 
-def _conv_in(source: RowSource, conv: nn.Conv2d, latents: Tensor) -> Tensor:
+def _conv_in(source: RowSource, name: str, conv: nn.Conv2d, latents: Tensor) -> Tensor:
     rows, halo = source.latents(latents)
-    return map_of(ops.norm_conv3x3(rows, halo, source.kernel_map("conv_in"), source.weight(conv), conv.bias))
+    return map_of(ops.norm_conv3x3(rows, halo, source.kernel_map(name), source.weight(conv), conv.bias))
 
 
 def _resnet_map(source: RowSource, name: str, block: Any, x: Tensor, temb: Tensor, *_: Any, **__: Any) -> Tensor:

@@ -15,13 +15,13 @@ from typing import Any, Protocol
 
 import torch
 from diffusers import UNet2DConditionModel
-from torch import Tensor
+from torch import Tensor, nn
 
 from fisedit.errors import AdapterError, InputError
 from fisedit.models.injection import Replacement, injected
-from fisedit.sparse.blocks import UNetBlocks
+from fisedit.sparse.blocks import EncoderBlocks, UNetBlocks
 from fisedit.sparse.cached_rows import CachedRows
-from fisedit.sparse.feature_cache import FeatureOverlay, StepFeatures, rows_of
+from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, StepFeatures, rows_of
 from fisedit.sparse.modules import (
     CrossKeys,
     LayerSite,
@@ -67,6 +67,24 @@ class UNetInputs:
     timestep_cond: Tensor | None = None
 
 
+class SideNetwork(Protocol):
+    """A network that has the form of the UNet's first half and is evaluated before it; what it gives is added to the
+    UNet's maps, as diffusers' ControlNets are."""
+
+    model: nn.Module
+    sites: Sequence[LayerSite]
+    """With names of their own among the UNet's."""
+    blocks: EncoderBlocks
+    levels: Sequence[int]
+    """Of the maps that it gives, the middle's last."""
+
+    def inputs(self, take: TakeMap) -> list[Replacement]:
+        """Modules that give what was computed before the first step; argument as in `ExtraLayers.residuals`."""
+
+    def run(self, inputs: UNetInputs) -> tuple[Sequence[Tensor], Tensor]:
+        """Call diffusers' own forward: maps for the UNet's skips, and for its middle."""
+
+
 class ExtraLayers(Protocol):
     """What is added to a UNet for an evaluation, such as reference adapters and control networks."""
 
@@ -79,8 +97,11 @@ class ExtraLayers(Protocol):
     def cross_keys(self, batch: int) -> Mapping[str, Sequence[CrossKeys]]:
         """What cross-attentions read beside the text, by name, for a batch of B items."""
 
+    def networks(self) -> Sequence[SideNetwork]:
+        """Networks beside the UNet."""
+
     def residuals(self, take: TakeMap) -> Mapping[str, Any]:
-        """Maps that diffusers' `UNet2DConditionModel.forward` adds to its own, by its names of them.
+        """Constant maps that diffusers' `UNet2DConditionModel.forward` adds to its own, by its names of them.
 
         Args:
             take: of a map [B, C, H, W] and its level, what the evaluation sees: all of it, or the active rows.
@@ -152,7 +173,12 @@ class Executor:
         if extra_layers is not None:
             replacements += [(site.module, partial(site.run_dense, context)) for site in extra_layers.sites(self.unet)]
         inputs = UNetInputs(latents, timestep, text, timestep_cond)
-        return self._run(replacements, inputs, extra_layers), context.maps
+
+        def run_network(network: SideNetwork) -> list[Tensor]:
+            own = recording_replacements(context, network.sites)
+            return _run_network(network, [*own, *network.inputs(_whole)], inputs)
+
+        return self._run(replacements, inputs, extra_layers, run_network), context.maps
 
     def run_unrecorded(self, inputs: UNetInputs, extra_layers: ExtraLayers | None = None) -> Tensor:
         """One dense evaluation that records nothing.
@@ -164,7 +190,11 @@ class Executor:
         Returns:
             The prediction [B, 4, h, w].
         """
-        return self._run((), inputs, extra_layers)
+
+        def run_network(network: SideNetwork) -> list[Tensor]:
+            return _run_network(network, network.inputs(_whole), inputs)
+
+        return self._run((), inputs, extra_layers, run_network)
 
     def run_sparse(
         self,
@@ -197,8 +227,10 @@ class Executor:
         """
         project_text(self.sites, text, text_keys)
         cross_keys = extra_layers.cross_keys(len(latents)) if extra_layers else {}
+        networks = extra_layers.networks() if extra_layers else ()
+        sites = self._by_name | {site.name: site for network in networks for site in network.sites}
         rows = self.rows(
-            self._by_name,
+            sites,
             overlay,
             text_keys,
             self.weights,
@@ -215,7 +247,16 @@ class Executor:
         if extra_layers is not None:
             replacements += [(site.module, partial(site.run_sparse, rows)) for site in extra_layers.sites(self.unet)]
         inputs = UNetInputs(latents, timestep, text, timestep_cond)
-        return rows_of(self._run(replacements, inputs, extra_layers, rows)), rows.overlay
+
+        def run_network(network: SideNetwork) -> list[Tensor]:
+            """At the active rows over its own record; on whole maps where the source had no such network."""
+            if not is_recorded(network.sites, overlay.parent):
+                maps = _run_network(network, network.inputs(_whole), inputs)
+                return [rows.take(each, level) for each, level in zip(maps, network.levels, strict=True)]
+            project_text(network.sites, text, text_keys)
+            return _run_network(network, [*network.blocks.replacements(rows), *network.inputs(rows.take)], inputs)
+
+        return rows_of(self._run(replacements, inputs, extra_layers, run_network, rows)), rows.overlay
 
     def _custom_attentions(self) -> Iterator[str]:
         """Names of attentions that have a processor of their own."""
@@ -230,17 +271,21 @@ class Executor:
         replacements: Sequence[Replacement],
         inputs: UNetInputs,
         extra_layers: ExtraLayers | None,
+        run_network: Callable[[SideNetwork], list[Tensor]],
         rows: CachedRows | None = None,
     ) -> Tensor:
         """Diffusers' own forward with these layers; those that are added lie over them."""
-        residuals: Mapping[str, Any] = {}
+        residuals: dict[str, Any] = {}
+        if extra_layers is not None and (networks := extra_layers.networks()):
+            *skips, middle = (sum(maps[1:], maps[0]) for maps in zip(*map(run_network, networks), strict=True))
+            residuals |= {"down_block_additional_residuals": skips, "mid_block_additional_residual": middle}
         with ExitStack() as stack:
             stack.enter_context(injected(self.unet, replacements))
             if extra_layers is not None:
                 if rows is None:
                     beside = extra_layers.cross_keys(len(inputs.latents))
                     stack.enter_context(injected(self.unet, self._beside_the_text(beside)))
-                residuals = extra_layers.residuals(_whole if rows is None else rows.take)
+                residuals |= extra_layers.residuals(_whole if rows is None else rows.take)
                 stack.enter_context(extra_layers.injection(self.unet, len(inputs.latents)))
             (out,) = self.unet(
                 inputs.latents,
@@ -260,6 +305,18 @@ class Executor:
             if not is_plain(attention):
                 raise AdapterError(f"an image adapter needs plain attention, got a processor of its own at {name}")
             yield attention, partial(attend_beside, attention, extra)
+
+
+def _run_network(network: SideNetwork, replacements: Sequence[Replacement], inputs: UNetInputs) -> list[Tensor]:
+    """A network's maps, the middle's last, with these forwards in it."""
+    with injected(network.model, replacements):
+        skips, middle = network.run(inputs)
+    return [*skips, middle]
+
+
+def is_recorded(sites: Sequence[LayerSite], step: CachedFeatures) -> bool:
+    """Whether a step's features hold those of a network's sites."""
+    return any(site.name in step for site in sites if site.role is Role.NORM_HALO)
 
 
 def _whole(feature_map: Tensor, _level: int) -> Tensor:

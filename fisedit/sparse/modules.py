@@ -117,6 +117,19 @@ def unet_sites(unet: UNet2DConditionModel) -> tuple[LayerSite, ...]:
     return tuple(replace(site, skip=skips[site.name]) if site.name in skips else site for site in sites)
 
 
+def encoder_sites(network: nn.Module, prefix: str) -> tuple[LayerSite, ...]:
+    """The sites of a network that has the form of a UNet's first half, such as a ControlNet.
+
+    Args:
+        network: with `conv_in`, `down_blocks` and `mid_block`.
+        prefix: of the sites' names, by which they differ from the UNet's.
+
+    Raises:
+        UnsupportedModuleError: as in `unet_sites`.
+    """
+    return tuple(replace(site, name=f"{prefix}{site.name}") for site in _walk_encoder(network))
+
+
 def _skips(sites: Sequence[LayerSite]) -> dict[str, str]:
     """Up block's norm -> site that reads the map which skips to it; the down path's last is the first to be joined."""
     joining = [s.name for s in sites if s.name.startswith("up_blocks.") and s.name.endswith(".norm1")]
@@ -141,14 +154,19 @@ def num_levels(sites: tuple[LayerSite, ...]) -> int:
     return 1 + max(site.level for site in sites)
 
 
-def _walk(unet: UNet2DConditionModel) -> Iterator[LayerSite]:
+def _walk_encoder(network: Any) -> Iterator[LayerSite]:
     level = 0
-    yield _conv("conv_in", unet.conv_in, level)
-    for i, block in enumerate(unet.down_blocks):
+    yield _conv("conv_in", network.conv_in, level)
+    for i, block in enumerate(network.down_blocks):
         yield from _block(f"down_blocks.{i}", block, level)
         level += bool(block.downsamplers)
-    if unet.mid_block is not None:
-        yield from _block("mid_block", unet.mid_block, level)
+    if network.mid_block is not None:
+        yield from _block("mid_block", network.mid_block, level)
+
+
+def _walk(unet: UNet2DConditionModel) -> Iterator[LayerSite]:
+    yield from _walk_encoder(unet)
+    level = sum(bool(block.downsamplers) for block in unet.down_blocks)
     for i, block in enumerate(unet.up_blocks):
         yield from _block(f"up_blocks.{i}", block, level)
         level -= bool(block.upsamplers)

@@ -1,0 +1,169 @@
+"""ControlNets (arXiv 2302.05543): a second encoder that reads a control picture, and adds to the UNet's skips and middle.
+
+The network is diffusers' own. It is recorded with a source and computed at an edit's active rows, as the UNet is. What
+its control picture becomes is computed once for all steps. Knows tensors and modules.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fisedit.adapters.base import UNetAdapter
+from fisedit.adapters.picture_adapter import CONTROL, PictureAdapter, counted
+from fisedit.errors import AdapterError, UnsupportedModuleError
+from fisedit.sparse.blocks import EncoderBlocks
+from fisedit.sparse.cost_model import unet_macs
+from fisedit.sparse.executor import UNetInputs, is_recorded
+from fisedit.sparse.modules import encoder_sites, loras
+from fisedit.storage.canvas import to_canvas
+
+if TYPE_CHECKING:
+    from diffusers import ControlNetModel, UNet2DConditionModel
+
+    from fisedit.adapters.base import Grids
+    from fisedit.adapters.picture_adapter import PictureInputs
+    from fisedit.models.injection import Replacement
+    from fisedit.sparse.executor import TakeMap
+    from fisedit.sparse.feature_cache import CachedFeatures
+    from fisedit.sparse.modules import LayerSite
+    from fisedit.sparse_kernels.row_plan import SparsePlan
+
+_TOKENS = 77
+
+
+@dataclass(frozen=True, eq=False)
+class ControlNetwork:
+    """A ControlNet at work on one picture (see `sparse.executor.SideNetwork`).
+
+    Args:
+        model: diffusers' `ControlNetModel`.
+        sites: its layers, with names of their own.
+        blocks: its blocks on rows.
+        levels: of the maps that it gives, the middle's last.
+        condition: the control picture's map [1, C, h, w]; None where only costs are needed.
+        scale: of what it gives.
+    """
+
+    model: nn.Module
+    sites: Sequence[LayerSite]
+    blocks: EncoderBlocks
+    levels: Sequence[int]
+    condition: Tensor | None
+    scale: float
+
+    def inputs(self, take: TakeMap) -> list[Replacement]:
+        """See `SideNetwork.inputs`."""
+        assert self.condition is not None, "a picture is read before the network is at work"
+        condition, model = take(self.condition, 0), self.model
+        return [(model.controlnet_cond_embedding, lambda _: condition)]
+
+    def run(self, inputs: UNetInputs) -> tuple[Sequence[Tensor], Tensor]:
+        """See `SideNetwork.run`."""
+        skips, middle = self.model(
+            inputs.latents,
+            inputs.timestep,
+            inputs.text,
+            inputs.latents,  # in place of the picture, which was read before
+            conditioning_scale=self.scale,
+            timestep_cond=inputs.timestep_cond,
+            return_dict=False,
+        )
+        return skips, middle
+
+
+@dataclass(frozen=True, eq=False)
+class ControlNetCondition(UNetAdapter):
+    """A ControlNet at work on one picture.
+
+    Args:
+        own: the network.
+    """
+
+    own: ControlNetwork
+
+    @property
+    def network(self) -> ControlNetwork:
+        """See `UNetAdapter.network`."""
+        return self.own
+
+    def macs(self, unet: UNet2DConditionModel, grids: Grids, plan: SparsePlan | None, *, recorded: bool) -> int:
+        """See `UNetAdapter.macs`; the projections of the text are spread over no steps, as the UNet's are."""
+        sizes = [height * width for height, width in grids]
+        rows = sizes if plan is None or not recorded else [level.rows for level in plan.levels]
+        network = self.own
+        given: Any = [*network.model.controlnet_down_blocks, network.model.controlnet_mid_block]
+        zero_convs = sum(rows[level] * conv.weight.numel() for level, conv in zip(network.levels, given, strict=True))
+        return unet_macs(network.sites, rows, sizes, 1, _TOKENS) + zero_convs
+
+
+class ControlNetReader(PictureAdapter):
+    """A loaded ControlNet.
+
+    Args:
+        model: diffusers' `ControlNetModel`.
+
+    Raises:
+        AdapterError: it has a layer without a sparse form.
+    """
+
+    argument: ClassVar[str] = CONTROL
+
+    def __init__(self, model: ControlNetModel) -> None:
+        whole = hashlib.sha256(b"control-net")
+        for tensor in model.state_dict().values():
+            whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        super().__init__(whole.hexdigest()[:16])
+        self.model: Any = model
+        try:
+            self._sites = encoder_sites(model, f"{self.identity}.")
+        except UnsupportedModuleError as error:
+            raise AdapterError(str(error)) from error
+        self._blocks = EncoderBlocks(model, f"{self.identity}.")
+
+    @cached_property
+    def _levels(self) -> list[int]:
+        found, level = [0], 0
+        for block in self.model.down_blocks:
+            found += [level] * len(block.resnets)
+            level += bool(block.downsamplers)
+            found += [level] * bool(block.downsamplers)
+        return [*found, level]
+
+    def check_fit(self, unet: UNet2DConditionModel) -> None:
+        """See `PictureAdapter.check_fit`."""
+        for name in ("block_out_channels", "cross_attention_dim", "layers_per_block", "in_channels"):
+            own, wanted = self.model.config[name], unet.config[name]
+            if own != wanted:
+                raise AdapterError(f"the ControlNet's {name} must be {wanted}, got {own}; load one for this model")
+        if loras(self.model):
+            raise AdapterError("a ControlNet must have no LoRAs of its own; load it without")
+
+    def match(self, unet: UNet2DConditionModel) -> None:
+        """See `PictureAdapter.match`."""
+        self.model.to(unet.device, unet.dtype).to(memory_format=torch.channels_last)
+
+    def read(self, inputs: PictureInputs) -> tuple[Tensor, int]:
+        """See `PictureAdapter.read`; pictures are resized to the canvas."""
+        config, model = inputs.config, self.model
+        picture = to_canvas(inputs.picture, (config.width, config.height))
+        pixels = torch.from_numpy(np.asarray(picture, np.float32) / 255).permute(2, 0, 1)[None]
+        if model.config.controlnet_conditioning_channel_order == "bgr":
+            pixels = pixels.flip(1)
+        pixels = pixels.to(model.device, model.dtype)
+        return counted(lambda: model.controlnet_cond_embedding(pixels))
+
+    def condition(self, read: Tensor | None, scale: float) -> ControlNetCondition:
+        """See `PictureAdapter.condition`."""
+        return ControlNetCondition(ControlNetwork(self.model, self._sites, self._blocks, self._levels, read, scale))
+
+    def is_recorded(self, features: CachedFeatures) -> bool:
+        """See `PictureAdapter.is_recorded`."""
+        return is_recorded(self._sites, features)

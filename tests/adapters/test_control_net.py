@@ -1,0 +1,240 @@
+"""ControlNets: sources and edits of everything are diffusers' own pipeline's, sparse steps the mixed dense forward's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from diffusers import ControlNetModel, StableDiffusionControlNetPipeline
+
+from fisedit import Editor
+from fisedit.adapters.base import AdapterStack
+from fisedit.adapters.control_net import ControlNetReader
+from fisedit.errors import AdapterError
+from fisedit.sparse.executor import Executor
+from fisedit.sparse.feature_cache import FeatureOverlay
+from fisedit.sparse_kernels.row_plan import make_row_plan
+from tests.support import oracle
+from tests.support.adapters import filled
+from tests.support.edits import CAT, DOG, pixels_outside
+from tests.support.grids import grids
+from tests.support.macs import counted, time_macs
+from tests.support.references import BLUE, RED, pixels
+
+SQUARE = grids(16, 16)["square"]
+QUICK = {"seed": 7, "num_inference_steps": 3, "width": 128, "height": 128}
+T = torch.tensor(500)
+
+
+def network(pipe, salt="", order="rgb"):
+    """A ControlNet of the UNet's shape whose last layers are not zero."""
+    model = ControlNetModel.from_unet(pipe.unet, controlnet_conditioning_channel_order=order)
+    model = filled(model, salt)
+    for layer in (*model.controlnet_down_blocks, model.controlnet_mid_block):
+        layer.weight.data.mul_(0.3)
+    return model
+
+
+@pytest.fixture(params=["sd15", "demo"])
+def pipe(request, pipelines):
+    return pipelines[request.param]
+
+
+@pytest.fixture
+def editor(pipe, tmp_path):
+    network(pipe).save_pretrained(tmp_path / "control")
+    editor = Editor(pipe, model="demo")
+    editor.load_adapter(tmp_path / "control", 0.7)
+    return editor
+
+
+def of_diffusers(pipe, networks, prompt, picture, scale, guidance=7.5):
+    """Latents after every step [N, 4, h, w]."""
+    own = StableDiffusionControlNetPipeline(**pipe.components, controlnet=networks, requires_safety_checker=False)
+    own.set_progress_bar_config(disable=True)
+    path = []
+    own(
+        prompt,
+        image=picture,
+        num_inference_steps=3,
+        guidance_scale=guidance,
+        controlnet_conditioning_scale=scale,
+        generator=torch.Generator().manual_seed(7),
+        height=128,
+        width=128,
+        callback_on_step_end=lambda _, __, ___, state: path.append(state["latents"]) or state,
+    )
+    return torch.cat(path)
+
+
+def latents(editor, result):
+    return torch.cat(editor._trajectory_cache.get(result.id)[0].latents[1:])
+
+
+@pytest.mark.parametrize("guidance", [7.5, 1.0], ids=["guided", "unguided"])
+def test_a_source_is_the_pipelines_own(pipe, editor, guidance):
+    expected = of_diffusers(pipe, network(pipe), CAT, RED, 0.7, guidance)
+    result = editor.generate(CAT, control=RED, guidance_scale=guidance, **QUICK)
+    assert oracle.deviation(latents(editor, result), expected) <= 1e-4
+    plain = editor.generate(CAT, guidance_scale=guidance, **QUICK)
+    assert oracle.deviation(latents(editor, plain), expected) > 0.1
+
+
+@pytest.mark.parametrize("before", [None, BLUE], ids=["over a source without", "over another control"])
+def test_an_edit_of_everything_is_the_dense_one(pipe, editor, before):
+    editor.generate(CAT, control=before, **QUICK)
+    result = editor.edit(DOG, mask=np.ones((16, 16), bool), control=RED)
+    expected = of_diffusers(pipe, network(pipe), DOG, RED, 0.7)
+    assert oracle.deviation(latents(editor, result), expected) <= 1e-4
+
+
+def test_several_add_up(pipe, editor, tmp_path):
+    network(pipe, "other", "bgr").save_pretrained(tmp_path / "other")
+    editor.load_adapter(tmp_path / "other", 0.3)
+    result = editor.generate(CAT, control=RED, **QUICK)
+    both = [network(pipe), network(pipe, "other", "bgr")]
+    expected = of_diffusers(pipe, both, CAT, [RED, RED], [0.7, 0.3])
+    assert oracle.deviation(latents(editor, result), expected) <= 1e-4
+
+
+class Case:
+    def __init__(self, pipe, batch):
+        mask = np.zeros((16, 16), bool)
+        mask[3:7, 2:6] = mask[10:12, 9:14] = True
+        self.unet, self.inside, make = pipe.unet, torch.from_numpy(mask), torch.Generator().manual_seed(0)
+        self.source = torch.randn(batch, 4, 16, 16, generator=make)
+        self.texts = torch.randn(2, batch, 77, pipe.unet.config.cross_attention_dim, generator=make)
+        self.edited = torch.where(self.inside, torch.randn(self.source.shape, generator=make), self.source)
+        self.picture = torch.rand(1, 3, 128, 128, generator=make)
+        self.reader, self.executor = ControlNetReader(network(pipe)), Executor(pipe.unet)
+        self.map = self.reader.model.controlnet_cond_embedding(self.picture)
+        self.stack = AdapterStack([self.reader.condition(self.map, 0.7)])
+        self.plan = make_row_plan(mask, self.executor.num_levels)
+
+    def record(self, stack):
+        return self.executor.run_dense(self.source, T, self.texts[0], {}, extra_layers=stack)[1]
+
+    def replay(self, features, stack):
+        overlay = FeatureOverlay(features, self.plan)
+        return self.executor.run_sparse(self.edited, T, self.texts[1], {}, overlay, extra_layers=stack)[0]
+
+    def control(self, latents, text):
+        picture = self.picture.expand(len(latents), -1, -1, -1)
+        return self.reader.model(latents, T, text, picture, conditioning_scale=0.7, return_dict=False)
+
+    def expected(self, *, recorded):
+        """The oracle's prediction: the network mixed like the UNet, or without a record of it whole."""
+        model, maps = self.reader.model, {}
+        if recorded:
+            with oracle.recording(model, maps):
+                given = self.control(self.source, self.texts[0])
+            picture = model.controlnet_cond_embedding
+            with adding(self.unet, given):
+                recording = oracle.record(self.unet, self.source, T, self.texts[0])
+            inner = {name: each for name, each in maps.items() if not name.startswith("controlnet_")}
+            with mixing_encoder(model, inner, self.inside):
+                given = self.control(self.edited, self.texts[1])
+            assert model.controlnet_cond_embedding is picture
+        else:
+            recording = oracle.record(self.unet, self.source, T, self.texts[0])
+            given = self.control(self.edited, self.texts[1])
+        with adding(self.unet, given):
+            return oracle.mixed_forward(self.unet, recording, self.edited, T, self.texts[1], self.inside)
+
+    def rows(self, full):
+        return full.flatten(2).transpose(1, 2)[:, self.inside.flatten()]
+
+
+class mixing_encoder:  # noqa: N801 (a context)
+    """`oracle.mixing` of a network's encoder alone: what its control picture becomes has other sizes."""
+
+    def __init__(self, model, maps, active):
+        self.contexts = []
+        for name in ("conv_in", "down_blocks", "mid_block"):
+            own = {key.removeprefix(f"{name}.").removeprefix(name): each for key, each in maps.items() if key.startswith(name)}
+            self.contexts.append(oracle.mixing(getattr(model, name), own, active))
+
+    def __enter__(self):
+        for context in self.contexts:
+            context.__enter__()
+
+    def __exit__(self, *error):
+        for context in reversed(self.contexts):
+            context.__exit__(*error)
+
+
+class adding:  # noqa: N801 (a context)
+    """The UNet with a ControlNet's maps."""
+
+    def __init__(self, unet, given):
+        self.unet, self.given = unet, given
+
+    def __enter__(self):
+        (skips, middle), forward, unet = self.given, type(self.unet).forward, self.unet
+        unet.forward = lambda *args, **kwargs: forward(
+            unet, *args, down_block_additional_residuals=skips, mid_block_additional_residual=middle, **kwargs
+        )
+
+    def __exit__(self, *_):
+        del self.unet.__dict__["forward"]
+
+
+@pytest.mark.usefixtures("no_grad")
+@pytest.mark.parametrize("batch", [2, 1], ids=["guided", "unguided"])
+@pytest.mark.parametrize("recorded", [True, False], ids=["with", "without"])
+def test_a_sparse_step_is_the_mixed_forward(pipe, batch, recorded):
+    """E4, over a source with the network or without."""
+    case = Case(pipe, batch)
+    rows = case.replay(case.record(case.stack if recorded else None), case.stack)
+    assert oracle.deviation(rows, case.rows(case.expected(recorded=recorded))) <= 1e-4
+
+
+@pytest.mark.usefixtures("no_grad")
+@pytest.mark.parametrize("recorded", [True, False], ids=["with", "without"])
+def test_costs_are_the_counters(pipe, recorded):
+    case = Case(pipe, 1)
+    features = case.record(case.stack if recorded else None)
+    (condition,) = case.stack.adapters
+    sizes = [(16 >> i, 16 >> i) for i in range(case.executor.num_levels)]
+    keys = [{}, {}]
+    runs = [
+        lambda: case.executor.run_sparse(
+            case.edited, T, case.texts[1], keys[0], FeatureOverlay(features, case.plan), extra_layers=case.stack
+        ),
+        lambda: case.executor.run_sparse(case.edited, T, case.texts[1], keys[1], FeatureOverlay(features, case.plan)),
+    ]
+    for run in runs:
+        run()  # the text is projected once
+    own = counted(runs[0]) - counted(runs[1]) - time_macs(case.reader.model, 1)
+    expected = condition.macs(case.unet, sizes, case.plan, recorded=recorded)
+    assert abs(own - expected) <= (0.02 if recorded else 0.25) * expected
+
+
+def test_an_edit_follows_its_control_inside_its_mask_alone(editor):
+    source = editor.generate(CAT, **QUICK)
+    results = [editor.checkout(source.id) and editor.edit(DOG, mask=SQUARE, control=p) for p in (None, RED, BLUE)]
+    assert all(pixels_outside(result, source) for result in results)
+    assert len({pixels(result).tobytes() for result in results}) == 3
+    kept = editor.generate(CAT, control=RED, **QUICK)
+    edit = editor.edit(DOG, mask=SQUARE)
+    assert edit.config.like == kept.config.like != () and pixels_outside(edit, kept)
+
+
+def test_a_session_keeps_it(editor, tmp_path):
+    editor.generate(CAT, control=RED, **QUICK)
+    before = editor.edit(DOG, mask=SQUARE)
+    editor.save(tmp_path / "session")
+    again = Editor(editor.pipe, model="demo")
+    again.load(tmp_path / "session")
+    again.undo()
+    assert np.array_equal(pixels(again.edit(DOG, mask=SQUARE)), pixels(before))
+
+
+def test_networks_that_do_not_fit(pipe, pipelines, tmp_path):
+    other = pipelines["sd15" if pipe is pipelines["demo"] else "demo"]
+    network(other).save_pretrained(tmp_path / "other")
+    editor = Editor(pipe, model="demo")
+    with pytest.raises(AdapterError, match="the ControlNet's block_out_channels must be"):
+        editor.load_adapter(tmp_path / "other")
+    with pytest.raises(AdapterError, match="a control needs a control adapter"):
+        editor.generate(CAT, control=RED, **QUICK)
