@@ -6,6 +6,7 @@ A kind is recognised by the class that a folder's configuration names, or by a f
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ IMAGE_ENCODER = "image_encoder"
 """Folder of the image encoder beside an IP-Adapter's file."""
 
 
+_HUB_FILE = re.compile(rf"({paths.HUB_ID.pattern})/(.+\.safetensors)")
+
 NETWORKS = ("T2IAdapter", "ControlNetModel")
 """diffusers' classes of networks that read a control picture."""
 
@@ -41,7 +44,8 @@ def load_picture_adapter(
     """Load an adapter, checked, in the precision of its file.
 
     Args:
-        source: a folder with config.json and weights, a .safetensors file, or a hub id.
+        source: a folder with config.json and weights, a .safetensors file, a hub id, or a file on the hub such as
+            "h94/IP-Adapter/models/ip-adapter_sd15.safetensors".
         unet: that it will condition.
         weight_name: of the file in a folder or on the hub, such as "models/ip-adapter_sd15.safetensors".
         image_encoder: folder of an IP-Adapter's encoder; None for "image_encoder" beside its file.
@@ -51,6 +55,8 @@ def load_picture_adapter(
         AdapterError: it is missing, damaged, unsafe to load or of another architecture.
         NumericsError: its weights hold NaN or infinity.
     """
+    if weight_name is None and (named := _HUB_FILE.fullmatch(str(source))) and not expand_home(source).exists():
+        source, weight_name = named.groups()
     if weight_name is not None:
         source = _named_file(source, weight_name, local_files_only=local_files_only)
     path = _local_folder(source, local_files_only=local_files_only)

@@ -58,8 +58,10 @@ def generate(
     scheduler: opt.Scheduler = "ddim",
     clip_skip: opt.ClipSkip = 0,
     adapter: opt.Adapter = None,
-    adapter_scale: opt.AdapterScale = 1.0,
+    adapter_scale: opt.AdapterScale = None,
+    image_encoder: opt.ImageEncoder = None,
     reference: opt.Reference = None,
+    control: opt.Control = None,
     model: opt.Model = "demo",
     vae: opt.Vae = None,
     device: opt.Device = None,
@@ -76,7 +78,7 @@ def generate(
     json: opt.Json = False,
 ) -> None:
     """Generate a picture, and a --session to edit it in."""
-    files.check_image_path(output, reference)
+    files.check_image_path(output, reference, control)
     files.check_trace_path(trace)
     if features and session is None:
         raise InputError("--features are saved with a --session, got none; give one")
@@ -88,7 +90,7 @@ def generate(
         editor = Editor.from_pretrained(
             model, vae=vae, device=device, dtype=dtype, local_files_only=local_files_only, cache_dtype=cache_dtype
         )
-        picture = _load_reference(context, editor)
+        pictures = _load_pictures(context, editor)
         with profiling(editor, shown=profile, trace=trace) as layers:
             editor.generate(
                 prompt,
@@ -100,8 +102,8 @@ def generate(
                 height=height,
                 scheduler=scheduler,
                 clip_skip=clip_skip,
-                reference=picture,
                 on_step=on_step,
+                **pictures,
             )
     notes = editor.write(output, metadata=metadata)
     if session is not None:
@@ -133,8 +135,10 @@ def edit(
     mask_method: opt.MaskMethod = "things",
     probe_steps: opt.ProbeSteps = None,
     adapter: opt.Adapter = None,
-    adapter_scale: opt.AdapterScale = 1.0,
+    adapter_scale: opt.AdapterScale = None,
+    image_encoder: opt.ImageEncoder = None,
     reference: opt.Reference = None,
+    control: opt.Control = None,
     structure: opt.Structure = 0.0,
     strength: opt.Strength = 1.0,
     edit_seed: opt.EditSeed = None,
@@ -167,7 +171,7 @@ def edit(
     _check_prompt(context)
     if features and session is None:
         raise InputError("--features are saved with a --session, got none; give one")
-    files.check_image_path(output, mask, protect, picture, origin, reference, region, regions)
+    files.check_image_path(output, mask, protect, picture, origin, reference, control, region, regions)
     files.check_trace_path(trace)
     if session is not None:
         session_folder.check_outputs(session, output, trace)
@@ -182,7 +186,7 @@ def edit(
     with console.progress("Editing") as on_step:
         editor = _open_editor(context, opened, place, on_step)
         notes = _notes(context, editor, opened)
-        areas |= {"reference": _load_reference(context, editor)}
+        areas |= _load_pictures(context, editor)
         with profiling(editor, shown=profile, trace=trace) as layers:
             if erase:
                 editor.erase(areas["region"], prompt=prompt, seed=edit_seed, quality=quality, on_step=on_step)
@@ -260,9 +264,9 @@ _MARKS = ("mask", "box", "word", "region")
 """Options that say where."""
 
 _NO_USE = {
-    "erase": ("preview", "structure", "strength", "reference", "adapter", "regions", "extend"),
+    "erase": ("preview", "structure", "strength", "reference", "control", "adapter", "regions", "extend"),
     "extend": (
-        *("preview", "structure", "strength", "reference", "adapter", "inversion", "context_ratio"),
+        *("preview", "structure", "strength", "reference", "control", "adapter", "inversion", "context_ratio"),
         *("regions", "protect", "grow", "instance", *_MARKS),
     ),
     "regions": ("preview", "protect", "grow", "instance", *_MARKS),
@@ -355,13 +359,17 @@ def _read_image(path: Path | None) -> DecodedImage | None:
     return decode(read_bytes(path), f"picture {path}")
 
 
-def _load_reference(context: typer.Context, editor: Editor) -> Image | None:
-    """Load the adapter and the reference image, if given."""
+def _load_pictures(context: typer.Context, editor: Editor) -> dict[str, Image | None]:
+    """Load the adapters, and the pictures that they read, if given."""
     given = context.params
-    if given["adapter"] is not None:
-        editor.load_adapter(given["adapter"], given["adapter_scale"], local_files_only=given["local_files_only"])
-    picture = _read_image(given["reference"])
-    return picture.image if picture else None
+    sources, scales = given["adapter"] or (), given["adapter_scale"] or [1.0]
+    if len(scales) not in (1, len(sources)):
+        raise InputError(f"--adapter-scale must be given once, or {len(sources)} times as adapters, got {len(scales)}")
+    for i, source in enumerate(sources):
+        own = {"image_encoder": given["image_encoder"], "local_files_only": given["local_files_only"]}
+        editor.load_adapter(source, scales[i % len(scales)], **own)
+    pictures = {name: _read_image(given[name]) for name in ("reference", "control")}
+    return {name: picture.image if picture else None for name, picture in pictures.items()}
 
 
 def _notes(context: typer.Context, editor: Editor, opened: DecodedImage | None) -> tuple[str, ...]:

@@ -129,10 +129,22 @@ ProbeSteps = Annotated[
     int | None, Option(help="Dense steps to find the mask with; without it one, at the step where objects form.")
 ]
 Adapter = Annotated[
-    str | None, Option(help="Adapter that reads a --reference: demo-look, a folder, .safetensors file or hub id.")
+    list[str] | None,
+    Option(
+        "--adapter",
+        "--ip-adapter",
+        "--control-net",
+        "--t2i-adapter",
+        help="Adapter that reads a --reference or a --control, of any kind: demo-look, a folder, .safetensors file, hub "
+        "id, or file on the hub; may be repeated.",
+    ),
 ]
-AdapterScale = Annotated[float, Option(help="Weight of the adapter; 1 is what it was trained for.")]
+AdapterScale = Annotated[
+    list[float] | None, Option(help="Weight of the adapters, one for all or one for each; 1 without.")
+]
+ImageEncoder = Annotated[Path | None, Option(help="Image encoder of an IP-Adapter, if it is not beside its file.")]
 Reference = Annotated[Path | None, Option(help="Picture whose appearance is taken; needs an --adapter.")]
+Control = Annotated[Path | None, Option(help="Picture that says where things are; needs a --control-net or the like.")]
 Structure = Annotated[float, Option(help="0 to 1: how long what is inside the mask keeps its structure.")]
 Verify = Annotated[
     bool, Option(help="Check once whether the change reaches beyond the mask, and dilate the mask then.")
