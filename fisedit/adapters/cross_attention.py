@@ -23,10 +23,12 @@ class MapToTokens(nn.Module):
         positions: the longest line, and the most tokens.
     """
 
-    def __init__(self, channels_in: int, channels: int, width: int, heads: int = 8, positions: int = 64) -> None:
+    def __init__(
+        self, channels_in: int, channels: int, width: int, heads: int = 8, positions: tuple[int, int] = (64, 64)
+    ) -> None:
         super().__init__()
-        self.conv = _DownsampleBlock(channels_in, channels)
-        self.pos_embed, self.pos_embed_hidden = PositionTable(channels, positions), PositionTable(width, positions)
+        self.conv = DownsampleBlock(channels_in, channels)
+        self.pos_embed, self.pos_embed_hidden = PositionTable(channels, positions[0]), PositionTable(width, positions[1])
         self.norm1, self.attn1 = nn.LayerNorm(channels), LineAttention(channels, heads, width)
         self.norm2, self.attn2 = nn.LayerNorm(channels), LineAttention(channels, heads, width)
         self.ff = FeedForward(channels, inner_dim=2 * channels, activation_fn="geglu")
@@ -53,8 +55,13 @@ class MapToTokens(nn.Module):
         return gain
 
 
-class _DownsampleBlock(nn.Module):
-    """A residual block of stride 2; its norms are by instance and have no weights."""
+class DownsampleBlock(nn.Module):
+    """A residual block of stride 2; its norms are by instance and have no weights.
+
+    Args:
+        channels_in: C of the map.
+        channels: C of the output.
+    """
 
     def __init__(self, channels_in: int, channels: int) -> None:
         super().__init__()
