@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from fisedit.adapters.insertion_points import MapChange, inject_maps
+from fisedit.adapters.insertion_points import MapChange, inject_maps, insertion_points
 
 if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel
@@ -47,6 +47,11 @@ class UNetAdapter:
 
     def cross_keys(self, batch: int) -> Mapping[str, CrossKeys]:
         """What cross-attentions read beside the text, by name; argument as in `gains`."""
+        return {}
+
+    def controls(self, batch: int) -> Mapping[str, Tensor]:
+        """Constant maps [B, C, H, W] that are added at insertion points, and to the skips there, before gains; argument
+        as in `gains`."""
         return {}
 
     @property
@@ -95,9 +100,20 @@ class AdapterStack:
         """The layers of all adapters; arguments and errors as in `UNetAdapter.sites`."""
         return tuple(site for adapter in self.adapters for site in adapter.sites(unet))
 
-    def injection(self, unet: UNet2DConditionModel, batch: int | None = None) -> Injection:
-        """The context in which the UNet runs with the adapters; arguments as in `inject_adapters`."""
-        return inject_adapters(unet, self.adapters, batch=batch)
+    def injection(self, unet: UNet2DConditionModel, batch: int, take: TakeMap) -> Injection:
+        """The context in which the UNet runs with the adapters.
+
+        Args:
+            unet: that the adapters are for.
+            batch: as in `UNetAdapter.gains`.
+            take: as in `sparse.executor.ExtraLayers`.
+        """
+        points, controls = insertion_points(unet), dict[str, Tensor]()
+        for adapter in self.adapters:
+            for name, added in adapter.controls(batch).items():
+                own = take(added, points[name].level)
+                controls[name] = controls[name] + own if name in controls else own
+        return inject_adapters(unet, self.adapters, controls, batch)
 
     def cross_keys(self, batch: int) -> dict[str, list[CrossKeys]]:
         """What cross-attentions read beside the text, by name; argument as in `UNetAdapter.gains`."""

@@ -91,8 +91,10 @@ class ExtraLayers(Protocol):
     def sites(self, unet: UNet2DConditionModel) -> Sequence[ExtraSite]:
         """The added layers that see positions."""
 
-    def injection(self, unet: UNet2DConditionModel, batch: int) -> AbstractContextManager[object]:
-        """A context in which a UNet's forward calls them, for a batch of B items."""
+    def injection(
+        self, unet: UNet2DConditionModel, batch: int, take: TakeMap
+    ) -> AbstractContextManager[object]:
+        """A context in which a UNet's forward calls them, for a batch of B items; `take` as in `residuals`."""
 
     def cross_keys(self, batch: int) -> Mapping[str, Sequence[CrossKeys]]:
         """What cross-attentions read beside the text, by name, for a batch of B items."""
@@ -285,8 +287,9 @@ class Executor:
                 if rows is None:
                     beside = extra_layers.cross_keys(len(inputs.latents))
                     stack.enter_context(injected(self.unet, self._beside_the_text(beside)))
-                residuals |= extra_layers.residuals(_whole if rows is None else rows.take)
-                stack.enter_context(extra_layers.injection(self.unet, len(inputs.latents)))
+                take = _whole if rows is None else rows.take
+                residuals |= extra_layers.residuals(take)
+                stack.enter_context(extra_layers.injection(self.unet, len(inputs.latents), take))
             (out,) = self.unet(
                 inputs.latents,
                 inputs.timestep,
