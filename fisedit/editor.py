@@ -336,8 +336,8 @@ class Editor:
         """Load an adapter that conditions pictures by another one.
 
         HelloMeme's reference adapters (arXiv 2410.22901) and IP-Adapters (arXiv 2308.06721) let pictures take the look
-        of a `reference`; T2I-Adapters (arXiv 2302.08453) and ControlNets (arXiv 2302.05543) let a `control` say where things
-        are.
+        of a `reference`; T2I-Adapters (arXiv 2302.08453) and ControlNets (arXiv 2302.05543) let a `control` say where
+        things are.
 
         Args:
             source: "demo-look", which ships for the demo model, a published folder, a .safetensors file, or a hub id
@@ -887,7 +887,8 @@ class Editor:
                 words,
                 extend=widths,
                 inversion=str(config.inversion or Inversion.DDIM),
-                seed=(check_seed(seed) + 1) % (SEEDS[1] + 1),  # another one, so that what is added gets noise of its own
+                seed=(check_seed(seed) + 1)
+                % (SEEDS[1] + 1),  # another one, so that what is added gets noise of its own
                 negative_prompt=config.negative_prompt,
                 num_inference_steps=config.num_inference_steps,
                 guidance_scale=config.guidance_scale,

@@ -366,9 +366,9 @@ class EditPipeline:
                 if any(is_cut_off(chunk, pipe.tokenizer) for chunk in chunks[:MAX_CHUNKS]):
                     notes.append(f"a word of the {name} has more than 75 tokens, and its end is not read; shorten it")
             vocabulary, known = vocabulary_of(pipe), textual_inversion.loaded(pipe)
-            for prompt in [] if reads_nothing else [config.prompt, *(own for _, own in request.regional)]:
-                if vocabulary and (note := vocabulary.note(parse(prompt).text, known)):
-                    notes.append(note)
+            read_prompts = [] if reads_nothing else [config.prompt, *(own for _, own in request.regional)]
+            if vocabulary:
+                notes += filter(None, (vocabulary.note(parse(prompt).text, known) for prompt in read_prompts))
         return EncodedPrompt(embeddings, notes=tuple(notes), regional=regional, read=read)
 
     def render(self, jobs: Sequence[Job]) -> list[RenderOutput]:

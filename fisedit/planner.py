@@ -302,7 +302,9 @@ class Planner:
             regional=regional,
         )
         by_words = mask.source is MaskSource.ATTENTION and mask.levels is None
-        is_checked = request.verify and by_words and not regional  # a ring around regions would read no prompt of theirs
+        is_checked = (
+            request.verify and by_words and not regional
+        )  # a ring around regions would read no prompt of theirs
         return self._with_drift_check(request, plan) if is_checked else plan
 
     def _regional(self, request: EditRequest, scope: EditScope) -> tuple[RegionalPrompt, ...]:

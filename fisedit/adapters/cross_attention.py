@@ -28,7 +28,10 @@ class MapToTokens(nn.Module):
     ) -> None:
         super().__init__()
         self.conv = DownsampleBlock(channels_in, channels)
-        self.pos_embed, self.pos_embed_hidden = PositionTable(channels, positions[0]), PositionTable(width, positions[1])
+        self.pos_embed, self.pos_embed_hidden = (
+            PositionTable(channels, positions[0]),
+            PositionTable(width, positions[1]),
+        )
         self.norm1, self.attn1 = nn.LayerNorm(channels), LineAttention(channels, heads, width)
         self.norm2, self.attn2 = nn.LayerNorm(channels), LineAttention(channels, heads, width)
         self.ff = FeedForward(channels, inner_dim=2 * channels, activation_fn="geglu")

@@ -163,7 +163,12 @@ class SmallUNet(nn.Module):
         down, up = [3, *channels], [*reversed(channels), last]
         self.down_blocks = nn.ModuleList(DownsampleBlock(a, b) for a, b in zip(down[:-1], down[1:], strict=True))
         self.up_blocks = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.InstanceNorm2d(b), nn.SiLU(), nn.Upsample(scale_factor=2, mode="bilinear"))
+            nn.Sequential(
+                nn.Conv2d(a, b, 3, padding=1),
+                nn.InstanceNorm2d(b),
+                nn.SiLU(),
+                nn.Upsample(scale_factor=2, mode="bilinear"),
+            )
             for a, b in zip(up[:-1], up[1:], strict=True)
         )
         self.attn_blocks = nn.ModuleList(LinesToTokens(c, width, table=table) for c in channels)

@@ -131,9 +131,7 @@ class IPAdapter(PictureAdapter):
 
     def _read(self, inputs: PictureInputs) -> dict[str, KeyValue]:
         tokens = self.projection(self._encoded(inputs)[-inputs.branches :])
-        return {
-            name: (F.linear(tokens, key), F.linear(tokens, value)) for name, (key, value) in self._by_name.items()
-        }
+        return {name: (F.linear(tokens, key), F.linear(tokens, value)) for name, (key, value) in self._by_name.items()}
 
     def _encoded(self, inputs: PictureInputs) -> Tensor:
         """What the encoder says without and with the picture [2, ...], as diffusers' `encode_image` has it."""
@@ -178,7 +176,7 @@ def build_ip_adapter(tensors: Mapping[str, Tensor], unet: UNet2DConditionModel, 
         ) from error
     if not isinstance(projection, ImageProjection | IPAdapterPlusImageProjection | IPAdapterFullImageProjection):
         raise AdapterError(
-            f"an IP-Adapter must be plain, Plus or Full, got one with {type(projection).__name__}, which reads no picture"
+            f"an IP-Adapter must be plain, Plus or Full, got {type(projection).__name__}, which reads no picture"
         )
     size = encoder.config.image_size
     processor = CLIPImageProcessor(size={"shortest_edge": size}, crop_size={"height": size, "width": size})

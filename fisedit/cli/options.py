@@ -135,8 +135,8 @@ Adapter = Annotated[
         "--ip-adapter",
         "--control-net",
         "--t2i-adapter",
-        help="Adapter that reads a --reference or a --control, of any kind: demo-look, a folder, .safetensors file, hub "
-        "id, or file on the hub; may be repeated.",
+        help="Adapter of any kind that reads a --reference or a --control: demo-look, a folder, .safetensors file, hub "
+        "id or file on the hub; may be repeated.",
     ),
 ]
 AdapterScale = Annotated[

@@ -91,9 +91,7 @@ class ExtraLayers(Protocol):
     def sites(self, unet: UNet2DConditionModel) -> Sequence[ExtraSite]:
         """The added layers that see positions."""
 
-    def injection(
-        self, unet: UNet2DConditionModel, batch: int, take: TakeMap
-    ) -> AbstractContextManager[object]:
+    def injection(self, unet: UNet2DConditionModel, batch: int, take: TakeMap) -> AbstractContextManager[object]:
         """A context in which a UNet's forward calls them, for a batch of B items; `take` as in `residuals`."""
 
     def cross_keys(self, batch: int) -> Mapping[str, Sequence[CrossKeys]]:

@@ -1,4 +1,4 @@
-"""ControlNets: sources and edits of everything are diffusers' own pipeline's, sparse steps the mixed dense forward's."""
+"""ControlNets: whole pictures are diffusers' own pipeline's, sparse steps the mixed dense forward's."""
 
 from __future__ import annotations
 
@@ -151,7 +151,11 @@ class mixing_encoder:  # noqa: N801 (a context)
     def __init__(self, model, maps, active):
         self.contexts = []
         for name in ("conv_in", "down_blocks", "mid_block"):
-            own = {key.removeprefix(f"{name}.").removeprefix(name): each for key, each in maps.items() if key.startswith(name)}
+            own = {
+                key.removeprefix(f"{name}.").removeprefix(name): each
+                for key, each in maps.items()
+                if key.startswith(name)
+            }
             self.contexts.append(oracle.mixing(getattr(model, name), own, active))
 
     def __enter__(self):

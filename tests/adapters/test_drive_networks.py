@@ -1,4 +1,4 @@
-"""HelloMeme's control networks compute what the public ones do, and have the names and shapes of every published file."""
+"""HelloMeme's control networks compute what the public ones do, by the names and shapes of every published file."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_motion_block_is_the_public_one():
 UPS = ("up_3", "up_2", "up_1", "up_0")
 V2 = {"channels": (128, 640, 1280, 1280, 1280), "scale": 4, "positions": 1024, "points": UPS}
 PUBLISHED = {
-    "HMControlNet": lambda: drive.DriveNetwork(),
+    "HMControlNet": drive.DriveNetwork,
     "HMControlNet2": lambda: drive.DriveNetwork(positions=1024, reads=("emotion",)),
     "HMV2ControlNet": lambda: drive.DriveNetwork(**V2),
     "HMV2ControlNet2": lambda: drive.DriveNetwork(**V2, reads=("emotion",)),

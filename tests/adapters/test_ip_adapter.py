@@ -1,4 +1,4 @@
-"""IP-Adapters: sources and edits of everything are diffusers' own pipeline's, sparse steps the mixed dense forward's."""
+"""IP-Adapters: whole pictures are diffusers' own pipeline's, sparse steps the mixed dense forward's."""
 
 from __future__ import annotations
 
@@ -107,9 +107,7 @@ def test_a_sparse_step_is_the_mixed_forward(pipe, adapter, grid, batch):
     ours = build_ip_adapter(flat, pipe.unet, ip_adapters.image_encoder())
     ours.match(pipe.unet)
     tokens = ours.projection(embeds[:, 0])
-    read = {
-        name: (tokens @ key.T, tokens @ value.T) for name, (key, value) in ours._by_name.items()
-    }
+    read = {name: (tokens @ key.T, tokens @ value.T) for name, (key, value) in ours._by_name.items()}
     condition, executor = ours.condition(read, 0.6), Executor(pipe.unet)
     recording = oracle.record(pipe.unet, source, T, texts[0])
     maps = executor.run_dense(source, T, texts[0], {})[1]
@@ -122,7 +120,11 @@ def test_a_sparse_step_is_the_mixed_forward(pipe, adapter, grid, batch):
     assert oracle.deviation(rows, expected.flatten(2).transpose(1, 2)[:, inside.flatten()]) <= 1e-4
     stack = AdapterStack([condition])
     macs, without = (
-        counted(lambda layers=layers: executor.run_sparse(edited, T, texts[1], {}, FeatureOverlay(maps, plan), extra_layers=layers))
+        counted(
+            lambda layers=layers: executor.run_sparse(
+                edited, T, texts[1], {}, FeatureOverlay(maps, plan), extra_layers=layers
+            )
+        )
         for layers in (stack, None)
     )
     grids_of = [(16 >> i, 16 >> i) for i in range(executor.num_levels)]
@@ -174,7 +176,9 @@ def test_files_that_do_not_fit(pipe, pipelines, adapter, tmp_path):
         editor.load_adapter(file)
     file = ip_adapters.save(adapter, tmp_path / "damaged")
     whole = load_file(file)
-    save_file(whole | {"ip_adapter.1.to_k_ip.weight": torch.full_like(whole["ip_adapter.1.to_k_ip.weight"], torch.nan)}, file)
+    save_file(
+        whole | {"ip_adapter.1.to_k_ip.weight": torch.full_like(whole["ip_adapter.1.to_k_ip.weight"], torch.nan)}, file
+    )
     with pytest.raises(NumericsError, match="NaN"):
         editor.load_adapter(file)
     save_file({name: t for name, t in whole.items() if name != "ip_adapter.1.to_v_ip.weight"}, file)

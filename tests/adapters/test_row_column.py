@@ -13,8 +13,8 @@ from fisedit.adapters.base import inject_adapters, map_changes
 from fisedit.adapters.checkpoints import fresh_adapter
 from fisedit.adapters.cross_attention import MapToTokens
 from fisedit.adapters.insertion_points import inject_maps, insertion_points, record_maps
-from fisedit.adapters.row_column_reader import ReferenceCondition
 from fisedit.adapters.row_column import RowColumnBlock, TwoStageBlock
+from fisedit.adapters.row_column_reader import ReferenceCondition
 from fisedit.adapters.variants import FAMILIES
 from fisedit.errors import InputError
 from tests.support.adapters import filled, lively, naive

@@ -1,4 +1,4 @@
-"""T2I-Adapters: sources and edits of everything are diffusers' own pipeline's, sparse steps the mixed dense forward's."""
+"""T2I-Adapters: whole pictures are diffusers' own pipeline's, sparse steps the mixed dense forward's."""
 
 from __future__ import annotations
 

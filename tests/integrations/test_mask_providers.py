@@ -41,7 +41,10 @@ def test_boxes_beside_the_picture_are_left_out():
 def test_annotations_by_folder_and_name(tmp_path):
     path = tmp_path / "boxes.csv"
     path.write_text("file,left,top,right,bottom\na/1.png,0,0,8,8\nb/1.png,8,8,16,16\n2.png,0,0,4,4\nx/3.png,0,0,5,5\n")
-    boxes = {name: find(open_provider(str(path)), PICTURE, name)[0].box for name in ("a/1.png", "b/1.png", "c/2.png", "3.png")}
+    boxes = {
+        name: find(open_provider(str(path)), PICTURE, name)[0].box
+        for name in ("a/1.png", "b/1.png", "c/2.png", "3.png")
+    }
     assert boxes == {"a/1.png": (0, 0, 8, 8), "b/1.png": (8, 8, 16, 16), "c/2.png": (0, 0, 4, 4), "3.png": (0, 0, 5, 5)}
     with pytest.raises(InputError, match=r"says nothing of c/1\.png"):
         find(open_provider(str(path)), PICTURE, "c/1.png")
