@@ -102,7 +102,9 @@ class PageUpdates:
         page = self.page
         pieces = [ALL_PIECES] + [(f"{n + 1}. from the left", str(n)) for n in range(edit.preview.pieces)]
         return {
-            page.stage: gr.update(region="" if edit.preview.nothing else views.region(edit.preview.mask, edit.size, edit.crop)),
+            page.stage: gr.update(
+                region="" if edit.preview.nothing else views.region(edit.preview.mask, edit.size, edit.crop)
+            ),
             page.facts: html.estimate(edit),
             page.instance: gr.update(choices=pieces) if all_pieces else gr.skip(),
         }

@@ -159,9 +159,7 @@ def test_the_border_of_resized_paint_is_blended_inside_the_mask():
     result = np.asarray(paste_edit(picture, painted, grid))[..., 0].astype(int)
     assert not result[~inside].any() and result[320, 320] == 200
     row = result[320, 160:320]
-    assert (
-        0 < row[0] < 20 and (np.diff(row) >= 0).all() and (row == 200).argmax() == 16
-    )  # half of what 40 exceed 8 by
+    assert 0 < row[0] < 20 and (np.diff(row) >= 0).all() and (row == 200).argmax() == 16  # half of what 40 exceed 8 by
     unresized = np.asarray(paste_edit(picture.resize((128, 128)), painted, grid))[..., 0]
     assert set(np.unique(unresized)) == {0, 200}
 

@@ -58,7 +58,9 @@ class DistilledStage:
         self.teacher = pipeline.unet.requires_grad_(False).eval()
         self.text_encoder = pipeline.text_encoder.requires_grad_(False).eval()
         student = deepcopy(self.teacher)
-        student.add_adapter(LoraConfig(r=RANK, lora_alpha=RANK, target_modules=list(_TARGETS), init_lora_weights="gaussian"))
+        student.add_adapter(
+            LoraConfig(r=RANK, lora_alpha=RANK, target_modules=list(_TARGETS), init_lora_weights="gaussian")
+        )
         self.model: nn.Module = student
         prediction = str(pipeline.scheduler.config["prediction_type"])
         self.is_velocity = prediction == "v_prediction"
@@ -119,9 +121,7 @@ class DistilledStage:
         pipeline = StableDiffusionPipeline(**parts, requires_safety_checker=False)
         pipeline.set_progress_bar_config(disable=True)
         seeds = [generator_for(self.seed, index, torch.device("cpu")) for index in range(len(SHOWN))]
-        drawn = pipeline(
-            list(SHOWN), num_inference_steps=STEPS, guidance_scale=1.0, generator=seeds, output_type="np"
-        )
+        drawn = pipeline(list(SHOWN), num_inference_steps=STEPS, guidance_scale=1.0, generator=seeds, output_type="np")
         pictures = np.round(drawn.images * 255).astype(np.uint8)
         save_sheet(sheet, (pictures[:4], pictures[4:]))
         return {}
@@ -143,7 +143,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m training.distill", description=__doc__)
     parser.add_argument("model", type=Path, help="folder of the teacher")
     parser.add_argument("output", type=Path, help="folder that gets the LoRA")
-    parser.add_argument("--config", type=Path, default=Path(__file__).parent / "demo-cpu.toml", help="of the teacher's run")
+    parser.add_argument(
+        "--config", type=Path, default=Path(__file__).parent / "demo-cpu.toml", help="of the teacher's run"
+    )
     parser.add_argument("--folder", type=Path, default=Path("runs"), help="checkpoints, logs and sample sheets")
     parser.add_argument("--pictures", type=int, default=4000, help="scenes whose latents are used")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads to use")

@@ -69,9 +69,7 @@ class MaskProvider(Protocol):
         """
 
 
-def open_provider(
-    source: str, *, threshold: float = THRESHOLD, local_files_only: bool = False
-) -> MaskProvider:
+def open_provider(source: str, *, threshold: float = THRESHOLD, local_files_only: bool = False) -> MaskProvider:
     """The provider that a text names.
 
     Args:
@@ -269,7 +267,6 @@ class TransformersDetector:
 
     def __init__(self, model: str, *, threshold: float = THRESHOLD, local_files_only: bool = False) -> None:
         import transformers
-
 
         options = {"local_files_only": local_files_only, "trust_remote_code": False}
         try:

@@ -200,7 +200,11 @@ def base64_of(image):
 def test_programs_say_regions(program):
     before = picture(program.ask("generate", CAT, 7, 3, 4.0, 64, 64))
     source = program.ask("history").data[0]["current"]
-    left, right, plain = {"box": [0, 0, 16, 64]}, {"box": [48, 0, 64, 16]}, ("", "", [], -1, 0, "", 1.0, 1.0, "fast", -1)
+    left, right, plain = (
+        {"box": [0, 0, 16, 64]},
+        {"box": [48, 0, 64, 16]},
+        ("", "", [], -1, 0, "", 1.0, 1.0, "fast", -1),
+    )
     grey = Image.fromarray(np.repeat(np.arange(0, 256, 4, np.uint8)[None], 64, 0))
     joined = {"any": [left, {"minus": [right, {"mask": base64_of(Image.new("L", (64, 64), 0))}]}]}
     assert program.ask("preview", DOG, *plain, joined).data[0]["mask_area"] == 20 / 64
@@ -227,7 +231,9 @@ def test_programs_say_regions(program):
         ("", *plain, left),
     ):
         event = program.ask("edit", *wrong)
-        assert event.kind == "error" and event.data["error"].startswith(("error[input]", "error[mask]", "error[prompt]"))
+        assert event.kind == "error" and event.data["error"].startswith(
+            ("error[input]", "error[mask]", "error[prompt]")
+        )
 
 
 def test_programs_erase_and_extend(program, site):
@@ -241,7 +247,9 @@ def test_programs_erase_and_extend(program, site):
     program.refused("input", "extend", 0, 0, 0, 0)
     program.refused("input", "extend", -8, 0, 0, 0)
     photo = Image.fromarray(np.random.default_rng(1).integers(0, 255, (600, 800, 3), np.uint8))
-    opened = program.ask("open", upload(site, png(photo)), CAT, 7, 2, 4.0, "", {}, {"box": [300, 300, 340, 340]}).data[0]
+    opened = program.ask("open", upload(site, png(photo)), CAT, 7, 2, 4.0, "", {}, {"box": [300, 300, 340, 340]}).data[
+        0
+    ]
     assert opened["recipe"]["crop"] and opened["recipe"]["crop"][2] - opened["recipe"]["crop"][0] < 400
     program.refused("input", "open", upload(site, png(photo)), CAT, 7, 2, 4.0, "", {}, {"words": ["cat"]})
 

@@ -125,7 +125,9 @@ def test_what_does_not_fit_into_the_prompt_is_said(browser):
     expect(page.locator("#words-line")).to_contain_text("Only the first 2,000 letters were taken")
 
 
-@pytest.mark.parametrize(("size", "told"), [((640, 400), "Paint what shall change then"), ((160, 96), "does not say how")])
+@pytest.mark.parametrize(
+    ("size", "told"), [((640, 400), "Paint what shall change then"), ((160, 96), "does not say how")]
+)
 def test_a_picture_is_pasted_and_a_large_one_warned_of(browser, size, told):
     page = browser().open()
     page.evaluate(PASTE, ["body", "", list(png(Image.new("RGB", size, "teal")))])

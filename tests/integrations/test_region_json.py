@@ -99,7 +99,9 @@ def test_no_regions(value, why):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("value", [{}, [], "text", None, [7], [{"region": {"box": BOX}}], [{"region": {}, "prompt": 7}]])
+@pytest.mark.parametrize(
+    "value", [{}, [], "text", None, [7], [{"region": {"box": BOX}}], [{"region": {}, "prompt": 7}]]
+)
 def test_no_regions_with_prompts(value):
     with pytest.raises(InputError, match="regions must be"):
         parse_regions(value, load)

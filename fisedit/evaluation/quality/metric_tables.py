@@ -44,7 +44,13 @@ METRICS: dict[str, tuple[str, bool]] = {
 }
 """Metric -> the score's field, and whether high is good. IoU, precision and recall are by latent cells."""
 
-SHARES = {"success": "success", "gone": "gone", "leaves parts": "leaves_parts", "exact outside": "exact", "fell back": "fell_back"}
+SHARES = {
+    "success": "success",
+    "gone": "gone",
+    "leaves parts": "leaves_parts",
+    "exact outside": "exact",
+    "fell back": "fell_back",
+}
 """Share of edits -> the score's field."""
 
 TABLE_METRICS = (
