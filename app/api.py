@@ -1,4 +1,5 @@
-"""The HTTP API beside the page: generate, open, edit, erase, extend, preview, history. Typed; gradio describes it at /gradio_api/info.
+"""The HTTP API beside the page: generate, open, edit, erase, extend, preview, history. Typed; gradio describes it at
+/gradio_api/info.
 
 A program's session is its connection's (`session_hash`). Runs send {"step", "steps", "seconds_left"} as they go, and
 at the end {"id", "parent", "prompt", "picture", ...}: the picture is a PNG, as base64, whose metadata hold its origin.

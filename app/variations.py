@@ -57,12 +57,12 @@ def vary(
             session.history.find(shown.parent),
             cell_pixels(shown.mask.grid, shown.size, shown.config.crop),
         )
-        kept = {"strength": region.strength, "quality": region.quality}
+        kept = RegionSettings(strength=region.strength, quality=region.quality)
         if shown.regional:
             regions = tuple((Region.mask(each.grid), each.prompt) for each in shown.regional)
-            region = RegionSettings(regions=regions, **kept)
+            region = replace(kept, regions=regions)
         else:
-            region = RegionSettings(add=fromarray(painted), only=True, **kept)
+            region = replace(kept, add=fromarray(painted), only=True)
     add_reference, erases = reference_arguments(state, reference), parent is not shown and shown.erased
 
     def vary_once(editor: Editor, on_step: OnStep) -> EditResult:

@@ -103,7 +103,8 @@ class DistilledStage:
         return torch.where(is_last, latents, skip * latents + out * original)
 
     def _kept(self, timesteps: Tensor) -> Tensor:
-        return self.kept[timesteps.clamp_min(0)][:, None, None, None]
+        kept: Tensor = self.kept[timesteps.clamp_min(0)][:, None, None, None]
+        return kept
 
     def _split(self, latents: Tensor, guess: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
         """Clean latents and noise by a prediction."""

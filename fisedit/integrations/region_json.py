@@ -126,8 +126,8 @@ class _Parser:
 
 
 def _sides(kind: str, value: object) -> tuple[Any, Any, Any, Any]:
-    is_sides = isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 4
-    if not is_sides or any(isinstance(side, bool) or not isinstance(side, int | float) for side in value):
+    sides: list[Any] = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
+    if len(sides) != 4 or any(isinstance(side, bool) or not isinstance(side, int | float) for side in sides):
         raise InputError(f"{kind} of a region must be [left, top, right, bottom] in pixels, got {value!r:.60}")
-    left, top, right, bottom = value
+    left, top, right, bottom = sides
     return left, top, right, bottom

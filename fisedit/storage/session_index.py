@@ -1,7 +1,7 @@
 """session.json: its text to frozen, checked values and back. Every field is checked before anything is built of it.
 
-Version 3 has regions; version 2 and 3 have a digest of the index and one of every file; version 1, of fisedit 0.1.0, has
-none and is read only.
+Version 3 has regions; versions 2 and 3 have a digest of the index and one of every file; version 1, of fisedit 0.1.0,
+has none and is read only.
 Knows JSON and values; neither files nor pictures.
 """
 

@@ -343,6 +343,13 @@ def test_what_is_protected_may_lie_beside_the_opened_part(state, session, photo)
     assert len(sources(session)) == 3
 
 
+def stop_once_opened(session, run):
+    """Stops a run as soon as the part, or the larger picture, is open."""
+    for _ in run:
+        if len(session.history) > 1:
+            session.stop()
+
+
 @pytest.mark.parametrize("work", ["edit", "erase", "vary", "extend"])
 def test_work_of_several_runs_leaves_nothing_when_it_is_stopped(state, session, photo, work):
     region = RegionSettings(add=painted(LEFT), only=True)
@@ -353,9 +360,7 @@ def test_work_of_several_runs_leaves_nothing_when_it_is_stopped(state, session, 
         "extend": lambda: handlers.extend(state, session, (0, 0, 32, 0), DOG),
     }[work]()
     with pytest.raises(Cancelled):
-        for progress in run:
-            if len(session.history) > 1:  # the part, or the larger picture, is open
-                session.stop()
+        stop_once_opened(session, run)
     idle(session)
     assert session.current is photo and list(session.history) == [photo]
 

@@ -38,7 +38,7 @@ def ours_sd(case: EditCase) -> MethodResult:
 
 
 def erased(case: EditCase) -> MethodResult | None:
-    """The editor's `erase` of the true cells, without words; None for edits that remove nothing, or of unknown truth."""
+    """The editor's `erase` of the true cells, without words; None for edits that remove nothing or of unknown truth."""
     if case.edit.kind != DELETE or case.true_grid is None:
         return None
     case.editor.checkout(case.source.id)
