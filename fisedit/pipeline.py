@@ -255,7 +255,7 @@ class EditPipeline:
         self, source: Sequence[AdapterReference], reference: object, control: object
     ) -> tuple[AdapterReference, ...]:
         """The pictures that adapters read: the given ones, and where one is None, those of a source."""
-        references, found = self.engine.references, list[AdapterReference]()
+        references, found = self.engine.references, list["AdapterReference"]()
         for argument, picture in ((REFERENCE, reference), (CONTROL, control)):
             if picture is None:
                 found += [entry for entry in source if references.reads(entry, argument)]

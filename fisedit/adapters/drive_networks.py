@@ -9,6 +9,7 @@ Pictures are [N, 3, H, W] in [-1, 1]; maps [N, C, h, w] by insertion point (see 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,7 +70,7 @@ class DriveNetwork(nn.Module):
             self.face_proj = TimestepEmbedding(FACE[1], width)
         if "emotion" in reads:
             self.emo_proj = TimestepEmbedding(width, width)
-        pairs = zip(channels[:-1], channels[1:], strict=True)
+        pairs = pairwise(channels)
         self.blocks_down = nn.ModuleList(MapToTokens(a, b, width, positions=(64, positions)) for a, b in pairs)
 
     def tokens(self, expression: Tensor | None, face: Tensor | None, emotion: Tensor | None) -> Tensor:
@@ -85,8 +86,8 @@ class DriveNetwork(nn.Module):
             found: Tensor = self.emo_proj(embed_numbers(emotion * _EMOTION_SCALE, self.width).to(emotion))
             return found
         numbers = embed_numbers(expression * _EXPRESSION_SCALE, self.width).to(face)
-        found = self.exp_proj(torch.cat([self.face_proj(face), numbers], 1))
-        return found
+        both: Tensor = self.exp_proj(torch.cat([self.face_proj(face), numbers], 1))
+        return both
 
     def forward(
         self,
@@ -161,7 +162,7 @@ class SmallUNet(nn.Module):
     ) -> None:
         super().__init__()
         down, up = [3, *channels], [*reversed(channels), last]
-        self.down_blocks = nn.ModuleList(DownsampleBlock(a, b) for a, b in zip(down[:-1], down[1:], strict=True))
+        self.down_blocks = nn.ModuleList(DownsampleBlock(a, b) for a, b in pairwise(down))
         self.up_blocks = nn.ModuleList(
             nn.Sequential(
                 nn.Conv2d(a, b, 3, padding=1),
@@ -169,7 +170,7 @@ class SmallUNet(nn.Module):
                 nn.SiLU(),
                 nn.Upsample(scale_factor=2, mode="bilinear"),
             )
-            for a, b in zip(up[:-1], up[1:], strict=True)
+            for a, b in pairwise(up)
         )
         self.attn_blocks = nn.ModuleList(LinesToTokens(c, width, table=table) for c in channels)
 

@@ -137,7 +137,10 @@ class Case:
             assert model.controlnet_cond_embedding is picture
         else:
             recording = oracle.record(self.unet, self.source, T, self.texts[0])
-            given = self.control(self.edited, self.texts[1])
+            skips, middle = self.control(self.edited, self.texts[1])
+            masks = oracle.levels(self.inside)
+            own = [torch.where(masks[oracle.grid_of(x)], x, torch.zeros_like(x)) for x in (*skips, middle)]
+            given = own[:-1], own[-1]
         with adding(self.unet, given):
             return oracle.mixed_forward(self.unet, recording, self.edited, T, self.texts[1], self.inside)
 
