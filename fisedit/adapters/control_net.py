@@ -1,4 +1,4 @@
-"""ControlNets (arXiv 2302.05543): a second encoder that reads a control picture, and adds to the UNet's skips and middle.
+"""ControlNets (arXiv 2302.05543): a second encoder reads a control picture and adds to the UNet's skips and middle.
 
 The network is diffusers' own. It is recorded with a source and computed at an edit's active rows, as the UNet is. What
 its control picture becomes is computed once for all steps. Knows tensors and modules.

@@ -108,7 +108,7 @@ class IPAdapter(PictureAdapter):
             expected = to_k.out_features, to_k.in_features
             if key.shape != expected:
                 raise AdapterError(
-                    f"the IP-Adapter's keys at {name} must be {expected}, got {tuple(key.shape)}; load one for this model"
+                    f"the IP-Adapter's keys at {name} must be {expected}, got {tuple(key.shape)}; load another"
                 )
 
     def match(self, unet: UNet2DConditionModel) -> None:
