@@ -1,8 +1,8 @@
 """The training objective: the denoising error of a frozen UNet with an adapter.
 
 Follows HelloMeme (arXiv 2410.22901): the same UNet reads the reference at t = 0 without words, and only the adapter
-learns. A branch without prompt reads zeros for its reference, as in `adapters.row_column_reader`. Knows tensors; neither
-files nor optimizers.
+learns. A branch without prompt reads zeros for its reference, as in `adapters.row_column_reader`. Knows tensors;
+neither files nor optimizers.
 """
 
 from __future__ import annotations
