@@ -27,6 +27,7 @@ from fisedit.values import (
     MaskSource,
     Quality,
     RegionalPrompt,
+    SchedulerName,
     entry_steps,
     first_step,
 )
@@ -58,6 +59,15 @@ class Repaint:
     structure: float = 0.0
     seed: int | None = None
     erases: bool = False
+
+
+_LONG_MEMORIES = frozenset(
+    {
+        *(SchedulerName.PNDM, SchedulerName.UNIPC, SchedulerName.HEUN),
+        *(SchedulerName.DPM_SDE, SchedulerName.DPM_SDE_KARRAS),
+    }
+)
+"""Samplers whose step reads latents or predictions of steps before, which cells that join with noise have not."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +121,7 @@ class EditRequest:
         object.__setattr__(self, "region", self.region.bind(canvas))
         object.__setattr__(self, "regional", tuple((each.bind(canvas), prompt) for each, prompt in self.regional))
         object.__setattr__(self, "dilation", self._dilations())
-        object.__setattr__(self, "start", first_step(self.strength, self.config.num_timesteps))
+        object.__setattr__(self, "start", self._first_step())
         if not (isinstance(self.structure, int | float) and 0 <= self.structure <= 1):
             raise InputError(f"structure must be in [0, 1], got {self.structure!r}")
         if self.structure and DENSE_STEP in self.dilation:
@@ -122,6 +132,17 @@ class EditRequest:
         if DENSE_STEP in self.dilation and (self.regional or self.erases):
             what = "regions with prompts are edited" if self.regional else "an area is erased"
             raise InputError(f"growth must be under {DENSE_STEP} where {what}, got {self.growth!r}")
+
+    def _first_step(self) -> int:
+        """The first step to run. With noise of its own an edit begins without the sampler's memory of earlier steps."""
+        start, scheduler = first_step(self.strength, self.config.num_timesteps), self.config.scheduler
+        if self.new_noise and start and scheduler is SchedulerName.PNDM:
+            raise InputError(
+                "with another seed, PLMS begins at the first step alone, got strength under 1; use strength=1"
+            )
+        if self.new_noise and scheduler is SchedulerName.HEUN:
+            return start - start % 2  # whose steps are pairs
+        return start
 
     def _dilations(self) -> tuple[int, ...]:
         """Latent cells beyond the mask for every step; () where the cost decides."""
@@ -280,6 +301,9 @@ class Planner:
             mask, start = self._begin(found.mask, request)
         if not mask.grid.any():
             return self.plan_unchanged(request, "nothing is left of the mask")
+        if request.new_noise and mask.levels is not None and config.scheduler in _LONG_MEMORIES:
+            name = config.scheduler.label
+            raise InputError(f"soft masks with another seed need a sampler without memory, such as DDIM, got {name}")
         if request.erases and (found.reason or mask.grid.all()):
             raise MaskError(f"erasing must leave a part of the picture, got {found.reason or 'all of it'}; give a mask")
         with request.stopwatch.stage("plan"):

@@ -191,15 +191,25 @@ class Engine:
         names = mask_queries(self.executor.sites, size.sizes)
         return size.step * (len(timesteps) - start) + size.queries(names) * len(queried)
 
-    def sampler(self, config: GenerationConfig, source: Trajectory | None = None, *, linear: bool = False) -> Sampler:
+    def sampler(
+        self,
+        config: GenerationConfig,
+        source: Trajectory | None = None,
+        *,
+        noises: Sequence[Tensor] | None = None,
+        linear: bool = False,
+    ) -> Sampler:
         """A fresh run of the config's scheduler, with the noise that inversion found for its source.
 
         Args:
             config: scheduler, steps, seed and size.
             source: whose noises are used, if inversion found some.
+            noises: of every step, instead; None for the source's.
             linear: as a `LinearSampler`, which never makes the host wait, where the scheduler's steps are linear.
         """
-        unet, noises, scheduler_config = self.pipe.unet, source.noises if source else [], self.pipe.scheduler.config
+        unet, scheduler_config = self.pipe.unet, self.pipe.scheduler.config
+        if noises is None:
+            noises = source.noises if source else []
         arguments = config, scheduler_config, unet.config.in_channels, self.executor.device, unet.dtype, noises
         if not linear:
             return Sampler(*arguments)
@@ -273,8 +283,8 @@ class Engine:
             start: index of the first step to run; those before are taken over from the source.
         """
         trajectory, source = Trajectory(config), blend_source[1] if blend_source else None
-        sampler = self.sampler(config, source or trajectory)
         blend = LatentBlend([blend_source[0]], blend_source[1], config, start) if blend_source else None
+        sampler = self.sampler(config, trajectory, noises=blend.noises() if blend else None)
         if source:
             trajectory.copy_first_steps(source, start, sampler)
             assert blend is not None, "a source is there to be blended with"
@@ -346,11 +356,12 @@ class Engine:
         with span("setup"):
             steps = SparseSteps(self.graphs, self.executor, [self._sparse_edit(source, features, e) for e in edits])
         own_noise = edit.config.seed != source.config.seed  # then a multistep scheduler begins without history
-        sampler = self.sampler(edit.config, source, linear=steps.uses_graphs and not (own_noise and edit.start))
+        blend = LatentBlend([e.cells for e in edits], source, edit.config, edit.start)
+        is_linear = steps.uses_graphs and not (own_noise and edit.start)
+        sampler = self.sampler(edit.config, source, noises=blend.noises(), linear=is_linear)
         trajectories = [Trajectory(e.config, text_keys=e.text_keys) for e in edits]
         for trajectory in trajectories:
             trajectory.copy_first_steps(source, edit.start, sampler)
-        blend = LatentBlend([e.cells for e in edits], source, edit.config, edit.start)
         latents, feature_deltas = blend.first(sampler).expand(len(edits), -1, -1, -1), trajectories[0].feature_deltas
         for trajectory, own in zip(trajectories, latents.split(1), strict=True):
             trajectory.latents.append(own)

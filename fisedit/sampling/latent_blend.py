@@ -31,8 +31,18 @@ class LatentBlend:
 
     def __init__(self, cells: Sequence[ActiveCells], source: Trajectory, config: GenerationConfig, start: int) -> None:
         self._cells, self._source, self._start = cells, source, start
-        self._own_noise = config.seed != source.config.seed
+        self._own_noise, self._seed = config.seed != source.config.seed, config.seed
         self._tensors: dict[tuple[int, ...], Tensor] = {}
+
+    def noises(self) -> list[Tensor]:
+        """The noise of every step that the source found by inversion: of its own seed where cells with own noise are."""
+        if not (self._own_noise and self._source.noises):
+            return self._source.noises
+        generator, found = torch.Generator().manual_seed(self._seed), []
+        for i, noise in enumerate(self._source.noises):
+            own = torch.randn(noise.shape, generator=generator).to(noise)
+            found.append(torch.where(self._inside(i), own, noise) if i >= self._start else noise)
+        return found
 
     def first(self, sampler: Sampler) -> Tensor:
         """Latents before the first step [1, 4, h, w], or one for each of a batch."""
