@@ -35,7 +35,7 @@ class LatentBlend:
         self._tensors: dict[tuple[int, ...], Tensor] = {}
 
     def noises(self) -> list[Tensor]:
-        """The noise of every step that the source found by inversion: of its own seed where cells with own noise are."""
+        """The noise of every step that inversion of the source found, replaced by own noise inside the cells."""
         if not (self._own_noise and self._source.noises):
             return self._source.noises
         generator, found = torch.Generator().manual_seed(self._seed), []
