@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := demo
-.PHONY: demo app test test-all run-tests coverage fault lint style types package clean
+.PHONY: demo app test test-all run-tests coverage fault docs lint style types package clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -44,6 +44,12 @@ coverage: $(TOOLS) $(EMOJI) $(CHROMIUM)
 # Kills, hangs, full and read-only disks, crowds; writes docs/reliability.md.
 fault: $(TOOLS)
 	$(BIN)/python -m tests.support.reliability_table
+
+# The documents as a site, in out/site; what is made from the code is made anew.
+docs: $(TOOLS)
+	$(BIN)/python -m typer fisedit.cli utils docs --name fisedit --output docs/reference/cli.md
+	$(BIN)/python -m fisedit.evaluation.row_diagram docs/rows.svg
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 lint: style types
 

@@ -449,6 +449,8 @@ class Editor:
     ) -> EditResult:
         """Change the current picture to fit a new prompt, where the words changed and nowhere else.
 
+        Whatever is raised, the editor is as it was.
+
         Args:
             prompt: the changed words, as in `generate`; settings are the source's.
             mask: where to edit, instead of what the words say: a PIL image or numpy array of the picture's size, or a
@@ -476,7 +478,6 @@ class Editor:
         Raises:
             SessionError: there is no source yet. PromptError, MaskError, InputError: an argument out of range.
             AdapterError: a reference, and no adapter that reads it. NumericsError: the model produced NaN.
-            The editor is as it was, whatever is raised.
         """
         request = self._pipeline.request_edit(
             prompt,

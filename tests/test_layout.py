@@ -24,6 +24,7 @@ ELSEWHERE = {
     "sparse_kernels/test_triton_compiles": "the same, compiled for a GPU that is not here",
     "sparse_kernels/test_triton_count": "how many kernels a whole step takes",
     "support/test_oracle_by_hand": "the oracle against numpy",
+    "test_docs_site": "the documents as a site",
     "test_imports": "the order of the packages",
     "test_layout": "this file",
     "test_notebooks": "the notebooks",

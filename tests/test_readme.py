@@ -21,14 +21,12 @@ TEXTS = [
         "CHANGELOG.md",
         "benchmarks/LOG.md",
         "benchmarks/README.md",
-        "docs/app.md",
-        "docs/reliability.md",
         "training/README.md",
         "weights/README.md",
         "weights/demo/README.md",
         "weights/demo-look/README.md",
     )
-]
+] + sorted((ROOT / "docs").rglob("*.md"))
 FEW = ("--num-inference-steps", "2")
 
 
