@@ -61,6 +61,7 @@ class Autoencoder:
     whole_every: int = 2
     on_objects: float = 0.85
     gradient_weight: float = 0.3
+    colour_weight: float = 0.0
     divergence_weight: float = 1e-4
 
 
