@@ -2,27 +2,37 @@
 
 Floors lie a little under the figures of this very set. In the test of masks they catch queries from timesteps 700 to
 950 (IoU .55), two rounds of self-attention (.50) and none (recall .90); in the test of seams a `MAX_CORRECTION` of 0 or
-one of 255. Sources are recorded once and serve all tests.
+one of 255; in those of the drift check a `MAX_DRIFT_RATIO` of 1.2 (.15 of halved masks noticed, not .45) and a
+`GLOBAL_CHANGE_RATIO` of .85 (.50 of changed backgrounds, not .71). Sources are recorded once and serve all tests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+from fisedit.errors import Cancelled
 from fisedit.evaluation.quality import metrics
 from fisedit.evaluation.quality.edit_case import EditCase, MethodResult, make_case
 from fisedit.evaluation.quality.scene_edits import sample_edits, single_token_words
 from fisedit.evaluation.quality.scores import VISIBLE_SHARE
+from fisedit.masking.drift_check import DriftDetected, plan_check
 from fisedit.models.loader import load
-from tests.support.quality import needs_font
+from fisedit.sampling.trajectory import LatentEdit
+from fisedit.values import EditMask, MaskSource
+from tests.support.quality import SQUARE, needs_font
+
+if TYPE_CHECKING:
+    from fisedit.values import BoolGrid
 
 pytestmark = needs_font
 
 SEED = 977
 STEPS = 10
+EDITS = 40  # of which one in four is of a generated source, and left out
 KINDS = ("swap", "delete", "insert")
 
 
@@ -31,9 +41,17 @@ def cases() -> list[EditCase]:
     """Edits of opened scenes, each with its recorded source."""
     pipe = load("demo", device="cpu", dtype="fp32", local_files_only=True)
     side = 8 * pipe.unet.config.sample_size
-    edits = sample_edits(16, side, single_token_words(pipe.tokenizer), KINDS, SEED)
+    edits = sample_edits(EDITS, side, single_token_words(pipe.tokenizer), KINDS, SEED)
     drawn = [edit for edit in edits if edit.picture is not None and edit.true_mask is not None]
     return [make_case(pipe, edit, num_inference_steps=STEPS, guidance_scale=4.0) for edit in drawn]
+
+
+@pytest.fixture(scope="module")
+def backgrounds() -> list[EditCase]:
+    """Changes of the background, which concern the whole picture."""
+    pipe = load("demo", device="cpu", dtype="fp32", local_files_only=True)
+    edits = sample_edits(14, 128, single_token_words(pipe.tokenizer), ("background",), SEED)
+    return [make_case(pipe, edit, num_inference_steps=STEPS, guidance_scale=4.0) for edit in edits]
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +85,38 @@ def test_edits_are_near_the_dense_ones_and_show_no_seam(edited):
     assert len(edited) >= 10 and np.median(seams) < 1.35  # uncorrected 1.6
     assert np.median(inside) > 28
     assert np.median(deviations) < 75  # as `MAX_CORRECTION` has it: 50, without a limit 102
+
+
+def drifts(case: EditCase, grid: BoolGrid) -> DriftDetected | None:
+    """What the check says of an edit in a mask [h, w] that words are said to have found."""
+    engine, config = case.engine, case.config
+    check = plan_check(EditMask(grid, MaskSource.ATTENTION), STEPS)
+    edit = LatentEdit(config, engine.encode(config), {}, grid, (1,) * STEPS, check=check)
+
+    def stop(i: int, *_: object) -> None:
+        if i > check.step:
+            raise Cancelled("the check passed")
+
+    try:
+        engine.run_sparse(case.trajectory, [edit], stop)
+    except DriftDetected as drift:
+        return drift
+    except Cancelled:
+        return None
+    raise AssertionError("the check comes before the last step")
+
+
+def test_masks_that_are_too_small_are_noticed_and_others_are_not(cases):
+    halved, own = [], []
+    for case in cases:
+        if case.edit.kind != "insert":
+            true = case.true_grid
+            half = true & (np.indices(true.shape)[1] <= np.median(true.nonzero()[1]))
+            halved.append(drifts(case, half) is not None)
+            own.append(drifts(case, case.ours.grid) is not None)
+    assert len(halved) >= 18 and np.mean(halved) >= 0.35 and not any(own)
+
+
+def test_changes_of_the_whole_picture_are_noticed(backgrounds):
+    found = [drifts(case, SQUARE) for case in backgrounds]
+    assert np.mean([drift is not None and drift.is_global for drift in found]) >= 0.6
