@@ -41,6 +41,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "slider": _NUMBER,
     "checkbox": (bool, NoneType),
     "dropdown": _TEXT,
+    "radio": _TEXT,
     "file": (dict, NoneType),
 }
 """Components that events read -> what the page sends for them."""

@@ -1,4 +1,5 @@
-"""The HTTP API beside the page: generate, open, edit, preview, history. Typed; gradio describes it at /gradio_api/info.
+"""The HTTP API beside the page: generate, open, edit, erase, extend, preview, history. Typed; gradio describes it at
+/gradio_api/info.
 
 A program's session is its connection's (`session_hash`). Runs send {"step", "steps", "seconds_left"} as they go, and
 at the end {"id", "parent", "prompt", "picture", ...}: the picture is a PNG, as base64, whose metadata hold its origin.
@@ -6,10 +7,9 @@ at the end {"id", "parent", "prompt", "picture", ...}: the picture is a PNG, as 
 
 # Annotations are read by gradio as they stand: no `from __future__ import annotations` here.
 import base64
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from inspect import getdoc
-from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -17,9 +17,10 @@ from gradio.events import api
 from PIL import Image
 
 from app import export, handlers, views
-from app.validation import ReferencePicture, RegionSettings, SourceSettings, label
+from app.validation import MAX_PIXELS, ReferencePicture, RegionSettings, SourceSettings, label
 from fisedit import EditResult
 from fisedit.errors import InputError, SessionError
+from fisedit.integrations.region_json import parse_region, parse_regions
 from fisedit.storage import images
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ MAX_MASK_CHARACTERS, MAX_REFERENCE_CHARACTERS = 1 << 20, 3 << 20
 def add(state: "AppState", runs: dict[str, Any]) -> None:
     """Add the endpoints to the page that is being built; `runs` names the queue that long ones wait in."""
     endpoints = Endpoints(state)
-    for endpoint in (endpoints.generate, endpoints.edit):
+    for endpoint in (endpoints.generate, endpoints.edit, endpoints.erase, endpoints.extend):
         api(endpoint, api_name=endpoint.__name__, api_description=getdoc(endpoint), **runs)
     preview, history = endpoints.preview, endpoints.history
     quick: dict[str, Any] = {"concurrency_id": "preview", "concurrency_limit": 2}
@@ -68,6 +69,7 @@ class Endpoints:
         loras: dict[str, float] = {},  # noqa: B006 (gradio shows the default)
         reference: str = "",
         reference_scale: float = 1.0,
+        clip_skip: int = 0,
     ) -> Iterator[dict[str, Any]]:
         """Generate a picture from a prompt, to be edited in the same session.
 
@@ -79,17 +81,20 @@ class Endpoints:
             guidance: scale of classifier-free guidance, 0 to 30; null for the model's own.
             width: in pixels, 64 to 1024, divisible by 8; null for the model's own.
             height: in pixels, 64 to 1024, divisible by 8; null for the model's own.
-            scheduler: ddim, dpmsolver++, euler, euler_a or lcm.
+            scheduler: such as ddim or euler_a, or as web UIs say, such as "DPM++ 2M Karras".
             negative_prompt: what the picture should not show; "" for nothing.
             model: a name that is offered; "" for the first.
             loras: names that are offered -> their scales, -2 to 2.
             reference: a picture whose appearance is taken, in base64; "" for none.
             reference_scale: how much of its appearance, 0 to 2.
+            clip_skip: layers of the text encoder that are left out, 0 to 11.
 
         Yields:
             The progress of every step; at the end the result.
         """
-        settings = SourceSettings(steps, guidance, seed, width, height, scheduler, negative_prompt, model, loras)
+        settings = SourceSettings(
+            steps, guidance, seed, width, height, scheduler, negative_prompt, model, loras, clip_skip
+        )
         get_reference = _lazy_reference(reference, reference_scale)
         yield from self._stream(
             request, lambda session: handlers.generate(self._state, session, prompt, settings, get_reference())
@@ -105,6 +110,7 @@ class Endpoints:
         guidance: float | None = None,
         model: str = "",
         loras: dict[str, float] | None = None,
+        region: dict[str, Any] | None = None,
     ) -> Iterator[dict[str, Any]]:
         """Open a picture to edit it in the same session.
 
@@ -117,6 +123,8 @@ class Endpoints:
             guidance: scale of classifier-free guidance, 0 to 30; null for the model's own.
             model: a name that is offered; "" for the first.
             loras: names that are offered -> their scales, -2 to 2.
+            region: where it will be edited, of masks and boxes as in `edit`: of a large picture the part around it
+                alone is opened, at full resolution; {} for all of it.
 
         Yields:
             The progress of every step; at the end the result.
@@ -124,7 +132,8 @@ class Endpoints:
         settings = SourceSettings(
             _to_int(steps), guidance, _to_int(seed), model=model, loras={} if loras is None else loras
         )
-        given = picture or b"", prompt, settings
+        part = parse_region(region, _MaskLoader()) if region else None
+        given = picture or b"", prompt, settings, part
         yield from self._stream(request, lambda session: handlers.open_picture(self._state, session, *given))
 
     def edit(
@@ -138,12 +147,17 @@ class Endpoints:
         grow: int = 0,
         reference: str = "",
         reference_scale: float = 1.0,
+        strength: float = 1.0,
+        quality: str = "balanced",
+        seed: int = -1,
+        region: dict[str, Any] = {},  # noqa: B006
+        regions: list[dict[str, Any]] = [],  # noqa: B006
     ) -> Iterator[dict[str, Any]]:
         """Change the session's current picture to fit another prompt, with the model and LoRAs that made it.
 
         Args:
             request: filled in by the server from the connection.
-            prompt: what the picture should show; at most 2,000 characters.
+            prompt: what the picture should show; at most 2,000 characters. "" for the current one beside regions.
             mask: an image in base64, white where the edit may change the picture; "" to find it by the words.
             protect: an image in base64, white where the picture must not change; "" for nowhere.
             words: at most 16 words of either prompt to find the mask by; [] for the changed ones.
@@ -151,11 +165,19 @@ class Endpoints:
             grow: latent cells (8 pixels) to dilate the mask by, -16 to 16; negative erodes.
             reference: a picture whose appearance the edited area takes, in base64; "" for none.
             reference_scale: how much of its appearance, 0 to 2.
+            strength: share of the steps to run, above 0 to 1; less keeps more of what was there.
+            quality: "fast", "balanced" or "close": how near the edit comes to a dense one, for its time.
+            seed: of other noise in the mask, 0 to 2**32 - 1, with which the prompt may stay; -1 for the picture's.
+            region: where the edit may change the picture, instead of mask, words and instance: an object with one of
+                words, mask (base64, perhaps with soft), box, border, everywhere, any, all and minus, and perhaps grow
+                and feather; {} for those.
+            regions: at most 16 objects of a region and its own prompt, edited in one run; [] for one prompt.
 
         Yields:
             The progress of every step; at the end the result.
         """
-        get_region = _lazy_region(words, instance, grow, mask, protect)
+        repaint = strength, quality, seed
+        get_region = _lazy_region(words, instance, grow, mask, protect, repaint, region, regions)
         get_reference = _lazy_reference(reference, reference_scale)
         yield from self._stream(
             request, lambda session: handlers.edit(self._state, session, prompt, get_region(), get_reference())
@@ -172,6 +194,10 @@ class Endpoints:
         grow: int = 0,
         reference: str = "",
         reference_scale: float = 1.0,
+        strength: float = 1.0,
+        quality: str = "balanced",
+        seed: int = -1,
+        region: dict[str, Any] = {},  # noqa: B006
     ) -> dict[str, Any]:
         """Predict where an edit would change the picture, and its cost. No result is made.
 
@@ -185,14 +211,80 @@ class Endpoints:
             grow: latent cells (8 pixels) to dilate the mask by, -16 to 16; negative erodes.
             reference: a picture whose appearance the edited area takes, in base64; "" for none.
             reference_scale: how much of its appearance, 0 to 2.
+            strength: share of the steps to run, above 0 to 1; less keeps more of what was there.
+            quality: "fast", "balanced" or "close", as in `edit`.
+            seed: as in `edit`.
+            region: as in `edit`.
 
         Returns:
             The mask, its share of the picture, the predicted seconds and multiply-accumulates, beside a dense run's.
         """
-        get_region = _lazy_region(words, instance, grow, mask, protect)
+        repaint = strength, quality, seed
+        get_region = _lazy_region(words, instance, grow, mask, protect, repaint, region)
         get_reference = _lazy_reference(reference, reference_scale)
         return _estimate_to_dict(
             handlers.preview(self._state, self._session(request), prompt, get_region(), get_reference())
+        )
+
+    def erase(
+        self,
+        request: gr.Request,
+        region: dict[str, Any],
+        quality: str = "balanced",
+        seed: int = -1,
+    ) -> Iterator[dict[str, Any]]:
+        """Let what is around a region of the session's current picture grow into it; no words are needed.
+
+        Args:
+            request: filled in by the server from the connection.
+            region: what goes, as in `edit`.
+            quality: as in `edit`.
+            seed: as in `edit`.
+
+        Yields:
+            The progress of every step; at the end the result.
+        """
+        if not region:
+            raise InputError('region must say what goes, got none; send such as {"box": [0, 0, 64, 64]}')
+        get_region = _lazy_region([], -1, 0, "", "", (1.0, quality, seed), region)
+        yield from self._stream(request, lambda session: handlers.erase(self._state, session, get_region()))
+
+    def extend(
+        self,
+        request: gr.Request,
+        left: int = 0,
+        top: int = 0,
+        right: int = 0,
+        bottom: int = 0,
+        prompt: str = "",
+        quality: str = "balanced",
+        seed: int = -1,
+    ) -> Iterator[dict[str, Any]]:
+        """Make the session's current picture larger and paint what is added; every pixel that it had stays.
+
+        Args:
+            request: filled in by the server from the connection.
+            left: pixels to add, 0 to 1024, as many as the picture has at most.
+            top: pixels to add.
+            right: pixels to add.
+            bottom: pixels to add.
+            prompt: what the larger picture shows; "" for the current prompt.
+            quality: as in `edit`.
+            seed: of the noise of what is added, 0 to 2**32 - 1; -1 for the usual one.
+
+        Yields:
+            The progress of every step; at the end the result.
+        """
+        widths, noise = (left, top, right, bottom), None if seed == -1 else seed
+        yield from self._stream(
+            request,
+            lambda session: handlers.extend(
+                self._state,
+                session,
+                widths,
+                prompt or session.current.prompt,
+                RegionSettings(quality=quality, seed=noise),
+            ),
         )
 
     def history(self, request: gr.Request, checkout: str = "", pictures: bool = False) -> dict[str, Any]:
@@ -239,7 +331,8 @@ def _add_open(handler: Callable[..., Any], runs: dict[str, Any]) -> None:
         seed, steps = gr.Number(0, label="seed", precision=0), gr.Number(25, label="steps", precision=0)
         guidance = gr.Number(None, label="guidance")
         model, loras = gr.Textbox("", label="model"), gr.JSON({}, label="loras")
-        inputs, result = [picture, prompt, seed, steps, guidance, model, loras], gr.JSON(label="result")
+        region, result = gr.JSON({}, label="region"), gr.JSON(label="result")
+        inputs = [picture, prompt, seed, steps, guidance, model, loras, region]
         gr.Button().click(handler, inputs, result, api_name="open", api_description=getdoc(handler), **runs)
 
 
@@ -251,12 +344,12 @@ def _result_to_dict(session: "Session", result: EditResult, *, pictures: bool) -
         "change": "" if result.parent is None else str(result.diff),
         "model": label(session.model_name(result)),
         "recipe": asdict(result.config),
-        "mask_area": result.mask.area,
+        "mask_area": views.area_of(result.mask, result.size, result.config.crop),
         "stats": result.stats.as_dict(),
     }
     if pictures:
         values["picture"] = base64.b64encode(export.picture_bytes(session, result)).decode()
-        values["mask"] = _png_base64(result.mask.image())
+        values["mask"] = views.png_base64(views.mask_image(result.mask, result.size, result.config.crop))
     return values
 
 
@@ -264,8 +357,8 @@ def _estimate_to_dict(estimate: handlers.EditEstimate) -> dict[str, Any]:
     plan = estimate.preview
     return {
         "change": str(plan.diff),
-        "mask": _png_base64(plan.mask.image()),
-        "mask_area": plan.mask.area,
+        "mask": views.png_base64(views.mask_image(plan.mask, estimate.size, estimate.crop)),
+        "mask_area": views.area_of(plan.mask, estimate.size, estimate.crop),
         "confidence": plan.confidence,
         "pieces": plan.pieces,
         "seconds": estimate.seconds,
@@ -277,7 +370,16 @@ def _estimate_to_dict(estimate: handlers.EditEstimate) -> dict[str, Any]:
     }
 
 
-def _lazy_region(words: list[str], instance: int, grow: int, mask: str, protect: str) -> Callable[[], RegionSettings]:
+def _lazy_region(
+    words: list[str],
+    instance: int,
+    grow: int,
+    mask: str,
+    protect: str,
+    repaint: tuple[float, str, int],
+    region: dict[str, Any],
+    regions: Sequence[dict[str, Any]] = (),
+) -> Callable[[], RegionSettings]:
     """A region from a program's arguments, read when the run begins, so that errors are reported alike."""
 
     def get_region() -> RegionSettings:
@@ -285,7 +387,14 @@ def _lazy_region(words: list[str], instance: int, grow: int, mask: str, protect:
             raise InputError("words must be a list of words of a prompt")
         add = _decode_image(mask, "mask")
         piece = None if instance == -1 else instance
-        return RegionSettings(tuple(words), piece, grow, add, _decode_image(protect, "protect"), only=add is not None)
+        keep = _decode_image(protect, "protect")
+        strength, quality, seed = repaint
+        noise = None if seed == -1 else seed
+        settings = RegionSettings(tuple(words), piece, grow, add, keep, add is not None, strength, quality, noise)
+        load_mask = _MaskLoader()
+        whole = parse_region(region, load_mask) if region else None
+        several = parse_regions(regions, load_mask) if regions else ()
+        return replace(settings, region=whole, regions=tuple(several))
 
     return get_region
 
@@ -305,16 +414,25 @@ def _decode_image(text: str, what: str) -> Image.Image | None:
     return images.decode(data, what).image if data else None
 
 
+class _MaskLoader:
+    """Decodes the masks of a request, which together have at most `MAX_PIXELS`."""
+
+    def __init__(self) -> None:
+        self._left = MAX_PIXELS
+
+    def __call__(self, text: str) -> Image.Image:
+        data = _decode_bytes(text, "mask", MAX_MASK_CHARACTERS)
+        if not data:
+            raise InputError("mask of a region must be an image as base64, got an empty text")
+        mask = images.decode(data, "mask", max_pixels=self._left).image
+        self._left = max(1, self._left - mask.width * mask.height)
+        return mask
+
+
 def _decode_bytes(text: str, what: str, most: int) -> bytes:
     if not isinstance(text, str) or len(text) > most:
         raise InputError(f"{what} must be an image as base64 of at most {most} letters")
     return views.decode_base64(text, what)
-
-
-def _png_base64(image: Image.Image) -> str:
-    file = BytesIO()
-    image.save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()
 
 
 def _to_int(number: float) -> Any:

@@ -22,7 +22,7 @@ from fisedit.errors import FisEditError, InputError, SessionError
 from fisedit.storage import provenance
 from fisedit.storage.files import SESSION_INDEX, write_bytes
 from fisedit.storage.images import read_size
-from fisedit.storage.session_index import VERSION, Limits, SessionIndex, damaged, decode_index, encode_index
+from fisedit.storage.session_index import Limits, SessionIndex, damaged, decode_index, encode_index
 
 MAX_BYTES, MAX_UNPACKED, MAX_FILES = 256 << 20, 512 << 20, 2_000
 MAX_DECODED_PIXELS = 350_000_000
@@ -98,7 +98,7 @@ def _with_models(index: dict[str, Any], rename: Callable[[str], str]) -> bytes:
     results = [entry | ({"model": rename(entry["model"])} if "model" in entry else {}) for entry in index["results"]]
     named = index | {"model": rename(index["model"]), "results": results}
     named.pop("adapters", None)
-    return encode_index(named) if index["version"] == VERSION else json.dumps(named).encode()
+    return encode_index(named) if "sha256" in index else json.dumps(named).encode()
 
 
 def _read_members(data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:

@@ -8,19 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
-from app import validation
-from fisedit.values import SchedulerName
+from app import html, validation
+from fisedit.values import CLIP_SKIPS, Quality, SchedulerName
 
 if TYPE_CHECKING:
     from app.model_pool import ModelPool
 
-SCHEDULERS = {
-    "DDIM": SchedulerName.DDIM,
-    "DPM++ 2M": SchedulerName.DPM_SOLVER,
-    "Euler": SchedulerName.EULER,
-    "Euler a": SchedulerName.EULER_ANCESTRAL,
-    "LCM": SchedulerName.LCM,
-}
+SCHEDULERS = {name.label: name for name in SchedulerName}
 """Names that users know."""
 
 ALL_PIECES = ("All pieces", "all")
@@ -43,6 +37,7 @@ class PageComponents:
             with gr.Column(scale=5, min_width=320, elem_id="right"):
                 self._add_prompt()
                 self._add_region()
+                self._add_extension()
                 with gr.Accordion("Settings of new pictures", open=False, elem_id="settings-panel"):
                     self._add_settings()
                 self._add_reference()
@@ -60,16 +55,18 @@ class PageComponents:
             apply_default_css=False,
             elem_id="stage",
         )
+        self.before = gr.Dropdown([], label="Compare with", visible=False, elem_id="before", filterable=False)
         self.cost_line = gr.HTML(elem_id="truth", elem_classes="line")
         with gr.Row(elem_id="after"):
             self.undo = gr.Button("Undo", size="sm", interactive=False, elem_id="undo")
             self.redo = gr.Button("Redo", size="sm", interactive=False, elem_id="redo")
-            self.delete = gr.Button("Delete", size="sm", interactive=False, elem_id="delete")
-            self.measure = gr.Button("Measure dense", size="sm", interactive=False, elem_id="measure")
+            self.vary = gr.Button("4 variations", size="sm", interactive=False, elem_id="vary")
+            self.erase = gr.Button("Erase", size="sm", interactive=False, elem_id="erase")
+            self.measure = gr.Button("Time a full run", size="sm", interactive=False, elem_id="measure")
             self.download = gr.Button("Download", size="sm", interactive=False, elem_id="download")
             self.save = gr.Button("Download all", size="sm", interactive=False, elem_id="save")
+            self.delete = gr.Button("Delete", size="sm", interactive=False, elem_id="delete")
         self.tree = gr.HTML(elem_id="history", js_on_load=read_asset("tree.js"), apply_default_css=False)
-        self.before = gr.Dropdown([], label="Compare with", visible=False, elem_id="before", filterable=False)
 
     def _add_prompt(self) -> None:
         self.prompt = gr.Textbox(
@@ -81,11 +78,13 @@ class PageComponents:
             elem_id="prompt",
             autofocus=True,
         )
+        self.examples = gr.HTML(html.examples(self.pool.first.vocabulary), elem_id="examples", elem_classes="line")
         self.words_line = gr.HTML(elem_id="words-line", elem_classes="line")
         with gr.Row(elem_id="actions"):
             self.run = gr.Button("Run edit", variant="secondary", interactive=False, elem_id="run")
             self.make = gr.Button("New picture", variant="primary", interactive=False, elem_id="make")
             self.stop = gr.Button("Stop", variant="stop", visible=False, elem_id="stop")
+        self.live = gr.Checkbox(label="Live: draw while I type", elem_id="live")
         self.facts = gr.HTML(elem_id="facts", elem_classes="line")
         self.status = gr.HTML(elem_id="status")
 
@@ -95,10 +94,22 @@ class PageComponents:
                 [], multiselect=True, label="Use only these words", elem_id="words", allow_custom_value=True
             )
             self.instance = gr.Dropdown(
-                [ALL_PIECES], value=ALL_PIECES[1], label="Piece", elem_id="piece", filterable=False
+                [ALL_PIECES], value=ALL_PIECES[1], label="Which of several", elem_id="piece", filterable=False
             )
-            self.grow = gr.Slider(*validation.GROW, value=0, step=1, label="Grow or shrink", elem_id="grow")
+            self.grow = gr.Slider(*validation.GROW, value=0, step=1, label="Wider or tighter", elem_id="grow")
             self.only = gr.Checkbox(label="Only where I paint", elem_id="only")
+            self.feather = gr.Slider(*validation.FEATHER, value=0, step=1, label="Soft edge", elem_id="feather")
+            self.strength = gr.Slider(0.05, 1, value=1, step=0.05, label="Strength", elem_id="strength")
+            self.quality = gr.Radio(list(Quality), value=Quality.BALANCED, label="Quality", elem_id="quality")
+            self.reset_region = gr.Button("Reset", size="sm", elem_id="reset-region")
+
+    def _add_extension(self) -> None:
+        with gr.Accordion("Extend the picture", open=False, elem_id="extend-panel"), gr.Row(elem_id="extension"):
+            self.extension = [
+                gr.Number(0, label=side, precision=0, minimum=0, maximum=validation.EXTENSION[1], min_width=60)
+                for side in ("Left", "Top", "Right", "Bottom")
+            ]
+            self.extend = gr.Button("Extend", size="sm", interactive=False, elem_id="extend")
 
     def _add_reference(self) -> None:
         offered = self.pool.adapter is not None
@@ -124,6 +135,7 @@ class PageComponents:
                 height=120,
                 elem_id="file",
             )
+            self.earlier = gr.HTML(html.EARLIER, elem_id="earlier", elem_classes="line")
             self.found = gr.HTML(elem_id="found", elem_classes="line")
             self.open = gr.Button("Open this picture", interactive=False, elem_id="open")
 
@@ -153,16 +165,18 @@ class PageComponents:
             self.guidance = gr.Slider(
                 *validation.GUIDANCE, value=self.pool.first.guidance, step=0.5, label="Guidance", elem_id="guidance"
             )
+        self.random = gr.Checkbox(True, label="Another seed for each new picture", elem_id="random")
         with gr.Row(elem_id="seed-row"):
             self.seed = gr.Number(
                 value=0, precision=0, minimum=0, maximum=validation.SEEDS[1], label="Seed", elem_id="seed", scale=3
             )
-            self.reuse = gr.Button("Reuse", size="sm", elem_id="reuse", min_width=60)
-            self.random_seed = gr.Button("Dice", size="sm", elem_id="dice", min_width=60)
+            self.reuse = gr.Button("This picture's", size="sm", elem_id="reuse", min_width=60)
         with gr.Row():
             self.width = gr.Slider(*validation.SIDES, value=native, step=8, label="Width", elem_id="width")
             self.height = gr.Slider(*validation.SIDES, value=native, step=8, label="Height", elem_id="height")
-        self.scheduler = gr.Dropdown(list(SCHEDULERS), value="DDIM", label="Scheduler", elem_id="scheduler")
+        with gr.Row():
+            self.scheduler = gr.Dropdown(list(SCHEDULERS), value="DDIM", label="Scheduler", elem_id="scheduler")
+            self.clip_skip = gr.Slider(*CLIP_SKIPS, value=0, step=1, label="CLIP skip", elem_id="clip-skip")
         self.negative = gr.Textbox(
             label="Negative prompt", lines=1, max_length=validation.MAX_PROMPT_CHARACTERS, elem_id="negative"
         )
@@ -171,6 +185,9 @@ class PageComponents:
         """Buttons that scripts press, and the file that the browser fetches."""
         self.show_words = gr.Button(visible="hidden", elem_id="tell")
         self.show_preview = gr.Button(visible="hidden", elem_id="look")
+        self.draw_live = gr.Button(visible="hidden", elem_id="draw")
+        self.wider = gr.Button(visible="hidden", elem_id="wider")
+        self.tighter = gr.Button(visible="hidden", elem_id="tighter")
         self.reconnect = gr.Button(visible="hidden", elem_id="listen")
         self.delete_now = gr.Button(visible="hidden", elem_id="delete-now")
         self.fetch = gr.DownloadButton(visible="hidden", elem_id="fetch")
@@ -180,7 +197,12 @@ class PageComponents:
     @property
     def edit_inputs(self) -> list[Any]:
         """The arguments of an edit."""
-        return [self.prompt, *self.reference_inputs, self.stage, self.words, self.instance, self.grow, self.only]
+        return [self.prompt, *self.reference_inputs, self.stage, *self.region_inputs]
+
+    @property
+    def region_inputs(self) -> list[Any]:
+        """The region's controls."""
+        return [self.words, self.instance, self.grow, self.only, self.feather, self.strength, self.quality]
 
     @property
     def reference_inputs(self) -> list[Any]:
@@ -191,7 +213,16 @@ class PageComponents:
     def settings_inputs(self) -> list[Any]:
         """The settings of a new picture."""
         size = [self.steps, self.guidance, self.seed, self.width, self.height]
-        return [*size, self.scheduler, self.negative, self.model, self.loras, *self.lora_scales.values()]
+        return [
+            self.random,
+            *size,
+            self.scheduler,
+            self.clip_skip,
+            self.negative,
+            self.model,
+            self.loras,
+            *self.lora_scales.values(),
+        ]
 
     @property
     def session_outputs(self) -> list[Any]:
@@ -206,8 +237,20 @@ class PageComponents:
             self.words_line,
             self.facts,
         ]
-        buttons = [self.undo, self.redo, self.delete, self.measure, self.download, self.save, self.run, self.make]
-        return [*shown, *buttons, self.stop, self.words, self.instance, self.descendants, self.open]
+        buttons = [
+            self.undo,
+            self.redo,
+            self.vary,
+            self.erase,
+            self.delete,
+            self.measure,
+            self.download,
+            self.save,
+            self.run,
+            self.make,
+            self.extend,
+        ]
+        return [*shown, *buttons, self.stop, *self.region_inputs, self.descendants, self.open]
 
 
 def _header(pool: ModelPool) -> str:

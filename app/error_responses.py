@@ -6,9 +6,16 @@ Knows HTTP answers; neither routes nor sessions.
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
+
+from fisedit.errors import Cancelled, FisEditError
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 _CODES = {401: "token", 403: "forbidden", 404: "not-found", 405: "not-found", 413: "too-large", 503: "busy"}
 _LINES = {
@@ -45,14 +52,40 @@ class RequestRefused(Exception):
         super().__init__(why)
         self.status, self.why, self.code = status, why, code or _CODES.get(status, "input")
 
-    def answer(self) -> JSONResponse:
-        """The answer to the request."""
-        return error_answer(self.status, f"error[{self.code}]: {self.why}")
+    def answer(self, path: str = "") -> JSONResponse:
+        """The answer to the request of a path."""
+        return error_answer(self.status, f"error[{self.code}]: {self.why}", path)
 
 
-def error_answer(status: int, line: str) -> JSONResponse:
-    """An answer of one line, under the names that FastAPI's clients and gradio's page read."""
-    return JSONResponse({"detail": line, "error": line}, status)
+def error_answer(status: int, line: str, path: str = "") -> JSONResponse:
+    """An answer of one line, under the names that FastAPI's clients and gradio's page read, or else OpenAI's."""
+    if not path.startswith("/v1/"):
+        return JSONResponse({"detail": line, "error": line}, status)
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    code = line.removeprefix("error[").partition("]")[0]
+    return JSONResponse({"error": {"message": line, "type": kind, "param": None, "code": code}}, status)
+
+
+def add_error_handlers(routes: FastAPI) -> None:
+    """Have routes answer errors raised on purpose with their line, and other requests than they take with another.
+
+    Args:
+        routes: of programs.
+    """
+    from fastapi.exceptions import RequestValidationError
+
+    async def answer_error(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, FisEditError)
+        status = 503 if error.code == "busy" else 409 if isinstance(error, Cancelled) else 400
+        return error_answer(status, f"error[{error.code}]: {error}")
+
+    async def answer_invalid(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        wrong = "; ".join(f"{'.'.join(map(str, one['loc'][1:]))} {one['msg']}" for one in error.errors()[:3])
+        return error_answer(400, f"error[input]: {wrong.strip()}")
+
+    routes.add_exception_handler(FisEditError, answer_error)
+    routes.add_exception_handler(RequestValidationError, answer_invalid)
 
 
 def with_plain_errors(scope: Scope, receive: Receive, send: Send) -> Send:
@@ -74,7 +107,7 @@ def with_plain_errors(scope: Scope, receive: Receive, send: Send) -> Send:
         elif message["type"] == "http.response.body":
             body.extend(message.get("body", b""))
             if not message.get("more_body", False):
-                await _plain_error(status, bytes(body))(scope, receive, send)
+                await _plain_error(status, bytes(body), scope["path"])(scope, receive, send)
 
     return replaced
 
@@ -96,14 +129,14 @@ def _stream_line(event: bytes) -> str:
     return next((line for part, line in _STREAM_LINES.items() if part in event), INTERNAL_LINE)
 
 
-def _plain_error(status: int, body: bytes) -> JSONResponse:
+def _plain_error(status: int, body: bytes, path: str) -> JSONResponse:
     """An answer's own line where that is one of ours, else what its status means."""
     line = _own_line(body)
     if line.startswith("error[") and line != INTERNAL_LINE:
-        return error_answer(400 if status == 500 else status, line)
+        return error_answer(400 if status == 500 else status, line, path)
     if status >= 500 and status not in _LINES:
-        return error_answer(500, INTERNAL_LINE)
-    return RequestRefused(status, _LINES.get(status, _INPUT_LINE)).answer()
+        return error_answer(500, INTERNAL_LINE, path)
+    return RequestRefused(status, _LINES.get(status, _INPUT_LINE)).answer(path)
 
 
 def _own_line(body: bytes) -> str:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
-from app import export, handlers, html, views
-from app.components import ALL_PIECES, SCHEDULERS
+from app import export, handlers, html, inputs, live, variations, views
+from app.components import ALL_PIECES
 from app.updates import PageUpdates, Updates
-from app.validation import Busy, ReferencePicture, RegionSettings, SourceSettings
+from app.validation import GROW, Busy, PartNotOpened, decode_picture
 from fisedit.errors import Cancelled, FisEditError, InputError, SessionError
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from app.runs import RunProgress
     from app.session import Session
     from app.sessions import AppState
+    from fisedit import EditResult
 
 PREVIEW_INTERVAL = 0.25
 """Seconds between two previews of a run: showing every step of a quick one would slow it down."""
@@ -48,9 +49,13 @@ class EventHandlers:
             session = self.state.adopt(_caller(request), key if isinstance(key, str) else "")
         except FisEditError as error:
             return {self.page.status: html.message(str(error), "error"), self.page.make: gr.update(interactive=True)}
-        warning = "What was saved of this session cannot be read, and was put aside." if session.was_damaged else ""
+        if not session.idle:
+            session.stop_unseen()
+        notice = html.message(session.notice)
+        if session.was_damaged:
+            notice = html.message("What was saved of this session cannot be read, and was put aside.", "error")
         shown = self.updates.session(session, view="edit")
-        return {self.page.key: session.key, **shown, self.page.status: html.message(warning, "error")}
+        return {self.page.key: session.key, **shown, self.page.status: notice}
 
     def on_leave(self, request: gr.Request) -> None:
         """A page was closed: its work ends."""
@@ -70,11 +75,11 @@ class EventHandlers:
             scale: how much of its appearance, 0 to 2.
             settings: values of `PageComponents.settings_inputs`.
         """
-        reference_picture = _reference(reference, scale)
+        reference_picture = inputs.reference_picture(reference, scale)
         yield from self._run(
             request,
             lambda session: handlers.generate(
-                self.state, session, prompt, self._settings(*settings), reference_picture
+                self.state, session, prompt, inputs.settings(self.page, *settings), reference_picture
             ),
         )
 
@@ -89,10 +94,15 @@ class EventHandlers:
         """
 
         def start(session: Session) -> Iterator[RunProgress]:
-            own_size = replace(self._settings(*settings), width=None, height=None)
-            return handlers.open_picture(self.state, session, data or b"", prompt, own_size)
+            own_size = replace(inputs.settings(self.page, *settings), width=None, height=None)
+            for progress in handlers.open_picture(self.state, session, data or b"", prompt, own_size):
+                opened.extend(filter(None, [progress.result]))
+                yield progress
 
+        opened: list[EditResult] = []
         yield from self._run(request, start)
+        if opened:
+            yield {self.page.file: None, self.page.found: "", self.page.open: gr.update(interactive=False)}
 
     def on_edit(
         self, request: gr.Request, prompt: str, reference: bytes | None, scale: float, *region: Any
@@ -106,12 +116,100 @@ class EventHandlers:
             scale: how much of its appearance, 0 to 2.
             region: values of the further `PageComponents.edit_inputs`.
         """
-        reference_picture = _reference(reference, scale)
+        reference_picture = inputs.reference_picture(reference, scale)
         yield from self._run(
             request,
-            lambda session: handlers.edit(self.state, session, prompt, _region(session, *region), reference_picture),
+            lambda session: handlers.edit(
+                self.state, session, prompt, inputs.region(session, prompt, reference, *region), reference_picture
+            ),
             prompt,
         )
+
+    def on_vary(
+        self, request: gr.Request, prompt: str, reference: bytes | None, scale: float, *region: Any
+    ) -> Iterator[Updates]:
+        """Edit the current picture several times, each with other noise.
+
+        Args:
+            request: of the page.
+            prompt: what the picture should show.
+            reference: the file of a picture whose appearance is taken, or None.
+            scale: how much of its appearance, 0 to 2.
+            region: values of the further `PageComponents.edit_inputs`.
+        """
+        reference_picture = inputs.reference_picture(reference, scale)
+        yield from self._run(
+            request,
+            lambda session: variations.vary(
+                self.state, session, prompt, inputs.region(session, prompt, reference, *region), reference_picture
+            ),
+            prompt,
+        )
+
+    def on_erase(self, request: gr.Request, *values: Any) -> Iterator[Updates]:
+        """Let what is around the painted area of the current picture grow into it.
+
+        Args:
+            request: of the page.
+            values: of `PageComponents.edit_inputs`, of which the region's are read.
+        """
+        prompt, _, _, *region = values
+        yield from self._run(
+            request,
+            lambda session: handlers.erase(
+                self.state, session, inputs.region(session, session.current.prompt, None, *region)
+            ),
+            prompt,
+        )
+
+    def on_extend(self, request: gr.Request, prompt: str, *widths: float | None) -> Iterator[Updates]:
+        """Make the current picture larger and paint what is added.
+
+        Args:
+            request: of the page.
+            prompt: what the larger picture shows.
+            widths: pixels at the left, top, right and bottom.
+        """
+        left, top, right, bottom = (int(width or 0) for width in widths)
+        yield from self._run(
+            request, lambda session: handlers.extend(self.state, session, (left, top, right, bottom), prompt)
+        )
+
+    def on_live(
+        self, request: gr.Request, prompt: str, reference: bytes | None, scale: float, *region: Any
+    ) -> Iterator[Updates]:
+        """Draw an edit over the current picture while its prompt is typed; a newer one stops it.
+
+        Args:
+            request: of the page.
+            prompt: what the picture should show.
+            reference: the file of a picture whose appearance is taken, or None.
+            scale: how much of its appearance, 0 to 2.
+            region: values of the further `PageComponents.edit_inputs`.
+        """
+        page, shown = self.page, 0.0
+        try:
+            session = self._session(request)
+            if not len(session.history) or prompt.strip() in ("", session.current.prompt):
+                return
+            where, reference_picture = (
+                inputs.region(session, prompt, reference, *region),
+                inputs.reference_picture(reference, scale),
+            )
+            for progress in live.edit_live(self.state, session, prompt, where, reference_picture):
+                if progress.result is not None:
+                    made = progress.result
+                    drawn = views.preview_overlay(made.canvas, made.mask, made.size, made.config.crop)
+                    yield {page.stage: gr.update(live=drawn), page.status: html.message("Live: Run keeps it.")}
+                elif progress.picture is not None and perf_counter() - shown >= PREVIEW_INTERVAL:
+                    shown = perf_counter()
+                    yield {page.stage: gr.update(live=_preview_overlay(session, progress, prompt))}
+        except (Cancelled, Busy):
+            return
+        except PartNotOpened as error:
+            yield {page.stage: gr.update(live=""), page.status: html.message(str(error))}
+        except FisEditError as error:
+            yield {page.stage: gr.update(live=""), page.status: html.message(str(error), "error")}
 
     def on_measure(self, request: gr.Request) -> Iterator[Updates]:
         """A dense run of the result on the stage, to compare."""
@@ -126,15 +224,19 @@ class EventHandlers:
 
     # Before a run
 
-    def on_words(self, request: gr.Request, prompt: str, chosen: list[str]) -> Updates:
-        """Show the changed words of a prompt.
+    def on_words(self, request: gr.Request, prompt: str, chosen: list[str], model: str) -> Updates:
+        """Show the changed words of a prompt, and before the first picture those that the model does not know.
 
         Args:
             request: of the page.
             prompt: the new prompt.
             chosen: words that are selected to find the mask by.
+            model: label of the model that is selected for new pictures.
         """
-        return self.updates.words(self._session(request), prompt, chosen)
+        session = self._session(request)
+        live.stop_live(session)
+        shown = self.updates.words(session, prompt, chosen, model)
+        return {**shown, self.page.status: html.message(session.notice)} if session.idle else shown
 
     def on_preview(
         self, request: gr.Request, prompt: str, reference: bytes | None, scale: float, strokes: str, *region: Any
@@ -152,13 +254,19 @@ class EventHandlers:
         page, session = self.page, None
         try:
             session = self.state.session(_caller(request))
-            if not len(session.history) or not prompt.strip():
-                return {page.facts: ""}
-            where, reference_picture = _region(session, strokes, *region), _reference(reference, scale)
+            unchanged = len(session.history) and prompt.strip() == session.current.prompt and not strokes
+            if not len(session.history) or not prompt.strip() or unchanged:
+                return {page.facts: "", page.stage: gr.update(region="")}
+            where, reference_picture = (
+                inputs.region(session, prompt, reference, strokes, *region),
+                inputs.reference_picture(reference, scale),
+            )
             estimate = handlers.preview(self.state, session, prompt, where, reference_picture)
         except Busy as error:
             own = session is not None and not session.idle
             return {page.facts: gr.skip() if own else html.message(str(error))}
+        except PartNotOpened as error:
+            return {page.facts: html.message(str(error)), page.stage: gr.update(region="")}
         except FisEditError as error:
             return {page.facts: html.message(str(error), "error"), page.stage: gr.update(region="")}
         return self.updates.estimate(estimate, all_pieces=region[1] == ALL_PIECES[1])
@@ -167,20 +275,31 @@ class EventHandlers:
         """A model was chosen: its own size and guidance are suggested."""
         try:
             model = self.state.pool.select(str(label))
+            examples = html.examples(model.vocabulary)
         except FisEditError as error:
             return {self.page.status: html.message(str(error), "error")}
         side, page = model.native_size, self.page
-        return {page.width: side, page.height: side, page.guidance: model.guidance}
+        size = {page.width: side, page.height: side, page.guidance: model.guidance}
+        return size | {page.examples: examples}
 
     def on_loras(self, chosen: list[str] | None, *scales: float) -> Updates:
         """LoRAs were chosen: each has a scale, as it was before or 1."""
         before = dict(zip(self.page.lora_scales, scales, strict=True))
         return self.updates.lora_scales({label: before[label] for label in chosen or () if label in before})
 
-    def on_reuse(self, request: gr.Request) -> Any:
-        """The seed of the picture on the stage."""
+    def on_reuse(self, request: gr.Request) -> Updates:
+        """The seed of the picture on the stage, for new pictures."""
         history = self._session(request).history
-        return history.current.config.seed if len(history) else gr.skip()
+        return {self.page.seed: history.current.config.seed, self.page.random: False} if len(history) else {}
+
+    def on_widen(self, cells: int) -> Callable[[float], int]:
+        """An event that makes the region wider by some cells, or tighter."""
+        low, high = GROW
+        return lambda grow: min(high, max(low, int(grow or 0) + cells))
+
+    def on_reset(self) -> Updates:
+        """The region's controls as they are at first."""
+        return {self.page.words: [], self.page.instance: ALL_PIECES[1], **self.updates.region()}
 
     # History and files
 
@@ -220,7 +339,7 @@ class EventHandlers:
 
         return handle
 
-    def on_file(self, request: gr.Request, data: bytes | None) -> Updates:
+    def on_file(self, request: gr.Request, data: bytes | None, model: str) -> Updates:
         """A file was dropped: a saved session is loaded, of a picture the settings are."""
         page, data = self.page, data or b""
         try:
@@ -230,26 +349,16 @@ class EventHandlers:
                 shown = self.updates.session(session, view="edit")
                 return {**shown, page.found: html.message("The session is open.")}
             found = export.restore_settings(self.state, data)
+            notes = f"{found.message} {export.canvas_note(self.state, data, model)}".strip()
         except FisEditError as error:
             return {page.found: html.message(str(error), "error"), page.open: gr.update(interactive=False)}
-        updates: Updates = {page.found: html.message(found.message), page.open: gr.update(interactive=True)}
+        waiting = html.waiting_picture(decode_picture(data), notes, ask=not found.prompt)
+        updates: Updates = {page.found: waiting, page.open: gr.update(interactive=True)}
         updates |= {page.open_panel: gr.update(open=True)}
         updates |= {page.prompt: found.prompt} if found.prompt else {}
         return updates | (self.updates.settings(found.settings) if found.settings else {})
 
     # What they share
-
-    def _settings(self, *values: Any) -> SourceSettings:
-        """What `PageComponents.settings_inputs` hold; sliders give floats."""
-        steps, guidance, seed, width, height, scheduler, negative, model, chosen, *scales = values
-        steps, seed, width, height = (
-            int(value) if isinstance(value, float) and value.is_integer() else value
-            for value in (steps, seed, width, height)
-        )
-        scale = dict(zip(self.page.lora_scales, scales, strict=True))
-        loras = {str(name): scale.get(name, 1.0) for name in chosen or ()}
-        known = SCHEDULERS.get(scheduler, str(scheduler))
-        return SourceSettings(steps, guidance, seed, width, height, known, str(negative or ""), str(model or ""), loras)
 
     def _run(
         self, request: gr.Request, start: Callable[[Session], Iterator[RunProgress]], prompt: str | None = ""
@@ -275,7 +384,7 @@ class EventHandlers:
                 shown = perf_counter()
                 live = "" if prompt is None else _preview_overlay(session, progress, prompt)
                 yield {page.stage: gr.update(live=live), page.status: html.progress(progress)}
-            yield updates.session(session, view="compare")
+            yield updates.after_run(session)
         except Cancelled:
             yield updates.unchanged(session, html.message("Stopped. Nothing was changed."))
         except FisEditError as error:
@@ -308,19 +417,7 @@ def _preview_overlay(session: Session, progress: RunProgress, prompt: str) -> st
     """A run's preview, within the region of its prompt's last preview."""
     preview = session.last_preview
     mask = preview.mask if preview and preview.diff.prompt == prompt else None
-    return views.preview_overlay(progress.picture, mask) if progress.picture else ""
-
-
-def _reference(picture: bytes | None, scale: float) -> ReferencePicture | None:
-    """What `PageComponents.reference_inputs` hold."""
-    return ReferencePicture(picture, scale) if picture else None
-
-
-def _region(session: Session, strokes: Any, words: Any, instance: str | None, grow: Any, only: Any) -> RegionSettings:
-    """What the other `PageComponents.edit_inputs` hold."""
-    add, protect = views.decode_strokes(strokes, session.current.size)
-    if instance is None or not (instance == ALL_PIECES[1] or instance.isdecimal()):
-        raise InputError(f"piece must be a number or {ALL_PIECES[1]!r}, got {instance!r:.40}")
-    piece = None if instance == ALL_PIECES[1] else int(instance)
-    chosen = tuple(str(word) for word in words or ())
-    return RegionSettings(chosen, piece, int(grow or 0), add, protect, bool(only) and add is not None)
+    if not progress.picture:
+        return ""
+    shown = session.current if prompt and len(session.history) else None
+    return views.preview_overlay(progress.picture, mask, *((shown.size, shown.config.crop) if shown else ()))

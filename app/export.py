@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from app.archive import ARCHIVE, pack, unpack
 from app.validation import SourceSettings, check_settings, clean_prompt, decode_picture, label
 from fisedit.errors import FisEditError, SessionError
 from fisedit.storage import provenance
+from fisedit.storage.canvas import MAX_UPSCALE, canvas_size
 from fisedit.storage.files import write_bytes
 from fisedit.storage.image_metadata import read_metadata
 from fisedit.storage.images import can_hold, encode
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from fisedit.values import GenerationConfig
 
 
+_NAMES = {"num_inference_steps": "steps", "guidance_scale": "guidance"}
+"""Arguments of `Editor.generate` -> the same in `SourceSettings`, where names differ."""
+
+
 @dataclass(frozen=True)
 class RestoredSettings:
     """How an uploaded picture was made, as far as its file records it.
@@ -36,7 +41,7 @@ class RestoredSettings:
     Args:
         message: one line on what was found.
         prompt: of the picture, or "".
-        settings: how it was made; None where another program made it, or the file does not record it.
+        settings: how it was made; None where the file does not record it.
     """
 
     message: str
@@ -97,16 +102,50 @@ def restore_settings(state: AppState, data: bytes) -> RestoredSettings:
     if not (made.parameters or made.origin):
         return RestoredSettings("The picture does not say how it was made.")
     try:
+        if not made.origin:
+            return _restore_from_web_ui(made.parameters)
         past = provenance.parse_origin(made)
         prompt = clean_prompt(past.prompt)
-        if not made.origin:
-            return RestoredSettings("Its prompt was found in the picture.", prompt)
         message, model = "Its prompt and settings were found in the picture.", state.pool.find(past.model)
         if model is None and past.model:
             message = f"{message} It was made with the model {label(past.model)}, which is not offered here."
         return RestoredSettings(message, prompt, _settings_from_config(state, past.config, model))
     except FisEditError as error:
         return RestoredSettings(f"What it says of its making cannot be used: {error}")
+
+
+def canvas_note(state: AppState, data: bytes, model: str) -> str:
+    """What becomes of a picture that is much larger than the model paints, or "".
+
+    Args:
+        state: whose models are offered.
+        data: the picture's file.
+        model: label of the one that would open it, "" for the first.
+
+    Raises:
+        InputError: no picture, one too large, or a model that is not offered.
+    """
+    size, native = decode_picture(data).size, state.pool.select(model).native_size
+    canvas = canvas_size(size, native)
+    scale = max(a / b for a, b in zip(size, canvas, strict=True))
+    if scale <= MAX_UPSCALE:
+        return ""
+    sizes = f"It has {size[0]}x{size[1]} pixels; the model paints {canvas[0]}x{canvas[1]}, enlarged {scale:.1f} times"
+    return f"{sizes}. Paint what shall change then: the part around it is edited at full resolution."
+
+
+def _restore_from_web_ui(parameters: str) -> RestoredSettings:
+    """What another program wrote of a picture; what is out of range here is named and left out."""
+    prompt, found = provenance.parse_parameters(parameters)
+    settings, refused = SourceSettings(), []
+    for name, value in found.items():
+        try:
+            settings = check_settings(replace(settings, **{_NAMES.get(name, name): value}))
+        except FisEditError as error:
+            refused.append(str(error))
+    what = "prompt and settings were" if settings != SourceSettings() else "prompt was"
+    message = " ".join([f"Its {what} found in the picture.", *(f"Not used: {line}." for line in refused)])
+    return RestoredSettings(message, clean_prompt(prompt), settings if settings != SourceSettings() else None)
 
 
 def _settings_from_config(state: AppState, config: GenerationConfig, model: OfferedModel | None) -> SourceSettings:
@@ -121,6 +160,7 @@ def _settings_from_config(state: AppState, config: GenerationConfig, model: Offe
         config.negative_prompt,
         model.label if model else "",
         state.pool.loras.scales_by_label(config.loras),
+        config.clip_skip,
     )
     return check_settings(settings)
 

@@ -7,35 +7,45 @@ neither gradio nor torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
-from app.runs import RunProgress, RunRequest, stream_run
+from app.runs import RunProgress, RunRequest, all_or_nothing, check_room, part_of, stream_run
 from app.validation import (
+    PartNotOpened,
     ReferencePicture,
     RegionSettings,
     SourceSettings,
+    check_extension,
     check_region,
     check_settings,
     clean_prompt,
     decode_picture,
     decode_reference,
 )
+from fisedit import Region
 from fisedit.errors import InputError, SessionError
-from fisedit.values import cell_pixels
+from fisedit.masking.region import cells_on_picture, covers
+from fisedit.storage.canvas import crop_around, needs_crop
+from fisedit.values import SchedulerName, num_timesteps
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from app.session import Session
     from app.sessions import AppState, ModelChoice
     from fisedit import Editor, EditResult
     from fisedit.editor import Preview
-    from fisedit.values import OnStep
+    from fisedit.values import Box, OnStep
 
 T = TypeVar("T")
 Arguments = dict[str, Any]
 """Keyword arguments of an editor's methods."""
+
+EditJob = Callable[["Editor", "OnStep"], "EditResult"]
+"""Makes a result, and tells of its steps."""
 
 PREVIEW_TIMEOUT = 1.0
 """Seconds that a preview waits for a run with another model or other LoRAs."""
@@ -49,11 +59,15 @@ class EditEstimate:
         preview: the editor's.
         seconds: predicted seconds of the edit; None before any run was observed.
         dense_seconds: predicted seconds of a dense run; None before any run was observed.
+        size: width and height of the picture.
+        crop: the part of it that is on the canvas; None for all of it.
     """
 
     preview: Preview
     seconds: float | None
     dense_seconds: float | None
+    size: tuple[int, int]
+    crop: Box | None = None
 
 
 def generate(
@@ -79,16 +93,22 @@ def generate(
     """
     text, choice = clean_prompt(prompt), state.select(check_settings(settings))
     arguments = _source_arguments(settings, choice) | {"scheduler": settings.scheduler}
-    add_reference = _reference_arguments(state, reference)
+    add_reference = reference_arguments(state, reference)
 
     def job(editor: Editor, on_step: OnStep) -> EditResult:
         return editor.generate(text, **arguments, **add_reference(editor), on_step=on_step)
 
-    return stream_run(state, session, RunRequest(job, settings.steps, choice))
+    timesteps = num_timesteps(SchedulerName(settings.scheduler), settings.steps)
+    return stream_run(state, session, RunRequest(job, timesteps, choice))
 
 
 def open_picture(
-    state: AppState, session: Session, data: bytes, prompt: str = "", settings: SourceSettings | None = None
+    state: AppState,
+    session: Session,
+    data: bytes,
+    prompt: str = "",
+    settings: SourceSettings | None = None,
+    region: Region | None = None,
 ) -> Iterator[RunProgress]:
     """Make a source of a picture, which is inverted; the last progress has it.
 
@@ -98,6 +118,7 @@ def open_picture(
         data: the picture's file.
         prompt: what the picture shows, "" where that is not known.
         settings: how it is made; None for the defaults.
+        region: of masks and boxes; of a large picture the part around it alone is opened. None for all of it.
 
     Raises:
         InputError: no picture, one too large, or an argument out of range.
@@ -110,7 +131,7 @@ def open_picture(
     arguments = _source_arguments(settings, choice)
 
     def job(editor: Editor, on_step: OnStep) -> EditResult:
-        return editor.open(picture, text, **arguments, on_step=on_step)
+        return editor.open(picture, text, region=region, **arguments, on_step=on_step)
 
     return stream_run(state, session, RunRequest(job, settings.steps, choice))
 
@@ -133,25 +154,27 @@ def preview(
 
     Raises:
         SessionError: there is no source, or what made it is not offered.
-        InputError: an argument out of range.
+        InputError: an argument out of range. PartNotOpened: the region lies on a part that the edit will open.
         Busy: the session is at work, or a run uses another model or other LoRAs.
     """
     text, region = clean_prompt(prompt), check_region(region or RegionSettings())
-    add_reference = _reference_arguments(state, reference)
+    add_reference = reference_arguments(state, reference)
     with session.work():
         choice = state.select_recorded(session, session.current)
 
         def job() -> Preview:
             session.raise_if_stopped()
             editor = session.editor(state.load(choice))
-            where = _region_arguments(editor, text, region) | add_reference(editor)
+            if opens_part(editor, region):
+                raise PartNotOpened("this part of the picture is opened first, at full resolution: run the edit")
+            where = region_arguments(region) | add_reference(editor)
             return editor.preview(text, **where, on_step=lambda *_: session.raise_if_stopped())
 
         waiting = state.worker.submit(job, choice.weights, brief=True)
         found = state.worker.brief_result(waiting, PREVIEW_TIMEOUT)
         session.last_preview = found
     state.limit_memory()
-    return _estimate(found, choice)
+    return _estimate(found, choice, session.current)
 
 
 def edit(
@@ -166,7 +189,7 @@ def edit(
     Args:
         state: whose worker runs it.
         session: whose current picture is edited.
-        prompt: what the picture should show.
+        prompt: what the picture should show; "" for the current prompt where regions have their own.
         region: where the edit may change the picture; None for the changed words' mask.
         reference: a picture whose appearance the edit takes, or None.
 
@@ -176,13 +199,164 @@ def edit(
         Busy: the session is at work.
         Cancelled: it was stopped.
     """
-    text, region = clean_prompt(prompt), check_region(region or RegionSettings())
-    add_reference = _reference_arguments(state, reference)
+    region = check_region(region or RegionSettings())
+    text = session.current.prompt if region.regions and not prompt else clean_prompt(prompt)
+    if session.live is not None and session.live.key == edit_key(session, text, region, reference):
+        return _keep_live(session, session.live.result_id)
+    return stream_run(state, session, edit_request(state, session, text, region, reference))
+
+
+def edit_request(
+    state: AppState, session: Session, text: str, region: RegionSettings, reference: ReferencePicture | None
+) -> RunRequest:
+    """The run of an edit of the current picture. Raises SessionError before the first one."""
+    add_reference = reference_arguments(state, reference)
+
+    def edit_once(editor: Editor, on_step: OnStep) -> EditResult:
+        return editor.edit(text, **region_arguments(region), **add_reference(editor), on_step=on_step)
+
+    return RunRequest(on_its_part(region, edit_once), session.current.config.num_timesteps)
+
+
+def on_its_part(region: RegionSettings, job: EditJob, runs: int = 1) -> EditJob:
+    """A job that first opens the part around a region of a large opened picture, unless it is open.
+
+    Args:
+        region: that the job edits.
+        job: called with an editor and an `on_step`.
+        runs: of the job, each as long as opening the part.
+    """
+
+    def job_on_part(editor: Editor, on_step: OnStep) -> EditResult:
+        if not opens_part(editor, region):
+            return job(editor, on_step)
+        check_room(editor.history, 2)
+        with all_or_nothing(editor):
+            _open_part(editor, region, part_of(lambda i, n, _: on_step(i, n, None), 0, 1 + runs))
+            return job(editor, lambda i, n, picture: on_step(n // runs + i, n // runs + n, picture))
+
+    return job_on_part
+
+
+def opens_part(editor: Editor, region: RegionSettings) -> bool:
+    """Whether an edit of a region opens the part of the current picture around it first."""
+    now, marked = editor.current, _marked(region)
+    if marked is None or not now.config.opened or not needs_crop(now.size, editor.native_size):
+        return False
+    if now.config.crop is not None:
+        return not covers(now.config.crop, marked, now.size)
+    grid = cells_on_picture(marked, now.size)
+    return bool(grid.any()) and crop_around(grid, now.size, editor.native_size) != (0, 0, *now.size)
+
+
+def _marked(region: RegionSettings) -> Region | None:
+    """What is marked of a picture; None where words say where."""
+    if region.regions:
+        found = reduce(or_, [each for each, _ in region.regions])
+    elif region.add is not None:
+        found = Region.mask(region.add)
+    else:
+        found = region.region or Region.words()
+    return None if found.reads_words else found
+
+
+def _open_part(editor: Editor, region: RegionSettings, on_step: OnStep) -> None:
+    """Open the current picture by a region, with the settings that it has."""
+    now, config = editor.current, editor.current.config
+    editor.open(
+        now.image,
+        now.prompt or None,
+        region=_marked(region),
+        seed=config.seed,
+        inversion=str(config.inversion),
+        negative_prompt=config.negative_prompt,
+        num_inference_steps=config.num_inference_steps,
+        guidance_scale=config.guidance_scale,
+        clip_skip=config.clip_skip,
+        on_step=on_step,
+    )
+
+
+def edit_key(session: Session, text: str, region: RegionSettings, reference: ReferencePicture | None) -> object:
+    """What an edit is asked for by; equal for equal edits of one picture."""
+    painted = tuple(
+        picture and (picture.mode, picture.size, picture.tobytes()) for picture in (region.add, region.protect)
+    )
+    chosen = [getattr(region, each.name) for each in fields(region) if each.name not in ("add", "protect")]
+    return session.current.id, text, chosen, painted, reference
+
+
+def _keep_live(session: Session, result_id: str) -> Iterator[RunProgress]:
+    """Make the live edit the current picture, as if it had been run."""
+    with session.work():
+        result, session.live = session.history.checkout(result_id), None
+        session.save()
+    yield RunProgress(1, 1, 0.0, result=result)
+
+
+def erase(state: AppState, session: Session, region: RegionSettings) -> Iterator[RunProgress]:
+    """Let what is around a painted area grow into it; the last progress has the result.
+
+    Args:
+        state: whose worker runs it.
+        session: whose current picture is edited.
+        region: what goes, painted or by words.
+
+    Raises:
+        SessionError, InputError, Busy, Cancelled: as in `edit`.
+    """
+    region = check_region(region)
+    if region.add is None and region.region is None and not region.words:
+        raise InputError("paint over what shall go, or choose its word under Region; nothing is marked")
+    marked = region_of(replace(region, only=region.add is not None and not region.words))
+
+    def erase_once(editor: Editor, on_step: OnStep) -> EditResult:
+        return editor.erase(marked, quality=region.quality, seed=region.seed, on_step=on_step)
+
+    job = on_its_part(region, erase_once)
+    return stream_run(state, session, RunRequest(job, session.current.config.num_timesteps))
+
+
+def extend(
+    state: AppState,
+    session: Session,
+    widths: tuple[int, int, int, int],
+    prompt: str,
+    region: RegionSettings | None = None,
+) -> Iterator[RunProgress]:
+    """Make the current picture larger and paint what is added; the last progress has the result.
+
+    Args:
+        state: whose worker runs it.
+        session: whose current picture is extended.
+        widths: pixels at the left, top, right and bottom, 0 to 1024.
+        prompt: what the larger picture shows.
+        region: of which quality and seed count; None for the usual ones.
+
+    Raises:
+        SessionError, InputError, Busy, Cancelled: as in `edit`.
+    """
+    region = check_region(region or RegionSettings())
+    text, sides = clean_prompt(prompt), check_extension(widths, session.current.size)
+    seeds = {} if region.seed is None else {"seed": region.seed}
 
     def job(editor: Editor, on_step: OnStep) -> EditResult:
-        return editor.edit(text, **_region_arguments(editor, text, region), **add_reference(editor), on_step=on_step)
+        with all_or_nothing(editor):
+            return editor.extend(*sides, prompt=text, quality=region.quality, on_step=_half_of(on_step), **seeds)
 
-    return stream_run(state, session, RunRequest(job, session.current.config.num_inference_steps))
+    return stream_run(state, session, RunRequest(job, 2 * session.current.config.num_timesteps, results=2))
+
+
+def _half_of(on_step: OnStep) -> OnStep:
+    """What two runs tell, one after the other, as halves of one; without previews, which are of another size."""
+    before: list[int] = []
+
+    def tell(i: int, n: int, _: Image | None) -> None:
+        if i == 0:
+            before.append(i)
+        on_step(i + n * (len(before) > 1), 2 * n, None)
+
+    return tell
 
 
 def measure_dense(state: AppState, session: Session, result_id: str) -> Iterator[RunProgress]:
@@ -205,7 +379,7 @@ def measure_dense(state: AppState, session: Session, result_id: str) -> Iterator
         session.measured[result_id] = editor.dense(result_id, on_step)[1]
         return session.measured[result_id]
 
-    return stream_run(state, session, RunRequest(job, result.config.num_inference_steps, choice))
+    return stream_run(state, session, RunRequest(job, result.config.num_timesteps, choice))
 
 
 def undo(session: Session) -> EditResult:
@@ -260,10 +434,11 @@ def _source_arguments(settings: SourceSettings, choice: ModelChoice) -> Argument
         "negative_prompt": settings.negative_prompt,
         "width": settings.width,
         "height": settings.height,
+        "clip_skip": settings.clip_skip,
     }
 
 
-def _reference_arguments(state: AppState, reference: ReferencePicture | None) -> Callable[[Editor], Arguments]:
+def reference_arguments(state: AppState, reference: ReferencePicture | None) -> Callable[[Editor], Arguments]:
     """A reference picture as arguments, once there is an editor. Raises InputError."""
     picture = decode_reference(reference)
     if reference is None:
@@ -282,39 +457,40 @@ def _reference_arguments(state: AppState, reference: ReferencePicture | None) ->
     return add
 
 
-def _region_arguments(editor: Editor, prompt: str, region: RegionSettings) -> Arguments:
-    """A region as arguments: the painted area is joined with the words' mask, if there is one."""
-    found: Arguments = {
-        "words": region.words,
-        "instance": region.instance,
-        "grow": region.grow,
-        "protect": region.protect,
+def region_arguments(region: RegionSettings) -> Arguments:
+    """A region as arguments of `Editor.edit`: where it is, and how much of it changes."""
+    where: Arguments = {"regions": region.regions} if region.regions else {"region": region_of(region)}
+    return where | {
+        "strength": float(region.strength),
+        "quality": region.quality,
+        "seed": region.seed,
     }
-    if region.add is None:
-        return found
-    given: Arguments = {"mask": region.add, "protect": region.protect, "grow": region.grow}
-    if region.only:
-        return given
-    predicted = editor.preview(prompt, **found)
-    if predicted.nothing or predicted.fallback:
-        return given
-    size = editor.current.size
-    words = cell_pixels(predicted.mask.grid, size)
-    painted = np.asarray(region.add.convert("L").resize(size, 0)) > 127
-    return {"mask": words | painted, "protect": region.protect}
 
 
-def _estimate(preview: Preview, choice: ModelChoice) -> EditEstimate:
+def region_of(settings: RegionSettings) -> Region:
+    """Where it is: as a whole, or where words attend or what is painted, or both."""
+    found = settings.region or Region.words(*settings.words, instance=settings.instance)
+    found = found.grow(settings.grow)
+    if settings.add is not None:
+        painted = Region.mask(settings.add)
+        found = painted.grow(settings.grow) if settings.only else found | painted
+    found = found.feather(settings.feather)
+    return found if settings.protect is None else found - Region.mask(settings.protect)
+
+
+def _estimate(preview: Preview, choice: ModelChoice, shown: EditResult) -> EditEstimate:
+    place = shown.size, shown.config.crop
     if preview.seconds is not None and preview.seconds_dense is not None:  # by this machine's cost table
-        return EditEstimate(preview, preview.seconds, preview.seconds_dense)
+        return EditEstimate(preview, preview.seconds, preview.seconds_dense, *place)
     estimator = choice.model.estimator
     dense = estimator.dense_seconds(preview.macs_dense)
     seconds = dense if preview.fallback else estimator.sparse_seconds(preview.macs, preview.macs_dense)
-    return EditEstimate(preview, 0.0 if preview.nothing else seconds, dense)
+    return EditEstimate(preview, 0.0 if preview.nothing else seconds, dense, *place)
 
 
 def _move(session: Session, move: Callable[[], T]) -> T:
     with session.work():
+        session.drop_live()
         result = move()
         session.save()
         return result

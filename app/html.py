@@ -12,12 +12,15 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from app import views
-from fisedit.values import DENSE_STEP, EditKind, MaskSource
+from fisedit.values import EditKind, MaskSource
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from app.handlers import EditEstimate
     from app.runs import RunProgress
     from fisedit.history import EditResult
+    from fisedit.models.vocabulary import Vocabulary
 
 MAX_DIFF_CHARACTERS = 2_000
 """Of a prompt whose changes are shown."""
@@ -44,6 +47,13 @@ def _marked(words: str, tag: str) -> str:
     return f"{words[: len(words) - len(bare)]}<{tag}>{escape(bare)}</{tag}>"
 
 
+def examples(vocabulary: Vocabulary | None) -> str:
+    """Buttons with a model's example prompts, which the page's script puts into the prompt."""
+    prompts = vocabulary.examples if vocabulary else ()
+    buttons = "".join(f'<button type="button">{escape(prompt)}</button>' for prompt in prompts)
+    return f'<div role="group" aria-label="Prompts to try">{buttons}</div>' if buttons else ""
+
+
 def estimate(edit: EditEstimate) -> str:
     """The prediction of an edit, in one line of HTML."""
     preview = edit.preview
@@ -51,20 +61,21 @@ def estimate(edit: EditEstimate) -> str:
         return _line(f"Nothing to do: {preview.nothing}.")
     cost = _seconds_as_text(edit.seconds, "about ")
     if preview.fallback:
-        return _line(f"The whole picture will be painted: {preview.fallback}.", cost)
+        return _line(f"The whole picture will be painted: {preview.fallback}.", cost, *preview.notes)
     confidence = (
         f"confidence {preview.confidence:.0%}" if preview.mask.source is MaskSource.ATTENTION else "where you painted"
     )
-    times = _speedup_as_text(edit.dense_seconds, edit.seconds)
-    return _line(f"{preview.mask.area:.0%} of the picture", confidence, cost, f"{times} (predicted)" if times else "")
+    work = _work_as_text(preview.macs_dense, preview.macs)
+    area = views.area_of(preview.mask, edit.size, edit.crop)
+    share = f"{area:.0%}" if area >= 0.005 else "less than 1%"
+    return _line(f"{share} of the picture", confidence, cost, work, *preview.notes)
 
 
 def cost_summary(
     result: EditResult,
     parent: EditResult | None,
-    dense: float | None,
+    full_seconds: float | None,
     *,
-    measured: bool,
     source_text: str = "",
     unavailable: str = "",
 ) -> str:
@@ -73,30 +84,23 @@ def cost_summary(
     Args:
         result: of any run.
         parent: what it was made from; None for a source.
-        dense: seconds of a dense run; None where that is not known.
-        measured: whether `dense` was measured, not predicted.
+        full_seconds: measured seconds of a run that computes the whole picture; None where none was measured.
         source_text: model and LoRAs of a source, or "".
         unavailable: why it cannot be edited, or "".
     """
     stats = result.stats
     total = stats.seconds["total"]
     if parent is None:
-        return _line("A new picture", _seconds_as_text(total, "in "), source_text, *stats.notes, unavailable)
+        seed = "" if result.config.opened else f"seed {result.config.seed}"
+        return _line("A new picture", _seconds_as_text(total, "in "), seed, source_text, *stats.notes, unavailable)
     if not (stats.unet_evaluations_sparse or stats.unet_evaluations_dense):
         return _line(*stats.notes, outside_as_text(parent, result), unavailable)
-    basis = "measured" if measured else "predicted"
-    times = _speedup_as_text(dense, total)
-    rows = f"{_computed_share(result):.0%} of the rows computed" if stats.growth else "all rows computed"
-    why = f"ran dense: {stats.fallback}" if stats.fallback else ""
-    faster = f"{times} ({basis})" if times else ""
-    return _line(_seconds_as_text(total), faster, rows, outside_as_text(parent, result), why, *stats.notes, unavailable)
-
-
-def _computed_share(result: EditResult) -> float:
-    """Share of the finest level's rows that a sparse edit computed, dense steps in between included."""
-    steps = result.stats.growth[result.stats.steps_shared :]
-    dense = steps.count(DENSE_STEP) / len(steps)
-    return float(dense + (1 - dense) * result.stats.active_rows[0] / result.mask.grid.size)
+    work = _work_as_text(stats.macs_dense, stats.macs)
+    why = f"the whole picture was painted: {stats.fallback}" if stats.fallback else ""
+    whole = _seconds_as_text(full_seconds, "in full ", " (measured)")
+    outside = outside_as_text(parent, result)
+    seed = f"seed {result.config.seed}" if result.config.seed != parent.config.seed else ""
+    return _line(_seconds_as_text(total), whole, work, outside, seed, why, *stats.notes, unavailable)
 
 
 def outside_as_text(parent: EditResult, result: EditResult) -> str:
@@ -113,10 +117,27 @@ def progress(run: RunProgress) -> str:
     return f'<div class="run"><progress max="{run.steps}" value="{run.step}"></progress><span>{text}</span></div>'
 
 
+EARLIER = '<div class="earlier" role="group" aria-label="Earlier sessions" hidden></div>'
+"""Where the page's script lists the browser's other sessions."""
+
+
 def message(words: str, kind: str = "") -> str:
     """A sentence for the status line; `kind` is "error" for one that went wrong."""
     role = "alert" if kind == "error" else "status"
     return f'<p class="said {kind}" role="{role}">{escape(words)}</p>' if words else ""
+
+
+def waiting_picture(picture: Image, notes: str, *, ask: bool) -> str:
+    """A picture that waits to be opened, as HTML.
+
+    Args:
+        picture: from a file.
+        notes: what the file says, and what becomes of the picture.
+        ask: whether to ask for what it shows.
+    """
+    question = "What does it show? Say it as the prompt, then open it (Ctrl+Enter)." if ask else ""
+    text = message(f"{question} {notes}".strip())
+    return f'<div class="waiting"><img src="{views.screen_url(picture)}" alt="The picture to open">{text}</div>'
 
 
 def tree(results: Iterable[EditResult], current: str | None) -> str:
@@ -127,7 +148,7 @@ def tree(results: Iterable[EditResult], current: str | None) -> str:
     for number, result in enumerate(results, 1):
         column, row = places[result.id]
         aria = ' aria-current="true"' if result.id == current else ""
-        origin = "a source" if result.parent is None else str(result.diff)
+        origin = "a source" if result.parent is None else _change(result)
         name = escape(f"Picture {number}, {origin}: {result.prompt}", quote=True)
         short = escape(caption(result))
         rows_up = row - places[result.parent][1] if result.parent is not None else 0
@@ -158,8 +179,15 @@ def layout(results: Iterable[EditResult]) -> dict[str, tuple[int, int]]:
 
 def caption(result: EditResult) -> str:
     """A caption of a few letters."""
-    words = result.prompt if result.parent is None or result.diff.kind is EditKind.IDENTICAL else str(result.diff)
+    words = result.prompt if result.parent is None else _change(result)
     return words.replace(" -> ", " \N{RIGHTWARDS ARROW} ") or "a picture"
+
+
+def _change(result: EditResult) -> str:
+    """What an edit changed: words, or the noise where they stayed; its prompt where it changed nothing."""
+    if result.diff.kind is not EditKind.IDENTICAL:
+        return str(result.diff)
+    return f"seed {result.config.seed}" if result.mask.grid.any() else result.prompt
 
 
 def _line(*parts: str) -> str:
@@ -173,11 +201,7 @@ def _seconds_as_text(seconds: float | None, before: str = "", after: str = "") -
     return f"{before}{text}{after}"
 
 
-def _speedup_as_text(dense: float | None, seconds: float | None) -> str:
-    """How much faster than dense, in words."""
-    if not dense or not seconds:
-        return ""
-    times = dense / seconds
-    if 0.95 < times < 1.05:
-        return "as fast as dense"
-    return f"{times:.1f} times faster than dense" if times > 1 else f"{1 / times:.1f} times slower than dense"
+def _work_as_text(full: int, spent: int) -> str:
+    """How much less arithmetic an edit is than a run that computes the whole picture; "" where it is no less."""
+    times = full / spent if spent else 0.0
+    return f"{times:.1f} times less work" if times >= 1.05 else ""

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from random import SystemRandom
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -21,6 +20,9 @@ if TYPE_CHECKING:
 
 _RUNS: dict[str, Any] = {"concurrency_id": "run", "concurrency_limit": 2}
 """Runs of all users share one queue of gradio's; while one is computed, the next waits at the worker."""
+
+_LIVE: dict[str, Any] = {"concurrency_id": "live", "concurrency_limit": 4, "trigger_mode": "multiple"}
+"""A live edit begins while the one that it stops still ends."""
 
 _QUICK: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 _UNQUEUED = _QUICK | {"queue": False}
@@ -60,16 +62,24 @@ def _connect_session(blocks: gr.Blocks, page: PageComponents, events: EventHandl
     arrived = blocks.load(
         events.on_arrive, page.key, [page.key, *page.session_outputs], js="() => window.fisedit.key()", **_UNQUEUED
     )
-    arrived.then(None, page.key, js="(key) => { window.fisedit.keep(key); }", **_QUICK)
+    arrived.then(None, page.key, js="(key) => { window.fisedit.keep(key); window.fisedit.restore(); }", **_QUICK)
     blocks.unload(events.on_leave)
 
 
 def _connect_runs(page: PageComponents, events: EventHandlers) -> None:
     run = _RUNS | {"api_visibility": "private", "show_progress": "minimal", "show_progress_on": page.status}
     settings, shown = page.settings_inputs, page.session_outputs
-    page.make.click(events.on_make, [page.prompt, *page.reference_inputs, *settings], shown, **run)
-    page.open.click(events.on_open, [page.file, page.prompt, *settings], shown, **run)
-    page.run.click(events.on_edit, page.edit_inputs, shown, **run)
+    made = page.make.click(events.on_make, [page.prompt, *page.reference_inputs, *settings], shown, **run)
+    opened = page.open.click(
+        events.on_open, [page.file, page.prompt, *settings], [*shown, page.file, page.found], **run
+    )
+    edited = page.run.click(events.on_edit, page.edit_inputs, shown, **run)
+    varied = page.vary.click(events.on_vary, page.edit_inputs, shown, **run)
+    erased = page.erase.click(events.on_erase, page.edit_inputs, shown, **run)
+    extended = page.extend.click(events.on_extend, [page.prompt, *page.extension], shown, **run)
+    for ended in (made, opened, edited, varied, erased, extended):  # what was typed meanwhile is told of
+        ended.then(None, js="() => { window.fisedit.typed(); }", **_QUICK)
+    page.draw_live.click(events.on_live, page.edit_inputs, [page.stage, page.status], **_QUICK | _LIVE)
     page.measure.click(events.on_measure, None, shown, **run)
     page.reconnect.click(lambda: None, **_QUICK)
     page.stop.click(events.on_stop, None, page.status, **_UNQUEUED)
@@ -77,8 +87,21 @@ def _connect_runs(page: PageComponents, events: EventHandlers) -> None:
 
 def _connect_previews(page: PageComponents, events: EventHandlers) -> None:
     latest = _UNQUEUED | {"trigger_mode": "always_last"}
-    page.show_words.click(events.on_words, [page.prompt, page.words], [page.words_line, page.words], **latest)
-    changes = [page.stage.input, page.words.input, page.instance.input, page.grow.release, page.only.input]
+    typed = [page.prompt, page.words, page.model]
+    page.show_words.click(events.on_words, typed, [page.words_line, page.words, page.status], **latest)
+    for button, cells in ((page.wider, 1), (page.tighter, -1)):
+        button.click(events.on_widen(cells), page.grow, page.grow, **_UNQUEUED)
+    page.reset_region.click(events.on_reset, None, page.region_inputs, **_UNQUEUED)
+    changes = [
+        page.stage.input,
+        page.words.input,
+        page.instance.input,
+        page.grow.change,
+        page.only.input,
+        page.feather.change,
+        page.strength.change,
+        page.quality.input,
+    ]
     changes += [page.reference.upload, page.reference.clear, page.reference_scale.release]
     gr.on(
         [page.show_preview.click, *changes],
@@ -104,10 +127,11 @@ def _connect_history(page: PageComponents, events: EventHandlers) -> None:
 
 def _connect_settings(page: PageComponents, events: EventHandlers) -> None:
     restored = [*page.session_outputs, *page.settings_inputs, page.found, page.open_panel]
-    page.file.upload(events.on_file, page.file, restored, **_UNQUEUED)
+    dropped = page.file.upload(events.on_file, [page.file, page.model], restored, **_UNQUEUED)
+    dropped.then(None, js="() => { window.fisedit.ask(); }", **_QUICK)
     page.file.clear(lambda: ("", gr.update(interactive=False)), None, [page.found, page.open], **_UNQUEUED)
     scales = list(page.lora_scales.values())
     page.loras.change(events.on_loras, [page.loras, *scales], scales, **_UNQUEUED)
-    page.model.input(events.on_model, page.model, [page.width, page.height, page.guidance, page.status], **_UNQUEUED)
-    page.random_seed.click(lambda: SystemRandom().randrange(2**32), None, page.seed, **_UNQUEUED)
-    page.reuse.click(events.on_reuse, None, page.seed, **_UNQUEUED)
+    suggested = [page.width, page.height, page.guidance, page.examples, page.status]
+    page.model.input(events.on_model, page.model, suggested, **_UNQUEUED)
+    page.reuse.click(events.on_reuse, None, [page.seed, page.random], **_UNQUEUED)

@@ -27,6 +27,7 @@ from fisedit import Editor
 from fisedit.errors import AdapterError, FisEditError, InputError, ModelError, SessionError
 from fisedit.models.loader import config_folder, load_tokenizer
 from fisedit.models.paths import absolute_name
+from fisedit.models.vocabulary import Vocabulary, read_vocabulary
 from fisedit.models.weight_files import read_json
 from fisedit.pipeline import diff_prompts
 from fisedit.values import LATENT_FACTOR
@@ -114,6 +115,11 @@ class OfferedModel:
         return 4.0 if self.name == "demo" else 7.5
 
     @cached_property
+    def vocabulary(self) -> Vocabulary | None:
+        """The words that it knows; None where its folder lists none."""
+        return read_vocabulary(self._config_folder)
+
+    @cached_property
     def _tokenizer(self) -> Any:
         return load_tokenizer(self._config_folder)
 
@@ -163,12 +169,11 @@ class ModelPool:
 
     Args:
         places: names, folders or files, as `Editor.from_pretrained` takes them; the first model is loaded at once.
-        device: torch device; None for CUDA if available, else the CPU.
-        dtype: fp32, bf16 or fp16; None for the best of the device.
         loras: for all models that they fit; they must fit the first.
         adapter: for all models that it fits; it must fit the first.
         max_loaded: models in memory at once.
         feature_bytes: recorded features of one editor; None for `FEATURES_PER_WEIGHT` bytes a byte of weights.
+        loading: further arguments of `Editor.from_pretrained`, such as `device` and `preview_vae`.
 
     Attributes:
         first: the model of requests that choose none.
@@ -185,12 +190,11 @@ class ModelPool:
         self,
         places: Sequence[str | Path],
         *,
-        device: str | None = None,
-        dtype: str | None = None,
         loras: Sequence[str | Path] = (),
         adapter: str | Path | None = None,
         max_loaded: int = MAX_LOADED,
         feature_bytes: int | None = None,
+        **loading: Any,
     ) -> None:
         self._models: dict[str, OfferedModel] = {}  # by label
         for model in map(OfferedModel, places):
@@ -199,7 +203,7 @@ class ModelPool:
             self._models[model.label] = model
         self.max_loaded, self.adapter, self.threads = max_loaded, adapter, get_num_threads()
         self._recent: OrderedDict[OfferedModel, None] = OrderedDict()  # least recently used first
-        self._options: dict[str, Any] = {"device": device, "dtype": dtype, "max_recorded_bytes": feature_bytes}
+        self._options: dict[str, Any] = loading | {"max_recorded_bytes": feature_bytes}
         self.first = next(iter(self._models.values()))
         editor = self._load_first(loras)
         self.feature_bytes = editor.max_recorded_bytes

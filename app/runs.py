@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import perf_counter
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from app.sessions import AppState, ModelChoice
     from app.worker import InferenceJob
     from fisedit import Editor, EditResult
+    from fisedit.history import History
     from fisedit.values import OnStep
 
 _POLL_SECONDS = 0.2
@@ -63,11 +65,13 @@ class RunRequest:
         job: called with the session's editor and its `on_step`; returns a result, or seconds.
         steps: expected number of steps.
         choice: the model and LoRAs; None for those of the current picture.
+        results: that it adds to the history at most.
     """
 
     job: Callable[[Editor, OnStep], EditResult | float]
     steps: int
     choice: ModelChoice | None = None
+    results: int = 1
 
 
 def stream_run(state: AppState, session: Session, run: RunRequest) -> Iterator[RunProgress]:
@@ -83,8 +87,7 @@ def stream_run(state: AppState, session: Session, run: RunRequest) -> Iterator[R
         Busy: the session is at work.
         Cancelled: the session was stopped.
     """
-    if len(session.history) >= MAX_RESULTS:
-        raise SessionError(f"a session holds {MAX_RESULTS} pictures; delete some, or save it and begin another")
+    check_room(session.history, run.results)
     if session.picture_bytes >= MAX_PICTURE_BYTES:
         most = f"{MAX_PICTURE_BYTES >> 20} MiB"
         raise SessionError(f"a session holds {most} of pictures; delete some, or save it and begin another")
@@ -134,6 +137,7 @@ def _work(
             state.worker.run_brief_jobs()
             session.raise_if_stopped()
 
+        session.drop_live()
         session.models[session.history.next_id()] = choice.model.name  # before the history has the result
         result = job(editor, on_step)
         if isinstance(result, float):
@@ -169,6 +173,32 @@ def _follow(
         if progress is None:
             return
         yield progress
+
+
+def check_room(history: History, results: int) -> None:
+    """Raise SessionError if a history has no room for so many more results."""
+    if len(history) + results > MAX_RESULTS:
+        raise SessionError(f"a session holds {MAX_RESULTS} pictures; delete some, or save it and begin another")
+
+
+def part_of(on_step: OnStep, index: int, count: int) -> OnStep:
+    """What one of several runs of alike lengths tells, as a part of all of them."""
+    return lambda i, n, picture: on_step(index * n + i, count * n, picture)
+
+
+@contextmanager
+def all_or_nothing(editor: Editor) -> Iterator[None]:
+    """Leave the history as it was if work of several runs does not come to its end."""
+    before, current = [result.id for result in editor.history], editor.current.id
+    try:
+        yield
+    except BaseException:
+        editor.checkout(current)
+        added = [result for result in editor.history if result.id not in before]
+        for result in added:
+            if result.parent is None or result.parent in before:  # what was made from it goes with it
+                editor.delete(result.id)
+        raise
 
 
 def _stopped() -> Cancelled:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64decode
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +25,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.allowed_calls import CallTable
 from app.error_responses import RequestRefused, with_plain_errors
 
-MAX_UPLOAD_BYTES, MAX_BODY_BYTES = 257 << 20, 4 << 20
-"""Bytes of one request: with files, and without."""
+MAX_UPLOAD_BYTES, MAX_BODY_BYTES, MAX_PROGRAM_BYTES = 257 << 20, 4 << 20, 96 << 20
+"""Bytes of one request: with files, without, and to routes whose JSON or form holds a picture and a mask."""
 
 _MAX_NAME_BYTES = 255
 """Of one part of a path; file systems take no more."""
@@ -39,6 +40,9 @@ _GET_PATHS = re.compile(
     r"|queue/(data|status))/?|heartbeat/[^/]+|call/(v2/)?[^/]+/[^/]+|file=.+))"
 )
 _POST_PATHS = re.compile(r"/gradio_api/((cancel|reset|queue/join)|(run|api|call|call/v2)/[^/]+)/?")
+_PROGRAM_PATHS = re.compile(
+    r"/(sdapi/v1/(txt2img|img2img|interrupt|options|samplers|sd-models|scripts|progress)|v1/images/(generations|edits))/?"
+)
 _UPLOAD_PATH = re.compile(r"/gradio_api/upload/?")
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
@@ -59,14 +63,14 @@ class RequestGuard:
         app: what answers the requests that pass.
         hosts: names and addresses that a request may call this machine by.
         token: what every request must know; "" for none.
-        uploads: the folder that files of requests lie in.
+        uploads: the folder that files of requests lie in; None where no page is served.
         calls: the events that may be called.
     """
 
     app: ASGIApp
     hosts: frozenset[str]
     token: str
-    uploads: Path
+    uploads: Path | None
     calls: CallTable
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,7 +85,7 @@ class RequestGuard:
                 if answer is None and request.method == "POST" and _POST_PATHS.fullmatch(scope["path"]):
                     receive = _replay_body(await self._read_body(request), receive)
             except RequestRefused as refused:
-                answer = refused.answer()
+                answer = refused.answer(scope["path"])
             except ClientDisconnect:  # in the middle of its body: no client waits for an answer
                 return
             if answer is None:
@@ -105,6 +109,17 @@ class RequestGuard:
         path = request.scope["path"]
         if any(len(part.encode(errors="replace")) > _MAX_NAME_BYTES for part in path.split("/")):
             raise RequestRefused(404, "nothing here")  # no file has such a name
+        if _PROGRAM_PATHS.fullmatch(path):
+            if request.method not in ("GET", "HEAD"):
+                _check_length(request.headers, MAX_PROGRAM_BYTES)
+        else:
+            self._check_page(request, path)
+        return None
+
+    def _check_page(self, request: Request, path: str) -> None:
+        """Raises RequestRefused for what neither the page nor gradio's API needs."""
+        if self.uploads is None:
+            raise RequestRefused(404, "nothing here; docs/app.md says which routes there are")
         if request.method in ("GET", "HEAD") and _GET_PATHS.fullmatch(path):
             if path.startswith(_FILE):
                 self._check_upload(path.removeprefix(_FILE))
@@ -113,7 +128,6 @@ class RequestGuard:
             _check_length(request.headers, most)
         else:
             raise RequestRefused(404, "nothing here")
-        return None
 
     def _check_token(self, request: Request) -> Response | None:
         """Raises RequestRefused without the token; the printed address moves it into a cookie."""
@@ -124,8 +138,7 @@ class RequestGuard:
             answer = RedirectResponse("/", 303)
             answer.set_cookie(COOKIE, given, httponly=True, samesite="lax")
             return answer
-        kind, _, sent = request.headers.get("authorization", "").partition(" ")
-        if self._is_token(request.cookies.get(COOKIE, "")) or (kind.lower() == "bearer" and self._is_token(sent)):
+        if self._is_token(request.cookies.get(COOKIE, "")) or self._is_token(_sent_token(request.headers)):
             return None
         raise RequestRefused(
             401, "the token is missing or wrong: open /?token=TOKEN, or send 'Authorization: Bearer TOKEN'"
@@ -160,12 +173,24 @@ class RequestGuard:
     def _check_upload(self, path: object) -> None:
         """Raises RequestRefused for any file but a plain one among the uploads."""
         try:
+            assert self.uploads is not None, "where no page is served no file is asked for"
             file = Path(path) if isinstance(path, str) else self.uploads
             if file.is_relative_to(self.uploads) and file.resolve(strict=True) == file and file.is_file():
                 return
         except (OSError, ValueError):
             pass
         raise RequestRefused(403, "paths are not read: upload the file first")
+
+
+def _sent_token(headers: Headers) -> str:
+    """The token of an Authorization header, or the password of one, with any user's name; "" for none."""
+    kind, _, sent = headers.get("authorization", "").partition(" ")
+    if kind.lower() != "basic":
+        return sent if kind.lower() == "bearer" else ""
+    try:
+        return b64decode(sent, validate=True).decode().partition(":")[2]
+    except ValueError:  # no base64, or no text
+        return ""
 
 
 def _add_headers(send: Send) -> Send:

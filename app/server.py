@@ -1,4 +1,4 @@
-"""Starts the app: an address of its own, the page, and a request guard before it.
+"""Starts the app: an address of its own, routes for programs, the page, and a request guard before them.
 
 Everything of gradio's that would reach other machines or share anything is off. Knows uvicorn and gradio; no editing.
 """
@@ -25,8 +25,10 @@ from fisedit.errors import InputError
 if TYPE_CHECKING:
     import gradio
     import uvicorn
+    from fastapi import FastAPI
 
     from app.security import RequestGuard
+    from app.sessions import AppState
 
 MAX_WAITING = 20
 """Jobs in gradio's queue; further ones are refused as busy."""
@@ -69,6 +71,21 @@ class Address:
         host, port = self.host, self.listener.getsockname()[1]
         name = f"[{host}]" if ":" in host else {"0.0.0.0": socket.gethostname()}.get(host, host)  # noqa: S104
         return f"http://{name}:{port}/" + (f"?token={self.token}" if self.token else "")
+
+
+@dataclass(frozen=True)
+class ServedPage:
+    """The page, and what a server needs to know of it.
+
+    Args:
+        blocks: from `app.main.build`.
+        theme: from `app.main.theme`.
+        uploads: the folder that files of requests lie in, from `environment`.
+    """
+
+    blocks: gradio.Blocks
+    theme: Mapping[str, Any]
+    uploads: Path
 
 
 def listen(host: str = "127.0.0.1", port: int = 7860, token: str = "", allowed_hosts: Sequence[str] = ()) -> Address:
@@ -118,45 +135,56 @@ def environment(*, offline: bool) -> Iterator[Path]:
     Raises:
         InputError: gradio is not installed.
     """
-    if find_spec("gradio") is None:
-        raise InputError("the app needs gradio, which is not installed: pip install 'fisedit[app]'")
+    check_packages("gradio")
+    with tempfile.TemporaryDirectory(prefix="fisedit-app-") as folder:
+        uploads = Path(folder).resolve()
+        os.environ.update(_ENVIRONMENT | {"GRADIO_TEMP_DIR": str(uploads)})
+        if offline:
+            os.environ["HF_HUB_OFFLINE"] = "1"
+        with pixel_limit():
+            yield uploads
+
+
+def check_packages(*names: str) -> None:
+    """Raise InputError if one of these packages is not installed."""
+    for name in names:
+        if find_spec(name) is None:
+            raise InputError(f"the app needs {name}, which is not installed: pip install 'fisedit[app]'")
+
+
+@contextmanager
+def pixel_limit() -> Iterator[None]:
+    """Have Pillow refuse pictures of too many pixels, and the process end in order when it is asked to."""
     from PIL import Image
 
     from fisedit.storage.canvas import MAX_PIXELS
 
     if current_thread() is main_thread():
         signal(SIGTERM, lambda *_: sys.exit(128 + SIGTERM))  # so that what follows `with` runs, too
-    with tempfile.TemporaryDirectory(prefix="fisedit-app-") as folder:
-        uploads = Path(folder).resolve()
-        os.environ.update(_ENVIRONMENT | {"GRADIO_TEMP_DIR": str(uploads)})
-        if offline:
-            os.environ["HF_HUB_OFFLINE"] = "1"
-        most, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, MAX_PIXELS // 2  # Pillow refuses twice as many
-        try:
-            yield uploads
-        finally:
-            Image.MAX_IMAGE_PIXELS = most
+    most, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, MAX_PIXELS // 2  # Pillow refuses twice as many
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = most
 
 
 def make_server(
-    page: gradio.Blocks,
+    state: AppState,
     address: Address,
-    uploads: Path,
-    theme: Mapping[str, Any],
+    page: ServedPage | None = None,
 ) -> uvicorn.Server:
-    """A server of the page; `run([address.listener])` answers requests until it is stopped.
+    """A server of the routes for programs and the page; `run([address.listener])` answers until it is stopped.
 
     Args:
-        page: from `app.main.build`.
+        state: whose models and sessions are served.
         address: from `listen`.
-        uploads: from `environment`.
-        theme: from `app.main.theme`.
+        page: None to serve programs alone.
     """
     import uvicorn
 
     return uvicorn.Server(
         uvicorn.Config(
-            application(page, address, uploads, theme),
+            application(state, address, page),
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -167,37 +195,54 @@ def make_server(
     )
 
 
-def application(page: gradio.Blocks, address: Address, uploads: Path, theme: Mapping[str, Any]) -> RequestGuard:
-    """The page behind its request guard, as an ASGI application.
+def application(state: AppState, address: Address, page: ServedPage | None = None) -> RequestGuard:
+    """The routes for programs and the page behind their request guard, as an ASGI application.
 
     Args:
-        page: from `app.main.build`.
+        state: whose models and sessions are served.
         address: from `listen`.
-        uploads: from `environment`.
-        theme: from `app.main.theme`.
+        page: None to serve programs alone.
     """
-    import gradio as gr
     from fastapi import FastAPI
 
-    from app import allowed_calls, security
+    from app import allowed_calls, openai_api, security, webui_api
+    from app.error_responses import add_error_handlers
+    from app.program_pictures import ProgramPictures
 
-    page.queue(max_size=MAX_WAITING, default_concurrency_limit=MAX_CONCURRENT, api_open=False)
-    page.state_session_capacity = MAX_PAGE_STATES
-    page.has_launched = True  # else gradio does not look where a request's files lie
-    outer = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    outer, pictures = FastAPI(docs_url=None, redoc_url=None, openapi_url=None), ProgramPictures(state)
+    add_error_handlers(outer)
+    for routes in (webui_api.router(pictures), openai_api.router(pictures)):
+        outer.include_router(routes)
+    if page is None:
+        nothing = allowed_calls.CallTable({})
+        return security.RequestGuard(outer, address.hosts, address.token, None, nothing)
+    _mount(page, outer)
+    calls = allowed_calls.call_table(page.blocks)
+    return security.RequestGuard(outer, address.hosts, address.token, page.uploads, calls)
+
+
+def _mount(page: ServedPage, outer: FastAPI) -> None:
+    """Add the page to the routes."""
+    import gradio as gr
+
+    from app.security import MAX_UPLOAD_BYTES
+
+    blocks = page.blocks
+    blocks.queue(max_size=MAX_WAITING, default_concurrency_limit=MAX_CONCURRENT, api_open=False)
+    blocks.state_session_capacity = MAX_PAGE_STATES
+    blocks.has_launched = True  # else gradio does not look where a request's files lie
     gr.mount_gradio_app(
         outer,
-        page,
+        blocks,
         path="/",
         footer_links=["api"],
         run_history=False,
         allowed_paths=[],
         blocked_paths=[],
         show_error=False,  # what is not one of our errors stays in the log
-        max_file_size=security.MAX_UPLOAD_BYTES,
+        max_file_size=MAX_UPLOAD_BYTES,
         ssr_mode=False,
         enable_monitoring=False,
         mcp_server=False,
-        **theme,
+        **page.theme,
     )
-    return security.RequestGuard(outer, address.hosts, address.token, uploads, allowed_calls.call_table(page))

@@ -9,6 +9,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock
 from typing import TYPE_CHECKING
@@ -37,6 +38,19 @@ _BRIEF_WORK_TIMEOUT = 10.0
 """Seconds that work waits for brief work of the same session."""
 
 
+@dataclass(frozen=True)
+class LiveEdit:
+    """An edit that was drawn while its prompt was typed, beside the current picture.
+
+    Args:
+        result_id: of its result, which the history has until another one takes its place.
+        key: what it was asked for by.
+    """
+
+    result_id: str
+    key: object
+
+
 class Session:
     """One user's pictures, whichever models made them.
 
@@ -54,6 +68,9 @@ class Session:
         last_preview: the last preview.
         measured: seconds of dense runs, by the id of the result that they were compared with.
         was_damaged: whether what was saved could not be read.
+        live: the edit that was drawn last while its prompt was typed, or None.
+        live_pending: whether such an edit is being drawn.
+        notice: what its page says until the next run; "" for nothing.
     """
 
     def __init__(self, pool: ModelPool, folder: Path, out: Path) -> None:
@@ -63,7 +80,9 @@ class Session:
         self.editors: WeakKeyDictionary[LoadedModel, Editor] = WeakKeyDictionary()
         self.last_preview: Preview | None = None
         self.measured: dict[str, float] = {}
-        self.was_damaged = False
+        self.was_damaged = self.live_pending = False
+        self.notice = ""
+        self.live: LiveEdit | None = None
         self._pool, self._adapters, self._store = pool, dict[str, float](), SessionStore(folder)
         self._pages: Mapping[str, Sequence[Page]] = {}  # of sources, as far as they were on disk
         self._work, self._stop, self._brief = Lock(), Event(), False
@@ -126,6 +145,12 @@ class Session:
         """Ask the work that goes on here to end before its next step."""
         self._stop.set()
 
+    def stop_unseen(self) -> None:
+        """End a run that no page sees any more; the next page says so."""
+        if not (self.idle or self._brief):
+            self.notice = "The run was stopped, as its page was left. Nothing was changed."
+        self.stop()
+
     def raise_if_stopped(self) -> None:
         """Raise Cancelled if the work that goes on here was asked to end."""
         if self.stopping:
@@ -145,6 +170,7 @@ class Session:
         ):
             raise Busy("this session is at work; stop that or wait for it")
         self._brief = brief
+        self.notice = self.notice if brief else ""
         self._stop.clear()
 
     def end_work(self) -> None:
@@ -176,6 +202,12 @@ class Session:
         owner = next((editor for editor in self.editors.values() if editor.model == name), self.history)
         return owner.delete(result_id)
 
+    def drop_live(self) -> None:
+        """Remove the edit that was drawn while its prompt was typed, if there is one."""
+        live, self.live = self.live, None
+        if live is not None and live.result_id in [result.id for result in self.history]:
+            self.delete(live.result_id)
+
     def resume(self) -> None:
         """Load what was saved; a damaged folder is renamed, and the session is empty."""
         try:
@@ -192,12 +224,12 @@ class Session:
         Raises:
             SessionError: a damaged one. All is as it was then.
         """
-        before = self.history, self.references, self._adapters, self.models, self._pages
+        before = self.history, self.references, self._adapters, self.models, self._pages, self.live
         self._load_from(other)
         try:
             self.save(overwrite=True)
         except BaseException:
-            self.history, self.references, self._adapters, self.models, self._pages = before
+            self.history, self.references, self._adapters, self.models, self._pages, self.live = before
             raise
 
     def _load_from(self, store: SessionStore) -> None:
@@ -212,7 +244,7 @@ class Session:
         self._adapters = dict(loaded.assets.adapters)
         self.models = {entry.id: entry.model for entry in loaded.index.results if entry.parent is None}
         self._pages = store.pages(loaded.index)
-        self.last_preview, self.measured = None, {}
+        self.last_preview, self.measured, self.live = None, {}, None
 
     def park(self) -> None:
         """Write what was recorded with sources into the session's folder, if the disk has room for it and no work goes

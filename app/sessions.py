@@ -184,7 +184,7 @@ class AppState:
         with self._lock:
             key = self._callers.pop(caller, None)
             if key and key in self._sessions and key not in self._callers.values():
-                self._sessions[key].stop()
+                self._sessions[key].stop_unseen()
 
     def limit_memory(self) -> None:
         """Drop recorded features of idle sessions, longest idle first, until all of them are within the bound; then

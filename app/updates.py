@@ -11,7 +11,7 @@ import gradio as gr
 from app import handlers, html, views
 from app.components import ALL_PIECES, SCHEDULERS
 from app.validation import label
-from fisedit.values import SchedulerName
+from fisedit.values import Quality, SchedulerName
 
 if TYPE_CHECKING:
     from app.components import PageComponents
@@ -36,6 +36,17 @@ class PageUpdates:
     def __init__(self, page: PageComponents, pool: ModelPool) -> None:
         self.page, self.pool = page, pool
 
+    def after_run(self, session: Session) -> Updates:
+        """The session after a run: the prompt stays as it is, as more may have been typed meanwhile."""
+        shown = self.session(session, view="compare")
+        shown.pop(self.page.prompt, None)
+        return shown | (self.region() if session.current.parent is None else {})
+
+    def region(self) -> Updates:
+        """The region's controls as they are at first."""
+        page = self.page
+        return {page.grow: 0, page.only: False, page.feather: 0, page.strength: 1, page.quality: Quality.BALANCED}
+
     def session(self, session: Session, view: str) -> Updates:
         """Everything that shows the state of a session; `view` is the stage's: "edit" or "compare"."""
         page, history = self.page, session.history
@@ -52,7 +63,7 @@ class PageUpdates:
             page.tree: html.tree(history, current.id),
             page.before: gr.update(choices=others, value=current.parent, visible=bool(others)),
             page.prompt: current.prompt,
-            page.words: gr.update(choices=re.findall(r"\w+", current.prompt.lower()), value=[]),
+            page.words: gr.update(choices=list(dict.fromkeys(re.findall(r"\w+", current.prompt.lower()))), value=[]),
             page.instance: gr.update(choices=[ALL_PIECES], value=ALL_PIECES[1]),
             page.descendants: handlers.count_descendants(session),
         }
@@ -65,6 +76,9 @@ class PageUpdates:
         may = {
             page.undo: child,
             page.redo: some and history.redo_id is not None,
+            page.vary: some,
+            page.erase: some,
+            page.extend: some,
             page.delete: some,
             page.measure: child,
             page.run: some,
@@ -88,22 +102,26 @@ class PageUpdates:
         page = self.page
         pieces = [ALL_PIECES] + [(f"{n + 1}. from the left", str(n)) for n in range(edit.preview.pieces)]
         return {
-            page.stage: gr.update(region="" if edit.preview.nothing else views.region(edit.preview.mask)),
+            page.stage: gr.update(
+                region="" if edit.preview.nothing else views.region(edit.preview.mask, edit.size, edit.crop)
+            ),
             page.facts: html.estimate(edit),
             page.instance: gr.update(choices=pieces) if all_pieces else gr.skip(),
         }
 
-    def words(self, session: Session, prompt: str, chosen: list[str] | None) -> Updates:
+    def words(self, session: Session, prompt: str, chosen: list[str] | None, model: str) -> Updates:
         """The words of a new prompt that differ from the current one, and those that can be chosen.
 
         Args:
-            session: whose current prompt is compared.
+            session: whose current prompt is compared; without one, words are named that the model does not know.
             prompt: the new prompt.
             chosen: words that are selected; those of neither prompt are dropped.
+            model: label of the model that is selected for new pictures.
         """
         history = session.history
         if not len(history):
-            return {self.page.words_line: ""}
+            vocabulary = self.pool.select(model).vocabulary
+            return {self.page.words_line: html.message(vocabulary.note(str(prompt)) if vocabulary else "")}
         old, new = history.current.prompt, str(prompt)[: html.MAX_DIFF_CHARACTERS]
         known = list(dict.fromkeys(re.findall(r"\w+", f"{old} {new}".lower())))
         return {
@@ -116,11 +134,12 @@ class PageUpdates:
         page, known = self.page, {value: name for name, value in SCHEDULERS.items()}
         return {
             page.steps: settings.steps,
-            page.guidance: settings.guidance,
+            page.guidance: gr.skip() if settings.guidance is None else settings.guidance,
             page.seed: settings.seed,
             page.width: settings.width or gr.skip(),
             page.height: settings.height or gr.skip(),
             page.scheduler: known[SchedulerName(settings.scheduler)],
+            page.clip_skip: settings.clip_skip,
             page.negative: settings.negative_prompt,
             page.model: self.pool.select(settings.model).label,
             page.loras: list(settings.loras),
@@ -149,15 +168,15 @@ class PageUpdates:
             return shown
         mask = after.mask if after.parent == before.id else None
         shown |= {"before": views.screen_url(before.image), "label": "before" if mask else html.caption(before)}
-        return shown | {"mask": views.region(mask) if mask else "", "split": views.border(mask)}
+        place = size, after.config.crop
+        return shown | {"mask": views.region(mask, *place) if mask else "", "split": views.border(mask, *place)}
 
     def _cost_summary(self, session: Session, result: EditResult, parent: EditResult | None) -> str:
-        measured, name = session.measured.get(result.id), session.model_name(result)
+        name = session.model_name(result)
         model, loras = self.pool.find(name), self.pool.loras.as_text(result.config.loras)
-        dense = measured or (model.estimator.dense_seconds(result.stats.macs_dense) if model else None)
         made = f"by {model.label}" if model and len(self.pool.models) > 1 else ""
         source_text = " ".join(filter(None, (made, f"with {loras}" if loras else "")))
         unavailable = "" if model else f"made by {label(name)}, which is not offered: start the app with it, as --model"
         return html.cost_summary(
-            result, parent, dense, measured=measured is not None, source_text=source_text, unavailable=unavailable
+            result, parent, session.measured.get(result.id), source_text=source_text, unavailable=unavailable
         )

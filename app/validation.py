@@ -6,19 +6,22 @@ Knows plain values and files' headers; neither sessions nor models.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fisedit.errors import FisEditError, InputError, PromptError
 from fisedit.storage import images
-from fisedit.values import SchedulerName
+from fisedit.values import CLIP_SKIPS, Quality, SchedulerName, check_quality
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from fisedit import Region
+
 MAX_PROMPT_CHARACTERS, MAX_WORDS, MAX_LORAS = 2_000, 16, 8
 STEPS, GUIDANCE, SEEDS, SIDES, GROW = (1, 150), (0.0, 30.0), (0, 2**32 - 1), (64, 1024), (-16, 16)
-LORA_SCALE, REFERENCE_SCALE = (-2.0, 2.0), (0.0, 2.0)
+LORA_SCALE, REFERENCE_SCALE, STRENGTH = (-2.0, 2.0), (0.0, 2.0), (0.0, 1.0)
+FEATHER, EXTENSION = (0, 16), (0, 1024)
 MAX_BYTES, MAX_PIXELS, MAX_SIDE = 32 << 20, 32_000_000, 12_000
 """Limits of an uploaded picture: bytes, pixels, pixels of a side."""
 
@@ -27,6 +30,10 @@ MAX_RESULTS = 200
 
 MAX_PICTURE_BYTES = 1 << 30
 """Decoded pictures in memory: of one session, and of all of them together, beyond which idle ones wait on disk."""
+
+
+class PartNotOpened(InputError):
+    """A region lies on a part of a large picture that is not open; an edit opens it."""
 
 
 class Busy(FisEditError):
@@ -49,6 +56,7 @@ class SourceSettings:
         negative_prompt: what the picture should not show.
         model: the label of an offered one, "" for the first.
         loras: labels of offered ones -> their scales, -2 to 2.
+        clip_skip: layers of the text encoder that are left out, 0 to 11.
     """
 
     steps: int = 25
@@ -60,11 +68,12 @@ class SourceSettings:
     negative_prompt: str = ""
     model: str = ""
     loras: Mapping[str, float] = field(default_factory=dict)
+    clip_skip: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class RegionSettings:
-    """Where an edit may paint.
+    """Where an edit may paint, and how much of it.
 
     Args:
         words: use only these words of either prompt; () for the changed ones.
@@ -73,6 +82,12 @@ class RegionSettings:
         add: a picture of the current one's size, white where the edit may paint too; None for nowhere.
         protect: a picture of the current one's size, white where the edit never paints; None for nowhere.
         only: whether the edit paints where `add` is white and nowhere else.
+        strength: share of the steps to run, above 0 to 1; less keeps more of what was there.
+        quality: how near the edit comes to a dense one, for its time.
+        seed: of other noise in the region, 0 to 2**32 - 1; None for the picture's.
+        feather: latent cells of a soft border inside it, 0 to 16.
+        region: what is meant as a whole, instead of words, instance and `add`; None for those.
+        regions: each with a prompt of its own, at most 16, instead of all of those; () for one prompt.
     """
 
     words: tuple[str, ...] = ()
@@ -81,6 +96,12 @@ class RegionSettings:
     add: Image | None = None
     protect: Image | None = None
     only: bool = False
+    strength: float = 1.0
+    quality: str = Quality.BALANCED
+    seed: int | None = None
+    feather: int = 0
+    region: Region | None = None
+    regions: tuple[tuple[Region, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,7 +129,7 @@ def clean_prompt(prompt: str) -> str:
         raise PromptError(f"prompt must be text, got {type(prompt).__name__}")
     if len(prompt) > MAX_PROMPT_CHARACTERS:
         raise PromptError(
-            f"prompt must have at most {MAX_PROMPT_CHARACTERS} letters, got {len(prompt)}; the model reads 75 words"
+            f"prompt must have at most {MAX_PROMPT_CHARACTERS} letters, got {len(prompt)}; 600 tokens are read"
         )
     printable = "".join(character if character.isprintable() else " " for character in prompt).strip()
     if not printable:
@@ -128,12 +149,16 @@ def check_settings(settings: SourceSettings) -> SourceSettings:
     if settings.guidance is not None:
         _within("guidance", settings.guidance, GUIDANCE)
     _within("seed", settings.seed, SEEDS, whole=True)
+    _within("clip_skip", settings.clip_skip, CLIP_SKIPS, whole=True)
     for name, side in (("width", settings.width), ("height", settings.height)):
         if side is not None and _within(name, side, SIDES, whole=True) % 8:
             raise InputError(f"{name} must be divisible by 8, got {side}; use {round(side / 8) * 8}")
     _check_names(settings)
-    if settings.scheduler not in tuple(SchedulerName):
-        raise InputError(f"scheduler must be one of {', '.join(SchedulerName)}, got {settings.scheduler!r:.40}")
+    try:
+        SchedulerName(settings.scheduler)
+    except ValueError as error:
+        names = ", ".join(SchedulerName)
+        raise InputError(f"scheduler must be one of {names}, got {settings.scheduler!r:.40}") from error
     return settings
 
 
@@ -153,9 +178,32 @@ def check_region(region: RegionSettings) -> RegionSettings:
     if len(region.words) > MAX_WORDS or any(len(word) > MAX_PROMPT_CHARACTERS for word in region.words):
         raise InputError(f"words must be at most {MAX_WORDS} words of a prompt, got {len(region.words)}")
     _within("grow", region.grow, GROW, whole=True)
+    _within("feather", region.feather, FEATHER, whole=True)
+    _within("strength", region.strength, STRENGTH)
+    check_quality(region.quality)
+    if region.seed is not None:
+        _within("seed", region.seed, SEEDS, whole=True)
     if region.instance is not None:
         _within("instance", region.instance, (0, 999), whole=True)
-    return region
+    whole = (region.region is not None) + bool(region.regions)
+    if whole + bool(region.words or region.instance is not None or region.add is not None) > 1:
+        raise InputError("give one of region, regions, and a mask with words, got several; a region joins them")
+    if region.regions and (region.grow or region.feather or region.protect is not None):
+        raise InputError("regions have grow and feather of their own, got others; say them inside each region")
+    return replace(region, regions=tuple((each, clean_prompt(prompt)) for each, prompt in region.regions))
+
+
+def check_extension(widths: tuple[int, int, int, int], size: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Pixels to add at the left, top, right and bottom of a picture of a size. Raises InputError."""
+    for width in widths:
+        _within("extension", width, EXTENSION, whole=True)
+    if not any(widths):
+        raise InputError("extend the picture at one side at least, got none; give pixels")
+    width, height = size[0] + widths[0] + widths[2], size[1] + widths[1] + widths[3]
+    if max(width, height) > MAX_SIDE or width * height > MAX_PIXELS:
+        most = f"at most {MAX_SIDE} pixels at a side and {MAX_PIXELS // 10**6} million in all"
+        raise InputError(f"a picture must have {most}, got {width}x{height}; extend it by less")
+    return widths
 
 
 def decode_reference(reference: ReferencePicture | None) -> Image | None:
@@ -172,10 +220,10 @@ def decode_picture(data: bytes) -> Image:
         raise InputError(
             f"picture must have at most {MAX_BYTES >> 20} MiB, got {len(data) / 2**20:.0f}; make it smaller"
         )
-    picture = images.decode(data).image
-    if picture.width * picture.height > MAX_PIXELS or max(picture.size) > MAX_SIDE:
-        limit = f"{MAX_PIXELS // 10**6} million pixels and sides of {MAX_SIDE}"
-        raise InputError(f"picture must have at most {limit}, got {picture.width}x{picture.height}; make it smaller")
+    picture = images.decode(data, max_pixels=MAX_PIXELS).image
+    if max(picture.size) > MAX_SIDE:
+        limit = f"sides of at most {MAX_SIDE} pixels"
+        raise InputError(f"picture must have {limit}, got {picture.width}x{picture.height}; make it smaller")
     return picture
 
 

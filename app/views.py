@@ -13,12 +13,13 @@ from PIL import Image, ImageFilter
 
 from fisedit.errors import InputError, MaskError
 from fisedit.storage import images
+from fisedit.values import cell_pixels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fisedit.history import EditResult
-    from fisedit.values import EditMask
+    from fisedit.values import Box, EditMask
 
 TINT = (255, 64, 96)
 MAX_STROKES_CHARACTERS = 1 << 20
@@ -48,11 +49,34 @@ def screen_url(image: Image.Image) -> str:
     return _url(small, "PNG", compress_level=3)
 
 
-def region(mask: EditMask) -> str:
-    """A mask to lay over its picture, as a data URL: tinted inside, with an outline; clear outside; "" for none."""
+def mask_image(mask: EditMask, size: tuple[int, int], crop: Box | None) -> Image.Image:
+    """A mask as grey levels: of the canvas, or where that shows a part of a picture alone, of the picture.
+
+    Args:
+        mask: of an edit.
+        size: width and height of the picture in pixels.
+        crop: the part of it that is on the canvas; None for all of it.
+    """
+    return mask.image() if crop is None else _placed(mask.image(), size, crop)
+
+
+def area_of(mask: EditMask, size: tuple[int, int], crop: Box | None) -> float:
+    """A mask's share of a picture, 0 to 1; arguments as in `mask_image`."""
+    left, top, right, bottom = crop or (0, 0, *size)
+    return mask.area * (right - left) * (bottom - top) / (size[0] * size[1])
+
+
+def region(mask: EditMask, size: tuple[int, int], crop: Box | None) -> str:
+    """A mask to lay over its picture, as a data URL: tinted inside, with an outline; clear outside; "" for none.
+
+    Args:
+        mask: of an edit.
+        size: width and height of the picture in pixels.
+        crop: as in `mask_image`.
+    """
     if not mask.grid.any():
         return ""
-    inside = mask.image()
+    inside = mask.image() if crop is None else _placed(mask.image(), *_on_screen(size, crop))
     inner = inside.filter(ImageFilter.MinFilter(3))
     levels = np.asarray(inside) // 255 * 84 + (np.asarray(inside) - np.asarray(inner)) // 255 * 150
     picture = Image.new("RGBA", inside.size, TINT)
@@ -60,20 +84,65 @@ def region(mask: EditMask) -> str:
     return _url(picture, "PNG")
 
 
-def border(mask: EditMask | None) -> float:
-    """Where before and after meet at first, as a percentage from the left: half of the mask lies on either side."""
+def border(mask: EditMask | None, size: tuple[int, int], crop: Box | None) -> float:
+    """Where before and after meet at first, as a percentage from the left: half of the mask lies on either side.
+
+    Args:
+        mask: of an edit, or None.
+        size: width and height of the picture in pixels.
+        crop: as in `mask_image`.
+    """
     if mask is None or not mask.grid.any():
         return 50.0
-    return float((np.median(np.nonzero(mask.grid)[1]) + 0.5) / mask.grid.shape[1] * 100)
+    left, _, right, _ = crop or (0, 0, *size)
+    middle = float((np.median(np.nonzero(mask.grid)[1]) + 0.5) / mask.grid.shape[1])
+    return (left + middle * (right - left)) / size[0] * 100
 
 
-def preview_overlay(preview: Image.Image, mask: EditMask | None) -> str:
-    """How far a run is, as a data URL: its preview of one pixel per cell, inside the mask alone where there is one."""
-    if mask is None or not mask.grid.any() or mask.grid.shape != preview.size[::-1]:
+def preview_overlay(
+    preview: Image.Image, mask: EditMask | None, size: tuple[int, int] | None = None, crop: Box | None = None
+) -> str:
+    """A preview, or a picture of the canvas, as a data URL; inside the mask alone where there is one of its shape.
+
+    Args:
+        preview: of one pixel per cell, or larger.
+        mask: of the edit, or None.
+        size: width and height of the picture in pixels; needed with a crop.
+        crop: as in `mask_image`.
+    """
+    if crop is not None and size is not None:
+        if mask is not None and mask.grid.any():
+            alpha = mask.image().resize(preview.size, Image.Resampling.NEAREST)
+            preview = preview.convert("RGBA")
+            preview.putalpha(alpha.point(lambda level: 255 if level else 0))
+        return _url(_placed(preview.convert("RGBA"), *_on_screen(size, crop)), "PNG")
+    if (
+        mask is None
+        or not mask.grid.any()
+        or any(n % m for n, m in zip(preview.size, mask.grid.shape[::-1], strict=True))
+    ):
         return _url(preview, "PNG")
     picture = preview.convert("RGBA")
-    picture.putalpha(Image.fromarray(mask.grid.astype(np.uint8) * 255))
-    return _url(picture.resize((preview.width * 4, preview.height * 4), Image.Resampling.BILINEAR), "PNG")
+    picture.putalpha(Image.fromarray(cell_pixels(mask.grid, preview.size).astype(np.uint8) * 255))
+    if picture.width == mask.grid.shape[1]:
+        picture = picture.resize((preview.width * 4, preview.height * 4), Image.Resampling.BILINEAR)
+    return _url(picture, "PNG")
+
+
+def _placed(part: Image.Image, size: tuple[int, int], box: Box) -> Image.Image:
+    """A picture of a size that shows another one in a box, and nothing elsewhere."""
+    whole = Image.new(part.mode, size)
+    left, top, right, bottom = box
+    whole.paste(part.resize((right - left, bottom - top), Image.Resampling.NEAREST), (left, top))
+    return whole
+
+
+def _on_screen(size: tuple[int, int], box: Box) -> tuple[tuple[int, int], Box]:
+    """A picture's size and a box of it, made smaller to fit the stage."""
+    scale = min(1.0, _SCREEN / max(size))
+    left, top, right, bottom = (round(side * scale) for side in box)
+    width, height = (max(1, round(side * scale)) for side in size)
+    return (width, height), (left, top, max(left + 1, right), max(top + 1, bottom))
 
 
 def decode_strokes(data_url: str, size: tuple[int, int]) -> tuple[Image.Image | None, Image.Image | None]:
@@ -97,6 +166,13 @@ def decode_strokes(data_url: str, size: tuple[int, int]) -> tuple[Image.Image | 
     levels = np.asarray(painted.convert("RGBA")).astype(int)
     solid, red = levels[..., 3] > 127, levels[..., 0] >= levels[..., 2]
     return _area(solid & red, size), _area(solid & ~red, size)
+
+
+def png_base64(image: Image.Image) -> str:
+    """A picture as a PNG in base64."""
+    file = BytesIO()
+    image.save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def decode_base64(text: str, what: str) -> bytes:

@@ -7,18 +7,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-__all__ = ["Cancelled", "EditResult", "Editor", "FisEditError", "__version__"]
+__all__ = ["Cancelled", "EditResult", "Editor", "FisEditError", "FisEditPipeline", "Region", "__version__"]
 
 if TYPE_CHECKING:
     from fisedit.editor import Editor
     from fisedit.errors import Cancelled, FisEditError
     from fisedit.history import EditResult
+    from fisedit.integrations.diffusers_pipeline import FisEditPipeline
+    from fisedit.masking.region import Region
 
 _HOMES = {
     "Editor": "fisedit.editor",
     "EditResult": "fisedit.history",
     "FisEditError": "fisedit.errors",
+    "FisEditPipeline": "fisedit.integrations.diffusers_pipeline",
     "Cancelled": "fisedit.errors",
+    "Region": "fisedit.masking.region",
 }
 
 

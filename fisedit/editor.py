@@ -15,20 +15,22 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
-from fisedit.adapters import lora
+from fisedit.adapters import lora, textual_inversion
 from fisedit.adapters.checkpoints import load_adapter
 from fisedit.diagnosis.calibration import CalibrationSettings, calibrate, predictions
 from fisedit.errors import AdapterError, InputError, PageError, SessionError
 from fisedit.history import EditResult, History
-from fisedit.masking.localize import DEFAULT_METHOD, MaskOptions, change_heatmap
+from fisedit.masking.localize import change_heatmap
+from fisedit.masking.mask_options import DEFAULT_METHOD, MaskOptions
 from fisedit.masking.masks import count_components
+from fisedit.masking.region import Region, cells_on_picture, check_border, joined, region_of
 from fisedit.models.device import default_torch_state
 from fisedit.models.loader import load
 from fisedit.models.machine import free_bytes
 from fisedit.models.paths import absolute_name, expand_home
 from fisedit.models.stopwatch import Stopwatch
 from fisedit.pipeline import EditPipeline
-from fisedit.planner import EditRequest, Region
+from fisedit.planner import EditRequest, Repaint
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory_cache import TrajectoryCache
 from fisedit.sparse import cost_store
@@ -37,7 +39,15 @@ from fisedit.sparse.feature_tiers import FeatureTiers
 from fisedit.sparse.modules import project_text
 from fisedit.sparse.stepping import Graphs
 from fisedit.storage import provenance
-from fisedit.storage.canvas import canvas_size, to_editable
+from fisedit.storage.canvas import (
+    CONTEXT,
+    MAX_CONTEXT,
+    canvas_size,
+    crop_around,
+    extended,
+    needs_crop,
+    to_editable,
+)
 from fisedit.storage.files import check_image_path
 from fisedit.storage.image_metadata import Metadata, read_metadata
 from fisedit.storage.images import write_image
@@ -46,12 +56,14 @@ from fisedit.storage.provenance import Origin, PastEdit
 from fisedit.storage.session_store import SessionContents, SessionStore
 from fisedit.values import (
     LATENT_FACTOR,
+    SEEDS,
     EditMask,
     EditScript,
     MaskSource,
     OnStep,
     cell_pixels,
     check_prompt,
+    check_quality,
     check_scale,
     make_generation_config,
     strength_for_start,
@@ -63,6 +75,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from fisedit.storage.pages import Page
+    from fisedit.values import Box
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +92,7 @@ class Preview:
         seconds: that it would take, by this machine's cost table; None where there is none.
         seconds_dense: those of a dense run; None where there is no cost table.
         recorded_bytes: that it would keep for later edits, about.
+        notes: things the user should know, such as words that the model does not know.
     """
 
     mask: EditMask
@@ -90,6 +104,7 @@ class Preview:
     seconds: float | None = None
     seconds_dense: float | None = None
     recorded_bytes: int = 0
+    notes: tuple[str, ...] = ()
 
     @property
     def confidence(self) -> float:
@@ -108,6 +123,7 @@ class Editor:
     Args:
         pipe: a Stable Diffusion 1.x or 2.x pipeline. Editors may share one.
         model: its name, for saved sessions.
+        vae: path of its autoencoder, for saved sessions; "" for the model's own.
         max_recorded_bytes: recorded features kept in the memory of the device; None for half of what is free there. On
             a CPU steps that do not fit lie on disk and are fetched while an edit runs; on a GPU they wait in the host's
             memory first.
@@ -131,14 +147,14 @@ class Editor:
         pipe: StableDiffusionPipeline,
         *,
         model: str = "",
+        vae: str = "",
         max_recorded_bytes: int | None = None,
         max_host_bytes: int | None = None,
         max_disk_bytes: int | None = None,
         graphs: bool | None = None,
         cache_dtype: str = "auto",
     ) -> None:
-        self.pipe = pipe
-        self.model = model
+        self.pipe, self.model, self.vae = pipe, model, vae
         self._stores: dict[Path, SessionStore] = {}
         device = pipe.unet.device
         limit = free_bytes(device) // 2 if max_recorded_bytes is None else max_recorded_bytes
@@ -154,6 +170,8 @@ class Editor:
         cls,
         model: str | Path = "demo",
         *,
+        vae: str | Path | None = None,
+        preview_vae: str | Path | None = None,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         local_files_only: bool = False,
@@ -166,7 +184,10 @@ class Editor:
         """Load a model, checked before its weights are read; no code of a model is ever run.
 
         Args:
-            model: "demo", a diffusers folder, a hub id such as "owner/name", or one .safetensors file (1.x).
+            model: "demo", a diffusers folder, a hub id such as "owner/name", or one .safetensors file.
+            vae: another autoencoder than the model's, a folder or a .safetensors file; None for the model's own.
+            preview_vae: a folder with an `AutoencoderTiny` (TAESD), which decodes what `on_step` gets; without it, that
+                has one pixel per latent cell.
             device: "cpu", "cuda" or "cuda:N"; None for CUDA where there is some.
             dtype: "fp32", "bf16", "fp16" or torch's; None for fp16 on CUDA, and on a CPU for the faster of
                 bf16 and fp32.
@@ -181,11 +202,13 @@ class Editor:
             ModelError: the model is missing, damaged, unsafe to load or of another architecture.
             NumericsError: its weights hold NaN or infinity. InputError: a device or dtype that cannot be used here.
         """
-        pipe = load(model, device=device, dtype=dtype, local_files_only=local_files_only)
-        name = absolute_name(model)
+        pipe = load(
+            model, vae=vae, preview_vae=preview_vae, device=device, dtype=dtype, local_files_only=local_files_only
+        )
         return cls(
             pipe,
-            model=name,
+            model=absolute_name(model),
+            vae="" if vae is None else _absolute_path(vae),
             max_recorded_bytes=max_recorded_bytes,
             max_host_bytes=max_host_bytes,
             max_disk_bytes=max_disk_bytes,
@@ -201,7 +224,8 @@ class Editor:
                 editor of the model that made it.
             references: reference pictures by their digests, shared with editors over other models; None for its own.
         """
-        editor = type(self)(self.pipe, model=self.model, max_recorded_bytes=self._trajectory_cache.max_bytes)
+        limit = self._trajectory_cache.max_bytes
+        editor = type(self)(self.pipe, model=self.model, vae=self.vae, max_recorded_bytes=limit)
         editor._pipeline = self._pipeline.beside(history, references)  # noqa: SLF001 (of its own class)
         return editor
 
@@ -276,6 +300,26 @@ class Editor:
         """Take a LoRA out; the model is as it was before. Raises AdapterError where there is none of that name."""
         self._check_lora(name)
         lora.unload(self.pipe, name)
+
+    def load_textual_inversion(self, source: str | Path, token: str | None = None) -> str:
+        """Load a word's embeddings (textual inversion, arXiv 2208.01618), for prompts and negative prompts.
+
+        Args:
+            source: a .safetensors file in Automatic1111's or diffusers' format.
+            token: the word; None for the file's name. Its case does not matter.
+
+        Returns:
+            The word, for `unload_textual_inversion`.
+
+        Raises:
+            AdapterError: it is missing, damaged, of another model, or a word that the model knows already.
+            InputError: a word that is none.
+        """
+        return textual_inversion.load(self.pipe, source, token)
+
+    def unload_textual_inversion(self, token: str) -> None:
+        """Take a word's embeddings out. Raises AdapterError where no such word was loaded."""
+        textual_inversion.unload(self.pipe, token)
 
     def load_adapter(self, source: str | Path, scale: float = 1.0, *, local_files_only: bool = False) -> None:
         """Load a reference adapter (arXiv 2410.22901), so that pictures may take the look of a `reference`.
@@ -390,20 +434,22 @@ class Editor:
         width: int | None = None,
         height: int | None = None,
         scheduler: str = "ddim",
+        clip_skip: int = 0,
         reference: Image | None = None,
         on_step: OnStep | None = None,
     ) -> EditResult:
         """Make a source: what diffusers' pipeline makes of the same arguments, with everything recorded.
 
         Args:
-            prompt: text, of which 75 tokens are read; brackets weigh words, as `(cat:1.4)` or `[cat]`.
+            prompt: text, of which 600 tokens are read, 75 in a chunk; brackets weigh words, as `(cat:1.4)` or `[cat]`.
             negative_prompt: text with the same syntax, for the unconditional branch.
             seed: of a CPU generator, 0 to 2^63 - 1.
             num_inference_steps: 1 to 999.
             guidance_scale: 0 to 100; 1 or less runs one branch.
             width: pixels, 64 to 2048 and divisible by 8; None for the model's own size.
             height: pixels, 64 to 2048 and divisible by 8; None for the model's own size.
-            scheduler: "ddim", "dpmsolver++", "euler", "euler_a" or "lcm".
+            scheduler: a `SchedulerName`, or its name in web UIs or diffusers, such as "DPM++ 2M Karras".
+            clip_skip: layers of the text encoder to leave out at its end, 0 to 11; one less than web UIs' clip skip.
             reference: a picture whose look it takes, and all edits of it that name no other; see `load_adapter`.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
@@ -424,6 +470,7 @@ class Editor:
             width=own if width is None else width,
             height=own if height is None else height,
             scheduler=scheduler,
+            clip_skip=clip_skip,
         )
         request = self._pipeline.request_source(config, reference=reference, on_step=on_step)
         plan = self._pipeline.planner.plan_source(request, self._pipeline.encode(request))
@@ -431,8 +478,10 @@ class Editor:
 
     def edit(
         self,
-        prompt: str,
+        prompt: str | None = None,
         *,
+        region: Region | None = None,
+        regions: Sequence[tuple[Region, str]] = (),
         mask: object = None,
         protect: object = None,
         grow: int = 0,
@@ -442,7 +491,9 @@ class Editor:
         probe_steps: int | None = None,
         structure: float = 0.0,
         strength: float = 1.0,
+        seed: int | None = None,
         verify: bool = True,
+        quality: str = "balanced",
         growth: int | Sequence[int] | None = None,
         reference: Image | None = None,
         on_step: OnStep | None = None,
@@ -453,6 +504,9 @@ class Editor:
 
         Args:
             prompt: the changed words, as in `generate`; settings are the source's.
+            region: where to edit, as a whole: words, masks and boxes, joined. Else these say it:
+            regions: several regions, each with a prompt of its own, edited in one run; at most 16, and the first that
+                holds a cell counts. The prompt is what the whole picture shows then, without it the current one.
             mask: where to edit, instead of what the words say: a PIL image or numpy array of the picture's size, or a
                 boolean latent grid [h, w].
             protect: where never to edit, of the same forms as `mask`; None for nowhere.
@@ -465,8 +519,11 @@ class Editor:
                 self-attention is the picture's: from 0, never, to 1, for the first 40 % of the steps.
             strength: share of the steps to run, above 0 to 1, from the last; the first ones are the picture's own, so
                 that less keeps more of its layout and colours.
+            seed: of other noise inside the mask, for a variation: with it, and with `mask` or `words`, the prompt may
+                stay the same. None for the picture's noise.
             verify: check once, early on, whether the change leaves a predicted mask; dilate it then.
-            growth: latent cells computed beyond the mask, for all steps or each; None for the measured default. A step
+            quality: "fast", "balanced" or "close": how near the edit comes to a dense one, against its time.
+            growth: latent cells computed beyond the mask, for all steps or each; None for what `quality` says. A step
                 with 64 computes the whole picture, and what it finds changed outside the mask is carried on.
             reference: a picture whose look the edited things take (see `load_adapter`); with it, and with `mask` or
                 `words`, the prompt may stay the same. None for that of the source, if it has one.
@@ -479,24 +536,66 @@ class Editor:
             SessionError: there is no source yet. PromptError, MaskError, InputError: an argument out of range.
             AdapterError: a reference, and no adapter that reads it. NumericsError: the model produced NaN.
         """
+        if regions:
+            region, prompt = joined(regions, region), self.current.prompt if prompt is None else prompt
+        elif prompt is None:
+            raise InputError("edit needs a prompt, got none; or regions with their own, or see erase")
         request = self._pipeline.request_edit(
             prompt,
-            Region(mask, protect, grow, MaskOptions(words, instance, mask_method, probe_steps)),
-            growth=growth,
-            strength=strength,
-            structure=structure,
+            region_of(region, mask, protect, grow, MaskOptions(words, instance, mask_method, probe_steps)),
+            growth=check_quality(quality) if growth is None else growth,
+            repaint=Repaint(strength, structure, seed),
             verify=verify,
             reference=reference,
+            regional=regions,
             on_step=on_step,
         )
         plan = self._pipeline.plan(request)
         return self._pipeline.run(request, plan)
+
+    def erase(
+        self,
+        region: Region,
+        *,
+        prompt: str | None = None,
+        seed: int | None = None,
+        quality: str = "balanced",
+        on_step: OnStep | None = None,
+    ) -> EditResult:
+        """Let what is around a region grow into it, without words for what is to be seen there.
+
+        Inside the region nothing attends to the region itself (Attentive Eraser, arXiv 2412.12974), and no words are
+        read unless they change.
+
+        Args:
+            region: what goes, with what it casts, such as a shadow.
+            prompt: what the picture shows then; None for the current prompt, of which no word is read.
+            seed: of the noise inside; None for another one than the picture's.
+            quality: as in `edit`.
+            on_step: as in `edit`.
+
+        Raises:
+            SessionError: there is no picture yet. MaskError: nothing would be left. InputError: no region.
+        """
+        if not isinstance(region, Region):
+            raise InputError(f"region must be a Region, got {type(region).__name__}; use Region.mask or Region.words")
+        now = self.current
+        request = self._pipeline.request_edit(
+            now.prompt if prompt is None else prompt,
+            region,
+            growth=check_quality(quality),
+            repaint=Repaint(seed=(now.config.seed + 1) % (SEEDS[1] + 1) if seed is None else seed, erases=True),
+            on_step=on_step,
+        )
+        return self._pipeline.run(request, self._pipeline.plan(request))
 
     def edit_many(
         self,
         prompts: Sequence[str],
         masks: Sequence[object],
         *,
+        seeds: Sequence[int] | None = None,
+        quality: str = "balanced",
         growth: int | Sequence[int] | None = None,
         on_step: OnStep | None = None,
     ) -> tuple[EditResult, ...]:
@@ -507,6 +606,8 @@ class Editor:
         Args:
             prompts: one an edit, as in `edit`.
             masks: one an edit, as in `edit`.
+            seeds: one an edit, as in `edit`; None for the picture's noise in all of them.
+            quality: as in `edit`, for all of them.
             growth: as in `edit`, for all of them.
             on_step: as in `edit`; a batch calls it once a step.
 
@@ -514,17 +615,22 @@ class Editor:
             The results, in that order.
 
         Raises:
-            InputError: not as many masks as prompts; the other errors as in `edit`. Results made before stay.
+            InputError: not as many masks or seeds as prompts; the other errors as in `edit`. Results made before stay.
         """
-        for name, given in (("prompts", prompts), ("masks", masks)):
+        lists: dict[str, Any] = {"prompts": prompts, "masks": masks} | ({} if seeds is None else {"seeds": seeds})
+        for name, given in lists.items():
             if isinstance(given, str) or not isinstance(given, Sequence | np.ndarray):
                 raise InputError(f"{name} must be a list, got {type(given).__name__} {given!r:.80}; put it into a list")
-        if len(prompts) != len(masks):
-            raise InputError(f"masks must be as many as prompts, {len(prompts)}, got {len(masks)}")
+            if len(given) != len(prompts):
+                raise InputError(f"{name} must be as many as prompts, {len(prompts)}, got {len(given)}")
+        chosen = check_quality(quality) if growth is None else growth
+        own_seeds: Sequence[int | None] = [None] * len(prompts) if seeds is None else seeds
         return self._pipeline.run_many(
             [
-                self._pipeline.request_edit(prompt, Region(mask), growth=growth, on_step=on_step)
-                for prompt, mask in zip(prompts, masks, strict=True)
+                self._pipeline.request_edit(
+                    prompt, Region.mask(mask), growth=chosen, repaint=Repaint(seed=seed), on_step=on_step
+                )
+                for prompt, mask, seed in zip(prompts, masks, own_seeds, strict=True)
             ]
         )
 
@@ -533,6 +639,7 @@ class Editor:
         self,
         prompt: str,
         *,
+        region: Region | None = None,
         mask: object = None,
         protect: object = None,
         grow: int = 0,
@@ -541,6 +648,8 @@ class Editor:
         mask_method: str = DEFAULT_METHOD,
         probe_steps: int | None = None,
         strength: float = 1.0,
+        seed: int | None = None,
+        quality: str = "balanced",
         growth: int | Sequence[int] | None = None,
         reference: Image | None = None,
         on_step: OnStep | None = None,
@@ -549,6 +658,7 @@ class Editor:
 
         Args:
             prompt: the changed words, as in `edit`.
+            region: where to edit, as in `edit`.
             mask: where to edit, as in `edit`; None for where the words say.
             protect: where never to edit, as in `edit`.
             grow: latent cells to dilate the mask by, -64 to 64; negative erodes it.
@@ -557,7 +667,9 @@ class Editor:
             mask_method: one of `masking.localize.METHODS`.
             probe_steps: dense steps on the new prompt to spend on the mask; None for one where an object is inserted.
             strength: share of the steps to run, above 0 to 1, from the last.
-            growth: latent cells computed beyond the mask, 0 to 64, for all steps or each; None for the default.
+            seed: of other noise inside the mask, as in `edit`.
+            quality: "fast", "balanced" or "close", as in `edit`.
+            growth: latent cells computed beyond the mask, 0 to 64, for all steps or each; None for what `quality` says.
             reference: a picture whose look the edited things take; None for that of the source, if it has one.
             on_step: called before every step of a source whose features are gone and rebuilt, with (i, n, preview); may
                 raise `Cancelled`.
@@ -570,9 +682,9 @@ class Editor:
         """
         request = self._pipeline.request_edit(
             prompt,
-            Region(mask, protect, grow, MaskOptions(words, instance, mask_method, probe_steps)),
-            growth=growth,
-            strength=strength,
+            region_of(region, mask, protect, grow, MaskOptions(words, instance, mask_method, probe_steps)),
+            growth=check_quality(quality) if growth is None else growth,
+            repaint=Repaint(strength, seed=seed),
             reference=reference,
             on_step=on_step,
         )
@@ -582,12 +694,13 @@ class Editor:
             mask=plan.mask,
             diff=request.script,
             macs=0 if plan.skip_reason else planner.macs(request, plan),
-            macs_dense=costs.dense(request.start),
+            macs_dense=costs.dense(plan.start),
             fallback=plan.fallback,
             nothing=plan.skip_reason,
             seconds=0.0 if plan.skip_reason else planner.seconds(request, plan),
-            seconds_dense=costs.seconds(None, (), request.start),
+            seconds_dense=costs.seconds(None, (), plan.start),
             recorded_bytes=planner.recorded_bytes(request, plan),
+            notes=plan.notes,
         )
 
     def dense(self, result_id: str, on_step: OnStep | None = None) -> tuple[Image, float]:
@@ -614,6 +727,9 @@ class Editor:
         picture: Image,
         prompt: str | None = None,
         *,
+        region: Region | None = None,
+        context: float = CONTEXT,
+        extend: tuple[int, int, int, int] | None = None,
         inversion: str = "ddim",
         seed: int = 0,
         negative_prompt: str = "",
@@ -621,6 +737,7 @@ class Editor:
         guidance_scale: float = 7.5,
         width: int | None = None,
         height: int | None = None,
+        clip_skip: int = 0,
         on_step: OnStep | None = None,
     ) -> EditResult:
         """Make a source of a picture that was not generated here: it is inverted, with everything recorded.
@@ -631,6 +748,11 @@ class Editor:
             picture: of any size and mode; turned upright as its EXIF says.
             prompt: what it shows; None where it is unknown. Then the objects that the next prompt names localize the
                 edit, and one that names a scene or style too runs dense.
+            region: where it will be edited, by masks and boxes: of a picture of more than 1.5 times the model's pixels
+                the part around it alone is on the canvas, at full resolution. None for the whole picture.
+            context: what that part takes along on every side, as a ratio of the region's longer side, 0 to 8.
+            extend: pixels added at the left, top, right and bottom, for `Region.border` to be painted on; the region
+                then, unless another is given.
             inversion: "ddim", or "ddpm" for edit-friendly noise maps (arXiv 2304.06140), with which the sampler leads
                 back to the picture exactly, in one pass.
             seed: of the noise of "ddpm", 0 to 2^63 - 1.
@@ -641,27 +763,101 @@ class Editor:
                 picture is resized to it as a whole, and paint is resized back: of a photograph of 3000x2000 a model of
                 512x512 sees 624x416. Crop what matters, or give more, for finer paint.
             height: of the canvas in pixels, divisible by 8; None for what suits the model.
+            clip_skip: as in `generate`.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
         Raises:
             PromptError, InputError: an argument out of range. NumericsError: the model produced NaN.
         """
         original = to_editable(picture)
-        canvas_width, canvas_height = canvas_size(original.size, self.native_size)
-        config = make_generation_config(
-            "" if prompt is None else check_prompt(prompt),
+        if extend is not None:
+            original, region = extended(original, check_border(extend)), region or Region.border(*extend)
+        return self._open(
+            original,
+            prompt,
+            crop=None if region is None else self._crop(original.size, region, context),
+            inversion=str(inversion),
             seed=seed,
             negative_prompt=negative_prompt,
             num_inference_steps=num_inference_steps,
             guidance_scale=guidance_scale,
-            width=canvas_width if width is None else width,
-            height=canvas_height if height is None else height,
-            scheduler="ddim",
-            inversion=str(inversion),
+            width=width,
+            height=height,
+            clip_skip=clip_skip,
+            on_step=on_step,
         )
-        request = self._pipeline.request_source(config, picture=original, on_step=on_step)
+
+    def _open(
+        self, picture: Image, prompt: str | None, *, crop: Box | None, on_step: OnStep | None, **settings: Any
+    ) -> EditResult:
+        """Open an upright picture, or a part of it."""
+        left, top, right, bottom = crop or (0, 0, *picture.size)
+        if right > picture.width or bottom > picture.height:
+            raise InputError(f"the part {crop} must lie on the picture, got {picture.width}x{picture.height} pixels")
+        for name, side in zip(
+            ("width", "height"), canvas_size((right - left, bottom - top), self.native_size), strict=True
+        ):
+            settings[name] = side if settings[name] is None else settings[name]
+        words = "" if prompt is None else check_prompt(prompt)
+        config = make_generation_config(words, scheduler="ddim", crop=crop, **settings)
+        request = self._pipeline.request_source(config, picture=picture, on_step=on_step)
         plan = self._pipeline.planner.plan_source(request, self._pipeline.encode(request))
         return self._pipeline.run(request, plan)
+
+    def _crop(self, size: tuple[int, int], region: Region, context: float) -> Box | None:
+        """The part of an opened picture that is edited on the canvas; None for all of it."""
+        if not isinstance(context, int | float) or not 0 <= context <= MAX_CONTEXT:
+            raise InputError(
+                f"context must be in [0, {MAX_CONTEXT}], got {context!r}; 0.5 is half of the region's side"
+            )
+        grid = cells_on_picture(region, size)
+        if not (grid.any() and needs_crop(size, self.native_size)):
+            return None
+        crop = crop_around(grid, size, self.native_size, context)
+        return None if crop == (0, 0, *size) else crop
+
+    def extend(
+        self,
+        left: int = 0,
+        top: int = 0,
+        right: int = 0,
+        bottom: int = 0,
+        *,
+        prompt: str | None = None,
+        seed: int = 1,
+        quality: str = "balanced",
+        on_step: OnStep | None = None,
+    ) -> EditResult:
+        """Make the current picture larger and paint what is added; every pixel that it had stays.
+
+        The larger picture is opened as a source of its own, with the settings of the current one.
+
+        Args:
+            left: pixels to add, 0 or more, as many as the picture has at most.
+            top: pixels to add.
+            right: pixels to add.
+            bottom: pixels to add.
+            prompt: what the larger picture shows; None for the current prompt.
+            seed: of the noise of what is added.
+            quality: as in `edit`.
+            on_step: as in `edit`.
+
+        Raises:
+            SessionError: there is no picture yet. InputError, PromptError: an argument out of range, or no words.
+        """
+        widths, now = check_border((left, top, right, bottom)), self.current
+        config, words = now.config, check_prompt(now.prompt if prompt is None else prompt)
+        self.open(
+            now.image,
+            words,
+            extend=widths,
+            negative_prompt=config.negative_prompt,
+            num_inference_steps=config.num_inference_steps,
+            guidance_scale=config.guidance_scale,
+            clip_skip=config.clip_skip,
+            on_step=on_step,
+        )
+        return self.edit(words, region=Region.border(*widths), seed=seed, quality=quality, on_step=on_step)
 
     @default_torch_state()
     def attention(self, prompt: str) -> NDArray[np.float32]:
@@ -741,7 +937,7 @@ class Editor:
         references = self._engine.references.used(like for result in self.history for like in result.config.like)
         metadata_of = self.metadata if metadata else lambda _: None
         pages = self.recorded_pages() if features else {}
-        contents = SessionContents(self.history, self.model, self._dtype, references, pages=pages)
+        contents = SessionContents(self.history, self.model, self._dtype, references, pages=pages, vae=self.vae)
         try:
             self._store(folder).save(contents, metadata_of, overwrite=overwrite)
         except (OSError, MemoryError, PageError) as error:
@@ -779,8 +975,8 @@ class Editor:
         local_files_only: bool = False,
         cache_dtype: str = "auto",
     ) -> Self:
-        """Load a saved session with its model; features that were not saved, or are of no use, are recorded again when
-        an edit first needs them.
+        """Load a saved session with its model and VAE; features that were not saved, or are of no use, are recorded
+        again when an edit first needs them.
 
         Args:
             folder: of the session.
@@ -795,7 +991,12 @@ class Editor:
         index = SessionStore(Path(folder)).read_index()
         dtype = dtype or index.dtype
         editor = cls.from_pretrained(
-            index.model, device=device, dtype=dtype, local_files_only=local_files_only, cache_dtype=cache_dtype
+            index.model,
+            vae=index.vae or None,
+            device=device,
+            dtype=dtype,
+            local_files_only=local_files_only,
+            cache_dtype=cache_dtype,
         )
         editor.load(folder)
         return editor
@@ -813,6 +1014,9 @@ class Editor:
         if other_models := {loaded.index.model, *(entry.model for entry in loaded.index.results)} - {self.model}:
             names = " and ".join(map(repr, sorted(other_models)))
             raise SessionError(f"the session is of the model {names}, got {self.model!r}; start that one")
+        if loaded.index.vae != self.vae:
+            own = "the model's own VAE"
+            raise SessionError(f"the session is of {loaded.index.vae or own}, got {self.vae or own}; load that one")
         for source, scale in loaded.assets.adapters.items():
             if not self._engine.references.loaded(source):
                 self.load_adapter(source, scale)
@@ -861,7 +1065,7 @@ class Editor:
         dtype = dtype or past.dtype or None
         editor = cls.from_pretrained(name, device=device, dtype=dtype, local_files_only=local, cache_dtype=cache_dtype)
         if past.config.opened:
-            editor.open(picture, on_step=on_step, **arguments)
+            editor._open(to_editable(picture), crop=past.config.crop, on_step=on_step, **arguments)  # noqa: SLF001 (its own)
             return editor
         editor.generate(on_step=on_step, **arguments)
         exact = not changes and provenance.model_name(editor.model) == past.model
@@ -871,8 +1075,13 @@ class Editor:
 
     def _remake_exactly(self, edit: PastEdit, on_step: OnStep | None) -> EditResult:
         """An edit just as it was: the same cells at every step."""
-        strength = strength_for_start(edit.start, self.current.config.num_inference_steps)
-        request = self._pipeline.request_edit(edit.prompt, strength=strength, structure=edit.structure, on_step=on_step)
+        strength = strength_for_start(edit.start, self.current.config.num_timesteps)
+        request = self._pipeline.request_edit(
+            edit.prompt,
+            repaint=Repaint(strength, edit.structure, edit.seed, edit.erased),
+            regional=[(Region.mask(each.grid), each.prompt) for each in edit.regional],
+            on_step=on_step,
+        )
         text = self._pipeline.encode(request)
         self._pipeline.restore(request)
         plan = self._pipeline.planner.plan_recorded(request, text, self._pipeline.source(request)[0], edit)
@@ -881,9 +1090,20 @@ class Editor:
     def _remake_by_words(self, edit: PastEdit, past: Origin, on_step: OnStep | None) -> EditResult:
         """An edit with the same words, in the mask that was given, or with a predicted one."""
         given = edit.mask.source is MaskSource.GIVEN
-        mask = cell_pixels(edit.mask.grid, self.current.size) if given else None
-        strength = strength_for_start(edit.start, past.config.num_inference_steps)
-        return self.edit(edit.prompt, mask=mask, structure=edit.structure, strength=strength, on_step=on_step)
+        region, strength = None, strength_for_start(edit.start, past.config.num_timesteps)
+        if given and edit.mask.levels is None:
+            region = Region.mask(cell_pixels(edit.mask.grid, self.current.size))
+        elif given:
+            region, strength = Region.mask(edit.mask.image().resize(self.current.size, 0), soft=True), 1.0
+        if edit.erased:
+            return self.erase(region or Region.words(), prompt=edit.prompt, seed=edit.seed or 0, on_step=on_step)
+        if edit.regional:
+            size = self.current.size
+            regions = [(Region.mask(cell_pixels(each.grid, size)), each.prompt) for each in edit.regional]
+            return self.edit(edit.prompt, regions=regions, strength=strength, seed=edit.seed, on_step=on_step)
+        return self.edit(
+            edit.prompt, region=region, structure=edit.structure, strength=strength, seed=edit.seed, on_step=on_step
+        )
 
     @property
     def _dtype(self) -> str:

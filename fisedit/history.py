@@ -16,6 +16,8 @@ from fisedit.values import EditMask, EditScript, EditStats, GenerationConfig, ce
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from fisedit.values import RegionalPrompt
+
 
 @copy_on_read("image", "painted")
 @dataclass(frozen=True, eq=False)
@@ -35,6 +37,8 @@ class EditResult:
         structure: how much of the parent's structure was kept, 0 to 1.
         start: so many first steps are the parent's.
         checked: whether the run was checked for drift, which moves roundings.
+        erased: whether cells inside the mask did not attend to one another.
+        regional: cells that attended to prompts of their own.
     """
 
     id: str
@@ -49,6 +53,8 @@ class EditResult:
     structure: float = 0.0
     start: int = 0
     checked: bool = False
+    erased: bool = False
+    regional: tuple[RegionalPrompt, ...] = ()
 
     @property
     def canvas(self) -> Image:
@@ -65,7 +71,7 @@ class EditResult:
             raise SessionError(f"parent must have this result's {self.size} pixels, got {parent.size}; pass its parent")
         different = np.asarray(parent.image) != np.asarray(self.image)
         pixels = different if different.ndim == 2 else different.any(axis=2)
-        return int((pixels & ~cell_pixels(self.mask.grid, self.image.size)).sum())
+        return int((pixels & ~cell_pixels(self.mask.grid, self.size, self.config.crop)).sum())
 
     @property
     def size(self) -> tuple[int, int]:

@@ -10,21 +10,25 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 
+from fisedit.adapters import textual_inversion
 from fisedit.errors import ModelError, PageError, SessionError
 from fisedit.history import EditResult, History
 from fisedit.masking.drift_check import DriftDetected, plan_check
 from fisedit.masking.localize import describe_source, restrict_to_words, shared_tokens
+from fisedit.masking.region import Region
 from fisedit.masking.text_diff import diff
 from fisedit.models.device import default_torch_state, device_and_dtype, weight_versions, weights_digest
 from fisedit.models.injection import exclusive
+from fisedit.models.prompt_chunks import MAX_CHUNKS, is_cut_off, split_chunks
 from fisedit.models.prompt_weighting import parse
 from fisedit.models.vae import encode, preview
-from fisedit.planner import EditPlan, EditRequest, EncodedPrompt, Planner, Region
+from fisedit.models.vocabulary import vocabulary_of
+from fisedit.planner import EditPlan, EditRequest, EncodedPrompt, Planner, Repaint
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.inversion import noise_latents
 from fisedit.sampling.trajectory import AttentionInjection, LatentEdit, Trajectory, max_injection_steps
@@ -37,13 +41,16 @@ from fisedit.sparse.vae_decode import DecoderCache, decode
 from fisedit.storage.canvas import is_canvas, paste_edit, to_canvas, upscale_note
 from fisedit.values import (
     DENSE_STEP,
+    EditKind,
     EditMask,
     EditScript,
     EditStats,
     Inversion,
     MaskSource,
     OnStep,
+    Quality,
     check_prompt,
+    check_seed,
     strength_for_start,
 )
 
@@ -168,7 +175,7 @@ class EditPipeline:
         """
         self._refresh()
         like = () if reference is None else self.engine.references.adapter_references(reference)
-        config = replace(config, like=like, loras=self.engine.executor.loras)
+        config = self._with_words(replace(config, like=like, loras=self.engine.executor.loras))
         return EditRequest(config, self.diff(config.prompt, config.prompt), picture=picture, on_step=on_step)
 
     def request_edit(
@@ -176,11 +183,11 @@ class EditPipeline:
         prompt: str,
         region: Region | None = None,
         *,
-        growth: int | Sequence[int] | None = None,
-        strength: float = 1.0,
-        structure: float = 0.0,
+        growth: int | Sequence[int] | Quality = Quality.BALANCED,
+        repaint: Repaint | None = None,
         verify: bool = False,
         reference: object = None,
+        regional: Sequence[tuple[Region, str]] = (),
         on_step: OnStep | None = None,
     ) -> EditRequest:
         """The request for an edit of the current result, checked as a whole.
@@ -188,35 +195,52 @@ class EditPipeline:
         Args:
             prompt: of the edit.
             region: where to edit; None for where the changed words say.
-            growth: as in `Editor.edit`.
-            strength: as in `Editor.edit`.
-            structure: as in `Editor.edit`.
+            growth: as in `Editor.edit`, or the quality that decides it.
+            repaint: how much of the run is repeated, and with which noise; None for all of it with the picture's.
             verify: check a predicted mask for drift.
             reference: a picture whose look the edit takes; None for that of the source, if it has one.
+            regional: regions with prompts of their own, parts of `region`.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
         Raises:
             SessionError, PromptError, MaskError, InputError, AdapterError: as in `Editor.edit`.
         """
-        region = region or Region()
+        region, repaint = region or Region.words(), repaint or Repaint()
         self._refresh()
         parent, loras = self.history.current, self.engine.executor.loras
-        config = replace(
-            parent.config, prompt=check_prompt(prompt), like=self._adapter_references(reference), loras=loras
-        )
-        script, words = self.diff(parent.prompt, prompt), region.mask_options.words
+        self._check_words(parent.config)
+        changes: dict[str, Any] = {"prompt": check_prompt(prompt), "like": self._adapter_references(reference)}
+        if repaint.seed is not None:
+            changes["seed"] = check_seed(repaint.seed)
+        config = self._with_words(replace(parent.config, loras=loras, **changes))
+        script = self.diff(parent.prompt, prompt)
+        restrict_to_words(script, region.named_words, self.engine)  # refuses words of neither prompt
         return EditRequest(
             config,
             script,
             parent,
             region=region,
-            focus=restrict_to_words(script, words, self.engine) if words else None,
             growth=growth,
-            strength=strength,
-            structure=structure,
+            strength=repaint.strength,
+            structure=repaint.structure,
+            erases=repaint.erases,
+            regional=tuple((each, check_prompt(own)) for each, own in regional),
             verify=verify,
             on_step=on_step,
         )
+
+    def _with_words(self, config: GenerationConfig) -> GenerationConfig:
+        """A config with the textual inversions that its prompts name."""
+        return replace(config, textual_inversions=textual_inversion.used(self.engine.pipe, config))
+
+    def _check_words(self, config: GenerationConfig) -> None:
+        """Raise SessionError if a config's prompts would now be read with other textual inversions than they were."""
+        if (words := textual_inversion.used(self.engine.pipe, config)) != config.textual_inversions:
+            then, now = (", ".join(names) or "none" for names in (config.textual_inversions, words))
+            raise SessionError(
+                f"the prompt {config.prompt!r:.60} was read with the textual inversions {then}, "
+                f"which now are {now}; load or unload them"
+            )
 
     def _adapter_references(self, reference: object) -> tuple[AdapterReference, ...]:
         """The adapter references of an edit that names a reference, or else, for None, those of its source."""
@@ -289,12 +313,13 @@ class EditPipeline:
             yield self.add_result(*job, outputs[i]) if i in outputs else self.run(*job)
 
     def _batches(self, jobs: Sequence[Job]) -> Iterator[list[int]]:
-        """Indices of edits of one picture that can run in one batch: those with the same dilations."""
-        by_dilation: dict[tuple[int, ...], list[int]] = {}
-        for i, (_, plan) in enumerate(jobs):
-            if plan.dilation and not plan.skip_reason:
-                by_dilation.setdefault(plan.dilation, []).append(i)
-        for batch in by_dilation.values():
+        """Indices of edits of one picture that can run in one batch: same dilations, start, noise and text length."""
+        alike: dict[object, list[int]] = {}
+        for i, (request, plan) in enumerate(jobs):
+            if plan.dilation and plan.prompt and not plan.skip_reason:
+                key = plan.dilation, plan.start, request.config.seed, plan.prompt.embeddings.shape
+                alike.setdefault(key, []).append(i)
+        for batch in alike.values():
             if len(batch) > 1:
                 self.restore(jobs[batch[0]][0])
                 edits = [self._latent_edit(*jobs[i]) for i in batch]
@@ -303,18 +328,34 @@ class EditPipeline:
 
     @default_torch_state()
     def encode(self, request: EditRequest) -> EncodedPrompt:
-        """Encode the prompt; says so where the encoder cannot read all of it."""
+        """Encode the prompt; says so where the encoder cannot read all of it.
+
+        Raises:
+            SessionError: words that the prompt was made with are not loaded now, or others that it holds are.
+        """
         pipe, config = self.engine.pipe, request.config
-        prompts = {"prompt": config.prompt} | ({"negative prompt": config.negative_prompt} if config.guided else {})
-        limit, notes = pipe.tokenizer.model_max_length, []
+        if request.erases and request.script.kind is EditKind.IDENTICAL:
+            config = replace(config, prompt="")  # its words would paint what they name
+        prompts = {"prompt": config.prompt} | {f"prompt {prompt!r:.40}": prompt for _, prompt in request.regional}
+        prompts |= {"negative prompt": config.negative_prompt} if config.guided else {}
+        notes: list[str] = []
         lock = exclusive(pipe.text_encoder, pipe.tokenizer)
         with request.stopwatch.stage("text"), torch.inference_mode(), lock:
+            self._check_words(config)
             embeddings = self.engine.encode(config)
+            own = [replace(config, prompt=prompt) for _, prompt in request.regional]
+            regional = tuple(self.engine.encode(each) for each in own)
             for name, prompt in prompts.items():
-                length = len(pipe.tokenizer(parse(prompt).text, truncation=False, verbose=False).input_ids)
-                if length > limit:
-                    notes.append(f"the {name} has {length} tokens, and only the first {limit} are read; shorten it")
-        return EncodedPrompt(embeddings, notes=tuple(notes))
+                chunks = split_chunks(parse(prompt), pipe.tokenizer)
+                if len(chunks) > MAX_CHUNKS:
+                    length = f"{MAX_CHUNKS} chunks of 75 tokens"
+                    notes.append(f"the {name} is longer than {length}, and the rest is not read; shorten it")
+                if any(is_cut_off(chunk, pipe.tokenizer) for chunk in chunks[:MAX_CHUNKS]):
+                    notes.append(f"a word of the {name} has more than 75 tokens, and its end is not read; shorten it")
+            vocabulary, known = vocabulary_of(pipe), textual_inversion.loaded(pipe)
+            if vocabulary and (note := vocabulary.note(parse(config.prompt).text, known)):
+                notes.append(note)
+        return EncodedPrompt(embeddings, notes=tuple(notes), regional=regional)
 
     def render(self, jobs: Sequence[Job]) -> list[RenderOutput]:
         """Render planned pictures: one, or several edits of one result that share a batch.
@@ -340,10 +381,9 @@ class EditPipeline:
         if source and plan.dilation:
             return self.engine.run_sparse(source, [self._latent_edit(*job) for job in jobs], callback)
         assert plan.prompt is not None
-        blend_source = (plan.mask.grid, source) if source else None
-        return [
-            self.engine.run_dense(request.config, plan.prompt.embeddings, callback, blend_source, start=request.start)
-        ]
+        blend_source = (plan.mask.cells(request.config.num_timesteps), source) if source else None
+        text = plan.prompt.embeddings
+        return [self.engine.run_dense(request.config, text, callback, blend_source, start=plan.start)]
 
     def _latent_edit(self, request: EditRequest, plan: EditPlan) -> LatentEdit:
         assert plan.prompt is not None
@@ -353,11 +393,13 @@ class EditPipeline:
             request.config,
             plan.prompt.embeddings,
             plan.prompt.keys,
-            grid=plan.mask.grid,
+            cells=plan.mask.cells(request.config.num_timesteps),
             dilation=plan.dilation,
-            start=request.start,
+            start=plan.start,
             injection=injection,
             check=plan.check,
+            erases=request.erases,
+            regional=[(each.grid, text) for each, text in zip(plan.regional, plan.prompt.regional, strict=True)],
         )
 
     def _decode(self, request: EditRequest, plan: EditPlan, trajectory: Trajectory) -> RenderOutput:
@@ -379,7 +421,8 @@ class EditPipeline:
         config, pipe, callback = request.config, self.engine.pipe, self._callback(request)
         assert request.picture is not None
         assert plan.prompt is not None
-        canvas, text = to_canvas(request.picture, (config.width, config.height)), plan.prompt.embeddings
+        picture = request.picture.crop(config.crop) if config.crop else request.picture
+        canvas, text = to_canvas(picture, (config.width, config.height)), plan.prompt.embeddings
         with request.stopwatch.stage("encode"):
             clean = encode(pipe.vae, canvas)
         with request.stopwatch.stage("denoise"):
@@ -395,7 +438,7 @@ class EditPipeline:
         """What a dense run makes of a request from where its parent's trajectory begins; nothing is recorded."""
         prompt, config = self.encode(request), request.config
         with request.stopwatch.stage("denoise"):
-            source, steps = self.source(request)[0], config.num_inference_steps
+            source, steps = self.source(request)[0], config.num_timesteps
             latents = self.engine.sample(config, prompt.embeddings, source, steps, self._callback(request))[-1]
         with request.stopwatch.stage("decode"), torch.inference_mode():
             return decode(self.engine.pipe.vae, latents)[0]
@@ -429,7 +472,7 @@ class EditPipeline:
     def _callback(self, request: EditRequest) -> Callable[[int, int, Tensor], None]:
         def callback(i: int, n: int, estimate: Tensor) -> None:
             if request.on_step is not None:
-                request.on_step(i, n, preview(self.engine.pipe.vae, estimate))
+                request.on_step(i, n, preview(self.engine.pipe, estimate))
 
         return callback
 
@@ -450,7 +493,7 @@ class EditPipeline:
         trajectory, parent, image = output.trajectory, request.parent, output.image
         macs = self.planner.macs(request, plan)
         plan = replace(plan, notes=plan.notes + _result_notes(request, plan, image))
-        stats = self._stats(request, plan, macs, len(trajectory.predictions) - request.start)
+        stats = self._stats(request, plan, macs, len(trajectory.predictions) - plan.start)
         stats = replace(
             stats,
             recorded_bytes=output.own_bytes,
@@ -458,9 +501,9 @@ class EditPipeline:
             uncaptured=trajectory.uncaptured or self.engine.graphs.cache.reason,
         )
         if request.picture is not None:
-            image = image if is_canvas(request.picture, image.size) else request.picture
+            image = image if not request.config.crop and is_canvas(request.picture, image.size) else request.picture
         elif parent and parent.painted:
-            image = paste_edit(parent.image, image, plan.mask.grid)
+            image = paste_edit(parent.image, image, plan.mask.grid, parent.config.crop)
         with exclusive(self.history):
             result = EditResult(
                 id=self.history.next_id(),
@@ -473,8 +516,10 @@ class EditPipeline:
                 growth=plan.dilation,
                 painted=output.image if output.image is not image else None,
                 structure=float(request.structure) if plan.dilation else 0.0,
-                start=request.start,
+                start=plan.start,
                 checked=plan.check is not None,
+                erased=request.erases,
+                regional=plan.regional,
             )
             self._cache(result, output)
             return self.history.add(result)
@@ -512,7 +557,7 @@ class EditPipeline:
     def _stats(self, request: EditRequest, plan: EditPlan, macs: int, steps: int) -> EditStats:
         """What so many steps cost; bytes and graphs aside."""
         costs, dilation = self.planner.costs(request.config), plan.dilation
-        dense = dilation[request.start :].count(DENSE_STEP) if dilation else steps
+        dense = dilation[plan.start :].count(DENSE_STEP) if dilation else steps
         return EditStats(
             mask_area=plan.mask.area,
             mask_source=plan.mask.source,
@@ -522,12 +567,12 @@ class EditPipeline:
             unet_evaluations_dense=plan.probes + dense,
             unet_evaluations_sparse=steps - dense,
             macs=macs,
-            macs_dense=costs.dense(request.start),
+            macs_dense=costs.dense(plan.start),
             seconds=request.stopwatch.done(),
             recorded_bytes=0,
             fallback=plan.fallback,
             notes=plan.notes,
-            steps_shared=request.start,
+            steps_shared=plan.start,
         )
 
     def source(self, request: EditRequest) -> tuple[Trajectory, DecoderCache]:
@@ -559,8 +604,10 @@ class EditPipeline:
                 f"result {result.id} must be rebuilt with {lora_names}, as it was made, and with the same scales; "
                 "load that, and unload others"
             )
-        picture = result.canvas if parent is None and config.opened else None
-        strength = strength_for_start(result.start, config.num_inference_steps)
+        picture = None
+        if parent is None and config.opened:
+            picture = result.image if config.crop else result.canvas
+        strength = strength_for_start(result.start, config.num_timesteps)
         request = EditRequest(
             config,
             result.diff,
@@ -568,11 +615,15 @@ class EditPipeline:
             picture,
             strength=strength,
             structure=result.structure,
+            erases=result.erased,
+            regional=tuple((Region.mask(each.grid), each.prompt) for each in result.regional),
             on_step=on_step,
         )
-        steps = config.num_inference_steps - result.start
+        steps = config.num_timesteps - result.start
         check = plan_check(result.mask, steps, result.start, passed=True) if result.checked else None
-        plan = EditPlan(result.mask, self.encode(request), result.growth, check=check)
+        plan = EditPlan(
+            result.mask, self.encode(request), result.growth, check=check, start=result.start, regional=result.regional
+        )
         self._cache(result, *self.render([(request, plan)]))
 
 
@@ -606,7 +657,8 @@ def _result_notes(request: EditRequest, plan: EditPlan, image: Image) -> tuple[s
         notes.append(
             f"the picture hardly changed inside the mask (by {difference:.2f} of 255 in the mean); say more, or grow it"
         )
-    if upscale := upscale_note(request.parent.size, image.size):
+    left, top, right, bottom = request.config.crop or (0, 0, *request.parent.size)
+    if upscale := upscale_note((right - left, bottom - top), image.size):
         notes.append(upscale)
     return tuple(notes)
 

@@ -5,18 +5,18 @@ Spends no UNet call but those that a mask needs; keeps nothing. Knows neither pi
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from fisedit.errors import InputError
-from fisedit.masking import drift_check, masks
-from fisedit.masking.localize import OBJECT_MASKS, MaskOptions, num_probes, predict_mask
+from fisedit.errors import InputError, MaskError
+from fisedit.masking import drift_check
+from fisedit.masking.edit_scope import EditScope
+from fisedit.masking.region import Region, RegionCanvas
 from fisedit.models.stopwatch import Stopwatch
-from fisedit.sparse_kernels.dilation import dilate, erode
+from fisedit.sparse.cost_model import steps_alike
 from fisedit.values import (
     DENSE_STEP,
     MAX_DILATION,
@@ -25,6 +25,9 @@ from fisedit.values import (
     GenerationConfig,
     Inversion,
     MaskSource,
+    Quality,
+    RegionalPrompt,
+    entry_steps,
     first_step,
 )
 
@@ -37,24 +40,24 @@ if TYPE_CHECKING:
     from fisedit.sampling.denoise import Engine
     from fisedit.sampling.trajectory import Trajectory
     from fisedit.sparse.cost_model import Costs
-    from fisedit.values import BoolGrid, EditScript, OnStep
+    from fisedit.values import ActiveCells, BoolGrid, EditScript, OnStep
 
 
-@dataclass(frozen=True, eq=False)
-class Region:
-    """Where an edit may paint, as the public face takes it.
+@dataclass(frozen=True)
+class Repaint:
+    """How much of a run an edit repeats inside its mask, and with which noise.
 
     Args:
-        mask: where to edit, of any form that `masks.grid_of_mask` reads; None for where the words say.
-        protect: where never to edit, of the same forms, or None.
-        grow: latent cells by which the mask is dilated, -64 to 64; negative erodes.
-        mask_options: how a mask is predicted where none is given.
+        strength: share of the steps to run, above 0 to 1, from the last.
+        structure: share of the steps that may inject the source's attention which do, 0 to 1.
+        seed: of the noise; None for the picture's.
+        erases: cells inside do not attend to one another, so that what is around them grows in.
     """
 
-    mask: object = None
-    protect: object = None
-    grow: int = 0
-    mask_options: MaskOptions = field(default_factory=MaskOptions)
+    strength: float = 1.0
+    structure: float = 0.0
+    seed: int | None = None
+    erases: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,23 +65,22 @@ class EditRequest:
     """A picture to be made: generated, opened or edited. Checked when it is built.
 
     Args:
-        config: of the picture; of an edit, its parent's with the new prompt.
+        config: of the picture; of an edit, its parent's with the new prompt, and with a seed of its own if it has one.
         script: what the prompt changes.
         parent: the result to edit; None for a source.
         picture: an opened picture, upright; None for a generated one.
         region: where to edit.
-        focus: the script whose words localize the mask, where that is not `script`.
-        growth: latent cells to compute beyond the mask, 0 to 64, for all steps or each; None for what costs least.
+        growth: latent cells to compute beyond the mask, 0 to 64, for all steps or each; or the quality that decides it.
         strength: share of the steps to run, above 0 to 1, from the last.
         structure: share of the steps that may inject the source's attention which do, 0 to 1.
-        verify: check a predicted mask for drift.
         on_step: called before every step with (i, n, preview).
+        verify: check a predicted mask for drift.
+        erases: as in `Repaint`.
+        regional: regions whose cells read a prompt of their own; the first that holds a cell counts.
         stopwatch: takes the seconds of every stage.
 
     Attributes:
-        mask: booleans [h, w], where to edit; None for where the words say.
-        protect: booleans [h, w], where never to edit, or None.
-        dilation: `growth` as one number per step; () for what costs least.
+        dilation: `growth` as one number per step; () where a quality decides.
         start: index of the first step to run, from `strength`.
 
     Raises:
@@ -90,44 +92,37 @@ class EditRequest:
     script: EditScript
     parent: EditResult | None = None
     picture: Image | None = None
-    region: Region = field(default_factory=Region)
-    focus: EditScript | None = None
-    growth: int | Sequence[int] | None = None
+    region: Region = field(default_factory=Region.words)
+    growth: int | Sequence[int] | Quality = Quality.BALANCED
     strength: float = 1.0
     structure: float = 0.0
-    verify: bool = False
     on_step: OnStep | None = None
+    verify: bool = False
+    erases: bool = False
+    regional: tuple[tuple[Region, str], ...] = ()
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
-    mask: BoolGrid | None = field(init=False)
-    protect: BoolGrid | None = field(init=False)
     dilation: tuple[int, ...] = field(init=False)
     start: int = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mask", self._grid(self.region.mask))
-        object.__setattr__(self, "protect", self._grid(self.region.protect))
+        config = self.config
+        size = (config.width, config.height) if self.parent is None else self.parent.size
+        canvas = RegionCanvas(config.height, config.width, size, config.crop if self.parent else None)
+        object.__setattr__(self, "region", self.region.bind(canvas))
+        object.__setattr__(self, "regional", tuple((each.bind(canvas), prompt) for each, prompt in self.regional))
         object.__setattr__(self, "dilation", self._dilations())
-        object.__setattr__(self, "start", first_step(self.strength, self.config.num_inference_steps))
-        if type(grow := self.region.grow) is not int or not -MAX_DILATION <= grow <= MAX_DILATION:
-            raise InputError(f"grow must be latent cells in [-{MAX_DILATION}, {MAX_DILATION}], got {grow!r}")
+        object.__setattr__(self, "start", first_step(self.strength, self.config.num_timesteps))
         if not (isinstance(self.structure, int | float) and 0 <= self.structure <= 1):
             raise InputError(f"structure must be in [0, 1], got {self.structure!r}")
         if self.structure and DENSE_STEP in self.dilation:
             got = self.dilation[0] if len(set(self.dilation)) == 1 else self.dilation
             raise InputError(f"growth must be under {DENSE_STEP} where structure is kept, got {got!r}; use structure=0")
 
-    def _grid(self, mask: object) -> BoolGrid | None:
-        """A mask as the public face takes it, on the latent grid [h, w]; None for None."""
-        if mask is None:
-            return None
-        size = None if self.parent is None else self.parent.size
-        return masks.grid_of_mask(mask, self.config.height, self.config.width, size)
-
     def _dilations(self) -> tuple[int, ...]:
         """Latent cells beyond the mask for every step; () where the cost decides."""
-        growth, steps = self.growth, self.config.num_inference_steps
-        if growth is None:
+        if isinstance(self.growth, Quality):
             return ()
+        growth, steps = self.growth, self.config.num_timesteps
         cells = tuple(growth) if isinstance(growth, Sequence) else (growth,) * steps
         if len(cells) != steps or not all(type(c) is int and 0 <= c <= MAX_DILATION for c in cells):
             raise InputError(
@@ -136,15 +131,21 @@ class EditRequest:
         return cells
 
     @property
+    def new_noise(self) -> bool:
+        """Whether the edit begins with the noise of another seed than its parent's inside the mask."""
+        return self.parent is not None and self.config.seed != self.parent.config.seed
+
+    @property
     def unchanged_reason(self) -> str:
         """Why the parent's picture is the answer, or ""."""
         assert self.parent is not None
-        new_reference = self.config.like != self.parent.config.like and (
-            self.mask is not None or self.focus is not None
-        )
-        if self.script.kind is EditKind.IDENTICAL and not new_reference:
+        if self.regional:
+            return ""
+        same_words_suffice = self.config.like != self.parent.config.like or self.new_noise
+        is_localized = same_words_suffice and not self.region.is_default
+        if self.script.kind is EditKind.IDENTICAL and not (self.erases or is_localized):
             return self.script.reason or "the prompt says the same as before"
-        return "" if self.mask is None or self.mask.any() else "the mask is empty"
+        return "the mask is empty" if self.region.is_empty else ""
 
 
 class RecordedEdit(Protocol):
@@ -162,6 +163,10 @@ class RecordedEdit(Protocol):
     def checked(self) -> bool:
         """Whether it was checked for drift, which moves roundings."""
 
+    @property
+    def regional(self) -> tuple[RegionalPrompt, ...]:
+        """Cells with prompts of their own."""
+
 
 @dataclass(frozen=True, eq=False)
 class EncodedPrompt:
@@ -171,11 +176,13 @@ class EncodedPrompt:
         embeddings: [B, T, D].
         keys: keys and values by projection, filled as they are needed.
         notes: what the encoder could not read.
+        regional: embeddings [B, T, D] of the prompts of regions.
     """
 
     embeddings: Tensor
     keys: dict[str, Tensor] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    regional: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,6 +201,9 @@ class EditPlan:
         check: looks for drift at one step, or None.
         recorded: the source was made with the same adapters.
         reuses_unconditional: the first step, where it is dense, takes the unconditional prediction from the source.
+        start: index of the first step to run; of a soft mask that at which its first cells join.
+        protected: booleans [h, w], cells that the mask may not grow to, or None.
+        regional: cells with prompts of their own.
     """
 
     mask: EditMask
@@ -207,6 +217,9 @@ class EditPlan:
     check: DriftCheck | None = None
     recorded: bool = False
     reuses_unconditional: bool = False
+    start: int = 0
+    protected: BoolGrid | None = None
+    regional: tuple[RegionalPrompt, ...] = ()
 
 
 class Planner:
@@ -252,27 +265,59 @@ class Planner:
         Raises:
             MaskError: the mask has fewer components than `instance` asks for. NumericsError: NaN in recorded attention.
         """
-        extra_macs = self._read_references(request)
+        extra_macs, config = self._read_references(request), request.config
+        scope = EditScope(self._engine, source, config, (prompt.embeddings, prompt.keys), request.script)
         with request.stopwatch.stage("mask"):
-            mask, reason, probes = self._resolve_mask(request, prompt, source)
+            found = request.region.resolve(scope)
+            regional = self._regional(request, scope)
+            mask, start = self._begin(found.mask, request)
         if not mask.grid.any():
             return self.plan_unchanged(request, "nothing is left of the mask")
+        if request.erases and (found.reason or mask.grid.all()):
+            raise MaskError(f"erasing must leave a part of the picture, got {found.reason or 'all of it'}; give a mask")
         with request.stopwatch.stage("plan"):
-            costs = self.costs(request.config)
-            dilation = request.dilation or self._cheapest_dilations(request, mask, costs)
-            reason = reason or costs.dense_is_cheaper(mask.grid, dilation)
+            costs, cells = self.costs(config), mask.cells(config.num_timesteps)
+            dilation = request.dilation or self._choose_dilations(request, cells, start, costs)
+            is_sparse = request.erases or regional
+            reason = found.reason or ("" if is_sparse else costs.dense_is_cheaper(cells, dilation))
         plan = EditPlan(
             mask,
             prompt,
             () if reason else dilation,
             reason,
             notes=prompt.notes,
-            probes=probes,
-            extra_macs=extra_macs + self._probe_macs(request, probes),
-            recorded=self._engine.has_adapter_features(source, request.config),
-            reuses_unconditional=self._reuses_unconditional(request, prompt, source),
+            probes=scope.probes,
+            extra_macs=extra_macs + scope.macs + len(regional) * costs.text(),
+            recorded=self._engine.has_adapter_features(source, config),
+            reuses_unconditional=self._reuses_unconditional(request, prompt, source, start),
+            start=start,
+            protected=request.region.protected(scope),
+            regional=regional,
         )
-        return self._with_drift_check(request, plan) if request.verify and mask.source is MaskSource.ATTENTION else plan
+        is_checked = request.verify and mask.source is MaskSource.ATTENTION and mask.levels is None
+        return self._with_drift_check(request, plan) if is_checked else plan
+
+    def _regional(self, request: EditRequest, scope: EditScope) -> tuple[RegionalPrompt, ...]:
+        """The cells of every prompt of a region."""
+        regional = []
+        for region, prompt in request.regional:
+            found = region.resolve(scope)
+            if found.reason or not found.mask.grid.any():
+                why = found.reason or "it marks nothing"
+                raise MaskError(f"the region of {prompt!r:.60} must be a part of the picture: {why}")
+            regional.append(RegionalPrompt(prompt, found.mask.grid))
+        return tuple(regional)
+
+    def _begin(self, mask: EditMask, request: EditRequest) -> tuple[EditMask, int]:
+        """A mask with the strength of a request, and the first step to run. Cells of a soft mask that would join at no
+        step are none of it."""
+        if mask.levels is None:
+            return mask, request.start
+        levels = np.rint(mask.levels * request.strength).astype(np.uint8)
+        steps = request.config.num_timesteps
+        levels[entry_steps(levels, steps) == steps] = 0
+        mask = replace(mask, grid=levels > 0, levels=levels)
+        return mask, min(mask.cells(steps).start, steps - 1)
 
     def plan_recorded(
         self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory, edit: RecordedEdit
@@ -285,10 +330,15 @@ class Planner:
             source: the parent's trajectory.
             edit: mask, cells and whether it was checked for drift.
         """
-        reuses_unconditional = self._reuses_unconditional(request, prompt, source)
-        fallback = "" if edit.growth else "it ran dense when it was made first"
         plan = EditPlan(
-            edit.mask, prompt, edit.growth, fallback, notes=prompt.notes, reuses_unconditional=reuses_unconditional
+            edit.mask,
+            prompt,
+            edit.growth,
+            "" if edit.growth else "it ran dense when it was made first",
+            notes=prompt.notes,
+            reuses_unconditional=self._reuses_unconditional(request, prompt, source, request.start),
+            start=request.start,
+            regional=edit.regional,
         )
         return self._with_drift_check(request, plan) if edit.checked else plan
 
@@ -301,22 +351,21 @@ class Planner:
             drift: the larger mask, and the step.
         """
         costs, old_mask = self.costs(request.config, recorded=plan.recorded), plan.mask
-        steps_run = plan.dilation[request.start : drift.step + 1]
-        extra_macs = sum(costs.sparse_step(old_mask.grid, cells) for cells in steps_run) - self._shared_macs(
-            request, plan, costs
-        )
+        steps_run = plan.dilation[plan.start : drift.step + 1]
+        spent = sum(costs.sparse_step(old_mask.grid, cells) for cells in steps_run)
+        extra_macs = spent - self._shared_macs(request, plan, costs)
         plan = replace(plan, extra_macs=plan.extra_macs + extra_macs, check=None)
         mask = self._full_mask(request.config) if drift.is_global else replace(old_mask, grid=drift.grid)
-        if request.protect is not None:
-            mask = replace(mask, grid=mask.grid & ~request.protect)
+        if plan.protected is not None:
+            mask = replace(mask, grid=mask.grid & ~plan.protected)
         if drift.is_global:
             reason = f"at step {drift.step} the edit changed the picture everywhere"
             return replace(plan, mask=mask, dilation=(), fallback=reason)
         note = f"the mask was grown from {old_mask.area:.1%} to {mask.area:.1%}: at step {drift.step} the edit left it"
-        dilation = plan.dilation
-        if costs.dense_is_cheaper(mask.grid, dilation):
-            dilation = self._cheapest_dilations(request, mask, costs)
-        reason = costs.dense_is_cheaper(mask.grid, dilation)
+        dilation, cells = plan.dilation, mask.cells(request.config.num_timesteps)
+        if costs.dense_is_cheaper(cells, dilation):
+            dilation = self._choose_dilations(request, cells, plan.start, costs)
+        reason = costs.dense_is_cheaper(cells, dilation)
         dilation, notes = () if reason else dilation, (*plan.notes, note)
         return replace(plan, mask=mask, dilation=dilation, fallback=reason, notes=notes)
 
@@ -336,8 +385,8 @@ class Planner:
             request: that is planned.
             plan: of the request.
         """
-        costs, start = self.costs(request.config, recorded=plan.recorded), request.start
-        run = costs.sparse(plan.mask.grid, plan.dilation, start) if plan.dilation else costs.dense(start)
+        costs, cells = self.costs(request.config, recorded=plan.recorded), self._cells(request, plan)
+        run = costs.sparse(cells, plan.dilation, plan.start) if plan.dilation else costs.dense(plan.start)
         return plan.extra_macs + run - self._shared_macs(request, plan, costs)
 
     def seconds(self, request: EditRequest, plan: EditPlan) -> float | None:
@@ -351,7 +400,7 @@ class Planner:
             Seconds; None where this machine has no cost table.
         """
         costs = self.costs(request.config, recorded=plan.recorded)
-        return costs.seconds(plan.mask.grid, plan.dilation, request.start, plan.probes)
+        return costs.seconds(self._cells(request, plan), plan.dilation, plan.start, plan.probes)
 
     def recorded_bytes(self, request: EditRequest, plan: EditPlan) -> int:
         """Bytes of features that a plan's run will keep for later edits, about.
@@ -362,17 +411,20 @@ class Planner:
         """
         if plan.skip_reason:
             return 0
-        config, start = request.config, request.start
+        config, start, mask = request.config, plan.start, self._cells(request, plan)
         size = self._engine.record_size(config)
         if not plan.dilation:
             return self._engine.recorded_bytes(config, start)
         costs, total = self.costs(config), 0
-        for cells, count in Counter(plan.dilation[start:]).items():
-            if cells == DENSE_STEP:  # and what it found changed
+        for i, count in steps_alike(mask, plan.dilation, start):
+            if plan.dilation[i] == DENSE_STEP:  # and what it found changed
                 total += count * (size.step + size.overlay(size.sizes))
             else:
-                total += count * size.overlay(costs.rows(plan.mask.grid, (cells,)))
+                total += count * size.overlay(costs.rows(mask.at(i), (plan.dilation[i],)))
         return total
+
+    def _cells(self, request: EditRequest, plan: EditPlan) -> ActiveCells:
+        return plan.mask.cells(request.config.num_timesteps)
 
     def _read_references(self, request: EditRequest) -> int:
         """Let the adapters read the config's references; the MACs spent, 0 where that was done before."""
@@ -381,53 +433,26 @@ class Planner:
         with request.stopwatch.stage("reference"):
             return self._engine.references.prepare(request.config, self._engine.batch(request.config))
 
-    def _resolve_mask(
-        self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory
-    ) -> tuple[EditMask, str, int]:
-        """The user's mask, or what the words say, never where the user forbids it; why it is everywhere, or ""; and how
-        many dense evaluations were spent on that."""
-        region, script, config = request.region, request.focus or request.script, request.config
-        reason, probes = "", 0
-        if request.mask is not None:
-            mask = EditMask(request.mask, MaskSource.GIVEN)
-        elif script.kind is EditKind.GLOBAL:
-            mask, reason = self._full_mask(config), f"global edit: {script.reason}"
-        else:
-            mask = predict_mask(
-                self._engine, source, config, (prompt.embeddings, prompt.keys), script, region.mask_options
-            )
-            probes = num_probes(script, region.mask_options)
-            if mask.confidence < masks.LOW_CONFIDENCE:
-                reason = (
-                    f"the words point nowhere in particular (confidence {mask.confidence:.2f}); give a mask to be exact"
-                )
-                mask = replace(self._full_mask(config), confidence=mask.confidence, heatmap=mask.heatmap)
-        grid = mask.grid
-        if region.grow:
-            grid = dilate(grid, region.grow) if region.grow > 0 else erode(grid, -region.grow)
-        return replace(mask, grid=grid if request.protect is None else grid & ~request.protect), reason, probes
-
-    def _probe_macs(self, request: EditRequest, probes: int) -> int:
-        """MACs of so many dense evaluations for a mask; "things" runs one branch of the last."""
-        step = self.costs(request.config).dense_step()
-        single_branch = probes and request.region.mask_options.method == OBJECT_MASKS
-        return probes * step - (step - step // self._engine.batch(request.config) if single_branch else 0)
-
-    def _cheapest_dilations(self, request: EditRequest, mask: EditMask, costs: Costs) -> tuple[int, ...]:
-        return costs.cheapest_dilations(mask.grid, request.start, plain=request.structure > 0)
+    def _choose_dilations(self, request: EditRequest, cells: ActiveCells, start: int, costs: Costs) -> tuple[int, ...]:
+        quality = request.growth if isinstance(request.growth, Quality) else Quality.BALANCED
+        return costs.choose_dilations(
+            cells, start, quality=quality, plain=request.structure > 0 or request.erases or bool(request.regional)
+        )
 
     def _with_drift_check(self, request: EditRequest, plan: EditPlan) -> EditPlan:
         """The plan with a check for drift, where one can be made."""
-        steps = request.config.num_inference_steps - request.start
+        steps = request.config.num_timesteps - plan.start
         if not plan.dilation or steps <= 1:
             return plan
-        check = drift_check.plan_check(plan.mask, steps, request.start)
+        check = drift_check.plan_check(plan.mask, steps, plan.start)
         costs = self.costs(request.config, recorded=plan.recorded)
         extra = costs.check_macs(plan.mask.grid, plan.dilation[check.step], check.cells)
         return replace(plan, check=check, extra_macs=plan.extra_macs + extra)
 
-    def _reuses_unconditional(self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory) -> bool:
-        return self._engine.unconditional(source, request.config, prompt.embeddings, request.start) is not None
+    def _reuses_unconditional(
+        self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory, start: int
+    ) -> bool:
+        return self._engine.unconditional(source, request.config, prompt.embeddings, start) is not None
 
     def _shared_macs(self, request: EditRequest, plan: EditPlan, costs: Costs) -> int:
         """MACs of a plan's first step that its source spent."""
@@ -435,7 +460,7 @@ class Planner:
             return 0
         if not plan.dilation:
             return costs.dense_step() // self._engine.batch(request.config)
-        return costs.branch() if plan.dilation[request.start] == DENSE_STEP else 0
+        return costs.branch() if plan.dilation[plan.start] == DENSE_STEP else 0
 
     def _full_mask(self, config: GenerationConfig) -> EditMask:
         """The mask of all latent cells."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     BoolGrid = NDArray[np.bool_]
+    Box = tuple[int, int, int, int]
 
 OnStep = Callable[[int, int, "Image | None"], None]
 """Called before every step with (index, number of steps, small preview or None); may raise `Cancelled`."""
@@ -43,7 +44,7 @@ after it read the recorded features shifted by what it found changed outside the
 
 
 MAX_PROMPT_CHARS = 100_000
-"""Letters of a prompt, of which 75 tokens are read."""
+"""Letters of a prompt, of which 600 tokens are read."""
 
 C = TypeVar("C", bound=type)
 
@@ -75,13 +76,67 @@ def _copying_property(name: str) -> property:
 
 
 class SchedulerName(StrEnum):
-    """Samplers, each run by diffusers' own class."""
+    """Samplers, each run by diffusers' own class. Web UIs' names, such as "DPM++ 2M Karras", are understood as well."""
 
     DDIM = "ddim"
+    DDIM_TRAILING = "ddim_trailing"
     DPM_SOLVER = "dpmsolver++"
+    DPM_SOLVER_KARRAS = "dpmsolver++_karras"
+    DPM_SOLVER_SDE = "dpmsolver++_sde"
+    DPM_SOLVER_SDE_KARRAS = "dpmsolver++_sde_karras"
+    DPM_SDE = "dpm_sde"
+    DPM_SDE_KARRAS = "dpm_sde_karras"
     EULER = "euler"
+    EULER_TRAILING = "euler_trailing"
     EULER_ANCESTRAL = "euler_a"
+    HEUN = "heun"
+    PNDM = "pndm"
+    UNIPC = "unipc"
     LCM = "lcm"
+    TCD = "tcd"
+
+    @classmethod
+    def _missing_(cls, value: object) -> SchedulerName | None:
+        return _SCHEDULER_OF_LABEL.get(value.casefold()) if isinstance(value, str) else None
+
+    @property
+    def label(self) -> str:
+        """Its name in web UIs."""
+        return SCHEDULER_LABELS[self]
+
+
+SCHEDULER_LABELS = {
+    SchedulerName.DDIM: "DDIM",
+    SchedulerName.DDIM_TRAILING: "DDIM trailing",
+    SchedulerName.DPM_SOLVER: "DPM++ 2M",
+    SchedulerName.DPM_SOLVER_KARRAS: "DPM++ 2M Karras",
+    SchedulerName.DPM_SOLVER_SDE: "DPM++ 2M SDE",
+    SchedulerName.DPM_SOLVER_SDE_KARRAS: "DPM++ 2M SDE Karras",
+    SchedulerName.DPM_SDE: "DPM++ SDE",
+    SchedulerName.DPM_SDE_KARRAS: "DPM++ SDE Karras",
+    SchedulerName.EULER: "Euler",
+    SchedulerName.EULER_TRAILING: "Euler trailing",
+    SchedulerName.EULER_ANCESTRAL: "Euler a",
+    SchedulerName.HEUN: "Heun",
+    SchedulerName.PNDM: "PLMS",
+    SchedulerName.UNIPC: "UniPC",
+    SchedulerName.LCM: "LCM",
+    SchedulerName.TCD: "TCD",
+}
+"""Names of the schedulers in web UIs."""
+
+_SCHEDULER_OF_LABEL = {label.casefold(): name for name, label in SCHEDULER_LABELS.items()} | {
+    "ddimscheduler": SchedulerName.DDIM,
+    "dpmsolvermultistepscheduler": SchedulerName.DPM_SOLVER,
+    "eulerdiscretescheduler": SchedulerName.EULER,
+    "eulerancestraldiscretescheduler": SchedulerName.EULER_ANCESTRAL,
+    "heundiscretescheduler": SchedulerName.HEUN,
+    "pndmscheduler": SchedulerName.PNDM,
+    "unipcmultistepscheduler": SchedulerName.UNIPC,
+    "lcmscheduler": SchedulerName.LCM,
+    "tcdscheduler": SchedulerName.TCD,
+}
+"""Names of web UIs and of diffusers' classes, without case -> the scheduler."""
 
 
 class Inversion(StrEnum):
@@ -89,6 +144,14 @@ class Inversion(StrEnum):
 
     DDIM = "ddim"
     DDPM = "ddpm"
+
+
+class Quality(StrEnum):
+    """How near an edit comes to the dense blended one, against its time (`sparse.cost_model.FIRST_SCHEDULE`)."""
+
+    FAST = "fast"
+    BALANCED = "balanced"
+    CLOSE = "close"
 
 
 class EditKind(StrEnum):
@@ -163,7 +226,7 @@ def _word_text(word: Word) -> str:
     return word.text if word.weight == 1 else f"({word.text}:{word.weight:.3g})"
 
 
-def cell_pixels(grid: BoolGrid, size: tuple[int, int]) -> BoolGrid:
+def cell_pixels(grid: BoolGrid, size: tuple[int, int], crop: Box | None = None) -> BoolGrid:
     """The pixels of a picture that a grid of cells covers: those whose centre lies in a cell of the grid.
 
     Compositing, and every check of what an edit left unchanged, use this function.
@@ -171,12 +234,87 @@ def cell_pixels(grid: BoolGrid, size: tuple[int, int]) -> BoolGrid:
     Args:
         grid: Booleans [h, w].
         size: Width and height of the picture in pixels, of any ratio to the grid.
+        crop: The part of the picture that the grid lies over; None for all of it.
 
     Returns:
         Booleans [height, width].
     """
-    columns, rows = ((2 * np.arange(n) + 1) * cells // (2 * n) for n, cells in zip(size, grid.shape[::-1], strict=True))
-    return np.asarray(grid[np.ix_(rows, columns)], bool)
+    left, top, right, bottom = crop or (0, 0, *size)
+    columns, rows = (
+        (2 * np.arange(n) + 1) * cells // (2 * n)
+        for n, cells in zip((right - left, bottom - top), grid.shape[::-1], strict=True)
+    )
+    pixels = np.zeros(size[::-1], bool)
+    pixels[top:bottom, left:right] = grid[np.ix_(rows, columns)]
+    return pixels
+
+
+@dataclass(frozen=True, eq=False)
+class ActiveCells:
+    """The latent cells that an edit changes, by step: all of a mask at once, or of a soft mask those that have joined.
+
+    Differential Diffusion (arXiv 2306.00950) defines when: a cell that may change by a share of the steps joins where
+    an edit of that strength would begin, and is the source's until then.
+
+    Args:
+        grid: booleans [h, w], the cells that join at any step.
+        entry: index of the first step of every cell [h, w], N where it has none; None where all begin together.
+    """
+
+    grid: BoolGrid
+    entry: NDArray[np.int64] | None = None
+
+    @property
+    def start(self) -> int:
+        """Index of the first step with a cell."""
+        return 0 if self.entry is None else int(self.entry.min())
+
+    def at(self, step: int) -> BoolGrid:
+        """The cells that have joined at a step: booleans [h, w]."""
+        return self.grid if self.entry is None else self.entry <= step
+
+    def joining(self, step: int, start: int) -> BoolGrid:
+        """The cells that join at a step: booleans [h, w]; all of them at `start` where they begin together."""
+        return self.grid & (step == start) if self.entry is None else self.entry == step
+
+    def stage(self, step: int) -> int:
+        """A number that is equal for steps with the same cells."""
+        return 0 if self.entry is None else int((self.entry <= step).sum())
+
+
+MAX_REGIONS = 16
+"""Regions of one edit that may have prompts of their own."""
+
+
+@dataclass(frozen=True, eq=False)
+class RegionalPrompt:
+    """Words of their own for a part of an edit's mask.
+
+    Args:
+        prompt: text, with weights as in `models.prompt_weighting`.
+        grid: booleans [h, w], the latent cells that attend to it.
+    """
+
+    prompt: str
+    grid: BoolGrid = field(repr=False)
+
+
+def entry_steps(levels: NDArray[np.uint8], steps: int) -> NDArray[np.int64]:
+    """Index of the step at which every cell of a soft mask joins, as `first_step` has it for one strength.
+
+    Args:
+        levels: uint8 [h, w], 255 for the first step.
+        steps: N.
+
+    Returns:
+        [h, w], 0 to N; N for cells that never join.
+    """
+    return steps - (steps * levels.astype(np.int64)) // 255
+
+
+def soft_levels(levels: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
+    """Levels uint8 [h, w] as an `EditMask` has them: None for those of a hard mask, 0 and 255 alone."""
+    return None if ((levels == 0) | (levels == 255)).all() else levels
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,6 +328,8 @@ class EditMask:
             on the demo model (`masking.masks.confidence`); 1 for a given mask.
         heatmap: the map behind it, floats [h, w] in 0 to 1, or None.
         other_objects: cells [h, w] of things that stay, where words tell, or None.
+        levels: of a soft mask how much every cell may change, uint8 [h, w]: 255 as much as a hard mask's, 0 outside
+            `grid`; None for a hard one.
     """
 
     grid: BoolGrid = field(repr=False)
@@ -197,10 +337,11 @@ class EditMask:
     confidence: float = 1.0
     heatmap: NDArray[np.float32] | None = field(default=None, repr=False)
     other_objects: BoolGrid | None = field(default=None, repr=False)
+    levels: NDArray[np.uint8] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Copy the arrays to memory that nothing can write to."""
-        for name in ("grid", "heatmap", "other_objects"):
+        for name in ("grid", "heatmap", "other_objects", "levels"):
             array = getattr(self, name)
             if array is not None:
                 frozen = np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
@@ -210,6 +351,19 @@ class EditMask:
     def area(self) -> float:
         """Share of latent cells inside, 0 to 1."""
         return float(self.grid.mean())
+
+    @property
+    def raster(self) -> NDArray[Any]:
+        """One pixel a cell [h, w], for a file: booleans, or the levels of a soft mask."""
+        return self.grid if self.levels is None else self.levels
+
+    def cells(self, steps: int) -> ActiveCells:
+        """The cells that an edit of so many steps computes at each of them.
+
+        Args:
+            steps: N, 1 or more.
+        """
+        return ActiveCells(self.grid, None if self.levels is None else entry_steps(self.levels, steps))
 
     @property
     def heat(self) -> NDArray[np.float32] | None:
@@ -222,12 +376,11 @@ class EditMask:
         return self.other_objects
 
     def image(self) -> Image:
-        """The mask at canvas size: mode "L", 255 inside, 0 outside, [8h, 8w] pixels."""
+        """The mask at canvas size: mode "L", 255 inside (of a soft mask its levels), 0 outside, [8h, 8w] pixels."""
         from PIL import Image as PIL
 
-        height, width = self.grid.shape
-        inside = cell_pixels(self.grid, (width * LATENT_FACTOR, height * LATENT_FACTOR))
-        return PIL.fromarray(inside.astype(np.uint8) * 255, mode="L")
+        levels = self.grid.astype(np.uint8) * 255 if self.levels is None else self.levels
+        return PIL.fromarray(np.kron(levels, np.ones((LATENT_FACTOR, LATENT_FACTOR), np.uint8)), mode="L")
 
 
 @dataclass(frozen=True)
@@ -250,7 +403,7 @@ class GenerationConfig:
     """Everything that determines a generated source.
 
     Args:
-        prompt: text, with weights as in `models.prompt_weighting`; 75 tokens of it are read.
+        prompt: text, with weights as in `models.prompt_weighting`; 600 tokens of it are read, 75 in a chunk.
         negative_prompt: text with the same syntax, for the unconditional branch.
         seed: of the CPU generator that draws the first latents and every later noise.
         num_inference_steps: 1 to 999.
@@ -261,6 +414,10 @@ class GenerationConfig:
         inversion: how the latents of a source that was opened were found; None for a generated one.
         like: the references whose look it takes; () for none.
         loras: names and scales of the LoRAs in the model.
+        clip_skip: layers of the text encoder that are left out at its end for the prompt, 0 to 11; as in diffusers not
+            for the negative one. What web UIs call clip skip is one more.
+        textual_inversions: words of the prompts whose embeddings come from files, each as "word:digest of the file".
+        crop: left, top, right and bottom in pixels of the part of an opened picture that is painted on; None for all.
     """
 
     prompt: str
@@ -274,6 +431,9 @@ class GenerationConfig:
     inversion: Inversion | None = None
     like: tuple[AdapterReference, ...] = ()
     loras: tuple[tuple[str, float], ...] = ()
+    clip_skip: int = 0
+    textual_inversions: tuple[str, ...] = ()
+    crop: Box | None = None
 
     @property
     def opened(self) -> bool:
@@ -281,9 +441,26 @@ class GenerationConfig:
         return self.inversion is not None
 
     @property
+    def num_timesteps(self) -> int:
+        """Evaluations of the UNet, one for each of the sampler's timesteps. Heun and PNDM have more than steps."""
+        return num_timesteps(self.scheduler, self.num_inference_steps)
+
+    @property
     def guided(self) -> bool:
         """Whether the UNet runs both branches of classifier-free guidance."""
         return self.guidance_scale > 1.0
+
+
+def num_timesteps(scheduler: SchedulerName, steps: int) -> int:
+    """Evaluations of the UNet in so many steps of a sampler.
+
+    Args:
+        scheduler: the sampler.
+        steps: 1 or more.
+    """
+    if scheduler is SchedulerName.HEUN:
+        return 2 * steps - 1
+    return steps + (scheduler is SchedulerName.PNDM and steps > 1)
 
 
 @copy_on_read("seconds")
@@ -338,6 +515,9 @@ E = TypeVar("E", bound=StrEnum)
 STEPS = (1, 999)
 SIDE = (64, 2048)
 SEEDS = (0, 2**63 - 1)
+CLIP_SKIPS = (0, 11)
+MAX_CROP = 2**24
+_OPTIONAL = ("like", "loras", "clip_skip", "textual_inversions", "crop")
 
 
 def make_generation_config(prompt: str, **settings: Any) -> GenerationConfig:
@@ -356,8 +536,13 @@ def make_generation_config(prompt: str, **settings: Any) -> GenerationConfig:
     return GenerationConfig(prompt if settings.get("inversion") and prompt == "" else check_prompt(prompt), **checked)
 
 
+def config_to_dict(config: GenerationConfig) -> dict[str, Any]:
+    """The arguments of `make_generation_config`, JSON-ready; fields that older versions lack are left out if empty."""
+    return {name: value for name, value in asdict(config).items() if value or name not in _OPTIONAL}
+
+
 def first_step(strength: float, steps: int) -> int:
-    """The index of the first step that an edit of this strength runs, as in diffusers' image-to-image.
+    """The index of the first timestep that an edit of this strength runs: that share of them, from the last.
 
     Raises:
         InputError: a strength out of range, or one that leaves no step to run.
@@ -383,6 +568,18 @@ def strength_for_start(start: int, steps: int) -> float:
     return strength if int(steps * strength) == steps - start else nextafter(strength, 1.0)
 
 
+def check_seed(seed: int) -> int:
+    """The seed of a CPU generator, 0 to 2^63 - 1. Raises InputError for another value."""
+    return _integer("seed", seed, SEEDS)
+
+
+def check_quality(quality: str) -> Quality:
+    """The quality of that name. Raises InputError for another one."""
+    if not isinstance(quality, str) or quality not in tuple(Quality):
+        raise InputError(f"quality must be one of {', '.join(Quality)}, got {quality!r:.40}")
+    return Quality(quality)
+
+
 def check_prompt(prompt: str) -> str:
     """The prompt, if it says anything. Raises PromptError otherwise."""
     if not isinstance(prompt, str):
@@ -399,7 +596,7 @@ def is_unicode(text: str) -> bool:
 
 def _check_text(name: str, text: str) -> str:
     if len(text) > MAX_PROMPT_CHARS:
-        raise PromptError(f"{name} must have at most {MAX_PROMPT_CHARS} letters, got {len(text)}; 75 tokens are read")
+        raise PromptError(f"{name} must have at most {MAX_PROMPT_CHARS} letters, got {len(text)}; 600 tokens are read")
     if not is_unicode(text):
         raise PromptError(f"{name} must be Unicode text, got {text!a}; remove its undecodable bytes")
     return text
@@ -420,6 +617,21 @@ def _lora(name: str, scale: float) -> tuple[str, float]:
     if not isinstance(name, str):
         raise InputError(f"a LoRA must have a name, got {name!r}")
     return name, check_scale(scale)
+
+
+def _textual_inversion(name: str) -> str:
+    if not isinstance(name, str):
+        raise InputError(f"a textual inversion must have a name, got {name!r}")
+    return name
+
+
+def _crop(value: Any) -> Box:
+    if len(value) != 4:
+        raise InputError(f"crop must be left, top, right and bottom, got {value!r:.80}")
+    left, top, right, bottom = (_integer("crop", side, (0, MAX_CROP)) for side in value)
+    if left >= right or top >= bottom:
+        raise InputError(f"crop must have left < right and top < bottom, got {value!r:.80}")
+    return left, top, right, bottom
 
 
 def check_scale(scale: Any) -> float:
@@ -454,9 +666,10 @@ def _side(name: str, value: int) -> int:
 
 
 def _enum_value(name: str, value: str, kind: type[E]) -> E:
-    if value not in tuple(kind):
-        raise InputError(f"{name} must be one of {', '.join(kind)}, got {value!r}")
-    return kind(value)
+    try:
+        return kind(value)
+    except ValueError as error:
+        raise InputError(f"{name} must be one of {', '.join(kind)}, got {value!r}") from error
 
 
 def _negative_prompt(value: Any) -> str:
@@ -467,14 +680,17 @@ def _negative_prompt(value: Any) -> str:
 
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "negative_prompt": _negative_prompt,
-    "seed": lambda value: _integer("seed", value, SEEDS),
+    "seed": check_seed,
     "num_inference_steps": lambda value: _integer("num_inference_steps", value, STEPS),
     "guidance_scale": _guidance,
     "width": lambda value: _side("width", value),
     "height": lambda value: _side("height", value),
+    "clip_skip": lambda value: _integer("clip_skip", value, CLIP_SKIPS),
     "scheduler": lambda value: _enum_value("scheduler", value, SchedulerName),
     "inversion": lambda value: None if value is None else _enum_value("inversion", value, Inversion),
     "like": parse_adapter_references,
     "loras": lambda value: tuple(_lora(*entry) for entry in value),
+    "textual_inversions": lambda value: tuple(_textual_inversion(entry) for entry in value),
+    "crop": lambda value: None if value is None else _crop(value),
 }
 """Field of a `GenerationConfig` -> what checks and converts it."""

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from fisedit import Cancelled, Editor
-from fisedit.errors import SessionError
+from fisedit.errors import InputError, SessionError
 from fisedit.masking import masks
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import EditKind, MaskSource
@@ -110,6 +110,29 @@ def test_growth_is_taken_as_given(editor, source, growth):
     widest = dilate(CORNER, max(steps))
     assert result.growth == result.stats.growth == steps
     assert result.stats.active_rows[0] == widest.sum()
+
+
+def test_what_is_masked_is_painted_anew_with_another_seed(editor, source):
+    with Calls(editor.pipe.unet) as calls:
+        same_noise, first, second = (editor.edit(CAT, mask=SQUARE, growth=1, seed=seed) for seed in (7, 8, 9))
+    assert not same_noise.mask.grid.any() and calls.sparse == 2 * 3 and not calls.dense
+    assert [result.config.seed for result in (same_noise, first, second)] == [7, 8, 9]
+    for result, parent in ((first, same_noise), (second, first)):
+        assert not same(result, parent)
+        check_outside(editor, result, parent)
+    assert editor.preview(CAT, mask=SQUARE, seed=10).macs and editor.preview(CAT, mask=SQUARE, seed=9).nothing
+    assert editor.preview(CAT, seed=10).nothing, "nowhere in particular"
+
+
+def test_variations_of_one_edit(editor, source):
+    results = editor.edit_many([DOG] * 3, [SQUARE] * 3, seeds=[7, 8, 9], growth=1)
+    assert len({result.image.tobytes() for result in results}) == 3 and editor.current is source
+    alone = editor.edit(DOG, mask=SQUARE, growth=1, seed=8)
+    assert same(alone, results[1]) and not same(alone, results[0])
+    with pytest.raises(InputError, match="seeds must be as many as prompts, 1, got 2"):
+        editor.edit_many([DOG], [SQUARE], seeds=[1, 2])
+    with pytest.raises(InputError, match=r"seed must be a whole number in \[0, "):
+        editor.edit(DOG, mask=SQUARE, seed=-1)
 
 
 CHAIN = [(DOG, SQUARE), (BIRD, BLOBS), (CAT, CORNER), ("a car and a cake on a beach", SQUARE), (DOG, CORNER)]

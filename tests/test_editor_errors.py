@@ -93,7 +93,7 @@ GENERATE = [
     ({"guidance_scale": -1}, InputError, "got -1"),
     ({"guidance_scale": "much"}, InputError, "got 'much'"),
     ({"guidance_scale": None}, InputError, "got None"),
-    ({"scheduler": "pndm"}, InputError, r"scheduler must be one of ddim, dpmsolver\+\+, .*, got 'pndm'"),
+    ({"scheduler": "deis"}, InputError, r"scheduler must be one of ddim, .*dpmsolver\+\+, .*, got 'deis'"),
     ({"scheduler": None}, InputError, "scheduler must be one of"),
     ({"scheduler": "lcm", "num_inference_steps": 60}, InputError, "must suit the scheduler lcm, got 60; use fewer"),
     ({"num_inference_steps": 1000}, InputError, "num_inference_steps must be .* got 1000"),
@@ -264,8 +264,8 @@ def test_numpys_numbers_are_numbers(pipelines, tmp_path):
 
 
 def test_a_long_negative_prompt_is_told(pipelines):
-    said = Editor(pipelines["shallow"]).generate(CAT, negative_prompt="blue " * 90, num_inference_steps=1).stats.notes
-    assert any(note.startswith("the negative prompt has") for note in said)
+    said = Editor(pipelines["shallow"]).generate(CAT, negative_prompt="blue " * 700, num_inference_steps=1).stats.notes
+    assert any(note.startswith("the negative prompt is longer than") for note in said)
 
 
 MOVES = {

@@ -16,7 +16,7 @@ from fisedit.errors import InputError, MaskError, PromptError, SessionError
 from fisedit.models.vae import encode
 from fisedit.storage import images
 from fisedit.storage.canvas import to_canvas, to_editable, to_srgb
-from fisedit.values import LATENT_FACTOR, EditKind, MaskSource
+from fisedit.values import LATENT_FACTOR, ActiveCells, EditKind, MaskSource
 from tests.support import oracle
 from tests.support.edits import BIRD, CAT, DOG, Calls, latents, trajectory, unwatched
 from tests.support.grids import grids
@@ -75,7 +75,7 @@ class TestInversion:
         )
         assert seen == [(i, STEPS) for i in range(STEPS)]
         told, engine = trajectory(editor, source), editor._engine
-        again = engine.run_dense(source.config, engine.encode(source.config), unwatched, (NOWHERE, told))
+        again = engine.run_dense(source.config, engine.encode(source.config), unwatched, (ActiveCells(NOWHERE), told))
         assert torch.equal(latents(again), latents(told)) and len(told.features) == STEPS
         for ours, theirs in zip(again.features, told.features, strict=True):
             assert ours.maps.keys() == theirs.maps.keys() and ours.statistics.keys() == theirs.statistics.keys()

@@ -13,7 +13,7 @@ from fisedit import Editor
 from fisedit.sampling.denoise import Engine
 from fisedit.sparse.cost_model import decoder_macs, text_macs
 from fisedit.sparse.vae_tiles import box_areas, frame_areas
-from fisedit.values import DENSE_STEP, EditStats, MaskSource
+from fisedit.values import DENSE_STEP, ActiveCells, EditStats, MaskSource
 from tests.support.edits import BIRD, CAT, DOG, Calls, config_of, record, unwatched
 from tests.support.grids import grids
 from tests.support.macs import counted, time_macs
@@ -44,7 +44,7 @@ def test_a_fallback_costs_what_torch_counts(pipelines, negative, known):
     source = record(engine, replace(config, prompt=CAT, negative_prompt=""))
     with torch.inference_mode():
         text = engine.encode(config)
-    torchs = counted(lambda: engine.run_dense(config, text, unwatched, (SQUARE, source)))
+    torchs = counted(lambda: engine.run_dense(config, text, unwatched, (ActiveCells(SQUARE), source)))
     costs, time = engine.costs(config), time_macs(engine.pipe.unet, 1)
     steps = 3 * costs.sparse_step(SQUARE, DENSE_STEP) - known * costs.branch()
     assert torchs - (6 - known) * time == steps + text_macs(engine.executor.sites, 2, 77)
@@ -124,7 +124,7 @@ def test_a_rebuild_is_told(pipelines):
     assert stats.notes == ("results rebuilt first, as their features were gone: 1",)
 
 
-LONG = "a cat and a cake on a beach with a tree and a house " * 8
+LONG = "a cat and a cake on a beach with a tree and a house " * 50
 
 
 @pytest.mark.parametrize("call", ["generate", "edit", "dense"])
@@ -136,7 +136,7 @@ def test_a_truncated_prompt_is_told(editor, call):
         "dense": lambda: editor.edit(LONG, mask=np.ones((16, 16), bool)),
     }
     (note,) = calls[call]().stats.notes
-    assert note == "the prompt has 114 tokens, and only the first 77 are read; shorten it"
+    assert note == "the prompt is longer than 8 chunks of 75 tokens, and the rest is not read; shorten it"
 
 
 @pytest.mark.usefixtures("source")

@@ -13,10 +13,11 @@ from fisedit.errors import SessionError
 from fisedit.history import EditResult, History
 from fisedit.storage.canvas import canvas_size, paste_edit
 from fisedit.values import EditMask, MaskSource, cell_pixels
+from tests.support.edits import config_of
 
 
 def result(image: Image.Image, grid: np.ndarray) -> EditResult:
-    return EditResult("1", "0", None, image, EditMask(grid, MaskSource.GIVEN), None, None)
+    return EditResult("1", "0", config_of(), image, EditMask(grid, MaskSource.GIVEN), None, None)
 
 
 @pytest.mark.parametrize(

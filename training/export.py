@@ -5,7 +5,9 @@ the same edits.
 """
 
 import argparse
+import json
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -13,6 +15,8 @@ from diffusers import StableDiffusionPipeline
 from transformers import CLIPTokenizer
 
 from fisedit.evaluation.scenes.prompts import prompt_words
+from fisedit.evaluation.scenes.vocabulary import OBJECT
+from fisedit.models.vocabulary import VOCABULARY_FILE
 from training.autoencoder import AutoencoderStage, DecoderStage
 from training.config import Config, ConfigError, load_config
 from training.denoiser import DenoiserStage
@@ -44,6 +48,18 @@ def load_run(config: Config, folder: Path) -> StableDiffusionPipeline:
     return build_pipeline(autoencoder, text_encoder, unet, config.denoiser.prediction)
 
 
+def write_vocabulary(objects: Collection[str], folder: Path) -> None:
+    """Lists the words of scenes of these objects (of all, if there are none), for what fisedit says of others.
+
+    The summary and examples of a list that is there already stay.
+    """
+    path = folder / VOCABULARY_FILE
+    table = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    unseen = OBJECT.keys() - objects if objects else set()
+    words = [word for word in prompt_words() if word not in unseen]
+    path.write_text(json.dumps(table | {"words": words}, indent=2) + "\n", encoding="utf-8")
+
+
 def main() -> int:
     """Parses the command line and exports."""
     parser = argparse.ArgumentParser(prog="python -m training.export", description=__doc__)
@@ -53,11 +69,13 @@ def main() -> int:
     parser.add_argument("--words-of", type=Path, metavar="MODEL", help="a diffusers folder")
     chosen = parser.parse_args()
     try:
-        pipeline = load_run(load_config(chosen.config), chosen.folder)
+        config = load_config(chosen.config)
+        pipeline = load_run(config, chosen.folder)
         if chosen.words_of:
             other = CLIPTokenizer.from_pretrained(chosen.words_of / "tokenizer")
             pipeline.tokenizer = build_tokenizer(tuple(word for word in prompt_words() if is_one_token(word, other)))
         export(pipeline, chosen.out)
+        write_vocabulary(config.scenes.objects, chosen.out)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,25 +1,78 @@
 /* The page: keys, a pause after typing, dropped files, and the key by which a tab finds its session again. */
 (() => {
-  const PAUSE = 150, SOON = 20, SILENT = 2000;
+  const PAUSE = 150, SOON = 20, SILENT = 2000, DRAFT = "fisedit-draft";
+  const prompt = () => document.querySelector("#prompt textarea");
+  const typed = () => { const text = prompt(); if (text) text.dispatchEvent(new Event("input", { bubbles: true })); };
   const press = (id) => { const button = document.querySelector(`#${id}`); if (button && !button.disabled) button.click(); };
   let timer = 0, soon = 0;
 
   document.addEventListener("input", (event) => {
     if (!event.target.closest || !event.target.closest("#prompt")) return;
+    sessionStorage.setItem(DRAFT, event.target.value);
     clearTimeout(timer);
     clearTimeout(soon);
     soon = setTimeout(() => press("tell"), SOON);
-    timer = setTimeout(() => press("look"), PAUSE);
+    timer = setTimeout(() => {
+      press("look");
+      const live = document.querySelector("#live input");
+      if (live && live.checked) press("draw");
+    }, PAUSE);
   }, true);
+
+  document.addEventListener("click", (event) => {
+    const example = event.target.closest("#examples button"), text = prompt();
+    if (!example || !text) return;
+    text.value = example.textContent;
+    typed();
+    text.focus();
+  });
+
+  /* A pasted picture is opened; what was pasted as text and does not fit is said. */
+  document.addEventListener("paste", (event) => {
+    const text = event.target.closest && event.target.closest("#prompt textarea"), files = [...event.clipboardData.files];
+    if (files.length && files[0].type.startsWith("image/")) {
+      event.preventDefault();
+      offer(event.clipboardData.files);
+    } else if (text) {
+      const more = event.clipboardData.getData("text").length + text.value.length - (text.selectionEnd - text.selectionStart);
+      const line = document.querySelector("#words-line");
+      if (more > text.maxLength) setTimeout(() => { line.textContent = `Only the first ${text.maxLength.toLocaleString("en")} letters were taken.`; }, 600);
+    }
+  });
+
+  /* Ctrl with up or down weighs the word at the caret, or what is selected, as web UIs do: (word:1.1). */
+  const weigh = (text, change) => {
+    let [start, end] = [text.selectionStart, text.selectionEnd];
+    const all = text.value, letter = /[\p{L}\p{N}'-]/u;
+    const around = [...all.matchAll(/\(([^():]+):(\d+(?:\.\d+)?)\)/g)].find((it) => it.index <= start && end <= it.index + it[0].length);
+    let word = around ? around[1] : "", weight = around ? Number(around[2]) : 1;
+    if (around) [start, end] = [around.index, around.index + around[0].length];
+    else {
+      if (start === end) {
+        while (start && letter.test(all[start - 1])) start -= 1;
+        while (end < all.length && letter.test(all[end])) end += 1;
+      }
+      word = all.slice(start, end);
+    }
+    if (!word.trim()) return;
+    weight = Math.round(10 * Math.min(2, Math.max(0.1, weight + change))) / 10;
+    text.setRangeText(weight === 1 ? word : `(${word}:${weight})`, start, end, "select");
+    if (weight !== 1) text.setSelectionRange(start + 1, start + 1 + word.length);
+    typed();
+  };
 
   document.addEventListener("keydown", (event) => {
     if (!(event.ctrlKey || event.metaKey)) return;
     const key = event.key.toLowerCase();
+    if ((key === "arrowup" || key === "arrowdown") && event.target === prompt()) {
+      event.preventDefault();
+      weigh(event.target, key === "arrowup" ? 0.1 : -0.1);
+    }
     if (key === "enter") {
       event.preventDefault();
       clearTimeout(timer);
       const run = document.querySelector("#run");
-      press(run && !run.disabled ? "run" : "make");
+      press(waits() ? "open" : run && !run.disabled ? "run" : "make");
     }
     const typing = event.target.matches("textarea, input:not([type=range]):not([type=checkbox]):not([type=radio])");
     if (key !== "z" && key !== "y" || typing) return;
@@ -27,6 +80,15 @@
     if (key === "y" || event.shiftKey) press("redo");
     else if (!(window.fisedit && window.fisedit.undoStroke())) press("undo");
   });
+
+  /* A dropped picture waits to be opened: what it shows is asked for; what the prompt says is selected, to be replaced. */
+  const waits = () => document.querySelector("#found .waiting");
+  const ask = () => {
+    const text = prompt();
+    if (!waits() || !text) return;
+    text.focus();
+    if (/What does it show/.test(waits().textContent)) text.select();
+  };
 
   /* gradio's stream may close in the very moment in which a run is asked for, of which the page then never hears. Whatever
      else is asked for opens it again, and it tells all. */
@@ -45,18 +107,24 @@
     for (let i = 0; i < 50 && !find(); i += 1) await new Promise((go) => setTimeout(go, 20));
     return find();
   };
-  for (const name of ["dragover", "drop"]) {
-    document.addEventListener(name, async (event) => {
+  const offer = async (files) => {
+    const input = await chooser();
+    input.files = files;
+    input.dispatchEvent(new Event("change", { bubbles: true }));
+  };
+  for (const name of ["dragover", "dragleave", "drop"]) {
+    document.addEventListener(name, (event) => {
       if (!event.dataTransfer || ![...event.dataTransfer.types].includes("Files") || event.target.closest("#file")) return;
       event.preventDefault();
-      if (name !== "drop" || !event.dataTransfer.files.length) return;
-      const { files } = event.dataTransfer, input = await chooser();
-      input.files = files;
-      input.dispatchEvent(new Event("change", { bubbles: true }));
+      document.body.toggleAttribute("data-dragging", name === "dragover");
+      if (name === "drop" && event.dataTransfer.files.length) offer(event.dataTransfer.files);
     });
   }
+  document.addEventListener("click", async (event) => {
+    if (event.target.closest("#stage .empty")) (await chooser()).click();
+  });
 
-  const KEY = "fisedit-session";
+  const KEY = "fisedit-session", LIST = "fisedit-sessions", MOST = 8;
   const held = async (key) => {
     if (!navigator.locks) return true;
     return new Promise((answer) => {
@@ -66,15 +134,60 @@
       });
     });
   };
+
+  /* The browser's sessions that have pictures, newest first: a tab without any takes nobody's place. */
+  const known = () => {
+    try { return JSON.parse(localStorage.getItem(LIST)) || []; } catch { return []; }
+  };
+  const note = () => {
+    const key = sessionStorage.getItem(KEY), pictures = document.querySelectorAll("#history [data-id]");
+    const others = known().filter((one) => one.key !== key);
+    const own = pictures.length && key ? [{ key, pictures: pictures.length, words: pictures[0].title.replace(/^.*?: /, "").slice(0, 60) }] : [];
+    localStorage.setItem(LIST, JSON.stringify([...own, ...others].slice(0, MOST)));
+    const list = document.querySelector("#earlier .earlier");
+    if (!list) return;
+    list.hidden = !others.length;
+    list.replaceChildren(...others.map((one) => {
+      const button = Object.assign(document.createElement("button"), { type: "button" });
+      button.textContent = `${one.words} (${one.pictures === 1 ? "1 picture" : `${one.pictures} pictures`})`;
+      button.addEventListener("click", async () => {
+        if (!await held(one.key)) button.textContent = "It is open in another tab.";
+        else {
+          sessionStorage.setItem(KEY, one.key);
+          sessionStorage.removeItem(DRAFT);
+          location.reload();
+        }
+      });
+      return button;
+    }));
+  };
+  document.addEventListener("click", (event) => { // the panel draws what is in it when it is opened first
+    if (event.target.closest("#open-panel > button")) setTimeout(note, 200);
+  });
+  let asked = "";
   window.fisedit = Object.assign(window.fisedit || {}, {
+    typed,
+    ask,
+    /* What was typed before a reload, and the other sessions. */
+    restore: () => {
+      note();
+      new MutationObserver(note).observe(document.querySelector("#history"), { childList: true, subtree: true });
+      const draft = sessionStorage.getItem(DRAFT), text = prompt();
+      if (!draft || !text || text.value === draft) return;
+      text.value = draft;
+      typed();
+    },
     /* A tab takes up its own session after a reload; a new tab the last one, unless another tab has it open. */
     key: async () => {
-      const last = sessionStorage.getItem(KEY) || (navigator.locks ? localStorage.getItem(KEY) : "");
-      return last && await held(last) ? last : "";
+      const own = sessionStorage.getItem(KEY);
+      for (const key of own ? [own] : navigator.locks ? known().map((one) => one.key) : []) {
+        if (await held(key)) return (asked = key);
+      }
+      return "";
     },
     keep: (key) => {
+      if (asked && asked !== key) localStorage.setItem(LIST, JSON.stringify(known().filter((one) => one.key !== asked)));
       sessionStorage.setItem(KEY, key);
-      localStorage.setItem(KEY, key);
       held(key);
     },
     remove: (follow) => {

@@ -3,7 +3,7 @@
 const find = (selector) => element.querySelector(selector);
 const stage = find(".stage"), frame = find(".frame"), canvas = find("canvas"), pen = canvas.getContext("2d", { willReadFrequently: true });
 const ring = find(".ring");
-const COLOURS = { add: "rgb(255,64,96)", protect: "rgb(48,112,255)" };
+const COLOURS = { add: "rgb(255,64,96)", box: "rgb(255,64,96)", protect: "rgb(48,112,255)" };
 const LONGEST = 512;
 const finger = matchMedia("(pointer: coarse)").matches;  // a finger scrolls until a brush is chosen
 const masked = { edit: true, compare: false };
@@ -45,6 +45,11 @@ function source(selector, url) {
 function draw(stroke) {
   pen.globalCompositeOperation = stroke.tool === "erase" ? "destination-out" : "source-over";
   pen.strokeStyle = pen.fillStyle = COLOURS[stroke.tool] || "#000";
+  if (stroke.tool === "box") {
+    const [[left, top], [right, bottom]] = [stroke.points[0], stroke.points.at(-1)];
+    pen.fillRect(left * canvas.width, top * canvas.height, (right - left) * canvas.width, (bottom - top) * canvas.height);
+    return;
+  }
   pen.lineWidth = stroke.width * canvas.width / 100;
   pen.lineCap = pen.lineJoin = "round";
   pen.beginPath();
@@ -83,7 +88,7 @@ function place(event) {
 
 function ringed(there = ring.style.display === "block") {
   const [left, top] = at.map((share) => `${share * 100}%`);
-  Object.assign(ring.style, { display: there && tool && shown ? "block" : "none", left, top, width: `${width}%` });
+  Object.assign(ring.style, { display: there && tool && tool !== "box" && shown ? "block" : "none", left, top, width: `${width}%` });
   find(".keys").toggleAttribute("data-above", at[1] > 0.6);  // out of the brush's way
 }
 
@@ -135,10 +140,7 @@ canvas.addEventListener("keydown", (event) => {
   event.preventDefault();
   if (!tool) take("add");
   if (MOVES[key]) move(MOVES[key], event.shiftKey ? 4 * STEP : STEP);
-  if (SIZES[key]) {
-    const size = find("[data-do=size]");
-    size.value = width = within(width + SIZES[key], Number(size.min), Number(size.max));
-  }
+  if (SIZES[key]) resize(SIZES[key]);
   if (press && !event.repeat) {
     if (held) up();
     else down(key);
@@ -153,8 +155,62 @@ canvas.addEventListener("keyup", (event) => {
 canvas.addEventListener("focus", () => ringed(canvas.matches(":focus-visible")));
 canvas.addEventListener("blur", () => ringed(false));
 
+/* The wheel zooms where the pointer is; the middle button, or any with Alt, moves the picture. */
+let zoom = 1, shift = [0, 0], panning = null, over = false;
+function zoomTo(next, [x, y] = [0.5, 0.5]) {
+  const factor = within(next, 1, 8) / zoom;
+  shift = shift.map((old, i) => within([x, y][i] - ([x, y][i] - old) * factor, 1 - zoom * factor, 0));
+  zoom *= factor;
+  frame.style.setProperty("--zoom", zoom);
+  frame.style.setProperty("--x", `${shift[0] * 100}%`);
+  frame.style.setProperty("--y", `${shift[1] * 100}%`);
+}
+const inFrame = (event) => {
+  const box = frame.getBoundingClientRect();
+  return [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height];
+};
+frame.addEventListener("wheel", (event) => {
+  if (!shown || event.ctrlKey) return;
+  event.preventDefault();
+  zoomTo(zoom * Math.exp(-event.deltaY / 400), inFrame(event));
+}, { passive: false });
+frame.addEventListener("pointerdown", (event) => {
+  if (zoom === 1 || !(event.button === 1 || event.altKey)) return;
+  panning = [inFrame(event), shift];
+  frame.setPointerCapture(event.pointerId);
+  event.preventDefault();
+  event.stopPropagation();
+}, true);
+frame.addEventListener("pointermove", (event) => {
+  if (!panning) return;
+  const [from, before] = panning, to = inFrame(event);
+  shift = before.map((old, i) => within(old + to[i] - from[i], 1 - zoom, 0));
+  zoomTo(zoom);
+  event.stopPropagation();
+}, true);
+for (const end of ["pointerup", "pointercancel"]) frame.addEventListener(end, () => { panning = null; }, true);
+
+/* Held, B shows what was before; [ and ] change the brush wherever the pointer is over the picture. */
+frame.addEventListener("pointerenter", () => { over = true; });
+frame.addEventListener("pointerleave", () => { over = false; });
+const typing = (event) => event.target.matches("textarea, input:not([type=range]):not([type=checkbox]):not([type=radio])");
+document.addEventListener("keydown", (event) => {
+  if (typing(event) || event.ctrlKey || event.metaKey || !shown) return;
+  if (event.key.toLowerCase() === "b" && shown.before) stage.toggleAttribute("data-before", true);
+  if (SIZES[event.key] && over && event.target !== canvas) resize(SIZES[event.key]);
+});
+document.addEventListener("keyup", (event) => { if (event.key.toLowerCase() === "b") stage.toggleAttribute("data-before", false); });
+
+function resize(change) {
+  const size = find("[data-do=size]");
+  size.value = width = within(width + change, Number(size.min), Number(size.max));
+  find(".size-text").textContent = width;
+  ringed();
+}
+
 const DO = {
   undo,
+  full: () => (document.fullscreenElement ? document.exitFullscreen() : stage.requestFullscreen()),
   clear: () => { held = ""; strokes = []; tell(); },
 };
 element.addEventListener("click", (event) => {
@@ -163,10 +219,11 @@ element.addEventListener("click", (event) => {
   if (button.dataset.view) view(button.dataset.view);
   if (button.dataset.tool) { take(button.dataset.tool); view("edit"); }
   if (button.dataset.do) DO[button.dataset.do]();
+  if (button.dataset.press) document.querySelector(`#${button.dataset.press}`).click();
 });
 element.addEventListener("input", (event) => {
   if (event.target.matches(".split")) split(event.target.value);
-  if (event.target.dataset.do === "size") { width = Number(event.target.value); ringed(); }
+  if (event.target.dataset.do === "size") resize(Number(event.target.value) - width);
   if (event.target.dataset.do === "mask") { masked[stage.dataset.view] = event.target.checked; view(stage.dataset.view); }
   event.stopPropagation();
 });
@@ -201,6 +258,7 @@ function picture() {
     strokes = [];
     props.value = "";
     source(".region", "");
+    zoomTo(1);
   }
   redraw();
   view(shown && shown.view ? shown.view : "edit");
@@ -208,7 +266,12 @@ function picture() {
 
 watch("picture", picture);
 watch("region", () => { source(".region", props.region); if (props.region) view("edit"); });
-watch("live", () => { source(".live", props.live); if (props.live) view("edit"); });
+watch("live", () => {
+  source(".live", props.live);
+  stage.toggleAttribute("data-drawing", Boolean(props.live));
+  if (props.live) view("edit");
+});
+find(".live").addEventListener("load", ({ target }) => { if (!shown) frame.style.setProperty("--ratio", target.naturalWidth / target.naturalHeight); });
 window.fisedit = Object.assign(window.fisedit || {}, { undoStroke: undo, view });
 choose("tool", "tool", tool);
 canvas.style.touchAction = tool ? "none" : "auto";

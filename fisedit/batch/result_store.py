@@ -27,12 +27,17 @@ from fisedit.batch.values import (
     ItemStatus,
 )
 from fisedit.storage import files
+from fisedit.values import Quality
 
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 """Errors after which the output folder takes no other file either."""
 
 _NOT_IN_KEY = {"timeout", "local_files_only", "model"}
 """Settings that no pixel depends on, and the model's name, which the digest of its files replaces."""
+
+
+_OF_DETECTION = {"detect", "labels", "threshold", "instance"}
+"""Settings that matter where things are detected; jobs of versions without them keep their keys."""
 
 
 class ResultStore:
@@ -133,7 +138,10 @@ def item_key(settings: BatchSettings, model: str, item: BatchItem, picture: str,
         picture: SHA-256 of the input's bytes.
         mask: SHA-256 of the mask's bytes, or "".
     """
-    shared = {name: value for name, value in asdict(settings).items() if name not in _NOT_IN_KEY}
+    unused = _NOT_IN_KEY if settings.detect else _NOT_IN_KEY | _OF_DETECTION
+    shared = {name: value for name, value in asdict(settings).items() if name not in unused}
+    if settings.quality == Quality.BALANCED:  # as in batches that began before there was a choice
+        del shared["quality"]
     own = [item.source_prompt, item.prompt, picture, mask, PurePosixPath(item.output).suffix.lower()]
     return hashlib.sha256(json.dumps([shared, model, own], sort_keys=True).encode()).hexdigest()
 

@@ -12,12 +12,14 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from fisedit.batch import ray_pool
 from fisedit.batch.journal import BatchJournal
-from fisedit.batch.manifest import plan_batch
+from fisedit.batch.manifest import BatchPlan, plan_batch
 from fisedit.batch.pool import WorkerPool, open_pool
 from fisedit.batch.result_store import ResultStore, remove_partial_files
 from fisedit.batch.values import (
@@ -32,9 +34,10 @@ from fisedit.batch.values import (
     OnError,
 )
 from fisedit.errors import InputError
+from fisedit.integrations import mask_providers
 from fisedit.models.paths import model_digest
 from fisedit.storage import files
-from fisedit.values import make_generation_config
+from fisedit.values import check_quality, make_generation_config
 
 if TYPE_CHECKING:
     from fisedit.values import OnStep
@@ -57,7 +60,7 @@ def preview_batch(job: BatchJob, settings: BatchSettings) -> BatchOutcome:
         ModelError: As in `run_batch`.
     """
     _check_settings(settings)
-    plan, model = plan_batch(job), _model_identity(settings)
+    plan, model = _plan(job, settings), _model_identity(settings)
     return ResultStore(job, settings, model, plan, BatchJournal.read(job.output)).outcome()
 
 
@@ -94,7 +97,7 @@ def run_batch(
     if executor is ExecutorKind.RAY:
         ray_pool.require_ray()
     _check_settings(settings)
-    start, plan = monotonic(), plan_batch(job)
+    start, plan = monotonic(), _plan(job, settings)
     files.check_output_folder(job.output)
     model = _model_identity(settings)
     with _sigint_requests() as interrupted, BatchJournal.lock(job.output) as journal:
@@ -117,13 +120,33 @@ def run_batch(
 
 
 def _model_identity(settings: BatchSettings) -> str:
-    return model_digest(settings.model, local_files_only=settings.local_files_only)
+    """Of the model's files, and of those of what detects things, as far as they are here."""
+    own, detect = model_digest(settings.model, local_files_only=settings.local_files_only), Path(settings.detect)
+    if settings.detect and detect.is_dir():
+        return f"{own} {model_digest(settings.detect, local_files_only=True)}"
+    if settings.detect and detect.is_file():
+        return f"{own} {sha256(detect.read_bytes()).hexdigest()}"
+    return own
+
+
+def _plan(job: BatchJob, settings: BatchSettings) -> BatchPlan:
+    """The items of a job. Raises InputError for masks beside a detector."""
+    plan = plan_batch(job)
+    masked = next((item.output for item in plan.items if item.mask), "") if settings.detect else ""
+    if masked:
+        raise InputError(f"give either a detector or masks, got both; {masked} has a mask")
+    return plan
 
 
 def _check_settings(settings: BatchSettings) -> None:
     """Raise now the InputError that every item would fail with."""
     if not settings.timeout > 0:
         raise InputError(f"timeout must be above 0 seconds, got {settings.timeout:g}")
+    check_quality(settings.quality)
+    if settings.detect:
+        mask_providers.check_choice(settings.threshold, settings.instance)
+        if Path(settings.detect).suffix.lower() in (".json", ".csv"):
+            mask_providers.AnnotationFile(Path(settings.detect))
     make_generation_config(
         "a picture",
         seed=0,

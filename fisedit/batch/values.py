@@ -84,6 +84,11 @@ class BatchSettings:
         guidance_scale: Scale of classifier-free guidance; 1 switches it off.
         timeout: Time limit of one item in seconds, above 0.
         metadata: Whether outputs say how they were made.
+        quality: How near edits come to dense ones, one of `fisedit.values.Quality`.
+        detect: What finds the things to edit, as `mask_providers.open_provider` takes it; "" for masks and words.
+        labels: Of the things to edit; () for all.
+        threshold: Score from which a thing counts, 0 to 1.
+        instance: "all", "largest", or the number of one thing, counted from the left and from 0.
     """
 
     model: str = "demo"
@@ -95,6 +100,11 @@ class BatchSettings:
     guidance_scale: float = 7.5
     timeout: float = 3600.0
     metadata: bool = True
+    quality: str = "balanced"
+    detect: str = ""
+    labels: tuple[str, ...] = ()
+    threshold: float = 0.5
+    instance: str = "all"
 
 
 @dataclass(frozen=True)
@@ -135,7 +145,7 @@ class ItemOutput:
         data: Bytes of the output file.
         picture: SHA-256 of the input file.
         mask: SHA-256 of the mask file, or "".
-        area: The edit's mask as a PNG of one pixel per latent cell; b"" if nothing was edited.
+        area: The edit's mask as a PNG over the whole picture; b"" if nothing was edited.
         change: The changed words as text.
         seconds: Duration, with the time to open the input.
         notes: Remarks for the user.

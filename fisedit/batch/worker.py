@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass, replace
+from functools import reduce
 from hashlib import sha256
 from io import BytesIO
+from operator import or_
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from diffusers.models.attention_processor import SlicedAttnProcessor
 from PIL import Image
@@ -17,16 +20,21 @@ from PIL import Image
 from fisedit.batch.values import BatchItem, BatchSettings, ItemFailure, ItemOutput, one_line
 from fisedit.editor import Editor
 from fisedit.errors import Cancelled, FisEditError, NumericsError
+from fisedit.integrations.mask_providers import ALPHA, find, open_provider
+from fisedit.masking.region import Region
 from fisedit.models.malloc import keep_freed_memory
 from fisedit.storage import images
-from fisedit.values import MaskSource
+from fisedit.storage.canvas import needs_crop, to_editable, upright_size
+from fisedit.values import MaskSource, cell_pixels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from diffusers import StableDiffusionPipeline
+    from numpy.typing import NDArray
 
     from fisedit.history import EditResult
+    from fisedit.integrations.mask_providers import MaskProvider
     from fisedit.storage.image_metadata import Metadata
     from fisedit.values import OnStep
 
@@ -52,6 +60,8 @@ class _OpenedSource:
     picture: images.DecodedImage
     editor: Editor
     result: EditResult
+    mask: Path | None = None
+    """By which a part of the picture was opened; None for the whole."""
 
 
 class BatchWorker:
@@ -71,6 +81,11 @@ class BatchWorker:
         self._settings = settings
         self._loaded = self._pipe = self._load(settings.device, settings.dtype)
         self._source: _OpenedSource | None = None
+        self._provider: MaskProvider | None = None
+        if settings.detect:
+            self._provider = open_provider(
+                settings.detect, threshold=settings.threshold, local_files_only=settings.local_files_only
+            )
 
     def process(self, item: BatchItem) -> ItemOutput | ItemFailure:
         """Edit an item. Errors that the item causes are returned, never raised.
@@ -162,11 +177,13 @@ class BatchWorker:
 
     def _edit(self, item: BatchItem, deadline: float) -> ItemOutput:
         on_step = _cancel_after(deadline)
-        source = self._open(item, on_step)
+        if self._provider is not None:
+            return self._edit_found(item, self._provider, on_step)
         data = images.read_bytes(item.mask) if item.mask else b""
+        source = self._open(item, data, on_step)
         mask = images.decode_mask(data, source.result.size) if item.mask else None
         source.editor.checkout(source.result.id)
-        result = source.editor.edit(item.prompt, mask=mask, on_step=on_step)
+        result = source.editor.edit(item.prompt, mask=mask, quality=self._settings.quality, on_step=on_step)
         metadata = source.editor.metadata(result) if self._settings.metadata else None
         output, format_notes = _encode(item, source, result, metadata)
         fallback = (f"dense: {result.stats.fallback}",) if result.stats.fallback else ()
@@ -180,23 +197,78 @@ class BatchWorker:
             notes=(*source.picture.notes, *fallback, *result.stats.notes, *format_notes),
         )
 
-    def _open(self, item: BatchItem, on_step: OnStep) -> _OpenedSource:
-        """The item's source: the one that is open if the item shares it, else a new one in a new editor."""
-        if self._source is not None and self._source.key == item.source:
-            return self._source
-        self._source = None
+    def _edit_found(self, item: BatchItem, provider: MaskProvider, on_step: OnStep) -> ItemOutput:
+        """Edit the things that are found in a picture: together, or in a large one each on a part of its own."""
+        self._source, settings = None, self._settings
         data = images.read_bytes(item.picture)
         picture = images.decode(data)
-        editor = Editor(self._pipe, model=self._settings.model)  # its features end with it; the model is shared
-        result = editor.open(
-            picture.image,
-            item.source_prompt,
+        image = to_editable(picture.image)
+        found = find(
+            provider,
+            image,
+            item.name,
+            labels=settings.labels,
+            threshold=settings.threshold,
+            instance=settings.instance,
+        )
+        told = ", ".join(f"{each.label or 'a thing'} ({each.score:.0%})" for each in found)
+        notes = [f"found {len(found)}: {told}" if found else "nothing was found, and nothing edited", *picture.notes]
+        editor, regions = Editor(self._pipe, model=settings.model), [each.region for each in found]
+        if regions and not needs_crop(image.size, editor.native_size):
+            regions = [reduce(or_, regions)]
+        result, covered = None, np.zeros(image.size[::-1], bool)
+        shown = image.convert("RGB") if settings.detect == ALPHA and regions else picture.image
+        for region in regions:
+            editor = Editor(self._pipe, model=settings.model)  # what is recorded of a part ends with it
+            opened = shown if result is None else result.image
+            source = self._open_part(editor, opened, item.source_prompt, region, on_step)
+            result = editor.edit(item.prompt, region=region, quality=settings.quality, on_step=on_step)
+            if result.mask.source is not MaskSource.NOWHERE:
+                covered |= cell_pixels(result.mask.grid, result.size, source.config.crop)
+            notes += [f"dense: {result.stats.fallback}"] if result.stats.fallback else []
+            notes += result.stats.notes
+        area, change, metadata = b"", "", None
+        if result is not None:
+            area, change = _png(covered), str(result.diff)
+            metadata = editor.metadata(result) if settings.metadata else None
+        kept = data if not covered.any() and _is_own_suffix(item, picture) else None
+        edited = picture.image if result is None else result.image
+        output, format_notes = (kept, ()) if kept else images.encode(edited, Path(item.output).suffix, metadata)
+        notes += format_notes
+        return ItemOutput(output, sha256(data).hexdigest(), "", area, change, seconds=0.0, notes=tuple(notes))
+
+    def _open_part(
+        self, editor: Editor, image: Image.Image, prompt: str | None, region: Region | None, on_step: OnStep
+    ) -> EditResult:
+        """The source of a picture, or of the part of a large one that holds a region."""
+        return editor.open(
+            image,
+            prompt,
+            region=region,
             negative_prompt=self._settings.negative_prompt,
             num_inference_steps=self._settings.num_inference_steps,
             guidance_scale=self._settings.guidance_scale,
             on_step=on_step,
         )
-        self._source = _OpenedSource(item.source, data, picture, editor, result)
+
+    def _open(self, item: BatchItem, mask: bytes, on_step: OnStep) -> _OpenedSource:
+        """The item's source: the one that is open if the item shares it, else a new one in a new editor.
+
+        Of a large picture the part around the item's mask is opened.
+        """
+        if (opened := self._source) is not None and opened.key == item.source:
+            is_large = needs_crop(opened.result.size, opened.editor.native_size)
+            if opened.mask == (item.mask if is_large else None):
+                return opened
+        self._source = None
+        data = images.read_bytes(item.picture)
+        picture = images.decode(data)
+        editor = Editor(self._pipe, model=self._settings.model)  # its features end with it; the model is shared
+        size = upright_size(picture.image)
+        opened_by = item.mask if needs_crop(size, editor.native_size) else None
+        region = Region.mask(images.decode_mask(mask, size)) if opened_by else None
+        result = self._open_part(editor, picture.image, item.source_prompt, region, on_step)
+        self._source = _OpenedSource(item.source, data, picture, editor, result, opened_by)
         return self._source
 
 
@@ -204,18 +276,28 @@ def _encode(
     item: BatchItem, source: _OpenedSource, result: EditResult, metadata: Metadata | None
 ) -> tuple[bytes, tuple[str, ...]]:
     """The output file's bytes, and notes on what its format cannot hold; the input's own bytes if nothing changed."""
-    suffixes = _OWN_SUFFIXES[source.picture.format]
-    if result.mask.source is MaskSource.NOWHERE and Path(item.output).suffix.lower() in suffixes:
+    if result.mask.source is MaskSource.NOWHERE and _is_own_suffix(item, source.picture):
         return source.data, ()
     return images.encode(result.image, Path(item.output).suffix, metadata)
 
 
+def _is_own_suffix(item: BatchItem, picture: images.DecodedImage) -> bool:
+    """Whether an item's output has the format of its input."""
+    return Path(item.output).suffix.lower() in _OWN_SUFFIXES[picture.format]
+
+
 def _mask_png(result: EditResult) -> bytes:
-    """The mask as a PNG with one pixel per latent cell; b"" if nothing was edited."""
+    """The mask as a PNG with one pixel per latent cell, of a part of a picture one per pixel; b"" if nothing was
+    edited."""
     if result.mask.source is MaskSource.NOWHERE:
         return b""
+    crop = result.config.crop
+    return _png(result.mask.raster if crop is None else cell_pixels(result.mask.grid, result.size, crop))
+
+
+def _png(raster: NDArray[Any]) -> bytes:
     file = BytesIO()
-    Image.fromarray(result.mask.grid).save(file, "PNG")
+    Image.fromarray(raster).save(file, "PNG")
     return file.getvalue()
 
 

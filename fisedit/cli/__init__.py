@@ -1,5 +1,5 @@
 """The command line: `fisedit generate`, `edit`, `show`, `demo`, `batch`, `calibrate`, `plan`, `doctor`,
-`train-adapter`, `app` and `bench`.
+`validate`, `train-adapter`, `app`, `serve` and `bench`.
 
 Commands contain no torch, and import what needs it after their arguments are checked.
 """
@@ -32,10 +32,11 @@ def fisedit(
 
 for command in (edit.generate, edit.edit, edit.show, commands.demo, commands.batch):
     app.command()(command)
-for check in (diagnosis.calibrate, diagnosis.plan, diagnosis.doctor):
+for check in (diagnosis.calibrate, diagnosis.plan, diagnosis.doctor, diagnosis.validate):
     app.command()(check)
 app.command("train-adapter")(commands.train_adapter)
 app.command("app")(commands.browse)
+app.command("serve")(commands.serve)
 app.add_typer(bench, name="bench")
 
 

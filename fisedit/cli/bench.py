@@ -1,4 +1,4 @@
-"""The measuring commands: `bench edit`, `costs`, `adapters`, `fidelity`, `records`, `tiers`, `masks` and `quality`."""
+"""The measuring commands: `fisedit bench edit`, `workload`, `costs`, `fidelity`, `quality` and the others."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ def bench_edit(
     areas: opt.Areas = "1,5,15,25,50,80",
     size: opt.Size = 512,
     num_inference_steps: opt.Steps = 20,
+    guidance_scale: opt.Guidance = 7.5,
+    scheduler: opt.Scheduler = "ddim",
     repeats: opt.Repeats = 5,
     compiled: opt.Compiled = True,
     profile: opt.Profiled = False,
@@ -48,6 +50,8 @@ def bench_edit(
         areas=opt.parse_areas(areas),
         size=size,
         num_inference_steps=num_inference_steps,
+        guidance_scale=guidance_scale,
+        scheduler=scheduler,
         repeats=repeats,
         compiled=compiled,
         profile=profile,
@@ -59,6 +63,35 @@ def bench_edit(
     with _measurement(output) as on_step:
         report = import_module(f"fisedit.evaluation.{name}").measure_edit_speed(settings, on_step)
     _report(report, output, json, "dense_summary", "summary", *(["profile"] if profile else []))
+
+
+@bench.command("workload")
+def bench_workload(
+    model: opt.BenchModel = None,
+    size: opt.Size = 512,
+    num_inference_steps: opt.Steps = 20,
+    repeats: opt.Repeats = 5,
+    compiled: opt.Compiled = True,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
+    output: opt.BenchOutput = None,
+    json: opt.Json = False,
+) -> None:
+    """Measure edits with the mask areas of published traces beside the fastest dense run."""
+    settings = SpeedSettings(
+        model=model,
+        size=size,
+        num_inference_steps=num_inference_steps,
+        repeats=repeats,
+        compiled=compiled,
+        device=device,
+        dtype=dtype,
+        local_files_only=local_files_only,
+    )
+    with _measurement(output) as on_step:
+        report = import_module("fisedit.evaluation.mask_traces").measure_workload(settings, on_step)
+    _report(report, output, json, "summary")
 
 
 @bench.command("costs")
@@ -224,6 +257,7 @@ def bench_masks(
 def bench_quality(
     model: opt.Model = "demo",
     edits: opt.QualityEdits = 200,
+    kinds: opt.Kinds = "",
     methods: opt.Methods = "",
     adapter: opt.ReferenceAdapter = None,
     num_inference_steps: opt.Steps = 25,
@@ -263,7 +297,12 @@ def bench_quality(
         _report(report, output, json, "summary")
         return
     settings = EditQualitySettings(
-        methods=_names(methods), pie_bench=pie_bench, results_log=journal, cache_dtype=cache_dtype, **shared
+        kinds=_names(kinds),
+        methods=_names(methods),
+        pie_bench=pie_bench,
+        results_log=journal,
+        cache_dtype=cache_dtype,
+        **shared,
     )
     with _measurement(output, journal) as on_step:
         report = import_module("fisedit.evaluation.quality.edit_quality").measure_edit_quality(settings, on_step)
@@ -276,7 +315,7 @@ def _measurement(*outputs: Path | None) -> Iterator[OnStep]:
     for output in outputs:
         files.check_file_path(output)
     import_module("fisedit.evaluation.environment").code_state()  # of the code as it is when the run begins
-    with console.progress("Measuring") as on_step:
+    with console.progress("Measuring", lines=True) as on_step:
         yield on_step
 
 

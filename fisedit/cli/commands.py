@@ -1,10 +1,11 @@
-"""The commands `demo`, `batch`, `train-adapter` and `app`."""
+"""The commands `demo`, `batch`, `train-adapter`, `app` and `serve`."""
 
 from __future__ import annotations
 
 from contextlib import closing, suppress
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -12,6 +13,7 @@ from fisedit.batch.values import BatchJob, BatchSettings, ExecutorKind, OnError,
 from fisedit.cli import console
 from fisedit.cli import options as opt
 from fisedit.cli.app_package import load_app
+from fisedit.errors import InputError
 from fisedit.models.paths import expand_home
 from fisedit.storage import files
 
@@ -31,6 +33,7 @@ def demo(
     files.check_output_folder(output)
     from fisedit import Editor
     from fisedit.cli.demo import run_demo, write_demo
+    from fisedit.models.vocabulary import vocabulary_of
 
     with console.progress("Demo") as on_step:
         editor = Editor.from_pretrained(model, device=device, dtype=dtype, local_files_only=local_files_only)
@@ -47,6 +50,9 @@ def demo(
         raise typer.Exit(status)
     if not json:
         typer.echo("Every pixel outside the masks is byte-identical.")
+        vocabulary = vocabulary_of(editor.pipe)
+        for i, prompt in enumerate(vocabulary.examples if vocabulary else ()):
+            typer.echo(f'{"Prompts to try:" if i == 0 else "":<15} "{prompt}"')
 
 
 def batch(
@@ -57,6 +63,10 @@ def batch(
     captions: opt.Captions = None,
     masks: opt.Masks = None,
     edits: opt.EditRows = None,
+    detect: opt.Detect = None,
+    label: opt.Labels = None,
+    threshold: opt.Threshold = 0.5,
+    instance: opt.Detected = "all",
     recursive: opt.Recursive = False,
     image_format: opt.BatchFormat = OutputFormat.KEEP,
     workers: opt.Workers = 1,
@@ -69,6 +79,7 @@ def batch(
     negative_prompt: opt.NegativePrompt = "",
     num_inference_steps: opt.Steps = 25,
     guidance_scale: opt.Guidance = 7.5,
+    quality: opt.Quality = "balanced",
     metadata: opt.Metadata = True,
     model: opt.Model = "demo",
     device: opt.Device = None,
@@ -78,8 +89,18 @@ def batch(
 ) -> None:
     """Edit a folder of pictures; a run that was stopped at any time continues."""
     job = BatchJob(folder, output, prompt, source_prompt, captions, masks, edits, recursive, image_format, overwrite)
+    detection = _detection(masks, detect, label, threshold, instance)
     loading = (model, device, dtype, local_files_only)
-    settings = BatchSettings(*loading, negative_prompt, num_inference_steps, guidance_scale, timeout, metadata)
+    settings = BatchSettings(
+        *loading,
+        negative_prompt,
+        num_inference_steps,
+        guidance_scale,
+        timeout,
+        metadata,
+        quality,
+        **detection,
+    )
     files.check_page_path(report)
     from fisedit.batch.report import write_report
     from fisedit.batch.runner import preview_batch, run_batch
@@ -95,6 +116,17 @@ def batch(
     finally:  # the summary is printed even if the report cannot be written
         console.show_outcome(outcome, json=json)
     raise typer.Exit(outcome.exit_status)
+
+
+def _detection(
+    masks: Path | None, detect: str | None, label: list[str] | None, threshold: float, instance: str
+) -> dict[str, Any]:
+    """The fields of `BatchSettings` that say what a detector is to find."""
+    if detect is None and (label or instance != "all" or threshold != 0.5):
+        raise InputError("--label, --threshold and --instance are of --detect, got none; give one")
+    if detect is not None and masks is not None:
+        raise InputError("give either --detect or --masks, got both; a mask says where things are")
+    return {"detect": detect or "", "labels": tuple(label or ()), "threshold": threshold, "instance": instance}
 
 
 def train_adapter(
@@ -141,6 +173,38 @@ def train_adapter(
         console.show_json(report) if json else console.show_rows([report])
 
 
+def serve(
+    model: opt.Models = None,
+    loaded: opt.Loaded = 2,
+    host: opt.Host = "127.0.0.1",
+    port: opt.Port = 7860,
+    token: opt.Token = "",
+    allowed_host: opt.AllowedHosts = None,
+    sessions: opt.Sessions = None,
+    lora: opt.Loras = None,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
+) -> None:
+    """Serve Automatic1111's and OpenAI's routes, without the page."""
+    if sessions is not None:
+        files.check_writable(sessions)
+    load_app()
+    server = import_module("app.server")
+    server.check_packages("fastapi", "uvicorn", "multipart")
+    address = server.listen(host, port, token, allowed_host or ())
+    state = import_module("app.sessions").AppState
+    options = {"device": device, "dtype": dtype, "local_files_only": local_files_only, "loras": lora or ()}
+    with (
+        server.pixel_limit(),
+        closing(state.open(*model or (), folder=sessions, max_loaded=loaded, **options)) as opened,
+    ):
+        running = server.make_server(opened, address)
+        typer.echo(f"The routes are at {address.url} (Ctrl+C ends them); docs/app.md says which")
+        with suppress(KeyboardInterrupt):
+            running.run([address.listener])
+
+
 def browse(
     model: opt.Models = None,
     loaded: opt.Loaded = 2,
@@ -151,6 +215,7 @@ def browse(
     sessions: opt.Sessions = None,
     lora: opt.Loras = None,
     adapter: opt.PageAdapter = None,
+    preview_vae: opt.PreviewVae = None,
     device: opt.Device = None,
     dtype: opt.Dtype = None,
     local_files_only: opt.LocalFilesOnly = False,
@@ -165,11 +230,12 @@ def browse(
     offline = local_files_only or all(expand_home(str(place)).exists() for place in named)
     with server.environment(offline=offline) as uploads:
         page, state = import_module("app.main"), import_module("app.sessions").AppState
-        pool_options = {"loras": lora or (), "adapter": adapter, "max_loaded": loaded}
+        pool_options = {"loras": lora or (), "adapter": adapter, "max_loaded": loaded, "preview_vae": preview_vae}
         with closing(
             state.open(*model or (), device=device, dtype=dtype, folder=sessions, **pool_options)
         ) as app_state:
-            running = server.make_server(page.build(app_state), address, uploads, page.theme())
+            served = server.ServedPage(page.build(app_state), page.theme(), uploads)
+            running = server.make_server(app_state, address, served)
             typer.echo(f"The app is at {address.url} (Ctrl+C ends it)")
             with suppress(KeyboardInterrupt):
                 running.run([address.listener])

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -96,12 +97,24 @@ def flush() -> None:
 
 
 @contextmanager
-def progress(label: str) -> Iterator[OnStep]:
-    """Show a progress bar during the block, on a terminal's stderr only; yields its `on_step`."""
+def progress(label: str, *, lines: bool = False) -> Iterator[OnStep]:
+    """Show a progress bar on a terminal's stderr during the block; yields its `on_step`.
+
+    Args:
+        label: before the bar.
+        lines: whether a stderr that is no terminal gets a line with the time a step, as logs of long runs need it.
+    """
     from rich import progress as rich_progress
     from rich.console import Console
 
     console = Console(stderr=True)
+    if lines and not console.is_terminal:
+
+        def write_line(step: int, steps: int, _: object) -> None:
+            print(f"{datetime.now():%H:%M:%S} {label}: {step} of {steps}", file=sys.stderr, flush=True)  # noqa: T201
+
+        yield write_line
+        return
     columns = (
         rich_progress.TextColumn("{task.description}"),
         rich_progress.BarColumn(),

@@ -1,4 +1,4 @@
-"""The commands about this machine, `calibrate`, `plan` and `doctor`; and profiles of others."""
+"""The commands about a machine and a model on it, `calibrate`, `plan`, `doctor` and `validate`; profiles of others."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from fisedit.cli import console
 from fisedit.cli import options as opt
 from fisedit.cli.options import parse_areas
 from fisedit.errors import InputError
+from fisedit.evaluation.settings import ValidationSettings
+from fisedit.storage import files
 
 if TYPE_CHECKING:
     from fisedit import Editor
@@ -66,6 +68,46 @@ def doctor(
             console.show_rows(report[name])
     for line in report["findings"] or ("nothing is wrong",):
         typer.echo(f"finding: {line}")
+
+
+def validate(
+    model: opt.ValidatedModel,
+    output: opt.Folder = Path("fisedit-validation"),
+    quick: opt.Quick = False,
+    size: opt.PlanSize = None,
+    num_inference_steps: opt.Steps = 25,
+    guidance_scale: opt.Guidance = 7.5,
+    compiled: opt.Compiled = True,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
+    json: opt.Json = False,
+) -> None:
+    """Check and measure edits of your own model, and write a page to look at and to attach."""
+    settings = ValidationSettings(
+        model=model,
+        num_inference_steps=num_inference_steps,
+        guidance_scale=guidance_scale,
+        size=size,
+        quick=quick,
+        compiled=compiled and not quick,
+        device=device,
+        dtype=dtype,
+        local_files_only=local_files_only,
+    )
+    files.check_output_folder(output)
+    from fisedit.evaluation.model_validation import PAGE, validate_model
+
+    with console.progress("Validating") as on_step:
+        report = validate_model(settings, output, on_step)
+    if json:
+        console.show_json(report)
+    else:
+        for name in ("checks", "summary", "speed"):
+            console.show_rows(report[name])
+        typer.echo(f"Page: {output / PAGE}")
+    if not report["passed"]:
+        raise typer.Exit(console.print_error_line("check", f"a check failed; attach {output / PAGE} to a report", 1))
 
 
 def plan(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import reduce
+from json import loads
+from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
@@ -16,10 +20,12 @@ from fisedit.storage import files, session_folder
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from fisedit import Editor
+    from fisedit import Editor, Region
     from fisedit.editor import Preview
     from fisedit.storage.images import DecodedImage
     from fisedit.values import OnStep
+
+N = TypeVar("N", int, float)
 
 _CONFIG = (
     "seed",
@@ -29,6 +35,7 @@ _CONFIG = (
     "width",
     "height",
     "scheduler",
+    "clip_skip",
 )
 _COMBINATIONS = (
     {"session", "picture"},
@@ -49,10 +56,12 @@ def generate(
     width: opt.Width = None,
     height: opt.Height = None,
     scheduler: opt.Scheduler = "ddim",
+    clip_skip: opt.ClipSkip = 0,
     adapter: opt.Adapter = None,
     adapter_scale: opt.AdapterScale = 1.0,
     reference: opt.Reference = None,
     model: opt.Model = "demo",
+    vae: opt.Vae = None,
     device: opt.Device = None,
     dtype: opt.Dtype = None,
     cache_dtype: opt.CacheDtype = "auto",
@@ -77,7 +86,7 @@ def generate(
 
     with console.progress("Generating") as on_step:
         editor = Editor.from_pretrained(
-            model, device=device, dtype=dtype, local_files_only=local_files_only, cache_dtype=cache_dtype
+            model, vae=vae, device=device, dtype=dtype, local_files_only=local_files_only, cache_dtype=cache_dtype
         )
         picture = _load_reference(context, editor)
         with profiling(editor, shown=profile, trace=trace) as layers:
@@ -90,6 +99,7 @@ def generate(
                 width=width,
                 height=height,
                 scheduler=scheduler,
+                clip_skip=clip_skip,
                 reference=picture,
                 on_step=on_step,
             )
@@ -101,7 +111,7 @@ def generate(
 
 def edit(
     context: typer.Context,
-    prompt: opt.NewPrompt,
+    prompt: opt.NewPrompt = None,
     session: opt.Session = None,
     source_prompt: opt.SourcePrompt = None,
     picture: opt.Picture = None,
@@ -109,6 +119,13 @@ def edit(
     caption_model: opt.CaptionModel = None,
     inversion: opt.Inversion = "ddim",
     mask: opt.Mask = None,
+    soft: opt.Soft = False,
+    box: opt.Boxes = None,
+    region: opt.RegionFile = None,
+    regions: opt.RegionsFile = None,
+    context_ratio: opt.Context = 0.5,
+    erase: opt.Erase = False,
+    extend: opt.Extend = None,
     protect: opt.Protect = None,
     grow: opt.Grow = 0,
     word: opt.Words = None,
@@ -120,6 +137,8 @@ def edit(
     reference: opt.Reference = None,
     structure: opt.Structure = 0.0,
     strength: opt.Strength = 1.0,
+    edit_seed: opt.EditSeed = None,
+    quality: opt.Quality = "balanced",
     verify: opt.Verify = True,
     preview: opt.PreviewOnly = False,
     seed: opt.Seed = 0,
@@ -129,7 +148,9 @@ def edit(
     width: opt.Width = None,
     height: opt.Height = None,
     scheduler: opt.Scheduler = "ddim",
+    clip_skip: opt.ClipSkip = 0,
     model: opt.Model = "demo",
+    vae: opt.Vae = None,
     device: opt.Device = None,
     dtype: opt.Dtype = None,
     cache_dtype: opt.CacheDtype = "auto",
@@ -143,33 +164,43 @@ def edit(
 ) -> None:
     """Change a prompt and what it changes: of a saved --session, a --source-prompt, a --picture, or --from a file."""
     _check_source(context)
+    _check_prompt(context)
     if features and session is None:
         raise InputError("--features are saved with a --session, got none; give one")
-    files.check_image_path(output, mask, protect, picture, origin, reference)
+    files.check_image_path(output, mask, protect, picture, origin, reference, region, regions)
     files.check_trace_path(trace)
     if session is not None:
         session_folder.check_outputs(session, output, trace)
         context.with_resource(session_folder.lock(session))
-    opened = _read_image(picture or origin)
-    from fisedit.storage.images import read_mask
-
-    areas: dict[str, Any] = {"mask": read_mask(mask), "protect": read_mask(protect), "grow": grow}
-    areas |= {"words": word or (), "instance": instance, "mask_method": mask_method, "probe_steps": probe_steps}
-    areas |= {"strength": strength}
+    opened, (place, areas) = _read_image(picture or origin), _areas(context)
     with console.progress("Editing") as on_step:
-        editor = _open_editor(context, opened, on_step)
+        editor = _open_editor(context, opened, place, on_step)
         notes = _notes(context, editor, opened)
         areas |= {"reference": _load_reference(context, editor)}
         with profiling(editor, shown=profile, trace=trace) as layers:
-            if not preview:
-                editor.edit(prompt, on_step=on_step, verify=verify, structure=structure, **areas)
-    if preview:
+            _edit(context, editor, areas, on_step)
+    if preview and prompt is not None:
         _show_preview(editor, editor.preview(prompt, **areas), output, json=json)
         return
     notes += editor.write(output, metadata=metadata)
     if session is not None:
         editor.save(session, metadata=metadata, features=features)
     _show_result(editor, output, notes, layers, json=json)
+
+
+def _edit(context: typer.Context, editor: Editor, areas: dict[str, Any], on_step: OnStep) -> None:
+    """Edit the current image in the way that the options ask for; not at all for a preview or without words."""
+    given = context.params
+    prompt = given["prompt"]
+    options: dict[str, Any] = {"prompt": prompt, "quality": given["quality"], "on_step": on_step}
+    options |= {} if given["edit_seed"] is None else {"seed": given["edit_seed"]}
+    if given["erase"]:
+        editor.erase(areas["region"], **options)
+    elif given["extend"] is not None:
+        left, top, right, bottom = _sides("extend", given["extend"], int)
+        editor.extend(left, top, right, bottom, **options)
+    elif not given["preview"] and (prompt is not None or given["regions"] is not None):
+        editor.edit(prompt, on_step=on_step, verify=given["verify"], structure=given["structure"], **areas)
 
 
 def show(picture: opt.Shown, json: opt.Json = False) -> None:
@@ -207,10 +238,11 @@ def _check_source(context: typer.Context) -> None:
         raise InputError(
             "give one of --session, --source-prompt, --picture and --from, got several or none; see fisedit edit --help"
         )
-    inapplicable = [name for name in (*_CONFIG, "model") if name in explicit]
+    inapplicable = [name for name in (*_CONFIG, "model", "vae") if name in explicit]
     if "origin" in explicit:
-        if "caption_model" in explicit:
-            raise InputError("a picture says itself what it shows; leave --caption-model out, or give it as --picture")
+        if inapplicable := [name for name in ("caption_model", "vae") if name in explicit]:
+            option = f"--{inapplicable[0].replace('_', '-')}"
+            raise InputError(f"a picture says itself how it was made; leave {option} out, or give it as --picture")
     elif "picture" not in explicit:
         if "session" in explicit and inapplicable:
             raise InputError(
@@ -225,6 +257,106 @@ def _check_source(context: typer.Context) -> None:
         raise InputError("a picture is opened with the scheduler ddim; leave --scheduler out")
     if {"session"} < given and (Path(context.params["session"]) / "session.json").exists():
         raise InputError(f"{context.params['session']} holds a session; give it alone to go on with it")
+
+
+_MARKS = ("mask", "box", "word", "region")
+"""Options that say where."""
+
+_NO_USE = {
+    "erase": ("preview", "structure", "strength", "reference", "adapter", "regions", "extend"),
+    "extend": (
+        *("preview", "structure", "strength", "reference", "adapter", "inversion", "context_ratio"),
+        *("regions", "protect", "grow", "instance", *_MARKS),
+    ),
+    "regions": ("preview", "protect", "grow", "instance", *_MARKS),
+}
+"""Options for another way to edit -> those that it has no use for."""
+
+
+def _check_prompt(context: typer.Context) -> None:
+    """Check that there are words, or another way to edit and nothing that it has no use for."""
+    explicit = _options_given(context)
+    if not {"prompt", *_NO_USE} & explicit:
+        raise InputError("give a --prompt, got none; or --erase what a --mask, --box, --word or --region marks")
+    for option, without in _NO_USE.items():
+        if option in explicit and (inapplicable := [name for name in without if name in explicit]):
+            name = inapplicable[0].removesuffix("_ratio").replace("_", "-")
+            raise InputError(f"--{option} has no use for --{name}; leave it out")
+    if "erase" in explicit and not set(_MARKS) & explicit:
+        raise InputError("--erase needs a --mask, --box, --word or --region, got none; give one")
+    if "instance" in explicit and {"mask", "box", "region"} & explicit and "word" not in explicit:
+        raise InputError("--instance is of what words find, got a mask, box or region; leave it out")
+    if context.params["extend"] is not None:
+        _sides("extend", context.params["extend"], int)
+    if context.params["soft"] and "mask" not in explicit:
+        raise InputError("--soft is of a --mask, got none; give one")
+
+
+def _areas(context: typer.Context) -> tuple[Region | None, dict[str, Any]]:
+    """Where a large picture is opened, None if words decide; and the arguments of `Editor.edit` for place and noise."""
+    given = context.params
+    marked, several = _marked(context), _read_regions(given["regions"])
+    areas = {"strength": given["strength"], "seed": given["edit_seed"], "quality": given["quality"]}
+    areas |= {"regions": several} if several else {"region": _region(context, marked)}
+    place = reduce(or_, [each for each, _ in several]) if several else marked
+    return (None if given["word"] or (place is not None and place.reads_words) else place), areas
+
+
+def _marked(context: typer.Context) -> Region | None:
+    """What --mask, --box and --region mark; None without any."""
+    from fisedit import Region
+    from fisedit.integrations.region_json import parse_region
+    from fisedit.storage.images import read_mask
+
+    given = context.params
+    regions = [Region.box(*_sides("box", text, float)) for text in given["box"] or ()]
+    if given["region"] is not None:
+        regions.append(parse_region(*_read_json("region", given["region"])))
+    if (mask := read_mask(given["mask"])) is not None:
+        regions.insert(0, Region.mask(mask, soft=given["soft"]))
+    return reduce(or_, regions) if regions else None
+
+
+def _read_regions(path: Path | None) -> list[tuple[Region, str]]:
+    """The regions of --regions, with their prompts; none without it."""
+    from fisedit.integrations.region_json import parse_regions
+
+    return [] if path is None else parse_regions(*_read_json("regions", path))
+
+
+def _read_json(option: str, path: Path) -> tuple[object, Callable[[str], object]]:
+    """A file's JSON, and what reads the masks that it names, beside it."""
+    from fisedit.storage.images import read_mask
+
+    try:
+        value = loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"--{option} must be a file of JSON, got {path} ({why:.120})") from error
+    return value, lambda name: read_mask(path.parent / name)
+
+
+def _sides(option: str, text: str, kind: Callable[[str], N]) -> tuple[N, N, N, N]:
+    try:
+        left, top, right, bottom = map(kind, text.split(","))
+    except ValueError as error:
+        raise InputError(f"--{option} must be L,T,R,B in pixels, got {text!r:.60}") from error
+    return left, top, right, bottom
+
+
+def _region(context: typer.Context, marked: Region | None) -> Region:
+    """Where the picture may change: what is marked and where given words attend, or else the changed ones."""
+    from fisedit import Region
+    from fisedit.storage.images import read_mask
+
+    given, region = context.params, marked
+    if marked is None or given["word"]:
+        options = {name: given[name] for name in ("instance", "probe_steps")}
+        words = Region.words(*given["word"] or (), method=given["mask_method"], **options)
+        region = words if marked is None else marked | words
+    assert region is not None
+    region, protect = region.grow(given["grow"]), read_mask(given["protect"])
+    return region if protect is None else region - Region.mask(protect)
 
 
 def _read_image(path: Path | None) -> DecodedImage | None:
@@ -259,8 +391,8 @@ def _notes(context: typer.Context, editor: Editor, opened: DecodedImage | None) 
     return (*opened.notes, *filter(None, [note])) if opened else ()
 
 
-def _open_editor(context: typer.Context, opened: DecodedImage | None, on_step: OnStep) -> Editor:
-    """An editor whose current result is the source."""
+def _open_editor(context: typer.Context, opened: DecodedImage | None, region: Region | None, on_step: OnStep) -> Editor:
+    """An editor whose current result is the source; of a large picture, the part around a region."""
     from fisedit import Editor
 
     given = context.params
@@ -270,7 +402,7 @@ def _open_editor(context: typer.Context, opened: DecodedImage | None, on_step: O
     if given["origin"] is not None and opened is not None:
         model = given["model"] if "model" in _options_given(context) else None
         return Editor.remake(opened.image, model=model, changes=_changes(context), on_step=on_step, **place)
-    editor = Editor.from_pretrained(given["model"], **place)
+    editor = Editor.from_pretrained(given["model"], vae=given["vae"], **place)
     config = {name: given[name] for name in _CONFIG}
     if opened is None:
         editor.generate(given["source_prompt"], on_step=on_step, **config)
@@ -282,7 +414,8 @@ def _open_editor(context: typer.Context, opened: DecodedImage | None, on_step: O
 
         local = given["local_files_only"]
         caption = captioning.caption(opened.image, given["caption_model"], local_files_only=local)
-    editor.open(opened.image, caption, inversion=given["inversion"], on_step=on_step, **config)
+    parts = {"region": region, "context": given["context_ratio"], "inversion": given["inversion"]}
+    editor.open(opened.image, caption, on_step=on_step, **parts, **config)
     return editor
 
 
@@ -313,7 +446,9 @@ def _show_preview(editor: Editor, found: Preview, output: Path, *, json: bool) -
         "fallback": found.fallback or found.nothing,
     }
     if json:
-        console.show_json(values | {"output": output})
+        console.show_json(values | {"notes": found.notes, "output": output})
     else:
         console.show_rows([values])
+        for note in found.notes:
+            typer.echo(f"note: {note}")
         typer.echo(f"Written: {output}")

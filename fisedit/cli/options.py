@@ -16,11 +16,17 @@ def _print_version(requested: bool) -> None:
         raise Exit
 
 
+_SCHEDULERS = (
+    "ddim, ddim_trailing, dpmsolver++, dpmsolver++_karras, dpmsolver++_sde, dpmsolver++_sde_karras, dpm_sde, "
+    "dpm_sde_karras, euler, euler_trailing, euler_a, heun, pndm, unipc, lcm or tcd; or as web UIs say, such as "
+    "'DPM++ 2M Karras'."
+)
+
 Version = Annotated[bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")]
 Debug = Annotated[bool, Option("--debug", help="Show tracebacks; may be given anywhere.")]
 Prompt = Annotated[str, Argument(help="What the picture shows.")]
 NewPrompt = Annotated[
-    str, Option("--prompt", help="The changed prompt; its changed words decide where the picture may change.")
+    str | None, Option("--prompt", help="The changed prompt; its changed words decide where the picture may change.")
 ]
 SourcePrompt = Annotated[
     str | None, Option(help="Generate a source from this prompt first; with --picture, what that shows.")
@@ -36,14 +42,29 @@ CaptionModel = Annotated[
     str | None, Option(help="Image-to-text model (BLIP or alike) that captions a --picture: a folder or hub id.")
 ]
 Strength = Annotated[float, Option(help="Above 0, to 1: share of the steps to run; less keeps more of the picture.")]
+Quality = Annotated[str, Option(help="fast, balanced or close: how near an edit comes to a dense one, for its time.")]
+EditSeed = Annotated[
+    int | None, Option(help="Seed of other noise inside the mask: with a mask or words the prompt may stay the same.")
+]
 Seed = Annotated[int, Option(help="Of the first latents and of every later noise.")]
 NegativePrompt = Annotated[str, Option(help="What the picture should not show.")]
 Steps = Annotated[int, Option("--num-inference-steps", help="Denoising steps.")]
 Guidance = Annotated[float, Option("--guidance-scale", help="Classifier-free guidance; 1 switches it off.")]
 Width = Annotated[int | None, Option(help="Pixels that are painted, divisible by 8; what suits the model without it.")]
 Height = Annotated[int | None, Option(help="Pixels that are painted, divisible by 8; what suits the model without it.")]
-Scheduler = Annotated[str, Option(help="ddim, dpmsolver++, euler, euler_a or lcm.")]
+Scheduler = Annotated[str, Option(help=_SCHEDULERS)]
+ClipSkip = Annotated[int, Option(help="Layers of the text encoder to leave out; one less than web UIs' clip skip.")]
+Vae = Annotated[Path | None, Option(help="Another autoencoder than the model's: a folder or a .safetensors file.")]
+PreviewVae = Annotated[
+    Path | None, Option(help="Folder with an AutoencoderTiny (TAESD) that decodes previews while a picture is made.")
+]
 Model = Annotated[str, Option(help='"demo", a diffusers folder, a hub id, or one .safetensors file.')]
+ValidatedModel = Annotated[
+    str, Argument(metavar="MODEL", help="A diffusers folder, a hub id, one .safetensors file, or demo.")
+]
+Quick = Annotated[
+    bool, Option("--quick", help="A third of the edits, one turn of timings, no torch.compile: for a CPU.")
+]
 Device = Annotated[str | None, Option(help="cpu, cuda or cuda:N; CUDA where there is some without it.")]
 Dtype = Annotated[
     str | None, Option(help="fp32, bf16 or fp16; without it fp16 on CUDA, and on a CPU the faster of bf16 and fp32.")
@@ -62,6 +83,43 @@ LocalFilesOnly = Annotated[bool, Option("--local-files-only", help="Never reach 
 Output = Annotated[Path, Option(help="Image to write: .png, .webp, .jpg or .tif.")]
 Folder = Annotated[Path, Option("--output", help="Folder to write into.")]
 Mask = Annotated[Path | None, Option(help="Image, white where the edit may change the picture.")]
+Soft = Annotated[
+    bool, Option("--soft", help="Grey of the --mask says how much may change: from so early a step on, white from all.")
+]
+Boxes = Annotated[
+    list[str] | None,
+    Option("--box", metavar="L,T,R,B", help="Pixels where the edit may change the picture; may be repeated."),
+]
+Context = Annotated[
+    float,
+    Option(
+        "--context",
+        help="Of a large --picture the part around --mask and --box is edited, and so much on every side as a ratio of "
+        "its longer side.",
+    ),
+]
+Detect = Annotated[
+    str | None,
+    Option(
+        metavar="DETECTOR",
+        help="Edit what this finds in each picture: a folder or hub id of a detector or segmentation model of "
+        "transformers, a .json file (COCO's layout) or .csv file with boxes, or alpha for what is transparent.",
+    ),
+]
+Labels = Annotated[list[str] | None, Option("--label", help="Label of what --detect shall find; may be repeated.")]
+Threshold = Annotated[float, Option(help="Score from 0 to 1 from which a detection counts.")]
+Detected = Annotated[str, Option("--instance", help="all, largest, or a number counted from the left and from 0.")]
+RegionFile = Annotated[
+    Path | None, Option("--region", help="JSON of a region, where the edit may change the picture; see the guide.")
+]
+RegionsFile = Annotated[
+    Path | None,
+    Option("--regions", help='JSON of several regions, [{"region": ..., "prompt": ...}], edited in one run.'),
+]
+Extend = Annotated[
+    str | None, Option("--extend", metavar="L,T,R,B", help="Pixels to add at the sides of the picture, and to paint.")
+]
+Erase = Annotated[bool, Option("--erase", help="Let what is around the mask grow into it; needs no --prompt.")]
 Protect = Annotated[Path | None, Option(help="Image, white where the picture must stay.")]
 Grow = Annotated[int, Option(help="Latent cells (8 pixels) to grow the mask by; negative shrinks it.")]
 Words = Annotated[list[str] | None, Option("--word", help="A word to find the mask by, instead of the changed ones.")]
@@ -121,6 +179,7 @@ Families = Annotated[str, Option(help="Families of adapters, with commas between
 BenchOutput = Annotated[Path | None, Option("--output", help="JSON file to write the figures to.")]
 Edits = Annotated[int, Option(min=1, max=700, help="How many word swaps to measure.")]
 QualityEdits = Annotated[int, Option("--edits", min=1, max=5000, help="How many edits to make and measure.")]
+Kinds = Annotated[str, Option(help="Kinds of drawn edits, with commas between; all without it, as delete or swap.")]
 Methods = Annotated[
     str, Option(help="Methods to compare, with commas between; all without it. An unknown name lists them.")
 ]

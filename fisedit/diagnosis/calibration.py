@@ -25,8 +25,8 @@ import torch
 
 from fisedit.diagnosis.layer_times import layer_seconds
 from fisedit.errors import InputError
+from fisedit.masking.region import Region
 from fisedit.models.stopwatch import NO_LEVEL, OTHER, STEP, STEP_DENSE, STEP_SPARSE
-from fisedit.planner import Region
 from fisedit.sparse import cost_store
 from fisedit.sparse.cost_model import decode_work
 from fisedit.sparse.cost_table import Measurements, step_work
@@ -135,7 +135,7 @@ def predictions(pipeline: EditPipeline, areas: Sequence[float], size: int, steps
     rows: list[dict[str, object]] = [{"run": "source", "seconds": costs.seconds(None, ())}]
     for area in areas:
         grid = shape_mask(area, size // LATENT_FACTOR, discs=False)
-        growth = costs.cheapest_dilations(grid)
+        growth = costs.choose_dilations(grid)
         dense = bool(costs.dense_is_cheaper(grid, growth))
         seconds = costs.seconds(grid, () if dense else growth)
         rows.append({"run": f"edit of {area:.0%}{', dense' if dense else ''}", "seconds": seconds})
@@ -219,7 +219,7 @@ class _Trial:
         grid = shape_mask(area, side, discs=discs, seed=self._seed)
 
         def request() -> EditRequest:
-            return self._pipeline.request_edit(_PROMPTS[1], Region(grid), on_step=self._on_step)
+            return self._pipeline.request_edit(_PROMPTS[1], Region.mask(grid), on_step=self._on_step)
 
         self._note(*self._twice(request, grid), grid)
 

@@ -137,7 +137,7 @@ def _records(
     total = engine.recorded_bytes(config, size=engine.record_size(config, encoding, _WEIGHT_BYTES[dtype]))
     page, costs = -(-total // steps), engine.costs(config)
     grid = shape_mask(settings.areas[0], config.width // LATENT_FACTOR, discs=False)
-    sparse = costs.step_seconds(grid, costs.cheapest_dilations(grid))
+    sparse = costs.step_seconds(grid, costs.choose_dilations(grid))
     choices = [RecordPlacement("memory", page, sparse)]
     if table is not None and "disk read" in table.rates:
         choices.append(RecordPlacement("disk", 0, sparse + page / table.rates["disk read"]))
@@ -165,7 +165,7 @@ def _config(pipe: StableDiffusionPipeline, settings: PlanSettings) -> Generation
 def _edit(costs: Costs, engine: Engine, config: GenerationConfig, area: float, late: float) -> dict[str, Any]:
     """An edit in a square; `late`: seconds that its steps wait for records."""
     grid = shape_mask(area, config.width // LATENT_FACTOR, discs=False)
-    growth, size = costs.cheapest_dilations(grid), engine.record_size(config)
+    growth, size = costs.choose_dilations(grid), engine.record_size(config)
     fallback = costs.dense_is_cheaper(grid, growth)
     seconds = costs.seconds(grid, () if fallback else growth)
     assert seconds is not None

@@ -14,9 +14,9 @@ from fisedit.diagnosis.calibration import CalibrationSettings, calibrate
 from fisedit.evaluation.speed import RANDOM_NOTE, settings_dict
 from fisedit.evaluation.timing import interval
 from fisedit.evaluation.workload import PROMPTS, load_workload, masks_of_areas
+from fisedit.masking.region import Region
 from fisedit.models.malloc import keep_freed_memory
 from fisedit.pipeline import EditPipeline
-from fisedit.planner import Region
 from fisedit.sampling.trajectory_cache import TrajectoryCache
 from fisedit.sparse.feature_codec import choose_encoding
 from fisedit.sparse.stepping import Graphs
@@ -90,9 +90,9 @@ class _Runs:
         self._run(("source", 1.0), request, pipeline.planner.plan_source(request, pipeline.encode(request)))
         source = pipeline.history.current
         for name, area, grid in [("dense", 1.0, self._masks[0][2]), *self._masks]:
-            request = pipeline.request_edit(PROMPTS[1], Region(grid))
+            request = pipeline.request_edit(PROMPTS[1], Region.mask(grid))
             plan = pipeline.plan(request)
-            growth = () if name == "dense" else self._costs.cheapest_dilations(grid)
+            growth = () if name == "dense" else self._costs.choose_dilations(grid)
             self._chosen[name, area] = "dense" if plan.fallback else "sparse"
             plan = replace(plan, dilation=growth, fallback="" if growth else "to compare")
             self._run((name, area), request, plan)

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import os
 import shutil
+import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from diffusers import DDIMScheduler, StableDiffusionPipeline
 
 from fisedit.evaluation.dense_search import DenseSearch, DenseVariant, find_fastest, variants
 from fisedit.evaluation.timing import measure_seconds
 from fisedit.models.device import DTYPES
 from fisedit.models.loader import quiet_loaders
+from fisedit.sampling.scheduler import SCHEDULERS
 
 if TYPE_CHECKING:
+    from diffusers import StableDiffusionPipeline
     from torch import Tensor
 
     from fisedit.values import GenerationConfig
@@ -124,9 +126,11 @@ class DensePipelines:
         is_cached = variant in self._pipelines
         step, decode = self.step(variant), self.decode(variant)
         if not is_cached:
-            step()
-            decode()
-        return self._config.num_inference_steps * measure_seconds(step) + measure_seconds(decode)
+            with warnings.catch_warnings():  # of caches in diffusers that torch.compile looks through
+                warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru_cache`")
+                step()
+                decode()
+        return self._config.num_timesteps * measure_seconds(step) + measure_seconds(decode)
 
     def _latents(self, dtype: torch.dtype) -> Tensor:
         height, width = self._config.height // 8, self._config.width // 8
@@ -149,8 +153,11 @@ class DensePipelines:
         return self._assemble(parts | {"unet": torch.compile(parts["unet"], mode=mode), "vae": vae})
 
     def _assemble(self, parts: dict[str, Any]) -> StableDiffusionPipeline:
-        scheduler = DDIMScheduler.from_config(self._pipe.scheduler.config)
-        pipe = StableDiffusionPipeline(**parts | {"scheduler": scheduler}, requires_safety_checker=False)
+        from diffusers import StableDiffusionPipeline  # quiet, as the loader imported it
+
+        scheduler, changes = SCHEDULERS[self._config.scheduler]
+        parts |= {"scheduler": scheduler.from_config(self._pipe.scheduler.config, **changes)}
+        pipe = StableDiffusionPipeline(**parts, requires_safety_checker=False)
         pipe.set_progress_bar_config(disable=True)
         return pipe
 

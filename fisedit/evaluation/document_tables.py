@@ -63,9 +63,25 @@ def _render_table(path: Path, key: str, where: str | None, columns: str | None) 
     rows = [row for row in report[key] if all(str(row[name]) in value.split("|") for name, value in values.items())]
     if not rows:
         raise ValueError(f"{path.name} must have rows in {key!r} where {where}, got none; correct the mark")
-    names = columns.split(", ") if columns else list(rows[0])
+    names = _columns(columns, rows[0]) if columns else list(rows[0])
     table = markdown([{name: row[name] for name in names} for row in rows])
     return f"{table}\n{_measurement_line(report['environment'])}\n"
+
+
+def _columns(text: str, row: dict[str, Any]) -> list[str]:
+    """Names of a row's columns, with commas between them, which a name may hold too.
+
+    Raises:
+        ValueError: there is no such column.
+    """
+    names, rest = [], f"{text}, "
+    while rest:
+        name = max((name for name in row if rest.startswith(f"{name}, ")), key=len, default=None)
+        if name is None:
+            raise ValueError(f"columns must be of {', '.join(row)}, got {rest!r}; correct the mark")
+        names.append(name)
+        rest = rest.removeprefix(f"{name}, ")
+    return names
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:

@@ -20,7 +20,7 @@ from fisedit.evaluation.dense_search import DEFAULT_VARIANT
 from fisedit.evaluation.quality import metrics
 from fisedit.evaluation.quality.edit_case import EditCase, get_trajectory
 from fisedit.evaluation.quality.scene_edits import BenchmarkEdit
-from fisedit.evaluation.schedules import SCHEDULES, SHIPPED
+from fisedit.evaluation.schedules import QUALITIES, SCHEDULES, SHIPPED
 from fisedit.evaluation.timing import interval, interval_text, measure_seconds, ratio
 from fisedit.models.device import choose_device
 from fisedit.models.loader import load
@@ -72,7 +72,9 @@ def measure_fidelity(settings: FidelitySettings, on_step: OnStep | None = None) 
         "search": search.as_dict(),
         "rows": rows,
         "summary": [_summary_row(row) for row in rows],
-        "shipped": [_summary_row(row) for row in rows if row["growth"] in SHIPPED],
+        "shipped": [
+            {"quality": str(QUALITIES[row["growth"]])} | _summary_row(row) for row in rows if row["growth"] in QUALITIES
+        ],
         "turns": samples.seconds,
         "values": samples.psnr["default"],
         "notes": [f"fastest dense run: {search.best.name}", *dense.notes],

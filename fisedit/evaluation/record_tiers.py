@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fisedit.editor import Editor
 from fisedit.evaluation.timing import interval, interval_text, measure_seconds, ratio
-from fisedit.evaluation.workload import GUIDANCE_SCALE, PROMPTS, load_workload, square_mask
+from fisedit.evaluation.workload import PROMPTS, load_workload, square_mask
 from fisedit.models.malloc import keep_freed_memory
 from fisedit.values import LATENT_FACTOR
 
@@ -77,7 +77,7 @@ def measure_record_tiers(settings: SpeedSettings, on_step: OnStep | None = None)
         "settings": {
             "size": settings.size,
             "num_inference_steps": settings.num_inference_steps,
-            "guidance_scale": GUIDANCE_SCALE,
+            "guidance_scale": settings.guidance_scale,
             "areas": AREAS,
             "dtype": str(workload.dtype).removeprefix("torch."),
             "repeats": settings.repeats,
@@ -157,7 +157,7 @@ def _generate(editor: Editor, settings: SpeedSettings, steps: int) -> None:
     editor.generate(
         PROMPTS[0],
         seed=7,
-        guidance_scale=GUIDANCE_SCALE,
+        guidance_scale=settings.guidance_scale,
         width=settings.size,
         height=settings.size,
         num_inference_steps=steps,

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from functools import partial
 
 from fisedit.sparse.cost_model import interleaved_dense_steps, two_phase_dilation
+from fisedit.values import Quality
 
-WIDER_FIRST, SOME_DENSE = "2, then 1 from 1/2", "1, a fifth of the steps dense"
+FAST, BALANCED = "2, then 1 from 1/2", "3, then 2 from 1/2"
+CLOSE = "1, a fifth of the steps dense"
 
 SCHEDULES: dict[str, Callable[[int], tuple[int, ...] | None]] = {
     "default": lambda _: None,
@@ -18,16 +20,22 @@ SCHEDULES: dict[str, Callable[[int], tuple[int, ...] | None]] = {
     "3": partial(two_phase_dilation, 3, 3),
     "3, then 1 from 1/4": partial(two_phase_dilation, 3, 1, share=1 / 4),
     "3, then 1 from 1/2": partial(two_phase_dilation, 3, 1),
-    WIDER_FIRST: partial(two_phase_dilation, 2, 1),
+    FAST: partial(two_phase_dilation, 2, 1),
+    BALANCED: partial(two_phase_dilation, 3, 2),
     "5": partial(two_phase_dilation, 5, 5),
     "1, 2 of 25 steps dense": partial(interleaved_dense_steps, share=2 / 25),
-    SOME_DENSE: interleaved_dense_steps,
+    CLOSE: interleaved_dense_steps,
     "1, 7 of 25 steps dense": partial(interleaved_dense_steps, share=7 / 25),
 }
 """Name -> from a number of steps to the dilation of every step, in latent cells; None for the planner's choice."""
 
+QUALITIES = {FAST: Quality.FAST, BALANCED: Quality.BALANCED, CLOSE: Quality.CLOSE}
+"""Schedule -> the quality that runs it on Stable Diffusion, whose cost decides between it and wider ones."""
+
 SHIPPED: dict[str, Callable[[int], tuple[int, ...]]] = {
-    WIDER_FIRST: partial(two_phase_dilation, 2, 1),
-    SOME_DENSE: interleaved_dense_steps,
+    FAST: partial(two_phase_dilation, 2, 1),
+    BALANCED: partial(two_phase_dilation, 3, 2),
+    CLOSE: interleaved_dense_steps,
 }
-"""The defaults: of Stable Diffusion, and of a model so small that calls take most of its time."""
+"""What Stable Diffusion runs by quality: fast, balanced and close. A model so small that calls take most of its time
+runs the last one whichever is asked for."""

@@ -51,6 +51,7 @@ class EditQualitySettings(EvaluationSettings):
     """Settings of `bench quality`.
 
     Args:
+        kinds: of drawn edits, of `scenes.layout.CHANGE_KINDS`; () for all that the model has words for.
         methods: names in `quality.methods.METHODS`; () for all.
         classifier: the scene classifier's weights; None for those in the model's folder, if it has some.
         pie_bench: folder of PIE-Bench, whose edits replace the drawn ones.
@@ -60,6 +61,7 @@ class EditQualitySettings(EvaluationSettings):
     """
 
     edits: int = 200
+    kinds: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
     classifier: Path | None = None
     pie_bench: Path | None = None
@@ -96,6 +98,8 @@ class SpeedSettings:
         areas: shares of the picture that the masks cover, each in (0, 1].
         size: side of the square picture, in pixels.
         num_inference_steps: of whole edits; with captured graphs, of the source whose middle step is timed.
+        guidance_scale: of classifier-free guidance; 1 runs one branch.
+        scheduler: a `SchedulerName`.
         repeats: turns, of which the median and the range count.
         baseline: also time plain diffusers: float32, contiguous, eager.
         compiled: whether the search for the fastest dense run tries torch.compile, which takes minutes.
@@ -110,6 +114,8 @@ class SpeedSettings:
     areas: tuple[float, ...] = (0.01, 0.05, 0.15, 0.25, 0.5, 0.8)
     size: int = 512
     num_inference_steps: int = 20
+    guidance_scale: float = 7.5
+    scheduler: str = "ddim"
     repeats: int = 5
     baseline: bool = True
     compiled: bool = True
@@ -118,3 +124,25 @@ class SpeedSettings:
     device: str | None = None
     dtype: str | None = None
     local_files_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationSettings(EvaluationSettings):
+    """Settings of `fisedit validate`.
+
+    Args:
+        size: side of the pictures in pixels; None for the model's own.
+        quick: a third of the edits, and one turn of the timings.
+        compiled: whether diffusers is timed under torch.compile as well.
+    """
+
+    num_inference_steps: int = 25
+    guidance_scale: float = 7.5
+    size: int | None = None
+    quick: bool = False
+    compiled: bool = True
+
+    @property
+    def repeats(self) -> int:
+        """Turns of the timings."""
+        return 1 if self.quick else 3

@@ -7,7 +7,6 @@ mask prediction is not measured. On a GPU that was asked for, `cuda_speed` measu
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -21,15 +20,14 @@ from fisedit.diagnosis.profile import profiled
 from fisedit.editor import Editor
 from fisedit.evaluation.dense_pipelines import DensePipelines
 from fisedit.evaluation.dense_search import DEFAULT_VARIANT
-from fisedit.evaluation.schedules import SHIPPED
-from fisedit.evaluation.timing import Calls, interval, interval_text, ratio, seconds_by_round
+from fisedit.evaluation.timing import Calls, interval, interval_text, peak_memory, ratio, seconds_by_round
 from fisedit.evaluation.workload import PROMPTS, STEP_DILATION, load_workload, masks_of_areas
 from fisedit.models.malloc import keep_freed_memory
 from fisedit.sampling.denoise import Engine
 from fisedit.sparse.feature_cache import FeatureOverlay
 from fisedit.sparse.feature_codec import choose_encoding
 from fisedit.sparse.vae_decode import decode, decode_sparse
-from fisedit.values import OnStep
+from fisedit.values import OnStep, Quality
 
 if TYPE_CHECKING:
     from fisedit.evaluation.dense_search import DenseVariant
@@ -72,14 +70,14 @@ def measure_edit_speed(settings: SpeedSettings, on_step: OnStep | None = None) -
             calls |= mask_calls
             rows += [{"mask": name, "asked_area": area} | row for row in mask_rows]
         samples = seconds_by_round(calls, settings.repeats, benchmark.warm_up, lambda: benchmark.begin_round(progress))
-        samples |= plain_runs(samples, settings.num_inference_steps)
+        samples |= plain_runs(samples, workload.config.num_timesteps)
         rows = [row | benchmark.edit_stats[row["call"]] | ratios(row, samples) for row in rows]
         layers = benchmark.profile(masks) if settings.profile else []
         metrics = dense_metrics(samples) | benchmark.dense_row
     return {
         "settings": settings_dict(workload, settings) | {"dense_baseline": f"diffusers, {search.best.name}"},
         "search": search.as_dict(),
-        "dense": metrics | {"peak_memory_bytes": _peak_memory(workload.device)},
+        "dense": metrics | {"peak_memory_bytes": peak_memory(workload.device)},
         "rows": rows,
         "turns": samples,
         "dense_summary": dense_summary(metrics, search.best.name),
@@ -145,10 +143,10 @@ class _EditBenchmark:
         Args:
             name: of the mask.
             grid: booleans [h, w].
-            default_only: whether edits are by the planner's schedule only, instead of by every one that ships.
+            default_only: whether edits are of the default quality alone.
 
         Returns:
-            The calls, and a row for every schedule.
+            The calls, and a row for every quality.
         """
         step = self._sparse_step(grid)
         counted_macs = _count_macs(step)
@@ -163,19 +161,19 @@ class _EditBenchmark:
             "decode_call": f"{name} decode",
         }
         rows = []
-        for schedule, (growth, default) in self._schedules(grid).items():
-            if default_only and not default:
-                continue
-            call = f"{name} edit: {schedule}"
-            calls[call] = partial(self._edit, call, grid, None if default else growth)
-            rows.append(common | {"schedule": schedule, "default": default, "call": call})
+        for quality in (Quality.BALANCED,) if default_only else Quality:
+            call = f"{name} edit: {quality}"
+            calls[call] = partial(self._edit, call, grid, quality)
+            if quality is not next(iter(Quality)):  # the first one warms up what all of them run
+                self.warm_up[call] = _do_nothing
+            rows.append(common | {"quality": str(quality), "call": call})
         return calls, rows
 
     def profile(self, masks: Sequence[tuple[str, float, BoolGrid]]) -> list[Row]:
         """The layers of one more source and of one more edit in every mask."""
         runs: Calls = {"source": self._generate}
         for name, area, grid in masks:
-            runs[f"{name} {area:.0%}"] = partial(self._edit, "", grid, None)
+            runs[f"{name} {area:.0%}"] = partial(self._edit, "", grid, Quality.BALANCED)
         rows: list[Row] = []
         for name, run in runs.items():
             with profiled(self.pipe) as profile:
@@ -183,16 +181,9 @@ class _EditBenchmark:
             rows += [{"run": name} | row for row in profile.rows()]
         return rows
 
-    def _schedules(self, grid: BoolGrid) -> dict[str, tuple[tuple[int, ...], bool]]:
-        """Name -> dilations, and whether the planner takes them by default over this mask."""
-        default = self.costs.cheapest_dilations(grid)
-        dilations = {name: schedule(self.config.num_inference_steps) for name, schedule in SHIPPED.items()}
-        dilations |= {} if default in dilations.values() else {"default": default}
-        return {name: (dilation, dilation == default) for name, dilation in dilations.items()}
-
-    def _edit(self, call: str, grid: BoolGrid, growth: Sequence[int] | None) -> None:
+    def _edit(self, call: str, grid: BoolGrid, quality: Quality) -> None:
         """A whole edit of the source, deleted from the history at once."""
-        result = self.editor.edit(PROMPTS[1], mask=grid, growth=growth)
+        result = self.editor.edit(PROMPTS[1], mask=grid, quality=quality)
         self.editor.delete(result.id)
         stats = result.stats
         self.edit_stats[call] = {
@@ -211,6 +202,7 @@ class _EditBenchmark:
             width=config.width,
             height=config.height,
             num_inference_steps=config.num_inference_steps,
+            scheduler=config.scheduler,
         )
         self.dense_row["recorded_bytes"] = source.stats.recorded_bytes
 
@@ -225,6 +217,10 @@ class _EditBenchmark:
         return lambda: self.engine.executor.run_sparse(
             self.latents, self.timestep, self.text, cache, FeatureOverlay(self.maps, plan)
         )
+
+
+def _do_nothing() -> None:
+    """The warm-up of a call whose code another one has warmed up."""
 
 
 def plain_runs(samples: Samples, steps: int) -> Samples:
@@ -305,8 +301,7 @@ def _summary_row(row: Row) -> Row:
     """Speed-ups over the fastest dense run, and of whole edits over plain diffusers if that was timed."""
     metrics = {"step": "step_ratio", "decode": "decode_ratio", "whole edit": "whole_ratio"}
     metrics |= {"whole edit, to plain": "whole_ratio_to_plain"} if "whole_ratio_to_plain" in row else {}
-    first = {"mask": row["mask"], "area": f"{row['area']:.1%}", "schedule": row["schedule"]}
-    first["schedule"] += " (default)" if row["default"] else ""
+    first = {"mask": row["mask"], "area": f"{row['area']:.1%}", "quality": row["quality"]}
     return (
         first
         | {"MACs": f"{row['step_macs_ratio']:.1f}x"}
@@ -340,12 +335,6 @@ def _count_flops() -> Iterator[Any]:
         kernels[torch.ops.mkldnn._linear_pointwise] = linear  # noqa: SLF001
     with FlopCounterMode(display=False, custom_mapping=kernels) as counter:
         yield counter
-
-
-def _peak_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def settings_dict(workload: Workload, settings: SpeedSettings) -> dict[str, Any]:

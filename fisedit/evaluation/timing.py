@@ -1,7 +1,11 @@
-"""Wall-clock times of calls that take turns, so that a machine whose speed drifts affects all of them alike."""
+"""Wall-clock times of calls that take turns, so that a machine whose speed drifts affects all of them alike.
+
+And what memory they took.
+"""
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -103,6 +107,17 @@ def measure_seconds(call: Callable[[], object]) -> float:
     call()
     _synchronise()
     return perf_counter() - start
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes that were used so far, of a GPU's memory, or of the process's.
+
+    Args:
+        device: where the model is.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _synchronise() -> None:

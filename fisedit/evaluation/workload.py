@@ -12,19 +12,17 @@ from fisedit.masking import masks
 from fisedit.models.device import choose_device, choose_dtype
 from fisedit.models.loader import load
 from fisedit.models.random_init import random_pipeline
-from fisedit.values import LATENT_FACTOR, GenerationConfig, SchedulerName
+from fisedit.values import LATENT_FACTOR, make_generation_config
 
 if TYPE_CHECKING:
     import torch
     from diffusers import StableDiffusionPipeline
 
     from fisedit.evaluation.settings import SpeedSettings
-    from fisedit.values import BoolGrid
+    from fisedit.values import BoolGrid, GenerationConfig
 
 PROMPTS = ("a cat and a cake on a beach", "a dog and a cake on a beach")
 """Of the source and of the edit."""
-
-GUIDANCE_SCALE = 7.5
 
 STEP_DILATION = 1
 """Dilation at which single steps are compared, in latent cells; whole edits use the default settings."""
@@ -54,7 +52,7 @@ def load_workload(settings: SpeedSettings) -> Workload:
         settings: of the benchmark.
 
     Raises:
-        InputError: the device is not on this machine.
+        InputError: the device is not on this machine, or a setting is out of range.
         ModelError: the model cannot be loaded.
     """
     device = choose_device(settings.device)
@@ -63,8 +61,16 @@ def load_workload(settings: SpeedSettings) -> Workload:
         pipe = random_pipeline(device, dtype)
     else:
         pipe = load(settings.model, device=device, dtype=dtype, local_files_only=settings.local_files_only)
-    size, steps = settings.size, settings.num_inference_steps
-    config = GenerationConfig(PROMPTS[0], 7, "", steps, GUIDANCE_SCALE, size, size, SchedulerName.DDIM)
+    config = make_generation_config(
+        PROMPTS[0],
+        seed=7,
+        negative_prompt="",
+        num_inference_steps=settings.num_inference_steps,
+        guidance_scale=settings.guidance_scale,
+        width=settings.size,
+        height=settings.size,
+        scheduler=settings.scheduler,
+    )
     return Workload(pipe, config, device, dtype)
 
 

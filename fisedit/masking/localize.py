@@ -6,7 +6,7 @@ Joins trajectories to the pure functions of this package; knows no history and r
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor
 from fisedit.errors import InputError
 from fisedit.masking import heatmaps, masks, object_masks
 from fisedit.masking.attention_maps import affinity, cross_maps
+from fisedit.masking.mask_options import LATENTS, OBJECT_MASKS, MaskOptions
 from fisedit.masking.text_diff import words as split
 from fisedit.masking.whole_picture import object_words
 from fisedit.masking.word_classes import TaggedPrompt
@@ -34,47 +35,6 @@ if TYPE_CHECKING:
     from fisedit.values import GenerationConfig
 
     Heatmap = NDArray[np.float32]
-
-OBJECT_MASKS = DEFAULT_METHOD = "things"
-"""The method of `object_masks`, which `fisedit bench masks` compares with the others."""
-
-LATENTS = "latents"
-"""FISEdit's difference of latents (arXiv 2305.17423); it needs dense steps."""
-
-METHODS = (OBJECT_MASKS, *heatmaps.METHODS, LATENTS)
-
-
-@dataclass(frozen=True)
-class MaskOptions:
-    """How a mask is predicted.
-
-    Args:
-        words: localize by these instead of the diff's words; () for the diff's. Any collection is kept as a tuple.
-        instance: which component of the mask to keep, counted from the left and from 0; None for all.
-        method: one of `METHODS`.
-        probe_steps: dense steps on the new prompt to spend, 0 or more; None for one where "things" localizes an
-            inserted object. "latents" needs some, the others need none.
-    """
-
-    words: Collection[str] = ()
-    instance: int | None = None
-    method: str = DEFAULT_METHOD
-    probe_steps: int | None = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.words, str) or not isinstance(self.words, Collection):
-            raise InputError(
-                f"words must be a list of words of the prompts, got {self.words!r:.80}; put it into a list"
-            )
-        object.__setattr__(self, "words", tuple(self.words))
-        if self.method not in METHODS:
-            raise InputError(f"mask_method must be one of {', '.join(METHODS)}, got {self.method!r}")
-        if self.probe_steps is not None and (type(self.probe_steps) is not int or self.probe_steps < 0):
-            raise InputError(f"probe_steps must be a whole number from 0, got {self.probe_steps!r}")
-        if self.method == LATENTS and not self.probe_steps:
-            raise InputError("mask_method latents compares dense steps; give probe_steps, for example 10")
-        if self.instance is not None and (type(self.instance) is not int or self.instance < 0):
-            raise InputError(f"instance must be a whole number from 0, counted from the left, got {self.instance!r}")
 
 
 def num_probes(script: EditScript, options: MaskOptions) -> int:
@@ -115,7 +75,8 @@ def restrict_to_words(script: EditScript, words: Collection[str], engine: Engine
         if not any(focus):
             raise InputError(f"words must be words of the old or the new prompt, got {word!r}")
         hunks.append(Hunk(EditKind.MIXED, (), (), *focus))
-    kind = EditKind.MIXED if script.kind is EditKind.GLOBAL else script.kind
+    localized = script.kind is EditKind.GLOBAL or (script.kind is EditKind.IDENTICAL and hunks)
+    kind = EditKind.MIXED if localized else script.kind
     return replace(script, kind=kind, hunks=tuple(hunks))
 
 

@@ -15,13 +15,13 @@ from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import LATENT_FACTOR, EditMask
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from numpy.typing import NDArray
     from PIL.Image import Image
 
-    from fisedit.values import BoolGrid
+    from fisedit.values import BoolGrid, Box
 
     Heatmap = NDArray[np.float32]
 
@@ -40,7 +40,15 @@ MIN_COMPONENT_AREA = 0.01
 """Share of the frame below which a component of an automatic mask is dropped."""
 
 
-def grid_of_mask(mask: object, height: int, width: int, size: tuple[int, int] | None = None) -> BoolGrid:
+def grid_of_mask(
+    mask: object,
+    height: int,
+    width: int,
+    size: tuple[int, int] | None = None,
+    crop: Box | None = None,
+    *,
+    strict: bool = True,
+) -> BoolGrid:
     """The latent cells that a mask marks: those in which any pixel is at least half inside.
 
     Args:
@@ -50,6 +58,8 @@ def grid_of_mask(mask: object, height: int, width: int, size: tuple[int, int] | 
         height: of the canvas in pixels, divisible by 8.
         width: of the canvas in pixels, divisible by 8.
         size: width and height of the picture in pixels, if they are not the canvas's.
+        crop: the part of the picture that the canvas shows; None for all of it.
+        strict: a mask that lies beside that part is refused; else it is empty there.
 
     Returns:
         Booleans [height / 8, width / 8]; possibly all false or all true.
@@ -57,30 +67,84 @@ def grid_of_mask(mask: object, height: int, width: int, size: tuple[int, int] | 
     Raises:
         MaskError: a mask of another type, size or range of values.
     """
-    cells = (height // LATENT_FACTOR, width // LATENT_FACTOR)
-    _check_size(mask, (cells[::-1], (width, height), size or (width, height)))
+    inside = _pixels_or_cells(mask, _binarized, height, width, size, crop, strict=strict)
+    return _cells_of_pixels(inside, (height // LATENT_FACTOR, width // LATENT_FACTOR))
+
+
+def levels_of_mask(
+    mask: object,
+    height: int,
+    width: int,
+    size: tuple[int, int] | None = None,
+    crop: Box | None = None,
+    *,
+    strict: bool = True,
+) -> NDArray[np.uint8]:
+    """How much every latent cell may change by a soft mask: as much as the pixel of it that may change most.
+
+    Args:
+        mask: of the forms that `grid_of_mask` reads, or levels of an `EditMask`.
+        height: of the canvas in pixels, divisible by 8.
+        width: of the canvas in pixels, divisible by 8.
+        size: width and height of the picture in pixels, if they are not the canvas's.
+        crop: as in `grid_of_mask`.
+        strict: as in `grid_of_mask`.
+
+    Returns:
+        uint8 [height / 8, width / 8]; 255 where all may change.
+
+    Raises:
+        MaskError: a mask of another type, size or range of values.
+    """
+    cells = height // LATENT_FACTOR, width // LATENT_FACTOR
+    if isinstance(mask, EditMask) and mask.levels is not None and mask.levels.shape == cells:
+        return mask.levels.copy()
+    return _cells_of_pixels(_pixels_or_cells(mask, _shares, height, width, size, crop, strict=strict), cells)
+
+
+def _pixels_or_cells(
+    mask: object,
+    convert: Callable[[NDArray[Any]], NDArray[Any]],
+    height: int,
+    width: int,
+    size: tuple[int, int] | None,
+    crop: Box | None,
+    *,
+    strict: bool,
+) -> NDArray[Any]:
+    """A mask's converted values, of the canvas's pixels, of the picture's that it shows, or of the latent cells. They
+    are converted as a whole, as their range decides what they mean."""
+    cells, picture = (height // LATENT_FACTOR, width // LATENT_FACTOR), size or (width, height)
+    _check_size(mask, (cells[::-1], (width, height), picture))
     array = _as_array(mask)
-    if array.dtype == np.bool_ and array.shape == cells:
-        return array.copy()
-    picture_width, picture_height = size or (width, height)
-    if array.shape not in ((height, width), (picture_height, picture_width)):
-        raise MaskError(
-            f"mask must have the picture's {picture_width}x{picture_height} pixels, or be a boolean grid of "
-            f"{cells[1]}x{cells[0]} latent cells, got {_size_text(array)}; resize it"
-        )
-    return _cells_of_pixels(_binarized(array), cells)
-
-
-def _cells_of_pixels(pixels: BoolGrid, cells: tuple[int, int]) -> BoolGrid:
-    """The cells of a grid in which any pixel lies; a cell smaller than a pixel takes the one at its middle."""
-    cell_rows, cell_columns = (
-        ((np.arange(n) + 0.5) * m / n).astype(int) for n, m in zip(pixels.shape, cells, strict=True)
+    if crop and array.shape == picture[::-1]:
+        return _cropped(convert(array), crop, strict=strict)
+    if (array.dtype == np.bool_ and array.shape == cells) or array.shape in ((height, width), picture[::-1]):
+        return convert(array)
+    raise MaskError(
+        f"mask must have the picture's {picture[0]}x{picture[1]} pixels, or be a boolean grid of "
+        f"{cells[1]}x{cells[0]} latent cells, got {_size_text(array)}; resize it"
     )
-    sample_positions = (((np.arange(m) + 0.5) * n / m).astype(int) for n, m in zip(pixels.shape, cells, strict=True))
-    grid = pixels[np.ix_(*sample_positions)]
-    rows, columns = pixels.nonzero()
-    grid[cell_rows[rows], cell_columns[columns]] = True
-    return grid
+
+
+def _cropped(array: NDArray[Any], crop: Box, *, strict: bool) -> NDArray[Any]:
+    """The part of a mask that is on the canvas. Raises MaskError, if strict, where all that it marks is elsewhere."""
+    left, top, right, bottom = crop
+    part = array[top:bottom, left:right]
+    if strict and not part.any() and array.any():
+        raise MaskError(f"mask must lie on the opened part {crop} of the picture, got one beside it; open that part")
+    return part
+
+
+def _cells_of_pixels(pixels: NDArray[Any], cells: tuple[int, int]) -> NDArray[Any]:
+    """The greatest value in every cell; a cell smaller than a pixel takes the one at its middle."""
+    for axis, (n, m) in enumerate(zip(cells, pixels.shape, strict=True)):
+        if m <= n:
+            pixels = pixels.take(((np.arange(n) + 0.5) * m / n).astype(int), axis)
+        else:
+            cell_of_pixel = ((np.arange(m) + 0.5) * n / m).astype(int)
+            pixels = np.maximum.reduceat(pixels, np.searchsorted(cell_of_pixel, np.arange(n)), axis)
+    return pixels
 
 
 def _check_size(mask: object, sizes: Sequence[tuple[int, int]]) -> None:
@@ -112,6 +176,14 @@ def _luminance(image: Image) -> NDArray[Any]:
     colour = image.convert("RGBA")
     luminance, alpha = (np.asarray(c, dtype=np.float32) / 255 for c in (colour.convert("L"), colour.getchannel("A")))
     return luminance * alpha
+
+
+def _shares(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """Values as shares of their range, 0 to 255."""
+    _binarized(array)  # which refuses what is no mask
+    if np.issubdtype(array.dtype, np.integer) and array.max() > 1:
+        return array.astype(np.uint8)
+    return np.rint(array.astype(np.float64) * 255).astype(np.uint8)
 
 
 def _binarized(array: NDArray[Any]) -> BoolGrid:

@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fisedit.masking.whole_picture import global_reason
 from fisedit.masking.word_classes import TaggedPrompt, WordClass, focus, importance
+from fisedit.models.prompt_chunks import MAX_CHUNKS, WordSpan, context_length, split_chunks, word_spans
 from fisedit.models.prompt_weighting import WeightedPrompt, parse
 from fisedit.values import EditKind, EditScript, Hunk, Word
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-CONTEXT_LENGTH = 77
-"""Tokens that a CLIP text encoder reads, start and end token included."""
+    from collections.abc import Iterator, Sequence
 
 _NOT_PUNCTUATION = (WordClass.STOP, WordClass.VERB, WordClass.CONTENT)
 
@@ -45,31 +43,32 @@ def words(prompt: str, tokenizer: Tokenizer) -> tuple[Word, ...]:
         The words in order, with characters [start, end) of `prompt`, weights, and token positions (the first word's is
         1). Words beyond the text encoder's reach have no tokens.
     """
-    parsed = parse(prompt)
-    encoded = tokenizer(parsed.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    spans: dict[int, list[int]] = {}  # word -> [start, end, token, token, ...]
-    for token, (word, (start, end)) in enumerate(zip(encoded.word_ids(), encoded["offset_mapping"], strict=True), 1):
-        spans.setdefault(word, [start, end])[1] = end
-        spans[word].append(token)
-    word_spans = list(spans.values())
-    next_starts = [*(span[0] for span in word_spans), len(parsed.text)][1:]
-    last_token = min(tokenizer.model_max_length, CONTEXT_LENGTH) - 2
+    length = context_length(tokenizer)
     return tuple(
-        _word(parsed, span, next_start, last_token) for span, next_start in zip(word_spans, next_starts, strict=True)
+        word
+        for i, chunk in enumerate(split_chunks(parse(prompt), tokenizer))
+        for word in _words_of_chunk(chunk, tokenizer, range(i * length, (i + 1) * length - 1 if i < MAX_CHUNKS else 0))
     )
 
 
-def _word(parsed: WeightedPrompt, span: list[int], next_start: int, last_token: int) -> Word:
-    start, end, *tokens = span
+def _words_of_chunk(chunk: WeightedPrompt, tokenizer: Tokenizer, positions: range) -> Iterator[Word]:
+    """The words of a part of a prompt, whose tokens stand behind a start token at `positions`."""
+    first = positions.start + 1
+    for span in word_spans(chunk, tokenizer):
+        tokens = range(first, first + span.tokens)
+        yield _word(chunk, span, tuple(token for token in tokens if token in positions))
+        first += span.tokens
+
+
+def _word(parsed: WeightedPrompt, span: WordSpan, tokens: tuple[int, ...]) -> Word:
     # The tokenizer's offsets leave out a combining mark that it composed; up to the next word only spaces may lie.
-    end = max(end, start + len(parsed.text[start:next_start].rstrip()))
+    start, end = span.start, max(span.stop, span.start + len(parsed.text[span.start : span.limit].rstrip()))
     lower_text = "".join(c.lower() for c in unicodedata.normalize("NFC", parsed.text[start:end]))
-    encoder_tokens = tuple(t for t in tokens if t <= last_token)
     return Word(
         lower_text,
         parsed.prompt_positions[start],
         parsed.prompt_positions[end - 1] + 1,
-        encoder_tokens,
+        tokens,
         parsed.weights[start],
     )
 
@@ -150,11 +149,15 @@ class _Change:
 def _align(old: Sequence[Word], new: Sequence[Word]) -> list[tuple[int, int]]:
     """Index pairs of the heaviest common subsequence; of equals, the one that keeps most weights, and of those the one
     whose matches lie last."""
+    weights = [importance(word.text) for word in old]
+    more = len(old) + len(new) + 1  # than there are words that can be kept
+    last = more**2  # more than all indices of what is kept add up to
 
     def gain(i: int, j: int) -> int:
         a, b = old[i], new[j]
-        score = importance(a.text) * CONTEXT_LENGTH + (a.weight == b.weight)
-        return score * 2 * CONTEXT_LENGTH**2 + i + j if a.text == b.text else 0
+        if a.text != b.text:
+            return 0
+        return (weights[i] * more + (a.weight == b.weight)) * last + i + j
 
     best = [[0] * (len(new) + 1) for _ in range(len(old) + 1)]
     for i in range(len(old)):

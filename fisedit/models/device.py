@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from fisedit.errors import InputError, ModelError
+from fisedit.models.prompt_chunks import added_tokens
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
@@ -89,11 +90,13 @@ def weights_digest(pipe: StableDiffusionPipeline) -> str:
         pipe: The model.
     """
     digest = hashlib.sha256()
+    added = sum(map(len, added_tokens(pipe.tokenizer).values()))  # textual inversions, which configs name
     for part in (pipe.unet, pipe.vae, pipe.text_encoder):
         for name, weight in part.named_parameters():
             if "lora_" not in name:
+                own = weight[:-added] if added and name.endswith("token_embedding.weight") else weight
                 digest.update(name.replace(".base_layer", "").encode())
-                digest.update(weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+                digest.update(own.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
 
 

@@ -7,11 +7,13 @@ classes named here are built, and only safetensors are read.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +22,8 @@ from torch import nn
 from fisedit.errors import ModelError, NumericsError
 from fisedit.models import validation as checks
 from fisedit.models.device import choose_device, choose_dtype, default_torch_state
-from fisedit.models.paths import CONFIG_PATTERNS, demo_folder, download_files, download_model, locate
+from fisedit.models.paths import CONFIG_PATTERNS, demo_folder, download_files, download_model, expand_home, locate
+from fisedit.models.vocabulary import read_vocabulary
 from fisedit.models.weight_files import Shapes, check_vocabulary, read_json, read_shapes, weights_file
 
 if TYPE_CHECKING:
@@ -28,7 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["config_folder", "demo_folder", "load", "load_tokenizer", "quiet_loaders"]
 
-_SD15 = Path(__file__).parent / "configs" / "sd15"
+_SD15, _SD2 = (Path(__file__).parent / "configs" / family for family in ("sd15", "sd2"))
+_V_PREDICTION = re.compile(r"""^\s*parameterization:\s*["']?v\b""", re.MULTILINE)
 _STEMS = {"unet": "diffusion_pytorch_model", "vae": "diffusion_pytorch_model", "text_encoder": "model"}
 _OLD_NAMES = {".query.": ".to_q.", ".key.": ".to_k.", ".value.": ".to_v.", ".proj_attn.": ".to_out.0."}
 """Names of an autoencoder's attention weights in older files -> today's; diffusers reads both."""
@@ -38,6 +42,8 @@ _OLD_NAMES = {".query.": ".to_q.", ".key.": ".to_k.", ".value.": ".to_v.", ".pro
 def load(
     model: str | Path,
     *,
+    vae: str | Path | None = None,
+    preview_vae: str | Path | None = None,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     local_files_only: bool = False,
@@ -45,7 +51,9 @@ def load(
     """Load a Stable Diffusion 1.x or 2.x pipeline, checked, on its device, convolutions laid out channels-last.
 
     Args:
-        model: "demo", a diffusers folder, a hub id such as "owner/name", or a .safetensors file (1.x).
+        model: "demo", a diffusers folder, a hub id such as "owner/name", or a .safetensors file.
+        vae: Another autoencoder than the model's: a folder, or a .safetensors file; None for the model's own.
+        preview_vae: A folder with an `AutoencoderTiny` (TAESD), which decodes previews; None for none.
         device: Torch device; None for CUDA if available, else the CPU.
         dtype: "fp32", "bf16", "fp16" or torch's; None as in `device.choose_dtype`.
         local_files_only: Whether the network is never used.
@@ -64,6 +72,10 @@ def load(
             pipe = _load_folder(folder, precision)
         else:
             pipe = (_load_file if path.is_file() else _load_folder)(path, precision)
+        if vae is not None:
+            pipe.vae = _load_vae(expand_home(vae), precision)
+        if preview_vae is not None:
+            pipe.preview_vae = _load_preview_vae(expand_home(preview_vae), where, precision)
     _check_finite(pipe)
     return _place(pipe, where)
 
@@ -82,8 +94,9 @@ def config_folder(model: str | Path, *, local_files_only: bool = False) -> Path:
     if path is not None and path.is_file():
         if problem := checks.pickled(path):
             raise problem
-        checks.check_single_file(path, read_shapes(path))
-        return _SD15
+        shapes = read_shapes(path)
+        checks.check_single_file(path, shapes)
+        return _single_file_configs(shapes)
     folder = download_files(str(model), CONFIG_PATTERNS, local_files_only=local_files_only) if path is None else path
     _check_configs(folder)
     return folder
@@ -109,25 +122,60 @@ def _load_file(path: Path, dtype: torch.dtype) -> StableDiffusionPipeline:
         raise problem
     shapes = read_shapes(path)
     checks.check_single_file(path, shapes)
+    folder = _single_file_configs(shapes)
+    settings = _sd2_settings(path) if folder == _SD2 else {}
     for part in checks.MODULES:
-        checks.check_shapes(part, _expected(part, _SD15), _converted(part, shapes))
-    return StableDiffusionPipeline.from_single_file(
-        str(path), config=str(_SD15), torch_dtype=dtype, local_files_only=True, safety_checker=None
+        checks.check_shapes(part, _expected(part, folder), _converted(part, shapes, folder))
+    pipe = StableDiffusionPipeline.from_single_file(
+        str(path),
+        config=str(folder),
+        torch_dtype=dtype,
+        local_files_only=True,
+        safety_checker=None,
+        tokenizer=_load_tokenizer(folder / "tokenizer"),
     )
+    if settings:
+        pipe.unet.register_to_config(sample_size=settings["sample_size"])
+        pipe.scheduler.register_to_config(prediction_type=settings["prediction_type"])
+    return pipe
 
 
-def _converted(part: str, shapes: Shapes) -> Shapes:
+def _single_file_configs(shapes: Shapes) -> Path:
+    """The folder with the configurations of a single file's family."""
+    return _SD2 if checks.is_sd2_file(shapes) else _SD15
+
+
+def _sd2_settings(path: Path) -> dict[str, Any]:
+    """What a file of the 2.x family does not tell, from the .yaml that is published beside it."""
+    beside = path.with_suffix(".yaml")
+    try:
+        text = beside.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(
+            f"one file of Stable Diffusion 2.x does not tell its prediction type; put its {beside.name} beside it, or "
+            "convert it to a diffusers folder"
+        ) from error
+    if _V_PREDICTION.search(text):
+        return {"prediction_type": "v_prediction", "sample_size": 96}
+    return {"prediction_type": "epsilon", "sample_size": 64}
+
+
+def _converted(part: str, shapes: Shapes, folder: Path = _SD15) -> Shapes:
     """Shapes of one part of a single file under diffusers' names, by diffusers' own converters on meta tensors."""
     from diffusers.loaders import single_file_utils as ldm
 
     empty = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    config = read_json(folder / part / "config.json")
     convert = {
-        "unet": ldm.convert_ldm_unet_checkpoint,
-        "vae": ldm.convert_ldm_vae_checkpoint,
-        "text_encoder": lambda checkpoint, config: ldm.convert_ldm_clip_checkpoint(checkpoint),
+        "unet": partial(ldm.convert_ldm_unet_checkpoint, config=config),
+        "vae": partial(ldm.convert_ldm_vae_checkpoint, config=config),
+        "text_encoder": ldm.convert_ldm_clip_checkpoint,
     }[part]
+    if part == "text_encoder" and checks.is_sd2_file(shapes):  # of its model, the converter reads the width alone
+        width = SimpleNamespace(config=SimpleNamespace(hidden_size=config["hidden_size"]))
+        convert = partial(ldm.convert_open_clip_checkpoint, width)
     try:
-        tensors = convert(empty, config=read_json(_SD15 / part / "config.json"))
+        tensors = convert(empty)
     except (KeyError, IndexError) as error:
         raise ModelError(f"the {part}'s weights are not complete (no {error}); download the model again") from error
     return _with_current_names(part, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
@@ -152,7 +200,7 @@ def _load_folder(folder: Path, dtype: torch.dtype) -> StableDiffusionPipeline:
         )
         for part, (library, name) in checks.MODULES.items()
     }
-    return diffusers.StableDiffusionPipeline(
+    pipe = diffusers.StableDiffusionPipeline(
         **modules,
         tokenizer=_load_tokenizer(folder / "tokenizer"),
         scheduler=getattr(diffusers, index["scheduler"][1]).from_pretrained(str(folder / "scheduler")),
@@ -160,6 +208,53 @@ def _load_folder(folder: Path, dtype: torch.dtype) -> StableDiffusionPipeline:
         feature_extractor=None,
         requires_safety_checker=False,
     )
+    pipe.vocabulary = read_vocabulary(folder)
+    return pipe
+
+
+def _load_vae(path: Path, dtype: torch.dtype) -> Any:
+    """An autoencoder from a folder of its own, from a model's folder, or from one file of Stable Diffusion's shapes."""
+    from diffusers import AutoencoderKL
+
+    if path.is_dir():
+        folder = path / "vae" if (path / "vae").is_dir() else path
+        config = read_json(folder / "config.json")
+        checks.check_config("vae", config)
+        checks.check_vae(config)
+        file = weights_file(folder, _STEMS["vae"])
+        checks.check_shapes("vae", _shapes_of("vae", json.dumps(config)), _with_current_names("vae", read_shapes(file)))
+        variant = "fp16" if ".fp16." in file.name else None
+        return AutoencoderKL.from_pretrained(
+            str(folder), use_safetensors=True, local_files_only=True, variant=variant, torch_dtype=dtype
+        )
+    if problem := checks.pickled(path):
+        raise problem
+    if not path.is_file():
+        raise ModelError(f"vae must be a folder or a .safetensors file, got {path}: no such file")
+    shapes = read_shapes(path)
+    if not any(name.endswith("encoder.conv_in.weight") for name in shapes):
+        raise ModelError(f"{path} holds no autoencoder; give another file, or a model's folder")
+    if "encoder.down_blocks.0.resnets.0.conv1.weight" in shapes:
+        checks.check_shapes("vae", _expected("vae", _SD15), _with_current_names("vae", shapes))
+    else:
+        checks.check_shapes("vae", _expected("vae", _SD15), _converted("vae", shapes))
+    return AutoencoderKL.from_single_file(
+        str(path), config=str(_SD15), subfolder="vae", torch_dtype=dtype, local_files_only=True
+    )
+
+
+def _load_preview_vae(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
+    """An `AutoencoderTiny` with 4 latent channels and a factor of 8."""
+    from diffusers import AutoencoderTiny
+
+    if not folder.is_dir():
+        raise ModelError(f"preview_vae must be a folder with an AutoencoderTiny, got {folder}: no such folder")
+    config = read_json(folder / "config.json")
+    checks.check_tiny_vae(config)
+    expected = _shapes_of("preview_vae", json.dumps(config))
+    checks.check_shapes("preview_vae", expected, read_shapes(weights_file(folder, _STEMS["vae"])))
+    model = AutoencoderTiny.from_pretrained(str(folder), use_safetensors=True, local_files_only=True, torch_dtype=dtype)
+    return model.eval().requires_grad_(False).to(device, memory_format=torch.channels_last)
 
 
 def _check_configs(folder: Path) -> dict[str, Any]:
@@ -182,10 +277,13 @@ _LENGTH_WARNING = "sequence-length-is-longer-than-the-specified-maximum"
 def _load_tokenizer(folder: Path) -> Any:
     from transformers import CLIPTokenizer
 
+    options = {}
+    if folder == _SD2 / "tokenizer":  # CLIP's own, padded with another token
+        folder, options = _SD15 / "tokenizer", {"pad_token": "!"}
     if not (folder / "tokenizer.json").is_file():
         check_vocabulary(folder)
     try:
-        tokenizer = CLIPTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = CLIPTokenizer.from_pretrained(str(folder), local_files_only=True, **options)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"the tokenizer in {folder} is damaged; copy or download the folder again") from error
     tokenizer.deprecation_warnings[_LENGTH_WARNING] = True  # as if already given: results have a note of their own
@@ -208,7 +306,7 @@ def _shapes_of(part: str, config: str) -> Shapes:
             if part == "text_encoder":
                 module = transformers.CLIPTextModel(transformers.CLIPTextConfig.from_dict(json.loads(config)))
             else:
-                module = getattr(diffusers, checks.MODULES[part][1]).from_config(json.loads(config))
+                module = getattr(diffusers, checks.CLASSES[part]).from_config(json.loads(config))
     except (ArithmeticError, KeyError, RuntimeError, TypeError, ValueError) as error:
         why = str(error).splitlines()[0]
         raise ModelError(f"the {part}'s config.json builds no model ({why}); download the folder again") from error

@@ -15,11 +15,12 @@ from pathlib import Path
 
 from fisedit.errors import ModelError
 from fisedit.models.validation import pickled
+from fisedit.models.vocabulary import VOCABULARY_FILE
 
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 """Pattern of a hub id: owner/name."""
 
-CONFIG_PATTERNS = ["model_index.json", "*/config.json", "scheduler/*.json", "tokenizer/*"]
+CONFIG_PATTERNS = ["model_index.json", VOCABULARY_FILE, "*/config.json", "scheduler/*.json", "tokenizer/*"]
 """All files of a model's folder except its weights."""
 
 DEMO_ADAPTER = "demo-look"
@@ -119,7 +120,7 @@ def model_digest(model: str | Path, *, local_files_only: bool = False) -> str:
     if path is None:
         commit = _snapshot(str(model), ["model_index.json"], local_files_only).name
         return f"{model}@{commit}"
-    files = [path] if path.is_file() else sorted(file for file in path.glob("**/*") if file.suffix in _DIGEST_SUFFIXES)
+    files = [path] if path.is_file() else sorted(filter(_is_read_by_loaders, path.glob("**/*")))
     digest = hashlib.sha256()
     try:
         for file in files:
@@ -129,6 +130,11 @@ def model_digest(model: str | Path, *, local_files_only: bool = False) -> str:
     except OSError as error:
         raise ModelError(f"the model's files must be readable, got {error.filename} ({error.strerror})") from error
     return digest.hexdigest()
+
+
+def _is_read_by_loaders(file: Path) -> bool:
+    """Whether a model's pictures depend on a file of its folder: the list of its words makes none."""
+    return file.suffix in _DIGEST_SUFFIXES and file.name != VOCABULARY_FILE
 
 
 def download_model(

@@ -1,8 +1,8 @@
-r"""Parses weights inside a prompt in the syntax of Automatic1111's web UI, and computes weighted embeddings.
+r"""Parses weights inside a prompt in the syntax of Automatic1111's web UI.
 
 `(cat:1.4)` has weight 1.4, `(cat)` 1.1, `[cat]` 1/1.1; nested weights multiply. So "a cat (smiling)" weights its last
 word. `\(`, `\)`, `\[`, `\]` and `\\` are the characters themselves, and so is an unpaired bracket: every
-string is valid. Knows text and, for embeddings, a pipeline's text encoder; compel applies the weights.
+string is valid. Knows text and a tokenizer's call.
 """
 
 from __future__ import annotations
@@ -11,11 +11,7 @@ import math
 import re
 from dataclasses import dataclass
 from itertools import accumulate, groupby
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from diffusers import StableDiffusionPipeline
-    from torch import Tensor
+from typing import Any
 
 BRACKET_WEIGHT = 1.1
 """Factor of a pair of round brackets; square ones divide by it."""
@@ -43,6 +39,11 @@ class WeightedPrompt:
     text: str
     prompt_positions: tuple[int, ...]
     weights: tuple[float, ...]
+
+    def part(self, start: int, stop: int) -> WeightedPrompt:
+        """Characters [start, stop) of `text` as a prompt of their own."""
+        span = slice(start, stop)
+        return WeightedPrompt(self.text[span], self.prompt_positions[span], self.weights[span])
 
     def fragments(self, tokenizer: Any) -> list[tuple[str, float]]:
         """The text in pieces of equal weight, each of one or more tokens that a CLIPTokenizer does not truncate."""
@@ -76,29 +77,3 @@ def parse(prompt: str) -> WeightedPrompt:
     if any(weight != 1 for weight in weights):  # compel looks for the first fragment from its own start token on
         text = text.replace(_START, " " * len(_START))
     return WeightedPrompt(text, prompt_positions, tuple(weights[i] for i in prompt_positions))
-
-
-def embeddings(prompt: WeightedPrompt, pipe: StableDiffusionPipeline) -> Tensor | None:
-    """Weighted prompt embeddings by compel.
-
-    Above 1, a token's embedding is moved away from the empty prompt's; below 1, the whole prompt's also towards that of
-    the prompt with the token masked.
-
-    Args:
-        prompt: The parsed prompt.
-        pipe: The pipeline, whose tokenizer and text encoder are used.
-
-    Returns:
-        [1, T, D] as the pipeline's own embeddings; None if all weights are 1, when the pipeline's own are exact.
-    """
-    fragments = prompt.fragments(pipe.tokenizer)
-    if all(weight == 1 for _, weight in fragments):
-        return None
-    from compel import EmbeddingsProvider
-
-    texts, weights = (list(column) for column in zip(*fragments, strict=True))
-    provider, device = EmbeddingsProvider(pipe.tokenizer, pipe.text_encoder), pipe.text_encoder.device
-    weighted_embeddings: Tensor = provider.get_embeddings_for_weighted_prompt_fragments(
-        [texts], [weights], device=device
-    )
-    return weighted_embeddings

@@ -27,10 +27,10 @@ def random_pipeline(device: torch.device, dtype: torch.dtype, layers_per_block: 
         dtype: Precision.
         layers_per_block: of the UNet; Stable Diffusion has 2.
     """
-    from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
-    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+    with quiet_loaders():  # their imports warn too
+        from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
+        from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
-    with quiet_loaders():
         with torch.device("meta"):
             unet = UNet2DConditionModel.from_config(
                 UNet2DConditionModel.load_config(_SD15 / "unet"), layers_per_block=layers_per_block

@@ -1,10 +1,11 @@
-"""Encodes images to latents, and shows latents as small preview images while a sampler runs.
+"""Encodes images to latents, and shows latents as preview images while a sampler runs.
 
 Knows autoencoders; knows nothing of the UNet, prompts or edits.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,6 +17,9 @@ from torch import Tensor
 
 from fisedit.models.injection import exclusive
 from fisedit.values import LATENT_FACTOR
+
+if TYPE_CHECKING:
+    from diffusers import AutoencoderTiny, StableDiffusionPipeline
 
 _fits: WeakKeyDictionary[AutoencoderKL, Tensor] = WeakKeyDictionary()
 
@@ -37,16 +41,31 @@ def encode(vae: AutoencoderKL, image: Image.Image) -> Tensor:
     return latents
 
 
-def preview(vae: AutoencoderKL, latents: Tensor) -> Image.Image:
-    """An image of one pixel per latent cell, by a linear map that is fitted once to decoded noise.
+def preview(pipe: StableDiffusionPipeline, latents: Tensor) -> Image.Image:
+    """A quick image of latents: by the preview's autoencoder where the pipeline has one, else one pixel per cell.
 
     Args:
-        vae: The autoencoder.
+        pipe: The pipeline.
         latents: [1, C, h, w].
 
     Returns:
-        RGB, w x h pixels.
+        RGB, 8w x 8h pixels, or w x h.
     """
+    tiny = getattr(pipe, "preview_vae", None)
+    return _fitted_preview(pipe.vae, latents) if tiny is None else _decoded_preview(tiny, latents)
+
+
+@torch.inference_mode()
+def _decoded_preview(tiny: AutoencoderTiny, latents: Tensor) -> Image.Image:
+    scaled = latents.to(tiny.device, tiny.dtype) / tiny.config.scaling_factor
+    with exclusive(tiny):
+        sample = tiny.decode(scaled, return_dict=False)[0]
+    picture: Image.Image = VaeImageProcessor().postprocess(sample.float(), output_type="pil")[0]
+    return picture
+
+
+def _fitted_preview(vae: AutoencoderKL, latents: Tensor) -> Image.Image:
+    """By a linear map from latents to colours that is fitted once to decoded noise."""
     fit = _fits.get(vae)
     if fit is None:
         fit = _fits[vae] = _fitted(vae)

@@ -20,9 +20,12 @@ MODULES: Mapping[str, tuple[str, str]] = {
 }
 """Part of a pipeline with weights -> (library, class)."""
 
+CLASSES = {part: name for part, (_, name) in MODULES.items()} | {"preview_vae": "AutoencoderTiny"}
+"""Part with weights -> class."""
+
 _SCHEDULERS = (
     "DDIM DDPM DEISMultistep DPMSolverMultistep DPMSolverSinglestep EulerAncestralDiscrete EulerDiscrete "
-    "HeunDiscrete KDPM2AncestralDiscrete KDPM2Discrete LCM LMSDiscrete PNDM UniPCMultistep"
+    "HeunDiscrete KDPM2AncestralDiscrete KDPM2Discrete LCM LMSDiscrete PNDM TCD UniPCMultistep"
 )
 _CLASSES: Mapping[str, tuple[str, ...]] = {
     **{part: (".".join(names),) for part, names in MODULES.items()},
@@ -53,7 +56,6 @@ _OTHER_FILES: tuple[tuple[str, str], ...] = (
     ("double_blocks.", "Flux"),
     ("control_model.", "a ControlNet"),
     ("controlnet_", "a ControlNet"),
-    ("cond_stage_model.model.", "Stable Diffusion 2 as one file; convert it to a diffusers folder"),
 )
 """Prefix of a tensor's name -> the kind of a file with such tensors."""
 
@@ -62,16 +64,19 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
     "a UNet alone": ("down_blocks.", "model.diffusion_model."),
     "a text encoder alone": ("text_model.", "embeddings.", "cond_stage_model."),
 }
-SINGLE_FILE: Mapping[str, str] = {
-    "unet": "model.diffusion_model.",
-    "vae": "first_stage_model.",
-    "text_encoder": "cond_stage_model.transformer.",
+SINGLE_FILE: Mapping[str, tuple[str, ...]] = {
+    "unet": ("model.diffusion_model.",),
+    "vae": ("first_stage_model.",),
+    "text_encoder": ("cond_stage_model.transformer.", "cond_stage_model.model."),
 }
-"""Component -> prefix of its tensors' names in a single-file checkpoint of Stable Diffusion 1.x."""
+"""Component -> prefixes of its tensors' names in a single-file checkpoint, the text encoder's of 1.x and of 2.x."""
 
 _UNKNOWN = "tensors of no model known here"
 _CONV_IN = "model.diffusion_model.input_blocks.0.0.weight"
-_INPUTS = {8: "InstructPix2Pix (8 input channels)", 9: "an inpainting model (9 input channels)"}
+_INPUTS = {5: "a depth model (5 input channels)", 7: "an upscaler (7 input channels)"} | {
+    8: "InstructPix2Pix (8 input channels)",
+    9: "an inpainting model (9 input channels)",
+}
 _DOWN, _UP = {"CrossAttnDownBlock2D", "DownBlock2D"}, {"CrossAttnUpBlock2D", "UpBlock2D"}
 _SUPPORTED: Mapping[str, tuple[object, ...]] = {
     "in_channels": (4,),
@@ -126,7 +131,7 @@ def check_pipeline(folder: Path) -> None:
 
 
 def check_single_file(path: Path, shapes: Shapes) -> None:
-    """Check that a single file contains the three models of Stable Diffusion 1.x.
+    """Check that a single file contains the three models of Stable Diffusion 1.x or 2.x.
 
     Args:
         path: The file, for the message.
@@ -140,10 +145,19 @@ def check_single_file(path: Path, shapes: Shapes) -> None:
     found = found or next((what for start, what in _OTHER_FILES if _any(shapes, start)), None)
     if _any(shapes, "lora_") or any(".lora" in name for name in shapes):
         found = "a LoRA; load the model that it was made for"
-    if found is None and not all(_any(shapes, start) for start in SINGLE_FILE.values()):
+    if found is None and not all(any(_any(shapes, start) for start in starts) for starts in SINGLE_FILE.values()):
         found = next((what for what, starts in _PARTS.items() if all(n.startswith(starts) for n in shapes)), _UNKNOWN)
     if found is not None:
         raise _model_error(found, path)
+
+
+def is_sd2_file(shapes: Shapes) -> bool:
+    """Whether a single file that passed `check_single_file` is of the 2.x family, by its text encoder.
+
+    Args:
+        shapes: Its tensors.
+    """
+    return _any(shapes, SINGLE_FILE["text_encoder"][1])
 
 
 def check_unet(config: Config) -> None:
@@ -183,6 +197,24 @@ def check_vae(config: Config) -> None:
         raise _setting("VAE", "down_block_types", levels, "4 DownEncoderBlock2D")
 
 
+def check_tiny_vae(config: Config) -> None:
+    """Check that a preview's autoencoder is an `AutoencoderTiny` with 4 latent channels and a factor of 8.
+
+    Args:
+        config: The autoencoder's configuration.
+
+    Raises:
+        ModelError: Names the setting that differs.
+    """
+    check_config("preview_vae", config)
+    for name, expected, default in (("latent_channels", 4, 4), ("upsampling_scaling_factor", 2, 2)):
+        if config.get(name, default) != expected:
+            raise _setting("preview VAE", name, config[name], str(expected))
+    levels = config.get("decoder_block_out_channels", (64,) * 4)
+    if len(levels) != 4:
+        raise _setting("preview VAE", "decoder_block_out_channels", levels, "4 numbers")
+
+
 def check_fit(unet: Config, text_encoder: Config) -> None:
     """Check that the UNet's cross-attention has the text encoder's width.
 
@@ -211,9 +243,9 @@ def check_config(part: str, config: Config) -> None:
         ModelError: It does not.
     """
     named = {str(name) for name in (config.get("_class_name"), *(config.get("architectures") or ())) if name}
-    foreign = named - {MODULES[part][1]} or {key for key in ("auto_map", "quantization_config") if config.get(key)}
+    foreign = named - {CLASSES[part]} or {key for key in ("auto_map", "quantization_config") if config.get(key)}
     if foreign:
-        raise _setting(part, "class", ", ".join(sorted(foreign)), MODULES[part][1])
+        raise _setting(part, "class", ", ".join(sorted(foreign)), CLASSES[part])
 
 
 def check_shapes(part: str, expected: Shapes, actual: Shapes) -> None:

@@ -8,21 +8,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fisedit.adapters.base import AdapterStack
 from fisedit.adapters.references import References, level_grids
+from fisedit.adapters.textual_inversion import used
 from fisedit.errors import PageError
 from fisedit.models.injection import exclusive
-from fisedit.models.prompt_weighting import embeddings, parse
+from fisedit.models.prompt_chunks import MAX_CHUNKS, context_length, split_chunks
+from fisedit.models.prompt_weighting import WeightedPrompt, parse
 from fisedit.models.stopwatch import STEP_DENSE, STEP_SPARSE, StepWork, span
+from fisedit.models.text_embeddings import embeddings
 from fisedit.sampling.inversion import invert_ddim
+from fisedit.sampling.latent_blend import LatentBlend
 from fisedit.sampling.linear_scheduler import Coefficients, LinearSampler, coefficients
-from fisedit.sampling.scheduler import Sampler, blend_latents, mask_steps
+from fisedit.sampling.scheduler import Sampler, mask_steps
 from fisedit.sampling.trajectory import Trajectory, max_injection_steps
 from fisedit.sampling.trajectory_pages import RecordedSource, from_pages
 from fisedit.sparse.cost_model import CostedLayers, Costs
@@ -42,7 +46,7 @@ from fisedit.sparse.modules import LayerSite, Role, loras, project_text
 from fisedit.sparse.record_size import RecordSize
 from fisedit.sparse.stepping import Graphs, SparseEdit, SparseSteps
 from fisedit.sparse_kernels.dilation import dilate
-from fisedit.sparse_kernels.row_plan import SparsePlan, make_row_plan
+from fisedit.sparse_kernels.row_plan import SparsePlan, divide_text, hide_keys, make_row_plan
 from fisedit.values import DENSE_STEP, GenerationConfig
 
 if TYPE_CHECKING:
@@ -52,10 +56,13 @@ if TYPE_CHECKING:
     from fisedit.sparse.cost_table import CostTable
     from fisedit.sparse.feature_tiers import Remake
     from fisedit.storage.pages import Page
-    from fisedit.values import BoolGrid
+    from fisedit.values import ActiveCells, BoolGrid
 
 StepCallback = Callable[[int, int, Tensor], None]
 """Called before every step with (index, number of steps, estimate of the clean latents [1, 4, h, w])."""
+
+
+_MAX_PROMPTS = 64  # whose numbers of chunks are remembered
 
 
 class Engine:
@@ -87,6 +94,7 @@ class Engine:
         self.references = References(pipe, self.executor)
         self.graphs = Graphs() if graphs is None else graphs
         self._coefficients: dict[object, tuple[Coefficients, ...] | None] = {}
+        self._num_chunks: dict[object, int] = {}  # of the prompts of recent configs
         self.table: CostTable | None = None
 
     @property
@@ -114,11 +122,11 @@ class Engine:
             config: of the source or the edit.
             recorded: the source was made with the config's adapters, so that edits read all that they recorded.
         """
-        executor, tokenizer = self.executor, self.pipe.tokenizer
-        layers = CostedLayers(executor.sites, self.pipe.vae, self.grids(config), int(tokenizer.model_max_length))
+        executor = self.executor
+        layers = CostedLayers(executor.sites, self.pipe.vae, self.grids(config), self._text_length(config))
         adapter_macs = partial(self._adapter_macs, config, recorded) if config.like else None
         captured = self.graphs.is_enabled(executor.device)
-        steps, batch = config.num_inference_steps, self.batch(config)
+        steps, batch = config.num_timesteps, self.batch(config)
         return Costs(layers, steps, batch, executor.device, captured, adapter_macs, self.table)
 
     def _adapter_macs(self, config: GenerationConfig, recorded: bool, plan: SparsePlan | None) -> int:
@@ -203,18 +211,43 @@ class Engine:
         return Sampler(*arguments) if steps is None else LinearSampler(steps, *arguments)
 
     def encode(self, config: GenerationConfig) -> Tensor:
-        """Text embeddings [B, T, D], the negative prompt's first; diffusers' own where nothing is weighted."""
-        guided, prompt, negative_prompt = self.guided(config), parse(config.prompt), parse(config.negative_prompt)
+        """Text embeddings [B, T, D], the negative prompt's first; diffusers' own where nothing is weighted.
+
+        T is 77 for every chunk of the longer prompt.
+        """
         with self.graphs.cache.captured_encoder(self.pipe.text_encoder):
-            positive, negative = self.pipe.encode_prompt(
-                prompt.text,
-                self.executor.device,
-                1,
-                guided,
-                negative_prompt.text,
-                prompt_embeds=embeddings(prompt, self.pipe),
-                negative_prompt_embeds=embeddings(negative_prompt, self.pipe) if guided else None,
-            )
+            return torch.cat([self._encode_chunk(*chunks, config.clip_skip) for chunks in self._chunks(config)], 1)
+
+    def _chunks(self, config: GenerationConfig) -> list[tuple[WeightedPrompt, WeightedPrompt | None]]:
+        """The chunks of both prompts side by side, the negative one's None where it is not used."""
+        prompts = (config.prompt, config.negative_prompt if self.guided(config) else "")
+        chunks = (split_chunks(parse(prompt), self.pipe.tokenizer)[:MAX_CHUNKS] for prompt in prompts)
+        pairs = zip_longest(*chunks, fillvalue=parse(""))
+        return [(prompt, negative if self.guided(config) else None) for prompt, negative in pairs]
+
+    def _text_length(self, config: GenerationConfig) -> int:
+        """T, the tokens of a config's embeddings."""
+        tokenizer = self.pipe.tokenizer
+        key = config.prompt, config.negative_prompt, config.textual_inversions, self.guided(config)
+        with exclusive(tokenizer):
+            if key not in self._num_chunks:
+                if len(self._num_chunks) >= _MAX_PROMPTS:
+                    self._num_chunks.clear()
+                self._num_chunks[key] = len(self._chunks(config))
+            return self._num_chunks[key] * context_length(tokenizer)
+
+    def _encode_chunk(self, prompt: WeightedPrompt, negative_prompt: WeightedPrompt | None, clip_skip: int) -> Tensor:
+        """Embeddings [B, 77, D] of one chunk of the prompts."""
+        guided = negative_prompt is not None
+        positive, negative = self.pipe.encode_prompt(
+            prompt.text,
+            self.executor.device,
+            1,
+            guided,
+            negative_prompt.text if negative_prompt else None,
+            prompt_embeds=embeddings(prompt, self.pipe, clip_skip),
+            negative_prompt_embeds=embeddings(negative_prompt, self.pipe) if negative_prompt else None,
+        )
         return torch.cat([negative, positive]) if guided else positive
 
     @torch.inference_mode()
@@ -223,7 +256,7 @@ class Engine:
         config: GenerationConfig,
         text: Tensor,
         callback: StepCallback,
-        blend_source: tuple[BoolGrid, Trajectory] | None = None,
+        blend_source: tuple[ActiveCells, Trajectory] | None = None,
         path: Sequence[Tensor] | None = None,
         start: int = 0,
     ) -> Trajectory:
@@ -235,17 +268,18 @@ class Engine:
             config: what to generate.
             text: embeddings [B, T, D].
             callback: called before every step.
-            blend_source: a grid [h, w] and the source whose latents stay outside it, which begins with the same
-                latents.
+            blend_source: cells, and the source whose latents stay outside them, which begins with the same latents.
             path: of DDPM inversion, latents before every step and at the end [1, 4, h, w]: the noise that leads from
                 each to the next is found.
             start: index of the first step to run; those before are taken over from the source.
         """
         trajectory, source = Trajectory(config), blend_source[1] if blend_source else None
         sampler = self.sampler(config, source or trajectory)
-        blend = _blender(blend_source[0], blend_source[1]) if blend_source else lambda i, latents: latents
+        blend = LatentBlend([blend_source[0]], blend_source[1], config, start) if blend_source else None
         if source:
             trajectory.copy_first_steps(source, start, sampler)
+            assert blend is not None, "a source is there to be blended with"
+            trajectory.latents.append(blend.first(sampler))
         else:
             trajectory.latents.append(path[0] if path else sampler.latents)
         for i, t in enumerate(sampler.timesteps[start:], start):
@@ -256,7 +290,8 @@ class Engine:
             prediction = apply_guidance(raw, self._guidance(config))
             if path:  # the sampler steps with it, so that rounding never adds up
                 trajectory.noises.append(sampler.noise_between(prediction, t, latents, path[i + 1]))
-            next_latents = blend(i + 1, sampler.step(prediction, t, latents))
+            next_latents = sampler.step(prediction, t, latents)
+            next_latents = blend(i + 1, next_latents, sampler) if blend else next_latents
             shares_branch = source is not None and i == start == 0  # then another trajectory's step is part of it
             remake = None if shares_branch else partial(self._remake, config, text, i, latents)
             self._keep(features, config, i, i - start, remake)
@@ -311,15 +346,15 @@ class Engine:
         edit, features = edits[0], list(source.features)
         with span("setup"):
             steps = SparseSteps(self.graphs, self.executor, [self._sparse_edit(source, features, e) for e in edits])
-        sampler = self.sampler(edit.config, source, linear=steps.uses_graphs)
+        own_noise = edit.config.seed != source.config.seed  # then a multistep scheduler begins without history
+        sampler = self.sampler(edit.config, source, linear=steps.uses_graphs and not (own_noise and edit.start))
         trajectories = [Trajectory(e.config, text_keys=e.text_keys) for e in edits]
         for trajectory in trajectories:
             trajectory.copy_first_steps(source, edit.start, sampler)
-        blend, feature_deltas = (
-            _blender(np.stack([e.grid for e in edits])[:, None], source),
-            trajectories[0].feature_deltas,
-        )
-        latents = source.latents[edit.start].expand(len(edits), -1, -1, -1)
+        blend = LatentBlend([e.cells for e in edits], source, edit.config, edit.start)
+        latents, feature_deltas = blend.first(sampler).expand(len(edits), -1, -1, -1), trajectories[0].feature_deltas
+        for trajectory, own in zip(trajectories, latents.split(1), strict=True):
+            trajectory.latents.append(own)
         with self.tiers.reads(source.features, edit.start) as reads:
             for i, t in enumerate(sampler.timesteps[edit.start :], edit.start):
                 callback(i, len(sampler.timesteps), sampler.estimate[:1])
@@ -343,7 +378,7 @@ class Engine:
                 if edit.check and i == edit.check.step:
                     difference = (predictions - source.predictions[i]).float().norm(dim=1)[0]
                     edit.check.compare(difference.cpu().numpy())
-                latents = blend(i + 1, sampler.step(predictions, t, latents))
+                latents = blend(i + 1, sampler.step(predictions, t, latents), sampler)
                 for e, trajectory in enumerate(trajectories):
                     trajectory.append(predictions[e : e + 1], step_features[e], latents[e : e + 1])
                     self._let_page_out(step_features[e], edit.config, i)
@@ -364,17 +399,30 @@ class Engine:
         return (
             not isinstance(self.graphs.executor_for(self.executor), str)
             and isinstance(self.sampler(edit.config, source, linear=True), LinearSampler)
-            and not (edit.config.like or edit.start or edit.injection or edit.check or DENSE_STEP in edit.dilation)
+            and not (
+                edit.erases
+                or edit.regional
+                or edit.config.like
+                or edit.start
+                or edit.injection
+                or edit.check
+                or DENSE_STEP in edit.dilation
+            )
             and not any(map(shifted, source.features))
+            and len({e.text.shape for e in edits}) == 1
         )
 
     def _sparse_edit(self, source: Trajectory, features: list[CachedFeatures], edit: LatentEdit) -> SparseEdit:
+        text, text_keys = edit.text, edit.text_keys
+        if edit.regional:  # which follow one another; masks of later edits are made from the first alone
+            project_text(self.executor.sites, text, text_keys)
+            text, text_keys = torch.cat([text, *(own for _, own in edit.regional)], 1), {}
         return SparseEdit(
             plans=self._plans(edit),
             features=features,
             predictions=source.predictions,
-            text=edit.text,
-            text_keys=edit.text_keys,
+            text=text,
+            text_keys=text_keys,
             injected_text_keys=self._injected_keys(source, edit),
             injected_steps=edit.injection.steps if edit.injection else 0,
             guidance=self._guidance(edit.config),
@@ -396,16 +444,22 @@ class Engine:
 
     def _plans(self, edit: LatentEdit) -> dict[int, SparsePlan]:
         """Of every sparse step from the first on; one object for steps that compute the same cells."""
-        dilation, check = edit.dilation, edit.check
-        plan_by_dilation = {
-            cells_beyond: self.row_plan(edit.grid, cells_beyond)
-            for cells_beyond in set(dilation[edit.start :]) - {DENSE_STEP}
-        }
-        plans = {
-            i: plan_by_dilation[dilation[i]] for i in range(edit.start, len(dilation)) if dilation[i] != DENSE_STEP
-        }
+        cells, dilation, check = edit.cells, edit.dilation, edit.check
+        plans: dict[int, SparsePlan] = {}
+        known: dict[tuple[int, int], SparsePlan] = {}
+        for i in (i for i in range(edit.start, len(dilation)) if dilation[i] != DENSE_STEP):
+            key = dilation[i], cells.stage(i)
+            if key not in known:
+                plan = self.row_plan(cells.at(i), dilation[i])
+                if edit.erases:
+                    plan = hide_keys(plan, cells.at(i))
+                if edit.regional:
+                    grids, texts = zip(*edit.regional, strict=True)
+                    plan = divide_text(plan, grids, [text.shape[1] for text in (edit.text, *texts)])
+                known[key] = plan
+            plans[i] = known[key]
         if check and check.step in plans:
-            plans[check.step] = self.row_plan(edit.grid, dilation[check.step], check.cells)
+            plans[check.step] = self.row_plan(cells.at(check.step), dilation[check.step], check.cells)
         return plans
 
     def _injected_keys(self, source: Trajectory, edit: LatentEdit) -> dict[str, Tensor]:
@@ -569,8 +623,9 @@ class Engine:
         Raises:
             PageError: the model's LoRAs or adapters are others now.
         """
-        if config.loras != loras(self.pipe.unet) or any(r.adapter not in self.references.adapters for r in config.like):
-            raise PageError("recorded features are gone, and the model's LoRAs or adapters are others now")
+        others = config.loras != loras(self.pipe.unet) or used(self.pipe, config) != config.textual_inversions
+        if others or any(r.adapter not in self.references.adapters for r in config.like):
+            raise PageError("recorded features are gone, and the model's LoRAs, adapters or words are others now")
         if text is None:
             with exclusive(self.pipe.text_encoder, self.pipe.tokenizer):
                 text = self.encode(config)
@@ -593,9 +648,3 @@ class Engine:
     def _guidance(self, config: GenerationConfig) -> float | None:
         """The scale of classifier-free guidance, None where one branch runs."""
         return config.guidance_scale if self.guided(config) else None
-
-
-def _blender(grid: BoolGrid, source: Trajectory) -> Callable[[int, Tensor], Tensor]:
-    """Blends the latents before step i with the source's, which stay outside the grid ([h, w] or [E, 1, h, w])."""
-    inside = torch.from_numpy(grid.copy()).to(source.latents[0].device)
-    return lambda i, latents: blend_latents(latents, source.latents[i], inside)

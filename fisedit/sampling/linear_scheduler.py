@@ -63,7 +63,7 @@ def coefficients(
         scheduler_config: the model's scheduler config.
         noisy: with the noise of every step given (eta 1), as `Sampler` takes it.
     """
-    steps = config.num_inference_steps
+    steps = config.num_timesteps
     columns = 2 * steps + NOISE_COLUMNS + CHECK_COLUMNS
     probe_config = replace(config, width=columns * LATENT_FACTOR, height=LATENT_FACTOR)
     shape, generator = (1, 1, 1, columns), torch.Generator().manual_seed(config.seed)
@@ -134,7 +134,9 @@ class LinearSampler(Sampler):
         self._steps, self._noise = steps, list(noises)
         if not noises and any(step.next_latents.noise for step in steps):
             shape, generator = self.latents.shape, self._generator
-            self._noise = [randn_tensor(shape, generator=generator, device=device, dtype=dtype) for _ in steps]
+            self._noise = [
+                randn_tensor(shape, generator=generator, device=device, dtype=self._noise_dtype) for _ in steps
+            ]
         self._history: tuple[list[Tensor], list[Tensor]] = [], []
         self._finite: list[Tensor] = []
 

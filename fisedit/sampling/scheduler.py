@@ -1,4 +1,4 @@
-"""Timesteps, noise and one step of a sampler, by diffusers' own schedulers; and blending latents outside a mask.
+"""Timesteps, noise and one step of a sampler, by diffusers' own schedulers.
 
 Knows schedulers and latents; knows nothing about the UNet, features or prompts.
 """
@@ -13,9 +13,14 @@ import torch
 from diffusers import (
     DDIMScheduler,
     DPMSolverMultistepScheduler,
+    DPMSolverSinglestepScheduler,
     EulerAncestralDiscreteScheduler,
     EulerDiscreteScheduler,
+    HeunDiscreteScheduler,
     LCMScheduler,
+    PNDMScheduler,
+    TCDScheduler,
+    UniPCMultistepScheduler,
 )
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
@@ -23,13 +28,31 @@ from torch import Tensor
 from fisedit.errors import InputError, NumericsError
 from fisedit.values import LATENT_FACTOR, GenerationConfig, SchedulerName
 
-SCHEDULERS: dict[SchedulerName, Any] = {
-    SchedulerName.DDIM: DDIMScheduler,
-    SchedulerName.DPM_SOLVER: DPMSolverMultistepScheduler,
-    SchedulerName.EULER: EulerDiscreteScheduler,
-    SchedulerName.EULER_ANCESTRAL: EulerAncestralDiscreteScheduler,
-    SchedulerName.LCM: LCMScheduler,
+_SIGMAS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
+_PLAIN, _TRAILING = dict.fromkeys(_SIGMAS, False), {"timestep_spacing": "trailing"}
+_KARRAS = _PLAIN | {"use_karras_sigmas": True}
+_ODE, _SDE = {"algorithm_type": "dpmsolver++"}, {"algorithm_type": "sde-dpmsolver++"}
+_UNEVEN = {"lower_order_final": True}  # two evaluations a step of the second order do not divide every number of steps
+
+SCHEDULERS: dict[SchedulerName, tuple[Any, dict[str, Any]]] = {
+    SchedulerName.DDIM: (DDIMScheduler, {}),
+    SchedulerName.DDIM_TRAILING: (DDIMScheduler, _TRAILING),
+    SchedulerName.DPM_SOLVER: (DPMSolverMultistepScheduler, _PLAIN | _ODE),
+    SchedulerName.DPM_SOLVER_KARRAS: (DPMSolverMultistepScheduler, _KARRAS | _ODE),
+    SchedulerName.DPM_SOLVER_SDE: (DPMSolverMultistepScheduler, _PLAIN | _SDE),
+    SchedulerName.DPM_SOLVER_SDE_KARRAS: (DPMSolverMultistepScheduler, _KARRAS | _SDE),
+    SchedulerName.DPM_SDE: (DPMSolverSinglestepScheduler, _PLAIN | _SDE | _UNEVEN),
+    SchedulerName.DPM_SDE_KARRAS: (DPMSolverSinglestepScheduler, _KARRAS | _SDE | _UNEVEN),
+    SchedulerName.EULER: (EulerDiscreteScheduler, _PLAIN),
+    SchedulerName.EULER_TRAILING: (EulerDiscreteScheduler, _PLAIN | _TRAILING),
+    SchedulerName.EULER_ANCESTRAL: (EulerAncestralDiscreteScheduler, {}),
+    SchedulerName.HEUN: (HeunDiscreteScheduler, _PLAIN),
+    SchedulerName.PNDM: (PNDMScheduler, {"skip_prk_steps": True}),
+    SchedulerName.UNIPC: (UniPCMultistepScheduler, _PLAIN),
+    SchedulerName.LCM: (LCMScheduler, {}),
+    SchedulerName.TCD: (TCDScheduler, {}),
 }
+"""Name -> diffusers' class, and what its config has instead of the model's."""
 
 
 class Sampler:
@@ -56,7 +79,8 @@ class Sampler:
         dtype: torch.dtype,
         noises: Sequence[Tensor] = (),
     ) -> None:
-        self._scheduler = SCHEDULERS[config.scheduler].from_config(scheduler_config)
+        scheduler, changes = SCHEDULERS[config.scheduler]
+        self._scheduler = scheduler.from_config(scheduler_config, **changes)
         try:
             self._scheduler.set_timesteps(config.num_inference_steps, device=device)
         except ValueError as error:  # LCM takes at most the steps it was distilled from
@@ -66,13 +90,29 @@ class Sampler:
         step_parameters = inspect.signature(self._scheduler.step).parameters
         self._extra_step_kwargs = {"generator": self._generator} if "generator" in step_parameters else {}
         self._noises = noises
+        self._noise_dtype = torch.float32 if scheduler is DPMSolverMultistepScheduler else dtype
         self.timesteps: Tensor = self._scheduler.timesteps
+        if len(self.timesteps) != config.num_timesteps:  # trailing ones of some numbers of steps, such as 61: rounding
+            steps, name = config.num_inference_steps, config.scheduler
+            raise InputError(f"num_inference_steps must divide the timesteps of {name}, got {steps}; use {steps - 1}")
         shape = (1, channels, config.height // LATENT_FACTOR, config.width // LATENT_FACTOR)
-        noise = randn_tensor(shape, generator=self._generator, device=device, dtype=dtype)
-        self.latents: Tensor = noise * self._scheduler.init_noise_sigma
+        self._first_noise = randn_tensor(shape, generator=self._generator, device=device, dtype=dtype)
+        self.latents: Tensor = self._first_noise * self._scheduler.init_noise_sigma
         """The first latents [1, C, h, w]."""
         self.estimate: Tensor = self.latents
         """What the last step took for the clean latents, or its latents where the scheduler does not say."""
+
+    def noised(self, clean: Tensor, step: int) -> Tensor:
+        """Latents before a step that come from others by the seed's noise, as diffusers' image-to-image begins.
+
+        Args:
+            clean: [1, C, h, w] without noise.
+            step: index of the step, 0 to N - 1; before the first one there is nothing but noise.
+        """
+        if not step:
+            return self.latents
+        noised: Tensor = self._scheduler.add_noise(clean, self._first_noise, self.timesteps[step : step + 1])
+        return noised
 
     def scaled(self, latents: Tensor, timestep: Tensor) -> Tensor:
         """Latents as the UNet takes them, by diffusers' `scale_model_input`."""
@@ -125,17 +165,6 @@ class Sampler:
 
     def _index(self, timestep: Tensor) -> int:
         return int((self.timesteps == timestep).nonzero())
-
-
-def blend_latents(latents: Tensor, source: Tensor, inside: Tensor) -> Tensor:
-    """Replace latents outside a mask by the source's.
-
-    Args:
-        latents: [E, C, h, w].
-        source: [1, C, h, w].
-        inside: bool [h, w] or [E, 1, h, w], the mask.
-    """
-    return torch.where(inside, latents, source)
 
 
 def mask_steps(timesteps: Tensor, count: int = 4) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from fisedit.sampling.scheduler import Sampler
     from fisedit.sparse.feature_cache import CachedFeatures, FeatureDelta
-    from fisedit.values import BoolGrid, GenerationConfig
+    from fisedit.values import ActiveCells, BoolGrid, GenerationConfig
 
 MAX_INJECTION_RATIO = 0.4
 """Share of the steps whose queries are recorded, so that edits may keep their structure."""
@@ -81,19 +81,20 @@ class Trajectory:
         return self.unconditional if same_settings else None
 
     def copy_first_steps(self, source: Trajectory, steps: int, sampler: Sampler) -> None:
-        """Begin with the first steps of another trajectory.
+        """Begin with the first steps of another trajectory, up to the latents before the next one.
 
         Args:
             source: the other one.
             steps: how many, 0 to N.
-            sampler: is stepped through them, so that a multistep scheduler has their history.
+            sampler: is stepped through them, so that a multistep scheduler has their history, unless the noise is of
+                another seed from here on.
         """
         self.start, self.noises = steps, source.noises
         self.unconditional = source.unconditional_for(self.config)
-        self.latents += source.latents[: steps + 1]
+        self.latents += source.latents[:steps]
         self.predictions += source.predictions[:steps]
         self.features += source.features[:steps]
-        for i, t in enumerate(sampler.timesteps[:steps]):
+        for i, t in enumerate(sampler.timesteps[:steps] if self.config.seed == source.config.seed else ()):
             sampler.step(self.predictions[i], t, self.latents[i])
 
 
@@ -133,23 +134,27 @@ class LatentEdit:
         config: the source's with the new prompt.
         text: embeddings [B, T, D].
         text_keys: keys and values of the text by projection, filled as they are needed.
-        grid: booleans [h, w], the mask.
-        dilation: latent cells computed beyond the mask, one number per step, or `DENSE_STEP`.
+        cells: that it changes, by step.
+        dilation: latent cells computed beyond them, one number per step, or `DENSE_STEP`.
         start: index of the first step to run; those before are taken over from the source.
         injection: what is kept of the source's attention, or None.
         check: compares the edit with its source at one step, or None.
+        erases: cells inside do not attend to one another.
+        regional: regions [h, w] whose cells attend to embeddings [B, T, D] of their own.
     """
 
     config: GenerationConfig
     text: Tensor
     text_keys: dict[str, Tensor]
-    grid: BoolGrid
+    cells: ActiveCells
     dilation: Sequence[int]
     start: int = 0
     injection: AttentionInjection | None = None
     check: StepCheck | None = None
+    erases: bool = False
+    regional: Sequence[tuple[BoolGrid, Tensor]] = ()
 
 
 def max_injection_steps(config: GenerationConfig) -> int:
     """The first steps, of which an edit may keep the structure."""
-    return round(MAX_INJECTION_RATIO * config.num_inference_steps)
+    return round(MAX_INJECTION_RATIO * config.num_timesteps)

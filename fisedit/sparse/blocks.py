@@ -8,10 +8,11 @@ Knows nothing about steps, samplers or masks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+import torch
 import torch.nn.functional as F
 from diffusers import UNet2DConditionModel
 from diffusers.models.activations import GEGLU
@@ -29,7 +30,7 @@ from fisedit.sparse.feature_cache import map_of, rows_of
 from fisedit.sparse.modules import is_plain
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.reference import NO_EPILOGUE, ConvEpilogue, LayerNormParams, Rows
-from fisedit.sparse_kernels.row_plan import KernelMap
+from fisedit.sparse_kernels.row_plan import KernelMap, TextPart
 
 
 class RowSource(Protocol):
@@ -103,6 +104,9 @@ class RowSource(Protocol):
 
     def text_keys(self, name: str) -> Tensor:
         """The text's keys or values [B, T, C]."""
+
+    def text_parts(self, name: str) -> Sequence[TextPart]:
+        """Parts of the text and the rows that attend to them; () where every row attends to all of it."""
 
     def recorded_query(self, name: str) -> Tensor | None:
         """The source's queries [E, R, C] that the last items attend with (attention injection), or None."""
@@ -228,7 +232,18 @@ def attention_block(source: RowSource, name: str, attention: Any, rows: Tensor) 
 def _cross_attention(source: RowSource, name: str, norm: nn.LayerNorm, attention: Any, x: Tensor) -> Tensor:
     query_name, key, value = f"{name}.to_q", source.text_keys(f"{name}.to_k"), source.text_keys(f"{name}.to_v")
     weight, recorded = source.weight(attention.to_q), source.recorded_query(query_name)
-    attended, query = ops.cross_attention(x, _layer(norm), weight, key, value, attention.heads, recorded)
+
+    def attend(rows: Tensor, tokens: slice = slice(None)) -> tuple[Tensor, Tensor]:
+        read = key[:, tokens], value[:, tokens]
+        return ops.cross_attention(rows, _layer(norm), weight, *read, attention.heads, recorded)
+
+    if parts := source.text_parts(query_name):
+        order = torch.cat([part.rows for part in parts]).argsort()
+        attended, query = (
+            torch.cat(each, 1)[:, order] for each in zip(*(attend(x[:, p.rows], p.tokens) for p in parts), strict=True)
+        )
+    else:
+        attended, query = attend(x)
     source.keep_query(query_name, query)
     return _linear(source, attention.to_out[0], attended, residual=x)
 

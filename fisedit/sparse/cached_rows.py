@@ -6,7 +6,7 @@ the mixed map in O(active). Knows nothing about blocks, samplers or prompts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from fisedit.sparse.modules import LayerSite, Role
 from fisedit.sparse.packed_weights import MergedWeights
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.reference import Rows, join_rows
-from fisedit.sparse_kernels.row_plan import KernelMap, Level
+from fisedit.sparse_kernels.row_plan import KernelMap, Level, TextPart
 
 
 class CachedRows:
@@ -141,12 +141,26 @@ class CachedRows:
         keys, key_scales = self._tokens(f"{name}.to_k", key)
         values, value_scales = self._tokens(f"{name}.to_v", value)
         query = self._query(f"{name}.to_q", query)
-        attended = ops.dense_attention(query if key_scales is None else query * key_scales, keys, values, heads)
+        if key_scales is not None:
+            query = query * key_scales
+        hidden = self.plan.hidden and self.plan.hidden[self._sites[f"{name}.to_q"].level]
+        if hidden:
+            attended = torch.empty_like(query)
+            seen = keys[:, hidden.visible], values[:, hidden.visible]
+            attended[:, hidden.inside] = ops.dense_attention(query[:, hidden.inside], *seen, heads)
+            if len(hidden.outside):
+                attended[:, hidden.outside] = ops.dense_attention(query[:, hidden.outside], keys, values, heads)
+        else:
+            attended = ops.dense_attention(query, keys, values, heads)
         return attended if value_scales is None else attended.mul_(value_scales)
 
     def text_keys(self, name: str) -> Tensor:
         """See `RowSource.text_keys`."""
         return self._text_keys[name]
+
+    def text_parts(self, name: str) -> Sequence[TextPart]:
+        """See `RowSource.text_parts`."""
+        return self.plan.text_parts[self._sites[name].level] if self.plan.text_parts else ()
 
     def recorded_query(self, name: str) -> Tensor | None:
         """See `RowSource.recorded_query`."""

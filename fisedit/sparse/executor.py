@@ -17,6 +17,7 @@ import torch
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
+from fisedit.errors import InputError
 from fisedit.models.injection import Replacement, injected
 from fisedit.sparse.blocks import UNetBlocks
 from fisedit.sparse.cached_rows import CachedRows
@@ -146,6 +147,8 @@ class Executor:
         rows = self.rows(self._by_name, overlay, text_keys, weights, inject_attention=inject_attention)
         replacements = self._blocks.replacements(rows)
         for name in self._custom_attentions():
+            if overlay.plan.hidden or overlay.plan.text_parts:
+                raise InputError(f"regions need plain attention, got a processor of its own at {name}; reset it")
             replacements += rows.projections(name)
         if extra_layers is not None:
             replacements += [(site.module, partial(site.run_sparse, rows)) for site in extra_layers.sites(self.unet)]

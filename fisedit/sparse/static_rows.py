@@ -196,6 +196,10 @@ class StaticRows:
         """See `RowSource.text_keys`."""
         return self._buffers.text_keys[name]
 
+    def text_parts(self, name: str) -> tuple[()]:
+        """See `RowSource.text_parts`: plans that divide the text are not captured."""
+        return ()
+
     def recorded_query(self, name: str) -> Tensor | None:
         """See `RowSource.recorded_query`; of a self-attention's keys as well."""
         return self._buffers.injected[name] if name in self._buffers.injected.shapes else None

@@ -193,6 +193,10 @@ def injected_sites(sites: Sequence[LayerSite], step: CachedFeatures) -> frozense
 def _eager_reason(edits: Sequence[SparseEdit]) -> str:
     if edits[0].extra_layers is not None:
         return "a reference adapter is at work; it runs eagerly"
+    if any(plan.hidden for plan in edits[0].plans.values()):
+        return "keys are hidden from what is erased; it runs eagerly"
+    if any(plan.text_parts for plan in edits[0].plans.values()):
+        return "regions have words of their own; it runs eagerly"
     if edits[0].has_dense_steps or any(map(shifted, edits[0].features)):
         return "dense steps in between change what sparse ones read; it runs eagerly"
     return ""

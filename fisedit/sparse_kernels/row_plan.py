@@ -6,8 +6,10 @@ matrices of rows, so every linear, norm and activation is plain; only a 3x3 conv
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -131,10 +133,47 @@ class Level:
 
 
 @dataclass(frozen=True, eq=False)
+class HiddenKeys:
+    """Positions of a level whose keys the active rows among them do not attend to.
+
+    Args:
+        inside: int64, the active rows at hidden positions.
+        outside: int64, the other active rows, which attend to every position.
+        visible: int64, the positions that are not hidden, at least one.
+    """
+
+    inside: Tensor
+    outside: Tensor
+    visible: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class TextPart:
+    """Active rows of a level that attend to a part of the text alone.
+
+    Args:
+        rows: int64, the active rows.
+        tokens: of the text that they attend to.
+    """
+
+    rows: Tensor
+    tokens: slice
+
+
+@dataclass(frozen=True, eq=False)
 class SparsePlan:
-    """Active rows and kernel maps of every level, finest first."""
+    """Active rows and kernel maps of every level, finest first.
+
+    Args:
+        levels: of the UNet.
+        hidden: keys that self-attention leaves out, by level, None where it reads them all; () for all levels.
+        text_parts: by level the parts of the text and the rows that attend to them, each row to one; () where every
+            row attends to all of it.
+    """
 
     levels: tuple[Level, ...]
+    hidden: tuple[HiddenKeys | None, ...] = ()
+    text_parts: tuple[tuple[TextPart, ...], ...] = ()
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -155,6 +194,53 @@ def make_row_plan(grid: BoolGrid, num_levels: int, device: torch.device | str = 
     """
     active = _active(grid, num_levels)
     return SparsePlan(tuple(_level(active, i, torch.device(device)) for i in range(num_levels)))
+
+
+def hide_keys(plan: SparsePlan, grid: BoolGrid) -> SparsePlan:
+    """The same plan in which cells do not attend to one another, as an erased object does not to itself (Attentive
+    Eraser, arXiv 2412.12974). A level that they cover as a whole reads all keys.
+
+    Args:
+        plan: whose active rows hold the cells.
+        grid: booleans [h, w], the cells.
+    """
+    cells = _active(grid, len(plan.levels))
+    return replace(plan, hidden=tuple(map(_hidden, plan.levels, cells)))
+
+
+def _hidden(level: Level, cells: Tensor) -> HiddenKeys | None:
+    if cells.all():
+        return None
+    hidden = cells.flatten().to(level.active.device)
+    is_inside = hidden[level.active]
+    return HiddenKeys(_positions(is_inside), _positions(~is_inside), _positions(~hidden))
+
+
+def divide_text(plan: SparsePlan, grids: Sequence[BoolGrid], lengths: Sequence[int]) -> SparsePlan:
+    """The same plan in which cells attend to the text of their own region.
+
+    A cell attends to the text of the first region that holds it, on a coarser map of the first that holds any of its
+    cells; cells in none attend to the first text.
+
+    Args:
+        plan: whose active rows hold the regions.
+        grids: booleans [h, w] of the regions.
+        lengths: tokens of the first text and of each region's, which follow one another.
+    """
+    regions = [_active(grid, len(plan.levels)) for grid in grids]
+    ends = list(accumulate(lengths))
+    tokens = [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+
+    def parts(i: int, level: Level) -> Iterator[TextPart]:
+        number = torch.zeros(level.size, dtype=torch.long)
+        for text in reversed(range(len(regions))):
+            number[regions[text][i].flatten()] = text + 1
+        of_row = number.to(level.active.device)[level.active]
+        for text, span in enumerate(tokens):
+            if len(rows := _positions(of_row == text)):
+                yield TextPart(rows, span)
+
+    return replace(plan, text_parts=tuple(tuple(parts(i, level)) for i, level in enumerate(plan.levels)))
 
 
 def count_active_rows(grid: BoolGrid, num_levels: int) -> tuple[int, ...]:

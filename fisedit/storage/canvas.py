@@ -13,14 +13,18 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image, ImageCms, ImageOps
+from PIL import ExifTags, Image, ImageCms, ImageOps
 
 from fisedit.errors import InputError
 from fisedit.storage.image_metadata import owner_info
 from fisedit.values import LATENT_FACTOR, cell_pixels
 
 if TYPE_CHECKING:
-    from fisedit.values import BoolGrid
+    from numpy.typing import NDArray
+
+    from fisedit.values import BoolGrid, Box
+
+    Pixels = NDArray[np.uint8 | np.uint16]
 
 MIN_SIDE, MAX_SIDE = 64, 2048
 """Limits of a canvas' sides in pixels."""
@@ -30,6 +34,12 @@ MAX_PIXELS = 64_000_000
 
 MAX_AREA_RATIO = 1.5
 """Greatest ratio, or its inverse, of an image's pixels to the model's, above which the image is resized."""
+
+CONTEXT, MAX_CONTEXT = 0.5, 8.0
+"""What a crop takes along on every side of a region, as a ratio of its longer side, and the most of it."""
+
+MAX_ASPECT = 2.0
+"""Greatest ratio of the sides of a crop, unless its picture is longer."""
 
 MAX_UPSCALE = 2.0
 """Greatest ratio of an image's side to its canvas' side without a note for the user."""
@@ -72,6 +82,19 @@ def _rotate(picture: Image.Image) -> Image.Image:
         return ImageOps.exif_transpose(picture)
     except (SyntaxError, ValueError, LookupError, TypeError, OSError, struct.error):
         return picture.copy()
+
+
+def upright_size(picture: Image.Image) -> tuple[int, int]:
+    """Width and height of an image in pixels, rotated as its EXIF orientation says.
+
+    Args:
+        picture: Any PIL image.
+    """
+    try:
+        on_its_side = picture.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
+    except (SyntaxError, ValueError, LookupError, TypeError, OSError, struct.error):
+        on_its_side = False
+    return picture.size[::-1] if on_its_side else picture.size
 
 
 def canvas_size(size: tuple[int, int], native: int) -> tuple[int, int]:
@@ -127,31 +150,122 @@ def to_canvas(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
     return _convert_profile(colours, picture.info.get("icc_profile"), None, "RGB")
 
 
-def paste_edit(picture: Image.Image, painted: Image.Image, grid: BoolGrid) -> Image.Image:
-    """Paste the pixels inside the mask from the edited canvas into an image.
+def extended(picture: Image.Image, widths: Box) -> Image.Image:
+    """A larger image with the given one inside, every pixel as it was; around it what is mirrored at its sides.
+
+    Args:
+        picture: From `to_editable`.
+        widths: Pixels that are added at the left, top, right and bottom.
+
+    Raises:
+        InputError: more than `MAX_PIXELS`, or more at a side than the image has.
+    """
+    left, top, right, bottom = widths
+    width, height = picture.width + left + right, picture.height + top + bottom
+    if max(left, right) > picture.width or max(top, bottom) > picture.height:
+        raise InputError(
+            f"a picture of {picture.width}x{picture.height} pixels can be extended by as many, got {widths}"
+        )
+    if width * height > MAX_PIXELS:
+        raise InputError(f"picture must have at most {MAX_PIXELS // 10**6} million pixels, got {width}x{height}")
+    pixels = np.asarray(picture)
+    padding = [(top, bottom), (left, right), (0, 0)][: pixels.ndim]
+    result = Image.fromarray(np.pad(pixels, padding, "symmetric"), "CMYK" if picture.mode == "CMYK" else None)
+    result.info = dict(picture.info)
+    return result
+
+
+def needs_crop(size: tuple[int, int], native: int) -> bool:
+    """Whether an image has so many more pixels than the model's that a region is edited on a part of it.
+
+    Args:
+        size: Width and height of the image in pixels.
+        native: Side of the square images that the model was trained on, in pixels.
+    """
+    return math.prod(size) > MAX_AREA_RATIO * native**2
+
+
+def crop_around(grid: BoolGrid, size: tuple[int, int], native: int, context: float = CONTEXT) -> Box:
+    """The part of a picture to edit a region on: large enough for a model to see what is around it, no part of it
+    resized if it fits a canvas as it is.
+
+    Args:
+        grid: Booleans [h, w] over the whole picture, the region; not empty.
+        size: Width and height of the picture in pixels.
+        native: Side of the square images that the model was trained on, in pixels.
+        context: What is taken along on every side, as a ratio of the region's longer side, 0 or more.
+    """
+    spans = [np.flatnonzero(grid.any(axis)) / n for axis, n in zip((0, 1), grid.shape[::-1], strict=True)]
+    low = [span[0] * n for span, n in zip(spans, size, strict=True)]
+    high = [(span[-1] + 1 / m) * n for span, m, n in zip(spans, grid.shape[::-1], size, strict=True)]
+    lengths = [b - a for a, b in zip(low, high, strict=True)]
+    least = max(lengths) * (1 + 2 * context) / MAX_ASPECT
+    wanted = [max(length + 2 * context * max(lengths), least) for length in lengths]
+    scale = max(1.0, native / math.sqrt(math.prod(wanted)))
+    shares = [min(n, side * scale) for side, n in zip(wanted, size, strict=True)]
+    shares = [max(side, native**2 / other) for side, other in zip(shares, shares[::-1], strict=True)]
+    sides = [min(n, math.ceil(side / LATENT_FACTOR) * LATENT_FACTOR) for side, n in zip(shares, size, strict=True)]
+    starts = [
+        min(max(0, round((a + b - side) / 2)), n - side) for a, b, side, n in zip(low, high, sides, size, strict=True)
+    ]
+    return starts[0], starts[1], starts[0] + sides[0], starts[1] + sides[1]
+
+
+def paste_edit(picture: Image.Image, painted: Image.Image, grid: BoolGrid, crop: Box | None = None) -> Image.Image:
+    """Paste the pixels inside the mask from the edited canvas into an image. Where the canvas is resized, the border of
+    the mask is blended on its inside.
 
     Args:
         picture: From `to_editable`, of any size.
         painted: The canvas after the edit.
         grid: The mask, booleans [h, w], one per latent cell.
+        crop: The part of the picture that the canvas shows; None for all of it.
 
     Returns:
         An image of the same size, mode and profile; alpha and the pixels outside the mask are unchanged.
     """
-    inside = cell_pixels(grid, picture.size)
+    left, top, right, bottom = crop or (0, 0, *picture.size)
+    size, pixels = (right - left, bottom - top), np.array(picture)
     paint = _convert_profile(painted, None, picture.info.get("icc_profile"), _opaque_mode(picture))
-    if paint.size != picture.size:
-        paint = paint.resize(picture.size, Image.Resampling.LANCZOS)
-    pixels, new = np.array(picture), np.asarray(paint)
+    new = np.asarray(paint if paint.size == size else paint.resize(size, Image.Resampling.LANCZOS))
     if picture.mode == _MODE_16_BIT:
-        pixels[inside] = new[inside].astype(np.uint16) * _LEVELS_16_BIT
-    elif picture.mode in ("LA", "RGBA"):
-        pixels[..., :-1][inside] = new.reshape(*inside.shape, -1)[inside]
-    else:
-        pixels[inside] = new[inside]
+        new = new.astype(np.uint16) * _LEVELS_16_BIT
+    old = np.atleast_3d(pixels)[top:bottom, left:right, : -1 if picture.mode in ("LA", "RGBA") else None]
+    new, inside = np.atleast_3d(new), cell_pixels(grid, size)
+    if paint.size != size or crop is not None:
+        goes_on = left > 0, top > 0, right < picture.width, bottom < picture.height
+        new = _blended_border(old, new, inside, grid, goes_on)
+    old[inside] = new[inside]
     result = Image.fromarray(pixels, "CMYK" if picture.mode == "CMYK" else None)
     result.info = dict(picture.info)
     return result
+
+
+def _blended_border(
+    old: Pixels, new: Pixels, inside: BoolGrid, grid: BoolGrid, goes_on: tuple[bool, bool, bool, bool]
+) -> Pixels:
+    """The new pixels, mixed with the old ones inside the border of the mask, wider the more the paint was enlarged, and
+    where the mask reaches an edge behind which the picture goes on.
+
+    Args:
+        old: [H, W, C].
+        new: [H, W, C].
+        inside: booleans [H, W], the mask.
+        grid: booleans [h, w], the same in latent cells.
+        goes_on: whether there is more of the picture at the left, top, right and bottom.
+    """
+    from scipy.ndimage import distance_transform_edt
+
+    width, share = int((math.sqrt(inside.size / grid.size) - LATENT_FACTOR) / 2), np.ones(inside.shape)
+    if width >= 1 and not inside.all():
+        share = np.clip(distance_transform_edt(inside) / (width + 1), 0, 1)
+    from_edges = [
+        np.arange(1.0, n + 1)[:: 1 if first else -1] if there_is_more else np.full(n, np.inf)
+        for there_is_more, n, first in zip(goes_on, inside.shape[::-1] * 2, (True, True, False, False), strict=True)
+    ]
+    across, down = (np.minimum(from_edges[i], from_edges[i + 2]) for i in (0, 1))
+    share = np.minimum(share, np.minimum.outer(down, across) / (max(width, LATENT_FACTOR) + 1))[..., None]
+    return np.rint(old + (new.astype(np.float64) - old) * share).astype(old.dtype)
 
 
 def to_srgb(picture: Image.Image, *, alpha: bool) -> Image.Image:

@@ -87,7 +87,11 @@ def read_bytes(path: Path) -> bytes:
 
 
 def decode(
-    data: bytes, what: str = "picture", error: type[InputError] = InputError, formats: tuple[str, ...] = READABLE
+    data: bytes,
+    what: str = "picture",
+    error: type[InputError] = InputError,
+    formats: tuple[str, ...] = READABLE,
+    max_pixels: int = MAX_PIXELS,
 ) -> DecodedImage:
     """Decode a file's bytes; of an animation the first frame.
 
@@ -96,11 +100,12 @@ def decode(
         what: The name of the image in errors.
         error: The class of errors.
         formats: Pillow's names of the formats that it may have.
+        max_pixels: The most pixels that it may have.
 
     Raises:
         InputError: No image of such a format, a damaged one, or one of too many pixels (nothing is decoded then).
     """
-    with _opened(data, what, error, formats) as image:
+    with _opened(data, what, error, formats, max_pixels) as image:
         return _load(image)
 
 
@@ -121,16 +126,18 @@ def read_size(data: bytes, what: str = "picture", formats: tuple[str, ...] = REA
 
 
 @contextmanager
-def _opened(data: bytes, what: str, error: type[InputError], formats: tuple[str, ...]) -> Iterator[Image.Image]:
+def _opened(
+    data: bytes, what: str, error: type[InputError], formats: tuple[str, ...], max_pixels: int = MAX_PIXELS
+) -> Iterator[Image.Image]:
     """An image file, opened and not decoded; what Pillow raises of it becomes one line."""
     if not data:
         raise error(f"{what} must be an image, got an empty file")
-    too_large = f"{what} must have at most {MAX_PIXELS // 10**6} million pixels, got {{}}; make it smaller"
+    too_large = f"{what} must have at most {max_pixels // 10**6} million pixels, got {{}}; make it smaller"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the limit here is lower than Pillow's, and doubtful metadata is common
         try:
             with Image.open(BytesIO(data), formats=formats) as image:
-                if image.width * image.height > MAX_PIXELS:
+                if image.width * image.height > max_pixels:
                     raise error(too_large.format(f"{image.width}x{image.height}"))
                 if _is_raw_ycbcr(image):
                     raise error(f"{what} must not be an uncompressed YCbCr TIFF, which is not read; save it as PNG")

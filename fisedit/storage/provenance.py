@@ -7,9 +7,14 @@ a file. It names no path. Knows plain values; neither files nor models.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +23,7 @@ import numpy as np
 from fisedit import __version__
 from fisedit.errors import FisEditError, InputError
 from fisedit.models.paths import HUB_ID, expand_home
+from fisedit.storage.cell_runs import decode_runs, parse_regional, regional_entries, run_lengths
 from fisedit.storage.image_metadata import Metadata
 from fisedit.values import (
     LATENT_FACTOR,
@@ -27,6 +33,8 @@ from fisedit.values import (
     GenerationConfig,
     MaskSource,
     SchedulerName,
+    check_seed,
+    config_to_dict,
     make_generation_config,
     parse_adapter_references,
 )
@@ -35,14 +43,24 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fisedit.history import EditResult
-    from fisedit.values import BoolGrid
+    from fisedit.values import BoolGrid, RegionalPrompt
 
-VERSION = 1
+VERSION = 2
+_VERSION_WITHOUT_REGIONS = 1
+"""Of origins without soft masks, parts of pictures, erasing and prompts of regions, which older versions read."""
+
 _LOCAL = "./"
-_MAX_CHARACTERS, _MAX_EDITS = 4_000_000, 1_000
+_MAX_CHARACTERS, _MAX_SETTINGS_CHARACTERS, _MAX_EDITS = 4_000_000, 100_000, 1_000
 
-_GENERATED = {field.name for field in fields(GenerationConfig)} - {"inversion", "like", "loras"}
-_OPENED = {field.name for field in fields(GenerationConfig)} - {"scheduler", "like", "loras"}
+_DAMAGE = (
+    *(ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError),
+    *(zlib.error, FisEditError),
+)
+"""What reading an untrusted origin may raise."""
+
+_OF_THE_MODEL = ("like", "loras", "textual_inversions")
+_GENERATED = {field.name for field in fields(GenerationConfig)} - {"inversion", "crop", *_OF_THE_MODEL}
+_OPENED = {field.name for field in fields(GenerationConfig)} - {"scheduler", "crop", *_OF_THE_MODEL}
 _FOREIGN_DEFAULTS: Mapping[str, Any] = {
     "seed": 0,
     "num_inference_steps": 25,
@@ -52,16 +70,19 @@ _FOREIGN_DEFAULTS: Mapping[str, Any] = {
     "scheduler": "ddim",
     "inversion": "ddim",
 }
-"""Arguments with which an image of another program is opened."""
+"""Arguments with which an image of another program is opened, where it names no others."""
 
-_SAMPLERS = {
-    SchedulerName.DDIM: "DDIM",
-    SchedulerName.DPM_SOLVER: "DPM++ 2M",
-    SchedulerName.EULER: "Euler",
-    SchedulerName.EULER_ANCESTRAL: "Euler a",
-    SchedulerName.LCM: "LCM",
-}
-"""Names of the schedulers in web UIs."""
+_DISTILLED, _MIN_STEPS = (SchedulerName.LCM, SchedulerName.TCD), 10
+"""What few steps are made with, and the fewest with which another picture is inverted."""
+
+_SETTING = re.compile(r'(?:^|, *+)([A-Za-z][\w /-]{0,40}+): *+("(?:\\.|[^"\\])*+"|[^,]*+)')
+_SETTINGS: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
+    ("num_inference_steps", "steps", int),
+    ("guidance_scale", "cfg scale", float),
+    ("seed", "seed", int),
+    ("clip_skip", "clip skip", lambda value: int(value) - 1),
+)
+"""Argument of `Editor.generate`, its name in web UIs in lower case, and what reads it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +98,10 @@ class PastEdit:
         checked: As in `EditResult`.
         change: The changed words as text.
         like: The references that it used.
+        textual_inversions: As in `GenerationConfig`.
+        seed: Of its own noise inside the mask; None for that of the picture it was made of.
+        erased: As in `EditResult`.
+        regional: As in `EditResult`.
     """
 
     prompt: str
@@ -87,6 +112,10 @@ class PastEdit:
     checked: bool
     change: str
     like: tuple[AdapterReference, ...] = ()
+    textual_inversions: tuple[str, ...] = ()
+    seed: int | None = None
+    erased: bool = False
+    regional: tuple[RegionalPrompt, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,6 +192,13 @@ def source_arguments(origin: Origin, changes: Mapping[str, Any]) -> dict[str, An
         raise InputError(
             f"the picture was made with LoRAs ({names}), which its file does not hold; edit it as --picture"
         )
+    words = {*origin.config.textual_inversions, *(name for edit in origin.edits for name in edit.textual_inversions)}
+    if words:
+        names = ", ".join(sorted(words))
+        raise InputError(
+            f"the picture was made with textual inversions ({names}), which its file does not hold; "
+            "edit it as --picture"
+        )
     result = {name: value for name, value in asdict(origin.config).items() if name in allowed}
     if origin.config.opened:
         result |= {"prompt": origin.prompt or None, "width": None, "height": None}  # chosen again for its present size
@@ -186,8 +222,21 @@ def make_origin(lineage: Sequence[EditResult], model: str, dtype: str, device: s
         device,
         source.config,
         tuple(
-            PastEdit(e.prompt, e.mask, e.growth, e.structure, e.start, e.checked, str(e.diff), e.config.like)
-            for e in effective
+            PastEdit(
+                e.prompt,
+                e.mask,
+                e.growth,
+                e.structure,
+                e.start,
+                e.checked,
+                str(e.diff),
+                e.config.like,
+                e.config.textual_inversions,
+                None if e.config.seed == before.config.seed else e.config.seed,
+                e.erased,
+                e.regional,
+            )
+            for before, e in pairwise((source, *effective))
         ),
         str(source.image.info.get("before", "")),
     )
@@ -199,7 +248,8 @@ def to_metadata(origin: Origin) -> Metadata:
 
 
 def parse_origin(metadata: Metadata) -> Origin:
-    """The origin of an image. Of `parameters` only the prompts are used, and the image is opened as a source.
+    """The origin of an image. One with `parameters` alone is opened as a source; of few steps or a distilled model's
+    scheduler, only its prompts and seed are used.
 
     Args:
         metadata: The texts of the image's file.
@@ -211,8 +261,42 @@ def parse_origin(metadata: Metadata) -> Origin:
         return _parse_json(metadata.origin)
     if not metadata.parameters:
         raise InputError("the picture says nothing of how it was made; edit it as --picture")
-    prompt, negative = _parse_prompts(metadata.parameters)
-    return Origin("demo", "", "", make_generation_config(prompt, negative_prompt=negative, **_FOREIGN_DEFAULTS))
+    prompt, settings = parse_parameters(metadata.parameters)
+    negative, defaults = {"negative_prompt": settings["negative_prompt"]}, dict(_FOREIGN_DEFAULTS)
+    few = settings.get("scheduler") in _DISTILLED or settings.get("num_inference_steps", _MIN_STEPS) < _MIN_STEPS
+    unused = {"width", "height"} | ({"num_inference_steps", "guidance_scale"} if few else set())
+    opening = {name: value for name, value in settings.items() if name in _OPENED - unused}
+    try:
+        config = make_generation_config(prompt, **(defaults | opening))
+    except InputError:  # a number out of range
+        config = make_generation_config(prompt, **(defaults | negative))
+    return Origin("demo", "", "", config)
+
+
+def parse_parameters(parameters: str) -> tuple[str, dict[str, Any]]:
+    """Prompt and settings of the text that web UIs write, in `Editor.generate`'s words.
+
+    Settings that are missing, no numbers, or of a sampler that is not known here are left out.
+
+    Args:
+        parameters: The text.
+    """
+    text, _, last = f"\n{parameters.strip()}".rpartition("\n")
+    has_settings = last.startswith("Steps: ")
+    prompt, _, negative = (text if has_settings else f"{text}\n{last}").partition("\nNegative prompt:")
+    found = _SETTING.findall(last[:_MAX_SETTINGS_CHARACTERS]) if has_settings else []
+    values = {name.casefold(): value for name, value in found}
+    settings: dict[str, Any] = {"negative_prompt": negative.strip()}
+    for name, key, kind in _SETTINGS:
+        with suppress(KeyError, ValueError):
+            settings[name] = kind(values[key])
+    with suppress(KeyError, ValueError):
+        settings["width"], settings["height"] = map(int, values["size"].split("x"))
+    sampler, schedule = values.get("sampler", ""), values.get("schedule type", "")
+    for name in (f"{sampler} {schedule}", sampler):  # "DPM++ 2M" and "Karras" are one scheduler here
+        with suppress(ValueError):
+            settings.setdefault("scheduler", SchedulerName(name.strip()))
+    return prompt.strip(), settings
 
 
 def _to_parameters(origin: Origin) -> str:
@@ -221,12 +305,13 @@ def _to_parameters(origin: Origin) -> str:
     start = origin.edits[-1].start if origin.edits else 0
     settings = {
         "Steps": config.num_inference_steps,
-        "Sampler": _SAMPLERS[config.scheduler],
+        "Sampler": config.scheduler.label,
         "CFG scale": f"{config.guidance_scale:g}",
         "Seed": config.seed,
         "Size": f"{config.width}x{config.height}",
         "Model": model.removesuffix(".safetensors"),
-        "Denoising strength": f"{1 - start / config.num_inference_steps:.4g}" if start else "",
+        "Clip skip": config.clip_skip + 1 if config.clip_skip else "",
+        "Denoising strength": f"{1 - start / config.num_timesteps:.4g}" if start else "",
         "Version": f"fisedit {__version__}",
     }
     line = ", ".join(f"{name}: {_quote_if_needed(str(value))}" for name, value in settings.items() if value != "")
@@ -236,13 +321,6 @@ def _to_parameters(origin: Origin) -> str:
 
 def _quote_if_needed(value: str) -> str:
     return json.dumps(value, ensure_ascii=False) if set(value) & set(',:\n"') else value
-
-
-def _parse_prompts(parameters: str) -> tuple[str, str]:
-    """Prompt and negative prompt of a `parameters` text."""
-    text, _, last = f"\n{parameters.strip()}".rpartition("\n")
-    prompt, _, negative = (text if last.startswith("Steps: ") else f"{text}\n{last}").partition("\nNegative prompt:")
-    return prompt.strip(), negative.strip()
 
 
 def _to_json(origin: Origin) -> str:
@@ -256,24 +334,37 @@ def _to_json(origin: Origin) -> str:
             "start": edit.start,
             "checked": edit.checked,
             **_like_entry(edit.like),
+            **({"textual_inversions": edit.textual_inversions} if edit.textual_inversions else {}),
+            **({} if edit.seed is None else {"seed": edit.seed}),
+            **({"erased": True} if edit.erased else {}),
+            **({"regional": regional_entries(edit.regional)} if edit.regional else {}),
         }
         for edit in origin.edits
     ]
     entry = {
         "fisedit": __version__,
-        "version": VERSION,
+        "version": VERSION if _has_regions(origin) else _VERSION_WITHOUT_REGIONS,
         "torch": version("torch"),
         "model": origin.model,
         "dtype": origin.dtype,
         "device": origin.device,
-        "source": {k: v for k, v in asdict(origin.config).items() if v or k not in ("like", "loras")},
+        "source": config_to_dict(origin.config),
         "edits": edits,
     }
     return json.dumps(entry | ({"before": origin.before} if origin.before else {}))
 
 
+def _has_regions(origin: Origin) -> bool:
+    """Whether an origin holds what version 1 has not."""
+    own = any(edit.erased or edit.regional or edit.mask.levels is not None for edit in origin.edits)
+    return own or origin.config.crop is not None
+
+
 def _mask_entry(mask: EditMask) -> dict[str, Any]:
-    return {"source": mask.source, "confidence": mask.confidence, "runs": _run_lengths(mask.grid)}
+    soft = {}
+    if mask.levels is not None:
+        soft["levels"] = b64encode(zlib.compress(mask.levels[mask.grid].tobytes())).decode()
+    return {"source": mask.source, "confidence": mask.confidence, "runs": run_lengths(mask.grid), **soft}
 
 
 def _like_entry(like: tuple[AdapterReference, ...]) -> dict[str, Any]:
@@ -286,31 +377,40 @@ def _parse_json(text: str) -> Origin:
     try:
         data: Any = json.loads(_checked(text, len(text) <= _MAX_CHARACTERS))
         found = data["version"]
-        if found == VERSION:
+        if type(found) is int and found in (VERSION, _VERSION_WITHOUT_REGIONS):
             config, names = make_generation_config(**data["source"]), (data["model"], data["dtype"], data["device"])
             before, edits = data.get("before", ""), data["edits"]
             _checked(data, all(isinstance(name, str) for name in (*names, before)) and len(edits) <= _MAX_EDITS)
             return Origin(*names, config, tuple(_parse_edit(entry, config) for entry in edits), before)
-    except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, FisEditError) as error:
+    except _DAMAGE as error:
         raise InputError("what the picture says of its making is damaged; edit it as --picture") from error
     required = f"of version {VERSION}, got {found!r:.20}; update fisedit"
     raise InputError(f"what the picture says of its making must be {required}, or edit it as --picture")
 
 
 def _parse_edit(data: Any, config: GenerationConfig) -> PastEdit:
-    steps, mask = config.num_inference_steps, data["mask"]
-    grid = _decode_runs(mask["runs"], config.height // LATENT_FACTOR, config.width // LATENT_FACTOR)
+    steps, mask = config.num_timesteps, data["mask"]
+    grid = decode_runs(mask["runs"], config.height // LATENT_FACTOR, config.width // LATENT_FACTOR)
     growth, structure, start = tuple(data["growth"]), data["structure"], data["start"]
     is_valid = len(growth) in (0, steps) and all(type(cells) is int and 0 <= cells <= MAX_DILATION for cells in growth)
     return PastEdit(
         _checked(data["prompt"], isinstance(data["prompt"], str) and data["prompt"].strip() and grid.any()),
-        EditMask(grid, MaskSource(mask["source"]), float(_checked(mask["confidence"], 0 <= mask["confidence"] <= 1))),
+        EditMask(
+            grid,
+            MaskSource(mask["source"]),
+            float(_checked(mask["confidence"], 0 <= mask["confidence"] <= 1)),
+            levels=_decode_levels(mask["levels"], grid) if "levels" in mask else None,
+        ),
         _checked(growth, is_valid),
         float(_checked(structure, 0 <= structure <= 1)),
         _checked(start, type(start) is int and 0 <= start < steps),
         bool(data["checked"]),
         str(data["change"]),
         parse_adapter_references(data.get("like", ())),
+        tuple(_checked(name, isinstance(name, str)) for name in data.get("textual_inversions", ())),
+        None if data.get("seed") is None else check_seed(data["seed"]),
+        _checked(data.get("erased", False), data.get("erased", False) in (True, False)),
+        parse_regional(data.get("regional", []), config),
     )
 
 
@@ -320,15 +420,11 @@ def _checked(value: Any, condition: object) -> Any:
     return value
 
 
-def _run_lengths(grid: BoolGrid) -> list[int]:
-    """Lengths of the runs of equal cells, row by row; the first run is outside and may be 0."""
-    cells: NDArray[np.bool_] = np.concatenate([[False], grid.ravel()])
-    edges = np.flatnonzero(cells[1:] != cells[:-1])
-    runs: list[int] = np.diff([0, *edges, grid.size]).tolist()
-    return runs
-
-
-def _decode_runs(runs: list[int], height: int, width: int) -> BoolGrid:
-    """Booleans [h, w] from run lengths."""
-    _checked(runs, all(type(n) is int and n >= 0 for n in runs) and sum(runs) == height * width)
-    return np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(height, width)
+def _decode_levels(levels: Any, grid: BoolGrid) -> NDArray[np.uint8]:
+    """Levels uint8 [h, w] of a soft mask, from those of its cells row by row, as bytes that are deflated, in base64."""
+    unpacker = zlib.decompressobj()
+    data = unpacker.decompress(b64decode(levels, validate=True), int(grid.sum()))
+    _checked(levels, unpacker.eof and len(data) == grid.sum() and all(data))
+    found = np.zeros(grid.shape, np.uint8)
+    found[grid] = np.frombuffer(data, np.uint8)
+    return found

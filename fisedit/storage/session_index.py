@@ -1,6 +1,7 @@
 """session.json: its text to frozen, checked values and back. Every field is checked before anything is built of it.
 
-Version 2 has a digest of the index and one of every file; version 1, of fisedit 0.1.0, has none and is read only.
+Version 3 has regions; versions 2 and 3 have a digest of the index and one of every file; version 1, of fisedit 0.1.0,
+has none and is read only.
 Knows JSON and values; neither files nor pictures.
 """
 
@@ -10,12 +11,13 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from fisedit.errors import FisEditError, SessionError
+from fisedit.storage.cell_runs import parse_regional, regional_entries
 from fisedit.values import (
     MAX_DILATION,
     MAX_PROMPT_CHARS,
@@ -23,15 +25,23 @@ from fisedit.values import (
     EditStats,
     GenerationConfig,
     MaskSource,
+    SchedulerName,
+    config_to_dict,
     is_unicode,
     make_generation_config,
+    num_timesteps,
 )
 
 if TYPE_CHECKING:
     from fisedit.history import EditResult
+    from fisedit.values import RegionalPrompt
 
-VERSION = 2
+VERSION = 3
+_VERSION_WITHOUT_REGIONS = 2
+"""Of sessions without parts of pictures, erasing and prompts of regions, which older versions read."""
+
 _VERSION_WITHOUT_DIGESTS = 1
+_VERSIONS = (VERSION, _VERSION_WITHOUT_REGIONS, _VERSION_WITHOUT_DIGESTS)
 
 IMAGE_ENDINGS = (".png", ".tif")
 MASK_ENDING, CANVAS_ENDING = ".mask.png", ".canvas.png"
@@ -42,6 +52,7 @@ PAGE_ENDING = ".safetensors"
 """Ending of a page of recorded features, which a session may have or lose: they are made again without it."""
 
 _MAX_COUNT = 2**63 - 1
+_MAX_TIMESTEPS = num_timesteps(SchedulerName.HEUN, STEPS[1])
 _MAX_TEXT, _MAX_ITEMS, _MAX_REFERENCES = 10_000, 100, 16
 _ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, FisEditError)
 
@@ -84,6 +95,8 @@ class ResultEntry:
         model: The model that made it.
         files: Ending -> SHA-256 of the file's bytes, in hexadecimal digits; empty without digests.
         pages: SHA-256 of every page of its recorded features; empty where they were not saved.
+        erased: As in `EditResult`.
+        regional: As in `EditResult`.
     """
 
     id: str
@@ -99,6 +112,8 @@ class ResultEntry:
     model: str
     files: Mapping[str, str]
     pages: tuple[str, ...] = ()
+    erased: bool = False
+    regional: tuple[RegionalPrompt, ...] = ()
 
     def page_names(self) -> dict[str, str]:
         """Names of the files of its pages, in their order -> SHA-256 of their bytes."""
@@ -117,6 +132,7 @@ class SessionIndex:
         references: Digest of a reference image -> SHA-256 of its file's bytes; None without digests.
         results: Parents before their children.
         digest: SHA-256 of the text.
+        vae: Path of the autoencoder; "" for the model's own.
     """
 
     model: str
@@ -126,6 +142,7 @@ class SessionIndex:
     references: Mapping[str, str] | None
     results: tuple[ResultEntry, ...]
     digest: str
+    vae: str = ""
 
     def files(self) -> dict[str, str]:
         """Names of the files that the index needs -> SHA-256 of their bytes; without digests, of those that it may need
@@ -180,7 +197,7 @@ def make_entry(
     entry = {
         "id": result.id,
         "parent": result.parent,
-        "recipe": asdict(result.config),
+        "recipe": {"like": (), "loras": ()} | config_to_dict(result.config),
         "change": str(result.diff),
         "growth": result.growth,
         "structure": result.structure,
@@ -190,12 +207,20 @@ def make_entry(
         "stats": result.stats.as_dict(),
         "files": dict(files),
     }
-    return entry | ({"model": model} if model else {}) | ({"pages": list(pages)} if pages else {})
+    optional = {"model": model, "pages": list(pages), "erased": result.erased}
+    optional["regional"] = regional_entries(result.regional)
+    return entry | {name: value for name, value in optional.items() if value}
 
 
 def encode_index(index: Mapping[str, Any]) -> bytes:
     """The text of an index, with its digest."""
     return json.dumps({**index, "sha256": _digest(index)}, indent=2, default=str).encode() + b"\n"
+
+
+def version_of(results: Iterable[EditResult]) -> int:
+    """The version of an index of results: the oldest that has all that they need."""
+    needs_regions = any(each.erased or each.regional or each.config.crop for each in results)
+    return VERSION if needs_regions else _VERSION_WITHOUT_REGIONS
 
 
 def decode_index(data: bytes, where: object, limits: Limits = LIMITS) -> tuple[dict[str, Any], SessionIndex]:
@@ -213,7 +238,7 @@ def decode_index(data: bytes, where: object, limits: Limits = LIMITS) -> tuple[d
     try:
         index: Any = json.loads(data, parse_constant=_refuse_constant)
         version = index["version"]
-        is_supported = type(version) is int and version in (VERSION, _VERSION_WITHOUT_DIGESTS)
+        is_supported = type(version) is int and version in _VERSIONS
         count = len(index["results"]) if is_supported else 0
         _limit(where, "results", count, limits.results)
         found = _parse(index, data) if is_supported else None
@@ -223,9 +248,13 @@ def decode_index(data: bytes, where: object, limits: Limits = LIMITS) -> tuple[d
         raise damaged(where, "session.json") from error
     if found is None:
         raise SessionError(f"session in {where} must be of version {VERSION}, got {version!r:.20}; use a newer fisedit")
-    longest = max(len(text) for one in found.results for text in (one.config.prompt, one.config.negative_prompt))
+    longest = max(len(text) for one in found.results for text in _prompts(one))
     _limit(where, "letters in a prompt", longest, limits.characters)
     return index, found
+
+
+def _prompts(entry: ResultEntry) -> tuple[str, ...]:
+    return entry.config.prompt, entry.config.negative_prompt, *(each.prompt for each in entry.regional)
 
 
 def _limit(where: object, what: str, count: int, limit: int) -> None:
@@ -245,10 +274,10 @@ def _digest(index: Mapping[str, Any]) -> str:
 
 
 def _parse(index: dict[str, Any], data: bytes) -> SessionIndex:
-    with_digests = index["version"] == VERSION
+    with_digests = index["version"] != _VERSION_WITHOUT_DIGESTS
     _require(not with_digests or index["sha256"] == _digest(index))
     checks = _INDEX_WITH_DIGESTS if with_digests else _INDEX
-    found = _fields(index, checks, optional={"adapters"})
+    found = _fields(index, checks, optional={"adapters", "vae"})
     _require(found["results"])
     entries: dict[str, ResultEntry] = {}
     for one in found["results"]:
@@ -265,14 +294,17 @@ def _parse(index: dict[str, Any], data: bytes) -> SessionIndex:
         found["references"] if with_digests else None,
         tuple(entries.values()),
         hashlib.sha256(data).hexdigest(),
+        found.get("vae", ""),
     )
 
 
 def _parse_entry(entry: Any, model: str, *, with_digests: bool) -> ResultEntry:
-    found = _fields(entry, _RESULT_WITH_DIGESTS if with_digests else _RESULT, optional={"model", "pages"})
+    found = _fields(
+        entry, _RESULT_WITH_DIGESTS if with_digests else _RESULT, optional={"model", "pages", "erased", "regional"}
+    )
     config: GenerationConfig = found["recipe"]
     growth, stats, start = found["growth"], found["stats"], found["start"]
-    _require(len(growth) in (0, config.num_inference_steps) and start < config.num_inference_steps)
+    _require(len(growth) in (0, config.num_timesteps) and start < config.num_timesteps)
     _require((stats.growth, stats.steps_shared) == (growth, start) and (stats.active_rows or not growth))
     return ResultEntry(
         found["id"],
@@ -288,16 +320,19 @@ def _parse_entry(entry: Any, model: str, *, with_digests: bool) -> ResultEntry:
         found.get("model", model),
         found.get("files", MappingProxyType({})),
         found.get("pages", ()),
+        found.get("erased", False),
+        parse_regional(found.get("regional", []), config),
     )
 
 
 def _check_lineage(entry: ResultEntry, parent: ResultEntry | None) -> None:
     """An edit has its source's settings; a source has no edit's."""
     if parent is None:
-        _require(not entry.growth and not entry.start and not entry.structure)
+        _require(not (entry.growth or entry.start or entry.structure or entry.erased or entry.regional))
     else:
         own = entry.config
-        _require(own == replace(parent.config, prompt=own.prompt, like=own.like, loras=own.loras))
+        changed = {name: getattr(own, name) for name in ("prompt", "seed", "like", "loras", "textual_inversions")}
+        _require(own == replace(parent.config, **changed))
         _require(entry.model == parent.model)
 
 
@@ -385,7 +420,8 @@ def _mapping(key: Check, item: Check, most: int) -> Check:
 
 def _config(value: Any) -> GenerationConfig:
     config = make_generation_config(**value)
-    _require(len(config.like) <= _MAX_REFERENCES and len(config.loras) <= _MAX_ITEMS)
+    _require(len(config.like) <= _MAX_REFERENCES)
+    _require(max(len(config.loras), len(config.textual_inversions)) <= _MAX_ITEMS)
     return config
 
 
@@ -413,7 +449,7 @@ def _files(value: Any) -> Mapping[str, str]:
 
 _SHA256, _COUNT, _SHARE = _text(64, "[0-9a-f]{64}"), _whole(0, _MAX_COUNT), _number(0, 1)
 _ID = _text(9, "0|[1-9][0-9]*")
-_CELLS = _tuple(_whole(0, MAX_DILATION), STEPS[1])
+_CELLS = _tuple(_whole(0, MAX_DILATION), _MAX_TIMESTEPS)
 _NAME = _text(_MAX_TEXT)
 
 _STATS: Mapping[str, Check] = {
@@ -430,7 +466,7 @@ _STATS: Mapping[str, Check] = {
     "recorded_bytes": _COUNT,
     "fallback": _NAME,
     "notes": _tuple(_NAME, _MAX_ITEMS),
-    "steps_shared": _whole(0, STEPS[1]),
+    "steps_shared": _whole(0, _MAX_TIMESTEPS),
     "unet_evaluations_captured": _COUNT,
     "uncaptured": _NAME,
 }
@@ -442,15 +478,18 @@ _RESULT: Mapping[str, Check] = {
     "change": _text(8 * MAX_PROMPT_CHARS),
     "growth": _CELLS,
     "structure": _SHARE,
-    "start": _whole(0, STEPS[1]),
+    "start": _whole(0, _MAX_TIMESTEPS),
     "checked": _boolean,
     "mask": lambda value: _fields(value, _MASK),
     "stats": _stats,
     "model": _NAME,
+    "erased": _boolean,
+    "regional": lambda value: value,
 }
 _INDEX: Mapping[str, Check] = {
     "version": lambda version: version,
     "model": _NAME,
+    "vae": _NAME,
     "dtype": _text(20),
     "current": _ID,
     "adapters": _adapters,
@@ -459,7 +498,7 @@ _INDEX: Mapping[str, Check] = {
 _RESULT_WITH_DIGESTS: Mapping[str, Check] = {
     **_RESULT,
     "files": _files,
-    "pages": _tuple(_SHA256, STEPS[1] + 1),
+    "pages": _tuple(_SHA256, _MAX_TIMESTEPS + 1),
 }
 _INDEX_WITH_DIGESTS: Mapping[str, Check] = {
     **_INDEX,

@@ -28,7 +28,7 @@ from fisedit.storage.session_index import (
     decode_index,
     file_name,
 )
-from fisedit.values import LATENT_FACTOR, EditMask, EditScript
+from fisedit.values import LATENT_FACTOR, EditMask, EditScript, soft_levels
 
 Diff = Callable[[str, str, str], EditScript]
 """(model, prompt before, prompt after) -> what changes."""
@@ -133,16 +133,18 @@ class SessionReader:
     def _load_result(self, entry: ResultEntry, parent: EditResult | None, diff: Diff) -> EditResult:
         config, read = entry.config, self._read_files(entry)
         cells = (config.width // LATENT_FACTOR, config.height // LATENT_FACTOR)
-        grid = np.asarray(_decode_sized(read[MASK_ENDING], "1", cells))
+        levels = np.asarray(_decode_sized(read[MASK_ENDING], "L", cells))
         image, painted = _decode_pictures(read, (config.width, config.height))
         if parent is not None and image.size != parent.size:
             raise InputError(f"the picture must have its parent's size, got {image.size}")
+        if config.crop and (config.crop[2] > image.width or config.crop[3] > image.height or painted is None):
+            raise InputError(f"the part {config.crop} must lie on the picture, got {image.size}")
         return EditResult(
             entry.id,
             entry.parent,
             config,
             image,
-            EditMask(grid, entry.mask_source, entry.mask_confidence),
+            EditMask(levels > 0, entry.mask_source, entry.mask_confidence, levels=soft_levels(levels)),
             diff(entry.model, parent.prompt if parent else config.prompt, config.prompt),
             entry.stats,
             entry.growth,
@@ -150,6 +152,8 @@ class SessionReader:
             entry.structure,
             entry.start,
             entry.checked,
+            entry.erased,
+            entry.regional,
         )
 
     def _read_files(self, entry: ResultEntry) -> dict[str, bytes]:

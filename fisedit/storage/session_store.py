@@ -53,6 +53,7 @@ class SessionContents:
         other_models: Id of a result -> the model that made it, if it is not `model`.
         pages: Id of a result -> what returns the bytes of each page of its recorded features. Without them those that
             are in the folder stay.
+        vae: Path of the autoencoder to load; "" for the model's own.
     """
 
     history: History
@@ -61,6 +62,7 @@ class SessionContents:
     assets: SessionAssets = NO_ASSETS
     other_models: Mapping[str, str] = field(default_factory=dict)
     pages: Mapping[str, Sequence[Callable[[], bytes]]] = field(default_factory=dict)
+    vae: str = ""
 
 
 class SessionStore:
@@ -202,8 +204,9 @@ class SessionStore:
         references = contents.assets.references.items()
         return encode_index(
             {
-                "version": session_index.VERSION,
+                "version": session_index.version_of(contents.history),
                 "model": contents.model,
+                **({"vae": contents.vae} if contents.vae else {}),
                 "dtype": contents.dtype,
                 "current": contents.history.current.id,
                 "adapters": [{"source": name, "scale": scale} for name, scale in contents.assets.adapters.items()],
@@ -241,7 +244,7 @@ def _images(result: EditResult, metadata: Metadata | None) -> list[tuple[str, by
     """The ending and the bytes of each of a result's files."""
     image, painted = result.image, result.painted
     ending = ".tif" if image.mode == "CMYK" else ".png"  # which stores it without loss
-    found = [(ending, _encode(image, ending, metadata)), (MASK_ENDING, _encode(Image.fromarray(result.mask.grid)))]
+    found = [(ending, _encode(image, ending, metadata)), (MASK_ENDING, _encode(Image.fromarray(result.mask.raster)))]
     return found + ([(CANVAS_ENDING, _encode(painted))] if painted is not None else [])
 
 

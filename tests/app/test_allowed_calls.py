@@ -34,7 +34,7 @@ def refused(answer: httpx.Response, status: int, code: str) -> None:
 
 def test_fuzzed_calls(attack):
     seen = attack.run(seed=7, count=200)
-    assert seen["done"] > 5 and seen["error[input"] > 50 and seen["error[not-found"] > 40, seen
+    assert seen["done"] >= 5 and seen["error[input"] > 50 and seen["error[not-found"] > 40, seen
 
 
 @pytest.mark.slow
@@ -70,12 +70,13 @@ def test_what_leaves_a_page_is_called_by_the_server_alone(attack):
 
 def test_an_event_of_the_page_takes_what_the_page_sends(attack):
     words = number_of(attack, "on_words")
-    assert post(attack, "run/predict", fn_index=words, data=[CAT, []]).status_code == 200
-    for data in ([], [CAT], [CAT, [], 7], [7, []], [CAT, 7], [[CAT], None], [True, []]):
+    answer = post(attack, "run/predict", fn_index=words, data=[CAT, [], None])
+    assert answer.status_code == 200, answer.text
+    for data in ([], [CAT], [CAT, []], [CAT, [], "", 7], [7, [], ""], [CAT, 7, ""], [[CAT], None, ""], [True, [], ""]):
         refused(post(attack, "run/predict", fn_index=words, data=data), 400, "input")
-    refused(post(attack, "run/predict", fn_index=words, data=[CAT, []], trigger_id=1), 400, "input")
-    refused(post(attack, "run/predict", fn_index=words, data=[CAT, []], session_hash=None), 400, "session")
-    refused(post(attack, "queue/join", fn_index=words, data=[CAT, []]), 404, "not-found")
+    refused(post(attack, "run/predict", fn_index=words, data=[CAT, [], None], trigger_id=1), 400, "input")
+    refused(post(attack, "run/predict", fn_index=words, data=[CAT, [], None], session_hash=None), 400, "session")
+    refused(post(attack, "queue/join", fn_index=words, data=[CAT, [], None]), 404, "not-found")
 
 
 def test_by_name(attack):

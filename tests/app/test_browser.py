@@ -26,6 +26,11 @@ def here(page: Page):
 def test_from_words_to_a_file(browser, tmp_path):
     page = browser().open()
     expect(page.locator("#stage .empty")).to_be_visible()
+    page.locator("#prompt textarea").fill("a spaceship")
+    expect(page.locator("#words-line")).to_contain_text("it does not know 'spaceship'")
+    page.locator("#examples button").first.click()
+    expect(page.locator("#prompt textarea")).to_have_value(CAT)
+    expect(page.locator("#words-line")).to_have_text("")
     make(page)
     expect(nodes(page)).to_have_count(1)
     source = pixels(page, ".picture")
@@ -40,7 +45,7 @@ def test_from_words_to_a_file(browser, tmp_path):
     page.locator("#run").click()
     expect(nodes(page)).to_have_count(2)
     expect(page.locator("#truth")).to_contain_text("outside the mask: identical")
-    expect(page.locator("#truth")).to_contain_text(re.compile(r"[\d.]+ s.*of the rows computed"))
+    expect(page.locator("#truth")).to_contain_text(re.compile(r"[\d.]+ s.*times less work"))
     edited, mask = pixels(page, ".picture"), pixels(page, ".mask", "RGBA")[..., 3] > 0
     assert (edited != source).any() and (edited[~mask] == source[~mask]).all()
     assert (pixels(page, ".before") == source).all()
@@ -78,13 +83,33 @@ def test_from_words_to_a_file(browser, tmp_path):
 
 
 @pytest.mark.slow
+def test_live(browser):
+    """A letter draws the edit over the picture, the next one another; Run keeps what is seen, with no further run."""
+    page = browser().open()
+    make(page)
+    expect(nodes(page)).to_have_count(1)
+    source = pixels(page, ".picture")
+    page.get_by_label("Live: draw while I type").check()
+    page.locator("#prompt textarea").fill(CASTLE)
+    page.locator("#prompt textarea").fill(DOG)
+    expect(page.locator("#status")).to_contain_text("Run keeps it")
+    drawn = pixels(page, ".live", "RGBA")
+    inside = drawn[..., 3] > 0
+    assert inside.any() and not inside.all() and (drawn[inside][:, :3] != source[inside]).any()
+    expect(nodes(page)).to_have_count(1)
+    page.locator("#run").click()
+    expect(nodes(page)).to_have_count(2)
+    kept = pixels(page, ".picture")
+    assert (kept[inside] == drawn[inside][:, :3]).all() and (kept[~inside] == source[~inside]).all()
+
+
 def test_painting(browser):
     page = browser().open()
     make(page)
     expect(nodes(page)).to_have_count(1)
     page.locator("#prompt textarea").fill(DOG)
     expect(page.locator("#facts")).to_contain_text("confidence")
-    page.get_by_text("Region", exact=True).click()
+    page.get_by_role("button", name="Region ▼").click()
     page.get_by_label("Only where I paint").check()
 
     stroke(page, (0.2, 0.2), (0.4, 0.2))
@@ -108,6 +133,26 @@ def test_painting(browser):
     mask = pixels(page, ".mask", "RGBA")[..., 3] > 0
     assert mask.any() and not (mask & ~region).any() and not mask[side // 5, side // 5]
     assert painted(page, 0.36, 0.2)[3] == 0  # another picture: the strokes were of the last
+
+
+def test_what_is_painted_with_the_same_words_is_painted_anew(browser):
+    page = browser().open()
+    make(page)
+    expect(nodes(page)).to_have_count(1)
+    source = pixels(page, ".picture")
+    stroke(page, (0.3, 0.3), (0.6, 0.3))
+    expect(page.locator("#facts")).to_contain_text("where you painted")
+    page.locator("#run").click()
+    expect(nodes(page)).to_have_count(2)
+    mask = pixels(page, ".mask", "RGBA")[..., 3] > 0
+    changed = (pixels(page, ".picture") != source).any(-1)
+    assert changed[mask].any() and not changed[~mask].any()
+    page.locator("#vary").click()  # in the same place, of the same picture
+    expect(nodes(page)).to_have_count(6)
+    expect(page.locator("#history [aria-current]")).to_have_attribute("data-id", "2")
+    expect(page.locator("#run")).to_be_visible()
+    again = (pixels(page, ".picture") != source).any(-1)
+    assert again[mask].any() and not again[~mask].any()
 
 
 @pytest.mark.slow
@@ -158,6 +203,104 @@ def test_painting_by_keys(browser):
     expect(nodes(page)).to_have_count(2)
     mask = pixels(page, ".mask", "RGBA")[..., 3] > 0
     assert mask[side * 3 // 16, side * 5 // 16]
+
+
+def test_a_box_is_erased_and_undone(browser):
+    page = browser().open()
+    make(page)
+    expect(nodes(page)).to_have_count(1)
+    source = pixels(page, ".picture")
+    expect(page.locator("#erase")).to_be_enabled()
+    page.locator("#erase").click()
+    expect(page.locator("#status")).to_contain_text("nothing is marked")
+    page.get_by_role("radio", name="Box").click()
+    stroke(page, (0.51, 0.49), (0.26, 0.24))  # from any corner
+    assert painted(page, 0.28, 0.26) == painted(page, 0.49, 0.47) == [255, 64, 96, 255]
+    assert painted(page, 0.24, 0.3)[3] == painted(page, 0.53, 0.3)[3] == 0
+    page.locator("#erase").click()
+    expect(nodes(page)).to_have_count(2)
+    mask = pixels(page, ".mask", "RGBA")[..., 3] > 0
+    assert mask.mean() == 25 / 256
+    changed = (pixels(page, ".picture") != source).any(-1)
+    assert changed[mask].any() and not changed[~mask].any()
+    expect(page.locator("#prompt textarea")).to_have_value(CAT)
+    page.locator("#undo").click()
+    expect(here(page)).to_have_attribute("data-id", "0")
+    assert np.array_equal(pixels(page, ".picture"), source)
+
+
+def test_a_box_by_keys_with_a_soft_edge(browser):
+    page = browser().open()
+    make(page)
+    expect(nodes(page)).to_have_count(1)
+    page.get_by_role("radio", name="Brush").focus()
+    press(page, "ArrowRight")
+    expect(page.get_by_role("radio", name="Box")).to_be_focused()
+    canvas = page.locator("#stage canvas")
+    while not canvas.evaluate("canvas => canvas === document.activeElement"):
+        page.keyboard.press("Tab")
+    press(page, "Enter")
+    press(page, "Shift+ArrowRight", 4)
+    press(page, "Shift+ArrowDown", 4)
+    press(page, "Enter")
+    assert painted(page, 0.52, 0.52) == painted(page, 0.73, 0.73) == [255, 64, 96, 255]
+    assert painted(page, 0.48, 0.6)[3] == painted(page, 0.77, 0.6)[3] == 0
+    expect(page.locator("#facts")).to_contain_text("where you painted")
+    hard, seen = pixels(page, ".region", "RGBA")[..., 3], source_of(page)
+    page.get_by_role("button", name="Region ▼").click()
+    page.locator("#feather input[type=number]").fill("1")
+    page.locator("#feather input[type=number]").blur()
+    page.wait_for_function("before => document.querySelector('#stage .region').src !== before", arg=seen)
+    expect(page.locator("#facts")).to_contain_text("where you painted")
+    soft = pixels(page, ".region", "RGBA")[..., 3]
+    assert ((soft > 0) <= (hard > 0)).all() and (soft != hard).any()
+    page.locator("#run").click()
+    expect(nodes(page)).to_have_count(2)
+
+
+def test_the_picture_is_extended(browser):
+    page = browser().open()
+    make(page)
+    expect(nodes(page)).to_have_count(1)
+    source = pixels(page, ".picture")
+    page.get_by_role("button", name="Extend the picture ▼").click()
+    page.get_by_label("Right").fill("32")
+    page.get_by_label("Right").blur()
+    page.locator("#extend").click()
+    expect(here(page)).to_have_attribute("data-id", "2")
+    expect(page.locator("#run")).to_be_visible()
+    larger, side = pixels(page, ".picture"), len(source)
+    assert larger.shape == (side, side + 32, 3) and np.array_equal(larger[:, :side], source)
+
+
+def test_painting_and_erasing_by_touch(browser):
+    page = browser(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True).open()
+    make(page)
+    expect(nodes(page)).to_have_count(1)
+    source = pixels(page, ".picture")
+    page.get_by_role("radio", name="Box").tap()
+    swipe(page, (0.3, 0.3), (0.6, 0.6))
+    assert painted(page, 0.45, 0.45) == [255, 64, 96, 255]
+    page.locator("#erase").tap()
+    expect(nodes(page)).to_have_count(2)
+    mask = pixels(page, ".mask", "RGBA")[..., 3] > 0
+    changed = (pixels(page, ".picture") != source).any(-1)
+    assert changed[mask].any() and not changed[~mask].any()
+
+
+def source_of(page: Page) -> str:
+    return page.locator("#stage .region").get_attribute("src") or ""
+
+
+def swipe(page: Page, *points: tuple[float, float]) -> None:
+    """Draws on the picture with a finger; points are shares of its width and height."""
+    canvas, touch = page.locator("#stage canvas"), page.context.new_cdp_session(page)
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    for i, (x, y) in enumerate(points):
+        place = {"x": box["x"] + x * box["width"], "y": box["y"] + y * box["height"]}
+        touch.send("Input.dispatchTouchEvent", {"type": "touchMove" if i else "touchStart", "touchPoints": [place]})
+    touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
 
 
 def test_stop(browser, site, steps):

@@ -14,13 +14,23 @@ from tests.support.documents import APP_ADDRESS, APP_GUIDE, blocks
 
 
 def test_the_python_runs(site, tmp_path):
-    code = blocks("python", APP_GUIDE)[0]
+    (code,) = [block for block in blocks("python", APP_GUIDE) if "gradio_client" in block]
     code = code.replace(APP_ADDRESS, site.url)
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert re.search(r"cat -> dog: \d+% of the picture may change", run.stdout)
     assert "'a dog and a cake on a beach'] now at 0" in run.stdout
     assert Image.open(tmp_path / "dog.png").info["parameters"].startswith("a dog and a cake on a beach")
+
+
+def test_other_clients_run(site, tmp_path):
+    """Of web UIs and of OpenAI, one after the other, on one picture."""
+    code = "\n".join(block for block in blocks("python", APP_GUIDE) if "webuiapi" in block or "OpenAI" in block)
+    port = site.url.rstrip("/").rpartition(":")[2]
+    code = code.replace(APP_ADDRESS, site.url).replace("port=7860", f"port={port}").replace("//v1", "/v1")
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert Image.open(tmp_path / "cat.png").size == (128, 128)
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

@@ -10,20 +10,16 @@ import pytest
 from PIL import Image
 
 from app import handlers
-from app.components import ALL_PIECES, PageComponents
+from app.components import PageComponents
 from app.events import EventHandlers
 from app.runs import RunProgress
 from app.validation import Busy
 from fisedit import Cancelled
 from fisedit.errors import InputError, SessionError
-from tests.support.app.requests import DOG, last, made, png
+from tests.support.app.requests import DOG, ME, REGION, last, made, png
 
-ME = SimpleNamespace(session_hash="me")
-SETTINGS = (2, 4.0, 7, 64, 64, "DDIM", "", "", [])
+SETTINGS = (False, 2, 4.0, 7, 64, 64, "DDIM", 0, "", "", [])
 """Values of the settings of a new picture."""
-
-REGION = ("", [], ALL_PIECES[1], 0, False)
-"""Values of a region: nothing painted, no words, all pieces."""
 
 
 @pytest.fixture
@@ -61,9 +57,10 @@ def test_a_caller_without_a_name_is_refused(events):
 
 def test_a_picture_is_opened_in_its_own_size(events, page, session):
     data = png(Image.fromarray(np.full((64, 72, 3), 90, np.uint8)))
-    *told, end = events.on_open(ME, data, "a cat", *SETTINGS)
+    *told, end, opened = events.on_open(ME, data, "a cat", *SETTINGS)
     assert "Starting" in told[0][page.status] and session.history.current.size == (72, 64)
-    assert end[page.prompt] == "a cat" and end[page.status] == ""
+    assert page.prompt not in end and end[page.status] == "", "more may have been typed meanwhile"
+    assert opened[page.file] is None and opened[page.found] == ""
     *_, end = events.on_open(ME, None, "a cat", *SETTINGS)
     assert "error" in end[page.status] and len(session.history) == 1
 
@@ -71,8 +68,16 @@ def test_a_picture_is_opened_in_its_own_size(events, page, session):
 def test_a_region_that_cannot_be_predicted_is_told_and_cleared(events, page, state, session):
     made(state, session)
     for piece in (None, "first", "-1"):
-        answer = events.on_preview(ME, DOG, None, 1.0, "", [], piece, 0, False)
+        answer = events.on_preview(ME, DOG, None, 1.0, "", [], piece, 0, False, 0, 1, "fast")
         assert "piece must be a number or" in answer[page.facts] and answer[page.stage]["region"] == ""
+
+
+def test_words_that_the_model_does_not_know_are_named_before_a_run(events, page, state, session):
+    answer = events.on_words(ME, "a spaceship on a beach", [], "")
+    assert "it does not know &#x27;spaceship&#x27;" in answer[page.words_line]
+    assert events.on_words(ME, "a cat on a beach", [], "")[page.words_line] == ""
+    made(state, session)
+    assert "spaceship" in events.on_preview(ME, "a spaceship and a cake on a beach", None, 1.0, *REGION)[page.facts]
 
 
 def test_two_pictures_are_compared_and_others_are_refused(events, page, state, session):

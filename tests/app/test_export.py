@@ -35,13 +35,21 @@ def test_a_picture_tells_its_settings(state, session):
     assert (bare.prompt, bare.settings) == ("", None)
 
 
-def test_of_another_programs_picture_the_prompt_is_restored(state):
-    told = PngInfo()
-    told.add_text(
-        "parameters", "a cat on a beach\nNegative prompt: rain\nSteps: 20, Sampler: Euler a, CFG scale: 7, Seed: 1"
+def test_of_another_programs_picture_prompt_and_settings_are_restored(state):
+    def restored(settings):
+        told = PngInfo()
+        told.add_text("parameters", f"a cat on a beach\nNegative prompt: rain\n{settings}")
+        return export.restore_settings(state, png(Image.new("RGB", (64, 64)), pnginfo=told))
+
+    found = restored(
+        "Steps: 20, Sampler: DPM++ 2M, Schedule type: Karras, CFG scale: 7, Seed: 1, Size: 64x128, Model: x"
     )
-    found = export.restore_settings(state, png(Image.new("RGB", (64, 64)), pnginfo=told))
-    assert (found.prompt, found.settings) == ("a cat on a beach", None)
+    assert found.prompt == "a cat on a beach"
+    assert found.settings == SourceSettings(20, 7.0, 1, 64, 128, "dpmsolver++_karras", "rain")
+    found = restored("Steps: 9999, Sampler: Euler a, Size: 1024x1536")
+    assert found.prompt == "a cat on a beach"
+    assert found.settings == SourceSettings(scheduler="euler_a", negative_prompt="rain", width=1024)
+    assert "Not used: steps must be" in found.message and "height must be" in found.message
 
 
 @pytest.mark.slow

@@ -5,15 +5,25 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from app import export, handlers, html
-from app.validation import MAX_BYTES, MAX_PROMPT_CHARACTERS, Busy, RegionSettings, SourceSettings
-from fisedit import Cancelled, Editor
+from app import export, handlers, html, live, variations
+from app.validation import (
+    MAX_BYTES,
+    MAX_PROMPT_CHARACTERS,
+    Busy,
+    PartNotOpened,
+    RegionSettings,
+    SourceSettings,
+    check_extension,
+)
+from fisedit import Cancelled, Editor, Region
 from fisedit.editor import Preview
 from fisedit.errors import FisEditError, InputError, PromptError, SessionError
 from fisedit.sparse_kernels import tuning
@@ -54,7 +64,7 @@ def test_paint_joins_what_the_words_find_or_stands_alone(state, session):
     joined = handlers.preview(state, session, DOG, RegionSettings(add=painted)).preview.mask
     alone = handlers.preview(state, session, DOG, RegionSettings(add=painted, only=True)).preview.mask
     barred = handlers.preview(state, session, DOG, RegionSettings(protect=painted)).preview.mask
-    assert np.array_equal(joined.grid, found | cells) and joined.source is MaskSource.GIVEN
+    assert np.array_equal(joined.grid, found | cells) and joined.source is MaskSource.ATTENTION
     assert np.array_equal(alone.grid, cells)
     assert np.array_equal(barred.grid, found & ~cells)
 
@@ -210,7 +220,7 @@ def test_a_dense_run_is_the_dense_picture(state, session, monkeypatch):
 def test_settings_out_of_range_are_refused_before_any_work(state, session, settings, why):
     with pytest.raises(InputError, match=why) as refused:
         handlers.generate(state, session, CAT, settings)
-    assert "\n" not in str(refused.value) and len(str(refused.value)) < 200
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 300
 
 
 @pytest.mark.parametrize("prompt", ["", " \n\t", "x" * 100_000, "\x1b\x00", None, 5])
@@ -273,4 +283,124 @@ def test_pictures_of_two_sizes_are_not_compared(state, session):
 
 def test_an_estimate_is_the_cost_tables_where_there_is_one():
     preview = Preview(None, None, 1, 2, seconds=2.0, seconds_dense=3.0)
-    assert vars(handlers._estimate(preview, None)) == vars(handlers.EditEstimate(preview, 2.0, 3.0))
+    shown = SimpleNamespace(size=(64, 48), config=SimpleNamespace(crop=(0, 0, 8, 8)))
+    expected = handlers.EditEstimate(preview, 2.0, 3.0, (64, 48), (0, 0, 8, 8))
+    assert vars(handlers._estimate(preview, None, shown)) == vars(expected)
+
+
+PHOTO = Image.fromarray(np.random.default_rng(1).integers(0, 256, (75, 100, 3), np.uint8)).resize((600, 450))
+FEW = SourceSettings(steps=3, guidance=4.0)
+
+
+def painted(*boxes, size=PHOTO.size):
+    mask = Image.new("L", size)
+    for box in boxes:
+        mask.paste(255, box)
+    return mask
+
+
+LEFT, RIGHT = (40, 40, 80, 80), (500, 300, 560, 360)
+
+
+@pytest.fixture
+def photo(state, session):
+    return last(handlers.open_picture(state, session, png(PHOTO), CAT, FEW))
+
+
+def sources(session):
+    return [result.config.crop for result in session.history if result.parent is None]
+
+
+def test_paint_on_a_large_picture_opens_its_part_once(state, session, photo):
+    region = RegionSettings(add=painted(LEFT), only=True)
+    with pytest.raises(PartNotOpened):
+        handlers.preview(state, session, DOG, region)
+    edit = last(handlers.edit(state, session, DOG, region))
+    (whole, crop) = sources(session)
+    assert whole is None and crop is not None and crop[2] - crop[0] < 400
+    before, after = np.asarray(photo.image), np.asarray(edit.image)
+    changed = (before != after).any(2)
+    assert changed[40:80, 40:80].any() and not changed[120:].any() and not changed[:, 120:].any()
+    assert handlers.preview(state, session, FOX, region).crop == crop
+    last(handlers.edit(state, session, FOX, region))
+    assert len(sources(session)) == 2
+    last(handlers.edit(state, session, FOX, RegionSettings(region=Region.box(*RIGHT))))
+    assert len(sources(session)) == 3 and sources(session)[2][0] > 200
+
+
+def test_what_covers_most_of_a_large_picture_opens_nothing(state, session, photo):
+    region = RegionSettings(add=painted((10, 10, 590, 440)), only=True)
+    last(handlers.edit(state, session, DOG, region))
+    assert sources(session) == [None]
+
+
+def test_what_is_protected_may_lie_beside_the_opened_part(state, session, photo):
+    region = RegionSettings(add=painted(LEFT), protect=painted(RIGHT), only=True)
+    last(handlers.edit(state, session, DOG, region))
+    assert len(sources(session)) == 2
+    both = RegionSettings(region=Region.box(*LEFT) | Region.box(*RIGHT))
+    last(handlers.edit(state, session, FOX, both))
+    assert len(sources(session)) == 3
+
+
+def stop_once_opened(session, run):
+    """Stops a run as soon as the part, or the larger picture, is open."""
+    for _ in run:
+        if len(session.history) > 1:
+            session.stop()
+
+
+@pytest.mark.parametrize("work", ["edit", "erase", "vary", "extend"])
+def test_work_of_several_runs_leaves_nothing_when_it_is_stopped(state, session, photo, work):
+    region = RegionSettings(add=painted(LEFT), only=True)
+    run = {
+        "edit": lambda: handlers.edit(state, session, DOG, region),
+        "erase": lambda: handlers.erase(state, session, region),
+        "vary": lambda: variations.vary(state, session, DOG, region),
+        "extend": lambda: handlers.extend(state, session, (0, 0, 32, 0), DOG),
+    }[work]()
+    with pytest.raises(Cancelled):
+        stop_once_opened(session, run)
+    idle(session)
+    assert session.current is photo and list(session.history) == [photo]
+
+
+def test_a_live_edit_opens_nothing(state, session, photo):
+    with pytest.raises(PartNotOpened):
+        last(live.edit_live(state, session, DOG, RegionSettings(add=painted(LEFT), only=True)))
+    assert list(session.history) == [photo] and session.current is photo
+
+
+def test_pictures_are_extended_to_the_servers_limits_and_no_further(state, session):
+    made(state, session)
+    for widths in ((12_000, 0, 0, 0), (0, 0, 1025, 0), (0, 0, 0, 0), (-8, 0, 0, 0)):
+        with pytest.raises(InputError):
+            handlers.extend(state, session, widths, CAT)
+    with pytest.raises(InputError, match="12000 pixels at a side"):
+        check_extension((1024, 0, 0, 0), (11_500, 100))
+    with pytest.raises(InputError, match="32 million"):
+        check_extension((1024, 0, 0, 0), (6_000, 5_000))
+
+
+def test_variations_of_what_was_erased_erase(state, session):
+    made(state, session)
+    region = RegionSettings(region=Region.box(0, 0, 32, 32))
+    first = last(handlers.erase(state, session, region))
+    last(variations.vary(state, session, session.current.prompt))
+    others = [result for result in session.history if result.parent == first.parent and result is not first]
+    assert len(others) == 4 and all(result.erased for result in others)
+    assert len({result.image.tobytes() for result in [first, *others]}) == 5
+
+
+def test_regions_with_prompts_of_their_own(state, session):
+    made(state, session)
+    region = RegionSettings(regions=((Region.box(0, 0, 32, 32), "a dog"), (Region.box(64, 0, 96, 32), "a fox")))
+    first = last(handlers.edit(state, session, "", region))
+    assert first.prompt == CAT and [each.prompt for each in first.regional] == ["a dog", "a fox"]
+    last(variations.vary(state, session, CAT))
+    assert [each.prompt for each in session.current.regional] == ["a dog", "a fox"]
+    for wrong in (replace(region, grow=1), replace(region, region=Region.words()), replace(region, words=("cat",))):
+        with pytest.raises(InputError):
+            handlers.edit(state, session, "", wrong)
+    with pytest.raises(PromptError):
+        handlers.edit(state, session, "", RegionSettings(region=Region.box(0, 0, 8, 8)))

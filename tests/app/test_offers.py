@@ -193,8 +193,71 @@ def test_programs_give_a_look(program):
     assert [like["scale"] for like in made["recipe"]["like"]] == [1.0]
 
 
+def base64_of(image):
+    return base64.b64encode(png(image)).decode()
+
+
+def test_programs_say_regions(program):
+    before = picture(program.ask("generate", CAT, 7, 3, 4.0, 64, 64))
+    source = program.ask("history").data[0]["current"]
+    left, right, plain = (
+        {"box": [0, 0, 16, 64]},
+        {"box": [48, 0, 64, 16]},
+        ("", "", [], -1, 0, "", 1.0, 1.0, "fast", -1),
+    )
+    grey = Image.fromarray(np.repeat(np.arange(0, 256, 4, np.uint8)[None], 64, 0))
+    joined = {"any": [left, {"minus": [right, {"mask": base64_of(Image.new("L", (64, 64), 0))}]}]}
+    assert program.ask("preview", DOG, *plain, joined).data[0]["mask_area"] == 20 / 64
+    after = picture(program.ask("edit", DOG, *plain, joined))
+    changed = (after != before).any(2)
+    assert changed[:, :16].any() and changed[:16, 48:].any() and not changed[:, 16:48].any()
+    program.ask("history", source)
+    soft = program.ask("edit", DOG, *plain, {"mask": base64_of(grey), "soft": True}).data[0]
+    hard = program.ask("history", source) and program.ask("edit", DOG, *plain, {"mask": base64_of(grey)}).data[0]
+    assert soft["mask_area"] > hard["mask_area"]
+    program.ask("history", source)
+    both = [{"region": left, "prompt": "a dog"}, {"region": right, "prompt": "a fox"}]
+    told = program.ask("edit", "", *plain, {}, both).data[0]
+    assert told["prompt"] == CAT and told["mask_area"] == 20 / 64
+    for wrong in (
+        (DOG, base64_of(grey), *plain[1:], left),
+        (DOG, *plain, left, both),
+        (DOG, *plain, {"box": [0, 0, 8]}),
+        (DOG, *plain, {"box": [100, 0, 164, 8]}),
+        (DOG, *plain, {"mask": ""}),
+        (DOG, *plain, {}, [{"region": left}]),
+        (DOG, *plain[:4], 2, *plain[5:], {}, both),
+        (DOG, *plain, "box"),
+        ("", *plain, left),
+    ):
+        event = program.ask("edit", *wrong)
+        assert event.kind == "error" and event.data["error"].startswith(
+            ("error[input]", "error[mask]", "error[prompt]")
+        )
+
+
+def test_programs_erase_and_extend(program, site):
+    source = picture(program.ask("generate", CAT, 7, 3, 4.0, 64, 64))
+    erased = program.ask("erase", {"box": [0, 0, 16, 16]})
+    changed = (picture(erased) != source).any(2)
+    assert changed[:16, :16].any() and not changed[16:, 16:].any() and erased.data[0]["prompt"] == CAT
+    larger = picture(program.ask("extend", 0, 0, 32, 0))
+    assert larger.shape == (64, 96, 3) and np.array_equal(larger[:, :64], picture(erased))
+    program.refused("input", "erase", {})
+    program.refused("input", "extend", 0, 0, 0, 0)
+    program.refused("input", "extend", -8, 0, 0, 0)
+    photo = Image.fromarray(np.random.default_rng(1).integers(0, 255, (600, 800, 3), np.uint8))
+    opened = program.ask("open", upload(site, png(photo)), CAT, 7, 2, 4.0, "", {}, {"box": [300, 300, 340, 340]}).data[
+        0
+    ]
+    assert opened["recipe"]["crop"] and opened["recipe"]["crop"][2] - opened["recipe"]["crop"][0] < 400
+    program.refused("input", "open", upload(site, png(photo)), CAT, 7, 2, 4.0, "", {}, {"words": ["cat"]})
+
+
 def test_the_documents_python_runs(site, tmp_path):
-    first, second = blocks("python", APP_GUIDE)
+    first, second, third = [
+        block for block in blocks("python", APP_GUIDE) if "webuiapi" not in block and "OpenAI" not in block
+    ]
     RED.save(tmp_path / "look.png")
     code = (first[: first.index("source = ")] + second).replace(APP_ADDRESS, site.url)
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -205,6 +268,13 @@ def test_the_documents_python_runs(site, tmp_path):
         site.state.pool.loras.scales_by_label(session.current.config.loras) == {"ink": 0.8}
         and session.current.config.like
     )
+    code = first[: first.index("source = ")] + third
+    run = subprocess.run(
+        [sys.executable, "-c", code.replace(APP_ADDRESS, site.url)], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    session = next(reversed(site.state._sessions.values()))
+    assert session.current.size == (192, 128) and session.current.prompt == "a dog in the snow"
 
 
 def test_what_programs_may_not_choose(program):

@@ -104,7 +104,7 @@ class TestPlaces:
         from app import main, server
 
         page = main.build(site.state)
-        server.application(page, server.listen(port=0), site.uploads, {})
+        server.application(site.state, server.listen(port=0), server.ServedPage(page, {}, site.uploads))
         assert page.has_launched and page.allowed_paths == []
 
     def test_a_forged_host(self, site):
@@ -119,6 +119,9 @@ class TestPlaces:
     def test_uploads_are_looked_at_like_any_file(self, site, program, steps):
         for data in (b"no picture", b"", b"<svg/>", png()[:60], claims(png(), 100_000)):
             assert "picture must" in program.refused("input", "open", upload(site, data), CAT, 0, 2, 4)
+        for side in (6_000, 100_000):  # of which Pillow itself refuses the second
+            line = program.refused("input", "open", upload(site, claims(png(), side)), CAT, 0, 2, 4)
+            assert "at most 32 million pixels" in line
         assert not steps
 
 

@@ -129,7 +129,7 @@ with environment(offline=True) as folder:
     assert not any(tmp_path.iterdir())
 
 
-ENDPOINTS = {"/generate", "/open", "/edit", "/preview", "/history"}
+ENDPOINTS = {"/generate", "/open", "/edit", "/erase", "/extend", "/preview", "/history"}
 
 
 def shown(page: httpx.Response) -> str:

@@ -41,12 +41,32 @@ def test_strokes_that_are_none(sent):
 
 def test_before_and_after_meet_within_the_mask():
     grid = np.zeros((8, 16), bool)
-    assert views.border(None) == views.border(EditMask(grid, MaskSource.NOWHERE)) == 50
-    assert views.border(EditMask(~grid, MaskSource.GIVEN)) == 50
+    whole = (128, 64), None
+    assert views.border(None, *whole) == views.border(EditMask(grid, MaskSource.NOWHERE), *whole) == 50
+    assert views.border(EditMask(~grid, MaskSource.GIVEN), *whole) == 50
     grid[2:4, 12:15] = True
-    assert views.border(EditMask(grid, MaskSource.GIVEN)) == 13.5 / 16 * 100
+    assert views.border(EditMask(grid, MaskSource.GIVEN), *whole) == 13.5 / 16 * 100
+    assert views.border(EditMask(grid, MaskSource.GIVEN), (1000, 500), (200, 0, 360, 64)) == 33.5
     grid[:, 0] = True
-    assert views.border(EditMask(grid, MaskSource.GIVEN)) == 0.5 / 16 * 100
+    assert views.border(EditMask(grid, MaskSource.GIVEN), *whole) == 0.5 / 16 * 100
+
+
+def test_the_mask_of_a_part_lies_where_the_part_is():
+    grid = np.zeros((8, 8), bool)
+    grid[:, :4] = True
+    mask, place = EditMask(grid, MaskSource.GIVEN), ((2560, 1280), (1280, 640, 1920, 1280))
+    assert views.area_of(mask, *place) == 0.5 / 8 and views.area_of(mask, (64, 64), None) == 0.5
+    for shown, mode in (
+        (views.region(mask, *place), "RGBA"),
+        (views.preview_overlay(Image.new("RGB", (8, 8), "red"), mask, *place), "RGBA"),
+    ):
+        drawn = Image.open(io.BytesIO(base64.b64decode(shown.partition(",")[2]))).convert(mode)
+        inside = np.asarray(drawn)[..., 3] > 0
+        expected = np.zeros((640, 1280), bool)
+        expected[320:640, 640:800] = True
+        assert np.array_equal(inside, expected)
+    told = np.asarray(views.mask_image(mask, *place))
+    assert told.shape == (1280, 2560) and (told > 0).sum() == 640 * 320 and told[700, 1300] == 255
 
 
 def test_a_picture_larger_than_the_screen_is_made_smaller():

@@ -56,11 +56,31 @@ class TestUsage:
             ["paint"],
             ["generate", "a cat", "--colour", "red"],
             ["generate", "a cat", "--seed", "seven"],
-            ["edit"],
+            ["batch"],
         ],
     )
     def test_a_wrong_call(self, fisedit, arguments):
         fisedit(*arguments).refused("usage", "see fisedit --help")
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (
+                ["--source-prompt", "a cat"],
+                "give a --prompt, got none; or --erase what a --mask, --box, --word or --region marks",
+            ),
+            (["--source-prompt", "a cat", "--erase"], "--erase needs a --mask, --box, --word or --region, got none"),
+            (
+                ["--source-prompt", "a cat", "--erase", "--box", "0,0,9,9", "--strength", "1"],
+                "--erase has no use for --strength; leave it out",
+            ),
+            (["--source-prompt", "a cat", "--prompt", "a dog", "--soft"], "--soft is of a --mask, got none; give one"),
+            (["--source-prompt", "a cat", "--prompt", "a dog", "--box", "0,0,9"], "--box must be L,T,R,B in pixels"),
+            (["--source-prompt", "a cat", "--prompt", "a dog", "--box", "9,0,0,9"], "a box must have left < right"),
+        ],
+    )
+    def test_regions_that_are_none(self, fisedit, arguments, message):
+        fisedit("edit", *arguments).refused("input", message)
 
     def test_a_session_or_a_source(self, fisedit):
         fisedit("edit", "--prompt", "a dog").refused("input", "--session", "--source-prompt", "got several or none")
@@ -433,7 +453,7 @@ class TestTheApp:
 
         monkeypatch.setattr(sessions, "AppState", State)
         monkeypatch.setitem(sys.modules, "app.main", SimpleNamespace(build=lambda state: state, theme=dict))
-        monkeypatch.setattr(server, "make_server", lambda page, address, uploads, theme: Server())
+        monkeypatch.setattr(server, "make_server", lambda state, address, page: Server())
         return told
 
     def test_it_says_where_it_is_and_ends_when_it_is_interrupted(self, fisedit, opened, tmp_path):

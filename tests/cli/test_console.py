@@ -55,3 +55,12 @@ def test_a_process_without_stderr_prints_no_error_elsewhere(monkeypatch, capsys)
 def test_rows_of_a_tables_notes_are_single_lines(capsys):
     console._show_notes(["a\nb", "c"])
     assert capsys.readouterr().out.splitlines() == ["note: a b", "note: c"]
+
+
+def test_progress_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with console.progress("Measuring", lines=True) as on_step:
+        on_step(1, 3, None)
+    assert capsys.readouterr().err.endswith(" Measuring: 1 of 3\n")
+    with console.progress("Editing") as on_step:
+        on_step(1, 3, None)
+    assert not capsys.readouterr().err

@@ -105,6 +105,99 @@ class TestEdit:
         assert (after_two[:, 48:] == stored[:, 48:]).all() and (after_two != after_one).any()
         fisedit("edit", *begin, "--prompt", AFTER, *go_on).refused("input", "s holds a session")
 
+    def test_boxes_and_soft_masks_of_a_large_picture(self, fisedit, model, tmp_path):
+        """The part around them is painted at full resolution, and everything else stays."""
+        picture = noise("RGB", 500, 300)
+        picture.save(tmp_path / "mine.png")
+        grey = np.zeros((300, 500), np.uint8)
+        grey[200:208, 332:340] = 128
+        Image.fromarray(grey).save(tmp_path / "grey.png")
+        where = ("--box", "300,200,308,208", "--box", "316,200,324,208", "--mask", "grey.png", "--soft")
+        begin = ("--picture", "mine.png", "--source-prompt", BEFORE, "--model", model, *QUICK)
+        run = fisedit("edit", *begin, *where, "--prompt", AFTER, "--output", "new.png", "--json")
+        assert (run.status, run.err) == (0, "")
+        new, old = (np.asarray(image) for image in (Image.open(tmp_path / "new.png"), picture))
+        changed = (new != old).any(2)
+        assert changed[200:208, 300:308].any() and changed[200:208, 316:324].any()
+        inside = np.zeros_like(changed)
+        inside[192:216, 292:348] = True
+        assert not changed[~inside].any()
+
+    def test_erasing(self, fisedit, model, tmp_path):
+        scene(96, 64).save(tmp_path / "mine.png")
+        begin = ("--picture", "mine.png", "--source-prompt", BEFORE, "--model", model, *QUICK)
+        run = fisedit(
+            "edit", *begin, "--erase", "--box", "0,0,30,30", "--session", "s", "--output", "new.png", "--json"
+        )
+        assert (run.status, run.err) == (0, "")
+        told = json.loads(run.out)
+        assert told["prompt"] == BEFORE and told["stats"]["mask_source"] == "given"
+        new, old = (np.asarray(Image.open(tmp_path / name)) for name in ("new.png", "mine.png"))
+        assert (new[:24, :24] != old[:24, :24]).any() and np.array_equal(new[40:], old[40:])
+        again = fisedit("edit", "--session", "s", "--prompt", AFTER, "--box", "64,0,96,30", "--json")
+        assert json.loads(again.out)["parent"] == told["id"]
+
+    def test_regions_of_files(self, fisedit, model, tmp_path):
+        scene(96, 64).save(tmp_path / "mine.png")
+        left, right = {"box": [0, 0, 30, 30]}, {"minus": [{"box": [60, 0, 96, 64]}, {"mask": "masks/m.png"}]}
+        (tmp_path / "masks").mkdir()
+        lower = np.zeros((64, 96), np.uint8)
+        lower[32:] = 255
+        Image.fromarray(lower).save(tmp_path / "masks" / "m.png")
+        (tmp_path / "one.json").write_text(json.dumps({"any": [left, right]}))
+        (tmp_path / "both.json").write_text(
+            json.dumps([{"region": left, "prompt": "a dog"}, {"region": right, "prompt": "a car"}])
+        )
+        begin = ("--picture", "mine.png", "--source-prompt", BEFORE, "--model", model, *QUICK, "--json")
+        old = np.asarray(Image.open(tmp_path / "mine.png"))
+        for options in (("--region", "one.json", "--prompt", AFTER), ("--regions", "both.json")):
+            run = fisedit("edit", *begin, *options, "--output", "new.png")
+            assert (run.status, run.err) == (0, "")
+            changed = (np.asarray(Image.open(tmp_path / "new.png")) != old).any(2)
+            assert changed[:30, :30].any() and changed[:30, 64:].any()
+            assert not changed[34:].any() and not changed[:, 34:54].any()
+        (tmp_path / "words.json").write_text('{"words": ["beach"]}')
+        run = fisedit("edit", *begin, "--region", "words.json", "--prompt", AFTER)
+        assert json.loads(run.out)["stats"]["mask_source"] == "attention"
+
+    def test_extending(self, fisedit, model, tmp_path):
+        scene(96, 64).save(tmp_path / "mine.png")
+        begin = ("--picture", "mine.png", "--source-prompt", BEFORE, "--model", model, *QUICK)
+        run = fisedit("edit", *begin, "--extend", "0,0,32,0", "--output", "new.png", "--json")
+        assert (run.status, run.err) == (0, "")
+        new, old = (np.asarray(Image.open(tmp_path / name)) for name in ("new.png", "mine.png"))
+        assert new.shape == (64, 128, 3) and np.array_equal(new[:, :96], old)
+
+    @pytest.mark.parametrize(
+        ("options", "why"),
+        [
+            ((), "give a --prompt"),
+            (("--erase",), "--erase needs a --mask"),
+            (("--erase", "--box", "0,0,8,8", "--strength", "0.5"), "--erase has no use for --strength"),
+            (("--erase", "--regions", "both.json"), "--erase has no use for --regions"),
+            (("--extend", "8,0,0,0", "--box", "0,0,8,8"), "--extend has no use for --box"),
+            (("--extend", "8,0,0"), "--extend must be L,T,R,B"),
+            (("--extend", "8,0,0,0.5"), "--extend must be L,T,R,B"),
+            (("--regions", "both.json", "--grow", "1"), "--regions has no use for --grow"),
+            (("--regions", "none.json"), "--regions must be a file of JSON"),
+            (("--region", "broken.json", "--prompt", AFTER), "--region must be a file of JSON"),
+            (("--region", "empty.json", "--prompt", AFTER), "a region must have one of"),
+            (("--region", "lost.json", "--prompt", AFTER), "no such file"),
+            (("--box", "0,0,8", "--prompt", AFTER), "--box must be L,T,R,B"),
+            (("--soft", "--prompt", AFTER), "--soft is of a --mask"),
+        ],
+    )
+    def test_regions_that_do_not_fit(self, fisedit, model, tmp_path, options, why):
+        scene(96, 64).save(tmp_path / "mine.png")
+        (tmp_path / "broken.json").write_text("{")
+        (tmp_path / "empty.json").write_text("{}")
+        (tmp_path / "lost.json").write_text('{"mask": "lost.png"}')
+        (tmp_path / "both.json").write_text('[{"region": {"box": [0, 0, 8, 8]}, "prompt": "a dog"}]')
+        begin = ("--picture", "mine.png", "--source-prompt", BEFORE, "--model", model, *QUICK)
+        run = fisedit("edit", *begin, *options)
+        assert run.status == 2 and why in run.err and run.err.count("\n") == 1
+        assert not (tmp_path / "edit.png").exists()
+
     def test_a_preview(self, fisedit, model, tmp_path):
         scene(100, 60).save(tmp_path / "mine.png")
         run = fisedit(*("edit", "--picture", "mine.png", "--prompt", "a dog", "--model", model, *QUICK, "--preview"))

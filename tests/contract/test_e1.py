@@ -14,11 +14,11 @@ from fisedit.sampling.denoise import Engine
 from fisedit.sparse_kernels import prepacked, tuning
 from tests.support import oracle
 from tests.support.edits import DOG, FP32, as_oracle, cells, config_of, latents, record, replay, trajectory
-from tests.support.pipelines import SCHEDULERS, SHAPES, build_pipeline, with_scheduler
+from tests.support.pipelines import ALL_SCHEDULERS, SHAPES, build_pipeline, with_scheduler
 
 BF16 = 2e-2
 PIXELS = [(192, 128), (104, 136)]
-each_scheduler = pytest.mark.parametrize("scheduler", SCHEDULERS)
+each_scheduler = pytest.mark.parametrize("scheduler", ALL_SCHEDULERS)
 each_guidance = pytest.mark.parametrize("guidance", [7.5, 1.0], ids=["guided", "unguided"])
 
 
@@ -28,8 +28,8 @@ each_guidance = pytest.mark.parametrize("guidance", [7.5, 1.0], ids=["guided", "
 def test_a_replay_of_everything_is_the_dense_edit(pipelines, scheduler, guidance):
     """Over a source of another prompt."""
     pipe, sampling = pipelines["shallow"], {"scheduler": scheduler, "guidance_scale": guidance}
-    engine = Engine(pipe)
-    got = replay(engine, record(engine, config_of(**sampling)), DOG, np.ones((16, 16), bool), (0,) * 4)
+    engine, config = Engine(pipe), config_of(**sampling)
+    got = replay(engine, record(engine, config), DOG, np.ones((16, 16), bool), (0,) * config.num_timesteps)
     dense = oracle.dense_generate(with_scheduler(pipe, scheduler), as_oracle(config_of(DOG, **sampling))).latents
     assert oracle.deviation(latents(got), dense) <= FP32
 

@@ -19,7 +19,7 @@ from fisedit.values import DENSE_STEP
 from tests.support import oracle
 from tests.support.edits import DOG, FP32, cells, check_pinned, config_of, latents, oracle_chain, record, replay
 from tests.support.grids import grids
-from tests.support.pipelines import SCHEDULERS, SHAPES, build_pipeline, with_scheduler
+from tests.support.pipelines import ALL_SCHEDULERS, SCHEDULERS, SHAPES, build_pipeline, with_scheduler
 from tests.support.steps import StepEdit, rows
 
 TOLERANCE = 1e-4
@@ -100,12 +100,13 @@ def test_an_overlay_is_as_good_as_a_recording(pipelines, monkeypatch, name, few)
 
 
 @pytest.mark.sweep(1)
-@each_scheduler
+@pytest.mark.parametrize("scheduler", ALL_SCHEDULERS)
 @each_guidance
 def test_a_sparse_edit_is_the_oracles(pipelines, scheduler, guidance):
     """Over all steps."""
-    pipe, grid, growth = pipelines["shallow"], grids(16, 16)["square"], (1,) * 4
+    pipe, grid = pipelines["shallow"], grids(16, 16)["square"]
     engine, config = Engine(pipe), config_of(scheduler=scheduler, guidance_scale=guidance)
+    growth = (1,) * config.num_timesteps
     got = replay(engine, record(engine, config), DOG, grid, growth)
     _, expected = oracle_chain(with_scheduler(pipe, scheduler), config, [(DOG, grid, growth)])
     assert oracle.deviation(latents(got), expected) <= FP32

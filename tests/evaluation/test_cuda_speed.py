@@ -13,13 +13,13 @@ from fisedit.evaluation import cuda_speed, dense_pipelines, dense_search, worklo
 from fisedit.evaluation.dense_pipelines import DensePipelines
 from fisedit.evaluation.dense_search import DEFAULT_VARIANT, DenseVariant
 from fisedit.evaluation.settings import SpeedSettings
-from fisedit.evaluation.workload import GUIDANCE_SCALE, PROMPTS
+from fisedit.evaluation.workload import PROMPTS
 from fisedit.sparse import vae_tiles as boxing
 from fisedit.values import GenerationConfig, SchedulerName
 from tests.support.grids import grids
 from tests.support.pipelines import build_pipeline
 
-CONFIG = GenerationConfig(PROMPTS[0], 7, "", 4, GUIDANCE_SCALE, 128, 128, SchedulerName.DDIM)
+CONFIG = GenerationConfig(PROMPTS[0], 7, "", 4, 7.5, 128, 128, SchedulerName.DDIM)
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: nothing is refused")
 
@@ -105,7 +105,7 @@ def test_a_whole_edit_is_the_editors_and_leaves_its_source_where_it_was(bench, m
     again = bench._edit(editor, grid)
     assert first.stats.unet_evaluations_captured == again.stats.unet_evaluations_captured == 3
     plain = Editor(bench.pipe)
-    plain.generate(PROMPTS[0], seed=7, num_inference_steps=3, guidance_scale=GUIDANCE_SCALE, width=128, height=128)
+    plain.generate(PROMPTS[0], seed=7, num_inference_steps=3, guidance_scale=7.5, width=128, height=128)
     expected = np.asarray(plain.edit(PROMPTS[1], mask=grid, growth=first.growth).image, int)
     assert all(np.abs(np.asarray(result.image, int) - expected).max() <= 1 for result in (first, again))
     assert bench._editor("fast", 4)._engine.graphs is editor._engine.graphs

@@ -5,6 +5,7 @@ import torch
 
 from fisedit.evaluation import dense_pipelines
 from fisedit.evaluation.dense_search import DEFAULT_VARIANT, NUM_ROUNDS, DenseVariant, find_fastest, variants
+from tests.support.edits import config_of
 
 BF16, BF16_CONTIGUOUS = DenseVariant("bf16", True, False), DenseVariant("bf16", False, False)
 FP32 = DenseVariant("fp32", True, False)
@@ -95,7 +96,7 @@ def test_every_variant_of_a_device_is_a_candidate():
 def test_a_compiled_variant_shares_its_eager_ones_unet_and_leaves_its_decoder(pipelines, monkeypatch):
     compiled = []
     monkeypatch.setattr(dense_pipelines.torch, "compile", lambda part, mode: compiled.append((part, mode)) or part)
-    dense = dense_pipelines.DensePipelines(pipelines["shallow"], None)
+    dense = dense_pipelines.DensePipelines(pipelines["shallow"], config_of())
     eager, fast = dense.get(BF16), dense.get(COMPILED)
     assert [part for part, _ in compiled] == [fast.vae.decoder, eager.unet]
     assert fast.unet is eager.unet is not pipelines["shallow"].unet and fast.vae.decoder is not eager.vae.decoder
@@ -108,9 +109,9 @@ def test_a_compiled_variant_shares_its_eager_ones_unet_and_leaves_its_decoder(pi
 
 def test_a_machine_without_a_compiler_says_so(pipelines, monkeypatch):
     monkeypatch.setattr(dense_pipelines.shutil, "which", lambda _: None)
-    dense = dense_pipelines.DensePipelines(pipelines["shallow"], None)
+    dense = dense_pipelines.DensePipelines(pipelines["shallow"], config_of())
     assert dense.notes == ["torch.compile was not tried: there is no C++ compiler"]
     monkeypatch.setattr(dense_pipelines.shutil, "which", lambda _: "/a/compiler")
     monkeypatch.setattr(dense_pipelines, "vector_extension", lambda: "avx512")
-    dense = dense_pipelines.DensePipelines(pipelines["shallow"], None)
+    dense = dense_pipelines.DensePipelines(pipelines["shallow"], config_of())
     assert dense.notes == ["torch.compile made kernels for avx512"]

@@ -192,6 +192,13 @@ def test_a_table_is_filled_from_its_report(tmp_path):
     assert document_tables.fill_tables(filled, tmp_path) == filled
     with pytest.raises(ValueError, match=r"a\.json must have rows in 'summary' where mask=none"):
         document_tables.fill_tables(chosen.replace("ragged|none", "none"), tmp_path)
+    with pytest.raises(ValueError, match=r"columns must be of mask, step, got 'area, '; correct the mark"):
+        document_tables.fill_tables(chosen.replace("step, mask", "step, area"), tmp_path)
+    report["summary"][1]["step, to plain"] = "3x"
+    (tmp_path / "a.json").write_text(json.dumps(report))
+    filled = document_tables.fill_tables(chosen.replace("step, mask", "step, step, to plain"), tmp_path)
+    assert "| step | step, to plain |\n| --- | --- |\n| 1.5x | 3x |\n" in filled
+    del report["summary"][1]["step, to plain"]
     report["environment"] |= {"clean": False, "gpu": "A GPU"}
     (tmp_path / "a.json").write_text(json.dumps(report))
     assert "commit `0123456` with changes that are not committed, A GPU" in document_tables.fill_tables(text, tmp_path)

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from fisedit.evaluation import dense_search, fidelity, speed
-from fisedit.evaluation.schedules import SCHEDULES, SHIPPED, SOME_DENSE, WIDER_FIRST
+from fisedit.evaluation.schedules import CLOSE, FAST, SCHEDULES
 from fisedit.evaluation.settings import FidelitySettings, SpeedSettings
+from fisedit.values import Quality
 
 SMALL = {"model": "demo", "areas": (0.15,), "size": 128, "num_inference_steps": 2, "repeats": 1, "compiled": False}
 
@@ -26,9 +27,9 @@ def test_the_verb_writes_what_it_prints(fisedit, tmp_path):
     )
     assert printed.status == 0
     written = json.loads((tmp_path / "speed.json").read_text())
-    assert [(row["mask"], row["schedule"].removesuffix(" (default)")) for row in written["summary"]] == [
-        *(("square", schedule) for schedule in SHIPPED),
-        ("ragged", SOME_DENSE),
+    assert [(row["mask"], row["quality"]) for row in written["summary"]] == [
+        *(("square", quality) for quality in Quality),
+        ("ragged", Quality.BALANCED),
     ]
     for row in written["summary"]:
         assert all(row[name] in printed.out for name in ("MACs", "step", "whole edit", "whole edit, to plain"))
@@ -63,14 +64,14 @@ def test_a_whole_run_of_plain_diffusers_is_its_steps_and_its_decode():
 @pytest.mark.slow
 def test_default_edits_are_near_to_dense_blended_ones(monkeypatch):
     """One of the forty of the table, of which the worst is 33 dB from its dense one; all cost 1 / 2.2 of dense."""
-    names = ("default", "0", "1", WIDER_FIRST, SOME_DENSE)
+    names = ("default", "0", "1", FAST, CLOSE)
     monkeypatch.setattr(fidelity, "SCHEDULES", {name: SCHEDULES[name] for name in names})
     monkeypatch.setattr(fidelity, "_warm_up", lambda *_: None)  # no time is checked
     monkeypatch.setattr(dense_search, "NUM_ROUNDS", 0)
     report = fidelity.measure_fidelity(FidelitySettings(edits=1, dtype="fp32", compiled=False))
     rows = {row["growth"]: row for row in report["rows"]}
     assert set(rows) == set(names) == {row["growth"] for row in report["summary"]}
-    assert [row["growth"] for row in report["shipped"]] == [WIDER_FIRST, SOME_DENSE]
+    assert [row["quality"] for row in report["shipped"]] == ["fast", "close"]
     assert report["values"][0] > max(30, rows["0"]["psnr_median"])
     assert rows["default"]["macs_ratio"] > 1.8
     turns = report["turns"]
@@ -78,9 +79,9 @@ def test_default_edits_are_near_to_dense_blended_ones(monkeypatch):
 
 
 def test_fidelity_is_measured_after_a_warm_up(fisedit, model, tmp_path, monkeypatch):
-    names = ("default", WIDER_FIRST)
+    names = ("default", FAST)
     monkeypatch.setattr(fidelity, "SCHEDULES", {name: SCHEDULES[name] for name in names})
-    monkeypatch.setattr(fidelity, "SHIPPED", {WIDER_FIRST: SCHEDULES[WIDER_FIRST]})
+    monkeypatch.setattr(fidelity, "SHIPPED", {FAST: SCHEDULES[FAST]})
     monkeypatch.setattr(dense_search, "NUM_ROUNDS", 0)
     words = ("--edits", 1, "--num-inference-steps", 2, "--no-compiled", "--dtype", "fp32", "--output", "fidelity.json")
     run = fisedit("bench", "fidelity", "--model", model, *words)

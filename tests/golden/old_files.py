@@ -76,6 +76,10 @@ def pixels(image: Image.Image) -> dict[str, Any]:
     return {"mode": image.mode, "size": list(image.size), "sha256": digest}
 
 
+NEWER = ("clip_skip", "textual_inversions", "crop")
+"""Settings that version 0.1.0 did not know, which are left out where they are empty."""
+
+
 def told_of_result(result: EditResult) -> dict[str, Any]:
     """All that a session keeps of a result, JSON-ready."""
     stats = result.stats.as_dict()
@@ -84,7 +88,7 @@ def told_of_result(result: EditResult) -> dict[str, Any]:
         "id": result.id,
         "parent": result.parent,
         "prompt": result.prompt,
-        "recipe": asdict(result.recipe),
+        "recipe": {name: value for name, value in asdict(result.recipe).items() if value or name not in NEWER},
         "change": str(result.diff),
         "picture": pixels(result.image),
         "canvas": pixels(result.canvas),

@@ -169,7 +169,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def printed(run: Run) -> dict[str, object]:
     """What a batch printed and how it ended, but for its seconds."""
-    return {"status": run.status} | untimed(json.loads(run.out))
+    told = {"status": run.status} | untimed(json.loads(run.out))
+    for item in told["items"]:  # version 0.1.0 did not say which words a model does not know
+        item["notes"] = [note for note in item["notes"] if "it does not know" not in note]
+    return told
 
 
 def expected_batch(name: str, before: list[str]) -> dict[str, object]:

@@ -61,7 +61,7 @@ def test_change_everywhere_has_no_mask():
 
 def small(monkeypatch, grid):
     mask = EditMask(grid, MaskSource.ATTENTION, 1.0)
-    monkeypatch.setattr("fisedit.planner.predict_mask", lambda *_: mask)
+    monkeypatch.setattr("fisedit.masking.edit_scope.predict_mask", lambda *_: mask)
     return mask
 
 

@@ -9,11 +9,12 @@ import torch
 from fisedit import Editor
 from fisedit.errors import InputError, MaskError
 from fisedit.masking import masks
-from fisedit.masking.localize import METHODS, shared_tokens
+from fisedit.masking.localize import shared_tokens
+from fisedit.masking.mask_options import METHODS
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory import AttentionInjection, LatentEdit, max_injection_steps
 from fisedit.sparse_kernels.dilation import dilate, erode
-from fisedit.values import DENSE_STEP, MaskSource
+from fisedit.values import DENSE_STEP, ActiveCells, MaskSource
 from tests.support.edits import CAT, DOG, Calls, latents, masks_square, pixels_outside
 from tests.support.grids import grids
 
@@ -164,7 +165,7 @@ def test_all_structure_and_the_same_words_attend_as_the_source_did(editor):
     kept = AttentionInjection(max_injection_steps(result.config), tuple((i, i) for i in range(77)))
     with torch.inference_mode():
         text = engine.encode(result.config)
-        edit = LatentEdit(result.config, text, {}, grid, (1,) * 6, injection=kept)
+        edit = LatentEdit(result.config, text, {}, ActiveCells(grid), (1,) * 6, injection=kept)
         (again,) = engine.run_sparse(trajectory, [edit], lambda *_: None)
     assert kept.steps == 2
     for ours, theirs in zip(again.latents, trajectory.latents, strict=True):

@@ -104,10 +104,35 @@ def test_one_file_loads_exactly(pipelines, tmp_path, monkeypatch):
     refused(path, "unet", "mid_block.attentions.0.norm.weight")
 
 
-def test_the_shipped_configuration_is_stable_diffusion_1_5():
-    counts = {"unet": 859_520_964, "vae": 83_653_863, "text_encoder": 123_060_480}
+@pytest.mark.parametrize(
+    ("text", "prediction", "side"),
+    [('model:\n  params:\n    parameterization: "v"\n', "v_prediction", 96), ("model:\n  params: {}\n", "epsilon", 64)],
+)
+def test_one_file_of_the_2_family_loads_exactly_with_its_yaml(pipelines, tmp_path, monkeypatch, text, prediction, side):
+    pipe = pipelines["sd2"]
+    pipe.save_pretrained(tmp_path / "config")
+    (tmp_path / "config" / "tokenizer").rename(tmp_path / "tokenizer")
+    for name, folder in (("_SD2", tmp_path / "config"), ("_SD15", tmp_path)):
+        monkeypatch.setattr(loader, name, folder)
+    path = save_single_file(pipe, tmp_path / "model.safetensors", sd2=True)
+    refused(path, "does not tell its prediction type; put its model.yaml beside it")
+    path.with_suffix(".yaml").write_text(text)
+    loaded = loader.load(path, dtype="fp32")
+    assert same_weights(loaded, pipe) and loaded.tokenizer.pad_token == "!"
+    assert (loaded.scheduler.config.prediction_type, loaded.unet.config.sample_size) == (prediction, side)
+    assert loader.config_folder(path) == tmp_path / "config"
+
+
+@pytest.mark.parametrize(
+    ("family", "counts"),
+    [
+        ("_SD15", {"unet": 859_520_964, "vae": 83_653_863, "text_encoder": 123_060_480}),
+        ("_SD2", {"unet": 865_910_724, "vae": 83_653_863, "text_encoder": 340_387_840}),
+    ],
+)
+def test_the_shipped_configurations_are_stable_diffusions(family, counts):
     for part, parameters in counts.items():
-        shapes = loader._expected(part, loader._SD15)
+        shapes = loader._expected(part, getattr(loader, family))
         assert sum(torch.Size(shape).numel() for shape in shapes.values()) == parameters
 
 
@@ -269,7 +294,7 @@ class TestRefusedBeforeWeights:
         [
             ({"conditioner.embedders.0.transformer.weight": ()}, "Stable Diffusion XL"),
             ({"model.diffusion_model.joint_blocks.0.x": ()}, "Stable Diffusion 3"),
-            ({"model.diffusion_model.a": (), "cond_stage_model.model.ln.weight": ()}, "Stable Diffusion 2"),
+            ({"model.diffusion_model.input_blocks.0.0.weight": (320, 5, 3, 3)}, "a depth model"),
             ({"lora_unet_down_blocks_0.lora_up.weight": ()}, "a LoRA"),
             ({"unet.down_blocks.0.to_q.lora_A.weight": ()}, "a LoRA"),
             ({"control_model.input_blocks.0.0.weight": ()}, "a ControlNet"),
@@ -371,3 +396,41 @@ def test_unknown_devices(model, device):
 @pytest.mark.parametrize("dtype", ["int8", "fp16", torch.float16, torch.float64, torch.int8, 16])
 def test_unusable_dtypes(model, dtype):
     refused(model, "dtype", error=InputError, device="cpu", dtype=dtype)
+
+
+def same(one, other) -> bool:
+    a, b = one.state_dict(), other.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+class TestAnotherAutoencoder:
+    def test_a_folder_a_models_folder_and_files_load_exactly(self, pipelines, tmp_path):
+        pipe, other = pipelines["sd15"], build_pipeline("sd15", seed=1)
+        build_pipeline("sd15").save_pretrained(tmp_path / "model")
+        other.save_pretrained(tmp_path / "other")
+        for vae in (tmp_path / "other", tmp_path / "other" / "vae"):
+            loaded = loader.load(tmp_path / "model", vae=vae, dtype="fp32", device="cpu")
+            assert same(loaded.vae, other.vae) and not same(loaded.vae, pipe.vae) and same(loaded.unet, pipe.unet)
+
+    def test_one_file_of_either_kind(self, pipelines, tmp_path, monkeypatch):
+        """The tiny shapes stand for Stable Diffusion's, whose configuration a file alone is read by."""
+        other = build_pipeline("sd15", seed=1)
+        monkeypatch.setattr(loader, "_SD15", tmp_path / "other")
+        pipelines["sd15"].save_pretrained(tmp_path / "model")
+        other.save_pretrained(tmp_path / "other")
+        whole = save_single_file(other, tmp_path / "whole.safetensors")
+        tensors = {n.removeprefix("first_stage_model."): t for n, t in load_file(whole).items() if "first_stage" in n}
+        save_file(tensors, tmp_path / "ldm.safetensors")
+        for file in (whole, tmp_path / "ldm.safetensors", tmp_path / "other/vae/diffusion_pytorch_model.safetensors"):
+            assert same(loader.load(tmp_path / "model", vae=file, dtype="fp32", device="cpu").vae, other.vae)
+
+    def test_what_is_wrong_is_one_line(self, folder, tmp_path):
+        (tmp_path / "vae.pt").write_bytes(b"PK")
+        save_file({"a": torch.zeros(1)}, tmp_path / "none.safetensors")
+        for name, line in [
+            ("vae.pt", "weights must be .safetensors"),
+            ("gone.safetensors", "no such file"),
+            ("none.safetensors", "holds no autoencoder"),
+        ]:
+            with pytest.raises(ModelError, match=line):
+                loader.load(folder, vae=tmp_path / name)

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from diffusers import StableDiffusionImg2ImgPipeline
 from PIL import Image
 
 from fisedit import Editor
@@ -18,7 +19,7 @@ from fisedit.errors import InputError, SessionError
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory import LatentEdit
 from fisedit.sparse_kernels.dilation import dilate
-from fisedit.values import DENSE_STEP, EditMask, MaskSource
+from fisedit.values import DENSE_STEP, ActiveCells, EditMask, MaskSource, first_step
 from tests.support import oracle
 from tests.support.edits import (
     BIRD,
@@ -29,6 +30,7 @@ from tests.support.edits import (
     as_oracle,
     config_of,
     latents,
+    midway,
     oracle_chain,
     record,
     replay,
@@ -86,11 +88,11 @@ def test_an_edit_takes_the_branch_without_words_of_its_first_step_from_the_sourc
     with torch.inference_mode():
         text, its = engine.encode(edit), engine.encode(other)
         (over,) = engine.run_sparse(
-            source, [LatentEdit(brushed, text, {}, grid, (1,) * 4)], unwatched
+            source, [LatentEdit(brushed, text, {}, ActiveCells(grid), (1,) * 4)], unwatched
         )  # its first step is half another's
 
     def dense(config, text, trajectory, start=0):
-        return engine.run_dense(config, text, unwatched, (grid, trajectory), start=start)
+        return engine.run_dense(config, text, unwatched, (ActiveCells(grid), trajectory), start=start)
 
     assert first_batches(engine, lambda: dense(edit, text, source)) == (1, 2)
     for given in ((edit, text, source, 1), (other, its, source), (brushed, text, source), (brushed, text, over)):
@@ -129,40 +131,67 @@ def test_a_distilled_model_takes_guidance_as_an_input():
     assert not torch.equal(latents(record(engine, config_of(scheduler="lcm", guidance_scale=3.0))), dense)
 
 
+@pytest.mark.sweep(1)
+@each_scheduler
+def test_an_edit_with_a_seed_of_its_own_begins_with_its_noise_inside_the_mask(pipelines, scheduler):
+    """And an edit of it begins with the same."""
+    pipe, (square, blobs) = pipelines["demo"], (grids(16, 16)[name] for name in ("square", "blobs"))
+    engine, config = Engine(pipe), config_of(scheduler=scheduler)
+    source = record(engine, config)
+    growths, seed = [(1, DENSE_STEP, 0, 2), (1, 1, 1, 1)], config.seed + 1
+    edit = replay(engine, source, DOG, blobs, growths[0], seed)
+    later = replay(engine, edit, BIRD, square, growths[1])
+    expected = oracle_chain(
+        with_scheduler(pipe, scheduler),
+        config,
+        [(DOG, blobs, growths[0]), (BIRD, square, growths[1])],
+        seeds=(seed, seed),
+    )
+    for got, wanted in zip((source, edit, later), expected, strict=True):
+        assert oracle.deviation(latents(got), wanted) <= FP32
+    assert not torch.equal(edit.latents[0], source.latents[0]) and torch.equal(later.latents[0], edit.latents[0])
+    changed = replace(config, prompt=DOG, seed=seed)
+    with torch.inference_mode():
+        dense = engine.run_dense(changed, engine.encode(changed), unwatched, (ActiveCells(np.ones_like(blobs)), source))
+    alone = oracle.dense_generate(with_scheduler(pipe, scheduler), as_oracle(changed))
+    assert oracle.deviation(latents(dense), alone.latents) <= FP32
+
+
+@pytest.mark.sweep(1)
+@each_scheduler
+@pytest.mark.parametrize("strength", [0.9, 0.5, 0.25])
+def test_a_seed_and_a_strength_are_image_to_image_of_diffusers(pipelines, scheduler, strength):
+    """Where the mask is everywhere; elsewhere, what is outside it stays."""
+    pipe = with_scheduler(pipelines["shallow"], scheduler)
+    config = config_of(scheduler=scheduler, num_inference_steps=8)
+    engine, start = Engine(pipelines["shallow"]), first_step(strength, 8)
+    source, edit = record(engine, config), replace(config, prompt=DOG, seed=config.seed + 1)
+    theirs = StableDiffusionImg2ImgPipeline(**pipe.components, requires_safety_checker=False)
+    theirs.set_progress_bar_config(disable=True)
+    expected = theirs(
+        DOG,
+        image=source.latents[-1] * 1.0,
+        strength=strength,
+        num_inference_steps=8,
+        guidance_scale=config.guidance_scale,
+        generator=torch.Generator().manual_seed(edit.seed),
+        output_type="latent",
+    ).images
+    with torch.inference_mode():
+        text, everywhere = engine.encode(edit), np.ones((16, 16), bool)
+        dense = engine.run_dense(edit, text, unwatched, (ActiveCells(everywhere), source), start=start)
+        half = np.arange(16) < np.full((16, 1), 8)
+        (part,) = engine.run_sparse(source, [LatentEdit(edit, text, {}, ActiveCells(half), (1,) * 8, start)], unwatched)
+    assert oracle.deviation(dense.latents[-1], expected) <= FP32
+    for got, kept in zip(part.latents[start:], source.latents[start:], strict=True):
+        assert torch.equal(got[..., 8:], kept[..., 8:]) and not torch.equal(got[..., :8], kept[..., :8])
+
+
 SQUARE, BLOBS = (grids(16, 16)[name] for name in ("square", "blobs"))
 EVERYWHERE = np.ones((16, 16), bool)
 STEPS = 5
 QUICK = {"seed": 7, "num_inference_steps": STEPS}
 each_start = pytest.mark.parametrize("start", [1, 3, 4])
-
-
-def midway(pipe, config, prompt, start, grid, around=lambda i: nullcontext()):
-    """Latents [N + 1, 4, h, w] of a pipeline that reads another prompt from step `start` on, pinned to the source.
-
-    Args:
-        around: what the i-th call of the UNet runs inside.
-    """
-    source = oracle.dense_generate(pipe, config).latents
-    pin, told = oracle.pinned(source, torch.from_numpy(grid)), [source[:1]]
-    with torch.no_grad():
-        text, empty = pipe.encode_prompt(prompt, pipe.device, 1, True, negative_prompt="")
-
-    def on_step_end(_, step, __, tensors):
-        told.append(pin(step, tensors["latents"]) if step >= start else tensors["latents"])
-        return {"latents": told[-1]} | ({"prompt_embeds": torch.cat([empty, text])} if step == start - 1 else {})
-
-    with oracle._around_calls(pipe.unet, around):
-        pipe(
-            config.prompt,
-            height=config.height,
-            width=config.width,
-            num_inference_steps=config.steps,
-            guidance_scale=config.guidance,
-            generator=torch.Generator().manual_seed(config.seed),
-            callback_on_step_end=on_step_end,
-            callback_on_step_end_tensor_inputs=["latents", "prompt_embeds"],
-        )
-    return torch.cat(told)
 
 
 @pytest.mark.sweep(1)
@@ -175,7 +204,7 @@ def test_a_dense_edit_is_a_pipeline_whose_prompt_changes(pipelines, scheduler, s
     source = record(engine, config)
     edit = replace(config, prompt=DOG)
     with torch.inference_mode():
-        got = engine.run_dense(edit, engine.encode(edit), unwatched, (BLOBS, source), start=start)
+        got = engine.run_dense(edit, engine.encode(edit), unwatched, (ActiveCells(BLOBS), source), start=start)
     expected = midway(with_scheduler(pipe, scheduler), as_oracle(config), DOG, start, BLOBS)
     assert oracle.deviation(latents(got), expected) <= 1e-4
     assert torch.equal(latents(got)[: start + 1], latents(source)[: start + 1])
@@ -190,7 +219,7 @@ def test_a_sparse_edit_is_the_oracles(pipelines, scheduler, start):
     source = record(engine, config)
     edit = replace(config, prompt=DOG)
     with torch.inference_mode():
-        told = LatentEdit(edit, engine.encode(edit), {}, SQUARE, (0,) * STEPS, start)
+        told = LatentEdit(edit, engine.encode(edit), {}, ActiveCells(SQUARE), (0,) * STEPS, start)
         (got,) = engine.run_sparse(source, [told], unwatched)
     maps = [{} for _ in range(STEPS)]
     with oracle._around_calls(pipe.unet, lambda i: oracle.recording(pipe.unet, maps[i])):
@@ -262,7 +291,7 @@ def test_a_late_check_looks_at_a_step_that_runs(pipelines, monkeypatch):
     """The mask is checked within the steps that remain. (A random model's own mask may be too large.)"""
     editor, looked = Editor(pipelines["demo"]), []
     monkeypatch.setattr("fisedit.masking.drift_check.DriftCheck.compare", lambda check, *_: looked.append(check.step))
-    monkeypatch.setattr("fisedit.planner.predict_mask", lambda *_: EditMask(SQUARE, MaskSource.ATTENTION))
+    monkeypatch.setattr("fisedit.masking.edit_scope.predict_mask", lambda *_: EditMask(SQUARE, MaskSource.ATTENTION))
     editor.generate(CAT, **QUICK)
     editor.edit(DOG, strength=0.6, growth=0)
     assert looked == [3]

@@ -13,6 +13,7 @@ from diffusers.pipelines.ledits_pp.pipeline_leditspp_stable_diffusion import com
 from fisedit import Cancelled, Editor
 from fisedit.errors import InputError
 from fisedit.models.vae import encode
+from fisedit.values import ActiveCells
 from tests.support import oracle
 from tests.support.edits import BIRD, CAT, DOG, Calls, latents, trajectory, unwatched
 from tests.support.grids import grids
@@ -67,7 +68,7 @@ def test_the_sampler_finds_its_way_back(pipelines, shape, steps):
     engine = editor._engine
     with torch.inference_mode():
         text = engine.encode(source.config)
-        again = engine.run_dense(source.config, text, unwatched, (EVERYWHERE, told))
+        again = engine.run_dense(source.config, text, unwatched, (ActiveCells(EVERYWHERE), told))
     assert torch.equal(latents(again), latents(told))
     with torch.no_grad():
         clean = encode(editor.pipe.vae, scene())
@@ -80,7 +81,7 @@ def test_without_the_maps_it_does_not(editor):
     engine = editor._engine
     with torch.inference_mode():
         text = engine.encode(source.config)
-        again = engine.run_dense(source.config, text, unwatched, (EVERYWHERE, replace(told, noises=[])))
+        again = engine.run_dense(source.config, text, unwatched, (ActiveCells(EVERYWHERE), replace(told, noises=[])))
     assert oracle.deviation(latents(again), latents(told)) > 0.1
 
 

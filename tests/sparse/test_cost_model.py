@@ -18,7 +18,7 @@ from fisedit.sparse.vae_decode import decode, decode_sparse
 from fisedit.sparse.vae_tiles import box_areas, frame_areas
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import make_row_plan
-from fisedit.values import DENSE_STEP
+from fisedit.values import DENSE_STEP, Quality
 from tests.support.edits import config_of
 from tests.support.grids import grids
 from tests.support.macs import counted, time_macs
@@ -102,21 +102,27 @@ def test_what_a_step_takes_at_least_on_each_device():
     assert fixed_macs(torch.device("cpu")) == fixed_macs(torch.device("meta")) == 10e9
 
 
-@pytest.mark.parametrize(("kind", "expected"), [("cpu", (4, 3)), ("cuda", (5, 5))])
+@pytest.mark.parametrize(("kind", "expected"), [("cpu", (5, 5)), ("cuda", (5, 5))])
 def test_growth_is_as_wide_as_costs_hardly_more_time_there(pipelines, monkeypatch, kind, expected):
     """One mask of one model: where a step's fixed part is larger, more cells come for nothing."""
     costs = Engine(pipelines["sd15"]).costs(config_of(num_inference_steps=2))
     spent = costs.sparse_step(SQUARE, 5)
     monkeypatch.setattr("fisedit.sparse.cost_model.FIXED_MACS", {"cpu": 4 * spent, "cuda": 40 * spent})
     monkeypatch.setattr("fisedit.sparse.cost_model.fixed_macs", lambda _: fixed_macs(torch.device(kind)))
-    assert costs.cheapest_dilations(SQUARE, plain=True) == expected
+    assert costs.choose_dilations(SQUARE, plain=True) == expected
 
 
 def test_dense_steps_in_between_where_they_cost_hardly_more_time(pipelines, monkeypatch):
     costs = Engine(pipelines["sd15"]).costs(config_of(num_inference_steps=25))
     monkeypatch.setattr("fisedit.sparse.cost_model.FIXED_MACS", {"cpu": 100 * costs.dense_step()})
     dense = 0, 3, 7, 12, 18
-    assert costs.cheapest_dilations(SQUARE) == tuple(DENSE_STEP if i in dense else 1 for i in range(25))
-    assert costs.cheapest_dilations(SQUARE, 10) == tuple(DENSE_STEP if i in (10, 13, 19) else 1 for i in range(25))
+    assert costs.choose_dilations(SQUARE) == tuple(DENSE_STEP if i in dense else 1 for i in range(25))
+    assert costs.choose_dilations(SQUARE, 10) == tuple(DENSE_STEP if i in (10, 13, 19) else 1 for i in range(25))
     monkeypatch.setattr("fisedit.sparse.cost_model.FIXED_MACS", {"cpu": 0})
-    assert costs.cheapest_dilations(SQUARE) == (2,) * 13 + (1,) * 12
+    monkeypatch.setattr("fisedit.sparse.cost_model.MAX_TIME_RATIO", 1)
+    chosen = {quality: costs.choose_dilations(SQUARE, quality=quality) for quality in Quality}
+    assert chosen[Quality.FAST] == (2,) * 13 + (1,) * 12
+    assert chosen[Quality.BALANCED] == (3,) * 13 + (2,) * 12
+    assert chosen[Quality.CLOSE] == tuple(DENSE_STEP if i in dense else 1 for i in range(25))
+    assert costs.choose_dilations(SQUARE) == chosen[Quality.BALANCED]
+    assert costs.choose_dilations(SQUARE, quality=Quality.CLOSE, plain=True) == (5,) * 25

@@ -24,6 +24,7 @@ from fisedit.sparse.graph_capture import EagerGraph
 from fisedit.sparse.stepping import Graphs
 from fisedit.sparse.vae_decode import DecoderCache, coarse_plan, decode
 from fisedit.sparse.vae_tiles import boxes
+from fisedit.values import ActiveCells
 from tests.support.edits import CAT, DOG, config_of, record
 from tests.support.graph_steps import TIME, Case
 from tests.support.grids import grids
@@ -84,7 +85,7 @@ def test_the_loop_of_steps(monkeypatch, scheduler, growth, waiting):
     monkeypatch.setattr(GraphEdit, "verified", True)  # what has no numbers cannot be compared
     steps = (1,) * 4 if growth == "one" else (2, 2, 1, 1)
     with torch.inference_mode(), watched:
-        told = LatentEdit(edit, text, {}, SQUARE, steps)
+        told = LatentEdit(edit, text, {}, ActiveCells(SQUARE), steps)
         (trajectory,) = engine.run_sparse(source, [told], lambda *_: setattr(watched, "on", True))
     assert trajectory.captured == 4 and len(trajectory.latents) == 5 and not watched.on
     assert watched.count > 400 and watched.seen == []

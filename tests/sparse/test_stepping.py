@@ -19,7 +19,7 @@ from fisedit.models import machine
 from fisedit.sparse import vae_tiles as boxing
 from fisedit.sparse.cost_model import Costs, two_phase_dilation
 from fisedit.sparse.modules import Role
-from fisedit.values import EditMask, MaskSource
+from fisedit.values import EditMask, MaskSource, Quality
 from tests.support.adapters import lively
 from tests.support.edits import BIRD, CAT, DOG, latents, pixels_outside
 from tests.support.grids import grids
@@ -36,11 +36,13 @@ TOLERANCE = 1e-4
 def _alike(monkeypatch):
     """Boxes and rectangles see as much of the frame, so that decodes of both kinds are the same; and nobody runs dense
     steps in between, which are not captured."""
-    dilations = Costs.cheapest_dilations
+    dilations = Costs.choose_dilations
     monkeypatch.setattr(
         Costs,
-        "cheapest_dilations",
-        lambda costs, grid, start=0, *, plain=False: dilations(costs, grid, start, plain=True),
+        "choose_dilations",
+        lambda costs, grid, start=0, *, quality=Quality.BALANCED, plain=False: dilations(
+            costs, grid, start, plain=True
+        ),
     )
     monkeypatch.setattr(boxing, "HALO", 512)
     monkeypatch.setattr(boxing, "DENSE_SHARE", float("inf"))
@@ -144,7 +146,7 @@ WISHES = {
 def found(monkeypatch, grid):
     """Words say this, and are checked in mid-edit."""
     mask = EditMask(grid, MaskSource.ATTENTION)
-    monkeypatch.setattr("fisedit.planner.predict_mask", lambda *_: mask)
+    monkeypatch.setattr("fisedit.masking.edit_scope.predict_mask", lambda *_: mask)
 
 
 QUICK_WISHES = ("verified", "grown", "last step alone", "no growth")

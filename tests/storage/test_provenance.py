@@ -23,6 +23,7 @@ from fisedit.models import paths
 from fisedit.storage import image_metadata, images, provenance
 from fisedit.storage.image_metadata import Metadata, owner_info
 from fisedit.storage.images import decode
+from fisedit.values import SchedulerName
 from tests.support.edits import BIRD, CAT, DOG
 from tests.support.folders import bomb
 from tests.support.grids import grids
@@ -33,6 +34,35 @@ QUICK = {"seed": 7, "num_inference_steps": 3}
 SHORT = ("--num-inference-steps", "2")
 ENDINGS = ("png", "jpg", "webp", "tif")
 FOREIGN = "a knight, (armour:1.2)\nNegative prompt: blurry\nSteps: 20, Sampler: Euler a, CFG scale: 7, Size: 512x768"
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (
+            'Steps: 20, Sampler: DPM++ SDE Karras, CFG scale: 7.5, Seed: 3, Size: 512x768, TI: "a: 1, Seed: 9"',
+            {
+                "num_inference_steps": 20,
+                "scheduler": SchedulerName.DPM_SDE_KARRAS,
+                "guidance_scale": 7.5,
+                "seed": 3,
+                "width": 512,
+                "height": 768,
+            },
+        ),
+        (
+            "Steps: 4, Sampler: DPM++ 2M, Schedule type: Karras",
+            {"num_inference_steps": 4, "scheduler": SchedulerName.DPM_SOLVER_KARRAS},
+        ),
+        ("Steps: many, Sampler: DPM9, CFG scale: x, Size: 12", {}),
+        ("Steps: 4" + ", x: 5" * 100_000 + ", Seed: 5", {"num_inference_steps": 4}),
+    ],
+)
+def test_settings_of_web_uis_are_read(line, found):
+    assert provenance.parse_parameters(f"a cat\nNegative prompt: rain\n{line}") == (
+        "a cat",
+        {"negative_prompt": "rain"} | found,
+    )
 
 
 def written(editor, ending="png", **options):
@@ -138,7 +168,9 @@ def trajectory(editor):
     yield editor.edit(BIRD, words=["dog"], grow=1, verify=True)
     yield editor.edit(CAT, mask=CORNER, strength=0.7)
     yield editor.edit("a cat and a cake at night", protect=SQUARE)
-    yield editor.edit(DOG, mask=MOST, growth=1)
+    yield editor.edit(DOG, mask=MOST, growth=1, seed=8)
+    yield editor.edit(DOG, mask=SQUARE, strength=0.7, seed=9)
+    yield editor.edit(CAT, mask=CORNER)
 
 
 class TestRemake:
@@ -190,6 +222,13 @@ class TestRemake:
         expected = Editor.from_pretrained(model).generate(CAT, seed=8, num_inference_steps=2, width=64)
         assert source.image.tobytes() == expected.image.tobytes()
         assert np.array_equal(edit.mask.grid, SQUARE[:, ::2] | SQUARE[:, 1::2]), "a given mask, at the new size"
+
+    def test_noise_of_an_edits_own_stays_its_own(self, editor, model):
+        editor.generate(CAT, **QUICK)
+        editor.edit(CAT, mask=SQUARE, seed=8)
+        editor.edit(DOG, mask=CORNER)
+        again = Editor.remake(written(editor), model=model, changes={"seed": 5})
+        assert [result.config.seed for result in again.history] == [5, 8, 8]
 
     def test_words_find_their_place_again(self, editor, model):
         editor.generate(CAT, **QUICK)
@@ -410,8 +449,8 @@ class TestHostile:
                 provenance.parse_origin(Metadata("a cat", bad(name)))
 
     def test_a_newer_one_is_named(self):
-        with pytest.raises(InputError, match="must be of version 1, got 2; update fisedit"):
-            provenance.parse_origin(Metadata("", json.dumps(GOOD | {"version": 2})))
+        with pytest.raises(InputError, match="must be of version 2, got 3; update fisedit"):
+            provenance.parse_origin(Metadata("", json.dumps(GOOD | {"version": 3})))
 
     @settings(deadline=None, max_examples=150)
     @given(st.data())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -12,11 +13,11 @@ import torch
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory import LatentEdit
 from fisedit.sparse_kernels.dilation import dilate
-from fisedit.values import DENSE_STEP, LATENT_FACTOR, make_generation_config
+from fisedit.values import DENSE_STEP, LATENT_FACTOR, ActiveCells, make_generation_config
 from tests.support import oracle
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy as np
     from diffusers import StableDiffusionPipeline
@@ -72,10 +73,19 @@ def record(engine: Engine, config: GenerationConfig) -> Trajectory:
         return engine.run_dense(config, engine.encode(config), unwatched)
 
 
-def replay(engine: Engine, source: Trajectory, prompt: str, grid: np.ndarray, growth: Sequence[int]) -> Trajectory:
-    config = replace(source.config, prompt=prompt)
+def replay(
+    engine: Engine,
+    source: Trajectory,
+    prompt: str,
+    mask: np.ndarray | ActiveCells,
+    growth: Sequence[int],
+    seed: int | None = None,
+) -> Trajectory:
+    """A sparse edit in a grid [h, w], or in cells that join as they say, from the first of their steps on."""
+    changed = mask if isinstance(mask, ActiveCells) else ActiveCells(mask)
+    config = replace(source.config, prompt=prompt, seed=source.config.seed if seed is None else seed)
     with torch.inference_mode():
-        edit = LatentEdit(config, engine.encode(config), {}, grid, growth)
+        edit = LatentEdit(config, engine.encode(config), {}, changed, growth, changed.start)
         return engine.run_sparse(source, [edit], unwatched)[0]
 
 
@@ -85,18 +95,23 @@ def latents(trajectory: Trajectory) -> torch.Tensor:
 
 
 def oracle_chain(
-    pipe: StableDiffusionPipeline, config: GenerationConfig, edits: Sequence[tuple[str, np.ndarray, Sequence[int]]]
+    pipe: StableDiffusionPipeline,
+    config: GenerationConfig,
+    edits: Sequence[tuple[str, np.ndarray, Sequence[int]]],
+    seeds: Sequence[int] = (),
 ) -> list[torch.Tensor]:
     """Latents [N + 1, 4, h, w] of a source and of every edit (prompt, mask, growth by step) over the one before it.
 
-    A DENSE_STEP is dense; those after it are mixed with the source's maps plus what it changed of them.
+    A DENSE_STEP is dense; those after it are mixed with the source's maps plus what it changed of them. An edit with
+    another seed than the one before begins with its noise inside the mask.
     """
     source = as_oracle(config)
-    maps: list[oracle.Maps] = [{} for _ in range(source.steps)]
+    maps: list[oracle.Maps] = [{} for _ in range(config.num_timesteps)]
     with oracle._around_calls(pipe.unet, lambda i: _recording(pipe.unet, maps[i])):
         runs = [oracle.dense_generate(pipe, source).latents]
-    for prompt, grid, growth in edits:
-        under, maps = maps, [{} for _ in range(source.steps)]
+    before = config.seed
+    for (prompt, grid, growth), seed in zip(edits, seeds or [config.seed] * len(edits), strict=True):
+        under, maps = maps, [{} for _ in range(config.num_timesteps)]
         shift: oracle.Maps = {}
 
         @contextmanager
@@ -112,9 +127,16 @@ def oracle_chain(
             with oracle.mixing(pipe.unet, moved, active), oracle.recording(pipe.unet, over[i]), norms:
                 yield
 
-        pin = oracle.pinned(runs[-1], torch.from_numpy(grid))
-        with oracle._around_calls(pipe.unet, around):
-            runs.append(oracle.dense_generate(pipe, replace(source, prompt=prompt), pin).latents)
+        inside, first, draw = torch.from_numpy(grid), runs[-1][:1], pipe.prepare_latents
+        own_noise = inside & (seed != before)
+
+        def prepare_latents(*args: object, own=own_noise, first=first, draw=draw) -> torch.Tensor:
+            return torch.where(own, draw(*args), first)
+
+        with oracle._around_calls(pipe.unet, around), patch.object(pipe, "prepare_latents", prepare_latents):
+            run = replace(source, prompt=prompt, seed=seed)
+            runs.append(oracle.dense_generate(pipe, run, oracle.pinned(runs[-1], inside)).latents)
+        before = seed
     return runs
 
 
@@ -122,6 +144,52 @@ def oracle_chain(
 def _recording(unet: torch.nn.Module, maps: oracle.Maps) -> Iterator[None]:
     with oracle.recording(unet, maps), oracle.norms_by_position(unet, maps):
         yield
+
+
+def midway(
+    pipe: StableDiffusionPipeline,
+    config: oracle.GenerationConfig,
+    prompt: str,
+    start: int,
+    grid: np.ndarray | Callable[[int], np.ndarray],
+    around: Callable[[int], AbstractContextManager[None]] = lambda i: nullcontext(),
+) -> torch.Tensor:
+    """Latents [N + 1, 4, h, w] of a pipeline that reads another prompt from step `start` on, pinned to the source.
+
+    Args:
+        pipe: diffusers' pipeline.
+        config: of the source.
+        prompt: that is read from `start` on.
+        start: index of a step.
+        grid: booleans [h, w], the cells that are not pinned, or those of a step's index.
+        around: what the i-th call of the UNet runs inside.
+    """
+    source = oracle.dense_generate(pipe, config).latents
+    told = [source[:1]]
+
+    def pin(step: int, latents: torch.Tensor) -> torch.Tensor:
+        inside = torch.from_numpy(grid(step) if callable(grid) else grid)
+        return oracle.pinned(source, inside)(step, latents)
+
+    with torch.no_grad():
+        text, empty = pipe.encode_prompt(prompt, pipe.device, 1, True, negative_prompt="")
+
+    def on_step_end(_, step, __, tensors):
+        told.append(pin(step, tensors["latents"]) if step >= start else tensors["latents"])
+        return {"latents": told[-1]} | ({"prompt_embeds": torch.cat([empty, text])} if step == start - 1 else {})
+
+    with oracle._around_calls(pipe.unet, around):
+        pipe(
+            config.prompt if start else prompt,
+            height=config.height,
+            width=config.width,
+            num_inference_steps=config.steps,
+            guidance_scale=config.guidance,
+            generator=torch.Generator().manual_seed(config.seed),
+            callback_on_step_end=on_step_end,
+            callback_on_step_end_tensor_inputs=["latents", "prompt_embeds"],
+        )
+    return torch.cat(told)
 
 
 class Calls:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.nn.functional as fn
+from diffusers import TCDScheduler
 from diffusers.models.attention_processor import Attention
 from diffusers.models.transformers.transformer_2d import Transformer2DModel
 from torch import Tensor, nn
@@ -264,6 +265,7 @@ def dense_generate(
         width=config.width,
         num_inference_steps=config.steps,
         guidance_scale=config.guidance,
+        eta=0.3 if isinstance(pipe.scheduler, TCDScheduler) else 0.0,  # TCD's own default
         generator=torch.Generator().manual_seed(config.seed),
         callback_on_step_end=on_step_end,
     )

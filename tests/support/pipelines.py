@@ -18,13 +18,18 @@ from diffusers import (
     DDIMInverseScheduler,
     DDIMScheduler,
     DPMSolverMultistepScheduler,
+    DPMSolverSinglestepScheduler,
     EulerAncestralDiscreteScheduler,
     EulerDiscreteScheduler,
+    HeunDiscreteScheduler,
     LCMScheduler,
+    PNDMScheduler,
     SchedulerMixin,
     StableDiffusionDiffEditPipeline,
     StableDiffusionPipeline,
+    TCDScheduler,
     UNet2DConditionModel,
+    UniPCMultistepScheduler,
 )
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
@@ -41,15 +46,37 @@ WORDS = (
 
 PROMPTS = ("a cat and a cake on a beach", "a dog and a cake on a beach", "the red house in snow", "")
 
-SCHEDULERS: Mapping[str, type[SchedulerMixin]] = MappingProxyType(
+KARRAS, SDE, TRAILING = (
+    {"use_karras_sigmas": True},
+    {"algorithm_type": "sde-dpmsolver++"},
+    {"timestep_spacing": "trailing"},
+)
+SINGLE = SDE | {"lower_order_final": True}
+
+SCHEDULERS = ("ddim", "dpmsolver++", "euler", "euler_a", "lcm")
+"""One of each kind: tests of everything run these."""
+
+ALL_SCHEDULERS: Mapping[str, tuple[type[SchedulerMixin], dict]] = MappingProxyType(
     {
-        "ddim": DDIMScheduler,
-        "dpmsolver++": DPMSolverMultistepScheduler,
-        "euler": EulerDiscreteScheduler,
-        "euler_a": EulerAncestralDiscreteScheduler,
-        "lcm": LCMScheduler,
+        "ddim": (DDIMScheduler, {}),
+        "ddim_trailing": (DDIMScheduler, TRAILING),
+        "dpmsolver++": (DPMSolverMultistepScheduler, {}),
+        "dpmsolver++_karras": (DPMSolverMultistepScheduler, KARRAS),
+        "dpmsolver++_sde": (DPMSolverMultistepScheduler, SDE),
+        "dpmsolver++_sde_karras": (DPMSolverMultistepScheduler, SDE | KARRAS),
+        "dpm_sde": (DPMSolverSinglestepScheduler, SINGLE),
+        "dpm_sde_karras": (DPMSolverSinglestepScheduler, SINGLE | KARRAS),
+        "euler": (EulerDiscreteScheduler, {}),
+        "euler_trailing": (EulerDiscreteScheduler, TRAILING),
+        "euler_a": (EulerAncestralDiscreteScheduler, {}),
+        "heun": (HeunDiscreteScheduler, {}),
+        "pndm": (PNDMScheduler, {"skip_prk_steps": True}),
+        "unipc": (UniPCMultistepScheduler, {}),
+        "lcm": (LCMScheduler, {}),
+        "tcd": (TCDScheduler, {}),
     }
 )
+"""Name -> diffusers' class and what its config has instead of the model's."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +148,7 @@ def build_pipeline(name: str, seed: int = 0) -> StableDiffusionPipeline:
 
 
 def build_scheduler(name: str = "ddim", prediction: str = "epsilon") -> SchedulerMixin:
-    """Build the scheduler `name` of `SCHEDULERS` with Stable Diffusion's noise schedule."""
+    """Build the scheduler `name` of `ALL_SCHEDULERS` with Stable Diffusion's noise schedule."""
     base = DDIMScheduler(
         beta_start=0.00085,
         beta_end=0.012,
@@ -131,7 +158,8 @@ def build_scheduler(name: str = "ddim", prediction: str = "epsilon") -> Schedule
         steps_offset=1,
         prediction_type=prediction,
     )
-    return SCHEDULERS[name].from_config(base.config)
+    kind, changes = ALL_SCHEDULERS[name]
+    return kind.from_config(base.config, **changes)
 
 
 def with_scheduler(pipe: StableDiffusionPipeline, name: str) -> StableDiffusionPipeline:

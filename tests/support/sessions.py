@@ -121,7 +121,7 @@ INDEX_CHANGES = {
     "a mask's confidence NaN": entry(mask={"source": "given", "confidence": float("nan")}),
     "another size than its parent": settings(width=64, height=64),
     "other steps than its parent": settings(num_inference_steps=4),
-    "another seed than its parent": settings(seed=8),
+    "a seed that is none": settings(seed=-1),
     "a prompt of another kind": settings(prompt=["a cat"]),
     "a prompt that is no Unicode": settings(prompt="a \ud800 cat"),
     "a prompt of a million letters": settings(prompt="a" * 10**6),

@@ -1,10 +1,11 @@
-"""Writes a Stable Diffusion 1.x pipeline as one file, under the tensor names that such files have had since 2022."""
+"""Writes a Stable Diffusion pipeline as one file, under the tensor names that such files have had since 2022."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import torch
 from diffusers import StableDiffusionPipeline
 from safetensors.torch import save_file
 from torch import Tensor
@@ -41,15 +42,43 @@ _ENDS = {
 }
 
 
-def save_single_file(pipe: StableDiffusionPipeline, path: Path) -> Path:
-    """Save `pipe`, which has two layers a block, as one safetensors file."""
+_OPEN_CLIP: Rules = (
+    (r"embeddings\.token_embedding", "token_embedding"),
+    (r"embeddings\.position_embedding\.weight", "positional_embedding"),
+    (r"final_layer_norm", "ln_final"),
+    (r"encoder\.layers", "transformer.resblocks"),
+    (r"layer_norm(\d)", r"ln_\1"),
+    (r"mlp\.fc1", "mlp.c_fc"),
+    (r"mlp\.fc2", "mlp.c_proj"),
+    (r"self_attn\.out_proj", "attn.out_proj"),
+)
+
+
+def save_single_file(pipe: StableDiffusionPipeline, path: Path, *, sd2: bool = False) -> Path:
+    """Save `pipe`, which has two layers a block, as one safetensors file, its text encoder as 1.x's or as 2.x's."""
     tensors = {f"model.diffusion_model.{_unet_name(pipe, n)}": t for n, t in pipe.unet.state_dict().items()}
     for name, tensor in pipe.vae.state_dict().items():
         tensors[f"first_stage_model.{_vae_name(name)}"] = _vae_tensor(name, tensor)
-    for name, tensor in pipe.text_encoder.state_dict().items():
-        tensors[f"cond_stage_model.transformer.text_model.{name.removeprefix('text_model.')}"] = tensor
+    text = {name.removeprefix("text_model."): tensor for name, tensor in pipe.text_encoder.state_dict().items()}
+    if sd2:
+        tensors |= {f"cond_stage_model.model.{name}": tensor for name, tensor in _open_clip(text).items()}
+    else:
+        tensors |= {f"cond_stage_model.transformer.text_model.{name}": tensor for name, tensor in text.items()}
     save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, path)
     return path
+
+
+def _open_clip(text: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A text encoder's tensors as OpenCLIP has them: queries, keys and values in one."""
+    tensors = {}
+    for name, tensor in text.items():
+        if match := re.fullmatch(r"(.*)self_attn\.q_proj\.(weight|bias)", name):
+            start, kind = match.groups()
+            parts = [text[f"{start}self_attn.{part}_proj.{kind}"] for part in "qkv"]
+            tensors[_apply(_OPEN_CLIP, f"{start}attn.in_proj_{kind}")] = torch.cat(parts)
+        elif not re.search(r"self_attn\.[kv]_proj", name):
+            tensors[_apply(_OPEN_CLIP, name)] = tensor
+    return tensors
 
 
 def _unet_name(pipe: StableDiffusionPipeline, name: str) -> str:

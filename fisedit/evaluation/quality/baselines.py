@@ -16,7 +16,6 @@ from diffusers import DDIMScheduler
 
 from fisedit.evaluation.quality.edit_case import EditCase, MethodResult
 from fisedit.masking.masks import otsu
-from fisedit.sampling.scheduler import blend_latents
 from fisedit.sparse.cached_rows import CachedRows
 from fisedit.sparse.executor import Executor, apply_guidance
 from fisedit.sparse.feature_cache import FeatureOverlay, recorded_statistics, scatter
@@ -94,12 +93,12 @@ def _sparse_steps(case: EditCase, text: Tensor, latents: Tensor, first: int, gri
     executor = StaleNormExecutor(case.editor.pipe.unet)
     cache: dict[str, Tensor] = {}
     inside = torch.from_numpy(grid.copy()).to(latents.device)
-    latents = blend_latents(latents, trajectory.latents[first], inside)
+    latents = torch.where(inside, latents, trajectory.latents[first])
     for i, t in enumerate(sampler.timesteps[first:], first):
         batch = torch.cat([latents] * len(text))
         raw = executor.run_sparse(batch, t, text, cache, FeatureOverlay(trajectory.features[i], plan))[0]
         prediction = scatter(trajectory.predictions[i], plan.levels[0].active, _guided(case, raw))
-        latents = blend_latents(sampler.step(prediction, t, latents), trajectory.latents[i + 1], inside)
+        latents = torch.where(inside, sampler.step(prediction, t, latents), trajectory.latents[i + 1])
     return latents
 
 
@@ -113,7 +112,7 @@ def diffedit(case: EditCase) -> MethodResult:
     latents = trajectory.latents[first]
     for i, t in enumerate(sampler.timesteps[first:], first):
         raw = case.editor.pipe.unet(torch.cat([latents] * len(text)), t, text, return_dict=False)[0]
-        latents = blend_latents(sampler.step(_guided(case, raw), t, latents), trajectory.latents[i + 1], inside)
+        latents = torch.where(inside, sampler.step(_guided(case, raw), t, latents), trajectory.latents[i + 1])
     evaluations = case.steps - first
     macs = case.dense_macs(evaluations + NOISES * 2 / len(text))
     return MethodResult(_decode_picture(case, latents), grid, NOISES + evaluations, macs)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fisedit.evaluation.quality.edit_case import EditCase, MethodResult
+from fisedit.evaluation.quality.scene_edits import DELETE
 from fisedit.values import EditMask, MaskSource, first_step
 
 if TYPE_CHECKING:
@@ -30,18 +31,28 @@ def img2img(case: EditCase) -> MethodResult:
 
 def inpaint_true(case: EditCase) -> MethodResult | None:
     """Inpainting of the true mask with the new prompt; None where the mask is unknown."""
+    return _inpaint(case, case.config.prompt)
+
+
+def inpaint_empty(case: EditCase) -> MethodResult | None:
+    """Inpainting of the true mask without words, as things are removed; None but for edits that remove one."""
+    return _inpaint(case, "") if case.edit.kind == DELETE else None
+
+
+def _inpaint(case: EditCase, prompt: str) -> MethodResult | None:
     if case.true_grid is None:
         return None
     size = {"width": case.config.width, "height": case.config.height}
     mask = EditMask(case.true_grid, MaskSource.GIVEN).image()
-    picture = _run_pipeline(case, "StableDiffusionInpaintPipeline", mask_image=mask, strength=1.0, **size)
+    options = {"prompt": prompt, "mask_image": mask, "strength": 1.0} | size
+    picture = _run_pipeline(case, "StableDiffusionInpaintPipeline", **options)
     return MethodResult(picture, case.true_grid, case.steps, case.dense_macs(case.steps))
 
 
 def _run_pipeline(case: EditCase, pipeline: str, **options: Any) -> Image:
     config = case.config
     pictures: list[Image] = case.pipeline(pipeline)(
-        config.prompt,
+        options.pop("prompt", config.prompt),
         image=case.source.image,
         negative_prompt=config.negative_prompt,
         num_inference_steps=config.num_inference_steps,

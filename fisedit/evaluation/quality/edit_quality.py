@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fisedit import __version__
+from fisedit.errors import InputError
 from fisedit.evaluation.classifier import load_classifier
 from fisedit.evaluation.quality import pie_bench
 from fisedit.evaluation.quality.edit_case import make_case
@@ -46,8 +47,10 @@ NOTES = (
     "seam is the largest step between neighbours within 4 pixels of the mask's boundary, over the reference's own",
     "dense dB is the same over our edits that fell back to dense runs",
     "kept dB is to the source, inside the method's own mask: structure= trades it for success",
+    "gone: the classifier does not see what was removed; truth dB is to what was drawn behind it, in the true pixels",
     "again dB is of the whole picture to the source: its latents decoded, or its prompt sampled again, unblended",
     "img2img and inpaint-true are diffusers' pipelines, at strength .8 and 1, inpainting with the true cells",
+    "inpaint-empty is the same without words, and erase is ours, which reads none: both of edits that remove an object",
     "dense methods decode the whole picture: their background comes no nearer to an opened picture than no-edit's",
     "the true region of a generated source is unknown: its background is what lies outside our own mask",
     "FISEdit's method runs in our engine with stale GroupNorm statistics: its own kernels and cache are not measured",
@@ -135,9 +138,12 @@ def _edit_set(settings: EditQualitySettings, pipe: StableDiffusionPipeline) -> _
         return _EditSet(pie_bench.load_edits(folder, entries, side), len(entries), pie_bench.dataset_notes(side))
     words = single_token_words(pipe.tokenizer)
     kinds = available_kinds(words, settings.seed)
+    if unknown := set(settings.kinds) - set(kinds):
+        raise InputError(f"kinds must be of {', '.join(kinds)}, got {', '.join(sorted(unknown))}")
     missing = ", ".join(kind for kind in CHANGE_KINDS if kind not in kinds)
     notes = (f"kinds of edit left out, as the model lacks words for them: {missing}",) if missing else ()
-    return _EditSet(sample_edits(settings.edits, side, words, kinds, settings.seed), settings.edits, notes)
+    chosen = tuple(kind for kind in kinds if kind in settings.kinds or not settings.kinds)
+    return _EditSet(sample_edits(settings.edits, side, words, chosen, settings.seed), settings.edits, notes)
 
 
 def _settings_dict(
@@ -148,6 +154,7 @@ def _settings_dict(
         "pixels": pipe.unet.config.sample_size * LATENT_FACTOR,
         "edits": edits,
         "methods": methods,
+        "kinds": list(settings.kinds),
         "seed": settings.seed,
         "num_inference_steps": settings.num_inference_steps,
         "guidance_scale": settings.guidance_scale,

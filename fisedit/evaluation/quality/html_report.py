@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image as PIL
 
+from fisedit.evaluation.html_page import figure, html_page, html_table
 from fisedit.evaluation.quality.metrics import cells_to_pixels
 from fisedit.storage import files, images
 from fisedit.storage.contact_sheet import make_sheet, overlay
@@ -54,8 +55,7 @@ class HtmlReport:
         self._shown[key] += 1
         name = f"sheets/{len(self._figures):03d}.jpg"
         images.write_image(_contact_sheet(case, results, scores), self.folder / name)
-        caption = escape(f"{case.edit.kind}: {case.edit.source_prompt} → {case.edit.prompt}")
-        self._figures.append(f'<figure><img src="{name}" alt="{caption}" /><figcaption>{caption}</figcaption></figure>')
+        self._figures.append(figure(name, f"{case.edit.kind}: {case.edit.source_prompt} → {case.edit.prompt}"))
 
     def write(self, report: Mapping[str, Any]) -> Path:
         """Write report.html.
@@ -67,7 +67,8 @@ class HtmlReport:
             The file's path.
         """
         path = self.folder / "report.html"
-        files.write_text(_PAGE.format(body="\n".join([*_sections(report), "<h2>Pictures</h2>", *self._figures])), path)
+        sections = [*_sections(report), ("Pictures", "\n".join(self._figures))]
+        files.write_text(html_page("fisedit bench quality", sections), path)
         return path
 
 
@@ -95,44 +96,11 @@ def _mask_image(inside: BoolGrid) -> Image:
     return PIL.fromarray(inside.astype(np.uint8) * 255, mode="L")
 
 
-def _sections(report: Mapping[str, Any]) -> Iterator[str]:
-    yield "<h2>Methods</h2>"
-    yield _html_table(report["summary"])
-    yield "<h2>Ours by kind of edit</h2>"
-    yield _html_table(report["classes"])
-    yield "<h2>Detection of global edits</h2>"
-    yield _html_table(report["whole"])
-    yield "<h2>Notes</h2>"
-    yield "<ul>" + "".join(f"<li>{escape(note)}</li>" for note in report["notes"]) + "</ul>"
-    yield "<h2>Settings</h2>"
-    yield _html_table([{key: str(value) for key, value in report["settings"].items()}])
-
-
-def _html_table(rows: Sequence[Mapping[str, object]]) -> str:
-    if not rows:
-        return "<p>none</p>"
-    head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
-    body = "".join("<tr>" + "".join(f"<td>{escape(str(v))}</td>" for v in row.values()) + "</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
-
-
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8" />
-<title>fisedit bench quality</title>
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem; color: #202024; background: #fcfcfa; }}
-table {{ border-collapse: collapse; }}
-th, td {{ padding: .2rem .7rem; border-bottom: 1px solid #ddd; text-align: right; }}
-th:first-child, td:first-child {{ text-align: left; }}
-figure {{ margin: 1.5rem 0; }}
-img {{ max-width: 100%; }}
-</style>
-</head>
-<body>
-<h1>fisedit bench quality</h1>
-{body}
-</body>
-</html>
-"""
+def _sections(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [
+        ("Methods", html_table(report["summary"])),
+        ("Ours by kind of edit", html_table(report["classes"])),
+        ("Detection of global edits", html_table(report["whole"])),
+        ("Notes", "<ul>" + "".join(f"<li>{escape(note)}</li>" for note in report["notes"]) + "</ul>"),
+        ("Settings", html_table([{key: str(value) for key, value in report["settings"].items()}])),
+    ]

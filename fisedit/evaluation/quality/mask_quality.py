@@ -21,7 +21,7 @@ from fisedit.evaluation.quality.scene_edits import (
     single_token_words,
 )
 from fisedit.evaluation.quality.scores import VISIBLE_SHARE
-from fisedit.masking.localize import LATENTS, METHODS, OBJECT_MASKS
+from fisedit.masking.mask_options import LATENTS, METHODS, OBJECT_MASKS
 from fisedit.models.loader import load
 from fisedit.values import LATENT_FACTOR, OnStep
 

@@ -10,10 +10,12 @@ import torch
 
 from fisedit.errors import InputError
 from fisedit.evaluation.quality.baselines import PROBES, diffedit, fisedit
-from fisedit.evaluation.quality.diffusers_baselines import img2img, inpaint_true, resampled
+from fisedit.evaluation.quality.diffusers_baselines import img2img, inpaint_empty, inpaint_true, resampled
 from fisedit.evaluation.quality.edit_case import EditCase, MethodResult
 from fisedit.evaluation.quality.prompt_to_prompt import prompt_to_prompt
-from fisedit.evaluation.schedules import SHIPPED, WIDER_FIRST
+from fisedit.evaluation.quality.scene_edits import DELETE
+from fisedit.evaluation.schedules import BALANCED, SHIPPED
+from fisedit.masking.region import Region
 from fisedit.sparse.vae_decode import decode
 
 Method = Callable[[EditCase], MethodResult | None]
@@ -32,7 +34,18 @@ def ours_given(case: EditCase) -> MethodResult | None:
 
 def ours_sd(case: EditCase) -> MethodResult:
     """The editor by the schedule of dilations that Stable Diffusion has by default."""
-    return case.edited(growth=SHIPPED[WIDER_FIRST](case.steps))
+    return case.edited(growth=SHIPPED[BALANCED](case.steps))
+
+
+def erased(case: EditCase) -> MethodResult | None:
+    """The editor's `erase` of the true cells, without words; None for edits that remove nothing or of unknown truth."""
+    if case.edit.kind != DELETE or case.true_grid is None:
+        return None
+    case.editor.checkout(case.source.id)
+    result = case.editor.erase(Region.mask(case.true_grid))
+    stats = result.stats
+    evaluations = stats.unet_evaluations_dense + stats.unet_evaluations_sparse
+    return MethodResult(result.image, result.mask.grid, evaluations, stats.macs)
 
 
 def structured(case: EditCase, share: float) -> MethodResult:
@@ -83,11 +96,13 @@ METHODS: dict[str, Method] = {
     "ours-given": ours_given,
     "ours-sd": ours_sd,
     **{f"structure-{share}": partial(structured, share=share) for share in STRUCTURES},
+    "erase": erased,
     "fisedit": fisedit,
     "fisedit-two-fifths": partial(fisedit, share=2 * PROBES),
     "diffedit": diffedit,
     "img2img": img2img,
     "inpaint-true": inpaint_true,
+    "inpaint-empty": inpaint_empty,
     "reprompt": reprompt,
     "prompt-to-prompt": p2p,
     "blended-true": blended_true,

@@ -30,6 +30,7 @@ METRICS: dict[str, tuple[str, bool]] = {
     "coverage": ("fit.coverage", False),
     "area": ("area", False),
     "background dB": ("background_psnr", True),
+    "truth dB": ("truth_psnr", True),
     "inside dB": ("inside_psnr", True),
     "seam": ("seam", False),
     "dense dB": ("dense_psnr", True),
@@ -43,12 +44,18 @@ METRICS: dict[str, tuple[str, bool]] = {
 }
 """Metric -> the score's field, and whether high is good. IoU, precision and recall are by latent cells."""
 
-SHARES = {"success": "success", "leaves parts": "leaves_parts", "exact outside": "exact", "fell back": "fell_back"}
+SHARES = {
+    "success": "success",
+    "gone": "gone",
+    "leaves parts": "leaves_parts",
+    "exact outside": "exact",
+    "fell back": "fell_back",
+}
 """Share of edits -> the score's field."""
 
 TABLE_METRICS = (
-    *("IoU", "recall", "coverage", "leaves parts", "success", "relative success", "background dB", "exact outside"),
-    "inside dB",
+    *("IoU", "recall", "coverage", "leaves parts", "success", "relative success", "gone", "truth dB"),
+    *("background dB", "exact outside", "inside dB"),
     *("seam", "dense dB", "kept dB", "again dB", "PIE PSNR", "PIE MSE", "PIE SSIM"),
     *("fell back", "GMACs", "evaluations"),
 )

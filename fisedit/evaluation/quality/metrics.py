@@ -107,6 +107,32 @@ def psnr(got: Image, expected: Image, inside: BoolGrid) -> float:
     return float(10 * np.log10(255**2 / max(float(np.mean((a - b) ** 2)), IDENTICAL)))
 
 
+def ssim(got: Image, expected: Image, inside: BoolGrid) -> float:
+    """Structural similarity (Wang et al., 2004) in windows of 7 pixels, its mean over some pixels; 1 for equal ones.
+
+    Args:
+        got: [H, W] pixels, 7 or more each way.
+        expected: of that size.
+        inside: booleans [H, W], not all False.
+    """
+    from skimage.metrics import structural_similarity
+
+    whole = structural_similarity(_levels(got), _levels(expected), channel_axis=-1, data_range=255, full=True)[1]
+    return float(whole[inside].mean())
+
+
+def change_covered(source: Image, edited: Image, inside: BoolGrid) -> float:
+    """The share of an edit's change, by squared levels, that lies in a mask, 0 to 1; 1 where nothing changed.
+
+    Args:
+        source: [H, W] pixels.
+        edited: of that size.
+        inside: booleans [H, W].
+    """
+    change = np.square(_levels(edited) - _levels(source)).sum(-1)
+    return float(change[inside].sum() / change.sum()) if change.any() else 1.0
+
+
 def equal_outside(got: Image, expected: Image, grid: BoolGrid) -> bool:
     """Whether two pictures have the same bytes in all pixels outside a mask.
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from diffusers.models.attention_processor import Attention
 
-from fisedit.masking.text_diff import CONTEXT_LENGTH, words
+from fisedit.masking.text_diff import words
 from fisedit.models.injection import Replacement, injected
+from fisedit.models.prompt_chunks import CONTEXT_LENGTH
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -30,10 +30,13 @@ if TYPE_CHECKING:
 GLOBAL_KINDS = ("background", "weather")
 """Kinds of change that concern the whole picture."""
 
+DELETE = "delete"
+"""The kind of change that takes an object away."""
+
 GENERATED_EVERY = 4
 """One edit in this many starts from a generated picture instead of a drawn one."""
 
-_BEFORE, _AFTER = ("swap", "recolour", "resize", "delete"), ("swap", "recolour", "resize", "insert", "dress")
+_BEFORE, _AFTER = ("swap", "recolour", "resize", DELETE), ("swap", "recolour", "resize", "insert", "dress")
 _MAX_ATTEMPTS = 2000
 
 VISIBLE_DIFFERENCE = 32
@@ -176,7 +179,7 @@ def removed_pixels(change: SceneChange, side: int) -> Mask | None:
     Returns:
         Booleans [side, side]; None for kinds of change that remove no object.
     """
-    if change.kind not in ("swap", "delete"):
+    if change.kind not in ("swap", DELETE):
         return None
     before, objects = change.before, change.before.objects
     without = replace(before, objects=(*objects[: change.index], *objects[change.index + 1 :]))
@@ -188,7 +191,7 @@ def removed_pixels(change: SceneChange, side: int) -> Mask | None:
 def _visible_pixels(scene: Scene, change: SceneChange, side: int) -> Mask:
     placed = scene.objects[change.index]
     nouns = {"dress": (placed.accessory,), "insert": (placed.word, placed.accessory)}
-    nouns["delete"] = nouns["insert"]
+    nouns[DELETE] = nouns["insert"]
     parts = [(change.index, word) for word in nouns.get(change.kind, (placed.word,))]
     masks = render(scene, side).masks
     visible: Mask = np.any([mask for mask, part in zip(masks, scene.parts, strict=True) if part in parts], axis=0)

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image as PIL
 
 from fisedit.evaluation.classifier import WORDS, classify
 from fisedit.evaluation.quality import metrics, pie_bench
-from fisedit.evaluation.scenes.scene import Scene
+from fisedit.evaluation.quality.scene_edits import DELETE
+from fisedit.evaluation.scenes.scene import Scene, render
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -44,6 +46,9 @@ class EditScore:
         fit: of the mask to the truth.
         leftover: share of a removed object's visible pixels that lie outside the mask and so stay, 0 to 1.
         success: whether the classifier finds the edit done.
+        gone: whether the classifier does not see what was removed; None where nothing was.
+        truth_psnr: dB to the drawn scene after the edit, in the true pixels, of deletes of opened pictures: how much
+            what was behind the object is as it was drawn.
         background_psnr: dB to the source, outside the truth; of generated sources outside our own mask.
         exact: whether all bytes outside the method's own mask are the source's.
         inside_psnr: dB to the dense blended edit inside the method's own mask, of sparse runs.
@@ -64,6 +69,8 @@ class EditScore:
     fit: metrics.MaskFit | None
     leftover: float | None
     success: bool | None
+    gone: bool | None
+    truth_psnr: float | None
     background_psnr: float | None
     exact: bool | None
     inside_psnr: float | None
@@ -106,6 +113,8 @@ def score_edit(case: EditCase, result: MethodResult, classifier: SceneClassifier
         macs=result.macs,
         reason=result.reason,
         success=edit_succeeded(classifier, edit.change, picture) if classifier and edit.change else None,
+        gone=object_is_gone(classifier, edit.change, picture) if classifier and edit.change else None,
+        truth_psnr=_truth_psnr(case, picture),
         background_psnr=_background(case, picture),
         again_psnr=metrics.psnr(picture, source, np.ones(picture.size[::-1], bool)) if result.reconstructs else None,
         published=pie_bench.background_metrics(picture, source, known) if known is not None and dataset else None,
@@ -143,6 +152,15 @@ def _background(case: EditCase, picture: Image) -> float | None:
     return None if edited is None or edited.all() else metrics.psnr(picture, case.source.image, ~edited)
 
 
+def _truth_psnr(case: EditCase, picture: Image) -> float | None:
+    """PSNR to what was drawn behind a deleted object; None for other edits."""
+    edit = case.edit
+    if edit.change is None or edit.kind != DELETE or edit.true_mask is None:
+        return None
+    drawn = render(edit.change.after, len(edit.true_mask)).pixels
+    return metrics.psnr(picture, PIL.fromarray(drawn), edit.true_mask)
+
+
 def _edited_pixels(case: EditCase) -> BoolGrid | None:
     """The pixels that may change: the truth, or our own mask where it is unknown; None for the whole picture."""
     if case.edit.is_global or case.edit.true_mask is not None:
@@ -164,14 +182,33 @@ def edit_succeeded(classifier: SceneClassifier, change: SceneChange, picture: Im
     if change.kind in UNTRAINED_KINDS:
         return None
     predictions = classify(classifier, np.array(picture.convert("RGB"))[None])
-    removed = set(change.before.words) - set(change.after.words)
     complete = all(predictions.objects_found(0, change.after)) and predictions.background_correct(0, change.after)
-    remaining = any(bool(predictions.objects[0, WORDS.index(word)]) for word in removed)
     return (
         complete
-        and not remaining
+        and not _remaining(predictions, change)
         and (change.kind not in ADJECTIVE_KINDS or _adjectives_succeeded(predictions, change))
     )
+
+
+def object_is_gone(classifier: SceneClassifier, change: SceneChange, picture: Image) -> bool | None:
+    """Whether a picture shows nothing of what a change removes.
+
+    Args:
+        classifier: the scene classifier.
+        change: the scenes before and after.
+        picture: the edited one.
+
+    Returns:
+        None for changes that remove nothing.
+    """
+    if set(change.before.words) <= set(change.after.words):
+        return None
+    return not _remaining(classify(classifier, np.array(picture.convert("RGB"))[None]), change)
+
+
+def _remaining(predictions: ScenePredictions, change: SceneChange) -> bool:
+    removed = set(change.before.words) - set(change.after.words)
+    return any(bool(predictions.objects[0, WORDS.index(word)]) for word in removed)
 
 
 def _adjectives_succeeded(predictions: ScenePredictions, change: SceneChange) -> bool:

@@ -32,7 +32,8 @@ def test_two_edits_by_all_methods(loaded, judge_file, tmp_path):
     told = edit_quality.measure_edit_quality(settings, lambda i, n, _: steps.append((i, n)))
     assert list(told) == KEYS and steps == [(0, 2), (1, 2)]
     assert json.loads(json.dumps(told, allow_nan=False)) == told
-    assert [(row["kind"], row["method"]) for row in told["summary"]] == [("in a place", name) for name in METHODS]
+    of_all_kinds = [name for name in METHODS if name not in ("erase", "inpaint-empty")]  # the others are of deletes
+    assert [(row["kind"], row["method"]) for row in told["summary"]] == [("in a place", name) for name in of_all_kinds]
     assert told["settings"]["edits"] == 2
     assert all(set(edit["scores"]) == set(METHODS) for edit in told["edits"])
     assert all(type(edit["scores"]["ours"]["success"]) is bool for edit in told["edits"])
@@ -47,6 +48,21 @@ def test_two_edits_by_all_methods(loaded, judge_file, tmp_path):
     shown = [Image.open(tmp_path / image.get("src")).size for image in page.iter("img")]
     assert len(shown) == 2 and all(width > 10 * height / 2 for width, height in shown)
     assert len(page.findall(".//table")) == 4
+
+
+@needs_font
+def test_edits_of_one_kind(loaded, judge_file):
+    settings = EditQualitySettings(
+        edits=1, num_inference_steps=3, classifier=judge_file, kinds=("delete",), methods=("erase", "inpaint-empty")
+    )
+    told = edit_quality.measure_edit_quality(settings)
+    (edit,) = told["edits"]
+    assert edit["kind"] == "delete" and told["settings"]["kinds"] == ["delete"]
+    for score in edit["scores"].values():
+        assert type(score["gone"]) is bool and score["truth_psnr"] > 0
+    assert {"gone", "truth dB"} <= set(told["summary"][0])
+    with pytest.raises(InputError, match=r"kinds must be of .*delete.*, got vanish"):
+        edit_quality.measure_edit_quality(replace(settings, kinds=("vanish",)))
 
 
 @needs_font

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from fisedit import Region
 from fisedit.errors import InputError
 from fisedit.evaluation.quality.methods import METHODS, select_methods
 from tests.support.edits import DOG, Calls
@@ -34,7 +35,7 @@ class Branches(Calls):
 @pytest.mark.parametrize("source", ["generated", "opened"])
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_runs_and_counts_what_it_ran(request, name, source):
-    case = fresh(request.getfixturevalue(source))
+    case = fresh(request.getfixturevalue(source), kind="delete")
     if name == "blended-ours":
         assert case.ours.picture
     with Branches(case.editor.pipe.unet) as calls:
@@ -42,7 +43,7 @@ def test_every_method_runs_and_counts_what_it_ran(request, name, source):
     assert outcome.picture.size == (SIDE, SIDE) and outcome.picture.mode == "RGB"
     assert outcome.grid is None or (outcome.grid.shape, outcome.grid.dtype) == ((16, 16), bool)
     assert outcome.evaluations == calls.dense + calls.sparse
-    assert outcome.sparse is (calls.sparse > 0 and not outcome.reason)
+    assert outcome.sparse is (name != "erase" and calls.sparse > 0 and not outcome.reason)
     if calls.sparse:
         assert outcome.macs > calls.rows / 2 * case.costs.dense_step()
     else:
@@ -66,6 +67,16 @@ def test_blending_nothing_gives_the_source(generated, opened):
     assert levels(generated.blended(nowhere), generated.source.image) <= 1
     assert levels(opened.blended(nowhere), METHODS["no-edit"](opened).picture) <= 1
     assert levels(generated.blended(SQUARE), generated.source.image) > 10
+
+
+def test_only_what_is_deleted_is_erased(generated):
+    assert METHODS["erase"](generated) is METHODS["inpaint-empty"](generated) is None
+    assert METHODS["erase"](fresh(generated, kind="delete", true_mask=None)) is None
+    case = fresh(generated, kind="delete")
+    erased = METHODS["erase"](case)
+    case.editor.checkout(case.source.id)
+    assert erased.picture.tobytes() == case.editor.erase(Region.mask(SQUARE)).image.tobytes()
+    assert np.array_equal(erased.grid, SQUARE)
 
 
 def test_methods_by_name():

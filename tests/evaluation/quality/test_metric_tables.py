@@ -7,8 +7,8 @@ from fisedit.evaluation.quality.scores import EditScore
 
 
 def scored(kind: str, success: bool | None, *, drawn: bool = True, macs: int = 2 * 10**9) -> object:
-    figures = ("background_psnr", "inside_psnr", "seam", "dense_psnr", "kept_psnr", "again_psnr")
-    blank = dict.fromkeys(("area", "whole", "fit", "leftover", "exact", *figures))
+    figures = ("truth_psnr", "background_psnr", "inside_psnr", "seam", "dense_psnr", "kept_psnr", "again_psnr")
+    blank = dict.fromkeys(("area", "whole", "fit", "leftover", "exact", "gone", *figures))
     return EditScore(kind, drawn, 5, macs, "", success=success, published=None, **blank)
 
 

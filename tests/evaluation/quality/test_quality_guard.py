@@ -22,7 +22,7 @@ from fisedit.evaluation.quality.scores import VISIBLE_SHARE
 from fisedit.masking.drift_check import DriftDetected, plan_check
 from fisedit.models.loader import load
 from fisedit.sampling.trajectory import LatentEdit
-from fisedit.values import EditMask, MaskSource
+from fisedit.values import ActiveCells, EditMask, MaskSource
 from tests.support.quality import SQUARE, needs_font
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def drifts(case: EditCase, grid: BoolGrid) -> DriftDetected | None:
     """What the check says of an edit in a mask [h, w] that words are said to have found."""
     engine, config = case.engine, case.config
     check = plan_check(EditMask(grid, MaskSource.ATTENTION), STEPS)
-    edit = LatentEdit(config, engine.encode(config), {}, grid, (1,) * STEPS, check=check)
+    edit = LatentEdit(config, engine.encode(config), {}, ActiveCells(grid), (1,) * STEPS, check=check)
 
     def stop(i: int, *_: object) -> None:
         if i > check.step:

@@ -9,9 +9,10 @@ import torch
 
 from fisedit.evaluation.classifier import ADJECTIVES, BACKGROUND_WORDS, COLOURS, WORDS, SceneClassifier
 from fisedit.evaluation.quality.methods import METHODS
-from fisedit.evaluation.quality.scores import edit_succeeded, score_edit
+from fisedit.evaluation.quality.scores import edit_succeeded, object_is_gone, score_edit
 from fisedit.evaluation.scenes.layout import SceneChange
-from tests.support.quality import SQUARE, SWAP, TWO, fresh, grey, picture
+from fisedit.evaluation.scenes.scene import render
+from tests.support.quality import SIDE, SQUARE, SWAP, TWO, fresh, grey, needs_font, picture
 
 
 class Sees(torch.nn.Module):
@@ -59,6 +60,22 @@ def test_success_is_all_that_was_asked_and_nothing_that_was_taken():
     for change, judge, expected in SEEN:
         assert edit_succeeded(judge, change, picture(grey(100))) is expected, change
     assert "blue" in COLOURS
+
+
+def test_what_is_gone():
+    assert object_is_gone(Sees("car", "snow"), DROP, picture(grey(100))) is True
+    assert object_is_gone(Sees("cat", "beach"), DROP, picture(grey(100))) is False
+    assert object_is_gone(Sees("cat", "beach"), DRESS, picture(grey(100))) is None
+
+
+@needs_font
+def test_what_was_behind_a_deleted_object(opened):
+    truth = render(DROP.after, SIDE).pixels
+    case = fresh(opened, kind="delete", change=DROP)
+    right, wrong = (replace(case.edited(SQUARE), picture=picture(pixels)) for pixels in (truth, 255 - truth))
+    assert score_edit(case, right, None).truth_psnr == pytest.approx(148.13, abs=0.01)
+    assert score_edit(case, wrong, None).truth_psnr < 20
+    assert score_edit(fresh(opened, change=SWAP), right, None).truth_psnr is None
 
 
 def test_our_own_score(generated):

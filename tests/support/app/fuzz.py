@@ -35,6 +35,7 @@ GOOD: dict[str, tuple[Any, ...]] = {
     "number": (0, 7, None),
     "slider": (2, 64, 1),
     "checkbox": (True, False),
+    "radio": ("fast", "balanced", "close", "", None),
     "dropdown": ("DDIM", "all", "0", [], ["cat"], None),
 }
 LINE = re.compile(r"error\[[a-z-]+\]: [^\n]{1,400}")

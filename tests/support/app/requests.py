@@ -5,12 +5,20 @@ from __future__ import annotations
 import base64
 import io
 import threading
+from types import SimpleNamespace
 
 from app import handlers
+from app.components import ALL_PIECES
 from app.validation import SourceSettings
 
 CAT, DOG, FOX = "a cat and a cake on a beach", "a dog and a cake on a beach", "a fox and a cake on a beach"
 QUICK = SourceSettings(steps=4, seed=7)
+
+ME = SimpleNamespace(session_hash="me")
+"""A request of a page."""
+
+REGION = ("", [], ALL_PIECES[1], 0, False, 0, 1, "balanced")
+"""Values of a region: nothing painted, no words, all pieces."""
 
 
 def last(steps):

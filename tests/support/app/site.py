@@ -38,7 +38,8 @@ def served(*models: str | Path, **state: Any) -> Iterator[LayerSite]:
         from app.sessions import AppState
 
         with closing(AppState.open(*models, **state)) as behind:
-            running = server.make_server(main.build(behind), address, uploads, main.theme())
+            page = server.ServedPage(main.build(behind), main.theme(), uploads)
+            running = server.make_server(behind, address, page)
             thread = Thread(target=running.run, args=([address.listener],))
             thread.start()
             try:

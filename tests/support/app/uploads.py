@@ -19,7 +19,7 @@ def upload(site: LayerSite, data: bytes) -> dict[str, object]:
     return {"path": sent.json()[0], "meta": {"_type": "gradio.FileData"}}
 
 
-def png() -> bytes:
+def png(image: Image.Image | None = None) -> bytes:
     file = BytesIO()
-    Image.new("RGB", (64, 64), "teal").save(file, "PNG")
+    (image or Image.new("RGB", (64, 64), "teal")).save(file, "PNG")
     return file.getvalue()

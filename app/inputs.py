@@ -1,0 +1,81 @@
+"""What the page's components hold, as the settings that handlers take. Knows components; starts no work."""
+
+from __future__ import annotations
+
+from random import SystemRandom
+from typing import TYPE_CHECKING, Any
+
+from app import views
+from app.components import ALL_PIECES, SCHEDULERS
+from app.validation import SEEDS, ReferencePicture, RegionSettings, SourceSettings
+from fisedit.errors import InputError
+from fisedit.values import Quality
+
+if TYPE_CHECKING:
+    from app.components import PageComponents
+    from app.session import Session
+
+
+def settings(page: PageComponents, *values: Any) -> SourceSettings:
+    """What `PageComponents.settings_inputs` hold; sliders give floats.
+
+    Args:
+        page: whose components they are.
+        values: theirs, in that order.
+    """
+    is_random, steps, guidance, seed, width, height, scheduler, clip_skip, negative, model, chosen, *scales = values
+    seed = _random_seed() if is_random else seed
+    steps, seed, width, height, clip_skip = (
+        int(value) if isinstance(value, float) and value.is_integer() else value
+        for value in (steps, seed, width, height, clip_skip)
+    )
+    scale = dict(zip(page.lora_scales, scales, strict=True))
+    loras = {str(name): scale.get(name, 1.0) for name in chosen or ()}
+    known, negative, model = SCHEDULERS.get(scheduler, str(scheduler)), str(negative or ""), str(model or "")
+    return SourceSettings(steps, guidance, seed, width, height, known, negative, model, loras, clip_skip)
+
+
+def reference_picture(picture: bytes | None, scale: float) -> ReferencePicture | None:
+    """What `PageComponents.reference_inputs` hold.
+
+    Args:
+        picture: a file's bytes, or None.
+        scale: how much of its appearance, 0 to 2.
+    """
+    return ReferencePicture(picture, scale) if picture else None
+
+
+def region(session: Session, prompt: str, reference: bytes | None, *values: Any) -> RegionSettings:
+    """What `PageComponents.edit_inputs` say of the region. Where neither words nor a reference change the picture, what
+    is painted gets other noise.
+
+    Args:
+        session: whose current picture is edited.
+        prompt: what it should show.
+        reference: the file of a picture whose appearance is taken, or None.
+        values: of the stage and the region's controls, in that order.
+
+    Raises:
+        InputError: strokes or a piece that the page does not send.
+    """
+    strokes, words, instance, grow, only, feather, strength, quality = values
+    add, protect = views.decode_strokes(strokes, session.current.size)
+    if not isinstance(instance, str) or not (instance == ALL_PIECES[1] or instance.isdecimal()):
+        raise InputError(f"piece must be a number or {ALL_PIECES[1]!r}, got {instance!r:.40}")
+    anew = add is not None and not reference and prompt.strip() == session.current.prompt
+    return RegionSettings(
+        words=tuple(str(word) for word in words or ()),
+        instance=None if instance == ALL_PIECES[1] else int(instance),
+        grow=int(grow or 0),
+        add=add,
+        protect=protect,
+        only=bool(only) and add is not None,
+        strength=1.0 if strength is None else strength,
+        quality=quality or Quality.BALANCED,
+        seed=_random_seed() if anew else None,
+        feather=int(feather or 0),
+    )
+
+
+def _random_seed() -> int:
+    return SystemRandom().randrange(SEEDS[1])

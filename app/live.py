@@ -1,0 +1,78 @@
+"""Live edits: drawn beside the current picture while a prompt is typed, each in place of the one before.
+
+An edit of the same arguments keeps it (`handlers.edit`), any other work removes it. Knows sessions; not gradio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from time import monotonic, sleep
+from typing import TYPE_CHECKING
+
+from app.handlers import edit_key, edit_request, opens_part
+from app.runs import RunProgress, stream_run
+from app.session import LiveEdit
+from app.validation import PartNotOpened, ReferencePicture, RegionSettings, check_region, clean_prompt
+
+if TYPE_CHECKING:
+    from app.session import Session
+    from app.sessions import AppState
+    from fisedit import Editor, EditResult
+    from fisedit.values import OnStep
+
+LIVE_TIMEOUT, LIVE_POLL = 5.0, 0.02
+"""Seconds that a live edit waits for the one before to stop, at its next step; and between two looks."""
+
+
+def edit_live(
+    state: AppState,
+    session: Session,
+    prompt: str,
+    region: RegionSettings | None = None,
+    reference: ReferencePicture | None = None,
+) -> Iterator[RunProgress]:
+    """Edit beside the current picture, which stays the current one, in place of the live edit before it.
+
+    An `edit` of the same arguments keeps the result; any other work removes it. A live edit that is being drawn is
+    stopped first.
+
+    Args:
+        state: whose worker runs it.
+        session: whose current picture is edited.
+        prompt: what the picture should show.
+        region: where the edit may change the picture; None for the changed words' mask.
+        reference: a picture whose appearance the edit takes, or None.
+
+    Raises:
+        SessionError, InputError, Busy, Cancelled: as in `edit`.
+    """
+    text, region = clean_prompt(prompt), check_region(region or RegionSettings())
+    stop_live(session)
+    wait_until = monotonic() + LIVE_TIMEOUT
+    while session.live_pending and monotonic() < wait_until:
+        sleep(LIVE_POLL)
+    request, parent = edit_request(state, session, text, region, reference), session.current
+    key = edit_key(session, text, region, reference)
+
+    def job(editor: Editor, on_step: OnStep) -> EditResult | float:
+        if opens_part(editor, region):
+            raise PartNotOpened("Run opens this part of the picture first, at full resolution")
+        result = request.job(editor, on_step)
+        assert not isinstance(result, float), "an edit gives a result"
+        editor.checkout(parent.id)
+        session.live = LiveEdit(result.id, key)
+        return result
+
+    try:
+        for progress in stream_run(state, session, replace(request, job=job)):
+            session.live_pending = progress.result is None
+            yield progress
+    finally:
+        session.live_pending = False
+
+
+def stop_live(session: Session) -> None:
+    """Stop a live edit that is being drawn before its next step; other work goes on."""
+    if session.live_pending:
+        session.stop()

@@ -1,0 +1,111 @@
+"""Routes of OpenAI's image API, for clients that speak it: generations and edits. An edit keeps every pixel outside the
+mask, whose clear pixels say where it may change; without a mask the changed words say.
+
+A form of an edit may also have `source_prompt`, what the given picture shows. Knows the API's JSON and forms.
+"""
+
+# Annotations are read by FastAPI as they stand: no `from __future__ import annotations` here.
+import base64
+import re
+from secrets import randbelow
+from time import time
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, Body, File, Form, UploadFile
+from PIL import Image
+
+from app.validation import SEEDS, RegionSettings, SourceSettings
+from fisedit.errors import InputError
+from fisedit.storage import images
+
+if TYPE_CHECKING:
+    from app.program_pictures import ProgramPictures
+
+PREFIX = "/v1/images"
+MAX_PICTURES = 8
+"""Pictures of one request."""
+
+_SIZE = re.compile(r"(\d{2,4})x(\d{2,4})")
+
+
+def router(pictures: "ProgramPictures") -> APIRouter:
+    """The routes.
+
+    Args:
+        pictures: makes what is asked for.
+    """
+    routes, api = APIRouter(prefix=PREFIX), OpenaiApi(pictures)
+    routes.post("/generations")(api.generations)
+    routes.post("/edits")(api.edits)
+    return routes
+
+
+class OpenaiApi:
+    """The functions behind the routes.
+
+    Args:
+        pictures: makes what is asked for.
+    """
+
+    def __init__(self, pictures: "ProgramPictures") -> None:
+        self._pictures = pictures
+
+    def generations(self, asked: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008 (FastAPI's way)
+        """Pictures of a prompt."""
+        prompt, count = asked.get("prompt", ""), asked.get("n") or 1
+        all_settings = self._all_settings(str(asked.get("model") or ""), asked.get("size"), count)
+        return _answer([self._pictures.generate(prompt, settings) for settings in all_settings])
+
+    def edits(
+        self,
+        image: list[UploadFile] = File(default=[]),  # noqa: B008
+        images_: list[UploadFile] = File(default=[], alias="image[]"),  # noqa: B008
+        prompt: str = Form(),
+        mask: UploadFile | None = File(default=None),  # noqa: B008
+        n: int = Form(default=1),
+        model: str = Form(default=""),
+        source_prompt: str = Form(default=""),
+    ) -> dict[str, Any]:
+        """A picture changed to fit a prompt."""
+        given = [*image, *images_]
+        if len(given) != 1:
+            raise InputError(f"image must be one picture, got {len(given)}")
+        data = given[0].file.read()
+        region = RegionSettings()
+        if mask is not None:
+            region = RegionSettings(add=_clear_pixels(mask.file.read()), only=True)
+        all_settings = self._all_settings(model, None, n)
+        return _answer(
+            [
+                self._pictures.edit(data, prompt, each, region, source_prompt, own_noise=i > 0)
+                for i, each in enumerate(all_settings)
+            ]
+        )
+
+    def _all_settings(self, model: str, size: object, count: object) -> list[SourceSettings]:
+        """The settings of every picture that is asked for; a model that is not offered is the first one."""
+        if not isinstance(count, int) or not 1 <= count <= MAX_PICTURES:
+            raise InputError(f"n must be 1 to {MAX_PICTURES}, got {count!r:.40}")
+        found = _SIZE.fullmatch(str(size)) if size not in (None, "auto") else None
+        if size not in (None, "auto") and found is None:
+            raise InputError(f"size must be such as 512x512, or auto, got {size!r:.40}")
+        width, height = (int(found[1]), int(found[2])) if found else (None, None)
+        offered = {one.label for one in self._pictures.state.pool.models}
+        first = randbelow(SEEDS[1] - MAX_PICTURES)
+        return [
+            SourceSettings(width=width, height=height, seed=first + i, model=model if model in offered else "")
+            for i in range(count)
+        ]
+
+
+def _clear_pixels(data: bytes) -> Image.Image:
+    """A mask that is white where a picture is clear. Raises InputError for one that nowhere is."""
+    picture = images.decode(data, "mask").image.convert("RGBA")
+    clear = picture.getchannel("A").point(lambda level: 255 if level < 128 else 0)
+    if clear.getextrema() == (0, 0):
+        raise InputError("mask must be clear where the picture may change, got no clear pixel")
+    return clear
+
+
+def _answer(made: list[bytes]) -> dict[str, Any]:
+    return {"created": int(time()), "data": [{"b64_json": base64.b64encode(data).decode()} for data in made]}

@@ -1,0 +1,89 @@
+"""Variations: several edits of one picture in one run, each with noise of its own. Knows sessions; not gradio."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from secrets import randbelow
+from typing import TYPE_CHECKING
+
+from PIL.Image import fromarray
+
+from app.handlers import on_its_part, reference_arguments, region_arguments, region_of
+from app.runs import RunProgress, RunRequest, part_of, stream_run
+from app.validation import SEEDS, ReferencePicture, RegionSettings, check_region, clean_prompt
+from fisedit import Region
+from fisedit.errors import Cancelled, InputError
+from fisedit.values import cell_pixels
+
+if TYPE_CHECKING:
+    from app.session import Session
+    from app.sessions import AppState
+    from fisedit import Editor, EditResult
+    from fisedit.values import OnStep
+
+COUNT = 4
+"""Edits of a run."""
+
+
+def vary(
+    state: AppState,
+    session: Session,
+    prompt: str,
+    region: RegionSettings | None = None,
+    reference: ReferencePicture | None = None,
+) -> Iterator[RunProgress]:
+    """Several edits, each with noise of its own; the last progress has the first of them.
+
+    Where the prompt is the current picture's and nothing is painted, that edit is varied: in its region, beside it.
+    Stopped, those that are finished stay.
+
+    Args:
+        state: whose worker runs it.
+        session: whose current picture is edited.
+        prompt: what the picture should show.
+        region: where the edits may change the picture; None for the changed words' mask.
+        reference: a picture whose appearance the edits take, or None.
+
+    Raises:
+        SessionError, InputError, Busy, Cancelled: as in `edit`.
+    """
+    text, region = clean_prompt(prompt), check_region(region or RegionSettings())
+    shown = parent = session.current
+    if text == shown.prompt and region.add is None:
+        if shown.parent is None:
+            raise InputError("change a word or paint first; for another picture of the same words press New picture")
+        parent, painted = (
+            session.history.find(shown.parent),
+            cell_pixels(shown.mask.grid, shown.size, shown.config.crop),
+        )
+        kept = RegionSettings(strength=region.strength, quality=region.quality)
+        if shown.regional:
+            regions = tuple((Region.mask(each.grid), each.prompt) for each in shown.regional)
+            region = replace(kept, regions=regions)
+        else:
+            region = replace(kept, add=fromarray(painted), only=True)
+    add_reference, erases = reference_arguments(state, reference), parent is not shown and shown.erased
+
+    def vary_once(editor: Editor, on_step: OnStep) -> EditResult:
+        own = replace(region, seed=randbelow(SEEDS[1]))
+        if erases:
+            return editor.erase(region_of(own), quality=own.quality, seed=own.seed, on_step=on_step)
+        return editor.edit(text, **region_arguments(own), **add_reference(editor), on_step=on_step)
+
+    def job(editor: Editor, on_step: OnStep) -> EditResult:
+        made: list[EditResult] = []
+        begin = editor.current.id if parent is shown else parent.id
+        try:
+            for i in range(COUNT):
+                editor.checkout(begin)
+                made.append(vary_once(editor, part_of(on_step, i, COUNT)))
+        except Cancelled:
+            if not made:
+                raise
+        finally:
+            editor.checkout(made[0].id if made else shown.id)
+        return made[0]
+
+    steps = COUNT * session.current.config.num_timesteps
+    return stream_run(state, session, RunRequest(on_its_part(region, job, COUNT), steps, results=COUNT))

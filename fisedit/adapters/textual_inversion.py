@@ -1,0 +1,151 @@
+"""Textual inversion (arXiv 2208.01618): words whose embeddings a file holds, put into a pipeline by diffusers' loader.
+
+Automatic1111's and diffusers' .safetensors files are read. A word of several vectors takes as many tokens. Knows files
+and pipelines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from fisedit.errors import AdapterError, InputError, ModelError
+from fisedit.models.device import default_torch_state
+from fisedit.models.injection import exclusive
+from fisedit.models.loader import quiet_loaders
+from fisedit.models.paths import expand_home
+from fisedit.models.prompt_chunks import MAX_CHUNKS, added_tokens, split_chunks
+from fisedit.models.prompt_weighting import parse
+from fisedit.models.validation import pickled
+from fisedit.models.weight_files import read_shapes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from diffusers import StableDiffusionPipeline
+    from torch import nn
+
+    from fisedit.values import GenerationConfig
+
+_TOKEN = re.compile(r"[^\W_][\w-]*|<[\w-]+>")
+_VECTOR = re.compile(r"_[0-9]+>?$")  # how diffusers names further vectors
+
+_loaded: WeakKeyDictionary[nn.Module, dict[str, str]] = WeakKeyDictionary()
+"""Text encoder -> words that were loaded here and the first digits of their files' SHA-256."""
+
+
+def loaded(pipe: StableDiffusionPipeline) -> Mapping[str, str]:
+    """Words that were loaded here, and the first digits of their files' SHA-256.
+
+    Args:
+        pipe: that has them.
+    """
+    return _loaded.get(pipe.text_encoder, {})
+
+
+@default_torch_state()
+def load(pipe: StableDiffusionPipeline, source: str | Path, token: str | None = None) -> str:
+    """Load the embeddings of a word.
+
+    Args:
+        pipe: that gets them.
+        source: a .safetensors file with one tensor, [D] or [vectors, D].
+        token: the word; None for the file's name. Its case does not matter, and it is found inside longer words, too.
+
+    Returns:
+        The word in lower case.
+
+    Raises:
+        AdapterError: no such file, no embeddings, those of another model, or a word that is known already.
+        InputError: a word that is none.
+    """
+    from safetensors.torch import load
+
+    file = expand_home(source)
+    name, word = _check_file(pipe, file), file.stem if token is None else token
+    if not isinstance(word, str):
+        raise InputError(f"token must be text, got {type(word).__name__}; give a word")
+    word = word.lower()
+    if not _TOKEN.fullmatch(word) or _VECTOR.search(word):
+        example = "letters, digits, '-' or '_', without _ and a number at the end"
+        raise InputError(f"token must be {example}, got {word!r:.60}; give another as token=")
+    data = file.read_bytes()
+    embeddings = load(data)[name]
+    if not embeddings.is_floating_point() or not embeddings.isfinite().all():
+        raise AdapterError(f"{file} holds numbers that are no embeddings; get the file again")
+    with exclusive(pipe.text_encoder, pipe.tokenizer), quiet_loaders():
+        vocabulary = pipe.tokenizer.get_vocab()
+        if word in loaded(pipe) or word in vocabulary or f"{word}</w>" in vocabulary:
+            raise AdapterError(f"the text encoder knows the word {word!r} already; give another as token=")
+        try:
+            pipe.load_textual_inversion({word: embeddings}, token=word)
+        except (ValueError, RuntimeError) as error:
+            why = next(iter(str(error).splitlines()), "")[:200]
+            raise AdapterError(f"{file} cannot be loaded ({why}); load what was made for this model") from error
+        pipe.text_encoder.requires_grad_(False)
+        _loaded[pipe.text_encoder] = {**loaded(pipe), word: hashlib.sha256(data).hexdigest()[:8]}
+    return word
+
+
+@default_torch_state()
+def unload(pipe: StableDiffusionPipeline, token: str) -> None:
+    """Take the embeddings of a word out.
+
+    Args:
+        pipe: that has them.
+        token: the word, in any case.
+
+    Raises:
+        AdapterError: no such word was loaded.
+    """
+    word = str(token).lower()
+    with exclusive(pipe.text_encoder, pipe.tokenizer), quiet_loaders():
+        if word not in loaded(pipe):
+            words = ", ".join(loaded(pipe)) or "none"
+            raise AdapterError(f"no textual inversion of the word {token!r} is loaded; loaded: {words}")
+        for one in added_tokens(pipe.tokenizer)[word]:
+            pipe.unload_textual_inversion(one)
+        embeddings = pipe.text_encoder.get_input_embeddings()
+        embeddings.requires_grad_(False)  # diffusers made them anew
+        pipe.text_encoder.config.vocab_size = embeddings.num_embeddings
+        _loaded[pipe.text_encoder] = {name: digest for name, digest in loaded(pipe).items() if name != word}
+
+
+def used(pipe: StableDiffusionPipeline, config: GenerationConfig) -> tuple[str, ...]:
+    """The loaded words that a config's prompts hold, each as "word:digest", sorted.
+
+    Args:
+        pipe: that has them.
+        config: whose negative prompt counts where it is read.
+    """
+    words = loaded(pipe)
+    if not words:
+        return ()
+    found: set[str] = set()
+    with exclusive(pipe.tokenizer):
+        for prompt in (config.prompt, config.negative_prompt if config.guided else ""):
+            for chunk in split_chunks(parse(prompt), pipe.tokenizer)[:MAX_CHUNKS]:
+                found |= {token.lower() for token in pipe.tokenizer.tokenize(chunk.text)} & words.keys()
+    return tuple(sorted(f"{word}:{words[word]}" for word in found))
+
+
+def _check_file(pipe: Any, file: Path) -> str:
+    """The name of a file's one tensor."""
+    if problem := pickled(file):
+        raise AdapterError(str(problem))
+    if not file.is_file():
+        raise AdapterError(f"textual inversion must be a .safetensors file, got {file}: no such file")
+    try:
+        shapes = read_shapes(file)
+    except ModelError as error:
+        raise AdapterError(str(error)) from error
+    width = int(pipe.text_encoder.config.hidden_size)
+    name, shape = next(iter(shapes.items()), ("", ()))
+    if len(shapes) != 1 or not 1 <= len(shape) <= 2 or 0 in shape:
+        raise AdapterError(f"{file} must hold one tensor of embeddings, got {len(shapes)}; it is no textual inversion")
+    if shape[-1] != width:
+        raise AdapterError(f"{file} is for text encoders of width {shape[-1]}, this model's has {width}; load another")
+    return name

@@ -1,0 +1,225 @@
+"""`FisEditPipeline`: the editor behind the arguments and the output class of diffusers' pipelines.
+
+A script of diffusers changes its import, and gains `source_prompt`: what the given image shows. Knows the public face
+of the editor alone.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+
+from fisedit.editor import Editor
+from fisedit.errors import InputError, PromptError
+from fisedit.storage.canvas import to_editable
+from fisedit.values import SchedulerName
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from diffusers import SchedulerMixin, StableDiffusionPipeline
+    from diffusers.pipelines.stable_diffusion import StableDiffusionPipelineOutput
+    from PIL.Image import Image
+
+    from fisedit.history import EditResult
+
+_OUTPUT_TYPES = ("pil", "np")
+
+_VARIANTS: Mapping[SchedulerName, Mapping[tuple[str, ...], SchedulerName]] = {
+    SchedulerName.DDIM: {("trailing",): SchedulerName.DDIM_TRAILING},
+    SchedulerName.EULER: {("trailing",): SchedulerName.EULER_TRAILING},
+    SchedulerName.DPM_SOLVER: {
+        ("karras",): SchedulerName.DPM_SOLVER_KARRAS,
+        ("sde",): SchedulerName.DPM_SOLVER_SDE,
+        ("karras", "sde"): SchedulerName.DPM_SOLVER_SDE_KARRAS,
+    },
+}
+"""Scheduler -> settings that make it another one -> that one."""
+
+
+class FisEditPipeline:
+    """Generate and edit by the arguments of diffusers' pipelines.
+
+    Args:
+        editor: that generates and edits; sources and edits are in its history.
+    """
+
+    def __init__(self, editor: Editor) -> None:
+        self.editor = editor
+        self._sources: dict[str, EditResult] = {}  # of this editor, by what they were opened or generated as
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Self:
+        """Load a model.
+
+        Args:
+            pretrained_model_name_or_path: "demo", a diffusers folder, a hub id, or one .safetensors file.
+            kwargs: `torch_dtype`, and arguments of `Editor.from_pretrained` such as `device`.
+
+        Raises:
+            ModelError, NumericsError, InputError: as in `Editor.from_pretrained`.
+        """
+        if "torch_dtype" in kwargs:
+            kwargs["dtype"] = kwargs.pop("torch_dtype")
+        return cls(Editor.from_pretrained(pretrained_model_name_or_path, **kwargs))
+
+    @classmethod
+    def from_pipe(cls, pipeline: StableDiffusionPipeline) -> Self:
+        """A pipeline over the models of one of diffusers'.
+
+        Args:
+            pipeline: of Stable Diffusion 1.x or 2.x; its models are shared.
+        """
+        return cls(Editor(pipeline))
+
+    @property
+    def scheduler(self) -> SchedulerMixin:
+        """The scheduler, which may be exchanged as in diffusers."""
+        return self.editor.pipe.scheduler
+
+    @scheduler.setter
+    def scheduler(self, scheduler: SchedulerMixin) -> None:
+        _scheduler_name(scheduler)  # refuses one that is not known
+        self.editor.pipe.scheduler = scheduler
+        self._forget()
+
+    @property
+    def components(self) -> dict[str, Any]:
+        """The models, for further pipelines of diffusers."""
+        return dict(self.editor.pipe.components)
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Move the models, as in diffusers; what was recorded is forgotten.
+
+        Args:
+            args: a device, a dtype, or both.
+            kwargs: as in `DiffusionPipeline.to`.
+        """
+        self.editor = Editor(self.editor.pipe.to(*args, **kwargs), model=self.editor.model)
+        self._sources.clear()
+        return self
+
+    def __call__(
+        self,
+        prompt: str | Sequence[str],
+        image: Image | None = None,
+        source_prompt: str | None = None,
+        mask_image: object = None,
+        *,
+        height: int | None = None,
+        width: int | None = None,
+        strength: float = 1.0,
+        num_inference_steps: int = 50,
+        guidance_scale: float = 7.5,
+        negative_prompt: str | None = None,
+        generator: torch.Generator | None = None,
+        clip_skip: int | None = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        **edit: Any,
+    ) -> StableDiffusionPipelineOutput | tuple[list[Any] | np.ndarray, None]:
+        """Edit an image to fit a prompt, or generate one without an image.
+
+        An image is opened once: further calls with the same image, `source_prompt` and settings edit what was recorded.
+        One that this pipeline generated is not opened, but edited as it was made.
+
+        Args:
+            prompt: what the image should show; several give one image each.
+            image: the picture to edit; None to generate.
+            source_prompt: what it shows; None where that is not known.
+            mask_image: white where the image may change; None for where the changed words say.
+            height: in pixels, divisible by 8; None for the model's own, or what suits the image.
+            width: in pixels, divisible by 8; None likewise.
+            strength: share of the steps that an edit runs, above 0 to 1.
+            num_inference_steps: denoising steps.
+            guidance_scale: of classifier-free guidance.
+            negative_prompt: what the image should not show.
+            generator: whose initial seed is taken, each time anew; None for seed 0.
+            clip_skip: layers of the text encoder to leave out; None for none.
+            output_type: "pil" or "np".
+            return_dict: whether an output object is returned, instead of a tuple.
+            edit: further arguments of `Editor.edit`, such as `quality` or `protect`.
+
+        Returns:
+            Images, and None for `nsfw_content_detected`. Pixels outside the mask are the image's own.
+
+        Raises:
+            PromptError, MaskError, InputError, NumericsError: as in `Editor.generate` and `Editor.edit`.
+        """
+        from diffusers.pipelines.stable_diffusion import StableDiffusionPipelineOutput
+
+        if output_type not in _OUTPUT_TYPES:
+            raise InputError(f"output_type must be one of {', '.join(_OUTPUT_TYPES)}, got {output_type!r}")
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise InputError(f"generator must be a torch.Generator, got {type(generator).__name__}; seed one")
+        if prompt is None:
+            raise PromptError("prompt must be text or several texts, got none; describe the image")
+        settings: dict[str, Any] = {
+            "seed": generator.initial_seed() if generator else 0,
+            "negative_prompt": negative_prompt or "",
+            "num_inference_steps": num_inference_steps,
+            "guidance_scale": guidance_scale,
+            "height": height,
+            "width": width,
+            "clip_skip": clip_skip or 0,
+        }
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        if image is None:
+            images = [self._generate(one, settings) for one in prompts]
+        else:
+            source = self._source(image, source_prompt, settings)
+            images = [self._edit(source, one, mask=mask_image, strength=strength, **edit) for one in prompts]
+        found = images if output_type == "pil" else np.stack([np.asarray(one, np.float32) / 255 for one in images])
+        return StableDiffusionPipelineOutput(found, None) if return_dict else (found, None)
+
+    def _generate(self, prompt: str, settings: dict[str, Any]) -> Image:
+        self._forget()
+        result = self.editor.generate(prompt, scheduler=_scheduler_name(self.scheduler), **settings)
+        image: Image = result.image
+        self._sources[_digest(image)] = result
+        return image
+
+    def _source(self, image: Image, source_prompt: str | None, settings: dict[str, Any]) -> EditResult:
+        """The source that an image is edited as: that which it was generated as, or opened as."""
+        key = _digest(to_editable(image))
+        if key in self._sources and source_prompt in (None, self._sources[key].prompt):
+            return self._sources[key]
+        key = f"{key} {source_prompt!r} {settings}"
+        if key not in self._sources:
+            self._forget()
+            self._sources[key] = self.editor.open(image, source_prompt, **settings)
+        return self._sources[key]
+
+    def _edit(self, source: EditResult, prompt: str, **options: Any) -> Image:
+        self.editor.checkout(source.id)
+        image: Image = self.editor.edit(prompt, **options).image
+        return image
+
+    def _forget(self) -> None:
+        """Begin a history of its own, so that what earlier images recorded is freed."""
+        self.editor = self.editor.beside()
+        self._sources.clear()
+
+
+def _digest(image: Image) -> str:
+    return sha256(f"{image.mode} {image.size}".encode() + image.tobytes()).hexdigest()
+
+
+def _scheduler_name(scheduler: SchedulerMixin) -> SchedulerName:
+    """The sampler that runs as a scheduler of diffusers does. Raises InputError for one that none is."""
+    config, kind = scheduler.config, type(scheduler).__name__
+    try:
+        name = SchedulerName(kind)
+    except ValueError as error:
+        raise InputError(f"scheduler must be one of {', '.join(SchedulerName)}, got {kind}; exchange it") from error
+    found = {
+        "karras": bool(config.get("use_karras_sigmas")),
+        "sde": str(config.get("algorithm_type")) == "sde-dpmsolver++",
+        "trailing": config.get("timestep_spacing") == "trailing" and name in (SchedulerName.DDIM, SchedulerName.EULER),
+    }
+    variant = tuple(sorted(setting for setting, is_set in found.items() if is_set))
+    return _VARIANTS.get(name, {}).get(variant, name)

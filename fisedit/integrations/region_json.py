@@ -1,0 +1,133 @@
+"""Regions as JSON, as programs send them and as files for the command line hold them.
+
+A region is an object with one of `words`, `mask`, `box`, `border`, `everywhere`, `any`, `all` and `minus`, and perhaps
+`grow` and `feather`. Knows regions; reads no file itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from operator import and_, or_, sub
+from typing import TYPE_CHECKING, Any
+
+from fisedit.errors import InputError
+from fisedit.masking.region import Region
+
+if TYPE_CHECKING:
+    LoadMask = Callable[[str], object]
+
+MAX_PARTS, MAX_WORDS = 64, 16
+"""Regions in a region, and words of one."""
+
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "words": ("instance",),
+    "mask": ("soft",),
+    "box": (),
+    "border": (),
+    "everywhere": (),
+    "any": (),
+    "all": (),
+    "minus": (),
+}
+"""Kinds of regions -> the fields that one of them may have."""
+
+_JOINS: dict[str, Callable[[Region, Region], Region]] = {"any": or_, "all": and_, "minus": sub}
+_EXAMPLE = '{"box": [0, 0, 64, 64]}'
+
+
+def parse_region(value: object, load_mask: LoadMask) -> Region:
+    """A region from its JSON.
+
+    Args:
+        value: of decoded JSON: {"words": ["cat"], "instance": 0} with [] for the changed words, {"mask": text, "soft":
+            true}, {"box": [left, top, right, bottom]}, {"border": [left, top, right, bottom]}, {"everywhere": true}, or
+            a list of regions of which it is the union, {"any": [...]}, what they share, {"all": [...]}, or the first
+            without the others, {"minus": [...]}; each perhaps with "grow" and "feather" in latent cells.
+        load_mask: from the text of a mask, such as a path.
+
+    Raises:
+        InputError: something else, or more than 64 regions; what `load_mask` raises.
+    """
+    return _Parser(load_mask).region(value)
+
+
+def parse_regions(value: object, load_mask: LoadMask) -> list[tuple[Region, str]]:
+    """Regions with prompts of their own, as `Editor.edit` takes them.
+
+    Args:
+        value: of decoded JSON: [{"region": ..., "prompt": "a dog"}, ...].
+        load_mask: as in `parse_region`.
+
+    Raises:
+        InputError: something else; what `load_mask` raises.
+    """
+    parser = _Parser(load_mask)
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise InputError(f'regions must be a list of {{"region": ..., "prompt": ...}}, got {value!r:.60}')
+    return [parser.pair(each) for each in value]
+
+
+class _Parser:
+    """Regions that together have at most `MAX_PARTS`."""
+
+    def __init__(self, load_mask: LoadMask) -> None:
+        self._load_mask, self._left = load_mask, MAX_PARTS
+
+    def pair(self, value: object) -> tuple[Region, str]:
+        if not isinstance(value, Mapping) or value.keys() != {"region", "prompt"} or type(value["prompt"]) is not str:
+            raise InputError(f'each of regions must be {{"region": ..., "prompt": "text"}}, got {value!r:.60}')
+        return self.region(value["region"]), value["prompt"]
+
+    def region(self, value: object) -> Region:
+        self._left -= 1
+        if self._left < 0:
+            raise InputError(f"a region must be made of at most {MAX_PARTS} regions, got more; draw a mask")
+        kinds = [kind for kind in _OPTIONS if isinstance(value, Mapping) and kind in value]
+        if not isinstance(value, Mapping) or len(kinds) != 1:
+            known = ", ".join(_OPTIONS)
+            raise InputError(f"a region must have one of {known}, such as {_EXAMPLE}, got {value!r:.60}")
+        kind = kinds[0]
+        allowed = {kind, "grow", "feather", *_OPTIONS[kind]}
+        if unknown := value.keys() - allowed:
+            raise InputError(f"a region of {kind} cannot have {min(map(str, unknown))}; it has {', '.join(allowed)}")
+        found = getattr(self, f"_{kind}")(value) if kind not in _JOINS else self._joined(kind, value[kind])
+        return found.grow(value.get("grow", 0)).feather(value.get("feather", 0))
+
+    def _joined(self, kind: str, parts: object) -> Region:
+        if not isinstance(parts, Sequence) or isinstance(parts, str) or not parts:
+            raise InputError(f"{kind} of a region must be a list of regions, got {parts!r:.60}")
+        return reduce(_JOINS[kind], map(self.region, parts))
+
+    def _words(self, value: Mapping[str, Any]) -> Region:
+        words = value["words"]
+        if not isinstance(words, Sequence) or isinstance(words, str) or not all(type(word) is str for word in words):
+            raise InputError(f"words of a region must be a list of words of a prompt, got {words!r:.60}")
+        if len(words) > MAX_WORDS:
+            raise InputError(f"words of a region must be at most {MAX_WORDS}, got {len(words)}")
+        return Region.words(*words, instance=value.get("instance"))
+
+    def _mask(self, value: Mapping[str, Any]) -> Region:
+        mask, soft = value["mask"], value.get("soft", False)
+        if type(mask) is not str or type(soft) is not bool:
+            raise InputError(f"mask of a region must be text and soft true or false, got {value!r:.60}")
+        return Region.mask(self._load_mask(mask), soft=soft)
+
+    def _box(self, value: Mapping[str, Any]) -> Region:
+        return Region.box(*_sides("box", value["box"]))
+
+    def _border(self, value: Mapping[str, Any]) -> Region:
+        return Region.border(*_sides("border", value["border"]))
+
+    def _everywhere(self, value: Mapping[str, Any]) -> Region:
+        if value["everywhere"] is not True:
+            raise InputError(f"everywhere of a region must be true, got {value['everywhere']!r:.60}")
+        return Region.everywhere()
+
+
+def _sides(kind: str, value: object) -> tuple[Any, Any, Any, Any]:
+    sides: list[Any] = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
+    if len(sides) != 4 or any(isinstance(side, bool) or not isinstance(side, int | float) for side in sides):
+        raise InputError(f"{kind} of a region must be [left, top, right, bottom] in pixels, got {value!r:.60}")
+    left, top, right, bottom = sides
+    return left, top, right, bottom

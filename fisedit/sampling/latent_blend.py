@@ -1,0 +1,68 @@
+"""Latents of an edit into its source's, by step: which cells are the edit's, and with which noise they begin.
+
+Knows latents and cells; neither the UNet nor schedulers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fisedit.sampling.scheduler import Sampler
+    from fisedit.sampling.trajectory import Trajectory
+    from fisedit.values import ActiveCells, BoolGrid, GenerationConfig
+
+
+class LatentBlend:
+    """Latents before a step, of which those outside the cells that an edit changes are its source's.
+
+    Args:
+        cells: of one edit, or of several that share a batch.
+        source: the trajectory that is edited.
+        config: of the edit; where its seed is another, cells begin with its own noise over the finished source.
+        start: index of the first step.
+    """
+
+    def __init__(self, cells: Sequence[ActiveCells], source: Trajectory, config: GenerationConfig, start: int) -> None:
+        self._cells, self._source, self._start = cells, source, start
+        self._own_noise = config.seed != source.config.seed
+        self._tensors: dict[tuple[int, ...], Tensor] = {}
+
+    def first(self, sampler: Sampler) -> Tensor:
+        """Latents before the first step [1, 4, h, w], or one for each of a batch."""
+        return self._with_noise(self._start, self._source.latents[self._start], sampler)
+
+    def __call__(self, i: int, latents: Tensor, sampler: Sampler) -> Tensor:
+        """Latents before step i, 1 to N.
+
+        Args:
+            i: index of the step.
+            latents: [E, 4, h, w] as the step before made them.
+            sampler: whose noise is the edit's.
+        """
+        return self._with_noise(i, torch.where(self._inside(i - 1), latents, self._source.latents[i]), sampler)
+
+    def _with_noise(self, i: int, latents: Tensor, sampler: Sampler) -> Tensor:
+        """Latents in which the cells that join at step i begin with noise of their own, if the edit has some."""
+        if not self._own_noise or i == len(self._source.predictions):
+            return latents
+        grids = [cells.joining(i, self._start) for cells in self._cells]
+        if not any(grid.any() for grid in grids):
+            return latents
+        return torch.where(self._to_tensor(grids), sampler.noised(self._source.latents[-1], i), latents)
+
+    def _inside(self, i: int) -> Tensor:
+        """The cells that are inside at step i: booleans [E, 1, h, w]."""
+        key = tuple(cells.stage(i) for cells in self._cells)
+        if key not in self._tensors:
+            self._tensors[key] = self._to_tensor([cells.at(i) for cells in self._cells])
+        return self._tensors[key]
+
+    def _to_tensor(self, grids: Sequence[BoolGrid]) -> Tensor:
+        return torch.from_numpy(np.stack(grids)[:, None]).to(self._source.latents[0].device)

@@ -1,0 +1,119 @@
+"""Live edits: drawn beside the current picture while a prompt is typed, kept by a run, removed by anything else."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from threading import Event, Thread
+
+import gradio as gr
+import numpy as np
+import pytest
+from PIL import Image
+
+from app import handlers, views
+from app.components import PageComponents
+from app.events import EventHandlers
+from app.live import edit_live, stop_live
+from app.validation import RegionSettings
+from fisedit import Cancelled
+from fisedit.values import EditMask, MaskSource
+from tests.support.app.requests import CAT, DOG, FOX, ME, REGION, idle, last, made
+
+
+def ids(session):
+    return [result.id for result in session.history]
+
+
+def test_it_is_drawn_beside_the_current_picture_in_place_of_the_one_before(state, session):
+    source = made(state, session)
+    dog = last(edit_live(state, session, DOG))
+    assert session.current is source and ids(session) == [source.id, dog.id]
+    fox = last(edit_live(state, session, FOX))
+    assert session.current is source and ids(session) == [source.id, fox.id]
+    assert fox.prompt == FOX and fox.image.tobytes() != source.image.tobytes()
+
+
+def test_a_run_of_the_same_keeps_it_without_computing(state, session, monkeypatch):
+    made(state, session)
+    live = last(edit_live(state, session, DOG))
+    monkeypatch.setattr(type(state), "load", None)  # what any run needs
+    assert last(handlers.edit(state, session, DOG)) is live is session.current
+    monkeypatch.undo()
+    assert list(edit_live(state, session, CAT)) and session.current is live, "of what was kept"
+    assert live.id in ids(session)
+
+
+@pytest.mark.parametrize("region", [None, RegionSettings(grow=1)], ids=["another prompt", "another region"])
+def test_a_run_of_something_else_removes_it(state, session, region):
+    source = made(state, session)
+    live = last(edit_live(state, session, DOG))
+    edit = last(handlers.edit(state, session, DOG if region else FOX, region))
+    assert edit is session.current and ids(session) == [source.id, edit.id] and live.id != edit.id
+
+
+def test_any_move_removes_it(state, session):
+    source = made(state, session)
+    last(edit_live(state, session, DOG))
+    handlers.checkout(session, source.id)
+    assert ids(session) == [source.id] and session.live is None
+
+
+def test_a_newer_one_stops_it(state, session, monkeypatch):
+    made(state, session)
+    began, ended, seen = Event(), Event(), []
+
+    def slow():
+        try:
+            for progress in edit_live(state, session, DOG):
+                seen.append(progress)
+                began.set()
+                ended.wait(0.2)  # a step takes so long that it cannot end before the next one begins
+        except Cancelled as error:
+            seen.append(error)
+
+    older = Thread(target=slow)
+    older.start()
+    assert began.wait(30)
+    newer = last(edit_live(state, session, FOX))
+    ended.set()
+    older.join(30)
+    assert newer.prompt == FOX and [result.prompt for result in session.history] == [CAT, FOX]
+    assert isinstance(seen[-1], Cancelled) or seen[-1].result is not None  # it may have ended just before
+
+
+def test_the_next_letter_stops_a_live_edit_and_no_other_work(state, session):
+    made(state, session)
+    run = handlers.edit(state, session, DOG)
+    next(run)
+    stop_live(session)
+    assert last(run) is session.current and session.current.prompt == DOG
+    live = edit_live(state, session, FOX)
+    next(live)
+    stop_live(session)
+    with pytest.raises(Cancelled):
+        last(live)
+    idle(session)
+    assert session.current.prompt == DOG and len(session.history) == 2
+
+
+def test_the_page_shows_it_inside_its_mask(state, session):
+    with gr.Blocks():
+        page = PageComponents(state.pool)
+    events = EventHandlers(state, page)
+    assert list(events.on_live(ME, DOG, None, 1.0, *REGION)) == []
+    mine = state.session(ME.session_hash)
+    made(state, mine)
+    *_, drawn = events.on_live(ME, DOG, None, 1.0, *REGION)
+    assert drawn[page.stage]["live"].startswith("data:image/png") and "Run keeps it" in drawn[page.status]
+    assert mine.current.prompt == CAT
+    (told,) = events.on_live(ME, DOG, None, 1.0, *REGION[:3], 99, *REGION[4:])
+    assert "grow" in told[page.status] and told[page.stage]["live"] == ""
+    *_, kept = events.on_edit(ME, DOG, None, 1.0, *REGION)
+    assert kept[page.status] == "" and mine.current.prompt == DOG and len(mine.history) == 2
+
+
+def test_an_overlay_of_a_whole_picture_is_clear_outside_the_mask():
+    mask = EditMask(np.eye(4, dtype=bool), MaskSource.GIVEN)
+    url = views.preview_overlay(Image.new("RGB", (32, 32), "red"), mask)
+    alpha = np.asarray(Image.open(BytesIO(views.decode_base64(url.partition(",")[2], "overlay"))))[..., 3]
+    assert np.array_equal(alpha > 0, np.kron(mask.grid, np.ones((8, 8), bool)))

@@ -1,0 +1,92 @@
+"""OpenAI's image routes, by OpenAI's own client; and served without the page, behind a token."""
+
+from __future__ import annotations
+
+import base64
+import io
+from contextlib import closing
+from threading import Thread
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from PIL import Image
+
+from app import server
+from app.sessions import AppState
+from tests.support.app.requests import CAT, DOG, png
+
+TOKEN = "sixteen-letters-or-more"
+
+
+@pytest.fixture(scope="module")
+def url(model):
+    """Where the routes are served, without the page."""
+    address = server.listen(port=0, token=TOKEN)
+    with server.pixel_limit(), closing(AppState.open(model)) as state:
+        running = server.make_server(state, address)
+        thread = Thread(target=running.run, args=([address.listener],))
+        thread.start()
+        try:
+            yield address.url.partition("?")[0]
+        finally:
+            running.should_exit = True
+            thread.join()
+
+
+@pytest.fixture
+def images(url):
+    """The client's images."""
+    return openai.OpenAI(base_url=f"{url}v1", api_key=TOKEN, max_retries=0).images
+
+
+def opened(response) -> list[Image.Image]:
+    return [Image.open(io.BytesIO(base64.b64decode(one.b64_json))) for one in response.data]
+
+
+def pixels(image: Image.Image) -> np.ndarray:
+    return np.asarray(image.convert("RGB"), int)
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_pictures_of_a_prompt(images, count):
+    made = opened(images.generate(prompt=CAT, n=count, size="64x72"))
+    assert [image.size for image in made] == [(64, 72)] * count
+
+
+def test_an_edit_keeps_every_pixel_that_the_mask_does_not_clear(images):
+    (source,) = opened(images.generate(prompt=CAT, size="64x64"))
+    clear = Image.new("RGBA", (64, 64), "white")
+    clear.paste((0, 0, 0, 0), (0, 0, 32, 64))
+    asked = {"image": ("cat.png", png(source)), "mask": ("mask.png", png(clear))}
+    (edit,) = opened(images.edit(**asked, prompt=DOG))
+    changed = (pixels(edit) != pixels(source)).any(-1)
+    assert changed[:, :32].any() and not changed[:, 32:].any()
+
+
+def test_without_a_mask_the_changed_words_say_where(images):
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
+    (edit,) = opened(images.edit(image=("photo.png", png(photo)), prompt=DOG, extra_body={"source_prompt": CAT}))
+    assert edit.size == (64, 64) and (pixels(edit) != pixels(photo)).any()
+
+
+def test_bad_requests_are_one_line(images):
+    with pytest.raises(openai.BadRequestError, match="n must be 1 to 8, got 9"):
+        images.generate(prompt=CAT, n=9)
+    with pytest.raises(openai.BadRequestError, match="size must be such as 512x512"):
+        images.generate(prompt=CAT, size="large")
+    with pytest.raises(openai.BadRequestError, match="prompt must say something"):
+        images.generate(prompt=" ")
+    with pytest.raises(openai.BadRequestError, match="mask must be clear where the picture may change"):
+        images.edit(
+            image=("a.png", png(Image.new("RGB", (64, 64)))), mask=("b.png", png(Image.new("L", (64, 64)))), prompt=CAT
+        )
+
+
+def test_nothing_is_answered_without_the_token_and_nothing_else_is_served(url, images):
+    with pytest.raises(openai.AuthenticationError, match="the token is missing or wrong"):
+        openai.OpenAI(base_url=f"{url}v1", api_key="another", max_retries=0).images.generate(prompt=CAT)
+    for credentials, status in (("anybody", TOKEN), 200), (("anybody", "another"), 401), (None, 401):
+        assert httpx.get(f"{url}sdapi/v1/samplers", auth=credentials).status_code == status
+    assert httpx.get(url, headers={"authorization": f"Bearer {TOKEN}"}).status_code == 404

@@ -1,0 +1,278 @@
+"""What the page's scripts and styles do in a real browser: the region, the prompt, the stage, and what can be read."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from PIL import Image
+from playwright.sync_api import expect
+
+from tests.support.app.page import CAT, DOG, make, nodes, pixels, run
+from tests.support.app.requests import png
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+PASTE = """([selector, text, bytes]) => {
+  const data = new DataTransfer();
+  if (text) data.setData("text/plain", text);
+  if (bytes) data.items.add(new File([new Uint8Array(bytes)], "a.png", { type: "image/png" }));
+  const event = new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true });
+  document.querySelector(selector).dispatchEvent(event);
+}"""
+"""Pastes text, or a picture's bytes."""
+
+CONTRAST = """(selector) => {
+  const light = (rgb) => {
+    const linear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+    const [r, g, b] = rgb.map((level) => linear(level / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const numbers = (text) => text.match(/[\\d.]+/g).slice(0, 3).map(Number);
+  const node = document.querySelector(selector.replace("::placeholder", ""));
+  const pseudo = selector.endsWith("::placeholder") ? "::placeholder" : null;
+  const below = (one) => getComputedStyle(one).backgroundColor;
+  let behind = node;
+  while (/rgba\\(0, 0, 0, 0\\)|transparent/.test(below(behind))) behind = behind.parentElement;
+  const [a, b] = [getComputedStyle(node, pseudo).color, below(behind)].map((text) => light(numbers(text)));
+  return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+}"""
+"""The contrast of an element's text, as WCAG 2 has it."""
+
+
+def typed(page: Page, words: str) -> None:
+    page.locator("#prompt textarea").fill(words)
+
+
+def region_area(page: Page) -> float:
+    return float((pixels(page, ".region", "RGBA")[..., 3] > 0).mean())
+
+
+def test_the_region_is_made_wider_and_tighter_on_the_stage_and_by_a_number(browser):
+    page = browser().open()
+    make(page)
+    typed(page, DOG)
+    expect(page.locator("#facts")).to_contain_text("of the picture")
+    areas = [region_area(page)]
+    for act in (
+        lambda: page.get_by_label("Wider region").click(),
+        lambda: page.get_by_label("Tighter region").click(),
+        lambda: number(page, "2"),
+    ):
+        before = page.locator("#stage .region").get_attribute("src")
+        act()
+        expect(page.locator("#stage .region")).not_to_have_attribute("src", before)
+        areas.append(region_area(page))
+    assert areas[0] < areas[1] < areas[3] and areas[2] == areas[0]
+    page.locator("#reset-region").click()
+    expect(page.locator("#grow input[type=number]")).to_have_value("0")
+
+
+def number(page: Page, text: str) -> None:
+    """Types how many cells wider the region is."""
+    page.get_by_role("button", name="Region ▼").click()
+    field = page.locator("#grow input[type=number]")
+    field.fill(text)
+    field.press("Enter")
+
+
+def test_a_prompt_that_is_cleared_takes_the_region_away(browser):
+    page = browser().open()
+    make(page)
+    typed(page, DOG)
+    expect(page.locator("#stage .region")).to_have_attribute("src", re.compile("^data"))
+    typed(page, " ")
+    expect(page.locator("#stage .region")).not_to_have_attribute("src", re.compile("^data"))
+
+
+def test_words_that_are_typed_during_a_run_stay_and_outlive_a_reload(browser):
+    page = browser().open()
+    make(page)
+    expect(nodes(page)).to_have_count(1)
+    typed(page, DOG)
+    page.locator("#run").click()
+    later = "a fox and a cake on a beach"
+    typed(page, later)
+    expect(nodes(page)).to_have_count(2)
+    expect(page.locator("#words-line ins")).to_have_text("fox")
+    assert page.locator("#prompt textarea").input_value() == later
+    page.reload()
+    expect(nodes(page)).to_have_count(2)
+    expect(page.locator("#prompt textarea")).to_have_value(later)
+
+
+def test_words_are_weighed_by_keys(browser):
+    page = browser().open()
+    prompt = page.locator("#prompt textarea")
+    prompt.fill(CAT)
+    prompt.evaluate("(node) => node.setSelectionRange(3, 3)")
+    for _ in range(4):
+        prompt.press("Control+ArrowUp")
+    assert prompt.input_value() == CAT.replace("cat", "(cat:1.4)")
+    for _ in range(5):
+        prompt.press("Control+ArrowDown")
+    assert prompt.input_value() == CAT.replace("cat", "(cat:0.9)")
+    prompt.press("Control+ArrowUp")
+    assert prompt.input_value() == CAT
+
+
+def test_what_does_not_fit_into_the_prompt_is_said(browser):
+    page = browser().open()
+    page.evaluate(PASTE, ["#prompt textarea", "a cat " * 400, None])
+    expect(page.locator("#words-line")).to_contain_text("Only the first 2,000 letters were taken")
+
+
+@pytest.mark.parametrize(
+    ("size", "told"), [((640, 400), "Paint what shall change then"), ((160, 96), "does not say how")]
+)
+def test_a_picture_is_pasted_and_a_large_one_warned_of(browser, size, told):
+    page = browser().open()
+    page.evaluate(PASTE, ["body", "", list(png(Image.new("RGB", size, "teal")))])
+    expect(page.locator("#found")).to_contain_text(told)
+    expect(page.locator("#open")).to_be_enabled()
+
+
+def test_the_wheel_zooms_and_painting_goes_where_the_pointer_is(browser):
+    page = browser().open()
+    make(page)
+    expect(nodes(page)).to_have_count(1)
+    expect(page.locator("#stage .picture")).to_have_attribute("src", re.compile("^data"))
+    page.locator("#stage .frame").scroll_into_view_if_needed()  # making it opened the settings further down
+    frame, canvas = page.locator("#stage .frame").bounding_box(), page.locator("#stage canvas")
+    corner = frame["x"] + frame["width"] * 0.75, frame["y"] + frame["height"] * 0.25
+    page.mouse.move(*corner)
+    page.mouse.wheel(0, -300)
+    larger = "(width) => document.querySelector('#stage canvas').getBoundingClientRect().width > 1.5 * width"
+    page.wait_for_function(larger, arg=frame["width"])
+    box = canvas.bounding_box()
+    assert box["x"] + box["width"] > frame["x"] + frame["width"]
+    page.mouse.down()
+    page.mouse.move(corner[0] + 5, corner[1], steps=2)
+    page.mouse.up()
+    painted = page.evaluate(
+        """() => {
+          const canvas = document.querySelector("#stage canvas"), { width, height } = canvas;
+          const levels = canvas.getContext("2d").getImageData(0, 0, width, height).data, at = [];
+          for (let i = 0; i < width * height; i += 1) {
+            if (levels[4 * i + 3] > 127) at.push([(i % width) / width, Math.floor(i / width) / height]);
+          }
+          return at;
+        }"""
+    )
+    assert np.allclose(np.mean(painted, axis=0), (0.75, 0.25), atol=0.03)
+    typed(page, DOG)
+    run(page, DOG, 2)
+    assert canvas.evaluate("(node) => getComputedStyle(node).transform") in ("none", "matrix(1, 0, 0, 1, 0, 0)")
+
+
+def test_b_shows_what_was_before_while_it_is_held(browser):
+    page = browser().open()
+    make(page)
+    run(page, DOG, 2)
+    page.get_by_role("radio", name="Edit").click()
+    expect(page.locator("#stage .before")).not_to_be_visible()
+    page.keyboard.down("b")
+    expect(page.locator("#stage .before")).to_be_visible()
+    page.keyboard.up("b")
+    expect(page.locator("#stage .before")).not_to_be_visible()
+
+
+def test_the_first_run_is_seen_in_its_own_shape(browser):
+    page = browser().open()
+    make(page, steps=40)
+    expect(page.locator("#stage .live")).to_have_attribute("src", re.compile("^data"))
+    expect(page.locator("#stage .empty")).not_to_be_visible()
+    box = page.locator("#stage .frame").bounding_box()
+    assert box["width"] == pytest.approx(box["height"], rel=0.02)
+    page.locator("#stop").click()
+
+
+def test_each_new_picture_has_a_seed_of_its_own_which_is_told(browser):
+    page = browser().open()
+    make(page)
+    expect(page.locator("#truth")).to_contain_text("seed 0")
+    page.get_by_label("Another seed for each new picture").check()
+    page.locator("#make").click()
+    expect(nodes(page)).to_have_count(2)
+    expect(page.locator("#truth")).to_contain_text(re.compile(r"seed [1-9]\d+"))
+    page.locator("#reuse").click()
+    expect(page.get_by_label("Another seed for each new picture")).not_to_be_checked()
+    seed = page.locator("#seed input").input_value()
+    expect(page.locator("#truth")).to_contain_text(f"seed {seed}")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_is_written_can_be_read(browser, scheme):
+    page = browser(color_scheme=scheme).open()
+    typed(page, "")
+    page.get_by_text("Settings of new pictures").click()
+    page.wait_for_selector("#steps input[type=number]")
+    for selector in ("#prompt textarea::placeholder", "#make", "#header p", "#stage .empty span", "#examples button"):
+        assert page.evaluate(CONTRAST, selector) >= 4.5, selector
+
+
+def test_on_a_phone_the_buttons_stay_in_sight_and_are_large_enough(browser):
+    page = browser(viewport={"width": 390, "height": 844}, has_touch=True).open()
+    make(page)
+    expect(nodes(page)).to_have_count(1)
+    page.evaluate("() => window.scrollTo(0, 0)")
+    box = page.locator("#make").bounding_box()
+    assert box["y"] + box["height"] <= 844
+    for button in page.locator("#after button, #actions button, #stage button").all():
+        if button.is_visible():
+            assert button.bounding_box()["height"] >= 43.5, button.inner_text()
+
+
+def test_a_dropped_picture_is_shown_and_opened_with_the_words_that_were_asked_for(browser):
+    page = browser().open()
+    page.evaluate(PASTE, ["body", "", list(png(Image.new("RGB", (128, 128), "teal")))])
+    expect(page.locator("#found img")).to_be_visible()
+    expect(page.locator("#found")).to_contain_text("What does it show?")
+    expect(page.locator("#prompt textarea")).to_be_focused()
+    page.keyboard.type("a teal wall")
+    page.keyboard.press("Control+Enter")
+    expect(nodes(page)).to_have_count(1)
+    assert (pixels(page, ".picture") == (0, 128, 128)).all()
+    expect(page.locator("#history [data-id]")).to_have_attribute("title", re.compile("a teal wall"))
+    expect(page.locator("#found img")).to_have_count(0)
+    expect(page.locator("#open")).to_be_disabled()
+
+
+def test_a_reload_during_a_run_says_that_it_was_stopped(browser, steps):
+    watched = browser()
+    page = watched.open()
+    make(page, steps=150)
+    expect(page.locator("#stop")).to_be_visible()
+    page.wait_for_timeout(500)
+    page.reload()
+    expect(page.locator("#status")).to_contain_text("The run was stopped, as its page was left")
+    expect(nodes(page)).to_have_count(0)
+    expect(page.locator("#prompt textarea")).to_have_value(CAT)
+    watched.bad[:] = [line for line in watched.bad if not line.startswith("console: ")]  # gradio's of its broken stream
+
+
+def test_an_empty_tab_takes_no_sessions_place_and_earlier_ones_are_listed(browser):
+    watched = browser()
+    first = watched.open()
+    make(first)
+    expect(nodes(first)).to_have_count(1)
+    second = watched.open()
+    expect(nodes(second)).to_have_count(0)
+    for page in (second, first):
+        page.close()
+    third = watched.open()  # the last session with pictures, which no tab has open
+    expect(nodes(third)).to_have_count(1)
+    fourth = watched.open()
+    make(fourth, DOG)
+    expect(nodes(fourth)).to_have_count(1)
+    fourth.get_by_role("button", name="Open a picture or a saved session").click()
+    listed = fourth.locator("#earlier button")
+    expect(listed).to_have_text([f"{CAT} (1 picture)"])
+    listed.click()
+    expect(listed).to_have_text(["It is open in another tab."])
+    third.close()
+    listed.click()
+    expect(fourth.locator("#history [data-id]")).to_have_attribute("title", re.compile(CAT))

@@ -1,0 +1,140 @@
+"""Automatic1111's routes, by a client that speaks to web UIs, and by hand where no client would."""
+
+from __future__ import annotations
+
+import base64
+from io import BytesIO
+from threading import Thread
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+import pytest
+import webuiapi
+from PIL import Image
+
+from fisedit.storage import image_metadata, provenance
+from fisedit.values import SchedulerName
+from tests.support.app.requests import CAT, DOG
+
+SMALL = {"width": 64, "height": 64, "steps": 3, "cfg_scale": 4.0}
+
+
+@pytest.fixture
+def client(site):
+    """A client of the site, as its users make one."""
+    where = urlsplit(site.url)
+    return webuiapi.WebUIApi(host=where.hostname, port=where.port, sampler="DDIM", steps=3)
+
+
+def left_half() -> Image.Image:
+    mask = Image.new("L", (64, 64), 0)
+    mask.paste(255, (0, 0, 32, 64))
+    return mask
+
+
+def pixels(image: Image.Image) -> np.ndarray:
+    return np.asarray(image.convert("RGB"), int)
+
+
+def test_pictures_of_a_prompt(client):
+    made = client.txt2img(prompt=CAT, seed=7, batch_size=2, sampler_name="DPM++ 2M", scheduler="Karras", **SMALL)
+    assert [image.size for image in made.images] == [(64, 64)] * 2 and made.info["all_seeds"] == [7, 8]
+    origin = provenance.parse_origin(image_metadata.read_metadata(made.images[1]))
+    assert (origin.config.prompt, origin.config.seed) == (CAT, 8)
+    assert origin.config.scheduler is SchedulerName.DPM_SOLVER_KARRAS
+    again = client.txt2img(prompt=CAT, seed=7, sampler_name="DPM++ 2M Karras", **SMALL)
+    assert (pixels(again.image) == pixels(made.images[0])).all()
+
+
+def test_a_mask_makes_an_edit_that_keeps_every_other_pixel(client, site):
+    source = client.txt2img(prompt=CAT, seed=7, **SMALL).image
+    sessions = len(site.state)
+    edit = client.img2img(images=[source], prompt=DOG, mask_image=left_half(), denoising_strength=1.0, **SMALL).image
+    changed = (pixels(edit) != pixels(source)).any(-1)
+    assert changed[:, :32].any() and not changed[:, 32:].any()
+    other = client.img2img(
+        images=[source], prompt=DOG, mask_image=left_half(), inpainting_mask_invert=1, denoising_strength=1.0, **SMALL
+    ).image
+    assert not (pixels(other) != pixels(source)).any(-1)[:, :32].any()
+    assert len(site.state) == sessions, "in the session that made the picture"
+
+
+def test_seeds_are_noise_inside_the_mask(client):
+    source = client.txt2img(prompt=CAT, seed=7, **SMALL).image
+    asked = {"images": [source], "mask_image": left_half(), "batch_size": 2, **SMALL}
+    for prompt, seed, strength in ((DOG, -1, 1.0), (CAT, -1, 0.75), (DOG, 5, 0.75)):
+        images = client.img2img(prompt=prompt, seed=seed, denoising_strength=strength, **asked).images
+        changed = [(pixels(image) != pixels(source)).any(-1) for image in images]
+        assert all(one[:, :32].any() and not one[:, 32:].any() for one in changed)
+        assert (pixels(images[0]) != pixels(images[1])).any()
+    again = client.img2img(prompt=DOG, seed=5, denoising_strength=0.75, **asked).images
+    assert all((pixels(one) == pixels(other)).all() for one, other in zip(images, again, strict=True))
+
+
+def test_without_a_mask_the_whole_picture_is_painted_as_far_as_the_strength_goes(client):
+    source = client.txt2img(prompt=CAT, seed=7, **SMALL).image
+    near, far = (
+        client.img2img(images=[source], prompt=DOG, denoising_strength=share, **SMALL).image for share in (0.4, 1.0)
+    )
+    gaps = [np.abs(pixels(image) - pixels(source)).mean() for image in (near, far)]
+    assert 0 < gaps[0] < gaps[1]
+
+
+def test_a_picture_from_elsewhere_is_opened(client):
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
+    edit = client.img2img(images=[photo], prompt=DOG, mask_image=left_half(), **SMALL).image
+    assert (pixels(edit) == pixels(photo))[:, 32:].all()
+
+
+def test_what_is_offered(client):
+    names = [sampler["name"] for sampler in client.get_samplers()]
+    assert names == [name.label for name in SchedulerName]
+    (model,) = client.util_get_model_names()
+    client.util_set_model(model)
+    assert client.util_get_current_model() == model == client.get_sd_models()[0]["title"]
+    assert client.get_progress()["progress"] == 0
+
+
+def test_a_run_tells_how_far_it_is_and_is_interrupted(client):
+    failed: list[Exception] = []
+
+    def make() -> None:
+        try:
+            client.txt2img(prompt=CAT, seed=7, **{**SMALL, "steps": 150})
+        except RuntimeError as error:
+            failed.append(error)
+
+    run = Thread(target=make)
+    run.start()
+    while not (now := client.get_progress())["progress"] and run.is_alive():
+        pass
+    assert now["state"]["sampling_steps"] == 150 and 0 < now["progress"] < 1
+    assert Image.open(BytesIO(base64.b64decode(now["current_image"]))).size == (8, 8)
+    client.interrupt()
+    run.join(60)
+    assert "error[cancelled]" in str(failed[0])
+
+
+@pytest.mark.parametrize(
+    ("route", "asked", "line"),
+    [
+        ("txt2img", {"prompt": ""}, "error[prompt]: prompt must say something"),
+        ("txt2img", {"prompt": CAT, "steps": 0}, "error[input]: steps must be"),
+        ("txt2img", {"prompt": CAT, "batch_size": 9}, "error[input]: batch_size times n_iter must be 1 to 8"),
+        ("txt2img", {"prompt": CAT, "sampler_name": "Magic"}, "error[input]: scheduler must be one of"),
+        ("txt2img", {"prompt": ["cat"]}, "error[input]: prompt must be text, got list"),
+        ("txt2img", ["cat"], "error[input]:"),
+        ("img2img", {"prompt": CAT}, "error[input]: init_images must hold a picture"),
+        ("img2img", {"prompt": CAT, "init_images": ["AAAA"]}, "error[input]:"),
+        ("options", {"sd_model_checkpoint": "other"}, "error[input]:"),
+    ],
+)
+def test_bad_requests_are_one_line(site, route, asked, line):
+    answer = httpx.post(f"{site.url}sdapi/v1/{route}", json=asked)
+    assert answer.status_code == 400 and answer.json()["detail"].startswith(line), answer.text
+
+
+def test_other_routes_are_not_there(site):
+    assert httpx.get(f"{site.url}sdapi/v1/memory").status_code == 404
+    assert httpx.post(f"{site.url}sdapi/v1/txt2img", content=iter([b"{}"])).status_code == 411

@@ -1,0 +1,104 @@
+"""`FisEditPipeline` beside diffusers' own pipeline: the same pictures of the same arguments, and edits by them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from diffusers import (
+    DDIMScheduler,
+    DDPMScheduler,
+    DPMSolverMultistepScheduler,
+    EulerAncestralDiscreteScheduler,
+    EulerDiscreteScheduler,
+    StableDiffusionPipeline,
+)
+
+from fisedit import FisEditPipeline
+from fisedit.errors import InputError, PromptError
+from fisedit.integrations.diffusers_pipeline import _scheduler_name
+from tests.support.edits import CAT, DOG, Calls
+from tests.support.grids import grids
+from tests.support.pictures import scene
+
+QUICK = {"num_inference_steps": 3, "guidance_scale": 4.0}
+
+
+def seed(number: int) -> torch.Generator:
+    return torch.Generator().manual_seed(number)
+
+
+@pytest.fixture
+def pipe(pipelines) -> FisEditPipeline:
+    """Over models of its own scheduler, which a test may exchange."""
+    own = StableDiffusionPipeline(**pipelines["demo"].components, requires_safety_checker=False)
+    own.set_progress_bar_config(disable=True)
+    return FisEditPipeline.from_pipe(own)
+
+
+@pytest.mark.parametrize("scheduler", [DDIMScheduler, EulerAncestralDiscreteScheduler])
+def test_without_an_image_it_is_diffusers_pipeline(pipe, scheduler):
+    pipe.scheduler = scheduler.from_config(pipe.scheduler.config)
+    theirs = StableDiffusionPipeline(**pipe.components, requires_safety_checker=False)
+    theirs.set_progress_bar_config(disable=True)
+    asked = {**QUICK, "negative_prompt": "blue", "height": 64, "width": 72, "output_type": "np"}
+    ours = pipe(CAT, generator=seed(5), **asked).images
+    assert ours.shape == (1, 64, 72, 3)
+    assert np.abs(ours - theirs(CAT, generator=seed(5), **asked).images).max() <= 1.5 / 255
+
+
+def test_a_picture_of_its_own_is_edited_as_it_was_made(pipe):
+    (source,) = pipe(CAT, generator=seed(7), **QUICK).images
+    with Calls(pipe.editor.pipe.unet) as calls:
+        (edit,) = pipe(DOG, image=source, mask_image=grids(16, 16)["square"], growth=1, **QUICK).images
+    assert calls.sparse == 3 and not calls.dense
+    changed = (np.asarray(source) != np.asarray(edit)).any(-1)
+    assert changed.any() and not changed[~np.kron(grids(16, 16)["square"], np.ones((8, 8), bool))].any()
+
+
+def test_an_image_is_opened_once_and_several_prompts_give_several_images(pipe):
+    asked = {"image": scene(), "source_prompt": CAT, "mask_image": grids(16, 16)["square"], "growth": 1, **QUICK}
+    images, unsafe = pipe([DOG, "a fox and a cake on a beach"], return_dict=False, **asked)
+    assert unsafe is None and len(images) == 2 and images[0].tobytes() != images[1].tobytes()
+    with Calls(pipe.editor.pipe.unet) as calls:
+        pipe(DOG, **asked)
+        assert not calls.dense
+        pipe(DOG, **{**asked, "source_prompt": "a lion and a cake on a beach"})
+    assert calls.dense == 4  # DDIM's inversion of three steps
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "name"),
+    [
+        (DDIMScheduler(), "ddim"),
+        (DDIMScheduler(timestep_spacing="trailing"), "ddim_trailing"),
+        (EulerDiscreteScheduler(timestep_spacing="trailing"), "euler_trailing"),
+        (DPMSolverMultistepScheduler(use_karras_sigmas=True), "dpmsolver++_karras"),
+        (
+            DPMSolverMultistepScheduler(use_karras_sigmas=True, algorithm_type="sde-dpmsolver++"),
+            "dpmsolver++_sde_karras",
+        ),
+    ],
+)
+def test_a_scheduler_of_diffusers_is_known_by_its_class_and_settings(scheduler, name):
+    assert _scheduler_name(scheduler) == name
+
+
+def test_what_it_cannot_do_is_one_line(pipe):
+    with pytest.raises(InputError, match=r"scheduler must be one of .*, got DDPMScheduler; exchange it"):
+        pipe.scheduler = DDPMScheduler()
+    with pytest.raises(InputError, match="output_type must be one of pil, np, got 'latent'"):
+        pipe(CAT, output_type="latent")
+    with pytest.raises(InputError, match=r"generator must be a torch.Generator, got int; seed one"):
+        pipe(CAT, generator=3)
+    with pytest.raises(PromptError, match="prompt must be text or several texts, got none"):
+        pipe(None)
+    for image in ("a.png", np.zeros((64, 64, 3)), [scene()]):
+        with pytest.raises(InputError, match=f"picture must be a PIL image, got {type(image).__name__}; open files"):
+            pipe(CAT, image=image)
+
+
+def test_models_move_and_are_loaded_as_in_diffusers(model):
+    pipe = FisEditPipeline.from_pretrained(model, torch_dtype=torch.float32, device="cpu", local_files_only=True)
+    assert pipe.to(torch.bfloat16) is pipe and pipe.components["unet"].dtype == torch.bfloat16
+    assert len(pipe(CAT, num_inference_steps=1, height=64, width=64).images) == 1

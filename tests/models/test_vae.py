@@ -1,0 +1,59 @@
+"""Previews: colours of cells, or what an `AutoencoderTiny` of the user's own decodes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from diffusers import AutoencoderKL, AutoencoderTiny
+from diffusers.image_processor import VaeImageProcessor
+
+from fisedit import Editor
+from fisedit.errors import ModelError
+from fisedit.models.loader import load
+from fisedit.models.vae import preview
+from tests.support.edits import CAT
+
+OFFLINE = {"device": "cpu", "dtype": "fp32", "local_files_only": True}
+
+
+def tiny(levels: int = 4) -> AutoencoderTiny:
+    torch.manual_seed(3)
+    widths, blocks = (8,) * levels, (1,) * levels
+    return AutoencoderTiny(
+        encoder_block_out_channels=widths,
+        decoder_block_out_channels=widths,
+        num_encoder_blocks=blocks,
+        num_decoder_blocks=blocks,
+    ).eval()
+
+
+def test_a_tiny_autoencoder_decodes_what_on_step_gets(model, tmp_path):
+    tiny().save_pretrained(tmp_path / "tiny")
+    editor = Editor.from_pretrained(model, preview_vae=tmp_path / "tiny", **OFFLINE)
+    seen = []
+    editor.generate(CAT, num_inference_steps=2, width=72, height=64, on_step=lambda i, n, picture: seen.append(picture))
+    assert [picture.size for picture in seen] == [(72, 64)] * 2
+    latents = torch.randn(1, 4, 8, 9, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = VaeImageProcessor().postprocess(tiny().decode(latents).sample, output_type="pil")[0]
+    assert np.array_equal(preview(editor.pipe, latents), expected)
+
+
+def test_without_one_a_preview_has_a_pixel_for_each_cell(pipelines):
+    assert preview(pipelines["demo"], torch.zeros(1, 4, 8, 9)).size == (9, 8)
+
+
+@pytest.mark.parametrize(
+    ("save", "message"),
+    [
+        (lambda folder: None, "preview_vae must be a folder with an AutoencoderTiny, got .*: no such folder"),
+        (lambda folder: tiny(3).save_pretrained(folder), "decoder_block_out_channels must be 4 numbers"),
+        (lambda folder: AutoencoderKL().save_pretrained(folder), "class must be AutoencoderTiny, got 'AutoencoderKL'"),
+    ],
+    ids=["missing", "three levels", "not tiny"],
+)
+def test_others_are_refused_in_one_line(model, tmp_path, save, message):
+    save(tmp_path / "folder")
+    with pytest.raises(ModelError, match=message):
+        load(model, preview_vae=tmp_path / "folder", **OFFLINE)

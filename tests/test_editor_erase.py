@@ -1,0 +1,143 @@
+"""Erasing: what is inside a mask does not attend to itself."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from diffusers.models.attention_processor import AttnProcessor2_0
+from PIL import Image
+
+from fisedit import Editor, Region
+from fisedit.errors import InputError, MaskError
+from fisedit.sampling.denoise import Engine
+from fisedit.sampling.trajectory import LatentEdit
+from fisedit.sparse_kernels.dilation import dilate
+from fisedit.values import ActiveCells
+from tests.support import oracle
+from tests.support.edits import CAT, FP32, as_oracle, check_outside, config_of, latents, record, same, unwatched
+from tests.support.grids import grids
+
+BLOBS, SQUARE = (grids(16, 16)[name] for name in ("blobs", "square"))
+
+
+class Hiding(AttnProcessor2_0):
+    """diffusers' attention with a mask: queries inside do not see keys inside."""
+
+    def __init__(self, inside: dict[int, torch.Tensor]) -> None:
+        super().__init__()
+        self._inside = inside
+
+    def __call__(self, attn, hidden_states, encoder_hidden_states=None, *_, **__):
+        mask = None
+        if encoder_hidden_states is None:
+            batch, count, _ = hidden_states.shape
+            inside = self._inside[count]
+            if not inside.all():
+                hidden = inside[:, None] & inside[None]
+                mask = torch.zeros(count, count).masked_fill(hidden, -torch.inf).expand(batch, -1, -1)
+        return super().__call__(attn, hidden_states, encoder_hidden_states, mask)
+
+
+@pytest.mark.parametrize("growth", [0, 2])
+@pytest.mark.parametrize("grid", [BLOBS, SQUARE], ids=["blobs", "square"])
+def test_an_erasing_edit_is_the_oracles(pipelines, grid, growth):
+    """diffusers' own attention under a mask, mixed with the source's maps as every sparse edit is."""
+    pipe = pipelines["shallow"]
+    engine, config = Engine(pipe), config_of()
+    source = record(engine, config)
+    changed, steps = replace(config, prompt="", seed=config.seed + 1), config.num_timesteps
+    with torch.inference_mode():
+        edit = LatentEdit(changed, engine.encode(changed), {}, ActiveCells(grid), (growth,) * steps, erases=True)
+        (got,) = engine.run_sparse(source, [edit], unwatched)
+    maps: list[oracle.Maps] = [{} for _ in range(steps)]
+    with oracle._around_calls(pipe.unet, lambda i: oracle.recording(pipe.unet, maps[i])):
+        before = oracle.dense_generate(pipe, as_oracle(config)).latents
+    inside, active = torch.from_numpy(grid), torch.from_numpy(dilate(grid, growth))
+    levels = {len(level.flatten()): level.flatten() for level in oracle.levels(inside).values()}
+
+    @contextmanager
+    def mixed(i):
+        with oracle.mixing(pipe.unet, maps[i], active):
+            yield
+
+    draw = pipe.prepare_latents
+    pipe.unet.set_attn_processor(Hiding(levels))
+    pipe.prepare_latents = lambda *args: torch.where(inside, draw(*args), before[:1])
+    try:
+        with oracle._around_calls(pipe.unet, mixed):
+            run = oracle.dense_generate(pipe, as_oracle(changed), oracle.pinned(before, inside))
+    finally:
+        pipe.unet.set_attn_processor(AttnProcessor2_0())
+        del pipe.prepare_latents
+    assert oracle.deviation(latents(got), run.latents) <= FP32
+    plain = LatentEdit(changed, edit.text, {}, ActiveCells(grid), (growth,) * steps)
+    with torch.inference_mode():
+        (without,) = engine.run_sparse(source, [plain], unwatched)
+    assert oracle.deviation(latents(without), run.latents) > 10 * FP32
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    return Editor.from_pretrained("demo", local_files_only=True).pipe
+
+
+@pytest.fixture
+def editor(shipped):
+    editor = Editor(shipped, model="demo")
+    editor.generate(CAT, seed=7, num_inference_steps=6)
+    return editor
+
+
+def test_it_keeps_what_is_outside_and_the_prompt(editor):
+    source = editor.current
+    result = editor.erase(Region.mask(SQUARE))
+    check_outside(editor, result, source)
+    assert (result.prompt, result.erased, result.stats.fallback) == (CAT, True, "")
+    assert np.array_equal(result.mask.grid, SQUARE) and result.config.seed == 8
+    editor.undo()
+    assert not same(editor.erase(Region.mask(SQUARE), seed=3), result)
+    editor.undo()
+    words = editor.erase(Region.words("cake"))
+    assert words.mask.grid.any() and not words.mask.grid.all()
+    editor.undo()
+    told = editor.erase(Region.mask(SQUARE), prompt="a cat on a beach")
+    assert told.prompt == "a cat on a beach" and not same(told, result)
+
+
+def test_a_large_region_is_erased_sparsely_too(editor):
+    large = np.ones((16, 16), bool)
+    large[:2] = False
+    result = editor.erase(Region.mask(large))
+    assert result.stats.fallback == "" and result.stats.unet_evaluations_dense == 0
+
+
+def test_its_way_back(editor, tmp_path):
+    """After its features are gone, from its session and from its file."""
+    result = editor.erase(Region.mask(SQUARE))
+    over = editor.edit("a dog and a cake on a beach", mask=np.roll(SQUARE, 2, 1))
+    editor.undo()
+    editor._trajectory_cache.drop([result.id])
+    assert same(editor.edit("a dog and a cake on a beach", mask=np.roll(SQUARE, 2, 1)), over)
+    editor.save(tmp_path / "session")
+    loaded = Editor.from_pretrained("demo", local_files_only=True)
+    loaded.load(tmp_path / "session")
+    assert loaded.history.find(result.id).erased and not loaded.history.find(over.id).erased
+    loaded.checkout(result.id)
+    loaded.write(tmp_path / "erased.png")
+    remade = Editor.remake(Image.open(tmp_path / "erased.png"), local_files_only=True)
+    assert same(remade.current, result) and remade.current.erased
+
+
+def test_what_cannot_be_erased(editor):
+    with pytest.raises(MaskError, match=r"erasing must leave a part of the picture, got all of it; give a mask"):
+        editor.erase(Region.everywhere())
+    with pytest.raises(InputError, match=r"region must be a Region, got ndarray; use Region.mask or Region.words"):
+        editor.erase(SQUARE)
+    with pytest.raises(MaskError, match=r"erasing must leave a part of the picture, got identical edit"):
+        editor.erase(Region.words())
+    assert editor.erase(Region.mask(~np.ones((16, 16), bool))).stats.notes == ("nothing was edited: the mask is empty",)
+    assert len(editor.history) == 2

@@ -1,0 +1,167 @@
+"""`python -m training.distill MODEL OUTPUT`: trains a LoRA by which a model paints in four steps, without guidance.
+
+Consistency distillation with the guidance built in (arXiv 2310.04378), as a LoRA (arXiv 2311.05556): what the student
+makes of noised latents at a step is what it makes of those that the guided teacher's DDIM step leads to. Knows nothing
+of drawing.
+"""
+
+import argparse
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from diffusers import LCMScheduler, StableDiffusionPipeline, UNet2DConditionModel
+from diffusers.utils import convert_state_dict_to_diffusers
+from peft import LoraConfig
+from peft.utils import get_peft_model_state_dict
+from torch import Tensor, nn
+
+from fisedit.adapters.training.draws import generator_for
+from training.config import Plan, load_config
+from training.denoiser import SHOWN
+from training.latents import LatentScenes, load_or_encode
+from training.loop import train
+from training.models import build_scheduler
+from training.pictures import save_sheet
+from training.quick import prepare_cpu
+from training.tokens import encode
+
+GUIDANCE, STEPS = 4.0, 4
+RANK = 32
+PLAN = Plan(batch=12, seconds=1e9, steps=3000, learning_rate=1e-3, warmup=50, average=0.99, report_every=500)
+GRID = 50
+"""Steps of the schedule that the student is taught on, LCMScheduler's own."""
+
+_TARGETS = (
+    *("to_q", "to_k", "to_v", "to_out.0", "proj_in", "proj_out", "ff.net.0.proj", "ff.net.2"),
+    *("conv1", "conv2", "conv_shortcut", "downsamplers.0.conv", "upsamplers.0.conv", "time_emb_proj"),
+)
+_SIGMA, _TIMESTEP_SCALE, _HUBER = 0.5, 10.0, 1e-3
+
+
+class DistilledStage:
+    """A UNet whose LoRA alone is trained.
+
+    Args:
+        pipeline: the teacher.
+        scenes: whose latents are noised.
+        seed: of all draws.
+    """
+
+    name = "distilled"
+
+    def __init__(self, pipeline: StableDiffusionPipeline, scenes: LatentScenes, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.pipeline, self.scenes, self.seed = pipeline, scenes, seed
+        self.teacher = pipeline.unet.requires_grad_(False).eval()
+        self.text_encoder = pipeline.text_encoder.requires_grad_(False).eval()
+        student = deepcopy(self.teacher)
+        student.add_adapter(
+            LoraConfig(r=RANK, lora_alpha=RANK, target_modules=list(_TARGETS), init_lora_weights="gaussian")
+        )
+        self.model: nn.Module = student
+        prediction = str(pipeline.scheduler.config["prediction_type"])
+        self.is_velocity = prediction == "v_prediction"
+        self.kept = build_scheduler(prediction).alphas_cumprod
+        with torch.no_grad():
+            self.no_text = self.text_encoder(torch.tensor(encode([""]))).last_hidden_state
+
+    def losses(self, step: int) -> dict[str, Tensor]:
+        """The distance of the student's clean latents at two neighbouring steps; steps spread evenly over the batch."""
+        noise, batch = generator_for(self.seed, step, torch.device("cpu")), PLAN.batch
+        scenes = self.scenes.pick(torch.randint(len(self.scenes), (batch,), generator=noise))
+        clean = scenes.means + scenes.spreads * torch.randn(scenes.means.shape, generator=noise)
+        added = torch.randn(clean.shape, generator=noise)
+        shares = (torch.arange(batch) + torch.rand(1, generator=noise)) / batch
+        stride = len(self.kept) // GRID
+        timesteps = ((shares * GRID).long().clamp_max(GRID - 1) + 1) * stride - 1
+        earlier = timesteps - stride
+        kept, kept_earlier = self._kept(timesteps), self._kept(earlier)
+        noised = kept.sqrt() * clean + (1 - kept).sqrt() * added
+        with torch.no_grad():
+            text = self.text_encoder(scenes.tokens).last_hidden_state
+            both = torch.cat([self.no_text.expand_as(text), text])
+            guess = self.teacher(torch.cat([noised, noised]), torch.cat([timesteps, timesteps]), both).sample
+            plain, told = guess.chunk(2)
+            original, direction = self._split(noised, plain + GUIDANCE * (told - plain), kept)
+            led = kept_earlier.sqrt() * original + (1 - kept_earlier).sqrt() * direction
+            target = self.consistent(self.model, led, earlier, text)
+        found = self.consistent(self.model, noised, timesteps, text)
+        loss = ((found - target).square() + _HUBER**2).sqrt().mean() - _HUBER
+        return {"loss": loss}
+
+    def consistent(self, model: Any, latents: Tensor, timesteps: Tensor, text: Tensor) -> Tensor:
+        """A model's clean latents, with LCMScheduler's boundary: at the last step the latents themselves."""
+        inside = timesteps.clamp_min(0)
+        guess = model(latents.contiguous(memory_format=torch.channels_last), inside, text).sample
+        original, _ = self._split(latents, guess, self._kept(timesteps))
+        scaled = (inside.float() * _TIMESTEP_SCALE)[:, None, None, None]
+        skip, out = _SIGMA**2 / (scaled**2 + _SIGMA**2), scaled / (scaled**2 + _SIGMA**2).sqrt()
+        is_last = (timesteps < 0)[:, None, None, None]
+        return torch.where(is_last, latents, skip * latents + out * original)
+
+    def _kept(self, timesteps: Tensor) -> Tensor:
+        kept: Tensor = self.kept[timesteps.clamp_min(0)][:, None, None, None]
+        return kept
+
+    def _split(self, latents: Tensor, guess: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+        """Clean latents and noise by a prediction."""
+        if self.is_velocity:
+            return kept.sqrt() * latents - (1 - kept).sqrt() * guess, kept.sqrt() * guess + (1 - kept).sqrt() * latents
+        return (latents - (1 - kept).sqrt() * guess) / kept.sqrt(), guess
+
+    @torch.no_grad()
+    def report(self, averaged: nn.Module, sheet: Path) -> dict[str, float]:
+        """The sheet shows SHOWN in four steps from fixed seeds; nothing else is measured."""
+        parts = self.pipeline.components | {
+            "unet": averaged,
+            "scheduler": LCMScheduler.from_config(self.pipeline.scheduler.config),
+        }
+        pipeline = StableDiffusionPipeline(**parts, requires_safety_checker=False)
+        pipeline.set_progress_bar_config(disable=True)
+        seeds = [generator_for(self.seed, index, torch.device("cpu")) for index in range(len(SHOWN))]
+        drawn = pipeline(list(SHOWN), num_inference_steps=STEPS, guidance_scale=1.0, generator=seeds, output_type="np")
+        pictures = np.round(drawn.images * 255).astype(np.uint8)
+        save_sheet(sheet, (pictures[:4], pictures[4:]))
+        return {}
+
+
+def save_lora(unet: UNet2DConditionModel, folder: Path) -> None:
+    """Write a UNet's LoRA as diffusers' own file, in half precision.
+
+    Args:
+        unet: that has it.
+        folder: that gets it.
+    """
+    layers = convert_state_dict_to_diffusers(get_peft_model_state_dict(unet))
+    StableDiffusionPipeline.save_lora_weights(folder, {name: weight.half() for name, weight in layers.items()})
+
+
+def main() -> None:
+    """Trains, or resumes, and writes the LoRA."""
+    parser = argparse.ArgumentParser(prog="python -m training.distill", description=__doc__)
+    parser.add_argument("model", type=Path, help="folder of the teacher")
+    parser.add_argument("output", type=Path, help="folder that gets the LoRA")
+    parser.add_argument(
+        "--config", type=Path, default=Path(__file__).parent / "demo-cpu.toml", help="of the teacher's run"
+    )
+    parser.add_argument("--folder", type=Path, default=Path("runs"), help="checkpoints, logs and sample sheets")
+    parser.add_argument("--pictures", type=int, default=4000, help="scenes whose latents are used")
+    parser.add_argument("--threads", type=int, default=None, help="CPU threads to use")
+    chosen = parser.parse_args()
+    if chosen.threads:
+        torch.set_num_threads(chosen.threads)
+    config = load_config(chosen.config)
+    prepare_cpu(config.products)
+    pipeline = StableDiffusionPipeline.from_pretrained(chosen.model, torch_dtype=torch.float32, local_files_only=True)
+    kept, shape = chosen.folder / DistilledStage.name, config.scenes
+    scenes = load_or_encode(kept / "scenes", pipeline.vae, shape.seed, chosen.pictures, False, shape.objects)
+    stage = DistilledStage(pipeline, scenes, config.seed)
+    averaged = train(stage, PLAN, kept, torch.device("cpu"))
+    save_lora(cast(UNet2DConditionModel, averaged), chosen.output)
+
+
+if __name__ == "__main__":
+    main()
