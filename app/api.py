@@ -177,7 +177,7 @@ class Endpoints:
             The progress of every step; at the end the result.
         """
         repaint = strength, quality, seed
-        get_region = _lazy_region(words, instance, grow, mask, protect, *repaint, region=region, regions=regions)
+        get_region = _lazy_region(words, instance, grow, mask, protect, repaint, region, regions)
         get_reference = _lazy_reference(reference, reference_scale)
         yield from self._stream(
             request, lambda session: handlers.edit(self._state, session, prompt, get_region(), get_reference())
@@ -219,7 +219,8 @@ class Endpoints:
         Returns:
             The mask, its share of the picture, the predicted seconds and multiply-accumulates, beside a dense run's.
         """
-        get_region = _lazy_region(words, instance, grow, mask, protect, strength, quality, seed, region=region)
+        repaint = strength, quality, seed
+        get_region = _lazy_region(words, instance, grow, mask, protect, repaint, region)
         get_reference = _lazy_reference(reference, reference_scale)
         return _estimate_to_dict(
             handlers.preview(self._state, self._session(request), prompt, get_region(), get_reference())
@@ -245,7 +246,7 @@ class Endpoints:
         """
         if not region:
             raise InputError('region must say what goes, got none; send such as {"box": [0, 0, 64, 64]}')
-        get_region = _lazy_region([], -1, 0, "", "", 1.0, quality, seed, region=region)
+        get_region = _lazy_region([], -1, 0, "", "", (1.0, quality, seed), region)
         yield from self._stream(request, lambda session: handlers.erase(self._state, session, get_region()))
 
     def extend(
@@ -375,10 +376,7 @@ def _lazy_region(
     grow: int,
     mask: str,
     protect: str,
-    strength: float,
-    quality: str,
-    seed: int,
-    *,
+    repaint: tuple[float, str, int],
     region: dict[str, Any],
     regions: Sequence[dict[str, Any]] = (),
 ) -> Callable[[], RegionSettings]:
@@ -390,6 +388,7 @@ def _lazy_region(
         add = _decode_image(mask, "mask")
         piece = None if instance == -1 else instance
         keep = _decode_image(protect, "protect")
+        strength, quality, seed = repaint
         noise = None if seed == -1 else seed
         settings = RegionSettings(tuple(words), piece, grow, add, keep, add is not None, strength, quality, noise)
         load_mask = _MaskLoader()

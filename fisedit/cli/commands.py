@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing, suppress
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -88,10 +89,7 @@ def batch(
 ) -> None:
     """Edit a folder of pictures; a run that was stopped at any time continues."""
     job = BatchJob(folder, output, prompt, source_prompt, captions, masks, edits, recursive, image_format, overwrite)
-    if detect is None and (label or instance != "all" or threshold != 0.5):
-        raise InputError("--label, --threshold and --instance are of --detect, got none; give one")
-    if detect is not None and masks is not None:
-        raise InputError("give either --detect or --masks, got both; a mask says where things are")
+    detection = _detection(masks, detect, label, threshold, instance)
     loading = (model, device, dtype, local_files_only)
     settings = BatchSettings(
         *loading,
@@ -101,10 +99,7 @@ def batch(
         timeout,
         metadata,
         quality,
-        detect=detect or "",
-        labels=tuple(label or ()),
-        threshold=threshold,
-        instance=instance,
+        **detection,
     )
     files.check_page_path(report)
     from fisedit.batch.report import write_report
@@ -121,6 +116,17 @@ def batch(
     finally:  # the summary is printed even if the report cannot be written
         console.show_outcome(outcome, json=json)
     raise typer.Exit(outcome.exit_status)
+
+
+def _detection(
+    masks: Path | None, detect: str | None, label: list[str] | None, threshold: float, instance: str
+) -> dict[str, Any]:
+    """The fields of `BatchSettings` that say what a detector is to find."""
+    if detect is None and (label or instance != "all" or threshold != 0.5):
+        raise InputError("--label, --threshold and --instance are of --detect, got none; give one")
+    if detect is not None and masks is not None:
+        raise InputError("give either --detect or --masks, got both; a mask says where things are")
+    return {"detect": detect or "", "labels": tuple(label or ()), "threshold": threshold, "instance": instance}
 
 
 def train_adapter(

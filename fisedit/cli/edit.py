@@ -176,25 +176,13 @@ def edit(
     if session is not None:
         session_folder.check_outputs(session, output, trace)
         context.with_resource(session_folder.lock(session))
-    widths = None if extend is None else _sides("extend", extend, int)
-    opened, marked, several = _read_image(picture or origin), _marked(context), _read_regions(regions)
-    areas: dict[str, Any] = {"strength": strength, "seed": edit_seed, "quality": quality}
-    areas |= {"regions": several} if several else {"region": _region(context, marked)}
-    place = reduce(or_, [each for each, _ in several]) if several else marked
-    if word or (place is not None and place.reads_words):
-        place = None
+    opened, (place, areas) = _read_image(picture or origin), _areas(context)
     with console.progress("Editing") as on_step:
         editor = _open_editor(context, opened, place, on_step)
         notes = _notes(context, editor, opened)
         areas |= _load_pictures(context, editor)
         with profiling(editor, shown=profile, trace=trace) as layers:
-            if erase:
-                editor.erase(areas["region"], prompt=prompt, seed=edit_seed, quality=quality, on_step=on_step)
-            elif widths is not None:
-                seeds = {} if edit_seed is None else {"seed": edit_seed}
-                editor.extend(*widths, prompt=prompt, quality=quality, on_step=on_step, **seeds)
-            elif not preview and (prompt is not None or regions is not None):
-                editor.edit(prompt, on_step=on_step, verify=verify, structure=structure, **areas)
+            _edit(context, editor, areas, on_step)
     if preview and prompt is not None:
         _show_preview(editor, editor.preview(prompt, **areas), output, json=json)
         return
@@ -202,6 +190,21 @@ def edit(
     if session is not None:
         editor.save(session, metadata=metadata, features=features)
     _show_result(editor, output, notes, layers, json=json)
+
+
+def _edit(context: typer.Context, editor: Editor, areas: dict[str, Any], on_step: OnStep) -> None:
+    """Edit the current image in the way that the options ask for; not at all for a preview or without words."""
+    given = context.params
+    prompt = given["prompt"]
+    options: dict[str, Any] = {"prompt": prompt, "quality": given["quality"], "on_step": on_step}
+    options |= {} if given["edit_seed"] is None else {"seed": given["edit_seed"]}
+    if given["erase"]:
+        editor.erase(areas["region"], **options)
+    elif given["extend"] is not None:
+        left, top, right, bottom = _sides("extend", given["extend"], int)
+        editor.extend(left, top, right, bottom, **options)
+    elif not given["preview"] and (prompt is not None or given["regions"] is not None):
+        editor.edit(prompt, on_step=on_step, verify=given["verify"], structure=given["structure"], **areas)
 
 
 def show(picture: opt.Shown, json: opt.Json = False) -> None:
@@ -287,8 +290,20 @@ def _check_prompt(context: typer.Context) -> None:
         raise InputError("--erase needs a --mask, --box, --word or --region, got none; give one")
     if "instance" in explicit and {"mask", "box", "region"} & explicit and "word" not in explicit:
         raise InputError("--instance is of what words find, got a mask, box or region; leave it out")
+    if context.params["extend"] is not None:
+        _sides("extend", context.params["extend"], int)
     if context.params["soft"] and "mask" not in explicit:
         raise InputError("--soft is of a --mask, got none; give one")
+
+
+def _areas(context: typer.Context) -> tuple[Region | None, dict[str, Any]]:
+    """Where a large picture is opened, None if words decide; and the arguments of `Editor.edit` for place and noise."""
+    given = context.params
+    marked, several = _marked(context), _read_regions(given["regions"])
+    areas = {"strength": given["strength"], "seed": given["edit_seed"], "quality": given["quality"]}
+    areas |= {"regions": several} if several else {"region": _region(context, marked)}
+    place = reduce(or_, [each for each, _ in several]) if several else marked
+    return (None if given["word"] or (place is not None and place.reads_words) else place), areas
 
 
 def _marked(context: typer.Context) -> Region | None:

@@ -67,12 +67,12 @@ class TestUsage:
         [
             (
                 ["--source-prompt", "a cat"],
-                "give a --prompt, got none; or --erase what a --mask, --box or --word marks",
+                "give a --prompt, got none; or --erase what a --mask, --box, --word or --region marks",
             ),
-            (["--source-prompt", "a cat", "--erase"], "erasing needs a --mask, --box or --word, got none; give one"),
+            (["--source-prompt", "a cat", "--erase"], "--erase needs a --mask, --box, --word or --region, got none"),
             (
                 ["--source-prompt", "a cat", "--erase", "--box", "0,0,9,9", "--strength", "1"],
-                "erasing has no --strength",
+                "--erase has no use for --strength; leave it out",
             ),
             (["--source-prompt", "a cat", "--prompt", "a dog", "--soft"], "--soft is of a --mask, got none; give one"),
             (["--source-prompt", "a cat", "--prompt", "a dog", "--box", "0,0,9"], "--box must be L,T,R,B in pixels"),
