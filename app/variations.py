@@ -58,12 +58,12 @@ def vary(
             cell_pixels(shown.mask.grid, shown.size, shown.config.crop),
         )
         kept = RegionSettings(strength=region.strength, quality=region.quality)
-        if shown.regional:
-            regions = tuple((Region.mask(each.grid), each.prompt) for each in shown.regional)
+        if shown.run.regional:
+            regions = tuple((Region.mask(each.grid), each.prompt) for each in shown.run.regional)
             region = replace(kept, regions=regions)
         else:
             region = replace(kept, add=fromarray(painted), only=True)
-    add_reference, erases = reference_arguments(state, reference), parent is not shown and shown.erased
+    add_reference, erases = reference_arguments(state, reference), parent is not shown and shown.run.erased
 
     def vary_once(editor: Editor, on_step: OnStep) -> EditResult:
         own = replace(region, seed=randbelow(SEEDS[1]))

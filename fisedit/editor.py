@@ -1127,36 +1127,39 @@ class Editor:
 
     def _remake_exactly(self, edit: PastEdit, on_step: OnStep | None) -> EditResult:
         """An edit just as it was: the same cells at every step."""
-        strength = strength_for_start(edit.start, self.current.config.num_timesteps)
+        run = edit.run
+        strength = strength_for_start(run.start, self.current.config.num_timesteps)
         request = self._pipeline.request_edit(
             edit.prompt,
-            repaint=Repaint(strength, edit.structure, edit.seed, edit.erased),
-            regional=[(Region.mask(each.grid), each.prompt) for each in edit.regional],
+            repaint=Repaint(strength, run.structure, edit.seed, run.erased),
+            regional=[(Region.mask(each.grid), each.prompt) for each in run.regional],
             on_step=on_step,
         )
         text = self._pipeline.encode(request)
         self._pipeline.restore(request)
-        plan = self._pipeline.planner.plan_recorded(request, text, self._pipeline.source(request)[0], edit)
+        source, _ = self._pipeline.source(request)
+        plan = self._pipeline.planner.replay(request, text, source, edit.mask, run)
         return self._pipeline.run(request, plan)
 
     def _remake_by_words(self, edit: PastEdit, past: Origin, on_step: OnStep | None) -> EditResult:
         """An edit with the same words, in the mask that was given, or with a predicted one."""
-        in_place = edit.erased or edit.seed is not None  # then words said where, and may be the same as before
+        run = edit.run
+        in_place = run.erased or edit.seed is not None  # then words said where, and may be the same as before
         given = edit.mask.source is MaskSource.GIVEN or in_place
-        region, strength = None, strength_for_start(edit.start, past.config.num_timesteps)
+        region, strength = None, strength_for_start(run.start, past.config.num_timesteps)
         if given and edit.mask.levels is None:
             region = Region.mask(cell_pixels(edit.mask.grid, self.current.size))
         elif given:
             region, strength = Region.mask(edit.mask.image().resize(self.current.size, 0), soft=True), 1.0
-        if edit.erased:
+        if run.erased:
             assert region is not None, "what was erased is known"
             return self.erase(region, prompt=edit.prompt, seed=edit.seed, on_step=on_step)
-        if edit.regional:
+        if run.regional:
             size = self.current.size
-            regions = [(Region.mask(cell_pixels(each.grid, size)), each.prompt) for each in edit.regional]
+            regions = [(Region.mask(cell_pixels(each.grid, size)), each.prompt) for each in run.regional]
             return self.edit(edit.prompt, regions=regions, strength=strength, seed=edit.seed, on_step=on_step)
         return self.edit(
-            edit.prompt, region=region, structure=edit.structure, strength=strength, seed=edit.seed, on_step=on_step
+            edit.prompt, region=region, structure=run.structure, strength=strength, seed=edit.seed, on_step=on_step
         )
 
     @property

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
 from fisedit.errors import SessionError
-from fisedit.values import EditMask, EditScript, EditStats, GenerationConfig, cell_pixels, copy_on_read
+from fisedit.values import EditMask, EditRun, EditScript, EditStats, GenerationConfig, cell_pixels, copy_on_read
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-    from fisedit.values import RegionalPrompt
 
 
 @copy_on_read("image", "painted")
@@ -32,13 +30,8 @@ class EditResult:
         mask: the latent cells that may differ from the parent's.
         diff: what the prompt edit changed.
         stats: what it cost and why.
-        growth: latent cells computed beyond the mask at each step; empty where the run was dense.
+        run: how it was computed.
         painted: what the model works on where that is not `image` itself: a canvas of the config's size, RGB.
-        structure: how much of the parent's structure was kept, 0 to 1.
-        start: so many first steps are the parent's.
-        checked: whether the run was checked for drift, which moves roundings.
-        erased: whether cells inside the mask did not attend to one another.
-        regional: cells that attended to prompts of their own.
     """
 
     id: str
@@ -48,13 +41,8 @@ class EditResult:
     mask: EditMask
     diff: EditScript
     stats: EditStats
-    growth: tuple[int, ...] = ()
+    run: EditRun = field(default_factory=EditRun)
     painted: Image | None = None
-    structure: float = 0.0
-    start: int = 0
-    checked: bool = False
-    erased: bool = False
-    regional: tuple[RegionalPrompt, ...] = ()
 
     @property
     def canvas(self) -> Image:

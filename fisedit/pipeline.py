@@ -19,7 +19,7 @@ from fisedit.adapters import textual_inversion
 from fisedit.adapters.picture_adapter import CONTROL, REFERENCE
 from fisedit.errors import ModelError, PageError, SessionError
 from fisedit.history import EditResult, History
-from fisedit.masking.drift_check import DriftDetected, plan_check
+from fisedit.masking.drift_check import DriftDetected
 from fisedit.masking.localize import describe_source, restrict_to_words, shared_tokens
 from fisedit.masking.region import Region
 from fisedit.masking.text_diff import diff
@@ -213,7 +213,7 @@ class EditPipeline:
         region, repaint = region or Region.words(), repaint or Repaint()
         self._refresh()
         parent, loras = self.history.current, self.engine.executor.loras
-        self._check_words(parent.config, [each.prompt for each in parent.regional])
+        self._check_words(parent.config, [each.prompt for each in parent.run.regional])
         says_nothing = prompt == parent.prompt and (repaint.erases or regional)  # of a picture opened without words
         prompt = prompt if says_nothing else check_prompt(prompt)
         source = self.history.lineage(parent.id)[0].config.like
@@ -528,13 +528,8 @@ class EditPipeline:
                 mask=plan.mask,
                 diff=request.script,
                 stats=stats,
-                growth=plan.dilation,
+                run=plan.run(request),
                 painted=output.image if output.image is not image else None,
-                structure=float(request.structure) if plan.dilation else 0.0,
-                start=plan.start,
-                checked=plan.check is not None,
-                erased=request.erases,
-                regional=plan.regional,
             )
             self._cache(result, output)
             return self.history.add(result)
@@ -562,7 +557,7 @@ class EditPipeline:
             return self.history.add(result)
 
     def _cache(self, result: EditResult, output: RenderOutput) -> None:
-        base, features = result.parent if result.growth or result.start else None, output.decoder.features
+        base, features = result.parent if result.run.growth or result.run.start else None, output.decoder.features
         if self.engine.executor.device.type == "cpu" and not isinstance(features, ShiftedFeatures):
             redecode = partial(_decoder_features, self.engine.pipe.vae, output.decoded)  # holds nothing of the pipeline
             remake = redecode if isinstance(features, StepFeatures) else None
@@ -609,7 +604,7 @@ class EditPipeline:
     def _rebuild(self, result: EditResult, on_step: OnStep | None) -> None:
         """Render a result again from its config, over its parent's trajectory where it has one."""
         parent = None if result.parent is None else self.history.find(result.parent)
-        if parent is not None and result.stats.unet_evaluations_dense + len(result.growth) == 0:
+        if parent is not None and result.stats.unet_evaluations_dense + len(result.run.growth) == 0:
             self.cache.share(parent.id, result.id)
             return
         config = result.config
@@ -622,23 +617,19 @@ class EditPipeline:
         picture = None
         if parent is None and config.opened:
             picture = result.image if config.crop else result.canvas
-        strength = strength_for_start(result.start, config.num_timesteps)
+        run = result.run
         request = EditRequest(
             config,
             result.diff,
             parent,
             picture,
-            strength=strength,
-            structure=result.structure,
-            erases=result.erased,
-            regional=tuple((Region.mask(each.grid), each.prompt) for each in result.regional),
+            strength=strength_for_start(run.start, config.num_timesteps),
+            structure=run.structure,
+            erases=run.erased,
+            regional=tuple((Region.mask(each.grid), each.prompt) for each in run.regional),
             on_step=on_step,
         )
-        steps = config.num_timesteps - result.start
-        check = plan_check(result.mask, steps, result.start, passed=True) if result.checked else None
-        plan = EditPlan(
-            result.mask, self.encode(request), result.growth, check=check, start=result.start, regional=result.regional
-        )
+        plan = self.planner.replay(request, self.encode(request), None, result.mask, run)
         self._cache(result, *self.render([(request, plan)]))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from fisedit.values import (
     MAX_DILATION,
     EditKind,
     EditMask,
+    EditRun,
     GenerationConfig,
     Inversion,
     MaskSource,
@@ -174,26 +175,6 @@ class EditRequest:
         return "the mask is empty" if self.region.is_empty else ""
 
 
-class RecordedEdit(Protocol):
-    """An edit made before: a result, or the record of one in a picture's file."""
-
-    @property
-    def mask(self) -> EditMask:
-        """The cells that may have changed."""
-
-    @property
-    def growth(self) -> tuple[int, ...]:
-        """Latent cells beyond the mask, one number per step; () for a dense run."""
-
-    @property
-    def checked(self) -> bool:
-        """Whether it was checked for drift, which moves roundings."""
-
-    @property
-    def regional(self) -> tuple[RegionalPrompt, ...]:
-        """Cells with prompts of their own."""
-
-
 @dataclass(frozen=True, eq=False)
 class EncodedPrompt:
     """A prompt as the UNet reads it.
@@ -248,6 +229,16 @@ class EditPlan:
     start: int = 0
     protected: BoolGrid | None = None
     regional: tuple[RegionalPrompt, ...] = ()
+
+    def run(self, request: EditRequest) -> EditRun:
+        """How the request is computed by this plan.
+
+        Args:
+            request: that is planned.
+        """
+        structure = float(request.structure) if self.dilation else 0.0
+        checked = self.check is not None
+        return EditRun(self.dilation, structure, self.start, checked, request.erases, self.regional)
 
 
 class Planner:
@@ -326,10 +317,9 @@ class Planner:
             regional=regional,
         )
         by_words = mask.source is MaskSource.ATTENTION and mask.levels is None
-        is_checked = (
-            request.verify and by_words and not regional
-        )  # a ring around regions would read no prompt of theirs
-        return self._with_drift_check(request, plan) if is_checked else plan
+        if not (request.verify and by_words) or regional:  # a ring around regions would read no prompt of theirs
+            return plan
+        return self._with_drift_check(request, plan)
 
     def _regional(self, request: EditRequest, scope: EditScope) -> tuple[RegionalPrompt, ...]:
         """The cells of every prompt of a region."""
@@ -353,28 +343,30 @@ class Planner:
         mask = replace(mask, grid=levels > 0, levels=levels)
         return mask, min(mask.cells(steps).start, steps - 1)
 
-    def plan_recorded(
-        self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory, edit: RecordedEdit
+    def replay(
+        self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory | None, mask: EditMask, run: EditRun
     ) -> EditPlan:
-        """The plan of an edit whose cells are known, as it was made before.
+        """The plan of an edit, or of a source, just as it was computed before.
 
         Args:
-            request: with the structure and the first step of then.
+            request: with the structure of then.
             prompt: encoded.
-            source: the parent's trajectory.
-            edit: mask, cells and whether it was checked for drift.
+            source: the parent's trajectory; None for a source.
+            mask: the cells that might change.
+            run: how it was computed.
         """
+        shares = source is not None and self._reuses_unconditional(request, prompt, source, run.start)
         plan = EditPlan(
-            edit.mask,
+            mask,
             prompt,
-            edit.growth,
-            "" if edit.growth else "it ran dense when it was made first",
+            run.growth,
+            "" if run.growth else "it ran dense when it was made first",
             notes=prompt.notes,
-            reuses_unconditional=self._reuses_unconditional(request, prompt, source, request.start),
-            start=request.start,
-            regional=edit.regional,
+            reuses_unconditional=shares,
+            start=run.start,
+            regional=run.regional,
         )
-        return self._with_drift_check(request, plan, passed=True) if edit.checked else plan
+        return self._with_drift_check(request, plan, passed=True) if run.checked else plan
 
     def widen(self, request: EditRequest, plan: EditPlan, drift: DriftDetected) -> EditPlan:
         """The plan after drift was found: a larger mask, or a dense run.

@@ -299,6 +299,32 @@ class RegionalPrompt:
     grid: BoolGrid = field(repr=False)
 
 
+@dataclass(frozen=True, eq=False)
+class EditRun:
+    """How an edit was computed: beside its config and its mask, what it takes to compute it again.
+
+    Args:
+        growth: latent cells computed beyond the mask at each step, or `DENSE_STEP`; () where the run was dense.
+        structure: share of the steps that may inject the source's attention which did, 0 to 1.
+        start: so many first steps are the parent's.
+        checked: whether it was checked for drift, which moves roundings.
+        erased: whether cells inside the mask did not attend to one another.
+        regional: cells that attended to prompts of their own.
+    """
+
+    growth: tuple[int, ...] = ()
+    structure: float = 0.0
+    start: int = 0
+    checked: bool = False
+    erased: bool = False
+    regional: tuple[RegionalPrompt, ...] = ()
+
+    @property
+    def needs_mask(self) -> bool:
+        """Whether every step ran inside the mask, since nothing else would have been the same picture."""
+        return self.erased or bool(self.regional)
+
+
 def entry_steps(levels: NDArray[np.uint8], steps: int) -> NDArray[np.int64]:
     """Index of the step at which every cell of a soft mask joins, as `first_step` has it for one strength.
 

@@ -96,7 +96,7 @@ def test_it_keeps_what_is_outside_and_the_prompt(editor):
     source = editor.current
     result = editor.erase(Region.mask(SQUARE))
     check_outside(editor, result, source)
-    assert (result.prompt, result.erased, result.stats.fallback) == (CAT, True, "")
+    assert (result.prompt, result.run.erased, result.stats.fallback) == (CAT, True, "")
     assert np.array_equal(result.mask.grid, SQUARE) and result.config.seed == 8
     editor.undo()
     assert not same(editor.erase(Region.mask(SQUARE), seed=3), result)
@@ -125,11 +125,11 @@ def test_its_way_back(editor, tmp_path):
     editor.save(tmp_path / "session")
     loaded = Editor.from_pretrained("demo", local_files_only=True)
     loaded.load(tmp_path / "session")
-    assert loaded.history.find(result.id).erased and not loaded.history.find(over.id).erased
+    assert loaded.history.find(result.id).run.erased and not loaded.history.find(over.id).run.erased
     loaded.checkout(result.id)
     loaded.write(tmp_path / "erased.png")
     remade = Editor.remake(Image.open(tmp_path / "erased.png"), local_files_only=True)
-    assert same(remade.current, result) and remade.current.erased
+    assert same(remade.current, result) and remade.current.run.erased
 
 
 def test_what_cannot_be_erased(editor):
@@ -166,7 +166,7 @@ def test_of_a_picture_that_was_opened_without_words(editor, tmp_path):
     editor.save(tmp_path / "session")
     loaded = Editor.from_pretrained("demo", local_files_only=True)
     loaded.load(tmp_path / "session")
-    assert loaded.current.erased and same(loaded.current, result)
+    assert loaded.current.run.erased and same(loaded.current, result)
     remade = Editor.remake(Image.open(tmp_path / "erased.png"), local_files_only=True)
     assert remade.current.config.opened
 
@@ -189,6 +189,6 @@ def test_a_remade_variation_stays_where_it_was(editor, tmp_path):
     remade = Editor.remake(
         Image.open(tmp_path / "varied.png"), changes={"num_inference_steps": 5}, local_files_only=True
     )
-    assert [result.erased for result in remade.history] == [False, True, False]
+    assert [result.run.erased for result in remade.history] == [False, True, False]
     assert np.array_equal(remade.history[1].mask.grid, erased.mask.grid)
     assert remade.current.config.seed == 99 and remade.current.mask.grid.any()

@@ -135,7 +135,7 @@ def test_one_region_is_an_edit_with_its_prompt(editor):
 
 def test_it_costs_what_one_edit_of_all_of_them_does(editor):
     both = editor.edit(regions=regions(), growth=1)
-    assert both.prompt == CAT and [each.prompt for each in both.regional] == ["a house", "a bird"]
+    assert both.prompt == CAT and [each.prompt for each in both.run.regional] == ["a house", "a bird"]
     assert np.array_equal(both.mask.grid, LEFT | RIGHT)
     editor.undo()
     one = editor.edit(DOG, mask=LEFT | RIGHT, growth=1)
@@ -155,19 +155,19 @@ def test_their_way_back(editor, tmp_path):
     editor.save(tmp_path / "session")
     loaded = Editor.from_pretrained("demo", local_files_only=True)
     loaded.load(tmp_path / "session")
-    found = loaded.history.find(result.id).regional
+    found = loaded.history.find(result.id).run.regional
     assert [each.prompt for each in found] == ["a house", "a bird"] and np.array_equal(found[1].grid, RIGHT)
     loaded.checkout(result.id)
     loaded.write(tmp_path / "regions.png")
     remade = Editor.remake(Image.open(tmp_path / "regions.png"), local_files_only=True).current
-    assert same(remade, result) and [each.prompt for each in remade.regional] == ["a house", "a bird"]
+    assert same(remade, result) and [each.prompt for each in remade.run.regional] == ["a house", "a bird"]
 
 
 def test_regions_by_words(editor):
     source = editor.current
     result = editor.edit(regions=[(Region.words("cat"), "a dog"), (Region.words("cake"), "a ball")])
     check_outside(editor, result, source)
-    assert not result.mask.grid.all() and len(result.regional) == 2
+    assert not result.mask.grid.all() and len(result.run.regional) == 2
 
 
 @pytest.mark.parametrize(

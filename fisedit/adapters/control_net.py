@@ -10,11 +10,11 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fisedit.adapters.base import UNetAdapter
 from fisedit.adapters.picture_adapter import CONTROL, PictureAdapter, counted
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fisedit.adapters.base import Grids
     from fisedit.adapters.picture_adapter import PictureInputs
     from fisedit.models.injection import Replacement
-    from fisedit.sparse.executor import TakeMap
+    from fisedit.sparse.executor import SideNetwork, TakeMap
     from fisedit.sparse.feature_cache import CachedFeatures
     from fisedit.sparse.modules import LayerSite
     from fisedit.sparse_kernels.row_plan import SparsePlan
@@ -52,7 +52,7 @@ class ControlNetwork:
         scale: of what it gives.
     """
 
-    model: nn.Module
+    model: ControlNetModel
     sites: Sequence[LayerSite]
     blocks: EncoderBlocks
     levels: Sequence[int]
@@ -62,7 +62,7 @@ class ControlNetwork:
     def inputs(self, take: TakeMap) -> list[Replacement]:
         """See `SideNetwork.inputs`."""
         assert self.condition is not None, "a picture is read before the network is at work"
-        condition, model = take(self.condition, 0), self.model
+        condition, model = take(self.condition, 0), cast(Any, self.model)
         return [(model.controlnet_cond_embedding, lambda _: condition)]
 
     def run(self, inputs: UNetInputs) -> tuple[Sequence[Tensor], Tensor]:
@@ -90,7 +90,7 @@ class ControlNetCondition(UNetAdapter):
     own: ControlNetwork
 
     @property
-    def network(self) -> ControlNetwork:
+    def network(self) -> SideNetwork:
         """See `UNetAdapter.network`."""
         return self.own
 
@@ -98,9 +98,11 @@ class ControlNetCondition(UNetAdapter):
         """See `UNetAdapter.macs`; the projections of the text are spread over no steps, as the UNet's are."""
         sizes = [height * width for height, width in grids]
         rows = sizes if plan is None or not recorded else [level.rows for level in plan.levels]
-        network = self.own
-        given: Any = [*network.model.controlnet_down_blocks, network.model.controlnet_mid_block]
-        zero_convs = sum(rows[level] * conv.weight.numel() for level, conv in zip(network.levels, given, strict=True))
+        network, model = self.own, cast(Any, self.own.model)
+        given = [*model.controlnet_down_blocks, model.controlnet_mid_block]
+        zero_convs: int = sum(
+            rows[level] * conv.weight.numel() for level, conv in zip(network.levels, given, strict=True)
+        )
         return unet_macs(network.sites, rows, sizes, 1, _TOKENS) + zero_convs
 
 

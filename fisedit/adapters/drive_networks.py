@@ -33,7 +33,8 @@ _EXPRESSION_SCALE, _EMOTION_SCALE = 500.0, 20.0
 def embed_numbers(numbers: Tensor, width: int) -> Tensor:
     """Numbers [N, T] as sinusoids [N, T, width], cosines first."""
     flat = get_timestep_embedding(numbers.flatten().float(), width, flip_sin_to_cos=True, downscale_freq_shift=0)
-    return flat.view(*numbers.shape, width)
+    embedded: Tensor = flat.view(*numbers.shape, width)
+    return embedded
 
 
 class DriveNetwork(nn.Module):
@@ -257,7 +258,8 @@ class MapProjector(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[N, C_in, h, w] -> [N, C, h, w]."""
         found: Tensor = self.proj(x)
-        return found + self.attn(found)
+        attended: Tensor = self.attn(found)
+        return found + attended
 
 
 class _NarrowBlock(RowColumnBlock):

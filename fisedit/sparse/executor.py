@@ -71,12 +71,21 @@ class SideNetwork(Protocol):
     """A network that has the form of the UNet's first half and is evaluated before it; what it gives is added to the
     UNet's maps, as diffusers' ControlNets are."""
 
-    model: nn.Module
-    sites: Sequence[LayerSite]
-    """With names of their own among the UNet's."""
-    blocks: EncoderBlocks
-    levels: Sequence[int]
-    """Of the maps that it gives, the middle's last."""
+    @property
+    def model(self) -> nn.Module:
+        """Its layers."""
+
+    @property
+    def sites(self) -> Sequence[LayerSite]:
+        """The layers that see positions, with names of their own among the UNet's."""
+
+    @property
+    def blocks(self) -> EncoderBlocks:
+        """Its blocks on rows."""
+
+    @property
+    def levels(self) -> Sequence[int]:
+        """Of the maps that it gives, the middle's last."""
 
     def inputs(self, take: TakeMap) -> list[Replacement]:
         """Modules that give what was computed before the first step; argument as in `ExtraLayers.residuals`."""

@@ -1,15 +1,16 @@
-"""Grids of latent cells as run lengths, and the prompts of regions with theirs. Knows JSON values; trusts none."""
+"""Grids of latent cells as run lengths, and how edits were computed. Knows JSON values; trusts none."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fisedit.values import LATENT_FACTOR, MAX_REGIONS, RegionalPrompt, check_prompt
+from fisedit.values import DENSE_STEP, LATENT_FACTOR, MAX_DILATION, MAX_REGIONS, EditRun, RegionalPrompt, check_prompt
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from fisedit.values import BoolGrid, GenerationConfig
@@ -43,29 +44,45 @@ def decode_runs(runs: list[int], height: int, width: int) -> BoolGrid:
     return np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(height, width)
 
 
-def regional_entries(regional: Sequence[RegionalPrompt]) -> list[dict[str, Any]]:
-    """Prompts of regions as JSON has them.
+def run_entry(run: EditRun) -> dict[str, Any]:
+    """How an edit was computed, as JSON has it; what only some edits have is left out of the others.
 
     Args:
-        regional: of one edit.
+        run: of one edit.
     """
-    return [{"prompt": each.prompt, "runs": run_lengths(each.grid)} for each in regional]
+    entry: dict[str, Any] = {name: getattr(run, name) for name in ("growth", "structure", "start", "checked")}
+    regional = [{"prompt": each.prompt, "runs": run_lengths(each.grid)} for each in run.regional]
+    return entry | ({"erased": True} if run.erased else {}) | ({"regional": regional} if regional else {})
 
 
-def parse_regional(entries: Any, config: GenerationConfig) -> tuple[RegionalPrompt, ...]:
-    """Prompts of regions from JSON.
+def parse_run(entry: Mapping[str, Any], config: GenerationConfig) -> EditRun:
+    """How an edit was computed, from JSON.
 
     Args:
-        entries: as `regional_entries` makes them.
-        config: of the picture that they are in.
+        entry: an object with what `run_entry` makes, and more.
+        config: of the picture.
 
     Raises:
-        PromptError, ValueError, TypeError, LookupError: they are something else.
+        PromptError, ValueError, TypeError, LookupError: it is something else.
     """
-    if not isinstance(entries, list) or len(entries) > MAX_REGIONS:
-        raise ValueError(f"regions must be at most {MAX_REGIONS}, got {entries!r:.80}")
+    growth, structure, start = tuple(entry["growth"]), entry["structure"], entry["start"]
+    checked, erased, steps = entry["checked"], entry.get("erased", False), config.num_timesteps
+    _require(len(growth) in (0, steps) and all(type(cells) is int and 0 <= cells <= MAX_DILATION for cells in growth))
+    _require(type(structure) in (int, float) and 0 <= structure <= 1 and type(start) is int and 0 <= start < steps)
+    _require(isinstance(checked, bool) and isinstance(erased, bool))
+    run = EditRun(growth, float(structure), start, checked, erased, _parse_regional(entry.get("regional", []), config))
+    _require(not (run.needs_mask and DENSE_STEP in growth))
+    return run
+
+
+def _parse_regional(entries: Any, config: GenerationConfig) -> tuple[RegionalPrompt, ...]:
+    _require(isinstance(entries, list) and len(entries) <= MAX_REGIONS)
     size = config.height // LATENT_FACTOR, config.width // LATENT_FACTOR
     found = [RegionalPrompt(check_prompt(each["prompt"]), decode_runs(each["runs"], *size)) for each in entries]
-    if not all(each.grid.any() for each in found):
-        raise ValueError("a region must have a cell")
+    _require(all(each.grid.any() for each in found))
     return tuple(found)
+
+
+def _require(condition: object) -> None:
+    if not condition:
+        raise ValueError("no edit was computed like this")

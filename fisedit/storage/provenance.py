@@ -23,14 +23,13 @@ import numpy as np
 from fisedit import __version__
 from fisedit.errors import FisEditError, InputError
 from fisedit.models.paths import HUB_ID, expand_home
-from fisedit.storage.cell_runs import decode_runs, parse_regional, regional_entries, run_lengths
+from fisedit.storage.cell_runs import decode_runs, parse_run, run_entry, run_lengths
 from fisedit.storage.image_metadata import Metadata
 from fisedit.values import (
-    DENSE_STEP,
     LATENT_FACTOR,
-    MAX_DILATION,
     AdapterReference,
     EditMask,
+    EditRun,
     GenerationConfig,
     MaskSource,
     SchedulerName,
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fisedit.history import EditResult
-    from fisedit.values import BoolGrid, RegionalPrompt
+    from fisedit.values import BoolGrid
 
 VERSION = 2
 _VERSION_WITHOUT_REGIONS = 1
@@ -93,30 +92,20 @@ class PastEdit:
     Args:
         prompt: As in `EditResult`.
         mask: As in `EditResult`.
-        growth: As in `EditResult`.
-        structure: As in `EditResult`.
-        start: As in `EditResult`.
-        checked: As in `EditResult`.
+        run: As in `EditResult`.
         change: The changed words as text.
         like: The references that it used.
         textual_inversions: As in `GenerationConfig`.
         seed: Of its own noise inside the mask; None for that of the picture it was made of.
-        erased: As in `EditResult`.
-        regional: As in `EditResult`.
     """
 
     prompt: str
     mask: EditMask
-    growth: tuple[int, ...]
-    structure: float
-    start: int
-    checked: bool
+    run: EditRun
     change: str
     like: tuple[AdapterReference, ...] = ()
     textual_inversions: tuple[str, ...] = ()
     seed: int | None = None
-    erased: bool = False
-    regional: tuple[RegionalPrompt, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,16 +215,11 @@ def make_origin(lineage: Sequence[EditResult], model: str, dtype: str, device: s
             PastEdit(
                 e.prompt,
                 e.mask,
-                e.growth,
-                e.structure,
-                e.start,
-                e.checked,
+                e.run,
                 str(e.diff),
                 e.config.like,
                 e.config.textual_inversions,
                 None if e.config.seed == before.config.seed else e.config.seed,
-                e.erased,
-                e.regional,
             )
             for before, e in pairwise((source, *effective))
         ),
@@ -303,7 +287,7 @@ def parse_parameters(parameters: str) -> tuple[str, dict[str, Any]]:
 def _to_parameters(origin: Origin) -> str:
     """In the format of AUTOMATIC1111's web UI: prompts, then one line of settings."""
     config, model = origin.config, Path(origin.model).name
-    start = origin.edits[-1].start if origin.edits else 0
+    start = origin.edits[-1].run.start if origin.edits else 0
     settings = {
         "Steps": config.num_inference_steps,
         "Sampler": config.scheduler.label,
@@ -330,15 +314,10 @@ def _to_json(origin: Origin) -> str:
             "prompt": edit.prompt,
             "change": edit.change,
             "mask": _mask_entry(edit.mask),
-            "growth": edit.growth,
-            "structure": edit.structure,
-            "start": edit.start,
-            "checked": edit.checked,
+            **run_entry(edit.run),
             **_like_entry(edit.like),
             **({"textual_inversions": edit.textual_inversions} if edit.textual_inversions else {}),
             **({} if edit.seed is None else {"seed": edit.seed}),
-            **({"erased": True} if edit.erased else {}),
-            **({"regional": regional_entries(edit.regional)} if edit.regional else {}),
         }
         for edit in origin.edits
     ]
@@ -357,7 +336,7 @@ def _to_json(origin: Origin) -> str:
 
 def _has_regions(origin: Origin) -> bool:
     """Whether an origin holds what version 1 has not."""
-    own = any(edit.erased or edit.regional or edit.mask.levels is not None for edit in origin.edits)
+    own = any(edit.run.needs_mask or edit.mask.levels is not None for edit in origin.edits)
     return own or origin.config.crop is not None
 
 
@@ -390,14 +369,11 @@ def _parse_json(text: str) -> Origin:
 
 
 def _parse_edit(data: Any, config: GenerationConfig) -> PastEdit:
-    steps, mask = config.num_timesteps, data["mask"]
+    mask = data["mask"]
     grid = decode_runs(mask["runs"], config.height // LATENT_FACTOR, config.width // LATENT_FACTOR)
-    growth, structure, start = tuple(data["growth"]), data["structure"], data["start"]
-    is_valid = len(growth) in (0, steps) and all(type(cells) is int and 0 <= cells <= MAX_DILATION for cells in growth)
-    erased, regional = data.get("erased", False), parse_regional(data.get("regional", []), config)
-    is_bound = _checked(erased, erased in (True, False)) or bool(regional)  # every step runs inside its mask
-    says_something = isinstance(data["prompt"], str) and (data["prompt"].strip() or is_bound)
-    is_valid = is_valid and not (is_bound and (DENSE_STEP in growth or not growth))
+    run = parse_run(data, config)
+    _checked(run.growth, run.growth or not run.needs_mask)
+    says_something = isinstance(data["prompt"], str) and (data["prompt"].strip() or run.needs_mask)
     return PastEdit(
         _checked(data["prompt"], says_something and grid.any()),
         EditMask(
@@ -406,16 +382,11 @@ def _parse_edit(data: Any, config: GenerationConfig) -> PastEdit:
             float(_checked(mask["confidence"], 0 <= mask["confidence"] <= 1)),
             levels=_decode_levels(mask["levels"], grid) if "levels" in mask else None,
         ),
-        _checked(growth, is_valid),
-        float(_checked(structure, 0 <= structure <= 1)),
-        _checked(start, type(start) is int and 0 <= start < steps),
-        bool(data["checked"]),
+        run,
         str(data["change"]),
         parse_adapter_references(data.get("like", ())),
         tuple(_checked(name, isinstance(name, str)) for name in data.get("textual_inversions", ())),
         None if data.get("seed") is None else check_seed(data["seed"]),
-        erased,
-        regional,
     )
 
 

@@ -17,9 +17,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from fisedit.errors import FisEditError, SessionError
-from fisedit.storage.cell_runs import parse_regional, regional_entries
+from fisedit.storage.cell_runs import parse_run, run_entry
 from fisedit.values import (
-    DENSE_STEP,
     MAX_DILATION,
     MAX_PROMPT_CHARS,
     STEPS,
@@ -35,7 +34,7 @@ from fisedit.values import (
 
 if TYPE_CHECKING:
     from fisedit.history import EditResult
-    from fisedit.values import RegionalPrompt
+    from fisedit.values import EditRun
 
 VERSION = 3
 _VERSION_WITHOUT_REGIONS = 2
@@ -89,15 +88,10 @@ class ResultEntry:
         mask_source: Of its mask.
         mask_confidence: Of its mask, 0 to 1.
         stats: As in `EditResult`.
-        growth: As in `EditResult`.
-        structure: As in `EditResult`.
-        start: As in `EditResult`.
-        checked: As in `EditResult`.
+        run: As in `EditResult`.
         model: The model that made it.
         files: Ending -> SHA-256 of the file's bytes, in hexadecimal digits; empty without digests.
         pages: SHA-256 of every page of its recorded features; empty where they were not saved.
-        erased: As in `EditResult`.
-        regional: As in `EditResult`.
     """
 
     id: str
@@ -106,15 +100,10 @@ class ResultEntry:
     mask_source: MaskSource
     mask_confidence: float
     stats: EditStats
-    growth: tuple[int, ...]
-    structure: float
-    start: int
-    checked: bool
+    run: EditRun
     model: str
     files: Mapping[str, str]
     pages: tuple[str, ...] = ()
-    erased: bool = False
-    regional: tuple[RegionalPrompt, ...] = ()
 
     def page_names(self) -> dict[str, str]:
         """Names of the files of its pages, in their order -> SHA-256 of their bytes."""
@@ -200,16 +189,12 @@ def make_entry(
         "parent": result.parent,
         "recipe": {"like": (), "loras": ()} | config_to_dict(result.config),
         "change": str(result.diff),
-        "growth": result.growth,
-        "structure": result.structure,
-        "start": result.start,
-        "checked": result.checked,
+        **run_entry(result.run),
         "mask": {"source": result.mask.source, "confidence": result.mask.confidence},
         "stats": result.stats.as_dict(),
         "files": dict(files),
     }
-    optional = {"model": model, "pages": list(pages), "erased": result.erased}
-    optional["regional"] = regional_entries(result.regional)
+    optional = {"model": model, "pages": list(pages)}
     return entry | {name: value for name, value in optional.items() if value}
 
 
@@ -220,7 +205,7 @@ def encode_index(index: Mapping[str, Any]) -> bytes:
 
 def version_of(results: Iterable[EditResult]) -> int:
     """The version of an index of results: the oldest that has all that they need."""
-    needs_regions = any(each.erased or each.regional or each.config.crop for each in results)
+    needs_regions = any(each.run.needs_mask or each.config.crop for each in results)
     return VERSION if needs_regions else _VERSION_WITHOUT_REGIONS
 
 
@@ -255,7 +240,7 @@ def decode_index(data: bytes, where: object, limits: Limits = LIMITS) -> tuple[d
 
 
 def _prompts(entry: ResultEntry) -> tuple[str, ...]:
-    return entry.config.prompt, entry.config.negative_prompt, *(each.prompt for each in entry.regional)
+    return entry.config.prompt, entry.config.negative_prompt, *(each.prompt for each in entry.run.regional)
 
 
 def _limit(where: object, what: str, count: int, limit: int) -> None:
@@ -304,12 +289,8 @@ def _parse_entry(entry: Any, model: str, *, with_digests: bool) -> ResultEntry:
         entry, _RESULT_WITH_DIGESTS if with_digests else _RESULT, optional={"model", "pages", "erased", "regional"}
     )
     config: GenerationConfig = found["recipe"]
-    growth, stats, start = found["growth"], found["stats"], found["start"]
-    _require(len(growth) in (0, config.num_timesteps) and start < config.num_timesteps)
-    _require((stats.growth, stats.steps_shared) == (growth, start) and (stats.active_rows or not growth))
-    regional = parse_regional(found.get("regional", []), config)
-    if found.get("erased", False) or regional:  # every step runs inside its mask, if any runs
-        _require(DENSE_STEP not in growth)
+    stats, run = found["stats"], parse_run(found, config)
+    _require((stats.growth, stats.steps_shared) == (run.growth, run.start) and (stats.active_rows or not run.growth))
     return ResultEntry(
         found["id"],
         found["parent"],
@@ -317,22 +298,17 @@ def _parse_entry(entry: Any, model: str, *, with_digests: bool) -> ResultEntry:
         found["mask"]["source"],
         found["mask"]["confidence"],
         stats,
-        growth,
-        found["structure"],
-        start,
-        found["checked"],
+        run,
         found.get("model", model),
         found.get("files", MappingProxyType({})),
         found.get("pages", ()),
-        found.get("erased", False),
-        regional,
     )
 
 
 def _check_lineage(entry: ResultEntry, parent: ResultEntry | None) -> None:
     """An edit has its source's settings; a source has no edit's."""
     if parent is None:
-        _require(not (entry.growth or entry.start or entry.structure or entry.erased or entry.regional))
+        _require(not (entry.run.growth or entry.run.start or entry.run.structure or entry.run.needs_mask))
     else:
         own = entry.config
         changed = {name: getattr(own, name) for name in ("prompt", "seed", "like", "loras", "textual_inversions")}
@@ -387,11 +363,6 @@ def _number(low: float, high: float) -> Check:
         return float(value)
 
     return check
-
-
-def _boolean(value: Any) -> bool:
-    _require(isinstance(value, bool))
-    return bool(value)
 
 
 def _text(letters: int, pattern: str = "") -> Check:
@@ -480,15 +451,10 @@ _RESULT: Mapping[str, Check] = {
     "parent": _one_of(_none, _ID),
     "recipe": _config,
     "change": _text(8 * MAX_PROMPT_CHARS),
-    "growth": _CELLS,
-    "structure": _SHARE,
-    "start": _whole(0, _MAX_TIMESTEPS),
-    "checked": _boolean,
+    **dict.fromkeys(("growth", "structure", "start", "checked", "erased", "regional"), lambda value: value),
     "mask": lambda value: _fields(value, _MASK),
     "stats": _stats,
     "model": _NAME,
-    "erased": _boolean,
-    "regional": lambda value: value,
 }
 _INDEX: Mapping[str, Check] = {
     "version": lambda version: version,

@@ -147,13 +147,8 @@ class SessionReader:
             EditMask(levels > 0, entry.mask_source, entry.mask_confidence, levels=soft_levels(levels)),
             diff(entry.model, parent.prompt if parent else config.prompt, config.prompt),
             entry.stats,
-            entry.growth,
+            entry.run,
             painted,
-            entry.structure,
-            entry.start,
-            entry.checked,
-            entry.erased,
-            entry.regional,
         )
 
     def _read_files(self, entry: ResultEntry) -> dict[str, bytes]:

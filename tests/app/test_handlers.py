@@ -388,7 +388,7 @@ def test_variations_of_what_was_erased_erase(state, session):
     first = last(handlers.erase(state, session, region))
     last(variations.vary(state, session, session.current.prompt))
     others = [result for result in session.history if result.parent == first.parent and result is not first]
-    assert len(others) == 4 and all(result.erased for result in others)
+    assert len(others) == 4 and all(result.run.erased for result in others)
     assert len({result.image.tobytes() for result in [first, *others]}) == 5
 
 
@@ -396,9 +396,9 @@ def test_regions_with_prompts_of_their_own(state, session):
     made(state, session)
     region = RegionSettings(regions=((Region.box(0, 0, 32, 32), "a dog"), (Region.box(64, 0, 96, 32), "a fox")))
     first = last(handlers.edit(state, session, "", region))
-    assert first.prompt == CAT and [each.prompt for each in first.regional] == ["a dog", "a fox"]
+    assert first.prompt == CAT and [each.prompt for each in first.run.regional] == ["a dog", "a fox"]
     last(variations.vary(state, session, CAT))
-    assert [each.prompt for each in session.current.regional] == ["a dog", "a fox"]
+    assert [each.prompt for each in session.current.run.regional] == ["a dog", "a fox"]
     for wrong in (replace(region, grow=1), replace(region, region=Region.words()), replace(region, words=("cat",))):
         with pytest.raises(InputError):
             handlers.edit(state, session, "", wrong)

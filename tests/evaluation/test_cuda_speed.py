@@ -106,7 +106,7 @@ def test_a_whole_edit_is_the_editors_and_leaves_its_source_where_it_was(bench, m
     assert first.stats.unet_evaluations_captured == again.stats.unet_evaluations_captured == 3
     plain = Editor(bench.pipe)
     plain.generate(PROMPTS[0], seed=7, num_inference_steps=3, guidance_scale=7.5, width=128, height=128)
-    expected = np.asarray(plain.edit(PROMPTS[1], mask=grid, growth=first.growth).image, int)
+    expected = np.asarray(plain.edit(PROMPTS[1], mask=grid, growth=first.run.growth).image, int)
     assert all(np.abs(np.asarray(result.image, int) - expected).max() <= 1 for result in (first, again))
     assert bench._editor("fast", 4)._engine.graphs is editor._engine.graphs
 

@@ -94,10 +94,10 @@ def told_of_result(result: EditResult) -> dict[str, Any]:
         "canvas": pixels(result.canvas),
         "mask": {"source": result.mask.source, "confidence": result.mask.confidence, "cells": int(grid.sum())},
         "mask_sha256": hashlib.sha256(grid.tobytes()).hexdigest(),
-        "growth": result.growth,
-        "structure": result.structure,
-        "start": result.start,
-        "checked": result.checked,
+        "growth": result.run.growth,
+        "structure": result.run.structure,
+        "start": result.run.start,
+        "checked": result.run.checked,
         "stats": {name: stats[name] for name in STATS},
     }
     return dict(json.loads(json.dumps(told)))

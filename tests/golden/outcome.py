@@ -63,8 +63,8 @@ def shot_of_result(result: EditResult) -> Shot:
     """Picture, mask and stats of a result."""
     stats = result.stats.as_dict()
     told = {name: stats[name] for name in STATS} | {"id": result.id, "parent": result.parent}
-    told |= {"change": str(result.diff), "structure": result.structure, "start": result.start}
-    return Shot(told | {"checked": result.checked}, result.image, result.mask.grid)
+    told |= {"change": str(result.diff), "structure": result.run.structure, "start": result.run.start}
+    return Shot(told | {"checked": result.run.checked}, result.image, result.mask.grid)
 
 
 def shot_of_preview(seen: Any) -> Shot:

@@ -120,6 +120,6 @@ def test_the_check_costs_less_than_a_twentyfifth_of_the_edit(editor):
     assert not any("grown" in note for note in result.stats.notes)
     costs, grid = editor._engine.costs(result.config), result.mask.grid
     check = drift_check.plan_check(result.mask, 6)
-    extra = costs.check_macs(grid, result.growth[check.step], check.cells)
-    assert 0 < extra < 0.04 * costs.sparse(grid, result.growth)
-    assert result.stats.macs == costs.sparse(grid, result.growth) - costs.branch() + extra
+    extra = costs.check_macs(grid, result.run.growth[check.step], check.cells)
+    assert 0 < extra < 0.04 * costs.sparse(grid, result.run.growth)
+    assert result.stats.macs == costs.sparse(grid, result.run.growth) - costs.branch() + extra

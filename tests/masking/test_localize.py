@@ -76,7 +76,7 @@ def test_a_thing_that_comes_is_looked_for_in_dense_steps_that_are_counted(editor
     with Calls(editor.pipe.unet) as seen:
         result = editor.edit(ADDED, verify=False, **options)
     assert (seen.dense, seen.sparse) == (result.stats.unet_evaluations_dense, result.stats.unet_evaluations_sparse)
-    assert seen.dense == calls + result.growth.count(DENSE_STEP) < len(result.growth)
+    assert seen.dense == calls + result.run.growth.count(DENSE_STEP) < len(result.run.growth)
     editor.undo()
     spent = result.stats.macs - editor.edit(ADDED, mask=result.mask.grid).stats.macs
     step = Engine(editor.pipe).costs(result.config).dense_step()
@@ -147,7 +147,7 @@ def test_structure_is_kept_by_degrees(editor):
     for structure in (0.0, 0.5, 1.0):
         editor.checkout(source.id)
         result = editor.edit(DOG, mask=mask, structure=structure)
-        assert pixels_outside(result, source) and result.structure == structure
+        assert pixels_outside(result, source) and result.run.structure == structure
         pictures.append(result.image)
     plain, half, full = pictures
     editor.checkout(source.id)

@@ -60,7 +60,7 @@ def check_alike(editors):
     layers, graphs = editors
     assert len(layers.history) == len(graphs.history) > 0
     for expected, got in zip(layers.history, graphs.history, strict=True):
-        assert np.array_equal(expected.mask.grid, got.mask.grid) and expected.growth == got.growth
+        assert np.array_equal(expected.mask.grid, got.mask.grid) and expected.run.growth == got.run.growth
         difference = np.asarray(expected.image, int) - np.asarray(got.image, int)
         assert np.abs(difference).max() <= 1
         if got.parent is not None and got.painted is None:
@@ -96,7 +96,7 @@ def test_an_edit_by_every_sampler(pipelines, scheduler, guidance):
 
     editors, (_, result) = both(pipelines["sd15"], script)
     check_alike(editors)
-    assert len(set(result.growth)) == 2
+    assert len(set(result.run.growth)) == 2
     assert result.stats.unet_evaluations_sparse == result.stats.unet_evaluations_captured == STEPS
     assert result.stats.uncaptured == "" and captured(editors[0]) == [0, 0]
 
@@ -166,8 +166,8 @@ def test_every_wish(pipelines, monkeypatch, wish):
 
     editors, (_, result) = both(pipelines["sd15"], script)
     check_alike(editors)
-    assert result.stats.unet_evaluations_captured == result.stats.unet_evaluations_sparse == STEPS - result.start
-    assert result.checked is (wish not in ("not verified", "last step alone"))
+    assert result.stats.unet_evaluations_captured == result.stats.unet_evaluations_sparse == STEPS - result.run.start
+    assert result.run.checked is (wish not in ("not verified", "last step alone"))
 
 
 @pytest.mark.parametrize("structure", [0.5, pytest.param(1.0, marks=pytest.mark.slow)])

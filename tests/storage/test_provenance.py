@@ -190,7 +190,7 @@ class TestRemake:
         editor = Editor.from_pretrained("demo", dtype="fp32")
         editor.generate("a cat and a cake on a beach", seed=7, guidance_scale=4, num_inference_steps=10)
         first, second = (editor.edit("a dog and a cake on a beach", verify=verify) for verify in (True, False))
-        assert (first.checked, second.checked) == (True, False)
+        assert (first.run.checked, second.run.checked) == (True, False)
         for result in (first, second):
             editor.checkout(result.id)
             assert Editor.remake(written(editor)).current.image.tobytes() == result.image.tobytes()

@@ -22,7 +22,9 @@ def test_a_session_comes_back_whole(model, tmp_path):
         assert ours.image.tobytes() == theirs.image.tobytes()
         assert np.array_equal(ours.mask.grid, theirs.mask.grid) and ours.mask.source is theirs.mask.source
         assert (ours.id, ours.parent, ours.config) == (theirs.id, theirs.parent, theirs.config)
-        assert ours.growth == theirs.growth and ours.stats == theirs.stats and str(ours.diff) == str(theirs.diff)
+        assert (
+            ours.run.growth == theirs.run.growth and ours.stats == theirs.stats and str(ours.diff) == str(theirs.diff)
+        )
     assert same_pictures(last_edit(again), last_edit(editor))
     assert same_pictures([again.checkout("1"), again.edit(BIRD)], [editor.checkout("1"), editor.edit(BIRD)]), (
         "an automatic mask needs the recorded attention"

@@ -119,7 +119,7 @@ def _run_edits(
         prompt, mask = edit.change.prompts[1], metrics.pixels_to_cells(edit.inside)
         guided = editor.edit(prompt, mask=mask, reference=Image.fromarray(edit.reference))
         editor.checkout(source.id)
-        plain = editor.edit(prompt, mask=mask, growth=guided.growth or None)  # alike but for the reference
+        plain = editor.edit(prompt, mask=mask, growth=guided.run.growth or None)  # alike but for the reference
         yield edit, source, (plain, guided)
 
 
