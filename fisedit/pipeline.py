@@ -27,7 +27,7 @@ from fisedit.models.device import default_torch_state, device_and_dtype, weight_
 from fisedit.models.injection import exclusive
 from fisedit.models.prompt_chunks import MAX_CHUNKS, is_cut_off, split_chunks
 from fisedit.models.prompt_weighting import parse
-from fisedit.models.vae import encode, preview
+from fisedit.models.vae import encode, inpaint_inputs, is_inpainting, preview
 from fisedit.models.vocabulary import vocabulary_of
 from fisedit.planner import EditPlan, EditRequest, EncodedPrompt, Planner, Repaint
 from fisedit.sampling.denoise import Engine
@@ -397,7 +397,16 @@ class EditPipeline:
         assert plan.prompt is not None
         blend_source = (plan.mask.cells(request.config.num_timesteps), source) if source else None
         text = plan.prompt.embeddings
-        return [self.engine.run_dense(request.config, text, callback, blend_source, start=plan.start)]
+        inputs = self._inpaint_inputs(request, plan)
+        return [self.engine.run_dense(request.config, text, callback, blend_source, None, plan.start, inputs)]
+
+    def _inpaint_inputs(self, request: EditRequest, plan: EditPlan) -> Tensor | None:
+        """What an inpainting UNet reads after the latents: all is masked in a source, the edit's mask in its parent."""
+        if not is_inpainting(self.engine.pipe.unet):
+            return None
+        parent, grid = request.parent, plan.mask.grid
+        picture = None if parent is None else parent.canvas
+        return inpaint_inputs(self.engine.pipe.vae, picture, grid)
 
     def _latent_edit(self, request: EditRequest, plan: EditPlan) -> LatentEdit:
         assert plan.prompt is not None
@@ -415,6 +424,7 @@ class EditPipeline:
             erases=request.erases,
             read_text=plan.prompt.read,
             regional=[(each.grid, text) for each, text in zip(plan.regional, plan.prompt.regional, strict=True)],
+            inpaint_inputs=self._inpaint_inputs(request, plan),
         )
 
     def _decode(self, request: EditRequest, plan: EditPlan, trajectory: Trajectory) -> RenderOutput:
@@ -441,10 +451,13 @@ class EditPipeline:
         with request.stopwatch.stage("encode"):
             clean = encode(pipe.vae, canvas)
         with request.stopwatch.stage("denoise"):
+            is_masked = np.zeros(clean.shape[-2:], bool)
+            inputs = inpaint_inputs(pipe.vae, canvas, is_masked) if is_inpainting(pipe.unet) else None
             if config.inversion is Inversion.DDPM:
-                trajectory = self.engine.run_dense(config, text, callback, path=noise_latents(pipe, config, clean))
+                path = noise_latents(pipe, config, clean)
+                trajectory = self.engine.run_dense(config, text, callback, path=path, inpaint_inputs=inputs)
             else:
-                trajectory = self.engine.invert(config, text, clean, callback)
+                trajectory = self.engine.invert(config, text, clean, callback, inputs)
         with request.stopwatch.stage("decode"), torch.inference_mode():
             return RenderOutput(trajectory, canvas, decode(pipe.vae, clean)[1], clean)
 

@@ -67,11 +67,12 @@ class ControlNetwork:
 
     def run(self, inputs: UNetInputs) -> tuple[Sequence[Tensor], Tensor]:
         """See `SideNetwork.run`."""
+        latents = inputs.latents[:, : self.model.config.in_channels]  # of an inpainting UNet's inputs
         skips, middle = self.model(
-            inputs.latents,
+            latents,
             inputs.timestep,
             inputs.text,
-            inputs.latents,  # in place of the picture, which was read before
+            latents,  # in place of the picture, which was read before
             conditioning_scale=self.scale,
             timestep_cond=inputs.timestep_cond,
             return_dict=False,
@@ -141,7 +142,7 @@ class ControlNetReader(PictureAdapter):
 
     def check_fit(self, unet: UNet2DConditionModel) -> None:
         """See `PictureAdapter.check_fit`."""
-        for name in ("block_out_channels", "cross_attention_dim", "layers_per_block", "in_channels"):
+        for name in ("block_out_channels", "cross_attention_dim", "layers_per_block"):
             own, wanted = (tuple(v) if isinstance(v, list) else v for v in (self.model.config[name], unet.config[name]))
             if own != wanted:
                 raise AdapterError(f"the ControlNet's {name} must be {wanted}, got {own}; load one for this model")

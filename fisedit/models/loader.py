@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -116,7 +116,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def _load_file(path: Path, dtype: torch.dtype) -> StableDiffusionPipeline:
-    from diffusers import StableDiffusionPipeline
+    from diffusers import StableDiffusionPipeline, UNet2DConditionModel
 
     if problem := checks.pickled(path):
         raise problem
@@ -124,13 +124,15 @@ def _load_file(path: Path, dtype: torch.dtype) -> StableDiffusionPipeline:
     checks.check_single_file(path, shapes)
     folder = _single_file_configs(shapes)
     settings = _sd2_settings(path) if folder == _SD2 else {}
+    own: Mapping[str, Mapping[str, Any]] = {"unet": {"in_channels": checks.file_inputs(shapes)}}
     for part in checks.MODULES:
-        checks.check_shapes(part, _expected(part, folder), _converted(part, shapes, folder))
+        expected = _expected(part, folder, own.get(part, {}))
+        checks.check_shapes(part, expected, _converted(part, shapes, folder))
+    options: dict[str, Any] = {"config": str(folder), "torch_dtype": dtype, "local_files_only": True}
     pipe = StableDiffusionPipeline.from_single_file(
         str(path),
-        config=str(folder),
-        torch_dtype=dtype,
-        local_files_only=True,
+        **options,
+        unet=UNet2DConditionModel.from_single_file(str(path), subfolder="unet", **own["unet"], **options),
         safety_checker=None,
         tokenizer=_load_tokenizer(folder / "tokenizer"),
     )
@@ -290,9 +292,9 @@ def _load_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
-def _expected(part: str, folder: Path) -> Shapes:
-    """Names and shapes of the tensors of a part's configuration."""
-    return _shapes_of(part, json.dumps(read_json(folder / part / "config.json")))
+def _expected(part: str, folder: Path, changes: Mapping[str, Any] = MappingProxyType({})) -> Shapes:
+    """Names and shapes of the tensors of a part's configuration, some settings of which are others."""
+    return _shapes_of(part, json.dumps({**read_json(folder / part / "config.json"), **changes}))
 
 
 @lru_cache(maxsize=16)

@@ -16,10 +16,13 @@ from PIL import Image
 from torch import Tensor
 
 from fisedit.models.injection import exclusive
+from fisedit.models.validation import INPAINTING_CHANNELS
 from fisedit.values import LATENT_FACTOR
 
 if TYPE_CHECKING:
-    from diffusers import AutoencoderTiny, StableDiffusionPipeline
+    from diffusers import AutoencoderTiny, StableDiffusionPipeline, UNet2DConditionModel
+
+    from fisedit.values import BoolGrid
 
 _fits: WeakKeyDictionary[AutoencoderKL, Tensor] = WeakKeyDictionary()
 
@@ -39,6 +42,33 @@ def encode(vae: AutoencoderKL, image: Image.Image) -> Tensor:
     with exclusive(vae):
         latents: Tensor = vae.encode(pixels).latent_dist.mode() * vae.config.scaling_factor
     return latents
+
+
+def is_inpainting(unet: UNet2DConditionModel) -> bool:
+    """Whether a UNet reads a mask and the latents of a masked picture after its own latents."""
+    return bool(unet.config.in_channels == INPAINTING_CHANNELS)
+
+
+@torch.inference_mode()
+def inpaint_inputs(vae: AutoencoderKL, image: Image.Image | None, mask: BoolGrid) -> Tensor:
+    """What an inpainting UNet reads after the latents, as in diffusers' StableDiffusionInpaintPipeline.
+
+    Args:
+        vae: The autoencoder.
+        image: Of any mode, 8w x 8h pixels; None where the mask has all of it.
+        mask: Booleans [h, w], the cells to paint.
+
+    Returns:
+        [1, 1 + C, h, w]: the mask, and the latents of the picture that is grey under it, in the autoencoder's dtype.
+    """
+    cells = torch.tensor(mask)[None, None].to(vae.device, vae.dtype)
+    size = mask.shape[1] * LATENT_FACTOR, mask.shape[0] * LATENT_FACTOR
+    image = Image.new("RGB", size) if image is None else image.convert("RGB")
+    pixels = VaeImageProcessor().preprocess(image).to(vae.device, vae.dtype)
+    masked = pixels * (1 - F.interpolate(cells, scale_factor=LATENT_FACTOR))
+    with exclusive(vae):
+        latents = vae.encode(masked).latent_dist.mode() * vae.config.scaling_factor
+    return torch.cat([cells, latents], 1)
 
 
 def preview(pipe: StableDiffusionPipeline, latents: Tensor) -> Image.Image:

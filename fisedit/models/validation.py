@@ -34,11 +34,11 @@ _CLASSES: Mapping[str, tuple[str, ...]] = {
 }
 """Part of a pipeline -> allowed classes."""
 
+_PIPELINES = ("StableDiffusionPipeline", "StableDiffusionInpaintPipeline")
 _OTHER_PIPELINES: Mapping[str, str] = {
     "StableDiffusionXL": "Stable Diffusion XL",
     "StableDiffusion3": "Stable Diffusion 3",
     "Flux": "Flux",
-    "StableDiffusionInpaint": "an inpainting model",
     "StableDiffusionInstructPix2Pix": "InstructPix2Pix",
     "StableDiffusionDepth": "a depth model",
     "StableDiffusionUpscale": "an upscaler",
@@ -75,11 +75,13 @@ _UNKNOWN = "tensors of no model known here"
 _CONV_IN = "model.diffusion_model.input_blocks.0.0.weight"
 _INPUTS = {5: "a depth model (5 input channels)", 7: "an upscaler (7 input channels)"} | {
     8: "InstructPix2Pix (8 input channels)",
-    9: "an inpainting model (9 input channels)",
 }
+INPAINTING_CHANNELS = 9
+"""Of an inpainting UNet's input: latents, a mask, and the latents of a masked picture."""
+
 _DOWN, _UP = {"CrossAttnDownBlock2D", "DownBlock2D"}, {"CrossAttnUpBlock2D", "UpBlock2D"}
 _SUPPORTED: Mapping[str, tuple[object, ...]] = {
-    "in_channels": (4,),
+    "in_channels": (4, INPAINTING_CHANNELS),
     "out_channels": (4,),
     "act_fn": ("silu",),
     "addition_embed_type": (None,),
@@ -124,7 +126,7 @@ def check_pipeline(folder: Path) -> None:
         raise _no_pipeline_error(folder)
     index = read_json(folder / "model_index.json")
     name = str(index.get("_class_name"))
-    if name != "StableDiffusionPipeline":
+    if name not in _PIPELINES:
         raise _model_error(_describe_class(name), folder)
     for part, classes in _CLASSES.items():
         _check_class(part, index.get(part), classes)
@@ -158,6 +160,16 @@ def is_sd2_file(shapes: Shapes) -> bool:
         shapes: Its tensors.
     """
     return _any(shapes, SINGLE_FILE["text_encoder"][1])
+
+
+def file_inputs(shapes: Shapes) -> int:
+    """The input channels of the UNet of a single file that passed `check_single_file`: 4, or 9 of an inpainting model.
+
+    Args:
+        shapes: Its tensors.
+    """
+    inputs = shapes.get(_CONV_IN, ())[1:2]
+    return INPAINTING_CHANNELS if inputs == (INPAINTING_CHANNELS,) else 4
 
 
 def check_unet(config: Config) -> None:

@@ -210,7 +210,7 @@ class Engine:
         unet, scheduler_config = self.pipe.unet, self.pipe.scheduler.config
         if noises is None:
             noises = source.noises if source else []
-        arguments = config, scheduler_config, unet.config.in_channels, self.executor.device, unet.dtype, noises
+        arguments = config, scheduler_config, unet.config.out_channels, self.executor.device, unet.dtype, noises
         if not linear:
             return Sampler(*arguments)
         key = config.scheduler, config.num_inference_steps, bool(noises), str(scheduler_config)
@@ -268,6 +268,7 @@ class Engine:
         blend_source: tuple[ActiveCells, Trajectory] | None = None,
         path: Sequence[Tensor] | None = None,
         start: int = 0,
+        inpaint_inputs: Tensor | None = None,
     ) -> Trajectory:
         """Sample densely, as diffusers would, and cache the features of every step.
 
@@ -281,8 +282,12 @@ class Engine:
             path: of DDPM inversion, latents before every step and at the end [1, 4, h, w]: the noise that leads from
                 each to the next is found.
             start: index of the first step to run; those before are taken over from the source.
+            inpaint_inputs: as in `Trajectory`.
         """
-        trajectory, source = Trajectory(config), blend_source[1] if blend_source else None
+        trajectory, source = (
+            Trajectory(config, inpaint_inputs=inpaint_inputs),
+            blend_source[1] if blend_source else None,
+        )
         blend = LatentBlend([blend_source[0]], blend_source[1], config, start) if blend_source else None
         sampler = self.sampler(config, trajectory, noises=blend.noises() if blend else None)
         if source:
@@ -302,13 +307,20 @@ class Engine:
             next_latents = sampler.step(prediction, t, latents)
             next_latents = blend(i + 1, next_latents, sampler) if blend else next_latents
             shares_branch = source is not None and i == start == 0  # then another trajectory's step is part of it
-            remake = None if shares_branch else partial(self._remake, config, text, i, latents)
+            remake = None if shares_branch else partial(self._remake, config, text, i, latents, inpaint_inputs)
             self._keep(features, config, i, i - start, remake)
             trajectory.append(prediction, features, next_latents)
         return trajectory
 
     @torch.inference_mode()
-    def invert(self, config: GenerationConfig, text: Tensor, clean: Tensor, callback: StepCallback) -> Trajectory:
+    def invert(
+        self,
+        config: GenerationConfig,
+        text: Tensor,
+        clean: Tensor,
+        callback: StepCallback,
+        inpaint_inputs: Tensor | None = None,
+    ) -> Trajectory:
         """DDIM inversion that caches the features of every step, as a sampler on the same path would.
 
         Args:
@@ -316,23 +328,25 @@ class Engine:
             text: embeddings [B, T, D].
             clean: latents [1, 4, h, w] of the picture.
             callback: called before every step.
+            inpaint_inputs: as in `Trajectory`.
 
         Raises:
             InputError, NumericsError: as `inversion.invert_ddim`.
         """
         trajectory, sampler, steps = Trajectory(config), self.sampler(config), config.num_inference_steps
+        trajectory.inpaint_inputs = inpaint_inputs
 
         def predict(i: int, latents: Tensor) -> Tensor:
             callback(steps - 1 - i, steps, latents)
             with span(STEP_DENSE, work=partial(self._dense_work, config)):
                 raw, features = self._evaluate(trajectory, sampler, text, i, latents)
             trajectory.predictions.insert(0, apply_guidance(raw, self._guidance(config)))
-            remake = partial(self._remake, config, text, i, latents)
+            remake = partial(self._remake, config, text, i, latents, inpaint_inputs)
             self._keep(features, config, i, len(trajectory.features), remake)
             trajectory.features.insert(0, features)
             return raw[-1:]
 
-        trajectory.latents = invert_ddim(self.pipe, config, text[-1:], clean, predict)
+        trajectory.latents = invert_ddim(self.pipe, config, text[-1:], clean, predict, inpaint_inputs)
         return trajectory
 
     @torch.inference_mode()
@@ -359,7 +373,9 @@ class Engine:
         blend = LatentBlend([e.cells for e in edits], source, edit.config, edit.start)
         is_linear = steps.uses_graphs and not (own_noise and edit.start)
         sampler = self.sampler(edit.config, source, noises=blend.noises(), linear=is_linear)
-        trajectories = [Trajectory(e.config, text_keys=e.text_keys) for e in edits]
+        trajectories = [Trajectory(e.config, text_keys=e.text_keys, inpaint_inputs=e.inpaint_inputs) for e in edits]
+        read = [e.inpaint_inputs for e in edits if e.inpaint_inputs is not None]
+        inpaint_inputs = torch.cat(read) if read else None
         for trajectory in trajectories:
             trajectory.copy_first_steps(source, edit.start, sampler)
         latents, feature_deltas = blend.first(sampler).expand(len(edits), -1, -1, -1), trajectories[0].feature_deltas
@@ -382,7 +398,7 @@ class Engine:
                 else:
                     if feature_deltas:
                         features[i] = ShiftedFeatures(source.features[i], feature_deltas[-1])
-                    x, timestep_cond = self._inputs(sampler, edit.config, latents, t)
+                    x, timestep_cond = self._inputs(sampler, edit.config, latents, t, inpaint_inputs)
                     with span(STEP_SPARSE, work=partial(self._sparse_work, edits, i)):
                         predictions, step_features = steps.step(i, x, t, timestep_cond)
                 if edit.check and i == edit.check.step:
@@ -513,7 +529,7 @@ class Engine:
         for i, t in enumerate(sampler.timesteps[:steps]):
             if callback:
                 callback(i, steps, sampler.estimate)
-            x, timestep_cond = self._inputs(sampler, config, path[-1], t)
+            x, timestep_cond = self._inputs(sampler, config, path[-1], t, source.inpaint_inputs)
             inputs = UNetInputs(x, t, text, timestep_cond)
             raw = self.executor.run_unrecorded(inputs, self.conditioning(config))
             path.append(sampler.step(apply_guidance(raw, self._guidance(config)), t, path[-1]))
@@ -531,7 +547,7 @@ class Engine:
         """
         sampler, path = self.sampler(config, source), self.sample(config, text, source, step)
         t, queries = sampler.timesteps[step], mask_queries(self.executor.sites, self.sizes(config))
-        x, timestep_cond = self._inputs(sampler, config, path[-1], t)
+        x, timestep_cond = self._inputs(sampler, config, path[-1], t, source.inpaint_inputs)
         return self.executor.run_dense(x[-1:], t, text[-1:], {}, queries, timestep_cond, self.conditioning(config))[1]
 
     def row_plan(self, grid: BoolGrid, dilation: int, extra_cells: BoolGrid | None = None) -> SparsePlan:
@@ -558,7 +574,7 @@ class Engine:
         config, t = trajectory.config, sampler.timesteps[i]
         records_queries = i < max_injection_steps(config) or i in mask_steps(sampler.timesteps)
         queries = mask_queries(self.executor.sites, self.sizes(config)) if records_queries else frozenset()
-        x, timestep_cond = self._inputs(sampler, config, latents, t)
+        x, timestep_cond = self._inputs(sampler, config, latents, t, trajectory.inpaint_inputs)
         unconditional = self.unconditional(source, config, text, i) if source else None
         if source and unconditional is not None:
             project_text(self.executor.sites, text, trajectory.text_keys)
@@ -625,12 +641,15 @@ class Engine:
         source = from_pages(config, pages, made_with, self.tiers, self.executor.device)
         for i, step in enumerate(source.trajectory.features):
             assert isinstance(step, StepFeatures)
-            remake = partial(self._remake, config, None, i, source.trajectory.latents[i])
+            trajectory = source.trajectory
+            remake = partial(self._remake, config, None, i, trajectory.latents[i], trajectory.inpaint_inputs)
             self.tiers.add(step, i, remake, page=pages[i + 1])
         return source
 
     @torch.inference_mode()
-    def _remake(self, config: GenerationConfig, text: Tensor | None, i: int, latents: Tensor) -> StepFeatures:
+    def _remake(
+        self, config: GenerationConfig, text: Tensor | None, i: int, latents: Tensor, inpaint_inputs: Tensor | None
+    ) -> StepFeatures:
         """What a dense step of a trajectory recorded, made again to the bit; without embeddings the prompt is encoded.
 
         Raises:
@@ -642,16 +661,19 @@ class Engine:
         if text is None:
             with exclusive(self.pipe.text_encoder, self.pipe.tokenizer):
                 text = self.encode(config)
-        features = self._evaluate(Trajectory(config), self.sampler(config), text, i, latents)[1]
+        again = Trajectory(config, inpaint_inputs=inpaint_inputs)
+        features = self._evaluate(again, self.sampler(config), text, i, latents)[1]
         features.encode(self.encoding)
         if self.executor.device.type != "cpu":
             features.move_to_host()
         return features
 
     def _inputs(
-        self, sampler: Sampler, config: GenerationConfig, latents: Tensor, t: Tensor
+        self, sampler: Sampler, config: GenerationConfig, latents: Tensor, t: Tensor, inpaint_inputs: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         x = sampler.scaled(torch.cat([latents] * self.batch(config)), t)
+        if inpaint_inputs is not None:
+            x = torch.cat([x, torch.cat([inpaint_inputs] * self.batch(config))], 1)
         width = self.pipe.unet.config.time_cond_proj_dim
         if width is None:
             return x, None

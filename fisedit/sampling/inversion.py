@@ -36,6 +36,7 @@ def invert_ddim(
     text: Tensor,
     latents: Tensor,
     predict: Callable[[int, Tensor], Tensor],
+    inpaint_inputs: Tensor | None = None,
 ) -> list[Tensor]:
     """DDIM inversion: latents from the clean ones back to noise, without guidance.
 
@@ -49,6 +50,7 @@ def invert_ddim(
         latents: clean, [1, 4, h, w].
         predict: evaluates the model as the sampler's i-th step will, from the last to the first: called with (i,
             latents [1, 4, h, w]), it returns the prediction [1, 4, h, w].
+        inpaint_inputs: what an inpainting UNet reads after the latents, [1, 5, h, w]; None for other UNets.
 
     Returns:
         N + 1 latents, noise first, the given ones last.
@@ -66,7 +68,8 @@ def invert_ddim(
     scheduler.set_timesteps(steps, device=latents.device)
     previous_timestep = scheduler.timesteps[0] - scheduler.config.num_train_timesteps // steps
     with exclusive(pipe.unet):
-        prediction = pipe.unet(latents, previous_timestep.clamp(min=0), text, return_dict=False)[0]
+        x = latents if inpaint_inputs is None else torch.cat([latents, inpaint_inputs], 1)
+        prediction = pipe.unet(x, previous_timestep.clamp(min=0), text, return_dict=False)[0]
     path = [latents]
     for i, t in zip(reversed(range(steps)), scheduler.timesteps, strict=True):
         path.insert(0, scheduler.step(prediction, t, path[0]).prev_sample)

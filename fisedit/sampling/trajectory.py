@@ -39,6 +39,8 @@ class Trajectory:
         feature_deltas: what its dense steps found changed outside its mask, where others are sparse.
         unconditional: of the unconditional branch at the first step the text [1, T, D] and the prediction [1, 4, h, w],
             if that was recorded: an edit begins with the same.
+        inpaint_inputs: [1, 5, h, w] that an inpainting UNet reads after the latents, a mask and the latents of the
+            picture without what it marks; None for other UNets.
     """
 
     config: GenerationConfig
@@ -52,11 +54,13 @@ class Trajectory:
     uncaptured: str = ""
     feature_deltas: list[FeatureDelta] = field(default_factory=list)
     unconditional: tuple[Tensor, Tensor] | None = None
+    inpaint_inputs: Tensor | None = None
 
     @property
     def own_bytes(self) -> int:
         """Bytes of recorded features and latents held by this trajectory alone."""
         tensors = (*self.latents[self.start :], *self.predictions[self.start :], *self.text_keys.values(), *self.noises)
+        tensors += () if self.inpaint_inputs is None else (self.inpaint_inputs,)
         own_features = (*self.features[self.start :], *self.feature_deltas)
         return sum(step.own_bytes for step in own_features) + sum(t.nbytes for t in tensors)
 
@@ -75,10 +79,11 @@ class Trajectory:
     def unconditional_for(self, config: GenerationConfig) -> tuple[Tensor, Tensor] | None:
         """`unconditional` for a trajectory whose config is this one's with another prompt, and no adapter at work.
 
-        None of an opened picture: its path must be followed to the bit, and half a batch is rounded otherwise.
+        None of an opened picture: its path must be followed to the bit, and half a batch is rounded otherwise. None of
+        an inpainting UNet, which reads another mask in the edit.
         """
         same_settings = replace(config, prompt=self.config.prompt) == self.config and not (config.like or config.opened)
-        return self.unconditional if same_settings else None
+        return self.unconditional if same_settings and self.inpaint_inputs is None else None
 
     def copy_first_steps(self, source: Trajectory, steps: int, sampler: Sampler) -> None:
         """Begin with the first steps of another trajectory, up to the latents before the next one.
@@ -142,6 +147,7 @@ class LatentEdit:
         erases: cells inside do not attend to one another.
         read_text: embeddings [B, T, D] that are read instead of `text`, of which later masks are made; None for those.
         regional: regions [h, w] whose cells attend to embeddings [B, T, D] of their own.
+        inpaint_inputs: as in `Trajectory`.
     """
 
     config: GenerationConfig
@@ -155,6 +161,7 @@ class LatentEdit:
     erases: bool = False
     read_text: Tensor | None = None
     regional: Sequence[tuple[BoolGrid, Tensor]] = ()
+    inpaint_inputs: Tensor | None = None
 
 
 def max_injection_steps(config: GenerationConfig) -> int:

@@ -64,6 +64,7 @@ def _first_page(source: RecordedSource, steps: Sequence[StepFeatures], made_with
         **{name: _numbered(getattr(trajectory, name)) for name in _LISTS},
         "text_keys": trajectory.text_keys,
         "unconditional": _numbered(trajectory.unconditional or ()),
+        "inpaint_inputs": _numbered([] if trajectory.inpaint_inputs is None else [trajectory.inpaint_inputs]),
         "decoder.maps": to_tensors(decoder.features.maps),
         "decoder.norms": decoder.features.statistics,
         "decoder.sums": decoder.sums,
@@ -127,6 +128,7 @@ def _restore(
     if groups["unconditional"]:
         text, prediction = _ordered(groups["unconditional"])
         trajectory.unconditional = text, prediction
+    trajectory.inpaint_inputs = next(iter(_ordered(groups["inpaint_inputs"])), None)
     maps = StepFeatures(from_tensors(groups["decoder.maps"]), groups["decoder.norms"], about["decoder"]["joined"])
     return RecordedSource(trajectory, DecoderCache(maps, groups["decoder.sums"], groups["decoder.statistics"]))
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from fisedit.errors import FisEditError, InputError, ModelError, NumericsError
 from fisedit.models import loader, paths
 from fisedit.models.device import choose_device, choose_dtype
+from tests.support.inpainting import inpainting
 from tests.support.pipelines import build_pipeline
 from tests.support.single_file import save_single_file
 
@@ -102,6 +103,17 @@ def test_one_file_loads_exactly(pipelines, tmp_path, monkeypatch):
     del tensors["model.diffusion_model.middle_block.1.norm.weight"]
     save_file(tensors, path)
     refused(path, "unet", "mid_block.attentions.0.norm.weight")
+
+
+def test_inpainting_models_load_exactly(pipelines, tmp_path, monkeypatch):
+    pipe = inpainting(pipelines["sd15"])
+    pipelines["sd15"].save_pretrained(tmp_path / "config")
+    monkeypatch.setattr(loader, "_SD15", tmp_path / "config")
+    assert same_weights(loader.load(save_single_file(pipe, tmp_path / "model.safetensors"), dtype="fp32"), pipe)
+    pipe.save_pretrained(tmp_path / "folder")
+    edit_json(tmp_path / "folder/model_index.json", _class_name="StableDiffusionInpaintPipeline")
+    loaded = loader.load(tmp_path / "folder", dtype="fp32")
+    assert same_weights(loaded, pipe) and loaded.unet.config.in_channels == 9
 
 
 @pytest.mark.parametrize(
@@ -209,7 +221,7 @@ class TestRefusedBeforeWeights:
             ("StableDiffusionXLPipeline", "Stable Diffusion XL"),
             ("StableDiffusion3Pipeline", "Stable Diffusion 3"),
             ("FluxPipeline", "Flux"),
-            ("StableDiffusionInpaintPipeline", "inpainting"),
+            ("StableDiffusionDepth2ImgPipeline", "a depth model"),
             ("StableDiffusionControlNetPipeline", "ControlNet"),
             ("MyOwnPipeline", "MyOwnPipeline"),
         ],
@@ -239,7 +251,8 @@ class TestRefusedBeforeWeights:
     @pytest.mark.parametrize(
         ("setting", "value", "called"),
         [
-            ("in_channels", 9, "inpainting"),
+            ("in_channels", 9, "conv_in.weight"),
+            ("in_channels", 7, "an upscaler"),
             ("in_channels", 8, "InstructPix2Pix"),
             ("class_embed_type", "timestep", "class_embed_type"),
             ("num_class_embeds", 1000, "num_class_embeds"),
@@ -305,15 +318,15 @@ class TestRefusedBeforeWeights:
             ({"emb_params": ()}, "no model known here"),
             (
                 {
-                    "model.diffusion_model.input_blocks.0.0.weight": (4, 9, 3, 3),
+                    "model.diffusion_model.input_blocks.0.0.weight": (4, 8, 3, 3),
                     "first_stage_model.a": (),
                     "cond_stage_model.transformer.a": (),
                 },
-                "inpainting",
+                "InstructPix2Pix",
             ),
             (
-                {"model.diffusion_model.input_blocks.0.0.weight": (4, 9, 3, 3), "cond_stage_model.model.a": ()},
-                "inpainting",
+                {"model.diffusion_model.input_blocks.0.0.weight": (4, 7, 3, 3), "cond_stage_model.model.a": ()},
+                "an upscaler",
             ),
             (
                 {
