@@ -297,9 +297,10 @@ def swipe(page: Page, *points: tuple[float, float]) -> None:
     canvas, touch = page.locator("#stage canvas"), page.context.new_cdp_session(page)
     canvas.scroll_into_view_if_needed()
     box = canvas.bounding_box()
-    for i, (x, y) in enumerate(points):
+    for i, (x, y) in enumerate([*points, points[-1]]):  # it rests before it leaves: a tap after a fling only stops that
         place = {"x": box["x"] + x * box["width"], "y": box["y"] + y * box["height"]}
         touch.send("Input.dispatchTouchEvent", {"type": "touchMove" if i else "touchStart", "touchPoints": [place]})
+        page.wait_for_timeout(150)
     touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
 
 
